@@ -1,0 +1,45 @@
+# `make` targets are the whole workflow. Everything happens in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH := torch==2.13.0
+
+.PHONY: install install-dev demo test test-full lint bench clean
+
+# torch first and pinned: an open range would bring gigabytes of CUDA packages
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet $(TORCH)
+
+$(VENV)/.demo: pyproject.toml | $(BIN)/python
+	$(BIN)/pip install --quiet -e '.[demo]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(BIN)/python
+	$(BIN)/pip install --quiet -e '.[demo,test]'
+	@touch $@ $(VENV)/.demo
+
+install: $(VENV)/.demo
+
+install-dev: $(VENV)/.dev
+
+demo: $(VENV)/.demo
+	$(BIN)/python examples/demo.py
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint
+	$(BIN)/pytest -m "not full"
+
+test-full: lint
+	HEADWATER_TEST_FULL=1 $(BIN)/pytest
+
+bench: $(VENV)/.dev
+	$(BIN)/python benchmarks/run.py
+
+clean:
+	rm -rf $(VENV) build dist

@@ -1,0 +1,1 @@
+"""Prefix and segment caching for hybrid LLM serving."""

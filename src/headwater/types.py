@@ -1,0 +1,192 @@
+"""Frozen values that travel between layers. Integers, strings and tuples only: no torch, no clock.
+
+All positions and lengths are in tokens, all page ids index the arena, unless a name says otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """Why a request resumed where it did and not deeper. A closed list."""
+
+    FULL = "full"  # everything but the last page was cached: not a miss
+    COLD = "cold"  # nothing in this namespace begins like this prompt
+    OTHER_NAMESPACE = "other_namespace"  # this namespace is empty, and others are not
+    DIVERGED = "diverged"  # resumed at the page where the prompt leaves what is cached
+    NO_CHECKPOINT = "no_checkpoint"  # KV is cached deeper, but no state was kept there
+    EVICTED = "evicted"  # what would have matched deeper was given up for memory
+    TOO_SHORT = "too_short"  # the prompt has no full page before its last token
+    NO_MEMORY = "no_memory"  # a match was there, but could not be held beside the request
+    CACHE_OFF = "cache_off"  # the server runs without a cache
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayout:
+    """The sizes that index and pool need to know of a model and a memory budget."""
+
+    n_pages: int  # of the whole arena
+    page_size: int = 64  # tokens a page
+    unit_tokens: int = 64  # tokens a unit of the index (page_size, or a recorded block's length)
+    unit_bytes: int = 256  # bytes of a unit in a key
+    kv_pages_per_unit: int = 1  # 0 for a model without attention
+    checkpoint_pages: int = 1  # pages that one checkpoint takes; 0 for a model without recurrent layers
+    slot_pages: int = 1  # pages that back one running sequence's states
+    resumable: str = "checkpoints"  # "every_page" for a model without recurrent layers
+    state_fraction: float | None = None  # None: one unified pool; else the share of pages that only states may use
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What the index knows of a prompt. Asking changes nothing."""
+
+    kv_tokens: int  # KV is cached up to here (a page multiple, at most the prompt less one token)
+    checkpoint_tokens: int  # the deepest checkpoint at or before kv_tokens: where work can resume
+    branch_tokens: int  # where the prompt leaves the tree; more than kv_tokens only where edges outlive their pages
+    reason: Reason
+
+    @property
+    def stranded_tokens(self) -> int:
+        """KV beyond the deepest checkpoint: it saves no prefill."""
+        return self.kv_tokens - self.checkpoint_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Boundaries:
+    """Token positions of a prompt's known parts (not yet floored to pages); None where unknown."""
+
+    system_end: int | None = None  # one past system prompt and tools
+    query_start: int | None = None  # first token of the last real user query
+    query_end: int | None = None  # one past the last real user query: what the next turn keeps
+    extra: tuple[int, ...] = ()  # asked for by the client
+
+    @property
+    def known(self) -> bool:
+        return bool(self.extra) or any(b is not None for b in (self.system_end, self.query_start, self.query_end))
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A leg in counts and positions, before it owns anything."""
+
+    request: int  # id of the request: its legs share one lease
+    namespace: str
+    key: bytes  # token ids of the request so far, `unit_bytes` a unit; may end in a partial unit
+    start: int  # first token to compute; on a first leg a checkpoint's depth or 0, later the last leg's end
+    end: int  # one past the last token to compute
+    checkpoints: tuple[int, ...] = ()  # ascending page multiples in (start, end]
+    speculative: tuple[int, ...] = ()  # likewise; taken from free pages only, first to be evicted
+    slot: bool = False  # take the pages that back a slot, if the lease has none
+    resume: bool = False  # a later leg whose state is not in a slot: restore the checkpoint at `start`
+    publish: int = 0  # KV of the pages before this page multiple goes to the index at commit; the rest is private
+    replaces: int | None = None  # a rolling checkpoint at this position is given up when this leg commits
+    reuse: bool = True  # False: no match is held; all of [0, end) is in pages of its own
+    hold_checkpoint: bool = True  # False: the matched checkpoint is unpinned as soon as it is restored
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Scatter the state after exactly `position` tokens into these pages (or, in a split pool, this slot)."""
+
+    position: int
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The frozen order for one leg. The executor needs nothing else."""
+
+    id: int
+    request: int
+    start: int
+    end: int
+    restore: tuple[int, ...]  # pages of the checkpoint to gather before computing; () = go on from the slot, or zero
+    table: tuple[int, ...]  # page ids that hold KV of tokens [0, end), in order; () for models without attention
+    write_from: int  # index into `table`: pages before it are read-only for this leg (their bits are there already)
+    saves: tuple[Save, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheAccount:
+    """What the cache did for one request; goes out with its response and into the log."""
+
+    prompt_tokens: int
+    cached_tokens: int  # prompt tokens that were not computed
+    resumed_at: int  # position at which prefill began
+    stranded_tokens: int
+    reason: Reason
+    waited_for_leader: bool = False  # another request was computing the same prefix
+    preemptions: int = 0
+
+    def as_dict(self) -> dict[str, object]:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "resumed_at": self.resumed_at,
+            "stranded_tokens": self.stranded_tokens,
+            "reason": str(self.reason),
+            "waited_for_leader": self.waited_for_leader,
+            "preemptions": self.preemptions,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose tokens. temperature 0 is greedy; top_k 0 and top_p 1 and min_p 0 are off."""
+
+    max_tokens: int = 16
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None  # None: none; k: the chosen token's and the k most likely
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A request as the engine takes it."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    namespace: str = ""
+    boundaries: Boundaries = field(default_factory=Boundaries)
+    keep_output: bool = True  # False: the next turn's template will strip the output, so none of it is cached
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    token: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One generated token. `text` is what may be shown now: whole characters, nothing that may begin a stop string."""
+
+    token: int
+    text: str
+    logprob: float | None = None
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedEvent:
+    finish_reason: str  # "stop" | "length"
+    text: str  # what was held back and may be shown after all
+    account: CacheAccount
+    output_tokens: int
+    stop: str | int | None = None  # the stop string or token that ended it
+
+
+@dataclass(frozen=True, slots=True)
+class FailedEvent:
+    error: Exception
+
+
+Event = TokenEvent | FinishedEvent | FailedEvent
