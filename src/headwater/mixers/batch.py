@@ -1,0 +1,56 @@
+"""One ragged step as tensors: what the model computes on.
+
+Rows of the step are tokens: first those of all prefill slices, one slice after the other, then one row for each
+decoding sequence. N = all rows, P = prefill rows, B = decoding sequences (N = P + B).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The next tokens of one sequence that is being prefilled.
+
+    `start` is a multiple of 64. The state before the first token is in row `slot` of the state memory (the runner
+    has zeroed or restored it); the state after the last token is left there. For each `(position, row)` of `saves`
+    (position a multiple of 64 in (start, start + length]) the state after `position` tokens is also left in `row`.
+    """
+
+    first: int  # index of its first row in the step
+    length: int
+    start: int  # position of its first token in the sequence
+    slot: int
+    table_P: torch.Tensor  # int64, the pages that hold KV of positions [0, start + length)
+    write_from: int  # index into table_P: KV of earlier pages is there already and is not written
+    saves: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def end(self) -> int:
+        """One past the position of its last token."""
+        return self.start + self.length
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """Everything one forward pass needs to know beside the weights."""
+
+    token_N: torch.Tensor  # int64
+    position_N: torch.Tensor  # int64
+    slices: tuple[Slice, ...]
+    decode_slot_B: torch.Tensor  # int64, rows of the state memory, updated in place
+    decode_tables: tuple[torch.Tensor, ...]  # B int64 tensors: pages that hold KV of [0, position + 1)
+    logits_row_R: torch.Tensor  # int64, the rows whose logits are wanted
+
+    @property
+    def n_prefill(self) -> int:
+        """Rows that belong to prefill slices."""
+        return sum(s.length for s in self.slices)
+
+    @property
+    def n_decode(self) -> int:
+        """Rows that belong to decoding sequences; they come last."""
+        return len(self.decode_tables)
