@@ -1,0 +1,62 @@
+"""Typed access to a checkpoint's config.json: every error names the key and what it holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headwater.errors import CheckpointError
+
+
+class ConfigKeys:
+    """Typed access to a config.json; every error names the key."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        text = config.get("text_config", config)
+        rope = text.get("rope_parameters") or {}
+        self._values: dict[str, Any] = {**text, **rope}
+        # A multimodal config says at its top whether the text model's embeddings are tied.
+        self._values.setdefault("tie_word_embeddings", config.get("tie_word_embeddings", False))
+
+    def _typed(self, key: str, kinds: tuple[type, ...], default: Any) -> Any:
+        value = self._values.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            raise CheckpointError(f"config.json: key {key!r} is missing")
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            wanted = " or ".join(kind.__name__ for kind in kinds)
+            raise CheckpointError(f"config.json: key {key!r} is {value!r}, must be {wanted}")
+        return value
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        return int(self._typed(key, (int,), default))
+
+    def positive(self, key: str, default: int | None = None) -> int:
+        value = self.integer(key, default)
+        if value < 1:
+            raise CheckpointError(f"config.json: key {key!r} is {value}, must be at least 1")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        return float(self._typed(key, (int, float), default))
+
+    def text(self, key: str) -> str:
+        return str(self._typed(key, (str,), None))
+
+    def flag(self, key: str, default: bool) -> bool:
+        return bool(self._typed(key, (bool,), default))
+
+    def require(self, key: str, value: object, default: object) -> None:
+        """Raise unless the key, or its default, has the one value that the model code computes."""
+        found = self._values.get(key)
+        found = default if found is None else found
+        if found != value:
+            raise CheckpointError(f"config.json: key {key!r} is {found!r}, only {value!r} is supported")
+
+    def divides(self, small: str, large: str) -> None:
+        a, b = self.positive(small), self.positive(large)
+        if b % a:
+            raise CheckpointError(f"config.json: {large!r} is {b}, must be a multiple of {small!r}, which is {a}")
+
+    def listed(self, key: str, default: list[Any]) -> list[Any]:
+        return list(self._typed(key, (list,), default))
