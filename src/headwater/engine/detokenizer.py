@@ -1,0 +1,152 @@
+"""From generated tokens to text that may be shown: whole characters, and nothing that may begin a stop string."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Protocol
+
+from tokenizers import Tokenizer, decoders
+
+
+class Decoder(Protocol):
+    """Tokens in, characters out as soon as they are whole."""
+
+    def push(self, token: int) -> str: ...
+
+    def flush(self) -> str: ...
+
+
+class TextStream:
+    """The text of one request's output, token by token; amortised O(1) a token.
+
+    All that `push` and `flush` return, joined, is the decoded output without special tokens, cut before the stop
+    string that is complete first (of two that end on the same character the longer one).
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt_tail: Sequence[int], stop: tuple[str, ...]) -> None:
+        self._decoder = decoder_for(tokenizer, prompt_tail)
+        self._stop = StopStrings(stop)
+
+    def push(self, token: int) -> tuple[str, str | None]:
+        """The text that may be shown now, and the stop string that was hit; the text ends before that."""
+        return self._stop.push(self._decoder.push(token))
+
+    def flush(self) -> str:
+        """What was held back: an incomplete character as U+FFFD, and what began like a stop string."""
+        shown, hit = self._stop.push(self._decoder.flush())
+        return shown if hit is not None else shown + self._stop.flush()
+
+
+class StopStrings:
+    """Looks for stop strings in a text that comes in pieces, however it is cut."""
+
+    def __init__(self, stop: tuple[str, ...]) -> None:
+        self._stop = tuple(s for s in stop if s)
+        self._longest = max(map(len, self._stop), default=0)
+        self._held = ""  # a proper prefix of a stop string, so shorter than the longest
+
+    def push(self, text: str) -> tuple[str, str | None]:
+        window = self._held + text
+        hit = self._first_hit(window)
+        if hit is not None:
+            self._held = ""
+            start, stop = hit
+            return window[:start], stop
+        keep = self._possible_start(window)
+        self._held = window[keep:]
+        return window[:keep], None
+
+    def flush(self) -> str:
+        held, self._held = self._held, ""
+        return held
+
+    def _first_hit(self, window: str) -> tuple[int, str] | None:
+        """Start and stop string of the hit that ends first, so that how the text is cut into pieces cannot matter."""
+        found = ((window.find(s), s) for s in self._stop)
+        hits = [(start + len(s), start, s) for start, s in found if start >= 0]
+        return min(hits)[1:] if hits else None
+
+    def _possible_start(self, window: str) -> int:
+        """Where the longest end of `window` begins that a stop string also begins with."""
+        for start in range(max(0, len(window) - self._longest + 1), len(window)):
+            if any(s.startswith(window[start:]) for s in self._stop):
+                return start
+        return len(window)
+
+
+class ByteLevelDecoder:
+    """For byte-level BPE: each token is some bytes, and text is the UTF-8 of their concatenation."""
+
+    def __init__(self, table: Mapping[int, bytes]) -> None:
+        self._table = table
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token: int) -> str:
+        return self._utf8.decode(self._table.get(token, b""))
+
+    def flush(self) -> str:
+        return self._utf8.decode(b"", final=True)
+
+
+class GenericDecoder:
+    """For any other tokenizer, by its own decoder; what precedes a token may change its text (a leading space)."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt_tail: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._stream = decoders.DecodeStream(ids=list(prompt_tail), skip_special_tokens=True)
+        self._waiting: list[int] = []  # tokens whose text is not whole yet
+
+    def push(self, token: int) -> str:
+        self._waiting.append(token)
+        text = self._stream.step(self._tokenizer, token)
+        if text is None:
+            return ""
+        self._waiting.clear()
+        return text
+
+    def flush(self) -> str:
+        return self._tokenizer.decode(self._waiting)
+
+
+def decoder_for(tokenizer: Tokenizer, prompt_tail: Sequence[int]) -> Decoder:
+    table = byte_table(tokenizer)
+    return GenericDecoder(tokenizer, prompt_tail) if table is None else ByteLevelDecoder(table.shown)
+
+
+class ByteTable:
+    """The bytes of every token of a byte-level tokenizer; `shown` leaves special tokens out."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.all = {token: _token_bytes(text) for text, token in tokenizer.get_vocab(with_added_tokens=True).items()}
+        special = {token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special}
+        self.shown = {token: text for token, text in self.all.items() if token not in special}
+
+
+_tables: dict[int, tuple[Tokenizer, ByteTable | None]] = {}
+
+
+def byte_table(tokenizer: Tokenizer) -> ByteTable | None:
+    """The tokenizer's byte table, made once; None if it is not a byte-level one."""
+    if id(tokenizer) not in _tables:  # the tokenizer is kept with its table, so its id stays its own
+        table = ByteTable(tokenizer) if isinstance(tokenizer.decoder, decoders.ByteLevel) else None
+        _tables[id(tokenizer)] = (tokenizer, table)
+    return _tables[id(tokenizer)][1]
+
+
+def _token_bytes(text: str) -> bytes:
+    """A token as the vocabulary spells it, in bytes; a spelling with any other character stands for itself."""
+    alphabet = _byte_alphabet()
+    try:
+        return bytes(alphabet[c] for c in text)
+    except KeyError:
+        return text.encode()
+
+
+@cache
+def _byte_alphabet() -> dict[str, int]:
+    """The character for each byte in byte-level BPE (GPT-2): itself if printable in Latin-1, else 256 on."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
