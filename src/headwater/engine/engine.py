@@ -1,0 +1,228 @@
+"""The engine: a thread that schedules, runs, samples and tells, step after step."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from headwater.cache.placement import make_placement
+from headwater.cache.prefix_cache import NoCache, PrefixCache
+from headwater.config import ServeConfig
+from headwater.engine.detokenizer import TextStream
+from headwater.engine.runner import Runner
+from headwater.engine.sampler import Choice, sample
+from headwater.engine.selfcheck import SelfCheck, self_check
+from headwater.errors import EngineStopped, HeadwaterError
+from headwater.memory.arena import Arena
+from headwater.memory.slots import StateMemory
+from headwater.mixers.numerics import prepare_process, prepare_thread
+from headwater.models.load import LoadedModel, load_model
+from headwater.models.tiny import ensure_default
+from headwater.schedule.sequence import Phase, Sequence
+from headwater.schedule.step import Limits, Scheduler, Step
+from headwater.types import Event, FailedEvent, FinishedEvent, Generation, SamplingParams, TokenEvent
+
+# Checkpoints saved in the middle of a leg are staged in rows of their own: at most so many, and so many bytes.
+MAX_SAVES = 16
+SAVE_BYTES = 256 * 2**20
+
+log = logging.getLogger("headwater.engine")
+
+OnEvent = Callable[[Event], None]
+LogitsTap = Callable[[int, torch.Tensor], None]
+
+
+@dataclass(eq=False)
+class Live:
+    """A request with somebody waiting for its tokens."""
+
+    seq: Sequence
+    on_event: OnEvent
+    text: TextStream
+    generator: torch.Generator | None
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.seq.generation.params
+
+
+class Engine:
+    """Takes requests from any thread and runs them on its own.
+
+    `submit` and `cancel` may be called from anywhere; `on_event` is called on the engine's thread and must not block.
+    """
+
+    def __init__(self, loaded: LoadedModel, scheduler: Scheduler, runner: Runner, check: SelfCheck) -> None:
+        self.loaded, self.scheduler, self.runner, self.check = loaded, scheduler, runner, check
+        self.logits_tap: LogitsTap | None = None  # for tests: sees (request id, logits [V]) of each sampled row
+        self._live: dict[int, Live] = {}
+        self._changed = threading.Condition()
+        self._cancelled: set[int] = set()
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+
+    @classmethod
+    def load(cls, config: ServeConfig) -> Engine:
+        """Load the checkpoint, lay out the memory and prove that the kernels do what exactness needs.
+
+        Raises CheckpointError or ConfigError; the engine is not started.
+        """
+        prepare_process(config.threads)
+        path = config.model or ensure_default(config.cache_dir)
+        loaded = load_model(path, config.dtype, config.device, config.page_size)
+        check = self_check(loaded.spec, reproducible=config.reproducible)
+        spec = loaded.spec
+        layout = spec.layout(config.memory, config.state_fraction)
+        row_bytes = layout.checkpoint_pages * spec.page_bytes
+        n_saves = max(1, min(MAX_SAVES, SAVE_BYTES // max(1, row_bytes)))
+        slots = config.max_running + 1
+        states = StateMemory(spec.state, slots + n_saves, row_bytes, config.device)
+        arena = Arena(spec, layout.n_pages, config.device)
+        most = (layout.n_pages - layout.slot_pages) * layout.page_size
+        limits = Limits(config.max_running, config.max_tokens_per_step, n_saves, min(spec.max_length, most))
+        scheduler = Scheduler(
+            cache=PrefixCache(layout, config.eviction) if config.cache else NoCache(layout),
+            placement=make_placement(config.placement if config.cache else "none"),
+            layout=layout,
+            limits=limits,
+            decode_reuse=config.decode_reuse if config.cache else "none",
+        )
+        return cls(loaded, scheduler, Runner(loaded.model, arena, states, slots, layout.page_size), check)
+
+    # -- from any thread -------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to serve. A stopped engine cannot be started again."""
+        self._thread = threading.Thread(target=self._loop, name="headwater-engine", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread after the step in progress; requests still open fail with EngineStopped."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def submit(self, generation: Generation, on_event: OnEvent) -> int:
+        """Queue a request; returns its id. Raises RequestTooLarge or EngineStopped at once."""
+        text = TextStream(self.loaded.tokenizer, generation.prompt[-8:], generation.params.stop)
+        generator = None
+        if generation.params.temperature > 0:
+            generator = torch.Generator()
+            seed = generation.params.seed
+            generator.seed() if seed is None else generator.manual_seed(seed)
+        with self._changed:
+            if self._stopping:
+                raise EngineStopped("the engine is stopping and takes no more requests")
+            seq = self.scheduler.submit(generation)
+            self._live[seq.id] = Live(seq, on_event, text, generator)
+            self._changed.notify()
+        return seq.id
+
+    def cancel(self, request_id: int) -> None:
+        """Give up a request; its memory is free within one step. Unknown and finished ids are ignored."""
+        with self._changed:
+            self._cancelled.add(request_id)
+            self._changed.notify()
+
+    def health(self) -> dict[str, object]:
+        """What /health says."""
+        return {
+            "status": "stopping" if self._stopping else "ok",
+            "model": self.loaded.name,
+            "deterministic": "yes" if self.check.deterministic else self.check.broken_by,
+            "numerics": self.check.mode,
+            "memory_pages": self.scheduler.layout.n_pages,
+            "running": len(self.scheduler.running),
+            "waiting": len(self.scheduler.waiting),
+            "preemptions": self.scheduler.preemptions,
+        }
+
+    # -- on the engine's thread ------------------------------------------------
+
+    def _loop(self) -> None:
+        prepare_thread()
+        while True:
+            with self._changed:
+                while self.scheduler.idle and not self._cancelled and not self._stopping:
+                    self._changed.wait()
+                if self._stopping:
+                    break
+                self._take_cancelled()
+                step = self.scheduler.plan_step()
+                self._tell_failures()
+            if step:
+                self._run(step)
+        for live in tuple(self._live.values()):
+            self.scheduler.cancel(live.seq)
+            self._close(live, FailedEvent(EngineStopped("the engine was stopped before the answer was complete")))
+
+    def _take_cancelled(self) -> None:
+        for request_id in self._cancelled:
+            live = self._live.pop(request_id, None)
+            if live is not None:
+                self.scheduler.cancel(live.seq)
+                self.runner.forget(request_id)
+        self._cancelled.clear()
+
+    def _tell_failures(self) -> None:
+        for seq, error in self.scheduler.failures:
+            live = self._live.get(seq.id)
+            if live is not None:
+                self._close(live, FailedEvent(error))
+        self.scheduler.failures.clear()
+
+    def _run(self, step: Step) -> None:
+        try:
+            logits_RV = self.runner.run(step)
+        except Exception as error:  # a step that fails takes its own requests with it, and nothing else
+            log.exception("a step failed")
+            with self._changed:
+                failed = self.scheduler.abandon_step(step)
+            for seq in failed:
+                if seq.id in self._live:
+                    self._close(self._live[seq.id], FailedEvent(HeadwaterError(f"the step failed: {error}")))
+            return
+        with self._changed:
+            sampled = [self._live[seq.id] for seq in self.scheduler.finish_step(step)]
+        if sampled:
+            choices = sample(logits_RV, [live.params for live in sampled], [live.generator for live in sampled])
+            for row, (live, choice) in enumerate(zip(sampled, choices, strict=True)):
+                if self.logits_tap is not None:
+                    self.logits_tap(live.seq.id, logits_RV[row])
+                self._take(live, choice)
+
+    def _take(self, live: Live, choice: Choice) -> None:
+        """Append the token, tell the client, and end the request where it is to end."""
+        seq, params = live.seq, live.params
+        seq.tokens.append(choice.token)
+        ends = params.stop_token_ids if params.ignore_eos else (*self.loaded.eos_token_ids, *params.stop_token_ids)
+        if choice.token in ends:
+            self._finish(live, "stop", choice.token)
+            return
+        text, stop = live.text.push(choice.token)
+        live.on_event(TokenEvent(choice.token, text, choice.logprob, choice.top))
+        if stop is not None:
+            self._finish(live, "stop", stop)
+        elif seq.n_output >= params.max_tokens:
+            self._finish(live, "length", None)
+
+    def _finish(self, live: Live, reason: str, stop: str | int | None) -> None:
+        seq = live.seq
+        with self._changed:
+            self.scheduler.finish(seq)
+        assert seq.account is not None
+        account = replace(seq.account, preemptions=seq.preemptions)
+        held_back = "" if isinstance(stop, str) else live.text.flush()
+        self._close(live, FinishedEvent(reason, held_back, account, seq.n_output, stop))
+
+    def _close(self, live: Live, event: Event) -> None:
+        live.on_event(event)
+        del self._live[live.seq.id]
+        self.runner.forget(live.seq.id)
+        assert live.seq.phase is Phase.DONE

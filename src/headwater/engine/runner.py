@@ -1,0 +1,97 @@
+"""Runs one step on the model: restores checkpoints, one ragged forward pass, saves checkpoints."""
+
+from __future__ import annotations
+
+import torch
+
+from headwater.memory.arena import Arena
+from headwater.memory.slots import StateMemory
+from headwater.mixers.batch import Slice, StepBatch
+from headwater.models.hybrid import HybridModel
+from headwater.schedule.step import DecodeRow, Leg, Step
+
+
+class Runner:
+    """The executor that uses torch. Slots are the first rows of the state memory, the rest is for saves."""
+
+    def __init__(self, model: HybridModel, arena: Arena, states: StateMemory, first_save_row: int, page_size: int):
+        self.model, self.arena, self.states = model, arena, states
+        self.first_save_row = first_save_row
+        self.page_size = page_size
+        self._tables: dict[int, tuple[tuple[int, ...], torch.Tensor]] = {}
+
+    @torch.inference_mode()
+    def run(self, step: Step) -> torch.Tensor:
+        """Logits [R, vocabulary] in float32: a row for each leg, then each decode row, that wants a token."""
+        for leg in step.legs:
+            self._restore(leg)
+        rows_of_saves, batch = self._batch(step)
+        logits_RV = self.model.forward(batch, self.arena, self.states)
+        for leg, rows in zip(step.legs, rows_of_saves, strict=True):
+            for save, row in zip(leg.plan.saves, rows, strict=True):
+                self.states.save(row, self.arena.pages, save.pages)
+        for item in step.rows:
+            for save in item.plan.saves if item.plan else ():
+                self.states.save(item.seq.slot, self.arena.pages, save.pages)
+        return logits_RV
+
+    def forget(self, request: int) -> None:
+        """The request left: its page table is not needed any more, nor the memory behind its slot."""
+        self._tables.pop(request, None)
+
+    def _restore(self, leg: Leg) -> None:
+        if leg.plan.restore:
+            self.states.restore(leg.seq.slot, self.arena.pages, leg.plan.restore)
+        elif leg.plan.start == 0:
+            self.states.zero(leg.seq.slot)
+
+    def _batch(self, step: Step) -> tuple[list[list[int]], StepBatch]:
+        tokens: list[int] = []
+        positions: list[torch.Tensor] = []
+        slices: list[Slice] = []
+        rows_of_saves: list[list[int]] = []
+        wanted: list[int] = []
+        next_row = self.first_save_row
+        for leg in step.legs:
+            plan, first = leg.plan, len(tokens)
+            rows = []
+            for save in plan.saves:  # the state at the end of the leg is saved out of the slot itself
+                rows.append(leg.seq.slot if save.position == plan.end else next_row)
+                next_row += save.position != plan.end
+            rows_of_saves.append(rows)
+            tokens += leg.seq.tokens[plan.start : plan.end]
+            positions.append(torch.arange(plan.start, plan.end))
+            pairs = zip(plan.saves, rows, strict=True)
+            slices.append(
+                Slice(
+                    first=first,
+                    length=plan.end - plan.start,
+                    start=plan.start,
+                    slot=leg.seq.slot,
+                    table_P=torch.tensor(plan.table, dtype=torch.int64),
+                    write_from=plan.write_from,
+                    saves=tuple((save.position, row) for save, row in pairs if row != leg.seq.slot),
+                )
+            )
+            if leg.wants_token:
+                wanted.append(len(tokens) - 1)
+        wanted += [len(tokens) + i for i, row in enumerate(step.rows) if row.wants_token]
+        tokens += [row.token for row in step.rows]
+        positions.append(torch.tensor([row.position for row in step.rows], dtype=torch.int64))
+        batch = StepBatch(
+            token_N=torch.tensor(tokens, dtype=torch.int64),
+            position_N=torch.cat(positions),
+            slices=tuple(slices),
+            decode_slot_B=torch.tensor([row.seq.slot for row in step.rows], dtype=torch.int64),
+            decode_tables=tuple(self._table(row) for row in step.rows),
+            logits_row_R=torch.tensor(wanted, dtype=torch.int64),
+        )
+        return rows_of_saves, batch
+
+    def _table(self, row: DecodeRow) -> torch.Tensor:
+        """The page table as a tensor, made once a page."""
+        table = row.seq.table
+        known = self._tables.get(row.seq.id)
+        if known is None or known[0] is not table:
+            known = self._tables[row.seq.id] = (table, torch.tensor(table, dtype=torch.int64))
+        return known[1][: row.position // self.page_size + 1]

@@ -1,0 +1,216 @@
+"""Drafts a sequence's next leg and gets it reserved, with less ambition each time memory falls short."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from headwater.cache.placement import Placement, PlacementQuery
+from headwater.errors import OutOfPages
+from headwater.schedule.sequence import Sequence, key_of
+from headwater.types import Draft, Match, Plan, Reason
+
+
+class Cache(Protocol):
+    """What planner and scheduler use of PrefixCache or NoCache (closing a lease is the scheduler's)."""
+
+    def match(self, key: bytes, length: int, namespace: str = "") -> Match: ...
+    def reserve(self, draft: Draft) -> Plan: ...
+    def commit(self, plan: Plan) -> None: ...
+    def abandon(self, plan: Plan) -> None: ...
+    def release(self, request: int) -> None: ...
+
+
+def common_tokens(a: bytes, b: bytes, page_size: int) -> int:
+    """Length in tokens of the longest common prefix of two keys, in whole pages."""
+    width = 4 * page_size
+    low, high = 0, min(len(a), len(b)) // width
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low * width : middle * width] == b[low * width : middle * width]:
+            low = middle
+        else:
+            high = middle - 1
+    return low * page_size
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a step has left for prefill."""
+
+    tokens: int
+    saves: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """How much a leg asks for beside its own pages."""
+
+    speculative: bool = True
+    checkpoints: bool = True
+    hold_checkpoint: bool = True
+    reuse: bool = True
+
+
+# From the full wish to the bare minimum; the last rung only helps a request that has not begun.
+LADDER = (
+    Wish(),
+    Wish(speculative=False),
+    Wish(speculative=False, checkpoints=False),
+    Wish(speculative=False, checkpoints=False, hold_checkpoint=False),
+    Wish(speculative=False, checkpoints=False, hold_checkpoint=False, reuse=False),
+)
+
+
+class Planner:
+    """The one way from a sequence to a frozen plan. Holds no state beside its collaborators."""
+
+    def __init__(self, cache: Cache, placement: Placement, page_size: int) -> None:
+        self.cache = cache
+        self.placement = placement
+        self.page_size = page_size
+
+    # -- first leg ---------------------------------------------------------
+
+    def leader_of(self, seq: Sequence, match: Match, open_prefills: Iterable[Sequence]) -> Sequence | None:
+        """The running prefill that `seq` should wait for, or None.
+
+        That is one which shares at least a page more with it than it could resume from now, and which has a
+        checkpoint in that stretch still ahead, or can be given one there.
+        """
+        best, best_shared = None, match.checkpoint_tokens + self.page_size - 1
+        for other in open_prefills:
+            if other.namespace != seq.namespace or other is seq:
+                continue
+            shared = min(common_tokens(seq.key, other.key, self.page_size), self._last_page(seq))
+            if shared > best_shared and self._will_stop_at(other, match.checkpoint_tokens, shared):
+                best, best_shared = other, shared
+        return best
+
+    def _will_stop_at(self, leader: Sequence, after: int, shared: int) -> bool:
+        if any(after < c <= shared for c in (*leader.checkpoints, *leader.speculative)):
+            return True
+        if leader.planned < shared:
+            leader.checkpoints = tuple(sorted({*leader.checkpoints, shared}))
+            return True
+        return False
+
+    def first_leg(self, seq: Sequence, budget: Budget, others: Iterable[Sequence]) -> Plan | None:
+        """Match, place and reserve. None if the budget is too small for a leg; raises OutOfPages.
+
+        `others` are the requests that wait beside it: where they leave its prompt, it takes a checkpoint.
+        """
+        match = self.cache.match(seq.key, seq.n_prompt, seq.namespace)
+        self._place(seq, match, others)
+        for wish in LADDER:
+            start = match.checkpoint_tokens if wish.reuse else 0
+            try:
+                plan = self._reserve(seq, start, budget, wish)
+            except OutOfPages as error:
+                short = error
+                continue
+            if plan is not None:
+                if start < match.checkpoint_tokens:
+                    match = replace(match, reason=Reason.NO_MEMORY)
+                seq.resumed(match, start)
+            return plan
+        raise short
+
+    def _place(self, seq: Sequence, match: Match, others: Iterable[Sequence]) -> None:
+        if not seq.samples:  # a finished answer: its end is where the next turn resumes
+            seq.checkpoints, seq.speculative = (seq.n_prompt // self.page_size * self.page_size,), ()
+            return
+        placed = self.placement.place(
+            PlacementQuery(seq.n_prompt, match, seq.generation.boundaries, self.page_size)
+        )
+        branches = set()
+        if match.reason is not Reason.CACHE_OFF:
+            branches = {
+                min(common_tokens(seq.key, other.key, self.page_size), self._last_page(other))
+                for other in others
+                if other.namespace == seq.namespace
+            }
+        ahead = {b for b in branches if match.checkpoint_tokens < b < seq.n_prompt}
+        seq.checkpoints = tuple(sorted({*placed.checkpoints, *ahead}))
+        seq.speculative = tuple(p for p in placed.speculative if p not in seq.checkpoints)
+
+    # -- later legs ----------------------------------------------------------
+
+    def next_leg(self, seq: Sequence, budget: Budget) -> Plan | None:
+        """The next leg of a running prefill. None if the budget is too small; raises OutOfPages."""
+        for wish in LADDER[:-1]:
+            try:
+                return self._reserve(seq, seq.computed, budget, wish)
+            except OutOfPages as error:
+                short = error
+        raise short
+
+    def decode_page(self, seq: Sequence) -> Plan:
+        """A private page for the token at `seq.computed` and the rest of its page; raises OutOfPages."""
+        end = (seq.computed // self.page_size + 1) * self.page_size
+        draft = Draft(seq.id, seq.namespace, seq.key, seq.planned, end)
+        try:
+            plan = self.cache.reserve(draft)
+        except OutOfPages:
+            plan = self.cache.reserve(replace(draft, hold_checkpoint=False))
+        seq.planned = end
+        return plan
+
+    def raw_page(self, seq: Sequence) -> Plan:
+        """Publish decode's own KV of the page that the token at `seq.computed` completes, and the state after it.
+
+        That is what other engines do (decode-reuse raw); it is not bit-exact. Raises OutOfPages.
+        """
+        end = seq.computed + 1
+        previous = end - self.page_size
+        return self.cache.reserve(
+            Draft(
+                request=seq.id,
+                namespace=seq.namespace,
+                key=key_of(seq.tokens[:end]),
+                start=end - 1,
+                end=end,
+                checkpoints=(end,),
+                publish=end,
+                replaces=previous if previous > seq.n_prompt else None,
+            )
+        )
+
+    # -- drafting --------------------------------------------------------------
+
+    def _reserve(self, seq: Sequence, start: int, budget: Budget, wish: Wish) -> Plan | None:
+        end = self._leg_end(seq, start, budget)
+        if end <= start:
+            return None
+        draft = Draft(
+            request=seq.id,
+            namespace=seq.namespace,
+            key=seq.key,
+            start=start,
+            end=end,
+            checkpoints=tuple(c for c in seq.checkpoints if start < c <= end and wish.checkpoints),
+            speculative=tuple(c for c in seq.speculative if start < c <= end and wish.speculative),
+            slot=True,
+            publish=end // self.page_size * self.page_size,
+            reuse=wish.reuse,
+            hold_checkpoint=wish.hold_checkpoint,
+        )
+        plan = self.cache.reserve(draft)
+        seq.planned = plan.end
+        return plan
+
+    def _leg_end(self, seq: Sequence, start: int, budget: Budget) -> int:
+        """As far as tokens and saves reach: the prompt's end or a page multiple."""
+        end = start + budget.tokens
+        if end >= seq.n_prompt:
+            end = seq.n_prompt
+        else:
+            end = end // self.page_size * self.page_size
+        ahead = sorted(c for c in (*seq.checkpoints, *seq.speculative) if start < c <= end)
+        return end if len(ahead) <= budget.saves else ahead[budget.saves - 1] if budget.saves else start
+
+    def _last_page(self, seq: Sequence) -> int:
+        """The deepest position at which `seq` could resume: one token at least is computed."""
+        last = seq.n_prompt - 1 if seq.samples else seq.n_prompt
+        return last // self.page_size * self.page_size

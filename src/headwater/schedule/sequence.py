@@ -1,0 +1,72 @@
+"""A request on its way through the engine: a small object that the scheduler moves from phase to phase."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from enum import Enum
+
+from headwater.types import CacheAccount, Generation, Match
+
+
+class Phase(Enum):
+    """Where a sequence is. Preemption leads back to WAITING."""
+
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    DONE = "done"
+
+
+def key_of(tokens: list[int] | tuple[int, ...]) -> bytes:
+    """Token ids as the index compares them: 4 bytes each, so a page of 64 is a unit of 256 bytes."""
+    return array("i", tokens).tobytes()
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One request, or (with `samples` false) the prefill of a finished answer so that its next turn finds it."""
+
+    id: int
+    generation: Generation
+    samples: bool = True
+    tokens: list[int] = field(default_factory=list)  # the prompt, then what was generated
+    key: bytes = b""  # of the prompt
+    phase: Phase = Phase.WAITING
+    slot: int | None = None  # row of the state memory
+    computed: int = 0  # tokens whose KV and states are in place
+    planned: int = 0  # one past the last token of the leg that is reserved or running
+    table: tuple[int, ...] = ()  # page ids of [0, computed), and of what is reserved beyond
+    checkpoints: tuple[int, ...] = ()  # positions still ahead at which the prefill saves its state
+    speculative: tuple[int, ...] = ()
+    account: CacheAccount | None = None
+    waited: bool = False
+    preemptions: int = 0
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.generation.prompt)
+        self.key = key_of(self.generation.prompt)
+
+    @property
+    def n_prompt(self) -> int:
+        return len(self.generation.prompt)
+
+    @property
+    def n_output(self) -> int:
+        return len(self.tokens) - self.n_prompt
+
+    @property
+    def namespace(self) -> str:
+        return self.generation.namespace
+
+    def resumed(self, match: Match, at: int) -> None:
+        """Note what the cache did for it. A preempted request keeps the account of its first start."""
+        if self.account is None:
+            self.account = CacheAccount(
+                prompt_tokens=self.n_prompt,
+                cached_tokens=at,
+                resumed_at=at,
+                stranded_tokens=match.kv_tokens - at,
+                reason=match.reason,
+                waited_for_leader=self.waited,
+            )

@@ -1,0 +1,356 @@
+"""What runs next. One step is a ragged batch: a row for each decoding sequence, and prefill legs under a budget."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal
+
+from headwater.cache.placement import Placement
+from headwater.errors import OutOfPages, RequestTooLarge
+from headwater.schedule.planner import Budget, Cache, Planner
+from headwater.schedule.queue import Queue
+from headwater.schedule.sequence import Phase, Sequence
+from headwater.types import CacheLayout, Generation, Plan
+
+DecodeReuse = Literal["canonical", "raw", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much may run at once."""
+
+    max_running: int
+    tokens_per_step: int
+    saves_per_step: int
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """A prefill slice of one sequence, with the plan that owns its pages."""
+
+    seq: Sequence
+    plan: Plan
+
+    @property
+    def wants_token(self) -> bool:
+        return self.seq.samples and self.plan.end == len(self.seq.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRow:
+    """One token of one decoding sequence. `plan` saves the state after it (decode-reuse raw, a full page)."""
+
+    seq: Sequence
+    token: int
+    position: int
+    plan: Plan | None = None
+
+    @property
+    def wants_token(self) -> bool:
+        return self.position + 1 == len(self.seq.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The order for one run of the executor. Legs come first in the batch, then rows."""
+
+    legs: tuple[Leg, ...]
+    rows: tuple[DecodeRow, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.legs or self.rows)
+
+
+@dataclass
+class Scheduler:
+    """Moves sequences through their phases. `plan_step` and `finish_step` are called in turn, by one thread."""
+
+    cache: Cache
+    placement: Placement
+    layout: CacheLayout
+    limits: Limits
+    decode_reuse: DecodeReuse = "canonical"
+    waiting: Queue = field(default_factory=Queue)
+    running: dict[int, Sequence] = field(default_factory=dict)  # PREFILL and DECODE, by id
+    answers: deque[Sequence] = field(default_factory=deque)  # finished answers whose prefill has not begun
+
+    def __post_init__(self) -> None:
+        self.planner = Planner(self.cache, self.placement, self.layout.page_size)
+        self._free_slots = list(range(self.limits.max_running, -1, -1))  # one more than may run: for an answer
+        self._next_id = 0
+        self._crowded = False  # after a preemption nobody is admitted until somebody has left
+        self._legs: dict[int, Leg] = {}
+        self._rows: dict[int, DecodeRow] = {}
+        self.failures: list[tuple[Sequence, OutOfPages]] = []  # requests that planning gave up; the engine tells them
+        self.preemptions = 0
+        self.answer_tokens = 0  # tokens recomputed so that answers can be resumed
+
+    # -- requests come and go --------------------------------------------------
+
+    def submit(self, generation: Generation) -> Sequence:
+        """Queue a request; raises RequestTooLarge if no amount of waiting could serve it."""
+        self._check_fits(len(generation.prompt) + generation.params.max_tokens)
+        seq = Sequence(self._new_id(), generation)
+        self.waiting.push(seq)
+        return seq
+
+    def _check_fits(self, tokens: int) -> None:
+        limit = self.limits.max_model_len
+        if tokens > limit:
+            raise RequestTooLarge(f"prompt and max_tokens together are {tokens:,} tokens, the model takes {limit:,}")
+        layout = self.layout
+        kv = -(-tokens // layout.page_size) * layout.kv_pages_per_unit
+        states = layout.slot_pages
+        if layout.state_fraction is None:
+            need, have = kv + states, layout.n_pages
+        else:
+            state_pages = int(layout.n_pages * layout.state_fraction)
+            need, have = kv, layout.n_pages - state_pages
+            if states > state_pages:
+                need, have = states, state_pages
+        if need > have:
+            raise RequestTooLarge(f"{tokens:,} tokens need {need:,} pages of memory, there are {have:,}")
+
+    def cancel(self, seq: Sequence) -> None:
+        """Give back all it holds. Between steps only."""
+        if seq.phase is Phase.WAITING:
+            self.waiting.remove(seq)
+        elif seq.phase in (Phase.PREFILL, Phase.DECODE):
+            self._let_go(seq)
+        seq.phase = Phase.DONE
+
+    def finish(self, seq: Sequence) -> None:
+        """The answer is complete: free its memory, and queue the prefill that lets the next turn resume after it."""
+        self.cancel(seq)
+        generation = seq.generation
+        page = self.layout.page_size
+        end = len(seq.tokens) // page * page
+        if self.decode_reuse != "canonical" or not generation.keep_output or end <= seq.n_prompt // page * page:
+            return
+        answer = Generation(tuple(seq.tokens[:end]), generation.params, generation.namespace)
+        self.answers.append(Sequence(self._new_id(), answer, samples=False))
+        while len(self.answers) > self.limits.max_running:
+            self.answers.popleft()
+
+    @property
+    def idle(self) -> bool:
+        return not (len(self.waiting) or self.running or self.answers)
+
+    def _new_id(self) -> int:
+        self._next_id += 1
+        return self._next_id
+
+    # -- one step ----------------------------------------------------------------
+
+    def plan_step(self) -> Step:
+        """Decode first, then the prefills under way, then new requests, then finished answers."""
+        self._legs, self._rows = {}, {}
+        in_order = [self.running[i] for i in sorted(self.running)]
+        for seq in in_order:
+            self._plan_row(seq)
+        for seq in in_order:
+            self._plan_leg(seq)
+        if not self._crowded:
+            self._admit()
+            self._prefill_answers()
+        return Step(tuple(self._legs.values()), tuple(self._rows.values()))
+
+    def finish_step(self, step: Step) -> list[Sequence]:
+        """Publish what the step computed; returns the sequences whose next token is to be sampled, in its order."""
+        sampled = [item.seq for item in (*step.legs, *step.rows) if item.wants_token]
+        for leg in step.legs:
+            seq = leg.seq
+            self.cache.commit(leg.plan)
+            del self._legs[seq.id]
+            seq.computed = leg.plan.end
+            seq.checkpoints = tuple(c for c in seq.checkpoints if c > seq.computed)
+            seq.speculative = tuple(c for c in seq.speculative if c > seq.computed)
+            if seq.computed == seq.n_prompt:
+                self._end_prefill(seq)
+        for row in step.rows:
+            if row.plan is not None:
+                self.cache.commit(row.plan)
+            del self._rows[row.seq.id]
+            row.seq.computed += 1
+        return sampled
+
+    def abandon_step(self, step: Step) -> list[Sequence]:
+        """The step failed: close its plans and give back all that its sequences hold; returns them."""
+        failed = [item.seq for item in (*step.legs, *step.rows) if item.seq.phase is not Phase.DONE]
+        for seq in failed:
+            self.cancel(seq)
+        return failed
+
+    def _end_prefill(self, seq: Sequence) -> None:
+        if seq.samples:
+            seq.phase = Phase.DECODE
+        else:
+            self.answer_tokens += seq.n_prompt - (seq.account.resumed_at if seq.account else 0)
+            self.cancel(seq)
+
+    # -- decode ------------------------------------------------------------------
+
+    def _plan_row(self, seq: Sequence) -> None:
+        while seq.phase is Phase.DECODE:
+            try:
+                self._extend(seq)
+            except OutOfPages as error:
+                self._make_room_for(seq, error)
+                continue
+            self._rows[seq.id] = DecodeRow(seq, seq.tokens[seq.computed], seq.computed, self._raw_page(seq))
+            return
+
+    def _extend(self, seq: Sequence) -> None:
+        """Reserve the page that the token at `seq.computed` falls into, unless it has it."""
+        if self.layout.kv_pages_per_unit and seq.computed >= len(seq.table) * self.layout.page_size:
+            plan = self.planner.decode_page(seq)
+            self.cache.commit(plan)
+            seq.table = plan.table
+
+    def _raw_page(self, seq: Sequence) -> Plan | None:
+        """With decode-reuse raw: the plan that publishes the page which this row completes, if there is room."""
+        if self.decode_reuse != "raw" or (seq.computed + 1) % self.layout.page_size:
+            return None
+        try:
+            return self.planner.raw_page(seq)
+        except OutOfPages:
+            return None
+
+    # -- prefill -----------------------------------------------------------------
+
+    def _budget(self) -> Budget:
+        page = self.layout.page_size
+        used = sum(leg.plan.end - leg.plan.start for leg in self._legs.values())
+        tokens = max(page, (self.limits.tokens_per_step - len(self._rows)) // page * page)
+        saves = sum(len(leg.plan.saves) for leg in self._legs.values())
+        return Budget(max(0, tokens - used), self.limits.saves_per_step - saves)
+
+    def _plan_leg(self, seq: Sequence) -> None:
+        while seq.phase is Phase.PREFILL:
+            try:
+                plan = self.planner.next_leg(seq, self._budget())
+            except OutOfPages as error:
+                if not self._make_room_for(seq, error):
+                    return
+                continue
+            if plan is not None:
+                self._start_leg(seq, plan)
+            return
+
+    def _start_leg(self, seq: Sequence, plan: Plan) -> None:
+        seq.table = plan.table
+        self._legs[seq.id] = Leg(seq, plan)
+
+    def _admit(self) -> None:
+        for seq in self.waiting:
+            if self._n_requests() >= self.limits.max_running or self._budget().tokens <= 0:
+                return
+            match = self.cache.match(seq.key, seq.n_prompt, seq.namespace)
+            prefills = (s for s in self.running.values() if s.phase is Phase.PREFILL)
+            if self.planner.leader_of(seq, match, prefills) is not None:
+                seq.waited = True
+                continue
+            self._drop_answer_of(seq)
+            if not self._start(seq):
+                return
+
+    def _start(self, seq: Sequence) -> bool:
+        """Take the first leg of a waiting request. False if there is no room for it now."""
+        while True:
+            others = [s for s in self.waiting if s is not seq][:64]
+            try:
+                plan = self.planner.first_leg(seq, self._budget(), others)
+            except OutOfPages as error:
+                if self._drop_running_answer():
+                    continue
+                if not self.running:
+                    self._fail(seq, error)
+                return False
+            if plan is None:
+                return False
+            self.waiting.remove(seq)
+            self._begin(seq, plan)
+            return True
+
+    def _begin(self, seq: Sequence, plan: Plan) -> None:
+        seq.phase, seq.computed = Phase.PREFILL, plan.start
+        seq.slot = self._free_slots.pop()
+        self.running[seq.id] = seq
+        self._start_leg(seq, plan)
+
+    def _n_requests(self) -> int:
+        return sum(s.samples for s in self.running.values())
+
+    # -- finished answers ----------------------------------------------------------
+
+    def _prefill_answers(self) -> None:
+        """One finished answer at a time, in what the budget leaves; without memory for it, it is let go."""
+        if not self.answers or self._n_requests() < len(self.running) or self._budget().tokens <= 0:
+            return
+        seq = self.answers.popleft()
+        try:
+            plan = self.planner.first_leg(seq, self._budget(), ())
+        except OutOfPages:
+            return
+        if plan is not None:
+            self._begin(seq, plan)
+        else:
+            self.answers.appendleft(seq)
+
+    def _drop_answer_of(self, seq: Sequence) -> None:
+        """A queued answer that this request's own prefill will cover is not needed any more."""
+        for answer in tuple(self.answers):
+            if answer.namespace == seq.namespace and seq.key.startswith(answer.key):
+                self.answers.remove(answer)
+
+    def _drop_running_answer(self) -> bool:
+        for seq in tuple(self.running.values()):
+            if not seq.samples:
+                self.cancel(seq)
+                return True
+        return False
+
+    # -- when memory runs out --------------------------------------------------------
+
+    def _make_room_for(self, seq: Sequence, error: OutOfPages) -> bool:
+        """Free memory for `seq`: an answer first, then the request that came last, if need be `seq` itself.
+
+        False if `seq` is to wait for older requests to end.
+        """
+        if self._drop_running_answer():
+            return True
+        victim = self.running[max(self.running)]
+        if victim is seq and len(self.running) == 1:
+            self._fail(seq, error)  # alone, and still too large: _check_fits should have refused it
+            return True
+        if victim is seq and seq.phase is Phase.PREFILL:
+            return False
+        self._preempt(victim)
+        return True
+
+    def _fail(self, seq: Sequence, error: OutOfPages) -> None:
+        self.cancel(seq)
+        self.failures.append((seq, error))
+
+    def _preempt(self, seq: Sequence) -> None:
+        """Back to the queue: it will prefill its prompt again and replay its output through the decode kernels."""
+        self._let_go(seq)
+        seq.phase = Phase.WAITING
+        seq.computed, seq.planned, seq.table = 0, 0, ()
+        seq.preemptions += 1
+        self.preemptions += 1
+        self.waiting.push(seq)
+        self._crowded = True
+
+    def _let_go(self, seq: Sequence) -> None:
+        held = self._legs.pop(seq.id, None) or self._rows.pop(seq.id, None)
+        if held is not None and held.plan is not None:
+            self.cache.abandon(held.plan)
+        self.cache.release(seq.id)
+        if seq.slot is not None:
+            self._free_slots.append(seq.slot)
+            seq.slot = None
+        del self.running[seq.id]
+        self._crowded = False

@@ -1,0 +1,173 @@
+"""An executor that computes nothing and remembers everything: what each page and each slot holds, token by token.
+
+It stands in the place of torch and fails on the first read of something that is not what the plan promised: a page
+that was given to somebody else meanwhile, a checkpoint of another prefix, KV that a decode step wrote where only what
+a prefill wrote may be read.
+"""
+
+from __future__ import annotations
+
+import random
+
+from headwater.cache.placement import make_placement
+from headwater.cache.prefix_cache import NoCache, PrefixCache
+from headwater.schedule.sequence import Phase, Sequence
+from headwater.schedule.step import DecodeReuse, Leg, Limits, Scheduler, Step
+from headwater.types import CacheLayout, Generation, SamplingParams
+
+PREFILL, DECODE = "prefill", "decode"
+VOCABULARY = 50
+
+
+class Ledger:
+    """Memory as labels: (hash of the tokens so far, who wrote it)."""
+
+    def __init__(self, page_size: int, exact: bool = True) -> None:
+        self.page_size, self.exact = page_size, exact
+        self.pages: dict[int, list] = {}
+        self.slots: dict[int, tuple] = {}
+        self.prefilled = 0
+        self._labels: dict[int, list[int]] = {}
+
+    def label(self, seq: Sequence, n: int) -> int:
+        """Stands for a sequence's first n tokens."""
+        labels = self._labels.setdefault(seq.id, [0])
+        for token in seq.tokens[len(labels) - 1 : n]:
+            labels.append(hash((labels[-1], token)))
+        return labels[n]
+
+    def run(self, step: Step) -> dict[int, int]:
+        """Do what the step says; returns the next token of each request that wants one."""
+        assert len({leg.seq.id for leg in step.legs} | {r.seq.id for r in step.rows}) == len(step.legs) + len(step.rows)
+        for leg in step.legs:  # restores come before any write
+            self._restore(leg)
+        for leg in step.legs:
+            self._prefill(leg)
+        for row in step.rows:
+            self._decode(row.seq, row.token, row.position)
+            for save in row.plan.saves if row.plan else ():
+                self._save(save.pages, self.slots[row.seq.slot])
+        return {item.seq.id: next_token(item.seq.tokens) for item in (*step.legs, *step.rows) if item.wants_token}
+
+    def _restore(self, leg: Leg) -> None:
+        plan = leg.plan
+        if plan.restore:
+            held = [self.pages[p] for p in plan.restore]
+            assert all(h == ("checkpoint", i, held[0][2]) for i, h in enumerate(held)), held
+            self.slots[leg.seq.slot] = held[0][2]
+        elif plan.start == 0:
+            self.slots[leg.seq.slot] = (self.label(leg.seq, 0), PREFILL)
+        who = PREFILL if self.exact else self.slots[leg.seq.slot][1]
+        assert self.slots[leg.seq.slot] == (self.label(leg.seq, plan.start), who)
+
+    def _prefill(self, leg: Leg) -> None:
+        plan, seq = leg.plan, leg.seq
+        assert plan.end <= seq.n_prompt
+        assert len(plan.table) == -(-plan.end // self.page_size)
+        self._check_kv(seq, plan.table, plan.start, only=PREFILL if self.exact else None)
+        for position in range(plan.start, plan.end):
+            if position // self.page_size >= plan.write_from:
+                self._write(plan.table, position, (self.label(seq, position + 1), PREFILL))
+        self._check_kv(seq, plan.table, plan.end, only=PREFILL if self.exact else None)
+        self.prefilled += plan.end - plan.start
+        for save in plan.saves:
+            assert plan.start < save.position <= plan.end
+            self._save(save.pages, (self.label(seq, save.position), PREFILL))
+        self.slots[seq.slot] = (self.label(seq, plan.end), PREFILL)
+
+    def _decode(self, seq: Sequence, token: int, position: int) -> None:
+        assert token == seq.tokens[position]
+        assert self.slots[seq.slot][0] == self.label(seq, position)
+        self._check_kv(seq, seq.table, position, only=None)
+        self._write(seq.table, position, (self.label(seq, position + 1), DECODE))
+        self.slots[seq.slot] = (self.label(seq, position + 1), DECODE)
+
+    def _check_kv(self, seq: Sequence, table: tuple[int, ...], end: int, only: str | None) -> None:
+        """All KV of [0, end) is this request's; the prompt's is a prefill's, the output's its own decode's."""
+        for position in range(end):
+            held, who = self.pages[table[position // self.page_size]][position % self.page_size]
+            assert held == self.label(seq, position + 1), f"position {position} of request {seq.id}"
+            if self.exact:
+                assert who == (only or (PREFILL if position < seq.n_prompt else DECODE))
+
+    def _write(self, table: tuple[int, ...], position: int, what: tuple) -> None:
+        page = table[position // self.page_size]
+        if position % self.page_size == 0 or not isinstance(self.pages.get(page), list):
+            self.pages[page] = [None] * self.page_size
+        self.pages[page][position % self.page_size] = what
+
+    def _save(self, pages: tuple[int, ...], state: tuple) -> None:
+        for i, page in enumerate(pages):
+            self.pages[page] = ("checkpoint", i, state)
+
+
+def next_token(tokens: list[int]) -> int:
+    return random.Random(hash(tuple(tokens))).randrange(VOCABULARY)
+
+
+class Lab:
+    """A scheduler over a real cache and the ledger."""
+
+    def __init__(
+        self,
+        n_pages: int = 400,
+        page_size: int = 4,
+        checkpoint_pages: int = 2,
+        max_running: int = 8,
+        tokens_per_step: int = 64,
+        placement: str = "structural",
+        eviction: str = "lru",
+        decode_reuse: DecodeReuse = "canonical",
+        cache: bool = True,
+        state_fraction: float | None = None,
+        max_model_len: int = 10_000,
+    ) -> None:
+        self.layout = CacheLayout(
+            n_pages=n_pages,
+            page_size=page_size,
+            unit_tokens=page_size,
+            unit_bytes=4 * page_size,
+            checkpoint_pages=checkpoint_pages,
+            slot_pages=checkpoint_pages,
+            state_fraction=state_fraction,
+        )
+        self.cache = PrefixCache(self.layout, eviction) if cache else NoCache(self.layout)
+        limits = Limits(max_running, tokens_per_step, saves_per_step=16, max_model_len=max_model_len)
+        self.scheduler = Scheduler(self.cache, make_placement(placement), self.layout, limits, decode_reuse)
+        self.ledger = Ledger(page_size, exact=decode_reuse != "raw")
+        self.steps = 0
+
+    def submit(self, prompt: list[int], max_tokens: int = 1, **generation) -> Sequence:
+        params = SamplingParams(max_tokens=max_tokens, temperature=0)
+        return self.scheduler.submit(Generation(tuple(prompt), params, **generation))
+
+    def step(self) -> None:
+        step = self.scheduler.plan_step()
+        tokens = self.ledger.run(step)
+        for seq in self.scheduler.finish_step(step):
+            seq.tokens.append(tokens[seq.id])
+            if seq.n_output >= seq.generation.params.max_tokens:
+                self.scheduler.finish(seq)
+        self.cache.check()
+        self.steps += 1
+
+    def run(self, most: int = 10_000) -> None:
+        """Step until nothing is left to do."""
+        for _ in range(most):
+            if self.scheduler.idle:
+                assert not self.scheduler.failures
+                return
+            self.step()
+        raise AssertionError(f"not idle after {most} steps: {self.scheduler}")
+
+    def ask(self, prompt: list[int], max_tokens: int = 1, **generation) -> Sequence:
+        seq = self.submit(prompt, max_tokens, **generation)
+        self.run()
+        assert seq.phase is Phase.DONE
+        return seq
+
+
+def words(n: int, *seed: object) -> list[int]:
+    """A prompt of n tokens that no other seed shares a beginning with."""
+    rng = random.Random(repr(seed))
+    return [rng.randrange(1000, 100_000) for _ in range(n)]

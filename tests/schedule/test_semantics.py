@@ -1,0 +1,199 @@
+"""What Headwater promises about hits, request by request, with the default placement."""
+
+import random
+
+import pytest
+
+from headwater.errors import RequestTooLarge
+from headwater.schedule.sequence import Phase
+from headwater.types import Boundaries, Reason
+from tests.schedule.ledger import Lab, words
+
+PAGE = 64
+
+
+def lab(**settings) -> Lab:
+    return Lab(**{"n_pages": 4000, "page_size": PAGE, "tokens_per_step": 2048, **settings})
+
+
+def test_a_prefix_shared_by_two_different_requests_hits_on_the_second_in_raw_token_prompts():
+    for shared, own in ((3000, 1000), (1000, 500), (500, 2000), (200, 50)):
+        it = lab()
+        head = words(shared, "head")
+        first = it.ask(head + words(own, 1))
+        second = it.ask(head + words(own, 2))
+        assert first.account.reason is Reason.COLD
+        assert second.account.resumed_at >= shared - (shared + own) // 8 - PAGE
+        third = it.ask(head + words(own, 3))
+        assert third.account.resumed_at == shared // PAGE * PAGE
+        assert third.account.reason is Reason.DIVERGED
+
+
+def test_a_prefix_shared_by_two_different_requests_hits_on_the_second_in_a_chat():
+    it = lab()
+    system = words(1000, "system")
+    known = Boundaries(system_end=1000, query_start=1003, query_end=1100)
+    it.ask(system + words(200, 1), boundaries=known)
+    second = it.ask(system + words(200, 2), boundaries=known)
+    assert second.account.resumed_at == 960
+
+
+def test_an_identical_request_skips_all_but_its_last_page():
+    for length in (65, 128, 129, 700, 1536, 2048, 2049, 5000):
+        it = lab()
+        prompt = words(length, length)
+        it.ask(prompt)
+        again = it.ask(prompt)
+        assert again.account.resumed_at == (length - 1) // PAGE * PAGE
+        assert again.account.reason is Reason.FULL
+
+
+def test_eight_simultaneous_prompts_with_one_prefix_compute_it_once():
+    for tokens_per_step in (512, 2048, 16384):
+        it = lab(tokens_per_step=tokens_per_step, decode_reuse="none")
+        head = words(3000, "head")
+        for i in range(8):
+            it.submit(head + words(300, i), max_tokens=4)
+        it.run()
+        shared = 3000 // PAGE * PAGE
+        assert it.ledger.prefilled == shared + 8 * (3300 - shared)
+
+
+def test_if_the_leader_ends_before_it_is_done_the_first_of_those_that_wait_leads():
+    it = lab(tokens_per_step=512, decode_reuse="none")
+    head = words(3000, "head")
+    seqs = [it.submit(head + words(300, i), max_tokens=4) for i in range(4)]
+    it.step()
+    it.step()
+    assert [s.phase for s in seqs] == [Phase.PREFILL, *[Phase.WAITING] * 3]
+    it.scheduler.cancel(seqs[0])
+    it.step()
+    assert [s.phase for s in seqs[1:]] == [Phase.PREFILL, Phase.WAITING, Phase.WAITING]
+    assert seqs[1].account.resumed_at > 0  # what the first one committed is not lost
+    it.run()
+    assert all(s.n_output == 4 for s in seqs[1:])
+    assert it.ledger.prefilled <= 3000 + 3 * (300 + PAGE) + 512
+
+
+def test_a_chat_that_grows_resumes_after_the_last_answer():
+    it = lab()
+    history = words(700, "system and first query")
+    for turn in range(6):
+        before = len(history)
+        seq = it.ask(history, max_tokens=100, boundaries=Boundaries(system_end=500, query_start=before - 100, query_end=before - 3))
+        if turn:
+            assert seq.account.resumed_at == longest_sent // PAGE * PAGE
+        longest_sent = len(seq.tokens)
+        history = seq.tokens + words(90, "query", turn)
+
+
+def test_a_chat_turn_that_comes_at_once_waits_for_the_answer_being_prefilled_and_computes_it_once():
+    it = lab(tokens_per_step=64)
+    first = it.submit(words(200, 1), max_tokens=200)
+    while first.phase is not Phase.DONE:
+        it.step()
+    it.step()  # the answer's prefill has begun
+    second = it.submit(first.tokens + words(80, 2))
+    before = it.ledger.prefilled
+    it.run()
+    assert it.ledger.prefilled - before <= 200 + 80 + 2 * PAGE
+    assert second.account.resumed_at == 384
+
+
+def test_a_chat_turn_with_stripped_reasoning_resumes_at_the_last_user_query():
+    it = lab()
+    prompt = words(900, "history")
+    known = Boundaries(system_end=300, query_start=700, query_end=890)
+    it.ask(prompt, max_tokens=500, boundaries=known, keep_output=False)
+    following = prompt[:890] + words(300, "answer without its reasoning, and the next query")
+    second = it.ask(following, boundaries=Boundaries(system_end=300, query_start=1100, query_end=1180))
+    assert second.account.resumed_at == 890 // PAGE * PAGE
+
+
+def test_an_output_that_the_template_will_strip_is_not_computed_again():
+    it = lab()
+    it.ask(words(640, 1), max_tokens=500, keep_output=False)
+    assert it.ledger.prefilled == 640
+
+
+def test_kv_without_a_checkpoint_is_reported_as_stranded():
+    it = lab(placement="branch")
+    head = words(1000, "head")
+    it.ask(head + words(500, 1))
+    second = it.ask(head + words(500, 2))
+    assert second.account.resumed_at == 0
+    assert second.account.stranded_tokens == 960
+    assert second.account.reason is Reason.NO_CHECKPOINT
+    third = it.ask(head + words(500, 3))
+    assert third.account.resumed_at == 960
+
+
+def test_two_salts_never_meet():
+    it = lab()
+    prompt = words(1000, 1)
+    it.ask(prompt, namespace="alice")
+    bob = it.ask(prompt, namespace="bob")
+    assert bob.account.resumed_at == 0
+    assert bob.account.reason is Reason.OTHER_NAMESPACE
+    assert it.ask(prompt, namespace="alice").account.resumed_at == 960
+
+
+def test_a_cancelled_request_gives_back_all_it_held():
+    for steps in range(0, 12):
+        it = lab(n_pages=300, tokens_per_step=128)
+        it.ask(words(300, "before"))
+        baseline = it.cache.stats()
+        seq = it.submit(words(900, 1), max_tokens=200)
+        for _ in range(steps):
+            it.step()
+        it.scheduler.cancel(seq)
+        it.run()
+        after = it.cache.stats()
+        assert after.private_pages == after.slot_pages == 0
+        assert after.free_pages + after.kv_pages + after.checkpoint_pages == 300
+        assert after.free_pages <= baseline.free_pages
+
+
+def test_an_arena_of_the_smallest_legal_size_serves_any_request_that_fits_one_after_the_other_for_ever():
+    longest, checkpoint_pages = 1000, 5
+    smallest = -(-longest // PAGE) + checkpoint_pages
+    it = lab(n_pages=smallest, checkpoint_pages=checkpoint_pages, tokens_per_step=256)
+    rng = random.Random(0)
+    prompts = [words(rng.randrange(1, 900), i) for i in range(12)]
+    for i in range(150):
+        prompt = rng.choice(prompts)[: rng.randrange(1, 900)] + words(rng.randrange(0, 60), i)
+        seq = it.ask(prompt, max_tokens=rng.randrange(1, longest - len(prompt) + 1))
+        assert seq.preemptions == 0
+    with pytest.raises(RequestTooLarge, match=rf"{smallest + 1:,} pages of memory, there are {smallest:,}"):
+        it.submit(words(longest, "too large"), max_tokens=25)
+
+
+def test_a_request_that_can_never_fit_is_refused_at_once():
+    it = lab(n_pages=20, max_model_len=5000)
+    with pytest.raises(RequestTooLarge, match=r"1,300 tokens need 23 pages of memory, there are 20"):
+        it.submit(words(1200, 1), max_tokens=100)
+    with pytest.raises(RequestTooLarge, match=r"together are 5,100 tokens, the model takes 5,000"):
+        it.submit(words(5000, 1), max_tokens=100)
+    assert it.scheduler.idle
+
+
+def test_after_many_short_chats_one_request_can_use_95_percent_of_the_memory_as_kv():
+    it = lab(n_pages=400, checkpoint_pages=10, max_running=8)
+    for i in range(8):
+        it.submit(words(100, i), max_tokens=20)
+    it.run()
+    seq = it.ask(words(int(0.95 * 400) * PAGE, "long"), max_tokens=1, namespace="other")
+    assert seq.n_output == 1
+
+
+@pytest.mark.parametrize("decode_reuse", ["canonical", "none", "raw"])
+def test_when_pages_run_out_the_request_that_came_last_is_preempted_and_says_the_same(decode_reuse):
+    prompts = [words(200, i) for i in range(4)]
+    roomy = lab(decode_reuse=decode_reuse)
+    expected = [roomy.ask(p, max_tokens=300).tokens for p in prompts]
+    tight = lab(n_pages=26, checkpoint_pages=1, decode_reuse=decode_reuse)
+    seqs = [tight.submit(p, max_tokens=300) for p in prompts]
+    tight.run()
+    assert [s.tokens for s in seqs] == expected
+    assert seqs[0].preemptions == 0
+    assert tight.scheduler.preemptions > 0
