@@ -1,0 +1,88 @@
+"""State memory: the working memory of running sequences, a row of bytes each.
+
+A row is laid out like a checkpoint, so that restore and save are plain copies between a row and pages of the arena.
+R rows, P pages of the arena, C pages of a checkpoint.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import mmap
+from collections.abc import Sequence
+
+import torch
+
+from headwater.spec import BYTES_OF_DTYPE, StateLayout
+
+
+class StateMemory:
+    """`rows` blobs of `row_bytes`, and typed views of them. On the CPU a row that is not in use takes no memory.
+
+    `row_bytes` is at least `layout.bytes`, and a multiple of the page size where rows are saved into pages.
+    """
+
+    def __init__(self, layout: StateLayout, rows: int, row_bytes: int, device: torch.device | str = "cpu") -> None:
+        if row_bytes < layout.bytes:
+            raise ValueError(f"a state takes {layout.bytes:,} bytes, a row has {row_bytes:,}")
+        self.layout = layout
+        self.rows = rows
+        on_cpu = torch.device(device).type == "cpu"
+        # Rows begin at boundaries of the system's pages, so that one can be given back without its neighbours.
+        self._stride = -(-row_bytes // mmap.PAGESIZE) * mmap.PAGESIZE if on_cpu else row_bytes
+        self._map = _private_map(rows * self._stride) if on_cpu else None
+        if self._map is not None:
+            memory = torch.frombuffer(self._map, dtype=torch.uint8)
+        else:
+            memory = torch.zeros(rows * self._stride, dtype=torch.uint8, device=device)
+        self.bytes_RB = memory[: rows * self._stride].view(rows, self._stride)[:, :row_bytes]
+        self._views = {(part.layer, part.name): self._view(part.layer, part.name) for part in layout.parts}
+
+    def _view(self, layer: int, name: str) -> torch.Tensor:
+        part = self.layout.part(layer, name)
+        element = BYTES_OF_DTYPE[part.dtype_name]
+        flat = self.bytes_RB.as_strided((self.rows, part.bytes), (self._stride, 1), part.offset)
+        typed = flat.view(getattr(torch, part.dtype_name))
+        inner = [math.prod(part.shape[i + 1 :]) for i in range(len(part.shape))]
+        return typed.as_strided((self.rows, *part.shape), (self._stride // element, *inner))
+
+    def view(self, layer: int, name: str) -> torch.Tensor:
+        """All rows of one state: [rows, *shape], strided by row, sharing memory."""
+        return self._views[layer, name]
+
+    def zero(self, row: int) -> None:
+        """The state before the first token."""
+        self.bytes_RB[row].zero_()
+
+    def restore(self, row: int, arena_PB: torch.Tensor, page_ids: Sequence[int]) -> None:
+        """Gather a checkpoint's pages into a row, bit for bit."""
+        page_C = torch.tensor(page_ids, dtype=torch.int64, device=arena_PB.device)
+        torch.index_select(arena_PB, 0, page_C, out=self._as_pages(row, len(page_ids), arena_PB.shape[1]))
+
+    def save(self, row: int, arena_PB: torch.Tensor, page_ids: Sequence[int]) -> None:
+        """Scatter a row into a checkpoint's pages, bit for bit."""
+        page_C = torch.tensor(page_ids, dtype=torch.int64, device=arena_PB.device)
+        arena_PB.index_copy_(0, page_C, self._as_pages(row, len(page_ids), arena_PB.shape[1]))
+
+    def _as_pages(self, row: int, n_pages: int, page_bytes: int) -> torch.Tensor:
+        row_bytes = self.bytes_RB.shape[1]
+        if n_pages * page_bytes != row_bytes:
+            raise ValueError(f"{n_pages} pages of {page_bytes:,} bytes for a row of {row_bytes:,}")
+        return self.bytes_RB[row].view(n_pages, page_bytes)
+
+    def release(self, row: int) -> None:
+        """Give the row's physical memory back to the system; it reads as zeros from now on."""
+        if self._map is None:
+            self.zero(row)
+            return
+        address = self.bytes_RB.data_ptr() + row * self._stride
+        if _LIBC.madvise(ctypes.c_void_p(address), ctypes.c_size_t(self._stride), mmap.MADV_DONTNEED):
+            raise OSError(ctypes.get_errno(), f"madvise of {self._stride:,} bytes of row {row} failed")
+
+
+def _private_map(n_bytes: int) -> mmap.mmap:
+    """Zeroed memory that the system provides page by page as it is touched; shared memory could not be given back."""
+    return mmap.mmap(-1, max(1, n_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+_LIBC = ctypes.CDLL(None, use_errno=True)

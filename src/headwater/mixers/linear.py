@@ -1,0 +1,97 @@
+"""Every product with a weight in the model goes through here.
+
+R rows, K inputs, N outputs, V vocabulary, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+import torch.nn.functional as F
+
+from headwater.mixers import numerics as numerics_of_process
+from headwater.mixers.numerics import Numerics
+
+PACK_ROWS = 8  # the height that a packed layout is made for: with 1, one row takes a kernel of its own
+
+
+class Linear:
+    """y = x Wᵀ + b, where a row of y depends on its row of x alone, not on how many rows come with it.
+
+    `weight_NK` is copied into the packed layout in packed mode, so the caller drops its own; with `shared` it is
+    kept as it is (an embedding that is its model's head too), at the price of slower small heights.
+    """
+
+    def __init__(
+        self,
+        weight_NK: torch.Tensor,
+        bias_N: torch.Tensor | None = None,
+        numerics: Numerics | None = None,
+        shared: bool = False,
+    ) -> None:
+        self.numerics = numerics or numerics_of_process.current()
+        self.n_out, self.n_in = weight_NK.shape
+        self.dtype = weight_NK.dtype
+        self.bias_N = bias_N
+        on_onednn = self.numerics.mode == "packed" and weight_NK.device.type == "cpu"
+        self.least_rows = 2 if on_onednn and shared else 1
+        if on_onednn and not shared:
+            weight_NK = torch.ops.mkldnn._reorder_linear_weight(weight_NK.contiguous(), PACK_ROWS)
+        self._weight = weight_NK
+        self._product = self._onednn if on_onednn else self._plain
+
+    def __call__(self, x_RK: torch.Tensor, n_prefill: int = 0) -> torch.Tensor:
+        """The first `n_prefill` rows are a step's prefill rows; it matters only where products are tiled."""
+        rows = x_RK.shape[0]
+        if rows == 0:
+            return x_RK.new_empty(0, self.n_out)
+        if self.numerics.mode != "tiled":
+            return self._padded(x_RK, self.least_rows)
+        tile = self.numerics
+        groups = ((x_RK[:n_prefill], tile.prefill_tile), (x_RK[n_prefill:], tile.decode_tile))
+        tiles_RN = [self._padded(t_RK, h) for x_GK, h in groups if len(x_GK) for t_RK in x_GK.split(h)]
+        return tiles_RN[0] if len(tiles_RN) == 1 else torch.cat(tiles_RN)
+
+    def _padded(self, x_RK: torch.Tensor, height: int) -> torch.Tensor:
+        """The product at `height` rows or more, the missing ones filled up with zeros."""
+        missing = height - x_RK.shape[0]
+        if missing <= 0:
+            return self._product(x_RK)
+        return self._product(F.pad(x_RK, (0, 0, 0, missing)))[:-missing]
+
+    def _onednn(self, x_RK: torch.Tensor) -> torch.Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x_RK.contiguous(), self._weight, self.bias_N, "none", [], "")
+
+    def _plain(self, x_RK: torch.Tensor) -> torch.Tensor:
+        return F.linear(x_RK, self._weight, self.bias_N)
+
+
+class Embedding:
+    """Rows of a table, in the dtype that the model computes in.
+
+    The table may stay a view of the mapped file, in the file's dtype: then only the rows that are looked up are read.
+    """
+
+    def __init__(self, table_VD: torch.Tensor, dtype: torch.dtype | None = None) -> None:
+        self.table_VD = table_VD
+        self.dtype = dtype or table_VD.dtype
+
+    def __call__(self, token_N: torch.Tensor) -> torch.Tensor:
+        return self.table_VD.index_select(0, token_N).to(self.dtype)
+
+    def head(self) -> Linear:
+        """The product with the same table, without a second copy of it."""
+        return Linear(self.table_VD, shared=True)
+
+
+def first_bad_height(
+    product: Callable[[torch.Tensor], torch.Tensor], x_RK: torch.Tensor, heights: Iterable[int]
+) -> int | None:
+    """The first height at which a row comes out with other bits than among all of `x_RK`, first or last; else None."""
+    whole_RN = product(x_RK)
+    for height in heights:
+        first = torch.equal(product(x_RK[:height]), whole_RN[:height])
+        if not (first and torch.equal(product(x_RK[-height:]), whole_RN[-height:])):
+            return height
+    return None

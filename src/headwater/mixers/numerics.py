@@ -1,0 +1,58 @@
+"""How products are computed, so that a row's bits do not depend on how many rows there are.
+
+Chosen once, at start, by the self-check (`engine/selfcheck.py`); weights are then packed for it. What was measured
+stands in docs/decisions and in design.md, "Exactness".
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Numerics:
+    """The way of all products of a process.
+
+    `packed`: weights are laid out once for oneDNN, whose kernels then treat every height alike.
+    `tiled`: every product has one of two fixed heights, the last tile filled up with zeros.
+    `plain`: torch as it is, with no guard: rows may depend on their number (the negative control).
+    """
+
+    mode: str = "packed"
+    prefill_tile: int = 256  # rows
+    decode_tile: int = 32  # rows
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ValueError(f"numerics mode {self.mode!r} is none of {', '.join(MODES)}")
+
+
+MODES = ("packed", "tiled", "plain")
+_current = Numerics()
+
+
+def current() -> Numerics:
+    """What weights made from now on are made for."""
+    return _current
+
+
+def use(numerics: Numerics) -> None:
+    """Choose for the whole process. Call it before the first weight is loaded."""
+    global _current
+    _current = numerics
+
+
+def prepare_process(threads: int | None = None) -> None:
+    """Settings that hold only if they come before torch's first parallel operation and MKL's first call.
+
+    Strict reproducibility of MKL (unless MKL_CBWR is set already), denormals flushed to zero in every worker thread
+    (transitions decay into denormals: slow, and rounded differently by different kernels), the thread count.
+    """
+    capability = torch.backends.cpu.get_cpu_capability()
+    os.environ.setdefault("MKL_CBWR", "AVX512,STRICT" if capability == "AVX512" else "AVX2,STRICT")
+    torch.set_flush_denormal(True)
+    if threads is not None:
+        torch.set_num_threads(threads)
