@@ -14,6 +14,7 @@ from headwater.types import CacheLayout
 BYTES_OF_DTYPE = {"float32": 4, "bfloat16": 2, "float16": 2}
 PAGE_ALIGN = 512  # bytes
 PAGE_BYTES_WITHOUT_KV = 64 * 1024
+KEY_BLOCK = 512  # tokens: an attention's bits depend on how its last block of keys is filled, so it is always full
 MIXER_OF_LAYER_TYPE = {"full_attention": "attention", "linear_attention": "gated_delta_net"}
 
 

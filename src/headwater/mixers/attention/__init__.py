@@ -1,0 +1,1 @@
+"""Gated full attention over paged keys and values."""

@@ -1,0 +1,67 @@
+"""Causal attention of some queries over a sequence's keys, in bits that depend on the sequence alone.
+
+What a query sees is fixed by its position: the keys of all 512-token blocks up to its own, those after it masked. How
+many rows are computed together has no influence as long as their number is a multiple of 8 (fewer than 4 rows go
+another way through the product inside scaled_dot_product_attention; found by measurement, see docs/decisions).
+
+Shapes: T queries, R rows (T rounded up to 8), G KV heads, Q queries that share one KV head, K keys, D head width.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from headwater.mixers.attention.step import AttentionStep
+from headwater.spec import KEY_BLOCK
+
+ROWS = 8
+
+
+def prefill_into(
+    out_TGQD: torch.Tensor,
+    q_TGQD: torch.Tensor,
+    keys_values: tuple[torch.Tensor, torch.Tensor],
+    start: int,
+    step: AttentionStep,
+) -> None:
+    """Attention of the queries at positions [start, start + T) over keys [0, start + T), which were just gathered."""
+    first, end = start, start + q_TGQD.shape[0]
+    while first < end:
+        last = min((first // KEY_BLOCK + 1) * KEY_BLOCK, end)
+        rows = slice(first - start, last - start)
+        out_TGQD[rows] = _one_block(q_TGQD[rows], keys_values, first, step)
+        first = last
+
+
+def _one_block(
+    q_TGQD: torch.Tensor, keys_values: tuple[torch.Tensor, torch.Tensor], first: int, step: AttentionStep
+) -> torch.Tensor:
+    """Queries that lie within one block of 512 positions, the first at `first`.
+
+    They run backwards, the last one in row 0: then row r may see one key less than row r - 1, and the mask is one
+    vector read from a start that moves by one a row. It needs no memory that grows with queries times keys.
+    """
+    n_queries, n_kv, n_shared, width = q_TGQD.shape
+    n_rows = -(-n_queries // ROWS) * ROWS
+    n_keys = (first // KEY_BLOCK + 1) * KEY_BLOCK
+    q_RGQD = q_TGQD.new_zeros(n_rows, n_kv, n_shared, width)
+    q_RGQD[:n_queries] = q_TGQD.flip(0)
+    k_GQKD, v_GQKD = (x[:n_keys].transpose(0, 1)[:, None].expand(-1, n_shared, -1, -1) for x in keys_values)
+    mask_RK = step.ramp.as_strided((n_rows, n_keys), (1, 1), step.visible - (first + n_queries))
+    out_GQRD = F.scaled_dot_product_attention(q_RGQD.permute(1, 2, 0, 3), k_GQKD, v_GQKD, attn_mask=mask_RK)
+    return out_GQRD[:, :, :n_queries].permute(2, 0, 1, 3).flip(0)
+
+
+def decode(
+    q_GQD: torch.Tensor, keys_values: tuple[torch.Tensor, torch.Tensor], length: int, step: AttentionStep
+) -> torch.Tensor:
+    """Attention of one query, the last of `length` tokens; queries that share a KV head are rows of one product."""
+    n_kv, n_shared, width = q_GQD.shape
+    n_rows = -(-n_shared // ROWS) * ROWS
+    n_keys = keys_values[0].shape[0]
+    q_GRD = q_GQD.new_zeros(n_kv, n_rows, width)
+    q_GRD[:, :n_shared] = q_GQD
+    k_GKD, v_GKD = (x.transpose(0, 1) for x in keys_values)
+    mask_RK = step.ramp.as_strided((n_rows, n_keys), (0, 1), step.visible - length)
+    return F.scaled_dot_product_attention(q_GRD[None], k_GKD[None], v_GKD[None], attn_mask=mask_RK)[0, :, :n_shared]

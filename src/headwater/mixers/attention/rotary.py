@@ -1,0 +1,42 @@
+"""Rotary position embedding of the first channels of each head (Su et al. 2021, in the half-split form).
+
+Shapes: N rows of a step, H heads, D head width, F rotated pairs of channels (rotary_dim / 2).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from headwater.spec import AttentionShape
+
+TABLE_BLOCK = 4096  # positions
+
+
+class RotaryTable:
+    """Cosines and sines by position in float32, computed in blocks of fixed size: bits depend on the position alone."""
+
+    def __init__(self, shape: AttentionShape, device: torch.device) -> None:
+        width = shape.rotary_dim
+        exponent_F = torch.arange(0, width, 2, dtype=torch.float, device=device) / width
+        self._frequency_F = 1.0 / (shape.rope_theta**exponent_F)
+        self._cos_sin = torch.empty(0, 2, width // 2, device=device)
+
+    def at(self, position_N: torch.Tensor, end: int) -> torch.Tensor:
+        """Cosines and sines at positions below `end`, [N, 2, F]."""
+        while self._cos_sin.shape[0] < end:
+            start = self._cos_sin.shape[0]
+            position = torch.arange(start, start + TABLE_BLOCK, device=self._cos_sin.device).float()
+            angle = position[:, None] * self._frequency_F
+            self._cos_sin = torch.cat([self._cos_sin, torch.stack([angle.cos(), angle.sin()], dim=1)])
+        return self._cos_sin[position_N]
+
+
+def rotate_into(x_NHD: torch.Tensor, cos_sin_N2F: torch.Tensor) -> None:
+    """Rotate the first 2F channels of each head in place; x is float32."""
+    half = cos_sin_N2F.shape[-1]
+    cos_N1F, sin_N1F = cos_sin_N2F[:, 0, None], cos_sin_N2F[:, 1, None]
+    a, b = x_NHD[..., :half], x_NHD[..., half : 2 * half]
+    rotated_a = (a * cos_N1F).sub_(b * sin_N1F)
+    rotated_b = (b * cos_N1F).add_(a * sin_N1F)
+    a.copy_(rotated_a)
+    b.copy_(rotated_b)

@@ -1,0 +1,24 @@
+"""Gated MLP.
+
+Shapes: N rows of a step, C model width, I intermediate width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from headwater.mixers.activations import swiglu
+from headwater.mixers.linear import Linear
+
+
+@dataclass(frozen=True)
+class GatedMlp:
+    """down(silu(gate(x)) * up(x)); `gate_up` yields [gate | up]."""
+
+    gate_up: Linear  # C -> 2I
+    down: Linear  # I -> C
+
+    def forward(self, x_NC: torch.Tensor, n_prefill: int = 0) -> torch.Tensor:
+        return self.down(swiglu(self.gate_up(x_NC, n_prefill)), n_prefill)
