@@ -1,0 +1,158 @@
+"""From a conversation to a prompt: render, tokenise once, and find by probing where the prompt's known parts end.
+
+A probe renders the conversation again with one thing changed. What the two texts share, mapped to tokens, is a
+boundary, whatever the template does: insert defaults, strip reasoning, sort tools. A probe that fails, or that
+changes nothing, drops its boundary.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_right
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from tokenizers import Encoding, Tokenizer
+
+from headwater.errors import TemplateError
+from headwater.server.template import ChatTemplate
+from headwater.types import Boundaries
+
+Message = dict[str, Any]
+
+REASONING, ANSWER, QUESTION = "Hm, thus.", "Quite so.", "Quick, why?"  # what probes put into a conversation
+STAND_INS = ("Quick, why?", "zigzag?")  # for a message; one of them begins unlike it
+OPEN_REASONING = re.compile(r"<(\w*think\w*)>\s*\Z")  # a generation prompt that leaves the model thinking
+TOOL_RESPONSE = re.compile(r"\s*<tool_response>")  # some clients send what a tool returned as a user's message
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a template renders. `now` is fixed, so that a probe cannot differ by the clock."""
+
+    messages: tuple[Message, ...]
+    tools: list[dict[str, Any]] | None = None
+    variables: dict[str, Any] = field(default_factory=dict)
+    now: datetime = field(default_factory=datetime.now)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    tokens: tuple[int, ...]
+    boundaries: Boundaries
+    keep_output: bool  # False: no next turn's prompt begins with this prompt and its output
+
+
+class ChatPrompter:
+    """Makes prompts of conversations. Thread safe."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+
+    def prepare(self, conversation: Conversation) -> ChatPrompt:
+        """Raises TemplateError if the template refuses the conversation itself; probes may fail."""
+        text = self._render(conversation, generate=True)
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        boundaries, keep_output = self._probe(conversation, text, encoding)
+        return ChatPrompt(tuple(encoding.ids), boundaries, keep_output)
+
+    def _render(self, conversation: Conversation, generate: bool) -> str:
+        variables = {**conversation.variables, "tools": conversation.tools, "add_generation_prompt": generate}
+        return self._template.render(list(conversation.messages), conversation.now, variables)
+
+    def _probe(self, conversation: Conversation, text: str, encoding: Encoding) -> tuple[Boundaries, bool]:
+        user_turns = [i for i, m in enumerate(conversation.messages) if m["role"] == "user"]
+        queries = [i for i in user_turns if not TOOL_RESPONSE.match(conversation.messages[i]["content"])]
+        answer = dummy_answer(text)
+        nexts = [self._try_render(extended(conversation, turns)) for turns in next_turns(conversation, answer)]
+        ends = [end for _, end in encoding.offsets]
+
+        def boundary(probe: str | None) -> int | None:
+            # one token less: the last one's border may move with what comes after it
+            return (
+                None if probe is None or probe == text else max(0, bisect_right(ends, common_prefix(text, probe)) - 1)
+            )
+
+        first = self._replaced(conversation, user_turns[:1])
+        last = first if queries[-1:] == user_turns[:1] else self._replaced(conversation, queries[-1:])
+        kept = [rendered.startswith(text + answer) for rendered in nexts if rendered is not None]
+        return Boundaries(boundary(first), boundary(last), boundary(nexts[0])), not kept or any(kept)
+
+    def _replaced(self, conversation: Conversation, which: list[int]) -> str | None:
+        """The conversation with that message's content replaced, or None if there is no such message."""
+        if not which:
+            return None
+        messages = list(conversation.messages)
+        old = messages[which[0]]["content"].strip()
+        messages[which[0]] = {**messages[which[0]], "content": STAND_INS[old[:1] == STAND_INS[0][0]]}
+        return self._try_render(replace(conversation, messages=tuple(messages)), generate=True)
+
+    def _try_render(self, conversation: Conversation, generate: bool = False) -> str | None:
+        try:
+            return self._render(conversation, generate)
+        except TemplateError:
+            return None
+
+
+def dummy_answer(prompt: str) -> str:
+    """An answer as the model will give it: reasoning first, if the generation prompt leaves it thinking."""
+    tag = OPEN_REASONING.search(prompt[-200:])
+    return f"{REASONING}\n</{tag[1]}>\n\n{ANSWER}" if tag else ANSWER
+
+
+def next_turns(conversation: Conversation, answer: str) -> list[list[Message]]:
+    """How the conversation may go on: with a user's turn, and with a tool's if there are tools."""
+    reply = {"role": "assistant", "content": answer}
+    turns = [[reply, {"role": "user", "content": QUESTION}]]
+    if conversation.tools:
+        turns.append([reply, {"role": "tool", "content": QUESTION, "tool_call_id": "call"}])
+    return turns
+
+
+def extended(conversation: Conversation, turns: list[Message]) -> Conversation:
+    return replace(conversation, messages=(*conversation.messages, *turns))
+
+
+def common_prefix(a: str, b: str) -> int:
+    """Length in characters, by bisection: each comparison is a memcmp of what is still open."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def template_message(message: Message) -> Message:
+    """An API message as templates expect it: text as one string, and tool calls' arguments as values."""
+    shaped = {key: value for key, value in message.items() if value is not None}
+    shaped["content"] = _plain_text(message.get("content"))
+    if calls := shaped.get("tool_calls"):
+        shaped["tool_calls"] = [_decoded(call) for call in calls]
+    return shaped
+
+
+def _plain_text(content: str | list[dict[str, Any]] | None) -> str:
+    """Content of text parts, joined; raises ValueError for a part that is no text."""
+    if not isinstance(content, list):
+        return content or ""
+    other = [part.get("type") for part in content if part.get("type") != "text"]
+    if other:
+        raise ValueError(f"content has a part of type {other[0]!r}, this model takes 'text' only")
+    return "".join(part["text"] for part in content)
+
+
+def _decoded(call: dict[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except json.JSONDecodeError:
+        return call  # a model's slip, sent back as it was: what to make of it is the template's matter
+    return {**call, "function": {**function, "arguments": arguments}}

@@ -1,0 +1,141 @@
+"""An engine without a model: it says its script, on a thread of its own, and remembers prompts as a cache would."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+from templates import REASONING
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from headwater.engine.detokenizer import TextStream
+from headwater.errors import EngineStopped, RequestTooLarge
+from headwater.types import (
+    CacheAccount,
+    Event,
+    FailedEvent,
+    FinishedEvent,
+    Generation,
+    Reason,
+    TokenEvent,
+    TokenLogprob,
+)
+
+PAGE = 64
+
+
+@cache
+def byte_tokenizer() -> Tokenizer:
+    """Every byte is a token, so texts and positions are easy to tell; <|im_start|> and <|im_end|> are special."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(t, special=True) for t in ("<|im_start|>", "<|im_end|>")])
+    return tokenizer
+
+
+@dataclass
+class FakeEngine:
+    """Has the interface of headwater.engine.engine.Engine; the other fields are what a test may set or look at."""
+
+    script: str = "Grüße 🙂 from the fake."
+    hold_after: int | None = None  # tokens after which a request waits until it is cancelled
+    fail: Exception | None = None  # given instead of an answer
+    max_model_len: int = 4096
+    memory_tokens: int = 100_000
+    chat_template: str | None = REASONING
+    model_name: str = "fake"
+    generation_defaults: dict[str, Any] = field(default_factory=dict)
+    seen: list[Generation] = field(default_factory=list)
+    cancelled: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.tokenizer = byte_tokenizer()
+        self.spec = SimpleNamespace(vocab_size=self.tokenizer.get_vocab_size())
+        self.eos_token_ids = frozenset({self.tokenizer.token_to_id("<|im_end|>")})
+        self.held = threading.Event()  # set when a request has reached `hold_after`
+        self.was_cancelled = threading.Event()
+        self._prompts: dict[str, list[tuple[int, ...]]] = defaultdict(list)
+        self._orders: queue.Queue[tuple[int, Generation, Callable[[Event], None]] | None] = queue.Queue()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._running = False
+
+    def start(self) -> None:
+        self._running = True
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._running = False
+        self.was_cancelled.set()  # lets a held request go
+        self._orders.put(None)
+        self._thread.join()
+
+    def health(self) -> dict[str, Any]:
+        return {"status": "ok" if self._running else "stopped", "model": self.model_name, "deterministic": "yes"}
+
+    def submit(self, generation: Generation, on_event: Callable[[Event], None]) -> int:
+        if not self._running:
+            raise EngineStopped("the engine has stopped")
+        needed = len(generation.prompt) + generation.params.max_tokens
+        if needed > self.memory_tokens:
+            raise RequestTooLarge(f"request needs {needed:,} tokens, memory holds {self.memory_tokens:,}")
+        self.seen.append(generation)
+        self._orders.put((len(self.seen) - 1, generation, on_event))
+        return len(self.seen) - 1
+
+    def cancel(self, request_id: int) -> None:
+        self.cancelled.append(request_id)
+        self.was_cancelled.set()
+
+    def _work(self) -> None:
+        while (order := self._orders.get()) is not None:
+            self._answer(*order)
+
+    def _answer(self, request_id: int, generation: Generation, on_event: Callable[[Event], None]) -> None:
+        if self.fail is not None:
+            return on_event(FailedEvent(self.fail))
+        account = self._account(generation)
+        params = generation.params
+        stream = TextStream(self.tokenizer, generation.prompt[-8:], params.stop)
+        tokens = self.tokenizer.encode(self.script).ids[: params.max_tokens]
+        for done, token in enumerate(tokens):
+            if done == self.hold_after:
+                self.held.set()
+                self.was_cancelled.wait()
+            if request_id in self.cancelled:
+                return None
+            text, hit = stream.push(token)
+            on_event(self._token_event(token, text, params.logprobs))
+            if hit is not None:
+                return on_event(FinishedEvent("stop", "", account, done + 1, hit))
+        reason = "length" if len(tokens) == params.max_tokens else "stop"
+        return on_event(FinishedEvent(reason, stream.flush(), account, len(tokens)))
+
+    def _token_event(self, token: int, text: str, logprobs: int | None) -> TokenEvent:
+        if logprobs is None:
+            return TokenEvent(token, text)
+        top = tuple(TokenLogprob((token + i) % 256, -0.5 - i) for i in range(logprobs))
+        return TokenEvent(token, text, -0.5, top)
+
+    def _account(self, generation: Generation) -> CacheAccount:
+        """As a cache of whole pages that keeps everything would have it."""
+        prompt, known = generation.prompt, self._prompts[generation.namespace]
+        shared = max((_common(prompt, other) for other in known), default=0)
+        cached = min(shared, len(prompt) - 1) // PAGE * PAGE
+        others = any(self._prompts.values())
+        reason = Reason.DIVERGED if known else Reason.OTHER_NAMESPACE if others else Reason.COLD
+        if cached == (len(prompt) - 1) // PAGE * PAGE:
+            reason = Reason.FULL if cached else Reason.TOO_SHORT
+        known.append(prompt)
+        return CacheAccount(len(prompt), cached, cached, 0, reason)
+
+
+def _common(a: tuple[int, ...], b: tuple[int, ...]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -1,0 +1,357 @@
+"""The API over a fake engine: OpenAI's forms, errors, streams, and what the cache says of itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+
+import httpx
+import pytest
+import templates
+from fake_engine import FakeEngine, byte_tokenizer
+
+from headwater.config import ServeConfig
+from headwater.errors import EngineStopped
+from headwater.server.app import create_app
+
+ACCOUNT_KEYS = {
+    "prompt_tokens",
+    "cached_tokens",
+    "resumed_at",
+    "stranded_tokens",
+    "reason",
+    "waited_for_leader",
+    "preemptions",
+}
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture
+def engine():
+    fake = FakeEngine()
+    fake.start()
+    yield fake
+    fake.stop()
+
+
+@pytest.fixture
+def call(engine):
+    """POST a body to a path (or GET it), and give the response."""
+    app = create_app(engine, ServeConfig())
+
+    def send(path, body=None, **kwargs):
+        async def go():
+            transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+                if body is None and not kwargs:
+                    return await client.get(path)
+                return await client.post(path, json=body, **kwargs)
+
+        return asyncio.run(go())
+
+    return send
+
+
+def complete(call, **body):
+    return call("/v1/completions", {"prompt": "abc", "max_tokens": 100, **body})
+
+
+def chat(call, **body):
+    return call("/v1/chat/completions", {"messages": HELLO, "max_tokens": 100, **body})
+
+
+def chunks(response):
+    """The JSON of a stream's events; the last line must say that it is done."""
+    assert response.headers["content-type"].startswith("text/event-stream")
+    events = response.text.split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    assert all(event.startswith("data: ") for event in events[:-1])
+    return [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
+
+
+def error(response, status=400):
+    assert response.status_code == status, response.text
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    return body["error"]
+
+
+def test_health_and_models(call, engine):
+    assert call("/health").json() == {"status": "ok", "model": "fake", "deterministic": "yes"}
+    (model,) = call("/v1/models").json()["data"]
+    assert (model["id"], model["max_model_len"]) == ("fake", 4096)
+
+
+def test_a_completion_has_openais_form_and_the_caches_account(call, engine):
+    answer = complete(call, model="any name").json()
+    assert answer["object"] == "text_completion"
+    assert answer["id"].startswith("cmpl-")
+    assert answer["model"] == "fake"
+    (choice,) = answer["choices"]
+    assert (choice["text"], choice["index"], choice["finish_reason"]) == (engine.script, 0, "stop")
+    assert choice["logprobs"] is None
+    size = len(engine.script.encode())
+    assert answer["usage"]["completion_tokens"] == size
+    assert answer["usage"]["total_tokens"] == 3 + size
+    assert set(answer["headwater"]) == ACCOUNT_KEYS
+
+
+def test_a_resend_reports_cached_tokens(call):
+    first = complete(call, prompt="x" * 200).json()
+    second = complete(call, prompt="x" * 200).json()
+    assert first["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+    assert second["usage"]["prompt_tokens_details"] == {"cached_tokens": 192}
+    assert (first["headwater"]["reason"], second["headwater"]["reason"]) == ("cold", "full")
+
+
+def test_salts_are_namespaces(call, engine):
+    complete(call, prompt="x" * 200, cache_salt="a")
+    other = complete(call, prompt="x" * 200, cache_salt="b").json()
+    assert other["headwater"]["reason"] == "other_namespace"
+    assert [g.namespace for g in engine.seen] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tokens"),
+    [
+        ("ab", [(65, 66)]),
+        ([65, 66], [(65, 66)]),
+        (["ab", "c"], [(65, 66), (67,)]),
+        ([[65], [66, 67]], [(65,), (66, 67)]),
+    ],
+)
+def test_prompts_are_text_or_token_ids_or_lists_of_either(call, engine, prompt, tokens):
+    names = {chr(97 + i): byte_tokenizer().token_to_id(chr(97 + i)) for i in range(3)}
+    as_ids = {65: names["a"], 66: names["b"], 67: names["c"]}
+    answer = complete(call, prompt=prompt).json()
+    sent = [g.prompt for g in engine.seen]
+    literal = isinstance(prompt, str) or isinstance(prompt[0], str)
+    assert sent == ([tuple(as_ids[t] for t in p) for p in tokens] if literal else tokens)
+    assert [choice["index"] for choice in answer["choices"]] == list(range(len(tokens)))
+    assert isinstance(answer["headwater"], list) == (len(tokens) > 1)
+
+
+def test_a_completion_has_sixteen_tokens_unless_told_otherwise_and_a_chat_all_that_fit(call, engine):
+    call("/v1/completions", {"prompt": "abc"})
+    call("/v1/chat/completions", {"messages": HELLO})
+    call("/v1/chat/completions", {"messages": HELLO, "max_tokens": 9, "max_completion_tokens": 7})
+    wanted = [g.params.max_tokens for g in engine.seen]
+    assert wanted == [16, 4096 - len(engine.seen[1].prompt), 7]
+
+
+def test_sampling_reaches_the_engine(call, engine):
+    given = {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "seed": 3, "ignore_eos": True}
+    complete(call, stop=["x", "y"], stop_token_ids=[4], **given)
+    params = engine.seen[0].params
+    assert {name: getattr(params, name) for name in given} == given
+    assert (params.stop, params.stop_token_ids, params.logprobs) == (("x", "y"), (4,), None)
+
+
+def test_what_a_request_leaves_open_comes_from_the_model_and_nulls_are_open(call, engine):
+    engine.generation_defaults = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
+    complete(call, temperature=None, top_k=-1, stop=None, cache_salt=None, n=None)
+    params = engine.seen[0].params
+    assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.6, 0, 0.95, 0.0)
+
+
+def test_a_stop_string_ends_the_text_before_it(call):
+    (choice,) = complete(call, stop="🙂").json()["choices"]
+    assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("Grüße ", "stop", "🙂")
+
+
+def test_a_chat_answers_with_a_message(call, engine):
+    answer = chat(call).json()
+    assert answer["object"] == "chat.completion"
+    assert answer["choices"][0]["message"] == {"role": "assistant", "content": engine.script}
+    assert set(answer["headwater"]) == ACCOUNT_KEYS
+    assert engine.seen[0].boundaries.known
+    assert engine.seen[0].keep_output is False  # the template strips reasoning
+
+
+def test_template_kwargs_and_tools_reach_the_template(call, engine):
+    tools = [{"type": "function", "function": {"name": "look_up"}}]
+    chat(call, tools=tools, chat_template_kwargs={"enable_thinking": False})
+    prompt = byte_tokenizer().decode(engine.seen[0].prompt, skip_special_tokens=False)
+    assert "look_up" in prompt
+    assert prompt.endswith("<think>\n\n</think>\n\n")
+
+
+def test_template_kwargs_cannot_replace_the_conversation(call, engine):
+    chat(call, chat_template_kwargs={"messages": [], "add_generation_prompt": False, "now": 1, "tools": 3})
+    assert "hello" in byte_tokenizer().decode(engine.seen[0].prompt)
+
+
+def test_a_stream_says_what_the_whole_answer_says(call, engine):
+    whole = complete(call).json()
+    parts = chunks(complete(call, stream=True))
+    assert "".join(part["choices"][0]["text"] for part in parts) == whole["choices"][0]["text"] == engine.script
+    assert [part["choices"][0]["finish_reason"] for part in parts if part["choices"][0]["finish_reason"]] == ["stop"]
+    assert set(parts[-1]["headwater"]) == ACCOUNT_KEYS
+    assert all("usage" not in part for part in parts)
+
+
+def test_a_streams_characters_are_whole(call, engine):
+    texts = [part["choices"][0]["text"] for part in chunks(complete(call, stream=True))]
+    assert "🙂" in texts
+    assert not any("\ufffd" in text for text in texts)
+
+
+def test_a_chat_stream_names_the_role_once_and_ends_with_usage_if_asked(call, engine):
+    parts = chunks(chat(call, stream=True, stream_options={"include_usage": True}))
+    assert all(part["object"] == "chat.completion.chunk" for part in parts)
+    roles = ["role" in choice["delta"] for part in parts for choice in part["choices"]]
+    assert roles == [True] + [False] * (len(roles) - 1)
+    assert "".join(c["delta"]["content"] for part in parts for c in part["choices"]) == engine.script
+    *others, last = parts
+    assert all(part["usage"] is None for part in others)
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] == len(engine.script.encode())
+    assert last["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+    assert last["headwater"] == others[-1]["headwater"]
+
+
+def test_several_prompts_stream_side_by_side(call, engine):
+    texts = ["", ""]
+    for part in chunks(complete(call, prompt=["a", "b"], stream=True)):
+        texts[part["choices"][0]["index"]] += part["choices"][0]["text"]
+    assert texts == [engine.script] * 2
+
+
+def test_log_probabilities_of_a_completion(call):
+    logprobs = complete(call, max_tokens=4, logprobs=2).json()["choices"][0]["logprobs"]
+    assert logprobs["tokens"] == ["G", "r", "bytes:\\xc3", "bytes:\\xbc"]
+    assert logprobs["token_logprobs"] == [-0.5] * 4
+    assert [len(top) for top in logprobs["top_logprobs"]] == [2] * 4
+    assert logprobs["text_offset"] == [0, 1, 2, 2]
+
+
+def test_log_probabilities_of_a_chat(call):
+    entries = chat(call, max_tokens=3, logprobs=True, top_logprobs=2).json()["choices"][0]["logprobs"]["content"]
+    assert entries[0]["token"] == "G"
+    assert entries[2]["bytes"] == [0xC3]
+    assert [top["logprob"] for top in entries[0]["top_logprobs"]] == [-0.5, -1.5]
+    assert chat(call, logprobs=True).json()["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
+
+
+def test_log_probabilities_stream_with_their_tokens(call, engine):
+    parts = chunks(complete(call, max_tokens=6, logprobs=1, stream=True))
+    whole = complete(call, max_tokens=6, logprobs=1).json()["choices"][0]["logprobs"]
+    streamed = [part["choices"][0]["logprobs"] for part in parts[:-1]]
+    assert [entry["tokens"][0] for entry in streamed] == whole["tokens"]
+    assert [entry["text_offset"][0] for entry in streamed] == whole["text_offset"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "numbers"),
+    [
+        ({"temperature": 2.5}, "temperature", ["2.5", "2"]),
+        ({"temperature": -1}, "temperature", ["-1", "0"]),
+        ({"top_p": 0}, "top_p", ["0"]),
+        ({"top_p": 1.5}, "top_p", ["1.5", "1"]),
+        ({"top_k": -2}, "top_k", ["-2", "-1"]),
+        ({"min_p": 1.5}, "min_p", ["1.5", "1"]),
+        ({"max_tokens": 0}, "max_tokens", ["0", "1"]),
+        ({"logprobs": 21}, "logprobs", ["21", "20"]),
+        ({"prompt": []}, "prompt", ["text"]),
+        ({"prompt": {"a": 1}}, "prompt", ["token ids"]),
+        ({"prompt": [1.5]}, "prompt", ["token ids"]),
+        ({"prompt": ""}, "prompt", ["0", "1"]),
+        ({"prompt": [9999]}, "prompt", ["9,999", "258"]),
+        ({"prompt": [-1]}, "prompt", ["token ids"]),
+        ({"n": 2}, None, ["n is 2", "1"]),
+        ({"echo": True}, None, ["echo", "True"]),
+        ({"presence_penalty": 0.5}, None, ["presence_penalty", "0.5"]),
+        ({"stop": [1]}, "stop.0", ["string"]),
+    ],
+)
+def test_bad_values_are_named_with_both_numbers(call, body, param, numbers):
+    told = error(complete(call, **body))
+    assert told["type"] == "invalid_request_error"
+    assert told["param"] == param
+    assert all(number in told["message"] for number in numbers), told["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "part"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"content": "x"}]}, "role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url"),
+        ({"messages": HELLO, "top_logprobs": 3}, "top_logprobs is 3"),
+        ({"messages": HELLO, "n": 3}, "n is 3"),
+        ({"messages": HELLO, "tool_choice": "required"}, "tool_choice is 'required'"),
+    ],
+)
+def test_bad_chats_are_named(call, body, part):
+    assert part in error(call("/v1/chat/completions", body))["message"]
+
+
+def test_a_prompt_longer_than_the_model_is_told_with_both_numbers(call):
+    told = error(complete(call, prompt="x" * 5000))
+    assert told["code"] == "context_length_exceeded"
+    assert "5,000" in told["message"]
+    assert "4,096" in told["message"]
+    told = error(complete(call, prompt="x" * 4000, max_tokens=200))
+    assert "4,000" in told["message"]
+    assert "200" in told["message"]
+
+
+def test_a_request_too_large_for_memory_is_told_with_both_numbers(call, engine):
+    engine.memory_tokens = 500
+    told = error(complete(call, prompt=["a", "x" * 500]))
+    assert "600" in told["message"]
+    assert "500" in told["message"]
+    assert engine.cancelled == [0]  # all or none
+
+
+def test_a_template_that_refuses_says_so(call, engine):
+    engine.chat_template = templates.BROKEN
+    app = create_app(engine, ServeConfig())
+
+    async def go():
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+            return await client.post("/v1/chat/completions", json={"messages": HELLO * 2})
+
+    assert "no such luck" in error(asyncio.run(go()))["message"]
+
+
+def test_what_is_no_json_and_what_is_nowhere_is_told_in_the_same_form(call):
+    assert "JSON" in error(call("/v1/completions", content=b"{oops"))["message"]
+    assert "/v1/nowhere" in error(call("/v1/nowhere"), 404)["message"]
+    assert error(call("/v1/completions"), 405)
+
+
+def test_unknown_fields_are_ignored(call):
+    assert complete(call, user="u", store=True, future={"a": 1}).status_code == 200
+
+
+def test_an_engine_that_fails_is_a_server_error_without_its_insides(call, engine):
+    engine.fail = RuntimeError("secret path")
+    told = error(complete(call), 500)
+    assert told["type"] == "server_error"
+    assert "secret" not in told["message"]
+
+
+def test_an_engine_that_fails_midway_ends_the_stream_with_its_error(call, engine):
+    engine.fail = EngineStopped("the engine has stopped")
+    (part,) = chunks(complete(call, stream=True))
+    assert part["error"]["message"] == "the engine has stopped"
+
+
+def test_a_stopped_engine_is_unavailable(call, engine):
+    engine._running = False
+    assert error(complete(call), 503)["code"] == "engine_stopped"
+    assert call("/health").status_code == 503
+
+
+def test_the_log_has_a_line_a_request_with_the_account_and_the_reason(call, caplog):
+    with caplog.at_level(logging.INFO, logger="headwater.request"):
+        complete(call, prompt="x" * 2000)
+        chat(call, stream=True)
+    lines = [record.getMessage() for record in caplog.records if record.name == "headwater.request"]
+    assert lines[0].startswith("completion[0] prompt_tokens=2,000 cached_tokens=0")
+    assert "reason=cold" in lines[0]
+    assert lines[1].startswith("chat[0]")
+    assert len(lines) == 2
