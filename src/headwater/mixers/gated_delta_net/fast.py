@@ -1,0 +1,130 @@
+"""The gated delta rule in chunks of 64 tokens (prefill) and one token at a time for many sequences (decode).
+
+A chunk's corrections solve a triangular system (the WY form; Gated Delta Networks, section 3.3). With G the running
+sum of g within the chunk, D[i, j] = e^(G_i − G_j), and A the part of β (K Kᵀ ∘ D) below the diagonal:
+
+    E  = (I + A)⁻¹ (β V − β e^G K S)        the corrections, all 64 at once
+    O  = e^G Q S + (Q Kᵀ ∘ D) E
+    S' = e^(G_64) S + (e^(G_64 − G) K)ᵀ E
+
+What does not need S is done for several chunks at once; the rest is three batched products a chunk. Every exponent
+is at most 0, so no decay overflows. A chunk is padded with β = 0 and g = 0, which leaves S as it is.
+
+n chunks (of any sequences), t = 64 tokens, G key heads, H value heads, K key width, V value width, B sequences;
+M = n·H: chunks and heads as one batch. All float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from headwater.mixers.activations import inverse_l2
+
+CHUNK = 64
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """What chunks contribute, whatever the state before them."""
+
+    read_MRK: torch.Tensor  # R = 128 rows: e^G q, then β e^G k
+    value_MtV: torch.Tensor  # β v
+    inverse_Mtt: torch.Tensor  # (I + A)⁻¹
+    attend_Mtt: torch.Tensor  # Q Kᵀ ∘ D, zero above the diagonal
+    write_MtK: torch.Tensor  # e^(G_64 − G) k
+    decay_M11: torch.Tensor  # e^(G_64)
+
+
+@cache
+def _not_above_diagonal(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Upper bounds of G_i − G_j (−∞ above the diagonal, where it could overflow), and the unit matrix."""
+    bound_tt = torch.zeros(CHUNK, CHUNK, device=device)
+    above_tt = torch.ones(CHUNK, CHUNK, device=device).triu(1).bool()
+    return bound_tt.masked_fill(above_tt, float("-inf")), torch.eye(CHUNK, device=device)
+
+
+def prepare(qk_nt2GK: torch.Tensor, v_ntHV: torch.Tensor, g_ntH: torch.Tensor, beta_ntH: torch.Tensor) -> Chunks:
+    """Normalise and scale queries and keys, and do all the work on n chunks that needs no state."""
+    n, _, _, n_key_heads, key_width = qk_nt2GK.shape
+    n_heads = v_ntHV.shape[2]
+    bound_tt, unit_tt = _not_above_diagonal(qk_nt2GK.device)
+
+    scale_nt2G1 = inverse_l2(qk_nt2GK)
+    scale_nt2G1[:, :, 0] *= key_width**-0.5
+    qk_nG2tK = qk_nt2GK.new_empty(n, n_key_heads, 2, CHUNK, key_width)
+    torch.mul(qk_nt2GK, scale_nt2G1, out=qk_nG2tK.permute(0, 3, 2, 1, 4))
+    qk_mRK = qk_nG2tK.view(n * n_key_heads, 2 * CHUNK, key_width)
+    dots_nG1Rt = torch.bmm(qk_mRK, qk_mRK[:, CHUNK:].mT).view(n, n_key_heads, 1, 2 * CHUNK, CHUNK)
+
+    grouped = (n, n_key_heads, n_heads // n_key_heads)
+    cumulative_nHt = g_ntH.transpose(1, 2).contiguous().cumsum(-1)
+    beta_nHt = beta_ntH.transpose(1, 2).contiguous()
+    decay_nHtt = torch.minimum(cumulative_nHt.unsqueeze(-1) - cumulative_nHt.unsqueeze(-2), bound_tt).exp_()
+    decay_nGrtt = decay_nHtt.view(*grouped, CHUNK, CHUNK)
+    attend = dots_nG1Rt[..., :CHUNK, :] * decay_nGrtt
+    system = decay_nGrtt.mul_(dots_nG1Rt[..., CHUNK:, :]).mul_(beta_nHt.view(*grouped, CHUNK, 1))
+    inverse = torch.linalg.solve_triangular(system.view(-1, CHUNK, CHUNK), unit_tt, upper=False, unitriangular=True)
+
+    from_start_nHt = cumulative_nHt.exp()
+    to_end_nHt = (cumulative_nHt[..., -1:] - cumulative_nHt).exp_()
+    row_scale_nHR = torch.cat((from_start_nHt, from_start_nHt * beta_nHt), -1)
+    qk_nG1RK = qk_nG2tK.view(n, n_key_heads, 1, 2 * CHUNK, key_width)
+    read = qk_nG1RK * row_scale_nHR.view(*grouped, 2 * CHUNK, 1)
+    write = qk_nG1RK[..., CHUNK:, :] * to_end_nHt.view(*grouped, CHUNK, 1)
+    value_nHtV = torch.empty_like(v_ntHV.transpose(1, 2), memory_format=torch.contiguous_format)
+    torch.mul(v_ntHV.transpose(1, 2), beta_nHt.unsqueeze(-1), out=value_nHtV)
+    return Chunks(
+        read_MRK=read.view(-1, 2 * CHUNK, key_width),
+        value_MtV=value_nHtV.view(-1, CHUNK, v_ntHV.shape[-1]),
+        inverse_Mtt=inverse,
+        attend_Mtt=attend.view(-1, CHUNK, CHUNK),
+        write_MtK=write.view(-1, CHUNK, key_width),
+        decay_M11=from_start_nHt[..., -1].reshape(-1, 1, 1),
+    )
+
+
+def advance_into(chunks: Chunks, at: slice, state_MKV: torch.Tensor, out_MtV: torch.Tensor) -> None:
+    """One chunk of each of several sequences: their states are moved on in place, their outputs go to `out_MtV`.
+
+    `at` are the chunks' rows in `chunks` (a run of M = sequences × heads).
+    """
+    read_MRV = torch.bmm(chunks.read_MRK[at], state_MKV)
+    error_MtV = torch.sub(chunks.value_MtV[at], read_MRV[:, CHUNK:])
+    correction_MtV = torch.bmm(chunks.inverse_Mtt[at], error_MtV)
+    torch.baddbmm(read_MRV[:, :CHUNK], chunks.attend_Mtt[at], correction_MtV, out=out_MtV)
+    state_MKV.mul_(chunks.decay_M11[at]).baddbmm_(chunks.write_MtK[at].mT, correction_MtV)
+
+
+def decode_step(
+    qk_B2GK: torch.Tensor, v_BHV: torch.Tensor, g_BH: torch.Tensor, beta_BH: torch.Tensor, state_BHKV: torch.Tensor
+) -> torch.Tensor:
+    """One token of each of B sequences: outputs [B, H, V]; the states (strided by sequence at will) change in place.
+
+    With k and q both read from the old state in one product of two rows, S' = e^g S + k eᵀ gives o = e^g Sᵀq + (k·q) e.
+    """
+    n_key_heads, key_width = qk_B2GK.shape[2:]
+    n_heads = v_BHV.shape[1]
+    scale_B2G1 = inverse_l2(qk_B2GK)
+    scale_B2G1[:, 0] *= key_width**-0.5
+    qk_BG2K = (qk_B2GK * scale_B2G1).transpose(1, 2)
+    qk_BH2K = qk_BG2K.repeat_interleave(n_heads // n_key_heads, 1)
+    read_BH2V = _read(qk_BH2K, state_BHKV).mul_(g_BH.exp()[..., None, None])
+    error_BHV = (v_BHV - read_BH2V[:, :, 1]).mul_(beta_BH.unsqueeze(-1))
+    state_BHKV.mul_(g_BH.exp()[..., None, None])
+    state_BHKV.addcmul_(qk_BH2K[:, :, 1].unsqueeze(-1), error_BHV.unsqueeze(-2))
+    dot_BH1 = (qk_BH2K[:, :, 0] * qk_BH2K[:, :, 1]).sum(-1, keepdim=True)
+    return torch.addcmul(read_BH2V[:, :, 0], dot_BH1, error_BHV)
+
+
+def _read(rows_BH2K: torch.Tensor, state_BHKV: torch.Tensor) -> torch.Tensor:
+    """Rows times states: by head, since a batch over sequences and heads would need a copy of strided states."""
+    n, n_heads = rows_BH2K.shape[:2]
+    if n == 1:
+        return torch.bmm(rows_BH2K[0], state_BHKV[0]).unsqueeze(0)
+    read_BH2V = rows_BH2K.new_empty(n, n_heads, 2, state_BHKV.shape[-1])
+    for head in range(n_heads):
+        torch.bmm(rows_BH2K[:, head], state_BHKV[:, head], out=read_BH2V[:, head])
+    return read_BH2V

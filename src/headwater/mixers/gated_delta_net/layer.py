@@ -1,0 +1,249 @@
+"""A Gated DeltaNet layer: projections, short convolution, gates, delta rule, gated norm.
+
+N rows of a step, P prefill rows, B decoding sequences, C convolved channels, W convolution width, n chunks, t = 64,
+G key heads, H value heads, K key width, V value width, D model width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from headwater.mixers.activations import gated_rms_norm, sigmoid, silu, softplus
+from headwater.mixers.batch import Slice, StepBatch
+from headwater.mixers.gated_delta_net.fast import CHUNK, advance_into, decode_step, prepare
+from headwater.mixers.linear import Linear
+
+HEADS_A_BLOCK = 32  # chunks × heads whose intermediates stay in cache: 2-4 chunks of a small model, 1 of a large
+NORM_ROWS = 128  # rows of a step that the gated norm takes at a time, for the same reason
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDeltaNetShape:
+    key_heads: int
+    value_heads: int
+    key_width: int
+    value_width: int
+    conv_width: int = 4
+    eps: float = 1e-6
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: queries, keys and values."""
+        return 2 * self.key_heads * self.key_width + self.value_heads * self.value_width
+
+
+@dataclass(frozen=True)
+class LayerState:
+    """All rows of one layer's state memory. Rows may be strided; each is contiguous."""
+
+    recurrent: torch.Tensor  # [rows, H, K, V] float32
+    conv: torch.Tensor  # [rows, C, W − 1]: the last inputs of the convolution, oldest first
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """At most 64 tokens of a slice."""
+
+    slice: Slice
+    index: int
+
+    @property
+    def first(self) -> int:
+        """Its first row in the step."""
+        return self.slice.first + self.index * CHUNK
+
+    @property
+    def length(self) -> int:
+        return min(CHUNK, self.slice.length - self.index * CHUNK)
+
+    @property
+    def is_last(self) -> bool:
+        return (self.index + 1) * CHUNK >= self.slice.length
+
+    @property
+    def state_rows(self) -> list[int]:
+        """Rows of the state memory that take the state after this chunk."""
+        end = self.slice.start + self.index * CHUNK + self.length
+        rows = [row for position, row in self.slice.saves if position == end]
+        return [*rows, self.slice.slot] if self.is_last else rows
+
+
+class GatedDeltaNet:
+    """The mixer of Qwen3-Next and Qwen3.5. Weights by the names that checkpoints give them, relative to the layer."""
+
+    def __init__(self, shape: GatedDeltaNetShape, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.shape = shape
+        self.in_proj = Linear(fused_projection(shape, tensors))
+        self.out_proj = Linear(tensors["out_proj.weight"])
+        self.conv_WC = tensors["conv1d.weight"].squeeze(1).float().T.contiguous()
+        self.decay_H = tensors["A_log"].float().exp().neg()
+        self.dt_bias_H = tensors["dt_bias"].float()
+        self.norm_V = tensors["norm.weight"].float()
+
+    def forward(self, x_ND: torch.Tensor, batch: StepBatch, state: LayerState) -> torch.Tensor:
+        """Rows of a step in, rows out; states of its sequences move on in `state`, and are copied to the rows of saves."""
+        s = self.shape
+        projected_NE = self.in_proj(x_ND, batch.n_prefill)
+        widths = (s.channels, s.value_heads * s.value_width, s.value_heads, s.value_heads)
+        mixed_NC, z_NX, b_NH, a_NH = projected_NE.split(widths, -1)
+        gates_N2H = self._gates(a_NH, b_NH)
+        core_NHV = x_ND.new_empty((x_ND.shape[0], s.value_heads, s.value_width), dtype=torch.float32)
+        self._prefill_into(mixed_NC, gates_N2H, batch, state, core_NHV)
+        if batch.n_decode:
+            p = batch.n_prefill
+            core_NHV[p:] = self._decode(mixed_NC[p:], gates_N2H[p:], batch.decode_slot_B, state)
+        return self.out_proj(self._normed(core_NHV, z_NX, x_ND.dtype), batch.n_prefill)
+
+    def _gates(self, a_NH: torch.Tensor, b_NH: torch.Tensor) -> torch.Tensor:
+        """log of the decay, −e^A softplus(a + dt), and the writing strength, sigmoid(b), in float32."""
+        g_NH = softplus(a_NH.float() + self.dt_bias_H).mul_(self.decay_H)
+        return torch.stack((g_NH, sigmoid(b_NH.float())), 1)
+
+    def _normed(self, core_NHV: torch.Tensor, z_NX: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        out_NX = torch.empty(z_NX.shape, dtype=dtype, device=z_NX.device)
+        z_NHV = z_NX.unflatten(-1, core_NHV.shape[1:])
+        for first in range(0, len(core_NHV), NORM_ROWS):
+            rows = slice(first, first + NORM_ROWS)
+            normed_nHV = gated_rms_norm(core_NHV[rows], z_NHV[rows], self.norm_V, self.shape.eps)
+            out_NX[rows] = normed_nHV.flatten(1)
+        return out_NX
+
+    def _prefill_into(
+        self,
+        mixed_NC: torch.Tensor,
+        gates_N2H: torch.Tensor,
+        batch: StepBatch,
+        state: LayerState,
+        core_NHV: torch.Tensor,
+    ) -> None:
+        limit = max(1, HEADS_A_BLOCK // self.shape.value_heads)
+        slices = sorted(batch.slices, key=lambda s: -s.length)
+        for at in range(0, len(slices), limit):
+            group = slices[at : at + limit]
+            # In place where there is one sequence; several must be contiguous to be one batch, and are copied.
+            slots = [s.slot for s in group]
+            state_SHKV = state.recurrent[slots[0]].unsqueeze(0) if len(slots) == 1 else state.recurrent[slots]
+            for n_active, chunks in blocks(group, limit):
+                self._block_into(mixed_NC, gates_N2H, chunks, state, state_SHKV[:n_active], core_NHV)
+
+    def _block_into(
+        self,
+        mixed_NC: torch.Tensor,
+        gates_N2H: torch.Tensor,
+        chunks: list[Chunk],
+        state: LayerState,
+        state_SHKV: torch.Tensor,
+        core_NHV: torch.Tensor,
+    ) -> None:
+        """Several chunks of each of a few sequences, in order; `state_SHKV` moves on in place."""
+        s = self.shape
+        window_nLC = self._windows(mixed_NC, chunks, state)
+        gates_nt2H = gates_N2H.new_zeros(len(chunks), CHUNK, 2, s.value_heads)
+        for i, chunk in enumerate(chunks):
+            gates_nt2H[i, : chunk.length] = gates_N2H[chunk.first : chunk.first + chunk.length]
+        qk_nt2GK, v_ntHV = self._heads(self._convolved(window_nLC))
+        prepared = prepare(qk_nt2GK, v_ntHV, gates_nt2H[:, :, 0], gates_nt2H[:, :, 1])
+        n_active = len(state_SHKV)
+        state_MKV = state_SHKV.view(-1, s.key_width, s.value_width)
+        out_ntHV = core_NHV.new_empty(len(chunks), s.value_heads, CHUNK, s.value_width)
+        for first in range(0, len(chunks), n_active):
+            at = slice(first * s.value_heads, (first + n_active) * s.value_heads)
+            advance_into(prepared, at, state_MKV, out_ntHV[first : first + n_active].flatten(0, 1))
+            for i in range(n_active):
+                chunk = chunks[first + i]
+                for row in chunk.state_rows:
+                    state.recurrent[row] = state_SHKV[i]
+                    state.conv[row] = window_nLC[first + i, chunk.length : chunk.length + s.conv_width - 1].T
+        for chunk, out_HtV in zip(chunks, out_ntHV, strict=True):
+            core_NHV[chunk.first : chunk.first + chunk.length] = out_HtV.transpose(0, 1)[: chunk.length]
+
+    def _windows(self, mixed_NC: torch.Tensor, chunks: list[Chunk], state: LayerState) -> torch.Tensor:
+        """The chunks' inputs of the convolution, float32, each with the W − 1 inputs before it; zeros fill them up."""
+        before = self.shape.conv_width - 1
+        window_nLC = torch.empty(
+            (len(chunks), before + CHUNK, self.shape.channels), dtype=torch.float32, device=mixed_NC.device
+        )
+        for window_LC, chunk in zip(window_nLC, chunks, strict=True):
+            end = chunk.first + chunk.length
+            window_LC[before + chunk.length :].zero_()
+            if chunk.index:
+                window_LC[: before + chunk.length] = mixed_NC[chunk.first - before : end]
+            else:
+                window_LC[:before] = state.conv[chunk.slice.slot].T
+                window_LC[before : before + chunk.length] = mixed_NC[chunk.first : end]
+        return window_nLC
+
+    def _convolved(self, window_nLC: torch.Tensor) -> torch.Tensor:
+        """silu of the depthwise convolution, as shifted multiply-adds; [n, t, C]."""
+        length = window_nLC.shape[1] - self.shape.conv_width + 1
+        sum_ntC = window_nLC[:, :length] * self.conv_WC[0]
+        for shift in range(1, self.shape.conv_width):
+            sum_ntC.addcmul_(window_nLC[:, shift : shift + length], self.conv_WC[shift])
+        return silu(sum_ntC)
+
+    def _heads(self, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Channels as [..., 2, G, K] (queries, keys) and [..., H, V]."""
+        s = self.shape
+        n_qk = 2 * s.key_heads * s.key_width
+        qk = mixed[..., :n_qk].unflatten(-1, (2, s.key_heads, s.key_width))
+        return qk, mixed[..., n_qk:].unflatten(-1, (s.value_heads, s.value_width))
+
+    def _decode(
+        self, mixed_BC: torch.Tensor, gates_B2H: torch.Tensor, slot_B: torch.Tensor, state: LayerState
+    ) -> torch.Tensor:
+        slots = slot_B.tolist()
+        conv_BCw = _rows_of(state.conv, slots)
+        window_BLC = torch.cat((conv_BCw.mT.float(), mixed_BC.float().unsqueeze(1)), 1)
+        conv_BCw.copy_(window_BLC[:, 1:].mT)
+        qk_B2GK, v_BHV = self._heads(self._convolved(window_BLC)[:, 0])
+        state_BHKV = _rows_of(state.recurrent, slots)
+        out_BHV = decode_step(qk_B2GK, v_BHV, gates_B2H[:, 0], gates_B2H[:, 1], state_BHKV)
+        if not _is_run(slots):
+            state.conv.index_copy_(0, slot_B, conv_BCw)
+            state.recurrent.index_copy_(0, slot_B, state_BHKV)
+        return out_BHV
+
+
+def _is_run(rows: list[int]) -> bool:
+    return rows == list(range(rows[0], rows[0] + len(rows)))
+
+
+def _rows_of(memory: torch.Tensor, rows: list[int]) -> torch.Tensor:
+    """Those rows: a view where they are adjacent and ascending, else a copy."""
+    if _is_run(rows):
+        return memory[rows[0] : rows[0] + len(rows)]
+    return memory.index_select(0, torch.tensor(rows, device=memory.device))
+
+
+def blocks(group: list[Slice], limit: int) -> Iterator[tuple[int, list[Chunk]]]:
+    """Chunks of slices (longest first) in the order of time: the n-th of each sequence, then the next.
+
+    Yields (sequences that have a chunk in it, chunks): at most `limit` chunks and at least one step, and the same
+    sequences in every step.
+    """
+    n_chunks = [-(-s.length // CHUNK) for s in group]
+    step = 0
+    while step < n_chunks[0]:
+        n_active = sum(n > step for n in n_chunks)
+        n_steps = min(max(1, limit // n_active), n_chunks[n_active - 1] - step)
+        yield n_active, [Chunk(s, i) for i in range(step, step + n_steps) for s in group[:n_active]]
+        step += n_steps
+
+
+def fused_projection(shape: GatedDeltaNetShape, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """One weight whose rows give [q | k | v | z | b | a], each in the order of heads.
+
+    Qwen3.5 has four weights; Qwen3-Next has two, whose rows stand key head by key head: q, k, and then v and z of the
+    value heads that share it (b and a likewise).
+    """
+    if "in_proj_qkv.weight" in tensors:
+        return torch.cat([tensors[f"in_proj_{name}.weight"] for name in ("qkv", "z", "b", "a")])
+    heads = shape.key_heads
+    shared = shape.value_heads // heads
+    widths = (shape.key_width, shape.key_width, shared * shape.value_width, shared * shape.value_width)
+    by_head = tensors["in_proj_qkvz.weight"].unflatten(0, (heads, -1)).split(widths, 1)
+    by_head += tensors["in_proj_ba.weight"].unflatten(0, (heads, -1)).split(shared, 1)
+    return torch.cat([part.flatten(0, 1) for part in by_head])
