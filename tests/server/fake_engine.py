@@ -52,6 +52,7 @@ class FakeEngine:
     memory_tokens: int = 100_000
     chat_template: str | None = REASONING
     model_name: str = "fake"
+    special_tokens: dict[str, str] = field(default_factory=lambda: {"eos_token": "<|im_end|>"})
     generation_defaults: dict[str, Any] = field(default_factory=dict)
     seen: list[Generation] = field(default_factory=list)
     cancelled: list[int] = field(default_factory=list)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from functools import partial
 
 import httpx
 import pytest
@@ -38,19 +39,18 @@ def engine():
 @pytest.fixture
 def call(engine):
     """POST a body to a path (or GET it), and give the response."""
-    app = create_app(engine, ServeConfig())
+    return partial(post, engine)
 
-    def send(path, body=None, **kwargs):
-        async def go():
-            transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-                if body is None and not kwargs:
-                    return await client.get(path)
-                return await client.post(path, json=body, **kwargs)
 
-        return asyncio.run(go())
+def post(engine, path, body=None, **kwargs):
+    async def go():
+        transport = httpx.ASGITransport(create_app(engine, ServeConfig()), raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            if body is None and not kwargs:
+                return await client.get(path)
+            return await client.post(path, json=body, **kwargs)
 
-    return send
+    return asyncio.run(go())
 
 
 def complete(call, **body):
@@ -150,7 +150,7 @@ def test_sampling_reaches_the_engine(call, engine):
 
 
 def test_what_a_request_leaves_open_comes_from_the_model_and_nulls_are_open(call, engine):
-    engine.generation_defaults = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
+    engine.generation_defaults = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": None}
     complete(call, temperature=None, top_k=-1, stop=None, cache_salt=None, n=None)
     params = engine.seen[0].params
     assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.6, 0, 0.95, 0.0)
@@ -306,15 +306,18 @@ def test_a_request_too_large_for_memory_is_told_with_both_numbers(call, engine):
     assert engine.cancelled == [0]  # all or none
 
 
-def test_a_template_that_refuses_says_so(call, engine):
-    engine.chat_template = templates.BROKEN
-    app = create_app(engine, ServeConfig())
+@pytest.mark.parametrize(
+    ("template", "words"), [(templates.BROKEN, "no such luck"), (None, "no chat template: use /v1/completions")]
+)
+def test_a_template_that_refuses_says_so(engine, template, words):
+    engine.chat_template = template
+    assert words in error(post(engine, "/v1/chat/completions", {"messages": HELLO * 2}))["message"]
 
-    async def go():
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
-            return await client.post("/v1/chat/completions", json={"messages": HELLO * 2})
 
-    assert "no such luck" in error(asyncio.run(go()))["message"]
+def test_a_template_may_name_special_tokens(engine):
+    engine.chat_template = "{{ messages[0].content }}{{ eos_token }}"
+    post(engine, "/v1/chat/completions", {"messages": HELLO})
+    assert byte_tokenizer().decode(engine.seen[0].prompt, skip_special_tokens=False) == "hello<|im_end|>"
 
 
 def test_what_is_no_json_and_what_is_nowhere_is_told_in_the_same_form(call):

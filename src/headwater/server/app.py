@@ -34,6 +34,7 @@ class ServedEngine(Protocol):
 
     tokenizer: Tokenizer
     chat_template: str | None
+    special_tokens: dict[str, str]  # bos_token and its like, as the template may name them
     max_model_len: int
     model_name: str
     spec: ModelSpec
@@ -81,8 +82,10 @@ class Service:
         self._names = TokenNames(engine.tokenizer)
         engine.tokenizer.no_truncation()
         engine.tokenizer.no_padding()
-        template = None if engine.chat_template is None else ChatTemplate(engine.chat_template)
-        self._prompter = None if template is None else ChatPrompter(engine.tokenizer, template)
+        self._prompter: ChatPrompter | None = None
+        if engine.chat_template is not None:
+            template = ChatTemplate(engine.chat_template, engine.special_tokens)
+            self._prompter = ChatPrompter(engine.tokenizer, template)
 
     def models(self) -> dict[str, Any]:
         model = {"id": self._engine.model_name, "object": "model", "created": self._started, "owned_by": "headwater"}

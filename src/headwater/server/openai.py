@@ -75,8 +75,8 @@ class SamplingRequest(BaseModel):
         """Sampling as the engine takes it; what the request leaves open comes from the model, then from OpenAI."""
 
         def chosen(name: str, otherwise: float) -> Any:
-            value = getattr(self, name)
-            return defaults.get(name, otherwise) if value is None else value
+            offered = (getattr(self, name), defaults.get(name), otherwise)
+            return next(value for value in offered if value is not None)
 
         return SamplingParams(
             max_tokens=max_tokens,

@@ -1,0 +1,5 @@
+"""`python -m headwater` is the `headwater` command."""
+
+from headwater.cli import app
+
+app()

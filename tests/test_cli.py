@@ -1,0 +1,152 @@
+"""The command line: what it takes, what it prints, and how it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+
+import pytest
+import typer
+
+from headwater.cli import commands, read_spec, run
+from headwater.config import ServeConfig
+
+TINY = {
+    "model_type": "qwen3_5_text",
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+    "max_position_embeddings": 16384,
+    "dtype": "bfloat16",
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    return tmp_path
+
+
+def refusal(capsys, *arguments):
+    """The one line on stderr of a command that exits with 2."""
+    assert run(list(arguments)) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    (line,) = printed.err.splitlines()
+    assert line.startswith("headwater: ")
+    return line
+
+
+def test_the_command_line_is_frozen():
+    command = typer.main.get_command(commands).commands["serve"]
+    assert [option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)] == [
+        "model",
+        "--memory",
+        "--device",
+        "--dtype",
+        "--page-size",
+        "--max-running",
+        "--max-tokens-per-step",
+        "--placement",
+        "--eviction",
+        "--pool",
+        "--state-fraction",
+        "--decode-reuse",
+        "--cache",
+        "--no-cache",
+        "--host",
+        "--port",
+        "--threads",
+        "--reproducible",
+        "--no-reproducible",
+    ]
+
+
+def test_the_command_lines_defaults_are_the_settings():
+    command = typer.main.get_command(commands).commands["serve"]
+    defaults = {p.name: p.default for p in command.params if p.name not in ("model", "memory")}
+    config = ServeConfig()
+    assert defaults == {name: getattr(config, name) for name in defaults}
+
+
+def test_version_and_help(capsys):
+    assert run(["--version"]) == 0
+    assert re.fullmatch(r"headwater \d+\.\d+\.\d+\n", capsys.readouterr().out)
+    assert run([]) == run(["--help"]) == 0
+    assert "serve" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["serve", "--bogus"], "--bogus"),
+        (["bogus"], "bogus"),
+        (["serve", "/nonexistent/model"], "/nonexistent/model"),
+        (["serve", "--memory", "4XB"], "4XB"),
+        (["serve", "--port", "abc"], "--port"),
+        (["serve", "--page-size", "60"], "60"),
+        (["serve", "--eviction", "newest"], "newest"),
+        (["serve", "--placement", "nowhere"], "nowhere"),
+        (["serve", "--pool", "split"], "state_fraction"),
+        (["inspect", "/nonexistent/model"], "/nonexistent/model"),
+    ],
+)
+def test_what_it_cannot_do_is_one_line(capsys, arguments, part):
+    assert part in refusal(capsys, *arguments)
+
+
+def test_a_taken_port_is_told_before_a_model_is_loaded(capsys, folder):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"127.0.0.1:{port}" in refusal(capsys, "serve", str(folder), "--port", str(port))
+
+
+def test_a_broken_config_is_named(capsys, folder):
+    (folder / "config.json").write_text("{oops")
+    assert "config.json" in refusal(capsys, "inspect", str(folder))
+    (folder / "config.json").write_text(json.dumps({**TINY, "hidden_size": None}))
+    assert "hidden_size" in refusal(capsys, "inspect", str(folder))
+
+
+def test_a_memory_that_holds_no_page_is_told_with_both_numbers(capsys, folder):
+    line = refusal(capsys, "inspect", str(folder), "--memory", "100B")
+    assert "100" in line
+    assert f"{read_spec(folder, 'auto', 64).page_bytes:,}" in line
+
+
+def test_inspect_prints_what_the_spec_says(capsys, folder):
+    assert run(["inspect", str(folder), "--memory", "10MB"]) == 0
+    printed = capsys.readouterr().out
+    spec = read_spec(folder, "auto", 64)
+    assert spec.dtype_name == "bfloat16"
+    pages = 10_000_000 // spec.page_bytes
+    for number in (spec.kv_bytes_per_token, spec.page_bytes, spec.checkpoint_bytes, spec.parameter_bytes):
+        assert f" {number:,} " in printed
+    assert f" {pages * 64:,} " in printed
+    assert f" {pages // spec.checkpoint_pages:,} " in printed
+    assert "8,192" in printed
+    assert "32,768" not in printed  # longer than the model
+
+
+def test_inspect_takes_the_dtype_it_is_given(folder):
+    assert read_spec(folder, "float32", 64).kv_bytes_per_token == 2 * read_spec(folder, "auto", 64).kv_bytes_per_token
+
+
+def test_inspect_needs_no_torch(folder):
+    program = (
+        f"from headwater.cli import run; import sys; run(['inspect', {str(folder)!r}]); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
