@@ -1,0 +1,70 @@
+"""Every invariant that spans index, pool and leases."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from headwater.cache.index import Index, Node
+from headwater.cache.lease import Lease, OpenPlan
+from headwater.cache.pool import Pool
+
+
+def audit(index: Index, pool: Pool, leases: list[Lease], plans: list[tuple[Lease, OpenPlan]]) -> None:
+    """Raise AssertionError at the first thing that does not hold."""
+    index.check()
+    nodes: list[Node] = list(index)
+    pool.check(_owned_pages(nodes, leases, [opened for _, opened in plans]))
+    pins = Counter(node for lease in leases for node in (lease.node, lease.deep) if node is not None)
+    for lease, opened in plans:
+        if opened.deep_before is not None and opened.deep_before is not lease.deep:
+            pins[opened.deep_before] += 1
+    holds = Counter(lease.node for lease in leases if lease.held)
+    for node in [*nodes, *index.roots.values()]:
+        assert node.pins == pins.pop(node, 0), f"{node} is pinned {node.pins} times, not as often as leases end there"
+        assert node.holds == holds.pop(node, 0), f"{node} has {node.holds} holds, not as many as leases hold it"
+    assert not pins, f"leases pin nodes that are not in the tree: {list(pins)}"
+    assert not holds, f"leases hold nodes that are not in the tree: {list(holds)}"
+    assert sum(lease.plan is not None for lease in leases) == len(plans), f"{len(plans)} open plans, not of the leases"
+    for lease in leases:
+        _check_table(index, lease)
+
+
+def _owned_pages(nodes: list[Node], leases: list[Lease], plans: list[OpenPlan]) -> list[int]:
+    owned: list[int] = []
+    for node in nodes:
+        owned.extend(node.pages)
+        owned.extend(node.checkpoint or ())
+    for lease in leases:
+        owned.extend(lease.private_pages())
+        owned.extend(lease.slot)
+    for plan in plans:
+        for save in plan.saves:
+            owned.extend(save.pages)
+    return owned
+
+
+def _check_table(index: Index, lease: Lease) -> None:
+    """What a lease names is its own, or sits at the same position on its pinned path."""
+    own = set(lease.private_pages())
+    path: dict[int, int] = {}
+    node = lease.deep or lease.node
+    while node is not None and node.parent is not None:
+        first = node.parent.end * index.unit_pages
+        path.update(zip(range(first, first + len(node.pages)), node.pages, strict=True))
+        node = node.parent
+    for at, page in enumerate(lease.table):
+        assert page in own or path.get(at) == page, f"page {page} at {at} of a table is neither its own nor pinned"
+
+
+def dead_units(index: Index) -> int:
+    """Units of KV with no checkpoint at or below them."""
+    nodes = list(index)
+    alive: set[Node] = set()
+    dead = 0
+    for node in reversed(nodes):
+        if node.checkpoint is not None or node in alive:
+            if node.parent is not None:
+                alive.add(node.parent)
+        elif node.pages:
+            dead += len(node.pages) // index.unit_pages
+    return dead

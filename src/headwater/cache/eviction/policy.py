@@ -1,0 +1,43 @@
+"""What an eviction policy is."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import Protocol
+
+from headwater.cache.index import Node
+
+
+class Room(Enum):
+    """What pages are wanted for."""
+
+    ANY = auto()  # one pool: whatever gives a page
+    KV = auto()  # split pool: pages of KV
+    STATE = auto()  # split pool: pages of checkpoints
+
+
+class Kind(Enum):
+    """What is taken from a victim."""
+
+    CHECKPOINT = auto()
+    TAIL = auto()  # the last pages of an unpinned leaf without checkpoint, as many as are wanted
+
+
+Victim = tuple[Node, Kind]
+
+
+class Eviction(Protocol):
+    """Chooses what goes. It is told of every change of a node, and keeps its own order of them.
+
+    A checkpoint may go from any node that has no holds; a tail from any leaf that has neither pins nor checkpoint.
+    Ages are at least 1; ties go to the node with the lower serial.
+    """
+
+    def changed(self, node: Node) -> None:
+        """The node's checkpoint, pins, holds, children or length changed, or it left the tree (no parent)."""
+
+    def touched(self, node: Node) -> None:
+        """One of the node's two times was refreshed."""
+
+    def victim(self, room: Room, now: int) -> Victim | None:
+        """What to give up next; None if nothing that would help may go."""

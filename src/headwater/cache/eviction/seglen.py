@@ -1,0 +1,79 @@
+"""SegLen: a checkpoint is worth what would have to be replayed without it, and how recently it was used."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+
+from headwater.cache.eviction.age_queue import AgeQueue
+from headwater.cache.eviction.policy import Kind, Room, Victim
+from headwater.cache.eviction.rows import Rows
+from headwater.cache.index import Node
+
+
+class SegLen:
+    """Lowest U = w·minmax(L) + minmax(R) goes; L = length to the nearest ancestor with a checkpoint, R = 1/age.
+
+    The article gives the idea, its authors' pull request the formula. A range without width counts 0.5, which ranks
+    like 0. Candidates are checkpoints of nodes with at most one child (with `single_child=False`, of any node) and
+    leaves without checkpoint, by the same score and their KV's time. Where there are none, the others' turn comes.
+    """
+
+    def __init__(self, w: float = 0.85, single_child: bool = True) -> None:
+        self._w, self._single_child = w, single_child
+        self._rows = Rows()
+        self._wide = Rows()  # checkpoints at nodes with several children, under `single_child`
+        self._speculative = AgeQueue(attrgetter("checkpoint_time"))
+        self._bases: set[Node] = set()  # nodes with a checkpoint: where their descendants' lengths begin
+
+    def changed(self, node: Node) -> None:
+        self._place(node)
+        if (node.checkpoint is not None) != (node in self._bases):
+            self._bases ^= {node}
+            self._measure_below(node)
+
+    def touched(self, node: Node) -> None:
+        for rows in (self._rows, self._wide):
+            if node in rows:
+                rows.refresh(node, _time(node))
+
+    def victim(self, room: Room, now: int) -> Victim | None:
+        if room is not Room.KV and (guess := self._speculative.oldest()) is not None:
+            return guess, Kind.CHECKPOINT
+        mask = {Room.ANY: None, Room.KV: "leaf", Room.STATE: "kept"}[room]
+        node = self._rows.lowest(self._w, now, mask) or self._wide.lowest(self._w, now, mask)
+        node = node or self._speculative.oldest()
+        if node is None:
+            return None
+        return node, Kind.TAIL if node.checkpoint is None else Kind.CHECKPOINT
+
+    def _place(self, node: Node) -> None:
+        kept = node.checkpoint is not None
+        leaf = node.parent is not None and not node.children and not node.pins
+        candidate = leaf if not kept else not node.holds and not node.speculative
+        wide = kept and self._single_child and len(node.children) > 1
+        self._speculative.put(node, kept and node.speculative and not node.holds)
+        for rows, member in ((self._rows, candidate and not wide), (self._wide, candidate and wide)):
+            if member:
+                rows.put(node, node.end - self._base(node), _time(node), leaf, kept)
+            else:
+                rows.discard(node)
+
+    def _base(self, node: Node) -> int:
+        """Depth of the nearest ancestor with a checkpoint; 0 if there is none."""
+        climb = node.parent
+        while climb is not None and climb.checkpoint is None:
+            climb = climb.parent
+        return 0 if climb is None else climb.end
+
+    def _measure_below(self, node: Node) -> None:
+        """A checkpoint came or went: the lengths of those that are nearest below it begin elsewhere."""
+        stack = list(node.children.values())
+        while stack:
+            below = stack.pop()
+            self._place(below)
+            if below.checkpoint is None:
+                stack.extend(below.children.values())
+
+
+def _time(node: Node) -> int:
+    return node.kv_time if node.checkpoint is None else node.checkpoint_time

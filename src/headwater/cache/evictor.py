@@ -1,0 +1,39 @@
+"""Carries out what the eviction policy chooses, until there is room."""
+
+from __future__ import annotations
+
+from headwater.cache.eviction import Eviction, Kind, Room
+from headwater.cache.index import Index, Node
+from headwater.cache.pool import Pool
+
+
+class Evictor:
+    """Moves pages from the index to the pool."""
+
+    def __init__(self, index: Index, pool: Pool, policy: Eviction) -> None:
+        self._index, self._pool, self._policy = index, pool, policy
+        self.checkpoints = 0  # evicted so far
+        self.kv_pages = 0
+
+    def make_room(self, room: Room, pages: int, now: int) -> None:
+        """Evict until `pages` are free. The caller has made sure that as many can be."""
+        region = self._pool.states if room is Room.STATE else self._pool.kv
+        while region.free < pages:
+            self.evict(room, pages - region.free, now)
+
+    def evict(self, room: Room, pages: int, now: int) -> None:
+        """Give up one checkpoint, or up to `pages` of one leaf's tail."""
+        victim = self._policy.victim(room, now)
+        assert victim is not None, f"the policy finds nothing to evict for {room}, {pages} pages short"
+        node, kind = victim
+        if kind is Kind.CHECKPOINT:
+            self._pool.states.give(self._index.drop(node))
+            self.checkpoints += 1
+        else:
+            self._trim(node, pages)
+
+    def _trim(self, node: Node, pages: int) -> None:
+        units = min(len(node.pages), -(-pages // self._index.unit_pages) * self._index.unit_pages)
+        freed = self._index.trim(node, units // self._index.unit_pages)
+        self._pool.kv.give(freed)
+        self.kv_pages += len(freed)

@@ -1,0 +1,365 @@
+"""A compressed radix tree over units of fixed byte width; KV pages and checkpoints sit on its nodes.
+
+Edges are `bytes`, compared whole with memcmp; children are found by an edge's first unit; every split, match and
+checkpoint stands at a unit boundary. Nothing is hashed in place of being compared. A pin sits on the node where
+somebody's path ends: KV is given up from the leaves to the root, so it covers all above without being counted there.
+Lengths and positions in this file are in units.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from headwater.cache.losses import Losses
+
+
+class Node:
+    """An edge and what is kept of it: the KV of its units, and at most one checkpoint, at its end."""
+
+    __slots__ = (
+        "checkpoint",
+        "checkpoint_time",
+        "children",
+        "edge",
+        "end",
+        "holds",
+        "kv_time",
+        "lost",
+        "pages",
+        "parent",
+        "pins",
+        "serial",
+        "speculative",
+    )
+
+    def __init__(self, parent: Node | None, edge: bytes, pages: array[int], end: int, serial: int) -> None:
+        self.parent = parent  # None: a root, or no longer in the tree
+        self.edge = edge
+        self.pages = pages
+        self.end = end  # depth of the node's end
+        self.serial = serial  # in order of creation: ties of age go to the older node
+        self.children: dict[bytes, Node] = {}
+        self.checkpoint: tuple[int, ...] | None = None
+        self.speculative = False
+        self.kv_time = 0
+        self.checkpoint_time = 0
+        self.pins = 0  # leases whose path ends here
+        self.holds = 0  # those of them that need the checkpoint as well
+        self.lost: tuple[int, ...] = ()  # positions on this edge whose checkpoint was evicted
+
+    def __repr__(self) -> str:
+        marks = ("*" if self.checkpoint is not None else "") + f" pins={self.pins}" * bool(self.pins)
+        return f"<Node #{self.serial} end={self.end}{marks} children={len(self.children)}>"
+
+
+class Root(Node):
+    """Where a namespace begins."""
+
+    __slots__ = ("namespace",)
+
+    def __init__(self, namespace: str, serial: int) -> None:
+        super().__init__(None, b"", array("i"), 0, serial)
+        self.namespace = namespace
+
+
+class Observer(Protocol):
+    """Who wants to know what happens to nodes: the eviction policy."""
+
+    def changed(self, node: Node) -> None:
+        """The node's checkpoint, pins, holds, children or length changed, or it left the tree."""
+
+    def touched(self, node: Node) -> None:
+        """One of the node's two times was refreshed."""
+
+
+class Index:
+    """The trees of all namespaces. It owns no free pages: what it gives up it hands to the caller."""
+
+    def __init__(self, unit_bytes: int, unit_pages: int, observer: Observer) -> None:
+        self.unit_bytes, self.unit_pages = unit_bytes, unit_pages
+        self.roots: dict[str, Root] = {}
+        self.losses = Losses()
+        self.nodes = 0  # roots not counted
+        self.kv_pages = 0
+        self.checkpoints = 0
+        self._observer = observer
+        self._serial = 0
+
+    # ---- reading
+
+    def walk(self, node: Node, key: bytes, limit: int) -> tuple[list[Node], int]:
+        """Follow `key` from the end of `node` to at most `limit`.
+
+        Returns the nodes that were entered, of which the last may be matched in part, and the depth reached.
+        """
+        path: list[Node] = []
+        width = self.unit_bytes
+        at, stop = node.end * width, limit * width
+        while at < stop:
+            child = node.children.get(key[at : at + width])
+            if child is None:
+                break
+            path.append(child)
+            after = at + len(child.edge)
+            if after > stop or not key.startswith(child.edge, at):
+                return path, at // width + self._common(child.edge, key, at, stop)
+            node, at = child, after
+        return path, at // width
+
+    def _common(self, edge: bytes, key: bytes, at: int, stop: int) -> int:
+        """Units that `edge` and `key[at:stop]` begin with alike; the first one is known to be."""
+        width = self.unit_bytes
+        low, high = 1, min(len(edge), stop - at) // width + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            if key.startswith(edge[low * width : middle * width], at + low * width):
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def __iter__(self) -> Iterator[Node]:
+        """All nodes but the roots, parents first."""
+        stack: list[Node] = [child for root in self.roots.values() for child in root.children.values()]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    def namespace(self, node: Node) -> str:
+        while node.parent is not None:
+            node = node.parent
+        assert isinstance(node, Root), f"{node} is not in the tree"
+        return node.namespace
+
+    # ---- growing
+
+    def root(self, namespace: str) -> Root:
+        """The root of `namespace`; made if there is none."""
+        root = self.roots.get(namespace)
+        if root is None:
+            root = self.roots[namespace] = Root(namespace, self._next_serial())
+        return root
+
+    def boundary(self, path: Sequence[Node], end: int) -> Node:
+        """The node on `path` that ends at `end`; one is split if need be."""
+        node = next(node for node in path if node.end >= end)
+        return node if node.end == end else self.split(node, end)
+
+    def split(self, node: Node, end: int) -> Node:
+        """Cut `node` at `end`. Returns the new upper part; checkpoint and pins stay with the lower one."""
+        parent = node.parent
+        assert parent is not None, f"{node} is a root"
+        assert parent.end < end < node.end, f"{node} cannot be split at {end}"
+        cut = end - parent.end
+        width = cut * self.unit_bytes
+        upper = Node(parent, node.edge[:width], node.pages[: cut * self.unit_pages], end, self._next_serial())
+        upper.kv_time = node.kv_time
+        parent.children[node.edge[: self.unit_bytes]] = upper
+        node.edge, node.pages, node.parent = node.edge[width:], node.pages[cut * self.unit_pages :], upper
+        if node.lost:
+            upper.lost = tuple(at for at in node.lost if at <= end)
+            node.lost = tuple(at for at in node.lost if at > end)
+        upper.children[node.edge[: self.unit_bytes]] = node
+        self.nodes += 1
+        return upper
+
+    def grow(self, node: Node, key: bytes, stops: Sequence[int], table: array[int]) -> tuple[list[Node], Node | None]:
+        """Make a node end at each of `stops` (ascending) along `key` below `node`.
+
+        New edges take their pages out of `table`, which holds those of [0, stops[-1]).
+        Returns the nodes at `stops`, and the node below which all is new, if anything is. That one may have
+        become superfluous: call `tidy` on it once checkpoints and pins stand.
+        """
+        ends: list[Node] = []
+        joint: Node | None = None
+        for stop in stops:
+            while node.end < stop:
+                path, end = self.walk(node, key, stop)
+                if path:
+                    node = self.boundary(path, end)
+                else:
+                    joint = joint or node
+                    node = self._add(node, key, stop, table)
+            ends.append(node)
+        return ends, joint
+
+    def _add(self, parent: Node, key: bytes, end: int, table: array[int]) -> Node:
+        pages = table[parent.end * self.unit_pages : end * self.unit_pages]
+        node = Node(parent, key[parent.end * self.unit_bytes : end * self.unit_bytes], pages, end, self._next_serial())
+        parent.children[node.edge[: self.unit_bytes]] = node
+        self.nodes += 1
+        self.kv_pages += len(pages)
+        self._observer.changed(parent)
+        self._observer.changed(node)
+        return node
+
+    def save(self, node: Node, pages: tuple[int, ...], now: int, speculative: bool = False) -> None:
+        """Put a checkpoint at the end of a node that has none."""
+        assert node.checkpoint is None, f"{node} has a checkpoint"
+        node.checkpoint, node.speculative, node.checkpoint_time = pages, speculative, now
+        if node.lost:
+            node.lost = tuple(at for at in node.lost if at != node.end)
+        self.checkpoints += 1
+        self._observer.changed(node)
+
+    def touch(self, node: Node, top: Node | None, now: int) -> None:
+        """Refresh the KV's time from `node` up to, and without, `top`."""
+        touched = self._observer.touched
+        climb: Node | None = node
+        while climb is not None and climb is not top:
+            climb.kv_time = now
+            touched(climb)
+            climb = climb.parent
+
+    def resume(self, node: Node, now: int) -> None:
+        """Work resumes at the node's checkpoint: it is as new, and nobody's guess any more."""
+        node.checkpoint_time = now
+        self._observer.touched(node)
+        self.confirm(node)
+
+    def confirm(self, node: Node) -> None:
+        """Somebody asked for this checkpoint, so it does not go first any more."""
+        if node.speculative:
+            node.speculative = False
+            self._observer.changed(node)
+
+    # ---- pins
+
+    def pin(self, node: Node) -> None:
+        node.pins += 1
+        if node.pins == 1:
+            self._observer.changed(node)
+
+    def unpin(self, node: Node) -> None:
+        node.pins -= 1
+        if not node.pins:
+            self._observer.changed(node)
+            self.tidy(node)
+
+    def hold(self, node: Node) -> None:
+        node.holds += 1
+        if node.holds == 1:
+            self._observer.changed(node)
+
+    def unhold(self, node: Node) -> None:
+        node.holds -= 1
+        if not node.holds:
+            self._observer.changed(node)
+
+    # ---- shrinking
+
+    def drop(self, node: Node, evicted: bool = True) -> tuple[int, ...]:
+        """Take the node's checkpoint away and return its pages; `evicted` tells whether to remember it."""
+        pages = node.checkpoint
+        assert pages is not None, f"{node} has no checkpoint"
+        node.checkpoint, node.speculative = None, False
+        if evicted:
+            node.lost += (node.end,)
+        self.checkpoints -= 1
+        self._observer.changed(node)
+        self.tidy(node, evicted)
+        return pages
+
+    def trim(self, node: Node, units: int) -> array[int]:
+        """Take the last `units` of an unpinned leaf without checkpoint and return their pages."""
+        assert not node.children, f"{node} is no leaf"
+        assert not node.pins, f"{node} is pinned"
+        assert node.checkpoint is None, f"{node} has a checkpoint"
+        parent = node.parent
+        assert parent is not None, f"{node} is a root"
+        end = node.end - units
+        assert end >= parent.end, f"{node} has less than {units} units"
+        keep = end - parent.end
+        cut = keep * self.unit_bytes
+        self.losses.add(self.namespace(parent), end, node.edge[cut : cut + self.unit_bytes])
+        pages = node.pages[keep * self.unit_pages :]
+        self.kv_pages -= len(pages)
+        if not keep:
+            self._remove(node)
+        else:
+            node.edge, node.end = node.edge[:cut], end
+            del node.pages[keep * self.unit_pages :]
+            node.lost = tuple(at for at in node.lost if at <= end)
+            self._observer.changed(node)
+        return pages
+
+    def _remove(self, node: Node) -> None:
+        parent = node.parent
+        assert parent is not None, f"{node} is a root"
+        del parent.children[node.edge[: self.unit_bytes]]
+        node.parent = None
+        self.nodes -= 1
+        self._observer.changed(node)
+        self._observer.changed(parent)
+        self.tidy(parent)
+
+    def tidy(self, node: Node, evicted: bool = False) -> None:
+        """Merge or remove a node that has lost a pin, a checkpoint or a child, if nothing needs it any more."""
+        if node.pins or node.checkpoint is not None or len(node.children) > 1:
+            return
+        if isinstance(node, Root):
+            if not node.children:
+                del self.roots[node.namespace]
+        elif node.children:
+            self._merge(node)
+        elif not node.pages:
+            if evicted and node.parent is not None:
+                self.losses.add(self.namespace(node), node.parent.end, node.edge[: self.unit_bytes])
+            self._remove(node)
+
+    def _merge(self, upper: Node) -> None:
+        """Let the only child absorb `upper`. The child stays the same object: pins name it."""
+        (child,) = upper.children.values()
+        parent = upper.parent
+        assert parent is not None, f"{upper} is a root"
+        parent.children[upper.edge[: self.unit_bytes]] = child
+        child.edge, child.pages, child.parent = upper.edge + child.edge, upper.pages + child.pages, parent
+        child.lost = upper.lost + child.lost
+        child.kv_time = max(child.kv_time, upper.kv_time)
+        upper.parent = None
+        upper.children = {}
+        self.nodes -= 1
+        self._observer.changed(upper)
+        self._observer.touched(child)
+
+    def _next_serial(self) -> int:
+        self._serial += 1
+        return self._serial
+
+    # ---- invariants
+
+    def check(self) -> None:
+        """Edges, depths, pages and counters agree, and no node is left that should have been merged or removed."""
+        nodes = kv_pages = checkpoints = 0
+        for namespace, root in self.roots.items():
+            assert root.namespace == namespace, f"root of {namespace!r} is named {root.namespace!r}"
+            assert root.children or root.pins, f"the root of {namespace!r} is empty"
+            assert root.checkpoint is None, f"{root} has a checkpoint"
+            assert root.parent is None, f"{root} has a parent"
+            assert root.end == 0, f"{root} is a root"
+        for node in self:
+            self._check_node(node)
+            nodes += 1
+            kv_pages += len(node.pages)
+            checkpoints += node.checkpoint is not None
+        assert nodes == self.nodes, f"{nodes} nodes, {self.nodes} counted"
+        assert kv_pages == self.kv_pages, f"{kv_pages} KV pages, {self.kv_pages} counted"
+        assert checkpoints == self.checkpoints, f"{checkpoints} checkpoints, {self.checkpoints} counted"
+
+    def _check_node(self, node: Node) -> None:
+        parent = node.parent
+        assert parent is not None, f"{node} has no parent"
+        assert parent.children.get(node.edge[: self.unit_bytes]) is node, f"{node} is not its parent's child"
+        units, rest = divmod(len(node.edge), self.unit_bytes)
+        assert units > 0, f"{node} has an edge of {len(node.edge)} bytes"
+        assert rest == 0, f"{node} has an edge of {len(node.edge)} bytes"
+        assert node.end == parent.end + units, f"{node} does not end {units} below {parent}"
+        assert len(node.pages) == units * self.unit_pages, f"{node}: {len(node.pages)} pages for {units} units"
+        assert 0 <= node.holds <= node.pins, f"{node}: {node.holds} holds, {node.pins} pins"
+        assert all(parent.end < at <= node.end for at in node.lost), f"{node} remembers {node.lost}"
+        bare = node.checkpoint is None and not node.pins
+        assert not (bare and len(node.children) == 1), f"{node} should have been merged"
+        assert not (bare and not node.children and not node.pages), f"{node} keeps nothing"

@@ -1,0 +1,46 @@
+"""What a placement policy is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from headwater.types import Boundaries, Match
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementQuery:
+    """A prompt that is about to be prefilled. Lengths and positions in tokens."""
+
+    length: int
+    match: Match
+    boundaries: Boundaries
+    page_size: int
+
+    @property
+    def last_page(self) -> int:
+        """The end of the last full page that still leaves one token to compute; 0 if there is none."""
+        return max(0, self.length - 1) // self.page_size * self.page_size
+
+    def on_grid(self, position: int) -> int:
+        """The page boundary at or before `position`."""
+        return position // self.page_size * self.page_size
+
+    def is_new(self, position: int) -> bool:
+        """Whether a checkpoint at this page boundary would be of use: beyond the match, before the last token."""
+        return self.match.checkpoint_tokens < position <= self.last_page
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where to take checkpoints: ascending page multiples beyond the match's checkpoint."""
+
+    checkpoints: tuple[int, ...] = ()
+    speculative: tuple[int, ...] = ()
+
+
+class Placement(Protocol):
+    """Chooses the positions of a prefill at which checkpoints are taken."""
+
+    def place(self, query: PlacementQuery) -> Placed:
+        """Positions for this prompt; none of them twice."""

@@ -1,0 +1,49 @@
+"""The default: where the next request of a chat, or of another user, will leave this prompt."""
+
+from __future__ import annotations
+
+from headwater.cache.placement.policy import Placed, PlacementQuery
+
+
+class Structural:
+    """Ends of the prompt's known parts; where none are known, evenly spaced speculative checkpoints.
+
+    Parts known: end of system and tools, start and end of the last query, the branch point, the last page, and what
+    the client asked for. Parts unknown: the branch point and the last page; then a prefix of n shared tokens hits on
+    its second request at n − prompt/8 − 64 or deeper, as far as free pages go.
+    """
+
+    def __init__(self, min_gap: int = 256, max_per_request: int = 8, max_speculative: int = 8) -> None:
+        self._min_gap, self._max, self._max_speculative = min_gap, max_per_request, max_speculative
+
+    def place(self, query: PlacementQuery) -> Placed:
+        ranked = self._ranked(query)
+        spaced = self._with_gaps(ranked)
+        chosen = sorted(sorted(spaced, key=lambda position: ranked[position])[: self._max])
+        speculative = () if query.boundaries.known else self._speculative(query, set(chosen))
+        return Placed(tuple(chosen), speculative)
+
+    def _ranked(self, query: PlacementQuery) -> dict[int, int]:
+        """Candidates by rank. 0 are those that stand whatever the gap: system end, query end, last page."""
+        parts = query.boundaries
+        wanted = [(parts.system_end, 0), (parts.query_end, 0), (query.last_page, 0), (query.match.branch_tokens, 1)]
+        wanted += [(parts.query_start, 2), *((position, 3) for position in parts.extra)]
+        ranks: dict[int, int] = {}
+        for position, rank in wanted:
+            if position is not None and query.is_new(at := query.on_grid(position)):
+                ranks[at] = min(rank, ranks.get(at, rank))
+        return ranks
+
+    def _with_gaps(self, ranked: dict[int, int]) -> list[int]:
+        """Without those that stand less than the gap below another that is kept."""
+        kept: list[int] = []
+        for position in sorted(ranked, reverse=True):
+            if not ranked[position] or not kept or kept[-1] - position >= self._min_gap:
+                kept.append(position)
+        return kept
+
+    def _speculative(self, query: PlacementQuery, taken: set[int]) -> tuple[int, ...]:
+        start = query.match.checkpoint_tokens
+        parts = self._max_speculative + 1
+        spaced = {query.on_grid(start + (query.length - start) * part // parts) for part in range(1, parts)}
+        return tuple(sorted(at for at in spaced - taken if query.is_new(at)))

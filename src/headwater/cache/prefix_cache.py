@@ -1,0 +1,448 @@
+"""The cache of prefixes: `match` reads, `reserve` takes, `commit` publishes, `abandon` and `release` give back."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headwater.cache.audit import audit, dead_units
+from headwater.cache.eviction import Room, make_eviction
+from headwater.cache.evictor import Evictor
+from headwater.cache.index import Index, Node
+from headwater.cache.lease import Lease, OpenPlan
+from headwater.cache.pool import Pool
+from headwater.cache.reason import explain
+from headwater.cache.stats import CacheStats
+from headwater.errors import OutOfPages, PlanClosed
+from headwater.types import CacheLayout, Draft, Match, Plan, Save
+
+
+@dataclass(slots=True, eq=False)
+class _Survey:
+    """What a leg finds in the index and what it must take. Finding it out changes nothing. In units and pages."""
+
+    path: list[Node]  # from the lease's node (or the root) along the key
+    end: int  # depth to which KV is there; the last node of the path may go deeper
+    resume: Node | None  # the checkpoint to restore
+    saves: tuple[int, ...]  # token positions of checkpoints that are not there yet
+    guesses: tuple[int, ...]  # likewise, speculative
+    kv: int  # pages of KV to take
+    states: int  # pages of checkpoints and slot to take
+
+
+class PrefixCache:
+    """Index, pool and leases under one roof. All changes are atomic: a method that raises has changed nothing.
+
+    A request's legs share one lease, from its first `reserve` to its `release`; it has at most one open plan.
+    """
+
+    def __init__(self, layout: CacheLayout, eviction: str = "lru") -> None:
+        self.layout = layout
+        self._policy = make_eviction(eviction)
+        unit_pages = layout.kv_pages_per_unit * (layout.unit_tokens // layout.page_size)
+        self._index = Index(layout.unit_bytes, unit_pages, self._policy)
+        self._pool = Pool(layout)
+        self._evictor = Evictor(self._index, self._pool, self._policy)
+        self._every_page = layout.resumable == "every_page"
+        self._leases: dict[int, Lease] = {}
+        self._plans: dict[int, tuple[Lease, OpenPlan]] = {}
+        self._now = 0  # ticks: one a reserve, one a commit
+        self._reserves = self._commits = self._abandons = 0
+
+    # ---- match
+
+    def match(self, key: bytes, length: int, namespace: str = "") -> Match:
+        """What is cached of the prompt `key` of `length` tokens, at most up to the last page before its last token."""
+        unit = self.layout.unit_tokens
+        cap = max(0, min((length - 1) // unit, len(key) // self.layout.unit_bytes))
+        root = self._index.roots.get(namespace)
+        path, end = ([], 0) if root is None else self._index.walk(root, key, cap)
+        checkpoint = end if self._every_page else _deepest_checkpoint(path, end)
+        reason = explain(self._index, namespace, key, path, (checkpoint, end, cap))
+        return Match(end * unit, checkpoint * unit, end * unit, reason)
+
+    # ---- reserve
+
+    def reserve(self, draft: Draft) -> Plan:
+        """Take all that the leg needs, evicting where there is no room, and pin what it reads.
+
+        Raises OutOfPages if it would not fit even then, ValueError for a draft that does not follow from the
+        request's earlier legs or names a checkpoint that is gone (match again); both leave everything as it was.
+        """
+        lease = self._leases.get(draft.request)
+        self._validate(draft, lease)
+        survey = self._survey(draft, lease)
+        self._require_room(draft, lease, survey)
+        self._now += 1
+        self._reserves += 1
+        if lease is None:
+            lease = self._leases[draft.request] = self._new_lease(draft, survey)
+        return self._open(draft, lease, survey)
+
+    def _validate(self, draft: Draft, lease: Lease | None) -> None:
+        unit = self.layout.unit_tokens
+        if lease is not None and lease.plan is not None:
+            raise ValueError(f"request {draft.request} has plan {lease.plan} open")
+        if lease is not None and draft.start != lease.end:
+            raise ValueError(f"leg starts at {draft.start}, the one before ended at {lease.end}")
+        if lease is None and draft.start and not draft.reuse:
+            raise ValueError(f"leg starts at {draft.start} without reuse")
+        if not draft.start < draft.end:
+            raise ValueError(f"leg ends at {draft.end} and starts at {draft.start}")
+        if draft.publish > draft.end or draft.publish // unit > len(draft.key) // self.layout.unit_bytes:
+            raise ValueError(f"publish {draft.publish} exceeds end {draft.end} or key of {len(draft.key)} bytes")
+        for at in (*draft.checkpoints, *draft.speculative):
+            if not draft.start < at <= draft.publish or at % unit:
+                raise ValueError(f"checkpoint at {at} is not on the grid of {unit} in ({draft.start}, {draft.publish}]")
+
+    def _survey(self, draft: Draft, lease: Lease | None) -> _Survey:
+        unit = self.layout.unit_tokens
+        path, end, resume = self._find(draft, lease)
+        have = {node.end * unit for node in path if node.checkpoint is not None and node.end <= end}
+        shares = draft.reuse if lease is None else lease.node is not None
+        wanted = shares and not self._every_page
+        saves = tuple(at for at in draft.checkpoints if at not in have) if wanted else ()
+        guesses = tuple(at for at in draft.speculative if at not in have) if wanted else ()
+        named = 0 if lease is None else len(lease.table)
+        kv = self._table_pages(draft.end) - max(end * self._index.unit_pages, named)
+        states = len(saves) * self.layout.checkpoint_pages
+        if draft.slot and (lease is None or not lease.slot):
+            states += self.layout.slot_pages
+        return _Survey(path, end, resume, saves, guesses, kv, states)
+
+    def _find(self, draft: Draft, lease: Lease | None) -> tuple[list[Node], int, Node | None]:
+        """The path and depth that the leg may share, and the checkpoint that it resumes from."""
+        unit = self.layout.unit_tokens
+        if lease is None:
+            if not draft.reuse:
+                return [], 0, None
+            root = self._index.roots.get(draft.namespace)
+            limit = max(draft.start, draft.publish) // unit
+            path, end = ([], 0) if root is None else self._index.walk(root, draft.key, limit)
+            return path, end, self._resume_node(draft, path, end)
+        node = lease.node
+        resume = node if draft.resume and draft.start else None
+        if draft.resume and draft.start and not _stands_at(node, draft.start // unit, draft.start % unit):
+            raise ValueError(f"request {draft.request} has no checkpoint at {draft.start} to resume from")
+        on_grid = lease.own_from == len(lease.table)  # no private page in between
+        if node is None or draft.publish <= draft.start or not on_grid:
+            return [], 0, resume
+        path, end = self._index.walk(node, draft.key, draft.publish // unit)
+        return path, end, resume
+
+    def _resume_node(self, draft: Draft, path: list[Node], end: int) -> Node | None:
+        if not draft.start:
+            return None
+        start, rest = divmod(draft.start, self.layout.unit_tokens)
+        if rest or start > end:
+            raise ValueError(f"leg starts at {draft.start}, cached are {end * self.layout.unit_tokens} tokens")
+        if self._every_page:
+            return None
+        for node in path:
+            if node.end == start and node.checkpoint is not None:
+                return node
+        raise ValueError(f"leg starts at {draft.start}, where no checkpoint is")
+
+    def _table_pages(self, end: int) -> int:
+        """Pages of KV of `end` tokens."""
+        return -(-end // self.layout.page_size) * self.layout.kv_pages_per_unit
+
+    # ---- room
+
+    def _require_room(self, draft: Draft, lease: Lease | None, survey: _Survey) -> None:
+        """Raise OutOfPages unless evicting all that may go would make room."""
+        kv, states = self._pool.kv, self._pool.states
+        if self._pool.split:
+            if kv.free >= survey.kv and states.free >= survey.states:
+                return
+            evictable_kv, evictable_states = self._evictable(draft, lease, survey)
+            if kv.free + evictable_kv < survey.kv:
+                raise OutOfPages(survey.kv, kv.free, evictable_kv)
+            if states.free + evictable_states < survey.states:
+                raise OutOfPages(survey.states, states.free, evictable_states)
+        elif kv.free < survey.kv + survey.states:
+            evictable = sum(self._evictable(draft, lease, survey))
+            if kv.free + evictable < survey.kv + survey.states:
+                raise OutOfPages(survey.kv + survey.states, kv.free, evictable)
+
+    def _evictable(self, draft: Draft, lease: Lease | None, survey: _Survey) -> tuple[int, int]:
+        """Pages of KV and of checkpoints that may go while this leg and all leases keep what they name."""
+        guarded: set[Node] = set()
+        held: set[Node] = set()
+        for other in self._leases.values():
+            for node in (other.node, other.deep):
+                _climb(node, guarded)
+            if other.held and other.node is not None and not (other is lease and not draft.hold_checkpoint):
+                held.add(other.node)
+        if survey.resume is not None:
+            held.add(survey.resume)
+        kept = 0
+        if survey.path:
+            last = survey.path[-1]
+            if last.end > survey.end and last not in guarded:
+                assert last.parent is not None, f"{last} is a root"
+                kept = (survey.end - last.parent.end) * self._index.unit_pages
+                last = last.parent
+            _climb(last, guarded)
+        kv = self._index.kv_pages - kept - sum(len(node.pages) for node in guarded)
+        return kv, (self._index.checkpoints - len(held)) * self.layout.checkpoint_pages
+
+    def _make_room(self, kv: int, states: int) -> None:
+        if self._pool.split:
+            self._evictor.make_room(Room.KV, kv, self._now)
+            self._evictor.make_room(Room.STATE, states, self._now)
+        else:
+            self._evictor.make_room(Room.ANY, kv + states, self._now)
+
+    # ---- opening a plan
+
+    def _new_lease(self, draft: Draft, survey: _Survey) -> Lease:
+        """A lease that stands at the leg's start: its KV is named and pinned. Takes that off the survey's path."""
+        if not draft.reuse:
+            return Lease(draft.namespace, None, 0)
+        lease = Lease(draft.namespace, self._index.root(draft.namespace), draft.start)
+        start = draft.start // self.layout.unit_tokens
+        if start:
+            above = [node for node in survey.path if node.parent is not None and node.parent.end < start]
+            for node in above:
+                lease.table.extend(node.pages)
+            del lease.table[start * self._index.unit_pages :]
+            lease.node = self._index.boundary(above, start)
+            survey.path = [node for node in survey.path if node.end > start]
+        lease.own_from = len(lease.table)
+        assert lease.node is not None, "a lease with reuse has a node"
+        self._index.pin(lease.node)
+        return lease
+
+    def _open(self, draft: Draft, lease: Lease, survey: _Survey) -> Plan:
+        opened = OpenPlan(draft, len(lease.table), lease.own_from, lease.deep, draft.slot and not lease.slot)
+        self._protect(draft, lease, survey)
+        self._make_room(survey.kv, survey.states)
+        lease.table.extend(self._pool.kv.take(survey.kv))
+        if opened.took_slot:
+            lease.slot = self._pool.states.take(self.layout.slot_pages)
+        self._take_saves(opened, survey)
+        restore = () if survey.resume is None else survey.resume.checkpoint
+        assert restore is not None, f"{survey.resume} lost its checkpoint while it was held"
+        own_from = draft.start // self.layout.page_size * self.layout.kv_pages_per_unit
+        write_from = max(own_from, lease.own_from if lease.deep is not None else 0)
+        lease.plan = self._reserves
+        self._plans[lease.plan] = lease, opened
+        return Plan(
+            lease.plan, draft.request, draft.start, draft.end, restore, tuple(lease.table), write_from, opened.saves
+        )
+
+    def _protect(self, draft: Draft, lease: Lease, survey: _Survey) -> None:
+        """Pin, hold and refresh what the leg reads, before anything is evicted for it."""
+        if survey.resume is not None:
+            self._hold(lease)
+            self._index.resume(survey.resume, self._now)
+        elif not draft.hold_checkpoint:
+            self._let_go(lease)
+        for node in survey.path:
+            if node.end * self.layout.unit_tokens in draft.checkpoints:
+                self._index.confirm(node)
+        self._share(lease, survey)
+        if lease.node is not None:
+            self._index.touch(lease.deep or lease.node, None, self._now)
+
+    def _share(self, lease: Lease, survey: _Survey) -> None:
+        """Name and pin the KV that the index has beyond what the table names: stranded, but nothing to allocate."""
+        node, table, pages = lease.node, lease.table, survey.end * self._index.unit_pages
+        if node is None or not survey.path or survey.end <= max(node.end, lease.deep.end if lease.deep else 0):
+            return
+        del table[node.end * self._index.unit_pages :]
+        for part in survey.path:
+            table.extend(part.pages)
+        del table[pages:]
+        lease.own_from = pages
+        lease.deep = self._index.boundary(survey.path, survey.end)
+        self._index.pin(lease.deep)
+
+    def _take_saves(self, opened: OpenPlan, survey: _Survey) -> None:
+        """Pages for each new checkpoint; for a speculative one only if some are free, the first ones first."""
+        size, states = self.layout.checkpoint_pages, self._pool.states
+        saves = [Save(at, tuple(states.take(size))) for at in survey.saves]
+        for at in survey.guesses:
+            if states.free < size:
+                break
+            saves.append(Save(at, tuple(states.take(size))))
+        opened.saves = tuple(sorted(saves, key=lambda save: save.position))
+
+    def _hold(self, lease: Lease) -> None:
+        if not lease.held and lease.node is not None:
+            self._index.hold(lease.node)
+            lease.held = True
+
+    def _let_go(self, lease: Lease) -> None:
+        if lease.held and lease.node is not None:
+            self._index.unhold(lease.node)
+            lease.held = False
+
+    # ---- closing a plan
+
+    def commit(self, plan: Plan) -> None:
+        """Publish the leg's KV and checkpoints, and stand at its end. Raises PlanClosed if that was done already.
+
+        KV that somebody else published meanwhile stays the request's own until its release.
+        """
+        lease, opened = self._close(plan)
+        self._now += 1
+        self._commits += 1
+        draft = opened.draft
+        lease.end = draft.end
+        if lease.node is None:
+            return
+        publish = draft.publish // self.layout.unit_tokens
+        if publish > lease.node.end:
+            self._publish(lease, opened, publish)
+        if opened.deep_before is not None and opened.deep_before is not lease.deep:
+            self._index.unpin(opened.deep_before)
+        if not draft.hold_checkpoint:
+            self._let_go(lease)
+        if draft.replaces is not None:
+            self._replace(lease.node, draft.replaces // self.layout.unit_tokens)
+
+    def _publish(self, lease: Lease, opened: OpenPlan, publish: int) -> None:
+        old, draft, index = lease.node, opened.draft, self._index
+        assert old is not None, "a lease that publishes has a node"
+        positions = [save.position // self.layout.unit_tokens for save in opened.saves]
+        stops = positions if positions and positions[-1] == publish else [*positions, publish]
+        nodes, joint = index.grow(old, draft.key, stops, lease.table)
+        new_from = publish if joint is None else joint.end
+        lease.duplicates.extend(lease.table[lease.own_from : new_from * index.unit_pages])
+        lease.own_from = max(lease.own_from, publish * index.unit_pages)
+        index.touch(nodes[-1], old, self._now)
+        for save, node in zip(opened.saves, nodes, strict=False):
+            self._keep(save, node, save.position not in draft.checkpoints)
+        index.pin(nodes[-1])
+        self._let_go(lease)
+        lease.node = nodes[-1]
+        if draft.hold_checkpoint:
+            self._hold(lease)
+        index.unpin(old)
+        if joint is not None and joint is not old:
+            index.tidy(joint)
+        if lease.deep is not None and lease.deep.end <= publish:
+            deep, lease.deep = lease.deep, None
+            if deep is not opened.deep_before:
+                index.unpin(deep)
+
+    def _keep(self, save: Save, node: Node, speculative: bool) -> None:
+        if node.checkpoint is None:
+            self._index.save(node, save.pages, self._now, speculative)
+            return
+        self._pool.states.give(save.pages)
+        if not speculative:
+            self._index.confirm(node)
+
+    def _replace(self, node: Node, position: int) -> None:
+        """Drop the rolling checkpoint at `position` above `node`, unless somebody else needs it."""
+        climb: Node | None = node
+        while climb is not None and climb.end > position:
+            climb = climb.parent
+        if climb is None or climb.end != position or climb.checkpoint is None:
+            return
+        if not climb.pins and len(climb.children) <= 1:
+            self._pool.states.give(self._index.drop(climb, evicted=False))
+
+    def abandon(self, plan: Plan) -> None:
+        """Give back what the leg took; what was committed stays. Raises PlanClosed if the plan is not open."""
+        lease, opened = self._close(plan)
+        self._abandons += 1
+        self._pool.kv.give(lease.table[max(lease.own_from, opened.pages_before) :])
+        del lease.table[opened.pages_before :]
+        lease.own_from = opened.own_before
+        if lease.deep is not None and lease.deep is not opened.deep_before:
+            deep, lease.deep = lease.deep, opened.deep_before
+            self._index.unpin(deep)
+        for save in opened.saves:
+            self._pool.states.give(save.pages)
+        if opened.took_slot:
+            self._give_slot(lease)
+        if not opened.draft.hold_checkpoint:
+            self._let_go(lease)
+
+    def _close(self, plan: Plan) -> tuple[Lease, OpenPlan]:
+        if plan.id not in self._plans:
+            raise PlanClosed(f"plan {plan.id} of request {plan.request} is not open")
+        lease, opened = self._plans.pop(plan.id)
+        lease.plan = None
+        return lease, opened
+
+    # ---- giving back
+
+    def drop_slot(self, request: int) -> None:
+        """Give back the pages that back the request's slot, if it has one. KeyError for an unknown request."""
+        lease = self._leases[request]
+        if lease.plan is not None:
+            raise ValueError(f"request {request} has plan {lease.plan} open")
+        self._give_slot(lease)
+
+    def _give_slot(self, lease: Lease) -> None:
+        self._pool.states.give(lease.slot)
+        lease.slot = array("i")
+
+    def release(self, request: int) -> None:
+        """The request ended or was preempted: it gives back all that it held. KeyError for an unknown request."""
+        lease = self._leases[request]
+        if lease.plan is not None:
+            raise ValueError(f"request {request} has plan {lease.plan} open")
+        del self._leases[request]
+        self._pool.kv.give(lease.private_pages())
+        self._give_slot(lease)
+        self._let_go(lease)
+        for node in (lease.deep, lease.node):
+            if node is not None:
+                self._index.unpin(node)
+
+    # ---- reporting
+
+    def stats(self) -> CacheStats:
+        """What is held and what was done. Walks the index."""
+        index, size = self._index, self.layout.checkpoint_pages
+        return CacheStats(
+            pages_total=self.layout.n_pages,
+            pages_free=self._pool.free,
+            pages_kv=index.kv_pages,
+            pages_checkpoint=index.checkpoints * size,
+            pages_private=sum(len(lease.private_pages()) for lease in self._leases.values())
+            + sum(len(save.pages) for _, opened in self._plans.values() for save in opened.saves),
+            pages_slot=sum(len(lease.slot) for lease in self._leases.values()),
+            dead_kv_tokens=0 if self._every_page else dead_units(index) * self.layout.unit_tokens,
+            checkpoints=index.checkpoints,
+            nodes=index.nodes,
+            namespaces=len(index.roots),
+            leases=len(self._leases),
+            open_plans=len(self._plans),
+            reserves=self._reserves,
+            commits=self._commits,
+            abandons=self._abandons,
+            evicted_checkpoints=self._evictor.checkpoints,
+            evicted_kv_pages=self._evictor.kv_pages,
+        )
+
+    def check(self) -> None:
+        """Verify every invariant of index, pool and leases: AssertionError says what is broken. It never repairs."""
+        audit(self._index, self._pool, list(self._leases.values()), list(self._plans.values()))
+
+
+def _stands_at(node: Node | None, units: int, rest: int) -> bool:
+    """Whether `node` has a checkpoint after exactly `units`, and `rest` tokens more are none."""
+    return node is not None and node.checkpoint is not None and node.end == units and not rest
+
+
+def _climb(node: Node | None, into: set[Node]) -> None:
+    """Add `node` and its ancestors."""
+    while node is not None and node not in into:
+        into.add(node)
+        node = node.parent
+
+
+def _deepest_checkpoint(path: Sequence[Node], end: int) -> int:
+    """Depth of the last checkpoint on a path of which `end` units match; 0 if there is none."""
+    for node in reversed(path):
+        if node.checkpoint is not None and node.end <= end:
+            return node.end
+    return 0

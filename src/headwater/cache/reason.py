@@ -1,0 +1,33 @@
+"""Why a prompt resumes where it does and not deeper."""
+
+from __future__ import annotations
+
+from headwater.cache.index import Index, Node
+from headwater.types import Reason
+
+
+def explain(index: Index, namespace: str, key: bytes, path: list[Node], reach: tuple[int, int, int]) -> Reason:
+    """`path` and `reach` say what was found of `key`; reach is (checkpoint, KV, most that could match), in units.
+
+    `evicted` is said where it is remembered; the rest follows from what is there now.
+    """
+    checkpoint, kv, cap = reach
+    if not cap:
+        return Reason.TOO_SHORT
+    if checkpoint == cap:
+        return Reason.FULL
+    if any(checkpoint < at <= kv for node in path for at in node.lost) or _dropped_at(index, namespace, key, kv):
+        return Reason.EVICTED
+    if checkpoint < kv:
+        return Reason.NO_CHECKPOINT
+    if kv:
+        return Reason.DIVERGED
+    root = index.roots.get(namespace)
+    if root is not None and root.children:
+        return Reason.COLD
+    return Reason.OTHER_NAMESPACE if any(other.children for other in index.roots.values()) else Reason.COLD
+
+
+def _dropped_at(index: Index, namespace: str, key: bytes, position: int) -> bool:
+    width = index.unit_bytes
+    return (namespace, position, key[position * width : (position + 1) * width]) in index.losses

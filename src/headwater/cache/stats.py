@@ -1,0 +1,28 @@
+"""What the cache holds and has done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """Pages by owner add up to `pages_total`. Counters run from the cache's creation."""
+
+    pages_total: int
+    pages_free: int
+    pages_kv: int  # KV that the index holds
+    pages_checkpoint: int  # checkpoints that the index holds
+    pages_private: int  # KV that is a request's own, and checkpoints of open plans
+    pages_slot: int  # what backs the slots of running requests
+    dead_kv_tokens: int  # KV that no checkpoint at or below it can use
+    checkpoints: int
+    nodes: int
+    namespaces: int
+    leases: int
+    open_plans: int
+    reserves: int
+    commits: int
+    abandons: int
+    evicted_checkpoints: int
+    evicted_kv_pages: int
