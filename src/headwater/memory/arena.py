@@ -68,4 +68,4 @@ class Arena:
 def _lazy_bytes(n: int, device: torch.device) -> torch.Tensor:
     if device.type != "cpu":
         return torch.zeros(n, dtype=torch.uint8, device=device)
-    return torch.frombuffer(mmap.mmap(-1, n), dtype=torch.uint8)
+    return torch.frombuffer(mmap.mmap(-1, n, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.uint8)

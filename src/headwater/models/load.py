@@ -1,0 +1,135 @@
+"""Loads a Hugging Face model folder: config, weights, tokenizer, chat template and end tokens."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+
+from headwater.errors import CheckpointError
+from headwater.mixers.linear import Linear
+from headwater.models.build import build_model
+from headwater.models.families import FAMILIES
+from headwater.models.hybrid import HybridModel
+from headwater.models.tensors import CheckpointTensors, read_json
+from headwater.spec import ModelSpec
+
+DTYPES = ("float32", "bfloat16")
+PROBE_ROWS, PROBE_WIDTH, PROBE_ROUNDS = 256, 512, 5
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model, ready to compute, and what goes with it."""
+
+    name: str
+    path: Path
+    model: HybridModel
+    spec: ModelSpec
+    tokenizer: Tokenizer
+    chat_template: str | None  # jinja2 source
+    special_tokens: dict[str, str]  # "bos_token", "eos_token", ... as the template may use them
+    generation: dict[str, Any] = field(default_factory=dict)  # generation_config.json
+    eos_token_ids: tuple[int, ...] = ()
+
+
+def load_model(path: Path | str, dtype: str = "auto", device: str = "cpu", page_size: int = 64) -> LoadedModel:
+    """Read the folder. Raises CheckpointError that names the file, and the tensor or key, that is wrong."""
+    folder = Path(path)
+    config = read_json(folder / "config.json")
+    text_config = config.get("text_config", config)
+    model_type = text_config.get("model_type", config.get("model_type"))
+    if model_type not in FAMILIES:
+        known = ", ".join(sorted(FAMILIES))
+        raise CheckpointError(f"{folder / 'config.json'}: model_type {model_type!r} is not one of {known}")
+    if dtype == "auto":
+        dtype = fast_dtype(text_config.get("dtype", text_config.get("torch_dtype")), device)
+    try:
+        spec = ModelSpec.from_config(config, dtype, page_size)
+    except CheckpointError as error:
+        raise CheckpointError(f"{folder}: {error}") from error
+    tensors = CheckpointTensors(folder, getattr(torch, dtype), torch.device(device))
+    model = build_model(spec, tensors, FAMILIES[model_type])
+    tokenizer_config = _optional_json(folder / "tokenizer_config.json")
+    generation = _optional_json(folder / "generation_config.json")
+    tokenizer = _tokenizer(folder / "tokenizer.json")
+    special = _special_tokens(tokenizer_config)
+    return LoadedModel(
+        name=folder.resolve().name,
+        path=folder,
+        model=model,
+        spec=spec,
+        tokenizer=tokenizer,
+        chat_template=_chat_template(folder, tokenizer_config),
+        special_tokens=special,
+        generation=generation,
+        eos_token_ids=_end_tokens(text_config, generation, tokenizer.token_to_id(special.get("eos_token", ""))),
+    )
+
+
+def fast_dtype(stored: str | None, device: str = "cpu") -> str:
+    """The dtype that products run fastest in here. Weights stored in float32 are not rounded to find out."""
+    if stored == "float32":
+        return "float32"
+    if torch.device(device).type != "cpu":
+        return "bfloat16"
+    return min(DTYPES, key=_seconds_of_product)
+
+
+def _seconds_of_product(dtype: str) -> float:
+    """The fastest of a few products of a prefill's height."""
+    weight = torch.ones(PROBE_WIDTH, PROBE_WIDTH, dtype=getattr(torch, dtype))
+    product, x = Linear(weight), weight.new_ones(PROBE_ROWS, PROBE_WIDTH)
+    seconds = []
+    for _ in range(PROBE_ROUNDS):
+        start = time.perf_counter()
+        product(x, PROBE_ROWS)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+def _optional_json(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.exists() else {}
+
+
+def _tokenizer(path: Path) -> Tokenizer:
+    if not path.exists():
+        raise CheckpointError(f"{path}: no such file")
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception for whatever it cannot parse
+        raise CheckpointError(f"{path}: not a tokenizer: {error}") from error
+
+
+def _chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None:
+    """The file chat_template.jinja, or the tokenizer config's template (of several, the one named "default")."""
+    file = folder / "chat_template.jinja"
+    if file.exists():
+        return file.read_text(encoding="utf-8")
+    template = tokenizer_config.get("chat_template")
+    if isinstance(template, list):
+        by_name = {entry.get("name"): entry.get("template") for entry in template}
+        template = by_name.get("default")
+    return template
+
+
+def _special_tokens(tokenizer_config: dict[str, Any]) -> dict[str, str]:
+    """Named tokens; each stands as a string or as an object with its content."""
+    tokens = {}
+    for key, value in tokenizer_config.items():
+        content = value.get("content") if isinstance(value, dict) else value
+        if key.endswith("_token") and isinstance(content, str):
+            tokens[key] = content
+    return tokens
+
+
+def _end_tokens(config: dict[str, Any], generation: dict[str, Any], tokenizer_end: int | None) -> tuple[int, ...]:
+    """All ids that end an answer, wherever they are said: generation config, model config, tokenizer."""
+    ids: list[int] = []
+    for value in (generation.get("eos_token_id"), config.get("eos_token_id"), tokenizer_end):
+        ids += value if isinstance(value, list) else [value] if value is not None else []
+    return tuple(dict.fromkeys(ids))

@@ -1,0 +1,92 @@
+"""A checkpoint's tensors: one safetensors file or several, mapped into memory and read one tensor at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from headwater.errors import CheckpointError
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; CheckpointError names the file if there is none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path}: no such file") from error
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"{path}: not readable as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: holds a {type(value).__name__}, must be an object")
+    return value
+
+
+class CheckpointTensors:
+    """Tensors by name. What comes back in the file's dtype, and on the CPU, is a view of the mapped file."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype, self.device = dtype, device
+        self._files: dict[Path, Any] = {}
+        self._folder = folder
+        self._source = self._locate()
+
+    def _locate(self) -> dict[str, Path]:
+        """The file that holds each tensor."""
+        index = self._folder / INDEX
+        if not index.exists():
+            single = self._folder / SINGLE
+            return dict.fromkeys(self._open(single).keys(), single)
+        names = read_json(index).get("weight_map")
+        if not isinstance(names, dict):
+            raise CheckpointError(f"{index}: key 'weight_map' is missing")
+        return {name: self._folder / str(file) for name, file in names.items()}
+
+    def _open(self, path: Path) -> Any:
+        if path not in self._files:
+            if not path.exists():
+                raise CheckpointError(f"{path}: no such file")
+            self._files[path] = _or_checkpoint_error(path, lambda: safe_open(str(path), framework="pt"))
+        return self._files[path]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._source
+
+    def get(self, name: str, *shape: int) -> torch.Tensor:
+        """The tensor in the dtype to compute in. Raises CheckpointError if it is missing or has another shape."""
+        return self.cast(self.raw(name, *shape))
+
+    def cast(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Bring a part of what `raw` gave to the dtype and device to compute in."""
+        return tensor.to(device=self.device, dtype=self.dtype)
+
+    def raw(self, name: str, *shape: int) -> torch.Tensor:
+        """The tensor in the file's dtype."""
+        tensor = self._read(name)
+        if tuple(tensor.shape) != shape:
+            found, wanted = list(tensor.shape), list(shape)
+            raise CheckpointError(
+                f"{self._source[name]}: tensor {name!r} has shape {found}, the config asks for {wanted}"
+            )
+        return tensor
+
+    def _read(self, name: str) -> torch.Tensor:
+        if name not in self._source:
+            raise CheckpointError(f"{self._folder}: tensor {name!r} is missing from the checkpoint")
+        path = self._source[name]
+        file = self._open(path)
+        return _or_checkpoint_error(path, lambda: file.get_tensor(name), f"tensor {name!r}: ")
+
+
+def _or_checkpoint_error(path: Path, read: Callable[[], Any], what: str = "") -> Any:
+    try:
+        return read()
+    except (SafetensorError, OSError, RuntimeError) as error:
+        raise CheckpointError(f"{path}: {what}{error}") from error

@@ -1,0 +1,60 @@
+"""The embedded checkpoint's byte-level BPE tokenizer, trained on the spot."""
+
+from __future__ import annotations
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from headwater.models.tiny import words
+
+END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+SPECIAL = (END_OF_TEXT, TURN_START, TURN_END)
+MARKUP = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+# Words with the space or sign before them, single digits, runs of signs, line ends, other white space.
+SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+CORPUS_LINES = 6000
+
+
+def train(vocab_size: int, seed: int) -> Tokenizer:
+    """A tokenizer of exactly `vocab_size` tokens: the same seed gives the same one."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(SPLIT), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(SPECIAL) - len(MARKUP),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(words.lines(CORPUS_LINES, seed), trainer)
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in MARKUP])
+    return tokenizer
+
+
+def sayable(tokenizer: Tokenizer) -> list[int]:
+    """Ids of tokens " word" such that any run of them encodes back to the same ids."""
+    ids = []
+    for token, i in tokenizer.get_vocab().items():
+        word = token.removeprefix("Ġ")
+        plain = word != token and word.isascii() and word.isalpha() and word.islower()
+        if plain and tokenizer.encode(f" {word}", add_special_tokens=False).ids == [i]:
+            ids.append(i)
+    return sorted(ids)
+
+
+def config() -> dict[str, object]:
+    """tokenizer_config.json, without the chat template."""
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "add_prefix_space": False,
+        "bos_token": None,
+        "eos_token": TURN_END,
+        "pad_token": END_OF_TEXT,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 32768,
+    }

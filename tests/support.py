@@ -1,0 +1,100 @@
+"""Runs prompts through a model without the engine: one sequence or several, in slices, then decoding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from headwater.memory.arena import Arena
+from headwater.memory.slots import StateMemory
+from headwater.mixers.batch import Slice, StepBatch
+from headwater.models.hybrid import HybridModel
+
+
+@dataclass
+class Sequence:
+    """What one running sequence needs: a slot, pages, and how far it got."""
+
+    slot: int
+    table: torch.Tensor
+    length: int = 0
+
+
+@dataclass
+class Bench:
+    """A model with an arena and state memory of its own. Pages are handed out in a shuffled order."""
+
+    model: HybridModel
+    n_pages: int = 64
+    n_slots: int = 12
+    poison: bool = False  # fill the arena with NaN first: whatever is read before it is written shows
+    _free: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        spec = self.model.spec
+        self.arena = Arena(spec, self.n_pages)
+        self.states = StateMemory(spec.state, self.n_slots, max(1, spec.checkpoint_pages) * spec.page_bytes)
+        if self.poison:
+            self.arena.pages.fill_(0xFF)
+        order = torch.randperm(self.n_pages, generator=torch.Generator().manual_seed(1))
+        self._free = order.tolist()
+        self._slots = list(range(self.n_slots))
+
+    def sequence(self, max_tokens: int) -> Sequence:
+        """A new sequence at position 0 with pages for `max_tokens`."""
+        n = -(-max_tokens // self.arena.page_size)
+        taken, self._free = self._free[:n], self._free[n:]
+        assert len(taken) == n, f"{n} pages wanted, {len(taken)} left"
+        sequence = Sequence(self._slots.pop(0), torch.tensor(taken, dtype=torch.int64))
+        self.states.zero(sequence.slot)
+        return sequence
+
+    def step(
+        self,
+        prefill: list[tuple[Sequence, list[int]]],
+        decode: list[tuple[Sequence, int]] = (),
+        every_row: bool = False,
+    ) -> torch.Tensor:
+        """One forward pass: the next tokens of some sequences, one token of others.
+
+        Logits of the last token of each, in that order, or of every row.
+        """
+        slices, tokens, positions, wanted = [], [], [], []
+        for seq, new in prefill:
+            end = seq.length + len(new)
+            table = seq.table[: -(-end // self.arena.page_size)]
+            slices.append(Slice(len(tokens), len(new), seq.length, seq.slot, table, seq.length // self.arena.page_size))
+            tokens += new
+            positions += range(seq.length, end)
+            wanted.append(len(tokens) - 1)
+            seq.length = end
+        tables = []
+        for seq, token in decode:
+            wanted.append(len(tokens))
+            tokens.append(token)
+            positions.append(seq.length)
+            seq.length += 1
+            tables.append(seq.table[: -(-seq.length // self.arena.page_size)])
+        batch = StepBatch(
+            token_N=torch.tensor(tokens, dtype=torch.int64),
+            position_N=torch.tensor(positions, dtype=torch.int64),
+            slices=tuple(slices),
+            decode_slot_B=torch.tensor([seq.slot for seq, _ in decode], dtype=torch.int64),
+            decode_tables=tuple(tables),
+            logits_row_R=torch.arange(len(tokens)) if every_row else torch.tensor(wanted, dtype=torch.int64),
+        )
+        return self.model.forward(batch, self.arena, self.states)
+
+    def prefill(self, seq: Sequence, tokens: list[int], cuts: tuple[int, ...] = ()) -> torch.Tensor:
+        """Logits of every token of a prompt that is computed in slices cut at `cuts`."""
+        bounds = [0, *(c for c in cuts if c < len(tokens)), len(tokens)]
+        parts = [self.step([(seq, tokens[a:b])], every_row=True) for a, b in zip(bounds, bounds[1:], strict=False)]
+        return torch.cat(parts)
+
+    def greedy(self, seq: Sequence, last_logits: torch.Tensor, n: int) -> list[int]:
+        """The next n tokens."""
+        out = [int(last_logits.argmax())]
+        while len(out) < n:
+            out.append(int(self.step([], [(seq, out[-1])])[0].argmax()))
+        return out
