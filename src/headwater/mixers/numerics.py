@@ -56,3 +56,8 @@ def prepare_process(threads: int | None = None) -> None:
     torch.set_flush_denormal(True)
     if threads is not None:
         torch.set_num_threads(threads)
+
+
+def prepare_thread() -> None:
+    """The same for a thread that will run torch: its worker threads take over how it treats denormals."""
+    torch.set_flush_denormal(True)

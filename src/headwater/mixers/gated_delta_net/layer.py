@@ -15,24 +15,10 @@ from headwater.mixers.activations import gated_rms_norm, sigmoid, silu, softplus
 from headwater.mixers.batch import Slice, StepBatch
 from headwater.mixers.gated_delta_net.fast import CHUNK, advance_into, decode_step, prepare
 from headwater.mixers.linear import Linear
+from headwater.spec import DeltaNetShape
 
 HEADS_A_BLOCK = 32  # chunks × heads whose intermediates stay in cache: 2-4 chunks of a small model, 1 of a large
 NORM_ROWS = 128  # rows of a step that the gated norm takes at a time, for the same reason
-
-
-@dataclass(frozen=True, slots=True)
-class GatedDeltaNetShape:
-    key_heads: int
-    value_heads: int
-    key_width: int
-    value_width: int
-    conv_width: int = 4
-    eps: float = 1e-6
-
-    @property
-    def channels(self) -> int:
-        """Of the convolution: queries, keys and values."""
-        return 2 * self.key_heads * self.key_width + self.value_heads * self.value_width
 
 
 @dataclass(frozen=True)
@@ -74,8 +60,8 @@ class Chunk:
 class GatedDeltaNet:
     """The mixer of Qwen3-Next and Qwen3.5. Weights by the names that checkpoints give them, relative to the layer."""
 
-    def __init__(self, shape: GatedDeltaNetShape, tensors: Mapping[str, torch.Tensor]) -> None:
-        self.shape = shape
+    def __init__(self, shape: DeltaNetShape, eps: float, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.shape, self.eps = shape, eps
         self.in_proj = Linear(fused_projection(shape, tensors))
         self.out_proj = Linear(tensors["out_proj.weight"])
         self.conv_WC = tensors["conv1d.weight"].squeeze(1).float().T.contiguous()
@@ -84,13 +70,13 @@ class GatedDeltaNet:
         self.norm_V = tensors["norm.weight"].float()
 
     def forward(self, x_ND: torch.Tensor, batch: StepBatch, state: LayerState) -> torch.Tensor:
-        """Rows of a step in, rows out; states of its sequences move on in `state`, and are copied to the rows of saves."""
+        """Rows of a step in, rows out; sequences' states move on in `state`, and are copied to the rows of saves."""
         s = self.shape
         projected_NE = self.in_proj(x_ND, batch.n_prefill)
-        widths = (s.channels, s.value_heads * s.value_width, s.value_heads, s.value_heads)
+        widths = (s.channels, s.v_heads * s.v_dim, s.v_heads, s.v_heads)
         mixed_NC, z_NX, b_NH, a_NH = projected_NE.split(widths, -1)
         gates_N2H = self._gates(a_NH, b_NH)
-        core_NHV = x_ND.new_empty((x_ND.shape[0], s.value_heads, s.value_width), dtype=torch.float32)
+        core_NHV = x_ND.new_empty((x_ND.shape[0], s.v_heads, s.v_dim), dtype=torch.float32)
         self._prefill_into(mixed_NC, gates_N2H, batch, state, core_NHV)
         if batch.n_decode:
             p = batch.n_prefill
@@ -107,7 +93,7 @@ class GatedDeltaNet:
         z_NHV = z_NX.unflatten(-1, core_NHV.shape[1:])
         for first in range(0, len(core_NHV), NORM_ROWS):
             rows = slice(first, first + NORM_ROWS)
-            normed_nHV = gated_rms_norm(core_NHV[rows], z_NHV[rows], self.norm_V, self.shape.eps)
+            normed_nHV = gated_rms_norm(core_NHV[rows], z_NHV[rows], self.norm_V, self.eps)
             out_NX[rows] = normed_nHV.flatten(1)
         return out_NX
 
@@ -119,7 +105,7 @@ class GatedDeltaNet:
         state: LayerState,
         core_NHV: torch.Tensor,
     ) -> None:
-        limit = max(1, HEADS_A_BLOCK // self.shape.value_heads)
+        limit = max(1, HEADS_A_BLOCK // self.shape.v_heads)
         slices = sorted(batch.slices, key=lambda s: -s.length)
         for at in range(0, len(slices), limit):
             group = slices[at : at + limit]
@@ -141,28 +127,28 @@ class GatedDeltaNet:
         """Several chunks of each of a few sequences, in order; `state_SHKV` moves on in place."""
         s = self.shape
         window_nLC = self._windows(mixed_NC, chunks, state)
-        gates_nt2H = gates_N2H.new_zeros(len(chunks), CHUNK, 2, s.value_heads)
+        gates_nt2H = gates_N2H.new_zeros(len(chunks), CHUNK, 2, s.v_heads)
         for i, chunk in enumerate(chunks):
             gates_nt2H[i, : chunk.length] = gates_N2H[chunk.first : chunk.first + chunk.length]
         qk_nt2GK, v_ntHV = self._heads(self._convolved(window_nLC))
         prepared = prepare(qk_nt2GK, v_ntHV, gates_nt2H[:, :, 0], gates_nt2H[:, :, 1])
         n_active = len(state_SHKV)
-        state_MKV = state_SHKV.view(-1, s.key_width, s.value_width)
-        out_ntHV = core_NHV.new_empty(len(chunks), s.value_heads, CHUNK, s.value_width)
+        state_MKV = state_SHKV.view(-1, s.k_dim, s.v_dim)
+        out_ntHV = core_NHV.new_empty(len(chunks), s.v_heads, CHUNK, s.v_dim)
         for first in range(0, len(chunks), n_active):
-            at = slice(first * s.value_heads, (first + n_active) * s.value_heads)
+            at = slice(first * s.v_heads, (first + n_active) * s.v_heads)
             advance_into(prepared, at, state_MKV, out_ntHV[first : first + n_active].flatten(0, 1))
             for i in range(n_active):
                 chunk = chunks[first + i]
                 for row in chunk.state_rows:
                     state.recurrent[row] = state_SHKV[i]
-                    state.conv[row] = window_nLC[first + i, chunk.length : chunk.length + s.conv_width - 1].T
+                    state.conv[row] = window_nLC[first + i, chunk.length : chunk.length + s.conv_kernel - 1].T
         for chunk, out_HtV in zip(chunks, out_ntHV, strict=True):
             core_NHV[chunk.first : chunk.first + chunk.length] = out_HtV.transpose(0, 1)[: chunk.length]
 
     def _windows(self, mixed_NC: torch.Tensor, chunks: list[Chunk], state: LayerState) -> torch.Tensor:
         """The chunks' inputs of the convolution, float32, each with the W − 1 inputs before it; zeros fill them up."""
-        before = self.shape.conv_width - 1
+        before = self.shape.conv_kernel - 1
         window_nLC = torch.empty(
             (len(chunks), before + CHUNK, self.shape.channels), dtype=torch.float32, device=mixed_NC.device
         )
@@ -178,18 +164,18 @@ class GatedDeltaNet:
 
     def _convolved(self, window_nLC: torch.Tensor) -> torch.Tensor:
         """silu of the depthwise convolution, as shifted multiply-adds; [n, t, C]."""
-        length = window_nLC.shape[1] - self.shape.conv_width + 1
+        length = window_nLC.shape[1] - self.shape.conv_kernel + 1
         sum_ntC = window_nLC[:, :length] * self.conv_WC[0]
-        for shift in range(1, self.shape.conv_width):
+        for shift in range(1, self.shape.conv_kernel):
             sum_ntC.addcmul_(window_nLC[:, shift : shift + length], self.conv_WC[shift])
         return silu(sum_ntC)
 
     def _heads(self, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Channels as [..., 2, G, K] (queries, keys) and [..., H, V]."""
         s = self.shape
-        n_qk = 2 * s.key_heads * s.key_width
-        qk = mixed[..., :n_qk].unflatten(-1, (2, s.key_heads, s.key_width))
-        return qk, mixed[..., n_qk:].unflatten(-1, (s.value_heads, s.value_width))
+        n_qk = 2 * s.k_heads * s.k_dim
+        qk = mixed[..., :n_qk].unflatten(-1, (2, s.k_heads, s.k_dim))
+        return qk, mixed[..., n_qk:].unflatten(-1, (s.v_heads, s.v_dim))
 
     def _decode(
         self, mixed_BC: torch.Tensor, gates_B2H: torch.Tensor, slot_B: torch.Tensor, state: LayerState
@@ -233,7 +219,7 @@ def blocks(group: list[Slice], limit: int) -> Iterator[tuple[int, list[Chunk]]]:
         step += n_steps
 
 
-def fused_projection(shape: GatedDeltaNetShape, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def fused_projection(shape: DeltaNetShape, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """One weight whose rows give [q | k | v | z | b | a], each in the order of heads.
 
     Qwen3.5 has four weights; Qwen3-Next has two, whose rows stand key head by key head: q, k, and then v and z of the
@@ -241,9 +227,9 @@ def fused_projection(shape: GatedDeltaNetShape, tensors: Mapping[str, torch.Tens
     """
     if "in_proj_qkv.weight" in tensors:
         return torch.cat([tensors[f"in_proj_{name}.weight"] for name in ("qkv", "z", "b", "a")])
-    heads = shape.key_heads
-    shared = shape.value_heads // heads
-    widths = (shape.key_width, shape.key_width, shared * shape.value_width, shared * shape.value_width)
+    heads = shape.k_heads
+    shared = shape.v_heads // heads
+    widths = (shape.k_dim, shape.k_dim, shared * shape.v_dim, shared * shape.v_dim)
     by_head = tensors["in_proj_qkvz.weight"].unflatten(0, (heads, -1)).split(widths, 1)
     by_head += tensors["in_proj_ba.weight"].unflatten(0, (heads, -1)).split(shared, 1)
     return torch.cat([part.flatten(0, 1) for part in by_head])
