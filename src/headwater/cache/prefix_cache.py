@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from headwater.cache.audit import audit, dead_units
 from headwater.cache.eviction import Room, make_eviction
@@ -14,21 +14,9 @@ from headwater.cache.lease import Lease, OpenPlan
 from headwater.cache.pool import Pool
 from headwater.cache.reason import explain
 from headwater.cache.stats import CacheStats
+from headwater.cache.survey import Survey, Surveyor
 from headwater.errors import OutOfPages, PlanClosed
-from headwater.types import CacheLayout, Draft, Match, Plan, Save
-
-
-@dataclass(slots=True, eq=False)
-class _Survey:
-    """What a leg finds in the index and what it must take. Finding it out changes nothing. In units and pages."""
-
-    path: list[Node]  # from the lease's node (or the root) along the key
-    end: int  # depth to which KV is there; the last node of the path may go deeper
-    resume: Node | None  # the checkpoint to restore
-    saves: tuple[int, ...]  # token positions of checkpoints that are not there yet
-    guesses: tuple[int, ...]  # likewise, speculative
-    kv: int  # pages of KV to take
-    states: int  # pages of checkpoints and slot to take
+from headwater.types import CacheLayout, Draft, Match, Plan, Reason, Save
 
 
 class PrefixCache:
@@ -45,6 +33,7 @@ class PrefixCache:
         self._pool = Pool(layout)
         self._evictor = Evictor(self._index, self._pool, self._policy)
         self._every_page = layout.resumable == "every_page"
+        self._surveyor = Surveyor(layout, self._index)
         self._leases: dict[int, Lease] = {}
         self._plans: dict[int, tuple[Lease, OpenPlan]] = {}
         self._now = 0  # ticks: one a reserve, one a commit
@@ -71,8 +60,7 @@ class PrefixCache:
         request's earlier legs or names a checkpoint that is gone (match again); both leave everything as it was.
         """
         lease = self._leases.get(draft.request)
-        self._validate(draft, lease)
-        survey = self._survey(draft, lease)
+        survey = self._surveyor.survey(draft, lease)
         self._require_room(draft, lease, survey)
         self._now += 1
         self._reserves += 1
@@ -80,77 +68,9 @@ class PrefixCache:
             lease = self._leases[draft.request] = self._new_lease(draft, survey)
         return self._open(draft, lease, survey)
 
-    def _validate(self, draft: Draft, lease: Lease | None) -> None:
-        unit = self.layout.unit_tokens
-        if lease is not None and lease.plan is not None:
-            raise ValueError(f"request {draft.request} has plan {lease.plan} open")
-        if lease is not None and draft.start != lease.end:
-            raise ValueError(f"leg starts at {draft.start}, the one before ended at {lease.end}")
-        if lease is None and draft.start and not draft.reuse:
-            raise ValueError(f"leg starts at {draft.start} without reuse")
-        if not draft.start < draft.end:
-            raise ValueError(f"leg ends at {draft.end} and starts at {draft.start}")
-        if draft.publish > draft.end or draft.publish // unit > len(draft.key) // self.layout.unit_bytes:
-            raise ValueError(f"publish {draft.publish} exceeds end {draft.end} or key of {len(draft.key)} bytes")
-        for at in (*draft.checkpoints, *draft.speculative):
-            if not draft.start < at <= draft.publish or at % unit:
-                raise ValueError(f"checkpoint at {at} is not on the grid of {unit} in ({draft.start}, {draft.publish}]")
-
-    def _survey(self, draft: Draft, lease: Lease | None) -> _Survey:
-        unit = self.layout.unit_tokens
-        path, end, resume = self._find(draft, lease)
-        have = {node.end * unit for node in path if node.checkpoint is not None and node.end <= end}
-        shares = draft.reuse if lease is None else lease.node is not None
-        wanted = shares and not self._every_page
-        saves = tuple(at for at in draft.checkpoints if at not in have) if wanted else ()
-        guesses = tuple(at for at in draft.speculative if at not in have) if wanted else ()
-        named = 0 if lease is None else len(lease.table)
-        kv = self._table_pages(draft.end) - max(end * self._index.unit_pages, named)
-        states = len(saves) * self.layout.checkpoint_pages
-        if draft.slot and (lease is None or not lease.slot):
-            states += self.layout.slot_pages
-        return _Survey(path, end, resume, saves, guesses, kv, states)
-
-    def _find(self, draft: Draft, lease: Lease | None) -> tuple[list[Node], int, Node | None]:
-        """The path and depth that the leg may share, and the checkpoint that it resumes from."""
-        unit = self.layout.unit_tokens
-        if lease is None:
-            if not draft.reuse:
-                return [], 0, None
-            root = self._index.roots.get(draft.namespace)
-            limit = max(draft.start, draft.publish) // unit
-            path, end = ([], 0) if root is None else self._index.walk(root, draft.key, limit)
-            return path, end, self._resume_node(draft, path, end)
-        node = lease.node
-        resume = node if draft.resume and draft.start else None
-        if draft.resume and draft.start and not _stands_at(node, draft.start // unit, draft.start % unit):
-            raise ValueError(f"request {draft.request} has no checkpoint at {draft.start} to resume from")
-        on_grid = lease.own_from == len(lease.table)  # no private page in between
-        if node is None or draft.publish <= draft.start or not on_grid:
-            return [], 0, resume
-        path, end = self._index.walk(node, draft.key, draft.publish // unit)
-        return path, end, resume
-
-    def _resume_node(self, draft: Draft, path: list[Node], end: int) -> Node | None:
-        if not draft.start:
-            return None
-        start, rest = divmod(draft.start, self.layout.unit_tokens)
-        if rest or start > end:
-            raise ValueError(f"leg starts at {draft.start}, cached are {end * self.layout.unit_tokens} tokens")
-        if self._every_page:
-            return None
-        for node in path:
-            if node.end == start and node.checkpoint is not None:
-                return node
-        raise ValueError(f"leg starts at {draft.start}, where no checkpoint is")
-
-    def _table_pages(self, end: int) -> int:
-        """Pages of KV of `end` tokens."""
-        return -(-end // self.layout.page_size) * self.layout.kv_pages_per_unit
-
     # ---- room
 
-    def _require_room(self, draft: Draft, lease: Lease | None, survey: _Survey) -> None:
+    def _require_room(self, draft: Draft, lease: Lease | None, survey: Survey) -> None:
         """Raise OutOfPages unless evicting all that may go would make room."""
         kv, states = self._pool.kv, self._pool.states
         if self._pool.split:
@@ -166,7 +86,7 @@ class PrefixCache:
             if kv.free + evictable < survey.kv + survey.states:
                 raise OutOfPages(survey.kv + survey.states, kv.free, evictable)
 
-    def _evictable(self, draft: Draft, lease: Lease | None, survey: _Survey) -> tuple[int, int]:
+    def _evictable(self, draft: Draft, lease: Lease | None, survey: Survey) -> tuple[int, int]:
         """Pages of KV and of checkpoints that may go while this leg and all leases keep what they name."""
         guarded: set[Node] = set()
         held: set[Node] = set()
@@ -197,7 +117,7 @@ class PrefixCache:
 
     # ---- opening a plan
 
-    def _new_lease(self, draft: Draft, survey: _Survey) -> Lease:
+    def _new_lease(self, draft: Draft, survey: Survey) -> Lease:
         """A lease that stands at the leg's start: its KV is named and pinned. Takes that off the survey's path."""
         if not draft.reuse:
             return Lease(draft.namespace, None, 0)
@@ -215,7 +135,7 @@ class PrefixCache:
         self._index.pin(lease.node)
         return lease
 
-    def _open(self, draft: Draft, lease: Lease, survey: _Survey) -> Plan:
+    def _open(self, draft: Draft, lease: Lease, survey: Survey) -> Plan:
         opened = OpenPlan(draft, len(lease.table), lease.own_from, lease.deep, draft.slot and not lease.slot)
         self._protect(draft, lease, survey)
         self._make_room(survey.kv, survey.states)
@@ -233,7 +153,7 @@ class PrefixCache:
             lease.plan, draft.request, draft.start, draft.end, restore, tuple(lease.table), write_from, opened.saves
         )
 
-    def _protect(self, draft: Draft, lease: Lease, survey: _Survey) -> None:
+    def _protect(self, draft: Draft, lease: Lease, survey: Survey) -> None:
         """Pin, hold and refresh what the leg reads, before anything is evicted for it."""
         if survey.resume is not None:
             self._hold(lease)
@@ -247,7 +167,7 @@ class PrefixCache:
         if lease.node is not None:
             self._index.touch(lease.deep or lease.node, None, self._now)
 
-    def _share(self, lease: Lease, survey: _Survey) -> None:
+    def _share(self, lease: Lease, survey: Survey) -> None:
         """Name and pin the KV that the index has beyond what the table names: stranded, but nothing to allocate."""
         node, table, pages = lease.node, lease.table, survey.end * self._index.unit_pages
         if node is None or not survey.path or survey.end <= max(node.end, lease.deep.end if lease.deep else 0):
@@ -260,7 +180,7 @@ class PrefixCache:
         lease.deep = self._index.boundary(survey.path, survey.end)
         self._index.pin(lease.deep)
 
-    def _take_saves(self, opened: OpenPlan, survey: _Survey) -> None:
+    def _take_saves(self, opened: OpenPlan, survey: Survey) -> None:
         """Pages for each new checkpoint; for a speculative one only if some are free, the first ones first."""
         size, states = self.layout.checkpoint_pages, self._pool.states
         saves = [Save(at, tuple(states.take(size))) for at in survey.saves]
@@ -428,9 +348,14 @@ class PrefixCache:
         audit(self._index, self._pool, list(self._leases.values()), list(self._plans.values()))
 
 
-def _stands_at(node: Node | None, units: int, rest: int) -> bool:
-    """Whether `node` has a checkpoint after exactly `units`, and `rest` tokens more are none."""
-    return node is not None and node.checkpoint is not None and node.end == units and not rest
+class NoCache(PrefixCache):
+    """Caching that is off: finds nothing, publishes nothing; all pages are the request's own until its release."""
+
+    def match(self, key: bytes, length: int, namespace: str = "") -> Match:
+        return Match(0, 0, 0, Reason.CACHE_OFF)
+
+    def reserve(self, draft: Draft) -> Plan:
+        return super().reserve(replace(draft, reuse=False, checkpoints=(), speculative=(), replaces=None))
 
 
 def _climb(node: Node | None, into: set[Node]) -> None:
