@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 
@@ -89,7 +90,7 @@ class Bench:
     def prefill(self, seq: Sequence, tokens: list[int], cuts: tuple[int, ...] = ()) -> torch.Tensor:
         """Logits of every token of a prompt that is computed in slices cut at `cuts`."""
         bounds = [0, *(c for c in cuts if c < len(tokens)), len(tokens)]
-        parts = [self.step([(seq, tokens[a:b])], every_row=True) for a, b in zip(bounds, bounds[1:], strict=False)]
+        parts = [self.step([(seq, tokens[a:b])], every_row=True) for a, b in pairwise(bounds)]
         return torch.cat(parts)
 
     def greedy(self, seq: Sequence, last_logits: torch.Tensor, n: int) -> list[int]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from headwater.mixers.attention.layer import Attention, AttentionWeights
-from headwater.mixers.gated_delta_net import GatedDeltaNet, GatedDeltaNetShape, LayerState
+from headwater.mixers.gated_delta_net import GatedDeltaNet, LayerState
 from headwater.mixers.linear import Embedding, Linear
 from headwater.mixers.mlp import GatedMlp
 from headwater.mixers.moe import MixtureOfExperts
@@ -97,12 +97,11 @@ def _attention(block: Source, layer: int, family: Family) -> Mixer:
 
 
 def _delta_net(block: Source, layer: int, family: Family) -> Mixer:
-    source, d = block.at("linear_attn"), block.spec.delta_net
-    shape = GatedDeltaNetShape(d.k_heads, d.v_heads, d.k_dim, d.v_dim, d.conv_kernel, block.spec.norm_eps)
-    shapes = delta_net_shapes(block.spec, family)
+    source, spec = block.at("linear_attn"), block.spec
+    shapes = delta_net_shapes(spec, family)
     # Decays and norms are computed in float32: they come as they are stored. What goes into products is cast.
     tensors = {name: (source.get if "_proj" in name else source.stored)(name, *shapes[name]) for name in shapes}
-    mixer = GatedDeltaNet(shape, tensors)
+    mixer = GatedDeltaNet(spec.delta_net, spec.norm_eps, tensors)
 
     def mix(x_NC: torch.Tensor, step: Step) -> torch.Tensor:
         state = LayerState(step.states.view(layer, "recurrent"), step.states.view(layer, "conv"))

@@ -1,0 +1,15 @@
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests import checkpoints
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Folder of a named recipe's checkpoint; kept between runs in HEADWATER_TEST_CHECKPOINTS, where that is set."""
+    kept = os.environ.get("HEADWATER_TEST_CHECKPOINTS")
+    root = Path(kept) if kept else tmp_path_factory.mktemp("checkpoints")
+    return lambda name: checkpoints.checkpoint(root, name)

@@ -1,0 +1,111 @@
+"""The model against transformers, and against itself in other slices and other company."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from headwater.models.load import LoadedModel, load_model
+from headwater.models.tiny.tokenizer import sayable
+from tests import checkpoints
+from tests.support import Bench
+
+LENGTHS = (1, 63, 64, 65, 300)
+GREEDY = 24
+FAMILIES = ["qwen3_5", "qwen3_5_moe", "qwen3_next"]
+SHAPES = ["qwen3_5_tied", "qwen3_5_odd_heads", "qwen3_next_odd_heads", "qwen3_5_sharded", "qwen3_5_moe_sharded"]
+
+
+def prompt(loaded: LoadedModel, length: int, seed: int = 3) -> list[int]:
+    return random.Random(seed).choices(sayable(loaded.tokenizer), k=length)
+
+
+@pytest.fixture(scope="module")
+def loaded(checkpoint: Callable[[str], Path]) -> Callable[..., LoadedModel]:
+    """Models by recipe and dtype, each loaded once."""
+    known: dict[tuple[str, str], LoadedModel] = {}
+
+    def load(name: str, dtype: str = "float32") -> LoadedModel:
+        if (name, dtype) not in known:
+            known[name, dtype] = load_model(checkpoint(name), dtype)
+        return known[name, dtype]
+
+    return load
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *SHAPES, "qwen3_5_wide"])
+def test_logits_and_greedy_text_are_those_of_transformers(
+    name: str, loaded: Callable[..., LoadedModel], checkpoint: Callable[[str], Path]
+) -> None:
+    ours, theirs = loaded(name), checkpoints.oracle(checkpoint(name))
+    for length in LENGTHS:
+        tokens = prompt(ours, length)
+        bench = Bench(ours.model, n_pages=16, poison=True)
+        seq = bench.sequence(length + GREEDY)
+        logits = bench.prefill(seq, tokens, cuts=(64, 192))
+        with torch.no_grad():
+            expected = theirs(torch.tensor([tokens])).logits[0]
+            text = theirs.generate(torch.tensor([tokens]), max_new_tokens=GREEDY, do_sample=False)[0, length:]
+        assert (logits - expected).abs().max() < 1e-4, length
+        assert bench.greedy(seq, logits[-1], GREEDY) == text.tolist(), length
+        assert len(text) == GREEDY
+
+
+def test_what_came_long_before_matters(loaded: Callable[..., LoadedModel]) -> None:
+    """Else a lost state would go unnoticed: the tests' checkpoints must have a memory."""
+    for name in FAMILIES:
+        ours = loaded(name)
+        tokens = prompt(ours, 1000)
+        bench = Bench(ours.model)
+        last = bench.step([(bench.sequence(1000), tokens)])
+        other = bench.step([(bench.sequence(1000), [tokens[0] - 1, *tokens[1:]])])
+        assert (last - other).abs().max() > 1e-3, name
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", [*FAMILIES, "qwen3_5_odd_heads", "qwen3_5_wide"])
+def test_slices_change_no_bit(name: str, dtype: str, loaded: Callable[..., LoadedModel]) -> None:
+    ours = loaded(name, dtype)
+    tokens = prompt(ours, 700)
+    bench = Bench(ours.model, poison=True)
+    whole = bench.prefill(bench.sequence(700), tokens)
+    assert not whole.isnan().any()
+    for cuts in [(64,), (640,), (64, 128, 192, 512), tuple(range(64, 700, 64))]:
+        bench = Bench(ours.model, poison=True)
+        assert torch.equal(bench.prefill(bench.sequence(700), tokens, cuts), whole), cuts
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_company_changes_no_bit(name: str, dtype: str, loaded: Callable[..., LoadedModel]) -> None:
+    """A prompt among other slices, and a decoding sequence among up to seven others and a prefill."""
+    ours = loaded(name, dtype)
+    prompts = [prompt(ours, 40 + 97 * i, seed=i) for i in range(8)]
+    alone_first, alone_next = [], []
+    for tokens in prompts:
+        bench = Bench(ours.model)
+        seq = bench.sequence(len(tokens) + 2)
+        alone_first.append(bench.step([(seq, tokens)])[0])
+        alone_next.append([bench.step([], [(seq, token)])[0] for token in (7, 9)])
+    bench = Bench(ours.model, n_pages=128, poison=True)
+    seqs = [bench.sequence(len(tokens) + 2) for tokens in prompts]
+    first = bench.step(list(zip(seqs, prompts, strict=True)))
+    assert torch.equal(first, torch.stack(alone_first))
+    second = bench.step([], [(seq, 7) for seq in seqs])
+    assert torch.equal(second, torch.stack([rows[0] for rows in alone_next]))
+    extra = bench.sequence(130)
+    third = bench.step([(extra, prompt(ours, 130))], [(seq, 9) for seq in reversed(seqs)])
+    assert torch.equal(third[1:], torch.stack([rows[1] for rows in reversed(alone_next)]))
+
+
+def test_bfloat16_is_near_float32(loaded: Callable[..., LoadedModel]) -> None:
+    tokens = None
+    logits = []
+    for dtype in ("float32", "bfloat16"):
+        ours = loaded("qwen3_5_bfloat16", dtype)
+        tokens = tokens or prompt(ours, 300)
+        bench = Bench(ours.model)
+        logits.append(bench.prefill(bench.sequence(300), tokens))
+    assert (logits[0] - logits[1]).abs().max() < 0.1 * logits[0].abs().max()
