@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from headwater.config import ServeConfig
 from headwater.errors import RequestTooLarge, TemplateError
 from headwater.server import errors
-from headwater.server.chat import ChatPrompt, ChatPrompter
+from headwater.server.chat import ChatPrompt, ChatPrompter, encode
 from headwater.server.exchange import Exchange
 from headwater.server.logprobs import TokenNames
 from headwater.server.openai import ChatRequest, CompletionRequest
@@ -110,7 +110,7 @@ class Service:
 
     def _tokens(self, prompt: str | list[int]) -> tuple[int, ...]:
         if isinstance(prompt, str):
-            return tuple(self._engine.tokenizer.encode(prompt).ids)
+            return tuple(encode(self._engine.tokenizer, prompt, add_special_tokens=True).ids)
         vocab_size = self._engine.spec.vocab_size
         if max(prompt) >= vocab_size:
             raise errors.BadRequest(f"token id is {max(prompt):,}, the model has {vocab_size:,} tokens", "prompt")

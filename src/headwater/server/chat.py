@@ -55,7 +55,7 @@ class ChatPrompter:
     def prepare(self, conversation: Conversation) -> ChatPrompt:
         """Raises TemplateError if the template refuses the conversation itself; probes may fail."""
         text = self._render(conversation, generate=True)
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        encoding = encode(self._tokenizer, text, add_special_tokens=False)
         boundaries, keep_output = self._probe(conversation, text, encoding)
         return ChatPrompt(tuple(encoding.ids), boundaries, keep_output)
 
@@ -95,6 +95,11 @@ class ChatPrompter:
             return self._render(conversation, generate)
         except TemplateError:
             return None
+
+
+def encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> Encoding:
+    """As a batch of one, because `Tokenizer.encode` keeps all other threads waiting: 25 ms for 16,000 tokens."""
+    return tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
 
 def dummy_answer(prompt: str) -> str:
