@@ -14,6 +14,7 @@ from headwater.mixers import numerics as numerics_of_process
 from headwater.mixers.numerics import Numerics
 
 PACK_ROWS = 8  # the height that a packed layout is made for: with 1, one row takes a kernel of its own
+LEAST_ROWS = 2  # of a oneDNN product: one row does so all the same if K ≥ 1,536, or the weight is not packed
 
 
 class Linear:
@@ -35,7 +36,7 @@ class Linear:
         self.dtype = weight_NK.dtype
         self.bias_N = bias_N
         on_onednn = self.numerics.mode == "packed" and weight_NK.device.type == "cpu"
-        self.least_rows = 2 if on_onednn and shared else 1
+        self.least_rows = LEAST_ROWS if on_onednn else 1
         if on_onednn and not shared:
             weight_NK = torch.ops.mkldnn._reorder_linear_weight(weight_NK.contiguous(), PACK_ROWS)
         self._weight = weight_NK
