@@ -51,5 +51,5 @@ def test_random_traffic_reads_only_what_was_promised_and_loses_nothing(eviction,
     it.run()
     assert all(s.n_output == s.generation.params.max_tokens for s in asked)
     stats = it.cache.stats()
-    assert stats.private_pages == stats.slot_pages == 0
-    assert stats.free_pages + stats.kv_pages + stats.checkpoint_pages == it.layout.n_pages
+    assert stats.pages_private == stats.pages_slot == stats.leases == stats.open_plans == 0
+    assert stats.pages_free + stats.pages_kv + stats.pages_checkpoint == it.layout.n_pages

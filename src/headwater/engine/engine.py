@@ -19,8 +19,9 @@ from headwater.engine.selfcheck import SelfCheck, self_check
 from headwater.errors import EngineStopped, HeadwaterError
 from headwater.memory.arena import Arena
 from headwater.memory.slots import StateMemory
-from headwater.mixers.numerics import prepare_process, prepare_thread
-from headwater.models.load import LoadedModel, load_model
+from headwater.mixers import numerics
+from headwater.mixers.numerics import Numerics, prepare_process
+from headwater.models.load import LoadedModel, load_model, read_spec
 from headwater.models.tiny import ensure_default
 from headwater.schedule.sequence import Phase, Sequence
 from headwater.schedule.step import Limits, Scheduler, Step
@@ -58,6 +59,13 @@ class Engine:
 
     def __init__(self, loaded: LoadedModel, scheduler: Scheduler, runner: Runner, check: SelfCheck) -> None:
         self.loaded, self.scheduler, self.runner, self.check = loaded, scheduler, runner, check
+        self.threads = torch.get_num_threads()
+        self.tokenizer = loaded.tokenizer
+        self.chat_template = loaded.chat_template
+        self.generation_defaults = loaded.generation
+        self.model_name = loaded.name
+        self.max_model_len = scheduler.limits.max_model_len
+        self.spec = loaded.spec
         self.logits_tap: LogitsTap | None = None  # for tests: sees (request id, logits [V]) of each sampled row
         self._live: dict[int, Live] = {}
         self._changed = threading.Condition()
@@ -73,9 +81,10 @@ class Engine:
         """
         prepare_process(config.threads)
         path = config.model or ensure_default(config.cache_dir)
-        loaded = load_model(path, config.dtype, config.device, config.page_size)
-        check = self_check(loaded.spec, reproducible=config.reproducible)
-        spec = loaded.spec
+        spec = read_spec(path, config.dtype, config.device, config.page_size)
+        check = self_check(spec, config.device, config.reproducible)
+        numerics.use(Numerics(check.mode))
+        loaded = load_model(path, spec.dtype_name, config.device, config.page_size)
         layout = spec.layout(config.memory, config.state_fraction)
         row_bytes = layout.checkpoint_pages * spec.page_bytes
         n_saves = max(1, min(MAX_SAVES, SAVE_BYTES // max(1, row_bytes)))
@@ -146,7 +155,7 @@ class Engine:
     # -- on the engine's thread ------------------------------------------------
 
     def _loop(self) -> None:
-        prepare_thread()
+        prepare_process(self.threads)  # denormals are a setting of each thread
         while True:
             with self._changed:
                 while self.scheduler.idle and not self._cancelled and not self._stopping:

@@ -36,7 +36,7 @@ class Runner:
         return logits_RV
 
     def forget(self, request: int) -> None:
-        """The request left: its page table is not needed any more, nor the memory behind its slot."""
+        """The request left: its page table is not needed any more."""
         self._tables.pop(request, None)
 
     def _restore(self, leg: Leg) -> None:

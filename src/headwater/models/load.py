@@ -37,8 +37,8 @@ class LoadedModel:
     eos_token_ids: tuple[int, ...] = ()
 
 
-def load_model(path: Path | str, dtype: str = "auto", device: str = "cpu", page_size: int = 64) -> LoadedModel:
-    """Read the folder. Raises CheckpointError that names the file, and the tensor or key, that is wrong."""
+def read_spec(path: Path | str, dtype: str = "auto", device: str = "cpu", page_size: int = 64) -> ModelSpec:
+    """The shapes of the model in this folder, and with `auto` the dtype to compute in. Raises CheckpointError."""
     folder = Path(path)
     config = read_json(folder / "config.json")
     text_config = config.get("text_config", config)
@@ -49,11 +49,19 @@ def load_model(path: Path | str, dtype: str = "auto", device: str = "cpu", page_
     if dtype == "auto":
         dtype = fast_dtype(text_config.get("dtype", text_config.get("torch_dtype")), device)
     try:
-        spec = ModelSpec.from_config(config, dtype, page_size)
+        return ModelSpec.from_config(config, dtype, page_size)
     except CheckpointError as error:
         raise CheckpointError(f"{folder}: {error}") from error
-    tensors = CheckpointTensors(folder, getattr(torch, dtype), torch.device(device))
-    model = build_model(spec, tensors, FAMILIES[model_type])
+
+
+def load_model(path: Path | str, dtype: str = "auto", device: str = "cpu", page_size: int = 64) -> LoadedModel:
+    """Read the folder. Raises CheckpointError that names the file, and the tensor or key, that is wrong."""
+    folder = Path(path)
+    spec = read_spec(folder, dtype, device, page_size)
+    config = read_json(folder / "config.json")
+    text_config = config.get("text_config", config)
+    tensors = CheckpointTensors(folder, getattr(torch, spec.dtype_name), torch.device(device))
+    model = build_model(spec, tensors, FAMILIES[spec.model_type])
     tokenizer_config = _optional_json(folder / "tokenizer_config.json")
     generation = _optional_json(folder / "generation_config.json")
     tokenizer = _tokenizer(folder / "tokenizer.json")

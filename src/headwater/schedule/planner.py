@@ -121,9 +121,7 @@ class Planner:
         if not seq.samples:  # a finished answer: its end is where the next turn resumes
             seq.checkpoints, seq.speculative = (seq.n_prompt // self.page_size * self.page_size,), ()
             return
-        placed = self.placement.place(
-            PlacementQuery(seq.n_prompt, match, seq.generation.boundaries, self.page_size)
-        )
+        placed = self.placement.place(PlacementQuery(seq.n_prompt, match, seq.generation.boundaries, self.page_size))
         branches = set()
         if match.reason is not Reason.CACHE_OFF:
             branches = {
@@ -148,13 +146,13 @@ class Planner:
 
     def decode_page(self, seq: Sequence) -> Plan:
         """A private page for the token at `seq.computed` and the rest of its page; raises OutOfPages."""
-        end = (seq.computed // self.page_size + 1) * self.page_size
-        draft = Draft(seq.id, seq.namespace, seq.key, seq.planned, end)
+        last = (seq.computed // self.page_size + 1) * self.page_size - 1  # its last token may be a leg of its own
+        draft = Draft(seq.id, seq.namespace, seq.key, seq.planned, last)
         try:
             plan = self.cache.reserve(draft)
         except OutOfPages:
             plan = self.cache.reserve(replace(draft, hold_checkpoint=False))
-        seq.planned = end
+        seq.planned = last
         return plan
 
     def raw_page(self, seq: Sequence) -> Plan:
@@ -164,18 +162,20 @@ class Planner:
         """
         end = seq.computed + 1
         previous = end - self.page_size
-        return self.cache.reserve(
+        plan = self.cache.reserve(
             Draft(
                 request=seq.id,
                 namespace=seq.namespace,
                 key=key_of(seq.tokens[:end]),
-                start=end - 1,
+                start=seq.planned,
                 end=end,
                 checkpoints=(end,),
                 publish=end,
                 replaces=previous if previous > seq.n_prompt else None,
             )
         )
+        seq.planned = end
+        return plan
 
     # -- drafting --------------------------------------------------------------
 
