@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from openai import OpenAI
+from openai import OpenAI, OpenAIError
 from rich.console import Console
 from rich.table import Table
 
@@ -28,6 +28,10 @@ PAGE = 64
 SLACK = 2 * PAGE  # a boundary is floored to its page, and the generation prompt stands after it
 
 console = Console()
+
+
+class ServerFailed(Exception):
+    """`headwater serve` ended, or never answered."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,7 @@ class Demo:
 
 
 def handbook(name: str, rules: int) -> str:
-    """A long system prompt that begins unlike any other's: about 24 tokens a rule."""
+    """A long system prompt that begins unlike any other's: about 40 tokens a rule."""
     topics = ["orders", "refunds", "returns", "invoices", "passwords", "delivery", "privacy", "complaints"]
     lines = [f"You are {name}. Follow the handbook to the letter."]
     for i in range(rules):
@@ -104,7 +108,7 @@ def handbook(name: str, rules: int) -> str:
 
 
 def resend(demo: Demo) -> None:
-    messages = [message("system", handbook("the night porter", 60)), message("user", "Where may I leave my keys?")]
+    messages = [message("system", handbook("the night porter", 40)), message("user", "Where may I leave my keys?")]
     first = demo.ask("resend", "a question", messages)
     again = demo.ask("resend", "the same again", messages, at_least=(first.prompt_tokens - 1) // PAGE * PAGE)
     demo.expect(first.answer == again.answer, "resend: a hit changed the answer")
@@ -112,7 +116,7 @@ def resend(demo: Demo) -> None:
 
 def growing_chat(demo: Demo) -> None:
     questions = ["How do I open an account?", "And for my firm?", "What does it cost?", "Thank you. Who are you?"]
-    messages = [message("system", handbook("a bank's clerk", 50))]
+    messages = [message("system", handbook("a bank's clerk", 35))]
     known = 0
     for turn, question in enumerate(questions):
         messages.append(message("user", question))
@@ -122,7 +126,7 @@ def growing_chat(demo: Demo) -> None:
 
 
 def shared_system_prompt(demo: Demo) -> None:
-    system = message("system", handbook("the help desk", 70))
+    system = message("system", handbook("the help desk", 45))
     first = demo.ask("shared system prompt", "Ann's first", [system, message("user", "My screen is blue.")])
     question = message("user", "I forgot my password, can you help?")
     demo.ask("shared system prompt", "Bob's first", [system, question], at_least=first.prompt_tokens - SLACK)
@@ -130,7 +134,7 @@ def shared_system_prompt(demo: Demo) -> None:
 
 def stripped_reasoning(demo: Demo) -> None:
     """What the model thought is sent back with its answer, as clients do, and the template strips it."""
-    messages = [message("system", handbook("a careful mathematician", 50))]
+    messages = [message("system", handbook("a careful mathematician", 35))]
     known = 0
     for turn, question in enumerate(["Is 91 a prime?", "Is 97 one?", "What of their product?"]):
         messages.append(message("user", question))
@@ -147,7 +151,7 @@ def agent(demo: Demo) -> None:
         ("edit_file", '{"patch": "+1"}'),
     ]
     task = message("user", "The tree's tests fail on an empty input. Find out why, and mend it.")
-    messages = [message("system", handbook("a programmer", 40)), task]
+    messages = [message("system", handbook("a programmer", 25)), task]
     asked = demo.ask("agent with tools", "the task", messages, tools=tools)
     for step, (name, arguments) in enumerate(calls):
         call = {"id": f"call_{step}", "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -197,13 +201,13 @@ def wait_until_healthy(url: str, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise RuntimeError(f"the server ended with exit code {process.returncode}")
+            raise ServerFailed(f"the server ended with exit code {process.returncode}")
         try:
             with urllib.request.urlopen(url, timeout=5):
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.1)
-    raise RuntimeError(f"the server did not answer {url} within {START_SECONDS} s")
+    raise ServerFailed(f"the server did not answer {url} within {START_SECONDS} s")
 
 
 def report(asked: list[Asked]) -> None:
@@ -231,11 +235,15 @@ def report(asked: list[Asked]) -> None:
 
 
 def main() -> int:
-    console.print("Starting `headwater serve` with its embedded model (noise for answers, real caching) ...")
-    with served() as url, OpenAI(base_url=url, api_key="unused", timeout=60, max_retries=0) as client:
-        demo = Demo(client)
-        for converse in CONVERSATIONS:
-            converse(demo)
+    console.print("Starting `headwater serve` with its embedded model (answers are noise, caching is real) ...")
+    try:
+        with served() as url, OpenAI(base_url=url, api_key="unused", timeout=60, max_retries=0) as client:
+            demo = Demo(client)
+            for converse in CONVERSATIONS:
+                converse(demo)
+    except (ServerFailed, OpenAIError) as error:
+        console.print(f"[red]Failed:[/red] {error}")
+        return 1
     report(demo.asked)
     for promise in demo.broken:
         console.print(f"[red]Broken:[/red] {promise}")

@@ -11,7 +11,6 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
-from templates import REASONING
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from headwater.engine.detokenizer import TextStream
@@ -26,6 +25,7 @@ from headwater.types import (
     TokenEvent,
     TokenLogprob,
 )
+from tests.server.templates import REASONING
 
 PAGE = 64
 

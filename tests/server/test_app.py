@@ -9,12 +9,12 @@ from functools import partial
 
 import httpx
 import pytest
-import templates
-from fake_engine import FakeEngine, byte_tokenizer
 
 from headwater.config import ServeConfig
 from headwater.errors import EngineStopped
 from headwater.server.app import create_app
+from tests.server import templates
+from tests.server.fake_engine import FakeEngine, byte_tokenizer
 
 ACCOUNT_KEYS = {
     "prompt_tokens",

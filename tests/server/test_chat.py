@@ -5,8 +5,6 @@ from __future__ import annotations
 from datetime import datetime
 
 import pytest
-import templates
-from fake_engine import byte_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +12,8 @@ from headwater.errors import TemplateError
 from headwater.server.chat import ChatPrompter, Conversation, common_prefix, template_message
 from headwater.server.template import ChatTemplate
 from headwater.types import Boundaries
+from tests.server import templates
+from tests.server.fake_engine import byte_tokenizer
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("zip", "add")]

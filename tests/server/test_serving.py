@@ -9,10 +9,10 @@ import httpx
 import openai
 import pytest
 import uvicorn
-from fake_engine import FakeEngine
 
 from headwater.config import ServeConfig
 from headwater.server.app import create_app
+from tests.server.fake_engine import FakeEngine
 
 HELLO = [{"role": "user", "content": "hello"}]
 PATIENCE = 20  # seconds after which something that must happen has not

@@ -1,0 +1,79 @@
+"""The demo keeps its word about promises: it passes where they are kept and fails where they are broken."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import socket
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from headwater.config import ServeConfig
+from headwater.server.app import create_app
+from tests.server import fake_engine
+from tests.server.fake_engine import FakeEngine
+from tests.server.test_serving import Server
+
+DEMO = Path(__file__).parents[1] / "examples" / "demo.py"
+
+
+@pytest.fixture
+def demo(monkeypatch):
+    """The demo's module, talking to a fake engine in place of `headwater serve`."""
+    spec = importlib.util.spec_from_file_location("demo", DEMO)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "demo", module)
+    spec.loader.exec_module(module)
+    engine = FakeEngine(max_model_len=50_000)
+    engine.start()
+
+    @contextmanager
+    def served():
+        with socket.create_server((module.HOST, 0)) as sock, Server(create_app(engine, ServeConfig()), sock):
+            yield f"http://{module.HOST}:{sock.getsockname()[1]}/v1"
+
+    monkeypatch.setattr(module, "served", served)
+    yield module
+    engine.stop()
+
+
+def test_the_demo_prints_every_conversation_and_what_was_saved(demo, capsys):
+    assert demo.main() == 0
+    printed = capsys.readouterr().out
+    for conversation in ("resend", "growing chat", "shared system prompt", "stripped reasoning", "agent with tools"):
+        assert conversation in printed
+    assert re.search(r"Prefill saved: [\d,]+ of [\d,]+ prompt tokens \(\d+%\)", printed)
+    assert "Every promise was kept." in printed
+
+
+def test_the_demo_fails_where_nothing_is_cached(demo, capsys, monkeypatch):
+    monkeypatch.setattr(fake_engine, "_common", lambda a, b: 0)
+    assert demo.main() == 1
+    assert "Broken: resend, the same again: 0 tokens cached" in capsys.readouterr().out
+
+
+def test_the_demo_fails_where_a_hit_changes_the_answer(demo, capsys, monkeypatch):
+    account = FakeEngine._account
+
+    def account_and_change(self, generation):
+        self.script += "x"
+        return account(self, generation)
+
+    monkeypatch.setattr(FakeEngine, "_account", account_and_change)
+    monkeypatch.setattr(demo, "ANSWER_TOKENS", 200)
+    assert demo.main() == 1
+    assert "Broken: resend: a hit changed the answer" in capsys.readouterr().out
+
+
+def test_the_demo_says_that_the_server_failed(demo, capsys, monkeypatch):
+    @contextmanager
+    def failing():
+        raise demo.ServerFailed("the server ended with exit code 2")
+        yield
+
+    monkeypatch.setattr(demo, "served", failing)
+    assert demo.main() == 1
+    assert "Failed: the server ended with exit code 2" in capsys.readouterr().out
