@@ -9,7 +9,7 @@ import socket
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -23,7 +23,7 @@ from headwater.spec import ModelSpec
 
 GRACE = 5  # seconds that open answers have to end when the server stops
 INSPECTED_LENGTHS = (0, 1024, 8192, 32768, 131072)  # tokens
-ClickException: type = typer.BadParameter.mro()[2]  # of the click that this typer brings, or the one it imports
+ClickException: Any = typer.BadParameter.mro()[2]  # of the click that this typer brings, or the one it imports
 
 commands = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 console = Console()

@@ -264,6 +264,7 @@ def test_log_probabilities_stream_with_their_tokens(call, engine):
         ({"echo": True}, None, ["echo", "True"]),
         ({"presence_penalty": 0.5}, None, ["presence_penalty", "0.5"]),
         ({"stop": [1]}, "stop.0", ["string"]),
+        ({"seed": 2**64}, "seed", [str(2**64), str(2**63)]),
     ],
 )
 def test_bad_values_are_named_with_both_numbers(call, body, param, numbers):
@@ -279,6 +280,7 @@ def test_bad_values_are_named_with_both_numbers(call, body, param, numbers):
         ({"messages": []}, "messages"),
         ({"messages": [{"content": "x"}]}, "role"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": 3}]}]}, "'text' with a text"),
         ({"messages": HELLO, "top_logprobs": 3}, "top_logprobs is 3"),
         ({"messages": HELLO, "n": 3}, "n is 3"),
         ({"messages": HELLO, "tool_choice": "required"}, "tool_choice is 'required'"),
@@ -324,6 +326,16 @@ def test_what_is_no_json_and_what_is_nowhere_is_told_in_the_same_form(call):
     assert "JSON" in error(call("/v1/completions", content=b"{oops"))["message"]
     assert "/v1/nowhere" in error(call("/v1/nowhere"), 404)["message"]
     assert error(call("/v1/completions"), 405)
+
+
+def test_half_a_surrogate_pair_becomes_a_replacement_character(call, engine):
+    body = b'{"messages": [{"role": "user", "content": "caf\\ud83d!"}]}'
+    assert call("/v1/chat/completions", content=body).status_code == 200
+    assert "caf\ufffd!" in byte_tokenizer().decode(engine.seen[0].prompt)
+
+
+def test_a_long_bad_value_is_not_repeated_whole(call):
+    assert len(error(complete(call, temperature="x" * 100_000))["message"]) < 300
 
 
 def test_unknown_fields_are_ignored(call):

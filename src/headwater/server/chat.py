@@ -25,6 +25,7 @@ Message = dict[str, Any]
 REASONING, ANSWER, QUESTION = "Hm, thus.", "Quite so.", "Quick, why?"  # what probes put into a conversation
 STAND_INS = ("Quick, why?", "zigzag?")  # for a message; one of them begins unlike it
 OPEN_REASONING = re.compile(r"<(\w*think\w*)>\s*\Z")  # a generation prompt that leaves the model thinking
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 TOOL_RESPONSE = re.compile(r"\s*<tool_response>")  # some clients send what a tool returned as a user's message
 
 
@@ -98,8 +99,12 @@ class ChatPrompter:
 
 
 def encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> Encoding:
-    """As a batch of one, because `Tokenizer.encode` keeps all other threads waiting: 25 ms for 16,000 tokens."""
-    return tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+    """As a batch of one, because `Tokenizer.encode` keeps all other threads waiting: 25 ms for 16,000 tokens.
+
+    Half of a surrogate pair, as clients send that cut their texts by UTF-16 units, becomes U+FFFD.
+    """
+    whole = LONE_SURROGATE.sub("\ufffd", text)
+    return tokenizer.encode_batch([whole], add_special_tokens=add_special_tokens)[0]
 
 
 def dummy_answer(prompt: str) -> str:
@@ -146,9 +151,9 @@ def _plain_text(content: str | list[dict[str, Any]] | None) -> str:
     """Content of text parts, joined; raises ValueError for a part that is no text."""
     if not isinstance(content, list):
         return content or ""
-    other = [part.get("type") for part in content if part.get("type") != "text"]
-    if other:
-        raise ValueError(f"content has a part of type {other[0]!r}, this model takes 'text' only")
+    for part in content:
+        if part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise ValueError(f"content has a part of type {part.get('type')!r}, this model takes 'text' with a text")
     return "".join(part["text"] for part in content)
 
 

@@ -22,6 +22,8 @@ STATUS: dict[type[Exception], tuple[int, str, str | None]] = {
     OutOfPages: (503, "service_unavailable", "out_of_memory"),
 }
 
+MAX_ECHO = 100  # characters of a bad value that an error repeats
+
 
 class BadRequest(Exception):
     """A request that is the client's to mend; `param` is the field at fault."""
@@ -61,7 +63,7 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
     param = ".".join(str(part) for part in first["loc"][1:]) or None
     message = first["msg"].removeprefix("Value error, ")
     if param and isinstance(first["input"], int | float | str):
-        message += f"; it is {first['input']!r}"
+        message += f"; it is {repr(first['input'])[:MAX_ECHO]}"
     return JSONResponse(_body(f"{param}: {message}" if param else message, "invalid_request_error", param, None), 400)
 
 

@@ -7,7 +7,10 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
-from headwater.types import Event, FailedEvent, FinishedEvent, Generation
+from headwater.types import Event, FailedEvent, FinishedEvent, Generation, TokenEvent
+
+Progress = TokenEvent | FinishedEvent
+Events = AsyncIterator[tuple[int, Progress]]
 
 
 class Submits(Protocol):
@@ -36,7 +39,7 @@ class Exchange:
             self.cancel()
             raise
 
-    async def events(self) -> AsyncIterator[tuple[int, Event]]:
+    async def events(self) -> Events:
         """(number, event) until all generations ended; raises the error of one that failed."""
         while self._open:
             number, event = await self._events.get()

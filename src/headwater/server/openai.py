@@ -44,7 +44,7 @@ class SamplingRequest(BaseModel):
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1)  # -1 and 0: off
     min_p: float | None = Field(None, ge=0, le=1)
-    seed: int | None = None
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stop: list[str] = []
     stop_token_ids: list[int] = []
     ignore_eos: bool = False

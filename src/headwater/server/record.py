@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator
 
-from headwater.types import Event, FinishedEvent, TokenEvent
+from headwater.server.exchange import Events
+from headwater.types import FinishedEvent, TokenEvent
 
 log = logging.getLogger("headwater.request")
 
@@ -20,7 +20,7 @@ class RequestRecord:
         self._first_token: float | None = None
         self._open = True
 
-    async def watch(self, events: AsyncIterator[tuple[int, Event]]) -> AsyncIterator[tuple[int, Event]]:
+    async def watch(self, events: Events) -> Events:
         """The same events; logs each generation's end, or that there was none."""
         try:
             async for number, event in events:

@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Any, Protocol
 
 from headwater.server.errors import error_body
+from headwater.server.exchange import Events, Progress
 from headwater.server.logprobs import TokenNames, chat_logprobs, completion_logprobs
-from headwater.types import Event, FinishedEvent, TokenEvent
+from headwater.types import FinishedEvent, TokenEvent
 
-Events = AsyncIterator[tuple[int, Event]]
 Json = dict[str, Any]
 
 
@@ -24,7 +24,9 @@ class Form(Protocol):
     object: str
     chunk_object: str
 
-    def choice(self, text: str, *, delta: bool) -> Json: ...
+    def choice(self, text: str) -> Json: ...
+
+    def delta(self, text: str, first: bool) -> Json: ...
 
     def logprobs(self, names: TokenNames, tokens: list[TokenEvent], offset: int) -> Json: ...
 
@@ -33,7 +35,10 @@ class CompletionForm:
     id_prefix = "cmpl-"
     object = chunk_object = "text_completion"
 
-    def choice(self, text: str, *, delta: bool) -> Json:
+    def choice(self, text: str) -> Json:
+        return {"text": text}
+
+    def delta(self, text: str, first: bool) -> Json:
         return {"text": text}
 
     def logprobs(self, names: TokenNames, tokens: list[TokenEvent], offset: int) -> Json:
@@ -45,8 +50,11 @@ class ChatForm:
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def choice(self, text: str, *, delta: bool) -> Json:
-        return {"delta" if delta else "message": {"role": "assistant", "content": text}}
+    def choice(self, text: str) -> Json:
+        return {"message": {"role": "assistant", "content": text}}
+
+    def delta(self, text: str, first: bool) -> Json:
+        return {"delta": {"role": "assistant", "content": text} if first else {"content": text}}
 
     def logprobs(self, names: TokenNames, tokens: list[TokenEvent], offset: int) -> Json:
         return chat_logprobs(names, tokens)
@@ -67,7 +75,7 @@ class Reply:
         async for number, event in events:
             if isinstance(event, TokenEvent):
                 tokens[number].append(event)
-            elif isinstance(event, FinishedEvent):
+            else:
                 finished[number] = event
         ends = sorted(finished.items())
         choices = [self._choice(number, tokens[number], end) for number, end in ends]
@@ -99,17 +107,15 @@ class Reply:
         text = "".join(token.text for token in tokens) + end.text
         return {
             "index": number,
-            **self._form.choice(text, delta=False),
+            **self._form.choice(text),
             "logprobs": self._form.logprobs(self._names, tokens, 0) if self._names else None,
             "finish_reason": end.finish_reason,
             "stop_reason": end.stop,
         }
 
-    def _chunk(self, number: int, event: TokenEvent | FinishedEvent, shown: int | None, include_usage: bool) -> Json:
-        """One event as a chunk. `shown` is None for a choice's first, which names the role."""
-        choice = {"index": number, **self._form.choice(event.text, delta=True), "logprobs": None}
-        if shown is not None:
-            choice.get("delta", {}).pop("role", None)
+    def _chunk(self, number: int, event: Progress, shown: int | None, include_usage: bool) -> Json:
+        """One event as a chunk. `shown`: characters of this choice that are out, None if this is its first chunk."""
+        choice = {"index": number, **self._form.delta(event.text, shown is None), "logprobs": None}
         chunk = {**self._head, "object": self._form.chunk_object, "choices": [choice]}
         if include_usage:
             chunk["usage"] = None
