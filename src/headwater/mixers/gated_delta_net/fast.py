@@ -60,16 +60,18 @@ def prepare(qk_nt2GK: torch.Tensor, v_ntHV: torch.Tensor, g_ntH: torch.Tensor, b
     dots_nG1Rt = torch.bmm(qk_mRK, qk_mRK[:, CHUNK:].mT).view(n, n_key_heads, 1, 2 * CHUNK, CHUNK)
 
     grouped = (n, n_key_heads, n_heads // n_key_heads)
-    cumulative_nHt = g_ntH.transpose(1, 2).contiguous().cumsum(-1)
+    # In float64: after a strong decay the sums are large, and the small differences between them matter.
+    cumulative_nHt = g_ntH.transpose(1, 2).double().cumsum(-1)
     beta_nHt = beta_ntH.transpose(1, 2).contiguous()
-    decay_nHtt = torch.minimum(cumulative_nHt.unsqueeze(-1) - cumulative_nHt.unsqueeze(-2), bound_tt).exp_()
+    decay_nHtt = (cumulative_nHt.unsqueeze(-1) - cumulative_nHt.unsqueeze(-2)).float()
+    torch.minimum(decay_nHtt, bound_tt, out=decay_nHtt).exp_()
     decay_nGrtt = decay_nHtt.view(*grouped, CHUNK, CHUNK)
     attend = dots_nG1Rt[..., :CHUNK, :] * decay_nGrtt
     system = decay_nGrtt.mul_(dots_nG1Rt[..., CHUNK:, :]).mul_(beta_nHt.view(*grouped, CHUNK, 1))
     inverse = torch.linalg.solve_triangular(system.view(-1, CHUNK, CHUNK), unit_tt, upper=False, unitriangular=True)
 
-    from_start_nHt = cumulative_nHt.exp()
-    to_end_nHt = (cumulative_nHt[..., -1:] - cumulative_nHt).exp_()
+    from_start_nHt = cumulative_nHt.float().exp_()
+    to_end_nHt = (cumulative_nHt[..., -1:] - cumulative_nHt).float().exp_()
     row_scale_nHR = torch.cat((from_start_nHt, from_start_nHt * beta_nHt), -1)
     qk_nG1RK = qk_nG2tK.view(n, n_key_heads, 1, 2 * CHUNK, key_width)
     read = qk_nG1RK * row_scale_nHR.view(*grouped, 2 * CHUNK, 1)

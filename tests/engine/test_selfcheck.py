@@ -1,0 +1,99 @@
+"""What the start-up check finds, and what it makes of it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from headwater.engine import selfcheck
+from headwater.engine.selfcheck import SelfCheck, self_check, weight_shapes
+from headwater.mixers import activations
+from headwater.mixers.linear import Linear
+from headwater.spec import ModelSpec
+
+CONFIG = {
+    "model_type": "qwen3_5_text",
+    "vocab_size": 300,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+    "layer_types": ["linear_attention", "full_attention"],
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 4096,
+    "hidden_act": "silu",
+    "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.25, "rope_type": "default"},
+}
+
+
+def spec(dtype: str = "float32") -> ModelSpec:
+    return ModelSpec.from_config(CONFIG, dtype)
+
+
+def break_rows(monkeypatch: pytest.MonkeyPatch, modes: tuple[str, ...]) -> None:
+    """Products of these modes get bits that depend on how many rows there are."""
+    product = Linear.__call__
+
+    def broken(self: Linear, x_RK: torch.Tensor, n_prefill: int = 0) -> torch.Tensor:
+        y_RN = product(self, x_RK, n_prefill)
+        return y_RN * (1 + len(x_RK) % 2) if self.numerics.mode in modes else y_RN
+
+    monkeypatch.setattr(Linear, "__call__", broken)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_this_machine_is_found_deterministic(dtype: str) -> None:
+    check = self_check(spec(dtype))
+    assert check.deterministic, check.broken_by
+    assert check.mode in ("packed", "tiled")
+
+
+def test_tiles_are_chosen_where_packed_products_depend_on_their_height(monkeypatch: pytest.MonkeyPatch) -> None:
+    break_rows(monkeypatch, ("packed",))
+    check = self_check(spec())
+    assert (check.deterministic, check.mode) == (True, "tiled")
+
+
+def test_where_tiles_fail_too_the_product_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    break_rows(monkeypatch, ("packed", "tiled"))
+    check = self_check(spec())
+    assert not check.deterministic
+    assert check.broken_by is not None
+    assert check.broken_by.startswith("product 64 x")
+
+
+def test_a_kernel_that_depends_on_width_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activations, "softplus", lambda x: x * (1 + len(x) % 2))
+    check = self_check(spec())
+    assert (check.deterministic, check.broken_by) == (False, "softplus at 1 rows")
+
+
+def test_attention_that_depends_on_its_rows_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    attend = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(
+        selfcheck.F, "scaled_dot_product_attention", lambda q, *a, **k: attend(q, *a, **k) * (1 + (q.shape[2] == 64))
+    )
+    assert self_check(spec()).broken_by == "attention at 64 rows"
+
+
+def test_a_delta_rule_that_depends_on_its_company_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = selfcheck.fast.decode_step
+    monkeypatch.setattr(selfcheck.fast, "decode_step", lambda qk, *a: step(qk, *a) * (1 + (len(qk) == 2)))
+    assert self_check(spec()).broken_by == "delta rule at 2 decoding sequences"
+
+
+def test_switched_off_means_plain_products_and_no_promise() -> None:
+    assert self_check(spec(), reproducible=False) == SelfCheck(False, "switched off", "plain")
+
+
+def test_all_products_of_the_model_are_checked() -> None:
+    # qkv, out; delta net in, out; gate and up, down; head
+    assert weight_shapes(spec()) == {(64, 192), (64, 64), (64, 200), (64, 192), (96, 64), (64, 300)}

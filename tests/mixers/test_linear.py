@@ -1,0 +1,93 @@
+"""Products whose rows do not depend on how many there are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from headwater.mixers.linear import Embedding, Linear, first_bad_height
+from headwater.mixers.numerics import MODES, Numerics, current, use
+
+HEIGHTS = (1, 2, 3, 4, 5, 7, 8, 31, 32, 33, 64, 255, 256, 257, 300, 512)
+SIZES = ((64, 100), (256, 37), (1024, 512), (1536, 256), (3072, 128))
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mode", ["packed", "tiled"])
+def test_a_row_has_the_same_bits_at_every_height(mode: str, dtype: torch.dtype, shared: bool) -> None:
+    for n_in, n_out in SIZES:
+        linear = Linear(random(n_out, n_in, dtype=dtype), numerics=Numerics(mode), shared=shared)
+        assert first_bad_height(linear, random(600, n_in, dtype=dtype), HEIGHTS) is None, (n_in, n_out)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mode", MODES)
+def test_the_product_is_right_at_every_split_between_prefill_and_decode(mode: str, dtype: torch.dtype) -> None:
+    weight_NK, bias_N, x_RK = random(36, 48, dtype=dtype), random(36, dtype=dtype), random(300, 48, dtype=dtype)
+    wanted_RN = x_RK.double() @ weight_NK.double().T + bias_N.double()
+    linear = Linear(weight_NK, bias_N, Numerics(mode))
+    for n_prefill in (0, 1, 256, 257, 300):
+        got_RN = linear(x_RK, n_prefill)
+        assert got_RN.dtype == dtype
+        assert torch.allclose(got_RN.double(), wanted_RN, atol=1e-4 if dtype == torch.float32 else 0.3)
+    assert linear(x_RK[:0]).shape == (0, 36)
+
+
+def test_tiles_have_one_height_for_prefill_and_one_for_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+    linear, heights = Linear(random(8, 16), numerics=Numerics("tiled")), []
+    product = linear._product
+    monkeypatch.setattr(linear, "_product", lambda x_RK: heights.append(len(x_RK)) or product(x_RK))
+    linear(random(300, 16), 260)
+    assert heights == [256, 256, 32, 32]
+
+
+def test_prefill_rows_do_not_depend_on_what_decodes_beside_them() -> None:
+    x_RK, linear = random(300, 64), Linear(random(48, 64), numerics=Numerics("tiled"))
+    alone_RN = linear(x_RK[:200], 200)
+    for n_decode in (1, 32, 100):
+        assert torch.equal(linear(x_RK[: 200 + n_decode], 200)[:200], alone_RN)
+
+
+def test_first_bad_height_finds_a_product_that_depends_on_its_height() -> None:
+    def odd_heights_differ(x_RK: torch.Tensor) -> torch.Tensor:
+        return x_RK + (len(x_RK) % 2) * 1e-6
+
+    assert first_bad_height(odd_heights_differ, random(64, 4), (2, 4, 6, 7, 8)) == 7
+    assert first_bad_height(lambda x_RK: x_RK * 2, random(64, 4), (1, 2, 7)) is None
+
+
+def test_packing_keeps_no_view_of_the_callers_weight() -> None:
+    weight_NK = random(16, 16)
+    linear, x_RK = Linear(weight_NK, numerics=Numerics("packed")), random(4, 16)
+    before_RN = linear(x_RK)
+    weight_NK.zero_()
+    assert torch.equal(linear(x_RK), before_RN)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_tied_head_shares_the_embeddings_memory(mode: str) -> None:
+    table_VD = random(50, 16)
+    embedding = Embedding(table_VD)
+    before = current()
+    use(Numerics(mode))
+    head = embedding.head()
+    use(before)
+    assert head._weight.data_ptr() == table_VD.data_ptr()
+    assert torch.allclose(head(embedding(torch.tensor([3, 7]))), table_VD[[3, 7]] @ table_VD.T, atol=1e-4)
+
+
+def test_an_embedding_reads_rows_in_the_computing_dtype() -> None:
+    table_VD = random(50, 16, dtype=torch.bfloat16)
+    rows_ND = Embedding(table_VD, torch.float32)(torch.tensor([49, 0, 49]))
+    assert torch.equal(rows_ND, table_VD[[49, 0, 49]].float())
+
+
+def test_an_unknown_mode_is_refused() -> None:
+    with pytest.raises(ValueError, match="'fast' is none of packed, tiled, plain"):
+        Numerics("fast")
