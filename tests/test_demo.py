@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import socket
+import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -77,3 +78,9 @@ def test_the_demo_says_that_the_server_failed(demo, capsys, monkeypatch):
     monkeypatch.setattr(demo, "served", failing)
     assert demo.main() == 1
     assert "Failed: the server ended with exit code 2" in capsys.readouterr().out
+
+
+@pytest.mark.full
+def test_the_demo_keeps_every_promise_with_the_real_server():
+    done = subprocess.run([sys.executable, str(DEMO)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout

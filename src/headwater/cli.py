@@ -129,8 +129,8 @@ def inspect(
     n_pages = spec.layout(budget).n_pages
     console.print(cost_table(spec))
     console.print(flops_table(spec))
-    fit = Table(title=f"What fits in {budget:,} bytes", title_justify="left")
-    fit.add_column("", no_wrap=True)
+    fit = Table()
+    fit.add_column(f"what fits in {budget:,} bytes", no_wrap=True)
     fit.add_column("alone", justify="right")
     fit.add_row("tokens of KV", f"{n_pages * page_size:,}" if spec.kv_pages_per_unit else "any number")
     fit.add_row("checkpoints", f"{n_pages // spec.checkpoint_pages:,}" if spec.checkpoint_pages else "none needed")
@@ -158,6 +158,7 @@ def serve_until_stopped(config: ServeConfig) -> None:
         )
         host, port = listener.getsockname()[:2]
         print(f"Headwater {version('headwater')} serves {engine.model_name} on http://{host}:{port}/v1", flush=True)
+        print(f"Deterministic: {engine.health()['deterministic']}", flush=True)
         engine.start()
         try:
             uvicorn.Server(settings).run(sockets=[listener])

@@ -120,6 +120,11 @@ def test_special_tokens_are_not_shown_and_other_added_tokens_are():
     assert stream(byte_level(), tokens)[0] == "a<think>btwo words é"
 
 
+def test_ids_beyond_the_tokenizer_have_no_text():
+    beyond = byte_level().get_vocab_size() + 5
+    assert stream(byte_level(), [beyond, byte_level().token_to_id("a")])[0] == "a"
+
+
 def test_a_possible_stop_string_is_held_back_and_given_after_all():
     text_stream = TextStream(byte_level(), (), ("the dog",))
     shown = "".join(text_stream.push(t)[0] for t in byte_level().encode("see the").ids)

@@ -79,7 +79,18 @@ def error(response, status=400):
 
 
 def test_health_and_models(call, engine):
-    assert call("/health").json() == {"status": "ok", "model": "fake", "deterministic": "yes"}
+    health = call("/health").json()
+    assert health.pop("settings") == {
+        "memory": 4 * 10**9,
+        "page_size": 64,
+        "cache": True,
+        "placement": "structural",
+        "eviction": "lru",
+        "pool": "unified",
+        "decode_reuse": "canonical",
+        "reproducible": True,
+    }
+    assert health == {"status": "ok", "model": "fake", "deterministic": "yes"}
     (model,) = call("/v1/models").json()["data"]
     assert (model["id"], model["max_model_len"]) == ("fake", 4096)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Protocol
 
@@ -79,12 +79,12 @@ class StopStrings:
 class ByteLevelDecoder:
     """For byte-level BPE: each token is some bytes, and text is the UTF-8 of their concatenation."""
 
-    def __init__(self, table: Mapping[int, bytes]) -> None:
+    def __init__(self, table: ByteTable) -> None:
         self._table = table
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:
-        return self._utf8.decode(self._table.get(token, b""))
+        return self._utf8.decode(self._table.shown(token))
 
     def flush(self) -> str:
         return self._utf8.decode(b"", final=True)
@@ -112,16 +112,25 @@ class GenericDecoder:
 
 def decoder_for(tokenizer: Tokenizer, prompt_tail: Sequence[int]) -> Decoder:
     table = byte_table(tokenizer)
-    return GenericDecoder(tokenizer, prompt_tail) if table is None else ByteLevelDecoder(table.shown)
+    return GenericDecoder(tokenizer, prompt_tail) if table is None else ByteLevelDecoder(table)
 
 
 class ByteTable:
-    """The bytes of every token of a byte-level tokenizer; `shown` leaves special tokens out."""
+    """The bytes of every token of a byte-level tokenizer. Ids that it does not know have none."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self.all = {token: _token_bytes(text) for text, token in tokenizer.get_vocab(with_added_tokens=True).items()}
-        special = {token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special}
-        self.shown = {token: text for token, text in self.all.items() if token not in special}
+        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+        self._bytes = [b""] * (max(vocabulary.values(), default=-1) + 1)
+        for text, token in vocabulary.items():
+            self._bytes[token] = _token_bytes(text)
+        self._special = {token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special}
+
+    def bytes(self, token: int) -> bytes:
+        return self._bytes[token] if token < len(self._bytes) else b""
+
+    def shown(self, token: int) -> bytes:
+        """Likewise, but special tokens are not for readers."""
+        return b"" if token in self._special else self.bytes(token)
 
 
 _tables: dict[int, tuple[Tokenizer, ByteTable | None]] = {}

@@ -26,6 +26,7 @@ from headwater.server.template import ChatTemplate
 from headwater.spec import ModelSpec
 from headwater.types import Boundaries, Event, Generation
 
+SHOWN_SETTINGS = ("memory", "page_size", "cache", "placement", "eviction", "pool", "decode_reuse", "reproducible")
 CLIENT_GONE = 499  # nobody reads it; logs do
 
 
@@ -51,12 +52,13 @@ def create_app(engine: ServedEngine, config: ServeConfig) -> FastAPI:
     """The engine is started and stopped by the caller."""
     app = FastAPI(title="Headwater", docs_url=None, redoc_url=None, openapi_url=None, strict_content_type=False)
     errors.install(app)
-    service = Service(engine, config)
+    service = Service(engine)
+    settings = {name: getattr(config, name) for name in SHOWN_SETTINGS}
 
     @app.get("/health")
     async def health() -> Response:
         state = engine.health()
-        return JSONResponse(state, 200 if state["status"] == "ok" else 503)
+        return JSONResponse({**state, "settings": settings}, 200 if state["status"] == "ok" else 503)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -76,7 +78,7 @@ def create_app(engine: ServedEngine, config: ServeConfig) -> FastAPI:
 class Service:
     """From checked requests to the engine and back."""
 
-    def __init__(self, engine: ServedEngine, config: ServeConfig) -> None:
+    def __init__(self, engine: ServedEngine) -> None:
         self._engine = engine
         self._started = int(time.time())
         self._names = TokenNames(engine.tokenizer)

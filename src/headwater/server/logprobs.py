@@ -19,7 +19,7 @@ class TokenNames:
 
     def bytes(self, token: int) -> bytes:
         if self._table is not None:
-            return self._table.all.get(token, b"")
+            return self._table.bytes(token)
         return self._tokenizer.decode([token], skip_special_tokens=False).encode()
 
     def name(self, token: int) -> str:
