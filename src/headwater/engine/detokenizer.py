@@ -125,12 +125,12 @@ class ByteTable:
             self._bytes[token] = _token_bytes(text)
         self._special = {token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special}
 
-    def bytes(self, token: int) -> bytes:
+    def raw(self, token: int) -> bytes:
         return self._bytes[token] if token < len(self._bytes) else b""
 
     def shown(self, token: int) -> bytes:
         """Likewise, but special tokens are not for readers."""
-        return b"" if token in self._special else self.bytes(token)
+        return b"" if token in self._special else self.raw(token)
 
 
 _tables: dict[int, tuple[Tokenizer, ByteTable | None]] = {}

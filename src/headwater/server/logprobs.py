@@ -9,6 +9,8 @@ from tokenizers import Tokenizer
 from headwater.engine.detokenizer import byte_table
 from headwater.types import TokenEvent
 
+LEAST = -9999.0  # what OpenAI writes for a token that cannot be; JSON has no infinity
+
 
 class TokenNames:
     """How a single token is written: many are no whole character by themselves."""
@@ -17,14 +19,14 @@ class TokenNames:
         self._tokenizer = tokenizer
         self._table = byte_table(tokenizer)
 
-    def bytes(self, token: int) -> bytes:
+    def raw(self, token: int) -> bytes:
         if self._table is not None:
-            return self._table.bytes(token)
+            return self._table.raw(token)
         return self._tokenizer.decode([token], skip_special_tokens=False).encode()
 
     def name(self, token: int) -> str:
         """The token's text, or "bytes:\\xf0\\x9f" where it is no text, so that no two tokens share a name."""
-        raw = self.bytes(token)
+        raw = self.raw(token)
         try:
             return raw.decode()
         except UnicodeDecodeError:
@@ -33,7 +35,7 @@ class TokenNames:
 
 def chat_logprobs(names: TokenNames, tokens: list[TokenEvent]) -> dict[str, Any]:
     def entry(token: int, logprob: float | None) -> dict[str, Any]:
-        return {"token": names.name(token), "logprob": logprob, "bytes": list(names.bytes(token))}
+        return {"token": names.name(token), "logprob": finite(logprob), "bytes": list(names.raw(token))}
 
     content = [
         {**entry(t.token, t.logprob), "top_logprobs": [entry(top.token, top.logprob) for top in t.top]} for t in tokens
@@ -49,7 +51,11 @@ def completion_logprobs(names: TokenNames, tokens: list[TokenEvent], offset: int
         offset += len(token.text)
     return {
         "tokens": [names.name(t.token) for t in tokens],
-        "token_logprobs": [t.logprob for t in tokens],
-        "top_logprobs": [{names.name(top.token): top.logprob for top in t.top} for t in tokens],
+        "token_logprobs": [finite(t.logprob) for t in tokens],
+        "top_logprobs": [{names.name(top.token): finite(top.logprob) for top in t.top} for t in tokens],
         "text_offset": offsets,
     }
+
+
+def finite(logprob: float | None) -> float | None:
+    return None if logprob is None else max(logprob, LEAST)
