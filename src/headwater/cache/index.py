@@ -24,6 +24,7 @@ class Node:
         "children",
         "edge",
         "end",
+        "heir",
         "holds",
         "kv_time",
         "lost",
@@ -40,7 +41,8 @@ class Node:
         self.pages = pages
         self.end = end  # depth of the node's end
         self.serial = serial  # in order of creation: ties of age go to the older node
-        self.children: dict[bytes, Node] = {}
+        self.children: dict[bytes, Node] = {}  # by the first unit of their edge
+        self.heir: Node | None = None  # the first of the children: a walk tries it before it hashes a unit
         self.checkpoint: tuple[int, ...] | None = None
         self.speculative = False
         self.kv_time = 0
@@ -48,6 +50,18 @@ class Node:
         self.pins = 0  # leases whose path ends here
         self.holds = 0  # those of them that need the checkpoint as well
         self.lost: tuple[int, ...] = ()  # positions on this edge whose checkpoint was evicted
+
+    def adopt(self, first_unit: bytes, child: Node) -> None:
+        """Set the child whose edge begins with `first_unit`."""
+        if self.heir is None or self.children.get(first_unit) is self.heir:
+            self.heir = child
+        self.children[first_unit] = child
+        child.parent = self
+
+    def disown(self, first_unit: bytes) -> None:
+        """Take out the child whose edge begins with `first_unit`."""
+        self.children.pop(first_unit).parent = None
+        self.heir = next(iter(self.children.values()), None)
 
     def __repr__(self) -> str:
         marks = ("*" if self.checkpoint is not None else "") + f" pins={self.pins}" * bool(self.pins)
@@ -71,7 +85,7 @@ class Observer(Protocol):
         """The node's checkpoint, pins, holds, children or length changed, or it left the tree."""
 
     def touched(self, node: Node) -> None:
-        """One of the node's two times was refreshed."""
+        """One of the node's two times was refreshed; if the KV's, then also all nodes' above it."""
 
 
 class Index:
@@ -89,24 +103,28 @@ class Index:
 
     # ---- reading
 
-    def walk(self, node: Node, key: bytes, limit: int) -> tuple[list[Node], int]:
+    def walk(self, node: Node, key: bytes, limit: int) -> tuple[Node, int]:
         """Follow `key` from the end of `node` to at most `limit`.
 
-        Returns the nodes that were entered, of which the last may be matched in part, and the depth reached.
+        Returns the last node that was entered (`node` itself if none was) and the depth reached, which lies before
+        that node's end where it is matched in part.
         """
-        path: list[Node] = []
-        width = self.unit_bytes
+        width, matches = self.unit_bytes, key.startswith
         at, stop = node.end * width, limit * width
         while at < stop:
-            child = node.children.get(key[at : at + width])
+            child = node.heir
             if child is None:
                 break
-            path.append(child)
             after = at + len(child.edge)
-            if after > stop or not key.startswith(child.edge, at):
-                return path, at // width + self._common(child.edge, key, at, stop)
+            if after > stop or not matches(child.edge, at):
+                child = node.children.get(key[at : at + width])
+                if child is None:
+                    break
+                after = at + len(child.edge)
+                if after > stop or not matches(child.edge, at):
+                    return child, at // width + self._common(child.edge, key, at, stop)
             node, at = child, after
-        return path, at // width
+        return node, at // width
 
     def _common(self, edge: bytes, key: bytes, at: int, stop: int) -> int:
         """Units that `edge` and `key[at:stop]` begin with alike; the first one is known to be."""
@@ -119,6 +137,24 @@ class Index:
             else:
                 high = middle
         return low
+
+    @staticmethod
+    def path(node: Node, top: Node | None = None) -> list[Node]:
+        """The nodes from below `top` (or the root) down to `node`."""
+        nodes: list[Node] = []
+        while node is not top and node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        nodes.reverse()
+        return nodes
+
+    @staticmethod
+    def deepest_checkpoint(node: Node, end: int) -> Node | None:
+        """The last checkpoint on the path to `node` that stands at `end` or before; None if there is none."""
+        climb: Node | None = node
+        while climb is not None and (climb.checkpoint is None or climb.end > end):
+            climb = climb.parent
+        return climb
 
     def __iter__(self) -> Iterator[Node]:
         """All nodes but the roots, parents first."""
@@ -143,9 +179,10 @@ class Index:
             root = self.roots[namespace] = Root(namespace, self._next_serial())
         return root
 
-    def boundary(self, path: Sequence[Node], end: int) -> Node:
-        """The node on `path` that ends at `end`; one is split if need be."""
-        node = next(node for node in path if node.end >= end)
+    def boundary(self, node: Node, end: int) -> Node:
+        """The node on the path to `node` that ends at `end`; one is split if need be."""
+        while node.parent is not None and node.parent.end >= end:
+            node = node.parent
         return node if node.end == end else self.split(node, end)
 
     def split(self, node: Node, end: int) -> Node:
@@ -157,12 +194,12 @@ class Index:
         width = cut * self.unit_bytes
         upper = Node(parent, node.edge[:width], node.pages[: cut * self.unit_pages], end, self._next_serial())
         upper.kv_time = node.kv_time
-        parent.children[node.edge[: self.unit_bytes]] = upper
-        node.edge, node.pages, node.parent = node.edge[width:], node.pages[cut * self.unit_pages :], upper
+        parent.adopt(node.edge[: self.unit_bytes], upper)
+        node.edge, node.pages = node.edge[width:], node.pages[cut * self.unit_pages :]
+        upper.adopt(node.edge[: self.unit_bytes], node)
         if node.lost:
             upper.lost = tuple(at for at in node.lost if at <= end)
             node.lost = tuple(at for at in node.lost if at > end)
-        upper.children[node.edge[: self.unit_bytes]] = node
         self.nodes += 1
         return upper
 
@@ -177,9 +214,9 @@ class Index:
         joint: Node | None = None
         for stop in stops:
             while node.end < stop:
-                path, end = self.walk(node, key, stop)
-                if path:
-                    node = self.boundary(path, end)
+                last, end = self.walk(node, key, stop)
+                if last is not node:
+                    node = self.boundary(last, end)
                 else:
                     joint = joint or node
                     node = self._add(node, key, stop, table)
@@ -189,7 +226,7 @@ class Index:
     def _add(self, parent: Node, key: bytes, end: int, table: array[int]) -> Node:
         pages = table[parent.end * self.unit_pages : end * self.unit_pages]
         node = Node(parent, key[parent.end * self.unit_bytes : end * self.unit_bytes], pages, end, self._next_serial())
-        parent.children[node.edge[: self.unit_bytes]] = node
+        parent.adopt(node.edge[: self.unit_bytes], node)
         self.nodes += 1
         self.kv_pages += len(pages)
         self._observer.changed(parent)
@@ -207,12 +244,11 @@ class Index:
 
     def touch(self, node: Node, top: Node | None, now: int) -> None:
         """Refresh the KV's time from `node` up to, and without, `top`."""
-        touched = self._observer.touched
         climb: Node | None = node
         while climb is not None and climb is not top:
             climb.kv_time = now
-            touched(climb)
             climb = climb.parent
+        self._observer.touched(node)
 
     def resume(self, node: Node, now: int) -> None:
         """Work resumes at the node's checkpoint: it is as new, and nobody's guess any more."""
@@ -289,8 +325,7 @@ class Index:
     def _remove(self, node: Node) -> None:
         parent = node.parent
         assert parent is not None, f"{node} is a root"
-        del parent.children[node.edge[: self.unit_bytes]]
-        node.parent = None
+        parent.disown(node.edge[: self.unit_bytes])
         self.nodes -= 1
         self._observer.changed(node)
         self._observer.changed(parent)
@@ -315,11 +350,11 @@ class Index:
         (child,) = upper.children.values()
         parent = upper.parent
         assert parent is not None, f"{upper} is a root"
-        parent.children[upper.edge[: self.unit_bytes]] = child
-        child.edge, child.pages, child.parent = upper.edge + child.edge, upper.pages + child.pages, parent
+        parent.adopt(upper.edge[: self.unit_bytes], child)
+        child.edge, child.pages = upper.edge + child.edge, upper.pages + child.pages
         child.lost = upper.lost + child.lost
         child.kv_time = max(child.kv_time, upper.kv_time)
-        upper.parent = None
+        upper.parent = upper.heir = None
         upper.children = {}
         self.nodes -= 1
         self._observer.changed(upper)
@@ -353,6 +388,7 @@ class Index:
         parent = node.parent
         assert parent is not None, f"{node} has no parent"
         assert parent.children.get(node.edge[: self.unit_bytes]) is node, f"{node} is not its parent's child"
+        assert node.heir in (node.children.values() or (None,)), f"the heir of {node} is {node.heir}, no child"
         units, rest = divmod(len(node.edge), self.unit_bytes)
         assert units > 0, f"{node} has an edge of {len(node.edge)} bytes"
         assert rest == 0, f"{node} has an edge of {len(node.edge)} bytes"

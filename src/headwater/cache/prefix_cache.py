@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
 from dataclasses import replace
 
 from headwater.cache.audit import audit, dead_units
@@ -46,9 +45,13 @@ class PrefixCache:
         unit = self.layout.unit_tokens
         cap = max(0, min((length - 1) // unit, len(key) // self.layout.unit_bytes))
         root = self._index.roots.get(namespace)
-        path, end = ([], 0) if root is None else self._index.walk(root, key, cap)
-        checkpoint = end if self._every_page else _deepest_checkpoint(path, end)
-        reason = explain(self._index, namespace, key, path, (checkpoint, end, cap))
+        last: Node | None = None
+        end = checkpoint = 0
+        if root is not None:
+            last, end = self._index.walk(root, key, cap)
+            resume = self._index.deepest_checkpoint(last, end)
+            checkpoint = end if self._every_page else 0 if resume is None else resume.end
+        reason = explain(self._index, namespace, key, last, (checkpoint, end, cap))
         return Match(end * unit, checkpoint * unit, end * unit, reason)
 
     # ---- reserve
@@ -128,7 +131,7 @@ class PrefixCache:
             for node in above:
                 lease.table.extend(node.pages)
             del lease.table[start * self._index.unit_pages :]
-            lease.node = self._index.boundary(above, start)
+            lease.node = self._index.boundary(above[-1], start)
             survey.path = [node for node in survey.path if node.end > start]
         lease.own_from = len(lease.table)
         assert lease.node is not None, "a lease with reuse has a node"
@@ -177,7 +180,7 @@ class PrefixCache:
             table.extend(part.pages)
         del table[pages:]
         lease.own_from = pages
-        lease.deep = self._index.boundary(survey.path, survey.end)
+        lease.deep = self._index.boundary(survey.path[-1], survey.end)
         self._index.pin(lease.deep)
 
     def _take_saves(self, opened: OpenPlan, survey: Survey) -> None:
@@ -229,7 +232,8 @@ class PrefixCache:
         assert old is not None, "a lease that publishes has a node"
         positions = [save.position // self.layout.unit_tokens for save in opened.saves]
         stops = positions if positions and positions[-1] == publish else [*positions, publish]
-        nodes, joint = index.grow(old, draft.key, stops, lease.table)
+        base = lease.deep if lease.deep is not None and lease.deep.end <= stops[0] else old
+        nodes, joint = index.grow(base, draft.key, stops, lease.table)
         new_from = publish if joint is None else joint.end
         lease.duplicates.extend(lease.table[lease.own_from : new_from * index.unit_pages])
         lease.own_from = max(lease.own_from, publish * index.unit_pages)
@@ -363,11 +367,3 @@ def _climb(node: Node | None, into: set[Node]) -> None:
     while node is not None and node not in into:
         into.add(node)
         node = node.parent
-
-
-def _deepest_checkpoint(path: Sequence[Node], end: int) -> int:
-    """Depth of the last checkpoint on a path of which `end` units match; 0 if there is none."""
-    for node in reversed(path):
-        if node.checkpoint is not None and node.end <= end:
-            return node.end
-    return 0

@@ -6,8 +6,8 @@ from headwater.cache.index import Index, Node
 from headwater.types import Reason
 
 
-def explain(index: Index, namespace: str, key: bytes, path: list[Node], reach: tuple[int, int, int]) -> Reason:
-    """`path` and `reach` say what was found of `key`; reach is (checkpoint, KV, most that could match), in units.
+def explain(index: Index, namespace: str, key: bytes, last: Node | None, reach: tuple[int, int, int]) -> Reason:
+    """`last` and `reach` say what was found of `key`; reach is (checkpoint, KV, most that could match), in units.
 
     `evicted` is said where it is remembered; the rest follows from what is there now.
     """
@@ -16,7 +16,7 @@ def explain(index: Index, namespace: str, key: bytes, path: list[Node], reach: t
         return Reason.TOO_SHORT
     if checkpoint == cap:
         return Reason.FULL
-    if any(checkpoint < at <= kv for node in path for at in node.lost) or _dropped_at(index, namespace, key, kv):
+    if _lost_between(last, checkpoint, kv) or _dropped_at(index, namespace, key, kv):
         return Reason.EVICTED
     if checkpoint < kv:
         return Reason.NO_CHECKPOINT
@@ -31,3 +31,12 @@ def explain(index: Index, namespace: str, key: bytes, path: list[Node], reach: t
 def _dropped_at(index: Index, namespace: str, key: bytes, position: int) -> bool:
     width = index.unit_bytes
     return (namespace, position, key[position * width : (position + 1) * width]) in index.losses
+
+
+def _lost_between(node: Node | None, checkpoint: int, kv: int) -> bool:
+    """Whether a checkpoint was evicted on the path to `node`, beyond `checkpoint` and at `kv` or before."""
+    while node is not None and node.end > checkpoint:
+        if node.lost and any(checkpoint < at <= kv for at in node.lost):
+            return True
+        node = node.parent
+    return False

@@ -71,7 +71,8 @@ class Surveyor:
                 return [], 0, None
             root = self._index.roots.get(draft.namespace)
             limit = max(draft.start, draft.publish) // unit
-            path, end = ([], 0) if root is None else self._index.walk(root, draft.key, limit)
+            last, end = (None, 0) if root is None else self._index.walk(root, draft.key, limit)
+            path = [] if last is None else self._index.path(last)
             return path, end, self._resume_node(draft, path, end)
         node = lease.node
         resume = node if draft.resume and draft.start else None
@@ -80,8 +81,8 @@ class Surveyor:
         on_grid = lease.own_from == len(lease.table)  # no private page in between
         if node is None or draft.publish <= draft.start or not on_grid:
             return [], 0, resume
-        path, end = self._index.walk(node, draft.key, draft.publish // unit)
-        return path, end, resume
+        last, end = self._index.walk(node, draft.key, draft.publish // unit)
+        return self._index.path(last, node), end, resume
 
     def _resume_node(self, draft: Draft, path: list[Node], end: int) -> Node | None:
         if not draft.start:

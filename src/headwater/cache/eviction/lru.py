@@ -18,19 +18,19 @@ class Lru:
 
     def __init__(self, prefer_dead: bool = True) -> None:
         self._prefer_dead = prefer_dead
-        self._speculative = AgeQueue(attrgetter("checkpoint_time"))
-        self._checkpoints = AgeQueue(attrgetter("checkpoint_time"))
-        self._bare = AgeQueue(attrgetter("kv_time"))  # leaves without checkpoint: all that is below them is gone
-        self._leaves = AgeQueue(attrgetter("kv_time"))  # leaves with one
+        self._speculative = AgeQueue(attrgetter("checkpoint_time"), lambda node: node.speculative and not node.holds)
+        self._checkpoints = AgeQueue(attrgetter("checkpoint_time"), _is_settled)
+        self._bare = AgeQueue(attrgetter("kv_time"), lambda node: node.checkpoint is None and _is_free_leaf(node))
+        self._leaves = AgeQueue(attrgetter("kv_time"), lambda node: node.checkpoint is not None and _is_free_leaf(node))
 
     def changed(self, node: Node) -> None:
-        kept = node.checkpoint is not None
-        free = kept and not node.holds
-        leaf = node.parent is not None and not node.children and not node.pins
-        self._speculative.put(node, free and node.speculative)
-        self._checkpoints.put(node, free and not node.speculative)
-        self._bare.put(node, leaf and not kept)
-        self._leaves.put(node, leaf and kept)
+        if node.checkpoint is None:
+            if _is_free_leaf(node):
+                self._bare.add(node)
+        elif not node.holds:
+            (self._speculative if node.speculative else self._checkpoints).add(node)
+            if _is_free_leaf(node):
+                self._leaves.add(node)
 
     def touched(self, node: Node) -> None:
         """The queues read times when they need them."""
@@ -41,7 +41,7 @@ class Lru:
         bare = self._bare.oldest()
         if bare is not None and self._prefer_dead:
             return bare, Kind.TAIL
-        if room is Room.ANY and (self._prefer_dead or self._speculative):
+        if room is Room.ANY and (self._prefer_dead or self._speculative.oldest() is not None):
             return self._checkpoint() or self._leaf(bare)
         leaf = self._leaf(bare)
         if room is Room.ANY:
@@ -62,3 +62,13 @@ class Lru:
         if bare is None or (kept.kv_time, kept.serial) < (bare.kv_time, bare.serial):
             return kept, Kind.CHECKPOINT
         return bare, Kind.TAIL
+
+
+def _is_settled(node: Node) -> bool:
+    """Whether it has a checkpoint that may go, and is no guess."""
+    return node.checkpoint is not None and not node.speculative and not node.holds
+
+
+def _is_free_leaf(node: Node) -> bool:
+    """Whether KV may go from it, once it has no checkpoint."""
+    return not node.children and not node.pins and node.parent is not None

@@ -37,7 +37,7 @@ class Eviction(Protocol):
         """The node's checkpoint, pins, holds, children or length changed, or it left the tree (no parent)."""
 
     def touched(self, node: Node) -> None:
-        """One of the node's two times was refreshed."""
+        """One of the node's two times was refreshed; if the KV's, then also all nodes' above it."""
 
     def victim(self, room: Room, now: int) -> Victim | None:
         """What to give up next; None if nothing that would help may go."""

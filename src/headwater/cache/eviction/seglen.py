@@ -22,7 +22,7 @@ class SegLen:
         self._w, self._single_child = w, single_child
         self._rows = Rows()
         self._wide = Rows()  # checkpoints at nodes with several children, under `single_child`
-        self._speculative = AgeQueue(attrgetter("checkpoint_time"))
+        self._speculative = AgeQueue(attrgetter("checkpoint_time"), lambda node: node.speculative and not node.holds)
         self._bases: set[Node] = set()  # nodes with a checkpoint: where their descendants' lengths begin
 
     def changed(self, node: Node) -> None:
@@ -51,7 +51,8 @@ class SegLen:
         leaf = node.parent is not None and not node.children and not node.pins
         candidate = leaf if not kept else not node.holds and not node.speculative
         wide = kept and self._single_child and len(node.children) > 1
-        self._speculative.put(node, kept and node.speculative and not node.holds)
+        if node.speculative:
+            self._speculative.add(node)
         for rows, member in ((self._rows, candidate and not wide), (self._wide, candidate and wide)):
             if member:
                 rows.put(node, node.end - self._base(node), _time(node), leaf, kept)
