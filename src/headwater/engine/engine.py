@@ -24,7 +24,7 @@ from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.load import LoadedModel, load_model, read_spec
 from headwater.models.tiny import ensure_default
 from headwater.schedule.sequence import Phase, Sequence
-from headwater.schedule.step import Limits, Scheduler, Step
+from headwater.schedule.step import ANSWERS_AT_ONCE, Limits, Scheduler, Step
 from headwater.types import Event, FailedEvent, FinishedEvent, Generation, SamplingParams, TokenEvent
 
 # Checkpoints saved in the middle of a leg are staged in rows of their own: at most so many, and so many bytes.
@@ -62,6 +62,7 @@ class Engine:
         self.threads = torch.get_num_threads()
         self.tokenizer = loaded.tokenizer
         self.chat_template = loaded.chat_template
+        self.special_tokens = loaded.special_tokens
         self.generation_defaults = loaded.generation
         self.model_name = loaded.name
         self.max_model_len = scheduler.limits.max_model_len
@@ -84,11 +85,16 @@ class Engine:
         spec = read_spec(path, config.dtype, config.device, config.page_size)
         check = self_check(spec, config.device, config.reproducible)
         numerics.use(Numerics(check.mode))
-        loaded = load_model(path, spec.dtype_name, config.device, config.page_size)
+        return cls.over(load_model(path, spec.dtype_name, config.device, config.page_size), check, config)
+
+    @classmethod
+    def over(cls, loaded: LoadedModel, check: SelfCheck, config: ServeConfig) -> Engine:
+        """An engine with memory of its own over a model that is there already."""
+        spec = loaded.spec
         layout = spec.layout(config.memory, config.state_fraction)
         row_bytes = layout.checkpoint_pages * spec.page_bytes
         n_saves = max(1, min(MAX_SAVES, SAVE_BYTES // max(1, row_bytes)))
-        slots = config.max_running + 1
+        slots = config.max_running + ANSWERS_AT_ONCE
         states = StateMemory(spec.state, slots + n_saves, row_bytes, config.device)
         arena = Arena(spec, layout.n_pages, config.device)
         most = (layout.n_pages - layout.slot_pages) * layout.page_size
@@ -113,9 +119,14 @@ class Engine:
         """End the thread after the step in progress; requests still open fail with EngineStopped."""
         with self._changed:
             self._stopping = True
-            self._changed.notify()
+            self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is left to do, finished answers included. False if that took more than `timeout` seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.scheduler.idle, timeout)
 
     def submit(self, generation: Generation, on_event: OnEvent) -> int:
         """Queue a request; returns its id. Raises RequestTooLarge or EngineStopped at once."""
@@ -130,14 +141,14 @@ class Engine:
                 raise EngineStopped("the engine is stopping and takes no more requests")
             seq = self.scheduler.submit(generation)
             self._live[seq.id] = Live(seq, on_event, text, generator)
-            self._changed.notify()
+            self._changed.notify_all()
         return seq.id
 
     def cancel(self, request_id: int) -> None:
         """Give up a request; its memory is free within one step. Unknown and finished ids are ignored."""
         with self._changed:
             self._cancelled.add(request_id)
-            self._changed.notify()
+            self._changed.notify_all()
 
     def health(self) -> dict[str, object]:
         """What /health says."""
@@ -159,6 +170,7 @@ class Engine:
         while True:
             with self._changed:
                 while self.scheduler.idle and not self._cancelled and not self._stopping:
+                    self._changed.notify_all()  # whoever drains
                     self._changed.wait()
                 if self._stopping:
                     break

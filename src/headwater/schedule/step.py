@@ -13,6 +13,8 @@ from headwater.schedule.queue import Queue
 from headwater.schedule.sequence import Phase, Sequence
 from headwater.types import CacheLayout, Generation, Plan
 
+ANSWERS_AT_ONCE = 4  # finished answers that are prefilled side by side; each has a slot of its own
+
 DecodeReuse = Literal["canonical", "raw", "none"]
 
 
@@ -78,7 +80,7 @@ class Scheduler:
 
     def __post_init__(self) -> None:
         self.planner = Planner(self.cache, self.placement, self.layout.page_size)
-        self._free_slots = list(range(self.limits.max_running, -1, -1))  # one more than may run: for an answer
+        self._free_slots = list(reversed(range(self.limits.max_running + ANSWERS_AT_ONCE)))
         self._next_id = 0
         self._crowded = False  # after a preemption nobody is admitted until somebody has left
         self._legs: dict[int, Leg] = {}
@@ -286,18 +288,18 @@ class Scheduler:
     # -- finished answers ----------------------------------------------------------
 
     def _prefill_answers(self) -> None:
-        """One finished answer at a time, in what the budget leaves; without memory for it, it is let go."""
-        if not self.answers or self._n_requests() < len(self.running) or self._budget().tokens <= 0:
-            return
-        seq = self.answers.popleft()
-        try:
-            plan = self.planner.first_leg(seq, self._budget(), ())
-        except OutOfPages:
-            return
-        if plan is not None:
+        """Finished answers, in what the budget leaves; one for which there is no memory is let go."""
+        while self.answers and len(self.running) - self._n_requests() < ANSWERS_AT_ONCE:
+            seq = self.answers[0]
+            try:
+                plan = self.planner.first_leg(seq, self._budget(), ())
+            except OutOfPages:
+                self.answers.popleft()
+                continue
+            if plan is None:
+                return
+            self.answers.popleft()
             self._begin(seq, plan)
-        else:
-            self.answers.appendleft(seq)
 
     def _drop_answer_of(self, seq: Sequence) -> None:
         """A queued answer that this request's own prefill will cover is not needed any more."""

@@ -1,0 +1,56 @@
+"""Models for the exactness matrix, each loaded once a session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from headwater.engine.selfcheck import SelfCheck, self_check
+from headwater.mixers import numerics
+from headwater.mixers.numerics import Numerics, prepare_process
+from headwater.models.load import LoadedModel, load_model, read_spec
+from tests.checkpoints import checkpoint
+from tests.exactness.rig import Answer, Make
+
+Compare = Callable[[LoadedModel, list[Answer]], list[bool]]
+
+
+@pytest.fixture(scope="session")
+def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str, int], tuple[LoadedModel, SelfCheck]]:
+    """(recipe, dtype, threads) -> the model and what the self-check said of this machine."""
+    root = tmp_path_factory.mktemp("exactness")
+    loaded: dict[tuple[str, str, int], tuple[LoadedModel, SelfCheck]] = {}
+
+    def get(recipe: str, dtype: str, threads: int) -> tuple[LoadedModel, SelfCheck]:
+        prepare_process(threads)
+        key = (recipe, dtype, threads)
+        if key not in loaded:
+            path = checkpoint(root, recipe)
+            check = self_check(read_spec(path, dtype))
+            numerics.use(Numerics(check.mode))
+            loaded[key] = load_model(path, dtype), check
+        return loaded[key]
+
+    before = torch.get_num_threads()
+    yield get
+    torch.set_num_threads(before)
+    numerics.use(Numerics())
+
+
+@pytest.fixture(scope="session")
+def same_bits_as_without_a_cache() -> Callable[[Make, list[Answer]], list[bool]]:
+    """For each answer: whether a server without a cache, asked alone, gives the same logits."""
+    references: dict[tuple, Answer] = {}
+
+    def compare(make: Make, answers: list[Answer]) -> list[bool]:
+        key = (id(make.loaded), torch.get_num_threads())
+        with Make(make.loaded, make.check)(600 + make.checkpoint_pages, cache=False) as reference:
+            for answer in answers:
+                asked = (*key, tuple(answer.prompt), answer.max_tokens)
+                if asked not in references:
+                    references[asked] = reference.ask(answer.prompt, answer.max_tokens)
+            return [a.same_bits(references[(*key, tuple(a.prompt), a.max_tokens)]) for a in answers]
+
+    return compare

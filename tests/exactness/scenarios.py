@@ -1,0 +1,102 @@
+"""Ways in which a request can come to a hit. Each asserts that there was one, and returns what is to be compared."""
+
+from __future__ import annotations
+
+from tests.exactness.rig import Answer, Make, words
+
+PAGE = 64
+AMPLE = 2000  # pages
+
+
+def resend(make: Make) -> list[Answer]:
+    with make(AMPLE) as rig:
+        prompt = words(700, "resend")
+        first, second = rig.ask(prompt, 70), rig.ask(prompt, 70)
+    assert second.account.cached_tokens == 640
+    return [first, second]
+
+
+def chat_turn(make: Make) -> list[Answer]:
+    with make(AMPLE) as rig:
+        turn = rig.ask(words(710, "chat"), 80)
+        answers = [turn]
+        for i in range(2):
+            rig.settle()
+            before = len(turn.everything)
+            turn = rig.ask(turn.everything + words(75, "turn", i), 80)
+            assert turn.account.cached_tokens == before // PAGE * PAGE
+            answers.append(turn)
+    return answers
+
+
+def shared_system_prompt(make: Make) -> list[Answer]:
+    with make(AMPLE) as rig:
+        system = words(900, "system")
+        answers = [rig.ask(system + words(300 + i, "own", i), 10) for i in range(3)]
+    assert answers[1].account.cached_tokens >= 900 - 1200 // 8 - PAGE
+    assert answers[2].account.cached_tokens == 896
+    return answers
+
+
+def branch_in_mid_page(make: Make) -> list[Answer]:
+    with make(AMPLE) as rig:
+        trunk = words(1487, "trunk")
+        rig.ask(trunk, 4)
+        answers = [rig.ask(trunk[: 1000 + 13 * i] + words(200, "branch", i), 10) for i in range(4)]
+    assert all(a.account.cached_tokens > 0 for a in answers)
+    assert answers[3].account.cached_tokens == 1024  # left by the one before, which branched on the same page
+    return answers
+
+
+def after_eviction_and_refill(make: Make) -> list[Answer]:
+    with make(30 + 6 * make.checkpoint_pages) as rig:
+        prompt = words(1000, "kept")
+        rig.ask(prompt, 4)
+        for i in range(4):
+            rig.ask(words(1400, "flood", i), 4)
+        lost = rig.ask(prompt, 10)
+        refilled = rig.ask(prompt, 10)
+        stats = rig.engine.scheduler.cache.stats()
+    assert stats.evicted_checkpoints > 0
+    assert stats.evicted_kv_pages > 0
+    assert lost.account.cached_tokens < 960
+    assert refilled.account.cached_tokens == 960
+    return [lost, refilled]
+
+
+def after_preemption(make: Make) -> list[Answer]:
+    with make(26 + 6 * make.checkpoint_pages) as rig:
+        system = words(640, "system")
+        rig.ask(system + words(20, "first"), 2)
+        answers = [rig.submit(system + words(60 + i, i), 180) for i in range(5)]
+        for answer in answers:
+            rig.wait(answer)
+    assert any(a.account.preemptions for a in answers)
+    assert all(a.account.cached_tokens > 0 for a in answers)
+    return answers
+
+
+def with_seven_other_requests_running(make: Make) -> list[Answer]:
+    with make(AMPLE) as rig:
+        prompt = words(800, "target")
+        rig.ask(prompt, 4)
+        others = [rig.submit(words(300 + 40 * i, "other", i), 40) for i in range(7)]
+        target = rig.submit(prompt + words(5, "more"), 40)
+        answers = [rig.wait(answer) for answer in (*others, target)]
+    assert target.account.cached_tokens == 768
+    assert target.most_running >= 8
+    return answers
+
+
+SCENARIOS = {
+    f.__name__: f
+    for f in (
+        resend,
+        chat_turn,
+        shared_system_prompt,
+        branch_in_mid_page,
+        after_eviction_and_refill,
+        after_preemption,
+        with_seven_other_requests_running,
+    )
+}

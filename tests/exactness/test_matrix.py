@@ -1,0 +1,96 @@
+"""A hit changes no bit of the answer: family x way to the hit, against a server that has no cache."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from headwater.memory.slots import StateMemory
+from tests.exactness.rig import Make, words
+from tests.exactness.scenarios import AMPLE, SCENARIOS, chat_turn
+
+FAMILIES = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
+ROOT = Path(__file__).parents[2]
+
+
+def cells():
+    """What `make test` runs, and behind the mark what `make test-full` adds."""
+    for recipe in (*FAMILIES, "qwen3_5_wide", "qwen3_5_bench"):
+        for dtype in ("float32", "bfloat16"):
+            for threads in (2, 1):
+                for scenario in SCENARIOS:
+                    narrow = recipe in FAMILIES and dtype == "float32" and threads == 2
+                    wide = recipe == "qwen3_5_wide" and threads == 2 and scenario in ("chat_turn", "resend")
+                    marks = [] if narrow or wide else [pytest.mark.full]
+                    yield pytest.param(recipe, dtype, threads, scenario, marks=marks)
+
+
+@pytest.mark.parametrize(("recipe", "dtype", "threads", "scenario"), cells())
+def test_a_hit_changes_no_bit(load, same_bits_as_without_a_cache, recipe, dtype, threads, scenario):
+    loaded, check = load(recipe, dtype, threads)
+    assert check.deterministic, check.broken_by
+    make = Make(loaded, check)
+    answers = SCENARIOS[scenario](make)
+    assert any(answer.account.cached_tokens for answer in answers)
+    assert all(same_bits_as_without_a_cache(make, answers))
+
+
+@pytest.mark.parametrize("eviction", ["lru", "seglen"])
+@pytest.mark.parametrize("placement", ["structural", "branch", "every_block(2)"])
+@pytest.mark.parametrize("pool", [{}, {"pool": "split", "state_fraction": 0.5}], ids=["unified", "split"])
+def test_no_policy_changes_a_bit(load, same_bits_as_without_a_cache, eviction, placement, pool):
+    loaded, check = load("qwen3_5", "float32", 2)
+    make = Make(loaded, check, {"eviction": eviction, "placement": placement, "max_tokens_per_step": 256, **pool})
+    with make(64 + 12 * make.checkpoint_pages) as rig:
+        head = words(500, "head")
+        answers = [rig.ask(head + words(200 + 90 * (i % 3), i % 4), 70) for i in range(12)]
+    assert any(answer.account.cached_tokens for answer in answers)
+    assert all(same_bits_as_without_a_cache(make, answers))
+
+
+# -- controls: without what exactness is made of, the comparison must fail ------------------------------------
+
+
+def test_decode_reuse_raw_changes_bits(load, same_bits_as_without_a_cache):
+    loaded, check = load("qwen3_5", "float32", 2)
+    make = Make(loaded, check, {"decode_reuse": "raw"})
+    assert not all(same_bits_as_without_a_cache(make, chat_turn(make)))
+
+
+def test_one_flipped_bit_in_a_checkpoint_is_seen(load, same_bits_as_without_a_cache, monkeypatch):
+    loaded, check = load("qwen3_5", "float32", 2)
+    saved = []
+    save = StateMemory.save
+    monkeypatch.setattr(
+        StateMemory, "save", lambda self, row, pages, ids: (saved.append(ids), save(self, row, pages, ids))
+    )
+    make = Make(loaded, check)
+    with make(AMPLE) as rig:
+        prompt = words(700, "flipped")
+        rig.ask(prompt, 4)
+        rig.settle()
+        page = rig.engine.runner.arena.pages[saved[-1][0]]
+        largest = int(page.view(torch.float32).abs().argmax())
+        page.view(torch.int32)[largest] ^= 1 << 22  # the first bit of the fraction
+        again = rig.ask(prompt, 4)
+    assert again.account.cached_tokens == 640
+    assert not all(same_bits_as_without_a_cache(make, [again]))
+
+
+def test_without_guarded_products_bits_change():
+    """In a process of its own: MKL reads its mode once."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.exactness.unguarded"],
+        cwd=ROOT,
+        env={**os.environ, "MKL_CBWR": "AUTO"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-1] == "different", done.stdout
