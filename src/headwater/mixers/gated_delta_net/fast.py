@@ -105,28 +105,20 @@ def decode_step(
 ) -> torch.Tensor:
     """One token of each of B sequences: outputs [B, H, V]; the states (strided by sequence at will) change in place.
 
-    With k and q both read from the old state in one product of two rows, S' = e^g S + k eᵀ gives o = e^g Sᵀq + (k·q) e.
+    q and k are read from the decayed state as two rows of one product (a single row is another kernel, whose bits
+    depend on the batch); then S' = e^g S + k eᵀ gives o = S'ᵀ q = e^g Sᵀ q + (k·q) e.
     """
-    n_key_heads, key_width = qk_B2GK.shape[2:]
-    n_heads = v_BHV.shape[1]
+    n_key_heads, k_dim = qk_B2GK.shape[2:]
+    n, n_heads, v_dim = v_BHV.shape
     scale_B2G1 = inverse_l2(qk_B2GK)
-    scale_B2G1[:, 0] *= key_width**-0.5
-    qk_BG2K = (qk_B2GK * scale_B2G1).transpose(1, 2)
-    qk_BH2K = qk_BG2K.repeat_interleave(n_heads // n_key_heads, 1)
-    read_BH2V = _read(qk_BH2K, state_BHKV).mul_(g_BH.exp()[..., None, None])
+    scale_B2G1[:, 0] *= k_dim**-0.5
+    qk_BH2K = (qk_B2GK * scale_B2G1).transpose(1, 2).repeat_interleave(n_heads // n_key_heads, 1)
+    # The decayed states are contiguous, as one batch of all heads must be, and in cache for what follows.
+    decayed_BHKV = torch.empty_like(state_BHKV, memory_format=torch.contiguous_format)
+    torch.mul(state_BHKV, g_BH.exp()[..., None, None], out=decayed_BHKV)
+    read_MRV = torch.bmm(qk_BH2K.view(-1, 2, k_dim), decayed_BHKV.view(-1, k_dim, v_dim))
+    read_BH2V = read_MRV.view(n, n_heads, 2, v_dim)
     error_BHV = (v_BHV - read_BH2V[:, :, 1]).mul_(beta_BH.unsqueeze(-1))
-    state_BHKV.mul_(g_BH.exp()[..., None, None])
-    state_BHKV.addcmul_(qk_BH2K[:, :, 1].unsqueeze(-1), error_BHV.unsqueeze(-2))
+    torch.addcmul(decayed_BHKV, qk_BH2K[:, :, 1].unsqueeze(-1), error_BHV.unsqueeze(-2), out=state_BHKV)
     dot_BH1 = (qk_BH2K[:, :, 0] * qk_BH2K[:, :, 1]).sum(-1, keepdim=True)
     return torch.addcmul(read_BH2V[:, :, 0], dot_BH1, error_BHV)
-
-
-def _read(rows_BH2K: torch.Tensor, state_BHKV: torch.Tensor) -> torch.Tensor:
-    """Rows times states: by head, since a batch over sequences and heads would need a copy of strided states."""
-    n, n_heads = rows_BH2K.shape[:2]
-    if n == 1:
-        return torch.bmm(rows_BH2K[0], state_BHKV[0]).unsqueeze(0)
-    read_BH2V = rows_BH2K.new_empty(n, n_heads, 2, state_BHKV.shape[-1])
-    for head in range(n_heads):
-        torch.bmm(rows_BH2K[:, head], state_BHKV[:, head], out=read_BH2V[:, head])
-    return read_BH2V
