@@ -47,7 +47,7 @@ class Ledger:
             self._decode(row.seq, row.token, row.position)
             for save in row.plan.saves if row.plan else ():
                 self._save(save.pages, self.slots[row.seq.slot])
-        return {item.seq.id: next_token(item.seq.tokens) for item in (*step.legs, *step.rows) if item.wants_token}
+        return {item.seq.id: next_token(item.seq.tokens) for item in step.items if item.wants_token}
 
     def _restore(self, leg: Leg) -> None:
         plan = leg.plan

@@ -124,7 +124,7 @@ class Engine:
             self._thread.join()
 
     def drain(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is left to do, finished answers included. False if that took more than `timeout` seconds."""
+        """Wait until nothing is left to do, finished answers included; False if `timeout` seconds were not enough."""
         with self._changed:
             return self._changed.wait_for(lambda: self.scheduler.idle, timeout)
 

@@ -61,6 +61,11 @@ class Step:
     legs: tuple[Leg, ...]
     rows: tuple[DecodeRow, ...]
 
+    @property
+    def items(self) -> tuple[Leg | DecodeRow, ...]:
+        """Both, in the order of the batch."""
+        return (*self.legs, *self.rows)
+
     def __bool__(self) -> bool:
         return bool(self.legs or self.rows)
 
@@ -161,7 +166,7 @@ class Scheduler:
 
     def finish_step(self, step: Step) -> list[Sequence]:
         """Publish what the step computed; returns the sequences whose next token is to be sampled, in its order."""
-        sampled = [item.seq for item in (*step.legs, *step.rows) if item.wants_token]
+        sampled = [item.seq for item in step.items if item.wants_token]
         for leg in step.legs:
             seq = leg.seq
             self.cache.commit(leg.plan)
@@ -180,7 +185,7 @@ class Scheduler:
 
     def abandon_step(self, step: Step) -> list[Sequence]:
         """The step failed: close its plans and give back all that its sequences hold; returns them."""
-        failed = [item.seq for item in (*step.legs, *step.rows) if item.seq.phase is not Phase.DONE]
+        failed = [item.seq for item in step.items if item.seq.phase is not Phase.DONE]
         for seq in failed:
             self.cancel(seq)
         return failed
