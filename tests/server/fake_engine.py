@@ -59,7 +59,7 @@ class FakeEngine:
 
     def __post_init__(self) -> None:
         self.tokenizer = byte_tokenizer()
-        self.spec = SimpleNamespace(vocab_size=self.tokenizer.get_vocab_size())
+        self.spec = SimpleNamespace(vocab_size=self.tokenizer.get_vocab_size(), max_length=4096)
         self.eos_token_ids = frozenset({self.tokenizer.token_to_id("<|im_end|>")})
         self.held = threading.Event()  # set when a request has reached `hold_after`
         self.was_cancelled = threading.Event()

@@ -304,11 +304,16 @@ def test_bad_chats_are_named(call, body, part):
 def test_a_prompt_longer_than_the_model_is_told_with_both_numbers(call):
     told = error(complete(call, prompt="x" * 5000))
     assert told["code"] == "context_length_exceeded"
-    assert "5,000" in told["message"]
-    assert "4,096" in told["message"]
+    assert told["message"] == "prompt has 5,000 tokens, the model takes 4,096 with the answer"
     told = error(complete(call, prompt="x" * 4000, max_tokens=200))
     assert "4,000" in told["message"]
     assert "200" in told["message"]
+
+
+def test_a_prompt_longer_than_the_memory_holds_is_told_with_both_numbers(call, engine):
+    engine.max_model_len = 640
+    told = error(complete(call, prompt="x" * 700))
+    assert told["message"] == "prompt has 700 tokens, the server's memory takes 640 with the answer"
 
 
 def test_a_request_too_large_for_memory_is_told_with_both_numbers(call, engine):
@@ -376,8 +381,10 @@ def test_the_log_has_a_line_a_request_with_the_account_and_the_reason(call, capl
     with caplog.at_level(logging.INFO, logger="headwater.request"):
         complete(call, prompt="x" * 2000)
         chat(call, stream=True)
+        complete(call, temperature=9)
     lines = [record.getMessage() for record in caplog.records if record.name == "headwater.request"]
     assert lines[0].startswith("completion[0] prompt_tokens=2,000 cached_tokens=0")
     assert "reason=cold" in lines[0]
     assert lines[1].startswith("chat[0]")
-    assert len(lines) == 2
+    assert lines[2].startswith("refused /v1/completions status=400: temperature")
+    assert len(lines) == 3

@@ -112,6 +112,13 @@ def test_a_tools_result_sent_as_a_users_message_is_not_the_last_query(template):
     assert "add" not in text_before(prompt, prompt.boundaries.query_start)
 
 
+def test_a_tools_result_that_the_template_gives_to_the_user_is_not_the_last_query():
+    prompt = prepare(templates.ALTERNATING, [SYSTEM, user("add 1 and 2"), assistant("I call add."), tool("3")])
+    assert "<|im_start|>user\n3<|im_end|>" in byte_tokenizer().decode(prompt.tokens, skip_special_tokens=False)
+    assert text_before(prompt, prompt.boundaries.query_start).endswith("Be brief.<|im_end|>\n<|im_start|>user\n")
+    assert prompt.boundaries.query_end == len(prompt.tokens) - 1  # nothing is stripped: the next turn keeps it all
+
+
 def test_a_conversation_without_a_user_has_no_query():
     prompt = prepare(templates.DEFAULT_SYSTEM, [SYSTEM])
     assert prompt.boundaries.system_end is None

@@ -119,17 +119,18 @@ class Service:
         return tuple(prompt)
 
     def _generation(self, body: CompletionRequest | ChatRequest, prompt: ChatPrompt) -> Generation:
-        """Raises RequestTooLarge if prompt and answer are longer than the model takes."""
+        """Raises RequestTooLarge if prompt and answer are longer than the model, or the memory, takes."""
         length, limit = len(prompt.tokens), self._engine.max_model_len
+        taker = "the model" if limit == self._engine.spec.max_length else "the server's memory"
         if length == 0:
             raise errors.BadRequest("prompt has 0 tokens, at least 1 is needed", "prompt")
         if length >= limit:
-            raise RequestTooLarge(f"prompt has {length:,} tokens, the model takes {limit:,} with the answer")
+            raise RequestTooLarge(f"prompt has {length:,} tokens, {taker} takes {limit:,} with the answer")
         wanted = limit - length if body.wanted_tokens is None else body.wanted_tokens
         if length + wanted > limit:
             raise RequestTooLarge(
                 f"prompt has {length:,} tokens and max_tokens is {wanted:,}, {length + wanted:,} together; "
-                f"the model takes {limit:,}"
+                f"{taker} takes {limit:,}"
             )
         params = body.params(self._engine.generation_defaults, wanted, body.wanted_logprobs)
         return Generation(prompt.tokens, params, body.cache_salt, prompt.boundaries, prompt.keep_output)

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 
 from headwater.errors import EngineStopped, OutOfPages, RequestTooLarge, TemplateError
 
-log = logging.getLogger("headwater.server")
+log = logging.getLogger("headwater.request")
 
 # by class of error: HTTP status, type, code
 STATUS: dict[type[Exception], tuple[int, str, str | None]] = {
@@ -53,8 +53,7 @@ def install(app: FastAPI) -> None:
 
 
 async def _raised(request: Request, error: Exception) -> JSONResponse:
-    status, body = error_body(error)
-    return JSONResponse(body, status)
+    return _refuse(request, *error_body(error))
 
 
 async def _invalid(request: Request, error: Exception) -> JSONResponse:
@@ -64,13 +63,19 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
     message = first["msg"].removeprefix("Value error, ")
     if param and isinstance(first["input"], int | float | str):
         message += f"; it is {repr(first['input'])[:MAX_ECHO]}"
-    return JSONResponse(_body(f"{param}: {message}" if param else message, "invalid_request_error", param, None), 400)
+    text = f"{param}: {message}" if param else message
+    return _refuse(request, 400, _body(text, "invalid_request_error", param, None))
 
 
 async def _http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     message = f"{error.detail}: {request.method} {request.url.path}"
-    return JSONResponse(_body(message, "invalid_request_error", None, None), error.status_code)
+    return _refuse(request, error.status_code, _body(message, "invalid_request_error", None, None))
+
+
+def _refuse(request: Request, status: int, body: dict[str, Any]) -> JSONResponse:
+    log.info("refused %s status=%d: %s", request.url.path, status, body["error"]["message"])
+    return JSONResponse(body, status)
 
 
 def _body(message: str, kind: str, param: str | None, code: str | None) -> dict[str, Any]:
