@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from headwater.mixers import numerics as numerics_of_process
+from headwater.mixers.activations import silu
 from headwater.mixers.numerics import Numerics
 
 PACK_ROWS = 8  # the height that a packed layout is made for: with 1, one row takes a kernel of its own
@@ -53,6 +54,23 @@ class Linear:
         groups = ((x_RK[:n_prefill], tile.prefill_tile), (x_RK[n_prefill:], tile.decode_tile))
         tiles_RN = [self._padded(t_RK, h) for x_GK, h in groups if len(x_GK) for t_RK in x_GK.split(h)]
         return tiles_RN[0] if len(tiles_RN) == 1 else torch.cat(tiles_RN)
+
+    def swish(self, x_RK: torch.Tensor, n_prefill: int = 0) -> torch.Tensor:
+        """silu(y): in packed mode the product does it on its way out, as invariant as the product itself."""
+        if not self._on_the_way_out(x_RK):
+            return silu(self(x_RK, n_prefill))
+        return torch.ops.mkldnn._linear_pointwise(x_RK.contiguous(), self._weight, self.bias_N, "swish", [], "")
+
+    def times(self, x_RK: torch.Tensor, factor_RN: torch.Tensor, n_prefill: int = 0) -> torch.Tensor:
+        """y · factor, likewise."""
+        if not self._on_the_way_out(x_RK):
+            return self(x_RK, n_prefill).mul_(factor_RN)
+        product = torch.ops.mkldnn._linear_pointwise.binary
+        return product(x_RK.contiguous(), factor_RN, self._weight, self.bias_N, "mul")
+
+    def _on_the_way_out(self, x_RK: torch.Tensor) -> bool:
+        """Whether oneDNN can go on with the product's result before it is rounded and written."""
+        return self._product == self._onednn and x_RK.shape[0] >= max(1, self.least_rows)
 
     def _padded(self, x_RK: torch.Tensor, height: int) -> torch.Tensor:
         """The product at `height` rows or more, the missing ones filled up with zeros."""

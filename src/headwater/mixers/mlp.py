@@ -9,16 +9,16 @@ from dataclasses import dataclass
 
 import torch
 
-from headwater.mixers.activations import swiglu
 from headwater.mixers.linear import Linear
 
 
 @dataclass(frozen=True)
 class GatedMlp:
-    """down(silu(gate(x)) * up(x)); `gate_up` yields [gate | up]."""
+    """down(silu(gate(x)) * up(x))."""
 
-    gate_up: Linear  # C -> 2I
+    gate: Linear  # C -> I
+    up: Linear  # C -> I
     down: Linear  # I -> C
 
     def forward(self, x_NC: torch.Tensor, n_prefill: int = 0) -> torch.Tensor:
-        return self.down(swiglu(self.gate_up(x_NC, n_prefill)), n_prefill)
+        return self.down(self.up.times(x_NC, self.gate.swish(x_NC, n_prefill), n_prefill), n_prefill)

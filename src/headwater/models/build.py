@@ -115,8 +115,11 @@ def _dense(source: Source) -> GatedMlp:
 
 
 def _mlp(source: Source, width: int) -> GatedMlp:
-    gate_up = source.linear(("gate_proj", width), ("up_proj", width))
-    return GatedMlp(gate_up, source.linear(("down_proj", source.spec.hidden_size), width=width))
+    return GatedMlp(
+        gate=source.linear(("gate_proj", width)),
+        up=source.linear(("up_proj", width)),
+        down=source.linear(("down_proj", source.spec.hidden_size), width=width),
+    )
 
 
 def _experts(source: Source) -> MixtureOfExperts:
