@@ -96,7 +96,7 @@ class PrefixCache:
         for other in self._leases.values():
             for node in (other.node, other.deep):
                 _climb(node, guarded)
-            if other.held and other.node is not None and not (other is lease and not draft.hold_checkpoint):
+            if other.held and other.node is not None and (other is not lease or draft.hold_checkpoint):
                 held.add(other.node)
         if survey.resume is not None:
             held.add(survey.resume)
@@ -109,7 +109,8 @@ class PrefixCache:
                 last = last.parent
             _climb(last, guarded)
         kv = self._index.kv_pages - kept - sum(len(node.pages) for node in guarded)
-        return kv, (self._index.checkpoints - len(held)) * self.layout.checkpoint_pages
+        kept_checkpoints = sum(node.checkpoint is not None for node in held)
+        return kv, (self._index.checkpoints - kept_checkpoints) * self.layout.checkpoint_pages
 
     def _make_room(self, kv: int, states: int) -> None:
         if self._pool.split:

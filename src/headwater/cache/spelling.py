@@ -25,7 +25,7 @@ def build(kind: str, spelling: str, table: Mapping[str, Callable[..., T]]) -> T:
 
 def _arguments(brackets: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     call = ast.parse(f"policy{brackets}", mode="eval").body
-    if not isinstance(call, ast.Call):
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
         raise ValueError(f"{brackets!r} are not the arguments of one call")
     positional = tuple(ast.literal_eval(argument) for argument in call.args)
     return positional, {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg is not None}

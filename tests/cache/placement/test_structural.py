@@ -1,0 +1,107 @@
+"""The default placement: what the next request of a chat, or of another user, will resume at."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwater.cache.placement import Placed, PlacementQuery
+from headwater.cache.placement.structural import Structural
+from headwater.types import Boundaries, Match, Reason
+from tests.cache.toy import LAYOUT, Toy, words
+
+
+def place(
+    length: int, boundaries: Boundaries | None = None, kv: int = 0, checkpoint: int = 0, **options: int
+) -> Placed:
+    match = Match(kv, checkpoint, kv, Reason.DIVERGED)
+    return Structural(**options).place(PlacementQuery(length, match, boundaries or Boundaries(), 64))
+
+
+CHAT = Boundaries(system_end=1010, query_start=3000, query_end=3400)
+
+
+def test_known_parts_are_floored_to_the_page_grid_and_nothing_is_guessed() -> None:
+    assert place(4001, CHAT) == Placed((960, 2944, 3392, 3968))
+
+
+def test_the_last_page_leaves_a_token_to_compute() -> None:
+    assert place(4097, CHAT).checkpoints[-1] == 4096
+    assert place(4096, CHAT).checkpoints[-1] == 4032
+
+
+def test_within_the_gap_below_another_only_the_three_fixed_ones_stay() -> None:
+    close = Boundaries(system_end=3200, query_start=3300, query_end=3500)
+    assert place(3700, close, kv=3136).checkpoints == (3200, 3456, 3648)
+
+
+def test_a_branch_point_gets_a_checkpoint() -> None:
+    assert place(4001, CHAT, kv=2048).checkpoints == (960, 2048, 2944, 3392, 3968)
+
+
+def test_nothing_is_placed_at_or_below_the_match() -> None:
+    assert place(4001, CHAT, kv=3000, checkpoint=2944).checkpoints == (3392, 3968)
+
+
+def test_at_most_eight_and_of_the_rest_the_clients_own_go_first() -> None:
+    asked = Boundaries(system_end=64, query_start=9000, query_end=9500, extra=tuple(range(1000, 8000, 500)))
+    placed = place(10_001, asked, kv=8000).checkpoints
+    assert len(placed) == 8
+    assert {64, 9472, 9984, 8000, 8960} < set(placed)
+
+
+def test_a_prompt_without_a_full_page_gets_none() -> None:
+    assert place(64) == Placed()
+    assert place(0) == Placed()
+
+
+def test_unknown_parts_get_a_branch_point_the_last_page_and_eight_guesses() -> None:
+    placed = place(9001, kv=2048)
+    assert placed.checkpoints == (2048, 8960)
+    assert placed.speculative == (960, 1984, 2944, 3968, 4992, 5952, 6976, 8000)
+
+
+def test_guesses_are_at_most_one_a_page() -> None:
+    assert place(300) == Placed((256,), (64, 128, 192))
+
+
+@given(first=st.integers(65, 9000), second=st.integers(65, 9000), shared=st.integers(0, 9000))
+def test_a_prefix_of_n_shared_tokens_hits_on_its_second_request_at_n_less_an_eighth_and_a_page(
+    first: int, second: int, shared: int
+) -> None:
+    shared = min(shared, first, second - 1)
+    placed = place(first)
+    hit = max((at for at in (*placed.checkpoints, *placed.speculative) if at <= shared), default=0)
+    assert hit >= shared - first / 8 - 64
+
+
+@pytest.mark.parametrize("n", [7, 33, 60, 90])
+def test_that_promise_holds_in_the_cache(n: int) -> None:
+    toy, prompt = Toy(), words(1, 100)
+    match = toy.match(prompt)
+    placed = Structural().place(PlacementQuery(100, match, Boundaries(), LAYOUT.page_size))
+    toy.serve(prompt, checkpoints=placed.checkpoints, speculative=placed.speculative)
+    assert toy.match(prompt[:n] + words(2, 30)).checkpoint_tokens >= n - 100 / 8 - LAYOUT.page_size
+
+
+@given(
+    length=st.integers(0, 20_000),
+    parts=st.lists(st.none() | st.integers(0, 20_000), min_size=3, max_size=3),
+    extra=st.lists(st.integers(0, 20_000), max_size=20),
+    kv=st.integers(0, 300),
+)
+def test_the_fixed_three_are_always_there_and_others_keep_their_distance(
+    length: int, parts: list[int | None], extra: list[int], kv: int
+) -> None:
+    last = max(0, length - 1) // 64 * 64
+    boundaries = Boundaries(*parts, extra=tuple(extra))
+    placed = place(length, boundaries, kv=min(kv * 64, last)).checkpoints
+    fixed = {at // 64 * 64 for at in (parts[0], parts[2], last) if at is not None}
+    fixed = {at for at in fixed if 0 < at <= last}
+    assert fixed <= set(placed)
+    assert len(placed) <= 8
+    for low, high in pairwise(placed):
+        assert low in fixed or high - low >= 256

@@ -1,0 +1,191 @@
+"""The cache under random requests, against a naive model: what was ever published, and what pages must hold.
+
+The toy executor checks on each commit that the checkpoint and the KV that the plan names are those of the prompt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from headwater.errors import OutOfPages
+from headwater.types import Draft, Plan
+from tests.cache.toy import LAYOUT, PAGE, Tokens, Toy, dump, floor, key_of
+
+LAYOUTS = {
+    "unified": replace(LAYOUT, n_pages=26),
+    "split": replace(LAYOUT, n_pages=30, state_fraction=0.5),
+    "ample": replace(LAYOUT, n_pages=3000),
+    "no attention": replace(LAYOUT, n_pages=14, kv_pages_per_unit=0),
+    "no recurrence": replace(LAYOUT, n_pages=20, checkpoint_pages=0, slot_pages=0, resumable="every_page"),
+}
+PROMPTS = st.lists(st.sampled_from([(0,) * PAGE, (1,) * PAGE]), min_size=1, max_size=8)
+TAILS = st.lists(st.integers(2, 3), max_size=3)
+
+
+@dataclass
+class Running:
+    """A request between its first reserve and its release."""
+
+    tokens: Tokens
+    draft: Draft
+    plan: Plan | None
+    published: int = 0
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Requests start, go on leg by leg, decode, are abandoned and released in any order."""
+
+    @initialize(kind=st.sampled_from(sorted(LAYOUTS)), eviction=st.sampled_from(["lru", "seglen"]))
+    def make(self, kind: str, eviction: str) -> None:
+        self.ample = kind == "ample"
+        self.toy = Toy(LAYOUTS[kind], eviction)
+        self.running: dict[int, Running] = {}
+        self.published: set[tuple[str, bytes]] = set()
+        self.saved: set[tuple[str, bytes]] = set()
+
+    def reserve(self, draft: Draft) -> Plan | None:
+        before = dump(self.toy.cache)
+        try:
+            return self.toy.reserve(draft)
+        except OutOfPages as error:
+            short = error
+        assert dump(self.toy.cache) == before
+        assert short.needed > short.free + short.evictable
+        return None
+
+    @rule(pages=PROMPTS, tail=TAILS, salt=st.sampled_from(["", "b"]), legs=st.integers(1, 3), data=st.data())
+    def start(self, pages: list[Tokens], tail: list[int], salt: str, legs: int, data: st.DataObject) -> None:
+        tokens = tuple(token for page in pages for token in page) + tuple(tail)
+        match = self.toy.match(tokens, salt)
+        self.check_match(tokens, salt, match.kv_tokens, match.checkpoint_tokens)
+        reuse = data.draw(st.sampled_from([True, True, True, False]))
+        start = match.checkpoint_tokens if reuse else 0
+        if start == len(tokens):
+            return
+        end = min(len(tokens), max(start + PAGE, floor(len(tokens) // legs)))
+        draft = self.toy.draft(tokens, start, end=end, publish=floor(end), namespace=salt, reuse=reuse, slot=True)
+        draft = replace(draft, hold_checkpoint=data.draw(st.booleans()))
+        self.launch(tokens, self.with_checkpoints(draft, data))
+
+    @rule(data=st.data(), drop_slot=st.booleans())
+    def go_on(self, data: st.DataObject, drop_slot: bool) -> None:
+        request = self.pick(data, is_open=False)
+        if request is None:
+            return
+        now = self.running[request]
+        start = now.draft.end
+        draft = replace(now.draft, start=start, checkpoints=(), speculative=(), hold_checkpoint=True, resume=False)
+        if drop_slot:
+            self.toy.cache.drop_slot(request)
+        if start < len(now.tokens):
+            draft = replace(draft, end=len(now.tokens), publish=floor(len(now.tokens)))
+            draft = replace(draft, hold_checkpoint=data.draw(st.booleans()), replaces=floor(start))
+            draft = self.with_checkpoints(draft, data)
+        else:
+            draft = replace(draft, end=start + data.draw(st.integers(1, 6)), publish=0, replaces=None)
+        self.launch(now.tokens, draft)
+
+    @rule(data=st.data(), good=st.sampled_from([True, True, False]))
+    def close(self, data: st.DataObject, good: bool) -> None:
+        request = self.pick(data, is_open=True)
+        if request is None:
+            return
+        now = self.running[request]
+        plan, now.plan = now.plan, None
+        assert plan is not None
+        if not good:
+            self.toy.cache.abandon(plan)
+            now.draft = replace(now.draft, end=plan.start)
+            return
+        self.toy.commit(plan, now.draft)
+        if now.draft.reuse:
+            key, salt = now.draft.key, now.draft.namespace
+            now.published = max(now.published, now.draft.publish)
+            self.published |= {(salt, key[: 4 * at]) for at in range(PAGE, now.draft.publish + 1, PAGE)}
+            self.saved |= {(salt, key[: 4 * save.position]) for save in plan.saves}
+            if now.draft.replaces is not None:
+                self.saved.discard((salt, key[: 4 * now.draft.replaces]))
+
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        request = self.pick(data, is_open=False)
+        if request is not None:
+            self.toy.release(request)
+            del self.running[request]
+
+    def launch(self, tokens: Tokens, draft: Draft) -> None:
+        plan = self.reserve(draft)
+        if plan is not None:
+            published = self.running[draft.request].published if draft.request in self.running else draft.start
+            self.running[draft.request] = Running(tokens, draft, plan, published if draft.reuse else 0)
+            assert len(plan.table) == -(-draft.end // PAGE) * self.toy.layout.kv_pages_per_unit
+            assert {save.position for save in plan.saves} <= {*draft.checkpoints, *draft.speculative}
+
+    def with_checkpoints(self, draft: Draft, data: st.DataObject) -> Draft:
+        grid = range(floor(draft.start) + PAGE, draft.publish + 1, PAGE)
+        marks = {at: data.draw(st.sampled_from([None, "asked", "guessed"])) for at in grid}
+        return replace(
+            draft,
+            checkpoints=tuple(at for at in grid if marks[at] == "asked"),
+            speculative=tuple(at for at in grid if marks[at] == "guessed"),
+        )
+
+    def pick(self, data: st.DataObject, is_open: bool) -> int | None:
+        requests = [request for request, now in self.running.items() if (now.plan is not None) is is_open]
+        return data.draw(st.sampled_from(requests)) if requests else None
+
+    def check_match(self, tokens: Tokens, salt: str, kv: int, checkpoint: int) -> None:
+        """Nothing is matched that was not published; with ample memory, all that was."""
+        key, grid = key_of(tokens), range(PAGE, len(tokens), PAGE)
+        known = max((at for at in grid if (salt, key[: 4 * at]) in self.published), default=0)
+        saved = max((at for at in grid if (salt, key[: 4 * at]) in self.saved), default=0)
+        assert kv <= known
+        if self.toy.layout.resumable == "every_page":
+            assert checkpoint == kv
+        elif self.ample:
+            assert kv == known
+            assert checkpoint >= saved
+        if checkpoint and self.toy.layout.resumable == "checkpoints":
+            node = self.toy.cache._index.roots[salt]
+            last, _ = self.toy.cache._index.walk(node, key, checkpoint // PAGE)
+            assert last.checkpoint is not None
+            assert self.toy.state(last.checkpoint) == (salt, checkpoint, key[: 4 * checkpoint])
+
+    @invariant()
+    def what_leases_name_is_never_evicted(self) -> None:
+        for request, now in self.running.items():
+            if now.draft.reuse:
+                index = self.toy.cache._index
+                end = index.walk(index.roots[now.draft.namespace], now.draft.key, now.published // PAGE)[1]
+                assert end * PAGE == now.published, f"request {request} lost KV that it published"
+            if now.plan is not None and now.plan.restore:
+                key = now.draft.key[: 4 * now.plan.start]
+                assert self.toy.state(now.plan.restore) == (now.draft.namespace, now.plan.start, key)
+
+    def teardown(self) -> None:
+        for request, now in getattr(self, "running", {}).items():
+            if now.plan is not None:
+                self.toy.cache.abandon(now.plan)
+            self.toy.release(request)
+        if hasattr(self, "toy"):
+            stats = self.toy.cache.stats()
+            assert stats.pages_private == stats.pages_slot == stats.leases == 0
+
+
+TestCacheMachine = CacheMachine.TestCase
+TestCacheMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def test_the_machine_would_notice_a_checkpoint_of_another_prompt() -> None:
+    toy = Toy()
+    toy.serve((0,) * 8)
+    draft = toy.draft((0,) * 12, 8)
+    plan = toy.reserve(draft)
+    toy.pages[plan.restore[0]] = (0, "", 8, key_of((1,) * 8))
+    with pytest.raises(AssertionError):
+        toy.commit(plan, draft)

@@ -1,0 +1,389 @@
+"""What the cache promises about legs, pages and checkpoints; each test is named after its promise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from headwater.cache import NoCache
+from headwater.errors import OutOfPages, PlanClosed
+from headwater.types import Reason
+from tests.cache.toy import LAYOUT, PAGE, Toy, dump, floor, key_of, words
+
+A, B = words(1, 40), words(2, 40)
+
+
+def test_a_request_finds_what_another_one_committed() -> None:
+    toy = Toy()
+    toy.serve(A)
+    match = toy.match(A + words(3, 10))
+    assert (match.kv_tokens, match.checkpoint_tokens, match.stranded_tokens) == (40, 40, 0)
+
+
+def test_the_last_token_is_never_matched() -> None:
+    toy = Toy()
+    toy.serve(A)
+    assert toy.match(A).kv_tokens == 36
+    assert toy.match(A[:37]).kv_tokens == 36
+    assert toy.match(A[:36]).kv_tokens == 32
+
+
+def test_a_match_changes_nothing() -> None:
+    toy = Toy()
+    toy.serve(A)
+    before = dump(toy.cache)
+    assert toy.match(A[:22] + B) == toy.match(A[:22] + B)
+    toy.match(A, "another")
+    assert dump(toy.cache) == before
+
+
+def test_a_plan_restores_the_checkpoint_and_names_the_matched_pages_read_only() -> None:
+    toy = Toy()
+    toy.serve(A)
+    draft = toy.draft(A + B, 40)
+    plan = toy.reserve(draft)
+    assert len(plan.restore) == LAYOUT.checkpoint_pages
+    assert len(plan.table) == 20
+    assert plan.write_from == 10
+    toy.commit(plan, draft)
+
+
+def test_kv_without_a_checkpoint_is_stranded_and_allocated_only_once() -> None:
+    toy = Toy()
+    toy.serve(A, checkpoints=(16,))
+    match = toy.match(A[:32] + B)
+    assert (match.kv_tokens, match.checkpoint_tokens, match.stranded_tokens) == (32, 16, 16)
+    free = toy.cache.stats().pages_free
+    draft = toy.draft(A[:32] + B[:8], 16)
+    plan = toy.reserve(draft)
+    assert plan.write_from == 8
+    assert toy.cache.stats().pages_free == free - 2
+    toy.commit(plan, draft)
+
+
+def test_stranded_kv_is_named_by_later_legs_too() -> None:
+    toy = Toy()
+    toy.serve(A, checkpoints=())
+    free = toy.cache.stats().pages_free
+    first = toy.draft(A, 0, end=8, publish=8)
+    toy.commit(toy.reserve(first), first)
+    second = replace(first, start=8, end=40, publish=40)
+    plan = toy.reserve(second)
+    assert plan.write_from == 10
+    assert toy.cache.stats().pages_free == free
+    toy.commit(plan, second)
+    toy.release(first.request)
+
+
+def test_stranded_kv_stays_while_a_lease_names_it() -> None:
+    toy = Toy(replace(LAYOUT, n_pages=20))
+    toy.serve(A, checkpoints=())
+    draft = toy.draft(A, 0, end=8, publish=8)
+    first = toy.reserve(replace(draft, end=40, publish=40))
+    with pytest.raises(OutOfPages):
+        toy.reserve(toy.draft(words(3, 44), 0))
+    toy.cache.abandon(first)
+    toy.release(draft.request)
+    toy.reserve(toy.draft(words(3, 44), 0))
+
+
+def test_a_checkpoint_that_is_there_already_takes_no_pages() -> None:
+    toy = Toy()
+    toy.serve(A, checkpoints=(20, 40))
+    match = toy.match(A[:36])
+    plan = toy.reserve(toy.draft(A[:36], 0, checkpoints=(20, 28)))
+    assert match.checkpoint_tokens == 20
+    assert [save.position for save in plan.saves] == [28]
+
+
+def test_checkpoints_become_the_ends_of_nodes_at_commit() -> None:
+    toy = Toy()
+    toy.serve(A, checkpoints=(8, 20))
+    assert sorted(node.end * PAGE for node in toy.cache._index) == [8, 20, 40]
+
+
+def test_speculative_checkpoints_take_free_pages_only_and_the_last_are_dropped_first() -> None:
+    toy = Toy(replace(LAYOUT, n_pages=15))
+    plan = toy.reserve(toy.draft(A, 0, speculative=(8, 16, 24, 32)))
+    assert [save.position for save in plan.saves] == [8, 16]
+
+
+def test_speculative_checkpoints_never_evict() -> None:
+    toy = Toy(replace(LAYOUT, n_pages=24))
+    toy.serve(A)
+    plan = toy.reserve(toy.draft(B, 0, speculative=(8, 16)))
+    assert [save.position for save in plan.saves] == [8]
+    assert toy.cache.stats().evicted_checkpoints == 0
+
+
+def test_duplicates_stay_the_requests_own_until_it_ends() -> None:
+    toy = Toy()
+    drafts = [toy.draft(A, 0, checkpoints=(40,)) for _ in range(2)]
+    plans = [toy.reserve(draft) for draft in drafts]
+    for plan, draft in zip(plans, drafts, strict=True):
+        toy.commit(plan, draft)
+    stats = toy.cache.stats()
+    assert (stats.pages_kv, stats.pages_private, stats.checkpoints) == (10, 10, 1)
+    toy.release(drafts[1].request)
+    stats = toy.cache.stats()
+    assert (stats.pages_kv, stats.pages_private) == (10, 0)
+
+
+def test_private_pages_of_decode_are_never_published_and_come_back_at_release() -> None:
+    toy = Toy()
+    draft = toy.draft(A[:38], 0, checkpoints=(36,), slot=True)
+    toy.commit(toy.reserve(draft), draft)
+    decode = replace(draft, start=38, end=47, checkpoints=(), publish=0)
+    plan = toy.reserve(decode)
+    assert (len(plan.table), plan.write_from, plan.saves) == (12, 9, ())
+    toy.commit(plan, decode)
+    assert toy.cache.stats().pages_kv == 9
+    toy.release(draft.request)
+    stats = toy.cache.stats()
+    assert (stats.pages_private, stats.pages_slot, stats.pages_free) == (0, 0, 200 - 9 - 2)
+
+
+def test_a_rolling_checkpoint_replaces_the_one_before() -> None:
+    toy = Toy()
+    first = toy.draft(A, 0, end=20, publish=20, checkpoints=(20,))
+    toy.commit(toy.reserve(first), first)
+    second = replace(first, start=20, end=40, publish=40, checkpoints=(40,), replaces=20)
+    toy.commit(toy.reserve(second), second)
+    assert [node.end * PAGE for node in toy.cache._index if node.checkpoint is not None] == [40]
+    assert toy.cache.stats().evicted_checkpoints == 0
+
+
+def test_a_rolling_checkpoint_that_is_a_branch_point_or_pinned_stays() -> None:
+    toy = Toy()
+    first = toy.draft(A, 0, end=20, publish=20, checkpoints=(20,))
+    toy.commit(toy.reserve(first), first)
+    other = toy.draft(A[:20] + B, 20)
+    toy.commit(toy.reserve(other), other)
+    second = replace(first, start=20, end=40, publish=40, checkpoints=(40,), replaces=20)
+    toy.commit(toy.reserve(second), second)
+    assert toy.match(A[:24]).checkpoint_tokens == 20
+
+
+def test_a_later_leg_without_a_slot_resumes_from_its_own_checkpoint() -> None:
+    toy = Toy()
+    draft = toy.draft(A, 0, end=20, publish=20, checkpoints=(20,), slot=True)
+    toy.commit(toy.reserve(draft), draft)
+    toy.cache.drop_slot(draft.request)
+    assert toy.cache.stats().pages_slot == 0
+    later = replace(draft, start=20, end=40, publish=40, checkpoints=(), resume=True)
+    plan = toy.reserve(later)
+    assert len(plan.restore) == LAYOUT.checkpoint_pages
+    assert toy.cache.stats().pages_slot == LAYOUT.slot_pages
+    toy.commit(plan, later)
+
+
+def test_abandon_loses_the_open_leg_only() -> None:
+    toy = Toy()
+    draft = toy.draft(A, 0, end=20, publish=20, checkpoints=(20,), slot=True)
+    toy.commit(toy.reserve(draft), draft)
+    before = toy.cache.stats()
+    later = replace(draft, start=20, end=40, publish=40, checkpoints=(40,))
+    plan = toy.reserve(later)
+    toy.cache.abandon(plan)
+    toy.cache.check()
+    after = toy.cache.stats()
+    assert (after.pages_free, after.pages_kv, after.pages_slot) == (before.pages_free, 5, LAYOUT.slot_pages)
+    toy.commit(toy.reserve(later), later)
+    assert toy.match(A).kv_tokens == 36
+
+
+def test_a_cancelled_request_gives_back_all_it_held() -> None:
+    toy = Toy()
+    draft = toy.draft(A, 0, checkpoints=(40,), speculative=(8,), slot=True)
+    toy.cache.abandon(toy.reserve(draft))
+    toy.release(draft.request)
+    stats = toy.cache.stats()
+    assert (stats.pages_free, stats.nodes, stats.namespaces, stats.leases) == (200, 0, 0, 0)
+
+
+def test_a_plan_closes_once() -> None:
+    toy = Toy()
+    draft = toy.draft(A, 0)
+    plan = toy.reserve(draft)
+    toy.commit(plan, draft)
+    before = dump(toy.cache)
+    for close in (toy.cache.commit, toy.cache.abandon):
+        with pytest.raises(PlanClosed, match=f"plan {plan.id} of request 1 is not open"):
+            close(plan)
+    assert dump(toy.cache) == before
+
+
+def test_an_unknown_request_cannot_be_released() -> None:
+    toy = Toy()
+    with pytest.raises(KeyError):
+        toy.cache.release(7)
+
+
+def test_out_of_pages_leaves_everything_as_it_was_and_carries_the_numbers() -> None:
+    toy = Toy(replace(LAYOUT, n_pages=30))
+    toy.serve(A)
+    held = toy.draft(B[:20], 0, checkpoints=(20,))
+    toy.commit(toy.reserve(held), held)
+    before = dump(toy.cache)
+    with pytest.raises(OutOfPages) as caught:
+        toy.reserve(toy.draft(A[:20] + words(3, 80), 0, checkpoints=(100,), slot=True))
+    assert dump(toy.cache) == before
+    error = caught.value
+    assert (error.needed, error.free, error.evictable) == (24, 11, 5 + 2)
+
+
+@pytest.mark.parametrize("fraction", [None, 0.4])
+def test_what_fits_after_evicting_everything_evictable_is_reserved(fraction: float | None) -> None:
+    toy = Toy(replace(LAYOUT, n_pages=30, state_fraction=fraction))
+    for first in range(1, 7):
+        toy.serve(words(first, 28))
+    kv = 18 if fraction else 28
+    toy.reserve(toy.draft(words(9, kv * PAGE), 0, slot=True))
+    assert toy.cache.stats().pages_kv + toy.cache.stats().pages_checkpoint == 0
+
+
+def test_a_pinned_page_is_never_evicted() -> None:
+    toy = Toy(replace(LAYOUT, n_pages=30))
+    held = toy.draft(A, 0, checkpoints=(40,))
+    plan = toy.reserve(held)
+    toy.commit(plan, held)
+    for first in range(3, 9):
+        toy.serve(words(first, 36))
+    assert toy.match(A + B).checkpoint_tokens == 40
+    toy.run(replace(plan, write_from=10), held)
+
+
+def test_a_checkpoint_that_is_not_held_may_go_while_its_kv_stays() -> None:
+    toy = Toy(replace(LAYOUT, n_pages=22))
+    toy.serve(A)
+    draft = toy.draft(A + B[:4], 40, hold_checkpoint=False)
+    toy.commit(toy.reserve(draft), draft)
+    other = toy.draft(words(3, 11 * PAGE), 0)
+    toy.reserve(other)
+    match = toy.match(A + B[:5])
+    assert (match.kv_tokens, match.checkpoint_tokens, match.reason) == (44, 0, Reason.EVICTED)
+
+
+def test_evicting_a_checkpoint_keeps_its_kv_while_a_deeper_one_can_use_it() -> None:
+    toy = Toy(replace(LAYOUT, n_pages=16))
+    toy.serve(A, checkpoints=(20, 40))
+    toy.reserve(toy.draft(B[:16], 0))
+    match = toy.match(A + B)
+    assert (match.kv_tokens, match.checkpoint_tokens) == (40, 40)
+    assert toy.match(A[:30]).checkpoint_tokens == 0
+
+
+def test_without_reuse_all_pages_are_the_requests_own_and_nothing_is_published() -> None:
+    toy = Toy()
+    toy.serve(A)
+    draft = toy.draft(A, 0, reuse=False)
+    plan = toy.reserve(draft)
+    assert (plan.write_from, plan.restore) == (0, ())
+    toy.commit(plan, draft)
+    assert (toy.cache.stats().pages_kv, toy.cache.stats().pages_private) == (10, 10)
+
+
+def test_the_smallest_arena_serves_any_request_that_fits_one_after_the_other() -> None:
+    toy = Toy(replace(LAYOUT, n_pages=12))
+    for round_ in range(40):
+        tokens = words(round_ % 3, 40 if round_ % 2 else 23)
+        match = toy.match(tokens)
+        for reuse, hold in ((True, True), (True, False), (False, False)):
+            start = match.checkpoint_tokens if reuse else 0
+            draft = toy.draft(tokens, start, slot=True, reuse=reuse, hold_checkpoint=hold)
+            try:
+                plan = toy.reserve(draft)
+            except OutOfPages:
+                continue
+            toy.commit(plan, draft)
+            toy.release(draft.request)
+            break
+        else:
+            pytest.fail(f"round {round_} was not served")
+
+
+def test_a_draft_that_does_not_follow_is_refused_and_changes_nothing() -> None:
+    toy = Toy()
+    toy.serve(A, checkpoints=(20,))
+    draft = toy.draft(A, 20, end=28, publish=28)
+    toy.commit(toy.reserve(draft), draft)
+    before = dump(toy.cache)
+    for wrong, message in (
+        (replace(draft, start=20, end=40), "the one before ended at 28"),
+        (toy.draft(A, 24), "where no checkpoint is"),
+        (toy.draft(B, 20), "cached are 0 tokens"),
+        (toy.draft(B, 0, checkpoints=(6,)), "not on the grid"),
+        (toy.draft(B, 0, checkpoints=(44,)), "not on the grid"),
+        (toy.draft(B, 0, publish=44), "exceeds end 40"),
+        (replace(draft, start=28, end=40, publish=40, resume=True), "no checkpoint at 28"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            toy.cache.reserve(wrong)
+    assert dump(toy.cache) == before
+
+
+def test_a_model_without_attention_has_no_pages_of_kv() -> None:
+    toy = Toy(replace(LAYOUT, n_pages=8, kv_pages_per_unit=0))
+    toy.serve(A)
+    draft = toy.draft(A + B, 40, checkpoints=(80,))
+    plan = toy.reserve(draft)
+    assert (plan.table, len(plan.restore)) == ((), 2)
+    toy.commit(plan, draft)
+    toy.release(draft.request)
+    toy.serve(words(3, 40))
+    toy.serve(words(4, 40))
+    toy.serve(words(5, 40))
+    stats = toy.cache.stats()
+    assert (stats.pages_kv, stats.checkpoints, stats.nodes) == (0, 4, 4)
+    assert toy.match(A + words(9, 4)).reason is Reason.EVICTED
+
+
+def test_a_model_without_recurrent_layers_resumes_at_every_page() -> None:
+    toy = Toy(replace(LAYOUT, n_pages=20, checkpoint_pages=0, slot_pages=0, resumable="every_page"))
+    toy.serve(A, checkpoints=())
+    match = toy.match(A[:22] + B)
+    assert (match.kv_tokens, match.checkpoint_tokens, match.reason) == (20, 20, Reason.DIVERGED)
+    toy.serve(A[:22] + B, checkpoints=())
+    assert toy.cache.stats().dead_kv_tokens == 0
+    assert toy.match(A[:22] + B).reason is Reason.FULL
+
+
+def test_units_of_several_pages() -> None:
+    layout = replace(LAYOUT, unit_tokens=4 * PAGE, unit_bytes=8)
+    toy = Toy(layout)
+    key, other = b"block--0block--1block--2", b"block--0block--Xblock--2"
+    draft = replace(toy.draft((), 0), key=key, end=48, checkpoints=(32,), publish=48)
+    plan = toy.cache.reserve(draft)
+    assert len(plan.table) == 12
+    toy.cache.commit(plan)
+    toy.cache.check()
+    assert toy.cache.match(key, 48).checkpoint_tokens == 32
+    assert toy.cache.match(other, 49).kv_tokens == 16
+    assert toy.cache.stats().pages_kv == 12
+
+
+def test_no_cache_finds_nothing_and_publishes_nothing() -> None:
+    cache = NoCache(LAYOUT)
+    toy = Toy()
+    for _ in range(2):
+        assert cache.match(key_of(A), 40).reason is Reason.CACHE_OFF
+        draft = toy.draft(A, 0, checkpoints=(40,), slot=True)
+        plan = cache.reserve(draft)
+        assert (len(plan.table), plan.saves) == (10, ())
+        cache.commit(plan)
+        cache.check()
+        cache.release(draft.request)
+        assert cache.stats().pages_free == LAYOUT.n_pages
+
+
+def test_stats_add_up_to_all_pages() -> None:
+    toy = Toy()
+    toy.serve(A, checkpoints=(20,))
+    draft = toy.draft(A[:30] + B, 20, checkpoints=(floor(70),), slot=True)
+    toy.reserve(draft)
+    s = toy.cache.stats()
+    parts = s.pages_free + s.pages_kv + s.pages_checkpoint + s.pages_private + s.pages_slot
+    assert parts == s.pages_total == 200
+    assert (s.pages_kv, s.pages_checkpoint, s.pages_slot, s.checkpoints, s.open_plans) == (10, 2, 2, 1, 1)
+    assert s.dead_kv_tokens == 20

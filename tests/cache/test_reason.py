@@ -1,0 +1,87 @@
+"""Every miss has a stated reason, and it is the true one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from headwater.types import Reason
+from tests.cache.toy import LAYOUT, Toy, words
+
+A, B = words(1, 40), words(2, 40)
+
+
+def test_cold_when_nothing_begins_like_it() -> None:
+    toy = Toy()
+    assert toy.match(A).reason is Reason.COLD
+    toy.serve(B)
+    assert toy.match(A).reason is Reason.COLD
+
+
+def test_other_namespace_when_only_this_one_is_empty() -> None:
+    toy = Toy()
+    toy.serve(A, namespace="alice")
+    assert toy.match(B, "bob").reason is Reason.OTHER_NAMESPACE
+    toy.serve(B, namespace="bob")
+    assert toy.match(A, "bob").reason is Reason.COLD
+
+
+def test_two_salts_never_meet_and_the_reason_tells_nothing_of_the_other() -> None:
+    toy = Toy()
+    toy.serve(A, namespace="alice")
+    same, different = toy.match(A, "bob"), toy.match(B, "bob")
+    assert same == different
+    assert same.kv_tokens == 0
+
+
+def test_full_when_all_but_the_last_page_is_there() -> None:
+    toy = Toy()
+    toy.serve(A, checkpoints=(36, 40))
+    assert toy.match(A).reason is Reason.FULL
+
+
+def test_diverged_where_the_prompt_leaves_what_is_cached() -> None:
+    toy = Toy()
+    toy.serve(A)
+    match = toy.match(A + B)
+    assert (match.checkpoint_tokens, match.reason) == (40, Reason.DIVERGED)
+
+
+def test_no_checkpoint_when_kv_reaches_deeper() -> None:
+    toy = Toy()
+    toy.serve(A)
+    assert toy.match(A[:30]).reason is Reason.NO_CHECKPOINT
+
+
+def test_too_short_for_a_page_before_the_last_token() -> None:
+    toy = Toy()
+    toy.serve(A)
+    assert toy.match(A[:4]).reason is Reason.TOO_SHORT
+    assert toy.match(()).reason is Reason.TOO_SHORT
+
+
+def test_evicted_when_a_checkpoint_was_given_up_and_its_kv_is_still_there() -> None:
+    toy = Toy(replace(LAYOUT, n_pages=16))
+    toy.serve(A, checkpoints=(20, 40))
+    toy.reserve(toy.draft(B[:16], 0))
+    assert toy.match(A[:30]).reason is Reason.EVICTED
+    assert toy.match(A[:20]).reason is Reason.NO_CHECKPOINT
+
+
+def test_evicted_when_the_edge_was_dropped_even_with_its_namespace() -> None:
+    toy = Toy(replace(LAYOUT, n_pages=12))
+    toy.serve(A, namespace="alice")
+    toy.serve(B, namespace="bob")
+    match = toy.match(A, "alice")
+    assert (match.kv_tokens, match.reason) == (0, Reason.EVICTED)
+    assert toy.match(words(3, 40), "alice").reason is Reason.OTHER_NAMESPACE
+
+
+def test_a_checkpoint_that_comes_back_is_not_called_evicted() -> None:
+    toy = Toy(replace(LAYOUT, n_pages=16))
+    toy.serve(A, checkpoints=(20, 40))
+    held = toy.draft(B[:16], 0)
+    toy.commit(toy.reserve(held), held)
+    toy.release(held.request)
+    toy.serve(A[:30], checkpoints=(20,))
+    assert toy.match(A[:25]).checkpoint_tokens == 20
+    assert toy.match(A[:30]).reason is Reason.NO_CHECKPOINT

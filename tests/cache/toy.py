@@ -1,0 +1,134 @@
+"""Small requests against a cache, with an executor that remembers what each page holds and checks what plans read."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from headwater.cache import PrefixCache
+from headwater.cache.index import Node
+from headwater.types import CacheLayout, Draft, Match, Plan
+
+PAGE = 4
+LAYOUT = CacheLayout(
+    n_pages=200, page_size=PAGE, unit_tokens=PAGE, unit_bytes=4 * PAGE, checkpoint_pages=2, slot_pages=2
+)
+Tokens = tuple[int, ...]
+
+
+def key_of(tokens: Tokens) -> bytes:
+    return array("i", tokens).tobytes()
+
+
+def floor(tokens: int) -> int:
+    return tokens // PAGE * PAGE
+
+
+def words(first: int, count: int) -> Tokens:
+    """`count` tokens that appear in no other run of words."""
+    return tuple(range(first * 10_000, first * 10_000 + count))
+
+
+def dump(cache: PrefixCache) -> Any:
+    """All that a cache knows, to compare."""
+
+    def node(at: Node) -> Any:
+        below = [node(child) for _, child in sorted(at.children.items())]
+        times = (at.kv_time, at.checkpoint_time)
+        return (
+            at.edge,
+            tuple(at.pages),
+            at.end,
+            at.checkpoint,
+            at.speculative,
+            times,
+            at.pins,
+            at.holds,
+            at.lost,
+            below,
+        )
+
+    def lease(at: Any) -> Any:
+        ends = tuple(None if end is None else end.end for end in (at.node, at.deep))
+        return (ends, at.end, at.held, tuple(at.table), at.own_from, tuple(at.duplicates), tuple(at.slot), at.plan)
+
+    return (
+        {name: node(root) for name, root in cache._index.roots.items()},
+        {request: lease(at) for request, at in cache._leases.items()},
+        sorted(cache._plans),
+        (sorted(cache._pool.kv.free_ids()), sorted(cache._pool.states.free_ids())),
+        list(cache._index.losses._entries),
+        cache._now,
+        cache.stats(),
+    )
+
+
+@dataclass
+class Toy:
+    """A cache and its pages' contents. Every step is followed by `check()`."""
+
+    layout: CacheLayout = LAYOUT
+    eviction: str = "lru"
+    cache: PrefixCache = field(init=False)
+    pages: dict[int, object] = field(default_factory=dict)
+    requests: int = 0
+
+    def __post_init__(self) -> None:
+        self.cache = PrefixCache(self.layout, self.eviction)
+
+    def match(self, tokens: Tokens, namespace: str = "") -> Match:
+        return self.cache.match(key_of(tokens), len(tokens), namespace)
+
+    def draft(self, tokens: Tokens, start: int, **changes: Any) -> Draft:
+        """A leg from `start` to the end of `tokens`, all of whose full pages are published."""
+        self.requests += 1
+        draft = Draft(self.requests, "", key_of(tokens), start, len(tokens), publish=floor(len(tokens)))
+        return replace(draft, **changes)
+
+    def reserve(self, draft: Draft) -> Plan:
+        plan = self.cache.reserve(draft)
+        self.cache.check()
+        return plan
+
+    def run(self, plan: Plan, draft: Draft) -> None:
+        """What an executor does: read the checkpoint and the KV before the leg, write the leg's KV and states."""
+        if plan.restore:
+            assert self.state(plan.restore) == (draft.namespace, plan.start, draft.key[: 4 * plan.start])
+        for at, page in enumerate(plan.table[: plan.write_from]):
+            assert self.pages[page] == self.content(draft, at), f"page {page} at {at} is not the prompt's"
+        for at, page in enumerate(plan.table[plan.write_from :], plan.write_from):
+            self.pages[page] = self.content(draft, at)
+        for save in plan.saves:
+            for part, page in enumerate(save.pages):
+                self.pages[page] = (part, draft.namespace, save.position, draft.key[: 4 * save.position])
+
+    def content(self, draft: Draft, at: int) -> object:
+        end = (at + 1) * PAGE
+        return ("kv", draft.namespace, draft.key[: 4 * end] if end <= draft.end else "partial")
+
+    def state(self, pages: tuple[int, ...]) -> object:
+        parts = [self.pages[page] for page in pages]
+        assert [part[0] for part in parts] == list(range(self.layout.checkpoint_pages))  # type: ignore[index]
+        return parts[0][1:]  # type: ignore[index]
+
+    def commit(self, plan: Plan, draft: Draft) -> None:
+        self.run(plan, draft)
+        self.cache.commit(plan)
+        self.cache.check()
+
+    def release(self, request: int) -> None:
+        self.cache.release(request)
+        self.cache.check()
+
+    def serve(
+        self, tokens: Tokens, checkpoints: tuple[int, ...] | None = None, namespace: str = "", **rest: Any
+    ) -> Match:
+        """One request from match to release; by default with a checkpoint at its last full page."""
+        match = self.match(tokens, namespace)
+        places = (floor(len(tokens)),) if checkpoints is None else checkpoints
+        ahead = tuple(at for at in places if at > match.checkpoint_tokens)
+        draft = self.draft(tokens, match.checkpoint_tokens, namespace=namespace, checkpoints=ahead, **rest)
+        self.commit(self.reserve(draft), draft)
+        self.release(draft.request)
+        return match
