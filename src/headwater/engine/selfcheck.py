@@ -19,9 +19,9 @@ from headwater.mixers.numerics import Numerics
 from headwater.spec import KEY_BLOCK, ModelSpec
 
 # Heights at which kernels were seen to change, and what lies between; as many as the budget allows.
-HEIGHTS = (1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 32, 33, 64, 65, 128, 255, 256, 257, 512, 1024, 2048)
-MULTIPLY_ADDS = 2 * 10**9  # for one weight
-MOST_OUTPUTS = 2048  # of a weight: more are more of the same blocks
+HEIGHTS = (1, 2, 3, 4, 7, 8, 16, 17, 32, 33, 64, 128, 255, 256, 512, 1024, 2048)
+MULTIPLY_ADDS = 5 * 10**9  # for one weight: about a tenth of a second
+MOST_OUTPUTS = 1024  # of a weight: more are more of the same blocks
 ATTENTION_ROWS = (8, 16, 64, 256)
 CHUNK_COUNTS = (1, 2, 3)
 SEQUENCES = (1, 2, 3, 7)
@@ -108,8 +108,8 @@ def _broken_kernels(spec: ModelSpec, device: str) -> Iterator[str]:
         yield from _broken_attention(spec, random)
     if "gated_delta_net" in spec.mixers:
         yield from _broken_delta_rule(spec, random)
-    x_RK = random(max(HEIGHTS[:-2]), 75)  # a width off every vector's
-    for name in ("sigmoid", "silu", "softplus"):
+    x_RK = random(max(HEIGHTS[:-2]), 75).float()  # a width off every vector's
+    for name in ("sigmoid", "silu", "softplus", "inverse_l2"):
         height = first_bad_height(getattr(activations, name), x_RK, HEIGHTS[:-2])
         if height is not None:
             yield f"{name} at {height} rows"
