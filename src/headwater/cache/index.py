@@ -33,11 +33,13 @@ class Node:
         "pins",
         "serial",
         "speculative",
+        "unit",
     )
 
     def __init__(self, parent: Node | None, edge: bytes, pages: array[int], end: int, serial: int) -> None:
         self.parent = parent  # None: a root, or no longer in the tree
         self.edge = edge
+        self.unit = b""  # the edge's first unit: the key under which the parent has it
         self.pages = pages
         self.end = end  # depth of the node's end
         self.serial = serial  # in order of creation: ties of age go to the older node
@@ -51,17 +53,19 @@ class Node:
         self.holds = 0  # those of them that need the checkpoint as well
         self.lost: tuple[int, ...] = ()  # positions on this edge whose checkpoint was evicted
 
-    def adopt(self, first_unit: bytes, child: Node) -> None:
-        """Set the child whose edge begins with `first_unit`."""
-        if self.heir is None or self.children.get(first_unit) is self.heir:
+    def adopt(self, unit: bytes, child: Node) -> None:
+        """Set the child whose edge begins with `unit`."""
+        if self.heir is None or self.heir.unit is unit:
             self.heir = child
-        self.children[first_unit] = child
-        child.parent = self
+        self.children[unit] = child
+        child.unit, child.parent = unit, self
 
-    def disown(self, first_unit: bytes) -> None:
-        """Take out the child whose edge begins with `first_unit`."""
-        self.children.pop(first_unit).parent = None
-        self.heir = next(iter(self.children.values()), None)
+    def disown(self, child: Node) -> None:
+        """Take the child out."""
+        del self.children[child.unit]
+        child.parent = None
+        if self.heir is child:
+            self.heir = next(iter(self.children.values()), None)
 
     def __repr__(self) -> str:
         marks = ("*" if self.checkpoint is not None else "") + f" pins={self.pins}" * bool(self.pins)
@@ -194,7 +198,7 @@ class Index:
         width = cut * self.unit_bytes
         upper = Node(parent, node.edge[:width], node.pages[: cut * self.unit_pages], end, self._next_serial())
         upper.kv_time = node.kv_time
-        parent.adopt(node.edge[: self.unit_bytes], upper)
+        parent.adopt(node.unit, upper)
         node.edge, node.pages = node.edge[width:], node.pages[cut * self.unit_pages :]
         upper.adopt(node.edge[: self.unit_bytes], node)
         if node.lost:
@@ -325,7 +329,7 @@ class Index:
     def _remove(self, node: Node) -> None:
         parent = node.parent
         assert parent is not None, f"{node} is a root"
-        parent.disown(node.edge[: self.unit_bytes])
+        parent.disown(node)
         self.nodes -= 1
         self._observer.changed(node)
         self._observer.changed(parent)
@@ -342,7 +346,7 @@ class Index:
             self._merge(node)
         elif not node.pages:
             if evicted and node.parent is not None:
-                self.losses.add(self.namespace(node), node.parent.end, node.edge[: self.unit_bytes])
+                self.losses.add(self.namespace(node), node.parent.end, node.unit)
             self._remove(node)
 
     def _merge(self, upper: Node) -> None:
@@ -350,7 +354,7 @@ class Index:
         (child,) = upper.children.values()
         parent = upper.parent
         assert parent is not None, f"{upper} is a root"
-        parent.adopt(upper.edge[: self.unit_bytes], child)
+        parent.adopt(upper.unit, child)
         child.edge, child.pages = upper.edge + child.edge, upper.pages + child.pages
         child.lost = upper.lost + child.lost
         child.kv_time = max(child.kv_time, upper.kv_time)
@@ -387,7 +391,8 @@ class Index:
     def _check_node(self, node: Node) -> None:
         parent = node.parent
         assert parent is not None, f"{node} has no parent"
-        assert parent.children.get(node.edge[: self.unit_bytes]) is node, f"{node} is not its parent's child"
+        assert node.unit == node.edge[: self.unit_bytes], f"{node} is filed under another unit than its first"
+        assert parent.children.get(node.unit) is node, f"{node} is not its parent's child"
         assert node.heir in (node.children.values() or (None,)), f"the heir of {node} is {node.heir}, no child"
         units, rest = divmod(len(node.edge), self.unit_bytes)
         assert units > 0, f"{node} has an edge of {len(node.edge)} bytes"

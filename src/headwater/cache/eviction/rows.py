@@ -9,44 +9,36 @@ import numpy as np
 from headwater.cache.index import Node
 
 Column = np.ndarray[Any, np.dtype[Any]]
+Bounds = tuple[float, float, float, float]
 
 
 class Rows:
-    """Length, time and two marks of each candidate, without holes: who leaves is replaced by the last one."""
+    """Length, time and a mark of each candidate, without holes: who leaves is replaced by the last one."""
 
     def __init__(self) -> None:
         self._nodes: list[Node] = []
         self._row: dict[Node, int] = {}
-        self._columns: dict[str, Column] = {
-            "length": np.zeros(64),
-            "time": np.zeros(64),
-            "leaf": np.zeros(64, dtype=bool),
-            "kept": np.zeros(64, dtype=bool),
-        }
-        self._scratch = np.zeros((2, 64))
+        self._length, self._time, self._leaf = np.zeros(64), np.zeros(64), np.zeros(64, dtype=bool)
+        self._score, self._scratch = np.zeros(64), np.zeros(64)
 
     def __contains__(self, node: Node) -> bool:
         return node in self._row
 
-    def __len__(self) -> int:
-        return len(self._nodes)
-
-    def put(self, node: Node, length: int, time: int, leaf: bool, kept: bool) -> None:
-        """Add the node, or set its numbers anew. leaf: KV may go from it; kept: it has a checkpoint."""
+    def put(self, node: Node, length: int, time: int, leaf: bool) -> None:
+        """Add the node, or set its numbers anew. leaf: KV may go from it."""
         row = self._row.get(node)
         if row is None:
             row = self._row[node] = len(self._nodes)
             self._nodes.append(node)
-            if row == len(self._scratch[0]):
+            if row == len(self._time):
                 self._widen()
-        columns = self._columns
-        columns["length"][row] = length
-        columns["time"][row] = time
-        columns["leaf"][row] = leaf
-        columns["kept"][row] = kept
+        self._length[row], self._time[row], self._leaf[row] = length, time, leaf
 
     def refresh(self, node: Node, time: int) -> None:
-        self._columns["time"][self._row[node]] = time
+        self._time[self._row[node]] = time
+
+    def length(self, node: Node) -> int:
+        return int(self._length[self._row[node]])
 
     def discard(self, node: Node) -> None:
         row = self._row.pop(node, None)
@@ -54,38 +46,56 @@ class Rows:
             return
         last = self._nodes.pop()
         if last is not node:
+            end = len(self._nodes)
             self._nodes[row] = last
             self._row[last] = row
-            for column in self._columns.values():
-                column[row] = column[len(self._nodes)]
+            for column in (self._length, self._time, self._leaf):
+                column[row] = column[end]
 
-    def lowest(self, w: float, now: int, mask: str | None) -> Node | None:
-        """The node with the lowest w·minmax(length) + minmax(1/age), among those with the mark `mask`."""
-        count = len(self._nodes)
-        length, time = self._columns["length"][:count], self._columns["time"][:count]
-        chosen = None
-        if mask is not None:
-            chosen = np.flatnonzero(self._columns[mask][:count])
-            length, time = length[chosen], time[chosen]
+    def bounds(self, leaves: bool) -> Bounds | None:
+        """Least and greatest length, least and greatest time; None if there are no candidates."""
+        length, time = self._length[: len(self._nodes)], self._time[: len(self._nodes)]
+        if leaves:
+            mask = self._leaf[: len(self._nodes)]
+            length, time = length[mask], time[mask]
         if not len(length):
             return None
-        score = self._score(length, time, w, now)
-        ties = np.flatnonzero(score == score.min())
-        rows = ties if chosen is None else chosen[ties]
-        tied: list[Node] = [self._nodes[row] for row in rows]
-        return min(tied, key=lambda node: node.serial)
+        return float(length.min()), float(length.max()), float(time.min()), float(time.max())
 
-    def _score(self, length: Column, time: Column, w: float, now: int) -> Column:
-        """The score but for a constant, which ranks nobody: minmax's subtrahends are left out."""
-        score, by_length = self._scratch[0, : len(length)], self._scratch[1, : len(length)]
-        np.subtract(now, time, out=score)
+    def lowest(self, by_length: float, by_recency: float, now: int, leaves: bool) -> tuple[float, int, Node]:
+        """The least by_length · length + by_recency / age, its node's serial and its node. Ages are at least 1."""
+        count = len(self._nodes)
+        score, part = self._score[:count], self._scratch[:count]
+        np.subtract(now, self._time[:count], out=score)
         np.maximum(score, 1.0, out=score)
-        spread = 1.0 / score.min() - 1.0 / score.max()
-        np.divide(1.0 / spread if spread else 0.0, score, out=score)
-        spread = float(length.max() - length.min())
-        np.multiply(length, w / spread if spread else 0.0, out=by_length)
-        return np.add(score, by_length, out=score)
+        np.divide(by_recency, score, out=score)
+        np.multiply(self._length[:count], by_length, out=part)
+        np.add(score, part, out=score)
+        if leaves:
+            score[~self._leaf[:count]] = np.inf
+        least = score[score.argmin()]
+        tied = [self._nodes[row] for row in np.flatnonzero(score == least)]
+        node = min(tied, key=lambda node: node.serial)
+        return float(least), node.serial, node
 
     def _widen(self) -> None:
-        self._columns = {name: np.concatenate((column, column)) for name, column in self._columns.items()}
-        self._scratch = np.concatenate((self._scratch, self._scratch), axis=1)
+        self._length, self._time, self._leaf = (
+            np.concatenate((column, column)) for column in (self._length, self._time, self._leaf)
+        )
+        self._score, self._scratch = np.zeros(len(self._time)), np.zeros(len(self._time))
+
+
+def lowest(tables: list[Rows], w: float, now: int, leaves: bool) -> Node | None:
+    """The node with the lowest w·minmax(length) + minmax(1/age) of all tables; of equals the one with least serial.
+
+    What minmax subtracts is the same for all and left out.
+    """
+    bounded = [(rows, bounds) for rows in tables if (bounds := rows.bounds(leaves)) is not None]
+    if not bounded:
+        return None
+    shortest, oldest = (min(bounds[at] for _, bounds in bounded) for at in (0, 2))
+    longest, newest = (max(bounds[at] for _, bounds in bounded) for at in (1, 3))
+    spread = longest - shortest
+    recency = 1 / max(1.0, now - newest) - 1 / max(1.0, now - oldest)
+    by_length, by_recency = (w / spread if spread else 0.0), (1 / recency if recency else 0.0)
+    return min(rows.lowest(by_length, by_recency, now, leaves)[:3] for rows, _ in bounded)[2]

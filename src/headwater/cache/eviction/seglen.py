@@ -6,7 +6,7 @@ from operator import attrgetter
 
 from headwater.cache.eviction.age_queue import AgeQueue
 from headwater.cache.eviction.policy import Kind, Room, Victim
-from headwater.cache.eviction.rows import Rows
+from headwater.cache.eviction.rows import Rows, lowest
 from headwater.cache.index import Node
 
 
@@ -20,7 +20,8 @@ class SegLen:
 
     def __init__(self, w: float = 0.85, single_child: bool = True) -> None:
         self._w, self._single_child = w, single_child
-        self._rows = Rows()
+        self._kept = Rows()  # checkpoints
+        self._bare = Rows()  # leaves without checkpoint
         self._wide = Rows()  # checkpoints at nodes with several children, under `single_child`
         self._speculative = AgeQueue(attrgetter("checkpoint_time"), lambda node: node.speculative and not node.holds)
         self._bases: set[Node] = set()  # nodes with a checkpoint: where their descendants' lengths begin
@@ -32,32 +33,35 @@ class SegLen:
             self._measure_below(node)
 
     def touched(self, node: Node) -> None:
-        for rows in (self._rows, self._wide):
+        for rows in (self._kept, self._bare, self._wide):
             if node in rows:
                 rows.refresh(node, _time(node))
 
     def victim(self, room: Room, now: int) -> Victim | None:
         if room is not Room.KV and (guess := self._speculative.oldest()) is not None:
             return guess, Kind.CHECKPOINT
-        mask = {Room.ANY: None, Room.KV: "leaf", Room.STATE: "kept"}[room]
-        node = self._rows.lowest(self._w, now, mask) or self._wide.lowest(self._w, now, mask)
+        tables = [self._kept] if room is Room.STATE else [self._kept, self._bare]
+        leaves = room is Room.KV
+        node = lowest(tables, self._w, now, leaves) or lowest([self._wide], self._w, now, leaves)
         node = node or self._speculative.oldest()
         if node is None:
             return None
         return node, Kind.TAIL if node.checkpoint is None else Kind.CHECKPOINT
 
     def _place(self, node: Node) -> None:
-        kept = node.checkpoint is not None
         leaf = node.parent is not None and not node.children and not node.pins
-        candidate = leaf if not kept else not node.holds and not node.speculative
-        wide = kept and self._single_child and len(node.children) > 1
-        if node.speculative:
+        table: Rows | None = None
+        if node.checkpoint is None:
+            table = self._bare if leaf else None
+        elif node.speculative:
             self._speculative.add(node)
-        for rows, member in ((self._rows, candidate and not wide), (self._wide, candidate and wide)):
-            if member:
-                rows.put(node, node.end - self._base(node), _time(node), leaf, kept)
-            else:
+        elif not node.holds:
+            table = self._wide if self._single_child and len(node.children) > 1 else self._kept
+        for rows in (self._kept, self._bare, self._wide):
+            if rows is not table:
                 rows.discard(node)
+        if table is not None:
+            table.put(node, node.end - self._base(node), _time(node), leaf)
 
     def _base(self, node: Node) -> int:
         """Depth of the nearest ancestor with a checkpoint; 0 if there is none."""
