@@ -65,7 +65,6 @@ def test_thread_count_changes_no_bit(name: str) -> None:
 
 
 ROWWISE = {
-    "swiglu": lambda x_RD: activations.swiglu(x_RD),
     "gated_rms_norm": lambda x_RD: activations.gated_rms_norm(x_RD, x_RD.flip(1), x_RD[0].clone() * 0 + 1.5, 1e-6),
     "inverse_l2": lambda x_RD: activations.inverse_l2(x_RD),
 }
@@ -80,12 +79,6 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows(name: str, width: int)
     for height in (1, 2, 3, 8, 33, 255, 256, 511):
         assert torch.equal(ROWWISE[name](x_RD[:height]), whole[:height]), height
         assert torch.equal(ROWWISE[name](x_RD[-height:]), whole[-height:]), height
-
-
-def test_swiglu_is_silu_of_the_gate_times_up() -> None:
-    x_RD = values(200 * 2000).view(200, 2000)
-    gate, up = x_RD.double().chunk(2, -1)
-    assert torch.allclose(activations.swiglu(x_RD).double(), F.silu(gate) * up, rtol=2e-6, atol=1e-6)
 
 
 def test_gated_norm_is_norm_before_gate() -> None:

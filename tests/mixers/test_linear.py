@@ -26,6 +26,26 @@ def test_a_row_has_the_same_bits_at_every_height(mode: str, dtype: torch.dtype, 
         assert first_bad_height(linear, random(600, n_in, dtype=dtype), HEIGHTS) is None, (n_in, n_out)
 
 
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mode", ["packed", "tiled"])
+def test_activation_and_factor_keep_a_rows_bits_at_every_height(mode: str, dtype: torch.dtype, shared: bool) -> None:
+    for n_in, n_out in SIZES:
+        linear = Linear(random(n_out, n_in, dtype=dtype), numerics=Numerics(mode), shared=shared)
+        x_RK = random(600, n_in, dtype=dtype)
+        assert first_bad_height(linear.swish, x_RK, HEIGHTS) is None, (n_in, n_out)
+        assert first_bad_height(lambda x: linear.times(x, linear(x)), x_RK, HEIGHTS) is None, (n_in, n_out)  # noqa: B023
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 40])
+@pytest.mark.parametrize("mode", MODES)
+def test_activation_and_factor_are_right(mode: str, rows: int) -> None:
+    linear, x_RK, factor_RN = Linear(random(36, 48), numerics=Numerics(mode)), random(rows, 48), random(rows, 36)
+    wanted_RN = x_RK.double() @ random(36, 48).double().T
+    assert torch.allclose(linear.swish(x_RK).double(), torch.nn.functional.silu(wanted_RN), atol=1e-4)
+    assert torch.allclose(linear.times(x_RK, factor_RN).double(), wanted_RN * factor_RN, atol=1e-4)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mode", MODES)
 def test_the_product_is_right_at_every_split_between_prefill_and_decode(mode: str, dtype: torch.dtype) -> None:

@@ -22,6 +22,7 @@ from headwater.spec import KEY_BLOCK, ModelSpec
 HEIGHTS = (1, 2, 3, 4, 7, 8, 16, 17, 32, 33, 64, 128, 255, 256, 512, 1024, 2048)
 MULTIPLY_ADDS = 5 * 10**9  # for one weight: about a tenth of a second
 MOST_OUTPUTS = 1024  # of a weight: more are more of the same blocks
+FUSED_ROWS = 33  # rows: what follows a product works on blocks of few of them
 ATTENTION_ROWS = (8, 16, 64, 256)
 CHUNK_COUNTS = (1, 2, 3)
 SEQUENCES = (1, 2, 3, 7)
@@ -82,12 +83,22 @@ def _broken_products(spec: ModelSpec, device: str, mode: str) -> Iterator[str]:
         for shared in (False, True) if spec.tied and n_in == spec.hidden_size else (False,):
             try:
                 linear = Linear(random(n_out, n_in), numerics=Numerics(mode), shared=shared)
-                height = first_bad_height(linear, x_RK, heights)
+                height = first_bad_height(linear, x_RK, heights) or _bad_fused_height(linear, x_RK, heights)
             except RuntimeError as error:  # a packed layout that this machine has no kernel for
                 yield f"product {n_in} x {n_out}, {spec.dtype_name}, {mode}: {error}"
                 continue
             if height is not None:
                 yield f"product {n_in} x {n_out}, {spec.dtype_name}, {mode}, at {height} rows"
+
+
+def _bad_fused_height(linear: Linear, x_RK: torch.Tensor, heights: tuple[int, ...]) -> int | None:
+    """The same for products that go on with their result: activation and factor of a gated MLP."""
+    few = [height for height in heights if height <= FUSED_ROWS]
+
+    def gated(x_RK: torch.Tensor) -> torch.Tensor:
+        return linear.times(x_RK, linear.swish(x_RK))
+
+    return first_bad_height(gated, x_RK[:FUSED_ROWS], few)
 
 
 def _affordable(multiply_adds_a_row: int) -> tuple[int, ...]:

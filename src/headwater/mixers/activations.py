@@ -4,7 +4,7 @@ Torch's own fp32 `silu`, `softplus` and `gelu` have a vector body and a scalar t
 result would depend on the width and on how threads split it. `exp`, `log1p`, `rsqrt` and arithmetic do not, and
 everything here is made of those. All of it computes in fp32 and rounds once, to the dtype of its input.
 
-R rows, D width, I width of an MLP.
+R rows, D width.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import math
 
 import torch
 
-BLOCK_BYTES = 1 << 20  # of a temporary in long chains of elementwise steps, so that it stays in cache
 SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
 
 
@@ -44,19 +43,6 @@ def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     twice_u = (x_f * x_f).mul_(0.044715).add_(1.0).mul_(x_f).mul_(2.0 * SQRT_2_OVER_PI)
     denominator = _one_plus_exp_neg(twice_u)
     return torch.div(x_f, denominator, out=denominator).to(x.dtype)
-
-
-def swiglu(gate_up_R2I: torch.Tensor) -> torch.Tensor:
-    """silu(gate) · up for rows [gate | up]; R I. Row blocks keep the temporaries in cache."""
-    rows, width = gate_up_R2I.shape[0], gate_up_R2I.shape[1] // 2
-    out_RI = gate_up_R2I.new_empty(rows, width)
-    step = max(1, BLOCK_BYTES // (4 * width))
-    for out_bI, block_b2I in zip(out_RI.split(step), gate_up_R2I.split(step), strict=True):
-        gate_bI, up_bI = block_b2I[:, :width].float(), block_b2I[:, width:].float()
-        denominator_bI = _one_plus_exp_neg(gate_bI)
-        torch.div(gate_bI, denominator_bI, out=denominator_bI)
-        torch.mul(denominator_bI, up_bI, out=out_bI)
-    return out_RI
 
 
 def gated_rms_norm(x_RD: torch.Tensor, gate_RD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:

@@ -6,6 +6,7 @@ R rows, K inputs, N outputs, V vocabulary, D width.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,8 @@ from headwater.mixers.numerics import Numerics
 
 PACK_ROWS = 8  # the height that a packed layout is made for: with 1, one row takes a kernel of its own
 LEAST_ROWS = 2  # of a oneDNN product: one row does so all the same if K ≥ 1,536, or the weight is not packed
+
+Product = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Linear:
@@ -36,12 +39,12 @@ class Linear:
         self.n_out, self.n_in = weight_NK.shape
         self.dtype = weight_NK.dtype
         self.bias_N = bias_N
-        on_onednn = self.numerics.mode == "packed" and weight_NK.device.type == "cpu"
-        self.least_rows = LEAST_ROWS if on_onednn else 1
-        if on_onednn and not shared:
+        self._on_onednn = self.numerics.mode == "packed" and weight_NK.device.type == "cpu"
+        self.least_rows = LEAST_ROWS if self._on_onednn else 1
+        if self._on_onednn and not shared:
             weight_NK = torch.ops.mkldnn._reorder_linear_weight(weight_NK.contiguous(), PACK_ROWS)
         self._weight = weight_NK
-        self._product = self._onednn if on_onednn else self._plain
+        self._product = self._onednn if self._on_onednn else self._plain
 
     def __call__(self, x_RK: torch.Tensor, n_prefill: int = 0) -> torch.Tensor:
         """The first `n_prefill` rows are a step's prefill rows; it matters only where products are tiled."""
@@ -56,31 +59,31 @@ class Linear:
         return tiles_RN[0] if len(tiles_RN) == 1 else torch.cat(tiles_RN)
 
     def swish(self, x_RK: torch.Tensor, n_prefill: int = 0) -> torch.Tensor:
-        """silu(y): in packed mode the product does it on its way out, as invariant as the product itself."""
-        if not self._on_the_way_out(x_RK):
+        """silu(y): in packed mode the product does it on its way out, before the result is rounded and written."""
+        if not self._on_onednn or len(x_RK) == 0:
             return silu(self(x_RK, n_prefill))
-        return torch.ops.mkldnn._linear_pointwise(x_RK.contiguous(), self._weight, self.bias_N, "swish", [], "")
+        # At every height, one row included: the composed silu has other bits than the product's own.
+        return self._padded(x_RK, self.least_rows, partial(self._onednn, then="swish"))
 
     def times(self, x_RK: torch.Tensor, factor_RN: torch.Tensor, n_prefill: int = 0) -> torch.Tensor:
         """y · factor, likewise."""
-        if not self._on_the_way_out(x_RK):
+        if not self._on_onednn or len(x_RK) == 0:
             return self(x_RK, n_prefill).mul_(factor_RN)
+        missing = (0, 0, 0, max(0, self.least_rows - len(x_RK)))
+        x_PK, factor_PN = (F.pad(t, missing) if missing[-1] else t for t in (x_RK, factor_RN))
         product = torch.ops.mkldnn._linear_pointwise.binary
-        return product(x_RK.contiguous(), factor_RN, self._weight, self.bias_N, "mul")
+        return product(x_PK.contiguous(), factor_PN.contiguous(), self._weight, self.bias_N, "mul")[: len(x_RK)]
 
-    def _on_the_way_out(self, x_RK: torch.Tensor) -> bool:
-        """Whether oneDNN can go on with the product's result before it is rounded and written."""
-        return self._product == self._onednn and x_RK.shape[0] >= max(1, self.least_rows)
-
-    def _padded(self, x_RK: torch.Tensor, height: int) -> torch.Tensor:
+    def _padded(self, x_RK: torch.Tensor, height: int, product: Product | None = None) -> torch.Tensor:
         """The product at `height` rows or more, the missing ones filled up with zeros."""
+        product = product or self._product
         missing = height - x_RK.shape[0]
         if missing <= 0:
-            return self._product(x_RK)
-        return self._product(F.pad(x_RK, (0, 0, 0, missing)))[:-missing]
+            return product(x_RK)
+        return product(F.pad(x_RK, (0, 0, 0, missing)))[:-missing]
 
-    def _onednn(self, x_RK: torch.Tensor) -> torch.Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x_RK.contiguous(), self._weight, self.bias_N, "none", [], "")
+    def _onednn(self, x_RK: torch.Tensor, then: str = "none") -> torch.Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x_RK.contiguous(), self._weight, self.bias_N, then, [], "")
 
     def _plain(self, x_RK: torch.Tensor) -> torch.Tensor:
         return F.linear(x_RK, self._weight, self.bias_N)
@@ -104,9 +107,7 @@ class Embedding:
         return Linear(self.table_VD, shared=True)
 
 
-def first_bad_height(
-    product: Callable[[torch.Tensor], torch.Tensor], x_RK: torch.Tensor, heights: Iterable[int]
-) -> int | None:
+def first_bad_height(product: Product, x_RK: torch.Tensor, heights: Iterable[int]) -> int | None:
     """The first height at which a row comes out with other bits than among all of `x_RK`, first or last; else None."""
     whole_RN = product(x_RK)
     for height in heights:
