@@ -7,8 +7,6 @@ Its `Adapter` has two budgets, so pages are in a split pool, a checkpoint being 
 
 from __future__ import annotations
 
-from array import array
-
 import numpy as np
 
 from headwater.cache import PrefixCache
@@ -61,9 +59,9 @@ class Headwater:
         if hit:
             self.index.resume(self.last[1], self.now)
         last, depth = self.index.walk(self.root, tokens, end)
-        joint = self.index.boundary(last, depth)
-        table = array("i", bytes(4 * depth)) + self.pool.kv.take(end - depth)
-        (node,), _ = self.index.grow(joint, tokens, (end,), table)
+        joint = node = self.index.boundary(last, depth)
+        if depth < end:
+            node = self.index.add(joint, tokens, end, self.pool.kv.take(end - depth))
         if node.checkpoint is None:
             self.index.save(node, tuple(self.pool.states.take(1)), self.now)
         self.index.touch(node, None, self.now)

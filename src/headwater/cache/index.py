@@ -86,7 +86,10 @@ class Observer(Protocol):
     """Who wants to know what happens to nodes: the eviction policy."""
 
     def changed(self, node: Node) -> None:
-        """The node's checkpoint, pins, holds, children or length changed, or it left the tree."""
+        """The node's checkpoint, pins, holds, children or length changed, or it left the tree.
+
+        One that has neither a checkpoint nor an end of its own to trim may leave unannounced, absorbed by its child.
+        """
 
     def touched(self, node: Node) -> None:
         """One of the node's two times was refreshed; if the KV's, then also all nodes' above it."""
@@ -119,12 +122,12 @@ class Index:
             child = node.heir
             if child is None:
                 break
-            after = at + len(child.edge)
+            after = child.end * width
             if after > stop or not matches(child.edge, at):
                 child = node.children.get(key[at : at + width])
                 if child is None:
                     break
-                after = at + len(child.edge)
+                after = child.end * width
                 if after > stop or not matches(child.edge, at):
                     return child, at // width + self._common(child.edge, key, at, stop)
             node, at = child, after
@@ -223,12 +226,12 @@ class Index:
                     node = self.boundary(last, end)
                 else:
                     joint = joint or node
-                    node = self._add(node, key, stop, table)
+                    node = self.add(node, key, stop, table[node.end * self.unit_pages : stop * self.unit_pages])
             ends.append(node)
         return ends, joint
 
-    def _add(self, parent: Node, key: bytes, end: int, table: array[int]) -> Node:
-        pages = table[parent.end * self.unit_pages : end * self.unit_pages]
+    def add(self, parent: Node, key: bytes, end: int, pages: array[int]) -> Node:
+        """Hang the rest of `key` up to `end` below `parent`, none of whose children begins like it."""
         node = Node(parent, key[parent.end * self.unit_bytes : end * self.unit_bytes], pages, end, self._next_serial())
         parent.adopt(node.edge[: self.unit_bytes], node)
         self.nodes += 1
@@ -256,15 +259,14 @@ class Index:
 
     def resume(self, node: Node, now: int) -> None:
         """Work resumes at the node's checkpoint: it is as new, and nobody's guess any more."""
-        node.checkpoint_time = now
+        node.checkpoint_time, node.speculative = now, False
+        self._observer.changed(node)
         self._observer.touched(node)
-        self.confirm(node)
 
-    def confirm(self, node: Node) -> None:
-        """Somebody asked for this checkpoint, so it does not go first any more."""
+    def confirm(self, node: Node, now: int) -> None:
+        """Somebody asks for a checkpoint that stands here: if it was a guess, it is as one that is taken now."""
         if node.speculative:
-            node.speculative = False
-            self._observer.changed(node)
+            self.resume(node, now)
 
     # ---- pins
 
@@ -356,13 +358,13 @@ class Index:
         assert parent is not None, f"{upper} is a root"
         parent.adopt(upper.unit, child)
         child.edge, child.pages = upper.edge + child.edge, upper.pages + child.pages
-        child.lost = upper.lost + child.lost
-        child.kv_time = max(child.kv_time, upper.kv_time)
-        upper.parent = upper.heir = None
-        upper.children = {}
+        if upper.lost:
+            child.lost = upper.lost + child.lost
+        upper.parent = None
         self.nodes -= 1
-        self._observer.changed(upper)
-        self._observer.touched(child)
+        if upper.kv_time > child.kv_time:
+            child.kv_time = upper.kv_time
+            self._observer.touched(child)
 
     def _next_serial(self) -> int:
         self._serial += 1

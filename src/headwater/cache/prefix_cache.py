@@ -166,7 +166,7 @@ class PrefixCache:
             self._let_go(lease)
         for node in survey.path:
             if node.end * self.layout.unit_tokens in draft.checkpoints:
-                self._index.confirm(node)
+                self._index.confirm(node, self._now)
         self._share(lease, survey)
         if lease.node is not None:
             self._index.touch(lease.deep or lease.node, None, self._now)
@@ -260,7 +260,7 @@ class PrefixCache:
             return
         self._pool.states.give(save.pages)
         if not speculative:
-            self._index.confirm(node)
+            self._index.confirm(node, self._now)
 
     def _replace(self, node: Node, position: int) -> None:
         """Drop the rolling checkpoint at `position` above `node`, unless somebody else needs it."""

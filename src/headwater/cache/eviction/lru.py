@@ -6,6 +6,7 @@ from operator import attrgetter
 
 from headwater.cache.eviction.age_queue import AgeQueue
 from headwater.cache.eviction.policy import Kind, Room, Victim
+from headwater.cache.eviction.recency_log import RecencyLog
 from headwater.cache.index import Node
 
 
@@ -19,21 +20,26 @@ class Lru:
     def __init__(self, prefer_dead: bool = True) -> None:
         self._prefer_dead = prefer_dead
         self._speculative = AgeQueue(attrgetter("checkpoint_time"), lambda node: node.speculative and not node.holds)
-        self._checkpoints = AgeQueue(attrgetter("checkpoint_time"), _is_settled)
+        self._checkpoints = RecencyLog(lambda node: not node.holds)
         self._bare = AgeQueue(attrgetter("kv_time"), lambda node: node.checkpoint is None and _is_free_leaf(node))
         self._leaves = AgeQueue(attrgetter("kv_time"), lambda node: node.checkpoint is not None and _is_free_leaf(node))
 
     def changed(self, node: Node) -> None:
         if node.checkpoint is None:
+            self._checkpoints.discard(node)
             if _is_free_leaf(node):
                 self._bare.add(node)
-        elif not node.holds:
-            (self._speculative if node.speculative else self._checkpoints).add(node)
-            if _is_free_leaf(node):
-                self._leaves.add(node)
+            return
+        self.touched(node)
+        if _is_free_leaf(node):
+            self._leaves.add(node)
 
     def touched(self, node: Node) -> None:
-        """The queues read times when they need them."""
+        """Note a checkpoint's time; KV's is read when it is needed."""
+        if node.speculative:
+            self._speculative.add(node)
+        elif node.checkpoint is not None:
+            self._checkpoints.note(node, node.checkpoint_time)
 
     def victim(self, room: Room, now: int) -> Victim | None:
         if room is Room.STATE:
@@ -62,11 +68,6 @@ class Lru:
         if bare is None or (kept.kv_time, kept.serial) < (bare.kv_time, bare.serial):
             return kept, Kind.CHECKPOINT
         return bare, Kind.TAIL
-
-
-def _is_settled(node: Node) -> bool:
-    """Whether it has a checkpoint that may go, and is no guess."""
-    return node.checkpoint is not None and not node.speculative and not node.holds
 
 
 def _is_free_leaf(node: Node) -> bool:

@@ -62,12 +62,17 @@ class Rows:
             return None
         return float(length.min()), float(length.max()), float(time.min()), float(time.max())
 
-    def lowest(self, by_length: float, by_recency: float, now: int, leaves: bool) -> tuple[float, int, Node]:
-        """The least by_length · length + by_recency / age, its node's serial and its node. Ages are at least 1."""
+    def lowest(self, weights: tuple[float, float], now: int, newest: float, leaves: bool) -> tuple[float, int, Node]:
+        """The least weights · (length, 1 / age), its node's serial and its node. Ages are at least 1.
+
+        newest: no time is beyond it.
+        """
+        by_length, by_recency = weights
         count = len(self._nodes)
         score, part = self._score[:count], self._scratch[:count]
         np.subtract(now, self._time[:count], out=score)
-        np.maximum(score, 1.0, out=score)
+        if now <= newest:
+            np.maximum(score, 1.0, out=score)
         np.divide(by_recency, score, out=score)
         np.multiply(self._length[:count], by_length, out=part)
         np.add(score, part, out=score)
@@ -97,5 +102,5 @@ def lowest(tables: list[Rows], w: float, now: int, leaves: bool) -> Node | None:
     longest, newest = (max(bounds[at] for _, bounds in bounded) for at in (1, 3))
     spread = longest - shortest
     recency = 1 / max(1.0, now - newest) - 1 / max(1.0, now - oldest)
-    by_length, by_recency = (w / spread if spread else 0.0), (1 / recency if recency else 0.0)
-    return min(rows.lowest(by_length, by_recency, now, leaves)[:3] for rows, _ in bounded)[2]
+    weights = (w / spread if spread else 0.0), (1 / recency if recency else 0.0)
+    return min(rows.lowest(weights, now, newest, leaves) for rows, _ in bounded)[2]
