@@ -67,7 +67,7 @@ class CacheMachine(RuleBasedStateMachine):
         start = match.checkpoint_tokens if reuse else 0
         if start == len(tokens):
             return
-        end = min(len(tokens), max(start + PAGE, floor(len(tokens) // legs)))
+        end = min(len(tokens), max(start + 1, len(tokens) // legs))
         draft = self.toy.draft(tokens, start, end=end, publish=floor(end), namespace=salt, reuse=reuse, slot=True)
         draft = replace(draft, hold_checkpoint=data.draw(st.booleans()))
         self.launch(tokens, self.with_checkpoints(draft, data))

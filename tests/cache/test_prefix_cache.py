@@ -76,6 +76,18 @@ def test_stranded_kv_is_named_by_later_legs_too() -> None:
     toy.release(first.request)
 
 
+def test_kv_is_not_shared_behind_a_page_that_is_the_requests_own() -> None:
+    toy = Toy()
+    first = toy.draft(A, 0, end=10, publish=8)
+    toy.commit(toy.reserve(first), first)
+    toy.serve(A, checkpoints=())
+    second = replace(first, start=10, end=40, publish=40)
+    plan = toy.reserve(second)
+    assert plan.write_from == 2
+    toy.commit(plan, second)
+    toy.release(first.request)
+
+
 def test_stranded_kv_stays_while_a_lease_names_it() -> None:
     toy = Toy(replace(LAYOUT, n_pages=20))
     toy.serve(A, checkpoints=())

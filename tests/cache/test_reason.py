@@ -85,3 +85,17 @@ def test_a_checkpoint_that_comes_back_is_not_called_evicted() -> None:
     toy.serve(A[:30], checkpoints=(20,))
     assert toy.match(A[:25]).checkpoint_tokens == 20
     assert toy.match(A[:30]).reason is Reason.NO_CHECKPOINT
+
+
+def test_a_rolling_checkpoint_that_was_replaced_is_not_called_evicted_even_if_it_once_was() -> None:
+    toy = Toy(replace(LAYOUT, n_pages=16))
+    toy.serve(A, checkpoints=(20, 40))
+    held = toy.draft(B[:16], 0)
+    toy.commit(toy.reserve(held), held)
+    toy.release(held.request)
+    assert toy.match(A[:30]).reason is Reason.EVICTED
+    first = toy.draft(A[:20], 0, checkpoints=(20,))
+    toy.commit(toy.reserve(first), first)
+    second = replace(first, start=20, end=24, publish=24, key=toy.draft(A, 0).key, checkpoints=(24,), replaces=20)
+    toy.commit(toy.reserve(second), second)
+    assert toy.match(A[:23]).reason is Reason.NO_CHECKPOINT

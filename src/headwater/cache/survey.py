@@ -79,7 +79,7 @@ class Surveyor:
         if draft.resume and draft.start and not _stands_at(node, draft.start // unit, draft.start % unit):
             raise ValueError(f"request {draft.request} has no checkpoint at {draft.start} to resume from")
         on_grid = lease.own_from == len(lease.table)  # no private page in between
-        if node is None or draft.publish <= draft.start or not on_grid:
+        if node is None or not on_grid:
             return [], 0, resume
         last, end = self._index.walk(node, draft.key, draft.publish // unit)
         return self._index.path(last, node), end, resume
