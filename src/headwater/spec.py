@@ -267,11 +267,16 @@ def _read_attention(keys: ConfigKeys) -> AttentionShape:
     keys.divides("num_key_value_heads", "num_attention_heads")
     heads = keys.positive("num_attention_heads")
     head_dim = keys.positive("head_dim", keys.positive("hidden_size") // heads)
+    rotary_dim = int(head_dim * keys.number("partial_rotary_factor", 0.25))
+    if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
+        raise CheckpointError(
+            f"config.json: {rotary_dim} of {head_dim} channels rotate, must be an even number of them"
+        )
     return AttentionShape(
         heads=heads,
         kv_heads=keys.positive("num_key_value_heads"),
         head_dim=head_dim,
-        rotary_dim=int(head_dim * keys.number("partial_rotary_factor", 0.25)),
+        rotary_dim=rotary_dim,
         rope_theta=keys.number("rope_theta", 10_000.0),
     )
 

@@ -142,7 +142,8 @@ def _fused_experts(source: Source) -> tuple[GatedMlp, ...]:
     down_ECI = source.stored("down_proj", shape.experts, hidden, shape.intermediate)
     cast = source.tensors.cast
     return tuple(
-        GatedMlp(Linear(cast(gate_up)), Linear(cast(down))) for gate_up, down in zip(gate_up_EIC, down_ECI, strict=True)
+        GatedMlp(*(Linear(cast(weight)) for weight in (*gate_up.chunk(2), down)))
+        for gate_up, down in zip(gate_up_EIC, down_ECI, strict=True)
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,15 +10,11 @@ import torch
 from tokenizers import Tokenizer
 
 from headwater.errors import CheckpointError
-from headwater.mixers.linear import Linear
 from headwater.models.build import build_model
 from headwater.models.families import FAMILIES
 from headwater.models.hybrid import HybridModel
 from headwater.models.tensors import CheckpointTensors, read_json
 from headwater.spec import ModelSpec
-
-DTYPES = ("float32", "bfloat16")
-PROBE_ROWS, PROBE_WIDTH, PROBE_ROUNDS = 256, 512, 5
 
 
 @dataclass(frozen=True)
@@ -80,24 +75,16 @@ def load_model(path: Path | str, dtype: str = "auto", device: str = "cpu", page_
 
 
 def fast_dtype(stored: str | None, device: str = "cpu") -> str:
-    """The dtype that products run fastest in here. Weights stored in float32 are not rounded to find out."""
+    """The dtype that products run fastest in here, by what the processor can do, so that it is always the same one.
+
+    Weights stored in float32 are not rounded for speed.
+    """
     if stored == "float32":
         return "float32"
     if torch.device(device).type != "cpu":
         return "bfloat16"
-    return min(DTYPES, key=_seconds_of_product)
-
-
-def _seconds_of_product(dtype: str) -> float:
-    """The fastest of a few products of a prefill's height."""
-    weight = torch.ones(PROBE_WIDTH, PROBE_WIDTH, dtype=getattr(torch, dtype))
-    product, x = Linear(weight), weight.new_ones(PROBE_ROWS, PROBE_WIDTH)
-    seconds = []
-    for _ in range(PROBE_ROUNDS):
-        start = time.perf_counter()
-        product(x, PROBE_ROWS)
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
+    fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return "bfloat16" if fast else "float32"
 
 
 def _optional_json(path: Path) -> dict[str, Any]:

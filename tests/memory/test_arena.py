@@ -1,0 +1,99 @@
+"""Pages of KV: what is written comes back, and nothing else does."""
+
+import pytest
+import torch
+
+from headwater.memory.arena import Arena
+from headwater.spec import KEY_BLOCK, ModelSpec
+
+CONFIG = {
+    "model_type": "qwen3_5_text",
+    "vocab_size": 64,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "layer_types": ["full_attention", "linear_attention", "full_attention", "full_attention"],
+    "num_attention_heads": 3,
+    "num_key_value_heads": 3,
+    "head_dim": 21,  # a page of 64 tokens in bfloat16 is no multiple of 512 bytes
+    "partial_rotary_factor": 0.2,
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 1,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+}
+
+
+def filled(n: int, spec: ModelSpec, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shape = (n, spec.attention.kv_heads, spec.attention.head_dim)
+    dtype = getattr(torch, spec.dtype_name)
+    return torch.randn(shape, generator=generator).to(dtype), torch.randn(shape, generator=generator).to(dtype)
+
+
+def poisoned(spec: ModelSpec, n_pages: int) -> Arena:
+    arena = Arena(spec, n_pages)
+    arena.pages.fill_(0xFF)  # NaN in every floating-point dtype
+    return arena
+
+
+@pytest.mark.parametrize("page_size", [64, 128, 192, 1024])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_written_tokens_come_back_and_zeros_after_them(dtype: str, page_size: int) -> None:
+    spec = ModelSpec.from_config(CONFIG, dtype, page_size)
+    assert spec.page_bytes % 512 == 0
+    if (dtype, page_size) == ("bfloat16", 64):
+        assert spec.page_bytes > spec.kv_bytes_per_token * page_size
+    arena = poisoned(spec, n_pages=24)
+    length = 700
+    table = torch.randperm(24, generator=torch.Generator().manual_seed(0))[: -(-length // page_size)]
+    position = torch.arange(length)
+    for layer in spec.attention_layers:
+        k, v = filled(length, spec, layer)
+        arena.write(layer, table[position // page_size], position % page_size, k, v)
+    for layer in spec.attention_layers:
+        k, v = filled(length, spec, layer)
+        got_k, got_v = arena.gather(layer, table, length)
+        assert got_k.shape[0] == got_v.shape[0] == 2 * KEY_BLOCK
+        assert torch.equal(got_k[:length], k)
+        assert torch.equal(got_v[:length], v)
+        assert not got_k[length:].any()
+        assert not got_v[length:].any()
+
+
+def test_a_shorter_gather_after_a_longer_one_sees_none_of_it() -> None:
+    spec = ModelSpec.from_config(CONFIG, "float32")
+    arena = poisoned(spec, n_pages=40)
+    position = torch.arange(1500)
+    k, v = filled(1500, spec, 0)
+    arena.write(0, position // 64, position % 64, k, v)
+    arena.gather(0, torch.arange(24), 1500)
+    got_k, got_v = arena.gather(0, torch.arange(24), 3)
+    assert got_k.shape[0] == KEY_BLOCK
+    assert torch.equal(got_k[:3], k[:3])
+    assert not got_k[3:].any()
+    assert not got_v[3:].any()
+
+
+def test_pages_do_not_overlap() -> None:
+    spec = ModelSpec.from_config(CONFIG, "float32")
+    arena = Arena(spec, n_pages=3)
+    k, v = filled(64, spec, 0)
+    arena.write(2, torch.full((64,), 1), torch.arange(64), k, v)
+    assert not arena.pages[0].any()
+    assert not arena.pages[2].any()
+    assert arena.pages[1].any()
+    assert not arena.gather(0, torch.tensor([1]), 64)[0].any(), "of another layer"
+
+
+def test_memory_that_is_not_touched_is_not_resident() -> None:
+    def resident() -> int:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * 4096
+
+    spec = ModelSpec.from_config(CONFIG, "float32")
+    before = resident()
+    arena = Arena(spec, n_pages=4_000_000_000 // spec.page_bytes)
+    arena.pages[-1].fill_(1)
+    assert resident() - before < 100_000_000

@@ -1,0 +1,185 @@
+"""Paged attention against a plain one, and against itself in other cuts, tables and company."""
+
+import pytest
+import torch
+
+from headwater.memory.arena import Arena
+from headwater.mixers.attention.layer import Attention, AttentionWeights
+from headwater.mixers.attention.rotary import TABLE_BLOCK, RotaryTable
+from headwater.mixers.attention.step import AttentionStep
+from headwater.mixers.batch import Slice, StepBatch
+from headwater.mixers.linear import Linear
+from headwater.mixers.norm import RMSNorm
+from headwater.spec import ModelSpec
+
+WIDTH = 96
+LENGTH = 1100
+
+
+def make_spec(heads: int = 6, kv_heads: int = 2, head_dim: int = 32, dtype: str = "float32") -> ModelSpec:
+    config = {
+        "model_type": "qwen3_5_text",
+        "vocab_size": 64,
+        "hidden_size": WIDTH,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "layer_types": ["full_attention"],
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "linear_num_key_heads": 1,
+        "linear_num_value_heads": 1,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "linear_conv_kernel_dim": 4,
+    }
+    return ModelSpec.from_config(config, dtype)
+
+
+class Rig:
+    """One attention layer with seeded weights and a poisoned arena."""
+
+    def __init__(self, spec: ModelSpec, n_pages: int = 64) -> None:
+        self.spec, a = spec, spec.attention
+        self.dtype = getattr(torch, spec.dtype_name)
+        generator = torch.Generator().manual_seed(0)
+
+        def random(*shape: int) -> torch.Tensor:
+            return (torch.randn(*shape, generator=generator) * shape[-1] ** -0.5).to(self.dtype)
+
+        self.qkv = random((2 * a.heads + 2 * a.kv_heads) * a.head_dim, WIDTH) * 3
+        self.out = random(WIDTH, a.heads * a.head_dim)
+        self.q_norm, self.k_norm = random(a.head_dim), random(a.head_dim)
+        norms = (RMSNorm(self.q_norm, spec.norm_eps), RMSNorm(self.k_norm, spec.norm_eps))
+        self.layer = Attention(0, a, AttentionWeights(Linear(self.qkv), *norms, Linear(self.out)))
+        self.rotary = RotaryTable(a, torch.device("cpu"))
+        self.arena = Arena(spec, n_pages)
+        self.arena.pages.fill_(0xFF)
+        self.x = torch.randn(LENGTH, WIDTH, generator=generator).to(self.dtype)
+
+    def run(self, slices: list[Slice], decodes: list[tuple[int, torch.Tensor]], x: torch.Tensor) -> torch.Tensor:
+        positions = [torch.arange(s.start, s.end) for s in slices] + [torch.tensor([p]) for p, _ in decodes]
+        batch = StepBatch(
+            token_N=torch.zeros(len(x), dtype=torch.int64),
+            position_N=torch.cat(positions),
+            slices=tuple(slices),
+            decode_slot_B=torch.arange(len(decodes)),
+            decode_tables=tuple(table for _, table in decodes),
+            logits_row_R=torch.arange(0),
+        )
+        return self.layer.forward(x, AttentionStep.of(batch, self.arena, self.rotary, self.dtype))
+
+    def prefill(self, table: torch.Tensor, bounds: list[int], length: int = LENGTH) -> torch.Tensor:
+        out = []
+        for start, end in zip([0, *bounds], [*bounds, length], strict=True):
+            out.append(self.run([Slice(0, end - start, start, 0, table, start // 64)], [], self.x[start:end]))
+        return torch.cat(out)
+
+    def plain(self) -> torch.Tensor:
+        """The layer's formulas in float64, all keys at once."""
+        a = self.spec.attention
+        q_gate, k, v = (self.x.double() @ self.qkv.double().T).split(
+            [2 * a.heads * a.head_dim, a.kv_heads * a.head_dim, a.kv_heads * a.head_dim], dim=1
+        )
+        q, gate = q_gate.view(LENGTH, a.heads, 2, a.head_dim).unbind(2)
+        k, v = k.view(LENGTH, a.kv_heads, -1), v.view(LENGTH, a.kv_heads, -1)
+        q, k = self._turned(q, self.q_norm), self._turned(k, self.k_norm)
+        k, v = (x.repeat_interleave(a.heads // a.kv_heads, dim=1) for x in (k, v))
+        score = torch.einsum("qhd,khd->hqk", q, k) * a.head_dim**-0.5
+        score += torch.full((LENGTH, LENGTH), -torch.inf).triu(1)
+        seen = torch.einsum("hqk,khd->qhd", score.softmax(-1), v) * gate.sigmoid()
+        return seen.flatten(1) @ self.out.double().T
+
+    def _turned(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        a = self.spec.attention
+        x = x * (x.square().mean(-1, keepdim=True) + self.spec.norm_eps).rsqrt() * (1 + weight.double())
+        half = a.rotary_dim // 2
+        angle = torch.arange(LENGTH)[:, None].double() / a.rope_theta ** (torch.arange(half).double() / half)
+        cos, sin = angle.cos()[:, None], angle.sin()[:, None]
+        first, second = x[..., :half], x[..., half : 2 * half]
+        return torch.cat([first * cos - second * sin, second * cos + first * sin, x[..., 2 * half :]], dim=-1)
+
+
+def table_of(n_tokens: int, seed: int = 0, n_pages: int = 64) -> torch.Tensor:
+    return torch.randperm(n_pages, generator=torch.Generator().manual_seed(seed))[: -(-n_tokens // 64)]
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(6, 2, 32), (5, 1, 24), (4, 4, 16)])
+def test_agrees_with_the_formulas(heads: int, kv_heads: int, head_dim: int) -> None:
+    rig = Rig(make_spec(heads, kv_heads, head_dim))
+    out = rig.prefill(table_of(LENGTH), [])
+    assert (out.double() - rig.plain()).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_cuts_and_tables_change_no_bit(dtype: str) -> None:
+    spec = make_spec(dtype=dtype)
+    whole = Rig(spec).prefill(table_of(LENGTH), [])
+    assert not whole.isnan().any(), "read what was never written"
+    every_page = list(range(64, LENGTH, 64))
+    for i, bounds in enumerate([[64], [512], [448, 576], [1088], every_page]):
+        assert torch.equal(Rig(spec).prefill(table_of(LENGTH, seed=i), bounds), whole), bounds
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_end_of_a_slice_changes_no_bit(dtype: str) -> None:
+    spec = make_spec(dtype=dtype)
+    whole = Rig(spec).prefill(table_of(LENGTH), [])
+    for length in (1, 2, 5, 63, 65, 200, 511, 513, 700):
+        assert torch.equal(Rig(spec).prefill(table_of(LENGTH), [], length), whole[:length]), length
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kv_heads", [1, 2, 6])
+def test_decode_alone_and_among_others_is_equal(kv_heads: int, dtype: str) -> None:
+    spec = make_spec(kv_heads=kv_heads, dtype=dtype)
+    lengths = [1, 2, 64, 65, 300, 511, 512, 513]
+    x = Rig(spec).x[:8].flip(0)
+
+    def rig_with_prefixes() -> tuple[Rig, list[tuple[int, torch.Tensor]]]:
+        rig, decodes = Rig(spec), []
+        pages = torch.randperm(64, generator=torch.Generator().manual_seed(3)).tolist()
+        for length in lengths:
+            table = torch.tensor([pages.pop() for _ in range(-(-length // 64))])
+            if length > 1:
+                rig.run([Slice(0, length - 1, 0, 0, table, 0)], [], rig.x[: length - 1])
+            decodes.append((length - 1, table))
+        return rig, decodes
+
+    rig, decodes = rig_with_prefixes()
+    together = rig.run([], decodes, x)
+    assert not together.isnan().any()
+    rig, decodes = rig_with_prefixes()
+    alone = torch.cat([rig.run([], [decode], x[i : i + 1]) for i, decode in enumerate(decodes)])
+    assert torch.equal(together, alone)
+
+
+def test_pages_before_write_from_are_read_and_not_written() -> None:
+    rig = Rig(make_spec())
+    table = table_of(LENGTH)
+    whole = rig.prefill(table, [])
+    before = rig.arena.pages.clone()
+    rig.x = rig.x.clone()
+    again = rig.run([Slice(0, LENGTH - 128, 128, 0, table, 6)], [], rig.x[128:])
+    assert torch.equal(again, whole[128:])
+    rig.x += 1.0
+    rig.run([Slice(0, 640 - 128, 128, 0, table[:10], 6)], [], rig.x[128:640])
+    changed = [page for page in range(64) if not torch.equal(rig.arena.pages[page], before[page])]
+    assert sorted(changed) == sorted(table[6:10].tolist())
+
+
+def test_a_slice_that_writes_nothing_is_computed() -> None:
+    rig = Rig(make_spec())
+    table = table_of(LENGTH)
+    whole = rig.prefill(table, [])
+    again = rig.run([Slice(0, 256, 64, 0, table[:5], 5)], [], rig.x[64:320])
+    assert torch.equal(again, whole[64:320])
+
+
+def test_rotation_depends_on_the_position_alone() -> None:
+    spec = make_spec()
+    long, short = RotaryTable(spec.attention, torch.device("cpu")), RotaryTable(spec.attention, torch.device("cpu"))
+    position = torch.tensor([0, 5, TABLE_BLOCK - 1, TABLE_BLOCK + 3])
+    at_once = long.at(position, 3 * TABLE_BLOCK)
+    for i, p in enumerate(position.tolist()):
+        assert torch.equal(short.at(position[i : i + 1], p + 1)[0], at_once[i])

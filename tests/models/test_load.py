@@ -1,0 +1,189 @@
+"""What can be wrong with a model folder, and which files may say what."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from headwater.errors import CheckpointError
+from headwater.models.load import fast_dtype, load_model
+from tests.support import Bench
+
+TOKENS = list(range(300, 400))
+
+
+@pytest.fixture
+def folder(checkpoint: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Path]:
+    """A copy of a checkpoint, to be spoiled."""
+    return lambda name: Path(shutil.copytree(checkpoint(name), tmp_path / name))
+
+
+def edit(path: Path, **changes: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def logits(folder: Path) -> torch.Tensor:
+    loaded = load_model(folder, "float32")
+    bench = Bench(loaded.model)
+    return bench.prefill(bench.sequence(len(TOKENS)), TOKENS)
+
+
+def test_an_unknown_architecture_is_named(folder: Callable[[str], Path]) -> None:
+    path = folder("qwen3_5")
+    edit(path / "config.json", model_type="llama")
+    with pytest.raises(CheckpointError, match=r"config.json: model_type 'llama' is not one of .*qwen3_next"):
+        load_model(path)
+
+
+def test_a_missing_tensor_is_named(folder: Callable[[str], Path]) -> None:
+    path = folder("qwen3_5")
+    name = "model.layers.1.self_attn.k_proj.weight"
+    rewrite(path, lambda tensors: tensors.pop(name))
+    with pytest.raises(CheckpointError, match=f"tensor '{name}' is missing"):
+        load_model(path)
+
+
+def test_a_misshapen_tensor_is_named_with_both_shapes(folder: Callable[[str], Path]) -> None:
+    path = folder("qwen3_5")
+    name = "model.layers.0.mlp.down_proj.weight"
+    rewrite(path, lambda tensors: tensors.update({name: torch.zeros(64, 100)}))
+    with pytest.raises(CheckpointError, match=rf"model.safetensors: tensor '{name}' .*\[64, 100\].*\[64, 160\]"):
+        load_model(path)
+
+
+def test_a_truncated_file_is_named(folder: Callable[[str], Path]) -> None:
+    path = folder("qwen3_5")
+    file = path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        load_model(path)
+
+
+def test_a_missing_shard_is_named(folder: Callable[[str], Path]) -> None:
+    path = folder("qwen3_5_sharded")
+    shard = sorted(path.glob("model-*.safetensors"))[1]
+    shard.unlink()
+    with pytest.raises(CheckpointError, match=f"{shard.name}: no such file"):
+        load_model(path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "generation_config.json"])
+def test_bad_json_is_named(name: str, folder: Callable[[str], Path]) -> None:
+    path = folder("qwen3_5")
+    (path / name).write_text('{"a": ')
+    with pytest.raises(CheckpointError, match=name):
+        load_model(path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_missing_file_is_named(name: str, folder: Callable[[str], Path]) -> None:
+    path = folder("qwen3_5")
+    (path / name).unlink()
+    with pytest.raises(CheckpointError, match=f"{name}: no such file"):
+        load_model(path)
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"nowhere/config\.json: no such file"):
+        load_model(tmp_path / "nowhere")
+
+
+def test_all_end_tokens_are_found(folder: Callable[[str], Path]) -> None:
+    path = folder("qwen3_5")
+    edit(path / "config.json", eos_token_id=5)
+    edit(path / "generation_config.json", eos_token_id=[6, 7])
+    loaded = load_model(path)
+    named = loaded.tokenizer.token_to_id("<|im_end|>")
+    assert loaded.eos_token_ids == (6, 7, 5, named)
+    assert loaded.special_tokens["eos_token"] == "<|im_end|>"
+    assert loaded.generation["eos_token_id"] == [6, 7]
+
+
+def test_the_chat_template_comes_from_its_file_or_from_the_tokenizers_config(folder: Callable[[str], Path]) -> None:
+    path = folder("qwen3_5")
+    assert load_model(path).chat_template is None
+    several = [{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}]
+    edit(path / "tokenizer_config.json", chat_template=several)
+    assert load_model(path).chat_template == "d"
+    edit(path / "tokenizer_config.json", chat_template="one")
+    assert load_model(path).chat_template == "one"
+    (path / "chat_template.jinja").write_text("file")
+    assert load_model(path).chat_template == "file"
+
+
+def test_the_text_model_of_a_multimodal_checkpoint_is_loaded(folder: Callable[[str], Path]) -> None:
+    path = folder("qwen3_5")
+    expected = logits(path)
+    config = json.loads((path / "config.json").read_text())
+    outer = {"model_type": "qwen3_5", "architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": config}
+    (path / "config.json").write_text(json.dumps(outer | {"vision_config": {"depth": 2}}))
+
+    def nest(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if name.startswith("model.")]:
+            tensors[name.replace("model.", "model.language_model.", 1)] = tensors.pop(name)
+        tensors["model.visual.patch_embed.weight"] = torch.zeros(3)
+        tensors["mtp.norm.weight"] = torch.zeros(3)
+
+    rewrite(path, nest)
+    assert torch.equal(logits(path), expected)
+
+
+@pytest.mark.parametrize("name", ["qwen3_5_moe", "qwen3_next"])
+def test_experts_may_be_fused_or_one_by_one(name: str, folder: Callable[[str], Path]) -> None:
+    path = folder(name)
+    expected = logits(path)
+    single = any(".experts.0." in tensor for tensor in load_file(path / "model.safetensors"))
+    rewrite(path, fuse_experts if single else split_experts)
+    assert any(".experts.0." in tensor for tensor in load_file(path / "model.safetensors")) != single
+    assert torch.equal(logits(path), expected)
+
+
+def fuse_experts(tensors: dict[str, torch.Tensor]) -> None:
+    prefixes = {name.split("experts.")[0] + "experts." for name in tensors if ".experts.0." in name}
+    for prefix in prefixes:
+        gates, ups, downs = (
+            [tensors.pop(f"{prefix}{e}.{part}.weight") for e in range(8)]
+            for part in ("gate_proj", "up_proj", "down_proj")
+        )
+        tensors[prefix + "gate_up_proj"] = torch.stack([torch.cat(pair) for pair in zip(gates, ups, strict=True)])
+        tensors[prefix + "down_proj"] = torch.stack(downs)
+
+
+def split_experts(tensors: dict[str, torch.Tensor]) -> None:
+    for name in [name for name in tensors if name.endswith("experts.gate_up_proj")]:
+        prefix = name.removesuffix("gate_up_proj")
+        gate_up, down = tensors.pop(name), tensors.pop(prefix + "down_proj")
+        for e in range(len(down)):
+            gate, up = gate_up[e].chunk(2)
+            for part, weight in (("gate_proj", gate), ("up_proj", up), ("down_proj", down[e])):
+                tensors[f"{prefix}{e}.{part}.weight"] = weight.clone()
+
+
+def test_auto_keeps_weights_that_are_stored_in_float32(checkpoint: Callable[[str], Path]) -> None:
+    assert load_model(checkpoint("qwen3_5")).spec.dtype_name == "float32"
+    assert fast_dtype("bfloat16") in ("float32", "bfloat16")
+    assert load_model(checkpoint("qwen3_5_bfloat16")).spec.dtype_name == fast_dtype("bfloat16")
+
+
+def test_sharded_and_single_files_give_the_same_model(
+    checkpoint: Callable[[str], Path], folder: Callable[[str], Path]
+) -> None:
+    path = folder("qwen3_5_sharded")
+    shards = sorted(path.glob("model-*.safetensors"))
+    assert len(shards) > 1
+    merged = {name: tensor for shard in shards for name, tensor in load_file(shard).items()}
+    for shard in shards:
+        shard.unlink()
+    (path / "model.safetensors.index.json").unlink()
+    save_file(merged, path / "model.safetensors")
+    assert torch.equal(logits(path), logits(checkpoint("qwen3_5_sharded")))
