@@ -12,7 +12,8 @@ import numpy as np
 from headwater.cache import PrefixCache
 from headwater.cache.eviction import Room, make_eviction
 from headwater.cache.evictor import Evictor
-from headwater.cache.index import Index, Node
+from headwater.cache.index import Index
+from headwater.cache.node import Node
 from headwater.cache.pool import Pool
 from headwater.types import CacheLayout, Draft
 

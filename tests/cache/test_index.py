@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from headwater.cache.eviction import Lru
-from headwater.cache.index import Index, Node
+from headwater.cache.index import Index
 from headwater.cache.losses import Losses
+from headwater.cache.node import Node
 
 
 def make(unit_bytes: int = 1) -> tuple[Index, Node]:

@@ -142,6 +142,17 @@ def test_duplicates_stay_the_requests_own_until_it_ends() -> None:
     assert (stats.pages_kv, stats.pages_private) == (10, 0)
 
 
+def test_a_bare_leaf_that_another_one_left_meanwhile_is_extended_in_place() -> None:
+    toy = Toy()
+    draft, other = toy.draft(A, 0), toy.draft(A[:20], 0)
+    plan = toy.reserve(draft)
+    toy.commit(toy.reserve(other), other)
+    toy.release(other.request)
+    toy.commit(plan, draft)
+    assert toy.cache.stats().nodes == 1
+    assert toy.cache.stats().pages_private == 5
+
+
 def test_private_pages_of_decode_are_never_published_and_come_back_at_release() -> None:
     toy = Toy()
     draft = toy.draft(A[:38], 0, checkpoints=(36,), slot=True)

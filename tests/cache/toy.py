@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headwater.cache import PrefixCache
-from headwater.cache.index import Node
+from headwater.cache.node import Node
 from headwater.types import CacheLayout, Draft, Match, Plan
 
 PAGE = 4

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from headwater.cache.index import Index, Node
+from headwater.cache.index import Index
 from headwater.cache.lease import Lease, OpenPlan
+from headwater.cache.node import Node
 from headwater.cache.pool import Pool
 
 

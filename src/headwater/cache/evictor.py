@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from headwater.cache.eviction import Eviction, Kind, Room
-from headwater.cache.index import Index, Node
+from headwater.cache.index import Index
+from headwater.cache.node import Node
 from headwater.cache.pool import Pool
 
 

@@ -13,80 +13,14 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from headwater.cache.losses import Losses
-
-
-class Node:
-    """An edge and what is kept of it: the KV of its units, and at most one checkpoint, at its end."""
-
-    __slots__ = (
-        "checkpoint",
-        "checkpoint_time",
-        "children",
-        "edge",
-        "end",
-        "heir",
-        "holds",
-        "kv_time",
-        "lost",
-        "pages",
-        "parent",
-        "pins",
-        "serial",
-        "speculative",
-        "unit",
-    )
-
-    def __init__(self, parent: Node | None, edge: bytes, pages: array[int], end: int, serial: int) -> None:
-        self.parent = parent  # None: a root, or no longer in the tree
-        self.edge = edge
-        self.unit = b""  # the edge's first unit: the key under which the parent has it
-        self.pages = pages
-        self.end = end  # depth of the node's end
-        self.serial = serial  # in order of creation: ties of age go to the older node
-        self.children: dict[bytes, Node] = {}  # by the first unit of their edge
-        self.heir: Node | None = None  # the first of the children: a walk tries it before it hashes a unit
-        self.checkpoint: tuple[int, ...] | None = None
-        self.speculative = False
-        self.kv_time = 0
-        self.checkpoint_time = 0
-        self.pins = 0  # leases whose path ends here
-        self.holds = 0  # those of them that need the checkpoint as well
-        self.lost: tuple[int, ...] = ()  # positions on this edge whose checkpoint was evicted
-
-    def adopt(self, unit: bytes, child: Node) -> None:
-        """Set the child whose edge begins with `unit`."""
-        if self.heir is None or self.heir.unit is unit:
-            self.heir = child
-        self.children[unit] = child
-        child.unit, child.parent = unit, self
-
-    def disown(self, child: Node) -> None:
-        """Take the child out."""
-        del self.children[child.unit]
-        child.parent = None
-        if self.heir is child:
-            self.heir = next(iter(self.children.values()), None)
-
-    def __repr__(self) -> str:
-        marks = ("*" if self.checkpoint is not None else "") + f" pins={self.pins}" * bool(self.pins)
-        return f"<Node #{self.serial} end={self.end}{marks} children={len(self.children)}>"
-
-
-class Root(Node):
-    """Where a namespace begins."""
-
-    __slots__ = ("namespace",)
-
-    def __init__(self, namespace: str, serial: int) -> None:
-        super().__init__(None, b"", array("i"), 0, serial)
-        self.namespace = namespace
+from headwater.cache.node import Node, Root
 
 
 class Observer(Protocol):
     """Who wants to know what happens to nodes: the eviction policy."""
 
     def changed(self, node: Node) -> None:
-        """The node's checkpoint, pins, holds, children or length changed, or it left the tree.
+        """The node's checkpoint, holds, children or length changed, or a leaf's pins, or it left the tree.
 
         One that has neither a checkpoint nor an end of its own to trim may leave unannounced, absorbed by its child.
         """
@@ -270,18 +204,24 @@ class Index:
 
     # ---- pins
 
-    def pin(self, node: Node) -> None:
+    def pin(self, node: Node, hold: bool = False) -> None:
+        """Somebody's path ends here: KV up to here stays; with `hold` the checkpoint, too."""
         node.pins += 1
-        if node.pins == 1:
+        node.holds += hold
+        if (node.pins == 1 and not node.children) or (hold and node.holds == 1):
             self._observer.changed(node)
 
-    def unpin(self, node: Node) -> None:
+    def unpin(self, node: Node, hold: bool = False) -> None:
+        """Undo one `pin`, and its `hold`."""
         node.pins -= 1
-        if not node.pins:
+        node.holds -= hold
+        if (not node.pins and not node.children) or (hold and not node.holds):
             self._observer.changed(node)
+        if not node.pins:
             self.tidy(node)
 
     def hold(self, node: Node) -> None:
+        """A pin of this node needs the checkpoint from now on."""
         node.holds += 1
         if node.holds == 1:
             self._observer.changed(node)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
-from headwater.cache.index import Node
+from headwater.cache.node import Node
 from headwater.types import Draft, Save
 
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 from headwater.cache.audit import audit, dead_units
 from headwater.cache.eviction import Room, make_eviction
 from headwater.cache.evictor import Evictor
-from headwater.cache.index import Index, Node
+from headwater.cache.index import Index
 from headwater.cache.lease import Lease, OpenPlan
+from headwater.cache.node import Node
 from headwater.cache.pool import Pool
 from headwater.cache.reason import explain
 from headwater.cache.stats import CacheStats
@@ -136,7 +137,8 @@ class PrefixCache:
             survey.path = [node for node in survey.path if node.end > start]
         lease.own_from = len(lease.table)
         assert lease.node is not None, "a lease with reuse has a node"
-        self._index.pin(lease.node)
+        lease.held = survey.resume is not None
+        self._index.pin(lease.node, lease.held)
         return lease
 
     def _open(self, draft: Draft, lease: Lease, survey: Survey) -> Plan:
@@ -241,12 +243,9 @@ class PrefixCache:
         index.touch(nodes[-1], old, self._now)
         for save, node in zip(opened.saves, nodes, strict=False):
             self._keep(save, node, save.position not in draft.checkpoints)
-        index.pin(nodes[-1])
-        self._let_go(lease)
-        lease.node = nodes[-1]
-        if draft.hold_checkpoint:
-            self._hold(lease)
-        index.unpin(old)
+        index.pin(nodes[-1], draft.hold_checkpoint)
+        index.unpin(old, lease.held)
+        lease.node, lease.held = nodes[-1], draft.hold_checkpoint
         if joint is not None and joint is not old:
             index.tidy(joint)
         if lease.deep is not None and lease.deep.end <= publish:
@@ -317,10 +316,10 @@ class PrefixCache:
         del self._leases[request]
         self._pool.kv.give(lease.private_pages())
         self._give_slot(lease)
-        self._let_go(lease)
-        for node in (lease.deep, lease.node):
-            if node is not None:
-                self._index.unpin(node)
+        if lease.deep is not None:
+            self._index.unpin(lease.deep)
+        if lease.node is not None:
+            self._index.unpin(lease.node, lease.held)
 
     # ---- reporting
 

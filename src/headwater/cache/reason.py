@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from headwater.cache.index import Index, Node
+from headwater.cache.index import Index
+from headwater.cache.node import Node
 from headwater.types import Reason
 
 

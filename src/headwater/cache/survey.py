@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headwater.cache.index import Index, Node
+from headwater.cache.index import Index
 from headwater.cache.lease import Lease
+from headwater.cache.node import Node
 from headwater.types import CacheLayout, Draft
 
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from headwater.cache.eviction import Kind, Room, SegLen, make_eviction
-from headwater.cache.index import Index, Node
+from headwater.cache.index import Index
+from headwater.cache.node import Node
 from tests.cache.test_index import add
 from tests.cache.toy import LAYOUT, Toy, words
 

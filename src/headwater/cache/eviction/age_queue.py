@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush, heapreplace
 
-from headwater.cache.index import Node
+from headwater.cache.node import Node
 
 
 class AgeQueue:

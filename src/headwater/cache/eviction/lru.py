@@ -7,7 +7,7 @@ from operator import attrgetter
 from headwater.cache.eviction.age_queue import AgeQueue
 from headwater.cache.eviction.policy import Kind, Room, Victim
 from headwater.cache.eviction.recency_log import RecencyLog
-from headwater.cache.index import Node
+from headwater.cache.node import Node
 
 
 class Lru:
@@ -27,12 +27,10 @@ class Lru:
     def changed(self, node: Node) -> None:
         if node.checkpoint is None:
             self._checkpoints.discard(node)
-            if _is_free_leaf(node):
-                self._bare.add(node)
-            return
-        self.touched(node)
+        else:
+            self.touched(node)
         if _is_free_leaf(node):
-            self._leaves.add(node)
+            (self._bare if node.checkpoint is None else self._leaves).add(node)
 
     def touched(self, node: Node) -> None:
         """Note a checkpoint's time; KV's is read when it is needed."""

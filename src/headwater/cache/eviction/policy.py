@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import Protocol
 
-from headwater.cache.index import Node
+from headwater.cache.node import Node
 
 
 class Room(Enum):
@@ -34,7 +34,10 @@ class Eviction(Protocol):
     """
 
     def changed(self, node: Node) -> None:
-        """The node's checkpoint, pins, holds, children or length changed, or it left the tree (no parent)."""
+        """The node's checkpoint, holds, children or length changed, or a leaf's pins, or it left the tree (no parent).
+
+        One that has neither a checkpoint nor an end of its own to trim may leave unannounced, absorbed by its child.
+        """
 
     def touched(self, node: Node) -> None:
         """One of the node's two times was refreshed; if the KV's, then also all nodes' above it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from headwater.cache.index import Node
+from headwater.cache.node import Node
 
 
 class RecencyLog:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from headwater.cache.index import Node
+from headwater.cache.node import Node
 
 Column = np.ndarray[Any, np.dtype[Any]]
 Bounds = tuple[float, float, float, float]

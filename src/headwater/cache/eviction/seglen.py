@@ -7,7 +7,7 @@ from operator import attrgetter
 from headwater.cache.eviction.age_queue import AgeQueue
 from headwater.cache.eviction.policy import Kind, Room, Victim
 from headwater.cache.eviction.rows import Rows, lowest
-from headwater.cache.index import Node
+from headwater.cache.node import Node
 
 
 class SegLen:

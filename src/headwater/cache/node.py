@@ -1,0 +1,72 @@
+"""A node of the radix tree. Lengths and positions are in units."""
+
+from __future__ import annotations
+
+from array import array
+
+
+class Node:
+    """An edge and what is kept of it: the KV of its units, and at most one checkpoint, at its end."""
+
+    __slots__ = (
+        "checkpoint",
+        "checkpoint_time",
+        "children",
+        "edge",
+        "end",
+        "heir",
+        "holds",
+        "kv_time",
+        "lost",
+        "pages",
+        "parent",
+        "pins",
+        "serial",
+        "speculative",
+        "unit",
+    )
+
+    def __init__(self, parent: Node | None, edge: bytes, pages: array[int], end: int, serial: int) -> None:
+        self.parent = parent  # None: a root, or no longer in the tree
+        self.edge = edge
+        self.unit = b""  # the edge's first unit: the key under which the parent has it
+        self.pages = pages
+        self.end = end  # depth of the node's end
+        self.serial = serial  # in order of creation: ties of age go to the older node
+        self.children: dict[bytes, Node] = {}  # by the first unit of their edge
+        self.heir: Node | None = None  # the first of the children: a walk tries it before it hashes a unit
+        self.checkpoint: tuple[int, ...] | None = None
+        self.speculative = False
+        self.kv_time = 0
+        self.checkpoint_time = 0
+        self.pins = 0  # leases whose path ends here
+        self.holds = 0  # those of them that need the checkpoint as well
+        self.lost: tuple[int, ...] = ()  # positions on this edge whose checkpoint was evicted
+
+    def adopt(self, unit: bytes, child: Node) -> None:
+        """Set the child whose edge begins with `unit`."""
+        if self.heir is None or self.heir.unit is unit:
+            self.heir = child
+        self.children[unit] = child
+        child.unit, child.parent = unit, self
+
+    def disown(self, child: Node) -> None:
+        """Take the child out."""
+        del self.children[child.unit]
+        child.parent = None
+        if self.heir is child:
+            self.heir = next(iter(self.children.values()), None)
+
+    def __repr__(self) -> str:
+        marks = ("*" if self.checkpoint is not None else "") + f" pins={self.pins}" * bool(self.pins)
+        return f"<Node #{self.serial} end={self.end}{marks} children={len(self.children)}>"
+
+
+class Root(Node):
+    """Where a namespace begins."""
+
+    __slots__ = ("namespace",)
+
+    def __init__(self, namespace: str, serial: int) -> None:
+        super().__init__(None, b"", array("i"), 0, serial)
+        self.namespace = namespace
