@@ -56,12 +56,14 @@ class Rig:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.engine.drain(PATIENCE)
         self.engine.stop()
         self.engine.scheduler.cache.check()
 
     def _keep(self, request: int, logits_V: torch.Tensor) -> None:
         with self._lock:
-            self._answers[request].logits.append(logits_V.clone())
+            if request in self._answers:
+                self._answers[request].logits.append(logits_V.clone())
 
     def submit(self, prompt: list[int], max_tokens: int) -> Answer:
         answer = Answer(list(prompt), max_tokens)

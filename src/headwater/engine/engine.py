@@ -72,6 +72,7 @@ class Engine:
         self._changed = threading.Condition()
         self._cancelled: set[int] = set()
         self._stopping = False
+        self._broken: Exception | None = None  # what ended the thread before its time
         self._thread: threading.Thread | None = None
 
     @classmethod
@@ -126,7 +127,8 @@ class Engine:
     def drain(self, timeout: float | None = None) -> bool:
         """Wait until nothing is left to do, finished answers included; False if `timeout` seconds were not enough."""
         with self._changed:
-            return self._changed.wait_for(lambda: self.scheduler.idle, timeout)
+            self._changed.wait_for(lambda: self.scheduler.idle or self._broken is not None, timeout)
+            return self.scheduler.idle
 
     def submit(self, generation: Generation, on_event: OnEvent) -> int:
         """Queue a request; returns its id. Raises RequestTooLarge or EngineStopped at once."""
@@ -137,8 +139,9 @@ class Engine:
             seed = generation.params.seed
             generator.seed() if seed is None else generator.manual_seed(seed)
         with self._changed:
-            if self._stopping:
-                raise EngineStopped("the engine is stopping and takes no more requests")
+            if self._stopping or self._broken is not None:
+                why = "is stopping" if self._broken is None else f"failed: {self._broken}"
+                raise EngineStopped(f"the engine {why} and takes no more requests")
             seq = self.scheduler.submit(generation)
             self._live[seq.id] = Live(seq, on_event, text, generator)
             self._changed.notify_all()
@@ -152,8 +155,9 @@ class Engine:
 
     def health(self) -> dict[str, object]:
         """What /health says."""
+        status = "stopping" if self._stopping else "ok"
         return {
-            "status": "stopping" if self._stopping else "ok",
+            "status": status if self._broken is None else f"failed: {self._broken}",
             "model": self.loaded.name,
             "deterministic": "yes" if self.check.deterministic else self.check.broken_by,
             "numerics": self.check.mode,
@@ -167,21 +171,34 @@ class Engine:
 
     def _loop(self) -> None:
         prepare_process(self.threads)  # denormals are a setting of each thread
-        while True:
+        try:
+            while self._turn():
+                pass
+            error: Exception = EngineStopped("the engine was stopped before the answer was complete")
+        except Exception as unforeseen:  # nobody would answer any more: say so to all who wait
+            log.exception("the engine failed")
+            error = unforeseen
             with self._changed:
-                while self.scheduler.idle and not self._cancelled and not self._stopping:
-                    self._changed.notify_all()  # whoever drains
-                    self._changed.wait()
-                if self._stopping:
-                    break
-                self._take_cancelled()
-                step = self.scheduler.plan_step()
-                self._tell_failures()
-            if step:
-                self._run(step)
+                self._broken = unforeseen
+                self._changed.notify_all()
         for live in tuple(self._live.values()):
-            self.scheduler.cancel(live.seq)
-            self._close(live, FailedEvent(EngineStopped("the engine was stopped before the answer was complete")))
+            live.on_event(FailedEvent(error))
+        self._live.clear()
+
+    def _turn(self) -> bool:
+        """Wait for work and do one step of it. False when the engine is to stop."""
+        with self._changed:
+            while self.scheduler.idle and not self._cancelled and not self._stopping:
+                self._changed.notify_all()  # whoever drains
+                self._changed.wait()
+            if self._stopping:
+                return False
+            self._take_cancelled()
+            step = self.scheduler.plan_step()
+            self._tell_failures()
+        if step:
+            self._run(step)
+        return True
 
     def _take_cancelled(self) -> None:
         for request_id in self._cancelled:
@@ -199,24 +216,40 @@ class Engine:
         self.scheduler.failures.clear()
 
     def _run(self, step: Step) -> None:
+        """A step that fails, or its sampling, takes its own requests with it and nothing else."""
         try:
             logits_RV = self.runner.run(step)
-        except Exception as error:  # a step that fails takes its own requests with it, and nothing else
-            log.exception("a step failed")
+        except Exception as error:
             with self._changed:
                 failed = self.scheduler.abandon_step(step)
-            for seq in failed:
-                if seq.id in self._live:
-                    self._close(self._live[seq.id], FailedEvent(HeadwaterError(f"the step failed: {error}")))
+            self._fail(failed, error)
             return
         with self._changed:
             sampled = [self._live[seq.id] for seq in self.scheduler.finish_step(step)]
-        if sampled:
-            choices = sample(logits_RV, [live.params for live in sampled], [live.generator for live in sampled])
-            for row, (live, choice) in enumerate(zip(sampled, choices, strict=True)):
-                if self.logits_tap is not None:
-                    self.logits_tap(live.seq.id, logits_RV[row])
-                self._take(live, choice)
+        try:
+            choices = self._sample(logits_RV, sampled)
+        except Exception as error:
+            with self._changed:
+                for live in sampled:
+                    self.scheduler.cancel(live.seq)
+            self._fail([live.seq for live in sampled], error)
+            return
+        for live, choice in zip(sampled, choices, strict=True):
+            self._take(live, choice)
+
+    def _sample(self, logits_RV: torch.Tensor, sampled: list[Live]) -> list[Choice]:
+        if not sampled:
+            return []
+        if self.logits_tap is not None:
+            for live, logits_V in zip(sampled, logits_RV, strict=True):
+                self.logits_tap(live.seq.id, logits_V)
+        return sample(logits_RV, [live.params for live in sampled], [live.generator for live in sampled])
+
+    def _fail(self, seqs: list[Sequence], error: Exception) -> None:
+        log.error("a step failed", exc_info=error)
+        for seq in seqs:
+            if seq.id in self._live:
+                self._close(self._live[seq.id], FailedEvent(HeadwaterError(f"the step failed: {error}")))
 
     def _take(self, live: Live, choice: Choice) -> None:
         """Append the token, tell the client, and end the request where it is to end."""
