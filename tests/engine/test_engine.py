@@ -1,0 +1,163 @@
+"""The engine's thread: what it tells, and that it lives on."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from headwater.engine.engine import Engine
+from headwater.engine.selfcheck import SelfCheck
+from headwater.errors import EngineStopped, HeadwaterError, RequestTooLarge
+from headwater.mixers import numerics
+from headwater.mixers.numerics import Numerics, prepare_process
+from headwater.models.load import LoadedModel, load_model
+from headwater.types import FailedEvent, FinishedEvent, Generation, SamplingParams, TokenEvent
+from tests.checkpoints import checkpoint
+from tests.exactness.rig import Make, Rig, words
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    prepare_process(2)
+    numerics.use(Numerics())
+    path: Path = checkpoint(tmp_path_factory.mktemp("engine"), "qwen3_5")
+    return load_model(path, "float32")
+
+
+@pytest.fixture
+def make(loaded: LoadedModel) -> Make:
+    return Make(loaded, SelfCheck(True, None, "packed"))
+
+
+def collect(engine: Engine, generation: Generation) -> list:
+    """All events of one request."""
+    events, done = [], threading.Event()
+
+    def on_event(event) -> None:
+        events.append(event)
+        if not isinstance(event, TokenEvent):
+            done.set()
+
+    engine.submit(generation, on_event)
+    assert done.wait(60)
+    return events
+
+
+def generation(prompt: list[int], **params) -> Generation:
+    return Generation(
+        tuple(prompt), SamplingParams(**{"max_tokens": 8, "temperature": 0, "ignore_eos": True, **params})
+    )
+
+
+def test_a_request_ends_with_its_length_and_account(make):
+    with make(500) as rig:
+        *tokens, end = collect(rig.engine, generation(words(100, 1)))
+    assert [type(t) for t in tokens] == [TokenEvent] * 8
+    assert isinstance(end, FinishedEvent)
+    assert (end.finish_reason, end.output_tokens, end.account.prompt_tokens) == ("length", 8, 100)
+
+
+def test_joined_texts_are_the_decoded_tokens(make):
+    with make(500) as rig:
+        *tokens, end = collect(rig.engine, generation(words(100, 1), max_tokens=30))
+        text = "".join(t.text for t in tokens) + end.text
+        assert text == rig.engine.tokenizer.decode([t.token for t in tokens])
+
+
+def test_a_stop_string_ends_the_text_before_it_also_across_token_borders(make):
+    with make(500) as rig:
+        *tokens, end = collect(rig.engine, generation(words(100, 1), max_tokens=30))
+        whole = "".join(t.text for t in tokens) + end.text
+        stop = whole[40:52]
+        *tokens, end = collect(rig.engine, generation(words(100, 1), max_tokens=30, stop=(stop,)))
+    assert "".join(t.text for t in tokens) + end.text == whole[: whole.index(stop)]
+    assert (end.finish_reason, end.stop) == ("stop", stop)
+
+
+def test_an_end_token_ends_the_answer_unless_it_is_to_be_ignored(make):
+    with make(500) as rig:
+        *tokens, _ = collect(rig.engine, generation(words(100, 1)))
+        third = tokens[2].token
+        first = next(i for i, t in enumerate(tokens) if t.token == third)
+        *cut, end = collect(rig.engine, generation(words(100, 1), stop_token_ids=(third,)))
+    assert [t.token for t in cut] == [t.token for t in tokens[:first]]
+    assert (end.finish_reason, end.stop, end.output_tokens) == ("stop", third, first + 1)
+
+
+def test_a_seed_gives_the_same_answer_hit_or_not(make):
+    def tokens(rig: Rig) -> list[int]:
+        return [e.token for e in collect(rig.engine, generation(words(300, 1), temperature=1.0, seed=7))[:-1]]
+
+    with make(500) as rig:
+        first, hit = tokens(rig), tokens(rig)
+    with make(500, cache=False) as rig:
+        cold = tokens(rig)
+    assert first == hit == cold
+
+
+def test_logprobs_are_those_of_the_logits(make):
+    with make(500) as rig:
+        answer = rig.ask(words(100, 1), 8)
+        *tokens, _ = collect(rig.engine, generation(words(100, 1), logprobs=2))
+    for event, logits_V in zip(tokens, answer.logits, strict=True):
+        reference = torch.log_softmax(logits_V, -1)
+        assert event.logprob == float(reference[event.token])
+        assert [t.logprob for t in event.top] == reference.topk(2).values.tolist()
+
+
+def test_a_step_that_fails_takes_its_own_requests_with_it_and_nothing_else(make, monkeypatch):
+    with make(500) as rig:
+        run = rig.engine.runner.run
+        monkeypatch.setattr(rig.engine.runner, "run", lambda step: 1 / 0)
+        [event] = collect(rig.engine, generation(words(100, 1)))
+        assert isinstance(event, FailedEvent)
+        assert isinstance(event.error, HeadwaterError)
+        assert "division by zero" in str(event.error)
+        monkeypatch.setattr(rig.engine.runner, "run", run)
+        rig.engine.scheduler.cache.check()
+        assert rig.engine.scheduler.cache.stats().pages_free == 500
+        assert rig.ask(words(100, 1)).tokens
+        assert rig.engine.health()["status"] == "ok"
+
+
+def test_an_engine_that_fails_says_so_to_all_who_wait_and_to_those_who_come(make, monkeypatch):
+    rig = make(500)
+    monkeypatch.setattr(rig.engine.scheduler, "plan_step", lambda: 1 / 0)
+    rig.engine.start()
+    [event] = collect(rig.engine, generation(words(100, 1)))
+    assert isinstance(event, FailedEvent)
+    assert rig.engine.health()["status"] == "failed: division by zero"
+    with pytest.raises(EngineStopped, match="division by zero"):
+        rig.engine.submit(generation(words(10, 1)), lambda event: None)
+
+
+def test_stop_tells_those_who_wait(make):
+    rig = make(500)
+    answer = rig.submit(words(100, 1), 8)  # before the thread runs
+    with rig._lock:
+        rig.engine._stopping = True
+    rig.engine.start()
+    rig.engine.stop()
+    assert isinstance(answer.error, EngineStopped)
+    with pytest.raises(EngineStopped):
+        rig.submit(words(10, 1), 1)
+
+
+def test_a_cancelled_request_is_gone_from_memory(make):
+    with make(500) as rig:
+        begun = threading.Event()
+        request = rig.engine.submit(generation(words(600, 1), max_tokens=5000), lambda event: begun.set())
+        assert begun.wait(60)
+        rig.engine.cancel(request)
+        rig.engine.cancel(request)
+        rig.settle()
+        stats = rig.engine.scheduler.cache.stats()
+    assert stats.leases == stats.pages_private == stats.pages_slot == 0
+
+
+def test_a_request_that_cannot_fit_is_refused_at_once(make):
+    with make(40) as rig, pytest.raises(RequestTooLarge, match="the model takes"):
+        rig.submit(words(40 * 64, 1), 10)
