@@ -62,18 +62,20 @@ def test_written_tokens_come_back_and_zeros_after_them(dtype: str, page_size: in
         assert not got_v[length:].any()
 
 
-def test_a_shorter_gather_after_a_longer_one_sees_none_of_it() -> None:
-    spec = ModelSpec.from_config(CONFIG, "float32")
-    arena = poisoned(spec, n_pages=40)
+@pytest.mark.parametrize("page_size", [64, 1024])
+def test_no_gather_sees_what_another_left_in_scratch(page_size: int) -> None:
+    spec = ModelSpec.from_config(CONFIG, "float32", page_size)
+    arena = poisoned(spec, n_pages=24)
     position = torch.arange(1500)
     k, v = filled(1500, spec, 0)
-    arena.write(0, position // 64, position % 64, k, v)
-    arena.gather(0, torch.arange(24), 1500)
-    got_k, got_v = arena.gather(0, torch.arange(24), 3)
-    assert got_k.shape[0] == KEY_BLOCK
-    assert torch.equal(got_k[:3], k[:3])
-    assert not got_k[3:].any()
-    assert not got_v[3:].any()
+    arena.write(0, position // page_size, position % page_size, k, v)
+    for length in [1500, 3, 600, 511, 1030, 1, 513, 1500, 700, 1, 2]:
+        got_k, got_v = arena.gather(0, torch.arange(24), length)
+        assert got_k.shape[0] == -(-length // KEY_BLOCK) * KEY_BLOCK
+        assert torch.equal(got_k[:length], k[:length])
+        assert torch.equal(got_v[:length], v[:length])
+        assert not got_k[length:].any(), length
+        assert not got_v[length:].any(), length
 
 
 def test_pages_do_not_overlap() -> None:

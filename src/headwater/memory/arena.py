@@ -5,10 +5,11 @@ Shapes: P pages, B bytes of a page, W rows written, K keys (rounded up), T token
 
 from __future__ import annotations
 
-import mmap
+from collections.abc import Iterable
 
 import torch
 
+from headwater.memory.lazy import LazyBytes
 from headwater.spec import KEY_BLOCK, ModelSpec
 
 
@@ -21,7 +22,8 @@ class Arena:
     def __init__(self, spec: ModelSpec, n_pages: int, device: str | torch.device = "cpu") -> None:
         self.n_pages = n_pages
         self.page_size = spec.page_size
-        self.pages = _lazy_bytes(n_pages * spec.page_bytes, torch.device(device)).view(n_pages, spec.page_bytes)
+        self._memory = LazyBytes(n_pages * spec.page_bytes, device)
+        self.pages = self._memory.tensor.view(n_pages, spec.page_bytes)
         self._heads = spec.attention.kv_heads
         self._row = spec.kv_row_elements
         dtype = getattr(torch, spec.dtype_name)
@@ -33,6 +35,7 @@ class Arena:
             for i, layer in enumerate(spec.attention_layers)
         }
         self._scratch = (flat.new_empty(0, self._row), flat.new_empty(0, self._row))
+        self._dirty = 0  # rows of scratch from here on are zeros
 
     def write(
         self, layer: int, page_W: torch.Tensor, offset_W: torch.Tensor, k_WGD: torch.Tensor, v_WGD: torch.Tensor
@@ -51,21 +54,24 @@ class Arena:
         n_pages = -(-length // self.page_size)
         self._grow(max(n_keys, n_pages * self.page_size))
         table = table_P[:n_pages]
+        dirty = max(self._dirty, n_pages * self.page_size)
         for pages, scratch in zip(self._layers[layer], self._scratch, strict=True):
             into = scratch[: n_pages * self.page_size].view(n_pages, -1)
             torch.index_select(pages, 0, table, out=into)
-            scratch[length:n_keys].zero_()
+            scratch[length : min(dirty, n_keys)].zero_()
+        self._dirty = length if dirty <= n_keys else dirty
         k_KGD, v_KGD = (scratch[:n_keys].view(n_keys, self._heads, -1) for scratch in self._scratch)
         return k_KGD, v_KGD
+
+    def discard(self, page_ids: Iterable[int]) -> None:
+        """Give back the physical memory of pages that are lent to a slot; they are written before they are read again."""
+        size = self.pages.shape[1]
+        for page in page_ids:
+            self._memory.discard(page * size, size)
 
     def _grow(self, n_tokens: int) -> None:
         have = self._scratch[0].shape[0]
         if have < n_tokens:
             n = max(n_tokens, 2 * have)
-            self._scratch = (self._scratch[0].new_empty(n, self._row), self._scratch[1].new_empty(n, self._row))
-
-
-def _lazy_bytes(n: int, device: torch.device) -> torch.Tensor:
-    if device.type != "cpu":
-        return torch.zeros(n, dtype=torch.uint8, device=device)
-    return torch.frombuffer(mmap.mmap(-1, n, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.uint8)
+            self._scratch = (self._scratch[0].new_zeros(n, self._row), self._scratch[1].new_zeros(n, self._row))
+            self._dirty = 0
