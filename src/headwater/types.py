@@ -106,6 +106,7 @@ class Plan:
     table: tuple[int, ...]  # page ids that hold KV of tokens [0, end), in order; () for models without attention
     write_from: int  # index into `table`: pages before it are read-only for this leg (their bits are there already)
     saves: tuple[Save, ...]
+    lent: tuple[int, ...] = ()  # pages that back the request's slot from now on: nobody reads or writes them
 
 
 @dataclass(frozen=True, slots=True)

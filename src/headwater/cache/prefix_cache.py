@@ -156,7 +156,15 @@ class PrefixCache:
         lease.plan = self._reserves
         self._plans[lease.plan] = lease, opened
         return Plan(
-            lease.plan, draft.request, draft.start, draft.end, restore, tuple(lease.table), write_from, opened.saves
+            id=lease.plan,
+            request=draft.request,
+            start=draft.start,
+            end=draft.end,
+            restore=restore,
+            table=tuple(lease.table),
+            write_from=write_from,
+            saves=opened.saves,
+            lent=tuple(lease.slot) if opened.took_slot else (),
         )
 
     def _protect(self, draft: Draft, lease: Lease, survey: Survey) -> None:

@@ -195,6 +195,7 @@ class Engine:
                 return False
             self._take_cancelled()
             step = self.scheduler.plan_step()
+            self.runner.release(self.scheduler.take_left_slots())
             self._tell_failures()
         if step:
             self._run(step)

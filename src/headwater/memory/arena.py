@@ -64,7 +64,7 @@ class Arena:
         return k_KGD, v_KGD
 
     def discard(self, page_ids: Iterable[int]) -> None:
-        """Give back the physical memory of pages that are lent to a slot; they are written before they are read again."""
+        """Give back the physical memory of pages that are lent to a slot, and so neither read nor written."""
         size = self.pages.shape[1]
         for page in page_ids:
             self._memory.discard(page * size, size)

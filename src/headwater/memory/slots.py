@@ -6,13 +6,13 @@ R rows, P pages of the arena, C pages of a checkpoint, B bytes and W words of a 
 
 from __future__ import annotations
 
-import ctypes
 import math
 import mmap
 from collections.abc import Sequence
 
 import torch
 
+from headwater.memory.lazy import LazyBytes
 from headwater.spec import BYTES_OF_DTYPE, StateLayout
 
 # Torch copies rows element by element: as 16-byte words this runs at memcpy speed, as bytes at a fifteenth of it.
@@ -33,12 +33,8 @@ class StateMemory:
         on_cpu = torch.device(device).type == "cpu"
         # Rows begin at boundaries of the system's pages, so that one can be given back without its neighbours.
         self._stride = -(-row_bytes // mmap.PAGESIZE) * mmap.PAGESIZE if on_cpu else row_bytes
-        self._map = _private_map(rows * self._stride) if on_cpu else None
-        if self._map is not None:
-            memory = torch.frombuffer(self._map, dtype=torch.uint8)
-        else:
-            memory = torch.zeros(rows * self._stride, dtype=torch.uint8, device=device)
-        self.bytes_RB = memory[: rows * self._stride].view(rows, self._stride)[:, :row_bytes]
+        self._memory = LazyBytes(rows * self._stride, device)
+        self.bytes_RB = self._memory.tensor.view(rows, self._stride)[:, :row_bytes]
         self._views = {(part.layer, part.name): self._view(part.layer, part.name) for part in layout.parts}
 
     def _view(self, layer: int, name: str) -> torch.Tensor:
@@ -77,17 +73,4 @@ class StateMemory:
 
     def release(self, row: int) -> None:
         """Give the row's physical memory back to the system; it reads as zeros from now on."""
-        if self._map is None:
-            self.zero(row)
-            return
-        address = self.bytes_RB.data_ptr() + row * self._stride
-        if _LIBC.madvise(ctypes.c_void_p(address), ctypes.c_size_t(self._stride), mmap.MADV_DONTNEED):
-            raise OSError(ctypes.get_errno(), f"madvise of {self._stride:,} bytes of row {row} failed")
-
-
-def _private_map(n_bytes: int) -> mmap.mmap:
-    """Zeroed memory that the system provides page by page as it is touched; shared memory could not be given back."""
-    return mmap.mmap(-1, max(1, n_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-
-
-_LIBC = ctypes.CDLL(None, use_errno=True)
+        self._memory.discard(row * self._stride, self._stride)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import Literal
 
 from headwater.cache.placement import Placement
@@ -85,7 +86,8 @@ class Scheduler:
 
     def __post_init__(self) -> None:
         self.planner = Planner(self.cache, self.placement, self.layout.page_size)
-        self._free_slots = list(reversed(range(self.limits.max_running + ANSWERS_AT_ONCE)))
+        self._free_slots = list(range(self.limits.max_running + ANSWERS_AT_ONCE))  # a heap: low ones first
+        self._left_slots: set[int] = set()
         self._next_id = 0
         self._crowded = False  # after a preemption nobody is admitted until somebody has left
         self._legs: dict[int, Leg] = {}
@@ -162,7 +164,9 @@ class Scheduler:
         if not self._crowded:
             self._admit()
             self._prefill_answers()
-        return Step(tuple(self._legs.values()), tuple(self._rows.values()))
+        # by slot, so that the rows' states mostly lie side by side
+        rows = sorted(self._rows.values(), key=lambda row: row.seq.slot or 0)
+        return Step(tuple(self._legs.values()), tuple(rows))
 
     def finish_step(self, step: Step) -> list[Sequence]:
         """Publish what the step computed; returns the sequences whose next token is to be sampled, in its order."""
@@ -196,6 +200,11 @@ class Scheduler:
         else:
             self.answer_tokens += seq.n_prompt - (seq.account.resumed_at if seq.account else 0)
             self.cancel(seq)
+
+    def take_left_slots(self) -> set[int]:
+        """The slots that were given back since the last call and that nobody has taken."""
+        left, self._left_slots = self._left_slots, set()
+        return left
 
     # -- decode ------------------------------------------------------------------
 
@@ -283,7 +292,8 @@ class Scheduler:
 
     def _begin(self, seq: Sequence, plan: Plan) -> None:
         seq.phase, seq.computed = Phase.PREFILL, plan.start
-        seq.slot = self._free_slots.pop()
+        seq.slot = heappop(self._free_slots)
+        self._left_slots.discard(seq.slot)
         self.running[seq.id] = seq
         self._start_leg(seq, plan)
 
@@ -357,7 +367,8 @@ class Scheduler:
             self.cache.abandon(held.plan)
         self.cache.release(seq.id)
         if seq.slot is not None:
-            self._free_slots.append(seq.slot)
+            heappush(self._free_slots, seq.slot)
+            self._left_slots.add(seq.slot)
             seq.slot = None
         del self.running[seq.id]
         self._crowded = False
