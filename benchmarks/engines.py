@@ -1,0 +1,126 @@
+"""Engines in this process, over the model that speed is measured on, and requests with the time of every token."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from headwater.config import ServeConfig
+from headwater.engine.engine import Engine
+from headwater.engine.selfcheck import SelfCheck, self_check
+from headwater.mixers import numerics
+from headwater.mixers.numerics import Numerics
+from headwater.models.load import LoadedModel, load_model, read_spec
+from headwater.models.tiny.tokenizer import sayable
+from headwater.types import CacheAccount, Event, FailedEvent, FinishedEvent, Generation, SamplingParams, TokenEvent
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from tests import checkpoints  # noqa: E402
+
+MODEL = "hidden 512, 8 layers (6 Gated DeltaNet, 2 attention), vocabulary 2,048"
+RECIPE, MAX_LENGTH = "qwen3_5_bench", 65536  # tokens
+PATIENCE = 300  # seconds after which a request will not end any more
+
+
+@contextmanager
+def bench_checkpoint() -> Iterator[Path]:
+    """The folder of a checkpoint of MODEL, as long as it is needed."""
+    with tempfile.TemporaryDirectory() as root:
+        folder = checkpoints.checkpoint(Path(root), RECIPE)
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": MAX_LENGTH}))
+        yield folder
+
+
+@dataclass(eq=False)
+class Asked:
+    """A request as it runs. Times are `perf_counter`'s."""
+
+    submitted: float
+    times: list[float] = field(default_factory=list)  # of its tokens
+    account: CacheAccount | None = None
+    error: Exception | None = None
+    first: threading.Event = field(default_factory=threading.Event)
+    done: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def ttft(self) -> float:
+        return self.times[0] - self.submitted
+
+    def on_event(self, event: Event) -> None:
+        if isinstance(event, TokenEvent):
+            self.times.append(time.perf_counter())
+            self.first.set()
+            return
+        if isinstance(event, FinishedEvent):
+            self.account = event.account
+        if isinstance(event, FailedEvent):
+            self.error = event.error
+        self.first.set()
+        self.done.set()
+
+
+class Model:
+    """One set of weights; the engines over it have a memory and a cache of their own."""
+
+    def __init__(self, folder: Path, dtype: str = "float32") -> None:
+        self.check: SelfCheck = self_check(read_spec(folder, dtype))
+        numerics.use(Numerics(self.check.mode))
+        self.loaded: LoadedModel = load_model(folder, dtype)
+        self._words = sayable(self.loaded.tokenizer)
+
+    def prompt(self, rng: random.Random, n_tokens: int) -> list[int]:
+        """Tokens that their own text encodes to, and that no other prompt begins with."""
+        return rng.choices(self._words, k=n_tokens)
+
+    @contextmanager
+    def engines(self, **settings: ServeConfig) -> Iterator[list[Engine]]:
+        """One started engine for each setting, in their order."""
+        with ExitStack() as stack:
+            yield [stack.enter_context(self._engine(config)) for config in settings.values()]
+
+    @contextmanager
+    def _engine(self, config: ServeConfig) -> Iterator[Engine]:
+        engine = Engine.over(self.loaded, self.check, config)
+        engine.start()
+        try:
+            yield engine
+        finally:
+            engine.stop()
+
+
+def submit(engine: Engine, prompt: list[int], max_tokens: int) -> Asked:
+    params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
+    asked = Asked(time.perf_counter())
+    engine.submit(Generation(tuple(prompt), params), asked.on_event)
+    return asked
+
+
+def finished(asked: Asked) -> Asked:
+    """Waits; raises what the engine said if it failed."""
+    if not asked.done.wait(PATIENCE):
+        raise TimeoutError(f"no answer within {PATIENCE} seconds")
+    if asked.error is not None:
+        raise asked.error
+    return asked
+
+
+def ask(engine: Engine, prompt: list[int], max_tokens: int = 1) -> Asked:
+    """Submit to an idle engine, and wait until the answer is there and prefilled."""
+    asked = finished(submit(engine, prompt, max_tokens))
+    settle(engine)
+    return asked
+
+
+def settle(engine: Engine) -> None:
+    if not engine.drain(PATIENCE):
+        raise TimeoutError(f"the engine was not idle within {PATIENCE} seconds")

@@ -1,0 +1,162 @@
+"""What all benchmarks share: repetitions in turns, rows with the goal they are held to, and where they were run."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from headwater.mixers.numerics import prepare_process
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+FEATURES = ("amx_tile", "amx_bf16", "avx2", "avx512f", "avx512_bf16", "avx512_fp16")
+Figures = dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure, a value for each repetition. The median is held to `goal`: "<= 1.1", ">= 4" or nothing."""
+
+    name: str
+    unit: str
+    values: list[float]
+    goal: str = ""
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    @property
+    def met(self) -> bool | None:
+        """None if there is no goal."""
+        if not self.goal:
+            return None
+        relation, bound = self.goal.split()
+        return self.median <= float(bound) if relation == "<=" else self.median >= float(bound)
+
+
+def timed(run: Callable[[], object]) -> Callable[[], float]:
+    """The same work, returning the seconds it took."""
+
+    def seconds() -> float:
+        start = time.perf_counter()
+        run()
+        return time.perf_counter() - start
+
+    return seconds
+
+
+def in_turns(work: Mapping[str, Callable[[], float]], repeats: int) -> Figures:
+    """What each piece of work returns, by repetition, after a round that does not count.
+
+    Each repetition runs all pieces and begins with another one, so that none always follows the same neighbour.
+    """
+    figures: Figures = {name: [] for name in work}
+    names = list(work)
+    for turn in range(repeats + 1):
+        gc.collect()
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            figure = work[name]()
+            if turn:
+                figures[name].append(figure)
+    return figures
+
+
+def ratios(above: Iterable[float], below: Iterable[float]) -> list[float]:
+    """Repetition by repetition."""
+    return [a / b for a, b in zip(above, below, strict=True)]
+
+
+def options(doc: str | None, name: str, repeats: int) -> argparse.Namespace:
+    """The command line of one benchmark. Also prepares the process for torch with `--threads`."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=repeats)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--small", action="store_true", help="sizes that only show that it runs")
+    parser.add_argument("--out", type=Path, default=RESULTS / f"{name}.json")
+    given = parser.parse_args()
+    prepare_process(given.threads)
+    return given
+
+
+def machine() -> dict[str, object]:
+    """What a figure depends on beside the code, and which code it was."""
+    describe = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    commit = subprocess.run(describe, cwd=HERE, capture_output=True, text=True).stdout.strip()
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    fields = dict(line.replace("\t", "").split(": ", 1) for line in lines if ": " in line)
+    have = fields.get("flags", "").split()
+    return {
+        "commit": commit,
+        "cpu": fields.get("model name", platform.processor() or platform.machine()),
+        "cores": os.cpu_count(),
+        "features": [name for name in FEATURES if name in have],
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "load": round(os.getloadavg()[0], 2),
+    }
+
+
+def report(given: argparse.Namespace, rows: list[Row], **settings: object) -> None:
+    """Write the rows with their median and spread, and print them."""
+    run = machine() | {"seed": given.seed, "repeats": given.repeats, "small": given.small} | settings
+    shown = [asdict(row) | {"min": min(row.values), "median": row.median, "max": max(row.values)} for row in rows]
+    given.out.parent.mkdir(exist_ok=True)
+    given.out.write_text(json.dumps({"run": run, "rows": shown}, indent=1) + "\n")
+    table = new_table(given.out.stem)
+    add_rows(table, rows)
+    console().print(table)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows that a benchmark wrote."""
+    rows = json.loads(path.read_text())["rows"]
+    return [Row(row["name"], row["unit"], row["values"], row["goal"]) for row in rows]
+
+
+def console() -> Console:
+    """Wide enough for a whole row when the output is a file."""
+    return Console() if Console().is_terminal else Console(width=128)
+
+
+def new_table(title: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column("figure")
+    table.add_column("unit")
+    for column in ("goal", "min", "median", "spread"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("")
+    return table
+
+
+def add_rows(table: Table, rows: Iterable[Row]) -> None:
+    """Figures with their spread: (max - min) / median."""
+    for row in rows:
+        spread = (max(row.values) - min(row.values)) / abs(row.median) if row.median else 0.0
+        verdict = {True: "[green]pass[/]", False: "[red]MISS[/]", None: ""}[row.met]
+        figures = [shown(min(row.values)), shown(row.median), f"{spread:.0%}"]
+        table.add_row(row.name, row.unit, row.goal, *figures, verdict)
+
+
+def shown(value: float) -> str:
+    """Four digits or so."""
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"

@@ -1,0 +1,140 @@
+"""Servers over HTTP on loopback: one in this process around an engine, one as a process; and a plain client."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+
+from headwater.config import ServeConfig
+from headwater.server.app import ServedEngine, create_app
+
+PATIENCE = 120  # seconds
+
+
+class ServerThread(uvicorn.Server):
+    """Serves in a thread; `with` starts and stops it."""
+
+    def __init__(self, engine: ServedEngine, config: ServeConfig) -> None:
+        super().__init__(uvicorn.Config(create_app(engine, config), log_level="warning", access_log=False))
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._socket.getsockname()[1]
+        self._listening = threading.Event()
+        self._thread = threading.Thread(target=self.run, args=([self._socket],), daemon=True)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._listening.set()
+
+    def __enter__(self) -> ServerThread:
+        self._thread.start()
+        if not self._listening.wait(PATIENCE):
+            raise TimeoutError(f"the server did not listen within {PATIENCE} seconds")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.should_exit = True
+        self._thread.join(PATIENCE)
+        self._socket.close()
+
+
+@dataclass(frozen=True)
+class Serving:
+    """A `headwater serve` of its own."""
+
+    process: subprocess.Popen[str]
+    port: int
+    started: float  # perf_counter when the process was made
+
+
+@contextmanager
+def serve(*arguments: str, environment: dict[str, str] | None = None) -> Iterator[Serving]:
+    """Runs `headwater serve` on a free port until the block ends. Raises RuntimeError with its log if it does not."""
+    command = [sys.executable, "-m", "headwater", "serve", "--port", "0", *arguments]
+    with tempfile.TemporaryFile("w+") as log:
+        started = time.perf_counter()
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, **(environment or {})}
+        )
+        try:
+            yield Serving(process, _port(process, log), started)
+        finally:
+            process.terminate()
+            try:
+                process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _port(process: subprocess.Popen[str], log: Any) -> int:
+    """As the server says it; ends with the process if it never does."""
+    for line in process.stdout or ():
+        if found := re.search(r"http://127\.0\.0\.1:(\d+)/v1", line):
+            return int(found[1])
+    log.seek(0)
+    raise RuntimeError(f"headwater serve ended: {log.read()[-2000:]}")
+
+
+def wait_healthy(port: int) -> None:
+    """Until /health answers 200."""
+    deadline = time.perf_counter() + PATIENCE
+    while time.perf_counter() < deadline:
+        try:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+            connection.request("GET", "/health")
+            if connection.getresponse().status == 200:
+                return
+        except ConnectionError:
+            time.sleep(0.005)
+    raise TimeoutError(f"/health did not answer within {PATIENCE} seconds")
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """A streamed answer. `times` are those of its choices' chunks, by choice."""
+
+    sent: float
+    times: dict[int, list[float]]
+    account: dict[str, Any]
+
+    @property
+    def ttft(self) -> float:
+        return min(times[0] for times in self.times.values()) - self.sent
+
+
+def complete(port: int, prompt: Any, max_tokens: int = 1) -> Streamed:
+    """POST /v1/completions, greedy and streamed, on a connection of its own that is open before the clock starts."""
+    body = {"model": "any", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+    connection.connect()
+    sent = time.perf_counter()
+    connection.request("POST", "/v1/completions", json.dumps(body | {"stream": True}), {"content-type": "application/json"})
+    response = connection.getresponse()
+    if response.status != 200:
+        raise RuntimeError(f"/v1/completions answered {response.status}: {response.read()[:500]!r}")
+    times: dict[int, list[float]] = {}
+    account: dict[str, Any] = {}
+    for line in response:
+        if line.startswith(b"data: {"):
+            now = time.perf_counter()
+            chunk = json.loads(line[6:])
+            if "error" in chunk:
+                raise RuntimeError(f"/v1/completions failed: {chunk['error']}")
+            times.setdefault(chunk["choices"][0]["index"], []).append(now)
+            account = chunk.get("headwater", account)
+    connection.close()
+    return Streamed(sent, times, account)
