@@ -72,6 +72,15 @@ def test_dropping_a_checkpoint_merges_what_it_held_apart() -> None:
     assert (leaf.edge, tuple(leaf.pages), leaf.lost) == (b"abcdef", (0, 1, 2, 3, 4, 5), (3,))
 
 
+def test_merged_kv_is_as_recent_as_its_more_recent_part() -> None:
+    index, root = make()
+    inner, leaf = add(index, root, b"abcdef", (3,))
+    index.touch(leaf, None, 4)
+    index.touch(inner, None, 7)
+    index.drop(inner)
+    assert leaf.kv_time == 7
+
+
 def test_a_pinned_node_is_neither_merged_nor_trimmed() -> None:
     index, root = make()
     inner, leaf = add(index, root, b"abcdef", (3,))

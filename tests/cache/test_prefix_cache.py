@@ -266,6 +266,14 @@ def test_what_fits_after_evicting_everything_evictable_is_reserved(fraction: flo
     assert toy.cache.stats().pages_kv + toy.cache.stats().pages_checkpoint == 0
 
 
+def test_a_lease_that_stands_where_no_checkpoint_is_keeps_none_from_going() -> None:
+    toy = Toy(replace(LAYOUT, n_pages=20))
+    toy.serve(A)
+    held = toy.draft(B[:20], 0)
+    toy.commit(toy.reserve(held), held)
+    toy.reserve(toy.draft(words(3, 15 * PAGE), 0))
+
+
 def test_a_pinned_page_is_never_evicted() -> None:
     toy = Toy(replace(LAYOUT, n_pages=30))
     held = toy.draft(A, 0, checkpoints=(40,))

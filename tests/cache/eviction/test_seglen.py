@@ -106,10 +106,11 @@ def test_a_leaf_without_checkpoint_is_scored_by_its_kv() -> None:
     assert toy.match(words(2, 41)).checkpoint_tokens == 40
 
 
-def test_ties_go_to_the_older_node() -> None:
+@pytest.mark.parametrize("times", [(1, 1, 1), (5, 4, 5)])
+def test_ages_are_at_least_1_and_ties_go_to_the_older_node(times: tuple[int, int, int]) -> None:
     index, nodes = article_tree("seglen")
-    for node in nodes.values():
-        node.checkpoint_time = 1
+    index.drop(nodes.pop("B"))
+    for node, time in zip(nodes.values(), times, strict=True):
+        node.checkpoint_time = time
         index._observer.touched(node)
-    index.drop(nodes["B"])
     assert index._observer.victim(Room.STATE, 5) == (nodes["A"], Kind.CHECKPOINT)  # type: ignore[attr-defined]
