@@ -24,7 +24,7 @@ from headwater.types import CacheAccount, Event, FailedEvent, FinishedEvent, Gen
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from tests import checkpoints  # noqa: E402
+from tests import checkpoints
 
 MODEL = "hidden 512, 8 layers (6 Gated DeltaNet, 2 attention), vocabulary 2,048"
 RECIPE, MAX_LENGTH = "qwen3_5_bench", 65536  # tokens

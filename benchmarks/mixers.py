@@ -1,22 +1,17 @@
 """How fast is Gated DeltaNet here, in prefill against transformers' chunked rule, and in decode by batch size?
 
-    python benchmarks/mixers.py [--tokens 8192] [--repeats 7] [--threads 2]
+    python benchmarks/mixers.py [--repeats 7] [--threads 2] [--small]
 
-Both sides run in turns within one process. Times are in seconds.
+Both sides run in turns within one process.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
-import statistics
-import subprocess
-import time
 from collections.abc import Callable
-from pathlib import Path
 
+import measure
 import torch
+from measure import Row, ratios, timed
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet, torch_chunk_gated_delta_rule
 
@@ -24,25 +19,16 @@ from headwater.mixers.batch import Slice, StepBatch
 from headwater.mixers.gated_delta_net import GatedDeltaNet, LayerState
 from headwater.mixers.gated_delta_net.fast import CHUNK, advance_into, decode_step, prepare
 from headwater.mixers.gated_delta_net.layer import HEADS_A_BLOCK
-from headwater.mixers.numerics import prepare_process
 from headwater.spec import DeltaNetShape
 
 SHAPE = DeltaNetShape(k_heads=4, v_heads=8, k_dim=128, v_dim=128, conv_kernel=4)
-WIDTH, SEED, DECODE_STEPS = 1024, 0, 20
-RESULTS = Path(__file__).parent / "results" / "mixers.json"
+WIDTH, DECODE_STEPS = 1024, 20
+TOKENS, SMALL_TOKENS = 8192, 512
+COMPARED = (
+    ("rule, headwater", "rule, transformers"),
+    ("layer, headwater, 1 sequence", "layer, transformers, 1 sequence"),
+)
 Work = dict[str, Callable[[], object]]
-
-
-def in_turns(work: Work, repeats: int) -> dict[str, list[float]]:
-    """Seconds of each piece of work, after a round that does not count."""
-    times: dict[str, list[float]] = {name: [] for name in work}
-    for turn in range(repeats + 1):
-        for name, run in work.items():
-            start = time.perf_counter()
-            run()
-            if turn:
-                times[name].append(time.perf_counter() - start)
-    return times
 
 
 def rule_work(n_tokens: int) -> Work:
@@ -123,26 +109,24 @@ def decode_work() -> Work:
     return work
 
 
+def rows_of(figures: measure.Figures) -> list[Row]:
+    """Times, and the ratio to transformers' where it runs the same piece."""
+    rows = [Row(name, "ms", [1e3 * s for s in seconds]) for name, seconds in figures.items()]
+    for ours, theirs in COMPARED:
+        if ours in figures:
+            rows.append(Row(f"{theirs} / headwater", "x", ratios(figures[theirs], figures[ours])))
+    return rows
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tokens", type=int, default=8192)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=2)
-    args = parser.parse_args()
-    prepare_process(args.threads)
-    torch.manual_seed(SEED)
-    rows = []
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    given = measure.options(__doc__, "mixers", repeats=7)
+    torch.manual_seed(given.seed)
+    n_tokens = SMALL_TOKENS if given.small else TOKENS
+    rows: list[Row] = []
     with torch.inference_mode():
-        for work in (rule_work(args.tokens), layer_work(args.tokens), decode_work()):
-            for name, times in in_turns(work, args.repeats).items():
-                row = {"what": name, "min_s": min(times), "median_s": statistics.median(times), "max_s": max(times)}
-                rows.append(row)
-                print(f"{name:34} min {1e3 * row['min_s']:9.2f} ms   median {1e3 * row['median_s']:9.2f} ms")
-    about = {"commit": commit, "machine": platform.processor() or platform.machine(), "torch": torch.__version__}
-    settings = {"seed": SEED, "shape": repr(SHAPE), "decode_steps": DECODE_STEPS, **vars(args)}
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps({**about, **settings, "rows": rows}, indent=2) + "\n")
+        for work in (rule_work(n_tokens), layer_work(n_tokens), decode_work()):
+            rows += rows_of(measure.in_turns({name: timed(run) for name, run in work.items()}, given.repeats))
+    measure.report(given, rows, shape=repr(SHAPE), tokens=n_tokens, decode_steps=DECODE_STEPS)
 
 
 if __name__ == "__main__":

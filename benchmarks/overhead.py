@@ -66,7 +66,12 @@ def cold_rows(model: Model, lengths: tuple[int, ...], repeats: int, seed: int) -
             work = {name: partial(prompts.ttft, engine) for name, engine in zip(NAMES, engines, strict=True)}
             figures = measure.in_turns(work, repeats)
             rows += [
-                Row(f"cold TTFT of {length:,} tokens, {name} / no cache", "x", ratios(figures[name], figures["off"]), goal)
+                Row(
+                    f"cold TTFT of {length:,} tokens, {name} / no cache",
+                    "x",
+                    ratios(figures[name], figures["off"]),
+                    goal,
+                )
                 for name, goal in (("new memory", f"<= {COLD_LIMIT}"), ("full memory", f"<= {COLD_LIMIT}"))
             ]
             rows.append(Row(f"cold TTFT of {length:,} tokens, no cache", "ms", [1e3 * s for s in figures["off"]]))

@@ -1,60 +1,31 @@
 """How fast does the model prefill and decode, and how does prefill compare with transformers on the same checkpoint?
 
-    python benchmarks/prefill.py [--tokens 2048] [--repeats 5] [--threads 2]
+    python benchmarks/prefill.py [--repeats 5] [--threads 2] [--small]
 
-Both sides run in turns within one process. The row holds medians, minima and spread in seconds, and tokens/s.
+All sides run in turns within one process, in float32 and in bfloat16.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 import random
-import statistics
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
+import measure
 import torch
+from engines import MODEL, Model, bench_checkpoint
+from measure import Row, ratios, timed
 
-from headwater.mixers.numerics import prepare_process
-from headwater.models.load import LoadedModel, load_model
-from headwater.models.tiny.tokenizer import sayable
+from headwater.models.load import LoadedModel
+from tests import checkpoints
+from tests.support import Bench
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
-
-from tests import checkpoints  # noqa: E402
-from tests.support import Bench  # noqa: E402
-
-SEED = 0
+DTYPES = ("float32", "bfloat16")
+PROMPT, SMALL_PROMPT = 2048, 128  # tokens
+CONTEXTS, SMALL_CONTEXTS = (512, 8192), (64,)  # tokens
+BATCHES = (1, 8)
 DECODE_STEPS = 16
-
-
-def seconds(work: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
-    """Each piece of work in turns, after one round that does not count."""
-    times: dict[str, list[float]] = {name: [] for name in work}
-    for turn in range(repeats + 1):
-        for name, run in work.items():
-            start = time.perf_counter()
-            run()
-            if turn:
-                times[name].append(time.perf_counter() - start)
-    return times
-
-
-def summary(times: list[float], tokens: int) -> dict[str, float]:
-    low, middle, high = min(times), statistics.median(times), max(times)
-    return {
-        "min_s": round(low, 5),
-        "median_s": round(middle, 5),
-        "max_s": round(high, 5),
-        "tokens_per_s": round(tokens / middle, 1),
-    }
+PREFILL_LIMIT, DECODE_LIMIT = 1.5, 4  # times transformers; times the rate of batch 1
 
 
 def prefill_work(loaded: LoadedModel, folder: Path, tokens: list[int]) -> dict[str, Callable[[], object]]:
@@ -93,49 +64,42 @@ def decode_work(loaded: LoadedModel, tokens: list[int], sizes: tuple[int, ...]) 
     return {f"batch {size}": lambda size=size: run(size) for size in sizes}
 
 
-def measure(folder: Path, dtype: str, n_tokens: int, repeats: int) -> dict[str, object]:
-    loaded = load_model(folder, dtype)
-    tokens = random.Random(SEED).choices(sayable(loaded.tokenizer), k=n_tokens)
-    prefill = seconds(prefill_work(loaded, folder, tokens), repeats)
-    row: dict[str, object] = {"dtype": dtype, "prefill_tokens": n_tokens}
-    row["prefill"] = {name: summary(times, n_tokens) for name, times in prefill.items()}
-    ratios = [b / a for a, b in zip(prefill["headwater"], prefill["transformers"], strict=True)]
-    row["prefill_ratio"] = {"min": round(min(ratios), 2), "median": round(statistics.median(ratios), 2)}
-    sizes = (1, 8)
-    for context in (512, 8192):
-        times = seconds(decode_work(loaded, (tokens * 8)[:context], sizes), repeats)
-        named = {f"batch {size}": summary(times[f"batch {size}"], size * DECODE_STEPS) for size in sizes}
-        row[f"decode at {context}"] = named
-        gains = [8 * one / eight for one, eight in zip(times["batch 1"], times["batch 8"], strict=True)]
-        row[f"decode gain at {context}"] = {"min": round(min(gains), 2), "median": round(statistics.median(gains), 2)}
-    return row
+def prefill_rows(model: Model, folder: Path, n_tokens: int, repeats: int, seed: int) -> list[Row]:
+    dtype = model.loaded.spec.dtype_name
+    work = prefill_work(model.loaded, folder, model.prompt(random.Random(seed), n_tokens))
+    figures = measure.in_turns({name: timed(run) for name, run in work.items()}, repeats)
+    gain = ratios(figures["transformers"], figures["headwater"])
+    return [
+        Row(f"prefill of {n_tokens:,} tokens, {dtype}, headwater / transformers", "x", gain, f">= {PREFILL_LIMIT}"),
+        *(
+            Row(f"prefill of {n_tokens:,} tokens, {dtype}, {name}", "tokens/s", [n_tokens / s for s in seconds])
+            for name, seconds in figures.items()
+        ),
+    ]
+
+
+def decode_rows(model: Model, context: int, repeats: int, seed: int) -> list[Row]:
+    what = f"decode at {context:,} tokens, {model.loaded.spec.dtype_name}"
+    work = decode_work(model.loaded, model.prompt(random.Random(seed), context), BATCHES)
+    figures = measure.in_turns({name: timed(run) for name, run in work.items()}, repeats)
+    rates = {n: [n * DECODE_STEPS / s for s in figures[f"batch {n}"]] for n in BATCHES}
+    return [
+        Row(f"{what}, batch 8 / batch 1", "x", ratios(rates[8], rates[1]), f">= {DECODE_LIMIT}"),
+        *(Row(f"{what}, batch {n}", "tokens/s", rate) for n, rate in rates.items()),
+    ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=2048)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], action="append")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "prefill.json")
-    args = parser.parse_args()
-    prepare_process(args.threads)
-    with tempfile.TemporaryDirectory() as root:
-        folder = checkpoints.checkpoint(Path(root), "qwen3_5_bench")
-        rows = [measure(folder, dtype, args.tokens, args.repeats) for dtype in args.dtype or ("float32", "bfloat16")]
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
-    about = {
-        "commit": commit.strip(),
-        "machine": f"{platform.processor() or platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
-        "torch": torch.__version__,
-        "threads": args.threads,
-        "seed": SEED,
-        "repeats": args.repeats,
-        "checkpoint": "hidden 512, 8 layers (6 Gated DeltaNet, 2 attention), vocabulary 2048",
-    }
-    args.out.parent.mkdir(exist_ok=True)
-    args.out.write_text(json.dumps({"about": about, "rows": rows}, indent=2) + "\n")
-    print(json.dumps(rows, indent=2))
+    given = measure.options(__doc__, "prefill", repeats=5)
+    rows: list[Row] = []
+    with bench_checkpoint() as folder:
+        for dtype in DTYPES:
+            model = Model(folder, dtype)
+            n_tokens = SMALL_PROMPT if given.small else PROMPT
+            rows += prefill_rows(model, folder, n_tokens, given.repeats, given.seed)
+            for context in SMALL_CONTEXTS if given.small else CONTEXTS:
+                rows += decode_rows(model, context, given.repeats, given.seed)
+    measure.report(given, rows, model=MODEL, decode_steps=DECODE_STEPS)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def works(n_checkpoints: int, seed: int) -> tuple[dict[str, object], int]:
         memory.fill_(1)
     ids = list(range(arena.n_pages))
     random.Random(seed).shuffle(ids)
-    pages = [ids[i :: n_checkpoints] for i in range(n_checkpoints)]
+    pages = [ids[i::n_checkpoints] for i in range(n_checkpoints)]
     order = random.Random(seed + 1).sample(range(n_checkpoints), n_checkpoints)
 
     def restore() -> None:

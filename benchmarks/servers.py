@@ -57,7 +57,7 @@ class Serving:
 
     process: subprocess.Popen[str]
     port: int
-    started: float  # perf_counter when the process was made
+    start_seconds: float  # from the process's start until /health answered
 
 
 @contextmanager
@@ -70,7 +70,9 @@ def serve(*arguments: str, environment: dict[str, str] | None = None) -> Iterato
             command, stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, **(environment or {})}
         )
         try:
-            yield Serving(process, _port(process, log), started)
+            port = _port(process, log)
+            _wait_healthy(port)
+            yield Serving(process, port, time.perf_counter() - started)
         finally:
             process.terminate()
             try:
@@ -89,7 +91,7 @@ def _port(process: subprocess.Popen[str], log: Any) -> int:
     raise RuntimeError(f"headwater serve ended: {log.read()[-2000:]}")
 
 
-def wait_healthy(port: int) -> None:
+def _wait_healthy(port: int) -> None:
     """Until /health answers 200."""
     deadline = time.perf_counter() + PATIENCE
     while time.perf_counter() < deadline:
@@ -122,7 +124,9 @@ def complete(port: int, prompt: Any, max_tokens: int = 1) -> Streamed:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
     connection.connect()
     sent = time.perf_counter()
-    connection.request("POST", "/v1/completions", json.dumps(body | {"stream": True}), {"content-type": "application/json"})
+    connection.request(
+        "POST", "/v1/completions", json.dumps(body | {"stream": True}), {"content-type": "application/json"}
+    )
     response = connection.getresponse()
     if response.status != 200:
         raise RuntimeError(f"/v1/completions answered {response.status}: {response.read()[:500]!r}")

@@ -50,7 +50,9 @@ class Warm:
         engine, prompt, start = self.engine, self.prompt(), len(self.prefix)
         settle(engine)
         cache, runner = engine.scheduler.cache, engine.runner
-        draft = Draft(0, "", key_of(prompt), start, len(prompt), slot=True, publish=start)  # the engine's ids begin at 1
+        draft = Draft(
+            0, "", key_of(prompt), start, len(prompt), slot=True, publish=start
+        )  # the engine's ids begin at 1
         plan = cache.reserve(draft)
         seq = Sequence(0, Generation(tuple(prompt), SamplingParams()))
         seq.slot = engine.scheduler.limits.max_running + ANSWERS_AT_ONCE - 1
@@ -103,8 +105,18 @@ def measure_prefix(model: Model, engine: Engine, port: int, length: int, repeats
     name = f"{length:,} + {SUFFIX} tokens"
     colds = [ttft for _, ttft in runs]
     return [
-        Row(f"warm TTFT / direct prefill, engine, {name}", "x", ratios(figures["engine"], figures["direct"]), f"<= {LIMIT}"),
-        Row(f"(warm TTFT - tokenising) / direct, HTTP, {name}", "x", ratios(figures["http"], figures["direct"]), f"<= {LIMIT}"),
+        Row(
+            f"warm TTFT / direct prefill, engine, {name}",
+            "x",
+            ratios(figures["engine"], figures["direct"]),
+            f"<= {LIMIT}",
+        ),
+        Row(
+            f"(warm TTFT - tokenising) / direct, HTTP, {name}",
+            "x",
+            ratios(figures["http"], figures["direct"]),
+            f"<= {LIMIT}",
+        ),
         Row(f"direct prefill, {name}", "ms", [1e3 * s for s in figures["direct"]]),
         Row(f"warm TTFT less tokenising, HTTP, {name}", "ms", [1e3 * s for s in figures["http"]]),
         Row(f"cold TTFT, {name}", "ms", [1e3 * s for s in colds]),

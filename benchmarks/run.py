@@ -1,0 +1,84 @@
+"""All questions, one after the other, each in a process of its own: `make bench`.
+
+    python benchmarks/run.py [NAME ...] [--small] [--peers FOLDER] [--peer-python PYTHON]
+
+Writes results/NAME.json for each, and prints one table. The exit code tells whether all of them ran, not whether goals
+were reached: the table says that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import measure
+from rich.rule import Rule
+
+QUESTIONS = {
+    "index": "How fast is the index, and how small?",
+    "mixers": "How fast is Gated DeltaNet?",
+    "prefill": "How fast are prefill and decode?",
+    "warm_ttft": "What does a warm request take beyond the work that is left?",
+    "restore": "Do checkpoints move at memcpy speed?",
+    "overhead": "What does caching cost where it cannot help?",
+    "guards": "What do the guards of exactness cost?",
+    "chat_load": "Is anything computed twice in chats?",
+    "startup": "How long until the server answers, and how much memory does it take?",
+}
+SMALL = {
+    "index": ["--repeats", "1", "--sequences", "100"],
+    "mixers": ["--repeats", "1", "--small"],
+    "prefill": ["--repeats", "1", "--small"],
+}
+LONGEST = 1800  # seconds that one question may take
+
+
+def run(name: str, given: argparse.Namespace, out: Path) -> bool:
+    """Whether the benchmark ran to its end."""
+    command = [sys.executable, str(measure.HERE / f"{name}.py"), "--out", str(out)]
+    if given.small:
+        command += SMALL.get(name, ["--repeats", "1", "--small"])
+    if name == "index" and given.peers:
+        command += ["--peers", str(given.peers), "--peer-python", given.peer_python]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST)
+    except subprocess.TimeoutExpired:
+        print(f"{name}: stopped after {LONGEST:,} seconds", file=sys.stderr)
+        return False
+    if done.returncode:
+        print(f"{name}: {done.stderr.strip()[-2000:]}", file=sys.stderr)
+    return done.returncode == 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", choices=[*QUESTIONS, []], metavar="NAME")
+    parser.add_argument("--small", action="store_true", help="sizes that only show that it runs; keeps no results")
+    parser.add_argument("--peers", type=Path, help="of index.py")
+    parser.add_argument("--peer-python", default=sys.executable, help="of index.py")
+    given = parser.parse_args()
+    console, table = measure.console(), measure.new_table("make bench")
+    folder = measure.RESULTS / "small" if given.small else measure.RESULTS
+    folder.mkdir(parents=True, exist_ok=True)
+    failed = []
+    for name in given.names or QUESTIONS:
+        started, out = time.perf_counter(), folder / f"{name}.json"
+        console.print(f"{name}: {QUESTIONS[name]}", end=" ")
+        if not run(name, given, out):
+            failed.append(name)
+            continue
+        console.print(f"{time.perf_counter() - started:.0f} s")
+        table.add_section()
+        table.add_row(f"[bold]{name}: {QUESTIONS[name]}[/]")
+        measure.add_rows(table, measure.read_rows(out))
+    console.print(Rule(), table, json.dumps(measure.machine()))
+    if failed:
+        sys.exit(f"did not run: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()
