@@ -4,8 +4,8 @@
 
 8 clients with one system prompt hold chats of 12 turns at once, through the official client, without pausing between
 turns. A request may compute what lies past the longest prefix that was sent before or is part of an answer, and 64
-tokens. Answers that are prefilled when they end are counted apart; a turn that comes before its predecessor's answer was
-prefilled computes it instead, which is the same work at another time, so single requests are held to what was sent.
+tokens. Answers that are prefilled when they end are counted apart. A turn that comes before the answer was prefilled
+computes it instead, which is the same work at another time, so single requests are held to what was sent.
 Each repetition has a namespace of its own.
 """
 
@@ -138,7 +138,7 @@ def rows_of(by_run: list[list[Record]], answers: list[int]) -> list[Row]:
         Row(
             "worst request, computed - allowed past what was sent",
             "tokens",
-            [worst(records) for records in by_run],
+            list(map(worst, by_run)),
             "<= 0",
         ),
         Row("prefill computed by requests", "tokens", computed),

@@ -12,6 +12,7 @@ import argparse
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -62,19 +63,19 @@ def main() -> None:
     parser.add_argument("--peer-python", default=sys.executable, help="of index.py")
     given = parser.parse_args()
     console, table = measure.console(), measure.new_table("make bench")
-    folder = measure.RESULTS / "small" if given.small else measure.RESULTS
-    folder.mkdir(parents=True, exist_ok=True)
     failed = []
-    for name in given.names or QUESTIONS:
-        started, out = time.perf_counter(), folder / f"{name}.json"
-        console.print(f"{name}: {QUESTIONS[name]}", end=" ")
-        if not run(name, given, out):
-            failed.append(name)
-            continue
-        console.print(f"{time.perf_counter() - started:.0f} s")
-        table.add_section()
-        table.add_row(f"[bold]{name}: {QUESTIONS[name]}[/]")
-        measure.add_rows(table, measure.read_rows(out))
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) if given.small else measure.RESULTS
+        for name in given.names or QUESTIONS:
+            started, out = time.perf_counter(), folder / f"{name}.json"
+            console.print(f"{name}: {QUESTIONS[name]}", end=" ")
+            if not run(name, given, out):
+                failed.append(name)
+                continue
+            console.print(f"{time.perf_counter() - started:.0f} s")
+            table.add_section()
+            table.add_row(f"[bold]{name}: {QUESTIONS[name]}[/]")
+            measure.add_rows(table, measure.read_rows(out))
     console.print(Rule(), table, json.dumps(measure.machine()))
     if failed:
         sys.exit(f"did not run: {', '.join(failed)}")

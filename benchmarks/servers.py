@@ -23,6 +23,7 @@ from headwater.config import ServeConfig
 from headwater.server.app import ServedEngine, create_app
 
 PATIENCE = 120  # seconds
+JSON = {"content-type": "application/json"}
 
 
 class ServerThread(uvicorn.Server):
@@ -124,9 +125,7 @@ def complete(port: int, prompt: Any, max_tokens: int = 1) -> Streamed:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
     connection.connect()
     sent = time.perf_counter()
-    connection.request(
-        "POST", "/v1/completions", json.dumps(body | {"stream": True}), {"content-type": "application/json"}
-    )
+    connection.request("POST", "/v1/completions", json.dumps(body | {"stream": True}), JSON)
     response = connection.getresponse()
     if response.status != 200:
         raise RuntimeError(f"/v1/completions answered {response.status}: {response.read()[:500]!r}")
