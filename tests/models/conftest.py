@@ -4,10 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.mixers.numerics import prepare_process
 from tests import checkpoints
-
-prepare_process(2)
 
 
 @pytest.fixture(scope="session")
