@@ -39,7 +39,7 @@ test-full: lint
 	HEADWATER_TEST_FULL=1 $(BIN)/pytest
 
 bench: $(VENV)/.dev
-	$(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/run.py $(BENCH)
 
 clean:
 	rm -rf $(VENV) build dist

@@ -23,6 +23,7 @@ from headwater.mixers.numerics import prepare_process
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 FEATURES = ("amx_tile", "amx_bf16", "avx2", "avx512f", "avx512_bf16", "avx512_fp16")
+TICKS = os.sysconf("SC_CLK_TCK")  # a second, in /proc/stat
 Figures = dict[str, list[float]]
 
 
@@ -91,7 +92,26 @@ def options(doc: str | None, name: str, repeats: int) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=RESULTS / f"{name}.json")
     given = parser.parse_args()
     prepare_process(given.threads)
+    given.begun = cpu_seconds()
     return given
+
+
+def cpu_seconds() -> tuple[float, float, float]:
+    """Wall time, CPU seconds of the whole machine, and those of this process and the children it has waited for."""
+    times = os.times()
+    own = times.user + times.system + times.children_user + times.children_system
+    stat = Path("/proc/stat")
+    busy = own
+    if stat.exists():
+        user, nice, system, _, _, *interrupts = map(int, stat.read_text().split("\n", 1)[0].split()[1:])
+        busy = (user + nice + system + sum(interrupts[:2])) / TICKS
+    return time.perf_counter(), busy, own
+
+
+def busy_with_others(begun: tuple[float, float, float]) -> float:
+    """Cores that other processes kept busy since `begun`, on average: figures of a run with many are worth little."""
+    wall, busy, own = (now - then for now, then in zip(cpu_seconds(), begun, strict=True))
+    return round(max(0.0, busy - own) / wall, 2)
 
 
 def machine() -> dict[str, object]:
@@ -110,17 +130,17 @@ def machine() -> dict[str, object]:
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "load": round(os.getloadavg()[0], 2),
     }
 
 
 def report(given: argparse.Namespace, rows: list[Row], **settings: object) -> None:
     """Write the rows with their median and spread, and print them."""
-    run = machine() | {"seed": given.seed, "repeats": given.repeats, "small": given.small} | settings
+    run = machine() | {"seed": given.seed, "repeats": given.repeats, "small": given.small}
+    run |= {"cores_busy_with_others": busy_with_others(given.begun)} | settings
     shown = [asdict(row) | {"min": min(row.values), "median": row.median, "max": max(row.values)} for row in rows]
     given.out.parent.mkdir(exist_ok=True)
     given.out.write_text(json.dumps({"run": run, "rows": shown}, indent=1) + "\n")
-    table = new_table(given.out.stem)
+    table = new_table(f"{given.out.stem}: {run['cores_busy_with_others']} cores were busy with other processes")
     add_rows(table, rows)
     console().print(table)
 

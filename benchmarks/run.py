@@ -35,6 +35,7 @@ SMALL = {
     "mixers": ["--repeats", "1", "--small"],
     "prefill": ["--repeats", "1", "--small"],
 }
+BUSY = 0.1  # cores: more than that disturbs
 LONGEST = 1800  # seconds that one question may take
 
 
@@ -74,7 +75,9 @@ def main() -> None:
                 continue
             console.print(f"{time.perf_counter() - started:.0f} s")
             table.add_section()
-            table.add_row(f"[bold]{name}: {QUESTIONS[name]}[/]")
+            others = json.loads(out.read_text())["run"].get("cores_busy_with_others", 0)
+            under = f" [yellow]({others} cores were busy with other processes)[/]" if others > BUSY else ""
+            table.add_row(f"[bold]{name}: {QUESTIONS[name]}[/]{under}")
             measure.add_rows(table, measure.read_rows(out))
     console.print(Rule(), table, json.dumps(measure.machine()))
     if failed:
