@@ -43,7 +43,8 @@ class Structural:
         return kept
 
     def _speculative(self, query: PlacementQuery, taken: set[int]) -> tuple[int, ...]:
+        """As far apart as in a prompt of this length without a match: a short suffix needs none."""
         start = query.match.checkpoint_tokens
-        parts = self._max_speculative + 1
+        parts = -(-(self._max_speculative + 1) * (query.length - start) // max(1, query.length))
         spaced = {query.on_grid(start + (query.length - start) * part // parts) for part in range(1, parts)}
         return tuple(sorted(at for at in spaced - taken if query.is_new(at)))
