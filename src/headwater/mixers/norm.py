@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from headwater.mixers.activations import inverse_rms
+
 
 class RMSNorm:
     """`x / sqrt(mean(x^2) + eps) * (1 + w)` over the last dimension; the result has x's dtype.
@@ -21,6 +23,4 @@ class RMSNorm:
     def in_float32(self, x_NC: torch.Tensor) -> torch.Tensor:
         """The same, before it is rounded to x's dtype."""
         h_NC = x_NC.float()
-        # The norm needs no squared copy of x: at 2,048 rows of 512 it takes 0.14 ms where `pow(2).mean()` takes 2.3.
-        mean_N1 = torch.linalg.vector_norm(h_NC, dim=-1, keepdim=True).square_().div_(h_NC.shape[-1])
-        return (h_NC * mean_N1.add_(self._eps).rsqrt_()).mul_(self._scale_C)
+        return (h_NC * inverse_rms(h_NC, self._eps)).mul_(self._scale_C)

@@ -18,7 +18,16 @@ from headwater.mixers.linear import Linear
 from headwater.spec import DeltaNetShape
 
 HEADS_A_BLOCK = 32  # chunks × heads whose intermediates stay in cache: 2-4 chunks of a small model, 1 of a large
-NORM_ROWS = 128  # rows of a step that the gated norm takes at a time, for the same reason
+
+
+@dataclass(frozen=True)
+class Rows:
+    """All rows of a step between the layer's two projections."""
+
+    mixed_NC: torch.Tensor  # inputs of the convolution
+    gates_N2H: torch.Tensor  # log of the decay, writing strength; float32
+    z_NHV: torch.Tensor  # gates of the output, before silu
+    out_NHV: torch.Tensor  # what out_proj takes, to be written
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,11 @@ class Chunk:
     @property
     def length(self) -> int:
         return min(CHUNK, self.slice.length - self.index * CHUNK)
+
+    @property
+    def rows(self) -> slice:
+        """Its rows in the step."""
+        return slice(self.first, self.first + self.length)
 
     @property
     def is_last(self) -> bool:
@@ -75,36 +89,25 @@ class GatedDeltaNet:
         projected_NE = self.in_proj(x_ND, batch.n_prefill)
         widths = (s.channels, s.v_heads * s.v_dim, s.v_heads, s.v_heads)
         mixed_NC, z_NX, b_NH, a_NH = projected_NE.split(widths, -1)
-        gates_N2H = self._gates(a_NH, b_NH)
-        core_NHV = x_ND.new_empty((x_ND.shape[0], s.v_heads, s.v_dim), dtype=torch.float32)
-        self._prefill_into(mixed_NC, gates_N2H, batch, state, core_NHV)
+        z_NHV = z_NX.unflatten(-1, (s.v_heads, s.v_dim))
+        rows = Rows(mixed_NC, self._gates(a_NH, b_NH), z_NHV, x_ND.new_empty(z_NHV.shape))
+        self._prefill_into(rows, batch, state)
         if batch.n_decode:
-            p = batch.n_prefill
-            core_NHV[p:] = self._decode(mixed_NC[p:], gates_N2H[p:], batch.decode_slot_B, state)
-        return self.out_proj(self._normed(core_NHV, z_NX, x_ND.dtype), batch.n_prefill)
+            decoding = slice(batch.n_prefill, None)
+            out_BHV = self._decode(mixed_NC[decoding], rows.gates_N2H[decoding], batch.decode_slot_B, state)
+            self._norm_into(rows, decoding, out_BHV)
+        return self.out_proj(rows.out_NHV.flatten(1), batch.n_prefill)
 
     def _gates(self, a_NH: torch.Tensor, b_NH: torch.Tensor) -> torch.Tensor:
         """log of the decay, −e^A softplus(a + dt), and the writing strength, sigmoid(b), in float32."""
         g_NH = softplus(a_NH.float() + self.dt_bias_H).mul_(self.decay_H)
         return torch.stack((g_NH, sigmoid(b_NH.float())), 1)
 
-    def _normed(self, core_NHV: torch.Tensor, z_NX: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        out_NX = torch.empty(z_NX.shape, dtype=dtype, device=z_NX.device)
-        z_NHV = z_NX.unflatten(-1, core_NHV.shape[1:])
-        for first in range(0, len(core_NHV), NORM_ROWS):
-            rows = slice(first, first + NORM_ROWS)
-            normed_nHV = gated_rms_norm(core_NHV[rows], z_NHV[rows], self.norm_V, self.eps)
-            out_NX[rows] = normed_nHV.flatten(1)
-        return out_NX
+    def _norm_into(self, rows: Rows, at: slice, read_nHV: torch.Tensor) -> None:
+        """The output of some rows, from what they read of their states."""
+        rows.out_NHV[at] = gated_rms_norm(read_nHV, rows.z_NHV[at], self.norm_V, self.eps)
 
-    def _prefill_into(
-        self,
-        mixed_NC: torch.Tensor,
-        gates_N2H: torch.Tensor,
-        batch: StepBatch,
-        state: LayerState,
-        core_NHV: torch.Tensor,
-    ) -> None:
+    def _prefill_into(self, rows: Rows, batch: StepBatch, state: LayerState) -> None:
         limit = max(1, HEADS_A_BLOCK // self.shape.v_heads)
         slices = sorted(batch.slices, key=lambda s: -s.length)
         for at in range(0, len(slices), limit):
@@ -113,38 +116,30 @@ class GatedDeltaNet:
             slots = [s.slot for s in group]
             state_SHKV = state.recurrent[slots[0]].unsqueeze(0) if len(slots) == 1 else state.recurrent[slots]
             for n_active, chunks in blocks(group, limit):
-                self._block_into(mixed_NC, gates_N2H, chunks, state, state_SHKV[:n_active], core_NHV)
+                self._block_into(rows, chunks, state, state_SHKV[:n_active])
 
-    def _block_into(
-        self,
-        mixed_NC: torch.Tensor,
-        gates_N2H: torch.Tensor,
-        chunks: list[Chunk],
-        state: LayerState,
-        state_SHKV: torch.Tensor,
-        core_NHV: torch.Tensor,
-    ) -> None:
+    def _block_into(self, rows: Rows, chunks: list[Chunk], state: LayerState, state_SHKV: torch.Tensor) -> None:
         """Several chunks of each of a few sequences, in order; `state_SHKV` moves on in place."""
         s = self.shape
-        window_nLC = self._windows(mixed_NC, chunks, state)
-        gates_nt2H = gates_N2H.new_zeros(len(chunks), CHUNK, 2, s.v_heads)
-        for i, chunk in enumerate(chunks):
-            gates_nt2H[i, : chunk.length] = gates_N2H[chunk.first : chunk.first + chunk.length]
+        window_nLC = self._windows(rows.mixed_NC, chunks, state)
+        gates_nt2H = rows.gates_N2H.new_zeros(len(chunks), CHUNK, 2, s.v_heads)
+        for gates_t2H, chunk in zip(gates_nt2H, chunks, strict=True):
+            gates_t2H[: chunk.length] = rows.gates_N2H[chunk.rows]
         qk_nt2GK, v_ntHV = self._heads(self._convolved(window_nLC))
         prepared = prepare(qk_nt2GK, v_ntHV, gates_nt2H[:, :, 0], gates_nt2H[:, :, 1])
         n_active = len(state_SHKV)
         state_MKV = state_SHKV.view(-1, s.k_dim, s.v_dim)
-        out_ntHV = core_NHV.new_empty(len(chunks), s.v_heads, CHUNK, s.v_dim)
+        read_nHtV = state_SHKV.new_empty(len(chunks), s.v_heads, CHUNK, s.v_dim)
         for first in range(0, len(chunks), n_active):
             at = slice(first * s.v_heads, (first + n_active) * s.v_heads)
-            advance_into(prepared, at, state_MKV, out_ntHV[first : first + n_active].flatten(0, 1))
+            advance_into(prepared, at, state_MKV, read_nHtV[first : first + n_active].flatten(0, 1))
             for i in range(n_active):
                 chunk = chunks[first + i]
                 for row in chunk.state_rows:
                     state.recurrent[row] = state_SHKV[i]
                     state.conv[row] = window_nLC[first + i, chunk.length : chunk.length + s.conv_kernel - 1].T
-        for chunk, out_HtV in zip(chunks, out_ntHV, strict=True):
-            core_NHV[chunk.first : chunk.first + chunk.length] = out_HtV.transpose(0, 1)[: chunk.length]
+        for chunk, read_HtV in zip(chunks, read_nHtV, strict=True):
+            self._norm_into(rows, chunk.rows, read_HtV.transpose(0, 1)[: chunk.length])
 
     def _windows(self, mixed_NC: torch.Tensor, chunks: list[Chunk], state: LayerState) -> torch.Tensor:
         """The chunks' inputs of the convolution, float32, each with the W − 1 inputs before it; zeros fill them up."""
@@ -153,13 +148,12 @@ class GatedDeltaNet:
             (len(chunks), before + CHUNK, self.shape.channels), dtype=torch.float32, device=mixed_NC.device
         )
         for window_LC, chunk in zip(window_nLC, chunks, strict=True):
-            end = chunk.first + chunk.length
             window_LC[before + chunk.length :].zero_()
             if chunk.index:
-                window_LC[: before + chunk.length] = mixed_NC[chunk.first - before : end]
+                window_LC[: before + chunk.length] = mixed_NC[chunk.first - before : chunk.rows.stop]
             else:
                 window_LC[:before] = state.conv[chunk.slice.slot].T
-                window_LC[before : before + chunk.length] = mixed_NC[chunk.first : end]
+                window_LC[before : before + chunk.length] = mixed_NC[chunk.rows]
         return window_nLC
 
     def _convolved(self, window_nLC: torch.Tensor) -> torch.Tensor:
