@@ -73,7 +73,7 @@ def serve(
     dtype: Dtype = "auto",
     page_size: PageSize = 64,
     max_running: Annotated[int, typer.Option(help="Requests that compute at once.")] = 16,
-    max_tokens_per_step: Annotated[int, typer.Option(help="Tokens of one step, prefill and decode.")] = 2048,
+    max_tokens_per_step: Annotated[int, typer.Option(help="Tokens of one step, prefill and decode.")] = 1024,
     placement: Annotated[str, typer.Option(help="Where checkpoints go: structural, branch, every_block(4), ...")] = (
         "structural"
     ),

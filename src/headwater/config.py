@@ -44,7 +44,7 @@ class ServeConfig:
     dtype: str = "auto"
     page_size: int = 64  # tokens
     max_running: int = 16  # requests that compute at once
-    max_tokens_per_step: int = 2048  # prefill and decode tokens of one step
+    max_tokens_per_step: int = 1024  # prefill and decode tokens of one step
     placement: str = "structural"  # a name out of headwater.cache.placement's table
     eviction: str = "lru"  # a name out of headwater.cache.eviction's table
     pool: str = "unified"

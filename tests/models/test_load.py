@@ -187,3 +187,12 @@ def test_sharded_and_single_files_give_the_same_model(
     (path / "model.safetensors.index.json").unlink()
     save_file(merged, path / "model.safetensors")
     assert torch.equal(logits(path), logits(checkpoint("qwen3_5_sharded")))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe", "qwen3_next", "qwen3_5_tied"])
+def test_a_loaded_model_keeps_no_file_mapped(name: str, dtype: str, checkpoint: Callable[[str], Path]) -> None:
+    path = checkpoint(name)
+    loaded = load_model(path, dtype)
+    assert loaded.model.layers
+    assert not [line for line in Path("/proc/self/maps").read_text().splitlines() if f"{path}/" in line]

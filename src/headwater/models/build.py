@@ -99,8 +99,11 @@ def _attention(block: Source, layer: int, family: Family) -> Mixer:
 def _delta_net(block: Source, layer: int, family: Family) -> Mixer:
     source, spec = block.at("linear_attn"), block.spec
     shapes = delta_net_shapes(spec, family)
-    # Decays and norms are computed in float32: they come as they are stored. What goes into products is cast.
-    tensors = {name: (source.get if "_proj" in name else source.stored)(name, *shapes[name]) for name in shapes}
+    # Decays and norms are computed in float32: they come as they are stored, as copies, so that nothing keeps the file
+    # mapped. What goes into products is cast, and copied when it is packed.
+    products = {name: source.get(name, *shape) for name, shape in shapes.items() if "_proj" in name}
+    others = {name: source.stored(name, *shape).clone() for name, shape in shapes.items() if name not in products}
+    tensors = products | others
     mixer = GatedDeltaNet(spec.delta_net, spec.norm_eps, tensors)
 
     def mix(x_NC: torch.Tensor, step: Step) -> torch.Tensor:

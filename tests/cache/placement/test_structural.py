@@ -105,3 +105,8 @@ def test_the_fixed_three_are_always_there_and_others_keep_their_distance(
     assert len(placed) <= 8
     for low, high in pairwise(placed):
         assert low in fixed or high - low >= 256
+
+
+def test_without_known_parts_a_branch_point_close_to_the_end_stands() -> None:
+    query = PlacementQuery(1226, Match(1024, 960, 1024, Reason.NO_CHECKPOINT), Boundaries(), 64)
+    assert Structural().place(query).checkpoints == (1024, 1216)

@@ -24,9 +24,13 @@ class Structural:
         return Placed(tuple(chosen), speculative)
 
     def _ranked(self, query: PlacementQuery) -> dict[int, int]:
-        """Candidates by rank. 0 are those that stand whatever the gap: system end, query end, last page."""
+        """Candidates by rank. 0 are those that stand whatever the gap: system end, query end, last page.
+
+        Where no part is known the branch point is all there is to tell what others share, so it stands, too.
+        """
         parts = query.boundaries
-        wanted = [(parts.system_end, 0), (parts.query_end, 0), (query.last_page, 0), (query.match.branch_tokens, 1)]
+        branch = (query.match.branch_tokens, 1 if parts.known else 0)
+        wanted = [(parts.system_end, 0), (parts.query_end, 0), (query.last_page, 0), branch]
         wanted += [(parts.query_start, 2), *((position, 3) for position in parts.extra)]
         ranks: dict[int, int] = {}
         for position, rank in wanted:
