@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from headwater.memory.slots import StateMemory
+from headwater.models.load import load_model
 from tests.exactness.rig import Make, words
 from tests.exactness.scenarios import AMPLE, SCENARIOS, chat_turn
 
@@ -50,6 +51,22 @@ def test_no_policy_changes_a_bit(load, same_bits_as_without_a_cache, eviction, p
         head = words(500, "head")
         answers = [rig.ask(head + words(200 + 90 * (i % 3), i % 4), 70) for i in range(12)]
     assert any(answer.account.cached_tokens for answer in answers)
+    assert all(same_bits_as_without_a_cache(make, answers))
+
+
+@pytest.mark.parametrize("page_size", [128, 192])
+def test_no_page_size_changes_a_bit(load, same_bits_as_without_a_cache, page_size):
+    loaded, check = load("qwen3_5", "float32", 2)
+    make = Make(load_model(loaded.path, "float32", page_size=page_size), check, {"page_size": page_size})
+    with make(500) as rig:
+        prompt = words(700, "pages")
+        answers = [rig.ask(prompt, 70), rig.ask(prompt, 70)]
+        rig.settle()
+        answers.append(rig.ask(answers[1].everything + words(50, "turn"), 30))
+    assert [a.account.cached_tokens for a in answers[1:]] == [
+        699 // page_size * page_size,
+        770 // page_size * page_size,
+    ]
     assert all(same_bits_as_without_a_cache(make, answers))
 
 
