@@ -272,6 +272,7 @@ def test_a_lease_that_stands_where_no_checkpoint_is_keeps_none_from_going() -> N
     held = toy.draft(B[:20], 0)
     toy.commit(toy.reserve(held), held)
     toy.reserve(toy.draft(words(3, 15 * PAGE), 0))
+    assert toy.cache.stats().checkpoints == 0
 
 
 def test_a_pinned_page_is_never_evicted() -> None:
