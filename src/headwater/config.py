@@ -55,6 +55,19 @@ class ServeConfig:
     port: int = 8000
     threads: int | None = None  # None: as many as torch takes by itself
     reproducible: bool = True  # False: do without what makes a hit change no bit
+    model_name: str | None = None  # as clients see it; None: the folder's name
+    max_waiting: int = 256  # requests that may wait for a slot; more are refused with 503
+    request_timeout: float | None = None  # seconds that a request may take; None: any
+    drain: float = 30.0  # seconds that running requests have to end after SIGTERM
+    api_key: str | None = None  # None: nobody needs one
+    cors: tuple[str, ...] = ()  # origins that browsers may call from; "*" is any
+    tls_key: Path | None = None
+    tls_cert: Path | None = None
+    uds: Path | None = None  # a Unix socket to listen on in place of host and port
+    log_format: str = "text"  # or "json"
+    otlp_endpoint: str | None = None  # where OpenTelemetry spans go (HTTP); None: nowhere
+    tool_format: str = "auto"  # how the model writes tool calls; auto: told by its chat template
+    reasoning_format: str = "auto"  # likewise for its reasoning
     cache_dir: Path = field(default_factory=user_cache_dir)  # the embedded default is kept there
 
     def __post_init__(self) -> None:

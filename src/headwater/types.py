@@ -134,8 +134,16 @@ class CacheAccount:
 
 
 @dataclass(frozen=True, slots=True)
+class Constraint:
+    """What an output must be: every token that could not lead there is ruled out before sampling."""
+
+    kind: str  # "json_schema" (a schema's JSON), "regex", or "lark" (a grammar in llguidance's dialect of Lark)
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to choose tokens. temperature 0 is greedy; top_k 0 and top_p 1 and min_p 0 are off."""
+    """How to choose tokens. temperature 0 is greedy; top_k 0, top_p 1, min_p 0 and penalties 1, 0, 0 are off."""
 
     max_tokens: int = 16
     temperature: float = 1.0
@@ -147,6 +155,11 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None  # None: none; k: the chosen token's and the k most likely
+    repetition_penalty: float = 1.0  # of tokens in the prompt or the output (Keskar et al. 2019, section 4.1)
+    presence_penalty: float = 0.0  # subtracted from the logits of tokens in the output, as OpenAI does
+    frequency_penalty: float = 0.0  # likewise, times the number of times each is there
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token, added to its logit)
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +171,7 @@ class Generation:
     namespace: str = ""
     boundaries: Boundaries = field(default_factory=Boundaries)
     keep_output: bool = True  # False: the next turn's template will strip the output, so none of it is cached
+    deadline: float | None = None  # seconds from its submission until it fails with DeadlineExceeded; None: never
 
 
 @dataclass(frozen=True, slots=True)
