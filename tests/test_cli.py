@@ -11,7 +11,8 @@ import sys
 import pytest
 import typer
 
-from headwater.cli import commands, read_spec, run
+from headwater.cli import commands, run
+from headwater.cli.inspect import read_spec
 from headwater.config import ServeConfig
 
 TINY = {

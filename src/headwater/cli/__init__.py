@@ -1,0 +1,46 @@
+"""The command line. An error of the user's is one line, and exit code 2."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version
+from typing import Annotated, Any
+
+import typer
+
+from headwater.cli import inspect, serve  # noqa: F401  each registers its command
+from headwater.cli.common import commands
+from headwater.errors import HeadwaterError
+
+ClickException: Any = typer.BadParameter.mro()[2]  # of the click that this typer brings, or the one it imports
+
+
+def app() -> None:
+    """The `headwater` command."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line; returns its exit code."""
+    try:
+        return commands(arguments, standalone_mode=False, prog_name="headwater") or 0
+    except ClickException as error:
+        message = error.format_message()
+    except (HeadwaterError, OSError) as error:
+        message = str(error)
+    except KeyboardInterrupt:
+        return 130
+    print(f"headwater: {' '.join(message.split())}", file=sys.stderr)
+    return 2
+
+
+@commands.callback(invoke_without_command=True)
+def main(
+    context: typer.Context,
+    show_version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Exact prefix caching for hybrid language models."""
+    if show_version:
+        print(f"headwater {version('headwater')}")
+    elif context.invoked_subcommand is None:
+        print(context.get_help())

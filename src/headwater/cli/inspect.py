@@ -1,0 +1,78 @@
+"""`headwater inspect`: what a model's cache costs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rich.table import Table
+
+from headwater.cli.common import Dtype, Memory, Model, PageSize, commands, console, default_checkpoint
+from headwater.config import ServeConfig, parse_bytes
+from headwater.errors import CheckpointError
+from headwater.spec import ModelSpec
+
+INSPECTED_LENGTHS = (0, 1024, 8192, 32768, 131072)  # tokens
+
+
+@commands.command()
+def inspect(
+    model: Model = None,
+    memory: Memory = "4GB",
+    dtype: Dtype = "auto",
+    page_size: PageSize = 64,
+) -> None:
+    """Print what a model's cache costs, without loading its weights."""
+    spec = read_spec(model or default_checkpoint(), dtype, page_size)
+    budget = parse_bytes(memory)
+    n_pages = spec.layout(budget).n_pages
+    console.print(cost_table(spec))
+    console.print(flops_table(spec))
+    fit = Table()
+    fit.add_column(f"what fits in {budget:,} bytes", no_wrap=True)
+    fit.add_column("alone", justify="right")
+    fit.add_row("tokens of KV", f"{n_pages * page_size:,}" if spec.kv_pages_per_unit else "any number")
+    fit.add_row("checkpoints", f"{n_pages // spec.checkpoint_pages:,}" if spec.checkpoint_pages else "none needed")
+    console.print(fit)
+
+
+def read_spec(path: Path, dtype: str, page_size: int) -> ModelSpec:
+    """The sizes of a checkpoint's model; `auto` is the dtype that its weights are kept in."""
+    ServeConfig(model=path, dtype=dtype, page_size=page_size)  # checks the three
+    try:
+        keys = json.loads((path / "config.json").read_text())
+    except ValueError as error:
+        raise CheckpointError(f"{path / 'config.json'}: {error}") from error
+    text = keys.get("text_config", keys)
+    stored = text.get("dtype") or text.get("torch_dtype") or keys.get("dtype") or keys.get("torch_dtype") or "bfloat16"
+    return ModelSpec.from_config(keys, stored if dtype == "auto" else dtype, page_size)
+
+
+def cost_table(spec: ModelSpec) -> Table:
+    recurrent = len(spec.mixers) - len(spec.attention_layers)
+    layers = f"{len(spec.attention_layers)} attention, {recurrent} recurrent"
+    table = Table(title=f"{spec.model_type}, {spec.dtype_name}: {layers} layers", title_justify="left")
+    table.add_column("", no_wrap=True)
+    table.add_column("bytes", justify="right")
+    table.add_column("as much as", justify="right")
+    table.add_row("weights", f"{spec.parameter_bytes:,}", "")
+    table.add_row("KV of a token", f"{spec.kv_bytes_per_token:,}", "")
+    table.add_row(f"a page ({spec.page_size} tokens)", f"{spec.page_bytes:,}", "")
+    in_tokens = f"{spec.checkpoint_bytes / spec.kv_bytes_per_token:,.0f} tokens of KV" if spec.attention_layers else ""
+    pages = f"{spec.checkpoint_pages:,} pages"
+    table.add_row("a checkpoint", f"{spec.checkpoint_bytes:,}", f"{in_tokens}; {pages}" if in_tokens else pages)
+    return table
+
+
+def flops_table(spec: ModelSpec) -> Table:
+    """FLOPs of one more token after so many, and of the prefill that a hit of that length saves."""
+    table = Table(title="FLOPs", title_justify="left")
+    for name in ("after tokens", "one more token", "of that attention", "saved by a hit"):
+        table.add_column(name, justify="right")
+    for length in (n for n in INSPECTED_LENGTHS if n < spec.max_length):
+        kinds = spec.flops_by_kind(length, length + 1)
+        total = sum(kinds.values()) - kinds["head"]
+        saved = spec.prefill_flops(0, length) - spec.flops_by_kind(0, length)["head"]
+        share = f"{kinds.get('attention', 0) / total:.0%}"
+        table.add_row(f"{length:,}", f"{total / 1e6:,.1f} M", share, f"{saved / 1e9:,.2f} G")
+    return table
