@@ -20,7 +20,8 @@ from typing import Any
 import uvicorn
 
 from headwater.config import ServeConfig
-from headwater.server.app import ServedEngine, create_app
+from headwater.server.app import create_app
+from headwater.server.service import ServedEngine
 
 PATIENCE = 120  # seconds
 JSON = {"content-type": "application/json"}
