@@ -21,8 +21,9 @@ from servers import ServerThread, complete
 
 from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
+from headwater.schedule.scheduler import ANSWERS_AT_ONCE
 from headwater.schedule.sequence import Sequence, key_of
-from headwater.schedule.step import ANSWERS_AT_ONCE, Leg, Step
+from headwater.schedule.step import Leg, Step
 from headwater.server.chat import encode
 from headwater.types import Draft, Generation, SamplingParams
 

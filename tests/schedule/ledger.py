@@ -11,8 +11,10 @@ import random
 
 from headwater.cache.placement import make_placement
 from headwater.cache.prefix_cache import NoCache, PrefixCache
+from headwater.errors import OutOfPages
+from headwater.schedule.scheduler import DecodeReuse, Limits, Scheduler
 from headwater.schedule.sequence import Phase, Sequence
-from headwater.schedule.step import DecodeReuse, Leg, Limits, Scheduler, Step
+from headwater.schedule.step import Leg, Step
 from headwater.types import CacheLayout, Generation, SamplingParams
 
 PREFILL, DECODE = "prefill", "decode"
@@ -148,6 +150,7 @@ class Lab:
             seq.tokens.append(tokens[seq.id])
             if seq.n_output >= seq.generation.params.max_tokens:
                 self.scheduler.finish(seq)
+        assert all(isinstance(error, OutOfPages) for _, error in self.scheduler.failures), self.scheduler.failures
         self.cache.check()
         self.steps += 1
 

@@ -23,8 +23,9 @@ from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.load import LoadedModel, load_model, read_spec
 from headwater.models.tiny import ensure_default
+from headwater.schedule.scheduler import ANSWERS_AT_ONCE, Limits, Scheduler
 from headwater.schedule.sequence import Phase, Sequence
-from headwater.schedule.step import ANSWERS_AT_ONCE, Limits, Scheduler, Step
+from headwater.schedule.step import Step
 from headwater.types import Event, FailedEvent, FinishedEvent, Generation, SamplingParams, TokenEvent
 
 # Checkpoints saved in the middle of a leg are staged in rows of their own: at most so many, and so many bytes.

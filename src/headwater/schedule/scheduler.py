@@ -1,0 +1,379 @@
+"""Moves requests through their phases: who runs in the next step, who waits, who gives way."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Literal
+
+from headwater.cache.placement import Placement
+from headwater.errors import OutOfPages, PlanClosed, RequestTooLarge
+from headwater.schedule.planner import Budget, Cache, Planner
+from headwater.schedule.queue import Queue
+from headwater.schedule.sequence import Phase, Sequence
+from headwater.schedule.shares import Shares
+from headwater.schedule.step import DecodeRow, Leg, Step
+from headwater.types import CacheLayout, Generation, Plan
+
+ANSWERS_AT_ONCE = 4  # finished answers that are prefilled side by side; each has a slot of its own
+
+DecodeReuse = Literal["canonical", "raw", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much may run at once, and how many may wait for it."""
+
+    max_running: int
+    tokens_per_step: int
+    saves_per_step: int
+    max_model_len: int
+    max_waiting: int = 256
+
+
+@dataclass
+class Scheduler:
+    """Moves sequences through their phases. `plan_step` and `finish_step` are called in turn, by one thread."""
+
+    cache: Cache
+    placement: Placement
+    layout: CacheLayout
+    limits: Limits
+    decode_reuse: DecodeReuse = "canonical"
+    waiting: Queue = field(default_factory=Queue)
+    running: dict[int, Sequence] = field(default_factory=dict)  # PREFILL and DECODE, by id
+    answers: deque[Sequence] = field(default_factory=deque)  # finished answers whose prefill has not begun
+    shares: Shares = field(default_factory=Shares)
+
+    def __post_init__(self) -> None:
+        self.planner = Planner(self.cache, self.placement, self.layout.page_size)
+        self._free_slots = list(range(self.limits.max_running + ANSWERS_AT_ONCE))  # a heap: low ones first
+        self._left_slots: set[int] = set()
+        self._next_id = 0
+        self._crowded = False  # after a preemption nobody is admitted until somebody has left
+        self._legs: dict[int, Leg] = {}
+        self._rows: dict[int, DecodeRow] = {}
+        self.failures: list[tuple[Sequence, Exception]] = []  # requests that were given up; the engine tells them
+        self.preemptions = 0
+        self.prefill_tokens = 0  # computed for prompts
+        self.answer_tokens = 0  # recomputed so that answers can be resumed
+        self.decode_tokens = 0
+
+    # -- requests come and go --------------------------------------------------
+
+    def submit(self, generation: Generation) -> Sequence:
+        """Queue a request; raises RequestTooLarge if no amount of waiting could serve it."""
+        self._check_fits(len(generation.prompt) + generation.params.max_tokens)
+        seq = Sequence(self._new_id(), generation)
+        self.waiting.push(seq)
+        self.shares.join(seq.namespace)
+        return seq
+
+    def _check_fits(self, tokens: int) -> None:
+        limit = self.limits.max_model_len
+        if tokens > limit:
+            raise RequestTooLarge(f"prompt and max_tokens together are {tokens:,} tokens, the model takes {limit:,}")
+        layout = self.layout
+        kv = -(-tokens // layout.page_size) * layout.kv_pages_per_unit
+        states = layout.slot_pages
+        if layout.state_fraction is None:
+            need, have = kv + states, layout.n_pages
+        else:
+            state_pages = int(layout.n_pages * layout.state_fraction)
+            need, have = kv, layout.n_pages - state_pages
+            if states > state_pages:
+                need, have = states, state_pages
+        if need > have:
+            raise RequestTooLarge(f"{tokens:,} tokens need {need:,} pages of memory, there are {have:,}")
+
+    def cancel(self, seq: Sequence) -> None:
+        """Give back all it holds. Between steps only."""
+        if seq.phase is Phase.WAITING and seq.samples:
+            self.waiting.remove(seq)
+        elif seq.phase in (Phase.PREFILL, Phase.DECODE):
+            self._let_go(seq)
+        if seq.samples and seq.phase is not Phase.DONE:
+            self.shares.leave(seq.namespace)
+        seq.phase = Phase.DONE
+
+    def finish(self, seq: Sequence) -> None:
+        """The answer is complete: free its memory, and queue the prefill that lets the next turn resume after it."""
+        self.cancel(seq)
+        generation = seq.generation
+        page = self.layout.page_size
+        end = len(seq.tokens) // page * page
+        if self.decode_reuse != "canonical" or not generation.keep_output or end <= seq.n_prompt // page * page:
+            return
+        answer = Generation(tuple(seq.tokens[:end]), generation.params, generation.namespace)
+        self.answers.append(Sequence(self._new_id(), answer, samples=False))
+        while len(self.answers) > self.limits.max_running:
+            self.answers.popleft()
+
+    @property
+    def idle(self) -> bool:
+        return not (len(self.waiting) or self.running or self.answers)
+
+    def _new_id(self) -> int:
+        self._next_id += 1
+        return self._next_id
+
+    # -- one step ----------------------------------------------------------------
+
+    def plan_step(self) -> Step:
+        """Decode first, then the prefills under way, then new requests, then finished answers."""
+        self._legs, self._rows = {}, {}
+        for seq in [self.running[i] for i in sorted(self.running)]:
+            self._alone(self._plan_row, seq)
+        for seq in self.shares.order(self.running.values()):
+            self._alone(self._plan_leg, seq)
+        if not self._crowded:
+            self._admit()
+            self._prefill_answers()
+        # by slot, so that the rows' states mostly lie side by side
+        rows = sorted(self._rows.values(), key=lambda row: row.seq.slot or 0)
+        return Step(tuple(self._legs.values()), tuple(rows))
+
+    def _alone(self, plan: Callable[[Sequence], bool | None], seq: Sequence) -> bool:
+        """Plan for one sequence; what nobody foresaw ends that one, and the others go on."""
+        try:
+            return bool(plan(seq))
+        except Exception as error:
+            self._fail(seq, error)
+            return True
+
+    def finish_step(self, step: Step) -> list[Sequence]:
+        """Publish what the step computed; returns the sequences whose next token is to be sampled, in its order.
+
+        One whose leg cannot be published fails, and is not among them.
+        """
+        for leg in step.legs:
+            self._alone(self._finish_leg, leg.seq)
+        for row in step.rows:
+            self._alone(self._finish_row, row.seq)
+        failed = {seq.id for seq, _ in self.failures}
+        return [item.seq for item in step.items if item.wants_token and item.seq.id not in failed]
+
+    def _finish_leg(self, seq: Sequence) -> None:
+        plan = self._legs[seq.id].plan
+        self.cache.commit(plan)
+        del self._legs[seq.id]
+        self._count(seq, plan.end - plan.start)
+        seq.computed = plan.end
+        seq.checkpoints = tuple(c for c in seq.checkpoints if c > seq.computed)
+        seq.speculative = tuple(c for c in seq.speculative if c > seq.computed)
+        if seq.computed == seq.n_prompt:
+            self._end_prefill(seq)
+
+    def _finish_row(self, seq: Sequence) -> None:
+        plan = self._rows[seq.id].plan
+        if plan is not None:
+            self.cache.commit(plan)
+        del self._rows[seq.id]
+        self.decode_tokens += 1
+        self.shares.charge(seq.namespace, 1)
+        seq.computed += 1
+
+    def _count(self, seq: Sequence, tokens: int) -> None:
+        """A leg's tokens, by what they were for."""
+        self.shares.charge(seq.namespace, tokens)
+        if seq.samples:
+            self.prefill_tokens += tokens
+        else:
+            self.answer_tokens += tokens
+
+    def abandon_step(self, step: Step) -> list[Sequence]:
+        """The step failed: close its plans and give back all that its sequences hold; returns them."""
+        failed = [item.seq for item in step.items if item.seq.phase is not Phase.DONE]
+        for seq in failed:
+            self.cancel(seq)
+        return failed
+
+    def _end_prefill(self, seq: Sequence) -> None:
+        if seq.samples:
+            seq.phase = Phase.DECODE
+        else:
+            self.cancel(seq)
+
+    def take_left_slots(self) -> set[int]:
+        """The slots that were given back since the last call and that nobody has taken."""
+        left, self._left_slots = self._left_slots, set()
+        return left
+
+    # -- decode ------------------------------------------------------------------
+
+    def _plan_row(self, seq: Sequence) -> None:
+        while seq.phase is Phase.DECODE:
+            try:
+                self._extend(seq)
+            except OutOfPages as error:
+                self._make_room_for(seq, error)
+                continue
+            self._rows[seq.id] = DecodeRow(seq, seq.tokens[seq.computed], seq.computed, self._raw_page(seq))
+            return
+
+    def _extend(self, seq: Sequence) -> None:
+        """Reserve the page that the token at `seq.computed` falls into, unless it has it."""
+        if self.layout.kv_pages_per_unit and seq.computed >= len(seq.table) * self.layout.page_size:
+            plan = self.planner.decode_page(seq)
+            self.cache.commit(plan)
+            seq.table = plan.table
+
+    def _raw_page(self, seq: Sequence) -> Plan | None:
+        """With decode-reuse raw: the plan that publishes the page which this row completes, if there is room."""
+        if self.decode_reuse != "raw" or (seq.computed + 1) % self.layout.page_size:
+            return None
+        try:
+            return self.planner.raw_page(seq)
+        except OutOfPages:
+            return None
+
+    # -- prefill -----------------------------------------------------------------
+
+    def _budget(self) -> Budget:
+        page = self.layout.page_size
+        used = sum(leg.plan.end - leg.plan.start for leg in self._legs.values())
+        tokens = max(page, (self.limits.tokens_per_step - len(self._rows)) // page * page)
+        saves = sum(len(leg.plan.saves) for leg in self._legs.values())
+        return Budget(max(0, tokens - used), self.limits.saves_per_step - saves)
+
+    def _plan_leg(self, seq: Sequence) -> None:
+        while seq.phase is Phase.PREFILL:
+            try:
+                plan = self.planner.next_leg(seq, self._budget())
+            except OutOfPages as error:
+                if not self._make_room_for(seq, error):
+                    return
+                continue
+            if plan is not None:
+                self._start_leg(seq, plan)
+            return
+
+    def _start_leg(self, seq: Sequence, plan: Plan) -> None:
+        seq.table = plan.table
+        self._legs[seq.id] = Leg(seq, plan)
+
+    def _admit(self) -> None:
+        for seq in self.shares.order(self.waiting):
+            if self._n_requests() >= self.limits.max_running or self._budget().tokens <= 0:
+                return
+            if not self._alone(self._start_or_follow, seq):
+                return
+
+    def _start_or_follow(self, seq: Sequence) -> bool:
+        """Take the first leg of a waiting request, unless a running one computes its prefix. False: no room now."""
+        match = self.cache.match(seq.key, seq.n_prompt, seq.namespace)
+        prefills = (s for s in self.running.values() if s.phase is Phase.PREFILL)
+        if self.planner.leader_of(seq, match, prefills) is not None:
+            seq.waited = True
+            return True
+        self._drop_answer_of(seq)
+        return self._start(seq)
+
+    def _start(self, seq: Sequence) -> bool:
+        while True:
+            others = [s for s in self.waiting if s is not seq][:64]
+            try:
+                plan = self.planner.first_leg(seq, self._budget(), others)
+            except OutOfPages as error:
+                if self._drop_running_answer():
+                    continue
+                if not self.running:
+                    self._fail(seq, error)
+                return False
+            if plan is None:
+                return False
+            self.waiting.remove(seq)
+            self._begin(seq, plan)
+            return True
+
+    def _begin(self, seq: Sequence, plan: Plan) -> None:
+        seq.phase, seq.computed = Phase.PREFILL, plan.start
+        seq.slot = heappop(self._free_slots)
+        self._left_slots.discard(seq.slot)
+        self.running[seq.id] = seq
+        self._start_leg(seq, plan)
+
+    def _n_requests(self) -> int:
+        return sum(s.samples for s in self.running.values())
+
+    # -- finished answers ----------------------------------------------------------
+
+    def _prefill_answers(self) -> None:
+        """Finished answers, in what the budget leaves; one for which there is no memory is let go."""
+        while self.answers and len(self.running) - self._n_requests() < ANSWERS_AT_ONCE:
+            if not self._alone(self._begin_answer, self.answers.popleft()):
+                return
+
+    def _begin_answer(self, seq: Sequence) -> bool:
+        """False: the budget is used up, and the answer is the next one's first."""
+        try:
+            plan = self.planner.first_leg(seq, self._budget(), ())
+        except OutOfPages:
+            seq.phase = Phase.DONE
+            return True
+        if plan is None:
+            self.answers.appendleft(seq)
+            return False
+        self._begin(seq, plan)
+        return True
+
+    def _drop_answer_of(self, seq: Sequence) -> None:
+        """A queued answer that this request's own prefill will cover is not needed any more."""
+        for answer in tuple(self.answers):
+            if answer.namespace == seq.namespace and seq.key.startswith(answer.key):
+                self.answers.remove(answer)
+
+    def _drop_running_answer(self) -> bool:
+        for seq in tuple(self.running.values()):
+            if not seq.samples:
+                self.cancel(seq)
+                return True
+        return False
+
+    # -- when memory runs out --------------------------------------------------------
+
+    def _make_room_for(self, seq: Sequence, error: OutOfPages) -> bool:
+        """Free memory for `seq`: an answer first, then the request that came last, if need be `seq` itself.
+
+        False if `seq` is to wait for older requests to end.
+        """
+        if self._drop_running_answer():
+            return True
+        victim = self.running[max(self.running)]
+        if victim is seq and len(self.running) == 1:
+            self._fail(seq, error)  # alone, and still too large: _check_fits should have refused it
+            return True
+        if victim is seq and seq.phase is Phase.PREFILL:
+            return False
+        self._preempt(victim)
+        return True
+
+    def _fail(self, seq: Sequence, error: Exception) -> None:
+        self.cancel(seq)
+        self.failures.append((seq, error))
+
+    def _preempt(self, seq: Sequence) -> None:
+        """Back to the queue: it will prefill its prompt again and replay its output through the decode kernels."""
+        self._let_go(seq)
+        seq.phase = Phase.WAITING
+        seq.computed, seq.planned, seq.table = 0, 0, ()
+        seq.preemptions += 1
+        self.preemptions += 1
+        self.waiting.push(seq)
+        self._crowded = True
+
+    def _let_go(self, seq: Sequence) -> None:
+        held = self._legs.pop(seq.id, None) or self._rows.pop(seq.id, None)
+        if held is not None and held.plan is not None:
+            with suppress(PlanClosed):  # it was its commit that failed
+                self.cache.abandon(held.plan)
+        self.cache.release(seq.id)
+        if seq.slot is not None:
+            heappush(self._free_slots, seq.slot)
+            self._left_slots.add(seq.slot)
+            seq.slot = None
+        del self.running[seq.id]
+        self._crowded = False
