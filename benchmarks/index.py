@@ -167,6 +167,19 @@ def request_us(shared: int, n_pages: int, n_requests: int = 400) -> float:
     return spent / n_requests * 1e6
 
 
+def reporting(n_chains: int = 2500) -> dict[str, float]:
+    """Of a cache of 10,000 nodes, in chains of four: what a scrape asks for, and what the live page does."""
+    cache = PrefixCache(CacheLayout(40 * n_chains, checkpoint_pages=1, slot_pages=0))
+    for chain in range(n_chains):
+        key, end = fresh(np.random.default_rng(chain), 16 * PAGE).tobytes(), 16 * PAGE
+        draft = Draft(chain, "", key, 0, end, tuple(range(4 * PAGE, end + 1, 4 * PAGE)), publish=end)
+        cache.commit(cache.reserve(draft))
+        cache.release(chain)
+    assert cache.stats().nodes == 4 * n_chains
+    stats, view = (seconds(call, [()] * 20) / 20 for call in (cache.stats, cache.view))
+    return {"stats of 10,000 nodes": stats * 1e6, "view of 10,000 nodes": view * 1e3}
+
+
 def bytes_a_token(prompts: Prompts) -> float:
     """Allocated bytes of tree, pool and policy for each token of KV that is held, the workload's 22 M tokens in."""
     gc.collect()
@@ -196,6 +209,8 @@ GOALS = {
     "8k request: match + reserve + commit, cold": ("us", "<= 100"),
     "8k request, 4k of it cached": ("us", "<= 100"),
     "8k request, 4k of it cached, evicting": ("us", "<= 100"),
+    "stats of 10,000 nodes": ("us", ""),
+    "view of 10,000 nodes": ("ms", ""),
 }
 
 
@@ -209,6 +224,7 @@ def repetition(prompts: Prompts) -> dict[str, float]:
         "8k request: match + reserve + commit, cold": request_us(0, 200_000),
         "8k request, 4k of it cached": request_us(4096, 200_000),
         "8k request, 4k of it cached, evicting": request_us(4096, 2_000),
+        **reporting(),
     }
 
 

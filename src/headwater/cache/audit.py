@@ -55,17 +55,3 @@ def _check_table(index: Index, lease: Lease) -> None:
         node = node.parent
     for at, page in enumerate(lease.table):
         assert page in own or path.get(at) == page, f"page {page} at {at} of a table is neither its own nor pinned"
-
-
-def dead_units(index: Index) -> int:
-    """Units of KV with no checkpoint at or below them."""
-    nodes = list(index)
-    alive: set[Node] = set()
-    dead = 0
-    for node in reversed(nodes):
-        if node.checkpoint is not None or node in alive:
-            if node.parent is not None:
-                alive.add(node.parent)
-        elif node.pages:
-            dead += len(node.pages) // index.unit_pages
-    return dead

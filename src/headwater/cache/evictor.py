@@ -14,6 +14,7 @@ class Evictor:
     def __init__(self, index: Index, pool: Pool, policy: Eviction) -> None:
         self._index, self._pool, self._policy = index, pool, policy
         self.checkpoints = 0  # evicted so far
+        self.speculative = 0  # of them
         self.kv_pages = 0
 
     def make_room(self, room: Room, pages: int, now: int) -> None:
@@ -28,8 +29,9 @@ class Evictor:
         assert victim is not None, f"the policy finds nothing to evict for {room}, {pages} pages short"
         node, kind = victim
         if kind is Kind.CHECKPOINT:
-            self._pool.states.give(self._index.drop(node))
             self.checkpoints += 1
+            self.speculative += node.speculative
+            self._pool.states.give(self._index.drop(node))
         else:
             self._trim(node, pages)
 

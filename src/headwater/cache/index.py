@@ -38,7 +38,10 @@ class Index:
         self.losses = Losses()
         self.nodes = 0  # roots not counted
         self.kv_pages = 0
+        self.dead_pages = 0  # KV of nodes with no checkpoint at or below them
         self.checkpoints = 0
+        self.saved = 0  # checkpoints that were ever taken
+        self.saved_speculative = 0  # of them
         self._observer = observer
         self._serial = 0
 
@@ -135,6 +138,7 @@ class Index:
         width = cut * self.unit_bytes
         upper = Node(parent, node.edge[:width], node.pages[: cut * self.unit_pages], end, self._next_serial())
         upper.kv_time = node.kv_time
+        upper.live = 1 if node.live else 0
         parent.adopt(node.unit, upper)
         node.edge, node.pages = node.edge[width:], node.pages[cut * self.unit_pages :]
         upper.adopt(node.edge[: self.unit_bytes], node)
@@ -170,6 +174,7 @@ class Index:
         parent.adopt(node.edge[: self.unit_bytes], node)
         self.nodes += 1
         self.kv_pages += len(pages)
+        self.dead_pages += len(pages)
         self._observer.changed(parent)
         self._observer.changed(node)
         return node
@@ -177,11 +182,38 @@ class Index:
     def save(self, node: Node, pages: tuple[int, ...], now: int, speculative: bool = False) -> None:
         """Put a checkpoint at the end of a node that has none."""
         assert node.checkpoint is None, f"{node} has a checkpoint"
-        node.checkpoint, node.speculative, node.checkpoint_time = pages, speculative, now
+        node.checkpoint, node.speculative, node.checkpoint_time, node.hits = pages, speculative, now, 0
+        node.live += 1
+        if node.live == 1:
+            self._revive(node)
         if node.lost:
             node.lost = tuple(at for at in node.lost if at != node.end)
         self.checkpoints += 1
+        self.saved += 1
+        self.saved_speculative += speculative
         self._observer.changed(node)
+
+    def _revive(self, node: Node) -> None:
+        """The first checkpoint at or below `node` came: KV is alive up to where it already was."""
+        climb: Node | None = node
+        while climb is not None:
+            self.dead_pages -= len(climb.pages)
+            climb = climb.parent
+            if climb is not None:
+                climb.live += 1
+                if climb.live > 1:
+                    return
+
+    def _bury(self, node: Node) -> None:
+        """The last checkpoint at or below `node` went: KV is dead up to where another one keeps it alive."""
+        climb: Node | None = node
+        while climb is not None:
+            self.dead_pages += len(climb.pages)
+            climb = climb.parent
+            if climb is not None:
+                climb.live -= 1
+                if climb.live:
+                    return
 
     def touch(self, node: Node, top: Node | None, now: int) -> None:
         """Refresh the KV's time from `node` up to, and without, `top`."""
@@ -241,6 +273,9 @@ class Index:
         if evicted:
             node.lost += (node.end,)
         self.checkpoints -= 1
+        node.live -= 1
+        if not node.live:
+            self._bury(node)
         self._observer.changed(node)
         self.tidy(node, evicted)
         return pages
@@ -259,6 +294,7 @@ class Index:
         self.losses.add(self.namespace(parent), end, node.edge[cut : cut + self.unit_bytes])
         pages = node.pages[keep * self.unit_pages :]
         self.kv_pages -= len(pages)
+        self.dead_pages -= len(pages)
         if not keep:
             self._remove(node)
         else:
@@ -314,7 +350,7 @@ class Index:
 
     def check(self) -> None:
         """Edges, depths, pages and counters agree, and no node is left that should have been merged or removed."""
-        nodes = kv_pages = checkpoints = 0
+        nodes = kv_pages = checkpoints = dead_pages = 0
         for namespace, root in self.roots.items():
             assert root.namespace == namespace, f"root of {namespace!r} is named {root.namespace!r}"
             assert root.children or root.pins, f"the root of {namespace!r} is empty"
@@ -326,9 +362,11 @@ class Index:
             nodes += 1
             kv_pages += len(node.pages)
             checkpoints += node.checkpoint is not None
+            dead_pages += 0 if node.live else len(node.pages)
         assert nodes == self.nodes, f"{nodes} nodes, {self.nodes} counted"
         assert kv_pages == self.kv_pages, f"{kv_pages} KV pages, {self.kv_pages} counted"
         assert checkpoints == self.checkpoints, f"{checkpoints} checkpoints, {self.checkpoints} counted"
+        assert dead_pages == self.dead_pages, f"{dead_pages} dead KV pages, {self.dead_pages} counted"
 
     def _check_node(self, node: Node) -> None:
         parent = node.parent
@@ -346,3 +384,5 @@ class Index:
         bare = node.checkpoint is None and not node.pins
         assert not (bare and len(node.children) == 1), f"{node} should have been merged"
         assert not (bare and not node.children and not node.pages), f"{node} keeps nothing"
+        live = (node.checkpoint is not None) + sum(child.live > 0 for child in node.children.values())
+        assert node.live == live, f"{node} is kept alive {node.live} times, not {live}"

@@ -36,6 +36,11 @@ class Lease:
     slot: array[int] = field(default_factory=lambda: array("i"))
     plan: int | None = None  # id of the open plan
 
+    @property
+    def n_private(self) -> int:
+        """KV pages that nobody else may read, in number."""
+        return len(self.table) - self.own_from + len(self.duplicates)
+
     def private_pages(self) -> array[int]:
         """KV pages that nobody else may read."""
         return self.table[self.own_from :] + self.duplicates

@@ -15,8 +15,10 @@ class Node:
         "edge",
         "end",
         "heir",
+        "hits",
         "holds",
         "kv_time",
+        "live",
         "lost",
         "pages",
         "parent",
@@ -37,6 +39,8 @@ class Node:
         self.heir: Node | None = None  # the first of the children: a walk tries it before it hashes a unit
         self.checkpoint: tuple[int, ...] | None = None
         self.speculative = False
+        self.live = 0  # its own checkpoint, and children with one at or below them; 0: the KV is dead
+        self.hits = 0  # requests that resumed at its end, since the checkpoint was taken
         self.kv_time = 0
         self.checkpoint_time = 0
         self.pins = 0  # leases whose path ends here

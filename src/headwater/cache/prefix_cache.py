@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import replace
 
-from headwater.cache.audit import audit, dead_units
+from headwater.cache.audit import audit
 from headwater.cache.eviction import Room, make_eviction
 from headwater.cache.evictor import Evictor
 from headwater.cache.index import Index
@@ -15,6 +15,7 @@ from headwater.cache.pool import Pool
 from headwater.cache.reason import explain
 from headwater.cache.stats import CacheStats
 from headwater.cache.survey import Survey, Surveyor
+from headwater.cache.view import CacheView, look
 from headwater.errors import OutOfPages, PlanClosed
 from headwater.types import CacheLayout, Draft, Match, Plan, Reason, Save
 
@@ -38,6 +39,7 @@ class PrefixCache:
         self._plans: dict[int, tuple[Lease, OpenPlan]] = {}
         self._now = 0  # ticks: one a reserve, one a commit
         self._reserves = self._commits = self._abandons = 0
+        self._resumes = self._resumed_tokens = 0
 
     # ---- match
 
@@ -70,6 +72,8 @@ class PrefixCache:
         self._reserves += 1
         if lease is None:
             lease = self._leases[draft.request] = self._new_lease(draft, survey)
+            self._resumes += draft.start > 0
+            self._resumed_tokens += draft.start
         return self._open(draft, lease, survey)
 
     # ---- room
@@ -134,6 +138,7 @@ class PrefixCache:
                 lease.table.extend(node.pages)
             del lease.table[start * self._index.unit_pages :]
             lease.node = self._index.boundary(above[-1], start)
+            lease.node.hits += 1
             survey.path = [node for node in survey.path if node.end > start]
         lease.own_from = len(lease.table)
         assert lease.node is not None, "a lease with reuse has a node"
@@ -332,32 +337,45 @@ class PrefixCache:
     # ---- reporting
 
     def stats(self) -> CacheStats:
-        """What is held and what was done. Walks the index."""
-        index, size = self._index, self.layout.checkpoint_pages
+        """What is held and what was done: counted as it happens, leases apart, which are few."""
+        index, layout, evictor, leases = self._index, self.layout, self._evictor, self._leases.values()
+        saves = sum(len(opened.saves) for _, opened in self._plans.values())
+        dead_units = 0 if self._every_page or not index.unit_pages else index.dead_pages // index.unit_pages
         return CacheStats(
-            pages_total=self.layout.n_pages,
+            pages_total=layout.n_pages,
             pages_free=self._pool.free,
             pages_kv=index.kv_pages,
-            pages_checkpoint=index.checkpoints * size,
-            pages_private=sum(len(lease.private_pages()) for lease in self._leases.values())
-            + sum(len(save.pages) for _, opened in self._plans.values() for save in opened.saves),
-            pages_slot=sum(len(lease.slot) for lease in self._leases.values()),
-            dead_kv_tokens=0 if self._every_page else dead_units(index) * self.layout.unit_tokens,
+            pages_checkpoint=index.checkpoints * layout.checkpoint_pages,
+            pages_private=sum(lease.n_private for lease in leases) + saves * layout.checkpoint_pages,
+            pages_slot=sum(len(lease.slot) for lease in leases),
+            dead_kv_tokens=dead_units * layout.unit_tokens,
             checkpoints=index.checkpoints,
             nodes=index.nodes,
             namespaces=len(index.roots),
-            leases=len(self._leases),
+            leases=len(leases),
             open_plans=len(self._plans),
             reserves=self._reserves,
             commits=self._commits,
             abandons=self._abandons,
-            evicted_checkpoints=self._evictor.checkpoints,
-            evicted_kv_pages=self._evictor.kv_pages,
+            saved_checkpoints=index.saved,
+            saved_speculative=index.saved_speculative,
+            resumes=self._resumes,
+            resumed_tokens=self._resumed_tokens,
+            evicted_checkpoints=evictor.checkpoints,
+            evicted_speculative=evictor.speculative,
+            evicted_kv_pages=evictor.kv_pages,
         )
+
+    def view(self, limit: int = 300, hottest: int = 20) -> CacheView:
+        """The `limit` largest parts of the tree and its `hottest` prefixes: a walk over at most 10,000 nodes."""
+        return look(self._index, self.layout.unit_tokens, self._now, limit, hottest)
 
     def check(self) -> None:
         """Verify every invariant of index, pool and leases: AssertionError says what is broken. It never repairs."""
         audit(self._index, self._pool, list(self._leases.values()), list(self._plans.values()))
+        stats = self.stats()
+        owned = stats.pages_kv + stats.pages_checkpoint + stats.pages_private + stats.pages_slot
+        assert owned + stats.pages_free == stats.pages_total, f"pages do not add up: {stats}"
 
 
 class NoCache(PrefixCache):

@@ -24,5 +24,10 @@ class CacheStats:
     reserves: int
     commits: int
     abandons: int
+    saved_checkpoints: int
+    saved_speculative: int  # of them
+    resumes: int  # requests that began at a checkpoint (or a page, where every page will do)
+    resumed_tokens: int  # that those did not compute
     evicted_checkpoints: int
+    evicted_speculative: int  # of them
     evicted_kv_pages: int
