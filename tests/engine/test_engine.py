@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from headwater.engine.deadlines import Deadlines
 from headwater.engine.engine import Engine
 from headwater.engine.selfcheck import SelfCheck
-from headwater.errors import EngineStopped, HeadwaterError, RequestTooLarge
+from headwater.errors import DeadlineExceeded, EngineStopped, HeadwaterError, QueueFull, RequestTooLarge
 from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.load import LoadedModel, load_model
@@ -161,3 +163,76 @@ def test_a_cancelled_request_is_gone_from_memory(make):
 def test_a_request_that_cannot_fit_is_refused_at_once(make):
     with make(40) as rig, pytest.raises(RequestTooLarge, match="the model takes"):
         rig.submit(words(40 * 64, 1), 10)
+
+
+def test_a_request_past_its_deadline_fails_with_what_it_had_and_is_gone_from_memory(make):
+    with make(500) as rig:
+        late = replace(generation(words(100, 1), max_tokens=8000), deadline=0.2)
+        *tokens, end = collect(rig.engine, late)
+        assert isinstance(end, FailedEvent)
+        assert isinstance(end.error, DeadlineExceeded)
+        assert end.error.output_tokens == len(tokens)
+        assert end.error.seconds >= 0.2
+        rig.settle()
+        assert rig.engine.stats().expired == 1
+        assert rig.engine.stats().cache.leases == 0
+        *tokens, end = collect(rig.engine, replace(generation(words(100, 1)), deadline=60))
+        assert isinstance(end, FinishedEvent)
+        assert len(tokens) == 8
+
+
+def test_deadlines_of_ended_requests_are_forgotten():
+    deadlines = Deadlines()
+    for request in range(10):
+        deadlines.add(10 - request, request)
+    deadlines.forget_all_but({2, 3, 7})
+    assert len(deadlines) == 3
+    assert deadlines.take_passed(7.5) == [7, 3]
+    assert deadlines.take_passed(7.9) == []
+
+
+def test_a_full_queue_refuses_with_both_numbers_and_a_time_to_come_back(make):
+    rig = make(500, max_waiting=3)  # not started: nobody leaves the queue
+    for i in range(3):
+        rig.submit(words(10, i), 1)
+    with pytest.raises(QueueFull, match="3 requests wait, the server takes 3; retry after") as refused:
+        rig.submit(words(10, 9), 1)
+    assert 1 <= refused.value.retry_after <= 60
+    assert rig.engine.stats().refused == 1
+
+
+def test_a_full_queue_makes_way_for_a_namespace_that_waits_less(make):
+    rig = make(500, max_waiting=3)
+    flood = [rig.submit(words(10, i), 1) for i in range(3)]
+    rig.engine.submit(replace(generation(words(10, 9)), namespace="other"), lambda event: None)
+    rig.engine.start()
+    assert all(answer.done.wait(60) for answer in flood)
+    assert [type(answer.error) for answer in flood] == [type(None), type(None), QueueFull]
+    rig.engine.drain(60)
+    rig.engine.stop()
+
+
+def test_while_it_drains_an_engine_refuses_new_requests_and_ends_those_it_has(make):
+    with make(500) as rig:
+        answer = rig.submit(words(300, 1), 50)
+        rig.engine.refuse_new()
+        with pytest.raises(EngineStopped):
+            rig.submit(words(10, 1), 1)
+        assert rig.engine.health()["status"] == "draining"
+        assert len(rig.wait(answer).tokens) == 50
+
+
+def test_stats_count_what_was_computed(make):
+    with make(500) as rig:
+        rig.ask(words(300, 1), 8)
+        rig.settle()
+        stats = rig.engine.stats()
+        assert (stats.prefill_tokens, stats.decode_tokens, stats.answer_tokens) == (300, 7, 0)
+        rig.ask(words(300, 1), 30)  # its answer fills a page
+        rig.settle()
+        stats = rig.engine.stats()
+    assert stats.prefill_tokens == 300 + 300 - 256
+    assert (stats.decode_tokens, stats.answer_tokens) == (7 + 29, 320 - 256)
+    assert stats.running == stats.waiting == stats.answers_waiting == stats.failed_steps == 0
+    assert stats.step_seconds > 0
+    assert stats.steps >= 8 + 30

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -12,11 +14,13 @@ import torch
 from headwater.cache.placement import make_placement
 from headwater.cache.prefix_cache import NoCache, PrefixCache
 from headwater.config import ServeConfig
+from headwater.engine.deadlines import Deadlines
 from headwater.engine.detokenizer import TextStream
 from headwater.engine.runner import Runner
 from headwater.engine.sampler import Choice, sample
 from headwater.engine.selfcheck import SelfCheck, self_check
-from headwater.errors import EngineStopped, HeadwaterError
+from headwater.engine.stats import EngineStats
+from headwater.errors import DeadlineExceeded, EngineStopped, HeadwaterError, OutOfPages, QueueFull
 from headwater.memory.arena import Arena
 from headwater.memory.slots import StateMemory
 from headwater.mixers import numerics
@@ -31,6 +35,7 @@ from headwater.types import Event, FailedEvent, FinishedEvent, Generation, Sampl
 # Checkpoints saved in the middle of a leg are staged in rows of their own: at most so many, and so many bytes.
 MAX_SAVES = 16
 SAVE_BYTES = 256 * 2**20
+RECENT = 20  # requests whose durations make the estimate of when to come back
 
 log = logging.getLogger("headwater.engine")
 
@@ -46,6 +51,7 @@ class Live:
     on_event: OnEvent
     text: TextStream
     generator: torch.Generator | None
+    submitted: float  # seconds of a monotonic clock
 
     @property
     def params(self) -> SamplingParams:
@@ -72,9 +78,14 @@ class Engine:
         self._live: dict[int, Live] = {}
         self._changed = threading.Condition()
         self._cancelled: set[int] = set()
+        self._deadlines = Deadlines()
+        self._refusing = False  # running requests end, new ones are refused
         self._stopping = False
         self._broken: Exception | None = None  # what ended the thread before its time
         self._thread: threading.Thread | None = None
+        self._steps = self._failed_steps = self._refused = self._expired = 0
+        self._step_seconds = 0.0
+        self._mean_seconds = 1.0  # that a request took of late, from its submission to its end
 
     @classmethod
     def load(cls, config: ServeConfig) -> Engine:
@@ -100,7 +111,8 @@ class Engine:
         states = StateMemory(spec.state, slots + n_saves, row_bytes, config.device)
         arena = Arena(spec, layout.n_pages, config.device)
         most = (layout.n_pages - layout.slot_pages) * layout.page_size
-        limits = Limits(config.max_running, config.max_tokens_per_step, n_saves, min(spec.max_length, most))
+        longest = min(spec.max_length, most)
+        limits = Limits(config.max_running, config.max_tokens_per_step, n_saves, longest, config.max_waiting)
         scheduler = Scheduler(
             cache=PrefixCache(layout, config.eviction) if config.cache else NoCache(layout),
             placement=make_placement(config.placement if config.cache else "none"),
@@ -131,22 +143,49 @@ class Engine:
             self._changed.wait_for(lambda: self.scheduler.idle or self._broken is not None, timeout)
             return self.scheduler.idle
 
+    def refuse_new(self) -> None:
+        """From now on `submit` raises EngineStopped; what waits or runs goes on to its end."""
+        with self._changed:
+            self._refusing = True
+
     def submit(self, generation: Generation, on_event: OnEvent) -> int:
-        """Queue a request; returns its id. Raises RequestTooLarge or EngineStopped at once."""
+        """Queue a request; returns its id. Raises RequestTooLarge, QueueFull or EngineStopped at once.
+
+        A full queue makes way for a namespace that waits less than others: the last of the one that waits most gets
+        QueueFull in its place. If `on_event` raises, the request is given up.
+        """
         text = TextStream(self.loaded.tokenizer, generation.prompt[-8:], generation.params.stop)
         generator = None
         if generation.params.temperature > 0:
             generator = torch.Generator()
             seed = generation.params.seed
             generator.seed() if seed is None else generator.manual_seed(seed)
+        now = time.monotonic()
         with self._changed:
-            if self._stopping or self._broken is not None:
-                why = "is stopping" if self._broken is None else f"failed: {self._broken}"
-                raise EngineStopped(f"the engine {why} and takes no more requests")
+            self._check_admission(generation.namespace)
             seq = self.scheduler.submit(generation)
-            self._live[seq.id] = Live(seq, on_event, text, generator)
+            self._live[seq.id] = Live(seq, on_event, text, generator, now)
+            if generation.deadline is not None:
+                self._deadlines.add(now + generation.deadline, seq.id)
+                if len(self._deadlines) > 2 * len(self._live) + 1000:
+                    self._deadlines.forget_all_but(self._live)
             self._changed.notify_all()
         return seq.id
+
+    def _check_admission(self, namespace: str) -> None:
+        if self._refusing or self._stopping or self._broken is not None:
+            why = "is stopping" if self._broken is None else f"failed: {self._broken}"
+            raise EngineStopped(f"the engine {why} and takes no more requests")
+        waiting, limits = self.scheduler.waiting, self.scheduler.limits
+        if len(waiting) < limits.max_waiting:
+            return
+        self._refused += 1
+        retry_after = math.ceil(min(60.0, len(waiting) * self._mean_seconds / limits.max_running))
+        error = QueueFull(len(waiting), limits.max_waiting, max(1, retry_after))
+        displaced = waiting.displaced_by(namespace)
+        if displaced is None:
+            raise error
+        self.scheduler.give_up(displaced, error)
 
     def cancel(self, request_id: int) -> None:
         """Give up a request; its memory is free within one step. Unknown and finished ids are ignored."""
@@ -156,7 +195,7 @@ class Engine:
 
     def health(self) -> dict[str, object]:
         """What /health says."""
-        status = "stopping" if self._stopping else "ok"
+        status = "stopping" if self._stopping else "draining" if self._refusing else "ok"
         return {
             "status": status if self._broken is None else f"failed: {self._broken}",
             "model": self.loaded.name,
@@ -167,6 +206,26 @@ class Engine:
             "waiting": len(self.scheduler.waiting),
             "preemptions": self.scheduler.preemptions,
         }
+
+    def stats(self) -> EngineStats:
+        """What is held and has been done; waits at most for a step's planning."""
+        with self._changed:
+            scheduler = self.scheduler
+            return EngineStats(
+                cache=scheduler.cache.stats(),
+                running=len(scheduler.running),
+                waiting=len(scheduler.waiting),
+                answers_waiting=len(scheduler.answers),
+                preemptions=scheduler.preemptions,
+                steps=self._steps,
+                failed_steps=self._failed_steps,
+                step_seconds=self._step_seconds,
+                prefill_tokens=scheduler.prefill_tokens,
+                answer_tokens=scheduler.answer_tokens,
+                decode_tokens=scheduler.decode_tokens,
+                refused=self._refused,
+                expired=self._expired,
+            )
 
     # -- on the engine's thread ------------------------------------------------
 
@@ -183,21 +242,22 @@ class Engine:
                 self._broken = unforeseen
                 self._changed.notify_all()
         for live in tuple(self._live.values()):
-            live.on_event(FailedEvent(error))
+            self._told(live, FailedEvent(error))
         self._live.clear()
 
     def _turn(self) -> bool:
         """Wait for work and do one step of it. False when the engine is to stop."""
         with self._changed:
-            while self.scheduler.idle and not self._cancelled and not self._stopping:
+            while self.scheduler.idle and not (self._cancelled or self._stopping or self.scheduler.failures):
                 self._changed.notify_all()  # whoever drains
                 self._changed.wait()
             if self._stopping:
                 return False
             self._take_cancelled()
+            self._take_expired()
             step = self.scheduler.plan_step()
             self.runner.release(self.scheduler.take_left_slots())
-            self._tell_failures()
+        self._tell_failures()
         if step:
             self._run(step)
         return True
@@ -210,24 +270,46 @@ class Engine:
                 self.runner.forget(request_id)
         self._cancelled.clear()
 
+    def _take_expired(self) -> None:
+        now = time.monotonic()
+        for request_id in self._deadlines.take_passed(now):
+            live = self._live.get(request_id)
+            if live is not None:
+                self._expired += 1
+                self.scheduler.give_up(live.seq, DeadlineExceeded(now - live.submitted, live.seq.n_output))
+
     def _tell_failures(self) -> None:
-        for seq, error in self.scheduler.failures:
+        with self._changed:
+            failures, self.scheduler.failures = self.scheduler.failures, []
+        for seq, error in failures:
+            if not isinstance(error, OutOfPages | QueueFull | DeadlineExceeded):
+                log.error("request %d failed", seq.id, exc_info=error)
+                error = HeadwaterError(f"the step failed: {error}")
             live = self._live.get(seq.id)
             if live is not None:
                 self._close(live, FailedEvent(error))
-        self.scheduler.failures.clear()
 
     def _run(self, step: Step) -> None:
         """A step that fails, or its sampling, takes its own requests with it and nothing else."""
+        started = time.perf_counter()
         try:
             logits_RV = self.runner.run(step)
         except Exception as error:
+            self._failed_steps += 1
             with self._changed:
                 failed = self.scheduler.abandon_step(step)
             self._fail(failed, error)
             return
+        finally:
+            self._steps += 1
+            self._step_seconds += time.perf_counter() - started
+        wanting = [item.seq for item in step.items if item.wants_token]
         with self._changed:
-            sampled = [self._live[seq.id] for seq in self.scheduler.finish_step(step)]
+            finished = self.scheduler.finish_step(step)
+        self._tell_failures()
+        if len(finished) < len(wanting):
+            logits_RV = logits_RV[[i for i, seq in enumerate(wanting) if seq in finished]]
+        sampled = [self._live[seq.id] for seq in finished]
         try:
             choices = self._sample(logits_RV, sampled)
         except Exception as error:
@@ -262,8 +344,11 @@ class Engine:
             self._finish(live, "stop", choice.token)
             return
         text, stop = live.text.push(choice.token)
-        live.on_event(TokenEvent(choice.token, text, choice.logprob, choice.top))
-        if stop is not None:
+        if not self._told(live, TokenEvent(choice.token, text, choice.logprob, choice.top)):
+            with self._changed:
+                self.scheduler.cancel(seq)
+            self._forget(live)
+        elif stop is not None:
             self._finish(live, "stop", stop)
         elif seq.n_output >= params.max_tokens:
             self._finish(live, "length", None)
@@ -278,7 +363,20 @@ class Engine:
         self._close(live, FinishedEvent(reason, held_back, account, seq.n_output, stop))
 
     def _close(self, live: Live, event: Event) -> None:
-        live.on_event(event)
+        self._told(live, event)
+        self._forget(live)
+
+    def _told(self, live: Live, event: Event) -> bool:
+        """False if the one who is to be told raised: a broken listener costs its own request alone."""
+        try:
+            live.on_event(event)
+        except Exception as error:
+            log.error("request %d could not be told of its answer", live.seq.id, exc_info=error)
+            return False
+        return True
+
+    def _forget(self, live: Live) -> None:
         del self._live[live.seq.id]
         self.runner.forget(live.seq.id)
+        self._mean_seconds += (time.monotonic() - live.submitted - self._mean_seconds) / RECENT
         assert live.seq.phase is Phase.DONE

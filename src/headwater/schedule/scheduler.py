@@ -141,7 +141,7 @@ class Scheduler:
         try:
             return bool(plan(seq))
         except Exception as error:
-            self._fail(seq, error)
+            self.give_up(seq, error)
             return True
 
     def finish_step(self, step: Step) -> list[Sequence]:
@@ -281,7 +281,7 @@ class Scheduler:
                 if self._drop_running_answer():
                     continue
                 if not self.running:
-                    self._fail(seq, error)
+                    self.give_up(seq, error)
                 return False
             if plan is None:
                 return False
@@ -344,14 +344,15 @@ class Scheduler:
             return True
         victim = self.running[max(self.running)]
         if victim is seq and len(self.running) == 1:
-            self._fail(seq, error)  # alone, and still too large: _check_fits should have refused it
+            self.give_up(seq, error)  # alone, and still too large: _check_fits should have refused it
             return True
         if victim is seq and seq.phase is Phase.PREFILL:
             return False
         self._preempt(victim)
         return True
 
-    def _fail(self, seq: Sequence, error: Exception) -> None:
+    def give_up(self, seq: Sequence, error: Exception) -> None:
+        """End a request that cannot be served; the engine tells it from `failures`. Between steps, or in planning."""
         self.cancel(seq)
         self.failures.append((seq, error))
 
