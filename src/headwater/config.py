@@ -4,28 +4,37 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from headwater.errors import ConfigError
+from headwater.setting import (
+    BYTES,
+    COUNT,
+    FILE,
+    NAMES,
+    NUMBER,
+    SECONDS,
+    SWITCH,
+    TEXT,
+    SettingError,
+    parse_bytes,
+    setting,
+    settings_of,
+)
+
+__all__ = ["DECODE_REUSE", "DEVICES", "DTYPES", "POOLS", "SETTINGS", "ServeConfig", "parse_bytes", "user_cache_dir"]
 
 DEVICES = ("cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16")
 POOLS = ("unified", "split")
 DECODE_REUSE = ("canonical", "raw", "none")
+LOG_FORMATS = ("text", "json")
 PAGE_GRID = 64  # tokens; recurrences are cut at multiples of it
-UNITS = {"": 1, "B": 1}
-UNITS |= {f"{prefix}B": 1000 ** (i + 1) for i, prefix in enumerate("KMGT")}
-UNITS |= {f"{prefix}iB": 1024 ** (i + 1) for i, prefix in enumerate("KMGT")}
 
+ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+")  # RFC 6454, section 6.2: no path, not even a slash
 
-def parse_bytes(text: str) -> int:
-    """Bytes of "4GB" (4·10⁹), "4GiB" (4·2³⁰), "512MB", "65536"; raises ConfigError for anything else."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    units = {name.lower(): size for name, size in UNITS.items()}
-    if found is None or found[2].lower() not in units:
-        raise ConfigError(f"memory is {text!r}, must be a number and a unit, such as 4GB (10^9) or 4GiB (2^30)")
-    return int(float(found[1]) * units[found[2].lower()])
+MODEL, MEMORY, SCHEDULING = "Model", "Memory and cache", "Scheduling"
+NETWORK, ACCESS, LOGGING = "Network", "Access", "Logging"
 
 
 def user_cache_dir() -> Path:
@@ -38,70 +47,137 @@ def user_cache_dir() -> Path:
 class ServeConfig:
     """The settings of one server. Raises ConfigError where one is out of range or contradicts another."""
 
-    model: Path | None = None  # a checkpoint's folder; None: the embedded default
-    memory: int = 4 * 10**9  # bytes for KV, checkpoints and running states together
-    device: str = "cpu"
-    dtype: str = "auto"
-    page_size: int = 64  # tokens
-    max_running: int = 16  # requests that compute at once
-    max_tokens_per_step: int = 1024  # prefill and decode tokens of one step
-    placement: str = "structural"  # a name out of headwater.cache.placement's table
-    eviction: str = "lru"  # a name out of headwater.cache.eviction's table
-    pool: str = "unified"
-    state_fraction: float | None = None  # of a split pool: the share of memory that only states may use
-    decode_reuse: str = "canonical"
-    cache: bool = True
-    host: str = "127.0.0.1"
-    port: int = 8000
-    threads: int | None = None  # None: as many as torch takes by itself
-    reproducible: bool = True  # False: do without what makes a hit change no bit
-    model_name: str | None = None  # as clients see it; None: the folder's name
-    max_waiting: int = 256  # requests that may wait for a slot; more are refused with 503
-    request_timeout: float | None = None  # seconds that a request may take; None: any
-    drain: float = 30.0  # seconds that running requests have to end after SIGTERM
-    api_key: str | None = None  # None: nobody needs one
-    cors: tuple[str, ...] = ()  # origins that browsers may call from; "*" is any
-    tls_key: Path | None = None
-    tls_cert: Path | None = None
-    uds: Path | None = None  # a Unix socket to listen on in place of host and port
-    log_format: str = "text"  # or "json"
-    otlp_endpoint: str | None = None  # where OpenTelemetry spans go (HTTP); None: nowhere
-    tool_format: str = "auto"  # how the model writes tool calls; auto: told by its chat template
-    reasoning_format: str = "auto"  # likewise for its reasoning
+    model: Path | None = setting(
+        None, FILE, MODEL, "Folder of a checkpoint in Hugging Face format.", unset="the embedded default"
+    )
+    model_name: str | None = setting(None, TEXT, MODEL, "The model's name for clients.", unset="the folder's name")
+    device: str = setting("cpu", TEXT, MODEL, "Where to compute.", choices=DEVICES)
+    dtype: str = setting("auto", TEXT, MODEL, "To compute in.", choices=DTYPES)
+    threads: int | None = setting(None, COUNT, MODEL, "Threads to compute with.", unset="as many as torch takes")
+    reproducible: bool = setting(True, SWITCH, MODEL, "Off: a hit may change an answer's last bits.")
+    tool_format: str = setting(
+        "auto", TEXT, MODEL, "How the model writes tool calls; auto: as its chat template tells."
+    )
+    reasoning_format: str = setting("auto", TEXT, MODEL, "How the model marks its reasoning; auto: likewise.")
+
+    memory: int = setting(
+        4 * 10**9, BYTES, MEMORY, "For KV, checkpoints and running states together: 4GB is 10^9, 4GiB is 2^30."
+    )
+    page_size: int = setting(64, COUNT, MEMORY, f"Tokens a page: a multiple of {PAGE_GRID}.")
+    cache: bool = setting(True, SWITCH, MEMORY, "Off: every prompt is computed whole.")
+    placement: str = setting(
+        "structural", TEXT, MEMORY, "Where checkpoints go: structural, branch, every_block(4), none."
+    )
+    eviction: str = setting("lru", TEXT, MEMORY, "What goes first when memory is full: lru, seglen.")
+    pool: str = setting("unified", TEXT, MEMORY, "One memory for KV and states, or two.", choices=POOLS)
+    state_fraction: float | None = setting(
+        None, NUMBER, MEMORY, "States' share of a split pool, between 0 and 1.", unset="for a split pool only"
+    )
+    decode_reuse: str = setting(
+        "canonical", TEXT, MEMORY, "What of an answer the next turn may reuse.", choices=DECODE_REUSE
+    )
+
+    max_running: int = setting(16, COUNT, SCHEDULING, "Requests that compute at once.")
+    max_tokens_per_step: int = setting(1024, COUNT, SCHEDULING, "Tokens of one step, prefill and decode.")
+    max_waiting: int = setting(256, COUNT, SCHEDULING, "Requests that may wait for a slot; more are refused with 503.")
+    request_timeout: float | None = setting(
+        None, SECONDS, SCHEDULING, "The longest that a request may take, waiting included.", unset="no limit"
+    )
+    drain: float = setting(30.0, SECONDS, SCHEDULING, "What running requests have to end in after SIGTERM.")
+
+    host: str = setting("127.0.0.1", TEXT, NETWORK, "Address to listen on; 0.0.0.0 and :: are all.")
+    port: int = setting(8000, COUNT, NETWORK, "Port to listen on; 0: any that is free.")
+    uds: Path | None = setting(
+        None, FILE, NETWORK, "Unix socket to listen on, in place of host and port.", unset="host and port"
+    )
+    tls_cert: Path | None = setting(
+        None, FILE, NETWORK, "Certificate (PEM), with its chain; needs --tls-key.", unset="plain HTTP"
+    )
+    tls_key: Path | None = setting(None, FILE, NETWORK, "The certificate's private key (PEM).", unset="plain HTTP")
+
+    api_key: str | None = setting(
+        None, TEXT, ACCESS, "Key that every request but /health must bring.", unset="nobody needs one", secret=True
+    )
+    api_key_file: Path | None = setting(
+        None, FILE, ACCESS, "File that holds the key, so that no list of processes shows it.", unset="no file"
+    )
+    cors: tuple[str, ...] = setting((), NAMES, ACCESS, "Origins that browsers may call from; * is any.")
+
+    log_format: str = setting("text", TEXT, LOGGING, "How log lines are written.", choices=LOG_FORMATS)
+    otlp_endpoint: str | None = setting(
+        None, TEXT, LOGGING, "URL that OpenTelemetry spans go to, over HTTP.", unset="nowhere"
+    )
+
     cache_dir: Path = field(default_factory=user_cache_dir)  # the embedded default is kept there
 
     def __post_init__(self) -> None:
+        self._check_choices()
         if self.model is not None and not (self.model / "config.json").is_file():
-            raise ConfigError(f"model is {str(self.model)!r}, which is no folder with a config.json")
-        _one_of("device", self.device, DEVICES)
-        _one_of("dtype", self.dtype, DTYPES)
-        _one_of("pool", self.pool, POOLS)
-        _one_of("decode_reuse", self.decode_reuse, DECODE_REUSE)
+            raise SettingError("model", repr(str(self.model)), "which is no folder with a config.json")
         if self.page_size < PAGE_GRID or self.page_size % PAGE_GRID:
-            raise ConfigError(f"page_size is {self.page_size}, must be a multiple of {PAGE_GRID}")
-        _at_least("memory", self.memory, 1)
-        _at_least("max_running", self.max_running, 1)
-        _at_least("max_tokens_per_step", self.max_tokens_per_step, self.page_size)
-        if self.threads is not None:
-            _at_least("threads", self.threads, 1)
+            raise SettingError("page_size", str(self.page_size), f"must be a multiple of {PAGE_GRID}")
+        for name, least in {"memory": 1, "max_running": 1, "max_tokens_per_step": self.page_size}.items():
+            self._check_least(name, least)
+        for name, least in {"threads": 1, "max_waiting": 1, "drain": 0}.items():
+            self._check_least(name, least)
+        if self.request_timeout is not None and not self.request_timeout > 0:
+            raise SettingError("request_timeout", f"{self.request_timeout:g}", "must be more than 0 seconds")
         if not 0 <= self.port <= 65535:
-            raise ConfigError(f"port is {self.port}, must be in 0 to 65535")
+            raise SettingError("port", str(self.port), "must be in 0 to 65535")
+        for origin in self.cors:
+            if not ORIGIN.fullmatch(origin):
+                raise SettingError("cors", repr(origin), "must be * or an origin such as https://chat.example:8443")
         self._check_pool()
+        self._check_tls()
+        self.required_key()
+
+    def required_key(self) -> str | None:
+        """The key that requests must bring, read from its file if it is in one; None: nobody needs one."""
+        if self.api_key_file is None:
+            if self.api_key is not None and not self.api_key.strip():
+                raise SettingError("api_key", "empty", "must be a text that nobody guesses")
+            return self.api_key
+        if self.api_key is not None:
+            raise SettingError("api_key_file", repr(str(self.api_key_file)), "but api_key is given too: one is enough")
+        shown = repr(str(self.api_key_file))
+        try:
+            key = self.api_key_file.read_text(encoding="utf-8").strip()
+        except (OSError, ValueError) as error:
+            raise SettingError("api_key_file", shown, f"which cannot be read: {error}") from error
+        if not key:
+            raise SettingError("api_key_file", shown, "which is empty: a key is needed")
+        return key
+
+    def _check_choices(self) -> None:
+        for one in SETTINGS:
+            value = getattr(self, one.name)
+            if one.choices and value not in one.choices:
+                raise SettingError(one.name, repr(value), f"must be one of {', '.join(one.choices)}")
+
+    def _check_least(self, name: str, least: int) -> None:
+        value = getattr(self, name)
+        if value is not None and not value >= least:
+            raise SettingError(name, f"{value:,}", f"must be at least {least:,}")
 
     def _check_pool(self) -> None:
         if self.pool == "split" and self.state_fraction is None:
-            raise ConfigError("pool is 'split', so state_fraction must be given, for example 0.5")
+            raise SettingError("pool", "'split'", "so state_fraction must be given, for example 0.5")
         if self.pool == "unified" and self.state_fraction is not None:
-            raise ConfigError(f"state_fraction is {self.state_fraction}, but pool is 'unified': it needs 'split'")
+            raise SettingError("state_fraction", str(self.state_fraction), "but pool is 'unified': it needs 'split'")
         if self.state_fraction is not None and not 0 < self.state_fraction < 1:
-            raise ConfigError(f"state_fraction is {self.state_fraction}, must be between 0 and 1")
+            raise SettingError("state_fraction", str(self.state_fraction), "must be between 0 and 1")
+
+    def _check_tls(self) -> None:
+        for name, other in (("tls_key", "tls_cert"), ("tls_cert", "tls_key")):
+            path: Path | None = getattr(self, name)
+            if path is None:
+                continue
+            if getattr(self, other) is None:
+                raise SettingError(name, repr(str(path)), f"but {other} is not given: TLS needs both")
+            if not path.is_file():
+                raise SettingError(name, repr(str(path)), "which is no file")
+            if self.uds is not None:
+                raise SettingError(name, repr(str(path)), f"but uds is {str(self.uds)!r}: a Unix socket has no TLS")
 
 
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{name} is {value!r}, must be one of {', '.join(allowed)}")
-
-
-def _at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise ConfigError(f"{name} is {value:,}, must be at least {least:,}")
+SETTINGS = settings_of(fields(ServeConfig))

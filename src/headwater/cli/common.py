@@ -8,15 +8,16 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from headwater.config import DTYPES, user_cache_dir
+from headwater.config import SETTINGS, user_cache_dir
 
-commands = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+commands = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
 console = Console()
 
+HELP = {one.name: one.help for one in SETTINGS}
 Model = Annotated[Path | None, typer.Argument(help="Folder of a checkpoint; without it, the embedded default.")]
-Memory = Annotated[str, typer.Option(help="For KV, checkpoints and running states: 4GB is 10^9, 4GiB is 2^30.")]
-Dtype = Annotated[str, typer.Option(help=f"To compute in: {', '.join(DTYPES)}.")]
-PageSize = Annotated[int, typer.Option(help="Tokens a page: a multiple of 64.")]
+Memory = Annotated[str, typer.Option(help=HELP["memory"])]
+Dtype = Annotated[str, typer.Option(help=HELP["dtype"])]
+PageSize = Annotated[int, typer.Option(help=HELP["page_size"])]
 
 
 def default_checkpoint() -> Path:

@@ -8,8 +8,9 @@ from pathlib import Path
 from rich.table import Table
 
 from headwater.cli.common import Dtype, Memory, Model, PageSize, commands, console, default_checkpoint
-from headwater.config import ServeConfig, parse_bytes
+from headwater.config import ServeConfig
 from headwater.errors import CheckpointError
+from headwater.setting import parse_bytes
 from headwater.spec import ModelSpec
 
 INSPECTED_LENGTHS = (0, 1024, 8192, 32768, 131072)  # tokens

@@ -2,83 +2,114 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
+import os
 import signal
-import socket
 import sys
 from importlib.metadata import version
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
-from headwater.cache.eviction import make_eviction
-from headwater.cache.placement import make_placement
-from headwater.cli.common import Dtype, Memory, Model, PageSize, commands
-from headwater.config import DECODE_REUSE, DEVICES, POOLS, ServeConfig, parse_bytes
-from headwater.errors import ConfigError
+from headwater.cli.common import commands
+from headwater.cli.settings import as_toml, effective, misspelt
+from headwater.config import SETTINGS, ServeConfig
+from headwater.setting import FILE, SWITCH, Setting
 
-GRACE = 5  # seconds that open answers have to end when the server stops
+EPILOG = (
+    "Every setting is also read from the environment, as HEADWATER_ and its name (HEADWATER_MAX_RUNNING), and from "
+    "the file of --config, as its name (max_running = 32). A flag goes before the environment, that before the file."
+)
 
 
-@commands.command()
+class GroupedCommand(TyperCommand):
+    """A command whose help shows its options by their panels, as plain text."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            row = parameter.get_help_record(ctx)
+            if row is not None:
+                panels.setdefault(getattr(parameter, "rich_help_panel", None) or "Other", []).append(row)
+        for panel, rows in panels.items():
+            with formatter.section(panel):
+                formatter.write_dl(rows)
+
+
 def serve(
-    model: Model = None,
-    memory: Memory = "4GB",
-    device: Annotated[str, typer.Option(help=f"One of {', '.join(DEVICES)}.")] = "cpu",
-    dtype: Dtype = "auto",
-    page_size: PageSize = 64,
-    max_running: Annotated[int, typer.Option(help="Requests that compute at once.")] = 16,
-    max_tokens_per_step: Annotated[int, typer.Option(help="Tokens of one step, prefill and decode.")] = 1024,
-    placement: Annotated[str, typer.Option(help="Where checkpoints go: structural, branch, every_block(4), ...")] = (
-        "structural"
-    ),
-    eviction: Annotated[str, typer.Option(help="What goes first: lru, seglen, ...")] = "lru",
-    pool: Annotated[str, typer.Option(help=f"One of {', '.join(POOLS)}.")] = "unified",
-    state_fraction: Annotated[float | None, typer.Option(help="States' share of a split pool.")] = None,
-    decode_reuse: Annotated[
-        str, typer.Option(help=f"What of an answer the next turn may reuse: {', '.join(DECODE_REUSE)}.")
-    ] = "canonical",
-    cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Without: every prompt is computed whole.")] = True,
-    host: Annotated[str, typer.Option()] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0: any that is free.")] = 8000,
-    threads: Annotated[int | None, typer.Option(help="To compute with; without it, as many as torch takes.")] = None,
-    reproducible: Annotated[
-        bool, typer.Option("--reproducible/--no-reproducible", help="Without: a hit may change an answer's last bits.")
-    ] = True,
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", envvar="HEADWATER_CONFIG", show_envvar=False, help="TOML file with settings."),
+    ] = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print the settings and where each comes from; serve nothing.")
+    ] = False,
+    **flags: Any,
 ) -> None:
     """Serve a checkpoint behind an OpenAI-compatible API."""
-    make_placement(placement)
-    make_eviction(eviction)
-    config = ServeConfig(
-        model=model,
-        memory=parse_bytes(memory),
-        device=device,
-        dtype=dtype,
-        page_size=page_size,
-        max_running=max_running,
-        max_tokens_per_step=max_tokens_per_step,
-        placement=placement,
-        eviction=eviction,
-        pool=pool,
-        state_fraction=state_fraction,
-        decode_reuse=decode_reuse,
-        cache=cache,
-        host=host,
-        port=port,
-        threads=threads,
-        reproducible=reproducible,
+    settings = effective(flags, os.environ, config)
+    for line in misspelt(os.environ):
+        print(f"headwater: warning: {line}", file=sys.stderr)
+    if print_config:
+        print(as_toml(settings), end="")
+    else:
+        serve_until_stopped(settings.config)
+
+
+def with_options(command: Any, settings: tuple[Setting, ...]) -> Any:
+    """Give `command` a parameter for each setting in place of its `**flags`."""
+    own = [
+        one for one in inspect.signature(command, eval_str=True).parameters.values() if one.kind is not one.VAR_KEYWORD
+    ]
+    made = [_parameter(one) for one in settings]
+    parameters = [one.replace(kind=one.KEYWORD_ONLY) for one in (*made, *own)]
+    command.__signature__ = inspect.Signature(parameters)
+    command.__annotations__ = {one.name: one.annotation for one in parameters}
+    return command
+
+
+def _parameter(one: Setting) -> inspect.Parameter:
+    """An option that is None where it is not given: whatever text is, the setting reads it."""
+    facts = ["|".join(one.choices)] if one.choices else []
+    default = one.unset if one.default is None else one.show(one.default) or "none"
+    shared = {
+        "help": f"{one.help} [{'; '.join([*facts, f'default: {default}'])}]",
+        "show_default": False,
+        "rich_help_panel": one.group,
+        "metavar": one.kind.metavar or None,
+    }
+    if one.choices:
+        shared["autocompletion"] = lambda: list(one.choices)
+    kind: Any = bool if one.kind is SWITCH else Path if one.kind is FILE else str
+    if one.name == "model":
+        info = typer.Argument(**{**shared, "metavar": "MODEL"})
+    elif one.kind is SWITCH:
+        info = typer.Option(f"{one.flag}/--no-{one.flag[2:]}", **shared)
+    else:
+        info = typer.Option(one.flag, **shared)
+    return inspect.Parameter(
+        one.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, info]
     )
-    serve_until_stopped(config)
+
+
+commands.command(cls=GroupedCommand, epilog=EPILOG)(with_options(serve, SETTINGS))
 
 
 def serve_until_stopped(config: ServeConfig) -> None:
-    """Bind first, so that a taken port is told before a model is loaded; then load, serve, and stop in order."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with bound_socket(config.host, config.port) as listener:
-        # torch takes a second to import: `--help` and `inspect` do without
-        import uvicorn
+    """Bind first, so that a taken port is told before a model is loaded; then load, serve, and stop in order.
 
+    Raises KeyboardInterrupt where a second SIGINT cut that short.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until requests are taken there is nothing to end
+    # these import the web framework, and the engine's torch: `--help` and `inspect` do without
+    from headwater.server.listener import check_tls, listener, url
+
+    check_tls(config)
+    with listener(config) as sock:
         from headwater.engine.engine import Engine
         from headwater.server.app import create_app
 
@@ -87,27 +118,29 @@ def serve_until_stopped(config: ServeConfig) -> None:
                 "No model given: serving a tiny embedded one. Its answers are noise, its caching is real.", flush=True
             )
         engine = Engine.load(config)
-        settings = uvicorn.Config(
-            create_app(engine, config), log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE
-        )
-        host, port = listener.getsockname()[:2]
-        print(f"Headwater {version('headwater')} serves {engine.model_name} on http://{host}:{port}/v1", flush=True)
+        server = make_server(create_app(engine, config), config, engine.stop)
+        print(f"Headwater {version('headwater')} serves {engine.model_name} on {url(sock, config)}", flush=True)
         print(f"Deterministic: {engine.health()['deterministic']}", flush=True)
         engine.start()
         try:
-            uvicorn.Server(settings).run(sockets=[listener])
-        except KeyboardInterrupt:
-            pass  # the server has stopped in order by now
+            server.run(sockets=[sock])
         finally:
             engine.stop()
+        if server.interrupted:
+            raise KeyboardInterrupt
 
 
-def bound_socket(host: str, port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
-    return listener
+def make_server(app: Any, config: ServeConfig, stop_engine: Any) -> Any:
+    import uvicorn
+
+    from headwater.server.draining import LINGER, DrainingServer
+
+    settings = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=LINGER,
+        ssl_keyfile=config.tls_key,
+        ssl_certfile=config.tls_cert,
+    )
+    return DrainingServer(settings, app.state.gate, config.drain, stop_engine)

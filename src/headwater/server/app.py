@@ -5,11 +5,11 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from headwater.config import ServeConfig
-from headwater.server import errors, generate, health, models
+from headwater.server import access, errors, generate, health, models
 from headwater.server.service import ServedEngine, Service
 
 # each adds its routes, or its middleware: the last one added sees a request first
-PARTS = (health.install, models.install, generate.install)
+PARTS = (access.install, health.install, models.install, generate.install)
 
 
 def create_app(engine: ServedEngine, config: ServeConfig) -> FastAPI:

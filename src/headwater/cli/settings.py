@@ -1,0 +1,152 @@
+"""Where settings come from: a flag goes before the environment, that before a file, that before the default."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from headwater.cache.eviction import make_eviction
+from headwater.cache.placement import make_placement
+from headwater.config import SETTINGS, ServeConfig
+from headwater.errors import ConfigError
+from headwater.setting import FILE, MASK, NAMES, NUMBER, SECONDS, SWITCH, Setting, SettingError
+
+PREFIX = "HEADWATER_"
+NAMED = {one.name: one for one in SETTINGS}
+NOT_SETTINGS = ("HEADWATER_CONFIG",)  # variables that are known all the same
+POLICIES: dict[str, Callable[[str], object]] = {"placement": make_placement, "eviction": make_eviction}
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A value as it was written, and where."""
+
+    value: object
+    origin: str
+    folder: Path | None = None  # that a relative path begins at; None: the working one
+
+
+@dataclass(frozen=True, slots=True)
+class Effective:
+    """The settings of one server, and where those that are no defaults came from."""
+
+    config: ServeConfig
+    origins: Mapping[str, str]
+
+
+def effective(flags: Mapping[str, object], environment: Mapping[str, str], file: Path | None) -> Effective:
+    """Raises ConfigError, which names the setting, its value, where it came from and what is allowed."""
+    given = from_file(file) if file is not None else {}
+    given |= from_environment(environment) | from_flags(flags)
+    origins = {name: one.origin for name, one in given.items()}
+    try:
+        values = {name: _read(NAMED[name], one) for name, one in given.items()}
+        config = ServeConfig(**values)
+        for name, make in POLICIES.items():
+            _check_policy(name, getattr(config, name), make)
+    except SettingError as error:
+        raise error.at(origins.get(error.name, "")) from error
+    return Effective(config, origins)
+
+
+def from_flags(flags: Mapping[str, object]) -> dict[str, Given]:
+    return {name: Given(value, NAMED[name].flag) for name, value in flags.items() if value is not None}
+
+
+def from_environment(environment: Mapping[str, str]) -> dict[str, Given]:
+    """An empty variable is one that is not set."""
+    found = {name: environment.get(one.variable) for name, one in NAMED.items()}
+    return {name: Given(value, NAMED[name].variable) for name, value in found.items() if value}
+
+
+def from_file(path: Path) -> dict[str, Given]:
+    """The settings of a TOML file: fields' names at its top, with _ or -. Paths are relative to the file."""
+    try:
+        keys = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the settings of {str(path)!r} cannot be read: {error}") from error
+    given: dict[str, Given] = {}
+    for key, value in keys.items():
+        name = key.replace("-", "_")
+        if name not in NAMED:
+            raise ConfigError(f"{path} sets {key!r}, which is no setting{_nearest(name, tuple(NAMED))}")
+        if name in given:
+            raise ConfigError(f"{path} sets {name!r} twice, as {key!r} too")
+        given[name] = Given(value, str(path), path.parent)
+    return given
+
+
+def misspelt(environment: Mapping[str, str]) -> list[str]:
+    """A line for each variable that looks like a setting's and is none."""
+    known = (*(one.variable for one in SETTINGS), *NOT_SETTINGS)
+    unknown = (name for name in sorted(environment) if name.startswith(PREFIX) and name not in known)
+    lines = {name: _nearest(name, known) for name in unknown}
+    return [f"the variable {name} is no setting{nearest}" for name, nearest in lines.items() if nearest]
+
+
+def _nearest(name: str, known: tuple[str, ...]) -> str:
+    near = get_close_matches(name, known, 1, 0.8 if name.startswith(PREFIX) else 0.0)
+    return f"; the nearest is {near[0]!r}" if near else ""
+
+
+def _read(one: Setting, given: Given) -> Any:
+    value = one.read(given.value)
+    return given.folder / value if one.kind is FILE and given.folder is not None else value
+
+
+def _check_policy(name: str, spelling: str, make: Callable[[str], object]) -> None:
+    try:
+        make(spelling)
+    except ConfigError as error:
+        raise SettingError(name, repr(spelling), f"but {error}") from error
+
+
+# -- as text -------------------------------------------------------------------
+
+
+def as_toml(settings: Effective) -> str:
+    """A file that `--config` takes, with each value's origin; secrets are masked, and what is unset is a comment."""
+    return "\n".join(_toml_lines(settings)) + "\n"
+
+
+def _toml_lines(settings: Effective) -> Iterator[str]:
+    for group, members in groupby(SETTINGS, lambda one: one.group):
+        yield f"# {group}"
+        for one in members:
+            origin = settings.origins.get(one.name, "default")
+            value = getattr(settings.config, one.name)
+            if value is None:
+                yield f"# {one.name} is not set: {one.unset}"
+            else:
+                hidden = "# " if one.secret else ""
+                yield f"{hidden}{one.name} = {_toml_value(one, value)}  # {origin}"
+        yield ""
+
+
+def _toml_value(one: Setting, value: Any) -> str:
+    if one.secret:
+        return json.dumps(MASK)
+    if one.kind in (NAMES, SWITCH, NUMBER, SECONDS) or (type(value) is int and one.show(value).isdecimal()):
+        return json.dumps(value)
+    return json.dumps(str(value.absolute()) if isinstance(value, Path) else one.show(value), ensure_ascii=False)
+
+
+def settings_table() -> str:
+    """The settings as Markdown, a table for each group."""
+    parts = []
+    for group, members in groupby(SETTINGS, lambda one: one.group):
+        rows = [f"### {group}", "", "| setting | default | what |", "| --- | --- | --- |"]
+        parts.append("\n".join([*rows, *(_row(one) for one in members)]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _row(one: Setting) -> str:
+    choices = f" One of {', '.join(f'`{name}`' for name in one.choices)}." if one.choices else ""
+    default = one.unset if one.default is None else f"`{one.show(one.default)}`" if one.default != () else "none"
+    return f"| `{one.name}` | {default} | {one.help}{choices} |"

@@ -1,0 +1,102 @@
+"""The socket that a server listens on: an address and port, or a path."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from headwater.config import ServeConfig
+from headwater.errors import ConfigError
+from headwater.setting import SettingError
+
+SOCKET_MASK = 0o117  # a Unix socket is for its owner and group: mode 660
+KNOCK = 1.0  # seconds that another server has to take a connection on a socket that is there already
+
+
+@contextmanager
+def listener(config: ServeConfig) -> Iterator[socket.socket]:
+    """A bound socket, closed at the end and, if it is a path, removed. Raises ConfigError if it cannot be had."""
+    if config.uds is None:
+        with tcp_listener(config.host, config.port) as sock:
+            yield sock
+        return
+    with unix_listener(config.uds) as sock:
+        inode = config.uds.stat().st_ino
+        try:
+            yield sock
+        finally:
+            with suppress(FileNotFoundError):
+                if config.uds.stat().st_ino == inode:  # and not that of a server that came after
+                    config.uds.unlink()
+
+
+def url(sock: socket.socket, config: ServeConfig) -> str:
+    """What a client is pointed at."""
+    if config.uds is not None:
+        return f"unix:{config.uds}"
+    host, port = sock.getsockname()[:2]
+    scheme = "http" if config.tls_cert is None else "https"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/v1"
+
+
+def tcp_listener(host: str, port: int) -> socket.socket:
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    return sock
+
+
+def unix_listener(path: Path) -> socket.socket:
+    """A socket at `path`. What a server left there that is gone is replaced, all else refused."""
+    _clear(path)
+    sock = socket.socket(socket.AF_UNIX)
+    mask = os.umask(SOCKET_MASK)
+    try:
+        sock.bind(str(path))
+    except OSError as error:
+        sock.close()
+        raise SettingError("uds", repr(str(path)), f"which cannot be listened on: {error.strerror or error}") from error
+    finally:
+        os.umask(mask)
+    return sock
+
+
+def check_tls(config: ServeConfig) -> None:
+    """Raises ConfigError if certificate and key are not what TLS takes, or not of each other."""
+    if config.tls_cert is None or config.tls_key is None:
+        return
+    try:
+        # an empty password: an encrypted key fails here and does not ask at a terminal that may not be there
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(config.tls_cert, config.tls_key, password="")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        must = f"which TLS cannot use with tls_key {str(config.tls_key)!r}: {reason}"
+        raise SettingError("tls_cert", repr(str(config.tls_cert)), must) from error
+
+
+def _clear(path: Path) -> None:
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise SettingError("uds", repr(str(path)), "which is there already and is no socket")
+    with socket.socket(socket.AF_UNIX) as knocker:
+        knocker.settimeout(KNOCK)
+        try:
+            knocker.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()  # whoever bound it is gone
+            return
+        except OSError as error:
+            raise SettingError("uds", repr(str(path)), f"which is there already: {error.strerror or error}") from error
+    raise SettingError("uds", repr(str(path)), "where another server listens")

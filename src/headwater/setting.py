@@ -1,0 +1,136 @@
+"""What a setting is: its name, kind, group and help, from which flags, environment, files and documents are made."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from headwater.errors import ConfigError
+
+UNITS = {"": 1, "B": 1}
+UNITS |= {f"{prefix}B": 1000 ** (i + 1) for i, prefix in enumerate("KMGT")}
+UNITS |= {f"{prefix}iB": 1024 ** (i + 1) for i, prefix in enumerate("KMGT")}
+SWITCH_WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+MASK = "***"  # shown in place of a secret
+
+
+class SettingError(ConfigError):
+    """A setting that cannot be: `name` is `shown`, `must`. `origin` says where it was set, once that is known."""
+
+    def __init__(self, name: str, shown: str, must: str, origin: str = "") -> None:
+        super().__init__(f"{name} is {shown}{f' (from {origin})' if origin else ''}, {must}")
+        self.name, self.shown, self.must = name, shown, must
+
+    def at(self, origin: str) -> SettingError:
+        return SettingError(self.name, self.shown, self.must, origin)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How values of one kind are written. `parse` raises ValueError, or ConfigError, for what it cannot read."""
+
+    metavar: str
+    parse: Callable[[str], Any]
+    natives: tuple[type, ...]  # what a TOML file may hold in place of text
+    must: str
+    show: Callable[[Any], str] = str
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of "4GB" (4·10⁹), "4GiB" (4·2³⁰), "512MB", "65536"; raises ConfigError for anything else."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    units = {name.lower(): size for name, size in UNITS.items()}
+    if found is None or found[2].lower() not in units:
+        raise SettingError("memory", repr(text), BYTES.must)
+    return int(float(found[1]) * units[found[2].lower()])
+
+
+def show_bytes(size: int) -> str:
+    """The shortest spelling that `parse_bytes` reads as `size`."""
+    exact = [f"{size // unit}{name}" for name, unit in UNITS.items() if size % unit == 0 and size >= unit and name]
+    return min([str(size), *exact], key=len)
+
+
+def _parse_switch(text: str) -> bool:
+    if text.strip().lower() not in SWITCH_WORDS:
+        raise ValueError(text)
+    return SWITCH_WORDS[text.strip().lower()]
+
+
+def _parse_finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(text)
+    return number
+
+
+def _parse_names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+TEXT = Kind("TEXT", str, (), "must be text")
+COUNT = Kind("N", int, (int,), "must be a whole number")
+NUMBER = Kind("X", _parse_finite, (int, float), "must be a number")
+SECONDS = Kind("SECONDS", _parse_finite, (int, float), "must be a number of seconds", lambda number: f"{number:g}")
+BYTES = Kind("SIZE", parse_bytes, (int,), "must be a number and a unit, such as 4GB (10^9) or 4GiB (2^30)", show_bytes)
+SWITCH = Kind("", _parse_switch, (bool,), "must be true or false", lambda on: "on" if on else "off")
+FILE = Kind("PATH", lambda text: Path(text).expanduser(), (), "must be a path")
+NAMES = Kind("A,B,...", _parse_names, (list,), "must be names with commas between", ",".join)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting of a server, as flags, environment, files and documents know it."""
+
+    group: str
+    help: str
+    kind: Kind
+    choices: tuple[str, ...] = ()
+    unset: str = ""  # what its absence means; "": it has a value always
+    secret: bool = False
+    name: str = ""
+    default: Any = None
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        return "HEADWATER_" + self.name.upper()
+
+    def read(self, given: object) -> Any:
+        """The value of a text, or of what a TOML file holds. Raises SettingError where it is neither."""
+        shown = MASK if self.secret else repr(given)
+        try:
+            if isinstance(given, str):
+                return self.kind.parse(given)
+        except (ValueError, ConfigError) as error:
+            raise SettingError(self.name, shown, self.kind.must) from error
+        if isinstance(given, list) and list in self.kind.natives and all(isinstance(name, str) for name in given):
+            return tuple(given)
+        if list in self.kind.natives or type(given) not in self.kind.natives:
+            raise SettingError(self.name, shown, self.kind.must)
+        return given
+
+    def show(self, value: Any) -> str:
+        """A text that `read` takes for `value`; not of a secret."""
+        if value is None:
+            return self.unset
+        return MASK if self.secret else self.kind.show(value)
+
+
+def setting(default: Any, kind: Kind, group: str, help: str, **more: Any) -> Any:
+    """A dataclass's field that is a setting; `more` are choices, unset and secret of Setting."""
+    one = Setting(group, help, kind, **more)
+    return field(default=default, metadata={"setting": one}, repr=not one.secret)
+
+
+def settings_of(fields: tuple[Any, ...]) -> tuple[Setting, ...]:
+    """The settings among a dataclass's fields, in order."""
+    kept = [one for one in fields if "setting" in one.metadata]
+    return tuple(replace(one.metadata["setting"], name=one.name, default=one.default) for one in kept)
