@@ -1,0 +1,200 @@
+"""`headwater bench`: what a running server does under load."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated, Any
+
+import httpx
+import typer
+from rich.console import Console
+
+from headwater.cli.common import commands, console
+from headwater.client.arrivals import PROCESSES
+from headwater.client.drawn import DRAWN, Drawing
+from headwater.client.endpoint import Endpoint, about, first_model
+from headwater.client.load import Limits
+from headwater.client.machine import machine
+from headwater.client.plots import draw_plots, require_matplotlib
+from headwater.client.recorded import read_sessions
+from headwater.client.report import LiveProgress, as_json, comparison_table, phase_tables
+from headwater.client.scenario import Pace, Phase, Scenario
+from headwater.client.session import Session
+from headwater.client.summary import Slo, Summary
+from headwater.errors import ConfigError
+
+REQUESTS = 100  # where neither a number nor a duration is given
+CLIENTS = 8  # of a closed loop, where no pace is given
+HISTORIES = ("answered", "recorded")
+RECORDED = "recorded"
+PATIENCE = 30.0  # seconds for the server to say what it is
+WIDTH = 120  # of tables in a file
+
+bench_commands = typer.Typer(
+    add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, help="Measure a running server."
+)
+commands.add_typer(bench_commands, name="bench")
+
+
+@bench_commands.command()
+def serve(
+    context: typer.Context,
+    files: Annotated[list[Path] | None, typer.Argument(help="Recorded traffic; without it, traffic is drawn.")] = None,
+    url: Annotated[str, typer.Option(help="Of an OpenAI-compatible server.")] = "http://127.0.0.1:8000",
+    api_key: Annotated[str | None, typer.Option(envvar="HEADWATER_API_KEY")] = None,
+    model: Annotated[str | None, typer.Option(help="Without it, the first that the server lists.")] = None,
+    draw: Annotated[str, typer.Option(help=f"Without files: {', '.join(DRAWN)}.")] = "shared",
+    prompt_tokens: Annotated[int, typer.Option(help="Of each drawn turn's own.")] = 128,
+    prefix_tokens: Annotated[int, typer.Option(help="Of each drawn prefix or system prompt.")] = 1024,
+    prefixes: Annotated[int, typer.Option(help="Drawn prefixes that requests share.")] = 4,
+    turns: Annotated[int, typer.Option(help="Of each drawn chat.")] = 4,
+    vocab: Annotated[int | None, typer.Option(help="Draw token ids below it; without, words of about a token.")] = None,
+    output_tokens: Annotated[int, typer.Option(help="max_tokens, where the traffic does not say.")] = 64,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Answers go on to max_tokens (an extension).")
+    ] = False,
+    temperature: Annotated[float, typer.Option()] = 0.0,
+    history: Annotated[str, typer.Option(help=f"Of later turns: {', '.join(HISTORIES)}.")] = "answered",
+    rate: Annotated[str | None, typer.Option(help="Open loop: requests a second, or 'recorded'.")] = None,
+    process: Annotated[str, typer.Option(help=f"Of a rate's arrivals: {', '.join(PROCESSES)}.")] = "poisson",
+    cv: Annotated[float, typer.Option(help="Of gamma's gaps: 1 is Poisson, more is burstier.")] = 2.0,
+    speed: Annotated[float, typer.Option(help="Of recorded times: 2 is twice as fast.")] = 1.0,
+    chats: Annotated[int, typer.Option(help="Sessions open at once under a rate.")] = 16,
+    concurrency: Annotated[int | None, typer.Option(help="Closed loop: so many clients.")] = None,
+    requests: Annotated[int | None, typer.Option(help=f"In each phase; {REQUESTS} if there is no duration.")] = None,
+    duration: Annotated[float | None, typer.Option(help="Seconds of sending, in each phase.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds that an answer may take.")] = 600.0,
+    overload: Annotated[str | None, typer.Option(help="After a closed loop, so many times its rate: 1,2,4.")] = None,
+    fairness: Annotated[
+        float | None, typer.Option(help="A tenant alone, then beside one with so many times as much.")
+    ] = None,
+    slo_ttft: Annotated[float, typer.Option(help="Seconds from due to first token of a good answer.")] = 1.0,
+    slo_itl: Annotated[float, typer.Option(help="Seconds a token after it.")] = 0.1,
+    seed: Annotated[int, typer.Option()] = 0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write everything that was measured.")] = None,
+    plots: Annotated[Path | None, typer.Option(help="Folder for PNG plots (needs the extra `plots`).")] = None,
+) -> None:
+    """Send traffic to a server and report how it was answered. Ctrl-C ends it with what there is."""
+    options = SimpleNamespace(**context.params)  # the same values under the same names
+    try:
+        phases = measured(options)
+    except (ValueError, httpx.HTTPError) as error:
+        raise ConfigError(f"{url}: {error}" if isinstance(error, httpx.HTTPError) else str(error)) from error
+    if not any(result.outcome == "ok" for phase in phases for result in phase.results):
+        raise typer.Exit(1)
+
+
+def measured(options: SimpleNamespace) -> list[Phase]:
+    """Check, run, tell."""
+    one_of("draw", options.draw, tuple(DRAWN))
+    one_of("history", options.history, HISTORIES)
+    pace, slo = paced(options), Slo(options.slo_ttft, options.slo_itl)
+    if options.plots is not None:
+        require_matplotlib()
+    sessions = source(options)
+    said = about(options.url, options.api_key, min(options.timeout, PATIENCE))
+    options.model = options.model or first_model(said)
+    with LiveProgress(Console(stderr=True)) as progress:
+        phases = asyncio.run(load(options, pace, sessions, progress))
+    tell(phases, slo)
+    if options.json_file is not None:
+        settings = {name: shown(value) for name, value in vars(options).items() if name != "api_key"}
+        report = as_json(phases, slo, settings=settings, machine=machine(), server=said)
+        options.json_file.write_text(json.dumps(report, indent=1) + "\n")
+    if options.plots is not None:
+        draw_plots(options.plots, {phase.name: phase.results for phase in phases})
+    return phases
+
+
+def source(options: SimpleNamespace) -> Iterator[Session]:
+    """The sessions to send."""
+    if options.files:
+        for path in options.files:
+            if not path.is_file():
+                raise ConfigError(f"{path} is no file")
+        return chain.from_iterable(read_sessions(path, options.vocab) for path in options.files)
+    sizes = (options.prompt_tokens, options.prefix_tokens, options.prefixes, options.turns)
+    return DRAWN[options.draw](Drawing(*sizes, vocab=options.vocab, seed=options.seed))
+
+
+def paced(options: SimpleNamespace) -> Pace:
+    """When to send. Raises ConfigError for settings that contradict each other."""
+    one_of("process", options.process, tuple(PROCESSES))
+    for name in ("cv", "speed", "chats", "timeout", "requests", "duration", "concurrency", "fairness"):
+        value = getattr(options, name)
+        if value is not None and value <= 0:
+            raise ConfigError(f"{name} is {value:g}, must be above 0")
+    if options.rate is not None and options.concurrency is not None:
+        raise ConfigError(f"rate is {options.rate} and concurrency is {options.concurrency}: give one of them")
+    if options.overload is not None and (options.rate is not None or options.fairness is not None):
+        raise ConfigError("overload measures its rates with --concurrency: give neither rate nor fairness beside it")
+    rate = None
+    if options.rate not in (None, RECORDED):
+        rate = positive("rate", options.rate)
+    if options.fairness is not None and rate is None:
+        raise ConfigError(f"fairness is {options.fairness:g}, so rate must be a number: the quiet tenant's")
+    if options.rate == RECORDED and not options.files:
+        raise ConfigError("rate is 'recorded', but no file is given")
+    clients = None if options.rate is not None else options.concurrency or CLIENTS
+    return Pace(rate, clients, options.process, options.cv, options.speed, options.chats, options.seed)
+
+
+async def load(
+    options: SimpleNamespace, pace: Pace, sessions: Iterator[Session], progress: LiveProgress
+) -> list[Phase]:
+    fields: dict[str, Any] = {"temperature": options.temperature, "max_tokens": options.output_tokens}
+    if options.ignore_eos:
+        fields["ignore_eos"] = True
+    by_default = REQUESTS if options.duration is None else None
+    limits = Limits(by_default if options.requests is None else options.requests, options.duration)
+    endpoint = Endpoint(options.url, options.api_key, options.model, fields, options.timeout)
+    keep_recorded = options.history == "recorded"
+    scenario = Scenario(endpoint, sessions, limits, keep_recorded, progress.phase, progress.result)
+    with contextlib.suppress(RuntimeError, ValueError, NotImplementedError):  # only a main thread hears of signals
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, scenario.stop)
+    try:
+        if options.overload is not None:
+            return await scenario.overload(pace, [positive("overload", part) for part in options.overload.split(",")])
+        if options.fairness is not None:
+            return await scenario.fairness(pace, options.fairness)
+        return await scenario.once(pace)
+    finally:
+        await endpoint.close()
+
+
+def tell(phases: list[Phase], slo: Slo) -> None:
+    wide = console if console.is_terminal else Console(width=WIDTH)
+    for phase in phases:
+        for table in phase_tables(phase, slo):
+            wide.print(table)
+    if len(phases) > 1:
+        wide.print(comparison_table("phase", {phase.name: Summary.of(phase.results, slo) for phase in phases}))
+
+
+def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{name} is {value!r}, must be one of {', '.join(allowed)}")
+
+
+def positive(name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise ConfigError(f"{name} is {text!r}, must be a number above 0")
+    return value
+
+
+def shown(value: object) -> object:
+    """A setting as JSON has it."""
+    if isinstance(value, list):
+        return [shown(item) for item in value]
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,120 @@
+"""A streamed answer of an OpenAI-compatible server: what it said, what it cost, and when its parts came."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from headwater.client.sse import EventParser
+
+Json = dict[str, Any]
+REASONING = ("reasoning_content", "reasoning")  # two names that servers have for it
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What may be shown now."""
+
+    kind: str  # "text" | "reasoning" | "tool"
+    text: str
+
+
+class Answer:
+    """Fed with a response's bytes, of either endpoint. Times are the caller's clock, in seconds."""
+
+    def __init__(self) -> None:
+        self.first: float | None = None  # when the first text, reasoning or tool call came
+        self.last: float | None = None
+        self.gaps: list[float] = []  # seconds between the events that carried something
+        self.usage: Json = {}
+        self.account: Json = {}  # Headwater's own: where it resumed, and why not deeper
+        self.finish_reason: str | None = None
+        self.error: str | None = None
+        self._said: dict[str, list[str]] = {"text": [], "reasoning": [], "tool": []}
+        self._events = EventParser()
+
+    def feed(self, chunk: bytes, now: float) -> list[Piece]:
+        """The pieces that are new."""
+        pieces: list[Piece] = []
+        for data in self._events.feed(chunk):
+            if data != b"[DONE]":
+                pieces += self._take(data, now)
+        return pieces
+
+    @property
+    def text(self) -> str:
+        return "".join(self._said["text"])
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(self._said["reasoning"])
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        return self.usage.get("prompt_tokens")
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """None where the server does not tell."""
+        return (self.usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+
+    @property
+    def output_tokens(self) -> int | None:
+        return self.usage.get("completion_tokens")
+
+    @property
+    def fault(self) -> str | None:
+        """What kept the answer from being whole, once its stream has ended."""
+        if self.error is None and self.finish_reason is None:
+            return "the stream ended before the answer did"
+        return self.error
+
+    def _take(self, data: bytes, now: float) -> list[Piece]:
+        try:
+            event = json.loads(data)
+        except ValueError as error:
+            self.error = f"an event is no JSON: {error}"
+            return []
+        if not isinstance(event, dict):
+            self.error = f"an event is {str(event)[:80]!r}, must be an object"
+            return []
+        if event.get("error"):
+            self.error = error_message(event)
+        self.usage = event.get("usage") or self.usage
+        account = event.get("headwater")
+        self.account = account if isinstance(account, dict) else self.account
+        pieces = [piece for choice in event.get("choices") or () for piece in self._choice(choice)]
+        if pieces:
+            self._came(now)
+        for piece in pieces:
+            self._said[piece.kind].append(piece.text)
+        return pieces
+
+    def _choice(self, choice: Json) -> Iterator[Piece]:
+        self.finish_reason = choice.get("finish_reason") or self.finish_reason
+        delta = choice.get("delta") or {}
+        for name in REASONING:
+            if delta.get(name):
+                yield Piece("reasoning", delta[name])
+        text = choice.get("text") or delta.get("content")
+        if text:
+            yield Piece("text", text)
+        for call in delta.get("tool_calls") or ():
+            function = call.get("function") or {}
+            yield Piece("tool", (function.get("name") or "") + (function.get("arguments") or ""))
+
+    def _came(self, now: float) -> None:
+        if self.last is not None:
+            self.gaps.append(now - self.last)
+        else:
+            self.first = now
+        self.last = now
+
+
+def error_message(body: object) -> str:
+    """Of an error in OpenAI's form, or whatever else a server says."""
+    error = body.get("error", body) if isinstance(body, dict) else body
+    message = error.get("message") if isinstance(error, dict) else None
+    return str(message or error)
