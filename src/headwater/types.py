@@ -197,6 +197,7 @@ class FinishedEvent:
     account: CacheAccount
     output_tokens: int
     stop: str | int | None = None  # the stop string or token that ended it
+    queued_seconds: float | None = None  # from its submission until its first leg ran; None: not told
 
 
 @dataclass(frozen=True, slots=True)
