@@ -6,17 +6,22 @@ import queue
 import threading
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from headwater.cache import PrefixCache
+from headwater.cache.stats import CacheStats
+from headwater.cache.view import CacheView
 from headwater.engine.detokenizer import TextStream
+from headwater.engine.stats import EngineStats
 from headwater.errors import EngineStopped, RequestTooLarge
 from headwater.types import (
     CacheAccount,
+    CacheLayout,
     Event,
     FailedEvent,
     FinishedEvent,
@@ -59,8 +64,9 @@ class FakeEngine:
 
     def __post_init__(self) -> None:
         self.tokenizer = byte_tokenizer()
-        self.spec = SimpleNamespace(vocab_size=self.tokenizer.get_vocab_size(), max_length=4096)
+        self.spec = SimpleNamespace(vocab_size=self.tokenizer.get_vocab_size(), max_length=4096, page_bytes=1024)
         self.eos_token_ids = frozenset({self.tokenizer.token_to_id("<|im_end|>")})
+        self.tree = PrefixCache(CacheLayout(n_pages=1000))
         self.held = threading.Event()  # set when a request has reached `hold_after`
         self.was_cancelled = threading.Event()
         self._prompts: dict[str, list[tuple[int, ...]]] = defaultdict(list)
@@ -80,6 +86,18 @@ class FakeEngine:
 
     def health(self) -> dict[str, Any]:
         return {"status": "ok" if self._running else "stopped", "model": self.model_name, "deterministic": "yes"}
+
+    def stats(self) -> EngineStats:
+        """As of a cache that holds whole pages of all prompts."""
+        kv = sum(len(prompt) // PAGE for known in list(self._prompts.values()) for prompt in list(known))
+        counts = dict.fromkeys((field.name for field in fields(CacheStats)), 0)
+        counts |= {"pages_total": 1000, "pages_kv": kv, "pages_free": 1000 - kv, "namespaces": len(self._prompts)}
+        rest = {field.name: 0 for field in fields(EngineStats) if field.name != "cache"}
+        return EngineStats(cache=CacheStats(**counts), **rest)
+
+    def view(self) -> CacheView:
+        """Of `tree`, a cache that a test may fill."""
+        return self.tree.view()
 
     def submit(self, generation: Generation, on_event: Callable[[Event], None]) -> int:
         if not self._running:

@@ -31,3 +31,27 @@ class CacheStats:
     evicted_checkpoints: int
     evicted_speculative: int  # of them
     evicted_kv_pages: int
+
+    def pages_by_use(self) -> dict[str, int]:
+        """They add up to `pages_total`."""
+        return {
+            "kv": self.pages_kv,
+            "checkpoint": self.pages_checkpoint,
+            "private": self.pages_private,
+            "slot": self.pages_slot,
+            "free": self.pages_free,
+        }
+
+    def evictions_by_kind(self) -> dict[str, int]:
+        """Checkpoints, speculative ones apart, and pages of KV."""
+        return {
+            "checkpoint": self.evicted_checkpoints - self.evicted_speculative,
+            "speculative_checkpoint": self.evicted_speculative,
+            "kv_page": self.evicted_kv_pages,
+        }
+
+    def saved_by_kind(self) -> dict[str, int]:
+        return {
+            "checkpoint": self.saved_checkpoints - self.saved_speculative,
+            "speculative_checkpoint": self.saved_speculative,
+        }

@@ -13,6 +13,7 @@ import torch
 
 from headwater.cache.placement import make_placement
 from headwater.cache.prefix_cache import NoCache, PrefixCache
+from headwater.cache.view import CacheView
 from headwater.config import ServeConfig
 from headwater.engine.deadlines import Deadlines
 from headwater.engine.detokenizer import TextStream
@@ -52,6 +53,7 @@ class Live:
     text: TextStream
     generator: torch.Generator | None
     submitted: float  # seconds of a monotonic clock
+    started: float | None = None  # when its first leg ran
 
     @property
     def params(self) -> SamplingParams:
@@ -227,6 +229,11 @@ class Engine:
                 expired=self._expired,
             )
 
+    def view(self) -> CacheView:
+        """What the cache's tree looks like; waits as `stats` does."""
+        with self._changed:
+            return self.scheduler.cache.view()
+
     # -- on the engine's thread ------------------------------------------------
 
     def _loop(self) -> None:
@@ -292,6 +299,7 @@ class Engine:
     def _run(self, step: Step) -> None:
         """A step that fails, or its sampling, takes its own requests with it and nothing else."""
         started = time.perf_counter()
+        self._note_started(step)
         try:
             logits_RV = self.runner.run(step)
         except Exception as error:
@@ -360,7 +368,15 @@ class Engine:
         assert seq.account is not None
         account = replace(seq.account, preemptions=seq.preemptions)
         held_back = "" if isinstance(stop, str) else live.text.flush()
-        self._close(live, FinishedEvent(reason, held_back, account, seq.n_output, stop))
+        queued = None if live.started is None else live.started - live.submitted
+        self._close(live, FinishedEvent(reason, held_back, account, seq.n_output, stop, queued))
+
+    def _note_started(self, step: Step) -> None:
+        now = time.monotonic()
+        for leg in step.legs:
+            live = self._live.get(leg.seq.id)  # finished answers have nobody who waits
+            if live is not None and live.started is None:
+                live.started = now
 
     def _close(self, live: Live, event: Event) -> None:
         self._told(live, event)
