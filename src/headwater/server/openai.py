@@ -1,4 +1,4 @@
-"""OpenAI's requests, checked, with the extensions that other engines have made common. Unknown fields are ignored."""
+"""OpenAI's two older requests, checked, with the extensions that other engines have made common."""
 
 from __future__ import annotations
 
@@ -7,94 +7,20 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from headwater.server.chat import Conversation, template_message
-from headwater.types import SamplingParams
-
-# What asking for more than the value here would need is not built; to ignore it would be a wrong answer.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "echo": (False,),
-    "suffix": ("",),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
-    "tool_choice": ("auto", "none"),
-    "response_format": ({"type": "text"},),
-}
+from headwater.server.sampling import MAX_TOKENS, SamplingRequest, TokenId
 
 MAX_TOP_LOGPROBS = 20
 DEFAULT_COMPLETION_TOKENS = 16
 
-NotEmpty = Field(min_length=1)
-TokenIds = Annotated[list[Annotated[int, Field(ge=0, strict=True)]], NotEmpty]
-
-
-class StreamOptions(BaseModel):
-    include_usage: bool = False
-
-
-class SamplingRequest(BaseModel):
-    """What both forms of request share."""
-
-    model_config = ConfigDict(allow_inf_nan=False)
-
-    max_tokens: int | None = Field(None, ge=1)
-    temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1)  # -1 and 0: off
-    min_p: float | None = Field(None, ge=0, le=1)
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    stop: list[str] = []
-    stop_token_ids: list[int] = []
-    ignore_eos: bool = False
-    stream: bool = False
-    stream_options: StreamOptions | None = None
-    cache_salt: str = ""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_what_is_not_built(cls, values: Any) -> Any:
-        for name, allowed in NEUTRAL.items() if isinstance(values, dict) else ():
-            if values.get(name) is not None and values[name] not in allowed:
-                raise ValueError(f"{name} is {values[name]!r}, this server takes {allowed[0]!r} only")
-        return values
-
-    @field_validator("stop", "stop_token_ids", "cache_salt", "ignore_eos", "stream", mode="before")
-    @classmethod
-    def _null_is_the_default(cls, value: Any, info: Any) -> Any:
-        if value is None:
-            return cls.model_fields[info.field_name].default
-        return [value] if info.field_name == "stop" and isinstance(value, str) else value
-
-    @property
-    def include_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
-
-    def params(self, defaults: dict[str, Any], max_tokens: int, logprobs: int | None) -> SamplingParams:
-        """Sampling as the engine takes it; what the request leaves open comes from the model, then from OpenAI."""
-
-        def chosen(name: str, otherwise: float) -> Any:
-            offered = (getattr(self, name), defaults.get(name), otherwise)
-            return next(value for value in offered if value is not None)
-
-        return SamplingParams(
-            max_tokens=max_tokens,
-            temperature=chosen("temperature", 1.0),
-            top_k=max(0, chosen("top_k", 0)),
-            top_p=chosen("top_p", 1.0),
-            min_p=chosen("min_p", 0.0),
-            seed=self.seed,
-            stop=tuple(s for s in self.stop if s),
-            stop_token_ids=tuple(self.stop_token_ids),
-            ignore_eos=self.ignore_eos,
-            logprobs=logprobs,
-        )
+TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+Texts = Annotated[list[str], Field(min_length=1, fail_fast=True)]
 
 
 class CompletionRequest(SamplingRequest):
-    prompt: str | TokenIds | Annotated[list[str], NotEmpty] | Annotated[list[TokenIds], NotEmpty]
+    prompt: str | TokenIds | Texts | Annotated[list[TokenIds], Field(min_length=1, fail_fast=True)]
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    echo: bool | None = None
+    best_of: int | None = None
 
     @field_validator("prompt", mode="wrap")
     @classmethod
@@ -103,6 +29,16 @@ class CompletionRequest(SamplingRequest):
             return validate(value)
         except ValueError as error:
             raise ValueError("must be text, a list of token ids, or a list of either, and not empty") from error
+
+    @model_validator(mode="after")
+    def _agree(self) -> CompletionRequest:
+        if self.best_of not in (None, self.answers):
+            raise ValueError(
+                f"best_of is {self.best_of:,} and n is {self.answers:,}: this server takes equal ones only"
+            )
+        if self.echo and self.logprobs is not None:
+            raise ValueError(f"echo with logprobs {self.logprobs} is not done: prompts have no log probabilities here")
+        return self
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -130,10 +66,10 @@ class ChatMessage(BaseModel):
 
 
 class ChatRequest(SamplingRequest):
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     tools: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
 

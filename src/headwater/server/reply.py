@@ -6,7 +6,7 @@ import json
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 from headwater.server.errors import error_body
@@ -63,9 +63,11 @@ class ChatForm:
 class Reply:
     """The answer to one request. `names` is None where no log probabilities were asked for."""
 
-    def __init__(self, form: Form, model: str, names: TokenNames | None) -> None:
+    def __init__(self, form: Form, model: str, names: TokenNames | None, answers: int = 1) -> None:
+        """`answers`: how many of each prompt; the generations of one prompt have numbers side by side."""
         self._form = form
         self._names = names
+        self._answers = answers
         self._head = {"id": form.id_prefix + uuid.uuid4().hex, "created": int(time.time()), "model": model}
 
     async def whole(self, events: Events) -> Json:
@@ -79,7 +81,10 @@ class Reply:
                 finished[number] = event
         ends = sorted(finished.items())
         choices = [self._choice(number, tokens[number], end) for number, end in ends]
-        outcome = {"usage": usage(finished.values()), "headwater": account([end for _, end in ends])}
+        outcome = {
+            "usage": usage([end for _, end in ends], self._answers),
+            "headwater": account([end for _, end in ends]),
+        }
         return {**self._head, "object": self._form.object, "choices": choices, **outcome}
 
     async def stream(self, events: Events, include_usage: bool) -> AsyncIterator[str]:
@@ -99,7 +104,7 @@ class Reply:
         else:
             if include_usage:
                 ends = [end for _, end in sorted(finished.items())]
-                outcome = {"choices": [], "usage": usage(ends), "headwater": account(ends)}
+                outcome = {"choices": [], "usage": usage(ends, self._answers), "headwater": account(ends)}
                 yield sse({**self._head, "object": self._form.chunk_object, **outcome})
         yield "data: [DONE]\n\n"
 
@@ -133,16 +138,16 @@ def sse(value: Json) -> str:
     return f"data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
 
-def usage(finished: Iterable[FinishedEvent]) -> Json:
-    """Tokens of all generations of a request together."""
-    ends = list(finished)
-    prompt = sum(end.account.prompt_tokens for end in ends)
+def usage(ends: list[FinishedEvent], answers: int) -> Json:
+    """Tokens of all generations of a request together. A prompt counts once, however many answers it has."""
+    prompts = [end.account for end in ends[::answers]]
+    prompt = sum(account.prompt_tokens for account in prompts)
     output = sum(end.output_tokens for end in ends)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": output,
         "total_tokens": prompt + output,
-        "prompt_tokens_details": {"cached_tokens": sum(end.account.cached_tokens for end in ends)},
+        "prompt_tokens_details": {"cached_tokens": sum(account.cached_tokens for account in prompts)},
     }
 
 

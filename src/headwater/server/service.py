@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from fastapi import Request
@@ -11,21 +12,24 @@ from fastapi.responses import JSONResponse, Response
 from starlette.concurrency import run_in_threadpool
 from tokenizers import Tokenizer
 
+from headwater.cache.view import CacheView
 from headwater.config import ServeConfig
+from headwater.engine.stats import EngineStats
 from headwater.errors import RequestTooLarge, TemplateError
 from headwater.server import errors
 from headwater.server.chat import ChatPrompt, ChatPrompter, encode
-from headwater.server.exchange import Exchange
+from headwater.server.exchange import Events, Exchange
 from headwater.server.logprobs import TokenNames
 from headwater.server.openai import ChatRequest, CompletionRequest
-from headwater.server.record import RequestRecord
+from headwater.server.record import RequestRecord, Watcher
 from headwater.server.reply import ChatForm, CompletionForm, Form, Reply
 from headwater.server.stream import EventStream, unless_gone
 from headwater.server.template import ChatTemplate
 from headwater.spec import ModelSpec
-from headwater.types import Boundaries, Event, Generation
+from headwater.types import Boundaries, Event, Generation, TokenEvent
 
 CLIENT_GONE = 499  # nobody reads it; logs do
+ECHO = -1  # stands for the tokens of a prompt that is given back
 
 
 class ServedEngine(Protocol):
@@ -45,6 +49,10 @@ class ServedEngine(Protocol):
 
     def health(self) -> dict[str, Any]: ...
 
+    def stats(self) -> EngineStats: ...
+
+    def view(self) -> CacheView: ...
+
 
 class Service:
     """From checked requests to the engine and back."""
@@ -52,6 +60,7 @@ class Service:
     def __init__(self, engine: ServedEngine, config: ServeConfig) -> None:
         self.engine, self.config = engine, config
         self.started = int(time.time())
+        self.watchers: tuple[Watcher, ...] = ()  # told what becomes of each request
         self._names = TokenNames(engine.tokenizer)
         engine.tokenizer.no_truncation()
         engine.tokenizer.no_padding()
@@ -61,13 +70,14 @@ class Service:
             self._prompter = ChatPrompter(engine.tokenizer, template)
 
     async def complete(self, body: CompletionRequest, request: Request) -> Response:
-        record = RequestRecord("completion")
+        record = RequestRecord("completion", self.watchers)
         prompts = await run_in_threadpool(lambda: [self._tokens(prompt) for prompt in body.prompts])
-        generations = [self._generation(body, ChatPrompt(tokens, Boundaries(), True)) for tokens in prompts]
-        return await self._answer(body, request, CompletionForm(), generations, record)
+        generations = self._generations(body, [ChatPrompt(tokens, Boundaries(), True) for tokens in prompts])
+        texts = await run_in_threadpool(lambda: [self._text(prompt) for prompt in body.prompts]) if body.echo else []
+        return await self._answer(body, request, CompletionForm(), generations, record, texts)
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
-        record = RequestRecord("chat")
+        record = RequestRecord("chat", self.watchers)
         if self._prompter is None:
             raise TemplateError("the model has no chat template: use /v1/completions")
         try:
@@ -75,15 +85,33 @@ class Service:
         except ValueError as error:
             raise errors.BadRequest(str(error), "messages") from error
         prompt = await run_in_threadpool(self._prompter.prepare, conversation)
-        return await self._answer(body, request, ChatForm(), [self._generation(body, prompt)], record)
+        return await self._answer(body, request, ChatForm(), self._generations(body, [prompt]), record)
 
     def _tokens(self, prompt: str | list[int]) -> tuple[int, ...]:
         if isinstance(prompt, str):
             return tuple(encode(self.engine.tokenizer, prompt, add_special_tokens=True).ids)
-        vocab_size = self.engine.spec.vocab_size
-        if max(prompt) >= vocab_size:
-            raise errors.BadRequest(f"token id is {max(prompt):,}, the model has {vocab_size:,} tokens", "prompt")
+        self.check_tokens(prompt, "prompt")
         return tuple(prompt)
+
+    def _text(self, prompt: str | list[int]) -> str:
+        return prompt if isinstance(prompt, str) else self.engine.tokenizer.decode(prompt, skip_special_tokens=False)
+
+    def check_tokens(self, tokens: Sequence[int], param: str) -> None:
+        """Raises BadRequest for an id that the model has no token for."""
+        vocab_size = self.engine.spec.vocab_size
+        if tokens and max(tokens) >= vocab_size:
+            raise errors.BadRequest(f"token id is {max(tokens):,}, the model has {vocab_size:,} tokens", param)
+
+    def _generations(self, body: CompletionRequest | ChatRequest, prompts: list[ChatPrompt]) -> list[Generation]:
+        """All answers to the first prompt, then to the second, and so on, as OpenAI numbers them."""
+        total, most = len(prompts) * body.answers, self.config.max_running + self.config.max_waiting
+        if total > most:
+            asked = f"{len(prompts):,} prompts with n {body.answers:,} are {total:,} answers"
+            raise errors.BadRequest(f"{asked}, the server takes {most:,} at once", "n")
+        self.check_tokens(body.stop_token_ids or (), "stop_token_ids")
+        self.check_tokens([token for token, _ in body.biases], "logit_bias")
+        firsts = [self._generation(body, prompt) for prompt in prompts]
+        return [nth_answer(first, i) for first in firsts for i in range(body.answers)]
 
     def _generation(self, body: CompletionRequest | ChatRequest, prompt: ChatPrompt) -> Generation:
         """Raises RequestTooLarge if prompt and answer are longer than the model, or the memory, takes."""
@@ -100,7 +128,8 @@ class Service:
                 f"{taker} takes {limit:,}"
             )
         params = body.params(self.engine.generation_defaults, wanted, body.wanted_logprobs)
-        return Generation(prompt.tokens, params, body.cache_salt, prompt.boundaries, prompt.keep_output)
+        deadline = min((t for t in (body.timeout, self.config.request_timeout) if t is not None), default=None)
+        return Generation(prompt.tokens, params, body.salt, prompt.boundaries, prompt.keep_output, deadline)
 
     async def _answer(
         self,
@@ -109,12 +138,16 @@ class Service:
         form: Form,
         generations: list[Generation],
         record: RequestRecord,
+        echo: Sequence[str] = (),
     ) -> Response:
+        """`echo`: the prompts' texts, where answers are to begin with them."""
         exchange = Exchange(self.engine)
         exchange.submit_all(generations)
         names = None if body.wanted_logprobs is None else self._names
-        reply = Reply(form, self.engine.model_name, names)
+        reply = Reply(form, self.engine.model_name, names, body.answers)
         events = record.watch(exchange.events())
+        if echo:
+            events = echoed(events, [text for text in echo for _ in range(body.answers)])
 
         def close() -> None:
             exchange.cancel()
@@ -127,3 +160,17 @@ class Service:
         finally:
             close()
         return Response(status_code=CLIENT_GONE) if answer is None else JSONResponse(answer)
+
+
+def nth_answer(first: Generation, i: int) -> Generation:
+    """The same prompt once more, with a seed of its own."""
+    seed = first.params.seed
+    return first if i == 0 or seed is None else replace(first, params=replace(first.params, seed=seed + i))
+
+
+async def echoed(events: Events, texts: list[str]) -> Events:
+    """The same events, each answer preceded by a text as if it were its first token's."""
+    for number, text in enumerate(texts):
+        yield number, TokenEvent(ECHO, text)
+    async for number, event in events:
+        yield number, event

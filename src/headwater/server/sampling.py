@@ -1,0 +1,159 @@
+"""What every request that generates may say of how to choose tokens, checked; unknown fields are ignored."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
+
+from headwater.types import Constraint, SamplingParams
+
+# Known fields that would change an answer and are not built, with the values that ask for nothing: to ignore any
+# other would be a wrong answer. Some are OpenAI's, some other engines' extensions.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "suffix": ("",),
+    "tool_choice": ("auto", "none"),
+    "response_format": ({"type": "text"},),
+    "audio": (),
+    "modalities": (["text"],),
+    "functions": ([],),
+    "function_call": ("none",),
+    "web_search_options": (),
+    "prompt_logprobs": (),
+    "prompt_embeds": (),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "min_tokens": (0,),
+    "bad_words": ([],),
+    "allowed_token_ids": (),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "truncate_prompt_tokens": (),
+    "continue_final_message": (False,),
+    "add_generation_prompt": (True,),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "lora_request": (),
+}
+
+MAX_N = 128  # answers to one prompt
+MAX_STOPS = 64
+MAX_STOP_CHARACTERS = 8_192  # of all stop strings together: each token's text is held against every one
+MAX_BIASES = 1_024
+MAX_SALT = 1_024  # characters
+MAX_TOKENS = 2**31 - 1  # far above any model; what is below is held against the model and the memory
+MAX_TIMEOUT = 7 * 24 * 3600.0  # seconds
+
+TokenId = Annotated[int, Field(ge=0, strict=True)]
+STOPS_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "maxItems": MAX_STOPS}]}
+Stops = Annotated[
+    list[str],
+    Field(max_length=MAX_STOPS, fail_fast=True),
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+    WithJsonSchema(STOPS_SCHEMA),
+]
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    include_usage: bool | None = None
+
+
+class SamplingRequest(BaseModel):
+    """What all forms of request share. A null is as good as nothing."""
+
+    model_config = ConfigDict(allow_inf_nan=False, strict=True)
+
+    model: str | None = None  # there is one, whatever it is called
+    max_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, le=MAX_TOKENS)  # -1 and 0: off
+    min_p: float | None = Field(None, ge=0, le=1)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    n: int | None = Field(None, ge=1, le=MAX_N)
+    stop: Stops | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
+    ignore_eos: bool | None = None
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, gt=0, le=2)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=MAX_BIASES)
+    timeout: float | None = Field(None, gt=0, le=MAX_TIMEOUT)  # seconds
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    cache_salt: str | None = Field(None, max_length=MAX_SALT)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_what_is_not_built(cls, values: Any) -> Any:
+        for name, allowed in NEUTRAL.items() if isinstance(values, dict) else ():
+            if values.get(name) is not None and values[name] not in allowed:
+                takes = f"it takes {allowed[0]!r} only" if allowed else "leave it out"
+                raise ValueError(f"{name} is {repr(values[name])[:100]}, which this server does not do: {takes}")
+        return values
+
+    @field_validator("stop")
+    @classmethod
+    def _few_characters(cls, value: list[str] | None) -> list[str] | None:
+        total = sum(map(len, value or ()))
+        if total > MAX_STOP_CHARACTERS:
+            raise ValueError(f"stop has {total:,} characters together, at most {MAX_STOP_CHARACTERS:,} are taken")
+        return value
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _keyed_by_token_ids(cls, value: dict[str, float] | None) -> dict[str, float] | None:
+        for key in value or ():
+            if not (key.isascii() and key.isdigit() and len(key) < 10):
+                raise ValueError(f"its keys are token ids as decimal strings; one is {key[:20]!r}")
+        return value
+
+    @property
+    def answers(self) -> int:
+        """How many are wanted of each prompt."""
+        return 1 if self.n is None else self.n
+
+    @property
+    def salt(self) -> str:
+        return self.cache_salt or ""
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def biases(self) -> tuple[tuple[int, float], ...]:
+        return tuple((int(token), bias) for token, bias in (self.logit_bias or {}).items())
+
+    def params(
+        self, defaults: dict[str, Any], max_tokens: int, logprobs: int | None, constraint: Constraint | None = None
+    ) -> SamplingParams:
+        """Sampling as the engine takes it; what the request leaves open comes from the model, then from OpenAI."""
+
+        def chosen(name: str, otherwise: float) -> Any:
+            offered = (getattr(self, name), defaults.get(name), otherwise)
+            return next(value for value in offered if value is not None)
+
+        greedy = self.temperature is None and defaults.get("do_sample") is False
+        return SamplingParams(
+            max_tokens=max_tokens,
+            temperature=0.0 if greedy else chosen("temperature", 1.0),
+            top_k=max(0, chosen("top_k", 0)),
+            top_p=chosen("top_p", 1.0),
+            min_p=chosen("min_p", 0.0),
+            seed=self.seed,
+            stop=tuple(s for s in self.stop or () if s),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=bool(self.ignore_eos),
+            logprobs=logprobs,
+            repetition_penalty=chosen("repetition_penalty", 1.0),
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            logit_bias=self.biases,
+            constraint=constraint,
+        )
