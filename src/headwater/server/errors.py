@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -10,16 +12,43 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from headwater.errors import EngineStopped, OutOfPages, RequestTooLarge, TemplateError
+from headwater.errors import (
+    ConstraintError,
+    DeadlineExceeded,
+    EngineStopped,
+    OutOfPages,
+    QueueFull,
+    RequestTooLarge,
+    TemplateError,
+)
+from headwater.server.context import current_request_id
 
 log = logging.getLogger("headwater.request")
 
-# by class of error: HTTP status, type, code
-STATUS: dict[type[Exception], tuple[int, str, str | None]] = {
-    RequestTooLarge: (400, "invalid_request_error", "context_length_exceeded"),
-    TemplateError: (400, "invalid_request_error", "chat_template"),
-    EngineStopped: (503, "service_unavailable", "engine_stopped"),
-    OutOfPages: (503, "service_unavailable", "out_of_memory"),
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How errors of one class are answered."""
+
+    status: int
+    type: str
+    code: str | None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+RETRY_AFTER = 5  # seconds after which another server should have taken over from one that stopped
+
+# OpenAI's clients send again what was answered with 408, 409, 429 or 5xx, unless `x-should-retry` says no. A queue
+# that is full asks for it, and says when. A deadline that was missed does not: the same request would take as long
+# once more, from a server that is late already.
+KINDS: dict[type[Exception], Kind] = {
+    RequestTooLarge: Kind(400, "invalid_request_error", "context_length_exceeded"),
+    TemplateError: Kind(400, "invalid_request_error", "chat_template"),
+    ConstraintError: Kind(400, "invalid_request_error", "invalid_constraint"),
+    QueueFull: Kind(503, "service_unavailable", "queue_full"),
+    EngineStopped: Kind(503, "service_unavailable", "engine_stopped", {"retry-after": str(RETRY_AFTER)}),
+    OutOfPages: Kind(503, "service_unavailable", "out_of_memory", {"retry-after": str(RETRY_AFTER)}),
+    DeadlineExceeded: Kind(504, "timeout", "deadline_exceeded", {"x-should-retry": "false"}),
 }
 
 MAX_ECHO = 100  # characters of a bad value that an error repeats
@@ -34,26 +63,41 @@ class BadRequest(Exception):
 
 
 def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
-    """HTTP status and body. What nobody foresaw is logged here, and told without its insides."""
-    for kind, (status, name, code) in STATUS.items():
-        if isinstance(error, kind):
-            return status, _body(str(error), name, None, code)
+    """HTTP status and body. What nobody foresaw is logged here, and told without its insides, by the request's id."""
     if isinstance(error, BadRequest):
         return 400, _body(str(error), "invalid_request_error", error.param, None)
-    log.error("internal error", exc_info=error)
-    return 500, _body(f"internal error: {type(error).__name__}", "server_error", None, None)
+    kind = kind_of(error)
+    if kind is not None:
+        return kind.status, _body(str(error), kind.type, None, kind.code)
+    request_id = current_request_id()
+    log.error("internal error in request %s", request_id, exc_info=error)
+    message = f"internal error: {type(error).__name__}, in request {request_id}"
+    return 500, _body(message, "server_error", None, "internal_error")
+
+
+def error_headers(error: Exception) -> dict[str, str]:
+    """When, and whether, to try again."""
+    if isinstance(error, QueueFull):
+        return {"retry-after": str(error.retry_after)}
+    kind = kind_of(error)
+    return {} if kind is None else dict(kind.headers)
+
+
+def kind_of(error: Exception) -> Kind | None:
+    """How an error is answered that was foreseen; None for one that was not."""
+    return next((kind for name, kind in KINDS.items() if isinstance(error, name)), None)
 
 
 def install(app: FastAPI) -> None:
     """Let every error that leaves a route be answered in OpenAI's form."""
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
-    for kind in (*STATUS, BadRequest, Exception):
+    for kind in (*KINDS, BadRequest, Exception):
         app.add_exception_handler(kind, _raised)
 
 
 async def _raised(request: Request, error: Exception) -> JSONResponse:
-    return _refuse(request, *error_body(error))
+    return _refuse(request, *error_body(error), error_headers(error))
 
 
 async def _invalid(request: Request, error: Exception) -> JSONResponse:
@@ -62,20 +106,27 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
     param = ".".join(str(part) for part in first["loc"][1:]) or None
     message = first["msg"].removeprefix("Value error, ")
     if param and isinstance(first["input"], int | float | str):
-        message += f"; it is {repr(first['input'])[:MAX_ECHO]}"
+        message += f"; it is {shown(first['input'])}"
     text = f"{param}: {message}" if param else message
     return _refuse(request, 400, _body(text, "invalid_request_error", param, None))
 
 
 async def _http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    message = f"{error.detail}: {request.method} {request.url.path}"
-    return _refuse(request, error.status_code, _body(message, "invalid_request_error", None, None))
+    body = _body(f"{error.detail}: {request.method} {request.url.path}", "invalid_request_error", None, None)
+    return _refuse(request, error.status_code, body, error.headers)
 
 
-def _refuse(request: Request, status: int, body: dict[str, Any]) -> JSONResponse:
+def _refuse(
+    request: Request, status: int, body: dict[str, Any], headers: Mapping[str, str] | None = None
+) -> JSONResponse:
     log.info("refused %s status=%d: %s", request.url.path, status, body["error"]["message"])
-    return JSONResponse(body, status)
+    return JSONResponse(body, status, headers)
+
+
+def shown(value: object) -> str:
+    """As much of a bad value as an error repeats; nothing in it that could not be written as UTF-8."""
+    return ascii(value[:MAX_ECHO] if isinstance(value, str) else value)[:MAX_ECHO]
 
 
 def _body(message: str, kind: str, param: str | None, code: str | None) -> dict[str, Any]:

@@ -1,0 +1,91 @@
+"""A request's body: JSON, of a bounded size and depth, whose texts can be written as UTF-8."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+
+MAX_BYTES = 64 * 2**20
+MAX_DEPTH = 64  # of lists and objects in one another
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+class JsonRoute(APIRoute):
+    """A route whose body, if it has one, is read as a JsonRequest's."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def checked(request: Request) -> Response:
+            return await handle(JsonRequest(request.scope, request.receive))
+
+        return checked
+
+
+class JsonRequest(Request):
+    """Raises HTTPException, the one kind of error that FastAPI lets through while it reads a body."""
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind and kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+            raise HTTPException(415, f"content-type is {kind[:100]!r}, must be 'application/json'")
+        size = int(self.headers.get("content-length", 0))
+        if size > MAX_BYTES:
+            raise too_large(size)
+        size = 0
+        async for chunk in super().stream():
+            size += len(chunk)
+            if size > MAX_BYTES:
+                raise too_large(size)
+            yield chunk
+
+    async def json(self) -> Any:
+        return parse(await self.body())
+
+
+def too_large(size: int) -> HTTPException:
+    """The connection is closed: nobody wants to read the rest."""
+    message = f"body has {size:,} bytes or more, at most {MAX_BYTES:,} are taken"
+    return HTTPException(413, message, {"connection": "close"})
+
+
+def parse(raw: bytes) -> Any:
+    """The JSON's value. Halves of surrogate pairs, as clients send that cut texts by UTF-16 units, become U+FFFD."""
+    try:
+        value = json.loads(raw, parse_constant=_refuse_constant)
+    except RecursionError as error:
+        raise too_deep() from error
+    except ValueError as error:  # no JSON, no UTF-8, or an integer of thousands of digits
+        raise HTTPException(400, f"body is no JSON: {error}") from error
+    # most bodies have too few brackets to be deep, and no surrogates: they need not be walked
+    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH or b"\0" in raw[:4] or SURROGATE_ESCAPE.search(raw):
+        return _mended(value, MAX_DEPTH)
+    return value
+
+
+def too_deep() -> HTTPException:
+    return HTTPException(400, f"body has lists and objects nested more than {MAX_DEPTH} deep, at most that is taken")
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _mended(value: Any, levels: int) -> Any:
+    """The value without halves of surrogate pairs; `levels`: lists and objects that may still nest in it."""
+    if isinstance(value, str):
+        return LONE_SURROGATE.sub("\ufffd", value)
+    if not isinstance(value, list | dict):
+        return value
+    if levels == 0:
+        raise too_deep()
+    if isinstance(value, list):
+        return [_mended(item, levels - 1) for item in value]
+    return {_mended(key, levels - 1): _mended(item, levels - 1) for key, item in value.items()}
