@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -13,7 +16,7 @@ import typer
 
 from headwater.cli import commands, run
 from headwater.cli.inspect import read_spec
-from headwater.config import ServeConfig
+from headwater.config import SETTINGS
 
 TINY = {
     "model_type": "qwen3_5_text",
@@ -54,32 +57,73 @@ def test_the_command_line_is_frozen():
     command = typer.main.get_command(commands).commands["serve"]
     assert [option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)] == [
         "model",
-        "--memory",
+        "--model-name",
         "--device",
         "--dtype",
+        "--threads",
+        "--reproducible",
+        "--no-reproducible",
+        "--tool-format",
+        "--reasoning-format",
+        "--memory",
         "--page-size",
-        "--max-running",
-        "--max-tokens-per-step",
+        "--cache",
+        "--no-cache",
         "--placement",
         "--eviction",
         "--pool",
         "--state-fraction",
         "--decode-reuse",
-        "--cache",
-        "--no-cache",
+        "--max-running",
+        "--max-tokens-per-step",
+        "--max-waiting",
+        "--request-timeout",
+        "--drain",
         "--host",
         "--port",
-        "--threads",
-        "--reproducible",
-        "--no-reproducible",
+        "--uds",
+        "--tls-cert",
+        "--tls-key",
+        "--api-key",
+        "--api-key-file",
+        "--cors",
+        "--log-format",
+        "--otlp-endpoint",
+        "--config",
+        "--print-config",
     ]
 
 
-def test_the_command_lines_defaults_are_the_settings():
-    command = typer.main.get_command(commands).commands["serve"]
-    defaults = {p.name: p.default for p in command.params if p.name not in ("model", "memory")}
-    config = ServeConfig()
-    assert defaults == {name: getattr(config, name) for name in defaults}
+def test_the_help_of_serve_has_the_settings_in_groups(capsys):
+    assert run(["serve", "--help"]) == 0
+    printed = capsys.readouterr().out
+    groups = list(dict.fromkeys(one.group for one in SETTINGS))
+    assert re.findall(r"^(\w[\w ]*):$", printed, re.M) == [*groups, "Other"]
+    words = " ".join(printed.split())
+    for one in SETTINGS:
+        assert one.help in words, one.name
+    assert "[unified|split; default: unified]" in words
+    assert "HEADWATER_MAX_RUNNING" in words
+
+
+def test_settings_come_from_flags_environment_and_file(capsys, monkeypatch, tmp_path):
+    file = tmp_path / "some.toml"
+    file.write_text("max_running = 3\nmax_waiting = 5\nthreads = 1")
+    monkeypatch.setenv("HEADWATER_CONFIG", str(file))
+    monkeypatch.setenv("HEADWATER_MAX_WAITING", "6")
+    assert run(["serve", "--print-config", "--max-running", "4", "--no-cache"]) == 0
+    printed = capsys.readouterr().out
+    assert "max_running = 4  # --max-running\n" in printed
+    assert "max_waiting = 6  # HEADWATER_MAX_WAITING\n" in printed
+    assert f"threads = 1  # {file}\n" in printed
+    assert "\ncache = false  # --no-cache\n" in printed
+
+
+def test_a_misspelt_variable_is_a_warning(capsys, monkeypatch):
+    monkeypatch.setenv("HEADWATER_PROT", "1")
+    assert run(["serve", "--print-config"]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "headwater: warning: the variable HEADWATER_PROT is no setting; the nearest is 'HEADWATER_PORT'"
 
 
 def test_version_and_help(capsys):
@@ -101,6 +145,9 @@ def test_version_and_help(capsys):
         (["serve", "--eviction", "newest"], "newest"),
         (["serve", "--placement", "nowhere"], "nowhere"),
         (["serve", "--pool", "split"], "state_fraction"),
+        (["serve", "--config", "/nonexistent/file"], "/nonexistent/file"),
+        (["serve", "--uds", __file__], "no socket"),
+        (["serve", "--tls-cert", __file__, "--tls-key", __file__], "tls_cert is"),
         (["inspect", "/nonexistent/model"], "/nonexistent/model"),
     ],
 )
@@ -145,9 +192,33 @@ def test_inspect_takes_the_dtype_it_is_given(folder):
     assert read_spec(folder, "float32", 64).kv_bytes_per_token == 2 * read_spec(folder, "auto", 64).kv_bytes_per_token
 
 
-def test_inspect_needs_no_torch(folder):
+@pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["serve", "--print-config"], ["inspect", "."]])
+def test_what_computes_nothing_needs_neither_torch_nor_a_web_framework(folder, arguments):
     program = (
-        f"from headwater.cli import run; import sys; run(['inspect', {str(folder)!r}]); print('torch' in sys.modules)"
+        f"from headwater.cli import run; import sys; code = run({arguments!r}); "
+        "print(code, *({'torch', 'fastapi', 'uvicorn', 'matplotlib'} & {*sys.modules}))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "False"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=folder)
+    assert done.stdout.splitlines()[-1] == "0"
+
+
+def completions(line):
+    """What a shell is offered for a line that ends in a word not finished."""
+    words = line.split(" ")
+    asked = {"_HEADWATER_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    command = [sys.executable, "-m", "headwater"]
+    return subprocess.run(command, env={**os.environ, **asked}, capture_output=True, text=True).stdout.split()
+
+
+def test_a_shell_completes_commands_options_and_choices():
+    assert "serve" in completions("headwater se")
+    assert completions("headwater serve --pag") == ["--page-size"]
+    assert completions("headwater serve --pool ") == ["unified", "split"]
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
+def test_a_shell_is_given_its_script():
+    command = f"{shlex.quote(sys.executable)} -m headwater --show-completion; true"  # bash stays the parent
+    script = subprocess.run(["bash", "-c", command], capture_output=True, text=True).stdout
+    assert "_HEADWATER_COMPLETE=complete_bash" in script
+    assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from headwater.config import ServeConfig, parse_bytes, user_cache_dir
+from headwater.config import SETTINGS, ServeConfig, user_cache_dir
 from headwater.errors import ConfigError
+from headwater.setting import parse_bytes, show_bytes
 
 
 @pytest.mark.parametrize(
@@ -33,6 +34,15 @@ def test_other_sizes_are_refused_as_they_were_written(text):
     assert repr(text) in str(caught.value)
 
 
+@pytest.mark.parametrize("size", [1, 999, 1000, 1024, 65536, 4 * 10**9, 4 * 2**30, 1_500_000, 2 * 10**12])
+def test_a_size_is_shown_so_that_it_is_read_again(size):
+    assert parse_bytes(show_bytes(size)) == size
+
+
+def test_a_size_is_shown_short():
+    assert (show_bytes(4 * 10**9), show_bytes(2**30), show_bytes(1_500_000)) == ("4GB", "1GiB", "1500KB")
+
+
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
@@ -52,6 +62,21 @@ def test_other_sizes_are_refused_as_they_were_written(text):
         ({"pool": "split", "state_fraction": 1.0}, "1.0"),
         ({"state_fraction": 0.5}, "0.5.*'unified'"),
         ({"decode_reuse": "some"}, "'some'"),
+        ({"max_waiting": 0}, "max_waiting is 0.*1"),
+        ({"request_timeout": 0.0}, "request_timeout is 0.*more than 0"),
+        ({"request_timeout": float("nan")}, "request_timeout is nan"),
+        ({"drain": -1.0}, "drain is -1.*0"),
+        ({"log_format": "xml"}, "'xml'.*text, json"),
+        ({"cors": ("https://chat.example/",)}, "https://chat.example/.*origin"),
+        ({"cors": ("chat.example",)}, "'chat.example'"),
+        ({"api_key": " "}, "api_key is empty"),
+        ({"api_key": "a", "api_key_file": Path("/b")}, "api_key_file is '/b'.*api_key"),
+        ({"api_key_file": Path("/nonexistent")}, "api_key_file is '/nonexistent'.*cannot be read"),
+        ({"api_key_file": Path("/dev/null")}, "api_key_file is '/dev/null'.*empty"),
+        ({"tls_key": Path(__file__)}, "tls_key.*tls_cert is not given"),
+        ({"tls_cert": Path(__file__)}, "tls_cert.*tls_key is not given"),
+        ({"tls_cert": Path(__file__), "tls_key": Path("/nonexistent")}, "tls_key is '/nonexistent'.*no file"),
+        ({"tls_cert": Path(__file__), "tls_key": Path(__file__), "uds": Path("s")}, "tls_key.*uds is 's'"),
     ],
 )
 def test_bad_settings_are_named_with_their_values(setting, message):
@@ -61,6 +86,23 @@ def test_bad_settings_are_named_with_their_values(setting, message):
 
 def test_a_split_pool_needs_a_fraction_between_0_and_1():
     assert ServeConfig(pool="split", state_fraction=0.5).state_fraction == 0.5
+
+
+def test_the_key_is_what_was_given_or_what_its_file_holds(tmp_path):
+    (tmp_path / "key").write_text(" sesame\n")
+    assert ServeConfig().required_key() is None
+    assert ServeConfig(api_key="open").required_key() == "open"
+    assert ServeConfig(api_key_file=tmp_path / "key").required_key() == "sesame"
+
+
+def test_no_secret_is_in_what_is_printed_of_the_settings():
+    assert "sesame" not in repr(ServeConfig(api_key="sesame"))
+
+
+def test_every_default_can_be_written_and_read_again():
+    for one in SETTINGS:
+        if one.default is not None:
+            assert one.read(one.show(one.default)) == one.default, one.name
 
 
 def test_what_is_made_for_a_user_is_kept_in_the_users_cache_folder(monkeypatch):

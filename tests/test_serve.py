@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
+import ssl
 import subprocess
 import sys
+from contextlib import contextmanager
 
+import httpx
 import openai
 import pytest
 
+from tests.server.test_listener import certificate  # noqa: F401  a fixture
+
 PATIENCE = 120  # seconds after which something that must happen has not
 PROMPT = "the quiet river flows under the old stone bridge and " * 40
+LONG = {"prompt": "abc", "max_tokens": 400, "stream": True, "ignore_eos": True, "temperature": 0}
 
 
 @pytest.fixture(scope="module")
@@ -21,22 +28,34 @@ def home(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
 
 
-@pytest.fixture
-def server(home):
-    """A server on a free port: the process, what it said at start-up, and a client."""
-    command = [sys.executable, "-m", "headwater", "serve", "--port", "0", "--memory", "200MB"]
-    environment = {**os.environ, "XDG_CACHE_HOME": str(home)}
+@contextmanager
+def serving(home, *flags, **variables):
+    """A server's process, once it listens, and the three lines that it said."""
+    command = [sys.executable, "-m", "headwater", "serve", "--memory", "200MB", *flags]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(home), **variables}
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         try:
             said = [process.stdout.readline() for _ in range(3)]
-            url = re.search(r"http://127\.0\.0\.1:\d+/v1", said[1])
-            assert url, process.stderr.read() if process.poll() is not None else said
-            with openai.OpenAI(base_url=url[0], api_key="none", timeout=PATIENCE) as client:
-                yield process, said, client
+            assert " serves " in said[1], process.communicate()
+            yield process, said
         finally:
             process.kill()
+
+
+def address(said):
+    return re.search(r"https?://127\.0\.0\.1:\d+/v1", said[1])[0]
+
+
+@pytest.fixture
+def server(home):
+    """A server on a free port: the process, what it said at start-up, and a client."""
+    with (
+        serving(home, "--port", "0") as (process, said),
+        openai.OpenAI(base_url=address(said), api_key="none", timeout=PATIENCE) as client,
+    ):
+        yield process, said, client
 
 
 def test_the_embedded_model_serves_hits_and_stops_when_told(server, home):
@@ -56,3 +75,76 @@ def test_the_embedded_model_serves_hits_and_stops_when_told(server, home):
     assert process.returncode == 0
     assert re.search(r"completion\[0\] .*reason=cold .*\n.*completion\[0\] .*reason=full ", log), log
     assert "Traceback" not in log
+
+
+def events(lines):
+    """The JSON of a stream's events; it must end with [DONE]."""
+    data = [line.removeprefix("data: ") for line in lines if line]
+    assert data[-1] == "[DONE]"
+    return [json.loads(line) for line in data[:-1]]
+
+
+def test_after_sigterm_a_stream_is_finished_and_nothing_new_begun(server):
+    process, said, _ = server
+    url = address(said)
+    with httpx.stream("POST", f"{url}/completions", json=LONG, timeout=PATIENCE) as stream:
+        lines = stream.iter_lines()
+        first = next(lines)
+        process.send_signal(signal.SIGTERM)
+        try:
+            while (health := httpx.get(f"{url.removesuffix('/v1')}/health")).status_code == 200:
+                pass  # until the signal has been taken
+            assert health.json()["status"] == "draining"
+            refused = httpx.post(f"{url}/completions", json={"prompt": "abc"})
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+        except httpx.ConnectError:
+            pass  # the stream was over by then, and the server with it
+        answer = events([first, *lines])
+    assert answer[-1]["choices"][0]["finish_reason"] == "length"
+    assert not any("error" in event for event in answer)
+    _, log = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, "Traceback" in log) == (0, False), log
+
+
+def test_behind_a_unix_socket_with_a_key_and_without_time_to_drain(home, tmp_path):
+    (tmp_path / "key").write_text("sesame\n")
+    (tmp_path / "hw.toml").write_text('uds = "hw.sock"\napi_key_file = "key"\ndrain = 0\nmodel_name = "small"')
+    path = tmp_path / "hw.sock"
+    with serving(home, HEADWATER_CONFIG=str(tmp_path / "hw.toml")) as (process, said):
+        assert f"on unix:{path}" in said[1]
+        transport = httpx.HTTPTransport(uds=str(path))
+        with httpx.Client(transport=transport, base_url="http://headwater", timeout=PATIENCE) as client:
+            assert client.get("/health").status_code == 200
+            assert client.get("/v1/models").status_code == 401
+            client.headers["authorization"] = "Bearer sesame"
+            assert client.get("/v1/models").status_code == 200
+            with client.stream("POST", "/v1/completions", json={**LONG, "max_tokens": 5000}) as stream:
+                lines = stream.iter_lines()
+                first = next(lines)
+                process.send_signal(signal.SIGTERM)
+                answer = events([first, *lines])
+        assert "stopped" in answer[-1]["error"]["message"]
+        _, log = process.communicate(timeout=PATIENCE)
+        assert (process.returncode, "Traceback" in log) == (0, False), log
+        assert not path.exists()
+
+
+def test_behind_tls_and_interrupted_twice(home, certificate):  # noqa: F811
+    key, cert = certificate
+    with serving(home, "--port", "0", "--tls-key", str(key), "--tls-cert", str(cert)) as (process, said):
+        url = address(said)
+        assert url.startswith("https://")
+        with (
+            httpx.Client(verify=ssl.create_default_context(cafile=str(cert)), timeout=PATIENCE) as client,
+            client.stream("POST", f"{url}/completions", json={**LONG, "max_tokens": 5000}) as stream,
+        ):
+            lines = stream.iter_lines()
+            first = next(lines)
+            process.send_signal(signal.SIGINT)
+            while client.get(f"{url.removesuffix('/v1')}/health").status_code == 200:
+                pass  # until the signal has been taken
+            process.send_signal(signal.SIGINT)
+            answer = events([first, *lines])
+        assert "stopped" in answer[-1]["error"]["message"]
+        _, log = process.communicate(timeout=PATIENCE)
+        assert (process.returncode, "Traceback" in log) == (130, False), log

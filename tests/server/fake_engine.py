@@ -73,6 +73,7 @@ class FakeEngine:
         self._orders: queue.Queue[tuple[int, Generation, Callable[[Event], None]] | None] = queue.Queue()
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._running = False
+        self._refusing = False
 
     def start(self) -> None:
         self._running = True
@@ -84,8 +85,12 @@ class FakeEngine:
         self._orders.put(None)
         self._thread.join()
 
+    def refuse_new(self) -> None:
+        self._refusing = True
+
     def health(self) -> dict[str, Any]:
-        return {"status": "ok" if self._running else "stopped", "model": self.model_name, "deterministic": "yes"}
+        status = "stopped" if not self._running else "draining" if self._refusing else "ok"
+        return {"status": status, "model": self.model_name, "deterministic": "yes"}
 
     def stats(self) -> EngineStats:
         """As of a cache that holds whole pages of all prompts."""
@@ -100,7 +105,7 @@ class FakeEngine:
         return self.tree.view()
 
     def submit(self, generation: Generation, on_event: Callable[[Event], None]) -> int:
-        if not self._running:
+        if not self._running or self._refusing:
             raise EngineStopped("the engine has stopped")
         needed = len(generation.prompt) + generation.params.max_tokens
         if needed > self.memory_tokens:

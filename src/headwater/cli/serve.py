@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import os
 import signal
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
@@ -18,6 +17,12 @@ from headwater.cli.common import commands
 from headwater.cli.settings import as_toml, effective, misspelt
 from headwater.config import SETTINGS, ServeConfig
 from headwater.setting import FILE, SWITCH, Setting
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from headwater.engine.engine import Engine
+    from headwater.server.draining import DrainingServer
 
 EPILOG = (
     "Every setting is also read from the environment, as HEADWATER_ and its name (HEADWATER_MAX_RUNNING), and from "
@@ -103,11 +108,12 @@ def serve_until_stopped(config: ServeConfig) -> None:
 
     Raises KeyboardInterrupt where a second SIGINT cut that short.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until requests are taken there is nothing to end
     # these import the web framework, and the engine's torch: `--help` and `inspect` do without
     from headwater.server.listener import check_tls, listener, url
+    from headwater.server.logs import configure_logging
 
+    configure_logging(config.log_format)
     check_tls(config)
     with listener(config) as sock:
         from headwater.engine.engine import Engine
@@ -118,7 +124,8 @@ def serve_until_stopped(config: ServeConfig) -> None:
                 "No model given: serving a tiny embedded one. Its answers are noise, its caching is real.", flush=True
             )
         engine = Engine.load(config)
-        server = make_server(create_app(engine, config), config, engine.stop)
+        server = make_server(create_app(engine, config), engine, config)
+        sock.listen()  # from the next line on who connects is heard
         print(f"Headwater {version('headwater')} serves {engine.model_name} on {url(sock, config)}", flush=True)
         print(f"Deterministic: {engine.health()['deterministic']}", flush=True)
         engine.start()
@@ -130,7 +137,7 @@ def serve_until_stopped(config: ServeConfig) -> None:
             raise KeyboardInterrupt
 
 
-def make_server(app: Any, config: ServeConfig, stop_engine: Any) -> Any:
+def make_server(app: FastAPI, engine: Engine, config: ServeConfig) -> DrainingServer:
     import uvicorn
 
     from headwater.server.draining import LINGER, DrainingServer
@@ -143,4 +150,4 @@ def make_server(app: Any, config: ServeConfig, stop_engine: Any) -> Any:
         ssl_keyfile=config.tls_key,
         ssl_certfile=config.tls_cert,
     )
-    return DrainingServer(settings, app.state.gate, config.drain, stop_engine)
+    return DrainingServer(settings, app.state.in_flight, engine, config.drain)

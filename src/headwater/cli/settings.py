@@ -56,7 +56,8 @@ def effective(flags: Mapping[str, object], environment: Mapping[str, str], file:
 
 
 def from_flags(flags: Mapping[str, object]) -> dict[str, Given]:
-    return {name: Given(value, NAMED[name].flag) for name, value in flags.items() if value is not None}
+    given = {name: value for name, value in flags.items() if value is not None}
+    return {name: Given(_plain(value), _flag(NAMED[name], value)) for name, value in given.items()}
 
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, Given]:
@@ -88,6 +89,16 @@ def misspelt(environment: Mapping[str, str]) -> list[str]:
     unknown = (name for name in sorted(environment) if name.startswith(PREFIX) and name not in known)
     lines = {name: _nearest(name, known) for name in unknown}
     return [f"the variable {name} is no setting{nearest}" for name, nearest in lines.items() if nearest]
+
+
+def _plain(value: object) -> object:
+    return str(value) if isinstance(value, Path) else value
+
+
+def _flag(one: Setting, value: object) -> str:
+    if one.name == "model":
+        return "the command line"
+    return one.flag.replace("--", "--no-", 1) if value is False else one.flag
 
 
 def _nearest(name: str, known: tuple[str, ...]) -> str:

@@ -1,4 +1,4 @@
-"""Who may call: an API key, origins of browsers, and nobody new once the server drains."""
+"""Who may call: whoever brings the key, and pages of the origins that are let in."""
 
 from __future__ import annotations
 
@@ -13,33 +13,32 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from headwater.server.draining import Gate
+from headwater.server.draining import InFlight
 from headwater.server.service import Service
 
 OPEN_PATHS = ("/health",)  # need no key
 EXPOSED = ("retry-after", "x-request-id")  # headers that a browser's script may read
-RETRY_AFTER = 5  # seconds after which another server should have taken over from one that drains
 
 log = logging.getLogger("headwater.request")
 
 
 def install(app: FastAPI, service: Service) -> None:
-    """Guard every path, from without all other middleware: so a browser may read the answer to an error too.
+    """Guard every path, from without what answers errors: so a page may read the answer to an error too.
 
-    The gate is the app's `state.gate`.
+    The app's `state.in_flight` counts the requests that were let in.
     """
-    config, gate, build = service.config, Gate(RETRY_AFTER), app.build_middleware_stack
+    config, in_flight, build = service.config, InFlight(), app.build_middleware_stack
     key = config.required_key()
 
     def guarded_stack() -> ASGIApp:
-        stack: ASGIApp = gate.guard(build())
+        stack: ASGIApp = in_flight.counting(build())
         if key is not None:
             stack = KeyCheck(stack, key)
         if config.cors:
             stack = CORSMiddleware(stack, config.cors, allow_methods="*", allow_headers="*", expose_headers=EXPOSED)
         return stack
 
-    app.state.gate = gate
+    app.state.in_flight = in_flight
     app.build_middleware_stack = guarded_stack
 
 

@@ -5,75 +5,72 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable
 from types import FrameType
+from typing import Protocol
 
 import uvicorn
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
-
-from headwater.errors import EngineStopped
-from headwater.server import errors
 
 LINGER = 5  # seconds that open answers have to be written once the engine has ended them
 
 
-class Gate:
-    """Counts the requests that compute, and takes no more once it is closed; then /health says that it drains."""
+class DrainedEngine(Protocol):
+    """What the end needs of an engine."""
 
-    def __init__(self, retry_after: int) -> None:
-        self.inside = 0
-        self.closed = False
-        self._headers = {"retry-after": str(retry_after)}
+    def refuse_new(self) -> None: ...
 
-    def close(self) -> None:
-        self.closed = True
+    def stop(self) -> None: ...
 
-    def guard(self, app: ASGIApp) -> ASGIApp:
-        async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
-            if self.closed and scope["type"] == "http" and scope["path"] == "/health":
-                health = JSONResponse({"status": "draining", "requests": self.inside}, 503, self._headers)
-                await health(scope, receive, send)
-            elif scope["type"] != "http" or scope["method"] != "POST":
+
+class InFlight:
+    """Counts the requests that compute, until the last byte of their answers is written."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def counting(self, app: ASGIApp) -> ASGIApp:
+        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] != "http" or scope["method"] != "POST":
                 await app(scope, receive, send)
-            elif self.closed:
-                status, body = errors.error_body(EngineStopped("the server is stopping and takes no more requests"))
-                await JSONResponse(body, status, self._headers)(scope, receive, send)
-            else:
-                self.inside += 1
-                try:
-                    await app(scope, receive, send)
-                finally:
-                    self.inside -= 1
+                return
+            self.count += 1
+            try:
+                await app(scope, receive, send)
+            finally:
+                self.count -= 1
 
-        return guarded
+        return counted
 
 
 class DrainingServer(uvicorn.Server):
-    """SIGTERM or SIGINT closes the gate; when all are out, or `drain` seconds later, `stop_engine` fails the rest.
+    """At SIGTERM or SIGINT the engine takes no more; `drain` seconds later it is stopped, or as soon as it is idle.
 
-    A second SIGINT waits for nobody. `interrupted` says whether there was one.
+    Until then new requests are refused, and /health says that it drains. A second SIGINT waits for nobody:
+    `interrupted` says whether there was one.
     """
 
-    def __init__(self, config: uvicorn.Config, gate: Gate, drain: float, stop_engine: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, in_flight: InFlight, engine: DrainedEngine, drain: float) -> None:
         super().__init__(config)
-        self._gate, self._drain, self._stop_engine = gate, drain, stop_engine
-        self._deadline = 0.0
+        self._in_flight, self._engine, self._drain = in_flight, engine, drain
+        self._deadline: float | None = None  # of the clock; None: nobody has asked for an end
         self.interrupted = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if not self._gate.closed:
-            self._gate.close()
+        """A signal: only noted here, for the engine's lock may be held by whoever it interrupts."""
+        if self._deadline is None:
             self._deadline = time.monotonic() + self._drain
         elif sig == signal.SIGINT:
-            self.force_exit = self.interrupted  # a third does without writing what is written
+            self.force_exit = self.interrupted  # a third leaves what is not written yet
             self.interrupted = True
 
     async def on_tick(self, counter: int) -> bool:
         """Called by uvicorn ten times a second; true ends it."""
         ends = await super().on_tick(counter)
+        if self._deadline is None:
+            return ends
+        self._engine.refuse_new()
         late = self.interrupted or time.monotonic() >= self._deadline
-        if self._gate.closed and (late or not self._gate.inside):
-            await asyncio.to_thread(self._stop_engine)
+        if late or not self._in_flight.count:
+            await asyncio.to_thread(self._engine.stop)
             return True
         return ends

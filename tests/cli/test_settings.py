@@ -1,0 +1,167 @@
+"""Where settings come from, which goes before which, and that an error says where it was set."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from headwater.cli.settings import as_toml, effective, misspelt, settings_table
+from headwater.config import SETTINGS, ServeConfig
+from headwater.errors import ConfigError
+
+MANUAL = Path(__file__).parents[2] / "docs" / "operations.md"
+
+
+@pytest.fixture
+def toml(tmp_path):
+    """Write a file of settings; gives its path."""
+
+    def write(text):
+        path = tmp_path / "headwater.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_without_anything_the_defaults_hold():
+    settings = effective({}, {}, None)
+    assert settings.config == ServeConfig()
+    assert settings.origins == {}
+
+
+def test_a_flag_goes_before_the_environment_and_that_before_the_file(toml):
+    path = toml("page_size = 64\nmax_running = 1\nmax_waiting = 1\nthreads = 1")
+    environment = {"HEADWATER_PAGE_SIZE": "128", "HEADWATER_MAX_RUNNING": "2", "HEADWATER_MAX_WAITING": "2"}
+    settings = effective({"page_size": "192", "max_running": "3", "port": None}, environment, path)
+    config = settings.config
+    assert (config.page_size, config.max_running, config.max_waiting, config.threads) == (192, 3, 2, 1)
+    assert settings.origins == {
+        "page_size": "--page-size",
+        "max_running": "--max-running",
+        "max_waiting": "HEADWATER_MAX_WAITING",
+        "threads": str(path),
+    }
+
+
+def test_what_is_overruled_is_not_looked_at():
+    settings = effective({"port": "80"}, {"HEADWATER_PORT": "tcp://10.0.0.1:8000"}, None)
+    assert settings.config.port == 80
+
+
+def test_every_kind_of_value_is_read_from_the_environment():
+    environment = {
+        "HEADWATER_MEMORY": "2GiB",
+        "HEADWATER_CACHE": "off",
+        "HEADWATER_CORS": "https://a.example, http://localhost:3000",
+        "HEADWATER_DRAIN": "2.5",
+        "HEADWATER_UDS": "/run/hw.sock",
+        "HEADWATER_API_KEY": "sesame",
+        "HEADWATER_THREADS": "",
+    }
+    config = effective({}, environment, None).config
+    assert config == ServeConfig(
+        memory=2 * 2**30,
+        cache=False,
+        cors=("https://a.example", "http://localhost:3000"),
+        drain=2.5,
+        uds=Path("/run/hw.sock"),
+        api_key="sesame",
+    )
+
+
+def test_a_file_holds_toml_values_or_what_a_flag_would(toml, tmp_path):
+    path = toml('memory = "2GiB"\npage-size = 128\ncache = false\ndrain = 2\ncors = ["https://a.example"]\nuds = "s"')
+    config = effective({}, {}, path).config
+    assert (config.memory, config.page_size, config.cache, config.drain) == (2 * 2**30, 128, False, 2)
+    assert config.cors == ("https://a.example",)
+    assert config.uds == tmp_path / "s"  # beside the file
+    assert effective({}, {}, toml("memory = 5000000")).config.memory == 5_000_000
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "file", "message"),
+    [
+        ({"page_size": "60"}, {}, "", r"page_size is 60 \(from --page-size\), must be a multiple of 64"),
+        ({}, {"HEADWATER_PAGE_SIZE": "60"}, "", r"page_size is 60 \(from HEADWATER_PAGE_SIZE\)"),
+        ({}, {}, "page_size = 60", r"page_size is 60 \(from .*headwater\.toml\)"),
+        ({}, {"HEADWATER_PORT": "tcp://10.0.0.1"}, "", r"port is 'tcp://10\.0\.0\.1' \(from HEADWATER_PORT\).*whole"),
+        ({}, {"HEADWATER_CACHE": "maybe"}, "", r"cache is 'maybe' \(from HEADWATER_CACHE\), must be true or false"),
+        ({"memory": "4XB"}, {}, "", r"memory is '4XB' \(from --memory\).*4GiB"),
+        ({"drain": "inf"}, {}, "", r"drain is 'inf' \(from --drain\).*seconds"),
+        ({"pool": "split"}, {}, "", r"pool is 'split' \(from --pool\), so state_fraction"),
+        ({"model": Path("/nonexistent")}, {}, "", r"model is '/nonexistent' \(from the command line\)"),
+        ({"placement": "nowhere"}, {}, "", r"placement is 'nowhere' \(from --placement\).*structural"),
+        ({}, {}, 'eviction = "newest"', r"eviction is 'newest' \(from .*toml\).*lru"),
+        ({}, {}, "port = true", r"port is True \(from .*toml\), must be a whole number"),
+        ({}, {}, "cors = [1]", r"cors is \[1\] \(from .*toml\)"),
+        ({}, {}, "cache = 1", r"cache is 1 \(from .*toml\), must be true or false"),
+        ({}, {}, "host = 5", r"host is 5 \(from .*toml\), must be text"),
+        ({}, {}, "max-runing = 5", r"toml sets 'max-runing', which is no setting; the nearest is 'max_running'"),
+        ({}, {}, "[serve]\nport = 5", r"toml sets 'serve', which is no setting"),
+        ({}, {}, "max-running = 5\nmax_running = 5", r"toml sets 'max_running' twice"),
+        ({}, {}, "port = ", r"headwater\.toml' cannot be read"),
+        ({}, {"HEADWATER_API_KEY": " "}, "", r"api_key is empty \(from HEADWATER_API_KEY\)"),
+    ],
+)
+def test_an_error_names_the_setting_its_value_where_it_is_from_and_what_may_be(toml, flags, environment, file, message):
+    with pytest.raises(ConfigError, match=message):
+        effective(flags, environment, toml(file))
+
+
+def test_a_file_that_is_not_there_is_named():
+    with pytest.raises(ConfigError, match="/nonexistent"):
+        effective({}, {}, Path("/nonexistent"))
+
+
+def test_a_variable_that_is_nearly_a_setting_is_told_and_others_are_not():
+    (line,) = misspelt(
+        {
+            "HEADWATER_MAX_RUNING": "3",
+            "HEADWATER_CONFIG": "a",
+            "HEADWATER_PORT": "1",
+            "HEADWATER_SERVICE_HOST": "10.0.0.1",  # as Kubernetes sets them
+            "HEADWATER_PORT_8000_TCP_ADDR": "10.0.0.1",
+            "HOME": "/",
+        }
+    )
+    assert "HEADWATER_MAX_RUNING" in line
+    assert "HEADWATER_MAX_RUNNING" in line
+
+
+def test_the_settings_as_toml_are_the_same_settings(toml, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    flags = {
+        "model": str(tmp_path),
+        "memory": "3GiB",
+        "cache": False,
+        "cors": "http://a.example,http://b.example",
+        "uds": "hw.sock",
+        "drain": "2.5",
+        "model_name": 'a "name" # of ☃',
+    }
+    settings = effective(flags, {}, None)
+    again = effective({}, {}, toml(as_toml(settings))).config
+    assert again.uds == Path("hw.sock").absolute()
+    assert {one.name: getattr(again, one.name) for one in SETTINGS if one.name != "uds"} == {
+        one.name: getattr(settings.config, one.name) for one in SETTINGS if one.name != "uds"
+    }
+
+
+def test_the_settings_as_toml_say_where_each_is_from_and_no_secret():
+    text = as_toml(effective({"page_size": "128"}, {"HEADWATER_API_KEY": "sesame"}, None))
+    assert "page_size = 128  # --page-size\n" in text
+    assert "port = 8000  # default\n" in text
+    assert '# api_key = "***"  # HEADWATER_API_KEY\n' in text
+    assert "# threads is not set: as many as torch takes\n" in text
+    assert "sesame" not in text
+    assert "api_key" not in tomllib.loads(text)
+
+
+def test_the_manual_has_the_settings_as_they_are():
+    """To mend it: python -c "from headwater.cli.settings import settings_table as t; print(t())"."""
+    assert settings_table() in MANUAL.read_text()
+    assert re.findall(r"^\| `(\w+)` \|", settings_table(), re.M) == [one.name for one in SETTINGS]
