@@ -5,17 +5,25 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from headwater.config import ServeConfig
-from headwater.server import access, errors, generate, health, models, telemetry
+from headwater.server import absent, access, errors, generate, health, models, telemetry, tokens
 from headwater.server.body import JsonRoute
 from headwater.server.service import ServedEngine, Service
 
 # each adds its routes, or its middleware: the last one added sees a request first
-PARTS = (access.install, telemetry.install, health.install, models.install, generate.install)
+PARTS = (
+    access.install,
+    telemetry.install,
+    health.install,
+    models.install,
+    generate.install,
+    tokens.install,
+    absent.install,
+)
 
 
 def create_app(engine: ServedEngine, config: ServeConfig) -> FastAPI:
     """The engine is started and stopped by the caller."""
-    app = FastAPI(title="Headwater", docs_url=None, redoc_url=None, openapi_url=None, strict_content_type=False)
+    app = FastAPI(title="Headwater", docs_url=None, redoc_url=None, strict_content_type=False)
     app.router.route_class = JsonRoute
     service = Service(engine, config)
     errors.install(app)

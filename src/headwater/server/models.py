@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import FastAPI
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
 
+from headwater.server.refusals import refusals
 from headwater.server.service import Service
+
+
+class Model(BaseModel):
+    id: str
+    object: str = "model"
+    created: int  # seconds since 1970 at which the server started
+    owned_by: str = "headwater"
+    max_model_len: int  # tokens of prompt and answer together
+
+
+class Models(BaseModel):
+    object: str = "list"
+    data: list[Model]
 
 
 def install(app: FastAPI, service: Service) -> None:
     engine = service.engine
-    model = {"id": engine.model_name, "object": "model", "created": service.started, "owned_by": "headwater"}
 
-    @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [{**model, "max_model_len": engine.max_model_len}]}
+    def served() -> Model:
+        return Model(id=engine.model_name, created=service.started, max_model_len=engine.max_model_len)
+
+    @app.head("/v1/models", include_in_schema=False)
+    @app.get("/v1/models", responses=refusals(401))
+    async def models() -> Models:
+        return Models(data=[served()])
+
+    @app.get("/v1/models/{model_id:path}", responses=refusals(401, 404))
+    async def model(model_id: str) -> Model:
+        if model_id != engine.model_name:
+            raise HTTPException(404, f"there is no model {model_id[:100]!r} here, but {engine.model_name!r}")
+        return served()

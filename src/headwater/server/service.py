@@ -78,14 +78,18 @@ class Service:
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
         record = RequestRecord("chat", self.watchers)
+        prompt = await self.chat_prompt(body)
+        return await self._answer(body, request, ChatForm(), self._generations(body, [prompt]), record)
+
+    async def chat_prompt(self, body: ChatRequest) -> ChatPrompt:
+        """The conversation's prompt; raises TemplateError, or BadRequest for content that is no text."""
         if self._prompter is None:
             raise TemplateError("the model has no chat template: use /v1/completions")
         try:
             conversation = body.conversation
         except ValueError as error:
             raise errors.BadRequest(str(error), "messages") from error
-        prompt = await run_in_threadpool(self._prompter.prepare, conversation)
-        return await self._answer(body, request, ChatForm(), self._generations(body, [prompt]), record)
+        return await run_in_threadpool(self._prompter.prepare, conversation)
 
     def _tokens(self, prompt: str | list[int]) -> tuple[int, ...]:
         if isinstance(prompt, str):

@@ -1,0 +1,75 @@
+"""/tokenize and /detokenize, in the form that vLLM has made common."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from starlette.concurrency import run_in_threadpool
+
+from headwater.server.chat import encode
+from headwater.server.openai import ChatMessage, ChatRequest
+from headwater.server.refusals import REFUSALS
+from headwater.server.sampling import TokenId
+from headwater.server.service import Service
+
+
+class TokenizeRequest(BaseModel):
+    """Text, or a conversation in place of it, which the chat template renders first."""
+
+    model_config = ConfigDict(strict=True)
+
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)] | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_special_tokens: bool = True
+    return_token_strs: bool | None = None
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> TokenizeRequest:
+        given = [name for name in ("prompt", "messages") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"{' and '.join(given) or 'neither'} given, of prompt and messages one is needed")
+        return self
+
+
+class Tokens(BaseModel):
+    tokens: list[int]
+    count: int
+    max_model_len: int
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
+
+
+class Text(BaseModel):
+    prompt: str
+
+
+def install(app: FastAPI, service: Service) -> None:
+    tokenizer = service.engine.tokenizer
+
+    async def ids(body: TokenizeRequest) -> list[int]:
+        if body.prompt is None:
+            chat = ChatRequest.model_construct(
+                messages=body.messages, tools=body.tools, chat_template_kwargs=body.chat_template_kwargs
+            )
+            return list((await service.chat_prompt(chat)).tokens)
+        return (await run_in_threadpool(encode, tokenizer, body.prompt, body.add_special_tokens)).ids
+
+    @app.post("/tokenize", responses=REFUSALS)
+    async def tokenize(body: TokenizeRequest) -> Tokens:
+        tokens = await ids(body)
+        names = [tokenizer.id_to_token(token) for token in tokens] if body.return_token_strs else None
+        return Tokens(tokens=tokens, count=len(tokens), max_model_len=service.engine.max_model_len, token_strs=names)
+
+    @app.post("/detokenize", responses=REFUSALS)
+    async def detokenize(body: DetokenizeRequest) -> Text:
+        service.check_tokens(body.tokens, "tokens")
+        return Text(prompt=await run_in_threadpool(tokenizer.decode, body.tokens, skip_special_tokens=False))
