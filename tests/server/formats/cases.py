@@ -1,0 +1,63 @@
+"""Parsing a text in one piece, in single characters, or cut at given places."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+from hypothesis import strategies as st
+
+from headwater.server.formats import REASONING, TOOLS
+from headwater.server.formats.delta import CallArguments, CallBegin, Content, Reasoning, joined
+from headwater.server.formats.parser import AnswerParser
+from headwater.server.formats.tools import Tool
+
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "exact": {"type": "boolean"},
+        "tags": {"type": "array", "items": {"type": "string"}},
+        "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "unit": {"$ref": "#/$defs/Unit"},
+    },
+    "required": ["city"],
+    "additionalProperties": False,
+    "$defs": {"Unit": {"enum": ["C", "F"], "type": "string"}},
+}
+WEATHER_TOOLS = {"weather": Tool("weather", WEATHER), "ping": Tool("ping")}
+
+
+def parse(pieces, tool_format=None, thinking=False, reasoning="think", tools=WEATHER_TOOLS):
+    """The joined deltas of an answer that comes in these pieces."""
+    parser = AnswerParser(
+        REASONING[reasoning] if reasoning else None, thinking, TOOLS[tool_format] if tool_format else None, tools
+    )
+    deltas = [delta for piece in pieces for delta in parser.push(piece)]
+    return joined(deltas + parser.finish())
+
+
+def cut(text, places):
+    """The text in pieces, cut at these places."""
+    edges = [0, *sorted(place % (len(text) + 1) for place in places), len(text)]
+    return [text[a:b] for a, b in pairwise(edges)]
+
+
+cuts = st.lists(st.integers(0, 10_000), max_size=8)
+
+
+def shape(deltas):
+    """Calls as (name, decoded arguments), the rest as text with its kind's first letter."""
+    out = []
+    for delta in deltas:
+        match delta:
+            case CallBegin(name):
+                out.append([name, ""])
+            case CallArguments(text):
+                out[-1][1] += text
+            case Content(text):
+                out.append(f"c:{text}")
+            case Reasoning(text):
+                out.append(f"r:{text}")
+    return [(part[0], json.loads(part[1])) if isinstance(part, list) else part for part in out]

@@ -1,0 +1,118 @@
+"""Grammars of calls take what their parsers read as calls that fit the schema, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from headwater.server.formats import TOOLS
+from headwater.server.formats.grammar import Grammar, either, literal, quoted
+from headwater.server.formats.tools import Tool
+from tests.server.fake_engine import byte_tokenizer
+from tests.server.formats.cases import WEATHER_TOOLS, parse, shape
+
+
+@cache
+def vocabulary():
+    tokenizer = byte_tokenizer()
+    end = tokenizer.token_to_id("<|im_end|>")
+    return LLTokenizer(tokenizer.to_str(), n_vocab=tokenizer.get_vocab_size(), eos_token=end)
+
+
+def taken(source, text):
+    """How much of the text the grammar takes, and whether it may end there."""
+    matcher = LLMatcher(vocabulary(), LLMatcher.grammar_from_lark(source))
+    assert not matcher.get_error(), matcher.get_error()
+    tokens = byte_tokenizer().encode(text).ids
+    size = matcher.try_consume_tokens(tokens)
+    return byte_tokenizer().decode(tokens[:size]), matcher.is_accepting()
+
+
+def grammar_of(name, tools):
+    grammar = Grammar()
+    calls = [TOOLS[name].rule(grammar, tool) for tool in tools]
+    return grammar.source(f"{literal(TOOLS[name].open)} {either(calls)}")
+
+
+def hermes(name, arguments):
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
+
+
+def xml(name, values):
+    lines = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+    return f"<tool_call>\n<function={name}>\n{lines}</function>\n</tool_call>"
+
+
+ALL = {"city": "Bonn", "days": 2, "exact": True, "tags": ["a", "b"], "note": "two\nlines </p>", "unit": "C"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "called"),
+    [
+        ("hermes", hermes("weather", ALL), ("weather", ALL)),
+        ("hermes", hermes("ping", {"any": [1]}), ("ping", {"any": [1]})),
+        ("qwen_xml", xml("weather", ALL | {"exact": "true", "tags": '["a", "b"]'}), ("weather", ALL)),
+        ("qwen_xml", xml("weather", {"city": "Bonn"}), ("weather", {"city": "Bonn"})),
+        ("qwen_xml", xml("ping", {"any": "thing"}), ("ping", {"any": "thing"})),
+        ("qwen_xml", xml("ping", {}), ("ping", {})),
+    ],
+)
+def test_good_calls_are_taken_and_read(name, text, called):
+    assert taken(grammar_of(name, WEATHER_TOOLS.values()), text) == (text, True)
+    assert shape(parse([text], name)) == [called]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "most"),
+    [
+        ("hermes", hermes("nowhere", {}), '<tool_call>\n{"name": "'),
+        ("hermes", hermes("weather", {}), '<tool_call>\n{"name": "weather", "arguments": {'),
+        ("hermes", hermes("weather", {"city": 3}), '<tool_call>\n{"name": "weather", "arguments": {"city": '),
+        ("qwen_xml", xml("weather", {}), "<tool_call>\n<function=weather>\n<"),
+        ("qwen_xml", xml("weather", {"city": "x", "unit": "K"}),
+         "<tool_call>\n<function=weather>\n<parameter=city>\nx\n</parameter>\n<parameter=unit>\n"),
+        ("qwen_xml", xml("weather", {"city": "x", "days": "soon"}),
+         "<tool_call>\n<function=weather>\n<parameter=city>\nx\n</parameter>\n<parameter=days>\n"),
+    ],
+)  # fmt: skip
+def test_bad_calls_are_stopped_where_they_go_wrong(name, text, most):
+    assert taken(grammar_of(name, WEATHER_TOOLS.values()), text) == (most, False)
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_names_and_keys_with_any_sign_are_written_as_they_are(name):
+    tool = Tool('o"d/d\\é', {"type": "object", "properties": {"ü/k": {"type": "integer"}}, "required": ["ü/k"]})
+    source = grammar_of(name, [tool])
+    value = {"ü/k": 1}
+    name_in_json = json.dumps(tool.name, ensure_ascii=False)
+    text = (
+        f'<tool_call>\n{{"name": {name_in_json}, "arguments": {json.dumps(value, ensure_ascii=False)}}}\n</tool_call>'
+        if name == "hermes"
+        else xml(tool.name, value)
+    )
+    assert taken(source, text) == (text, True)
+
+
+def test_a_schema_of_schemas_keeps_its_references():
+    point = {
+        "type": "object",
+        "properties": {"x": {"type": "number"}},
+        "required": ["x"],
+        "additionalProperties": False,
+    }
+    schema = {"type": "object", "properties": {"at": {"$ref": "#/$defs/P"}}, "required": ["at"], "$defs": {"P": point}}
+    for name, text in (
+        ("hermes", hermes("go", {"at": {"x": 1.5}})),
+        ("qwen_xml", xml("go", {"at": '{"x": 1.5}'})),
+    ):
+        assert taken(grammar_of(name, [Tool("go", schema)]), text) == (text, True)
+
+
+def test_free_text_ends_at_its_mark_and_signs_are_quoted():
+    grammar = Grammar()
+    source = grammar.source(f"{grammar.until('</a.b>')} {literal('!')}")
+    assert taken(source, "x\n</aXb> y</a.b>!") == ("x\n</aXb> y</a.b>!", True)
+    assert quoted("a_b</") == "a_b\\x{3c}\\x{2f}"

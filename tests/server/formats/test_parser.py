@@ -1,0 +1,86 @@
+"""What every format keeps to: cuts don't matter, nothing raises, nothing is lost."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwater.server.formats import REASONING, TOOLS, reasoning_format, tool_format
+from headwater.server.formats.delta import CallArguments, CallBegin, Content, Reasoning, joined
+from headwater.server.formats.parser import AnswerParser
+from tests.server import templates
+from tests.server.formats.cases import WEATHER_TOOLS, cut, cuts, parse
+
+MARKUP = (
+    "<think>", "</think>", "<tool_call>", "</tool_call>", "<function=weather>", "<function=", "</function>",
+    "<parameter=city>\n", "<parameter=days>\n", "<parameter=", "\n</parameter>\n", "</parameter>",
+    '{"name": "weather", "arguments": ', '{"name": "ping", "arguments": {}}', '{"city": "Bonn"}', '{"arguments": {',
+    '"name": "x"', "}", "{", '"', "\\", "\n", " ", "3", "true", "Grüße 🙂", "text", ">", "<", "[",
+)  # fmt: skip
+answers = st.lists(st.sampled_from(MARKUP), max_size=14).map("".join)
+formats = st.sampled_from([None, *TOOLS])
+
+
+@given(text=answers, places=cuts, tool_format=formats, thinking=st.booleans())
+def test_however_an_answer_is_cut_it_is_the_same(text, places, tool_format, thinking):
+    whole = parse([text], tool_format, thinking)
+    assert parse(cut(text, places), tool_format, thinking) == whole
+    assert parse(text, tool_format, thinking) == whole  # in single characters
+
+
+@given(text=answers, tool_format=formats, thinking=st.booleans())
+def test_every_word_of_an_answer_comes_out_somewhere(text, tool_format, thinking):
+    """Markup apart, the letters are there, in their order."""
+    out = []
+    for delta in parse([text], tool_format, thinking):
+        out.append(delta.name if isinstance(delta, CallBegin) else delta.text)
+    for word in ("Grüße", "text", "Bonn"):
+        assert "".join(out).count(word) == text.count(word)
+
+
+@given(text=st.text("<>/tcalo_ \n"), tool_format=formats)
+def test_text_without_markup_is_content_to_the_letter(text, tool_format):
+    if not re.search("<think>|<tool_call>", text):
+        assert parse([text], tool_format) == joined([Content(text)])
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_without_tools_a_call_is_content(name):
+    text = f"so {TOOLS[name].open} and {TOOLS[name].close}"
+    assert parse([text], name, tools={}) == [Content(text)]
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_text_that_cannot_become_a_tag_is_shown_at_once(name):
+    parser = AnswerParser(REASONING["think"], False, TOOLS[name], WEATHER_TOOLS)
+    assert joined(parser.push("Well ")) == [Content("Well")]
+    assert joined(parser.push("then <tool")) == [Content(" then")]
+    assert joined(parser.push("box>")) == [Content(" <toolbox>")]
+
+
+def test_deltas_are_joined_by_kind():
+    call = CallBegin("f")
+    parts = [
+        Reasoning("a"),
+        Reasoning("b"),
+        Content(""),
+        Content("c"),
+        call,
+        call,
+        CallArguments("{"),
+        CallArguments("}"),
+    ]
+    assert joined(parts) == [Reasoning("ab"), Content("c"), call, call, CallArguments("{}")]
+
+
+def test_formats_are_told_by_the_template_or_named():
+    assert reasoning_format("auto", templates.REASONING) is REASONING["think"]
+    assert reasoning_format("auto", templates.DEFAULT_SYSTEM) is None
+    assert reasoning_format("none", templates.REASONING) is None
+    assert tool_format("auto", templates.DEFAULT_SYSTEM) is None
+    assert tool_format("auto", "<tool_call>\n<function=x>\n<parameter=y>") is TOOLS["qwen_xml"]
+    assert tool_format("auto", '<tool_call>\n{\\"name\\": x, \\"arguments\\": y}') is TOOLS["hermes"]
+    assert tool_format("hermes", "") is TOOLS["hermes"]
