@@ -1,6 +1,8 @@
+from dataclasses import replace
+
 import torch
 
-from headwater.engine.sampler import draw, sample
+from headwater.engine.sampler import Sampling, draw, sample
 from headwater.types import SamplingParams
 
 
@@ -14,7 +16,7 @@ def drawn(probs: list[float], n: int = 400, **params) -> set[int]:
 
 
 def test_greedy_takes_the_first_of_equal_maxima():
-    [choice] = sample(torch.tensor([[0.0, 2.0, 2.0]]), [SamplingParams(temperature=0)], [None])
+    [choice] = sample(torch.tensor([[0.0, 2.0, 2.0]]), [Sampling(SamplingParams(temperature=0), ())])
     assert choice.token == 1
     assert choice.logprob is None
 
@@ -53,17 +55,20 @@ def test_a_row_does_not_depend_on_its_neighbours():
     logits_RV = torch.randn(5, 100, generator=torch.Generator().manual_seed(1))
     params = SamplingParams(temperature=0.8, top_k=20, top_p=0.9, min_p=0.01, logprobs=3)
 
-    def alone(i: int):
-        return sample(logits_RV[i : i + 1], [params], [torch.Generator().manual_seed(i)])[0]
+    def sampling(i: int) -> Sampling:
+        return Sampling(replace(params, seed=i), ())
 
-    together = sample(logits_RV, [params] * 5, [torch.Generator().manual_seed(i) for i in range(5)])
+    def alone(i: int):
+        return sample(logits_RV[i : i + 1], [sampling(i)])[0]
+
+    together = sample(logits_RV, [sampling(i) for i in range(5)])
     assert together == [alone(i) for i in range(5)]
 
 
 def test_logprobs_are_of_the_unmodified_logits():
     logits_V = logits_of([0.5, 0.25, 0.125, 0.125])
     params = SamplingParams(temperature=0.01, top_k=1, logprobs=2)
-    [choice] = sample(logits_V[None], [params], [torch.Generator()])
+    [choice] = sample(logits_V[None], [Sampling(params, ())])
     reference = torch.log_softmax(logits_V, -1)
     assert choice.token == 0
     assert choice.logprob == float(reference[0])

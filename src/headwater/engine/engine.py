@@ -15,13 +15,22 @@ from headwater.cache.placement import make_placement
 from headwater.cache.prefix_cache import NoCache, PrefixCache
 from headwater.cache.view import CacheView
 from headwater.config import ServeConfig
+from headwater.engine.constraint import ConstraintCompiler
 from headwater.engine.deadlines import Deadlines
 from headwater.engine.detokenizer import TextStream
 from headwater.engine.runner import Runner
-from headwater.engine.sampler import Choice, sample
+from headwater.engine.sampler import Choice, Sampling, sample
 from headwater.engine.selfcheck import SelfCheck, self_check
 from headwater.engine.stats import EngineStats
-from headwater.errors import DeadlineExceeded, EngineStopped, HeadwaterError, OutOfPages, QueueFull
+from headwater.errors import (
+    ConstraintError,
+    DeadlineExceeded,
+    EngineStopped,
+    HeadwaterError,
+    InvalidLogits,
+    OutOfPages,
+    QueueFull,
+)
 from headwater.memory.arena import Arena
 from headwater.memory.slots import StateMemory
 from headwater.mixers import numerics
@@ -51,7 +60,7 @@ class Live:
     seq: Sequence
     on_event: OnEvent
     text: TextStream
-    generator: torch.Generator | None
+    sampling: Sampling
     submitted: float  # seconds of a monotonic clock
     started: float | None = None  # when its first leg ran
 
@@ -76,6 +85,7 @@ class Engine:
         self.model_name = loaded.name
         self.max_model_len = scheduler.limits.max_model_len
         self.spec = loaded.spec
+        self.constraints = ConstraintCompiler(loaded.tokenizer, loaded.spec.vocab_size, loaded.eos_token_ids)
         self.logits_tap: LogitsTap | None = None  # for tests: sees (request id, logits [V]) of each sampled row
         self._live: dict[int, Live] = {}
         self._changed = threading.Condition()
@@ -151,22 +161,20 @@ class Engine:
             self._refusing = True
 
     def submit(self, generation: Generation, on_event: OnEvent) -> int:
-        """Queue a request; returns its id. Raises RequestTooLarge, QueueFull or EngineStopped at once.
+        """Queue a request; returns its id. Raises RequestTooLarge, ConstraintError, QueueFull or EngineStopped at once.
 
         A full queue makes way for a namespace that waits less than others: the last of the one that waits most gets
         QueueFull in its place. If `on_event` raises, the request is given up.
         """
         text = TextStream(self.loaded.tokenizer, generation.prompt[-8:], generation.params.stop)
-        generator = None
-        if generation.params.temperature > 0:
-            generator = torch.Generator()
-            seed = generation.params.seed
-            generator.seed() if seed is None else generator.manual_seed(seed)
+        constraint = generation.params.constraint
+        machine = None if constraint is None else self.constraints.machine(constraint)
+        sampling = Sampling(generation.params, generation.prompt, machine)
         now = time.monotonic()
         with self._changed:
             self._check_admission(generation.namespace)
             seq = self.scheduler.submit(generation)
-            self._live[seq.id] = Live(seq, on_event, text, generator, now)
+            self._live[seq.id] = Live(seq, on_event, text, sampling, now)
             if generation.deadline is not None:
                 self._deadlines.add(now + generation.deadline, seq.id)
                 if len(self._deadlines) > 2 * len(self._live) + 1000:
@@ -327,15 +335,18 @@ class Engine:
             self._fail([live.seq for live in sampled], error)
             return
         for live, choice in zip(sampled, choices, strict=True):
-            self._take(live, choice)
+            if isinstance(choice, Choice):
+                self._take(live, choice)
+            else:
+                self._fail_alone(live, choice)
 
-    def _sample(self, logits_RV: torch.Tensor, sampled: list[Live]) -> list[Choice]:
+    def _sample(self, logits_RV: torch.Tensor, sampled: list[Live]) -> list[Choice | InvalidLogits | ConstraintError]:
         if not sampled:
             return []
         if self.logits_tap is not None:
             for live, logits_V in zip(sampled, logits_RV, strict=True):
                 self.logits_tap(live.seq.id, logits_V)
-        return sample(logits_RV, [live.params for live in sampled], [live.generator for live in sampled])
+        return sample(logits_RV, [live.sampling for live in sampled])
 
     def _fail(self, seqs: list[Sequence], error: Exception) -> None:
         log.error("a step failed", exc_info=error)
@@ -343,9 +354,20 @@ class Engine:
             if seq.id in self._live:
                 self._close(self._live[seq.id], FailedEvent(HeadwaterError(f"the step failed: {error}")))
 
+    def _fail_alone(self, live: Live, error: Exception) -> None:
+        log.error("request %d failed: %s", live.seq.id, error)
+        with self._changed:
+            self.scheduler.cancel(live.seq)
+        self._close(live, FailedEvent(error))
+
     def _take(self, live: Live, choice: Choice) -> None:
         """Append the token, tell the client, and end the request where it is to end."""
         seq, params = live.seq, live.params
+        try:
+            live.sampling.take(choice.token)
+        except ConstraintError as error:
+            self._fail_alone(live, error)
+            return
         seq.tokens.append(choice.token)
         ends = params.stop_token_ids if params.ignore_eos else (*self.loaded.eos_token_ids, *params.stop_token_ids)
         if choice.token in ends:
@@ -358,6 +380,8 @@ class Engine:
             self._forget(live)
         elif stop is not None:
             self._finish(live, "stop", stop)
+        elif live.sampling.finished:
+            self._finish(live, "stop", None)
         elif seq.n_output >= params.max_tokens:
             self._finish(live, "length", None)
 

@@ -1,12 +1,22 @@
-"""From logits to tokens: greedy, or drawn after temperature, top-k, top-p and min-p."""
+"""From logits to tokens: greedy, or drawn after temperature, top-k, top-p and min-p.
+
+R: rows of a step. V: tokens of the vocabulary. K: tokens that a filter has left.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from headwater.engine.constraint import ConstraintMachine
+from headwater.engine.penalties import Penalties
+from headwater.errors import ConstraintError, InvalidLogits
 from headwater.types import SamplingParams, TokenLogprob
+
+COLDEST = 1e-6  # temperatures below are this one: float32 could not tell them apart, and 0 would divide 0
+FIRST_GUESS = 256  # tokens among which top-p looks first
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,35 +28,121 @@ class Choice:
     top: tuple[TokenLogprob, ...] = ()
 
 
-def sample(
-    logits_RV: torch.Tensor, params: list[SamplingParams], generators: list[torch.Generator | None]
-) -> list[Choice]:
-    """One choice a row. A row depends on its own logits, parameters and generator only.
+class Sampling:
+    """How one request's tokens are chosen, and what of its tokens matters for that.
 
-    Shapes: logits float32 [R, vocabulary]. Greedy rows (temperature 0) take the first of equal maxima.
+    It moves on with `take`, once for each token that is appended; a preempted request keeps it, so what is replayed
+    is not taken again.
     """
-    best_R = logits_RV.argmax(dim=-1).tolist()
-    choices = []
-    for logits_V, best, p, generator in zip(logits_RV, best_R, params, generators, strict=True):
-        token = best if p.temperature == 0 else draw(logits_V, p, generator)
-        choices.append(Choice(token) if p.logprobs is None else _with_logprobs(logits_V, token, p.logprobs))
-    return choices
+
+    def __init__(self, params: SamplingParams, prompt: Sequence[int], machine: ConstraintMachine | None = None) -> None:
+        self.params, self.machine = params, machine
+        self.generator: torch.Generator | None = None
+        if params.temperature > 0:
+            self.generator = torch.Generator()
+            self.generator.seed() if params.seed is None else self.generator.manual_seed(params.seed)
+        self._prompt = prompt
+        self._penalties: Penalties | None = None  # made with the first token: those who wait need no memory for it
+        self._penalised = Penalties.wanted(params)
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether tokens are chosen from other logits than the model's."""
+        return self._penalised or self.machine is not None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the constraint lets nothing follow what was taken."""
+        return self.machine is not None and self.machine.finished
+
+    def adjusted(self, logits_V: torch.Tensor) -> torch.Tensor:
+        """The logits after penalties, bias and constraint, in this order. Raises ConstraintError."""
+        if self._penalised:
+            if self._penalties is None:
+                self._penalties = Penalties(self.params, self._prompt, len(logits_V))
+            logits_V = self._penalties.apply(logits_V)
+        if self.machine is not None:
+            logits_V = logits_V.masked_fill(~self.machine.allowed(), -torch.inf)
+        return logits_V
+
+    def take(self, token: int) -> None:
+        """`token` was chosen and appended. Raises ConstraintError if the constraint cannot go on within its limits."""
+        if self._penalties is not None:
+            self._penalties.take(token)
+        if self.machine is not None:
+            self.machine.take(token)
+
+
+def sample(logits_RV: torch.Tensor, samplings: Sequence[Sampling]) -> list[Choice | InvalidLogits | ConstraintError]:
+    """One choice a row, or why there is none. A row depends on its own logits and sampling only.
+
+    Shapes: logits float32 [R, V], left as they are. Greedy rows (temperature 0) take the first of equal maxima.
+    Log-probabilities are those of the logits as the model gave them, before penalties, bias, constraint or temperature.
+    A row whose largest logit is NaN or infinite gives InvalidLogits.
+    """
+    best_R = logits_RV.amax(dim=-1).tolist()
+    return [_choose(*row) for row in zip(logits_RV, best_R, samplings, strict=True)]
+
+
+def _choose(logits_V: torch.Tensor, best: float, sampling: Sampling) -> Choice | InvalidLogits | ConstraintError:
+    try:
+        _check(best, "the model's logits")
+        chosen_V = logits_V
+        if sampling.adjusts:
+            chosen_V = sampling.adjusted(logits_V)
+            _check(float(chosen_V.amax()), "after penalties, bias and constraint the logits")
+    except (InvalidLogits, ConstraintError) as error:
+        return error
+    p = sampling.params
+    token = int(chosen_V.argmax()) if p.temperature == 0 else draw(chosen_V, p, sampling.generator)
+    return Choice(token) if p.logprobs is None else _with_logprobs(logits_V, token, p.logprobs)
+
+
+def _check(best: float, what: str) -> None:
+    """The largest of a row tells: it is NaN if any is."""
+    if not -torch.inf < best < torch.inf:
+        raise InvalidLogits(f"{what} have {best} as their maximum: nothing can be sampled from them")
 
 
 def draw(logits_V: torch.Tensor, p: SamplingParams, generator: torch.Generator | None) -> int:
-    """One token from the distribution that is left after the filters, applied in the order of their names here."""
-    probs_V = torch.softmax(logits_V / p.temperature, dim=-1)
-    probs_K, token_K = probs_V.sort(descending=True, stable=True)
-    if p.top_k:
-        probs_K, token_K = probs_K[: p.top_k], token_K[: p.top_k]
-    if p.top_p < 1:
-        probs_K = probs_K / probs_K.sum()
-        keep = int((probs_K.cumsum(0) - probs_K < p.top_p).sum())  # the first that reaches top_p still counts
-        probs_K, token_K = probs_K[: max(1, keep)], token_K[: max(1, keep)]
+    """One token from the distribution that is left after temperature, top-k, top-p and min-p, in this order."""
+    probs_V = torch.softmax((logits_V - logits_V.amax()) / max(p.temperature, COLDEST), dim=-1)
+    if p.top_k or p.top_p < 1:
+        probs_K, token_K = _most_likely(probs_V, p.top_k, p.top_p)
+    else:
+        probs_K, token_K = probs_V, None
     if p.min_p:
-        keep = int((probs_K >= p.min_p * probs_K[0]).sum())
-        probs_K, token_K = probs_K[:keep], token_K[:keep]
-    return int(token_K[torch.multinomial(probs_K, 1, generator=generator)])
+        probs_K = torch.where(probs_K >= p.min_p * probs_K.amax(), probs_K, 0.0)
+    picked = _pick(probs_K, generator)
+    return picked if token_K is None else int(token_K[picked])
+
+
+def _most_likely(probs_V: torch.Tensor, top_k: int, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Probabilities and ids of the top_k tokens, and of these the fewest that have top_p of their sum; descending."""
+    size = len(probs_V)
+    limit = min(top_k, size) if top_k else size
+    if top_p >= 1:
+        return probs_V.topk(limit)
+    k = limit if top_k else min(limit, FIRST_GUESS)
+    while True:
+        probs_K, token_K = probs_V.topk(k)
+        whole = probs_K.sum(dtype=torch.float64) if top_k else 1.0
+        below_K = probs_K.cumsum(0, dtype=torch.float64) - probs_K
+        keep = max(1, int((below_K < top_p * whole).sum()))  # the first that reaches top_p still counts
+        if keep < k or k == limit:
+            return probs_K[:keep], token_K[:keep]
+        k = min(limit, 16 * k)
+
+
+def _pick(probs_K: torch.Tensor, generator: torch.Generator | None) -> int:
+    """An index by inverse transform: one random number, and never one of probability 0.
+
+    The first index whose cumulative sum is more than a uniform number in [0, sum): in float64, rounding cannot lift
+    that number to the sum itself.
+    """
+    cumulative_K = probs_K.cumsum(0, dtype=torch.float64)
+    uniform = torch.rand(1, dtype=torch.float64, generator=generator) * cumulative_K[-1]
+    return int(torch.searchsorted(cumulative_K, uniform, right=True))
 
 
 def _with_logprobs(logits_V: torch.Tensor, token: int, k: int) -> Choice:

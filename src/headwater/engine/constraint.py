@@ -1,0 +1,135 @@
+"""Outputs held to a JSON schema, a regular expression or a grammar; the automata are llguidance's.
+
+V: the logits of a row, which may be more than the tokenizer has tokens.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+
+import numpy as np
+import torch
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from tokenizers import Tokenizer
+
+from headwater.errors import ConstraintError
+from headwater.types import Constraint
+
+MAX_SOURCE = 256 * 1024  # characters of a schema or grammar
+MAX_CACHED = 64  # compiled constraints that are kept
+MESSAGE = 500  # characters of the compiler's message that are passed on
+
+# What a hostile grammar may cost, found by trying (docs/decisions/010): a few seconds to compile, on the thread of
+# whoever sent it, tens of milliseconds a token, 10 MB. The library's own limits allow 15 s, 1 s and hundreds of MB.
+LIMITS = LLParserLimits(
+    initial_lexer_fuel=500_000,
+    step_lexer_fuel=10_000,
+    step_max_items=3_000,
+    max_lexer_states=20_000,
+    max_grammar_size=30_000,
+    verbose_errors=False,
+)
+
+GRAMMAR = {
+    "json_schema": LLMatcher.grammar_from_json_schema,
+    "regex": LLMatcher.grammar_from_regex,
+    "lark": LLMatcher.grammar_from_lark,
+}
+
+
+class ConstraintMachine:
+    """Where one request stands in its constraint."""
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+
+    def allowed(self) -> torch.Tensor:
+        """Which tokens may come next, bool [V]: end tokens only where the output is complete.
+
+        Raises ConstraintError if that cannot be told within the limits.
+        """
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        _check(self._matcher)
+        allowed_V = np.unpackbits(bits, count=self._vocab_size, bitorder="little")
+        return torch.from_numpy(allowed_V).view(torch.bool)
+
+    def take(self, token: int) -> None:
+        """`token` was appended. Raises ConstraintError if it was not allowed, or what follows is beyond the limits."""
+        self._matcher.consume_token(token)
+        _check(self._matcher)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the output is complete and nothing may follow."""
+        return self._matcher.is_stopped() and not self._matcher.is_error()
+
+
+class ConstraintCompiler:
+    """Makes machines for one tokenizer and model, from any thread; keeps the constraints compiled last.
+
+    The library's view of the tokenizer is made with the first machine (about a second for 150,000 tokens).
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_tokens: tuple[int, ...]) -> None:
+        self._tokenizer, self._vocab_size, self._end_tokens = tokenizer, vocab_size, end_tokens
+        self._wrapped: LLTokenizer | None = None
+        self._compiled: OrderedDict[Constraint, LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()
+        self._wrapping = threading.Lock()
+
+    def machine(self, constraint: Constraint) -> ConstraintMachine:
+        """A machine at the start. Raises ConstraintError with the compiler's message."""
+        with self._lock:
+            matcher = self._compiled.get(constraint)
+            if matcher is not None:
+                self._compiled.move_to_end(constraint)
+        if matcher is None:
+            matcher = self._compile(constraint)
+            with self._lock:
+                self._compiled[constraint] = matcher
+                while len(self._compiled) > MAX_CACHED:
+                    self._compiled.popitem(last=False)
+        return ConstraintMachine(matcher.deep_copy(), self._vocab_size)
+
+    def _compile(self, constraint: Constraint) -> LLMatcher:
+        """The first tokens are asked for at once: what cannot give them is refused before anything runs."""
+        if constraint.kind not in GRAMMAR:
+            known = ", ".join(sorted(GRAMMAR))
+            raise ConstraintError(f"a constraint of kind {constraint.kind!r} is not one of {known}")
+        if len(constraint.source) > MAX_SOURCE:
+            size = len(constraint.source)
+            raise ConstraintError(f"the constraint has {size:,} characters, at most {MAX_SOURCE:,} are taken")
+        try:
+            grammar = GRAMMAR[constraint.kind](constraint.source)
+        except ValueError as error:
+            raise ConstraintError(_first_lines(str(error))) from error
+        matcher = LLMatcher(self._tokens(), grammar, log_level=0, limits=LIMITS)
+        _check(matcher)
+        ConstraintMachine(matcher.deep_copy(), self._vocab_size).allowed()
+        return matcher
+
+    def _tokens(self) -> LLTokenizer:
+        with self._wrapping:
+            if self._wrapped is None:
+                self._wrapped = self._wrap()
+            return self._wrapped
+
+    def _wrap(self) -> LLTokenizer:
+        """Ids beyond the tokenizer have no bytes, so they are never allowed."""
+        known = self._tokenizer.get_vocab(with_added_tokens=True).values()
+        size = max(self._vocab_size, max(known, default=-1) + 1)
+        # A model without end tokens gets one that has no logit: the library wants one, and would guess.
+        ends = list(self._end_tokens) or [size]
+        return LLTokenizer(self._tokenizer.to_str(), n_vocab=max(size, *ends) + 1, eos_token=ends)
+
+
+def _check(matcher: LLMatcher) -> None:
+    if matcher.is_error():
+        raise ConstraintError(_first_lines(matcher.get_error()))
+
+
+def _first_lines(message: str) -> str:
+    """The compiler's words without the traces that it may append."""
+    return message.partition("\n<")[0].strip()[:MESSAGE]
