@@ -104,10 +104,11 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     param = ".".join(str(part) for part in first["loc"][1:]) or None
+    own = first["type"] == "value_error"  # our words, which name the fields that they are about
     message = first["msg"].removeprefix("Value error, ")
     if param and isinstance(first["input"], int | float | str):
         message += f"; it is {shown(first['input'])}"
-    text = f"{param}: {message}" if param else message
+    text = message if own and not param else f"{param or 'body'}: {message}"
     return _refuse(request, 400, _body(text, "invalid_request_error", param, None))
 
 

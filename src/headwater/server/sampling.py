@@ -82,7 +82,7 @@ class SamplingRequest(BaseModel):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, gt=0, le=2)
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=MAX_BIASES)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     timeout: float | None = Field(None, gt=0, le=MAX_TIMEOUT)  # seconds
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -107,7 +107,9 @@ class SamplingRequest(BaseModel):
 
     @field_validator("logit_bias")
     @classmethod
-    def _keyed_by_token_ids(cls, value: dict[str, float] | None) -> dict[str, float] | None:
+    def _few_and_keyed_by_token_ids(cls, value: dict[str, float] | None) -> dict[str, float] | None:
+        if value and len(value) > MAX_BIASES:
+            raise ValueError(f"has {len(value):,} entries, at most {MAX_BIASES:,} are taken")
         for key in value or ():
             if not (key.isascii() and key.isdigit() and len(key) < 10):
                 raise ValueError(f"its keys are token ids as decimal strings; one is {key[:20]!r}")

@@ -1,0 +1,35 @@
+"""Requests to an app in this process, and what every error looks like."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+
+from headwater.config import ServeConfig
+from headwater.server.app import create_app
+
+
+def send(engine, method, path, config=None, **kwargs):
+    """One request to a new app over this engine."""
+    return send_all(engine, [(method, path, kwargs)], config)[0]
+
+
+def send_all(engine, requests, config=None):
+    """Requests, one after the other, to one app; they must be answered, whatever they are."""
+
+    async def go():
+        transport = httpx.ASGITransport(create_app(engine, config or ServeConfig()), raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return [await client.request(method, path, **kwargs) for method, path, kwargs in requests]
+
+    return asyncio.run(go())
+
+
+def error(response, status=400):
+    """The error, which must be in OpenAI's form."""
+    assert response.status_code == status, response.text[:2000]
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    return body["error"]
