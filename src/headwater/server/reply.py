@@ -89,24 +89,28 @@ class Reply:
 
     async def stream(self, events: Events, include_usage: bool) -> AsyncIterator[str]:
         """Server-sent events; one that fails midway ends with its error."""
-        shown: dict[int, int] = {}  # characters of each choice that are out
-        finished: dict[int, FinishedEvent] = {}
         try:
-            async for number, event in events:
-                if isinstance(event, FinishedEvent):
-                    finished[number] = event
-                elif number in shown and not event.text and self._names is None:
-                    continue
-                yield sse(self._chunk(number, event, shown.get(number), include_usage))
-                shown[number] = shown.get(number, 0) + len(event.text)
+            async for chunk in self.chunks(events, include_usage):
+                yield sse(chunk)
         except Exception as error:  # the status line is gone: this is the only place left to say it
             yield sse(error_body(error)[1])
-        else:
-            if include_usage:
-                ends = [end for _, end in sorted(finished.items())]
-                outcome = {"choices": [], "usage": usage(ends, self._answers), "headwater": account(ends)}
-                yield sse({**self._head, "object": self._form.chunk_object, **outcome})
         yield "data: [DONE]\n\n"
+
+    async def chunks(self, events: Events, include_usage: bool) -> AsyncIterator[Json]:
+        """What a stream consists of; raises the error of a generation that failed."""
+        shown: dict[int, int] = {}  # characters of each choice that are out
+        finished: dict[int, FinishedEvent] = {}
+        async for number, event in events:
+            if isinstance(event, FinishedEvent):
+                finished[number] = event
+            elif number in shown and not event.text and self._names is None:
+                continue
+            yield self._chunk(number, event, shown.get(number), include_usage)
+            shown[number] = shown.get(number, 0) + len(event.text)
+        if include_usage:
+            ends = [end for _, end in sorted(finished.items())]
+            outcome = {"choices": [], "usage": usage(ends, self._answers), "headwater": account(ends)}
+            yield {**self._head, "object": self._form.chunk_object, **outcome}
 
     def _choice(self, number: int, tokens: list[TokenEvent], end: FinishedEvent) -> Json:
         text = "".join(token.text for token in tokens) + end.text

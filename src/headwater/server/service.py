@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -54,6 +54,17 @@ class ServedEngine(Protocol):
     def view(self) -> CacheView: ...
 
 
+class Answers(Protocol):
+    """How events become an answer, whole or as server-sent events."""
+
+    async def whole(self, events: Events) -> dict[str, Any]: ...
+
+    def stream(self, events: Events, include_usage: bool) -> AsyncIterator[str]: ...
+
+
+Wording = Callable[[Reply], Answers]
+
+
 class Service:
     """From checked requests to the engine and back."""
 
@@ -76,10 +87,13 @@ class Service:
         texts = await run_in_threadpool(lambda: [self._text(prompt) for prompt in body.prompts]) if body.echo else []
         return await self._answer(body, request, CompletionForm(), generations, record, texts)
 
-    async def chat(self, body: ChatRequest, request: Request) -> Response:
-        record = RequestRecord("chat", self.watchers)
+    async def chat(
+        self, body: ChatRequest, request: Request, endpoint: str = "chat", worded: Wording | None = None
+    ) -> Response:
+        """`worded` turns chat completions into another API's answers."""
+        record = RequestRecord(endpoint, self.watchers)
         prompt = await self.chat_prompt(body)
-        return await self._answer(body, request, ChatForm(), self._generations(body, [prompt]), record)
+        return await self._answer(body, request, ChatForm(), self._generations(body, [prompt]), record, worded=worded)
 
     async def chat_prompt(self, body: ChatRequest) -> ChatPrompt:
         """The conversation's prompt; raises TemplateError, or BadRequest for content that is no text."""
@@ -143,12 +157,14 @@ class Service:
         generations: list[Generation],
         record: RequestRecord,
         echo: Sequence[str] = (),
+        worded: Wording | None = None,
     ) -> Response:
         """`echo`: the prompts' texts, where answers are to begin with them."""
         exchange = Exchange(self.engine)
         exchange.submit_all(generations)
         names = None if body.wanted_logprobs is None else self._names
-        reply = Reply(form, self.engine.model_name, names, body.answers)
+        plain = Reply(form, self.engine.model_name, names, body.answers)
+        reply: Answers = plain if worded is None else worded(plain)
         events = record.watch(exchange.events())
         if echo:
             events = echoed(events, [text for text in echo for _ in range(body.answers)])
