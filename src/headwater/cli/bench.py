@@ -66,7 +66,7 @@ def serve(
     process: Annotated[str, typer.Option(help=f"Of a rate's arrivals: {', '.join(PROCESSES)}.")] = "poisson",
     cv: Annotated[float, typer.Option(help="Of gamma's gaps: 1 is Poisson, more is burstier.")] = 2.0,
     speed: Annotated[float, typer.Option(help="Of recorded times: 2 is twice as fast.")] = 1.0,
-    chats: Annotated[int, typer.Option(help="Sessions open at once under a rate.")] = 16,
+    chats: Annotated[int, typer.Option(help="Sessions open at once under a rate.")] = 8,
     concurrency: Annotated[int | None, typer.Option(help="Closed loop: so many clients.")] = None,
     requests: Annotated[int | None, typer.Option(help=f"In each phase; {REQUESTS} if there is no duration.")] = None,
     duration: Annotated[float | None, typer.Option(help="Seconds of sending, in each phase.")] = None,
@@ -77,7 +77,7 @@ def serve(
     ] = None,
     slo_ttft: Annotated[float, typer.Option(help="Seconds from due to first token of a good answer.")] = 1.0,
     slo_itl: Annotated[float, typer.Option(help="Seconds a token after it.")] = 0.1,
-    seed: Annotated[int, typer.Option()] = 0,
+    seed: Annotated[int, typer.Option(help="Runs of different seeds share no text.")] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write everything that was measured.")] = None,
     plots: Annotated[Path | None, typer.Option(help="Folder for PNG plots (needs the extra `plots`).")] = None,
 ) -> None:

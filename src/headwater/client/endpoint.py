@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,21 +73,37 @@ class Exchange:
 
 
 class Endpoint:
-    """An asynchronous client with as many connections as there are requests."""
+    """As many connections as there are requests at once.
+
+    Each has a client of its own: a common pool looks at all of its connections, several times, for each request.
+    """
 
     def __init__(self, url: str, api_key: str | None, model: str, fields: Json, timeout: float) -> None:
         self.url = base_url(url)
         self._model, self._fields, self._timeout = model, fields, timeout
-        self._client = httpx.AsyncClient(
-            base_url=self.url,
-            headers=headers(api_key),
-            timeout=None,
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
-            trust_env=False,
-        )
+        self._headers = headers(api_key)
+        self._tls = httpx.create_ssl_context(trust_env=False)
+        self._free: list[httpx.AsyncClient] = []
+        self._clients: list[httpx.AsyncClient] = []
 
     async def close(self) -> None:
-        await self._client.aclose()
+        for client in self._clients:
+            await client.aclose()
+
+    @contextlib.contextmanager
+    def _client(self) -> Iterator[httpx.AsyncClient]:
+        """One that nobody uses, with its connection."""
+        if self._free:
+            client = self._free.pop()
+        else:
+            client = httpx.AsyncClient(
+                base_url=self.url, headers=self._headers, timeout=None, verify=self._tls, trust_env=False
+            )
+            self._clients.append(client)
+        try:
+            yield client
+        finally:
+            self._free.append(client)
 
     def payload(self, turn: Turn, messages: list[Message], tenant: str) -> tuple[str, bytes]:
         """Path and body of a turn; `messages` are the conversation with it."""
@@ -114,7 +132,11 @@ class Endpoint:
         return done
 
     async def _read(self, done: Exchange, path: str, body: bytes) -> None:
-        sent = self._client.stream("POST", path, content=body, headers={"content-type": "application/json"})
+        with self._client() as client:
+            await self._stream(client, done, path, body)
+
+    async def _stream(self, client: httpx.AsyncClient, done: Exchange, path: str, body: bytes) -> None:
+        sent = client.stream("POST", path, content=body, headers={"content-type": "application/json"})
         async with sent as response:
             done.status = response.status_code
             if response.status_code != 200:

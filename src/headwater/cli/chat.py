@@ -1,0 +1,185 @@
+"""`headwater chat`: a chat in the terminal that shows what was cached."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from headwater.cli.common import commands
+from headwater.client.answer import Answer
+from headwater.client.conversation import Conversation, ServerError
+from headwater.errors import ConfigError
+
+DEEPEST = 2  # levels of /cache that are shown
+
+
+@commands.command()
+def chat(
+    url: Annotated[str, typer.Option(help="Of a running server.")] = "http://127.0.0.1:8000",
+    api_key: Annotated[str | None, typer.Option(envvar="HEADWATER_API_KEY")] = None,
+    system: Annotated[str, typer.Option(help="What the model is told first.")] = "",
+    max_tokens: Annotated[int, typer.Option(help="Of each answer.")] = 1024,
+    model: Annotated[str | None, typer.Option(help="Without it, the first that the server lists.")] = None,
+) -> None:
+    """Chat with a running server; each answer says what of its prompt was cached. Lines may also be piped in."""
+    try:
+        conversation = Conversation(url, api_key, model, system, max_tokens)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    with contextlib.closing(conversation):
+        terminal = Terminal(conversation, Console(highlight=False, soft_wrap=True), sys.stdin.isatty())
+        terminal.run()
+    if terminal.failed and not sys.stdin.isatty():
+        raise typer.Exit(1)
+
+
+class Terminal:
+    """Reads lines and shows answers. `failed`: something went wrong that a script should hear of."""
+
+    def __init__(self, conversation: Conversation, console: Console, interactive: bool) -> None:
+        self._conversation, self._console, self._interactive = conversation, console, interactive
+        self.failed = False
+        self._open = True
+
+    def run(self) -> None:
+        if self._interactive:
+            with contextlib.suppress(ImportError):  # where there is one, lines can be edited
+                importlib.import_module("readline")
+            self._note("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves.")
+        while self._open and (line := self._line()) is not None:
+            if line.startswith("/"):
+                self._command(line)
+            elif line.strip():
+                self._turn(line)
+
+    def _line(self) -> str | None:
+        """None at the end of the input."""
+        while True:
+            try:
+                return input("> " if self._interactive else "")
+            except KeyboardInterrupt:
+                self._note("\nCtrl-D or /quit leaves.")
+            except EOFError:
+                return None
+
+    def _turn(self, text: str) -> None:
+        with self._errors_shown(), contextlib.closing(self._conversation.say(text)) as pieces:
+            try:
+                for piece in pieces:
+                    style = None if piece.kind == "text" else "dim"
+                    self._console.print(piece.text, end="", style=style, markup=False)
+            except KeyboardInterrupt:
+                self._note("\n(stopped)")
+                return
+            self._console.print()
+            self._note(told(self._conversation.answer, self._conversation.ttft))
+
+    def _command(self, line: str) -> None:
+        name, _, rest = line[1:].partition(" ")
+        known = COMMANDS.get(name)
+        if known is None:
+            self.failed = True
+            self._note(f"/{name} is no command: {', '.join('/' + name for name in COMMANDS)}")
+            return
+        with self._errors_shown():
+            known(self, rest.strip())
+
+    @contextlib.contextmanager
+    def _errors_shown(self) -> Iterator[None]:
+        try:
+            yield
+        except (ServerError, OSError) as error:
+            self.failed = True
+            self._console.print(f"[red]{escape(str(error))}[/]")
+
+    def _note(self, text: str) -> None:
+        self._console.print(text, style="dim", markup=False)
+
+    # -- commands --------------------------------------------------------------
+
+    def new(self, rest: str) -> None:
+        """Begin a new conversation; the system text stays."""
+        self._conversation.messages.clear()
+        self._note("A new conversation.")
+
+    def system(self, rest: str) -> None:
+        """TEXT: tell the model this first from the next turn on; without TEXT, show what it is told."""
+        if rest:
+            self._conversation.system = rest
+        self._note(self._conversation.system or "Nothing is said first.")
+
+    def retry(self, rest: str) -> None:
+        """Ask the last question again."""
+        self._turn(self._conversation.retry())
+
+    def cache(self, rest: str) -> None:
+        """What the server's cache holds."""
+        for line in outline(self._conversation.get("/cache")):
+            self._note(line)
+
+    def save(self, rest: str) -> None:
+        """FILE: write the conversation as a line of JSON, which `headwater bench serve FILE` can send again."""
+        if not rest:
+            raise ServerError("/save needs the name of a file")
+        self._conversation.save(Path(rest).expanduser())
+        self._note(f"{len(self._conversation.messages):,} messages are in {rest}.")
+
+    def quit(self, rest: str) -> None:
+        """Leave."""
+        self._open = False
+
+    def help(self, rest: str) -> None:
+        """List the commands."""
+        for name, command in COMMANDS.items():
+            self._note(f"/{name:<8}{command.__doc__}")
+
+
+COMMANDS: dict[str, Callable[[Terminal, str], None]] = {
+    "new": Terminal.new,
+    "system": Terminal.system,
+    "retry": Terminal.retry,
+    "cache": Terminal.cache,
+    "save": Terminal.save,
+    "quit": Terminal.quit,
+    "help": Terminal.help,
+}
+
+
+def told(answer: Answer, ttft: float | None) -> str:
+    """One line: what the prompt cost, what of it was cached and why not more, and how fast the answer was."""
+    account, parts = answer.account, []
+    for name, count in (("prompt", answer.prompt_tokens), ("cached", answer.cached_tokens)):
+        if count is not None:
+            parts.append(f"{name} {count:,} tokens")
+    if "resumed_at" in account:
+        parts.append(f"resumed at {account['resumed_at']:,} ({account.get('reason')})")
+    if ttft is not None:
+        parts.append(f"first token after {ttft:.2f} s")
+    n = answer.output_tokens
+    if n and n > 1 and answer.first is not None and answer.last is not None and answer.last > answer.first:
+        parts.append(f"{(n - 1) / (answer.last - answer.first):,.1f} tok/s")
+    return f"[{', '.join(parts)}]"
+
+
+def outline(value: Any, depth: int = 0) -> list[str]:
+    """A page of JSON as indented lines, not too deep."""
+    if not isinstance(value, dict):
+        return ["  " * depth + json.dumps(value)[:200]]
+    lines = []
+    for name, item in value.items():
+        if isinstance(item, dict | list) and depth < DEEPEST:
+            n = f" ({len(item):,})" if isinstance(item, list) else ""
+            lines.append(f"{'  ' * depth}{name}:{n}")
+            lines += outline(item, depth + 1) if isinstance(item, dict) else []
+        elif not isinstance(item, dict | list):
+            lines.append(f"{'  ' * depth}{name}: {f'{item:,}' if type(item) is int else item}")
+    return lines
