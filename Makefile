@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 
-.PHONY: install install-dev demo test test-full lint bench clean
+.PHONY: install install-dev demo test test-full lint bench screenshot clean
 
 # torch first and pinned: an open range would bring gigabytes of CUDA packages
 $(BIN)/python:
@@ -40,6 +40,10 @@ test-full: lint
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/run.py $(BENCH)
+
+# of the live page, for the docs: needs chromium and chromedriver
+screenshot: $(VENV)/.dev
+	$(BIN)/python examples/screenshot.py
 
 clean:
 	rm -rf $(VENV) build dist

@@ -1,13 +1,13 @@
 // The tree of cached prefixes: from left to right by position in the prompt, a branch as high as what hangs on it.
 // One can zoom into a node by click or Enter, and out by the trail, Escape or Backspace.
 
-import { byId, el, join, number, set, svg } from "./dom.js";
+import { el, join, number, set, svg } from "./dom.js";
 
 const ROOT_WIDTH = 26;
 const SCALE = 20; // pixels of the positions' scale
 const GAP = 1;
 const LEAST = 1.5; // pixels: what is lower is not drawn
-const AGES = [8, 32, 128, 512]; // ticks: steps of the colour
+const AGES = [0.02, 0.1, 0.3, 0.6]; // of the greatest age: steps of the colour
 
 export class Icicle {
   constructor(root, trail, text) {
@@ -24,6 +24,7 @@ export class Icicle {
     this.nodes = new Map(tree.nodes.map((node) => [node.id, { ...node, children: [] }]));
     this.roots = [];
     for (const node of this.nodes.values()) (this.nodes.get(node.parent)?.children ?? this.roots).push(node);
+    this.oldest = Math.max(1, ...tree.nodes.map((node) => (node.parent === null ? 0 : node.age)));
     if (!this.nodes.has(this.zoomed)) this.zoomed = null;
     this.draw();
   }
@@ -121,15 +122,22 @@ export class Icicle {
     set(cell, { x, y, width: Math.max(0.5, width - GAP), height: high, rx: Math.min(3, high / 3) });
     const thick = node.checkpoint ? Math.min(4, width / 2) : 0;
     set(mark, { x: x + Math.max(0.5, width - GAP) - thick, y, width: thick, height: high });
-    const text = node.parent === null ? "" : `${number(node.end - node.start)}`;
+    if (node.parent === null) return this.#name(label, node, y, high);
+    const text = number(node.end - node.start);
     const full = node.hits ? `${text} · ${node.hits}×` : text;
     label.textContent = high < 13 || width < 9 * text.length + 10 ? "" : width < 8 * full.length + 12 ? text : full;
     set(label, { x: x + 6, y: y + Math.min(high / 2 + 4, 16) });
   }
 
+  // A namespace's, from the bottom up in its narrow column.
+  #name(label, node, y, high) {
+    label.textContent = high > 90 ? node.fingerprint : high > 40 ? node.fingerprint.slice(0, 4) : "";
+    set(label, { "text-anchor": "middle", transform: `translate(${ROOT_WIDTH / 2 + 3} ${y + high / 2}) rotate(-90)` });
+  }
+
   #look(node) {
     if (node.parent === null) return "root";
-    const age = AGES.findIndex((limit) => node.age <= limit);
+    const age = AGES.findIndex((limit) => node.age <= limit * this.oldest);
     const kind = node.dead ? "dead" : `age-${age < 0 ? AGES.length : age}`;
     return `${kind}${node.speculative ? " speculative" : ""}${node.pins ? " pinned" : ""}`;
   }
@@ -163,15 +171,26 @@ export class Icicle {
 
   #marks(width, height) {
     const marks = [];
-    const count = Math.max(2, Math.min(8, Math.floor(width / 110)));
-    for (let i = 0; i <= count && this.nodes.size; i += 1) {
-      const at = this.first + ((this.last - this.first) * i) / count;
-      const x = this.x(at);
-      const label = svg("text", { x, y: height - 5, "text-anchor": i === 0 ? "start" : i === count ? "end" : "middle" });
-      label.textContent = i === count ? `${number(at)} tokens` : number(at);
-      marks.push(label);
+    const step = this.#step(width);
+    for (let at = Math.ceil(this.first / step) * step; at < this.last && this.nodes.size; at += step) {
+      if (this.x(at) > width - 90) break;
+      marks.push(this.#mark(at, number(at), height, at === this.first ? "start" : "middle"));
     }
+    if (this.nodes.size) marks.push(this.#mark(this.last, `${number(this.last)} tokens`, height, "end"));
     this.scale.replaceChildren(...marks);
+  }
+
+  #mark(at, text, height, anchor) {
+    const label = svg("text", { x: this.x(at), y: height - 5, "text-anchor": anchor });
+    label.textContent = text;
+    return label;
+  }
+
+  // Round, and wide enough for its label.
+  #step(width) {
+    const least = ((this.last - this.first) * 90) / width;
+    const power = 10 ** Math.floor(Math.log10(least));
+    return [1, 2, 5, 10].map((factor) => factor * power).find((each) => each >= least);
   }
 
   #trail() {

@@ -107,11 +107,11 @@ function showTiles(body) {
   const used = pages.total - pages.free;
   const evicted = total.evictions.checkpoint + total.evictions.speculative_checkpoint;
   const tiles = [
-    ["Hit rate", percent(total.hit_rate), `${short(total.cached_tokens)} of ${short(total.prompt_tokens)} prompt tokens`],
-    ["Prompts", number(total.prompts), `${number(total.hits)} with something cached`],
+    ["Hit rate", percent(total.hit_rate), `${short(total.cached_tokens)} of ${short(total.prompt_tokens)} tokens`],
+    ["Prompts", number(total.prompts), `${number(total.hits)} hits`],
     ["Memory", percent(used / pages.total), `${bytes(used * body.memory.page_bytes)} of ${bytes(pages.total * body.memory.page_bytes)}`],
     ["Checkpoints", number(held.checkpoints), `${bytes(held_bytes.checkpoint)}, ${number(evicted)} evicted`],
-    ["Dead KV", short(held.dead_kv_tokens), "tokens that no checkpoint can use"],
+    ["Dead KV", short(held.dead_kv_tokens), "tokens without a state"],
     ["Output", short(total.output_tokens), `tokens, ${number(total.preemptions)} preemptions`],
   ];
   join(byId("tiles"), tiles, (tile) => tile[0], () => el("div", {}, el("dt"), el("dd"), el("dd", { class: "note" })), (tile, texts) => {

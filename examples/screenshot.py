@@ -1,0 +1,132 @@
+"""Serves the embedded default, lets several tenants chat with it for a while, and takes a picture of the live page.
+
+    python examples/screenshot.py [--out docs/images/live-page.png] [--seconds 100] [--dark] [--width 1280]
+
+Needs chromium and chromedriver.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.support.wait import WebDriverWait
+
+os.environ["SE_OFFLINE"] = "true"
+OUT = Path(__file__).parent.parent / "docs" / "images" / "live-page.png"
+MEMORY = "64MB"  # little, so that something has to go
+FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars")
+QUIET = ("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage")
+WORDS = "river source spring valley slow deep water stone bridge quiet upper lower field mill path rain".split()
+
+
+@contextmanager
+def server() -> Iterator[str]:
+    """The URL of a server with little memory."""
+    command = [sys.executable, "-m", "headwater", "serve", "--port", "0", "--memory", MEMORY]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                if line.startswith("Deterministic"):
+                    yield url
+                    break
+                if found := re.search(r"http://127\.0\.0\.1:\d+", line):
+                    url = found[0]
+        finally:
+            process.terminate()
+
+
+def text(rng: random.Random, words: int) -> str:
+    return " ".join(rng.choice(WORDS) for _ in range(words))
+
+
+def converse(client: httpx.Client, tenant: int, until: float, seed: int) -> None:
+    """Chats with one of the tenant's handbooks, of several turns each; now and then a document that nobody shares."""
+    rng = random.Random(seed)
+    handbooks = [text(random.Random(100 * tenant + i), 500 + 400 * i) for i in range(3)]
+    while time.monotonic() < until:
+        messages = [{"role": "system", "content": rng.choice(handbooks)}]
+        if rng.random() < 0.2:
+            messages = [{"role": "system", "content": text(rng, 1500)}]
+        for _ in range(rng.randint(1, 5)):
+            messages.append({"role": "user", "content": text(rng, rng.randint(10, 160))})
+            body = {
+                "messages": messages,
+                "max_tokens": rng.randint(16, 96),
+                "cache_salt": f"tenant-{tenant}",
+                "chat_template_kwargs": {"enable_thinking": False},
+                "ignore_eos": True,
+            }
+            answer = client.post("/v1/chat/completions", json=body).json()
+            messages.append(answer["choices"][0]["message"])
+            if time.monotonic() >= until:
+                return
+
+
+@contextmanager
+def browser(width: int, dark: bool) -> Iterator[webdriver.Chrome]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium") or ""
+    with tempfile.TemporaryDirectory() as profile:
+        for flag in (*FLAGS, *QUIET, f"--user-data-dir={profile}", f"--window-size={width},1000"):
+            options.add_argument(flag)
+        driver = webdriver.Chrome(options, Service(shutil.which("chromedriver")))
+        try:
+            if dark:
+                feature = [{"name": "prefers-color-scheme", "value": "dark"}]
+                driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": feature})
+            yield driver
+        finally:
+            driver.quit()
+
+
+def picture(driver: webdriver.Chrome, url: str, out: Path, size: dict[str, Any]) -> None:
+    """The whole page, once it shows requests and the tree."""
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    driver.get(url)
+    wait = WebDriverWait(driver, 30)
+    wait.until(lambda d: d.find_elements("css selector", "#requests tr, #tree [data-node]"))
+    height = driver.execute_script("return document.documentElement.scrollHeight")
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {**size, "height": height})
+    wait.until(lambda d: d.execute_script("return document.getElementById('memory').viewBox.baseVal.width > 0"))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_bytes(driver.get_screenshot_as_png())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--seconds", type=float, default=100)
+    parser.add_argument("--width", type=int, default=1280)
+    parser.add_argument("--dark", action="store_true")
+    given = parser.parse_args()
+    with server() as url, httpx.Client(base_url=url, timeout=60) as client, browser(given.width, given.dark) as driver:
+        until = time.monotonic() + given.seconds
+        with ThreadPoolExecutor() as pool:
+            chats = [pool.submit(converse, client, seed % 3, until, seed) for seed in range(5)]
+            time.sleep(max(0.0, given.seconds - 8))
+            size = {"width": given.width, "height": 1000, "deviceScaleFactor": 1, "mobile": given.width < 600}
+            picture(driver, url, given.out, size)
+        for chat in chats:
+            chat.result()
+    print(f"{given.out}: {given.out.stat().st_size:,} bytes")
+
+
+if __name__ == "__main__":
+    main()
