@@ -108,7 +108,7 @@ class Terminal:
 
     def new(self, rest: str) -> None:
         """Begin a new conversation; the system text stays."""
-        self._conversation.messages.clear()
+        self._conversation.restart()
         self._note("A new conversation.")
 
     def system(self, rest: str) -> None:

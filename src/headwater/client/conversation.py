@@ -33,6 +33,7 @@ class Conversation:
         self._model, self._max_tokens = model, max_tokens
         self.system = system
         self.messages: list[Message] = []  # without the system's
+        self._asked: str | None = None  # the last question, also where it got no answer
         self.answer = Answer()  # the last one
         self.started = 0.0  # when its request was sent
 
@@ -44,6 +45,7 @@ class Conversation:
 
         Raises ServerError.
         """
+        self._asked = text
         self.messages.append({"role": "user", "content": text})
         try:
             yield from self._stream()
@@ -58,12 +60,20 @@ class Conversation:
                 self._keep()
 
     def retry(self) -> str:
-        """Forget the last answer and its question; returns the question. Raises ServerError if there is none."""
-        while self.messages and self.messages[-1]["role"] != "user":
-            self.messages.pop()
-        if not self.messages:
-            raise ServerError("nothing was said yet")
-        return str(self.messages.pop()["content"])
+        """Forget the last question and its answer, if it got one; returns the question.
+
+        Raises ServerError if nothing was asked.
+        """
+        if self._asked is None:
+            raise ServerError("nothing was asked yet")
+        if self.answer.text:
+            del self.messages[-2:]
+        return self._asked
+
+    def restart(self) -> None:
+        """Forget all but the system's text."""
+        self.messages.clear()
+        self.answer, self._asked = Answer(), None
 
     def get(self, path: str) -> Any:
         """A page of the server's as JSON; raises ServerError."""
