@@ -80,28 +80,35 @@ def sample(logits_RV: torch.Tensor, samplings: Sequence[Sampling]) -> list[Choic
     Log-probabilities are those of the logits as the model gave them, before penalties, bias, constraint or temperature.
     A row whose largest logit is NaN or infinite gives InvalidLogits.
     """
-    best_R = logits_RV.amax(dim=-1).tolist()
-    return [_choose(*row) for row in zip(logits_RV, best_R, samplings, strict=True)]
+    largest_R = logits_RV.amax(dim=-1).tolist()
+    as_they_are = any(s.params.temperature == 0 and not s.adjusts for s in samplings)
+    first_R = logits_RV.argmax(dim=-1).tolist() if as_they_are else [0] * len(samplings)
+    return [_choose(*row) for row in zip(logits_RV, largest_R, first_R, samplings, strict=True)]
 
 
-def _choose(logits_V: torch.Tensor, best: float, sampling: Sampling) -> Choice | InvalidLogits | ConstraintError:
+def _choose(
+    logits_V: torch.Tensor, largest: float, first: int, sampling: Sampling
+) -> Choice | InvalidLogits | ConstraintError:
+    """The choice of one row; `first` is where its largest logit stands, if that is what a greedy row takes."""
+    p, token, chosen_V = sampling.params, first, logits_V
     try:
-        _check(best, "the model's logits")
-        chosen_V = logits_V
+        _check(largest, "the model's logits")
         if sampling.adjusts:
             chosen_V = sampling.adjusted(logits_V)
             _check(float(chosen_V.amax()), "after penalties, bias and constraint the logits")
     except (InvalidLogits, ConstraintError) as error:
         return error
-    p = sampling.params
-    token = int(chosen_V.argmax()) if p.temperature == 0 else draw(chosen_V, p, sampling.generator)
+    if p.temperature > 0:
+        token = draw(chosen_V, p, sampling.generator)
+    elif sampling.adjusts:
+        token = int(chosen_V.argmax())
     return Choice(token) if p.logprobs is None else _with_logprobs(logits_V, token, p.logprobs)
 
 
-def _check(best: float, what: str) -> None:
+def _check(largest: float, what: str) -> None:
     """The largest of a row tells: it is NaN if any is."""
-    if not -torch.inf < best < torch.inf:
-        raise InvalidLogits(f"{what} have {best} as their maximum: nothing can be sampled from them")
+    if not -torch.inf < largest < torch.inf:
+        raise InvalidLogits(f"{what} have {largest} as their largest: nothing can be sampled from them")
 
 
 def draw(logits_V: torch.Tensor, p: SamplingParams, generator: torch.Generator | None) -> int:
@@ -120,18 +127,24 @@ def draw(logits_V: torch.Tensor, p: SamplingParams, generator: torch.Generator |
 def _most_likely(probs_V: torch.Tensor, top_k: int, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Probabilities and ids of the top_k tokens, and of these the fewest that have top_p of their sum; descending."""
     size = len(probs_V)
-    limit = min(top_k, size) if top_k else size
-    if top_p >= 1:
-        return probs_V.topk(limit)
-    k = limit if top_k else min(limit, FIRST_GUESS)
-    while True:
-        probs_K, token_K = probs_V.topk(k)
-        whole = probs_K.sum(dtype=torch.float64) if top_k else 1.0
-        below_K = probs_K.cumsum(0, dtype=torch.float64) - probs_K
-        keep = max(1, int((below_K < top_p * whole).sum()))  # the first that reaches top_p still counts
-        if keep < k or k == limit:
-            return probs_K[:keep], token_K[:keep]
-        k = min(limit, 16 * k)
+    if top_k:
+        probs_K, token_K = probs_V.topk(min(top_k, size))
+        keep = _reaching(probs_K, top_p * float(probs_K.sum(dtype=torch.float64))) if top_p < 1 else len(probs_K)
+        return probs_K[:keep], token_K[:keep]
+    probs_K, token_K = probs_V.topk(min(FIRST_GUESS, size))
+    keep = _reaching(probs_K, top_p)
+    if keep == len(probs_K) < size:  # perhaps more: all tokens less likely than this together have less than 1 - top_p
+        token_K = (probs_V >= 0.5 * (1 - top_p) / size).nonzero()[:, 0]
+        probs_K, order_K = probs_V[token_K].sort(descending=True, stable=True)
+        token_K = token_K[order_K]
+        keep = _reaching(probs_K, top_p)
+    return probs_K[:keep], token_K[:keep]
+
+
+def _reaching(probs_K: torch.Tensor, total: float) -> int:
+    """How many of the first have `total` together, at least 1; all of them if they have less."""
+    before_K = probs_K.cumsum(0, dtype=torch.float64) - probs_K
+    return max(1, int((before_K < total).sum()))
 
 
 def _pick(probs_K: torch.Tensor, generator: torch.Generator | None) -> int:
