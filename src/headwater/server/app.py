@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from headwater.config import ServeConfig
-from headwater.server import absent, access, errors, generate, health, models, telemetry, tokens
+from headwater.server import absent, access, errors, generate, health, models, responses, telemetry, tokens
 from headwater.server.body import JsonRoute
 from headwater.server.service import ServedEngine, Service
 
@@ -16,6 +16,7 @@ PARTS = (
     health.install,
     models.install,
     generate.install,
+    responses.install,
     tokens.install,
     absent.install,
 )

@@ -12,8 +12,6 @@ from headwater.types import Constraint, SamplingParams
 # other would be a wrong answer. Some are OpenAI's, some other engines' extensions.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
-    "tool_choice": ("auto", "none"),
-    "response_format": ({"type": "text"},),
     "audio": (),
     "modalities": (["text"],),
     "functions": ([],),
@@ -91,11 +89,7 @@ class SamplingRequest(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_what_is_not_built(cls, values: Any) -> Any:
-        for name, allowed in NEUTRAL.items() if isinstance(values, dict) else ():
-            if values.get(name) is not None and values[name] not in allowed:
-                takes = f"it takes {allowed[0]!r} only" if allowed else "leave it out"
-                raise ValueError(f"{name} is {repr(values[name])[:100]}, which this server does not do: {takes}")
-        return values
+        return refuse_others(values, NEUTRAL)
 
     @field_validator("stop")
     @classmethod
@@ -159,3 +153,12 @@ class SamplingRequest(BaseModel):
             logit_bias=self.biases,
             constraint=constraint,
         )
+
+
+def refuse_others(values: Any, neutral: dict[str, tuple[Any, ...]]) -> Any:
+    """The same values; raises ValueError for a field that is in the table with none of the values there."""
+    for name, allowed in neutral.items() if isinstance(values, dict) else ():
+        if values.get(name) is not None and values[name] not in allowed:
+            takes = f"it takes {allowed[0]!r} only" if allowed else "leave it out"
+            raise ValueError(f"{name} is {repr(values[name])[:100]}, which this server does not do: {takes}")
+    return values
