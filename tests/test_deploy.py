@@ -1,0 +1,101 @@
+"""The container file and the systemd unit name what exists, and leave time to drain."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import typer
+
+from headwater.cli import commands
+from headwater.config import SETTINGS, ServeConfig
+from headwater.server.draining import LINGER
+
+ROOT = Path(__file__).parents[1]
+DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
+UNIT = ROOT / "deploy" / "headwater.service"
+VARIABLES = {one.variable for one in SETTINGS}
+
+
+def instructions(name):
+    """What follows each instruction of that name, its lines joined."""
+    joined = re.sub(r"\\\n\s*", "", "\n".join(line for line in DOCKERFILE.splitlines() if not line.startswith("#")))
+    return re.findall(rf"^{name} (.*)$", joined, re.M)
+
+
+def options(command):
+    """Of a command of `headwater`."""
+    return {opt for parameter in typer.main.get_command(commands).commands[command].params for opt in parameter.opts}
+
+
+def flags(text):
+    return set(re.findall(r"(?<= )--[a-z-]+", text))
+
+
+def test_the_image_is_made_of_files_that_exist_and_are_let_in():
+    let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    copied = {source for copy in instructions("COPY") for source in copy.split()[:-1]}
+    assert copied == let_in
+    assert all((ROOT / source).exists() for source in copied)
+
+
+def test_the_images_torch_and_extras_are_the_packages():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (torch,) = (name for name in project["dependencies"] if name.startswith("torch"))
+    (install, package) = (run for run in instructions("RUN") if run.startswith("pip "))
+    assert f" {torch} " in install
+    assert "whl/cpu" in install
+    extras = re.search(r"'\.\[(\w+)\]'", package)[1]
+    assert extras in project["optional-dependencies"]
+
+
+def test_the_image_runs_the_command_as_no_root_on_the_port_that_it_exposes():
+    assert instructions("ENTRYPOINT") == ['["headwater"]']
+    (command,) = map(json.loads, instructions("CMD"))
+    assert command[0] in typer.main.get_command(commands).commands
+    assert instructions("USER") == ["headwater"]
+    (environment,) = instructions("ENV")
+    assert set(re.findall(r"HEADWATER_\w+", DOCKERFILE)) <= VARIABLES
+    (port,) = instructions("EXPOSE")
+    assert f"HEADWATER_PORT={port}" in environment
+    assert int(port) == ServeConfig().port
+
+
+def test_the_images_health_check_is_a_program():
+    (check,) = instructions("HEALTHCHECK")
+    command = json.loads(check.split("CMD ", 1)[1])
+    assert command[:2] == ["python", "-c"]
+    compile(command[2], "HEALTHCHECK", "exec")
+    assert "/health'" in command[2]
+
+
+def test_the_example_above_the_image_uses_flags_that_exist():
+    (example,) = re.findall(r"headwater serve /model (.*)", DOCKERFILE)
+    assert flags(f" {example}") == {"--memory"} <= options("serve")
+
+
+def test_both_are_given_longer_to_stop_than_requests_to_end():
+    needed = ServeConfig().drain + LINGER
+    assert int(re.search(r"--stop-timeout (\d+)", DOCKERFILE)[1]) > needed
+    assert int(re.search(r"^TimeoutStopSec=(\d+)$", UNIT.read_text(), re.M)[1]) > needed
+
+
+def test_the_unit_starts_the_command_with_settings_that_exist():
+    (start,) = re.findall(r"^ExecStart=(.*)$", UNIT.read_text(), re.M)
+    assert start.split()[1] == "serve"
+    assert flags(start) == {"--config"} <= options("serve")
+    assert set(re.findall(r"HEADWATER_[A-Z_]+", UNIT.read_text())) <= VARIABLES
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here to verify the unit")
+def test_the_unit_is_one_that_systemd_takes(tmp_path):
+    unit = tmp_path / "headwater.service"
+    unit.write_text(UNIT.read_text().replace("/opt/headwater/bin/headwater", sys.executable))
+    done = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
