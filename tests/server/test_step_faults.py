@@ -1,4 +1,4 @@
-"""Faults in a step, as HTTP clients see them: a 500 with the request's id, a stream that says so, a server that lives on."""
+"""Faults in a step, as HTTP clients see them: a 500 that names its request, and a server that lives on."""
 
 from __future__ import annotations
 
