@@ -69,6 +69,7 @@ def serve(
     chats: Annotated[int, typer.Option(help="Sessions open at once under a rate.")] = 8,
     concurrency: Annotated[int | None, typer.Option(help="Closed loop: so many clients.")] = None,
     requests: Annotated[int | None, typer.Option(help=f"In each phase; {REQUESTS} if there is no duration.")] = None,
+    warmup: Annotated[int, typer.Option(min=0, help="Requests that are sent first and do not count.")] = 0,
     duration: Annotated[float | None, typer.Option(help="Seconds of sending, in each phase.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds that an answer may take.")] = 600.0,
     overload: Annotated[str | None, typer.Option(help="After a closed loop, so many times its rate: 1,2,4.")] = None,
@@ -160,6 +161,8 @@ async def load(
     with contextlib.suppress(RuntimeError, ValueError, NotImplementedError):  # only a main thread hears of signals
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, scenario.stop)
     try:
+        if options.warmup:
+            await scenario.warm(options.concurrency or CLIENTS, options.warmup)
         if options.overload is not None:
             return await scenario.overload(pace, [positive("overload", part) for part in options.overload.split(",")])
         if options.fairness is not None:

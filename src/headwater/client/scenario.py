@@ -79,6 +79,10 @@ class Scenario:
         if self._load is not None:
             self._load.stop()
 
+    async def warm(self, clients: int, requests: int) -> None:
+        """Send so many requests that do not count."""
+        await self._phase("warm-up", Pace(clients=clients), Limits(requests))
+
     async def once(self, pace: Pace) -> list[Phase]:
         return [await self._phase("load", pace, self._limits)]
 
