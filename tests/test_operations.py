@@ -1,0 +1,48 @@
+"""The manual names every metric, reason and error that there is, and none that is not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import typer
+
+from headwater.cli import commands
+from headwater.server.errors import KINDS
+from headwater.server.metrics import Metrics
+from headwater.types import Reason
+from tests.server.fake_engine import FakeEngine
+
+ROOT = Path(__file__).parents[1]
+MANUAL = (ROOT / "docs" / "operations.md").read_text()
+
+
+def section(title):
+    return MANUAL.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def test_every_metric_is_explained():
+    families = Metrics("m", FakeEngine().stats, 1).registry.collect()
+    there = {family.name + ("_total" if family.type == "counter" else "") for family in families}
+    assert set(re.findall(r"`(headwater_\w+)(?:\{[\w,]+\})?`", section("Reading the metrics"))) == there
+
+
+def test_every_reason_says_what_to_do():
+    rows = re.findall(r"^\| `(\w+)` \| .+ \| .+ \|$", section("Why a request missed, and what to do"), re.M)
+    assert sorted(rows) == sorted(Reason)
+
+
+def test_every_error_code_says_what_to_do():
+    rows = re.findall(r"^\| (\d{3}) `(\w+)` \|", section("Troubleshooting"), re.M)
+    codes = {(str(kind.status), kind.code) for kind in KINDS.values()}
+    assert set(rows) == codes | {("401", "invalid_api_key"), ("500", "internal_error")}
+
+
+def test_the_files_it_links_to_exist():
+    for link in re.findall(r"\]\(([\w./-]+)\)", MANUAL):
+        assert (ROOT / "docs" / link).exists(), link
+
+
+def test_the_commands_it_shows_exist():
+    known = {name for name in typer.main.get_command(commands).commands}
+    assert set(re.findall(r"^headwater (\w+)", MANUAL, re.M)) <= known
