@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+from dataclasses import replace
 
 import pytest
 import typer
 
 from headwater.cli import commands, run
-from tests.client.openai_server import OpenAiServer, Script
+from tests.client.openai_server import PATIENCE, OpenAiServer, Script
 
 
 @pytest.fixture
@@ -109,6 +113,27 @@ def test_a_server_that_answers_nothing_makes_exit_code_1(capsys):
     with OpenAiServer(lambda *_: Script(status=500, body={"error": {"message": "boom"}})) as server:
         assert run(["bench", "serve", "--url", server.url, "--requests", "3"]) == 1
     assert "boom" in capsys.readouterr().out
+
+
+def test_ctrl_c_ends_a_run_with_what_there_is(tmp_path):
+    def answer(server, body):
+        script = server.talk(body)
+        return script if len(server.bodies) <= 2 else replace(script, hold_after=1)
+
+    path = tmp_path / "report.json"
+    with OpenAiServer(answer) as server:
+        options = ["--url", server.url, "--requests", "9", "--concurrency", "1", "--json", str(path)]
+        command = [sys.executable, "-m", "headwater", "bench", "serve", *options]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                assert server.holding.wait(PATIENCE)
+                process.send_signal(signal.SIGINT)
+                printed, _ = process.communicate(timeout=PATIENCE)
+            finally:
+                process.kill()
+    assert process.returncode == 0
+    assert "2 ok, 1 interrupted" in printed
+    assert json.loads(path.read_text())["phases"][0]["summary"]["outcomes"] == {"ok": 2, "interrupted": 1}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,116 @@
+"""`headwater chat`, piped: what it prints, its commands, and that errors don't end it."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import httpx
+import pytest
+
+from headwater.cli import run
+from headwater.cli.chat import COMMANDS, outline
+from tests.client.openai_server import OpenAiServer, Script, chunk, usage
+
+
+@pytest.fixture
+def server():
+    with OpenAiServer() as server:
+        yield server
+
+
+@pytest.fixture
+def chat(server, monkeypatch, capsys):
+    """Exit code and what was printed for lines of input."""
+
+    def chat(*lines, options=("--max-tokens", "3")):
+        monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+        code = run(["chat", "--url", server.url, *options])
+        return code, capsys.readouterr().out
+
+    return chat
+
+
+def test_two_turns_and_what_was_cached(chat, server):
+    code, printed = chat("one two", "", "three")
+    assert code == 0
+    first, told_first, second, told_second = printed.splitlines()
+    assert first == second == "w0 w1 w2 "
+    assert told_first.startswith("[prompt 2 tokens, cached 0 tokens, resumed at 0 (diverged), first token after ")
+    assert told_second.startswith("[prompt 6 tokens, cached 2 tokens, resumed at 2 (diverged), first token after ")
+    assert [len(body["messages"]) for body in server.bodies] == [1, 3]
+
+
+def test_reasoning_is_shown_and_not_sent_back(chat, server):
+    thinking = [chunk("", reasoning_content="hm, "), chunk("so", "stop"), usage(1, 2, 0)]
+    server._answer = lambda *_: Script(thinking)
+    _, printed = chat("one", "two")
+    assert printed.splitlines()[0] == "hm, so"
+    assert server.bodies[1]["messages"][1]["content"] == "so"
+
+
+def test_ctrl_c_stops_the_answer_only(chat, server, monkeypatch):
+    whole = httpx.Response.iter_bytes
+
+    def interrupted(response):
+        """The first answer's bytes, as far as they came when the key was pressed."""
+        monkeypatch.setattr(httpx.Response, "iter_bytes", whole)
+        yield f"data: {json.dumps(chunk('part'))}\n\n".encode()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(httpx.Response, "iter_bytes", interrupted)
+    code, printed = chat("one", "two", options=("--max-tokens", "3", "--model", "words-1"))
+    assert code == 0
+    assert printed.splitlines()[:3] == ["part", "(stopped)", "w0 w1 w2 "]
+    assert [m["content"] for m in server.bodies[1]["messages"]] == ["one", "part", "two"]
+
+
+def test_the_session_lives_on_after_an_error(chat, server):
+    answers = iter([Script(status=503, body={"error": {"message": "full [up]"}}), None])
+    server._answer = lambda server, body: next(answers) or server.talk(body)
+    code, printed = chat("one", "two")
+    assert code == 1  # a script should hear of it
+    assert printed.splitlines()[:2] == ["full [up]", "w0 w1 w2 "]
+    assert [m["content"] for m in server.bodies[1]["messages"]] == ["two"]
+
+
+def test_commands(chat, server, tmp_path):
+    server.pages["/cache"] = {"pages": 1200, "kinds": {"kv": 3}, "tree": [1, 2]}
+    path = tmp_path / "chat.jsonl"
+    lines = ("/system be kind", "one", "/retry", f"/save {path}", "/new", "two", "/cache", "/quit", "never")
+    code, printed = chat(*lines)
+    assert code == 0
+    sent = [[m["content"] for m in body["messages"]] for body in server.bodies]
+    assert sent == [["be kind", "one"], ["be kind", "one"], ["be kind", "two"]]
+    assert path.is_file()
+    assert printed.splitlines()[-4:] == ["pages: 1,200", "kinds:", "  kv: 3", "tree: (2)"]
+
+
+def test_help_names_every_command(chat):
+    _, printed = chat("/help")
+    assert [line.split()[0] for line in printed.splitlines()] == [f"/{name}" for name in COMMANDS]
+    assert list(COMMANDS) == ["new", "system", "retry", "cache", "save", "quit", "help"]
+
+
+@pytest.mark.parametrize(
+    ("line", "part"),
+    [
+        ("/bogus", "/bogus is no command"),
+        ("/cache", "no /cache"),
+        ("/save", "name of a file"),
+        ("/retry", "nothing was asked"),
+    ],
+)
+def test_a_command_that_fails_says_so(chat, line, part):
+    code, printed = chat(line)
+    assert code == 1
+    assert part in printed
+
+
+def test_a_url_that_is_none_is_one_line(capsys):
+    assert run(["chat", "--url", "nowhere"]) == 2
+    assert "http://" in capsys.readouterr().err
+
+
+def test_an_outline_ends_somewhere():
+    assert outline({"a": {"b": {"c": {"d": 1}}}, "e": True}) == ["a:", "  b:", "e: True"]

@@ -1,0 +1,154 @@
+"""`headwater doctor`: each finding on machines that are made up, and the whole on this one."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headwater.cli import doctor, findings, run
+from headwater.cli.findings import FAIL, OK, WARN, Finding, Intended
+
+INTENDED = Intended(None, 10**9, None, "127.0.0.1", 0)
+
+
+@pytest.fixture
+def cgroup(tmp_path):
+    """Files of a control group."""
+
+    def write(**files):
+        for name, text in files.items():
+            path = tmp_path / name.replace("__", "/").replace("_DOT_", ".")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return tmp_path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        ({}, None),
+        ({"cpu_DOT_max": "max 100000"}, None),
+        ({"cpu_DOT_max": "150000 100000\n"}, 1.5),
+        ({"cpu__cpu_DOT_cfs_quota_us": "-1", "cpu__cpu_DOT_cfs_period_us": "100000"}, None),
+        ({"cpu__cpu_DOT_cfs_quota_us": "50000", "cpu__cpu_DOT_cfs_period_us": "100000"}, 0.5),
+    ],
+)
+def test_the_quota_of_cores(cgroup, files, quota):
+    assert findings.cpu_quota(cgroup(**files)) == quota
+
+
+@pytest.mark.parametrize(
+    ("files", "limit"),
+    [
+        ({}, None),
+        ({"memory_DOT_max": "max\n"}, None),
+        ({"memory_DOT_max": "5000\n"}, 5000),
+        ({"memory__memory_DOT_limit_in_bytes": "9223372036854771712"}, None),
+        ({"memory__memory_DOT_limit_in_bytes": "7000"}, 7000),
+    ],
+)
+def test_the_limit_of_memory(cgroup, files, limit):
+    assert findings.memory_limit(cgroup(**files)) == limit
+
+
+@pytest.mark.parametrize(("wanted", "level"), [(1, OK), (9 * 10**9, WARN), (11 * 10**9, FAIL)])
+def test_memory_is_held_against_what_is_available(monkeypatch, wanted, level):
+    monkeypatch.setattr(findings, "meminfo", {"MemTotal": 32 * 10**9, "MemAvailable": 10 * 10**9}.get)
+    monkeypatch.setattr(findings, "memory_limit", lambda: None)
+    assert findings.of_memory(wanted).level == level
+
+
+def test_memory_is_held_against_the_limit(monkeypatch):
+    monkeypatch.setattr(findings, "meminfo", {"MemTotal": 32 * 10**9, "MemAvailable": 10 * 10**9}.get)
+    monkeypatch.setattr(findings, "memory_limit", lambda: 2 * 10**9)
+    found = findings.of_memory(4 * 10**9)
+    assert found.level == FAIL
+    assert "limit 2.0 GB" in found.value
+
+
+@pytest.mark.parametrize(
+    ("threads", "quota", "level", "advice"),
+    [
+        (None, None, OK, ""),
+        (4, None, OK, ""),
+        (9, None, WARN, "--threads 4"),
+        (None, 2.5, WARN, "--threads 2"),
+        (2, 2.5, OK, ""),
+    ],
+)
+def test_threads_are_held_against_cores(monkeypatch, threads, quota, level, advice):
+    monkeypatch.setattr(findings, "usable_cores", lambda: 4)
+    monkeypatch.setattr(findings, "cpu_quota", lambda: quota)
+    found = findings.of_cores(threads)
+    assert found.level == level
+    assert advice in found.advice
+
+
+def test_a_taken_port_is_a_warning():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert findings.of_port("127.0.0.1", taken.getsockname()[1]).level == WARN
+    assert findings.of_port("127.0.0.1", 0).level == OK
+
+
+def test_a_cache_folder_that_cannot_be_made_is_broken(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert findings.of_cache_dir().level == FAIL
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "new"))
+    assert findings.of_cache_dir().level == OK
+    assert list((tmp_path / "new" / "headwater").iterdir()) == []
+
+
+@pytest.mark.parametrize(("levels", "code"), [([OK, OK], 0), ([OK, WARN], 0), ([WARN, FAIL], 1)])
+def test_the_exit_code_says_whether_something_is_broken(monkeypatch, capsys, levels, code):
+    found = [Finding(f"n{i}", level, "v[1]", "do this") for i, level in enumerate(levels)]
+    monkeypatch.setattr(doctor, "examined", lambda intended: found)
+    assert run(["doctor"]) == code
+    assert "v[1]" in capsys.readouterr().out
+    assert run(["doctor", "--json"]) == code
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] is (code == 0)
+    assert [finding["level"] for finding in report["findings"]] == levels
+
+
+def test_a_kernel_that_breaks_bits_is_told(monkeypatch, tmp_path):
+    from headwater.cli import model_findings
+    from headwater.engine.selfcheck import SelfCheck
+    from tests.test_cli import TINY
+
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    spec = model_findings.read_spec(tmp_path, "float32", "cpu", 64)
+    monkeypatch.setattr(model_findings, "self_check", lambda spec: SelfCheck(False, "attention at 8 rows", "tiled"))
+    check, products = model_findings.of_dtype(spec)
+    assert check.level == FAIL
+    assert "attention at 8 rows" in check.value
+    assert "tiled" in check.value
+    assert "GFLOP/s" in products.value
+
+
+def test_a_torch_that_cannot_be_imported_is_a_finding(monkeypatch):
+    monkeypatch.setitem(sys.modules, "headwater.cli.model_findings", None)
+    assert doctor.examined(INTENDED)[-1].name == "torch"
+    assert doctor.examined(INTENDED)[-1].level == FAIL
+
+
+def test_the_other_commands_need_no_torch():
+    program = "import headwater.cli, sys; headwater.cli.run(['doctor', '--help']); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_a_model_that_is_not_there_is_broken(capsys):
+    assert run(["doctor", "--json", "/nonexistent/model"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    broken = [finding for finding in report["findings"] if finding["level"] == FAIL]
+    assert len(broken) == 1
+    assert "/nonexistent/model" in broken[0]["value"]
+    assert Path("/nonexistent").exists() is False
