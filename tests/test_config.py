@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from headwater.config import SETTINGS, ServeConfig, user_cache_dir
+from headwater.config import LOG_FORMATS, REASONING_FORMATS, SETTINGS, TOOL_FORMATS, ServeConfig, user_cache_dir
 from headwater.errors import ConfigError
+from headwater.server import formats, logs
 from headwater.setting import parse_bytes, show_bytes
 
 
@@ -66,6 +67,8 @@ def test_a_size_is_shown_short():
         ({"request_timeout": 0.0}, "request_timeout is 0.*more than 0"),
         ({"request_timeout": float("nan")}, "request_timeout is nan"),
         ({"drain": -1.0}, "drain is -1.*0"),
+        ({"tool_format": "yaml"}, "'yaml'.*hermes"),
+        ({"reasoning_format": "aloud"}, "'aloud'.*think"),
         ({"log_format": "xml"}, "'xml'.*text, json"),
         ({"cors": ("https://chat.example/",)}, "https://chat.example/.*origin"),
         ({"cors": ("chat.example",)}, "'chat.example'"),
@@ -103,6 +106,12 @@ def test_every_default_can_be_written_and_read_again():
     for one in SETTINGS:
         if one.default is not None:
             assert one.read(one.show(one.default)) == one.default, one.name
+
+
+def test_the_formats_that_may_be_set_are_those_that_there_are():
+    assert {"auto", "none", *formats.TOOLS} == set(TOOL_FORMATS)
+    assert {"auto", "none", *formats.REASONING} == set(REASONING_FORMATS)
+    assert set(logs.FORMATS) == set(LOG_FORMATS)
 
 
 def test_what_is_made_for_a_user_is_kept_in_the_users_cache_folder(monkeypatch):

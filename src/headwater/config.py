@@ -29,6 +29,8 @@ DTYPES = ("auto", "float32", "bfloat16")
 POOLS = ("unified", "split")
 DECODE_REUSE = ("canonical", "raw", "none")
 LOG_FORMATS = ("text", "json")
+TOOL_FORMATS = ("auto", "none", "qwen_xml", "hermes")  # what headwater.server.formats has
+REASONING_FORMATS = ("auto", "none", "think")  # likewise
 PAGE_GRID = 64  # tokens; recurrences are cut at multiples of it
 
 ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+")  # RFC 6454, section 6.2: no path, not even a slash
@@ -56,9 +58,11 @@ class ServeConfig:
     threads: int | None = setting(None, COUNT, MODEL, "Threads to compute with.", unset="as many as torch takes")
     reproducible: bool = setting(True, SWITCH, MODEL, "Off: a hit may change an answer's last bits.")
     tool_format: str = setting(
-        "auto", TEXT, MODEL, "How the model writes tool calls; auto: as its chat template tells."
+        "auto", TEXT, MODEL, "How the model writes tool calls; auto: as its chat template tells.", choices=TOOL_FORMATS
     )
-    reasoning_format: str = setting("auto", TEXT, MODEL, "How the model marks its reasoning; auto: likewise.")
+    reasoning_format: str = setting(
+        "auto", TEXT, MODEL, "How the model marks its reasoning; auto: likewise.", choices=REASONING_FORMATS
+    )
 
     memory: int = setting(
         4 * 10**9, BYTES, MEMORY, "For KV, checkpoints and running states together: 4GB is 10^9, 4GiB is 2^30."
