@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from headwater.config import ServeConfig
-from headwater.server import absent, access, errors, generate, health, models, responses, telemetry, tokens
+from headwater.server import absent, access, errors, generate, health, models, refusals, responses, telemetry, tokens
 from headwater.server.body import JsonRoute
 from headwater.server.service import ServedEngine, Service
 
@@ -28,6 +28,7 @@ def create_app(engine: ServedEngine, config: ServeConfig) -> FastAPI:
     app.router.route_class = JsonRoute
     service = Service(engine, config)
     errors.install(app)
+    refusals.install(app)
     for install in PARTS:
         install(app, service)
     return app

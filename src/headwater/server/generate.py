@@ -6,14 +6,17 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from headwater.server.openai import ChatRequest, CompletionRequest
+from headwater.server.refusals import generated
 from headwater.server.service import Service
+
+FIELDS = ("id", "object", "created", "model", "choices", "usage", "headwater")
 
 
 def install(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/completions", response_model=None)
+    @app.post("/v1/completions", response_model=None, responses=generated(*FIELDS))
     async def completions(body: CompletionRequest, request: Request) -> Response:
         return await service.complete(body, request)
 
-    @app.post("/v1/chat/completions", response_model=None)
+    @app.post("/v1/chat/completions", response_model=None, responses=generated(*FIELDS))
     async def chat(body: ChatRequest, request: Request) -> Response:
         return await service.chat(body, request)

@@ -5,14 +5,17 @@ from __future__ import annotations
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
+from headwater.server.refusals import generated
 from headwater.server.reply import Reply
 from headwater.server.responses_reply import ResponsesReply
 from headwater.server.responses_request import ResponsesRequest
 from headwater.server.service import Service
 
+FIELDS = ("id", "object", "created_at", "model", "status", "output", "usage", "headwater")
+
 
 def install(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/responses", response_model=None)
+    @app.post("/v1/responses", response_model=None, responses=generated(*FIELDS))
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         def worded(chat: Reply) -> ResponsesReply:
             return ResponsesReply(body, service.engine.model_name, chat)

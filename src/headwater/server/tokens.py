@@ -10,9 +10,10 @@ from starlette.concurrency import run_in_threadpool
 
 from headwater.server.chat import encode
 from headwater.server.openai import ChatMessage, ChatRequest
-from headwater.server.refusals import REFUSALS
+from headwater.server.refusals import OF_A_BODY
 from headwater.server.sampling import TokenId
 from headwater.server.service import Service
+from headwater.server.tools import MAX_TOOLS, ToolDefinition
 
 
 class TokenizeRequest(BaseModel):
@@ -22,7 +23,7 @@ class TokenizeRequest(BaseModel):
 
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool = True
     return_token_strs: bool | None = None
@@ -63,13 +64,13 @@ def install(app: FastAPI, service: Service) -> None:
             return list((await service.chat_prompt(chat)).tokens)
         return (await run_in_threadpool(encode, tokenizer, body.prompt, body.add_special_tokens)).ids
 
-    @app.post("/tokenize", responses=REFUSALS)
+    @app.post("/tokenize", responses=OF_A_BODY)
     async def tokenize(body: TokenizeRequest) -> Tokens:
         tokens = await ids(body)
         names = [tokenizer.id_to_token(token) for token in tokens] if body.return_token_strs else None
         return Tokens(tokens=tokens, count=len(tokens), max_model_len=service.engine.max_model_len, token_strs=names)
 
-    @app.post("/detokenize", responses=REFUSALS)
+    @app.post("/detokenize", responses=OF_A_BODY)
     async def detokenize(body: DetokenizeRequest) -> Text:
         service.check_tokens(body.tokens, "tokens")
         return Text(prompt=await run_in_threadpool(tokenizer.decode, body.tokens, skip_special_tokens=False))

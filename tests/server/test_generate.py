@@ -1,0 +1,110 @@
+"""Several answers, echoes and what of sampling reaches the engine, on both endpoints, whole and streamed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from headwater.config import ServeConfig
+from tests.server.client import send
+from tests.server.fake_engine import FakeEngine
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture
+def engine():
+    fake = FakeEngine()
+    fake.start()
+    yield fake
+    fake.stop()
+
+
+def complete(engine, config=None, **fields):
+    body = {"prompt": "abc", "max_tokens": 100, **fields}
+    return send(engine, "POST", "/v1/completions", config, json=body)
+
+
+def chat(engine, **fields):
+    return send(engine, "POST", "/v1/chat/completions", json={"messages": HELLO, "max_tokens": 100, **fields})
+
+
+def texts(response):
+    """The text of each choice of a completion's stream."""
+    found = {}
+    for line in response.text.split("\n\n")[:-2]:
+        for choice in json.loads(line.removeprefix("data: "))["choices"]:
+            found[choice["index"]] = found.get(choice["index"], "") + choice["text"]
+    return found
+
+
+def test_n_answers_to_each_prompt_are_numbered_prompt_by_prompt(engine):
+    answer = complete(engine, prompt=["a", "bb"], n=3, best_of=3, seed=7).json()
+    assert [choice["index"] for choice in answer["choices"]] == list(range(6))
+    assert [len(g.prompt) for g in engine.seen] == [1, 1, 1, 2, 2, 2]
+    assert [g.params.seed for g in engine.seen] == [7, 8, 9, 7, 8, 9]
+    assert len(answer["headwater"]) == 6
+
+
+def test_a_prompt_counts_once_however_many_answers_it_has(engine):
+    size = len(engine.script.encode())
+    answer = complete(engine, prompt=["a" * 200, "b" * 300], n=2).json()
+    assert answer["usage"]["prompt_tokens"] == 500
+    assert answer["usage"]["completion_tokens"] == 4 * size
+    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}  # the second answers' hits are our own
+    assert [account["cached_tokens"] for account in answer["headwater"]] == [0, 192, 0, 256]
+
+
+def test_n_answers_stream_side_by_side(engine):
+    assert texts(complete(engine, n=2, stream=True)) == {0: engine.script, 1: engine.script}
+
+
+def test_n_answers_of_a_chat(engine):
+    answer = chat(engine, n=2).json()
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1]
+    assert engine.seen[0].prompt == engine.seen[1].prompt
+    assert answer["usage"]["prompt_tokens"] == len(engine.seen[0].prompt)
+    assert [g.params.seed for g in engine.seen] == [None, None]
+
+
+def test_an_echo_begins_with_the_prompt(engine):
+    choices = complete(engine, prompt=["ab", [1, 2]], echo=True, n=2).json()["choices"]
+    given = engine.tokenizer.decode([1, 2])
+    assert [choice["text"] for choice in choices] == [f"ab{engine.script}"] * 2 + [given + engine.script] * 2
+
+
+def test_an_echo_streams_first_and_is_no_output(engine):
+    response = complete(engine, echo=True, stream=True, stream_options={"include_usage": True})
+    assert texts(response) == {0: f"abc{engine.script}"}
+    usage = json.loads(response.text.split("\n\n")[-3].removeprefix("data: "))["usage"]
+    assert usage["completion_tokens"] == len(engine.script.encode())
+
+
+def test_penalties_and_biases_reach_the_engine(engine):
+    given = {"presence_penalty": 0.5, "frequency_penalty": -1.0, "repetition_penalty": 1.5}
+    complete(engine, logit_bias={"3": -100, "257": 2.5}, **given)
+    params = engine.seen[0].params
+    assert {name: getattr(params, name) for name in given} == given
+    assert params.logit_bias == ((3, -100.0), (257, 2.5))
+
+
+def test_a_model_that_is_greedy_by_default_is_greedy_until_a_temperature_is_asked_for(engine):
+    engine.generation_defaults = {"do_sample": False, "temperature": 0.6, "repetition_penalty": 1.25}
+    complete(engine)
+    complete(engine, temperature=0.5)
+    assert [g.params.temperature for g in engine.seen] == [0.0, 0.5]
+    assert engine.seen[0].params.repetition_penalty == 1.25
+
+
+@pytest.mark.parametrize(
+    ("asked", "limit", "deadline"), [(None, None, None), (3, None, 3), (None, 9.0, 9), (3, 9.0, 3), (30, 9.0, 9)]
+)
+def test_a_requests_timeout_is_its_deadline_within_the_servers(engine, asked, limit, deadline):
+    complete(engine, ServeConfig(request_timeout=limit), timeout=asked)
+    assert engine.seen[0].deadline == deadline
+
+
+def test_what_openai_takes_and_nothing_here_depends_on_is_ignored(engine):
+    ignored = {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "prediction": {"x": 1}}
+    assert chat(engine, **ignored).status_code == 200

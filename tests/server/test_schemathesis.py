@@ -1,0 +1,83 @@
+"""What the server's own description promises, held against it: drawn requests, valid and not, in this process."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import schemathesis
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from headwater.config import ServeConfig
+from headwater.server.app import create_app
+from tests.server.fake_engine import FakeEngine
+
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+OPERATIONS = [
+    ("POST", "/v1/completions"),
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/responses"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/{model_id}"),
+    ("GET", "/health"),
+    ("GET", "/ping"),
+    ("GET", "/version"),
+]
+EXAMPLES = 60  # of an operation and kind: half a minute for all
+
+
+@pytest.fixture(autouse=True)
+def denormals():
+    """Drawing floats needs them; the tests' process does without, as the server does."""
+    torch.set_flush_denormal(False)
+    yield
+    torch.set_flush_denormal(True)
+
+
+@pytest.fixture(scope="module")
+def described():
+    engine = FakeEngine()
+    engine.start()
+    yield schemathesis.openapi.from_asgi("/openapi.json", create_app(engine, ServeConfig()))
+    engine.stop()
+
+
+def test_every_route_that_the_description_names_is_tried(described):
+    ours = ("/v1/", "/tokenize", "/detokenize", "/health", "/ping", "/version")
+    named = {(method.upper(), path) for path, item in described.raw_schema["paths"].items() for method in item}
+    assert {operation for operation in named if operation[1].startswith(ours)} == set(OPERATIONS)
+
+
+@pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
+@pytest.mark.parametrize(("method", "path"), OPERATIONS, ids=lambda value: value)
+def test_the_server_keeps_what_its_description_promises(described, method, path, mode):
+    operation = described[path][method]
+    if mode is GenerationMode.NEGATIVE and method == "GET":
+        pytest.skip("nothing can be wrong about it")
+
+    @given(case=operation.as_strategy(generation_mode=mode))
+    @settings(
+        max_examples=EXAMPLES,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    def keeps(case):
+        statuses[case.call_and_validate(checks=CHECKS).status_code] += 1
+
+    statuses = Counter()
+    keeps()
+    if mode is GenerationMode.NEGATIVE:
+        assert statuses[400] > EXAMPLES / 2  # most of it was refused, so it was read
