@@ -1,8 +1,11 @@
+from collections import Counter
 from dataclasses import replace
 
+import pytest
 import torch
 
-from headwater.engine.sampler import Sampling, draw, sample
+from headwater.engine.sampler import Sampling, _most_likely, draw, sample
+from headwater.errors import InvalidLogits
 from headwater.types import SamplingParams
 
 
@@ -73,3 +76,59 @@ def test_logprobs_are_of_the_unmodified_logits():
     assert choice.token == 0
     assert choice.logprob == float(reference[0])
     assert [(t.token, t.logprob) for t in choice.top] == [(0, float(reference[0])), (1, float(reference[1]))]
+
+
+@pytest.mark.parametrize("where", [0, 1, 37, 4095])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_row_with_an_invalid_logit_fails_alone(where, value):
+    logits_RV = torch.randn(3, 4096, generator=torch.Generator().manual_seed(1))
+
+    def samplings() -> list[Sampling]:
+        return [Sampling(SamplingParams(temperature=t, seed=1, logprobs=1), ()) for t in (0, 0.7, 1)]
+
+    for bad in range(3):
+        broken_RV = logits_RV.clone()
+        broken_RV[bad, where] = value
+        whole, others = sample(logits_RV, samplings()), sample(broken_RV, samplings())
+        assert isinstance(others[bad], InvalidLogits)
+        assert [c for i, c in enumerate(others) if i != bad] == [c for i, c in enumerate(whole) if i != bad]
+
+
+def test_a_row_of_nothing_but_minus_infinity_is_invalid():
+    [error] = sample(torch.full((1, 8), -torch.inf), [Sampling(SamplingParams(), ())])
+    assert isinstance(error, InvalidLogits)
+    assert "-inf" in str(error)
+
+
+def test_tokens_of_probability_zero_are_never_drawn():
+    logits_V = torch.full((5000,), -torch.inf)
+    logits_V[[17, 4000]] = 1.0
+    generator = torch.Generator().manual_seed(0)
+    assert {draw(logits_V, SamplingParams(), generator) for _ in range(200)} == {17, 4000}
+
+
+@pytest.mark.parametrize("temperature", [1e-40, 1e-12, 1e-3])
+def test_a_temperature_next_to_zero_is_greedy(temperature):
+    logits_V = torch.randn(1000, generator=torch.Generator().manual_seed(0)) * 50
+    assert draw(logits_V, SamplingParams(temperature=temperature), torch.Generator()) == int(logits_V.argmax())
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.5, 3.0])
+@pytest.mark.parametrize("top_p", [0.01, 0.5, 0.9, 0.999])
+def test_top_p_finds_the_same_tokens_as_a_sort_of_the_vocabulary(scale, top_p):
+    logits_V = torch.randn(3000, generator=torch.Generator().manual_seed(3)) * scale
+    probs_V = torch.softmax(logits_V, -1)
+    sorted_K = probs_V.sort(descending=True).values
+    before_K = sorted_K.cumsum(0, dtype=torch.float64) - sorted_K
+    probs_K, token_K = _most_likely(probs_V, 0, top_p)
+    assert torch.equal(probs_K, sorted_K[: int((before_K < top_p).sum())])
+    assert torch.equal(probs_V[token_K], probs_K)
+    assert len(token_K.unique()) == len(token_K)
+
+
+def test_draws_follow_the_distribution():
+    probs = [0.5, 0.3, 0.15, 0.05]
+    generator = torch.Generator().manual_seed(0)
+    counts = Counter(draw(logits_of(probs), SamplingParams(), generator) for _ in range(4000))
+    for token, p in enumerate(probs):
+        assert abs(counts[token] / 4000 - p) < 4 * (p * (1 - p) / 4000) ** 0.5

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -20,11 +21,11 @@ MAX_SOURCE = 256 * 1024  # characters of a schema or grammar
 MAX_CACHED = 64  # compiled constraints that are kept
 MESSAGE = 500  # characters of the compiler's message that are passed on
 
-# What a hostile grammar may cost, found by trying (docs/decisions/010): a few seconds to compile, on the thread of
-# whoever sent it, tens of milliseconds a token, 10 MB. The library's own limits allow 15 s, 1 s and hundreds of MB.
+# What a hostile source may cost, found by trying (docs/decisions/010): about a second to compile, on the thread of
+# whoever sent it, and 10 MB; a token of a schema some milliseconds. The library's own limits allowed 8 s and 135 MB.
 LIMITS = LLParserLimits(
     initial_lexer_fuel=500_000,
-    step_lexer_fuel=10_000,
+    step_lexer_fuel=50_000,
     step_max_items=3_000,
     max_lexer_states=20_000,
     max_grammar_size=30_000,
@@ -41,9 +42,10 @@ GRAMMAR = {
 class ConstraintMachine:
     """Where one request stands in its constraint."""
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+    def __init__(self, matcher: LLMatcher, vocab_size: int, never: Sequence[int] = ()) -> None:
         self._matcher = matcher
         self._vocab_size = vocab_size
+        self._never = list(never)  # ids that the library takes for end tokens and the model does not
 
     def allowed(self) -> torch.Tensor:
         """Which tokens may come next, bool [V]: end tokens only where the output is complete.
@@ -53,6 +55,7 @@ class ConstraintMachine:
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         _check(self._matcher)
         allowed_V = np.unpackbits(bits, count=self._vocab_size, bitorder="little")
+        allowed_V[self._never] = 0
         return torch.from_numpy(allowed_V).view(torch.bool)
 
     def take(self, token: int) -> None:
@@ -73,7 +76,10 @@ class ConstraintCompiler:
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_tokens: tuple[int, ...]) -> None:
-        self._tokenizer, self._vocab_size, self._end_tokens = tokenizer, vocab_size, end_tokens
+        self._tokenizer = tokenizer
+        self._known = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self._vocab_size = vocab_size
+        self._ends = [token for token in end_tokens if token < self._known]
         self._wrapped: LLTokenizer | None = None
         self._compiled: OrderedDict[Constraint, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
@@ -91,7 +97,11 @@ class ConstraintCompiler:
                 self._compiled[constraint] = matcher
                 while len(self._compiled) > MAX_CACHED:
                     self._compiled.popitem(last=False)
-        return ConstraintMachine(matcher.deep_copy(), self._vocab_size)
+        return self._start(matcher)
+
+    def _start(self, matcher: LLMatcher) -> ConstraintMachine:
+        never = () if self._ends else self._tokens().eos_tokens  # without any it guesses, and needs one
+        return ConstraintMachine(matcher.deep_copy(), self._vocab_size, never)
 
     def _compile(self, constraint: Constraint) -> LLMatcher:
         """The first tokens are asked for at once: what cannot give them is refused before anything runs."""
@@ -107,7 +117,7 @@ class ConstraintCompiler:
             raise ConstraintError(_first_lines(str(error))) from error
         matcher = LLMatcher(self._tokens(), grammar, log_level=0, limits=LIMITS)
         _check(matcher)
-        ConstraintMachine(matcher.deep_copy(), self._vocab_size).allowed()
+        self._start(matcher).allowed()
         return matcher
 
     def _tokens(self) -> LLTokenizer:
@@ -118,11 +128,8 @@ class ConstraintCompiler:
 
     def _wrap(self) -> LLTokenizer:
         """Ids beyond the tokenizer have no bytes, so they are never allowed."""
-        known = self._tokenizer.get_vocab(with_added_tokens=True).values()
-        size = max(self._vocab_size, max(known, default=-1) + 1)
-        # A model without end tokens gets one that has no logit: the library wants one, and would guess.
-        ends = list(self._end_tokens) or [size]
-        return LLTokenizer(self._tokenizer.to_str(), n_vocab=max(size, *ends) + 1, eos_token=ends)
+        size = max(self._vocab_size, self._known)
+        return LLTokenizer(self._tokenizer.to_str(), n_vocab=size, eos_token=self._ends or None)
 
 
 def _check(matcher: LLMatcher) -> None:
