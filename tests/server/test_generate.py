@@ -69,9 +69,10 @@ def test_n_answers_of_a_chat(engine):
 
 
 def test_an_echo_begins_with_the_prompt(engine):
-    choices = complete(engine, prompt=["ab", [1, 2]], echo=True, n=2).json()["choices"]
-    given = engine.tokenizer.decode([1, 2])
-    assert [choice["text"] for choice in choices] == [f"ab{engine.script}"] * 2 + [given + engine.script] * 2
+    choices = complete(engine, prompt=["ab", "c"], echo=True, n=2).json()["choices"]
+    assert [choice["text"] for choice in choices] == [f"ab{engine.script}"] * 2 + [f"c{engine.script}"] * 2
+    (choice,) = complete(engine, prompt=[1, 2], echo=True).json()["choices"]
+    assert choice["text"] == engine.tokenizer.decode([1, 2]) + engine.script
 
 
 def test_an_echo_streams_first_and_is_no_output(engine):
