@@ -28,14 +28,16 @@ def home(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
 
 
+def started(home, *flags, **variables):
+    command = [sys.executable, "-m", "headwater", "serve", "--memory", "200MB", *flags]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(home), **variables}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
 @contextmanager
 def serving(home, *flags, **variables):
     """A server's process, once it listens, and the three lines that it said."""
-    command = [sys.executable, "-m", "headwater", "serve", "--memory", "200MB", *flags]
-    environment = {**os.environ, "XDG_CACHE_HOME": str(home), **variables}
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    with started(home, *flags, **variables) as process:
         try:
             said = [process.stdout.readline() for _ in range(3)]
             assert " serves " in said[1], process.communicate()
@@ -148,3 +150,12 @@ def test_behind_tls_and_interrupted_twice(home, certificate):  # noqa: F811
         assert "stopped" in answer[-1]["error"]["message"]
         _, log = process.communicate(timeout=PATIENCE)
         assert (process.returncode, "Traceback" in log) == (130, False), log
+
+
+def test_told_to_stop_while_it_loads_it_stops_in_order(home, tmp_path):
+    with started(home, "--uds", str(tmp_path / "hw.sock")) as process:
+        assert "No model given" in process.stdout.readline()  # said before the model is loaded
+        process.send_signal(signal.SIGTERM)
+        _, log = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, "Traceback" in log) == (0, False), log
+    assert not (tmp_path / "hw.sock").exists()

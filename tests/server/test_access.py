@@ -67,6 +67,8 @@ def test_the_key_opens_every_path(call, headers):
         bearer(KEY + "7"),
         {"authorization": KEY.encode()},
         {"authorization": "Basic %%%"},
+        {"authorization": "Basic ü".encode()},
+        {"authorization": b"Bearer \xff"},
         {"authorization": "Basic " + base64.b64encode(KEY.encode()).decode()},
         basic(KEY, "password"),
         {"x-api-key": ""},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hmac
 import logging
 
@@ -85,6 +84,6 @@ def _of_authorization(header: str) -> bytes:
     if scheme.lower() == "basic":
         try:
             return base64.b64decode(credentials.strip(), validate=True).partition(b":")[2]
-        except binascii.Error:
+        except ValueError:  # no base64, or not even ASCII
             return b""
     return b""
