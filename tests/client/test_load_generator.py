@@ -96,6 +96,8 @@ BUSY = Script(status=503, headers={"retry-after": "1"}, body={"error": {"message
         (Script(status=503, body={"error": {"message": "stopped"}}), "error", "stopped"),
         (Script(status=400, body={"detail": "bad"}), "error", "bad"),
         (Script([chunk("a"), {"error": {"message": "midway"}}]), "error", "midway"),
+        (Script([{"error": {"message": "no room", "code": "queue_full"}}]), "refused", "no room"),
+        (Script([chunk("a"), {"error": {"message": "late", "code": "queue_full"}}]), "error", "late"),
         (Script([chunk("a")]), "error", "ended before"),
         (Script([chunk("a"), chunk("b")], hold_after=1), "timeout", "0.2 s"),
     ],

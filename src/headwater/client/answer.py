@@ -10,6 +10,7 @@ from typing import Any
 from headwater.client.sse import EventParser
 
 Json = dict[str, Any]
+REFUSALS = ("queue_full", "rate_limit_exceeded")  # codes of errors that say "too much to do"
 REASONING = ("reasoning_content", "reasoning")  # two names that servers have for it
 
 
@@ -32,6 +33,7 @@ class Answer:
         self.account: Json = {}  # Headwater's own: where it resumed, and why not deeper
         self.finish_reason: str | None = None
         self.error: str | None = None
+        self._error_code: str | None = None
         self._said: dict[str, list[str]] = {"text": [], "reasoning": [], "tool": []}
         self._events = EventParser()
 
@@ -71,6 +73,11 @@ class Answer:
             return "the stream ended before the answer did"
         return self.error
 
+    @property
+    def refused(self) -> bool:
+        """A place in the queue was given and taken back, after the status line was out."""
+        return self.first is None and self._error_code in REFUSALS
+
     def _take(self, data: bytes, now: float) -> list[Piece]:
         try:
             event = json.loads(data)
@@ -82,6 +89,7 @@ class Answer:
             return []
         if event.get("error"):
             self.error = error_message(event)
+            self._error_code = event["error"].get("code") if isinstance(event["error"], dict) else None
         self.usage = event.get("usage") or self.usage
         account = event.get("headwater")
         self.account = account if isinstance(account, dict) else self.account

@@ -146,7 +146,7 @@ class Endpoint:
             answer = done.answer = Answer()
             async for chunk in response.aiter_bytes():
                 answer.feed(chunk, time.perf_counter())
-            done.outcome = "ok" if answer.fault is None else "error"
+            done.outcome = "ok" if answer.fault is None else "refused" if answer.refused else "error"
             done.detail = answer.fault or ""
 
 

@@ -15,7 +15,7 @@ class Result:
     session: str
     turn: int
     tenant: str
-    outcome: str  # of OUTCOMES; refused: 429, or 503 with Retry-After
+    outcome: str  # of OUTCOMES; refused: 429, 503 with Retry-After, or a stream that begins with such an error
     due: float  # when it was to be sent: its arrival, or in a closed loop the moment its client was free
     sent: float
     ended: float
