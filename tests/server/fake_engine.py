@@ -30,7 +30,7 @@ from headwater.types import (
     TokenEvent,
     TokenLogprob,
 )
-from tests.server.templates import REASONING
+from tests.server.templates import SILENT
 
 PAGE = 64
 
@@ -55,7 +55,7 @@ class FakeEngine:
     fail: Exception | None = None  # given instead of an answer
     max_model_len: int = 4096
     memory_tokens: int = 100_000
-    chat_template: str | None = REASONING
+    chat_template: str | None = SILENT
     model_name: str = "fake"
     special_tokens: dict[str, str] = field(default_factory=lambda: {"eos_token": "<|im_end|>"})
     generation_defaults: dict[str, Any] = field(default_factory=dict)

@@ -43,6 +43,9 @@ REASONING = """
 {% else %}<think>
 {% endif %}{% endif %}"""
 
+# the same, but it thinks only when told to
+SILENT = REASONING[: REASONING.rindex("{% if enable_thinking")] + "{% if enable_thinking %}<think>\n{% endif %}{% endif %}"
+
 # says who it is when nobody else does
 DEFAULT_SYSTEM = """
 {%- if messages[0].role != 'system' %}<|im_start|>system

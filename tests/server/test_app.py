@@ -178,11 +178,18 @@ def test_a_chat_answers_with_a_message(call, engine):
     assert answer["choices"][0]["message"] == {"role": "assistant", "content": engine.script}
     assert set(answer["headwater"]) == ACCOUNT_KEYS
     assert engine.seen[0].boundaries.known
-    assert engine.seen[0].keep_output is False  # the template strips reasoning
+    assert engine.seen[0].keep_output is True
+
+
+def test_what_the_template_will_strip_is_not_kept(call, engine):
+    engine.chat_template = templates.REASONING
+    chat(call)
+    assert engine.seen[0].keep_output is False
 
 
 def test_template_kwargs_and_tools_reach_the_template(call, engine):
     tools = [{"type": "function", "function": {"name": "look_up"}}]
+    engine.chat_template = templates.REASONING
     chat(call, tools=tools, chat_template_kwargs={"enable_thinking": False})
     prompt = byte_tokenizer().decode(engine.seen[0].prompt, skip_special_tokens=False)
     assert "look_up" in prompt

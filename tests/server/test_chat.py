@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.errors import TemplateError
-from headwater.server.chat import ChatPrompter, Conversation, common_prefix, template_message
+from headwater.server.chat import ChatPrompter, common_prefix
+from headwater.server.messages import Conversation, template_message
 from headwater.server.template import ChatTemplate
 from headwater.types import Boundaries
 from tests.server import templates

@@ -7,36 +7,27 @@ changes nothing, drops its boundary.
 
 from __future__ import annotations
 
-import json
 import re
 from bisect import bisect_right
-from dataclasses import dataclass, field, replace
-from datetime import datetime
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 
 from tokenizers import Encoding, Tokenizer
 
 from headwater.errors import TemplateError
+from headwater.server.messages import Breakpoint, Conversation, Message
 from headwater.server.template import ChatTemplate
 from headwater.types import Boundaries
 
-Message = dict[str, Any]
-
 REASONING, ANSWER, QUESTION = "Hm, thus.", "Quite so.", "Quick, why?"  # what probes put into a conversation
 STAND_INS = ("Quick, why?", "zigzag?")  # for a message; one of them begins unlike it
+# likewise, in the place of the tools behind a breakpoint
+MARK_TOOL = {"type": "function", "function": {"name": "zigzag", "parameters": {"type": "object", "properties": {}}}}
+END = 200  # characters of the prompt's end that are looked at
 OPEN_REASONING = re.compile(r"<(\w*think\w*)>\s*\Z")  # a generation prompt that leaves the model thinking
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 TOOL_RESPONSE = re.compile(r"\s*<tool_response>")  # some clients send what a tool returned as a user's message
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """What a template renders. `now` is fixed, so that a probe cannot differ by the clock."""
-
-    messages: tuple[Message, ...]
-    tools: list[dict[str, Any]] | None = None
-    variables: dict[str, Any] = field(default_factory=dict)
-    now: datetime = field(default_factory=datetime.now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +35,7 @@ class ChatPrompt:
     tokens: tuple[int, ...]
     boundaries: Boundaries
     keep_output: bool  # False: no next turn's prompt begins with this prompt and its output
+    end: str = ""  # the prompt's last characters: they tell whether the model is left thinking
 
 
 class ChatPrompter:
@@ -55,10 +47,18 @@ class ChatPrompter:
 
     def prepare(self, conversation: Conversation) -> ChatPrompt:
         """Raises TemplateError if the template refuses the conversation itself; probes may fail."""
+        conversation = self._addressed(conversation)
         text = self._render(conversation, generate=True)
         encoding = encode(self._tokenizer, text, add_special_tokens=False)
         boundaries, keep_output = self._probe(conversation, text, encoding)
-        return ChatPrompt(tuple(encoding.ids), boundaries, keep_output)
+        return ChatPrompt(tuple(encoding.ids), boundaries, keep_output, text[-END:])
+
+    def _addressed(self, conversation: Conversation) -> Conversation:
+        """A developer speaks as the system where the template knows no developers."""
+        if self._template.mentions("developer"):
+            return conversation
+        messages = ({**m, "role": "system"} if m["role"] == "developer" else m for m in conversation.messages)
+        return replace(conversation, messages=tuple(messages))
 
     def _render(self, conversation: Conversation, generate: bool) -> str:
         variables = {**conversation.variables, "tools": conversation.tools, "add_generation_prompt": generate}
@@ -80,16 +80,22 @@ class ChatPrompter:
         first = self._replaced(conversation, user_turns[:1])
         last = first if queries[-1:] == user_turns[:1] else self._replaced(conversation, queries[-1:])
         kept = [rendered.startswith(text + answer) for rendered in nexts if rendered is not None]
-        return Boundaries(boundary(first), boundary(last), boundary(nexts[0])), not kept or any(kept)
+        asked = sorted({at for probe in self._marked(conversation) if (at := boundary(probe)) is not None})
+        return Boundaries(boundary(first), boundary(last), boundary(nexts[0]), tuple(asked)), not kept or any(kept)
 
     def _replaced(self, conversation: Conversation, which: list[int]) -> str | None:
         """The conversation with that message's content replaced, or None if there is no such message."""
         if not which:
             return None
-        messages = list(conversation.messages)
-        old = messages[which[0]]["content"].strip()
-        messages[which[0]] = {**messages[which[0]], "content": STAND_INS[old[:1] == STAND_INS[0][0]]}
-        return self._try_render(replace(conversation, messages=tuple(messages)), generate=True)
+        return self._try_render(with_content(conversation, which[0], stand_in_for), generate=True)
+
+    def _marked(self, conversation: Conversation) -> Iterator[str | None]:
+        """For each breakpoint the conversation rendered with something else behind it."""
+        for point in conversation.breakpoints:
+            yield self._try_render(with_content(conversation, point.message, partial(cut_at, point)), generate=True)
+        for number in conversation.tool_breakpoints:
+            tools = [*(conversation.tools or ())[: number + 1], MARK_TOOL]
+            yield self._try_render(replace(conversation, tools=tools), generate=True)
 
     def _try_render(self, conversation: Conversation, generate: bool = False) -> str | None:
         try:
@@ -109,8 +115,25 @@ def encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> Encodin
 
 def dummy_answer(prompt: str) -> str:
     """An answer as the model will give it: reasoning first, if the generation prompt leaves it thinking."""
-    tag = OPEN_REASONING.search(prompt[-200:])
+    tag = OPEN_REASONING.search(prompt[-END:])
     return f"{REASONING}\n</{tag[1]}>\n\n{ANSWER}" if tag else ANSWER
+
+
+def with_content(conversation: Conversation, number: int, changed: Callable[[str], str]) -> Conversation:
+    """The conversation with one message's content changed."""
+    messages = list(conversation.messages)
+    messages[number] = {**messages[number], "content": changed(messages[number]["content"])}
+    return replace(conversation, messages=tuple(messages))
+
+
+def stand_in_for(text: str) -> str:
+    """Another text, which begins unlike this one."""
+    return STAND_INS[text.strip()[:1] == STAND_INS[0][0]]
+
+
+def cut_at(point: Breakpoint, content: str) -> str:
+    """The content up to a breakpoint, then something unlike what follows it."""
+    return content[: point.characters] + stand_in_for(content[point.characters :])
 
 
 def next_turns(conversation: Conversation, answer: str) -> list[list[Message]]:
@@ -136,33 +159,3 @@ def common_prefix(a: str, b: str) -> int:
         else:
             high = middle - 1
     return low
-
-
-def template_message(message: Message) -> Message:
-    """An API message as templates expect it: text as one string, and tool calls' arguments as values."""
-    shaped = {key: value for key, value in message.items() if value is not None}
-    shaped["content"] = _plain_text(message.get("content"))
-    if calls := shaped.get("tool_calls"):
-        shaped["tool_calls"] = [_decoded(call) for call in calls]
-    return shaped
-
-
-def _plain_text(content: str | list[dict[str, Any]] | None) -> str:
-    """Content of text parts, joined; raises ValueError for a part that is no text."""
-    if not isinstance(content, list):
-        return content or ""
-    for part in content:
-        if part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise ValueError(f"content has a part of type {part.get('type')!r}, this model takes 'text' with a text")
-    return "".join(part["text"] for part in content)
-
-
-def _decoded(call: dict[str, Any]) -> dict[str, Any]:
-    function = call.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        arguments = json.loads(function["arguments"] or "{}")
-    except json.JSONDecodeError:
-        return call  # a model's slip, sent back as it was: what to make of it is the template's matter
-    return {**call, "function": {**function, "arguments": arguments}}

@@ -6,8 +6,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from headwater.server.chat import Conversation, template_message
+from headwater.server.messages import Conversation, conversation
+from headwater.server.response_format import answer_schema
 from headwater.server.sampling import MAX_TOKENS, SamplingRequest, TokenId
+from headwater.server.tools import MAX_TOOLS, ToolDefinition, ToolUse, tool_use
 
 MAX_TOP_LOGPROBS = 20
 DEFAULT_COMPLETION_TOKENS = 16
@@ -67,7 +69,10 @@ class ChatMessage(BaseModel):
 
 class ChatRequest(SamplingRequest):
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
-    tools: list[dict[str, Any]] | None = None
+    tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    response_format: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
     logprobs: bool | None = None
@@ -81,9 +86,22 @@ class ChatRequest(SamplingRequest):
 
     @property
     def conversation(self) -> Conversation:
-        """Raises ValueError for content that is no text."""
-        messages = tuple(template_message(message.model_dump()) for message in self.messages)
-        return Conversation(messages, self.tools or None, self.chat_template_kwargs or {})
+        """Raises ValueError for content that is no text, and for bad breakpoints.
+
+        Tools are shown to the model whatever tool_choice says, so that it changes nothing of what is cached.
+        """
+        tools = [definition.sent for definition in self.tools or ()]
+        return conversation([m.model_dump() for m in self.messages], tools, self.chat_template_kwargs)
+
+    @property
+    def tool_use(self) -> ToolUse:
+        """Raises BadRequest for a tool_choice that cannot be."""
+        return tool_use(self.tools or (), self.tool_choice, self.parallel_tool_calls)
+
+    @property
+    def answer_schema(self) -> dict[str, Any] | None:
+        """Raises BadRequest for a response_format that is none."""
+        return answer_schema(self.response_format)
 
     @property
     def wanted_tokens(self) -> int | None:

@@ -7,57 +7,13 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import AsyncIterator
-from typing import Any, Protocol
+from dataclasses import dataclass
 
 from headwater.server.errors import error_body
-from headwater.server.exchange import Events, Progress
-from headwater.server.logprobs import TokenNames, chat_logprobs, completion_logprobs
+from headwater.server.exchange import Events
+from headwater.server.forms import Form, Json, Voice
+from headwater.server.logprobs import TokenNames
 from headwater.types import FinishedEvent, TokenEvent
-
-Json = dict[str, Any]
-
-
-class Form(Protocol):
-    """How one of the two endpoints words its answers."""
-
-    id_prefix: str
-    object: str
-    chunk_object: str
-
-    def choice(self, text: str) -> Json: ...
-
-    def delta(self, text: str, first: bool) -> Json: ...
-
-    def logprobs(self, names: TokenNames, tokens: list[TokenEvent], offset: int) -> Json: ...
-
-
-class CompletionForm:
-    id_prefix = "cmpl-"
-    object = chunk_object = "text_completion"
-
-    def choice(self, text: str) -> Json:
-        return {"text": text}
-
-    def delta(self, text: str, first: bool) -> Json:
-        return {"text": text}
-
-    def logprobs(self, names: TokenNames, tokens: list[TokenEvent], offset: int) -> Json:
-        return completion_logprobs(names, tokens, offset)
-
-
-class ChatForm:
-    id_prefix = "chatcmpl-"
-    object = "chat.completion"
-    chunk_object = "chat.completion.chunk"
-
-    def choice(self, text: str) -> Json:
-        return {"message": {"role": "assistant", "content": text}}
-
-    def delta(self, text: str, first: bool) -> Json:
-        return {"delta": {"role": "assistant", "content": text} if first else {"content": text}}
-
-    def logprobs(self, names: TokenNames, tokens: list[TokenEvent], offset: int) -> Json:
-        return chat_logprobs(names, tokens)
 
 
 class Reply:
@@ -98,15 +54,17 @@ class Reply:
 
     async def chunks(self, events: Events, include_usage: bool) -> AsyncIterator[Json]:
         """What a stream consists of; raises the error of a generation that failed."""
-        shown: dict[int, int] = {}  # characters of each choice that are out
+        streams: dict[int, Stream] = defaultdict(lambda: Stream(self._form.voice()))
         finished: dict[int, FinishedEvent] = {}
         async for number, event in events:
             if isinstance(event, FinishedEvent):
                 finished[number] = event
-            elif number in shown and not event.text and self._names is None:
-                continue
-            yield self._chunk(number, event, shown.get(number), include_usage)
-            shown[number] = shown.get(number, 0) + len(event.text)
+                chunk = self._last_chunk(streams[number], event)
+            else:
+                chunk = self._chunk(streams[number], event)
+            if chunk is not None:
+                chunk["choices"][0]["index"] = number
+                yield {**chunk, "usage": None} if include_usage else chunk
         if include_usage:
             ends = [end for _, end in sorted(finished.items())]
             outcome = {"choices": [], "usage": usage(ends, self._answers), "headwater": account(ends)}
@@ -116,26 +74,37 @@ class Reply:
         text = "".join(token.text for token in tokens) + end.text
         return {
             "index": number,
-            **self._form.choice(text),
+            **self._form.choice(text, end.finish_reason),
             "logprobs": self._form.logprobs(self._names, tokens, 0) if self._names else None,
-            "finish_reason": end.finish_reason,
             "stop_reason": end.stop,
         }
 
-    def _chunk(self, number: int, event: Progress, shown: int | None, include_usage: bool) -> Json:
-        """One event as a chunk. `shown`: characters of this choice that are out, None if this is its first chunk."""
-        choice = {"index": number, **self._form.delta(event.text, shown is None), "logprobs": None}
-        chunk = {**self._head, "object": self._form.chunk_object, "choices": [choice]}
-        if include_usage:
-            chunk["usage"] = None
-        if isinstance(event, TokenEvent):
-            choice["finish_reason"] = None
-            if self._names:
-                choice["logprobs"] = self._form.logprobs(self._names, [event], shown or 0)
-        else:
-            choice |= {"finish_reason": event.finish_reason, "stop_reason": event.stop}
-            chunk["headwater"] = event.account.as_dict()
-        return chunk
+    def _chunk(self, stream: Stream, event: TokenEvent) -> Json | None:
+        """One token as a chunk; None if it shows nothing, and has no log probability to show."""
+        piece = stream.voice.piece(event.text)
+        if piece is None and self._names is None:
+            return None
+        logprobs = self._form.logprobs(self._names, [event], stream.shown) if self._names else None
+        stream.shown += len(event.text)
+        return self._wrapped({**(piece or self._form.nothing), "logprobs": logprobs, "finish_reason": None})
+
+    def _last_chunk(self, stream: Stream, end: FinishedEvent) -> Json | None:
+        last = stream.voice.last(end.text, end.finish_reason)
+        return {
+            **self._wrapped({**last, "logprobs": None, "stop_reason": end.stop}),
+            "headwater": end.account.as_dict(),
+        }
+
+    def _wrapped(self, choice: Json) -> Json:
+        return {**self._head, "object": self._form.chunk_object, "choices": [choice]}
+
+
+@dataclass(slots=True)
+class Stream:
+    """Where one streamed choice stands."""
+
+    voice: Voice
+    shown: int = 0  # characters that the engine gave
 
 
 def sse(value: Json) -> str:

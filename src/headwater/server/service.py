@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 from fastapi import Request
@@ -18,11 +19,13 @@ from headwater.engine.stats import EngineStats
 from headwater.errors import RequestTooLarge, TemplateError
 from headwater.server import errors
 from headwater.server.chat import ChatPrompt, ChatPrompter, encode
+from headwater.server.dialect import Dialect
 from headwater.server.exchange import Events, Exchange
+from headwater.server.forms import ChatForm, CompletionForm, Form
 from headwater.server.logprobs import TokenNames
 from headwater.server.openai import ChatRequest, CompletionRequest
 from headwater.server.record import RequestRecord, Watcher
-from headwater.server.reply import ChatForm, CompletionForm, Form, Reply
+from headwater.server.reply import Reply
 from headwater.server.stream import EventStream, unless_gone
 from headwater.server.template import ChatTemplate
 from headwater.spec import ModelSpec
@@ -75,6 +78,7 @@ class Service:
         self._names = TokenNames(engine.tokenizer)
         engine.tokenizer.no_truncation()
         engine.tokenizer.no_padding()
+        self._dialect = Dialect(engine.chat_template or "", config, engine.tokenizer)
         self._prompter: ChatPrompter | None = None
         if engine.chat_template is not None:
             template = ChatTemplate(engine.chat_template, engine.special_tokens)
@@ -92,8 +96,12 @@ class Service:
     ) -> Response:
         """`worded` turns chat completions into another API's answers."""
         record = RequestRecord(endpoint, self.watchers)
+        use, schema = body.tool_use, body.answer_schema
         prompt = await self.chat_prompt(body)
-        return await self._answer(body, request, ChatForm(), self._generations(body, [prompt]), record, worded=worded)
+        shape = self._dialect.shape(prompt.end, use, schema)
+        form = ChatForm(partial(self._dialect.parser, prompt.end, use))
+        generations = [replace(g, params=shape.applied(g.params)) for g in self._generations(body, [prompt])]
+        return await self._answer(body, request, form, generations, record, worded=worded)
 
     async def chat_prompt(self, body: ChatRequest) -> ChatPrompt:
         """The conversation's prompt; raises TemplateError, or BadRequest for content that is no text."""
@@ -174,7 +182,9 @@ class Service:
             record.close()
 
         if body.stream:
-            return EventStream(reply.stream(events, body.include_usage), close)
+            stream = EventStream(reply.stream(events, body.include_usage), close)
+            exchange.before_waiting = stream.flush
+            return stream
         try:
             answer = await unless_gone(request, reply.whole(events))
         finally:

@@ -19,11 +19,15 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
         """`special_tokens` are names such as bos_token. Raises TemplateError if the source does not compile."""
+        self._source = source
         self._special_tokens = dict(special_tokens or {})
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateError as error:
             raise TemplateError(f"the model's chat template does not compile: {error}") from error
+
+    def mentions(self, word: str) -> bool:
+        return word in self._source
 
     def render(self, messages: list[dict[str, Any]], now: datetime, variables: Mapping[str, Any]) -> str:
         """The text of the conversation; raises TemplateError, with the template's own words where it refuses."""

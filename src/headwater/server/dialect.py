@@ -1,0 +1,114 @@
+"""How the model of this server writes reasoning and calls, and what a request may ask of its answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from headwater.config import ServeConfig
+from headwater.errors import ConfigError
+from headwater.server import formats
+from headwater.server.errors import BadRequest
+from headwater.server.formats.grammar import FLEXIBLE, Grammar, either, literal
+from headwater.server.formats.parser import AnswerParser
+from headwater.server.formats.tools import Tool, ToolFormat
+from headwater.server.tools import ToolUse
+from headwater.types import Constraint, SamplingParams
+
+NEVER = -100.0  # added to a logit: OpenAI's way to ban a token
+ANY_TEXT = "/(.|\\n)*/"
+GAP = "/\\n{0,2}/"  # line ends after reasoning
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What sampling has to see to, so that an answer is what was asked for."""
+
+    constraint: Constraint | None = None
+    banned: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+
+    def applied(self, params: SamplingParams) -> SamplingParams:
+        bias = params.logit_bias + tuple((token, NEVER) for token in self.banned)
+        return replace(params, constraint=self.constraint, logit_bias=bias, stop=params.stop + self.stop)
+
+
+class Dialect:
+    """A model's formats. `none` as a setting, or a template that tells nothing, leaves all text as content."""
+
+    def __init__(self, template: str, config: ServeConfig, tokenizer: Tokenizer) -> None:
+        """Raises ConfigError for a format that does not exist."""
+        self._tokenizer = tokenizer
+        self._reasoning = formats.reasoning_format(
+            _known("reasoning_format", config.reasoning_format, formats.REASONING), template
+        )
+        self._calls = formats.tool_format(_known("tool_format", config.tool_format, formats.TOOLS), template)
+
+    def parser(self, prompt_end: str, use: ToolUse) -> AnswerParser:
+        """A parser for one answer to a prompt that ends like this. Where no call is wanted, none is looked for."""
+        thinking = self._reasoning is not None and self._reasoning.left_open_by(prompt_end)
+        return AnswerParser(self._reasoning, thinking, self._calls, None if use.mode == "none" else use.tools)
+
+    def shape(self, prompt_end: str, use: ToolUse, schema: Mapping[str, Any] | None) -> Shape:
+        """Raises BadRequest if a call is required and nobody knows how this model writes one."""
+        calls = self._calls if use.tools else None
+        if use.mode == "required" and calls is None:
+            raise BadRequest("tool_choice requires a call, but the model's tool format is unknown", "tool_choice")
+        if calls is None or use.mode == "none":
+            banned = None if calls is None else self._tokenizer.token_to_id(calls.open)
+            constraint = None if schema is None else self._constraint(prompt_end, Grammar(), [], schema)
+            return Shape(constraint, () if banned is None else (banned,))
+        if use.mode == "required" or schema is not None:
+            grammar = Grammar()
+            return Shape(self._constraint(prompt_end, grammar, [call_list(grammar, calls, use)], schema, use.mode))
+        if any(tool.strict for tool in use.tools.values()):
+            grammar = Grammar()
+            return Shape(self._constraint(prompt_end, grammar, [text_with_calls(grammar, calls, use)], None))
+        # the end of the first call ends the answer, and costs no mask a token
+        return Shape(stop=(calls.close,) if use.one else ())
+
+    def _constraint(
+        self, prompt_end: str, grammar: Grammar, answers: list[str], schema: Any, mode: str = "auto"
+    ) -> Constraint:
+        """One of the answers, or a JSON that fits the schema, after reasoning if the prompt lets the model reason."""
+        before = self._before(prompt_end, grammar)
+        if schema is not None and mode != "required":
+            if not answers and not before:
+                return Constraint("json_schema", json.dumps({**schema, "x-guidance": FLEXIBLE}))
+            answers = [*answers, grammar.json(schema)]
+        return Constraint("lark", grammar.source(f"{before} {either(answers)}"))
+
+    def _before(self, prompt_end: str, grammar: Grammar) -> str:
+        """An expression for what may stand before the answer; empty if nothing may."""
+        tags = self._reasoning
+        if tags is None or tags.closed_by(prompt_end):
+            return ""
+        thought = f"{grammar.until(tags.close)} {GAP}"
+        return thought if tags.left_open_by(prompt_end) else f"({literal(tags.open)} {thought})?"
+
+
+def call_list(grammar: Grammar, calls: ToolFormat, use: ToolUse) -> str:
+    """A rule for one call or, if allowed, several, and nothing else."""
+    call = grammar.rule(f"{literal(calls.open)} {one_call(grammar, calls, list(use.tools.values()))}")
+    return call if use.one else grammar.rule(f'{call} ("\\n" {call})*')
+
+
+def text_with_calls(grammar: Grammar, calls: ToolFormat, use: ToolUse) -> str:
+    """A rule for any text with calls in it; the arguments of strict tools fit their schemas."""
+    tools = [tool if tool.strict else Tool(tool.name) for tool in use.tools.values()]
+    call = f"{grammar.until(calls.open)} {one_call(grammar, calls, tools)}"
+    return grammar.rule(f"({call}){'?' if use.one else '*'} {grammar.rule(ANY_TEXT)}")
+
+
+def one_call(grammar: Grammar, calls: ToolFormat, tools: list[Tool]) -> str:
+    return either([calls.rule(grammar, tool) for tool in tools])
+
+
+def _known(setting: str, name: str, table: Mapping[str, object]) -> str:
+    if name not in ("auto", "none", *table):
+        raise ConfigError(f"{setting} is {name!r}, must be one of auto, none, {', '.join(table)}")
+    return name

@@ -1,0 +1,148 @@
+"""From API messages, in the many forms in which clients send them, to messages as chat templates expect them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+Message = dict[str, Any]
+
+MAX_BREAKPOINTS = 4  # of cache_control in a request, as at Anthropic
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}  # type -> its field
+THOUGHT_PARTS = ("thinking", "redacted_thinking", "reasoning")  # not content: clients send them back all the same
+# Fields of answers that clients send back and no template reads.
+LEFTOVERS = (
+    "refusal",
+    "audio",
+    "annotations",
+    "function_call",
+    "cache_control",
+    "reasoning",
+    "provider_specific_fields",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Breakpoint:
+    """A place up to which the client wants the prompt kept: so many characters into a message's content."""
+
+    message: int
+    characters: int
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a template renders. `now` is fixed, so that a probe cannot differ by the clock."""
+
+    messages: tuple[Message, ...]
+    tools: list[dict[str, Any]] | None = None
+    variables: dict[str, Any] = field(default_factory=dict)
+    now: datetime = field(default_factory=datetime.now)
+    breakpoints: tuple[Breakpoint, ...] = ()
+    tool_breakpoints: tuple[int, ...] = ()  # numbers of tools up to which the client wants the prompt kept
+
+
+def conversation(
+    messages: Iterable[Message], tools: list[dict[str, Any]] | None = None, variables: dict[str, Any] | None = None
+) -> Conversation:
+    """Raises ValueError for content that is no text, and for breakpoints that are too many or of another type."""
+    sent = list(messages)
+    breakpoints = [Breakpoint(i, at) for i, message in enumerate(sent) for at in _breakpoints(message)]
+    tool_breakpoints = tuple(i for i, tool in enumerate(tools or ()) if any(map(_is_breakpoint, _tool_parts(tool))))
+    asked = len(breakpoints) + len(tool_breakpoints)
+    if asked > MAX_BREAKPOINTS:
+        raise ValueError(f"{asked:,} parts have cache_control, at most {MAX_BREAKPOINTS:,} may")
+    return Conversation(
+        tuple(template_message(message) for message in sent),
+        [_plain_tool(tool) for tool in tools] if tools else None,
+        variables or {},
+        breakpoints=tuple(breakpoints),
+        tool_breakpoints=tool_breakpoints,
+    )
+
+
+def template_message(message: Message) -> Message:
+    """Text as one string, tool calls' arguments as values, older and other spellings as today's."""
+    shaped = {key: value for key, value in message.items() if value is not None and key not in LEFTOVERS}
+    shaped["content"] = "".join(text for text, _ in _texts(message))
+    if shaped.get("role") == "function":
+        shaped["role"] = "tool"
+    calls = shaped.pop("tool_calls", None)
+    if not calls and isinstance(called := message.get("function_call"), dict):
+        calls = [{"type": "function", "function": called}]
+    if calls:
+        shaped["tool_calls"] = [_decoded(call) for call in calls]
+    if isinstance(thought := message.get("reasoning_content") or message.get("reasoning") or _thought(message), str):
+        shaped["reasoning_content"] = thought
+    return shaped
+
+
+def _texts(message: Message) -> list[tuple[str, Any]]:
+    """The texts of a message's content, each with the part that it stands in; raises ValueError for other parts."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return [(content or message.get("refusal") or "", message)]
+    texts = []
+    for part in content:
+        kind = part.get("type")
+        if kind in THOUGHT_PARTS:
+            continue
+        text = part.get(TEXT_PARTS.get(kind, "")) if isinstance(kind, str) else None
+        if not isinstance(text, str):
+            raise ValueError(f"content has a part of type {kind!r}, this model takes 'text' with a text")
+        texts.append((text, part))
+    return texts
+
+
+def _thought(message: Message) -> str | None:
+    """Reasoning that comes back as parts of the content."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else []
+    texts = [part.get("thinking", part.get("text")) for part in parts if part.get("type") in THOUGHT_PARTS]
+    return "".join(text for text in texts if isinstance(text, str)) or None
+
+
+def _breakpoints(message: Message) -> list[int]:
+    """Characters of the content before each breakpoint in it."""
+    found, characters = [], 0
+    for text, part in _texts(message):
+        characters += len(text)
+        if part is not message and _is_breakpoint(part):
+            found.append(characters)
+    return [*found, characters] if _is_breakpoint(message) and characters not in found else found
+
+
+def _is_breakpoint(holder: Any) -> bool:
+    """Raises ValueError for a cache_control of a type other than "ephemeral", as Anthropic does."""
+    control = holder.get("cache_control") if isinstance(holder, dict) else None
+    if control is None:
+        return False
+    if not isinstance(control, dict) or control.get("type") != "ephemeral":
+        raise ValueError(f"cache_control is {repr(control)[:100]}, its type must be 'ephemeral'")
+    return True
+
+
+def _tool_parts(tool: dict[str, Any]) -> tuple[Any, Any]:
+    return tool, tool.get("function")
+
+
+def _plain_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    """The tool without cache_control: templates show all of it, and a prompt must not change with its breakpoints."""
+    plain = {key: value for key, value in tool.items() if key != "cache_control"}
+    if isinstance(function := plain.get("function"), dict):
+        plain["function"] = {key: value for key, value in function.items() if key != "cache_control"}
+    return plain
+
+
+def _decoded(call: dict[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except (ValueError, RecursionError):
+        return call  # a model's slip, sent back as it was: what to make of it is the template's matter
+    return {**call, "function": {**function, "arguments": arguments}}
