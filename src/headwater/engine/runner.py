@@ -88,8 +88,9 @@ class Runner:
             if leg.wants_token:
                 wanted.append(len(tokens) - 1)
         wanted += [len(tokens) + i for i, row in enumerate(step.rows) if row.wants_token]
-        tokens += [row.token for row in step.rows]
-        positions.append(torch.tensor([row.position for row in step.rows], dtype=torch.int64))
+        idle = [0] * (self.model.least_rows - len(tokens) - len(step.rows))
+        tokens += [row.token for row in step.rows] + idle
+        positions.append(torch.tensor([row.position for row in step.rows] + idle, dtype=torch.int64))
         batch = StepBatch(
             token_N=torch.tensor(tokens, dtype=torch.int64),
             position_N=torch.cat(positions),

@@ -1,7 +1,8 @@
 """One ragged step as tensors: what the model computes on.
 
 Rows of the step are tokens: first those of all prefill slices, one slice after the other, then one row for each
-decoding sequence. N = all rows, P = prefill rows, B = decoding sequences (N = P + B).
+decoding sequence, then idle ones, of which nothing is kept, where products are faster with a few rows more.
+N = all rows, P = prefill rows, B = decoding sequences (N ≥ P + B).
 """
 
 from __future__ import annotations
@@ -52,5 +53,10 @@ class StepBatch:
 
     @property
     def n_decode(self) -> int:
-        """Rows that belong to decoding sequences; they come last."""
+        """Rows that belong to decoding sequences; they come after those of slices."""
         return len(self.decode_tables)
+
+    @property
+    def decode_rows(self) -> slice:
+        """Where they are."""
+        return slice(self.n_prefill, self.n_prefill + self.n_decode)

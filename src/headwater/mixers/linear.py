@@ -16,7 +16,9 @@ from headwater.mixers.activations import silu
 from headwater.mixers.numerics import Numerics
 
 PACK_ROWS = 8  # the height that a packed layout is made for: with 1, one row takes a kernel of its own
-LEAST_ROWS = 2  # of a oneDNN product: one row does so all the same if K ≥ 1,536, or the weight is not packed
+# Rows of a oneDNN product at least: one row does so all the same if K ≥ 1,536, or the weight is not packed; in
+# bfloat16 four rows are faster than two (4.5 against 5.8 ms for all weights of a small model).
+LEAST_ROWS = {torch.float32: 2, torch.bfloat16: 4}
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 
@@ -40,7 +42,7 @@ class Linear:
         self.dtype = weight_NK.dtype
         self.bias_N = bias_N
         self._on_onednn = self.numerics.mode == "packed" and weight_NK.device.type == "cpu"
-        self.least_rows = LEAST_ROWS if self._on_onednn else 1
+        self.least_rows = LEAST_ROWS.get(self.dtype, 2) if self._on_onednn else 1
         if self._on_onednn and not shared:
             weight_NK = torch.ops.mkldnn._reorder_linear_weight(weight_NK.contiguous(), PACK_ROWS)
         self._weight = weight_NK

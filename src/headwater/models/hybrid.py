@@ -59,6 +59,8 @@ class HybridModel:
         self.layers = layers
         self.embed, self.norm, self.head = embed, norm, head
         self.dtype = getattr(torch, spec.dtype_name)
+        # Rows of a step: with fewer, each product would have to be filled up. Not where idle rows would choose experts.
+        self.least_rows = head.least_rows if spec.moe is None else 1
         self.rotary = RotaryTable(spec.attention, embed.table_VD.device)
 
     @torch.inference_mode()

@@ -1,8 +1,8 @@
 """Causal attention of some queries over a sequence's keys, in bits that depend on the sequence alone.
 
-What a query sees is fixed by its position: the keys of all 512-token blocks up to its own, those after it masked. How
-many rows are computed together has no influence as long as their number is a multiple of 8 (fewer than 4 rows go
-another way through the product inside scaled_dot_product_attention; found by measurement, see docs/decisions).
+What a query of a prefill sees is fixed by its position: the keys of all 512-token blocks up to its own, those after it
+masked. How many rows are computed together has no influence as long as their number is a multiple of 8 (fewer than 4
+rows go another way through the product inside scaled_dot_product_attention; found by measurement, see docs/decisions).
 
 Shapes: T queries, R rows (T rounded up to 8), G KV heads, Q queries that share one KV head, K keys, D head width.
 """
@@ -53,15 +53,10 @@ def _one_block(
     return out_GQRD[:, :, :n_queries].permute(2, 0, 1, 3).flip(0)
 
 
-def decode(
-    q_GQD: torch.Tensor, keys_values: tuple[torch.Tensor, torch.Tensor], length: int, step: AttentionStep
-) -> torch.Tensor:
-    """Attention of one query, the last of `length` tokens; queries that share a KV head are rows of one product."""
-    n_kv, n_shared, width = q_GQD.shape
-    n_rows = -(-n_shared // ROWS) * ROWS
-    n_keys = keys_values[0].shape[0]
-    q_GRD = q_GQD.new_zeros(n_kv, n_rows, width)
-    q_GRD[:, :n_shared] = q_GQD
-    k_GKD, v_GKD = (x.transpose(0, 1) for x in keys_values)
-    mask_RK = step.ramp.as_strided((n_rows, n_keys), (0, 1), step.visible - length)
-    return F.scaled_dot_product_attention(q_GRD[None], k_GKD[None], v_GKD[None], attn_mask=mask_RK)[0, :, :n_shared]
+def decode(q_GQD: torch.Tensor, keys_values: tuple[torch.Tensor, torch.Tensor], length: int) -> torch.Tensor:
+    """Attention of one query, the last of `length` tokens; queries that share a KV head are rows of one product.
+
+    It sees all keys there are, and a sequence has one such product at each length: no mask, no rounding up.
+    """
+    k_GKD, v_GKD = (x[:length].transpose(0, 1) for x in keys_values)
+    return F.scaled_dot_product_attention(q_GQD[None], k_GKD[None], v_GKD[None])[0]

@@ -64,11 +64,12 @@ class Attention:
     def _attend(self, q_NHD: torch.Tensor, step: AttentionStep) -> torch.Tensor:
         q_NGQD = q_NHD.unflatten(1, (self.shape.kv_heads, -1))
         out_NGQD = torch.empty_like(q_NGQD)
+        out_NGQD[step.batch.decode_rows.stop :] = 0
         for s in step.batch.slices:
             rows = slice(s.first, s.first + s.length)
             keys_values = step.arena.gather(self.layer, s.table_P, s.end)
             kernel.prefill_into(out_NGQD[rows], q_NGQD[rows], keys_values, s.start, step)
         for row, table_P, length in step.decodes():
             keys_values = step.arena.gather(self.layer, table_P, length)
-            out_NGQD[row] = kernel.decode(q_NGQD[row], keys_values, length, step)
+            out_NGQD[row] = kernel.decode(q_NGQD[row], keys_values, length)
         return out_NGQD.flatten(1, 2)

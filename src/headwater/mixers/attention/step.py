@@ -45,7 +45,7 @@ class AttentionStep:
     @classmethod
     def of(cls, batch: StepBatch, arena: KeyValuePages, rotary: RotaryTable, dtype: torch.dtype) -> AttentionStep:
         """Work out rows, pages and masks; `dtype` is that of queries and keys."""
-        decode_length = tuple(p + 1 for p in batch.position_N[batch.n_prefill :].tolist())
+        decode_length = tuple(p + 1 for p in batch.position_N[batch.decode_rows].tolist())
         end = max([s.end for s in batch.slices] + list(decode_length))
         row_W, page_W = _written(batch, arena.page_size)
         visible = -(-end // KEY_BLOCK) * KEY_BLOCK

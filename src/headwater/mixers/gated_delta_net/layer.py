@@ -91,9 +91,10 @@ class GatedDeltaNet:
         mixed_NC, z_NX, b_NH, a_NH = projected_NE.split(widths, -1)
         z_NHV = z_NX.unflatten(-1, (s.v_heads, s.v_dim))
         rows = Rows(mixed_NC, self._gates(a_NH, b_NH), z_NHV, x_ND.new_empty(z_NHV.shape))
+        rows.out_NHV[batch.decode_rows.stop :] = 0
         self._prefill_into(rows, batch, state)
         if batch.n_decode:
-            decoding = slice(batch.n_prefill, None)
+            decoding = batch.decode_rows
             out_BHV = self._decode(mixed_NC[decoding], rows.gates_N2H[decoding], batch.decode_slot_B, state)
             self._norm_into(rows, decoding, out_BHV)
         return self.out_proj(rows.out_NHV.flatten(1), batch.n_prefill)
