@@ -32,7 +32,7 @@ OUT = Path(__file__).parent.parent / "docs" / "images" / "live-page.png"
 MEMORY = "64MB"  # little, so that something has to go
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars")
 QUIET = ("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage")
-WORDS = "river source spring valley slow deep water stone bridge quiet upper lower field mill path rain".split()
+WORDS = ["river", "source", "spring", "valley", "slow", "deep", "water", "stone", "bridge", "quiet", "upper", "lower", "field", "mill", "path", "rain"]
 
 
 @contextmanager
@@ -42,12 +42,7 @@ def server() -> Iterator[str]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         try:
-            for line in process.stdout:
-                if line.startswith("Deterministic"):
-                    yield url
-                    break
-                if found := re.search(r"http://127\.0\.0\.1:\d+", line):
-                    url = found[0]
+            yield next(found[0] for line in process.stdout if (found := re.search(r"http://127\.0\.0\.1:\d+", line)))
         finally:
             process.terminate()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query
@@ -31,8 +32,8 @@ Json = dict[str, Any]
 class TreeWatch:
     """The newest view of the tree, shared by all who look: a crowd of them costs the engine no more than one."""
 
-    def __init__(self, engine: ServedEngine) -> None:
-        self._engine = engine
+    def __init__(self, engine: ServedEngine, clock: Callable[[], float] = time.monotonic) -> None:
+        self._engine, self._clock = engine, clock
         self._prints = Fingerprints()
         self._looking = asyncio.Lock()
         self._good_until = 0.0
@@ -41,10 +42,10 @@ class TreeWatch:
     async def tree(self) -> Json:
         """The tree, at most a second old, or as old as keeps looking at it below MAX_SHARE of the time."""
         async with self._looking:
-            if time.monotonic() >= self._good_until:
-                started = time.monotonic()
+            if self._clock() >= self._good_until:
+                started = self._clock()
                 self._tree = await run_in_threadpool(self._look)
-                now = time.monotonic()
+                now = self._clock()
                 self._good_until = now + max(MIN_AGE, (now - started) / MAX_SHARE)
         return self._tree
 
