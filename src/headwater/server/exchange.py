@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol
 
 from headwater.types import Event, FailedEvent, FinishedEvent, Generation, TokenEvent
@@ -27,7 +28,10 @@ class Exchange:
     def __init__(self, engine: Submits) -> None:
         self._engine = engine
         self._loop = asyncio.get_running_loop()
-        self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+        self._arrived: deque[tuple[int, Event]] = deque()
+        self._awake = asyncio.Event()
+        self._waking = False  # the loop was asked to wake us, and has not yet: one call for all that arrives till then
+        self.before_waiting: Callable[[], Awaitable[None]] | None = None  # called when all that arrived is taken
         self._open: dict[int, int] = {}  # number of a generation that has not ended -> the engine's id
 
     def submit_all(self, generations: list[Generation]) -> None:
@@ -42,7 +46,9 @@ class Exchange:
     async def events(self) -> Events:
         """(number, event) until all generations ended; raises the error of one that failed."""
         while self._open:
-            number, event = await self._events.get()
+            if not self._arrived:
+                await self._wait()
+            number, event = self._arrived.popleft()
             if isinstance(event, FinishedEvent | FailedEvent):
                 self._open.pop(number)
             if isinstance(event, FailedEvent):
@@ -55,9 +61,23 @@ class Exchange:
             self._engine.cancel(request_id)
         self._open.clear()
 
+    async def _wait(self) -> None:
+        if self.before_waiting is not None:
+            await self.before_waiting()
+        while not self._arrived:  # a call may come late, for what was taken already
+            self._awake.clear()
+            await self._awake.wait()
+
     def _receiver(self, number: int) -> Callable[[Event], None]:
         def on_event(event: Event) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
-                self._loop.call_soon_threadsafe(self._events.put_nowait, (number, event))
+            self._arrived.append((number, event))
+            if not self._waking:
+                self._waking = True
+                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+                    self._loop.call_soon_threadsafe(self._wake)
 
         return on_event
+
+    def _wake(self) -> None:
+        self._waking = False
+        self._awake.set()
