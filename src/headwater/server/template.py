@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from headwater.errors import TemplateError
+
+MAX_STEPS = 1_000_000  # rounds of loops in one rendering: about a second
+MACRO_STEPS = 10  # what a call of a macro counts for, as long as it takes
+MAX_CHARACTERS = 32_000_000  # of one rendering, and of what a repetition in a template makes
+MAX_EXPONENT = 1_000
+STEPS = "headwater_steps"  # name of the counter, and of the filter that counts
 
 
 class ChatTemplate:
@@ -22,32 +29,95 @@ class ChatTemplate:
         self._source = source
         self._special_tokens = dict(special_tokens or {})
         try:
-            self._template = _environment().from_string(source)
-        except jinja2.TemplateError as error:
+            self._template = _compiled(_environment(), source)
+        except (jinja2.TemplateError, RecursionError) as error:
             raise TemplateError(f"the model's chat template does not compile: {error}") from error
 
     def mentions(self, word: str) -> bool:
         return word in self._source
 
     def render(self, messages: list[dict[str, Any]], now: datetime, variables: Mapping[str, Any]) -> str:
-        """The text of the conversation; raises TemplateError, with the template's own words where it refuses."""
+        """The text of the conversation.
+
+        Raises TemplateError, with the template's own words where it refuses, and with both numbers where it takes
+        more than MAX_STEPS steps or makes more than MAX_CHARACTERS characters.
+        """
 
         def strftime_now(pattern: str) -> str:
             return now.strftime(pattern)
 
         values = {**self._special_tokens, **variables, "messages": messages, "strftime_now": strftime_now}
+        values[STEPS] = _Steps()
         try:
-            return self._template.render(values)
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+            return "".join(_bounded(self._template.generate(values)))
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             # a template computes with what clients send, so any of these is theirs to see
             raise TemplateError(f"the model's chat template refuses these messages: {error}") from error
+        except (RecursionError, MemoryError) as error:
+            raise TemplateError(f"the model's chat template does not end: {type(error).__name__}") from error
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """Makes no text or number out of all proportion by repetition or powers."""
+
+    intercepted_binops = frozenset(["*", "**"])
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**":
+            if isinstance(right, int | float) and abs(right) > MAX_EXPONENT:
+                raise TemplateError(f"the chat template raises to the power {right}, at most {MAX_EXPONENT} is taken")
+            return left**right
+        for sized, times in ((left, right), (right, left)):
+            if isinstance(sized, str | list | tuple) and isinstance(times, int) and len(sized) * times > MAX_CHARACTERS:
+                raise _too_much(len(sized) * times)
+        return left * right
+
+
+def _compiled(environment: jinja2.Environment, source: str) -> jinja2.Template:
+    """The template, with a count at the start of each loop's body and each macro's."""
+    tree = environment.parse(source)
+    for node in tree.find_all((jinja2.nodes.For, jinja2.nodes.Macro, jinja2.nodes.CallBlock)):
+        # a filter, since calls of functions go through the sandbox and cost ten times as much
+        weight = jinja2.nodes.Const(1 if isinstance(node, jinja2.nodes.For) else MACRO_STEPS)
+        counter = jinja2.nodes.Name(STEPS, "load")
+        step = jinja2.nodes.Filter(counter, STEPS, [weight], [], None, None)
+        node.body.insert(0, jinja2.nodes.ExprStmt(step, lineno=node.lineno))
+    tree.set_environment(environment)
+    return environment.from_string(tree)
+
+
+class _Steps:
+    """Counts the steps of one rendering."""
+
+    __slots__ = ("taken",)
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+
+def _step(steps: _Steps, weight: int) -> None:
+    steps.taken += weight
+    if steps.taken > MAX_STEPS:
+        raise TemplateError(f"the chat template takes more steps for these messages than the {MAX_STEPS:,} allowed")
+
+
+def _bounded(pieces: Iterable[str]) -> Iterator[str]:
+    total = 0
+    for piece in pieces:
+        total += len(piece)
+        if total > MAX_CHARACTERS:
+            raise _too_much(total)
+        yield piece
+
+
+def _too_much(characters: int) -> TemplateError:
+    return TemplateError(f"the chat template makes {characters:,} characters, at most {MAX_CHARACTERS:,} are taken")
 
 
 def _environment() -> jinja2.Environment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
-    )
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols])
     environment.filters["tojson"] = _to_json
+    environment.filters[STEPS] = _step
     environment.globals["raise_exception"] = _raise_exception
     return environment
 
