@@ -32,7 +32,21 @@ OUT = Path(__file__).parent.parent / "docs" / "images" / "live-page.png"
 MEMORY = "64MB"  # little, so that something has to go
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars")
 QUIET = ("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage")
-WORDS = ["river", "source", "spring", "valley", "slow", "deep", "water", "stone", "bridge", "quiet", "upper", "lower", "field", "mill", "path", "rain"]
+WORDS = (
+    "river",
+    "source",
+    "spring",
+    "valley",
+    "slow",
+    "deep",
+    "water",
+    "stone",
+    "bridge",
+    "quiet",
+    "mill",
+    "path",
+    "rain",
+)
 
 
 @contextmanager

@@ -37,6 +37,7 @@ export function join(parent, items, key, make, update) {
 }
 
 export const number = (value) => Math.round(value).toLocaleString("en-US");
+export const count = (value, one, many = `${one}s`) => `${number(value)} ${value === 1 ? one : many}`;
 export const percent = (part) => (part === null ? "–" : `${(100 * part).toFixed(part < 0.9995 ? 1 : 0)}%`);
 
 export function short(value) {

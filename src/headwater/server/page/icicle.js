@@ -1,7 +1,7 @@
 // The tree of cached prefixes: from left to right by position in the prompt, a branch as high as what hangs on it.
 // One can zoom into a node by click or Enter, and out by the trail, Escape or Backspace.
 
-import { el, join, number, set, svg } from "./dom.js";
+import { count, el, join, number, set, svg } from "./dom.js";
 
 const ROOT_WIDTH = 26;
 const SCALE = 20; // pixels of the positions' scale
@@ -144,16 +144,16 @@ export class Icicle {
 
   #describe(node) {
     if (node.parent === null) {
-      return `Namespace ${node.fingerprint}: ${number(node.subtree_tokens)} tokens, ${number(node.subtree_nodes)} branches`;
+      return `Namespace ${node.fingerprint}: ${count(node.subtree_tokens, "token")}, ${count(node.subtree_nodes, "branch", "branches")}`;
     }
     const parts = [
       `tokens ${number(node.start)} to ${number(node.end)}`,
-      `${number(node.kv_pages)} pages of KV${node.dead ? ", dead" : ""}`,
-      node.checkpoint ? `${node.speculative ? "speculative " : ""}checkpoint, resumed ${number(node.hits)} times` : "no checkpoint",
-      `${number(node.subtree_tokens)} tokens in ${number(node.subtree_nodes)} branches from here on`,
-      `last used ${number(node.age)} ticks ago`,
+      `${count(node.kv_pages, "page")} of KV${node.dead ? ", dead" : ""}`,
+      node.checkpoint ? `${node.speculative ? "speculative " : ""}checkpoint, resumed ${count(node.hits, "time")}` : "no checkpoint",
+      `${number(node.subtree_tokens)} tokens in ${count(node.subtree_nodes, "branch", "branches")} from here on`,
+      `last used ${count(node.age, "tick")} ago`,
     ];
-    if (node.folded_nodes) parts.push(`${number(node.folded_nodes)} smaller ones not shown`);
+    if (node.folded_nodes) parts.push(`${count(node.folded_nodes, "smaller branch", "smaller branches")} not shown`);
     if (node.pins) parts.push("in use");
     return `${parts.join(" · ")} · ${node.fingerprint}`;
   }

@@ -1,7 +1,7 @@
 // Asks /cache once a second for what is new, and shows it.
 
 import { Chart } from "./chart.js";
-import { bytes, byId, clock, duration, el, join, number, percent, seconds, set, short } from "./dom.js";
+import { bytes, byId, clock, count, duration, el, join, number, percent, seconds, set, short } from "./dom.js";
 import { Icicle } from "./icicle.js";
 
 const EVERY = 1000; // milliseconds
@@ -108,11 +108,11 @@ function showTiles(body) {
   const evicted = total.evictions.checkpoint + total.evictions.speculative_checkpoint;
   const tiles = [
     ["Hit rate", percent(total.hit_rate), `${short(total.cached_tokens)} of ${short(total.prompt_tokens)} tokens`],
-    ["Prompts", number(total.prompts), `${number(total.hits)} hits`],
+    ["Prompts", number(total.prompts), `${count(total.hits, "hit")}`],
     ["Memory", percent(used / pages.total), `${bytes(used * body.memory.page_bytes)} of ${bytes(pages.total * body.memory.page_bytes)}`],
     ["Checkpoints", number(held.checkpoints), `${bytes(held_bytes.checkpoint)}, ${number(evicted)} evicted`],
     ["Dead KV", short(held.dead_kv_tokens), "tokens without a state"],
-    ["Output", short(total.output_tokens), `tokens, ${number(total.preemptions)} preemptions`],
+    ["Output", short(total.output_tokens), `tokens, ${count(total.preemptions, "preemption")}`],
   ];
   join(byId("tiles"), tiles, (tile) => tile[0], () => el("div", {}, el("dt"), el("dd"), el("dd", { class: "note" })), (tile, texts) => {
     texts.forEach((text, i) => (tile.children[i].textContent = text));
@@ -145,18 +145,18 @@ function bars(list, items, empty) {
 
 function showMisses({ misses, full_hits: full }) {
   const items = Object.entries(misses)
-    .filter(([, count]) => count)
+    .filter(([, prompts]) => prompts)
     .sort((a, b) => b[1] - a[1])
-    .map(([reason, count]) => ({ id: reason, text: reason.replaceAll("_", " "), value: count, shown: number(count), note: REASONS[reason], kind: `reason ${reason}` }));
+    .map(([reason, prompts]) => ({ id: reason, text: reason.replaceAll("_", " "), value: prompts, shown: number(prompts), note: REASONS[reason], kind: `reason ${reason}` }));
   if (full) items.push({ id: "full", text: "full", value: full, shown: number(full), note: "all but the last page was cached", kind: "reason full" });
   bars(byId("misses"), items, "No prompt has been answered yet.");
 }
 
 function showTree(tree) {
   const shown = tree.shown_nodes < tree.total_nodes ? `the largest ${number(tree.shown_nodes)} of ` : "";
-  byId("tree-now").textContent = `${shown}${number(tree.total_nodes)} branches, by position in the prompt`;
+  byId("tree-now").textContent = `${shown}${count(tree.total_nodes, "branch", "branches")}, by position in the prompt`;
   icicle.show(tree);
-  const items = tree.hottest.slice(0, 8).map((hot) => ({ id: hot.id, text: hot.fingerprint, value: hot.hits, shown: `${number(hot.hits)}×`, note: `${number(hot.tokens)} tokens, last used ${number(hot.age)} ticks ago` }));
+  const items = tree.hottest.slice(0, 8).map((hot) => ({ id: hot.id, text: hot.fingerprint, value: hot.hits, shown: `${number(hot.hits)}×`, note: `${number(hot.tokens)} tokens, last used ${count(hot.age, "tick")} ago` }));
   bars(byId("hottest"), items, "No request has resumed yet.");
 }
 
