@@ -111,6 +111,7 @@ RAW = [  # a path, a body as it is sent, and what its refusal says
     (COMPLETIONS, completion(stream="yes"), ["stream", "yes"]),
     (COMPLETIONS, completion(stream_options=3), ["stream_options"]),
     (COMPLETIONS, completion(echo=True, logprobs=1), ["echo", "logprobs"]),
+    (COMPLETIONS, completion(response_format={"type": "json_object"}), ["response_format", "json_object"]),
     (COMPLETIONS, completion(suffix="end"), ["suffix", "end"]),
     (COMPLETIONS, completion(prompt_logprobs=1), ["prompt_logprobs"]),
     (COMPLETIONS, completion(use_beam_search=True), ["use_beam_search", "True", "False"]),

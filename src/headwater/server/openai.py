@@ -8,11 +8,13 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from headwater.server.messages import Conversation, conversation
 from headwater.server.response_format import answer_schema
-from headwater.server.sampling import MAX_TOKENS, SamplingRequest, TokenId
+from headwater.server.sampling import MAX_TOKENS, SamplingRequest, TokenId, refuse_others
 from headwater.server.tools import MAX_TOOLS, ToolDefinition, ToolUse, tool_use
 
 MAX_TOP_LOGPROBS = 20
 DEFAULT_COMPLETION_TOKENS = 16
+
+CHAT_ONLY = {"response_format": ({"type": "text"},), "tools": ([],)}  # to ignore them would be a wrong answer
 
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 Texts = Annotated[list[str], Field(min_length=1, fail_fast=True)]
@@ -23,6 +25,11 @@ class CompletionRequest(SamplingRequest):
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     echo: bool | None = None
     best_of: int | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_what_chats_have(cls, values: Any) -> Any:
+        return refuse_others(values, CHAT_ONLY)
 
     @field_validator("prompt", mode="wrap")
     @classmethod
