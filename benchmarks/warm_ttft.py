@@ -21,7 +21,7 @@ from servers import ServerThread, complete
 
 from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
-from headwater.schedule.scheduler import ANSWERS_AT_ONCE
+from headwater.schedule.scheduler import EXTRA_SLOTS
 from headwater.schedule.sequence import Sequence, key_of
 from headwater.schedule.step import Leg, Step
 from headwater.server.chat import encode
@@ -56,7 +56,7 @@ class Warm:
         )  # the engine's ids begin at 1
         plan = cache.reserve(draft)
         seq = Sequence(0, Generation(tuple(prompt), SamplingParams()))
-        seq.slot = engine.scheduler.limits.max_running + ANSWERS_AT_ONCE - 1
+        seq.slot = engine.scheduler.limits.max_running + EXTRA_SLOTS - 1
         runner.states.restore(seq.slot, runner.arena.pages, plan.restore)
         step = Step((Leg(seq, replace(plan, restore=())),), ())
         begun = time.perf_counter()

@@ -37,7 +37,7 @@ from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.load import LoadedModel, load_model, read_spec
 from headwater.models.tiny import ensure_default
-from headwater.schedule.scheduler import ANSWERS_AT_ONCE, Limits, Scheduler
+from headwater.schedule.scheduler import EXTRA_SLOTS, Limits, Scheduler
 from headwater.schedule.sequence import Phase, Sequence
 from headwater.schedule.step import Step
 from headwater.types import Event, FailedEvent, FinishedEvent, Generation, SamplingParams, TokenEvent
@@ -119,7 +119,7 @@ class Engine:
         layout = spec.layout(config.memory, config.state_fraction)
         row_bytes = layout.checkpoint_pages * spec.page_bytes
         n_saves = max(1, min(MAX_SAVES, SAVE_BYTES // max(1, row_bytes)))
-        slots = config.max_running + ANSWERS_AT_ONCE
+        slots = config.max_running + EXTRA_SLOTS
         states = StateMemory(spec.state, slots + n_saves, row_bytes, config.device)
         arena = Arena(spec, layout.n_pages, config.device)
         most = (layout.n_pages - layout.slot_pages) * layout.page_size

@@ -19,6 +19,8 @@ from headwater.schedule.step import DecodeRow, Leg, Step
 from headwater.types import CacheLayout, Generation, Plan
 
 ANSWERS_AT_ONCE = 4  # finished answers that are prefilled side by side; each has a slot of its own
+GUESTS = 1  # requests beyond `max_running`, each of a namespace that has nothing running while others fill all places
+EXTRA_SLOTS = ANSWERS_AT_ONCE + GUESTS
 
 DecodeReuse = Literal["canonical", "raw", "none"]
 
@@ -50,7 +52,7 @@ class Scheduler:
 
     def __post_init__(self) -> None:
         self.planner = Planner(self.cache, self.placement, self.layout.page_size)
-        self._free_slots = list(range(self.limits.max_running + ANSWERS_AT_ONCE))  # a heap: low ones first
+        self._free_slots = list(range(self.limits.max_running + EXTRA_SLOTS))  # a heap: low ones first
         self._left_slots: set[int] = set()
         self._next_id = 0
         self._crowded = False  # after a preemption nobody is admitted until somebody has left
@@ -256,11 +258,19 @@ class Scheduler:
         self._legs[seq.id] = Leg(seq, plan)
 
     def _admit(self) -> None:
+        homes = self._homes()
         for seq in self.shares.order(self.waiting):
-            if self._n_requests() >= self.limits.max_running or self._budget().tokens <= 0:
+            if self._budget().tokens <= 0 or len(homes) >= self.limits.max_running + GUESTS:
                 return
+            if len(homes) >= self.limits.max_running and seq.namespace in homes:
+                continue
             if not self._alone(self._start_or_follow, seq):
                 return
+            homes = self._homes()
+
+    def _homes(self) -> list[str]:
+        """The namespace of each running request."""
+        return [seq.namespace for seq in self.running.values() if seq.samples]
 
     def _start_or_follow(self, seq: Sequence) -> bool:
         """Take the first leg of a waiting request, unless a running one computes its prefix. False: no room now."""
@@ -296,14 +306,11 @@ class Scheduler:
         self.running[seq.id] = seq
         self._start_leg(seq, plan)
 
-    def _n_requests(self) -> int:
-        return sum(s.samples for s in self.running.values())
-
     # -- finished answers ----------------------------------------------------------
 
     def _prefill_answers(self) -> None:
         """Finished answers, in what the budget leaves; one for which there is no memory is let go."""
-        while self.answers and len(self.running) - self._n_requests() < ANSWERS_AT_ONCE:
+        while self.answers and len(self.running) - len(self._homes()) < ANSWERS_AT_ONCE:
             if not self._alone(self._begin_answer, self.answers.popleft()):
                 return
 
