@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
@@ -18,6 +19,7 @@ from starlette.concurrency import run_in_threadpool
 from headwater.engine.stats import EngineStats
 from headwater.server.context import RequestContext
 from headwater.server.record import GenerationEnd
+from headwater.server.refusals import refusals
 from headwater.types import Reason
 
 ENDPOINTS = {
@@ -33,6 +35,12 @@ OUTCOMES = ("ok", "refused", "unavailable", "failed", "cancelled")
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
 TOKENS = (0, *(2**power for power in range(6, 19)))  # 0, and 64 to 262,144
+
+# of /metrics, as /openapi.json describes it
+EXPOSITION: dict[str, Any] = {
+    "description": "In Prometheus' text format, or as OpenMetrics for who accepts that",
+    "content": {kind: {"schema": {"type": "string"}} for kind in ("text/plain", "application/openmetrics-text")},
+}
 
 Stats = Callable[[], EngineStats]
 
@@ -186,7 +194,7 @@ def _by(family: type[Metric], name: str, text: str, label: str, values: dict[str
 
 
 def install(app: FastAPI, metrics: Metrics) -> None:
-    @app.get("/metrics")
+    @app.get("/metrics", response_model=None, responses={200: EXPOSITION, **refusals(401)})
     async def scrape(request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         text = await run_in_threadpool(encode, metrics.registry)  # it waits for the engine's lock

@@ -19,6 +19,7 @@ from headwater.cache.view import CacheView, NodeView
 from headwater.engine.stats import EngineStats
 from headwater.server.metrics import computed_by_kind
 from headwater.server.recent import Recent
+from headwater.server.refusals import refusals
 from headwater.server.service import ServedEngine, Service
 from headwater.server.timeline import COLUMNS, Timeline
 from headwater.types import Reason
@@ -100,7 +101,7 @@ def install(app: FastAPI, service: Service, recent: Recent, timeline: Timeline) 
     watch, engine = TreeWatch(service.engine), service.engine
     started = time.time()
 
-    @app.get("/cache")
+    @app.get("/cache", response_model=dict[str, Any], responses=refusals(400, 401))
     async def cache(
         sample: Annotated[int, Query(ge=0, description="The last sample of the timeline that is known already.")] = 0,
         request: Annotated[int, Query(ge=0, description="The last request that is known already.")] = 0,
