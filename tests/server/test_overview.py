@@ -115,7 +115,7 @@ def test_a_failed_and_a_cancelled_request_are_listed(client, engine):
 def test_the_list_of_last_requests_is_bounded():
     ring = recent.Recent()
     for _ in range(3 * recent.KEPT):
-        ring._add(RequestContext(), {})
+        ring.lost(RequestContext(), "chat", None)
     assert len(ring.since(0)) == recent.KEPT
     assert ring.since(3 * recent.KEPT - 1) == [ring.since(0)[-1]]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 
 import pytest
@@ -11,6 +12,9 @@ from headwater.config import ServeConfig
 from headwater.errors import ConfigError
 from headwater.server import telemetry, tracing
 from headwater.server.app import create_app
+from headwater.server.context import RequestContext
+from headwater.server.record import GenerationEnd
+from headwater.types import CacheAccount, Reason
 from tests.server.fake_engine import FakeEngine
 
 export = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter", reason="needs headwater[otel]")
@@ -96,3 +100,26 @@ def test_without_the_setting_nothing_of_opentelemetry_is_loaded(engine, monkeypa
 @pytest.mark.parametrize("given", ["http://h:4318", "http://h:4318/", "http://h:4318/v1/traces"])
 def test_spans_go_to_the_endpoints_path_for_traces(given):
     assert tracing.otlp_exporter(given)._endpoint == "http://h:4318/v1/traces"
+
+
+def test_the_time_in_the_queue_is_a_child_of_its_own():
+    exporter = export.InMemorySpanExporter()
+    tracer = tracing.Tracing(exporter, "m")
+    account = CacheAccount(200, 128, 128, 0, Reason.DIVERGED)
+    tracer.ended(GenerationEnd(RequestContext(started_at=1000.0), "chat", 0, account, 8, "stop", 0.5, 1.0, 2.0, 4.0))
+    asyncio.run(leave(tracer.running()))
+    spans = {
+        span.name: (span.start_time / 1e9 - 1000, span.end_time / 1e9 - 1000) for span in exporter.get_finished_spans()
+    }
+    assert spans == {
+        "prepare": (0, 0.5),
+        "queue": (0.5, 1.5),
+        "prefill": (1.5, 2),
+        "decode": (2, 4),
+        "chat m": (0, 4),
+    }
+
+
+async def leave(context):
+    async with context:
+        pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter, deque
 
 from headwater.server.context import RequestContext
@@ -31,17 +32,17 @@ class Recent:
         self.cached_tokens += account.cached_tokens
         self.output_tokens += end.output_tokens
         self.reasons[account.reason] += 1
-        self._add(end.request, end.as_dict())
+        self._add(end.as_dict())
 
     def lost(self, request: RequestContext, endpoint: str, error: Exception | None) -> None:
         finish = "cancelled" if error is None else type(error).__name__
         entry = {"request_id": request.id, "endpoint": endpoint, "number": 0, "finish_reason": finish}
-        self._add(request, entry | {"total_seconds": round(request.seconds, 6)})
+        self._add(entry | {"total_seconds": round(request.seconds, 6)})
 
     def since(self, serial: int) -> list[dict[str, object]]:
         """Those that came after the one with that serial, oldest first."""
         return [entry for entry in self._ring if entry["serial"] > serial]  # type: ignore[operator]
 
-    def _add(self, request: RequestContext, entry: dict[str, object]) -> None:
+    def _add(self, entry: dict[str, object]) -> None:
         self._serial += 1
-        self._ring.append({"serial": self._serial, "time": round(request.started_at, 3), **entry})
+        self._ring.append({"serial": self._serial, "time": round(time.time(), 3), **entry})
