@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 
-.PHONY: install install-dev demo test test-full lint bench screenshot clean
+.PHONY: install install-dev demo test test-full lint bench screenshot soak soak-memory tenant-timing fuzz clean
 
 # torch first and pinned: an open range would bring gigabytes of CUDA packages
 $(BIN)/python:
@@ -18,6 +18,10 @@ $(VENV)/.demo: pyproject.toml | $(BIN)/python
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	$(BIN)/pip install --quiet -e '.[demo,test]'
 	@touch $@ $(VENV)/.demo
+
+$(VENV)/.fuzz: pyproject.toml | $(VENV)/.dev
+	$(BIN)/pip install --quiet -e '.[fuzz]'
+	@touch $@
 
 install: $(VENV)/.demo
 
@@ -44,6 +48,18 @@ bench: $(VENV)/.dev
 # of the live page, for the docs: needs chromium and chromedriver
 screenshot: $(VENV)/.dev
 	$(BIN)/python examples/screenshot.py
+
+soak: $(VENV)/.dev
+	$(BIN)/python -m stress.soak --for $(or $(SOAK),3m)
+
+soak-memory: $(VENV)/.dev
+	$(BIN)/python -m stress.memory
+
+tenant-timing: $(VENV)/.dev
+	$(BIN)/python -m stress.tenant_timing
+
+fuzz: $(VENV)/.fuzz
+	$(BIN)/python -m stress.fuzz --for $(or $(FUZZ),60s) $(TARGETS)
 
 clean:
 	rm -rf $(VENV) build dist

@@ -1,0 +1,1 @@
+"""What breaks servers: long random traffic, hostile bytes, clocks in the wrong hands. See README.md."""

@@ -1,0 +1,94 @@
+"""A server in this process, on a real socket: so the traffic is real, and its insides can be looked at."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import socket
+import threading
+from pathlib import Path
+
+import uvicorn
+
+from headwater.config import ServeConfig
+from headwater.engine.engine import Engine
+from headwater.engine.selfcheck import SelfCheck, self_check
+from headwater.mixers import numerics
+from headwater.mixers.numerics import Numerics, prepare_process
+from headwater.models.load import LoadedModel, load_model
+from headwater.models.tiny import ensure_default
+from headwater.server.app import create_app
+
+PATIENCE = 60  # seconds after which something that must happen has not
+
+
+def embedded_model(cache_dir: Path, threads: int = 2) -> tuple[LoadedModel, SelfCheck]:
+    """The embedded default, loaded once, and what the self-check says of this machine."""
+    prepare_process(threads)
+    loaded = load_model(ensure_default(cache_dir))
+    check = self_check(loaded.spec)
+    numerics.use(Numerics(check.mode))
+    return loaded, check
+
+
+class LiveServer:
+    """An engine and its API on a loopback port; `with` starts and stops both."""
+
+    def __init__(self, loaded: LoadedModel, check: SelfCheck, pages: int, **settings: object) -> None:
+        config = ServeConfig(memory=pages * loaded.spec.page_bytes, **settings)
+        self.engine = Engine.over(loaded, check, config)
+        self.app = create_app(self.engine, config)
+        self._socket = socket.create_server(("127.0.0.1", 0), backlog=512)
+        self.port: int = self._socket.getsockname()[1]
+        self._uvicorn = uvicorn.Server(uvicorn.Config(self.app, log_level="error", access_log=False))
+        self._thread = threading.Thread(target=self._uvicorn.run, args=([self._socket],), daemon=True)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> LiveServer:
+        self.engine.start()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._uvicorn.should_exit = True
+        self._thread.join()
+        self.engine.stop()
+        self._socket.close()
+
+    def check(self) -> None:
+        """Verify every invariant of the cache, between two steps. Raises AssertionError."""
+        with self.engine._changed:
+            self.engine.scheduler.cache.check()
+
+    def check_idle(self) -> None:
+        """Nothing runs, waits or is held once all is done. Raises AssertionError that says what is."""
+        assert self.engine.drain(PATIENCE), f"not idle after {PATIENCE} s: {self.engine.stats()}"
+        self.check()
+        stats = self.engine.stats()
+        held = {
+            "running": stats.running,
+            "waiting": stats.waiting,
+            "leases": stats.cache.leases,
+            "open plans": stats.cache.open_plans,
+            "private pages": stats.cache.pages_private,
+            "slot pages": stats.cache.pages_slot,
+        }
+        assert not any(held.values()), f"held by nobody: {held}"
+        pages = stats.cache.pages_by_use()
+        assert sum(pages.values()) == stats.cache.pages_total, f"pages do not add up: {pages}"
+        assert self.engine.health()["status"] == "ok", self.engine.health()
+
+
+def resident_bytes() -> int:
+    """This process's resident memory."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096
+
+
+def release_free_memory() -> None:
+    """Give what the allocator holds and nobody uses back to the system, so that resident memory tells what is used."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)

@@ -1,0 +1,94 @@
+"""`make soak` in small, and what it stands on: nothing is lost, and nothing grows with the number of requests."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+
+import pytest
+from rich.console import Console
+
+from headwater.config import ServeConfig
+from stress.census import census, grown
+from stress.draw import Draw
+from stress.live_server import LiveServer, embedded_model
+from stress.memory import CAPACITIES, SLACK
+from stress.short_requests import ShortRequests, send_over_http
+from stress.soak import Limits, soak
+from stress.visits import KINDS
+
+VISITS = 90
+PATIENCE = 300  # seconds: the number of visits ends a soak long before
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    logging.getLogger("headwater.request").setLevel(logging.CRITICAL)
+    return embedded_model(tmp_path_factory.mktemp("cache"))
+
+
+def test_a_short_soak_loses_nothing(model):
+    told = io.StringIO()
+    run = soak(seed=1, limits=Limits(PATIENCE, VISITS, clients=6), model=model, console=Console(file=told, width=140))
+    assert not run.faults, told.getvalue()
+    assert run.visits >= VISITS
+    assert run.samples.kept
+    assert run.server.engine.stats().cache.evicted_checkpoints > 0  # so that memory was tiny indeed
+    assert all(kind.__name__ in told.getvalue() for kind in KINDS)
+
+
+def test_a_soak_notices_an_answer_that_differs_from_one_without_a_cache(model, monkeypatch):
+    """The comparison is not empty: with one logit moved on the server that caches, it fails."""
+    run_step, broken = LiveServer.__enter__, []
+
+    def start(server):
+        if not broken:  # the first server is the one that caches
+            broken.append(server)
+            run = server.engine.runner.run
+            server.engine.runner.run = lambda step: run(step) * 1.01
+        return run_step(server)
+
+    monkeypatch.setattr(LiveServer, "__enter__", start)
+    run = soak(seed=2, limits=Limits(PATIENCE, 25, clients=4), model=model, console=Console(file=io.StringIO()))
+    assert run.samples.kept
+    assert sum("not as without a cache" in fault for fault in run.faults) == len(run.samples.kept)
+
+
+def test_a_soak_notices_a_page_that_is_lost(model):
+    with LiveServer(*model, 200) as server:
+        server.check_idle()
+        server.engine.scheduler.cache._pool.kv.take(1)
+        with pytest.raises(AssertionError):
+            server.check_idle()
+
+
+def test_the_same_seed_draws_the_same_requests():
+    assert [Draw(3, i).chat() for i in range(20)] == [Draw(3, i).chat() for i in range(20)]
+    assert Draw(3, 1).completion() != Draw(3, 2).completion()
+
+
+def test_nothing_grows_with_the_number_of_requests_namespaces_or_clients(model):
+    """Thousands of requests with ever new salts and ids, some cancelled or hung up on: no container holds more."""
+    with LiveServer(*model, 400, max_waiting=64) as server:
+        requests = ShortRequests(server.engine)
+        counts = []
+        for half in range(2):
+            requests.send(1000)
+            asyncio.run(send_over_http(server.url, server.port, 150, first=150 * half))
+            server.check_idle()
+            counts.append(census())
+        assert server.engine.stats().cache.namespaces < 400
+    assert min(requests.ended.answered, requests.ended.cancelled) > 100
+    assert grown(*counts, CAPACITIES, SLACK) == {}
+
+
+def test_the_census_sees_a_container_that_grows(model):
+    server = LiveServer(*model, 200)
+    before = census()
+    server.engine._cancelled.update(range(1000))
+    hoard = [ServeConfig() for _ in range(100)]
+    found = grown(before, census(), {}, SLACK)
+    assert found["Engine._cancelled"][1] - found["Engine._cancelled"][0] == 1000
+    assert found["ServeConfig: instances"][1] - found["ServeConfig: instances"][0] == len(hoard)
+    server._socket.close()
