@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 
 from headwater.errors import TemplateError
+from headwater.server.encoding import Encoded, PromptEncoder
 from headwater.server.messages import Breakpoint, Conversation, Message
 from headwater.server.template import ChatTemplate
 from headwater.types import Boundaries
@@ -26,7 +27,6 @@ STAND_INS = ("Quick, why?", "zigzag?")  # for a message; one of them begins unli
 MARK_TOOL = {"type": "function", "function": {"name": "zigzag", "parameters": {"type": "object", "properties": {}}}}
 END = 200  # characters of the prompt's end that are looked at
 OPEN_REASONING = re.compile(r"<(\w*think\w*)>\s*\Z")  # a generation prompt that leaves the model thinking
-LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 TOOL_RESPONSE = re.compile(r"\s*<tool_response>")  # some clients send what a tool returned as a user's message
 
 
@@ -42,16 +42,19 @@ class ChatPrompter:
     """Makes prompts of conversations. Thread safe."""
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
-        self._tokenizer = tokenizer
+        self._encoder = PromptEncoder(tokenizer)
         self._template = template
 
-    def prepare(self, conversation: Conversation) -> ChatPrompt:
-        """Raises TemplateError if the template refuses the conversation itself; probes may fail."""
+    def prepare(self, conversation: Conversation, namespace: str = "") -> ChatPrompt:
+        """Raises TemplateError if the template refuses the conversation itself; probes may fail.
+
+        What was tokenised before for this namespace is not again.
+        """
         conversation = self._addressed(conversation)
         text = self._render(conversation, generate=True)
-        encoding = encode(self._tokenizer, text, add_special_tokens=False)
-        boundaries, keep_output = self._probe(conversation, text, encoding)
-        return ChatPrompt(tuple(encoding.ids), boundaries, keep_output, text[-END:])
+        encoded = self._encoder.encode(text, namespace)
+        boundaries, keep_output = self._probe(conversation, text, encoded)
+        return ChatPrompt(encoded.ids, boundaries, keep_output, text[-END:])
 
     def _addressed(self, conversation: Conversation) -> Conversation:
         """A developer speaks as the system where the template knows no developers."""
@@ -64,17 +67,18 @@ class ChatPrompter:
         variables = {**conversation.variables, "tools": conversation.tools, "add_generation_prompt": generate}
         return self._template.render(list(conversation.messages), conversation.now, variables)
 
-    def _probe(self, conversation: Conversation, text: str, encoding: Encoding) -> tuple[Boundaries, bool]:
+    def _probe(self, conversation: Conversation, text: str, encoded: Encoded) -> tuple[Boundaries, bool]:
         user_turns = [i for i, m in enumerate(conversation.messages) if m["role"] == "user"]
         queries = [i for i in user_turns if not TOOL_RESPONSE.match(conversation.messages[i]["content"])]
         answer = dummy_answer(text)
         nexts = [self._try_render(extended(conversation, turns)) for turns in next_turns(conversation, answer)]
-        ends = [end for _, end in encoding.offsets]
 
         def boundary(probe: str | None) -> int | None:
             # one token less: the last one's border may move with what comes after it
             return (
-                None if probe is None or probe == text else max(0, bisect_right(ends, common_prefix(text, probe)) - 1)
+                None
+                if probe is None or probe == text
+                else max(0, bisect_right(encoded.ends, common_prefix(text, probe)) - 1)
             )
 
         first = self._replaced(conversation, user_turns[:1])
@@ -102,15 +106,6 @@ class ChatPrompter:
             return self._render(conversation, generate)
         except TemplateError:
             return None
-
-
-def encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> Encoding:
-    """As a batch of one, because `Tokenizer.encode` keeps all other threads waiting: 25 ms for 16,000 tokens.
-
-    Half of a surrogate pair, as clients send that cut their texts by UTF-16 units, becomes U+FFFD.
-    """
-    whole = LONE_SURROGATE.sub("\ufffd", text)
-    return tokenizer.encode_batch([whole], add_special_tokens=add_special_tokens)[0]
 
 
 def dummy_answer(prompt: str) -> str:

@@ -18,8 +18,9 @@ from headwater.config import ServeConfig
 from headwater.engine.stats import EngineStats
 from headwater.errors import RequestTooLarge, TemplateError
 from headwater.server import errors
-from headwater.server.chat import ChatPrompt, ChatPrompter, encode
+from headwater.server.chat import ChatPrompt, ChatPrompter
 from headwater.server.dialect import Dialect
+from headwater.server.encoding import encode
 from headwater.server.exchange import Events, Exchange
 from headwater.server.forms import ChatForm, CompletionForm, Form
 from headwater.server.logprobs import TokenNames
@@ -111,7 +112,7 @@ class Service:
             conversation = body.conversation
         except ValueError as error:
             raise errors.BadRequest(str(error), "messages") from error
-        return await run_in_threadpool(self._prompter.prepare, conversation)
+        return await run_in_threadpool(self._prompter.prepare, conversation, body.salt)
 
     def _tokens(self, prompt: str | list[int]) -> tuple[int, ...]:
         if isinstance(prompt, str):

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.concurrency import run_in_threadpool
 
-from headwater.server.chat import encode
+from headwater.server.encoding import encode
 from headwater.server.openai import ChatMessage, ChatRequest
 from headwater.server.refusals import OF_A_BODY
 from headwater.server.sampling import TokenId
