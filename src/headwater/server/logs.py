@@ -62,7 +62,8 @@ class RequestLog:
             log.info("%s cancelled total=%.3fs id=%s", endpoint, request.seconds, request.id, extra=extra)
             return
         extra = {"fields": {**fields, "outcome": "failed", "error": type(error).__name__}}
-        log.warning("%s failed=%s: %s id=%s", endpoint, type(error).__name__, error, request.id, extra=extra)
+        said = " ".join(str(error).split())  # one line, whatever it holds
+        log.warning("%s failed=%s: %s id=%s", endpoint, type(error).__name__, said, request.id, extra=extra)
 
 
 def _shown(value: object) -> str:
