@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -18,6 +17,8 @@ from headwater.config import ServeConfig
 from headwater.engine.constraint import ConstraintCompiler
 from headwater.engine.deadlines import Deadlines
 from headwater.engine.detokenizer import TextStream
+from headwater.engine.live import Live, OnEvent
+from headwater.engine.meter import Meter
 from headwater.engine.runner import Runner
 from headwater.engine.sampler import Choice, Sampling, sample
 from headwater.engine.selfcheck import SelfCheck, self_check
@@ -40,33 +41,15 @@ from headwater.models.tiny import ensure_default
 from headwater.schedule.scheduler import EXTRA_SLOTS, Limits, Scheduler
 from headwater.schedule.sequence import Phase, Sequence
 from headwater.schedule.step import Step
-from headwater.types import Event, FailedEvent, FinishedEvent, Generation, SamplingParams, TokenEvent
+from headwater.types import Event, FailedEvent, FinishedEvent, Generation, TokenEvent
 
 # Checkpoints saved in the middle of a leg are staged in rows of their own: at most so many, and so many bytes.
 MAX_SAVES = 16
 SAVE_BYTES = 256 * 2**20
-RECENT = 20  # requests whose durations make the estimate of when to come back
 
 log = logging.getLogger("headwater.engine")
 
-OnEvent = Callable[[Event], None]
 LogitsTap = Callable[[int, torch.Tensor], None]
-
-
-@dataclass(eq=False)
-class Live:
-    """A request with somebody waiting for its tokens."""
-
-    seq: Sequence
-    on_event: OnEvent
-    text: TextStream
-    sampling: Sampling
-    submitted: float  # seconds of a monotonic clock
-    started: float | None = None  # when its first leg ran
-
-    @property
-    def params(self) -> SamplingParams:
-        return self.seq.generation.params
 
 
 class Engine:
@@ -95,9 +78,7 @@ class Engine:
         self._stopping = False
         self._broken: Exception | None = None  # what ended the thread before its time
         self._thread: threading.Thread | None = None
-        self._steps = self._failed_steps = self._refused = self._expired = 0
-        self._step_seconds = 0.0
-        self._mean_seconds = 1.0  # that a request took of late, from its submission to its end
+        self._meter = Meter()
 
     @classmethod
     def load(cls, config: ServeConfig) -> Engine:
@@ -189,9 +170,9 @@ class Engine:
         waiting, limits = self.scheduler.waiting, self.scheduler.limits
         if len(waiting) < limits.max_waiting:
             return
-        self._refused += 1
-        retry_after = math.ceil(min(60.0, len(waiting) * self._mean_seconds / limits.max_running))
-        error = QueueFull(len(waiting), limits.max_waiting, max(1, retry_after))
+        self._meter.refused += 1
+        retry_after = self._meter.retry_after(len(waiting), limits.max_running)
+        error = QueueFull(len(waiting), limits.max_waiting, retry_after)
         displaced = waiting.displaced_by(namespace)
         if displaced is None:
             raise error
@@ -220,22 +201,7 @@ class Engine:
     def stats(self) -> EngineStats:
         """What is held and has been done; waits at most for a step's planning."""
         with self._changed:
-            scheduler = self.scheduler
-            return EngineStats(
-                cache=scheduler.cache.stats(),
-                running=len(scheduler.running),
-                waiting=len(scheduler.waiting),
-                answers_waiting=len(scheduler.answers),
-                preemptions=scheduler.preemptions,
-                steps=self._steps,
-                failed_steps=self._failed_steps,
-                step_seconds=self._step_seconds,
-                prefill_tokens=scheduler.prefill_tokens,
-                answer_tokens=scheduler.answer_tokens,
-                decode_tokens=scheduler.decode_tokens,
-                refused=self._refused,
-                expired=self._expired,
-            )
+            return self._meter.stats(self.scheduler)
 
     def view(self) -> CacheView:
         """What the cache's tree looks like; waits as `stats` does."""
@@ -290,7 +256,7 @@ class Engine:
         for request_id in self._deadlines.take_passed(now):
             live = self._live.get(request_id)
             if live is not None:
-                self._expired += 1
+                self._meter.expired += 1
                 self.scheduler.give_up(live.seq, DeadlineExceeded(now - live.submitted, live.seq.n_output))
 
     def _tell_failures(self) -> None:
@@ -311,14 +277,14 @@ class Engine:
         try:
             logits_RV = self.runner.run(step)
         except Exception as error:
-            self._failed_steps += 1
+            self._meter.failed_steps += 1
             with self._changed:
                 failed = self.scheduler.abandon_step(step)
             self._fail(failed, error)
             return
         finally:
-            self._steps += 1
-            self._step_seconds += time.perf_counter() - started
+            self._meter.steps += 1
+            self._meter.step_seconds += time.perf_counter() - started
         wanting = [item.seq for item in step.items if item.wants_token]
         with self._changed:
             finished = self.scheduler.finish_step(step)
@@ -418,5 +384,5 @@ class Engine:
     def _forget(self, live: Live) -> None:
         del self._live[live.seq.id]
         self.runner.forget(live.seq.id)
-        self._mean_seconds += (time.monotonic() - live.submitted - self._mean_seconds) / RECENT
+        self._meter.ended(time.monotonic() - live.submitted)
         assert live.seq.phase is Phase.DONE

@@ -1,0 +1,29 @@
+"""A request with somebody waiting for its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headwater.engine.detokenizer import TextStream
+from headwater.engine.sampler import Sampling
+from headwater.schedule.sequence import Sequence
+from headwater.types import Event, SamplingParams
+
+OnEvent = Callable[[Event], None]
+
+
+@dataclass(eq=False)
+class Live:
+    """What the engine keeps of a request beside the scheduler's sequence."""
+
+    seq: Sequence
+    on_event: OnEvent
+    text: TextStream
+    sampling: Sampling
+    submitted: float  # seconds of a monotonic clock
+    started: float | None = None  # when its first leg ran
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.seq.generation.params
