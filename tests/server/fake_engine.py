@@ -52,7 +52,8 @@ class FakeEngine:
 
     script: str = "Grüße 🙂 from the fake."
     hold_after: int | None = None  # tokens after which a request waits until it is cancelled
-    fail: Exception | None = None  # given instead of an answer
+    fail: Exception | None = None  # given instead of an answer, or of what is missing of it
+    fail_after: int = 0  # tokens
     max_model_len: int = 4096
     memory_tokens: int = 100_000
     chat_template: str | None = SILENT
@@ -123,13 +124,13 @@ class FakeEngine:
             self._answer(*order)
 
     def _answer(self, request_id: int, generation: Generation, on_event: Callable[[Event], None]) -> None:
-        if self.fail is not None:
-            return on_event(FailedEvent(self.fail))
         account = self._account(generation)
         params = generation.params
         stream = TextStream(self.tokenizer, generation.prompt[-8:], params.stop)
         tokens = self.tokenizer.encode(self.script).ids[: params.max_tokens]
         for done, token in enumerate(tokens):
+            if self.fail is not None and done == self.fail_after:
+                return on_event(FailedEvent(self.fail))
             if done == self.hold_after:
                 self.held.set()
                 self.was_cancelled.wait()

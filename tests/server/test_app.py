@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from headwater.config import ServeConfig
-from headwater.errors import EngineStopped
+from headwater.errors import EngineStopped, QueueFull
 from headwater.server.app import create_app
 from tests.server import templates
 from tests.server.fake_engine import FakeEngine, byte_tokenizer
@@ -369,9 +369,17 @@ def test_an_engine_that_fails_is_a_server_error_without_its_insides(call, engine
 
 
 def test_an_engine_that_fails_midway_ends_the_stream_with_its_error(call, engine):
-    engine.fail = EngineStopped("the engine has stopped")
-    (part,) = chunks(complete(call, stream=True))
-    assert part["error"]["message"] == "the engine has stopped"
+    engine.fail, engine.fail_after = EngineStopped("the engine has stopped"), 2
+    *parts, last = chunks(complete(call, stream=True))
+    assert "".join(part["choices"][0]["text"] for part in parts) == engine.script[:2]
+    assert last["error"]["message"] == "the engine has stopped"
+
+
+def test_a_stream_that_fails_before_its_first_token_has_the_status_of_its_error(call, engine):
+    engine.fail = QueueFull(8, 8, 7)
+    reply = complete(call, stream=True)
+    assert error(reply, 503)["code"] == "queue_full"
+    assert reply.headers["retry-after"] == "7"
 
 
 def test_a_stopped_engine_is_unavailable(call, engine):

@@ -105,7 +105,7 @@ def test_nothing_that_was_said_can_be_read(client, engine):
 
 
 def test_a_failed_and_a_cancelled_request_are_listed(client, engine):
-    engine.fail = RuntimeError("midway")
+    engine.fail, engine.fail_after = RuntimeError("midway"), 1
     client.post("/v1/completions", json={"prompt": "abc", "stream": True})
     (entry,) = client.get("/cache").json()["requests"]
     assert entry["finish_reason"] == "RuntimeError"

@@ -69,7 +69,7 @@ def test_the_official_client_streams_a_response(client, engine):  # noqa: F811
 
 
 def test_a_stream_that_fails_raises_what_failed(client, engine):  # noqa: F811
-    engine.fail = EngineStopped("the engine has stopped")
+    engine.fail, engine.fail_after = EngineStopped("the engine has stopped"), 1
     with pytest.raises(openai.APIError, match="the engine has stopped"):
         list(client.responses.create(model="m", input="hello", stream=True))
 

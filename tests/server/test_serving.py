@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 
@@ -94,7 +95,7 @@ def test_the_official_client_understands_errors(client):
 
 
 def test_the_official_client_raises_what_a_stream_ends_with(client, engine):
-    engine.fail = RuntimeError("midway")
+    engine.fail, engine.fail_after = RuntimeError("midway"), 2
     with pytest.raises(openai.APIError, match="internal error"):
         list(client.chat.completions.create(model="m", messages=HELLO, stream=True))
 
@@ -102,9 +103,10 @@ def test_the_official_client_raises_what_a_stream_ends_with(client, engine):
 @pytest.mark.parametrize("hold_after", [0, 3])
 def test_a_client_that_leaves_a_stream_cancels_its_request(url, engine, hold_after):
     engine.hold_after = hold_after
-    body = {"messages": HELLO, "stream": True}
-    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body) as response:
-        assert response.status_code == 200
+    body = json.dumps({"messages": HELLO, "stream": True}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    with socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), PATIENCE) as client:
+        client.sendall(head + body)
         assert engine.held.wait(PATIENCE)
     assert engine.was_cancelled.wait(PATIENCE)
     assert engine.cancelled == [0]

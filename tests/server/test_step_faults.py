@@ -101,6 +101,9 @@ def test_a_stream_whose_step_fails_ends_with_an_error_event(engine, monkeypatch)
     monkeypatch.undo()
     failed = 0
     for reply in replies:
+        if reply.status_code == 500:  # it had no token yet
+            failed += 1
+            continue
         assert reply.status_code == 200  # the head was sent before
         events = [line.removeprefix("data: ") for line in reply.text.split("\n\n") if line]
         assert events[-1] == "[DONE]"

@@ -21,7 +21,7 @@ from headwater.server import errors
 from headwater.server.chat import ChatPrompt, ChatPrompter
 from headwater.server.dialect import Dialect
 from headwater.server.encoding import encode
-from headwater.server.exchange import Events, Exchange
+from headwater.server.exchange import Events, Exchange, Progress
 from headwater.server.forms import ChatForm, CompletionForm, Form
 from headwater.server.logprobs import TokenNames
 from headwater.server.openai import ChatRequest, CompletionRequest
@@ -170,33 +170,51 @@ class Service:
     ) -> Response:
         """`echo`: the prompts' texts, where answers are to begin with them."""
         exchange = Exchange(self.engine)
-        exchange.submit_all(generations)
+        if any(generation.params.constraint for generation in generations):
+            await run_in_threadpool(exchange.submit_all, generations)  # compiling one may take a second
+        else:
+            exchange.submit_all(generations)
         names = None if body.wanted_logprobs is None else self._names
         plain = Reply(form, self.engine.model_name, names, body.answers)
         reply: Answers = plain if worded is None else worded(plain)
         events = record.watch(exchange.events())
-        if echo:
-            events = echoed(events, [text for text in echo for _ in range(body.answers)])
+        texts = [text for text in echo for _ in range(body.answers)]
 
         def close() -> None:
             exchange.cancel()
             record.close()
 
-        if body.stream:
-            stream = EventStream(reply.stream(events, body.include_usage), close)
-            exchange.before_waiting = stream.flush
-            return stream
+        answered = False
         try:
-            answer = await unless_gone(request, reply.whole(events))
+            if body.stream:
+                # What fails before its first token is answered with a status of its own, as without a stream.
+                begun = await unless_gone(request, anext(events))
+                if begun is not None:
+                    stream = EventStream(reply.stream(echoed(resumed(begun, events), texts), body.include_usage), close)
+                    exchange.before_waiting = stream.flush
+                    answered = True
+                    return stream
+            else:
+                answer = await unless_gone(request, reply.whole(echoed(events, texts)))
+                if answer is not None:
+                    return JSONResponse(answer)
         finally:
-            close()
-        return Response(status_code=CLIENT_GONE) if answer is None else JSONResponse(answer)
+            if not answered:
+                close()
+        return Response(status_code=CLIENT_GONE)
 
 
 def nth_answer(first: Generation, i: int) -> Generation:
     """The same prompt once more, with a seed of its own."""
     seed = first.params.seed
     return first if i == 0 or seed is None else replace(first, params=replace(first.params, seed=seed + i))
+
+
+async def resumed(first: tuple[int, Progress], events: Events) -> Events:
+    """The event that was taken from `events`, and those that come after it."""
+    yield first
+    async for event in events:
+        yield event
 
 
 async def echoed(events: Events, texts: list[str]) -> Events:

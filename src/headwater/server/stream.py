@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import Request
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 MAX_HELD = 16_384  # characters
+
+Outcome = TypeVar("Outcome")
 
 
 class EventStream(StreamingResponse):
@@ -54,7 +56,7 @@ class EventStream(StreamingResponse):
             await self._send({"type": "http.response.body", "body": body, "more_body": True})
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any] | None:
+async def unless_gone(request: Request, work: Coroutine[Any, Any, Outcome]) -> Outcome | None:
     """The work's result, or None if the client disconnects before."""
     working = asyncio.create_task(work)
     watching = asyncio.create_task(_disconnected(request))
