@@ -13,14 +13,13 @@ from headwater.config import ServeConfig
 from headwater.errors import ConfigError
 from headwater.server import formats
 from headwater.server.errors import BadRequest
-from headwater.server.formats.grammar import FLEXIBLE, Grammar, either, literal
+from headwater.server.formats.grammar import FLEXIBLE, Grammar, either, tag_tokens
 from headwater.server.formats.parser import AnswerParser
 from headwater.server.formats.tools import Tool, ToolFormat
 from headwater.server.tools import ToolUse
 from headwater.types import Constraint, SamplingParams
 
 NEVER = -100.0  # added to a logit: OpenAI's way to ban a token
-ANY_TEXT = "/(.|\\n)*/"
 GAP = "/\\n{0,2}/"  # line ends after reasoning
 
 
@@ -42,7 +41,7 @@ class Dialect:
 
     def __init__(self, template: str, config: ServeConfig, tokenizer: Tokenizer) -> None:
         """Raises ConfigError for a format that does not exist."""
-        self._tokenizer = tokenizer
+        self._tag_tokens = tag_tokens(tokenizer)
         self._reasoning = formats.reasoning_format(
             _known("reasoning_format", config.reasoning_format, formats.REASONING), template
         )
@@ -59,14 +58,14 @@ class Dialect:
         if use.mode == "required" and calls is None:
             raise BadRequest("tool_choice requires a call, but the model's tool format is unknown", "tool_choice")
         if calls is None or use.mode == "none":
-            banned = None if calls is None else self._tokenizer.token_to_id(calls.open)
-            constraint = None if schema is None else self._constraint(prompt_end, Grammar(), [], schema)
+            banned = None if calls is None else self._tag_tokens.get(calls.open)
+            constraint = None if schema is None else self._constraint(prompt_end, Grammar(self._tag_tokens), [], schema)
             return Shape(constraint, () if banned is None else (banned,))
         if use.mode == "required" or schema is not None:
-            grammar = Grammar()
+            grammar = Grammar(self._tag_tokens)
             return Shape(self._constraint(prompt_end, grammar, [call_list(grammar, calls, use)], schema, use.mode))
         if any(tool.strict for tool in use.tools.values()):
-            grammar = Grammar()
+            grammar = Grammar(self._tag_tokens)
             return Shape(self._constraint(prompt_end, grammar, [text_with_calls(grammar, calls, use)], None))
         # the end of the first call ends the answer, and costs no mask a token
         return Shape(stop=(calls.close,) if use.one else ())
@@ -88,12 +87,12 @@ class Dialect:
         if tags is None or tags.closed_by(prompt_end):
             return ""
         thought = f"{grammar.until(tags.close)} {GAP}"
-        return thought if tags.left_open_by(prompt_end) else f"({literal(tags.open)} {thought})?"
+        return thought if tags.left_open_by(prompt_end) else f"({grammar.tag(tags.open)} {thought})?"
 
 
 def call_list(grammar: Grammar, calls: ToolFormat, use: ToolUse) -> str:
     """A rule for one call or, if allowed, several, and nothing else."""
-    call = grammar.rule(f"{literal(calls.open)} {one_call(grammar, calls, list(use.tools.values()))}")
+    call = grammar.rule(f"{grammar.tag(calls.open)} {one_call(grammar, calls, list(use.tools.values()))}")
     return call if use.one else grammar.rule(f'{call} ("\\n" {call})*')
 
 
@@ -101,7 +100,7 @@ def text_with_calls(grammar: Grammar, calls: ToolFormat, use: ToolUse) -> str:
     """A rule for any text with calls in it; the arguments of strict tools fit their schemas."""
     tools = [tool if tool.strict else Tool(tool.name) for tool in use.tools.values()]
     call = f"{grammar.until(calls.open)} {one_call(grammar, calls, tools)}"
-    return grammar.rule(f"({call}){'?' if use.one else '*'} {grammar.rule(ANY_TEXT)}")
+    return grammar.rule(f"({call}){'?' if use.one else '*'} {grammar.text()}")
 
 
 def one_call(grammar: Grammar, calls: ToolFormat, tools: list[Tool]) -> str:

@@ -8,33 +8,40 @@ from functools import cache
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from headwater.models.tiny import tokenizer as tiny
 from headwater.server.formats import TOOLS
-from headwater.server.formats.grammar import Grammar, either, literal, quoted
+from headwater.server.formats.grammar import Grammar, either, literal, quoted, tag_tokens
 from headwater.server.formats.tools import Tool
 from tests.server.fake_engine import byte_tokenizer
 from tests.server.formats.cases import WEATHER_TOOLS, parse, shape
 
 
 @cache
-def vocabulary():
-    tokenizer = byte_tokenizer()
+def trained():
+    """Its tags are tokens, as in the tokenizers of most families."""
+    return tiny.train(600, 1)
+
+
+@cache
+def vocabulary(tokenizer):
     end = tokenizer.token_to_id("<|im_end|>")
     return LLTokenizer(tokenizer.to_str(), n_vocab=tokenizer.get_vocab_size(), eos_token=end)
 
 
-def taken(source, text):
+def taken(source, text, tokenizer=None):
     """How much of the text the grammar takes, and whether it may end there."""
-    matcher = LLMatcher(vocabulary(), LLMatcher.grammar_from_lark(source))
+    tokenizer = tokenizer or byte_tokenizer()
+    matcher = LLMatcher(vocabulary(tokenizer), LLMatcher.grammar_from_lark(source))
     assert not matcher.get_error(), matcher.get_error()
-    tokens = byte_tokenizer().encode(text).ids
+    tokens = tokenizer.encode(text).ids
     size = matcher.try_consume_tokens(tokens)
-    return byte_tokenizer().decode(tokens[:size]), matcher.is_accepting()
+    return tokenizer.decode(tokens[:size], skip_special_tokens=False), matcher.is_accepting()
 
 
-def grammar_of(name, tools):
-    grammar = Grammar()
+def grammar_of(name, tools, tokenizer=None):
+    grammar = Grammar(tag_tokens(tokenizer or byte_tokenizer()))
     calls = [TOOLS[name].rule(grammar, tool) for tool in tools]
-    return grammar.source(f"{literal(TOOLS[name].open)} {either(calls)}")
+    return grammar.source(f"{grammar.tag(TOOLS[name].open)} {either(calls)}")
 
 
 def hermes(name, arguments):
@@ -61,7 +68,8 @@ ALL = {"city": "Bonn", "days": 2, "exact": True, "tags": ["a", "b"], "note": "tw
     ],
 )
 def test_good_calls_are_taken_and_read(name, text, called):
-    assert taken(grammar_of(name, WEATHER_TOOLS.values()), text) == (text, True)
+    for tokenizer in (byte_tokenizer(), trained()):
+        assert taken(grammar_of(name, WEATHER_TOOLS.values(), tokenizer), text, tokenizer) == (text, True)
     assert shape(parse([text], name)) == [called]
 
 
@@ -112,7 +120,16 @@ def test_a_schema_of_schemas_keeps_its_references():
 
 
 def test_free_text_ends_at_its_mark_and_signs_are_quoted():
-    grammar = Grammar()
+    grammar = Grammar({})
     source = grammar.source(f"{grammar.until('</a.b>')} {literal('!')}")
     assert taken(source, "x\n</aXb> y</a.b>!") == ("x\n</aXb> y</a.b>!", True)
     assert quoted("a_b</") == "a_b\\x{3c}\\x{2f}"
+
+
+def test_tags_that_are_tokens_are_named_and_text_does_not_match_them():
+    grammar = Grammar(tag_tokens(trained()))
+    source = grammar.source(f"{grammar.until('</think>')} {grammar.tag('<tool_call>')} {grammar.tag('<other>')}")
+    text = "hm\n</think><tool_call><other>"
+    assert taken(source, text, trained()) == (text, True)
+    assert taken(source, "hm<tool_call>", trained()) == ("hm", False)
+    assert set(tag_tokens(byte_tokenizer())) == {"<|im_start|>", "<|im_end|>"}

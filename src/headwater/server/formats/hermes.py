@@ -31,7 +31,7 @@ class Hermes:
     def rule(self, grammar: Grammar, tool: Tool) -> str:
         head = f'\n{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "arguments": '
         arguments = grammar.json(tool.parameters, spaced=True)
-        return grammar.rule(f"{literal(head)} {arguments} {literal('}' + chr(10) + CLOSE)}")
+        return grammar.rule(f"{literal(head)} {arguments} {literal('}' + chr(10))} {grammar.tag(CLOSE)}")
 
 
 class HermesCall:

@@ -52,8 +52,8 @@ class QwenXml:
             parts.append(part if key in required else f"({part})?")
         if not parts and schema.get("additionalProperties", True):
             parts = [f"({literal(PARAMETER)} /[A-Za-z0-9_.-]+/ {literal('>' + chr(10))} {grammar.until(END)})*"]
-        head, tail = f"\n{FUNCTION}{tool.name}>\n", f"{FUNCTION_END}\n{CLOSE}"
-        return grammar.rule(" ".join([literal(head), *parts, literal(tail)]))
+        head, tail = f"\n{FUNCTION}{tool.name}>\n", f"{FUNCTION_END}\n"
+        return grammar.rule(" ".join([literal(head), *parts, literal(tail), grammar.tag(CLOSE)]))
 
 
 END = f"\n{PARAMETER_END}\n"
