@@ -145,7 +145,7 @@ def said(deltas: list[Delta], calls: ToolCalls) -> Json:
     """A message's fields, or what is new in them; those that have nothing are left out.
 
     Reasoning has two names: DeepSeek's `reasoning_content`, which most clients read, and `reasoning`, which
-    OpenRouter and vLLM (since 0.16) have in its place. Both are given, with equal text; no client that reads one
+    OpenRouter and newer vLLM have in its place. Both are given, with equal text; no client that reads one
     adds the other to it.
     """
     message: Json = {}

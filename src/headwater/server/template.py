@@ -76,7 +76,8 @@ class _Environment(ImmutableSandboxedEnvironment):
 def _compiled(environment: jinja2.Environment, source: str) -> jinja2.Template:
     """The template, with a count at the start of each loop's body and each macro's."""
     tree = environment.parse(source)
-    for node in tree.find_all((jinja2.nodes.For, jinja2.nodes.Macro, jinja2.nodes.CallBlock)):
+    bodies: tuple[type[Any], ...] = (jinja2.nodes.For, jinja2.nodes.Macro, jinja2.nodes.CallBlock)
+    for node in tree.find_all(bodies):
         # a filter, since calls of functions go through the sandbox and cost ten times as much
         weight = jinja2.nodes.Const(1 if isinstance(node, jinja2.nodes.For) else MACRO_STEPS)
         counter = jinja2.nodes.Name(STEPS, "load")

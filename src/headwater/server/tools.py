@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
@@ -57,7 +57,7 @@ class ToolUse:
     """What may become of a request's tools."""
 
     mode: str = "auto"  # "auto" | "none" | "required"
-    tools: Tools = ()  # type: ignore[assignment]
+    tools: Tools = field(default_factory=dict)
     one: bool = False  # at most one call
 
 

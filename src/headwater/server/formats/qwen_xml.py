@@ -45,9 +45,10 @@ class QwenXml:
         """Keys come in the schema's order. Of bare strings only the choices of an enum are enforced."""
         schema = resolved(tool.parameters, tool.parameters)
         properties = schema.get("properties")
+        properties = properties if isinstance(properties, Mapping) else {}
         required = schema.get("required") or []
         parts = []
-        for key in properties if isinstance(properties, Mapping) else ():
+        for key in properties:
             part = f"{literal(f'{PARAMETER}{key}>{chr(10)}')} {_value(grammar, tool.parameters, properties[key])}"
             parts.append(part if key in required else f"({part})?")
         if not parts and schema.get("additionalProperties", True):
