@@ -21,6 +21,7 @@ from headwater.types import CacheLayout, Generation, Plan
 ANSWERS_AT_ONCE = 4  # finished answers that are prefilled side by side; each has a slot of its own
 GUESTS = 1  # requests beyond `max_running`, each of a namespace that has nothing running while others fill all places
 EXTRA_SLOTS = ANSWERS_AT_ONCE + GUESTS
+SHARED_STEP = 256  # tokens of a step on which more than one request waits: a long one would cost all of them its time
 
 DecodeReuse = Literal["canonical", "raw", "none"]
 
@@ -237,7 +238,9 @@ class Scheduler:
     def _budget(self) -> Budget:
         page = self.layout.page_size
         used = sum(leg.plan.end - leg.plan.start for leg in self._legs.values())
-        tokens = max(page, (self.limits.tokens_per_step - len(self._rows)) // page * page)
+        alone = len(self._homes()) + len(self.waiting) <= 1
+        most = self.limits.tokens_per_step if alone else min(self.limits.tokens_per_step, SHARED_STEP)
+        tokens = max(page, (most - len(self._rows)) // page * page)
         saves = sum(len(leg.plan.saves) for leg in self._legs.values())
         return Budget(max(0, tokens - used), self.limits.saves_per_step - saves)
 
