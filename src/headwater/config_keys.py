@@ -6,13 +6,25 @@ from typing import Any
 
 from headwater.errors import CheckpointError
 
+MAX_NUMBER = 1e30
+
+
+def text_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The text model's part of a config.json: the whole, unless it is a multimodal checkpoint's."""
+    text = config.get("text_config", config)
+    if not isinstance(text, dict):
+        raise CheckpointError(f"config.json: key 'text_config' is {text!r}, must be an object")
+    return text
+
 
 class ConfigKeys:
     """Typed access to a config.json; every error names the key."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        text = config.get("text_config", config)
+        text = text_config(config)
         rope = text.get("rope_parameters") or {}
+        if not isinstance(rope, dict):
+            raise CheckpointError(f"config.json: key 'rope_parameters' is {rope!r}, must be an object")
         self._values: dict[str, Any] = {**text, **rope}
         # A multimodal config says at its top whether the text model's embeddings are tied.
         self._values.setdefault("tie_word_embeddings", config.get("tie_word_embeddings", False))
@@ -38,7 +50,10 @@ class ConfigKeys:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        return float(self._typed(key, (int, float), default))
+        value = self._typed(key, (int, float), default)
+        if not abs(value) < MAX_NUMBER:  # NaN, too
+            raise CheckpointError(f"config.json: key {key!r} is {value}, must be a number below {MAX_NUMBER:g}")
+        return float(value)
 
     def text(self, key: str) -> str:
         return str(self._typed(key, (str,), None))

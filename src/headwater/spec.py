@@ -14,6 +14,7 @@ from headwater.types import CacheLayout
 BYTES_OF_DTYPE = {"float32": 4, "bfloat16": 2, "float16": 2}
 PAGE_ALIGN = 512  # bytes
 PAGE_BYTES_WITHOUT_KV = 64 * 1024
+MAX_LAYERS = 10_000  # far above any model: a config.json that asks for more is broken
 KEY_BLOCK = 512  # tokens: an attention's bits depend on how its last block of keys is filled, so it is always full
 MIXER_OF_LAYER_TYPE = {"full_attention": "attention", "linear_attention": "gated_delta_net"}
 
@@ -246,20 +247,22 @@ class ModelSpec:
 
 def _read_mixers(keys: ConfigKeys) -> tuple[str, ...]:
     n = keys.positive("num_hidden_layers")
+    if n > MAX_LAYERS:
+        raise CheckpointError(f"config.json: key 'num_hidden_layers' is {n:,}, at most {MAX_LAYERS:,} are taken")
     interval = keys.positive("full_attention_interval", 4)
     regular = ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(n)]
     names = keys.listed("layer_types", regular)
     if len(names) != n:
         raise CheckpointError(f"config.json: key 'layer_types' has {len(names)} entries for {n} layers")
     for name in names:
-        if name not in MIXER_OF_LAYER_TYPE:
+        if not isinstance(name, str) or name not in MIXER_OF_LAYER_TYPE:
             raise CheckpointError(f"config.json: layer type {name!r} is not one of {sorted(MIXER_OF_LAYER_TYPE)}")
     return tuple(MIXER_OF_LAYER_TYPE[name] for name in names)
 
 
 def _read_ffns(keys: ConfigKeys, n_layers: int, moe: MoeShape | None) -> tuple[str, ...]:
     step = keys.positive("decoder_sparse_step", 1)
-    dense = set(keys.listed("mlp_only_layers", []))
+    dense = keys.listed("mlp_only_layers", [])
     return tuple("moe" if moe and i not in dense and (i + 1) % step == 0 else "mlp" for i in range(n_layers))
 
 

@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from headwater.errors import CheckpointError
-from headwater.models.load import fast_dtype, load_model
+from headwater.models.load import fast_dtype, load_model, read_spec
+from headwater.models.tiny.checkpoint import CONFIG
 from tests.support import Bench
 
 TOKENS = list(range(300, 400))
@@ -196,3 +197,28 @@ def test_a_loaded_model_keeps_no_file_mapped(name: str, dtype: str, checkpoint: 
     loaded = load_model(path, dtype)
     assert loaded.model.layers
     assert not [line for line in Path("/proc/self/maps").read_text().splitlines() if f"{path}/" in line]
+
+
+BROKEN_CONFIGS = (
+    {"text_config": 5},
+    {"rope_parameters": [1]},
+    {"model_type": ["qwen3_5_text"]},
+    {"num_hidden_layers": 2**31},
+    {"layer_types": [[]] * 4},
+    {"rms_norm_eps": float("nan")},
+    {"rope_parameters": {"partial_rotary_factor": float("inf")}},
+)
+
+
+@pytest.mark.parametrize("broken", BROKEN_CONFIGS, ids=str)
+def test_a_config_with_a_value_of_another_kind_is_refused_by_its_key(tmp_path, broken):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | broken))
+    with pytest.raises(CheckpointError, match=r"text_config|rope|model_type|layer|rms_norm_eps|rotary"):
+        read_spec(tmp_path)
+
+
+@pytest.mark.parametrize("raw", [b"[" * 100_000, b'{"a": ' + b"1" * 5000 + b"}", b"\xff{}"])
+def test_a_config_that_is_no_json_is_refused(tmp_path, raw):
+    (tmp_path / "config.json").write_bytes(raw)
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        read_spec(tmp_path)

@@ -60,7 +60,7 @@ class Answer:
     @property
     def cached_tokens(self) -> int | None:
         """None where the server does not tell."""
-        return (self.usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+        return _object(self.usage.get("prompt_tokens_details")).get("cached_tokens")
 
     @property
     def output_tokens(self) -> int | None:
@@ -90,10 +90,9 @@ class Answer:
         if event.get("error"):
             self.error = error_message(event)
             self._error_code = event["error"].get("code") if isinstance(event["error"], dict) else None
-        self.usage = event.get("usage") or self.usage
-        account = event.get("headwater")
-        self.account = account if isinstance(account, dict) else self.account
-        pieces = [piece for choice in event.get("choices") or () for piece in self._choice(choice)]
+        self.usage = _object(event.get("usage")) or self.usage
+        self.account = _object(event.get("headwater")) or self.account
+        pieces = [piece for choice in _list(event.get("choices")) for piece in self._choice(_object(choice))]
         if pieces:
             self._came(now)
         for piece in pieces:
@@ -101,17 +100,16 @@ class Answer:
         return pieces
 
     def _choice(self, choice: Json) -> Iterator[Piece]:
-        self.finish_reason = choice.get("finish_reason") or self.finish_reason
-        delta = choice.get("delta") or {}
+        self.finish_reason = _text(choice.get("finish_reason")) or self.finish_reason
+        delta = _object(choice.get("delta"))
         for name in REASONING:
-            if delta.get(name):
-                yield Piece("reasoning", delta[name])
-        text = choice.get("text") or delta.get("content")
-        if text:
+            if text := _text(delta.get(name)):
+                yield Piece("reasoning", text)
+        if text := _text(choice.get("text")) or _text(delta.get("content")):
             yield Piece("text", text)
-        for call in delta.get("tool_calls") or ():
-            function = call.get("function") or {}
-            yield Piece("tool", (function.get("name") or "") + (function.get("arguments") or ""))
+        for call in _list(delta.get("tool_calls")):
+            function = _object(_object(call).get("function"))
+            yield Piece("tool", _text(function.get("name")) + _text(function.get("arguments")))
 
     def _came(self, now: float) -> None:
         if self.last is not None:
@@ -119,6 +117,19 @@ class Answer:
         else:
             self.first = now
         self.last = now
+
+
+# What a server sends in the place of a value that it should not: as good as nothing.
+def _object(value: object) -> Json:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def error_message(body: object) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
+from headwater.config_keys import text_config
 from headwater.errors import CheckpointError
 from headwater.models.build import build_model
 from headwater.models.families import FAMILIES
@@ -36,13 +37,13 @@ def read_spec(path: Path | str, dtype: str = "auto", device: str = "cpu", page_s
     """The shapes of the model in this folder, and with `auto` the dtype to compute in. Raises CheckpointError."""
     folder = Path(path)
     config = read_json(folder / "config.json")
-    text_config = config.get("text_config", config)
-    model_type = text_config.get("model_type", config.get("model_type"))
-    if model_type not in FAMILIES:
+    text = _text_config(folder, config)
+    model_type = text.get("model_type", config.get("model_type"))
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
         raise CheckpointError(f"{folder / 'config.json'}: model_type {model_type!r} is not one of {known}")
     if dtype == "auto":
-        dtype = fast_dtype(text_config.get("dtype", text_config.get("torch_dtype")), device)
+        dtype = fast_dtype(text.get("dtype", text.get("torch_dtype")), device)
     try:
         return ModelSpec.from_config(config, dtype, page_size)
     except CheckpointError as error:
@@ -54,7 +55,7 @@ def load_model(path: Path | str, dtype: str = "auto", device: str = "cpu", page_
     folder = Path(path)
     spec = read_spec(folder, dtype, device, page_size)
     config = read_json(folder / "config.json")
-    text_config = config.get("text_config", config)
+    text = _text_config(folder, config)
     tensors = CheckpointTensors(folder, getattr(torch, spec.dtype_name), torch.device(device))
     model = build_model(spec, tensors, FAMILIES[spec.model_type])
     tokenizer_config = _optional_json(folder / "tokenizer_config.json")
@@ -70,7 +71,7 @@ def load_model(path: Path | str, dtype: str = "auto", device: str = "cpu", page_
         chat_template=_chat_template(folder, tokenizer_config),
         special_tokens=special,
         generation=generation,
-        eos_token_ids=_end_tokens(text_config, generation, tokenizer.token_to_id(special.get("eos_token", ""))),
+        eos_token_ids=_end_tokens(text, generation, tokenizer.token_to_id(special.get("eos_token", ""))),
     )
 
 
@@ -85,6 +86,13 @@ def fast_dtype(stored: str | None, device: str = "cpu") -> str:
         return "bfloat16"
     fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return "bfloat16" if fast else "float32"
+
+
+def _text_config(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return text_config(config)
+    except CheckpointError as error:
+        raise CheckpointError(f"{folder}: {error}") from error
 
 
 def _optional_json(path: Path) -> dict[str, Any]:
