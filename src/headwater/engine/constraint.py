@@ -81,20 +81,22 @@ class ConstraintCompiler:
         self._vocab_size = vocab_size
         self._ends = [token for token in end_tokens if token < self._known]
         self._wrapped: LLTokenizer | None = None
-        self._compiled: OrderedDict[Constraint, LLMatcher] = OrderedDict()
+        # by namespace: how long a schema takes must not tell one tenant that another one sent it
+        self._compiled: OrderedDict[tuple[str, Constraint], LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
         self._wrapping = threading.Lock()
 
-    def machine(self, constraint: Constraint) -> ConstraintMachine:
+    def machine(self, constraint: Constraint, namespace: str = "") -> ConstraintMachine:
         """A machine at the start. Raises ConstraintError with the compiler's message."""
+        key = (namespace, constraint)
         with self._lock:
-            matcher = self._compiled.get(constraint)
+            matcher = self._compiled.get(key)
             if matcher is not None:
-                self._compiled.move_to_end(constraint)
+                self._compiled.move_to_end(key)
         if matcher is None:
             matcher = self._compile(constraint)
             with self._lock:
-                self._compiled[constraint] = matcher
+                self._compiled[key] = matcher
                 while len(self._compiled) > MAX_CACHED:
                     self._compiled.popitem(last=False)
         return self._start(matcher)

@@ -149,7 +149,7 @@ class Engine:
         """
         text = TextStream(self.loaded.tokenizer, generation.prompt[-8:], generation.params.stop)
         constraint = generation.params.constraint
-        machine = None if constraint is None else self.constraints.machine(constraint)
+        machine = None if constraint is None else self.constraints.machine(constraint, generation.namespace)
         sampling = Sampling(generation.params, generation.prompt, machine)
         now = time.monotonic()
         with self._changed:
