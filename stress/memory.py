@@ -16,6 +16,7 @@ import sys
 import time
 
 from headwater.config import user_cache_dir
+from headwater.server.encoding import CACHE_BYTES, OVERHEAD
 from stress.census import census, grown
 from stress.live_server import LiveServer, embedded_model, release_free_memory, resident_bytes
 from stress.short_requests import ShortRequests, send_over_http
@@ -33,6 +34,7 @@ CAPACITIES = {
     "Timeline._ring": 900,
     "Deadlines._heap": 1000 + 128,
     "ConstraintCompiler._compiled": 64,
+    "PromptEncoder._kept": CACHE_BYTES // OVERHEAD,
 }
 SLACK = 64  # items by which a container may differ from one moment to another
 

@@ -91,30 +91,34 @@ class ShortRequests:
 
 
 async def send_over_http(url: str, port: int, count: int, first: int = 0, at_once: int = 16) -> None:
-    """Likewise over HTTP: every seventh client hangs up, every third streams; the connections are ever new ones."""
+    """Likewise to three endpoints over HTTP: every seventh client hangs up, every second streams."""
     gate = asyncio.Semaphore(at_once)
 
     async def one(number: int) -> None:
-        rng = random.Random(number)
-        body = {
-            "prompt": [rng.randrange(1, 1000) for _ in range(rng.choice([5, 70, 140]))],
-            "max_tokens": 2,
-            "cache_salt": f"http salt {number}",
-            "stream": number % 3 == 0,
-        }
+        path, body = _request(number)
         async with gate:
             if number % 7 == 0:
-                await _hang_up(port, body)
+                await _hang_up(port, path, body)
                 return
             async with httpx.AsyncClient(base_url=url, timeout=PATIENCE) as http:
-                reply = await http.post("/v1/completions", json=body, headers={"x-request-id": f"id-{number}"})
+                reply = await http.post(path, json=body, headers={"x-request-id": f"id-{number}"})
                 assert reply.status_code in (200, 503), reply.text
 
     await asyncio.gather(*(one(first + i) for i in range(count)))
 
 
-async def _hang_up(port: int, body: dict) -> None:
+def _request(number: int) -> tuple[str, dict]:
+    said = " ".join(str(number) * 8)[:100]
+    path, fields = (
+        ("/v1/completions", {"prompt": said, "max_tokens": 2}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": said}], "max_tokens": 2}),
+        ("/v1/responses", {"input": said, "max_output_tokens": 16}),
+    )[number % 3]
+    return path, {**fields, "cache_salt": f"http salt {number}", "stream": number % 2 == 0}
+
+
+async def _hang_up(port: int, path: str, body: dict) -> None:
     _, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(request_bytes("/v1/completions", body))
+    writer.write(request_bytes(path, body))
     await writer.drain()
     writer.transport.abort()

@@ -120,3 +120,9 @@ def test_what_is_made_for_a_user_is_kept_in_the_users_cache_folder(monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/someone")
     assert ServeConfig().cache_dir == Path("/home/someone/.cache/headwater")
+
+
+def test_the_home_of_a_user_that_there_is_not_is_refused_by_name():
+    settings = {one.name: one for one in SETTINGS}
+    with pytest.raises(ConfigError, match=r"model is '~nobody-at-all/x', must be a path"):
+        settings["model"].read("~nobody-at-all/x")

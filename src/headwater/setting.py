@@ -72,13 +72,20 @@ def _parse_names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
+def _parse_path(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:  # ~ of a user that there is not
+        raise ValueError(text) from error
+
+
 TEXT = Kind("TEXT", str, (), "must be text")
 COUNT = Kind("N", int, (int,), "must be a whole number")
 NUMBER = Kind("X", _parse_finite, (int, float), "must be a number")
 SECONDS = Kind("SECONDS", _parse_finite, (int, float), "must be a number of seconds", lambda number: f"{number:g}")
 BYTES = Kind("SIZE", parse_bytes, (int,), "must be a number and a unit, such as 4GB (10^9) or 4GiB (2^30)", show_bytes)
 SWITCH = Kind("", _parse_switch, (bool,), "must be true or false", lambda on: "on" if on else "off")
-FILE = Kind("PATH", lambda text: Path(text).expanduser(), (), "must be a path")
+FILE = Kind("PATH", _parse_path, (), "must be a path")
 NAMES = Kind("A,B,...", _parse_names, (list,), "must be names with commas between", ",".join)
 
 

@@ -64,6 +64,12 @@ def fuzz(name: str, target: Target, limit: float) -> Outcome:
     )
 
 
+def what_happened(said: str) -> str:
+    """The exception's traceback, if there is one, or what libFuzzer says of a time-out."""
+    begin = max(said.find("=== Uncaught Python exception"), said.find("ALARM"), 0)
+    return said[begin:][:3000]
+
+
 def last(pattern: str, said: str) -> int:
     found = re.findall(pattern, said)
     return int(found[-1]) if found else 0
@@ -87,7 +93,7 @@ def main() -> int:
         table.add_row(name, *(f"{number:,}" for number in numbers))
         for path in outcome.crashes:
             failed = True
-            print(f"{name} fails on {path}:\n{outcome.said[:3000]}", file=sys.stderr)
+            print(f"{name} fails on {path}:\n{what_happened(outcome.said)}", file=sys.stderr)
     Console(width=100).print(table)
     return 1 if failed else 0
 
