@@ -30,10 +30,10 @@ from stress.draw import Draw
 from stress.live_server import PATIENCE, LiveServer, embedded_model, release_free_memory, resident_bytes
 from stress.visits import KINDS, Client, post
 
-PAGES = 170  # a checkpoint takes 26 of them, and the state of each running request as many again
+PAGES = 230  # a checkpoint takes 26 of them, and the state of each running request as many again
 MAX_RUNNING, MAX_WAITING = 4, 12
 CHECK_EVERY = 2.0  # seconds
-MAX_SAMPLES = 400  # answers that are kept, drawn evenly from all
+MAX_SAMPLES = 200  # answers that are kept, drawn evenly from all
 WARM_UP = 0.3  # of the time
 # oneDNN, and torch's layer over it, keep up to 1,024 kernels each, of 0.3 to 0.5 MB: one for each shape that they have
 # met. Random prompts meet new ones for minutes. `stress.memory` holds the rest of the server to far less.

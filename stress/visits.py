@@ -12,12 +12,12 @@ from typing import Any
 import httpx
 
 from stress.answers import Choices, StreamReader, Wrong, choices_of, judge_refusal
-from stress.draw import SCHEMA, TOOLS, Draw
+from stress.draw import SALTS, SCHEMA, TOOLS, Draw
 
 Body = dict[str, Any]
 Keep = Callable[[str, Body, Choices], None]
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 LEFT = "client left"
 TINY_BUFFER = 2048  # bytes that a slow reader's socket takes
 
@@ -124,24 +124,27 @@ async def reads_slowly(client: Client) -> str:
         writer.write(request_bytes(CHAT, client.draw.long_answer(), close=True))
         await writer.drain()
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-        status = int(head.split()[1])
+        body = b""
         for _ in range(40):
             await asyncio.sleep(0.05)
-            if not await reader.read(TINY_BUFFER):
-                break
+            body += await reader.read(TINY_BUFFER)
         if leaves:
             return LEFT
-        rest = await reader.read(-1)
+        body += await reader.read(-1)
     finally:
         writer.transport.abort()
-    if status == 200 and not rest.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"):
-        raise Wrong(f"a slow reader's stream ends with {rest[-100:]!r}")
-    if status != 200:
-        headers = dict(line.lower().split(": ", 1) for line in head.split("\r\n")[1:] if ": " in line)
-        return judge_refusal(
-            status, {"error": dict.fromkeys(("message", "type", "param", "code"), "?")}, headers.get("retry-after")
-        )
-    return "answered"
+    return judge_raw(head, body)
+
+
+def judge_raw(head: str, body: bytes) -> str:
+    """The outcome of a stream whose connection was closed, by the bytes that came."""
+    status = int(head.split()[1])
+    if status == 200:
+        if not body.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"):
+            raise Wrong(f"a slow reader's stream ends with {body[-100:]!r}")
+        return "answered"
+    headers = dict(line.lower().split(": ", 1) for line in head.split("\r\n")[1:] if ": " in line)
+    return judge_refusal(status, json.loads(body), headers.get("retry-after"))
 
 
 def request_bytes(path: str, body: Body, close: bool = False) -> bytes:
@@ -178,6 +181,16 @@ async def wants_json(client: Client) -> str:
         if choice.finish_reason == "stop" and set(json.loads(choice.text)) != {"river", "miles"}:
             raise Wrong(f"a schema's answer is {choice.text!r}")
     return outcome
+
+
+async def asks_by_the_newer_api(client: Client) -> str:
+    body = {"input": client.draw.words(1, 200), "max_output_tokens": 20, "cache_salt": client.draw.rng.choice(SALTS)}
+    reply = await client.http.post(RESPONSES, json=body)
+    if reply.status_code != 200:
+        return judge_refusal(reply.status_code, reply.json(), reply.headers.get("retry-after"))
+    if reply.json()["status"] not in ("completed", "incomplete"):
+        raise Wrong(f"{RESPONSES} says {reply.json()['status']!r}")
+    return "answered"
 
 
 async def asks_too_much(client: Client) -> str:
@@ -240,6 +253,7 @@ KINDS: dict[Callable[[Client], Awaitable[str]], int] = {
     sets_deadline: 6,
     brings_tools: 4,
     wants_json: 4,
+    asks_by_the_newer_api: 5,
     asks_too_much: 2,
     talks_nonsense: 8,
     looks: 6,
