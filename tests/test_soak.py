@@ -18,7 +18,7 @@ from stress.short_requests import ShortRequests, send_over_http
 from stress.soak import Limits, soak
 from stress.visits import KINDS
 
-VISITS = 90
+VISITS = 60
 PATIENCE = 300  # seconds: the number of visits ends a soak long before
 
 
