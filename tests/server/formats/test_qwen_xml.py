@@ -6,8 +6,10 @@ import pytest
 
 from headwater.server.formats import TOOLS
 from headwater.server.formats.delta import CallArguments, CallBegin, Content
+from headwater.server.formats.grammar import Grammar
 from headwater.server.formats.parser import AnswerParser
 from headwater.server.formats.schema import ANY, encoded, property_schema, types_of
+from headwater.server.formats.tools import Tool
 from tests.server.formats.cases import WEATHER, WEATHER_TOOLS, parse, shape
 
 
@@ -93,6 +95,18 @@ def test_types_come_from_references_unions_and_choices():
     assert types_of(loop, loop) >= {"null"}
     assert types_of({"$ref": "#/$defs/nothing"}, {}) == ANY
     assert types_of(True, {}) == ANY
+
+
+@pytest.mark.parametrize("refers", [lambda i: "x0", lambda i: f"x{i + 1}"], ids=["to itself", "to the next"])
+def test_schemas_that_refer_to_one_another_many_times_are_looked_at_once(refers):
+    """By every path there would be 8 to the power of 16 of them."""
+    definitions = {f"x{i}": {"anyOf": [{"$ref": f"#/$defs/{refers(i)}"}] * 8} for i in range(16)}
+    assert types_of({"$ref": "#/$defs/x0"}, {"$defs": definitions}) == ANY
+
+
+def test_a_schema_whose_required_is_no_list_requires_nothing():
+    optional = TOOLS["qwen_xml"].rule(grammar := Grammar({}), Tool("f", {"properties": {"a": {}}, "required": 5}))
+    assert optional and ")?" in grammar.source(optional)
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,8 @@ class QwenXml:
         schema = resolved(tool.parameters, tool.parameters)
         properties = schema.get("properties")
         properties = properties if isinstance(properties, Mapping) else {}
-        required = schema.get("required") or []
+        required = schema.get("required")
+        required = required if isinstance(required, list) else []
         parts = []
         for key in properties:
             part = f"{literal(f'{PARAMETER}{key}>{chr(10)}')} {_value(grammar, tool.parameters, properties[key])}"

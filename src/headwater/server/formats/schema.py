@@ -10,6 +10,7 @@ Schema = Mapping[str, Any]
 
 MAX_DEPTH = 16  # of references and alternatives; deeper ones allow anything
 ANY = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
+NOTHING: Schema = {}  # one object, so that it can be told by its identity
 PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}  # as templates write them that print values
 NAMES: dict[type, str] = {
     str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null", dict: "object", list: "array"
@@ -23,10 +24,10 @@ def property_schema(schema: Schema, name: str) -> Any:
 
 
 def resolved(schema: Any, root: Schema) -> Schema:
-    """The schema itself, or what its reference within `root` leads to; {} for what is no schema."""
+    """The schema itself, or what its reference within `root` leads to; NOTHING for what is no schema."""
     for _ in range(MAX_DEPTH):
         if not isinstance(schema, Mapping):
-            return {}
+            return NOTHING
         reference = schema.get("$ref")
         if not isinstance(reference, str) or not reference.startswith("#"):
             return schema
@@ -35,14 +36,26 @@ def resolved(schema: Any, root: Schema) -> Schema:
             key = step.replace("~1", "/").replace("~0", "~")
             target = target.get(key) if isinstance(target, Mapping) else None
         schema = target
-    return {}
+    return NOTHING
 
 
-def types_of(schema: Any, root: Schema, depth: int = 0) -> frozenset[str]:
-    """The JSON types that a schema allows, as far as it says so plainly."""
+def types_of(schema: Any, root: Schema) -> frozenset[str]:
+    """The JSON types that a schema allows, as far as it says so plainly. Linear in the size of `root`."""
+    return _types_of(schema, root, {}, 0)
+
+
+def _types_of(schema: Any, root: Schema, known: dict[int, frozenset[str]], depth: int) -> frozenset[str]:
+    """`known`: of schemas that were met already, by identity: references may meet the same one any number of times."""
     schema = resolved(schema, root)
     if depth > MAX_DEPTH:
         return ANY
+    if id(schema) not in known:
+        known[id(schema)] = ANY  # for who asks while it is looked at: it refers to itself
+        known[id(schema)] = _said(schema, root, known, depth)
+    return known[id(schema)]
+
+
+def _said(schema: Schema, root: Schema, known: dict[int, frozenset[str]], depth: int) -> frozenset[str]:
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(values, list):
         return frozenset(NAMES.get(type(value), "string") for value in values)
@@ -53,7 +66,7 @@ def types_of(schema: Any, root: Schema, depth: int = 0) -> frozenset[str]:
         return frozenset(t for t in said if isinstance(t, str))
     for word in ("anyOf", "oneOf", "allOf"):
         if isinstance(parts := schema.get(word), list) and parts:
-            sets = [types_of(part, root, depth + 1) for part in parts]
+            sets = [_types_of(part, root, known, depth + 1) for part in parts]
             return frozenset.intersection(*sets) if word == "allOf" else frozenset.union(*sets)
     return ANY
 
