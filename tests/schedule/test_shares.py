@@ -44,6 +44,17 @@ def test_nobody_saves_up_while_idle():
     assert ids(shares.order([seq(1, "a"), seq(2, "b")])) == [1, 2]
 
 
+def test_a_newcomer_after_a_pause_of_everybody_owes_as_much_as_the_last_who_left():
+    shares = Shares()
+    shares.join("a")
+    shares.charge("a", 1_000_000)
+    shares.leave("a")
+    shares.join("flood")  # a name that nobody had before is no way past the others
+    shares.join("a")
+    shares.charge("flood", 1)
+    assert ids(shares.order([seq(1, "flood"), seq(2, "flood"), seq(3, "a")])) == [3, 1, 2]
+
+
 def test_a_debt_outlives_a_pause():
     shares = Shares()
     shares.join("a")

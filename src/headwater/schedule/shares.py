@@ -1,8 +1,8 @@
 """Fair shares: whoever was served least goes first, so that one namespace's flood does not starve another.
 
 A virtual counter a namespace, raised by the tokens that were computed for it; a namespace that comes back from being
-idle starts no lower than the least of those that are active, so nobody saves up (virtual token counter: Sheng et al.,
-"Fairness in Serving Large Language Models", OSDI 2024, algorithm 2).
+idle starts no lower than the least of those that are active, or where nobody is, than whoever left last: so nobody
+saves up (virtual token counter: Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024, algorithm 2).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ class Shares:
     def __init__(self) -> None:
         self._served: OrderedDict[str, int] = OrderedDict()  # the most recently active last
         self._open: dict[str, int] = {}  # requests that wait or run
+        self._level = 0  # counter of the last one that left and left nobody behind
 
     def __len__(self) -> int:
         return len(self._served)
@@ -29,7 +30,7 @@ class Shares:
     def join(self, namespace: str) -> None:
         """A request of `namespace` came."""
         if namespace not in self._open:
-            least = min((self._served[name] for name in self._open), default=0)
+            least = min((self._served[name] for name in self._open), default=self._level)
             self._served[namespace] = max(self._served.get(namespace, 0), least)
         self._open[namespace] = self._open.get(namespace, 0) + 1
         self._served.move_to_end(namespace)
@@ -39,6 +40,8 @@ class Shares:
         self._open[namespace] -= 1
         if not self._open[namespace]:
             del self._open[namespace]
+        if not self._open:
+            self._level = self._served[namespace]
         if len(self._served) > REMEMBERED + len(self._open):
             del self._served[next(name for name in self._served if name not in self._open)]
 
