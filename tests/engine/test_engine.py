@@ -212,6 +212,23 @@ def test_a_full_queue_makes_way_for_a_namespace_that_waits_less(make):
     rig.engine.stop()
 
 
+def test_nobody_makes_way_for_a_request_that_cannot_be_served(make):
+    rig = make(500, max_waiting=3)
+    for i in range(3):
+        rig.submit(words(10, i), 1)
+    too_large = replace(generation(words(10, 9)), namespace="other", params=SamplingParams(max_tokens=10**9))
+    with pytest.raises(RequestTooLarge):
+        rig.engine.submit(too_large, lambda event: None)
+    assert len(rig.engine.scheduler.waiting) == 3
+
+
+def test_who_waits_for_the_work_to_end_does_not_wait_for_a_stopped_engine(make):
+    rig = make(500)
+    rig.submit(words(10, 1), 1)
+    rig.engine.stop()  # never started: the request stays where it is
+    assert not rig.engine.drain()
+
+
 def test_while_it_drains_an_engine_refuses_new_requests_and_ends_those_it_has(make):
     with make(500) as rig:
         answer = rig.submit(words(300, 1), 50)

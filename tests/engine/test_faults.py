@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from headwater.engine.detokenizer import TextStream
 from headwater.engine.engine import Engine
 from headwater.engine.selfcheck import SelfCheck
 from headwater.errors import HeadwaterError
@@ -127,6 +128,20 @@ def test_a_listener_that_raises_costs_its_own_request_alone(make):
         assert rig.wait(beside).tokens == expected
         rig.settle()
         assert request not in rig.engine._live
+        assert_nothing_is_held(rig)
+
+
+def test_a_token_that_cannot_be_decoded_costs_its_own_request_alone(make, monkeypatch):
+    with make(PAGES) as rig:
+        expected = rig.ask(PROMPTS[0], 6).tokens
+        monkeypatch.setattr(TextStream, "push", breaking(TextStream.push, second))
+        answers = [rig.submit(PROMPTS[0], 6) for _ in range(3)]
+        assert all(answer.done.wait(60) for answer in answers)
+        monkeypatch.undo()
+        assert [type(answer.error) for answer in answers].count(Fault) == 1
+        assert all(answer.tokens == expected for answer in answers if answer.error is None)
+        assert rig.engine.health()["status"] == "ok"
+        rig.settle()
         assert_nothing_is_held(rig)
 
 

@@ -133,7 +133,7 @@ class Engine:
     def drain(self, timeout: float | None = None) -> bool:
         """Wait until nothing is left to do, finished answers included; False if `timeout` seconds were not enough."""
         with self._changed:
-            self._changed.wait_for(lambda: self.scheduler.idle or self._broken is not None, timeout)
+            self._changed.wait_for(lambda: self.scheduler.idle or self._stopping or self._broken is not None, timeout)
             return self.scheduler.idle
 
     def refuse_new(self) -> None:
@@ -147,6 +147,7 @@ class Engine:
         A full queue makes way for a namespace that waits less than others: the last of the one that waits most gets
         QueueFull in its place. If `on_event` raises, the request is given up.
         """
+        self.scheduler.check_fits(generation)  # first of all: nobody makes way for what cannot be served
         text = TextStream(self.loaded.tokenizer, generation.prompt[-8:], generation.params.stop)
         constraint = generation.params.constraint
         machine = None if constraint is None else self.constraints.machine(constraint, generation.namespace)
@@ -321,7 +322,7 @@ class Engine:
                 self._close(self._live[seq.id], FailedEvent(HeadwaterError(f"the step failed: {error}")))
 
     def _fail_alone(self, live: Live, error: Exception) -> None:
-        log.error("request %d failed: %s", live.seq.id, error)
+        log.error("request %d failed: %s: %s", live.seq.id, type(error).__name__, error)
         with self._changed:
             self.scheduler.cancel(live.seq)
         self._close(live, FailedEvent(error))
@@ -329,18 +330,18 @@ class Engine:
     def _take(self, live: Live, choice: Choice) -> None:
         """Append the token, tell the client, and end the request where it is to end."""
         seq, params = live.seq, live.params
+        ends = params.stop_token_ids if params.ignore_eos else (*self.loaded.eos_token_ids, *params.stop_token_ids)
+        ended = choice.token in ends
         try:
             live.sampling.take(choice.token)
-        except ConstraintError as error:
+            text, stop = ("", None) if ended else live.text.push(choice.token)
+        except Exception as error:  # of its constraint, or its decoder: nobody else's
             self._fail_alone(live, error)
             return
         seq.tokens.append(choice.token)
-        ends = params.stop_token_ids if params.ignore_eos else (*self.loaded.eos_token_ids, *params.stop_token_ids)
-        if choice.token in ends:
+        if ended:
             self._finish(live, "stop", choice.token)
-            return
-        text, stop = live.text.push(choice.token)
-        if not self._told(live, TokenEvent(choice.token, text, choice.logprob, choice.top)):
+        elif not self._told(live, TokenEvent(choice.token, text, choice.logprob, choice.top)):
             with self._changed:
                 self.scheduler.cancel(seq)
             self._forget(live)

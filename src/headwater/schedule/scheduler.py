@@ -69,13 +69,15 @@ class Scheduler:
 
     def submit(self, generation: Generation) -> Sequence:
         """Queue a request; raises RequestTooLarge if no amount of waiting could serve it."""
-        self._check_fits(len(generation.prompt) + generation.params.max_tokens)
+        self.check_fits(generation)
         seq = Sequence(self._new_id(), generation)
         self.waiting.push(seq)
         self.shares.join(seq.namespace)
         return seq
 
-    def _check_fits(self, tokens: int) -> None:
+    def check_fits(self, generation: Generation) -> None:
+        """Raises RequestTooLarge, as `submit` does; changes nothing."""
+        tokens = len(generation.prompt) + generation.params.max_tokens
         limit = self.limits.max_model_len
         if tokens > limit:
             raise RequestTooLarge(f"prompt and max_tokens together are {tokens:,} tokens, the model takes {limit:,}")
@@ -354,7 +356,7 @@ class Scheduler:
             return True
         victim = self.running[max(self.running)]
         if victim is seq and len(self.running) == 1:
-            self.give_up(seq, error)  # alone, and still too large: _check_fits should have refused it
+            self.give_up(seq, error)  # alone, and still too large: check_fits should have refused it
             return True
         if victim is seq and seq.phase is Phase.PREFILL:
             return False
