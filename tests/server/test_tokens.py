@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from headwater.server.encoding import PromptEncoder
 from tests.server.client import error, send
 from tests.server.fake_engine import FakeEngine
 
@@ -53,3 +54,17 @@ def test_a_model_is_found_by_its_name_even_with_slashes(engine):
     engine.model_name = "org/model"
     assert send(engine, "GET", "/v1/models/org/model").json()["id"] == "org/model"
     assert "'org/model'" in error(send(engine, "GET", "/v1/models/gpt"), 404)["message"]
+
+
+def test_what_is_tokenised_is_kept_for_its_namespace_alone(engine, monkeypatch):
+    seen = []
+    encode = PromptEncoder.encode
+
+    def watched(self, text, namespace=""):
+        seen.append(namespace)
+        return encode(self, text, namespace)
+
+    monkeypatch.setattr(PromptEncoder, "encode", watched)
+    tokenize(engine, messages=HELLO, cache_salt="tenant")
+    tokenize(engine, messages=HELLO)
+    assert seen == ["tenant", ""]

@@ -9,9 +9,11 @@ from typing import Any
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 MAX_BYTES = 64 * 2**20
+AT_ONCE = 2**20  # bytes that are parsed on the event loop: more of them would keep the other requests waiting
 MAX_DEPTH = 64  # of lists and objects in one another
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -47,7 +49,8 @@ class JsonRequest(Request):
             yield chunk
 
     async def json(self) -> Any:
-        return parse(await self.body())
+        raw = await self.body()
+        return parse(raw) if len(raw) <= AT_ONCE else await run_in_threadpool(parse, raw)
 
 
 def too_large(size: int) -> HTTPException:

@@ -19,7 +19,7 @@ from headwater.engine.stats import EngineStats
 from headwater.errors import RequestTooLarge, TemplateError
 from headwater.server import errors
 from headwater.server.chat import ChatPrompt, ChatPrompter
-from headwater.server.dialect import Dialect
+from headwater.server.dialect import Dialect, Shape
 from headwater.server.encoding import encode
 from headwater.server.exchange import Events, Exchange, Progress
 from headwater.server.forms import ChatForm, CompletionForm, Form
@@ -87,6 +87,7 @@ class Service:
 
     async def complete(self, body: CompletionRequest, request: Request) -> Response:
         record = RequestRecord("completion", self.watchers)
+        self._check_answers(body, len(body.prompts))
         prompts = await run_in_threadpool(lambda: [self._tokens(prompt) for prompt in body.prompts])
         generations = self._generations(body, [ChatPrompt(tokens, Boundaries(), True) for tokens in prompts])
         texts = await run_in_threadpool(lambda: [self._text(prompt) for prompt in body.prompts]) if body.echo else []
@@ -98,21 +99,29 @@ class Service:
         """`worded` turns chat completions into another API's answers."""
         record = RequestRecord(endpoint, self.watchers)
         use, schema = body.tool_use, body.answer_schema
-        prompt = await self.chat_prompt(body)
-        shape = self._dialect.shape(prompt.end, use, schema)
+        self._check_answers(body, 1)
+
+        def prepared() -> tuple[ChatPrompt, Shape]:
+            prompt = self.chat_prompt(body)
+            return prompt, self._dialect.shape(prompt.end, use, schema)
+
+        prompt, shape = await run_in_threadpool(prepared)
         form = ChatForm(partial(self._dialect.parser, prompt.end, use))
         generations = [replace(g, params=shape.applied(g.params)) for g in self._generations(body, [prompt])]
         return await self._answer(body, request, form, generations, record, worded=worded)
 
-    async def chat_prompt(self, body: ChatRequest) -> ChatPrompt:
-        """The conversation's prompt; raises TemplateError, or BadRequest for content that is no text."""
+    def chat_prompt(self, body: ChatRequest) -> ChatPrompt:
+        """The conversation's prompt; raises TemplateError, or BadRequest for content that is no text.
+
+        It may take a second: not for the event loop.
+        """
         if self._prompter is None:
             raise TemplateError("the model has no chat template: use /v1/completions")
         try:
             conversation = body.conversation
         except ValueError as error:
             raise errors.BadRequest(str(error), "messages") from error
-        return await run_in_threadpool(self._prompter.prepare, conversation, body.salt)
+        return self._prompter.prepare(conversation, body.salt)
 
     def _tokens(self, prompt: str | list[int]) -> tuple[int, ...]:
         if isinstance(prompt, str):
@@ -129,12 +138,15 @@ class Service:
         if tokens and max(tokens) >= vocab_size:
             raise errors.BadRequest(f"token id is {max(tokens):,}, the model has {vocab_size:,} tokens", param)
 
+    def _check_answers(self, body: CompletionRequest | ChatRequest, prompts: int) -> None:
+        """Raises BadRequest for more answers than the server takes, before any work goes into them."""
+        total, most = prompts * body.answers, self.config.max_running + self.config.max_waiting
+        if total > most:
+            asked = f"{prompts:,} prompts with n {body.answers:,} are {total:,} answers"
+            raise errors.BadRequest(f"{asked}, the server takes {most:,} at once", "n")
+
     def _generations(self, body: CompletionRequest | ChatRequest, prompts: list[ChatPrompt]) -> list[Generation]:
         """All answers to the first prompt, then to the second, and so on, as OpenAI numbers them."""
-        total, most = len(prompts) * body.answers, self.config.max_running + self.config.max_waiting
-        if total > most:
-            asked = f"{len(prompts):,} prompts with n {body.answers:,} are {total:,} answers"
-            raise errors.BadRequest(f"{asked}, the server takes {most:,} at once", "n")
         self.check_tokens(body.stop_token_ids or (), "stop_token_ids")
         self.check_tokens([token for token, _ in body.biases], "logit_bias")
         firsts = [self._generation(body, prompt) for prompt in prompts]

@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from headwater.server.encoding import encode
 from headwater.server.openai import ChatMessage, ChatRequest
 from headwater.server.refusals import OF_A_BODY
-from headwater.server.sampling import TokenId
+from headwater.server.sampling import MAX_SALT, TokenId
 from headwater.server.service import Service
 from headwater.server.tools import MAX_TOOLS, ToolDefinition
 
@@ -27,6 +27,7 @@ class TokenizeRequest(BaseModel):
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool = True
     return_token_strs: bool | None = None
+    cache_salt: str | None = Field(None, max_length=MAX_SALT)  # what is tokenised is kept for its namespace alone
 
     @model_validator(mode="after")
     def _one_of_two(self) -> TokenizeRequest:
@@ -59,9 +60,12 @@ def install(app: FastAPI, service: Service) -> None:
     async def ids(body: TokenizeRequest) -> list[int]:
         if body.prompt is None:
             chat = ChatRequest.model_construct(
-                messages=body.messages, tools=body.tools, chat_template_kwargs=body.chat_template_kwargs
+                messages=body.messages,
+                tools=body.tools,
+                chat_template_kwargs=body.chat_template_kwargs,
+                cache_salt=body.cache_salt,
             )
-            return list((await service.chat_prompt(chat)).tokens)
+            return list((await run_in_threadpool(service.chat_prompt, chat)).tokens)
         return (await run_in_threadpool(encode, tokenizer, body.prompt, body.add_special_tokens)).ids
 
     @app.post("/tokenize", responses=OF_A_BODY)
