@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from headwater.config import ServeConfig
 from headwater.server.app import create_app
-from headwater.server.logs import JsonFormatter, configure_logging
+from headwater.server.logs import JsonFormatter, TextFormatter, configure_logging
 from tests.server.fake_engine import FakeEngine
 
 SECRET = "zanzibar"
@@ -175,6 +175,35 @@ def test_no_line_holds_what_was_said(client, engine, json_lines):
     client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": SECRET}], "user": SECRET})
     assert len(json_lines()) == 2
     assert SECRET not in json.dumps(json_lines())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": {"text": SECRET}},
+        {"stop": [[SECRET]]},
+        {"suffix": SECRET},
+        {"response_format": {"type": SECRET}},
+        {"temperature": SECRET},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_no_line_holds_what_was_refused(client, json_lines, fields):
+    refused = complete(client, **fields)
+    assert refused.status_code == 400
+    (line,) = json_lines()
+    assert next(iter(fields)) in line["message"]
+    assert SECRET not in json.dumps(line)
+    assert client.post("/v1/chat/completions", json={"messages": SECRET}).status_code == 400
+    assert SECRET not in json.dumps(json_lines())
+
+
+@pytest.mark.parametrize("said", ["/v1/models\n2026-01-01 forged", "a\r\nb", "\x1b[2Jc", "d\u2028e\x85f"])
+def test_a_line_of_text_is_one_line_whatever_it_tells(said):
+    record = logging.makeLogRecord({"name": "headwater.request", "msg": "refused %s status=401", "args": (said,)})
+    line = TextFormatter().format(record)
+    assert line.splitlines() == [line]
+    assert line.isprintable()
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])

@@ -97,7 +97,8 @@ def install(app: FastAPI) -> None:
 
 
 async def _raised(request: Request, error: Exception) -> JSONResponse:
-    return _refuse(request, *error_body(error), error_headers(error))
+    noted = _invalid_field(error.param) if isinstance(error, BadRequest) else None
+    return _refuse(request, *error_body(error), error_headers(error), noted)
 
 
 async def _invalid(request: Request, error: Exception) -> JSONResponse:
@@ -109,7 +110,8 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
     if param and isinstance(first["input"], int | float | str):
         message += f"; it is {shown(first['input'])}"
     text = message if own and not param else f"{param or 'body'}: {message}"
-    return _refuse(request, 400, _body(text, "invalid_request_error", param, None))
+    at_fault = param or (message.split()[0] if own else "body")  # our words begin with a field's name
+    return _refuse(request, 400, _body(text, "invalid_request_error", param, None), noted=_invalid_field(at_fault))
 
 
 async def _http(request: Request, error: Exception) -> JSONResponse:
@@ -118,10 +120,20 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
     return _refuse(request, error.status_code, body, error.headers)
 
 
+def _invalid_field(param: str) -> str:
+    """What the log says of a value that is refused: not the value, which may be a part of a prompt."""
+    return f"{param[:MAX_ECHO]} is invalid"
+
+
 def _refuse(
-    request: Request, status: int, body: dict[str, Any], headers: Mapping[str, str] | None = None
+    request: Request,
+    status: int,
+    body: dict[str, Any],
+    headers: Mapping[str, str] | None = None,
+    noted: str | None = None,
 ) -> JSONResponse:
-    log.info("refused %s status=%d: %s", request.url.path, status, body["error"]["message"])
+    """`noted`: what the log says in the place of the message."""
+    log.info("refused %s status=%d: %s", request.url.path, status, noted or body["error"]["message"])
     return JSONResponse(body, status, headers)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from datetime import UTC, datetime
 
@@ -11,9 +12,20 @@ from headwater.server.context import RequestContext, current_request_id
 from headwater.server.record import GenerationEnd
 
 TEXT = "%(asctime)s %(name)s %(message)s"
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 FORMATS = ("text", "json")
 
 log = logging.getLogger("headwater.request")
+
+
+class TextFormatter(logging.Formatter):
+    """One line a record, whatever was in a request's path or fields; an exception's traceback follows it."""
+
+    def __init__(self) -> None:
+        super().__init__(TEXT)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return CONTROL.sub(lambda found: ascii(found[0])[1:-1], super().formatMessage(record))
 
 
 class JsonFormatter(logging.Formatter):
@@ -38,7 +50,7 @@ class JsonFormatter(logging.Formatter):
 def configure_logging(log_format: str) -> None:
     """Log to standard error from `info` up; `log_format` is "text" or "json"."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(TEXT))
+    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
 
 
@@ -62,8 +74,7 @@ class RequestLog:
             log.info("%s cancelled total=%.3fs id=%s", endpoint, request.seconds, request.id, extra=extra)
             return
         extra = {"fields": {**fields, "outcome": "failed", "error": type(error).__name__}}
-        said = " ".join(str(error).split())  # one line, whatever it holds
-        log.warning("%s failed=%s: %s id=%s", endpoint, type(error).__name__, said, request.id, extra=extra)
+        log.warning("%s failed=%s: %s id=%s", endpoint, type(error).__name__, error, request.id, extra=extra)
 
 
 def _shown(value: object) -> str:
