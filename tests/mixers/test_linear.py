@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from headwater.mixers.batch import batch_height
 from headwater.mixers.linear import Embedding, Linear, first_bad_height
 from headwater.mixers.numerics import MODES, Numerics, current, use
 
@@ -111,3 +112,10 @@ def test_an_embedding_reads_rows_in_the_computing_dtype() -> None:
 def test_an_unknown_mode_is_refused() -> None:
     with pytest.raises(ValueError, match="'fast' is none of packed, tiled, plain"):
         Numerics("fast")
+
+
+def test_steps_are_filled_up_to_few_heights_and_by_little():
+    heights = {batch_height(n, 4) for n in range(1, 1025)}
+    assert len(heights) <= 50
+    assert all(0 <= batch_height(n, 4) - n <= max(7, n / 8) for n in range(1, 1025))
+    assert [batch_height(n, 1) for n in (1, 65, 300)] == [1, 65, 300]

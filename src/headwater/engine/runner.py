@@ -6,7 +6,7 @@ import torch
 
 from headwater.memory.arena import Arena
 from headwater.memory.slots import StateMemory
-from headwater.mixers.batch import Slice, StepBatch
+from headwater.mixers.batch import Slice, StepBatch, batch_height
 from headwater.models.hybrid import HybridModel
 from headwater.schedule.step import DecodeRow, Leg, Step
 
@@ -88,7 +88,8 @@ class Runner:
             if leg.wants_token:
                 wanted.append(len(tokens) - 1)
         wanted += [len(tokens) + i for i, row in enumerate(step.rows) if row.wants_token]
-        idle = [0] * (self.model.least_rows - len(tokens) - len(step.rows))
+        n_rows = len(tokens) + len(step.rows)
+        idle = [0] * (batch_height(n_rows, self.model.least_rows) - n_rows)
         tokens += [row.token for row in step.rows] + idle
         positions.append(torch.tensor([row.position for row in step.rows] + idle, dtype=torch.int64))
         batch = StepBatch(

@@ -60,3 +60,15 @@ class StepBatch:
     def decode_rows(self) -> slice:
         """Where they are."""
         return slice(self.n_prefill, self.n_prefill + self.n_decode)
+
+
+def batch_height(n_rows: int, least: int) -> int:
+    """Rows that a step is filled up to, at a cost of a sixteenth or so: one of few heights.
+
+    A product's kernel is made for each height that comes up (half a millisecond and 0.7 MB for each shape of weight, in
+    bfloat16 on AVX-512). With `least` 1 nothing is filled up.
+    """
+    if least == 1:
+        return n_rows
+    grid = least if n_rows <= 16 else 8 if n_rows <= 128 else 16 if n_rows <= 256 else 32
+    return -(-n_rows // grid) * grid

@@ -31,6 +31,7 @@ class Numerics:
 
 
 MODES = ("packed", "tiled", "plain")
+KERNELS_KEPT = "256"  # by oneDNN and by torch's layer over it, of those made for a shape: 0.7 MB each in bfloat16
 _current = Numerics()
 
 
@@ -49,10 +50,13 @@ def prepare_process(threads: int | None = None) -> None:
     """Settings that hold only if they come before torch's first parallel operation and MKL's first call.
 
     Strict reproducibility of MKL (unless MKL_CBWR is set already), denormals flushed to zero in every worker thread
-    (transitions decay into denormals: slow, and rounded differently by different kernels), the thread count.
+    (transitions decay into denormals: slow, and rounded differently by different kernels), the thread count, and how
+    many kernels are kept (1,024 by default, which is 700 MB once as many heights have come up).
     """
     capability = torch.backends.cpu.get_cpu_capability()
     os.environ.setdefault("MKL_CBWR", "AVX512,STRICT" if capability == "AVX512" else "AVX2,STRICT")
+    for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+        os.environ.setdefault(cache, KERNELS_KEPT)
     torch.set_flush_denormal(True)
     if threads is not None:
         torch.set_num_threads(threads)
