@@ -111,7 +111,7 @@ def test_every_default_can_be_written_and_read_again():
 def test_the_formats_that_may_be_set_are_those_that_there_are():
     assert {"auto", "none", *formats.TOOLS} == set(TOOL_FORMATS)
     assert {"auto", "none", *formats.REASONING} == set(REASONING_FORMATS)
-    assert set(logs.FORMATS) == set(LOG_FORMATS)
+    assert set(logs.FORMATTERS) == set(LOG_FORMATS)
 
 
 def test_what_is_made_for_a_user_is_kept_in_the_users_cache_folder(monkeypatch):

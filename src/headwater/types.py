@@ -79,7 +79,6 @@ class Draft:
     checkpoints: tuple[int, ...] = ()  # ascending page multiples in (start, end]
     speculative: tuple[int, ...] = ()  # likewise; taken from free pages only, first to be evicted
     slot: bool = False  # take the pages that back a slot, if the lease has none
-    resume: bool = False  # a later leg whose state is not in a slot: restore the checkpoint at `start`
     publish: int = 0  # KV of the pages before this page multiple goes to the index at commit; the rest is private
     replaces: int | None = None  # a rolling checkpoint at this position is given up when this leg commits
     reuse: bool = True  # False: no match is held; all of [0, end) is in pages of its own

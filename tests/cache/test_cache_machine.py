@@ -72,16 +72,14 @@ class CacheMachine(RuleBasedStateMachine):
         draft = replace(draft, hold_checkpoint=data.draw(st.booleans()))
         self.launch(tokens, self.with_checkpoints(draft, data))
 
-    @rule(data=st.data(), drop_slot=st.booleans())
-    def go_on(self, data: st.DataObject, drop_slot: bool) -> None:
+    @rule(data=st.data())
+    def go_on(self, data: st.DataObject) -> None:
         request = self.pick(data, is_open=False)
         if request is None:
             return
         now = self.running[request]
         start = now.draft.end
-        draft = replace(now.draft, start=start, checkpoints=(), speculative=(), hold_checkpoint=True, resume=False)
-        if drop_slot:
-            self.toy.cache.drop_slot(request)
+        draft = replace(now.draft, start=start, checkpoints=(), speculative=(), hold_checkpoint=True)
         if start < len(now.tokens):
             draft = replace(draft, end=len(now.tokens), publish=floor(len(now.tokens)))
             draft = replace(draft, hold_checkpoint=data.draw(st.booleans()), replaces=floor(start))

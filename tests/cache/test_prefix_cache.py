@@ -188,19 +188,6 @@ def test_a_rolling_checkpoint_that_is_a_branch_point_or_pinned_stays() -> None:
     assert toy.match(A[:24]).checkpoint_tokens == 20
 
 
-def test_a_later_leg_without_a_slot_resumes_from_its_own_checkpoint() -> None:
-    toy = Toy()
-    draft = toy.draft(A, 0, end=20, publish=20, checkpoints=(20,), slot=True)
-    toy.commit(toy.reserve(draft), draft)
-    toy.cache.drop_slot(draft.request)
-    assert toy.cache.stats().pages_slot == 0
-    later = replace(draft, start=20, end=40, publish=40, checkpoints=(), resume=True)
-    plan = toy.reserve(later)
-    assert len(plan.restore) == LAYOUT.checkpoint_pages
-    assert toy.cache.stats().pages_slot == LAYOUT.slot_pages
-    toy.commit(plan, later)
-
-
 def test_abandon_loses_the_open_leg_only() -> None:
     toy = Toy()
     draft = toy.draft(A, 0, end=20, publish=20, checkpoints=(20,), slot=True)
@@ -348,7 +335,6 @@ def test_a_draft_that_does_not_follow_is_refused_and_changes_nothing() -> None:
         (toy.draft(B, 0, checkpoints=(6,)), "not on the grid"),
         (toy.draft(B, 0, checkpoints=(44,)), "not on the grid"),
         (toy.draft(B, 0, publish=44), "exceeds end 40"),
-        (replace(draft, start=28, end=40, publish=40, resume=True), "no checkpoint at 28"),
     ):
         with pytest.raises(ValueError, match=message):
             toy.cache.reserve(wrong)

@@ -310,13 +310,6 @@ class PrefixCache:
 
     # ---- giving back
 
-    def drop_slot(self, request: int) -> None:
-        """Give back the pages that back the request's slot, if it has one. KeyError for an unknown request."""
-        lease = self._leases[request]
-        if lease.plan is not None:
-            raise ValueError(f"request {request} has plan {lease.plan} open")
-        self._give_slot(lease)
-
     def _give_slot(self, lease: Lease) -> None:
         self._pool.states.give(lease.slot)
         lease.slot = array("i")

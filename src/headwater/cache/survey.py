@@ -65,7 +65,7 @@ class Surveyor:
                 raise ValueError(f"checkpoint at {at} is not on the grid of {unit} in ({draft.start}, {draft.publish}]")
 
     def _find(self, draft: Draft, lease: Lease | None) -> tuple[list[Node], int, Node | None]:
-        """The path and depth that the leg may share, and the checkpoint that it resumes from."""
+        """The path and depth that the leg may share, and the checkpoint that a first one resumes from."""
         unit = self.layout.unit_tokens
         if lease is None:
             if not draft.reuse:
@@ -76,14 +76,11 @@ class Surveyor:
             path = [] if last is None else self._index.path(last)
             return path, end, self._resume_node(draft, path, end)
         node = lease.node
-        resume = node if draft.resume and draft.start else None
-        if draft.resume and draft.start and not _stands_at(node, draft.start // unit, draft.start % unit):
-            raise ValueError(f"request {draft.request} has no checkpoint at {draft.start} to resume from")
         on_grid = lease.own_from == len(lease.table)  # no private page in between
         if node is None or not on_grid:
-            return [], 0, resume
+            return [], 0, None
         last, end = self._index.walk(node, draft.key, draft.publish // unit)
-        return self._index.path(last, node), end, resume
+        return self._index.path(last, node), end, None
 
     def _resume_node(self, draft: Draft, path: list[Node], end: int) -> Node | None:
         if not draft.start:
@@ -101,8 +98,3 @@ class Surveyor:
     def _table_pages(self, end: int) -> int:
         """Pages of KV of `end` tokens."""
         return -(-end // self.layout.page_size) * self.layout.kv_pages_per_unit
-
-
-def _stands_at(node: Node | None, units: int, rest: int) -> bool:
-    """Whether `node` has a checkpoint after exactly `units`, and `rest` tokens more are none."""
-    return node is not None and node.checkpoint is not None and node.end == units and not rest

@@ -13,7 +13,6 @@ from headwater.server.record import GenerationEnd
 
 TEXT = "%(asctime)s %(name)s %(message)s"
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-FORMATS = ("text", "json")
 
 log = logging.getLogger("headwater.request")
 
@@ -47,10 +46,13 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
+FORMATTERS: dict[str, type[logging.Formatter]] = {"text": TextFormatter, "json": JsonFormatter}
+
+
 def configure_logging(log_format: str) -> None:
-    """Log to standard error from `info` up; `log_format` is "text" or "json"."""
+    """Log to standard error from `info` up, in one of FORMATTERS."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    handler.setFormatter(FORMATTERS[log_format]())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
 
 
