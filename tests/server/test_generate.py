@@ -109,3 +109,22 @@ def test_a_requests_timeout_is_its_deadline_within_the_servers(engine, asked, li
 def test_what_openai_takes_and_nothing_here_depends_on_is_ignored(engine):
     ignored = {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "prediction": {"x": 1}}
     assert chat(engine, **ignored).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/completions", {"prompt": "abc"}),
+        ("/v1/chat/completions", {"messages": HELLO}),
+        ("/v1/responses", {"input": "hello"}),
+    ],
+)
+def test_no_line_end_of_unicode_ends_a_streams_line(engine, path, asked):
+    engine.script = "a\x85\u2028\u2029\x0b\x1c\r\nb"  # httpx's iter_lines, which litellm uses, splits at each
+    lines = send(engine, "POST", path, json={**asked, "stream": True}).text.splitlines()
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    assert all(line == "" or line.startswith(("data: {", "data: [DONE]", "event: ")) for line in lines)
+    said = [e.get("delta") or "" for e in events if e.get("type") == "response.output_text.delta"]
+    for choice in (choice for event in events for choice in event.get("choices", ())):
+        said.append(choice["text"] if "text" in choice else choice["delta"].get("content") or "")
+    assert "".join(said) == engine.script

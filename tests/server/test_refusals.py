@@ -95,6 +95,7 @@ RAW = [  # a path, a body as it is sent, and what its refusal says
     (COMPLETIONS, completion(logit_bias={"9" * 400: 1}), ["token ids"]),
     (COMPLETIONS, completion(logit_bias={"cat": 1}), ["cat"]),
     (COMPLETIONS, completion(logit_bias={"1": "x"}), ["logit_bias"]),
+    (COMPLETIONS, completion(logit_bias={"long" * 1000: "x"}), ["logit_bias.longlong"]),
     (COMPLETIONS, completion(logit_bias=[1]), ["logit_bias"]),
     (COMPLETIONS, completion(logit_bias={str(i): 1 for i in range(5000)}), ["5,000", "1,024"]),
     (COMPLETIONS, completion(stop=["x"] * 1000), ["64", "1000"]),

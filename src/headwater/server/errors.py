@@ -104,7 +104,7 @@ async def _raised(request: Request, error: Exception) -> JSONResponse:
 async def _invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    param = ".".join(str(part) for part in first["loc"][1:]) or None
+    param = ".".join(str(part) for part in first["loc"][1:])[:MAX_ECHO] or None  # keys in it are the client's
     own = first["type"] == "value_error"  # our words, which name the fields that they are about
     message = first["msg"].removeprefix("Value error, ")
     if param and isinstance(first["input"], int | float | str):

@@ -15,6 +15,8 @@ from headwater.server.forms import Form, Json, Voice
 from headwater.server.logprobs import TokenNames
 from headwater.types import FinishedEvent, TokenEvent
 
+LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}  # JSON itself escapes all others
+
 
 class Reply:
     """The answer to one request. `names` is None where no log probabilities were asked for."""
@@ -108,7 +110,12 @@ class Stream:
 
 
 def sse(value: Json) -> str:
-    return f"data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n"
+    return f"data: {one_line(value)}\n\n"
+
+
+def one_line(value: Json) -> str:
+    """JSON in which nothing ends a line, not even for clients that split streams at all of Unicode's line ends."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).translate(LINE_ENDS)
 
 
 def usage(ends: list[FinishedEvent], answers: int) -> Json:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -10,7 +9,7 @@ from typing import Any
 
 from headwater.server.errors import error_body
 from headwater.server.exchange import Events
-from headwater.server.reply import Reply
+from headwater.server.reply import Reply, one_line
 from headwater.server.responses_output import Output
 from headwater.server.responses_request import ResponsesRequest
 
@@ -66,7 +65,7 @@ class ResponsesReply:
     def _sse(self, type: str, **fields: Any) -> str:
         event = {"type": type, "sequence_number": self._events, **fields}
         self._events += 1
-        return f"event: {type}\ndata: {json.dumps(event, ensure_ascii=False, separators=(',', ':'))}\n\n"
+        return f"event: {type}\ndata: {one_line(event)}\n\n"
 
 
 def status(finish: str) -> str:
