@@ -112,6 +112,27 @@ def test_a_fault_in_planning_or_publishing_one_request_fails_that_one_alone(make
             assert_nothing_is_held(rig)
 
 
+def test_a_fault_in_taking_the_page_of_a_token_fails_that_request_alone(make, monkeypatch):
+    with make(PAGES) as rig:
+        expected = rig.ask(PROMPTS[1], 6).tokens
+        scheduler, commit = rig.engine.scheduler, rig.engine.scheduler.cache.commit
+
+        def broken(plan):
+            if not scheduler._legs:  # no leg's: the page that an answer grows into
+                raise Fault("no page")
+            commit(plan)
+
+        monkeypatch.setattr(scheduler.cache, "commit", broken)
+        answer = rig.submit(words(190, 4), 6)  # its third token is the first of a page
+        assert answer.done.wait(60)
+        monkeypatch.undo()
+        assert isinstance(answer.error, HeadwaterError)
+        assert rig.engine.health()["status"] == "ok"
+        assert rig.ask(PROMPTS[1], 6).tokens == expected
+        rig.settle()
+        assert_nothing_is_held(rig)
+
+
 def test_a_listener_that_raises_costs_its_own_request_alone(make):
     with make(PAGES) as rig:
         expected = rig.ask(PROMPTS[0], 6).tokens

@@ -223,7 +223,11 @@ class Scheduler:
         """Reserve the page that the token at `seq.computed` falls into, unless it has it."""
         if self.layout.kv_pages_per_unit and seq.computed >= len(seq.table) * self.layout.page_size:
             plan = self.planner.decode_page(seq)
-            self.cache.commit(plan)
+            try:
+                self.cache.commit(plan)
+            except Exception:
+                self._abandon(plan)
+                raise
             seq.table = plan.table
 
     def _raw_page(self, seq: Sequence) -> Plan | None:
@@ -381,8 +385,7 @@ class Scheduler:
     def _let_go(self, seq: Sequence) -> None:
         held = self._legs.pop(seq.id, None) or self._rows.pop(seq.id, None)
         if held is not None and held.plan is not None:
-            with suppress(PlanClosed):  # it was its commit that failed
-                self.cache.abandon(held.plan)
+            self._abandon(held.plan)
         self.cache.release(seq.id)
         if seq.slot is not None:
             heappush(self._free_slots, seq.slot)
@@ -390,3 +393,7 @@ class Scheduler:
             seq.slot = None
         del self.running[seq.id]
         self._crowded = False
+
+    def _abandon(self, plan: Plan) -> None:
+        with suppress(PlanClosed):  # it was its commit that failed
+            self.cache.abandon(plan)
