@@ -44,7 +44,9 @@ REASONING = """
 {% endif %}{% endif %}"""
 
 # the same, but it thinks only when told to
-SILENT = REASONING[: REASONING.rindex("{% if enable_thinking")] + "{% if enable_thinking %}<think>\n{% endif %}{% endif %}"
+SILENT = (
+    REASONING[: REASONING.rindex("{% if enable_thinking")] + "{% if enable_thinking %}<think>\n{% endif %}{% endif %}"
+)
 
 # says who it is when nobody else does
 DEFAULT_SYSTEM = """
