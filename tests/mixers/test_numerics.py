@@ -11,10 +11,10 @@ import pytest
 # Every worker thread multiplies a part of the smallest normal number by a half: a denormal, unless it is flushed.
 SCRIPT = """
 import os, threading, torch
-from headwater.mixers.numerics import prepare_process, prepare_thread
+from headwater.mixers.numerics import prepare_process
 prepare_process(2)
 def all_flushed():
-    prepare_thread()
+    prepare_process(2)
     x = torch.full((1 << 20,), torch.finfo(torch.float32).tiny)
     flushed.append(not (x * 0.5).any().item())
 flushed = []

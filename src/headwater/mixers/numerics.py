@@ -49,6 +49,8 @@ def use(numerics: Numerics) -> None:
 def prepare_process(threads: int | None = None) -> None:
     """Settings that hold only if they come before torch's first parallel operation and MKL's first call.
 
+    Call it again on each thread that will run torch: its worker threads take over how it treats denormals.
+
     Strict reproducibility of MKL (unless MKL_CBWR is set already), denormals flushed to zero in every worker thread
     (transitions decay into denormals: slow, and rounded differently by different kernels), the thread count, and how
     many kernels are kept (1,024 by default, which is 700 MB once as many heights have come up).
@@ -60,8 +62,3 @@ def prepare_process(threads: int | None = None) -> None:
     torch.set_flush_denormal(True)
     if threads is not None:
         torch.set_num_threads(threads)
-
-
-def prepare_thread() -> None:
-    """The same for a thread that will run torch: its worker threads take over how it treats denormals."""
-    torch.set_flush_denormal(True)
