@@ -58,12 +58,17 @@ def test_every_route_that_the_description_names_is_tried(described):
     assert {operation for operation in named if operation[1].startswith(ours)} == set(OPERATIONS)
 
 
-@pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
-@pytest.mark.parametrize(("method", "path"), OPERATIONS, ids=lambda value: value)
+WRONG_OR_RIGHT = [
+    (*operation, mode)
+    for operation in OPERATIONS
+    for mode in GenerationMode
+    if operation[0] == "POST" or mode is GenerationMode.POSITIVE  # nothing can be wrong about a GET
+]
+
+
+@pytest.mark.parametrize(("method", "path", "mode"), WRONG_OR_RIGHT, ids=str)
 def test_the_server_keeps_what_its_description_promises(described, method, path, mode):
     operation = described[path][method]
-    if mode is GenerationMode.NEGATIVE and method == "GET":
-        pytest.skip("nothing can be wrong about it")
 
     @given(case=operation.as_strategy(generation_mode=mode))
     @settings(
