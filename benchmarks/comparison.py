@@ -94,7 +94,9 @@ def figures(run: Run) -> Run:
         }
     lengths = sorted({r["prompt_tokens"] for r in answered(run, "cold")})
     return {
-        "meta": run["meta"],
+        "meta": {
+            name: run["meta"][name] for name in ("date", "load_before", "load_after", "memory_mb", "seed", "repeat")
+        },
         "scenarios": scenarios,
         "cold_ttft": {str(n): ttft(run, "cold", cold=True, prompt=n) for n in lengths},
         "one_client": one_client(run),
@@ -182,7 +184,7 @@ def page(runs: dict[str, Run], machine: str, notes: list[str]) -> str:
     for name in names:
         meta = runs[name]["meta"]
         load = " to ".join(f"{m[0]:.1f}" for m in (meta["load_before"], meta["load_after"]))
-        lines.append(f"- `{name}`: {meta['note']}; {meta['date']}, load average {load}")
+        lines.append(f"- `{name}`: {meta['date']}, load average {load}")
     lines += [f"- {note}" for note in notes]
     return "\n".join(lines) + "\n"
 
@@ -199,7 +201,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs="+", type=Path)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--note", action="append", default=[], help="a line under the flags, such as a version")
+    parser.add_argument("--note", action="append", default=[], help="a line under the dates: versions and flags")
     given = parser.parse_args()
     raw = [json.loads(path.read_text()) for path in given.results]
     runs = {run["name"]: figures(run) for run in sorted(raw, key=lambda r: r["name"] != OURS)}
