@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from stress.fuzz import files
 from stress.fuzz.target import Drawn, pieces
 from stress.fuzz.targets import TARGETS
 
@@ -21,6 +22,19 @@ def mutated(data: bytes, words: list[bytes], rng: random.Random) -> bytes:
         put_in = rng.choice([bytes([rng.randrange(256)]), b"", *words])
         out[at : at + rng.randrange(4)] = put_in
     return bytes(out)
+
+
+def test_an_error_that_is_not_declared_comes_out(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    target = TARGETS["config"]
+
+    def broken(path: object) -> None:
+        raise ZeroDivisionError("nobody declared it")
+
+    monkeypatch.setattr(files, "read_spec", broken)
+    with pytest.raises(ZeroDivisionError):
+        for seed in target.seeds:
+            target.run(seed)
 
 
 @pytest.mark.parametrize("name", TARGETS)

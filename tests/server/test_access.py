@@ -13,20 +13,11 @@ import pytest
 from headwater.config import ServeConfig
 from headwater.server import access
 from headwater.server.app import create_app
-from tests.server.fake_engine import FakeEngine
 from tests.server.test_serving import PATIENCE, Server
 
 KEY = "klüch-7"
 PAGE = "https://chat.example"
 HELLO = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
-
-
-@pytest.fixture
-def engine():
-    fake = FakeEngine()
-    fake.start()
-    yield fake
-    fake.stop()
 
 
 @pytest.fixture

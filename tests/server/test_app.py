@@ -14,7 +14,7 @@ from headwater.config import ServeConfig
 from headwater.errors import EngineStopped, QueueFull
 from headwater.server.app import create_app
 from tests.server import templates
-from tests.server.fake_engine import FakeEngine, byte_tokenizer
+from tests.server.fake_engine import byte_tokenizer
 
 ACCOUNT_KEYS = {
     "prompt_tokens",
@@ -26,14 +26,6 @@ ACCOUNT_KEYS = {
     "preemptions",
 }
 HELLO = [{"role": "user", "content": "hello"}]
-
-
-@pytest.fixture
-def engine():
-    fake = FakeEngine()
-    fake.start()
-    yield fake
-    fake.stop()
 
 
 @pytest.fixture

@@ -8,17 +8,8 @@ import pytest
 
 from headwater.config import ServeConfig
 from tests.server.client import send
-from tests.server.fake_engine import FakeEngine
 
 HELLO = [{"role": "user", "content": "hello"}]
-
-
-@pytest.fixture
-def engine():
-    fake = FakeEngine()
-    fake.start()
-    yield fake
-    fake.stop()
 
 
 def complete(engine, config=None, **fields):

@@ -12,17 +12,8 @@ from headwater.server.dialect import Dialect
 from headwater.server.openai import ChatRequest
 from headwater.server.service import Service
 from tests.server.client import error, send
-from tests.server.fake_engine import FakeEngine
 
 HELLO = [{"role": "user", "content": "hello"}]
-
-
-@pytest.fixture
-def engine():
-    fake = FakeEngine()
-    fake.start()
-    yield fake
-    fake.stop()
 
 
 def watched(monkeypatch, owner, name):

@@ -16,17 +16,9 @@ from headwater.server.context import RequestContext
 from headwater.server.overview import TreeWatch
 from headwater.server.timeline import COLUMNS
 from headwater.types import Draft
-from tests.server.fake_engine import FakeEngine, byte_tokenizer
+from tests.server.fake_engine import byte_tokenizer
 
 SECRET = "zanzibar" * 40
-
-
-@pytest.fixture
-def engine():
-    fake = FakeEngine()
-    fake.start()
-    yield fake
-    fake.stop()
 
 
 @pytest.fixture
@@ -149,6 +141,8 @@ def test_samples_are_taken_while_the_app_runs_and_one_that_fails_does_not_end_th
         rows = []
         while len(rows) < 2:
             rows = client.get("/cache").json()["timeline"]["rows"]
+        assert next(failures, None) is None  # it had failed before
+        assert all(len(row) == len(COLUMNS) for row in rows)
 
 
 def test_a_crowd_that_looks_costs_one_look(engine):

@@ -20,19 +20,10 @@ from headwater.server import body as bodies
 from headwater.server.app import create_app
 from headwater.server.body import MAX_BYTES, MAX_DEPTH
 from tests.server.client import error, send, send_all
-from tests.server.fake_engine import FakeEngine
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]
 HUGE = 10**300
-
-
-@pytest.fixture
-def engine():
-    fake = FakeEngine()
-    fake.start()
-    yield fake
-    fake.stop()
 
 
 def completion(**fields):

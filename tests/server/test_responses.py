@@ -10,7 +10,7 @@ from headwater.server.responses_output import Output
 from headwater.server.responses_request import ResponsesRequest, messages_of
 from tests.server.client import error, send
 from tests.server.fake_engine import byte_tokenizer
-from tests.server.test_serving import client, engine, url  # noqa: F401  fixtures
+from tests.server.test_serving import client, url  # noqa: F401  fixtures
 
 TOOL = {"type": "function", "name": "look_up", "description": "d", "parameters": {"type": "object"}}
 DELTA_TYPES = ("response.output_text.delta", "response.reasoning_text.delta")

@@ -13,7 +13,6 @@ import uvicorn
 
 from headwater.config import ServeConfig
 from headwater.server.app import create_app
-from tests.server.fake_engine import FakeEngine
 
 HELLO = [{"role": "user", "content": "hello"}]
 PATIENCE = 20  # seconds after which something that must happen has not
@@ -39,14 +38,6 @@ class Server(uvicorn.Server):
     def __exit__(self, *error):
         self.should_exit = True
         self._thread.join()
-
-
-@pytest.fixture
-def engine():
-    fake = FakeEngine()
-    fake.start()
-    yield fake
-    fake.stop()
 
 
 @pytest.fixture

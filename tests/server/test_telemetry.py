@@ -15,18 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from headwater.config import ServeConfig
 from headwater.server.app import create_app
 from headwater.server.logs import JsonFormatter, TextFormatter, configure_logging
-from tests.server.fake_engine import FakeEngine
 
 SECRET = "zanzibar"
 PATIENCE = 20
-
-
-@pytest.fixture
-def engine():
-    fake = FakeEngine()
-    fake.start()
-    yield fake
-    fake.stop()
 
 
 @pytest.fixture

@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from headwater.server.encoding import PromptEncoder
 from tests.server.client import error, send
-from tests.server.fake_engine import FakeEngine
 
 HELLO = [{"role": "user", "content": "hello"}]
-
-
-@pytest.fixture
-def engine():
-    fake = FakeEngine()
-    fake.start()
-    yield fake
-    fake.stop()
 
 
 def tokenize(engine, **body):
