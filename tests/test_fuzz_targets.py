@@ -33,8 +33,7 @@ def test_an_error_that_is_not_declared_comes_out(tmp_path, monkeypatch):
 
     monkeypatch.setattr(files, "read_spec", broken)
     with pytest.raises(ZeroDivisionError):
-        for seed in target.seeds:
-            target.run(seed)
+        target.run(target.seeds[0])
 
 
 @pytest.mark.parametrize("name", TARGETS)

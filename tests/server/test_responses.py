@@ -17,11 +17,11 @@ DELTA_TYPES = ("response.output_text.delta", "response.reasoning_text.delta")
 
 
 @pytest.fixture(autouse=True)
-def plain_script(engine):  # noqa: F811
+def plain_script(engine):
     engine.chat_template = engine.chat_template.replace("<think>\n{% endif %}{% endif %}", "{% endif %}{% endif %}")
 
 
-def prompt_of(engine, i=0):  # noqa: F811
+def prompt_of(engine, i=0):
     return byte_tokenizer().decode(engine.seen[i].prompt, skip_special_tokens=False)
 
 
@@ -181,7 +181,7 @@ def test_a_whole_message_gives_the_items_that_its_deltas_give():
         ({"metadata": {"a": 1}}, ["metadata"]),
     ],
 )
-def test_what_a_response_cannot_be_is_refused(engine, fields, words):  # noqa: F811
+def test_what_a_response_cannot_be_is_refused(engine, fields, words):
     response = send(engine, "POST", "/v1/responses", json={"input": "hello", **fields})
     if fields.get("input") != [{"type": "function_call_output"}]:
         message = error(response)["message"]
