@@ -34,8 +34,9 @@ class Headwater:
 
     def __init__(self, page: int, kv_tokens: int, states: int) -> None:
         self.page = page
-        self.pool = Pool(layout_of(page, kv_tokens, states))
-        policy = make_eviction(self.eviction)
+        layout = layout_of(page, kv_tokens, states)
+        self.pool = Pool(layout)
+        policy = make_eviction(self.eviction, layout)
         self.index = Index(4 * page, 1, policy)
         self.evictor = Evictor(self.index, self.pool, policy)
         self.root = self.index.root("")

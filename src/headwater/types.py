@@ -5,6 +5,7 @@ All positions and lengths are in tokens, all page ids index the arena, unless a 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -24,6 +25,18 @@ class Reason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class PrefillFlops:
+    """FLOPs of a prefill without its row of logits: `linear` a token, and `quadratic` times the length squared."""
+
+    linear: float = 1.0
+    quadratic: float = 0.0
+
+    def between(self, start: float, end: float) -> float:
+        """FLOPs to prefill tokens [start, end) after a prefix of `start`. Arrays are taken, too."""
+        return (end - start) * (self.linear + self.quadratic * (end + start))
+
+
+@dataclass(frozen=True, slots=True)
 class CacheLayout:
     """The sizes that index and pool need to know of a model and a memory budget."""
 
@@ -36,6 +49,8 @@ class CacheLayout:
     slot_pages: int = 1  # pages that back one running sequence's states
     resumable: str = "checkpoints"  # "every_page" for a model without recurrent layers
     state_fraction: float | None = None  # None: one unified pool; else the share of pages that only states may use
+    elastic_pages: int = 0  # pages that the two pools of a state fraction trade at once; 0: their sizes are fixed
+    flops: PrefillFlops = PrefillFlops()  # what a hit saves
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +117,7 @@ class Plan:
     start: int
     end: int
     restore: tuple[int, ...]  # pages of the checkpoint to gather before computing; () = go on from the slot, or zero
-    table: tuple[int, ...]  # page ids that hold KV of tokens [0, end), in order; () for models without attention
+    table: Sequence[int]  # page ids that hold KV of tokens [0, end), in order; none for models without attention
     write_from: int  # index into `table`: pages before it are read-only for this leg (their bits are there already)
     saves: tuple[Save, ...]
     lent: tuple[int, ...] = ()  # pages that back the request's slot from now on: nobody reads or writes them

@@ -13,11 +13,12 @@ from headwater.cache.eviction import Lru
 from headwater.cache.index import Index
 from headwater.cache.losses import Losses
 from headwater.cache.node import Node
+from tests.cache.toy import LAYOUT
 
 
 def make(unit_bytes: int = 1) -> tuple[Index, Node]:
     """An index whose root stays, and the root."""
-    index = Index(unit_bytes, 1, Lru())
+    index = Index(unit_bytes, 1, Lru(LAYOUT))
     root = index.root("")
     index.pin(root)
     return index, root
@@ -105,7 +106,7 @@ def test_a_leaf_is_trimmed_page_by_page() -> None:
 
 
 def test_an_empty_root_is_removed() -> None:
-    index = Index(1, 1, Lru())
+    index = Index(1, 1, Lru(LAYOUT))
     (leaf,) = add(index, index.root("salt"), b"abc")
     index.drop(leaf)
     index.trim(leaf, 3)

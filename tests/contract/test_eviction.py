@@ -27,13 +27,13 @@ def filled(policy: str, fraction: float | None, pages: int = 60) -> Toy:
 
 @policies
 def test_it_can_be_made_from_its_name(policy: str) -> None:
-    made: Eviction = make_eviction(policy)
+    made: Eviction = make_eviction(policy, LAYOUT)
     assert made.victim(Room.ANY, 1) is None
 
 
 def test_an_unknown_one_is_a_config_error_that_names_those_there_are() -> None:
     with pytest.raises(ConfigError, match="eviction 'belady' is unknown; there are lru, seglen"):
-        make_eviction("belady")
+        make_eviction("belady", LAYOUT)
 
 
 @policies

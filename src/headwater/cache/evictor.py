@@ -28,11 +28,24 @@ class Evictor:
         victim = self._policy.victim(room, now)
         assert victim is not None, f"the policy finds nothing to evict for {room}, {pages} pages short"
         node, kind = victim
-        if kind is Kind.CHECKPOINT:
+        if kind is Kind.TAIL:
+            self._trim(node, pages)
+        else:
+            self._give_up(node, kind)
+
+    def give_up_surplus(self, node: Node, now: int) -> None:
+        """Evict what the policy does not want to keep now that a path down to `node` was committed."""
+        while (victim := self._policy.surplus(node, now)) is not None:
+            self._give_up(*victim)
+
+    def _give_up(self, node: Node, kind: Kind) -> None:
+        """One checkpoint; or (kind NODE) all that the leaf keeps."""
+        pages = len(node.pages)
+        if node.checkpoint is not None:
             self.checkpoints += 1
             self.speculative += node.speculative
             self._pool.states.give(self._index.drop(node))
-        else:
+        if kind is Kind.NODE and pages:
             self._trim(node, pages)
 
     def _trim(self, node: Node, pages: int) -> None:

@@ -11,6 +11,7 @@ from headwater.cache.evictor import Evictor
 from headwater.cache.index import Index
 from headwater.cache.lease import Lease, OpenPlan
 from headwater.cache.node import Node
+from headwater.cache.placement import Path
 from headwater.cache.pool import Pool
 from headwater.cache.reason import explain
 from headwater.cache.stats import CacheStats
@@ -28,7 +29,7 @@ class PrefixCache:
 
     def __init__(self, layout: CacheLayout, eviction: str = "lru") -> None:
         self.layout = layout
-        self._policy = make_eviction(eviction)
+        self._policy = make_eviction(eviction, layout)
         unit_pages = layout.kv_pages_per_unit * (layout.unit_tokens // layout.page_size)
         self._index = Index(layout.unit_bytes, unit_pages, self._policy)
         self._pool = Pool(layout)
@@ -56,6 +57,15 @@ class PrefixCache:
             checkpoint = end if self._every_page else 0 if resume is None else resume.end
         reason = explain(self._index, namespace, key, last, (checkpoint, end, cap))
         return Match(end * unit, checkpoint * unit, end * unit, reason)
+
+    def path(self, key: bytes, length: int, namespace: str = "") -> Path:
+        """The edges that `key` enters, each with an id of its own and the position of its end, in tokens."""
+        unit = self.layout.unit_tokens
+        root = self._index.roots.get(namespace)
+        if root is None:
+            return ()
+        last, _ = self._index.walk(root, key, max(0, min((length - 1) // unit, len(key) // self.layout.unit_bytes)))
+        return tuple((node.serial, node.end * unit) for node in self._index.path(last))
 
     # ---- reserve
 
@@ -166,7 +176,7 @@ class PrefixCache:
             start=draft.start,
             end=draft.end,
             restore=restore,
-            table=tuple(lease.table),
+            table=memoryview(lease.table.tobytes()).cast("i"),
             write_from=write_from,
             saves=opened.saves,
             lent=tuple(lease.slot) if opened.took_slot else (),
@@ -242,6 +252,7 @@ class PrefixCache:
             self._let_go(lease)
         if draft.replaces is not None:
             self._replace(lease.node, draft.replaces // self.layout.unit_tokens)
+        self._evictor.give_up_surplus(lease.node, self._now)
 
     def _publish(self, lease: Lease, opened: OpenPlan, publish: int) -> None:
         old, draft, index = lease.node, opened.draft, self._index

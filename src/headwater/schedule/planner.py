@@ -4,27 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
-from headwater.cache.placement import Placement, PlacementQuery
+from headwater.cache.placement import Path, Placement, PlacementQuery
 from headwater.errors import OutOfPages
-from headwater.schedule.sequence import Sequence, key_of
-from headwater.types import Draft, Match, Plan, Reason
+from headwater.schedule.sequence import Sequence
+from headwater.types import CacheLayout, Draft, Match, Plan, Reason
 
 
 class Cache(Protocol):
     """What planner and scheduler use of PrefixCache or NoCache (closing a lease is the scheduler's)."""
 
     def match(self, key: bytes, length: int, namespace: str = "") -> Match: ...
+    def path(self, key: bytes, length: int, namespace: str = "") -> Path: ...
     def reserve(self, draft: Draft) -> Plan: ...
     def commit(self, plan: Plan) -> None: ...
     def abandon(self, plan: Plan) -> None: ...
     def release(self, request: int) -> None: ...
 
 
-def common_tokens(a: bytes, b: bytes, page_size: int) -> int:
-    """Length in tokens of the longest common prefix of two keys, in whole pages."""
-    width = 4 * page_size
+def common_tokens(a: bytes, b: bytes, layout: CacheLayout) -> int:
+    """Length in tokens of the longest common prefix of two keys, in whole units."""
+    width = layout.unit_bytes
     low, high = 0, min(len(a), len(b)) // width
     while low < high:
         middle = (low + high + 1) // 2
@@ -32,7 +34,7 @@ def common_tokens(a: bytes, b: bytes, page_size: int) -> int:
             low = middle
         else:
             high = middle - 1
-    return low * page_size
+    return low * layout.unit_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +68,12 @@ LADDER = (
 class Planner:
     """The one way from a sequence to a frozen plan. Holds no state beside its collaborators."""
 
-    def __init__(self, cache: Cache, placement: Placement, page_size: int) -> None:
+    def __init__(self, cache: Cache, placement: Placement, layout: CacheLayout, keeps_answers: bool = True) -> None:
         self.cache = cache
         self.placement = placement
-        self.page_size = page_size
+        self.layout = layout
+        self.unit = layout.unit_tokens  # positions are on this grid
+        self.keeps_answers = keeps_answers
 
     # -- first leg ---------------------------------------------------------
 
@@ -79,11 +83,11 @@ class Planner:
         That is one which shares at least a page more with it than it could resume from now, and which has a
         checkpoint in that stretch still ahead, or can be given one there.
         """
-        best, best_shared = None, match.checkpoint_tokens + self.page_size - 1
+        best, best_shared = None, match.checkpoint_tokens + self.unit - 1
         for other in open_prefills:
             if other.namespace != seq.namespace or other is seq:
                 continue
-            shared = min(common_tokens(seq.key, other.key, self.page_size), self._last_page(seq))
+            shared = min(common_tokens(seq.key, other.key, self.layout), self._last_page(seq))
             if shared > best_shared and self._will_stop_at(other, match.checkpoint_tokens, shared):
                 best, best_shared = other, shared
         return best
@@ -102,7 +106,8 @@ class Planner:
         `others` are the requests that wait beside it: where they leave its prompt, it takes a checkpoint.
         """
         match = self.cache.match(seq.key, seq.n_prompt, seq.namespace)
-        self._place(seq, match, others)
+        query = self._query(seq, match)
+        self._place(seq, query, others)
         for wish in LADDER:
             start = match.checkpoint_tokens if wish.reuse else 0
             try:
@@ -114,18 +119,30 @@ class Planner:
                 if start < match.checkpoint_tokens:
                     match = replace(match, reason=Reason.NO_MEMORY)
                 seq.resumed(match, start)
+                if seq.samples:
+                    self.placement.learn(query)
             return plan
         raise short
 
-    def _place(self, seq: Sequence, match: Match, others: Iterable[Sequence]) -> None:
+    def _query(self, seq: Sequence, match: Match) -> PlacementQuery:
+        return PlacementQuery(
+            length=seq.n_prompt,
+            match=match,
+            boundaries=seq.generation.boundaries,
+            page_size=self.unit,
+            answered=self.keeps_answers and seq.generation.keep_output,
+            path=partial(self.cache.path, seq.key, seq.n_prompt, seq.namespace),
+        )
+
+    def _place(self, seq: Sequence, query: PlacementQuery, others: Iterable[Sequence]) -> None:
         if not seq.samples:  # a finished answer: its end is where the next turn resumes
-            seq.checkpoints, seq.speculative = (seq.n_prompt // self.page_size * self.page_size,), ()
+            seq.checkpoints, seq.speculative = (seq.n_prompt // self.unit * self.unit,), ()
             return
-        placed = self.placement.place(PlacementQuery(seq.n_prompt, match, seq.generation.boundaries, self.page_size))
+        placed, match = self.placement.place(query), query.match
         branches = set()
         if match.reason is not Reason.CACHE_OFF:
             branches = {
-                min(common_tokens(seq.key, other.key, self.page_size), self._last_page(other))
+                min(common_tokens(seq.key, other.key, self.layout), self._last_page(other))
                 for other in others
                 if other.namespace == seq.namespace
             }
@@ -146,7 +163,8 @@ class Planner:
 
     def decode_page(self, seq: Sequence) -> Plan:
         """A private page for the token at `seq.computed` and the rest of its page; raises OutOfPages."""
-        last = (seq.computed // self.page_size + 1) * self.page_size - 1  # its last token may be a leg of its own
+        page = self.layout.page_size
+        last = (seq.computed // page + 1) * page - 1  # its last token may be a leg of its own
         draft = Draft(seq.id, seq.namespace, seq.key, seq.planned, last)
         try:
             plan = self.cache.reserve(draft)
@@ -161,12 +179,12 @@ class Planner:
         That is what other engines do (decode-reuse raw); it is not bit-exact. Raises OutOfPages.
         """
         end = seq.computed + 1
-        previous = end - self.page_size
+        previous = end - self.unit
         plan = self.cache.reserve(
             Draft(
                 request=seq.id,
                 namespace=seq.namespace,
-                key=key_of(seq.tokens[:end]),
+                key=seq.key_until(end),
                 start=seq.planned,
                 end=end,
                 checkpoints=(end,),
@@ -192,7 +210,7 @@ class Planner:
             checkpoints=tuple(c for c in seq.checkpoints if start < c <= end and wish.checkpoints),
             speculative=tuple(c for c in seq.speculative if start < c <= end and wish.speculative),
             slot=True,
-            publish=end // self.page_size * self.page_size,
+            publish=end // self.unit * self.unit,
             reuse=wish.reuse,
             hold_checkpoint=wish.hold_checkpoint,
         )
@@ -201,16 +219,16 @@ class Planner:
         return plan
 
     def _leg_end(self, seq: Sequence, start: int, budget: Budget) -> int:
-        """As far as tokens and saves reach: the prompt's end or a page multiple."""
+        """As far as tokens and saves reach: the prompt's end or a multiple of the grid."""
         end = start + budget.tokens
         if end >= seq.n_prompt:
             end = seq.n_prompt
         else:
-            end = end // self.page_size * self.page_size
+            end = end // self.unit * self.unit
         ahead = sorted(c for c in (*seq.checkpoints, *seq.speculative) if start < c <= end)
         return end if len(ahead) <= budget.saves else ahead[budget.saves - 1] if budget.saves else start
 
     def _last_page(self, seq: Sequence) -> int:
         """The deepest position at which `seq` could resume: one token at least is computed."""
         last = seq.n_prompt - 1 if seq.samples else seq.n_prompt
-        return last // self.page_size * self.page_size
+        return last // self.unit * self.unit

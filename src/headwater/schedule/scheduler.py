@@ -52,7 +52,7 @@ class Scheduler:
     shares: Shares = field(default_factory=Shares)
 
     def __post_init__(self) -> None:
-        self.planner = Planner(self.cache, self.placement, self.layout.page_size)
+        self.planner = Planner(self.cache, self.placement, self.layout, self.decode_reuse != "none")
         self._free_slots = list(range(self.limits.max_running + EXTRA_SLOTS))  # a heap: low ones first
         self._left_slots: set[int] = set()
         self._next_id = 0
@@ -107,15 +107,16 @@ class Scheduler:
     def finish(self, seq: Sequence) -> None:
         """The answer is complete: free its memory, and queue the prefill that lets the next turn resume after it."""
         self.cancel(seq)
-        generation = seq.generation
-        page = self.layout.page_size
-        end = len(seq.tokens) // page * page
-        if self.decode_reuse != "canonical" or not generation.keep_output or end <= seq.n_prompt // page * page:
+        unit = self.layout.unit_tokens
+        end = len(seq.tokens) // unit * unit
+        if not self._keeps_answer(seq) or end <= seq.n_prompt // unit * unit:
             return
-        answer = Generation(tuple(seq.tokens[:end]), generation.params, generation.namespace)
-        self.answers.append(Sequence(self._new_id(), answer, samples=False))
+        self.answers.append(seq.answer(self._new_id(), end))
         while len(self.answers) > self.limits.max_running:
             self.answers.popleft()
+
+    def _keeps_answer(self, seq: Sequence) -> bool:
+        return self.decode_reuse == "canonical" and seq.generation.keep_output
 
     @property
     def idle(self) -> bool:
@@ -232,7 +233,7 @@ class Scheduler:
 
     def _raw_page(self, seq: Sequence) -> Plan | None:
         """With decode-reuse raw: the plan that publishes the page which this row completes, if there is room."""
-        if self.decode_reuse != "raw" or (seq.computed + 1) % self.layout.page_size:
+        if self.decode_reuse != "raw" or (seq.computed + 1) % self.layout.unit_tokens:
             return None
         try:
             return self.planner.raw_page(seq)
@@ -242,7 +243,7 @@ class Scheduler:
     # -- prefill -----------------------------------------------------------------
 
     def _budget(self) -> Budget:
-        page = self.layout.page_size
+        page = self.layout.unit_tokens
         used = sum(leg.plan.end - leg.plan.start for leg in self._legs.values())
         alone = len(self._homes()) + len(self.waiting) <= 1
         most = self.limits.tokens_per_step if alone else min(self.limits.tokens_per_step, SHARED_STEP)

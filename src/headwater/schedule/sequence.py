@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence as Pages
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -36,7 +37,7 @@ class Sequence:
     slot: int | None = None  # row of the state memory
     computed: int = 0  # tokens whose KV and states are in place
     planned: int = 0  # one past the last token of the leg that is reserved or running
-    table: tuple[int, ...] = ()  # page ids of [0, computed), and of what is reserved beyond
+    table: Pages[int] = ()  # page ids of [0, computed), and of what is reserved beyond
     checkpoints: tuple[int, ...] = ()  # positions still ahead at which the prefill saves its state
     speculative: tuple[int, ...] = ()
     account: CacheAccount | None = None
@@ -46,6 +47,15 @@ class Sequence:
     def __post_init__(self) -> None:
         self.tokens = list(self.generation.prompt)
         self.key = key_of(self.generation.prompt)
+
+    def key_until(self, end: int) -> bytes:
+        """The key of the first `end` tokens, output included."""
+        return key_of(self.tokens[:end])
+
+    def answer(self, id: int, end: int) -> Sequence:
+        """The prefill of its first `end` tokens, output included, once it is complete."""
+        generation = Generation(tuple(self.tokens[:end]), self.generation.params, self.namespace)
+        return Sequence(id, generation, samples=False)
 
     @property
     def n_prompt(self) -> int:

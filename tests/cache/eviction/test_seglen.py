@@ -18,7 +18,7 @@ def article_tree(policy: str) -> tuple[Index, dict[str, Node]]:
 
     Distances to the nearest ancestor with a state: E 3, although its own segment is 1 long, C 3, A 3, B 2.
     """
-    index = Index(1, 1, make_eviction(policy))
+    index = Index(1, 1, make_eviction(policy, LAYOUT))
     root = index.root("")
     index.pin(root)
     nodes = {}
@@ -51,7 +51,7 @@ def test_with_w_0_it_is_lru() -> None:
 
 
 def test_losing_a_checkpoint_lengthens_what_is_nearest_below_it() -> None:
-    policy = SegLen()
+    policy = SegLen(LAYOUT)
     index = Index(1, 1, policy)
     root = index.root("")
     index.pin(root)
@@ -65,7 +65,7 @@ def test_losing_a_checkpoint_lengthens_what_is_nearest_below_it() -> None:
 
 
 def test_gaining_one_shortens_it_again() -> None:
-    policy = SegLen()
+    policy = SegLen(LAYOUT)
     index = Index(1, 1, policy)
     root = index.root("")
     index.pin(root)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from headwater.cache.eviction.lru import Lru
 from headwater.cache.eviction.policy import Eviction, Kind, Room, Victim
 from headwater.cache.eviction.seglen import SegLen
 from headwater.cache.spelling import build
+from headwater.types import CacheLayout
 
 EVICTION: dict[str, Callable[..., Eviction]] = {"lru": Lru, "seglen": SegLen}
 
 __all__ = ["EVICTION", "Eviction", "Kind", "Room", "Victim", "make_eviction"]
 
 
-def make_eviction(spelling: str) -> Eviction:
+def make_eviction(spelling: str, layout: CacheLayout) -> Eviction:
     """`lru`, `seglen(w=0.5)`, ...: raises ConfigError for a name that is not in the table."""
-    return build("eviction", spelling, EVICTION)
+    table = {name: partial(policy, layout) for name, policy in EVICTION.items()}
+    return build("eviction", spelling, table)

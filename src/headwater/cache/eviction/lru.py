@@ -8,6 +8,7 @@ from headwater.cache.eviction.age_queue import AgeQueue
 from headwater.cache.eviction.policy import Kind, Room, Victim
 from headwater.cache.eviction.recency_log import RecencyLog
 from headwater.cache.node import Node
+from headwater.types import CacheLayout
 
 
 class Lru:
@@ -17,7 +18,9 @@ class Lru:
     Speculative checkpoints go before all others.
     """
 
-    def __init__(self, prefer_dead: bool = True) -> None:
+    keeps_history = False
+
+    def __init__(self, layout: CacheLayout, prefer_dead: bool = True) -> None:
         self._prefer_dead = prefer_dead
         self._speculative = AgeQueue(attrgetter("checkpoint_time"), lambda node: node.speculative and not node.holds)
         self._checkpoints = RecencyLog(lambda node: not node.holds)
@@ -53,6 +56,9 @@ class Lru:
             if checkpoint is not None and (leaf is None or checkpoint.checkpoint_time < leaf[0].kv_time):
                 return checkpoint, Kind.CHECKPOINT
         return leaf
+
+    def surplus(self, node: Node, now: int) -> Victim | None:
+        return None
 
     def _checkpoint(self) -> Victim | None:
         node = self._speculative.oldest() or self._checkpoints.oldest()

@@ -8,6 +8,7 @@ from headwater.cache.eviction.age_queue import AgeQueue
 from headwater.cache.eviction.policy import Kind, Room, Victim
 from headwater.cache.eviction.rows import Rows, lowest
 from headwater.cache.node import Node
+from headwater.types import CacheLayout
 
 
 class SegLen:
@@ -18,7 +19,9 @@ class SegLen:
     leaves without checkpoint, by the same score and their KV's time. Where there are none, the others' turn comes.
     """
 
-    def __init__(self, w: float = 0.85, single_child: bool = True) -> None:
+    keeps_history = True
+
+    def __init__(self, layout: CacheLayout, w: float = 0.85, single_child: bool = True) -> None:
         self._w, self._single_child = w, single_child
         self._kept = Rows()  # checkpoints
         self._bare = Rows()  # leaves without checkpoint
@@ -47,6 +50,9 @@ class SegLen:
         if node is None:
             return None
         return node, Kind.TAIL if node.checkpoint is None else Kind.CHECKPOINT
+
+    def surplus(self, node: Node, now: int) -> Victim | None:
+        return None
 
     def _place(self, node: Node) -> None:
         leaf = node.parent is not None and not node.children and not node.pins

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from headwater.cache.placement.branch import Branch
 from headwater.cache.placement.every_block import EveryBlock
 from headwater.cache.placement.none import NoCheckpoints
-from headwater.cache.placement.policy import Placed, Placement, PlacementQuery
+from headwater.cache.placement.policy import Path, Placed, Placement, PlacementQuery, Unlearned
 from headwater.cache.placement.structural import Structural
 from headwater.cache.spelling import build
 
@@ -18,7 +18,7 @@ PLACEMENT: dict[str, Callable[..., Placement]] = {
     "none": NoCheckpoints,
 }
 
-__all__ = ["PLACEMENT", "Placed", "Placement", "PlacementQuery", "make_placement"]
+__all__ = ["PLACEMENT", "Path", "Placed", "Placement", "PlacementQuery", "Unlearned", "make_placement"]
 
 
 def make_placement(spelling: str) -> Placement:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from headwater.cache.placement.policy import Placed, PlacementQuery
+from headwater.cache.placement.policy import Placed, PlacementQuery, Unlearned
 
 
-class EveryBlock:
+class EveryBlock(Unlearned):
     """Positions k, 2k, 3k, ... pages: the baseline of the sparse prefix caching paper."""
 
     def __init__(self, pages: int) -> None:

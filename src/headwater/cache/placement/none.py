@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from headwater.cache.placement.policy import Placed, PlacementQuery
+from headwater.cache.placement.policy import Placed, PlacementQuery, Unlearned
 
 
-class NoCheckpoints:
+class NoCheckpoints(Unlearned):
     """The baseline that shows what KV without states is worth in a hybrid model: nothing."""
 
     def place(self, query: PlacementQuery) -> Placed:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from headwater.types import Boundaries, Match
+
+Path = tuple[tuple[int, int], ...]  # (id of an edge, token position of its end) of each edge that a prompt enters
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +18,9 @@ class PlacementQuery:
     length: int
     match: Match
     boundaries: Boundaries
-    page_size: int
+    page_size: int  # the grid: a page, or a block of a trace whose blocks are longer
+    answered: bool = False  # the output will be cached, too, with a checkpoint at its end
+    path: Callable[[], Path] = tuple  # of the tree as it is now, from the root down; the last edge may be left midway
 
     @property
     def last_page(self) -> int:
@@ -43,4 +48,14 @@ class Placement(Protocol):
     """Chooses the positions of a prefill at which checkpoints are taken."""
 
     def place(self, query: PlacementQuery) -> Placed:
-        """Positions for this prompt; none of them twice."""
+        """Positions for this prompt; none of them twice. Changes nothing."""
+
+    def learn(self, query: PlacementQuery) -> None:
+        """The prompt's prefill begins: note where it left the tree. Called once a request."""
+
+
+class Unlearned:
+    """A policy that goes by the prompt alone."""
+
+    def learn(self, query: PlacementQuery) -> None:
+        """There is nothing to note."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from headwater.cache.placement.policy import Placed, PlacementQuery
+from headwater.cache.placement.policy import Placed, PlacementQuery, Unlearned
 
 
-class Structural:
+class Structural(Unlearned):
     """Ends of the prompt's known parts; where none are known, evenly spaced speculative checkpoints.
 
     Parts known: end of system and tools, start and end of the last query, the branch point, the last page, and what

@@ -1,0 +1,1 @@
+"""What known models cost, from their published configurations: no weights, no torch."""

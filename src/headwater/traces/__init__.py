@@ -1,0 +1,1 @@
+"""Recorded traffic: one reader a file. No torch."""

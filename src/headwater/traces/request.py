@@ -1,0 +1,54 @@
+"""What a trace says of one request, and a trace. Lengths and positions in tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from headwater.types import Boundaries
+
+TOKEN_BYTES = 4
+BLOCK_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request. `text` is what the index compares: token ids of 4 bytes, or ids of blocks of 8 bytes.
+
+    It holds the prompt, then the output as far as it is known, and may be shared with the session's other requests
+    and go on beyond: `known_tokens` tells how much of it is this request's prompt and output.
+    """
+
+    session: str  # requests of one session come one after the other
+    text: bytes
+    prompt_tokens: int
+    output_tokens: int
+    known_tokens: int  # at least prompt_tokens
+    at: float | None = None  # seconds on the recording's clock; None: not recorded
+    think: float | None = None  # seconds between the answer before and this request; None: not recorded
+    boundaries: Boundaries = field(default_factory=Boundaries)
+    namespace: str = ""
+
+    @property
+    def ends_unknown(self) -> bool:
+        """Whether what was generated is not known, so that it cannot be cached."""
+        return self.output_tokens > 0 and self.known_tokens == self.prompt_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Requests in the file's order, those of one session in the session's order."""
+
+    name: str
+    requests: Sequence[Request]
+    block_tokens: int = 1  # tokens that one element of `text` stands for: 1, or a recorded block's length
+    notes: tuple[str, ...] = ()  # what a reader had to infer or leave out, for the table's foot
+    seconds: float = 0.0  # that reading and tokenising took
+
+    @property
+    def element_bytes(self) -> int:
+        return TOKEN_BYTES if self.block_tokens == 1 else BLOCK_BYTES
+
+    def key(self, request: Request, tokens: int) -> bytes:
+        """The key of the request's first `tokens`, at most its known ones: whole blocks only."""
+        return request.text[: min(tokens, request.known_tokens) // self.block_tokens * self.element_bytes]
