@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headwater.cache.eviction import Eviction, Kind, Room
+from headwater.cache.history import History
 from headwater.cache.index import Index
 from headwater.cache.node import Node
 from headwater.cache.pool import Pool
@@ -11,8 +12,8 @@ from headwater.cache.pool import Pool
 class Evictor:
     """Moves pages from the index to the pool."""
 
-    def __init__(self, index: Index, pool: Pool, policy: Eviction) -> None:
-        self._index, self._pool, self._policy = index, pool, policy
+    def __init__(self, index: Index, pool: Pool, policy: Eviction, history: History | None = None) -> None:
+        self._index, self._pool, self._policy, self._history = index, pool, policy, history
         self.checkpoints = 0  # evicted so far
         self.speculative = 0  # of them
         self.kv_pages = 0
@@ -49,6 +50,8 @@ class Evictor:
             self._trim(node, pages)
 
     def _trim(self, node: Node, pages: int) -> None:
+        if self._history is not None:
+            self._history.note(self._index.namespace(node), node)
         units = min(len(node.pages), -(-pages // self._index.unit_pages) * self._index.unit_pages)
         freed = self._index.trim(node, units // self._index.unit_pages)
         self._pool.kv.give(freed)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from headwater.cache.audit import audit
 from headwater.cache.eviction import Room, make_eviction
 from headwater.cache.evictor import Evictor
+from headwater.cache.history import History
 from headwater.cache.index import Index
 from headwater.cache.lease import Lease, OpenPlan
 from headwater.cache.node import Node
@@ -33,7 +34,8 @@ class PrefixCache:
         unit_pages = layout.kv_pages_per_unit * (layout.unit_tokens // layout.page_size)
         self._index = Index(layout.unit_bytes, unit_pages, self._policy)
         self._pool = Pool(layout)
-        self._evictor = Evictor(self._index, self._pool, self._policy)
+        self._history = History(layout.unit_bytes, 4 * layout.n_pages) if self._policy.keeps_history else None
+        self._evictor = Evictor(self._index, self._pool, self._policy, self._history)
         self._every_page = layout.resumable == "every_page"
         self._surveyor = Surveyor(layout, self._index)
         self._leases: dict[int, Lease] = {}
@@ -56,7 +58,8 @@ class PrefixCache:
             resume = self._index.deepest_checkpoint(last, end)
             checkpoint = end if self._every_page else 0 if resume is None else resume.end
         reason = explain(self._index, namespace, key, last, (checkpoint, end, cap))
-        return Match(end * unit, checkpoint * unit, end * unit, reason)
+        branch = end if self._history is None else max(end, self._history.depth(namespace, key, cap))
+        return Match(end * unit, checkpoint * unit, branch * unit, reason)
 
     def path(self, key: bytes, length: int, namespace: str = "") -> Path:
         """The edges that `key` enters, each with an id of its own and the position of its end, in tokens."""
