@@ -97,6 +97,7 @@ class Draft:
     publish: int = 0  # KV of the pages before this page multiple goes to the index at commit; the rest is private
     replaces: int | None = None  # a rolling checkpoint at this position is given up when this leg commits
     reuse: bool = True  # False: no match is held; all of [0, end) is in pages of its own
+    counts: bool = True  # False: finding its prefix here is no hit (the prefill of a finished answer)
     hold_checkpoint: bool = True  # False: the matched checkpoint is unpinned as soon as it is restored
 
 

@@ -45,7 +45,7 @@ def test_everything_unpinned_can_be_evicted_and_nothing_else(policy: str, fracti
     draft = toy.draft(kept, 0, checkpoints=(12,))
     toy.commit(toy.reserve(draft), draft)
     cache = toy.cache
-    while (victim := cache._policy.victim(room, cache._now)) is not None:
+    while (victim := cache.policy.victim(room, cache._now)) is not None:
         node, kind = victim
         assert not node.holds
         assert kind is Kind.CHECKPOINT or not (node.pins or node.children or node.checkpoint is not None)
@@ -78,9 +78,9 @@ def test_no_more_goes_than_is_needed(policy: str, fraction: float | None) -> Non
 def test_asking_for_a_victim_changes_nothing(policy: str) -> None:
     toy = filled(policy, None)
     cache = toy.cache
-    first = cache._policy.victim(Room.ANY, cache._now)
+    first = cache.policy.victim(Room.ANY, cache._now)
     assert first is not None
-    assert cache._policy.victim(Room.ANY, cache._now) == first
+    assert cache.policy.victim(Room.ANY, cache._now) == first
 
 
 @policies

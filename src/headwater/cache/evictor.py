@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from headwater.cache.eviction import Eviction, Kind, Room
 from headwater.cache.history import History
 from headwater.cache.index import Index
@@ -17,6 +19,7 @@ class Evictor:
         self.checkpoints = 0  # evicted so far
         self.speculative = 0  # of them
         self.kv_pages = 0
+        self.reuse: Counter[int] = Counter()  # evicted checkpoints by the number of requests that resumed there
 
     def make_room(self, room: Room, pages: int, now: int) -> None:
         """Evict until `pages` are free. The caller has made sure that as many can be."""
@@ -45,6 +48,7 @@ class Evictor:
         if node.checkpoint is not None:
             self.checkpoints += 1
             self.speculative += node.speculative
+            self.reuse[node.hits] += 1
             self._pool.states.give(self._index.drop(node))
         if kind is Kind.NODE and pages:
             self._trim(node, pages)

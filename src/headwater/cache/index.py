@@ -20,7 +20,7 @@ class Observer(Protocol):
     """Who wants to know what happens to nodes: the eviction policy."""
 
     def changed(self, node: Node) -> None:
-        """The node's checkpoint, holds, children or length changed, or a leaf's pins, or it left the tree.
+        """The node's checkpoint, holds, children or edge changed, or a leaf's pins, or it left the tree.
 
         One that has neither a checkpoint nor an end of its own to trim may leave unannounced, absorbed by its child.
         """
@@ -142,6 +142,7 @@ class Index:
         parent.adopt(node.unit, upper)
         node.edge, node.pages = node.edge[width:], node.pages[cut * self.unit_pages :]
         upper.adopt(node.edge[: self.unit_bytes], node)
+        self._observer.changed(node)
         if node.lost:
             upper.lost = tuple(at for at in node.lost if at <= end)
             node.lost = tuple(at for at in node.lost if at > end)
@@ -338,6 +339,7 @@ class Index:
             child.lost = upper.lost + child.lost
         upper.parent = None
         self.nodes -= 1
+        self._observer.changed(child)
         if upper.kv_time > child.kv_time:
             child.kv_time = upper.kv_time
             self._observer.touched(child)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from dataclasses import replace
 
 from headwater.cache.audit import audit
@@ -30,12 +31,12 @@ class PrefixCache:
 
     def __init__(self, layout: CacheLayout, eviction: str = "lru") -> None:
         self.layout = layout
-        self._policy = make_eviction(eviction, layout)
+        self.policy = make_eviction(eviction, layout)
         unit_pages = layout.kv_pages_per_unit * (layout.unit_tokens // layout.page_size)
-        self._index = Index(layout.unit_bytes, unit_pages, self._policy)
+        self._index = Index(layout.unit_bytes, unit_pages, self.policy)
         self._pool = Pool(layout)
-        self._history = History(layout.unit_bytes, 4 * layout.n_pages) if self._policy.keeps_history else None
-        self._evictor = Evictor(self._index, self._pool, self._policy, self._history)
+        self._history = History(layout.unit_bytes, 4 * layout.n_pages) if self.policy.keeps_history else None
+        self._evictor = Evictor(self._index, self._pool, self.policy, self._history)
         self._every_page = layout.resumable == "every_page"
         self._surveyor = Surveyor(layout, self._index)
         self._leases: dict[int, Lease] = {}
@@ -85,8 +86,9 @@ class PrefixCache:
         self._reserves += 1
         if lease is None:
             lease = self._leases[draft.request] = self._new_lease(draft, survey)
-            self._resumes += draft.start > 0
-            self._resumed_tokens += draft.start
+            if draft.start and draft.counts:
+                self._resumes += 1
+                self._resumed_tokens += draft.start
         return self._open(draft, lease, survey)
 
     # ---- room
@@ -151,7 +153,7 @@ class PrefixCache:
                 lease.table.extend(node.pages)
             del lease.table[start * self._index.unit_pages :]
             lease.node = self._index.boundary(above[-1], start)
-            lease.node.hits += 1
+            lease.node.hits += draft.counts
             survey.path = [node for node in survey.path if node.end > start]
         lease.own_from = len(lease.table)
         assert lease.node is not None, "a lease with reuse has a node"
@@ -372,6 +374,11 @@ class PrefixCache:
             evicted_speculative=evictor.speculative,
             evicted_kv_pages=evictor.kv_pages,
         )
+
+    def reuse(self) -> dict[int, int]:
+        """Checkpoints, kept and evicted, by the number of requests that resumed there. Walks the tree."""
+        kept = Counter(node.hits for node in self._index if node.checkpoint is not None)
+        return dict(sorted((self._evictor.reuse + kept).items()))
 
     def view(self, limit: int = 300, hottest: int = 20) -> CacheView:
         """The `limit` largest parts of the tree and its `hottest` prefixes: a walk over at most 10,000 nodes."""

@@ -147,7 +147,7 @@ class Engine:
         A full queue makes way for a namespace that waits less than others: the last of the one that waits most gets
         QueueFull in its place. If `on_event` raises, the request is given up.
         """
-        self.scheduler.check_fits(generation)  # first of all: nobody makes way for what cannot be served
+        self.scheduler.check_fits(len(generation.prompt) + generation.params.max_tokens)  # first of all: nobody makes way for what cannot be served
         text = TextStream(self.loaded.tokenizer, generation.prompt[-8:], generation.params.stop)
         constraint = generation.params.constraint
         machine = None if constraint is None else self.constraints.machine(constraint, generation.namespace)

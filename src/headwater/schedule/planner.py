@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
+import numpy as np
+
 from headwater.cache.placement import Path, Placement, PlacementQuery
 from headwater.errors import OutOfPages
 from headwater.schedule.sequence import Sequence
@@ -27,14 +29,12 @@ class Cache(Protocol):
 def common_tokens(a: bytes, b: bytes, layout: CacheLayout) -> int:
     """Length in tokens of the longest common prefix of two keys, in whole units."""
     width = layout.unit_bytes
-    low, high = 0, min(len(a), len(b)) // width
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low * width : middle * width] == b[low * width : middle * width]:
-            low = middle
-        else:
-            high = middle - 1
-    return low * layout.unit_tokens
+    units = min(len(a), len(b)) // width
+    if a[:width] != b[:width]:
+        return 0
+    differ = np.frombuffer(a, np.uint8, units * width) != np.frombuffer(b, np.uint8, units * width)
+    first = int(differ.argmax())
+    return (first // width if differ[first] else units) * layout.unit_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +212,7 @@ class Planner:
             slot=True,
             publish=end // self.unit * self.unit,
             reuse=wish.reuse,
+            counts=seq.samples,
             hold_checkpoint=wish.hold_checkpoint,
         )
         plan = self.cache.reserve(draft)

@@ -35,6 +35,7 @@ class Limits:
     saves_per_step: int
     max_model_len: int
     max_waiting: int = 256
+    shared_step: int = SHARED_STEP
 
 
 @dataclass
@@ -69,15 +70,18 @@ class Scheduler:
 
     def submit(self, generation: Generation) -> Sequence:
         """Queue a request; raises RequestTooLarge if no amount of waiting could serve it."""
-        self.check_fits(generation)
-        seq = Sequence(self._new_id(), generation)
-        self.waiting.push(seq)
-        self.shares.join(seq.namespace)
+        seq = Sequence(self.new_id(), generation)
+        self.enqueue(seq)
         return seq
 
-    def check_fits(self, generation: Generation) -> None:
-        """Raises RequestTooLarge, as `submit` does; changes nothing."""
-        tokens = len(generation.prompt) + generation.params.max_tokens
+    def enqueue(self, seq: Sequence) -> None:
+        """Queue a sequence that has an id of this scheduler; raises RequestTooLarge, as `submit` does."""
+        self.check_fits(seq.n_prompt + seq.generation.params.max_tokens)
+        self.waiting.push(seq)
+        self.shares.join(seq.namespace)
+
+    def check_fits(self, tokens: int) -> None:
+        """Raises RequestTooLarge where a prompt and its output could never be served; changes nothing."""
         limit = self.limits.max_model_len
         if tokens > limit:
             raise RequestTooLarge(f"prompt and max_tokens together are {tokens:,} tokens, the model takes {limit:,}")
@@ -108,10 +112,10 @@ class Scheduler:
         """The answer is complete: free its memory, and queue the prefill that lets the next turn resume after it."""
         self.cancel(seq)
         unit = self.layout.unit_tokens
-        end = len(seq.tokens) // unit * unit
+        end = seq.known_tokens // unit * unit
         if not self._keeps_answer(seq) or end <= seq.n_prompt // unit * unit:
             return
-        self.answers.append(seq.answer(self._new_id(), end))
+        self.answers.append(seq.answer(self.new_id(), end))
         while len(self.answers) > self.limits.max_running:
             self.answers.popleft()
 
@@ -122,7 +126,8 @@ class Scheduler:
     def idle(self) -> bool:
         return not (len(self.waiting) or self.running or self.answers)
 
-    def _new_id(self) -> int:
+    def new_id(self) -> int:
+        """Ids grow with arrival."""
         self._next_id += 1
         return self._next_id
 
@@ -213,14 +218,14 @@ class Scheduler:
     def _plan_row(self, seq: Sequence) -> None:
         while seq.phase is Phase.DECODE:
             try:
-                self._extend(seq)
+                self.extend(seq)
             except OutOfPages as error:
                 self._make_room_for(seq, error)
                 continue
             self._rows[seq.id] = DecodeRow(seq, seq.tokens[seq.computed], seq.computed, self._raw_page(seq))
             return
 
-    def _extend(self, seq: Sequence) -> None:
+    def extend(self, seq: Sequence) -> None:
         """Reserve the page that the token at `seq.computed` falls into, unless it has it."""
         if self.layout.kv_pages_per_unit and seq.computed >= len(seq.table) * self.layout.page_size:
             plan = self.planner.decode_page(seq)
@@ -246,7 +251,7 @@ class Scheduler:
         page = self.layout.unit_tokens
         used = sum(leg.plan.end - leg.plan.start for leg in self._legs.values())
         alone = len(self._homes()) + len(self.waiting) <= 1
-        most = self.limits.tokens_per_step if alone else min(self.limits.tokens_per_step, SHARED_STEP)
+        most = self.limits.tokens_per_step if alone else min(self.limits.tokens_per_step, self.limits.shared_step)
         tokens = max(page, (most - len(self._rows)) // page * page)
         saves = sum(len(leg.plan.saves) for leg in self._legs.values())
         return Budget(max(0, tokens - used), self.limits.saves_per_step - saves)

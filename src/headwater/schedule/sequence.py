@@ -62,6 +62,11 @@ class Sequence:
         return len(self.generation.prompt)
 
     @property
+    def known_tokens(self) -> int:
+        """Of prompt and output, what can be cached: all."""
+        return len(self.tokens)
+
+    @property
     def n_output(self) -> int:
         return len(self.tokens) - self.n_prompt
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from headwater.cache.eviction.flop_aware import FlopAware
 from headwater.cache.eviction.lru import Lru
 from headwater.cache.eviction.policy import Eviction, Kind, Room, Victim
 from headwater.cache.eviction.seglen import SegLen
 from headwater.cache.spelling import build
 from headwater.types import CacheLayout
 
-EVICTION: dict[str, Callable[..., Eviction]] = {"lru": Lru, "seglen": SegLen}
+EVICTION: dict[str, Callable[..., Eviction]] = {"lru": Lru, "seglen": SegLen, "flop_aware": FlopAware}
 
 __all__ = ["EVICTION", "Eviction", "Kind", "Room", "Victim", "make_eviction"]
 

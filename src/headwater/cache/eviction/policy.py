@@ -37,7 +37,7 @@ class Eviction(Protocol):
     keeps_history: bool  # where prompts left the tree is found by edges that outlive their pages, too
 
     def changed(self, node: Node) -> None:
-        """The node's checkpoint, holds, children or length changed, or a leaf's pins, or it left the tree (no parent).
+        """The node's checkpoint, holds, children or edge changed, or a leaf's pins, or it left the tree (no parent).
 
         One that has neither a checkpoint nor an end of its own to trim may leave unannounced, absorbed by its child.
         """

@@ -2,29 +2,54 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from headwater.cache.node import Node
 
 Column = np.ndarray[Any, np.dtype[Any]]
-Bounds = tuple[float, float, float, float]
+Recency = Callable[[Column, int, Column], None]  # (times, now, out): writes how recent each time is
+
+
+def inverse_age(time: Column, now: int, out: Column) -> None:
+    """1 / age; ages are at least 1."""
+    np.subtract(now, time, out=out)
+    np.maximum(out, 1.0, out=out)
+    np.divide(1.0, out, out=out)
+
+
+def linear(time: Column, now: int, out: Column) -> None:
+    """-age: equal steps of time count alike."""
+    np.subtract(time, now, out=out)
+
+
+RECENCIES: dict[str, Recency] = {"inverse_age": inverse_age, "linear": linear}
+
+
+class Bounds(NamedTuple):
+    """Least and greatest of both columns."""
+
+    low: float
+    high: float
+    oldest: float
+    newest: float
 
 
 class Rows:
-    """Length, time and a mark of each candidate, without holes: who leaves is replaced by the last one."""
+    """Value, time and a mark of each candidate, without holes: who leaves is replaced by the last one."""
 
     def __init__(self) -> None:
         self._nodes: list[Node] = []
         self._row: dict[Node, int] = {}
-        self._length, self._time, self._leaf = np.zeros(64), np.zeros(64), np.zeros(64, dtype=bool)
+        self._value, self._time, self._leaf = np.zeros(64), np.zeros(64), np.zeros(64, dtype=bool)
         self._score, self._scratch = np.zeros(64), np.zeros(64)
 
     def __contains__(self, node: Node) -> bool:
         return node in self._row
 
-    def put(self, node: Node, length: int, time: int, leaf: bool) -> None:
+    def put(self, node: Node, value: float, time: int, leaf: bool) -> None:
         """Add the node, or set its numbers anew. leaf: KV may go from it."""
         row = self._row.get(node)
         if row is None:
@@ -32,13 +57,13 @@ class Rows:
             self._nodes.append(node)
             if row == len(self._time):
                 self._widen()
-        self._length[row], self._time[row], self._leaf[row] = length, time, leaf
+        self._value[row], self._time[row], self._leaf[row] = value, time, leaf
 
     def refresh(self, node: Node, time: int) -> None:
         self._time[self._row[node]] = time
 
-    def length(self, node: Node) -> int:
-        return int(self._length[self._row[node]])
+    def value(self, node: Node) -> float:
+        return float(self._value[self._row[node]])
 
     def discard(self, node: Node) -> None:
         row = self._row.pop(node, None)
@@ -49,58 +74,43 @@ class Rows:
             end = len(self._nodes)
             self._nodes[row] = last
             self._row[last] = row
-            for column in (self._length, self._time, self._leaf):
+            for column in (self._value, self._time, self._leaf):
                 column[row] = column[end]
 
     def bounds(self, leaves: bool) -> Bounds | None:
-        """Least and greatest length, least and greatest time; None if there are no candidates."""
-        length, time = self._length[: len(self._nodes)], self._time[: len(self._nodes)]
+        """Of all rows, or of those that are leaves; None if there are none."""
+        value, time = self._value[: len(self._nodes)], self._time[: len(self._nodes)]
         if leaves:
             mask = self._leaf[: len(self._nodes)]
-            length, time = length[mask], time[mask]
-        if not len(length):
+            value, time = value[mask], time[mask]
+        if not len(value):
             return None
-        return float(length.min()), float(length.max()), float(time.min()), float(time.max())
+        return Bounds(float(value.min()), float(value.max()), float(time.min()), float(time.max()))
 
-    def lowest(self, weights: tuple[float, float], now: int, newest: float, leaves: bool) -> tuple[float, int, Node]:
-        """The least weights · (length, 1 / age), its node's serial and its node. Ages are at least 1.
-
-        newest: no time is beyond it.
-        """
-        by_length, by_recency = weights
+    def lowest(
+        self, weights: tuple[float, float], recency: Recency, now: int, leaves: bool
+    ) -> tuple[float, int, Node] | None:
+        """The least weights · (value, recency), its node's serial and its node; of equals the lowest serial's."""
+        by_value, by_recency = weights
         count = len(self._nodes)
+        if not count:
+            return None
         score, part = self._score[:count], self._scratch[:count]
-        np.subtract(now, self._time[:count], out=score)
-        if now <= newest:
-            np.maximum(score, 1.0, out=score)
-        np.divide(by_recency, score, out=score)
-        np.multiply(self._length[:count], by_length, out=part)
+        recency(self._time[:count], now, score)
+        np.multiply(score, by_recency, out=score)
+        np.multiply(self._value[:count], by_value, out=part)
         np.add(score, part, out=score)
         if leaves:
             score[~self._leaf[:count]] = np.inf
         least = score[score.argmin()]
+        if least == np.inf:
+            return None
         tied = [self._nodes[row] for row in np.flatnonzero(score == least)]
         node = min(tied, key=lambda node: node.serial)
         return float(least), node.serial, node
 
     def _widen(self) -> None:
-        self._length, self._time, self._leaf = (
-            np.concatenate((column, column)) for column in (self._length, self._time, self._leaf)
+        self._value, self._time, self._leaf = (
+            np.concatenate((column, column)) for column in (self._value, self._time, self._leaf)
         )
         self._score, self._scratch = np.zeros(len(self._time)), np.zeros(len(self._time))
-
-
-def lowest(tables: list[Rows], w: float, now: int, leaves: bool) -> Node | None:
-    """The node with the lowest w·minmax(length) + minmax(1/age) of all tables; of equals the one with least serial.
-
-    What minmax subtracts is the same for all and left out.
-    """
-    bounded = [(rows, bounds) for rows in tables if (bounds := rows.bounds(leaves)) is not None]
-    if not bounded:
-        return None
-    shortest, oldest = (min(bounds[at] for _, bounds in bounded) for at in (0, 2))
-    longest, newest = (max(bounds[at] for _, bounds in bounded) for at in (1, 3))
-    spread = longest - shortest
-    recency = 1 / max(1.0, now - newest) - 1 / max(1.0, now - oldest)
-    weights = (w / spread if spread else 0.0), (1 / recency if recency else 0.0)
-    return min(rows.lowest(weights, now, newest, leaves) for rows, _ in bounded)[2]
