@@ -56,12 +56,12 @@ def test_losing_a_checkpoint_lengthens_what_is_nearest_below_it() -> None:
     root = index.root("")
     index.pin(root)
     top, middle, leaf = add(index, root, b"abcdefgh", (2, 5))
-    lengths = [policy._kept.length(node) for node in (top, middle, leaf)]
+    lengths = [policy._kept.value(node) for node in (top, middle, leaf)]
     assert lengths == [2, 3, 3]
     index.drop(middle)
-    assert policy._kept.length(leaf) == 6
+    assert policy._kept.value(leaf) == 6
     index.drop(top)
-    assert policy._kept.length(leaf) == 8
+    assert policy._kept.value(leaf) == 8
 
 
 def test_gaining_one_shortens_it_again() -> None:
@@ -71,7 +71,7 @@ def test_gaining_one_shortens_it_again() -> None:
     index.pin(root)
     (leaf,) = add(index, root, b"abcdefgh")
     add(index, root, b"abc")
-    assert policy._kept.length(leaf) == 5
+    assert policy._kept.value(leaf) == 5
 
 
 def test_nodes_with_several_children_keep_their_state_unless_asked() -> None:

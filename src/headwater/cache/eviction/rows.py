@@ -10,19 +10,17 @@ import numpy as np
 from headwater.cache.node import Node
 
 Column = np.ndarray[Any, np.dtype[Any]]
-Recency = Callable[[Column, int, Column], None]  # (times, now, out): writes how recent each time is
+Recency = Callable[[Column, float], None]  # turns ages, in place, into how recent that is, times a factor
 
 
-def inverse_age(time: Column, now: int, out: Column) -> None:
-    """1 / age; ages are at least 1."""
-    np.subtract(now, time, out=out)
-    np.maximum(out, 1.0, out=out)
-    np.divide(1.0, out, out=out)
+def inverse_age(age: Column, factor: float) -> None:
+    """1 / age."""
+    np.divide(factor, age, out=age)
 
 
-def linear(time: Column, now: int, out: Column) -> None:
+def linear(age: Column, factor: float) -> None:
     """-age: equal steps of time count alike."""
-    np.subtract(time, now, out=out)
+    np.multiply(age, -factor, out=age)
 
 
 RECENCIES: dict[str, Recency] = {"inverse_age": inverse_age, "linear": linear}
@@ -35,6 +33,16 @@ class Bounds(NamedTuple):
     high: float
     oldest: float
     newest: float
+
+
+class Scale(NamedTuple):
+    """What brings value and recency to ranges of width 1, the value's then times its weight."""
+
+    by_value: float
+    by_recency: float
+    recency: Recency
+    now: int
+    newest: float  # no time is beyond it
 
 
 class Rows:
@@ -87,18 +95,17 @@ class Rows:
             return None
         return Bounds(float(value.min()), float(value.max()), float(time.min()), float(time.max()))
 
-    def lowest(
-        self, weights: tuple[float, float], recency: Recency, now: int, leaves: bool
-    ) -> tuple[float, int, Node] | None:
-        """The least weights · (value, recency), its node's serial and its node; of equals the lowest serial's."""
-        by_value, by_recency = weights
+    def lowest(self, scale: Scale, leaves: bool) -> tuple[float, int, Node] | None:
+        """The least score, its node's serial and its node; of equals the lowest serial's. Ages are at least 1."""
         count = len(self._nodes)
         if not count:
             return None
         score, part = self._score[:count], self._scratch[:count]
-        recency(self._time[:count], now, score)
-        np.multiply(score, by_recency, out=score)
-        np.multiply(self._value[:count], by_value, out=part)
+        np.subtract(scale.now, self._time[:count], out=score)
+        if scale.now <= scale.newest:
+            np.maximum(score, 1.0, out=score)
+        scale.recency(score, scale.by_recency)
+        np.multiply(self._value[:count], scale.by_value, out=part)
         np.add(score, part, out=score)
         if leaves:
             score[~self._leaf[:count]] = np.inf

@@ -1,0 +1,77 @@
+"""Marconi's eviction: how much prefill a checkpoint saves for the memory it takes, and how recently it was used."""
+
+from __future__ import annotations
+
+from headwater.cache.eviction.leaves import Leaves
+from headwater.cache.eviction.policy import Kind, Room, Victim
+from headwater.cache.eviction.rows import RECENCIES
+from headwater.cache.eviction.scored import Scored, base
+from headwater.cache.node import Node
+from headwater.types import CacheLayout
+
+
+class FlopAware(Scored):
+    """Lowest S = minmax(recency) + alpha · minmax(efficiency) goes (Marconi, section 4.2).
+
+    Efficiency = (FLOPs that the node saves - FLOPs that its parent saves) / memory of its checkpoint and its KV.
+    Candidates have at most one child. A leaf loses checkpoint and KV; of others the checkpoint goes, and their KV is
+    the child's. In split pools that is for checkpoints, and KV goes leaf to root by its own time.
+    What has no checkpoint saves nothing, unless work can resume at every page.
+
+    over: `candidates`, or `all` nodes are what the ranges are taken of. recency: `inverse_age`, or `linear` in time.
+    memory: KV of the node's `edge`, or of its whole `prefix`. parent: the nearest ancestor with a `checkpoint`, or
+    the `immediate` one.
+    """
+
+    leaf_loses = Kind.NODE
+
+    def __init__(
+        self,
+        layout: CacheLayout,
+        alpha: float = 1.0,
+        over: str = "candidates",
+        recency: str = "inverse_age",
+        memory: str = "edge",
+        parent: str = "checkpoint",
+    ) -> None:
+        _require("over", over, ("candidates", "all"))
+        _require("recency", recency, tuple(RECENCIES))
+        _require("memory", memory, ("edge", "prefix"))
+        _require("parent", parent, ("checkpoint", "immediate"))
+        super().__init__(alpha, recency=RECENCIES[recency], over_all=over == "all")
+        self._layout = layout
+        self._every_page = layout.resumable == "every_page"
+        self._unit_pages = layout.kv_pages_per_unit * (layout.unit_tokens // layout.page_size)
+        self._whole_prefix = memory == "prefix"
+        self._immediate = parent == "immediate" or self._every_page
+        self._leaves = Leaves()
+
+    @property
+    def alpha(self) -> float:
+        return self.weight
+
+    @alpha.setter
+    def alpha(self, alpha: float) -> None:
+        self.weight = alpha
+
+    def value(self, node: Node) -> float:
+        """FLOPs a page."""
+        parent = node.parent
+        if parent is None or (node.checkpoint is None and not self._every_page):
+            return 0.0
+        start, unit = (parent.end if self._immediate else base(node)), self._layout.unit_tokens
+        pages = node.end * self._unit_pages if self._whole_prefix else len(node.pages)
+        saved = self._layout.flops.between(start * unit, node.end * unit)
+        return saved / (pages + len(node.checkpoint or ()))
+
+    def changed(self, node: Node) -> None:
+        super().changed(node)
+        self._leaves.changed(node)
+
+    def victim(self, room: Room, now: int) -> Victim | None:
+        return self._leaves.oldest() if room is Room.KV else super().victim(room, now)
+
+
+def _require(option: str, chosen: str, allowed: tuple[str, ...]) -> None:
+    if chosen not in allowed:
+        raise ValueError(f"{option} is {chosen!r}; there are {', '.join(allowed)}")

@@ -1,0 +1,129 @@
+"""Checkpoints by a score: how much each is worth, and how recently it was used, both from 0 to 1."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from operator import attrgetter
+
+import numpy as np
+
+from headwater.cache.eviction.age_queue import AgeQueue
+from headwater.cache.eviction.leaves import is_free_leaf
+from headwater.cache.eviction.policy import Kind, Room, Victim
+from headwater.cache.eviction.rows import Bounds, Recency, Rows, Scale, inverse_age
+from headwater.cache.node import Node
+
+
+class Scored(ABC):
+    """Lowest weight · minmax(value) + minmax(recency) goes. A subclass says what a node's value is.
+
+    Candidates are checkpoints of nodes with at most one child (with `single_child=False`, of any node) and leaves
+    without checkpoint, by the same score and their KV's time. Where there are none, the others' turn comes.
+    Speculative checkpoints go before all others. A range without width counts the same for all.
+    """
+
+    keeps_history = True
+    leaf_loses = Kind.CHECKPOINT  # what is taken from a leaf with a checkpoint where one pool holds all
+
+    def __init__(
+        self, weight: float, single_child: bool = True, recency: Recency = inverse_age, over_all: bool = False
+    ) -> None:
+        self.weight = weight
+        self._single_child, self._recency, self._over_all = single_child, recency, over_all
+        self._kept = Rows()  # checkpoints
+        self._bare = Rows()  # leaves without checkpoint
+        self._wide = Rows()  # checkpoints at nodes with several children, under `single_child`
+        self._held = Rows()  # checkpoints that may not go
+        self._tables = (self._kept, self._bare, self._wide, self._held)
+        self._speculative = AgeQueue(attrgetter("checkpoint_time"), lambda node: node.speculative and not node.holds)
+        self._bases: set[Node] = set()  # nodes with a checkpoint: where their descendants' work would begin
+
+    @abstractmethod
+    def value(self, node: Node) -> float:
+        """What the node is worth. It may depend on its edge, its depth and its nearest ancestor with a checkpoint."""
+
+    def changed(self, node: Node) -> None:
+        self._place(node)
+        if (node.checkpoint is not None) != (node in self._bases):
+            self._bases ^= {node}
+            self._measure_below(node)
+
+    def touched(self, node: Node) -> None:
+        for rows in self._tables:
+            if node in rows:
+                rows.refresh(node, _time(node))
+
+    def victim(self, room: Room, now: int) -> Victim | None:
+        if room is not Room.KV and (guess := self._speculative.oldest()) is not None:
+            return guess, Kind.CHECKPOINT
+        tables = [self._kept] if room is Room.STATE else [self._kept, self._bare]
+        leaves = room is Room.KV
+        node = self._lowest(tables, now, leaves) or self._lowest([self._wide], now, leaves)
+        node = node or self._speculative.oldest()
+        if node is None:
+            return None
+        if node.checkpoint is None:
+            return node, Kind.TAIL
+        return node, self.leaf_loses if room is Room.ANY and is_free_leaf(node) else Kind.CHECKPOINT
+
+    def surplus(self, node: Node, now: int) -> Victim | None:
+        return None
+
+    def _lowest(self, tables: list[Rows], now: int, leaves: bool) -> Node | None:
+        """The node with the lowest score of all tables; of equals the one with the least serial.
+
+        What minmax subtracts is the same for all and left out.
+        """
+        compared = self._tables if self._over_all else tables
+        bounds = [found for rows in compared if (found := rows.bounds(leaves and not self._over_all)) is not None]
+        if not bounds:
+            return None
+        scale = self._scale(bounds, now)
+        lowest = [rows.lowest(scale, leaves) for rows in tables]
+        return min((found for found in lowest if found is not None), default=(0, 0, None))[2]
+
+    def _scale(self, bounds: list[Bounds], now: int) -> Scale:
+        oldest, newest = min(table.oldest for table in bounds), max(table.newest for table in bounds)
+        spread = max(table.high for table in bounds) - min(table.low for table in bounds)
+        ends = np.array([max(1.0, now - oldest), max(1.0, now - newest)])
+        self._recency(ends, 1.0)
+        width = float(ends[1] - ends[0])
+        return Scale(self.weight / spread if spread else 0.0, 1 / width if width else 0.0, self._recency, now, newest)
+
+    def _place(self, node: Node) -> None:
+        leaf = is_free_leaf(node)
+        table: Rows | None = None
+        if node.checkpoint is None:
+            table = self._bare if leaf else None
+        elif node.speculative:
+            self._speculative.add(node)
+        elif node.holds:
+            table = self._held
+        else:
+            table = self._wide if self._single_child and len(node.children) > 1 else self._kept
+        for rows in self._tables:
+            if rows is not table:
+                rows.discard(node)
+        if table is not None:
+            table.put(node, self.value(node), _time(node), leaf)
+
+    def _measure_below(self, node: Node) -> None:
+        """A checkpoint came or went: what work would begin at for those that are nearest below it is elsewhere."""
+        stack = list(node.children.values())
+        while stack:
+            below = stack.pop()
+            self._place(below)
+            if below.checkpoint is None:
+                stack.extend(below.children.values())
+
+
+def base(node: Node) -> int:
+    """Depth of the nearest ancestor with a checkpoint; 0 if there is none."""
+    climb = node.parent
+    while climb is not None and climb.checkpoint is None:
+        climb = climb.parent
+    return 0 if climb is None else climb.end
+
+
+def _time(node: Node) -> int:
+    return node.kv_time if node.checkpoint is None else node.checkpoint_time
