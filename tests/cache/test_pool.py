@@ -29,17 +29,55 @@ def test_one_pool_by_default_and_two_with_a_state_fraction() -> None:
 def test_check_finds_a_page_that_is_owned_twice_lost_or_free_and_owned() -> None:
     pool = Pool(CacheLayout(n_pages=4))
     first, second = pool.kv.take(2)
-    pool.check([first, second])
+    pool.check([first], [second])
     with pytest.raises(AssertionError, match="two owners"):
-        pool.check([first, first, second])
+        pool.check([first, first], [second])
     with pytest.raises(AssertionError, match="4 pages, but 2 free and 1 owned"):
-        pool.check([first])
+        pool.check([first], [])
     pool.kv.give((first,))
     with pytest.raises(AssertionError, match="both free and owned"):
-        pool.check([first, second])
+        pool.check([first, second], [])
     pool.kv.give((first,))
     with pytest.raises(AssertionError, match="free twice"):
-        pool.check([second])
+        pool.check([second], [])
+
+
+def test_check_finds_a_page_of_the_other_region() -> None:
+    pool = Pool(CacheLayout(n_pages=4, state_fraction=0.5))
+    page, state = pool.kv.take(1)[0], pool.states.take(1)[0]
+    pool.check([page], [state])
+    with pytest.raises(AssertionError, match="belongs to the other region"):
+        pool.check([state], [page])
+    pool.states.give((page,))
+    with pytest.raises(AssertionError, match="belongs to the other region"):
+        pool.check([page], [state])
+
+
+def test_elastic_regions_trade_free_pages_in_whole_steps_and_keep_what_they_want_themselves() -> None:
+    pool = Pool(CacheLayout(n_pages=20, state_fraction=0.5, elastic_pages=4))
+    pool.trade(kv=11, states=3)
+    assert (pool.kv.size, pool.states.size) == (14, 6)
+    pool.trade(kv=15, states=3)  # the three that states can spare are no whole step
+    assert (pool.kv.size, pool.states.size) == (14, 6)
+    pages = pool.kv.take(14)
+    pool.check(list(pages), [])
+    pool.kv.give(pages)
+    pool.trade(kv=0, states=20)
+    assert (pool.kv.size, pool.states.size) == (2, 18)
+    pool.check([], [])
+
+
+def test_a_shortage_tells_what_both_regions_could_do_together() -> None:
+    layout = CacheLayout(n_pages=20, state_fraction=0.5, elastic_pages=4)
+    rigid, elastic = Pool(CacheLayout(n_pages=20, state_fraction=0.5)), Pool(layout)
+    assert rigid.shortage(11, 1) == (11, 10, 0)
+    assert rigid.shortage(11, 1, evictable=(1, 0)) is None
+    assert elastic.shortage(18, 2) is None
+    assert elastic.shortage(18, 3) == (18, 10, 4)
+    assert elastic.shortage(3, 15) == (15, 10, 4)
+    assert elastic.shortage(3, 15, evictable=(1, 0)) is None
+    assert elastic.shortage(11, 10) == (11, 10, 0)
+    assert Pool(CacheLayout(n_pages=20)).shortage(18, 3, evictable=(0, 0)) == (21, 20, 0)
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -47,8 +85,17 @@ class PoolMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = Pool(CacheLayout(n_pages=12, state_fraction=0.5))
+        self.pool = Pool(CacheLayout(n_pages=12, state_fraction=0.5, elastic_pages=2))
         self.taken: list[tuple[Region, int]] = []
+
+    @rule(kv=st.integers(0, 8), states=st.integers(0, 8))
+    def trade(self, kv: int, states: int) -> None:
+        pool = self.pool
+        fits = pool.shortage(kv, states) is None
+        before = pool.kv.size
+        pool.trade(kv, states)
+        assert (pool.kv.free >= kv and pool.states.free >= states) is fits
+        assert (pool.kv.size - before) % 2 == 0
 
     @rule(states=st.booleans(), count=st.integers(0, 8))
     def take(self, states: bool, count: int) -> None:
@@ -64,9 +111,9 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_page_is_free_or_owned(self) -> None:
-        self.pool.check([page for _, page in self.taken])
+        owned = [[page for region, page in self.taken if region is of] for of in (self.pool.kv, self.pool.states)]
+        self.pool.check(*owned)
         assert self.pool.free == 12 - len(self.taken)
-        assert all(page in region.ids for region, page in self.taken)
 
 
 TestPoolMachine = PoolMachine.TestCase

@@ -14,7 +14,7 @@ def audit(index: Index, pool: Pool, leases: list[Lease], plans: list[tuple[Lease
     """Raise AssertionError at the first thing that does not hold."""
     index.check()
     nodes: list[Node] = list(index)
-    pool.check(_owned_pages(nodes, leases, [opened for _, opened in plans]))
+    pool.check(*_owned_pages(nodes, leases, [opened for _, opened in plans]))
     pins = Counter(node for lease in leases for node in (lease.node, lease.deep) if node is not None)
     for lease, opened in plans:
         if opened.deep_before is not None and opened.deep_before is not lease.deep:
@@ -30,18 +30,20 @@ def audit(index: Index, pool: Pool, leases: list[Lease], plans: list[tuple[Lease
         _check_table(index, lease)
 
 
-def _owned_pages(nodes: list[Node], leases: list[Lease], plans: list[OpenPlan]) -> list[int]:
-    owned: list[int] = []
+def _owned_pages(nodes: list[Node], leases: list[Lease], plans: list[OpenPlan]) -> tuple[list[int], list[int]]:
+    """Pages of KV, and pages of checkpoints and slots."""
+    kv: list[int] = []
+    states: list[int] = []
     for node in nodes:
-        owned.extend(node.pages)
-        owned.extend(node.checkpoint or ())
+        kv.extend(node.pages)
+        states.extend(node.checkpoint or ())
     for lease in leases:
-        owned.extend(lease.private_pages())
-        owned.extend(lease.slot)
+        kv.extend(lease.private_pages())
+        states.extend(lease.slot)
     for plan in plans:
         for save in plan.saves:
-            owned.extend(save.pages)
-    return owned
+            states.extend(save.pages)
+    return kv, states
 
 
 def _check_table(index: Index, lease: Lease) -> None:

@@ -27,6 +27,28 @@ class Evictor:
         while region.free < pages:
             self.evict(room, pages - region.free, now)
 
+    def make_rooms(self, kv: int, states: int, now: int) -> None:
+        """Evict until `kv` pages are free for KV and `states` for checkpoints and slots, both at once.
+
+        Elastic regions first take what is free in the other one, then evict their own, then what the other one can.
+        """
+        pool = self._pool
+        if not pool.split:
+            self.make_room(Room.ANY, kv + states, now)
+            return
+        sides = (Room.KV, pool.kv, kv), (Room.STATE, pool.states, states)
+        if pool.step:
+            pool.trade(kv, states)
+            for (room, region, wanted), (other, _, kept) in (sides, sides[::-1]):
+                while region.free < wanted and self._policy.victim(room, now) is not None:
+                    self.evict(room, wanted - region.free, now)
+                if region.free < wanted:
+                    steps = -((region.free - wanted) // pool.step)
+                    self.make_room(other, kept + steps * pool.step, now)
+                    pool.trade(kv, states)
+        for room, _, wanted in sides:
+            self.make_room(room, wanted, now)
+
     def evict(self, room: Room, pages: int, now: int) -> None:
         """Give up one checkpoint, or up to `pages` of one leaf's tail."""
         victim = self._policy.victim(room, now)

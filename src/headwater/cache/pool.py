@@ -1,4 +1,4 @@
-"""Page ids that are free. One region for everything, or two of fixed size; which is which is set once."""
+"""Page ids that are free. One region for everything, or two, of fixed size or such as trade pages in whole steps."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from array import array
 
 from headwater.types import CacheLayout
 
+Shortage = tuple[int, int, int]  # pages needed, free, and evictable
+
 
 class Region:
-    """A run of page ids and those of them that nobody owns, as a stack: what was freed last is warm."""
+    """Page ids that belong together and those of them that nobody owns, as a stack: what was freed last is warm."""
 
     def __init__(self, first: int, last: int) -> None:
-        self.ids = range(first, last)
-        self._stack = array("i", reversed(self.ids))
+        self.size = last - first
+        self._stack = array("i", reversed(range(first, last)))
 
     @property
     def free(self) -> int:
@@ -38,14 +40,21 @@ class Region:
 
 
 class Pool:
-    """The arena's page ids: `kv` and `states` are one region, or two where the layout has a state fraction."""
+    """The arena's page ids: `kv` and `states` are one region, or two where the layout has a state fraction.
+
+    Elastic regions (the Alibaba article, "elastic memory pool") trade free pages in steps of `layout.elastic_pages`.
+    There a step is one physical page of the GPU's virtual memory; here any free pages make one, since all are equal.
+    """
 
     def __init__(self, layout: CacheLayout) -> None:
+        self.step = 0 if layout.state_fraction is None else layout.elastic_pages  # 0: nothing is traded
         if layout.state_fraction is None:
             self.kv = self.states = Region(0, layout.n_pages)
+            self._of_states = bytearray()
         else:
             n_kv = layout.n_pages - round(layout.n_pages * layout.state_fraction)
             self.kv, self.states = Region(0, n_kv), Region(n_kv, layout.n_pages)
+            self._of_states = bytearray(n_kv) + bytearray(b"\1") * (layout.n_pages - n_kv)
 
     @property
     def split(self) -> bool:
@@ -55,16 +64,52 @@ class Pool:
     def free(self) -> int:
         return self.kv.free + self.states.free if self.split else self.kv.free
 
-    def check(self, owned: list[int]) -> None:
-        """Every page has exactly one owner or is free in the region it belongs to."""
-        regions = (self.kv, self.states) if self.split else (self.kv,)
-        free: list[int] = []
-        for region in regions:
-            ids = region.free_ids()
-            assert all(page in region.ids for page in ids), f"a free page lies outside of {region.ids}"
-            free += ids
-        total = sum(len(region.ids) for region in regions)
-        assert len(set(free)) == len(free), "a page is free twice"
-        assert len(set(owned)) == len(owned), "a page has two owners"
-        assert not set(free) & set(owned), "a page is both free and owned"
-        assert len(free) + len(owned) == total, f"{total} pages, but {len(free)} free and {len(owned)} owned"
+    def shortage(self, kv: int, states: int, evictable: tuple[int, int] = (0, 0)) -> Shortage | None:
+        """What is missing for `kv` and `states` pages if those `evictable` of either kind went; None: nothing."""
+        if not self.split:
+            short = (kv + states, self.kv.free, sum(evictable))
+            return short if short[0] > short[1] + short[2] else None
+        free = self.kv.free, self.states.free
+        needs = kv, states
+        spare = [free[at] + evictable[at] - needs[at] for at in (0, 1)]
+        for at in (0, 1):
+            lent = max(0, spare[1 - at]) // self.step * self.step if self.step else 0
+            if spare[at] + lent < 0:
+                return needs[at], free[at], evictable[at] + lent
+        return None
+
+    def trade(self, kv: int, states: int) -> None:
+        """Move free pages, in whole steps, to the region that has less than is wanted from what the other can spare."""
+        sides = (self.kv, kv), (self.states, states)
+        for (poor, wanted), (rich, kept) in (sides, sides[::-1]):
+            steps = min(-((poor.free - wanted) // self.step), (rich.free - kept) // self.step)
+            if steps > 0:
+                self._move(rich, poor, steps * self.step)
+
+    def _move(self, rich: Region, poor: Region, count: int) -> None:
+        pages = rich.take(count)
+        for page in pages:
+            self._of_states[page] = poor is self.states
+        rich.size -= count
+        poor.size += count
+        poor.give(pages)
+
+    def check(self, kv: list[int], states: list[int]) -> None:
+        """Every page has exactly one owner or is free, in the region it belongs to. kv, states: owned as such."""
+        if not self.split:
+            _check_region(self.kv, [*kv, *states])
+            return
+        for region, owned in ((self.kv, kv), (self.states, states)):
+            for page in (*region.free_ids(), *owned):
+                assert self._of_states[page] == (region is self.states), f"page {page} belongs to the other region"
+            _check_region(region, owned)
+        total, pages = self.kv.size + self.states.size, len(self._of_states)
+        assert total == pages, f"regions of {self.kv.size} and {self.states.size} pages in an arena of {pages}"
+
+
+def _check_region(region: Region, owned: list[int]) -> None:
+    free = region.free_ids()
+    assert len(set(free)) == len(free), "a page is free twice"
+    assert len(set(owned)) == len(owned), "a page has two owners"
+    assert not set(free) & set(owned), "a page is both free and owned"
+    assert len(free) + len(owned) == region.size, f"{region.size} pages, but {len(free)} free and {len(owned)} owned"

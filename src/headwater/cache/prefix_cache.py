@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import replace
 
 from headwater.cache.audit import audit
-from headwater.cache.eviction import Room, make_eviction
+from headwater.cache.eviction import make_eviction
 from headwater.cache.evictor import Evictor
 from headwater.cache.history import History
 from headwater.cache.index import Index
@@ -95,19 +95,11 @@ class PrefixCache:
 
     def _require_room(self, draft: Draft, lease: Lease | None, survey: Survey) -> None:
         """Raise OutOfPages unless evicting all that may go would make room."""
-        kv, states = self._pool.kv, self._pool.states
-        if self._pool.split:
-            if kv.free >= survey.kv and states.free >= survey.states:
-                return
-            evictable_kv, evictable_states = self._evictable(draft, lease, survey)
-            if kv.free + evictable_kv < survey.kv:
-                raise OutOfPages(survey.kv, kv.free, evictable_kv)
-            if states.free + evictable_states < survey.states:
-                raise OutOfPages(survey.states, states.free, evictable_states)
-        elif kv.free < survey.kv + survey.states:
-            evictable = sum(self._evictable(draft, lease, survey))
-            if kv.free + evictable < survey.kv + survey.states:
-                raise OutOfPages(survey.kv + survey.states, kv.free, evictable)
+        if self._pool.shortage(survey.kv, survey.states) is None:
+            return
+        shortage = self._pool.shortage(survey.kv, survey.states, self._evictable(draft, lease, survey))
+        if shortage is not None:
+            raise OutOfPages(*shortage)
 
     def _evictable(self, draft: Draft, lease: Lease | None, survey: Survey) -> tuple[int, int]:
         """Pages of KV and of checkpoints that may go while this leg and all leases keep what they name."""
@@ -131,13 +123,6 @@ class PrefixCache:
         kv = self._index.kv_pages - kept - sum(len(node.pages) for node in guarded)
         kept_checkpoints = sum(node.checkpoint is not None for node in held)
         return kv, (self._index.checkpoints - kept_checkpoints) * self.layout.checkpoint_pages
-
-    def _make_room(self, kv: int, states: int) -> None:
-        if self._pool.split:
-            self._evictor.make_room(Room.KV, kv, self._now)
-            self._evictor.make_room(Room.STATE, states, self._now)
-        else:
-            self._evictor.make_room(Room.ANY, kv + states, self._now)
 
     # ---- opening a plan
 
@@ -164,7 +149,7 @@ class PrefixCache:
     def _open(self, draft: Draft, lease: Lease, survey: Survey) -> Plan:
         opened = OpenPlan(draft, len(lease.table), lease.own_from, lease.deep, draft.slot and not lease.slot)
         self._protect(draft, lease, survey)
-        self._make_room(survey.kv, survey.states)
+        self._evictor.make_rooms(survey.kv, survey.states, self._now)
         lease.table.extend(self._pool.kv.take(survey.kv))
         if opened.took_slot:
             lease.slot = self._pool.states.take(self.layout.slot_pages)
