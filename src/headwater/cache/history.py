@@ -1,8 +1,4 @@
-"""What prompts began with whose KV is gone: a branch point is found there, too (Marconi, section 4.1).
-
-Two generations of trees of bare edges. When the young one is full the old one is forgotten, and it takes its place.
-Lengths and positions in this file are in units.
-"""
+"""Bare edges: where keys went, without anything that is kept there. Lengths and positions are in units."""
 
 from __future__ import annotations
 
@@ -12,13 +8,36 @@ from headwater.cache.index import Index
 from headwater.cache.node import Node
 
 
+class Edges:
+    """The keys that were noted, as a tree that only grows."""
+
+    def __init__(self, unit_bytes: int) -> None:
+        self._tree = Index(unit_bytes, 0, _Nobody())
+        self.units = 0  # that the edges hold
+
+    def note(self, namespace: str, key: bytes, units: int) -> None:
+        """Remember the first `units` of `key`."""
+        last, end = self._tree.walk(self._tree.root(namespace), key, units)
+        if end < units:
+            joint = last if last.end == end else self._tree.boundary(last, end)
+            self._tree.add(joint, key, units, array("i"))
+            self.units += units - end
+
+    def depth(self, namespace: str, key: bytes, limit: int) -> int:
+        """How far `key` goes along what was noted, at most to `limit`."""
+        root = self._tree.roots.get(namespace)
+        return 0 if root is None else self._tree.walk(root, key, limit)[1]
+
+
 class History:
-    """Edges that outlived their pages, at most about 2 x `capacity` units of them."""
+    """What prompts began with whose KV is gone: a branch point is found there, too (Marconi, section 4.1).
+
+    Two generations: when the young one holds `capacity` units the old one is forgotten, and it takes its place.
+    """
 
     def __init__(self, unit_bytes: int, capacity: int) -> None:
         self._unit_bytes, self._capacity = unit_bytes, capacity
-        self._units = 0  # in the young tree
-        self._young, self._old = self._tree(), self._tree()
+        self._young, self._old = Edges(unit_bytes), Edges(unit_bytes)
 
     def note(self, namespace: str, node: Node) -> None:
         """The KV at the end of `node` is about to go: remember how one gets there."""
@@ -27,31 +46,18 @@ class History:
         while climb is not None:
             edges.append(climb.edge)
             climb = climb.parent
-        key = b"".join(reversed(edges))
-        last, end = self._young.walk(self._young.root(namespace), key, node.end)
-        if end < node.end:
-            joint = last if last.end == end else self._young.boundary(last, end)
-            self._young.add(joint, key, node.end, array("i"))
-            self._units += node.end - end
-        if self._units > self._capacity:
-            self._old, self._young, self._units = self._young, self._tree(), 0
+        self._young.note(namespace, b"".join(reversed(edges)), node.end)
+        if self._young.units > self._capacity:
+            self._old, self._young = self._young, Edges(self._unit_bytes)
 
     def depth(self, namespace: str, key: bytes, limit: int) -> int:
         """How far `key` goes along what is remembered."""
-        deepest = 0
-        for tree in (self._young, self._old):
-            root = tree.roots.get(namespace)
-            if root is not None:
-                deepest = max(deepest, tree.walk(root, key, limit)[1])
-        return deepest
-
-    def _tree(self) -> Index:
-        return Index(self._unit_bytes, 0, _Nobody())
+        return max(self._young.depth(namespace, key, limit), self._old.depth(namespace, key, limit))
 
 
 class _Nobody:
     def changed(self, node: Node) -> None:
-        """Nothing is evicted from a history."""
+        """Nothing is evicted from bare edges."""
 
     def touched(self, node: Node) -> None:
-        """Nor has it times."""
+        """Nor have they times."""

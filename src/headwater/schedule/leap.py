@@ -7,12 +7,20 @@ from headwater.schedule.scheduler import GUESTS, Scheduler
 from headwater.schedule.sequence import Phase, Sequence
 
 
-def only_decodes(scheduler: Scheduler) -> bool:
-    """Whether the next steps hold decode rows alone, until somebody comes or ends."""
-    running = scheduler.running.values()
-    if scheduler.answers or not running or any(seq.phase is not Phase.DECODE for seq in running):
-        return False
-    return not len(scheduler.waiting) or len(running) >= scheduler.limits.max_running + GUESTS
+def free_steps(scheduler: Scheduler, most: int) -> int:
+    """How many of the next steps (at most `most`) hold decode rows alone, as far as the scheduler can tell.
+
+    That is until a row completes a page that is published (decode-reuse raw), somebody comes, or ends: 0 where
+    prefills run or wait.
+    """
+    running, unit = scheduler.running.values(), scheduler.layout.unit_tokens
+    if scheduler.answers or any(seq.phase is not Phase.DECODE for seq in running):
+        return 0
+    if len(scheduler.waiting) and len(running) < scheduler.limits.max_running + GUESTS:
+        return 0
+    if scheduler.decode_reuse == "raw":
+        most = min(most, *(unit - 1 - seq.computed % unit for seq in running))
+    return most
 
 
 def decode_ahead(scheduler: Scheduler, steps: int) -> bool:

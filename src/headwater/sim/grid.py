@@ -1,0 +1,51 @@
+"""Many setups over one trace, in as many processes as there are cores. What is done stays when the rest is stopped."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+
+from headwater.sim.replay import replay
+from headwater.sim.row import Result
+from headwater.sim.serving import Engine
+from headwater.sim.setup import Setup
+from headwater.traces.arrivals import Arrivals
+from headwater.traces.request import Trace
+
+NewArrivals = Callable[[Trace], Arrivals]  # every row needs its own: they are used up
+
+_job: tuple[Trace, NewArrivals, Engine | None] | None = None  # what forked processes find in their memory
+
+
+def run_grid(
+    trace: Trace, setups: Sequence[Setup], arrivals: NewArrivals, engine: Engine | None = None, jobs: int = 0
+) -> Iterator[tuple[int, Result]]:
+    """(number of the setup, its result) as they are done; jobs: processes, 0 is one a core.
+
+    An exception of a row is raised here; rows that were yielded before are complete.
+    """
+    jobs = min(len(setups), jobs or len(os.sched_getaffinity(0)))
+    if jobs <= 1:
+        for number, setup in enumerate(setups):
+            yield number, replay(trace, setup, arrivals(trace), engine)
+        return
+    global _job
+    _job = trace, arrivals, engine
+    pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("fork"), max_tasks_per_child=None)
+    try:
+        futures = {pool.submit(_run, setup): number for number, setup in enumerate(setups)}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in multiprocessing.active_children():
+            process.terminate()
+        _job = None
+
+
+def _run(setup: Setup) -> Result:
+    assert _job is not None, "the job was set before the processes were forked"
+    trace, arrivals, engine = _job
+    return replay(trace, setup, arrivals(trace), engine)
