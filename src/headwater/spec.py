@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from headwater.config_keys import ConfigKeys
+from headwater.config_keys import ConfigKeys, text_config
 from headwater.errors import CheckpointError, ConfigError
-from headwater.types import CacheLayout
+from headwater.types import CacheLayout, PrefillFlops
 
 BYTES_OF_DTYPE = {"float32": 4, "bfloat16": 2, "float16": 2}
 PAGE_ALIGN = 512  # bytes
@@ -151,6 +153,18 @@ class ModelSpec:
             state=_state_layout(mixers, delta_net, dtype),
         )
 
+    @classmethod
+    def from_folder(cls, folder: Path, dtype: str = "auto", page_size: int = 64) -> ModelSpec:
+        """Read a checkpoint folder's config.json; `auto` is the dtype that its weights are kept in."""
+        path = folder / "config.json"
+        try:
+            config = json.loads(path.read_text())
+        except ValueError as error:
+            raise CheckpointError(f"{path}: {error}") from error
+        named = [part.get(key) for part in (text_config(config), config) for key in ("dtype", "torch_dtype")]
+        stored = next((name for name in named if name), "bfloat16")
+        return cls.from_config(config, stored if dtype == "auto" else dtype, page_size)
+
     @property
     def attention_layers(self) -> tuple[int, ...]:
         return tuple(i for i, kind in enumerate(self.mixers) if kind == "attention")
@@ -215,6 +229,7 @@ class ModelSpec:
             slot_pages=self.slot_pages,
             resumable=self.resumable,
             state_fraction=state_fraction,
+            flops=self.flops,
         )
 
     def parameters_by_kind(self) -> dict[str, int]:
@@ -239,6 +254,13 @@ class ModelSpec:
         for kind in self.mixers + self.ffns:
             flops[kind] = flops.get(kind, 0) + _FLOPS[kind](self, start, end)
         return flops
+
+    @property
+    def flops(self) -> PrefillFlops:
+        """FLOPs of a prefill without its row of logits: a + b and 2a + 4b of one token and of two give a and b."""
+        one, two = (self.prefill_flops(0, n) - self.flops_by_kind(0, n)["head"] for n in (1, 2))
+        quadratic = (two - 2 * one) / 2
+        return PrefillFlops(one - quadratic, quadratic)
 
     def prefill_flops(self, start: int, end: int) -> int:
         """FLOPs to prefill tokens [start, end) after a prefix of `start` tokens, and one row of logits."""

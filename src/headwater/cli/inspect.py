@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from rich.table import Table
 
 from headwater.cli.common import Dtype, Memory, Model, PageSize, commands, console, default_checkpoint
 from headwater.config import ServeConfig
-from headwater.errors import CheckpointError
 from headwater.setting import parse_bytes
 from headwater.spec import ModelSpec
 
@@ -40,13 +38,7 @@ def inspect(
 def read_spec(path: Path, dtype: str, page_size: int) -> ModelSpec:
     """The sizes of a checkpoint's model; `auto` is the dtype that its weights are kept in."""
     ServeConfig(model=path, dtype=dtype, page_size=page_size)  # checks the three
-    try:
-        keys = json.loads((path / "config.json").read_text())
-    except ValueError as error:
-        raise CheckpointError(f"{path / 'config.json'}: {error}") from error
-    text = keys.get("text_config", keys)
-    stored = text.get("dtype") or text.get("torch_dtype") or keys.get("dtype") or keys.get("torch_dtype") or "bfloat16"
-    return ModelSpec.from_config(keys, stored if dtype == "auto" else dtype, page_size)
+    return ModelSpec.from_folder(path, dtype, page_size)
 
 
 def cost_table(spec: ModelSpec) -> Table:

@@ -1,0 +1,98 @@
+"""Marconi's models (Pan et al. 2025, table 1 and section 5): the paper's formulas, not any real family's shapes.
+
+Its SSM formulas are those of the published simulator, which differs from the table in two terms: 10LD operations
+where the table prints 10L, and a convolution's state of 8(2D + 2N) bytes, which the table leaves out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from headwater.models.profiles.layer import Layer
+from headwater.models.profiles.profile import Profile
+from headwater.types import PrefillFlops
+
+SOURCE = "Marconi (arXiv 2411.19379), table 1, appendix A"
+WIDTH = 4096
+STATE = 128
+ATTENTION, SSM, MLP = 4, 24, 28  # layers of the 7B hybrid
+RATIOS = {"1to8": (4, 32), "1to6": (5, 30), "1to4": (7, 28), "1to2": (12, 24), "attention": (36, 0), "ssm": (0, 36)}
+STATE_SIZES = (16, 32, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class FullAttention(Layer):
+    """8LD² + 4L²D FLOPs, 2LD elements of KV: every head has keys and values of its own."""
+
+    kind: ClassVar[str] = "attention"
+
+    @property
+    def weights(self) -> int:
+        return 4 * self.hidden**2
+
+    @property
+    def flops(self) -> PrefillFlops:
+        return PrefillFlops(8 * self.hidden**2, 4 * self.hidden)
+
+    def kv_elements(self, tensor_parallel: int) -> int:
+        return 2 * self.hidden
+
+
+@dataclass(frozen=True, slots=True)
+class PlainMlp(Layer):
+    """16LD² FLOPs: up to four times the width, and down again."""
+
+    kind: ClassVar[str] = "mlp"
+
+    @property
+    def weights(self) -> int:
+        return 8 * self.hidden**2
+
+
+@dataclass(frozen=True, slots=True)
+class Ssm(Layer):
+    """12LD² + 16LDN + 10LD FLOPs; DN elements of state, and four taps of a convolution over 2D + 2N channels."""
+
+    kind: ClassVar[str] = "ssm"
+    state: int
+
+    @property
+    def weights(self) -> int:
+        return 6 * self.hidden**2
+
+    @property
+    def flops(self) -> PrefillFlops:
+        return PrefillFlops(2 * self.weights + 16 * self.hidden * self.state + 10 * self.hidden, 0)
+
+    @property
+    def states(self) -> tuple[tuple[str, int], ...]:
+        return ("recurrent", self.hidden * self.state), ("conv", 4 * (2 * self.hidden + 2 * self.state))
+
+
+def marconi(name: str, attention: int, ssm: int, state: int = STATE, note: str = "") -> Profile:
+    """A model of the paper's layers, in float16 throughout; embedding and head are not counted."""
+    layers: list[tuple[Layer, int]] = [
+        (FullAttention(WIDTH), attention),
+        (Ssm(WIDTH, state), ssm),
+        (PlainMlp(WIDTH), MLP),
+    ]
+    return Profile(
+        name=name,
+        source=SOURCE,
+        hidden_size=WIDTH,
+        vocab_size=0,
+        layers=tuple((layer, n) for layer, n in layers if n),
+        dtype_name="float16",
+        weight_dtype="float16",
+        state_dtype="float16",
+        note=note,
+    )
+
+
+RATIO_NOTE = "attention and SSM layers of figure 12a; the number of MLPs is not given there and is left at 28"
+MODELS = (
+    marconi("marconi-7b", ATTENTION, SSM),
+    *(marconi(f"marconi-7b-{name}", *counts, note=RATIO_NOTE) for name, counts in RATIOS.items()),
+    *(marconi(f"marconi-7b-n{size}", ATTENTION, SSM, size, "state size of figure 12b") for size in STATE_SIZES),
+)

@@ -1,0 +1,27 @@
+"""All profiles by name, and those of checkpoint folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headwater.errors import ConfigError
+from headwater.models.profiles import marconi, qwen
+from headwater.models.profiles.folder import profile_of
+from headwater.models.profiles.profile import Profile
+from headwater.spec import ModelSpec
+
+PROFILES: dict[str, Profile] = {profile.name: profile for family in (marconi, qwen) for profile in family.MODELS}
+
+
+def load_profile(name: str, dtype: str = "auto") -> Profile:
+    """A profile by its name, or that of a checkpoint's folder.
+
+    `dtype` is of a folder's model; "auto" is the one that its weights are kept in. Raises ConfigError for a name that
+    is neither, CheckpointError where a folder's config.json cannot be read.
+    """
+    if name in PROFILES:
+        return PROFILES[name]
+    folder = Path(name)
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"{name!r} is no folder with a config.json, and no profile of {', '.join(PROFILES)}")
+    return profile_of(ModelSpec.from_folder(folder, dtype), folder)

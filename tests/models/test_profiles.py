@@ -1,0 +1,144 @@
+"""Profiles: the papers' and the published numbers, and the engine's own sizes of the same shapes."""
+
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headwater.errors import ConfigError
+from headwater.models.profiles import PROFILES, Profile, load_profile
+from headwater.spec import ModelSpec
+
+GIB = 2**30
+MARCONI = PROFILES["marconi-7b"]
+QWEN_9B = PROFILES["qwen3.5-9b"]
+
+
+def test_marconi_7b_has_the_papers_bytes() -> None:
+    """policies.md: 26,787,840 bytes a checkpoint, 65,536 of KV a token; 17.4 GB for 10K tokens in blocks of 16."""
+    assert MARCONI.checkpoint_bytes == 26_787_840
+    assert MARCONI.kv_bytes_per_token == 65_536
+    assert MARCONI.layers_by_kind() == {"attention": 4, "ssm": 24, "mlp": 28}
+
+
+def test_marconi_7b_has_the_papers_flops() -> None:
+    """Table 1 with L, D, N, and 10LD in the place of 10L."""
+    n, d, state = 1000, 4096, 128
+    assert MARCONI.flops_by_kind(0, n) == {
+        "head": 0,
+        "attention": 4 * (8 * n * d**2 + 4 * n**2 * d),
+        "ssm": 24 * (12 * n * d**2 + 16 * n * d * state + 10 * n * d),
+        "mlp": 28 * 16 * n * d**2,
+    }
+    assert MARCONI.flops.between(0, n) == sum(MARCONI.flops_by_kind(0, n).values())
+
+
+def test_qwen3_5_9b_gives_seglens_table() -> None:
+    """20.39 GiB are 425 states, 22.61 GiB 740,752 tokens, and that is a state fraction of 0.474."""
+    assert QWEN_9B.checkpoint_bytes == 51_511_296
+    assert QWEN_9B.kv_bytes_per_token == 32_768
+    states, kv = 425 * QWEN_9B.checkpoint_bytes, 740_752 * QWEN_9B.kv_bytes_per_token
+    assert (round(states / GIB, 2), round(kv / GIB, 2)) == (20.39, 22.61)
+    assert round(states / (states + kv), 3) == 0.474
+    layout = QWEN_9B.layout(states + kv, page_size=1, state_fraction=0.474)
+    state_pages = round(0.474 * layout.n_pages)
+    assert state_pages // layout.checkpoint_pages in (424, 425)
+    assert layout.n_pages - state_pages == pytest.approx(740_752, rel=1e-3)
+
+
+def test_layout_of_tokens_has_a_page_a_unit() -> None:
+    layout = QWEN_9B.layout(10**9, page_size=64)
+    assert layout.n_pages == 10**9 // (64 * 32_768)
+    assert (layout.unit_tokens, layout.unit_bytes, layout.kv_pages_per_unit) == (64, 256, 1)
+    assert (layout.checkpoint_pages, layout.slot_pages, layout.resumable) == (25, 25, "checkpoints")
+    assert layout.flops == QWEN_9B.flops
+
+
+def test_layout_of_a_recorded_trace_has_whole_pages_a_block() -> None:
+    layout = QWEN_9B.layout(10**9, page_size=64, block_tokens=512)
+    assert (layout.unit_tokens, layout.unit_bytes, layout.kv_pages_per_unit) == (512, 8, 8)
+    with pytest.raises(ConfigError, match="512 tokens, no multiple of a page of 96"):
+        QWEN_9B.layout(10**9, page_size=96, block_tokens=512)
+
+
+def test_a_running_request_takes_as_many_states_as_it_is_given() -> None:
+    assert QWEN_9B.layout(10**9, slots=3).slot_pages == 3 * 25
+
+
+def test_elastic_pools_trade_two_mebibytes() -> None:
+    assert QWEN_9B.layout(10**9, page_size=64, elastic=True).elastic_pages == 1
+    assert QWEN_9B.layout(10**9, page_size=1, elastic=True).elastic_pages == 64
+    assert QWEN_9B.layout(10**9).elastic_pages == 0
+
+
+def test_a_memory_below_a_page_is_refused() -> None:
+    with pytest.raises(ConfigError, match="memory is 1,000 bytes, one page of this model is 65,536"):
+        MARCONI.layout(1000, page_size=1)
+
+
+@pytest.mark.parametrize("profile", PROFILES.values(), ids=lambda profile: profile.name)
+def test_every_profile_says_where_it_is_from(profile: Profile) -> None:
+    assert profile.source
+    assert PROFILES[profile.name] is profile
+
+
+def test_pure_attention_resumes_at_every_page_and_pure_recurrence_has_no_kv() -> None:
+    attention = PROFILES["marconi-7b-attention"].layout(10**9, page_size=1)
+    assert (attention.resumable, attention.checkpoint_pages, attention.slot_pages) == ("every_page", 0, 0)
+    ssm = PROFILES["marconi-7b-ssm"].layout(10**9, page_size=1)
+    assert (ssm.kv_pages_per_unit, ssm.n_pages, ssm.resumable) == (0, 10**9 // 65_536, "checkpoints")
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> dict[str, Any]:
+    """A config.json of Qwen3.5 with random shapes, dense or with experts."""
+    some = st.integers(1, 4)
+    heads, v_heads = draw(some), draw(some)
+    config = {
+        "model_type": "qwen3_5_text",
+        "vocab_size": draw(st.integers(10, 500)),
+        "hidden_size": 32 * draw(some),
+        "intermediate_size": draw(st.integers(1, 300)),
+        "num_hidden_layers": draw(st.integers(1, 9)),
+        "full_attention_interval": draw(some),
+        "num_key_value_heads": heads,
+        "num_attention_heads": heads * draw(some),
+        "head_dim": 16 * draw(some),
+        "linear_num_key_heads": v_heads,
+        "linear_num_value_heads": v_heads * draw(some),
+        "linear_key_head_dim": draw(st.integers(1, 40)),
+        "linear_value_head_dim": draw(st.integers(1, 40)),
+        "linear_conv_kernel_dim": draw(st.integers(2, 5)),
+        "tie_word_embeddings": draw(st.booleans()),
+        "dtype": draw(st.sampled_from(["float32", "bfloat16"])),
+    }
+    if draw(st.booleans()):
+        experts = draw(st.integers(1, 8))
+        config |= {"num_experts": experts, "num_experts_per_tok": draw(st.integers(1, experts))}
+        config |= {"moe_intermediate_size": draw(st.integers(1, 64)), "shared_expert_intermediate_size": draw(some)}
+    return config
+
+
+@settings(max_examples=60, deadline=None)
+@given(configs(), st.integers(0, 5000), st.integers(0, 5000))
+def test_a_folders_profile_costs_what_the_engine_says(config: dict[str, Any], start: int, more: int) -> None:
+    spec = ModelSpec.from_config(config, config["dtype"])
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(config))
+        profile = load_profile(folder)
+    assert profile.kv_bytes_per_token == spec.kv_bytes_per_token
+    assert profile.checkpoint_bytes == spec.checkpoint_bytes
+    assert profile.parameters_by_kind() == spec.parameters_by_kind()
+    assert profile.weight_bytes == spec.parameter_bytes
+    assert profile.flops_by_kind(start, start + more) == spec.flops_by_kind(start, start + more)
+    assert profile.flops == spec.flops
+    assert profile.layout(10**9, 64) == spec.layout(10**9)
+
+
+def test_a_name_that_is_neither_profile_nor_folder_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'qwen9' is no folder with a config.json, and no profile of marconi-7b, "):
+        load_profile("qwen9")
