@@ -44,7 +44,7 @@ class CacheLayout:
     page_size: int = 64  # tokens a page
     unit_tokens: int = 64  # tokens a unit of the index (page_size, or a recorded block's length)
     unit_bytes: int = 256  # bytes of a unit in a key
-    kv_pages_per_unit: int = 1  # 0 for a model without attention
+    kv_pages_per_unit: int = 1  # for each page of the unit: 0 for a model without attention, else 1
     checkpoint_pages: int = 1  # pages that one checkpoint takes; 0 for a model without recurrent layers
     slot_pages: int = 1  # pages that back one running sequence's states
     resumable: str = "checkpoints"  # "every_page" for a model without recurrent layers
