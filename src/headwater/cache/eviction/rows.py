@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,20 +11,19 @@ import numpy as np
 from headwater.cache.node import Node
 
 Column = np.ndarray[Any, np.dtype[Any]]
-Recency = Callable[[Column, float], None]  # turns ages, in place, into how recent that is, times a factor
 
 
-def inverse_age(age: Column, factor: float) -> None:
-    """1 / age."""
-    np.divide(factor, age, out=age)
+@dataclass(frozen=True, slots=True)
+class Recency:
+    """How recent something is that was used `age` ago: of one, and of a column in place, times a factor."""
+
+    of: Callable[[float], float]
+    scale: Callable[[Column, float], object]
 
 
-def linear(age: Column, factor: float) -> None:
-    """-age: equal steps of time count alike."""
-    np.multiply(age, -factor, out=age)
-
-
-RECENCIES: dict[str, Recency] = {"inverse_age": inverse_age, "linear": linear}
+INVERSE_AGE = Recency(lambda age: 1 / age, lambda age, factor: np.divide(factor, age, out=age))
+LINEAR = Recency(lambda age: -age, lambda age, factor: np.multiply(age, -factor, out=age))
+RECENCIES = {"inverse_age": INVERSE_AGE, "linear": LINEAR}
 
 
 class Bounds(NamedTuple):
@@ -53,9 +53,6 @@ class Rows:
         self._row: dict[Node, int] = {}
         self._value, self._time, self._leaf = np.zeros(64), np.zeros(64), np.zeros(64, dtype=bool)
         self._score, self._scratch = np.zeros(64), np.zeros(64)
-
-    def __contains__(self, node: Node) -> bool:
-        return node in self._row
 
     def put(self, node: Node, value: float, time: int, leaf: bool) -> None:
         """Add the node, or set its numbers anew. leaf: KV may go from it."""
@@ -104,7 +101,7 @@ class Rows:
         np.subtract(scale.now, self._time[:count], out=score)
         if scale.now <= scale.newest:
             np.maximum(score, 1.0, out=score)
-        scale.recency(score, scale.by_recency)
+        scale.recency.scale(score, scale.by_recency)
         np.multiply(self._value[:count], scale.by_value, out=part)
         np.add(score, part, out=score)
         if leaves:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from operator import attrgetter
 
-import numpy as np
-
 from headwater.cache.eviction.age_queue import AgeQueue
 from headwater.cache.eviction.leaves import is_free_leaf
 from headwater.cache.eviction.policy import Kind, Room, Victim
-from headwater.cache.eviction.rows import Bounds, Recency, Rows, Scale, inverse_age
+from headwater.cache.eviction.rows import INVERSE_AGE, Bounds, Recency, Rows, Scale
 from headwater.cache.node import Node
 
 
@@ -26,7 +24,7 @@ class Scored(ABC):
     leaf_loses = Kind.CHECKPOINT  # what is taken from a leaf with a checkpoint where one pool holds all
 
     def __init__(
-        self, weight: float, single_child: bool = True, recency: Recency = inverse_age, over_all: bool = False
+        self, weight: float, single_child: bool = True, recency: Recency = INVERSE_AGE, over_all: bool = False
     ) -> None:
         self.weight = weight
         self._single_child, self._recency, self._over_all = single_child, recency, over_all
@@ -35,6 +33,7 @@ class Scored(ABC):
         self._wide = Rows()  # checkpoints at nodes with several children, under `single_child`
         self._held = Rows()  # checkpoints that may not go
         self._tables = (self._kept, self._bare, self._wide, self._held)
+        self._rows: dict[Node, Rows] = {}  # the table that a node is in
         self._speculative = AgeQueue(attrgetter("checkpoint_time"), lambda node: node.speculative and not node.holds)
         self._bases: set[Node] = set()  # nodes with a checkpoint: where their descendants' work would begin
 
@@ -49,9 +48,9 @@ class Scored(ABC):
             self._measure_below(node)
 
     def touched(self, node: Node) -> None:
-        for rows in self._tables:
-            if node in rows:
-                rows.refresh(node, _time(node))
+        rows = self._rows.get(node)
+        if rows is not None:
+            rows.refresh(node, _time(node))
 
     def victim(self, room: Room, now: int) -> Victim | None:
         if room is not Room.KV and (guess := self._speculative.oldest()) is not None:
@@ -85,9 +84,7 @@ class Scored(ABC):
     def _scale(self, bounds: list[Bounds], now: int) -> Scale:
         oldest, newest = min(table.oldest for table in bounds), max(table.newest for table in bounds)
         spread = max(table.high for table in bounds) - min(table.low for table in bounds)
-        ends = np.array([max(1.0, now - oldest), max(1.0, now - newest)])
-        self._recency(ends, 1.0)
-        width = float(ends[1] - ends[0])
+        width = self._recency.of(max(1.0, now - newest)) - self._recency.of(max(1.0, now - oldest))
         return Scale(self.weight / spread if spread else 0.0, 1 / width if width else 0.0, self._recency, now, newest)
 
     def _place(self, node: Node) -> None:
@@ -101,10 +98,11 @@ class Scored(ABC):
             table = self._held
         else:
             table = self._wide if self._single_child and len(node.children) > 1 else self._kept
-        for rows in self._tables:
-            if rows is not table:
-                rows.discard(node)
+        before = self._rows.get(node)
+        if before is not None and before is not table:
+            self._rows.pop(node).discard(node)
         if table is not None:
+            self._rows[node] = table
             table.put(node, self.value(node), _time(node), leaf)
 
     def _measure_below(self, node: Node) -> None:
