@@ -29,6 +29,10 @@ class ConfigError(HeadwaterError):
     """A setting that is out of range or contradicts another; the message names both values."""
 
 
+class TraceError(HeadwaterError):
+    """A recorded trace that cannot be read; the message names the file, the line and what is wrong with it."""
+
+
 class TemplateError(HeadwaterError):
     """A chat template that fails on the messages it was given."""
 

@@ -17,7 +17,6 @@ import typer
 from rich.console import Console
 
 from headwater.cli.common import commands, console
-from headwater.client.arrivals import PROCESSES
 from headwater.client.drawn import DRAWN, Drawing
 from headwater.client.endpoint import Endpoint, about, first_model
 from headwater.client.load import Limits
@@ -29,6 +28,7 @@ from headwater.client.scenario import Pace, Phase, Scenario
 from headwater.client.session import Session
 from headwater.client.summary import Slo, Summary
 from headwater.errors import ConfigError
+from headwater.traces.processes import PROCESSES
 
 REQUESTS = 100  # where neither a number nor a duration is given
 CLIENTS = 8  # of a closed loop, where no pace is given

@@ -17,8 +17,6 @@ TIMESTAMP, ContextTokens, GeneratedTokens (Azure): prompts of that length are dr
 from __future__ import annotations
 
 import csv
-import gzip
-import importlib
 import io
 import json
 import random
@@ -29,6 +27,7 @@ from typing import Any, TextIO
 
 from headwater.client.session import Message, Session, Turn
 from headwater.errors import ConfigError
+from headwater.traces.source import open_bytes
 
 Json = dict[str, Any]
 BLOCK = 512  # tokens of a hashed block
@@ -55,16 +54,7 @@ def read_sessions(path: Path, vocab: int | None = None) -> Iterator[Session]:
 
 
 def _opened(path: Path) -> TextIO:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8", errors="replace")
-    if path.suffix != ".zst":
-        return path.open(encoding="utf-8", errors="replace")
-    try:
-        zstandard = importlib.import_module("zstandard")
-    except ImportError as error:
-        raise ConfigError(f"{path} is compressed with zstd: unpack it, or pip install zstandard") from error
-    reader = zstandard.ZstdDecompressor(max_window_size=2**31).stream_reader(path.open("rb"), closefd=True)
-    return io.TextIOWrapper(reader, encoding="utf-8", errors="replace")
+    return io.TextIOWrapper(open_bytes(path), encoding="utf-8", errors="replace")
 
 
 def _from_line(line: object, name: str, vocab: int | None) -> Iterator[Session]:

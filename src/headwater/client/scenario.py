@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import repeat
 
-from headwater.client.arrivals import PROCESSES
 from headwater.client.endpoint import Endpoint
 from headwater.client.load import Limits, Load
 from headwater.client.result import Result
 from headwater.client.session import Call, Session, as_recorded, scheduled
+from headwater.traces.processes import PROCESSES
 
 QUIET, FLOOD = "quiet", "flood"  # the tenants of a run for fairness: values of cache_salt
 

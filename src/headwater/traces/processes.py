@@ -1,4 +1,4 @@
-"""When requests arrive: endless ascending times in seconds, the same for the same seed."""
+"""Endless ascending times in seconds, the same for the same seed."""
 
 from __future__ import annotations
 

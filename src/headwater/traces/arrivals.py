@@ -1,0 +1,223 @@
+"""When a trace's requests come: a session's next one never before the answer to the one before it.
+
+What is drawn is drawn from a seed, request by request in the trace's order, so that the same seed gives the same load
+however long answers take.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from headwater.cache.spelling import build
+from headwater.errors import ConfigError
+from headwater.traces.processes import poisson
+from headwater.traces.request import Request, Trace
+
+RATE, THINK = 1.0, 5.0  # sessions a second, and seconds on average, where nothing else is known (Marconi, section 5.1)
+AT_ONCE = -math.inf
+NUMBER = re.compile(r"\d*\.?\d+|\d+\.")
+
+
+class Arrivals(Protocol):
+    """A load that reacts to answers. Times in seconds from its beginning."""
+
+    def due(self) -> float | None:
+        """When the next request comes; None: none before an answer is complete, or none at all."""
+
+    def take(self) -> Request:
+        """The request that is due next. Raises IndexError where none is."""
+
+    def answered(self, request: Request, now: float) -> None:
+        """Its answer is complete, or it failed: its session may go on."""
+
+    def __len__(self) -> int:
+        """Requests still to come."""
+
+
+class Load(Protocol):
+    """How a trace's requests are to come."""
+
+    def over(self, trace: Trace, seed: int = 0) -> Arrivals:
+        """The load anew. Raises ConfigError where its options, or the trace, do not allow it."""
+
+
+@dataclass(slots=True)
+class Script:
+    """A session and when its requests may come: `earliest` on the load's clock, `pauses` after the answer before."""
+
+    requests: Sequence[Request]
+    earliest: list[float]
+    pauses: list[float]
+    next: int = 0
+
+    def due(self, now: float) -> float:
+        return max(self.earliest[self.next], now + self.pauses[self.next], 0.0)
+
+
+class ScriptedArrivals:
+    """Plays scripts: all of them from the beginning, or no more than `clients` at once."""
+
+    def __init__(self, scripts: Sequence[Script], clients: int | None = None) -> None:
+        self._scripts = {script.requests[0].session: script for script in scripts}
+        self._waiting = iter(self._scripts.values())
+        self._left = sum(len(script.requests) for script in scripts)
+        self._order = 0
+        self._ready: list[tuple[float, int, Script]] = []
+        for _ in range(len(scripts) if clients is None else clients):
+            self._begin(0.0)
+
+    def __len__(self) -> int:
+        return self._left
+
+    def due(self) -> float | None:
+        return self._ready[0][0] if self._ready else None
+
+    def take(self) -> Request:
+        script = heapq.heappop(self._ready)[2]
+        request = script.requests[script.next]
+        script.next += 1
+        self._left -= 1
+        return request
+
+    def answered(self, request: Request, now: float) -> None:
+        script = self._scripts[request.session]
+        if script.next < len(script.requests):
+            self._push(script, now)
+        else:
+            self._begin(now)
+
+    def _begin(self, now: float) -> None:
+        script = next(self._waiting, None)
+        if script is not None:
+            self._push(script, now)
+
+    def _push(self, script: Script, now: float) -> None:
+        self._order += 1  # of two that are due at once the one that was ready first comes first
+        heapq.heappush(self._ready, (script.due(now), self._order, script))
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """At the recorded times, `speed` times as fast. Raises ConfigError where a request has none."""
+
+    speed: float = 1.0
+
+    def over(self, trace: Trace, seed: int = 0) -> Arrivals:
+        _positive(speed=self.speed)
+        times = [request.at for request in trace.requests if request.at is not None]
+        if len(times) < len(trace.requests):
+            missing = len(trace.requests) - len(times)
+            raise ConfigError(f"{missing:,} of {len(trace.requests):,} requests have no recorded time: give a rate")
+        begin = min(times)
+        return at_times(trace.requests, [(at - begin) / self.speed for at in times])
+
+
+@dataclass(frozen=True, slots=True)
+class Poisson:
+    """Sessions begin independently, `rate` a second on average, in the trace's order.
+
+    Between an answer and the next request there are exponential times of `think` seconds on average; None: as
+    recorded, THINK where nothing is.
+    """
+
+    rate: float = RATE
+    think: float | None = None
+
+    def over(self, trace: Trace, seed: int = 0) -> Arrivals:
+        _positive(rate=self.rate)
+        starts = poisson(self.rate, 1.0, random.Random(f"starts {seed}"))
+        scripts = [_script(requests, next(starts), self.think, seed) for requests in sessions_of(trace.requests)]
+        return ScriptedArrivals(scripts)
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """`clients` take the sessions in the trace's order, each its next one when its last is done."""
+
+    clients: int
+    think: float | None = 0.0
+
+    def over(self, trace: Trace, seed: int = 0) -> Arrivals:
+        _positive(clients=self.clients)
+        scripts = [_script(requests, AT_ONCE, self.think, seed) for requests in sessions_of(trace.requests)]
+        return ScriptedArrivals(scripts, self.clients)
+
+
+ARRIVALS: dict[str, Callable[..., Load]] = {"recorded": Recorded, "poisson": Poisson, "closed": Closed}
+
+
+def make_arrivals(trace: Trace, spelling: str | None = None, seed: int = 0) -> Arrivals:
+    """`2.5` (sessions a second), or one of ARRIVALS with its options; None: as natural() has it. Raises ConfigError."""
+    if spelling is None:
+        load: Load = natural(trace)
+    elif NUMBER.fullmatch(spelling.strip()):
+        load = Poisson(float(spelling))
+    else:
+        load = build("arrival", spelling, ARRIVALS)
+    return load.over(trace, seed)
+
+
+def at_times(requests: Sequence[Request], times: Sequence[float]) -> Arrivals:
+    """Each request at its time, or at its session's answer if that is later."""
+    of = {id(request): at for request, at in zip(requests, times, strict=True)}
+    scripts = [
+        Script(session, [of[id(request)] for request in session], [0.0] * len(session))
+        for session in sessions_of(requests)
+    ]
+    return ScriptedArrivals(scripts)
+
+
+def natural(trace: Trace) -> Load:
+    """As recorded; where nothing is, sessions come interleaved."""
+    return Recorded() if all(request.at is not None for request in trace.requests) else Poisson()
+
+
+def in_order(arrivals: Arrivals) -> Iterator[tuple[float, Request]]:
+    """Time and request of each, if answers took no time."""
+    while (now := arrivals.due()) is not None:
+        request = arrivals.take()
+        arrivals.answered(request, now)
+        yield now, request
+
+
+def sessions_of(requests: Sequence[Request]) -> list[list[Request]]:
+    """Sessions in the order of their first requests."""
+    sessions: dict[str, list[Request]] = {}
+    for request in requests:
+        sessions.setdefault(request.session, []).append(request)
+    return list(sessions.values())
+
+
+def _script(session: list[Request], start: float, think: float | None, seed: int) -> Script:
+    """From `start` on; with recorded times kept apart as they were where no think times are given or recorded."""
+    rng = random.Random(f"{seed} {session[0].session}")
+
+    def draw(mean: float) -> float:
+        return rng.expovariate(1 / mean) if mean else 0.0
+
+    earliest, pauses = [start], [0.0]
+    first = session[0].at
+    for request in session[1:]:
+        earliest.append(AT_ONCE)
+        if think is not None:
+            pauses.append(draw(think))
+        elif request.think is not None:
+            pauses.append(request.think)
+        elif request.at is not None and first is not None and start > AT_ONCE:
+            earliest[-1] = start + request.at - first
+            pauses.append(0.0)
+        else:
+            pauses.append(draw(THINK))
+    return Script(session, earliest, pauses)
+
+
+def _positive(**values: float) -> None:
+    for name, value in values.items():
+        if not value > 0:
+            raise ConfigError(f"{name} is {value:g}, must be above 0")

@@ -1,0 +1,59 @@
+"""What a reader is, and how it checks what it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from headwater.traces.request import Request
+from headwater.traces.source import Source
+from headwater.traces.tokens import Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    tokens: Tokens
+    limit: int | None = None  # requests that are wanted; None: all
+
+
+class Reader(Protocol):
+    """Reads one format. Made for one file.
+
+    What a record lacks or has wrong is raised as KeyError, TypeError, ValueError or IndexError.
+    """
+
+    block_tokens: int  # of the trace, known once it is read
+
+    @staticmethod
+    def matches(first: Any) -> bool:
+        """Whether a file whose first record is this has the format."""
+
+    def requests(self, source: Source) -> Iterator[Request]:
+        """In the file's order."""
+
+    def notes(self) -> tuple[str, ...]:
+        """What was inferred or left out, once it is read."""
+
+
+def has(record: Any, *names: str) -> bool:
+    return isinstance(record, dict) and all(name in record for name in names)
+
+
+def whole(record: Mapping[str, Any], name: str) -> int:
+    """A field that counts something. Raises KeyError, or ValueError with what it is."""
+    value = record[name]
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{name} is {str(value)[:40]!r}, must be a whole number of 0 or more")
+    return value
+
+
+def seconds(record: Mapping[str, Any]) -> float | None:
+    """`t` or `time` in seconds, or `timestamp` in milliseconds; None: not recorded. Raises ValueError."""
+    for name, scale in (("t", 1.0), ("time", 1.0), ("timestamp", 1000.0)):
+        value = record.get(name)
+        if value is not None:
+            if not isinstance(value, int | float) or isinstance(value, bool):
+                raise ValueError(f"{name} is {str(value)[:40]!r}, must be a number")
+            return value / scale
+    return None

@@ -1,0 +1,46 @@
+"""Token ids, a request a line: {"t", "session", "input": [ids], "output": [ids]}; all but the input may be missing.
+
+A line may also be the input's ids alone. `prompt_token_ids` is another name of the input.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from headwater.traces.reader import Options, has, seconds
+from headwater.traces.request import Request
+from headwater.traces.shared_text import SharedTexts
+from headwater.traces.source import Source
+
+INPUTS = ("input", "prompt_token_ids")
+
+
+class TokenLists:
+    block_tokens = 1
+
+    def __init__(self, options: Options) -> None:
+        self._limit = options.limit
+
+    @staticmethod
+    def matches(first: Any) -> bool:
+        if isinstance(first, list):
+            return all(isinstance(token, int) for token in first)
+        return any(has(first, name) and isinstance(first[name], list) for name in INPUTS)
+
+    def requests(self, source: Source) -> Iterator[Request]:
+        texts = SharedTexts()
+        for number, line in enumerate(islice(source.records(), self._limit)):
+            record = {"input": line} if isinstance(line, list) else line
+            prompt = array("i", record[INPUTS[0]] if INPUTS[0] in record else record[INPUTS[1]])
+            if not prompt:
+                raise ValueError("input has 0 tokens, at least 1 is needed")
+            output = array("i", record.get("output") or ())
+            session = str(record.get("session", f"line {number}"))
+            texts.add(session, prompt.tobytes(), output.tobytes(), seconds(record))
+        yield from texts.requests()
+
+    def notes(self) -> tuple[str, ...]:
+        return ()
