@@ -1,0 +1,143 @@
+"""`headwater replay`: what each policy would have made of recorded traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from headwater.cache.eviction import make_eviction
+from headwater.cache.placement import make_placement
+from headwater.cli.common import commands, console
+from headwater.cli.lab_output import Outputs, results_table
+from headwater.cli.lab import (
+    Data,
+    Jobs,
+    JsonFile,
+    Limit,
+    ModelName,
+    PageTokens,
+    Seed,
+    Tokenizer,
+    TraceFile,
+    choices,
+    progress_console,
+    read,
+)
+from headwater.errors import ConfigError
+from headwater.models.profiles import load_profile
+from headwater.setting import parse_bytes
+from headwater.sim.cost import StepCost
+from headwater.sim.devices import load_device
+from headwater.sim.grid import run_grid
+from headwater.sim.row import Result
+from headwater.sim.serving import Engine
+from headwater.sim.setup import OFF, Setup, system
+from headwater.traces.arrivals import Pace, arrivals
+from headwater.traces.request import Trace
+
+POOLS = ("unified", "split", "elastic")
+
+
+@commands.command()
+def replay(
+    trace: TraceFile,
+    model: ModelName = "qwen3.5-9b",
+    memory: Annotated[str, typer.Option(help="Sizes with commas: 20GB,43GB. GB is 10^9 bytes, GiB 2^30.")] = "20GB",
+    eviction: Annotated[str, typer.Option(help="What goes first: policies with commas; `none` is no cache.")] = "lru",
+    placement: Annotated[str, typer.Option(help="Where checkpoints are taken: policies with commas.")] = "structural",
+    systems: Annotated[
+        str | None, typer.Option("--system", help="Known pairs of both: vanilla, vllm+, sglang+, marconi, ...")
+    ] = None,
+    pool: Annotated[str, typer.Option(help="unified, split, elastic, with commas.")] = "unified",
+    state_fraction: Annotated[float, typer.Option(help="Share of states in a split or elastic pool.")] = 0.5,
+    page_size: PageTokens = 64,
+    slots: Annotated[int, typer.Option(min=1, help="States that a running request takes.")] = 1,
+    decode_reuse: Annotated[str, typer.Option(help="How answers are cached: canonical, raw, none.")] = "canonical",
+    serve: Annotated[str | None, typer.Option(help="A device: run under a clock, with queues. h100, ..., or a file.")] = None,
+    tensor_parallel: Annotated[int, typer.Option(min=1, help="Devices that share the model.")] = 1,
+    max_running: Annotated[int, typer.Option(min=1, help="Requests that run at once.")] = 128,
+    tokens_per_step: Annotated[int, typer.Option(min=1, help="Tokens of prefill a step.")] = 8192,
+    arrival: Annotated[float | None, typer.Option(min=1e-9, help="Sessions a second, Poisson; else as recorded.")] = None,
+    think: Annotated[float | None, typer.Option(min=0, help="Mean seconds between an answer and the next turn.")] = None,
+    clients: Annotated[int | None, typer.Option(min=1, help="A closed loop of so many clients.")] = None,
+    speed: Annotated[float, typer.Option(min=1e-9, help="Recorded times run so many times as fast.")] = 1.0,
+    load: Annotated[Path | None, typer.Option(help="Arrivals out of another recording: Azure's CSV, ServeGen.")] = None,
+    limit: Limit = None,
+    data: Data = None,
+    tokenizer: Tokenizer = None,
+    seed: Seed = 0,
+    jobs: Jobs = 0,
+    json_file: JsonFile = None,
+    per_request: Annotated[Path | None, typer.Option(help="Write a JSON line a request to this file.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write one self-contained HTML page to this file.")] = None,
+) -> None:
+    """Replay recorded traffic through the cache that serves, under each choice of policy and memory."""
+    base = Setup(
+        profile=replace(load_profile(model), tensor_parallel=tensor_parallel),
+        memory=0,
+        state_fraction=state_fraction,
+        page_size=page_size,
+        slots=slots,
+        decode_reuse=_one_of("decode-reuse", decode_reuse, ("canonical", "raw", "none")),
+    )
+    pairs = product(choices(placement, str), choices(eviction, str))
+    policies = choices(systems, _of_system) if systems else [{"placement": p, "eviction": e} for p, e in pairs]
+    pools = choices(pool, lambda name: _one_of("pool", name, POOLS))
+    setups = [
+        replace(base, memory=size, pool=kind, **policy)
+        for size, kind, policy in product(choices(memory, parse_bytes), pools, policies)
+    ]
+    pace = Pace(rate=arrival, think=think, clients=clients, speed=speed, load=load, seed=seed)
+    engine = None
+    if serve is not None:
+        engine = Engine(StepCost(base.profile, load_device(serve)), max_running, tokens_per_step)
+    found = read(trace, data, tokenizer, limit)
+    _check(setups, found)
+    outputs = Outputs(found, model, page_size, json_file, per_request, report)
+    results: dict[int, Result] = {}
+    try:
+        with _progress(len(setups)) as advance:
+            for number, result in run_grid(found, setups, lambda trace: arrivals(trace, pace), engine, jobs):
+                results[number] = result
+                advance()
+    finally:
+        done = [results[number] for number in sorted(results)]
+        if done:
+            console.print(results_table(found, base.profile.name, done))
+            outputs.write(done)
+
+
+def _one_of(option: str, given: str, allowed: tuple[str, ...]) -> Any:
+    if given not in allowed:
+        raise ConfigError(f"--{option} is {given!r}, must be one of {', '.join(allowed)}")
+    return given
+
+
+def _of_system(name: str) -> dict[str, Any]:
+    found = system(name)
+    policy: dict[str, Any] = {"placement": found.placement, "eviction": found.eviction}
+    return policy if found.page_size is None else {**policy, "page_size": found.page_size}
+
+
+def _check(setups: list[Setup], trace: Trace) -> None:
+    """Raise ConfigError for what could not be run, before anything is."""
+    for setup in setups:
+        layout = setup.layout(trace)
+        if setup.eviction != OFF:
+            make_eviction(setup.eviction, layout)
+            make_placement(setup.placement)
+
+
+@contextmanager
+def _progress(rows: int) -> Iterator[Callable[[], None]]:
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=progress_console, transient=True) as bars:
+        task = bars.add_task("replaying", total=rows)
+        yield lambda: bars.advance(task)
