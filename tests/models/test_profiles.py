@@ -1,6 +1,7 @@
 """Profiles: the papers' and the published numbers, and the engine's own sizes of the same shapes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 
 from headwater.errors import ConfigError
 from headwater.models.profiles import PROFILES, Profile, load_profile
+from headwater.models.profiles.feed_forward import Experts
+from headwater.models.profiles.marconi import FullAttention
 from headwater.spec import ModelSpec
 
 GIB = 2**30
@@ -60,7 +63,7 @@ def test_layout_of_tokens_has_a_page_a_unit() -> None:
 
 def test_layout_of_a_recorded_trace_has_whole_pages_a_block() -> None:
     layout = QWEN_9B.layout(10**9, page_size=64, block_tokens=512)
-    assert (layout.unit_tokens, layout.unit_bytes, layout.kv_pages_per_unit) == (512, 8, 8)
+    assert (layout.unit_tokens, layout.unit_bytes, layout.kv_pages_per_unit) == (512, 8, 1)
     with pytest.raises(ConfigError, match="512 tokens, no multiple of a page of 96"):
         QWEN_9B.layout(10**9, page_size=96, block_tokens=512)
 
@@ -142,3 +145,70 @@ def test_a_folders_profile_costs_what_the_engine_says(config: dict[str, Any], st
 def test_a_name_that_is_neither_profile_nor_folder_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"'qwen9' is no folder with a config.json, and no profile of marconi-7b, "):
         load_profile("qwen9")
+
+
+PUBLISHED = {
+    # billions of parameters, all and (where told) of those that one token uses without embedding and head
+    "qwen3.5-9b": (9.0, None),
+    "qwen3.5-35b-a3b": (35, None),
+    "qwen3.5-122b-a10b": (122, None),
+    "qwen3-next-80b-a3b": (80, None),
+    "ring-mini-linear-2.0": (16.4, 0.957),
+    "ring-flash-linear-2.0": (104, 6.1),
+    "kimi-linear-48b-a3b": (49.1, None),
+    "jamba-1.5-mini": (51.6, None),
+    "falcon-h1-7b": (7.59, None),
+    "granite-4.0-h-small": (32.2, None),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_profile_has_as_many_parameters_as_were_published(name: str) -> None:
+    profile, (total, used) = PROFILES[name], PUBLISHED[name]
+    assert sum(profile.parameters_by_kind().values()) / 1e9 == pytest.approx(total, rel=0.01)
+    if used is not None:
+        assert profile.weight_bytes_read(1) / profile.element_bytes / 1e9 == pytest.approx(used, rel=0.015)
+
+
+def test_nemotron_h_8b_has_every_parameter_of_its_checkpoint() -> None:
+    assert sum(PROFILES["nemotron-h-8b"].parameters_by_kind().values()) == 8_100_852_736
+
+
+def test_fp8_halves_the_layers_weights_and_nothing_that_is_cached() -> None:
+    whole, half = PROFILES["qwen3-next-80b-a3b"], PROFILES["qwen3-next-80b-a3b-fp8"]
+    assert half.weight_bytes_read(1) == whole.weight_bytes_read(1) / 2
+    assert half.weight_bytes == pytest.approx(whole.weight_bytes / 2, rel=0.01)
+    assert half.layout(10**10) == whole.layout(10**10)
+
+
+def test_a_step_reads_the_experts_that_its_tokens_are_expected_to_choose() -> None:
+    """Of E experts with k a token: k for one token, all for very many, and E(1 - (1 - k/E)^n) between."""
+    experts = Experts(8, experts=16, per_token=2, intermediate=4)
+    assert experts.hit(1) == pytest.approx(2)
+    assert experts.hit(2) == pytest.approx(2 + 2 * (1 - 2 / 16))
+    assert experts.hit(10_000) == 16
+    assert experts.weights_read(10_000) == experts.weights
+
+
+def test_devices_in_parallel_keep_copies_of_what_has_no_heads_to_spread() -> None:
+    grouped = replace(PROFILES["qwen3.5-35b-a3b"], tensor_parallel=4)  # 2 heads of KV
+    assert grouped.kv_bytes_per_token == 2 * PROFILES["qwen3.5-35b-a3b"].kv_bytes_per_token
+    assert replace(grouped, tensor_parallel=2).kv_bytes_per_token == PROFILES["qwen3.5-35b-a3b"].kv_bytes_per_token
+    latent = replace(PROFILES["kimi-linear-48b-a3b"], tensor_parallel=4)
+    assert latent.kv_bytes_per_token == 4 * PROFILES["kimi-linear-48b-a3b"].kv_bytes_per_token
+    assert latent.checkpoint_bytes == PROFILES["kimi-linear-48b-a3b"].checkpoint_bytes
+    with pytest.raises(ConfigError, match="16 heads with 2 of KV cannot be spread over 3 devices"):
+        assert replace(grouped, tensor_parallel=3).kv_bytes_per_token
+
+
+def test_latent_attention_keeps_one_row_a_token() -> None:
+    """512 channels and 64 with position, in 7 layers of bfloat16; not 32 heads of keys and values."""
+    assert PROFILES["kimi-linear-48b-a3b"].kv_bytes_per_token == 7 * 576 * 2
+
+
+def test_a_vanilla_transformer_takes_less_than_a_hybrid_that_keeps_every_blocks_state() -> None:
+    """Marconi, section 3 and figure 3b: 10K tokens in blocks of 16 are 17.4 GB, 3.3 times a Transformer's."""
+    hybrid = 10_000 * MARCONI.kv_bytes_per_token + 10_000 // 16 * MARCONI.checkpoint_bytes
+    assert hybrid / 1e9 == pytest.approx(17.4, abs=0.05)
+    transformer = 10_000 * 32 * FullAttention(4096).kv_elements(1) * 2  # 32 layers of the same width
+    assert hybrid / transformer == pytest.approx(3.3, abs=0.05)

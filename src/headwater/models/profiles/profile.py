@@ -134,7 +134,7 @@ class Profile:
             page_size=page_size,
             unit_tokens=unit_tokens,
             unit_bytes=TOKEN_BYTES * page_size if block_tokens == 1 else BLOCK_BYTES,
-            kv_pages_per_unit=unit_tokens // page_size if self.kv_bytes_per_token else 0,
+            kv_pages_per_unit=1 if self.kv_bytes_per_token else 0,  # of a page: a unit of u pages has u
             checkpoint_pages=checkpoint_pages,
             slot_pages=slots * checkpoint_pages,
             resumable="checkpoints" if self.state.parts else "every_page",

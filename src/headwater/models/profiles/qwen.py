@@ -2,21 +2,79 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 from headwater.models.profiles.attention import GroupedAttention
-from headwater.models.profiles.feed_forward import Mlp
+from headwater.models.profiles.feed_forward import Experts, Mlp
+from headwater.models.profiles.layer import Layer
 from headwater.models.profiles.profile import Profile
 from headwater.models.profiles.recurrent import DeltaNet
 
+VOCABULARY = 248_320  # of Qwen3.5
+GROUP = 4  # layers, of which the last has attention
+
+
+@dataclass(frozen=True, slots=True)
+class Qwen:
+    """What the family's configurations differ in; heads of attention have 256 channels, those of DeltaNet 128."""
+
+    name: str
+    source: str
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    v_heads: int
+    feed_forward: Layer
+    vocabulary: int = VOCABULARY
+    tied: bool = False
+
+    def profile(self) -> Profile:
+        delta_net = DeltaNet(self.hidden, k_heads=16, v_heads=self.v_heads, k_dim=128, v_dim=128, conv=4)
+        attention = GroupedAttention(self.hidden, self.heads, self.kv_heads, 256, gated=True, normed=True)
+        n_attention = self.layers // GROUP
+        return Profile(
+            name=self.name,
+            source=self.source,
+            hidden_size=self.hidden,
+            vocab_size=self.vocabulary,
+            layers=(
+                (delta_net, self.layers - n_attention),
+                (attention, n_attention),
+                (self.feed_forward, self.layers),
+            ),
+            tied=self.tied,
+        )
+
+
+def _experts(hidden: int, experts: int, per_token: int, intermediate: int) -> Experts:
+    return Experts(hidden, experts, per_token, intermediate, shared=intermediate, shared_gate=True)
+
+
+CONFIG = "huggingface.co/Qwen/{}, config.json".format
+NEXT = Qwen(
+    "qwen3-next-80b-a3b", CONFIG("Qwen3-Next-80B-A3B-Instruct"), 2048, 48, heads=16, kv_heads=2, v_heads=32,
+    feed_forward=_experts(2048, 512, 10, 512), vocabulary=151_936,
+).profile()  # fmt: skip
 MODELS = (
-    Profile(
-        name="qwen3.5-9b",
-        source="huggingface.co/Qwen/Qwen3.5-9B, config.json",
-        hidden_size=4096,
-        vocab_size=248_320,
-        layers=(
-            (DeltaNet(4096, k_heads=16, v_heads=32, k_dim=128, v_dim=128, conv=4), 24),
-            (GroupedAttention(4096, heads=16, kv_heads=4, head_dim=256, gated=True, normed=True), 8),
-            (Mlp(4096, 12288), 32),
-        ),
+    Qwen(
+        "qwen3.5-0.8b", CONFIG("Qwen3.5-0.8B"), 1024, 24, heads=8, kv_heads=2, v_heads=16,
+        feed_forward=Mlp(1024, 3584), tied=True,
+    ).profile(),
+    Qwen(
+        "qwen3.5-9b", CONFIG("Qwen3.5-9B"), 4096, 32, heads=16, kv_heads=4, v_heads=32, feed_forward=Mlp(4096, 12288)
+    ).profile(),
+    Qwen(
+        "qwen3.5-35b-a3b", CONFIG("Qwen3.5-35B-A3B"), 2048, 40, heads=16, kv_heads=2, v_heads=32,
+        feed_forward=_experts(2048, 256, 8, 512),
+    ).profile(),
+    Qwen(
+        "qwen3.5-122b-a10b", CONFIG("Qwen3.5-122B-A10B"), 3072, 48, heads=32, kv_heads=2, v_heads=64,
+        feed_forward=_experts(3072, 256, 8, 1024),
+    ).profile(),
+    NEXT,
+    replace(
+        NEXT, name="qwen3-next-80b-a3b-fp8", source=CONFIG("Qwen3-Next-80B-A3B-Instruct-FP8"), weight_dtype="float8",
+        note="all layers' weights count as 8 bits; the checkpoint keeps some small ones in bfloat16",
     ),
-)
+)  # fmt: skip

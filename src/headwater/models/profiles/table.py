@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from headwater.errors import ConfigError
-from headwater.models.profiles import marconi, qwen
+from headwater.models.profiles import kimi, mamba, marconi, qwen, ring
 from headwater.models.profiles.folder import profile_of
 from headwater.models.profiles.profile import Profile
 from headwater.spec import ModelSpec
 
-PROFILES: dict[str, Profile] = {profile.name: profile for family in (marconi, qwen) for profile in family.MODELS}
+FAMILIES = (marconi, qwen, ring, kimi, mamba)
+PROFILES: dict[str, Profile] = {profile.name: profile for family in FAMILIES for profile in family.MODELS}
 
 
 def load_profile(name: str, dtype: str = "auto") -> Profile:

@@ -1,0 +1,25 @@
+"""Kimi Linear: three layers of Kimi Delta Attention to one of latent attention."""
+
+from __future__ import annotations
+
+from headwater.models.profiles.attention import LatentAttention
+from headwater.models.profiles.feed_forward import Experts, Mlp
+from headwater.models.profiles.profile import Profile
+from headwater.models.profiles.recurrent import DeltaAttention
+
+HIDDEN = 2304
+
+MODELS = (
+    Profile(
+        name="kimi-linear-48b-a3b",
+        source="huggingface.co/moonshotai/Kimi-Linear-48B-A3B-Instruct, config.json",
+        hidden_size=HIDDEN,
+        vocab_size=163_840,
+        layers=(
+            (DeltaAttention(HIDDEN, heads=32, head_dim=128, conv=4), 20),
+            (LatentAttention(HIDDEN, heads=32, latent=512, nope_dim=128, rope_dim=64, v_dim=128), 7),
+            (Mlp(HIDDEN, 9216), 1),
+            (Experts(HIDDEN, 256, 8, 1024, shared=1024), 26),
+        ),
+    ),
+)

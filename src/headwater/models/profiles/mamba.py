@@ -1,0 +1,57 @@
+"""Hybrids of attention with Mamba or Mamba-2: Jamba, Nemotron-H, Falcon-H1, Granite 4."""
+
+from __future__ import annotations
+
+from headwater.models.profiles.attention import GroupedAttention
+from headwater.models.profiles.feed_forward import Experts, Mlp
+from headwater.models.profiles.profile import Profile
+from headwater.models.profiles.recurrent import Mamba, Mamba2
+
+JAMBA = Profile(
+    name="jamba-1.5-mini",
+    source="huggingface.co/ai21labs/AI21-Jamba-1.5-Mini, config.json",
+    hidden_size=4096,
+    vocab_size=65_536,
+    layers=(
+        (Mamba(4096, inner=8192, state=16, conv=4, step_rank=256), 28),
+        (GroupedAttention(4096, heads=32, kv_heads=8, head_dim=128), 4),
+        (Mlp(4096, 14_336), 16),
+        (Experts(4096, 16, 2, 14_336), 16),
+    ),
+)
+NEMOTRON_H = Profile(
+    name="nemotron-h-8b",
+    source="huggingface.co/nvidia/Nemotron-H-8B-Base-8K, config.json",
+    hidden_size=4096,
+    vocab_size=131_072,
+    layers=(
+        (Mamba2(4096, heads=128, head_dim=64, state=128, groups=8, conv=4), 24),
+        (GroupedAttention(4096, heads=32, kv_heads=8, head_dim=128), 4),
+        (Mlp(4096, 21_504, gated=False), 24),
+    ),
+)
+FALCON_H1 = Profile(
+    name="falcon-h1-7b",
+    source="huggingface.co/docs/transformers/model_doc/falcon_h1, table of sizes",
+    hidden_size=3072,
+    vocab_size=130_048,
+    layers=(
+        (Mamba2(3072, heads=24, head_dim=128, state=256, groups=1, conv=4, normed=False), 44),
+        (GroupedAttention(3072, heads=12, kv_heads=2, head_dim=128), 44),
+        (Mlp(3072, 12_288), 44),
+    ),
+    note="the table leaves out the MLP's width, groups and vocabulary: these give its 7.59 billion parameters",
+)
+GRANITE_4 = Profile(
+    name="granite-4.0-h-small",
+    source="ollama.com/library/granite4:small-h, the GGUF file's metadata",
+    hidden_size=4096,
+    vocab_size=100_352,
+    layers=(
+        (Mamba2(4096, heads=128, head_dim=64, state=128, groups=1, conv=4), 36),
+        (GroupedAttention(4096, heads=32, kv_heads=8, head_dim=128), 4),
+        (Experts(4096, 72, 10, 768, shared=1536), 40),
+    ),
+    tied=True,
+)
+MODELS = (JAMBA, NEMOTRON_H, FALCON_H1, GRANITE_4)

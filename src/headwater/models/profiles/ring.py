@@ -1,0 +1,37 @@
+"""Ring-linear 2.0: groups of Lightning attention, each closed by one layer of grouped attention (arXiv 2510.19338).
+
+Groups of 5 and 8 layers give the report's 957 million and 6.1 billion parameters that one token uses.
+"""
+
+from __future__ import annotations
+
+from headwater.models.profiles.attention import GroupedAttention
+from headwater.models.profiles.feed_forward import Experts, Mlp
+from headwater.models.profiles.profile import Profile
+from headwater.models.profiles.recurrent import Lightning
+
+VOCABULARY = 157_184
+SOURCE = "huggingface.co/inclusionAI/{0}-linear-2.0; sizes of {1}-2.0's config.json, layers of arXiv 2510.19338".format
+
+
+def _ring(name: str, source: str, hidden: int, groups: int, group: int, heads: int, dense: int, routed: int) -> Profile:
+    """The first layer's feed-forward is dense; all others have 256 experts, 8 of them a token, and a shared one."""
+    layers = groups * group
+    return Profile(
+        name=name,
+        source=source,
+        hidden_size=hidden,
+        vocab_size=VOCABULARY,
+        layers=(
+            (Lightning(hidden, heads, 128), layers - groups),
+            (GroupedAttention(hidden, heads, 4, 128, normed=True), groups),
+            (Mlp(hidden, dense), 1),
+            (Experts(hidden, 256, 8, routed, shared=routed), layers - 1),
+        ),
+    )
+
+
+MODELS = (
+    _ring("ring-mini-linear-2.0", SOURCE("Ring-mini", "Ling-mini"), 2048, 4, 5, heads=16, dense=5120, routed=512),
+    _ring("ring-flash-linear-2.0", SOURCE("Ring-flash", "Ling-flash"), 4096, 4, 8, heads=32, dense=9216, routed=1024),
+)
