@@ -11,7 +11,9 @@ from headwater.cache.eviction import EVICTION, Eviction, Kind, Room, make_evicti
 from headwater.errors import ConfigError
 from tests.cache.toy import LAYOUT, PAGE, Toy, floor, words
 
-SPELLINGS = [*sorted(EVICTION), "lru(prefer_dead=False)", "seglen(w=0.2, single_child=False)"]
+OPTIONS = {"path_cap": "(2)", "last_n": "(3)"}  # of policies that cannot be made without
+VARIANTS = ["lru(prefer_dead=False)", "seglen(w=0.2, single_child=False)"]
+SPELLINGS = [*(name + OPTIONS.get(name, "") for name in sorted(EVICTION)), *VARIANTS]
 policies = pytest.mark.parametrize("policy", SPELLINGS)
 fractions = pytest.mark.parametrize("fraction", [None, 0.4])
 
@@ -32,7 +34,7 @@ def test_it_can_be_made_from_its_name(policy: str) -> None:
 
 
 def test_an_unknown_one_is_a_config_error_that_names_those_there_are() -> None:
-    with pytest.raises(ConfigError, match="eviction 'belady' is unknown; there are lru, seglen"):
+    with pytest.raises(ConfigError, match="eviction 'belady' is unknown; there are clairvoyant, flop_aware, gdsf, "):
         make_eviction("belady", LAYOUT)
 
 
@@ -48,7 +50,8 @@ def test_everything_unpinned_can_be_evicted_and_nothing_else(policy: str, fracti
     while (victim := cache.policy.victim(room, cache._now)) is not None:
         node, kind = victim
         assert not node.holds
-        assert kind is Kind.CHECKPOINT or not (node.pins or node.children or node.checkpoint is not None)
+        assert kind is Kind.CHECKPOINT or not (node.pins or node.children)
+        assert kind is not Kind.TAIL or node.checkpoint is None
         cache._evictor.evict(room, 1, cache._now)
         cache.check()
     stats = cache.stats()

@@ -20,8 +20,12 @@ class Leaves:
         if is_free_leaf(node):
             (self._bare if node.checkpoint is None else self._kept).add(node)
 
+    def bare(self) -> Node | None:
+        """The oldest one without checkpoint."""
+        return self._bare.oldest()
+
     def oldest(self) -> Victim | None:
-        bare, kept = self._bare.oldest(), self._kept.oldest()
+        bare, kept = self.bare(), self._kept.oldest()
         if kept is None:
             return None if bare is None else (bare, Kind.TAIL)
         if bare is None or (kept.kv_time, kept.serial) < (bare.kv_time, bare.serial):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from operator import attrgetter
 
 from headwater.cache.eviction.age_queue import AgeQueue
+from headwater.cache.eviction.leaves import Leaves
 from headwater.cache.eviction.policy import Kind, Room, Victim
 from headwater.cache.eviction.recency_log import RecencyLog
 from headwater.cache.node import Node
@@ -24,16 +25,14 @@ class Lru:
         self._prefer_dead = prefer_dead
         self._speculative = AgeQueue(attrgetter("checkpoint_time"), lambda node: node.speculative and not node.holds)
         self._checkpoints = RecencyLog(lambda node: not node.holds)
-        self._bare = AgeQueue(attrgetter("kv_time"), lambda node: node.checkpoint is None and _is_free_leaf(node))
-        self._leaves = AgeQueue(attrgetter("kv_time"), lambda node: node.checkpoint is not None and _is_free_leaf(node))
+        self._leaves = Leaves()
 
     def changed(self, node: Node) -> None:
         if node.checkpoint is None:
             self._checkpoints.discard(node)
         else:
             self.touched(node)
-        if _is_free_leaf(node):
-            (self._bare if node.checkpoint is None else self._leaves).add(node)
+        self._leaves.changed(node)
 
     def touched(self, node: Node) -> None:
         """Note a checkpoint's time; KV's is read when it is needed."""
@@ -45,12 +44,12 @@ class Lru:
     def victim(self, room: Room, now: int) -> Victim | None:
         if room is Room.STATE:
             return self._checkpoint()
-        bare = self._bare.oldest()
+        bare = self._leaves.bare()
         if bare is not None and self._prefer_dead:
             return bare, Kind.TAIL
         if room is Room.ANY and (self._prefer_dead or self._speculative.oldest() is not None):
-            return self._checkpoint() or self._leaf(bare)
-        leaf = self._leaf(bare)
+            return self._checkpoint() or self._leaves.oldest()
+        leaf = self._leaves.oldest()
         if room is Room.ANY:
             checkpoint = self._checkpoints.oldest()
             if checkpoint is not None and (leaf is None or checkpoint.checkpoint_time < leaf[0].kv_time):
@@ -63,17 +62,3 @@ class Lru:
     def _checkpoint(self) -> Victim | None:
         node = self._speculative.oldest() or self._checkpoints.oldest()
         return None if node is None else (node, Kind.CHECKPOINT)
-
-    def _leaf(self, bare: Node | None) -> Victim | None:
-        """The leaf with the oldest KV; one with a checkpoint loses that first."""
-        kept = self._leaves.oldest()
-        if kept is None:
-            return None if bare is None else (bare, Kind.TAIL)
-        if bare is None or (kept.kv_time, kept.serial) < (bare.kv_time, bare.serial):
-            return kept, Kind.CHECKPOINT
-        return bare, Kind.TAIL
-
-
-def _is_free_leaf(node: Node) -> bool:
-    """Whether KV may go from it, once it has no checkpoint."""
-    return not node.children and not node.pins and node.parent is not None
