@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from headwater.errors import TraceError
+from headwater.traces.claude_code import ClaudeCode
 from headwater.traces.mooncake import Mooncake
 from headwater.traces.reader import Options, Reader
 from headwater.traces.request import Trace
@@ -18,6 +19,7 @@ from headwater.traces.tokens import Vocabulary, Words
 
 READERS: dict[str, type[Reader]] = {
     "Mooncake": Mooncake,
+    "Claude Code": ClaudeCode,
     "sessions with messages": Sessions,
     "token lists": TokenLists,
 }

@@ -25,6 +25,8 @@ class Reader(Protocol):
 
     block_tokens: int  # of the trace, known once it is read
 
+    def __init__(self, options: Options) -> None: ...
+
     @staticmethod
     def matches(first: Any) -> bool:
         """Whether a file whose first record is this has the format."""
