@@ -195,9 +195,10 @@ def _load(step: Step) -> Load:
     return Load(
         prefill_tokens=tokens,
         prefill_squares=squares,
+        prefix_tokens=before,
         legs=len(step.legs),
         rows=rows,
-        kv_tokens=before + sum(row.position for row in step.rows),
+        kv_tokens=sum(row.position for row in step.rows),
         states=saves + len(step.legs) + rows,
         logits=logits + rows,
     )
