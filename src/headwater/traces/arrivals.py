@@ -9,19 +9,16 @@ from __future__ import annotations
 import heapq
 import math
 import random
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from headwater.cache.spelling import build
 from headwater.errors import ConfigError
 from headwater.traces.processes import poisson
 from headwater.traces.request import Request, Trace
 
 RATE, THINK = 1.0, 5.0  # sessions a second, and seconds on average, where nothing else is known (Marconi, section 5.1)
 AT_ONCE = -math.inf
-NUMBER = re.compile(r"\d*\.?\d+|\d+\.")
 
 
 class Arrivals(Protocol):
@@ -147,20 +144,6 @@ class Closed:
         _positive(clients=self.clients)
         scripts = [_script(requests, AT_ONCE, self.think, seed) for requests in sessions_of(trace.requests)]
         return ScriptedArrivals(scripts, self.clients)
-
-
-ARRIVALS: dict[str, Callable[..., Load]] = {"recorded": Recorded, "poisson": Poisson, "closed": Closed}
-
-
-def make_arrivals(trace: Trace, spelling: str | None = None, seed: int = 0) -> Arrivals:
-    """`2.5` (sessions a second), or one of ARRIVALS with its options; None: as natural() has it. Raises ConfigError."""
-    if spelling is None:
-        load: Load = natural(trace)
-    elif NUMBER.fullmatch(spelling.strip()):
-        load = Poisson(float(spelling))
-    else:
-        load = build("arrival", spelling, ARRIVALS)
-    return load.over(trace, seed)
 
 
 def at_times(requests: Sequence[Request], times: Sequence[float]) -> Arrivals:

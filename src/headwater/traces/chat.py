@@ -22,25 +22,23 @@ class Chat:
     probes find for such a template: one token before the first user's text, before the last user's, and before the end.
     """
 
-    def __init__(self, tokens: Tokens, messages: Sequence[Message]) -> None:
+    def __init__(self, tokens: Tokens, messages: Sequence[Message] = ()) -> None:
         self._tokens = tokens
         self._ids: array[int] = array("i")
         self._starts: list[int] = []  # of each message, where its text begins
         self._ends: list[int] = []  # one past the mark that ends it
         self._users: list[int] = []
         for message in messages:
-            self.add(message)
+            self.add(str(message["role"]), tokens.of(text_of(message)))
 
-    def add(self, message: Message) -> None:
-        role = str(message["role"])
+    def add(self, role: str, content: array[int]) -> None:
         if role == "user":
             self._users.append(len(self._starts))
         self._ids += self._tokens.header(role)
         self._starts.append(len(self._ids))
-        self._ids += self._tokens.of(text_of(message))
-        footer = self._tokens.footer()
-        self._ids += footer
-        self._ends.append(len(self._ids) - len(footer) + 1)
+        self._ids += content
+        self._ends.append(len(self._ids) + 1)
+        self._ids += self._tokens.footer()
 
     def text(self) -> bytes:
         """Of all messages: what all requests of this conversation share."""
@@ -49,23 +47,24 @@ class Chat:
     def request(self, session: str, text: bytes, reply: int, at: float | None = None) -> Request:
         """The request that message `reply` answers. `text` is text(), which is made once for all of them."""
         start, end = self._starts[reply], self._ends[reply]
-        return Request(session, text, start, end - start, end, at, boundaries=self._boundaries(reply))
+        return Request(session, text, start, end - start, end, at, boundaries=self._boundaries(reply, start))
 
-    def asked(self) -> tuple[bytes, int, Boundaries]:
-        """Text, length and boundaries of a prompt for all messages, whose answer is none of them."""
+    def asked(self) -> tuple[bytes, Boundaries]:
+        """Text and boundaries of a prompt for all messages, whose answer is none of them."""
         ids = self._ids + self._tokens.header("assistant")
-        count = len(self._starts)
-        self._starts.append(len(ids))
-        boundaries = self._boundaries(count)
-        self._starts.pop()
-        return ids.tobytes(), len(ids), boundaries
+        return ids.tobytes(), self._boundaries(len(self._starts), len(ids))
 
-    def _boundaries(self, reply: int) -> Boundaries:
+    def beginning(self) -> bytes:
+        """The text up to the end of the first user's message, or of the first message."""
+        first = self._users[0] if self._users else 0
+        return self._ids[: self._ends[first]].tobytes()
+
+    def _boundaries(self, reply: int, length: int) -> Boundaries:
         before = bisect_left(self._users, reply)
         if not before:
-            return Boundaries(query_end=self._starts[reply] - 1)
+            return Boundaries(query_end=length - 1)
         first, last = self._users[0], self._users[before - 1]
-        return Boundaries(self._starts[first] - 1, self._starts[last] - 1, self._starts[reply] - 1)
+        return Boundaries(self._starts[first] - 1, self._starts[last] - 1, length - 1)
 
 
 def text_of(message: Message) -> str:

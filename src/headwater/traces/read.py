@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
 from headwater.errors import TraceError
+from headwater.traces.books import Books
 from headwater.traces.claude_code import ClaudeCode
 from headwater.traces.mooncake import Mooncake
+from headwater.traces.place import find, name_of
+from headwater.traces.prompt_versions import PromptVersions
 from headwater.traces.reader import Options, Reader
 from headwater.traces.request import Trace
+from headwater.traces.request_logs import RequestLogs
 from headwater.traces.sessions import Sessions
-from headwater.traces.source import Source
+from headwater.traces.sharegpt import ShareGpt
+from headwater.traces.source import MALFORMED, Source
+from headwater.traces.stories import Stories
 from headwater.traces.token_lists import TokenLists
 from headwater.traces.tokens import Vocabulary, Words
 
@@ -21,9 +26,13 @@ READERS: dict[str, type[Reader]] = {
     "Mooncake": Mooncake,
     "Claude Code": ClaudeCode,
     "sessions with messages": Sessions,
+    "ShareGPT": ShareGpt,
+    "request logs": RequestLogs,
     "token lists": TokenLists,
+    "documents with questions": Stories,
+    "books": Books,
+    "versions of prompts": PromptVersions,
 }
-UNREADABLE = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError)  # what odd records lead to
 
 
 def read_trace(
@@ -41,46 +50,11 @@ def read_trace(
     try:
         reader = _reader(source)(options)
         requests = tuple(islice(reader.requests(source), limit))
-    except UNREADABLE as error:
-        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise source.error(f"no request that is known: {what}") from error
+    except MALFORMED as error:
+        raise source.malformed(error) from error
     if not requests:
         raise TraceError(f"{source.path} has 0 requests, at least 1 is needed")
-    return Trace(_name(path), requests, reader.block_tokens, reader.notes(), time.perf_counter() - started)
-
-
-def find(path: Path, data: Path | None = None) -> Path:
-    """The file that a user means: as it is named, or below `data`; its endings may be missing.
-
-    Raises TraceError where there is none, or more than one.
-    """
-    for candidate in (path, *([data / path] if data is not None else ())):
-        found = _files(candidate)
-        if len(found) == 1:
-            return found[0]
-        if found:
-            names = ", ".join(sorted(file.name.partition(".")[0] for file in found))
-            raise TraceError(f"{candidate} is {len(found)} files, must be one of {names}")
-    where = "" if data is None else f", nor below {data}"
-    raise TraceError(f"{path} is no file{where}")
-
-
-def _files(path: Path) -> list[Path]:
-    """What a path may mean, best first: itself, a folder's only trace, names that it begins."""
-    if path.is_file():
-        return [path]
-    if path.is_dir():
-        return _traces(path, lambda stem: True)
-    if not path.parent.is_dir():
-        return []
-    exact = _traces(path.parent, lambda stem: stem == path.name)
-    return exact or _traces(path.parent, lambda stem: stem.startswith(path.name))
-
-
-def _traces(folder: Path, wanted: Callable[[str], bool]) -> list[Path]:
-    suffixes = (".jsonl", ".json", ".trace")
-    files = (file for file in sorted(folder.iterdir()) if file.is_file())
-    return [file for file in files if wanted(file.name.partition(".")[0]) and set(suffixes) & set(file.suffixes)]
+    return Trace(name_of(path), requests, reader.block_tokens, reader.notes(), time.perf_counter() - started)
 
 
 def _reader(source: Source) -> type[Reader]:
@@ -91,9 +65,3 @@ def _reader(source: Source) -> type[Reader]:
             return reader
     known = ", ".join(READERS)
     raise source.error(f"{str(first)[:60]!r} is of no format that is known; there are {known}")
-
-
-def _name(path: Path) -> str:
-    """As the user wrote it, without endings; of a path from elsewhere, its last part."""
-    stem = path.name.partition(".")[0]
-    return stem if path.is_absolute() or ".." in path.parts else (path.parent / stem).as_posix()

@@ -1,12 +1,20 @@
-"""One text for all requests of a session, as long as each begins with what the one before knew."""
+"""One text for all requests of a conversation, as long as each begins with what the one before knew."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headwater.traces.request import TOKEN_BYTES, Request
 from headwater.types import Boundaries
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    text: bytes
+    boundaries: Boundaries = field(default_factory=Boundaries)
+    namespace: str = ""
+    beginning: bytes | None = None  # what tells a conversation from others, where sessions are not known
 
 
 @dataclass(slots=True)
@@ -18,11 +26,9 @@ class _Text:
 class _Asked:
     session: str
     text: _Text
-    prompt_tokens: int
-    output_tokens: int
-    known_tokens: int
+    prompt: Prompt
+    tokens: tuple[int, int, int]  # of the prompt, of the output, and how many of both are known
     at: float | None
-    boundaries: Boundaries
 
 
 class SharedTexts:
@@ -30,29 +36,23 @@ class SharedTexts:
 
     def __init__(self) -> None:
         self._asked: list[_Asked] = []
-        self._texts: dict[str, _Text] = {}  # of each session, the one that its last request has
+        self._texts: dict[str | bytes, _Text] = {}  # of each conversation, the one that its last request has
 
-    def add(
-        self,
-        session: str,
-        prompt: bytes,
-        output: bytes,
-        at: float | None = None,
-        boundaries: Boundaries | None = None,
-        output_tokens: int | None = None,
-    ) -> None:
-        """`output_tokens` where the output's tokens are not known, but their number is."""
-        text = self._texts.get(session)
-        if text is None or not prompt.startswith(text.longest):
-            text = self._texts[session] = _Text(b"")
-        text.longest = prompt + output
-        n_prompt, n_output = len(prompt) // TOKEN_BYTES, len(output) // TOKEN_BYTES
-        wanted = n_output if output_tokens is None else max(n_output, output_tokens)
-        known = boundaries or Boundaries()
-        self._asked.append(_Asked(session, text, n_prompt, wanted, n_prompt + n_output, at, known))
+    def add(self, session: str, prompt: Prompt, output: bytes, at: float | None = None, output_tokens: int = 0) -> None:
+        """`output_tokens` where the number of generated tokens is known, and they are not, or not all."""
+        conversation = session if prompt.beginning is None else prompt.beginning
+        text = self._texts.get(conversation)
+        if text is None or not prompt.text.startswith(text.longest):
+            text = self._texts[conversation] = _Text(b"")
+        text.longest = prompt.text + output
+        n_prompt, n_output = len(prompt.text) // TOKEN_BYTES, len(output) // TOKEN_BYTES
+        tokens = n_prompt, max(n_output, output_tokens), n_prompt + n_output
+        # the prompt's own text is not held: that of the longest one stands for it
+        held = Prompt(b"", prompt.boundaries, prompt.namespace)
+        self._asked.append(_Asked(session, text, held, tokens, at))
 
     def requests(self) -> Iterator[Request]:
         """In the order in which they were added. Call it when all are."""
         for one in self._asked:
-            known = one.prompt_tokens, one.output_tokens, one.known_tokens
-            yield Request(one.session, one.text.longest, *known, one.at, boundaries=one.boundaries)
+            parts, namespace = one.prompt.boundaries, one.prompt.namespace
+            yield Request(one.session, one.text.longest, *one.tokens, one.at, None, parts, namespace)

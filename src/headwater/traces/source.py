@@ -16,6 +16,8 @@ import zstandard
 from headwater.errors import TraceError
 
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"  # RFC 1952, section 2.3.1; RFC 8878, section 3.1.1
+# what a record leads to that has not what it should
+MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError)
 CHUNK = 1 << 20  # bytes read at once
 ARRAY_OF_OBJECTS = re.compile(rb"\s*\[\s*\{")
 BETWEEN = re.compile(r"[\s,]*")
@@ -69,6 +71,11 @@ class Source:
 
     def error(self, what: str) -> TraceError:
         return TraceError(f"{self.path}, {self.place}: {what}")
+
+    def malformed(self, error: Exception) -> TraceError:
+        """The place, and what one of MALFORMED says of it."""
+        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        return self.error(f"no request that is known: {what}")
 
     def _readable(self, parts: Iterator[bytes]) -> Iterator[bytes]:
         try:

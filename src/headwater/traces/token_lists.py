@@ -1,6 +1,6 @@
 """Token ids, a request a line: {"t", "session", "input": [ids], "output": [ids]}; all but the input may be missing.
 
-A line may also be the input's ids alone. `prompt_token_ids` is another name of the input.
+A line may also be the input's ids alone. `prompt_token_ids` and `prompt` are other names of the input.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 
 from headwater.traces.reader import Options, has, seconds
 from headwater.traces.request import Request
-from headwater.traces.shared_text import SharedTexts
+from headwater.traces.shared_text import Prompt, SharedTexts
 from headwater.traces.source import Source
 
-INPUTS = ("input", "prompt_token_ids")
+INPUTS = ("input", "prompt_token_ids", "prompt")
 
 
 class TokenLists:
@@ -34,12 +34,12 @@ class TokenLists:
         texts = SharedTexts()
         for number, line in enumerate(islice(source.records(), self._limit)):
             record = {"input": line} if isinstance(line, list) else line
-            prompt = array("i", record[INPUTS[0]] if INPUTS[0] in record else record[INPUTS[1]])
+            prompt = array("i", record[next((name for name in INPUTS if name in record), INPUTS[0])])
             if not prompt:
                 raise ValueError("input has 0 tokens, at least 1 is needed")
             output = array("i", record.get("output") or ())
             session = str(record.get("session", f"line {number}"))
-            texts.add(session, prompt.tobytes(), output.tobytes(), seconds(record))
+            texts.add(session, Prompt(prompt.tobytes()), output.tobytes(), seconds(record))
         yield from texts.requests()
 
     def notes(self) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections import defaultdict
+from functools import lru_cache
 from itertools import count
 from pathlib import Path
 from typing import Protocol
@@ -48,6 +49,14 @@ class Words:
 
     def _marks(self, *names: str) -> array[int]:
         return array("i", (self._ids["mark", name] for name in names))  # no text is a tuple
+
+
+class Remembered:
+    """Tokens of texts that come again and again, as a log's messages do."""
+
+    def __init__(self, tokens: Tokens, kept: int = 65_536) -> None:
+        self.of = lru_cache(kept)(tokens.of)
+        self.header, self.footer = tokens.header, tokens.footer
 
 
 class Vocabulary:
