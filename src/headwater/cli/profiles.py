@@ -1,0 +1,94 @@
+"""`headwater profiles`: the models that the lab knows, and what they cost."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from headwater.cli.common import commands, console
+from headwater.cli.inspect import INSPECTED_LENGTHS
+from headwater.models.profiles import PROFILES, Profile, load_profile
+
+WIDTH = 140  # of tables in a file
+
+
+@commands.command()
+def profiles(
+    names: Annotated[list[str] | None, typer.Argument(help="Show these only, in detail.")] = None,
+    sources: Annotated[
+        bool, typer.Option("--sources", help="Where each is from, and what is left open there.")
+    ] = False,
+) -> None:
+    """List the models that the lab knows by name. A checkpoint's folder is one, too."""
+    wide = console if console.is_terminal else Console(width=WIDTH)
+    chosen = [load_profile(name) for name in names] if names else list(PROFILES.values())
+    wide.print(sources_table(chosen) if sources else sizes_table(chosen))
+    for profile in chosen if names and not sources else ():
+        wide.print(layers_table(profile))
+        wide.print(flops_table(profile))
+
+
+def sizes_table(chosen: list[Profile]) -> Table:
+    table = Table()
+    table.add_column("profile", no_wrap=True)
+    for name in (
+        "parameters",
+        "attention",
+        "recurrent",
+        "KV a token",
+        "checkpoint",
+        "= tokens of KV",
+        "GFLOPs a token",
+    ):
+        table.add_column(name, justify="right")
+    for profile in chosen:
+        kv, attention = profile.kv_bytes_per_token, sum(n for layer, n in profile.layers if layer.kv_elements(1))
+        table.add_row(
+            profile.name,
+            f"{sum(profile.parameters_by_kind().values()) / 1e9:.2f} B",
+            f"{attention:,}",
+            f"{sum(n for layer, n in profile.layers if layer.states):,}",
+            f"{kv:,}",
+            f"{profile.checkpoint_bytes:,}",
+            f"{profile.checkpoint_bytes / kv:,.0f}" if kv else "",
+            f"{profile.flops.linear / 1e9:.2f}",
+        )
+    return table
+
+
+def sources_table(chosen: list[Profile]) -> Table:
+    table = Table("profile", "source", "note")
+    for profile in chosen:
+        table.add_row(profile.name, profile.source, profile.note)
+    return table
+
+
+def layers_table(profile: Profile) -> Table:
+    """Each kind of layer: how many, and what one of them has and costs."""
+    table = Table(title=f"{profile.name}: layers", title_justify="left")
+    table.add_column("kind", no_wrap=True)
+    for name in ("layers", "weights of each", "KV a token, elements", "state, elements", "MFLOPs a token"):
+        table.add_column(name, justify="right")
+    for layer, n in profile.layers:
+        state = sum(size for _, size in layer.states)
+        kv = layer.kv_elements(profile.tensor_parallel)
+        table.add_row(
+            layer.kind, f"{n:,}", f"{layer.weights:,}", f"{kv:,}", f"{state:,}", f"{layer.flops.linear / 1e6:,.1f}"
+        )
+    return table
+
+
+def flops_table(profile: Profile) -> Table:
+    """FLOPs of one more token after so many, and of the prefill that a hit of that length saves."""
+    table = Table(title=f"{profile.name}: FLOPs", title_justify="left")
+    for name in ("after tokens", "one more token", "that grow with the length", "saved by a hit"):
+        table.add_column(name, justify="right")
+    for length in INSPECTED_LENGTHS:
+        total = profile.flops.between(length, length + 1)
+        share = 1 - profile.flops.linear / total
+        saved = profile.flops.between(0, length)
+        table.add_row(f"{length:,}", f"{total / 1e9:,.3f} G", f"{share:.0%}", f"{saved / 1e12:,.2f} T")
+    return table
