@@ -6,6 +6,7 @@ from array import array
 
 from headwater.cache.index import Index
 from headwater.cache.node import Node
+from headwater.cache.snapshot import Tree
 
 
 class Edges:
@@ -14,6 +15,17 @@ class Edges:
     def __init__(self, unit_bytes: int) -> None:
         self._tree = Index(unit_bytes, 0, _Nobody())
         self.units = 0  # that the edges hold
+
+    @classmethod
+    def planted(cls, unit_bytes: int, tree: Tree) -> Edges:
+        """Those that `rows` told of."""
+        edges = cls(unit_bytes)
+        edges.units = sum(len(row.edge) for row in tree.rows) // unit_bytes
+        tree.plant(edges._tree, _no_pages, _no_pages)
+        return edges
+
+    def rows(self) -> Tree:
+        return Tree.of(self._tree)
 
     def note(self, namespace: str, key: bytes, units: int) -> None:
         """Remember the first `units` of `key`."""
@@ -39,6 +51,13 @@ class History:
         self._unit_bytes, self._capacity = unit_bytes, capacity
         self._young, self._old = Edges(unit_bytes), Edges(unit_bytes)
 
+    def rows(self) -> tuple[Tree, Tree]:
+        return self._young.rows(), self._old.rows()
+
+    def plant(self, young: Tree, old: Tree) -> None:
+        """Remember what `rows` told of."""
+        self._young, self._old = Edges.planted(self._unit_bytes, young), Edges.planted(self._unit_bytes, old)
+
     def note(self, namespace: str, node: Node) -> None:
         """The KV at the end of `node` is about to go: remember how one gets there."""
         edges = []
@@ -61,3 +80,8 @@ class _Nobody:
 
     def touched(self, node: Node) -> None:
         """Nor have they times."""
+
+
+def _no_pages(count: int) -> array[int]:
+    """Bare edges have none."""
+    return array("i")

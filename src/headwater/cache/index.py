@@ -42,8 +42,8 @@ class Index:
         self.checkpoints = 0
         self.saved = 0  # checkpoints that were ever taken
         self.saved_speculative = 0  # of them
+        self.serial = 0  # of the node that was made last
         self._observer = observer
-        self._serial = 0
 
     # ---- reading
 
@@ -179,6 +179,21 @@ class Index:
         self._observer.changed(parent)
         self._observer.changed(node)
         return node
+
+    def load(self, nodes: Sequence[Node], serial: int) -> None:
+        """Take over nodes, parents first, that were hung below roots with all that they keep; the last had `serial`."""
+        self.serial = serial
+        for node in reversed(nodes):
+            node.live += node.checkpoint is not None
+            assert node.parent is not None, f"{node} is a root"
+            node.parent.live += node.live > 0
+        self.nodes += len(nodes)
+        for node in nodes:
+            self.kv_pages += len(node.pages)
+            self.dead_pages += 0 if node.live else len(node.pages)
+            self.checkpoints += node.checkpoint is not None
+        for node in sorted(nodes, key=lambda node: (node.checkpoint_time, node.serial)):
+            self._observer.changed(node)
 
     def save(self, node: Node, pages: tuple[int, ...], now: int, speculative: bool = False) -> None:
         """Put a checkpoint at the end of a node that has none."""
@@ -345,8 +360,8 @@ class Index:
             self._observer.touched(child)
 
     def _next_serial(self) -> int:
-        self._serial += 1
-        return self._serial
+        self.serial += 1
+        return self.serial
 
     # ---- invariants
 

@@ -16,6 +16,7 @@ from headwater.cache.node import Node
 from headwater.cache.placement import Path
 from headwater.cache.pool import Pool
 from headwater.cache.reason import explain
+from headwater.cache.snapshot import Snapshot, Tree
 from headwater.cache.stats import CacheStats
 from headwater.cache.survey import Survey, Surveyor
 from headwater.cache.view import CacheView, look
@@ -29,7 +30,7 @@ class PrefixCache:
     A request's legs share one lease, from its first `reserve` to its `release`; it has at most one open plan.
     """
 
-    def __init__(self, layout: CacheLayout, eviction: str = "lru") -> None:
+    def __init__(self, layout: CacheLayout, eviction: str = "lru", begin: Snapshot | None = None) -> None:
         self.layout = layout
         self.policy = make_eviction(eviction, layout)
         unit_pages = layout.kv_pages_per_unit * (layout.unit_tokens // layout.page_size)
@@ -44,6 +45,11 @@ class PrefixCache:
         self._now = 0  # ticks: one a reserve, one a commit
         self._reserves = self._commits = self._abandons = 0
         self._resumes = self._resumed_tokens = 0
+        if begin is not None:
+            self._now = begin.now
+            begin.plant(self._index, self._pool)
+            if self._history is not None and begin.history:
+                self._history.plant(*begin.history)
 
     # ---- match
 
@@ -359,6 +365,11 @@ class PrefixCache:
             evicted_speculative=evictor.speculative,
             evicted_kv_pages=evictor.kv_pages,
         )
+
+    def snapshot(self) -> Snapshot:
+        """What is cached now, for a cache of this layout to begin with; what leases hold beside that is left out."""
+        history = () if self._history is None else self._history.rows()
+        return Snapshot(Tree.of(self._index), history, self._now)
 
     def reuse(self) -> dict[int, int]:
         """Checkpoints, kept and evicted, by the number of requests that resumed there. Walks the tree."""

@@ -12,6 +12,7 @@ from headwater.cache.eviction.last_n import LastN
 from headwater.cache.eviction.lfu import Lfu
 from headwater.cache.eviction.lru import Lru
 from headwater.cache.eviction.lru_path import LruPath
+from headwater.cache.eviction.marconi import Marconi
 from headwater.cache.eviction.path_cap import PathCap
 from headwater.cache.eviction.policy import Eviction, Kind, Room, Victim
 from headwater.cache.eviction.seglen import SegLen
@@ -25,6 +26,7 @@ EVICTION: dict[str, Callable[..., Eviction]] = {
     "gdsf": Gdsf,
     "seglen": SegLen,
     "flop_aware": FlopAware,
+    "marconi": Marconi,
     "path_cap": PathCap,
     "last_n": LastN,
     "clairvoyant": Clairvoyant,
