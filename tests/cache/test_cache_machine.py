@@ -19,10 +19,13 @@ from tests.cache.toy import LAYOUT, PAGE, Tokens, Toy, dump, floor, key_of
 LAYOUTS = {
     "unified": replace(LAYOUT, n_pages=26),
     "split": replace(LAYOUT, n_pages=30, state_fraction=0.5),
+    "elastic": replace(LAYOUT, n_pages=30, state_fraction=0.5, elastic_pages=3),
     "ample": replace(LAYOUT, n_pages=3000),
     "no attention": replace(LAYOUT, n_pages=14, kv_pages_per_unit=0),
     "no recurrence": replace(LAYOUT, n_pages=20, checkpoint_pages=0, slot_pages=0, resumable="every_page"),
 }
+CAPPED = ["path_cap(2)", "last_n(3)"]  # give up what there would be room for
+POLICIES = ["lru", "lru_path", "gdsf", "seglen", "flop_aware", "clairvoyant", *CAPPED]
 PROMPTS = st.lists(st.sampled_from([(0,) * PAGE, (1,) * PAGE]), min_size=1, max_size=8)
 TAILS = st.lists(st.integers(2, 3), max_size=3)
 
@@ -40,9 +43,9 @@ class Running:
 class CacheMachine(RuleBasedStateMachine):
     """Requests start, go on leg by leg, decode, are abandoned and released in any order."""
 
-    @initialize(kind=st.sampled_from(sorted(LAYOUTS)), eviction=st.sampled_from(["lru", "seglen"]))
+    @initialize(kind=st.sampled_from(sorted(LAYOUTS)), eviction=st.sampled_from(POLICIES))
     def make(self, kind: str, eviction: str) -> None:
-        self.ample = kind == "ample"
+        self.ample = kind == "ample" and eviction not in CAPPED
         self.toy = Toy(LAYOUTS[kind], eviction)
         self.running: dict[int, Running] = {}
         self.published: set[tuple[str, bytes]] = set()
