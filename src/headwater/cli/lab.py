@@ -20,6 +20,13 @@ TraceFile = Annotated[str, typer.Argument(metavar="TRACE", help="Recorded traffi
 Data = Annotated[Path | None, typer.Option(help="Folder in which traces are looked up by name.")]
 Tokenizer = Annotated[Path | None, typer.Option(help="tokenizer.json for text; without one, a fast built-in split.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Read the first so many sessions (or single requests) only.")]
+Arrival = Annotated[
+    str | None,
+    typer.Option(
+        help="When requests come: sessions a second (2.0), poisson(rate=2.0, think=5), recorded(speed=2), "
+        "closed(clients=8). Without it as recorded, where nothing is, Poisson."
+    ),
+]
 ModelName = Annotated[str, typer.Option("--model", help="A profile (`headwater profiles`), or a checkpoint's folder.")]
 PageTokens = Annotated[int, typer.Option("--page-size", min=1, help="Tokens a page.")]
 Seed = Annotated[int, typer.Option(help="Of everything that is drawn.")]

@@ -17,6 +17,7 @@ from headwater.cache.placement import make_placement
 from headwater.cli.common import commands, console
 from headwater.cli.lab_output import Outputs, results_table
 from headwater.cli.lab import (
+    Arrival,
     Data,
     Jobs,
     JsonFile,
@@ -39,7 +40,7 @@ from headwater.sim.grid import run_grid
 from headwater.sim.row import Result
 from headwater.sim.serving import Engine
 from headwater.sim.setup import OFF, Setup, system
-from headwater.traces.arrivals import Pace, arrivals
+from headwater.traces.loads import make_arrivals
 from headwater.traces.request import Trace
 
 POOLS = ("unified", "split", "elastic")
@@ -64,11 +65,7 @@ def replay(
     tensor_parallel: Annotated[int, typer.Option(min=1, help="Devices that share the model.")] = 1,
     max_running: Annotated[int, typer.Option(min=1, help="Requests that run at once.")] = 128,
     tokens_per_step: Annotated[int, typer.Option(min=1, help="Tokens of prefill a step.")] = 8192,
-    arrival: Annotated[float | None, typer.Option(min=1e-9, help="Sessions a second, Poisson; else as recorded.")] = None,
-    think: Annotated[float | None, typer.Option(min=0, help="Mean seconds between an answer and the next turn.")] = None,
-    clients: Annotated[int | None, typer.Option(min=1, help="A closed loop of so many clients.")] = None,
-    speed: Annotated[float, typer.Option(min=1e-9, help="Recorded times run so many times as fast.")] = 1.0,
-    load: Annotated[Path | None, typer.Option(help="Arrivals out of another recording: Azure's CSV, ServeGen.")] = None,
+    arrival: Arrival = None,
     limit: Limit = None,
     data: Data = None,
     tokenizer: Tokenizer = None,
@@ -94,17 +91,17 @@ def replay(
         replace(base, memory=size, pool=kind, **policy)
         for size, kind, policy in product(choices(memory, parse_bytes), pools, policies)
     ]
-    pace = Pace(rate=arrival, think=think, clients=clients, speed=speed, load=load, seed=seed)
     engine = None
     if serve is not None:
         engine = Engine(StepCost(base.profile, load_device(serve)), max_running, tokens_per_step)
     found = read(trace, data, tokenizer, limit)
+    make_arrivals(found, arrival, seed, data)  # what cannot be run is told before anything is
     _check(setups, found)
     outputs = Outputs(found, model, page_size, json_file, per_request, report)
     results: dict[int, Result] = {}
     try:
         with _progress(len(setups)) as advance:
-            for number, result in run_grid(found, setups, lambda trace: arrivals(trace, pace), engine, jobs):
+            for number, result in run_grid(found, setups, lambda trace: make_arrivals(trace, arrival, seed, data), engine, jobs):
                 results[number] = result
                 advance()
     finally:
