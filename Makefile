@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 
-.PHONY: install install-dev demo test test-full lint bench screenshot soak soak-memory tenant-timing fuzz clean
+.PHONY: install install-dev demo test test-full lint bench results screenshot soak soak-memory tenant-timing fuzz clean
 
 # torch first and pinned: an open range would bring gigabytes of CUDA packages
 $(BIN)/python:
@@ -44,6 +44,11 @@ test-full: lint
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/run.py $(BENCH)
+
+# the papers' figures on recorded traffic, and the page that shows them: make results DATA=... [PEERS=...] [FIGURES=marconi]
+results: $(VENV)/.dev
+	$(BIN)/headwater figures $(FIGURES) --data $(DATA) $(if $(PEERS),--peers $(PEERS)) --out docs/results
+	$(BIN)/headwater figures --page docs/results.md --out docs/results
 
 # of the live page, for the docs: needs chromium and chromedriver
 screenshot: $(VENV)/.dev

@@ -8,7 +8,16 @@ from typing import Annotated, Any
 
 import typer
 
-from headwater.cli import bench, chat, doctor, fit, inspect, profiles, serve  # noqa: F401  each registers its command
+from headwater.cli import (  # noqa: F401  each registers its command
+    bench,
+    chat,
+    doctor,
+    figures,
+    fit,
+    inspect,
+    profiles,
+    serve,
+)
 from headwater.cli.common import commands
 from headwater.errors import HeadwaterError
 

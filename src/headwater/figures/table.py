@@ -1,0 +1,32 @@
+"""All figures, in the order in which the page has them. A new one is a file and a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headwater.errors import ConfigError
+from headwater.figures.figure import Figure
+from headwater.figures.marconi import fig3b, table1
+
+FIGURES: dict[str, Figure] = {
+    module.FIGURE.name: module.FIGURE
+    for module in (
+        table1,
+        fig3b,
+    )
+}
+
+
+def figures_named(names: Sequence[str]) -> list[Figure]:
+    """Those figures, in the table's order; all of them for no name, and `marconi` for all of that paper.
+
+    Raises ConfigError for a name that begins none.
+    """
+    for name in names:
+        if not any(_is(figure, name) for figure in FIGURES.values()):
+            raise ConfigError(f"figure {name!r} is unknown; there are {', '.join(FIGURES)}")
+    return [figure for figure in FIGURES.values() if not names or any(_is(figure, name) for name in names)]
+
+
+def _is(figure: Figure, name: str) -> bool:
+    return figure.name == name or figure.name.startswith(f"{name}-")
