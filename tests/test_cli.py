@@ -89,6 +89,7 @@ def test_the_command_line_is_frozen():
         "--cors",
         "--log-format",
         "--otlp-endpoint",
+        "--record",
         "--config",
         "--print-config",
     ]

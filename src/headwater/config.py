@@ -112,6 +112,10 @@ class ServeConfig:
         None, TEXT, LOGGING, "URL that OpenTelemetry spans go to, over HTTP.", unset="nowhere"
     )
 
+    record: Path | None = setting(
+        None, FILE, LOGGING, "New file for traffic that can be replayed: no text, only hashes.", unset="nothing is kept"
+    )
+
     cache_dir: Path = field(default_factory=user_cache_dir)  # the embedded default is kept there
 
     def __post_init__(self) -> None:
@@ -131,6 +135,8 @@ class ServeConfig:
         for origin in self.cors:
             if not ORIGIN.fullmatch(origin):
                 raise SettingError("cors", repr(origin), "must be * or an origin such as https://chat.example:8443")
+        if self.record is not None and not self.record.parent.is_dir():
+            raise SettingError("record", repr(str(self.record)), "must be in a folder that exists")
         self._check_pool()
         self._check_tls()
         self.required_key()

@@ -5,12 +5,25 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from headwater.config import ServeConfig
-from headwater.server import absent, access, errors, generate, health, models, refusals, responses, telemetry, tokens
+from headwater.server import (
+    absent,
+    access,
+    errors,
+    generate,
+    health,
+    models,
+    recording,
+    refusals,
+    responses,
+    telemetry,
+    tokens,
+)
 from headwater.server.body import JsonRoute
 from headwater.server.service import ServedEngine, Service
 
 # each adds its routes, or its middleware: the last one added sees a request first
 PARTS = (
+    recording.install,
     access.install,
     telemetry.install,
     health.install,

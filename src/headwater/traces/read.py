@@ -13,6 +13,7 @@ from headwater.traces.mooncake import Mooncake
 from headwater.traces.place import find, name_of
 from headwater.traces.prompt_versions import PromptVersions
 from headwater.traces.reader import Options, Reader
+from headwater.traces.recordings import Recordings
 from headwater.traces.request import Trace
 from headwater.traces.request_logs import RequestLogs
 from headwater.traces.sessions import Sessions
@@ -23,6 +24,7 @@ from headwater.traces.token_lists import TokenLists
 from headwater.traces.tokens import Vocabulary, Words
 
 READERS: dict[str, type[Reader]] = {
+    "recordings of headwater serve": Recordings,
     "Mooncake": Mooncake,
     "Claude Code": ClaudeCode,
     "sessions with messages": Sessions,

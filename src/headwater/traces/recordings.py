@@ -1,0 +1,104 @@
+"""What `headwater serve --record` writes, and its reader: page hashes under a random key, lengths, boundaries, times.
+
+A line is a request; the first one says what a page is. A page's hash stands for all tokens up to its end, in one
+namespace: equal hashes of one recording are equal prefixes, and no hash can be compared with another recording's. The
+key is in no file, so that nobody can look for the hash of a text that he guesses.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+from headwater.traces.reader import Options, has, whole
+from headwater.traces.request import BLOCK_BYTES, Request
+from headwater.traces.source import Source
+from headwater.types import Boundaries
+
+MARK, VERSION = "headwater_recording", 1
+PARTS = ("system_end", "query_start", "query_end")
+
+
+@dataclass(frozen=True, slots=True)
+class PageHashes:
+    """Hashes of prefixes (BLAKE2b with a key, RFC 7693), 8 bytes each."""
+
+    key: bytes
+    page_size: int  # tokens
+
+    def of(self, namespace: str, tokens: Sequence[int]) -> bytes:
+        """Of all full pages, one after the other."""
+        ids, page = array("i", tokens).tobytes(), self.page_size * 4
+        hashes = [self._hash(b"pages " + namespace.encode())]
+        for end in range(page, len(ids) + 1, page):
+            hashes.append(self._hash(hashes[-1] + ids[end - page : end]))
+        return b"".join(hashes[1:])
+
+    def name(self, namespace: str) -> str:
+        """What stands for a namespace; the one without a name has none."""
+        return self._hash(b"name " + namespace.encode()).hex() if namespace else ""
+
+    def _hash(self, text: bytes) -> bytes:
+        return blake2b(text, key=self.key, digest_size=BLOCK_BYTES).digest()
+
+
+def first_line(page_size: int, model: str) -> bytes:
+    return _line({MARK: VERSION, "page_size": page_size, "model": model})
+
+
+def line_of(request: Request) -> bytes:
+    """`request` has page hashes as its text."""
+    known = {name: at for name in PARTS if (at := getattr(request.boundaries, name)) is not None}
+    optional = {"namespace": request.namespace, "extra": request.boundaries.extra, **known}
+    lengths = {"in": request.prompt_tokens, "out": request.output_tokens, "known": request.known_tokens}
+    left = {name: value for name, value in optional.items() if value or value == 0}
+    return _line({"t": request.at, **lengths, **left, "pages": request.text.hex()})
+
+
+def _line(record: dict[str, object]) -> bytes:
+    return json.dumps(record, separators=(",", ":")).encode() + b"\n"
+
+
+class Recordings:
+    """Requests in the order in which they came, which is not that in which they ended."""
+
+    block_tokens = 0  # as the first line says
+
+    def __init__(self, options: Options) -> None:
+        self._torn = False
+
+    @staticmethod
+    def matches(first: Any) -> bool:
+        return has(first, MARK)
+
+    def requests(self, source: Source) -> Iterator[Request]:
+        lines = source.lines()
+        head = source.parsed(next(lines))
+        if head[MARK] != VERSION:
+            raise ValueError(f"the recording has version {head[MARK]}, must be {VERSION}")
+        self.block_tokens = whole(head, "page_size")
+        requests = [self._request(source.parsed(line), number) for number, line in enumerate(self._whole(lines))]
+        yield from sorted(requests, key=lambda request: request.at or 0.0)
+
+    def notes(self) -> tuple[str, ...]:
+        torn = ["the last line was not complete: the server was killed as it wrote it"] if self._torn else []
+        return (f"pages of {self.block_tokens} tokens: only full ones count", *torn)
+
+    def _whole(self, lines: Iterator[bytes]) -> Iterator[bytes]:
+        for line in lines:
+            self._torn = not line.endswith(b"\n")  # of the last one only
+            if not self._torn:
+                yield line
+
+    def _request(self, line: dict[str, Any], number: int) -> Request:
+        pages, known = bytes.fromhex(line["pages"]), whole(line, "known")
+        if len(pages) != known // self.block_tokens * BLOCK_BYTES:
+            raise ValueError(f"pages has {len(pages):,} bytes, known is {known:,}: must be {BLOCK_BYTES} a page")
+        system_end, query_start, query_end = (line.get(name) for name in PARTS)
+        parts = Boundaries(system_end, query_start, query_end, tuple(line.get("extra", ())))
+        lengths = whole(line, "in"), whole(line, "out"), known
+        return Request(str(number), pages, *lengths, float(line["t"]), None, parts, line.get("namespace", ""))
