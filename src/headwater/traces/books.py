@@ -10,9 +10,10 @@ from array import array
 from collections.abc import Iterator
 from typing import Any
 
-from headwater.traces.reader import Options, has
+from headwater.traces.reader import has
 from headwater.traces.request import Request
 from headwater.traces.source import Source
+from headwater.traces.tokens import Tokens
 
 CONTEXT = 131_072  # tokens
 
@@ -21,9 +22,10 @@ class Books:
     """A prompt of plain text, to which nothing is generated."""
 
     block_tokens = 1
+    interleaved = False
 
-    def __init__(self, options: Options) -> None:
-        self._tokens = options.tokens
+    def __init__(self, tokens: Tokens) -> None:
+        self._tokens = tokens
 
     @staticmethod
     def matches(first: Any) -> bool:

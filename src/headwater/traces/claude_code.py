@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from headwater.traces.block_text import BlockTexts
-from headwater.traces.reader import Options, has, whole
+from headwater.traces.reader import has, whole
 from headwater.traces.request import Request
 from headwater.traces.source import Source
+from headwater.traces.tokens import Tokens
 
 SCOPE_BITS = 32  # a session's number stands above the ids that have a meaning in it only
 IDS = b'"hash_ids"'
@@ -21,8 +22,9 @@ IDS = b'"hash_ids"'
 
 class ClaudeCode:
     block_tokens = 64
+    interleaved = False
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, tokens: Tokens) -> None:
         self._pairs = self._subagents = 0
 
     @staticmethod

@@ -10,17 +10,19 @@ from array import array
 from collections.abc import Iterator
 from typing import Any
 
-from headwater.traces.reader import Options, has, seconds, whole
+from headwater.traces.reader import has, seconds, whole
 from headwater.traces.request import Request
 from headwater.traces.source import Source
+from headwater.traces.tokens import Tokens
 
 BLOCK = 512
 
 
 class Mooncake:
     block_tokens = BLOCK
+    interleaved = False
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, tokens: Tokens) -> None:
         pass  # there is nothing to tokenise
 
     @staticmethod

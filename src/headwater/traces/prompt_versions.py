@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from headwater.traces.reader import Options, has
+from headwater.traces.reader import has
 from headwater.traces.request import Request
 from headwater.traces.source import Source
+from headwater.traces.tokens import Tokens
 
 
 class PromptVersions:
     """Each version is a prompt of its own, to which nothing is generated."""
 
     block_tokens = 1
+    interleaved = False
 
-    def __init__(self, options: Options) -> None:
-        self._tokens = options.tokens
+    def __init__(self, tokens: Tokens) -> None:
+        self._tokens = tokens
 
     @staticmethod
     def matches(first: Any) -> bool:

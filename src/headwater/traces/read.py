@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from itertools import islice
+from collections.abc import Iterator
 from pathlib import Path
 
 from headwater.errors import TraceError
@@ -12,9 +12,9 @@ from headwater.traces.claude_code import ClaudeCode
 from headwater.traces.mooncake import Mooncake
 from headwater.traces.place import find, name_of
 from headwater.traces.prompt_versions import PromptVersions
-from headwater.traces.reader import Options, Reader
+from headwater.traces.reader import Reader
 from headwater.traces.recordings import Recordings
-from headwater.traces.request import Trace
+from headwater.traces.request import Request, Trace
 from headwater.traces.request_logs import RequestLogs
 from headwater.traces.sessions import Sessions
 from headwater.traces.sharegpt import ShareGpt
@@ -43,20 +43,31 @@ def read_trace(
     """The requests of a file.
 
     `path` may be a name below `data`, with or without its endings, or a folder with one trace. `tokenizer` is a
-    tokenizer.json or the folder of one; without it, words. `limit`: no more requests than that, from the beginning.
+    tokenizer.json or the folder of one; without it, words. `limit`: no more sessions than that, from the beginning.
     Raises TraceError, with file and line, for what cannot be understood.
     """
     started = time.perf_counter()
     source = Source(find(path, data))
-    options = Options(Words() if tokenizer is None else Vocabulary(tokenizer), limit)
     try:
-        reader = _reader(source)(options)
-        requests = tuple(islice(reader.requests(source), limit))
+        reader = _reader(source)(Words() if tokenizer is None else Vocabulary(tokenizer))
+        requests = tuple(_first(reader.requests(source), limit, reader.interleaved))
     except MALFORMED as error:
         raise source.malformed(error) from error
     if not requests:
         raise TraceError(f"{source.path} has 0 requests, at least 1 is needed")
     return Trace(name_of(path), requests, reader.block_tokens, reader.notes(), time.perf_counter() - started)
+
+
+def _first(requests: Iterator[Request], limit: int | None, interleaved: bool) -> Iterator[Request]:
+    """Those of the first `limit` sessions; not read on for more where none of them can come."""
+    sessions: set[str] = set()
+    for request in requests:
+        if limit is not None and len(sessions) == limit and request.session not in sessions:
+            if interleaved:
+                continue
+            return
+        sessions.add(request.session)
+        yield request
 
 
 def _reader(source: Source) -> type[Reader]:

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from headwater.traces.request import Request
 from headwater.traces.source import Source
 from headwater.traces.tokens import Tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    tokens: Tokens
-    limit: int | None = None  # requests that are wanted; None: all
 
 
 class Reader(Protocol):
@@ -24,8 +17,9 @@ class Reader(Protocol):
     """
 
     block_tokens: int  # of the trace, known once it is read
+    interleaved: bool  # whether a session may go on after another has begun
 
-    def __init__(self, options: Options) -> None: ...
+    def __init__(self, tokens: Tokens) -> None: ...
 
     @staticmethod
     def matches(first: Any) -> bool:

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from headwater.traces.reader import Options, has, whole
+from headwater.traces.reader import has, whole
 from headwater.traces.request import BLOCK_BYTES, Request
 from headwater.traces.source import Source
+from headwater.traces.tokens import Tokens
 from headwater.types import Boundaries
 
 MARK, VERSION = "headwater_recording", 1
@@ -67,8 +68,9 @@ class Recordings:
     """Requests in the order in which they came, which is not that in which they ended."""
 
     block_tokens = 0  # as the first line says
+    interleaved = False
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, tokens: Tokens) -> None:
         self._torn = False
 
     @staticmethod

@@ -8,15 +8,14 @@ from each other; others are requests of their own. `cache_salt` is the namespace
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import islice
 from typing import Any
 
 from headwater.traces.chat import Chat, text_of
-from headwater.traces.reader import Options, has, seconds
+from headwater.traces.reader import has, seconds
 from headwater.traces.request import TOKEN_BYTES, Request
 from headwater.traces.shared_text import Prompt, SharedTexts
 from headwater.traces.source import Source
-from headwater.traces.tokens import Remembered
+from headwater.traces.tokens import Remembered, Tokens
 from headwater.types import Boundaries
 
 PLACES = ("body", "request")
@@ -28,9 +27,10 @@ class RequestLogs:
     """What is generated is known where the answer was logged; where only its length was, that."""
 
     block_tokens = 1
+    interleaved = True
 
-    def __init__(self, options: Options) -> None:
-        self._tokens, self._limit = Remembered(options.tokens), options.limit
+    def __init__(self, tokens: Tokens) -> None:
+        self._tokens = Remembered(tokens)
         self._unknown = 0
 
     @staticmethod
@@ -39,7 +39,7 @@ class RequestLogs:
 
     def requests(self, source: Source) -> Iterator[Request]:
         texts = SharedTexts()
-        for number, line in enumerate(islice(source.records(), self._limit), 1):
+        for number, line in enumerate(source.records(), 1):
             asked = _asked(line)
             session = next((str(line[name]) for name in SESSIONS if line.get(name) is not None), f"line {number}")
             output, length = self._answer(line, asked)

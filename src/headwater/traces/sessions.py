@@ -11,18 +11,20 @@ from collections.abc import Iterator
 from typing import Any
 
 from headwater.traces.chat import Chat
-from headwater.traces.reader import Options, has
+from headwater.traces.reader import has
 from headwater.traces.request import Request
 from headwater.traces.source import Source
+from headwater.traces.tokens import Tokens
 
 
 class Sessions:
     """A session's requests share one text."""
 
     block_tokens = 1
+    interleaved = False
 
-    def __init__(self, options: Options) -> None:
-        self._tokens = options.tokens
+    def __init__(self, tokens: Tokens) -> None:
+        self._tokens = tokens
         self._prompt_tokens = self._logged_tokens = 0
 
     @staticmethod

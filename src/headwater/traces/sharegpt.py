@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from headwater.traces.chat import Chat
-from headwater.traces.reader import Options, has
+from headwater.traces.reader import has
 from headwater.traces.request import Request
 from headwater.traces.source import Source
+from headwater.traces.tokens import Tokens
 
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant"}
 ROLES |= {"bard": "assistant", "assistant": "assistant", "system": "system", "tool": "tool"}
@@ -18,9 +19,10 @@ class ShareGpt:
     """Each answer that follows something is a request's."""
 
     block_tokens = 1
+    interleaved = False
 
-    def __init__(self, options: Options) -> None:
-        self._tokens = options.tokens
+    def __init__(self, tokens: Tokens) -> None:
+        self._tokens = tokens
         self._unanswered = 0
 
     @staticmethod

@@ -7,22 +7,23 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from itertools import islice
 from typing import Any
 
-from headwater.traces.reader import Options, has, seconds
+from headwater.traces.reader import has, seconds
 from headwater.traces.request import Request
 from headwater.traces.shared_text import Prompt, SharedTexts
 from headwater.traces.source import Source
+from headwater.traces.tokens import Tokens
 
 INPUTS = ("input", "prompt_token_ids", "prompt")
 
 
 class TokenLists:
     block_tokens = 1
+    interleaved = True
 
-    def __init__(self, options: Options) -> None:
-        self._limit = options.limit
+    def __init__(self, tokens: Tokens) -> None:
+        pass  # there is nothing to tokenise
 
     @staticmethod
     def matches(first: Any) -> bool:
@@ -32,7 +33,7 @@ class TokenLists:
 
     def requests(self, source: Source) -> Iterator[Request]:
         texts = SharedTexts()
-        for number, line in enumerate(islice(source.records(), self._limit)):
+        for number, line in enumerate(source.records()):
             record = {"input": line} if isinstance(line, list) else line
             prompt = array("i", record[next((name for name in INPUTS if name in record), INPUTS[0])])
             if not prompt:
