@@ -100,7 +100,10 @@ class Published(FlopAware):
 
     def victims(self, root: Node, now: int) -> Iterator[Node]:
         nodes = self._kept._nodes
-        while nodes:
+        while True:
+            self.settle()
+            if not nodes:
+                return
             recency = minmax(1 / (now - self._kept._time[: len(nodes)]))
             score = self.alpha * minmax(self._kept._value[: len(nodes)]) + recency
             yield min((nodes[row] for row in np.flatnonzero(score == score.min())), key=place)

@@ -132,7 +132,9 @@ class Grid:
     def __init__(self, study: Study, spellings: Sequence[str], workers: int, fork: bool) -> None:
         # a server has threads, whose locks a fork would leave locked for ever
         context = multiprocessing.get_context("fork" if fork else "spawn")
-        self._pool = ProcessPoolExecutor(workers, context, _receive, (pickle.dumps(study),))
+        self._pool = ProcessPoolExecutor(
+            workers, context, initializer=_receive, initargs=(pickle.dumps(study), not fork)
+        )
         self._futures: list[Future[int]] = [self._pool.submit(_hits, spelling) for spelling in spellings]
 
     @property
@@ -150,9 +152,10 @@ class Grid:
 _study: Study | None = None  # of a worker process
 
 
-def _receive(pickled: bytes) -> None:
+def _receive(pickled: bytes, stand_back: bool) -> None:
     global _study
-    os.nice(10)
+    if stand_back:
+        os.nice(10)
     _study = pickle.loads(pickled)
 
 

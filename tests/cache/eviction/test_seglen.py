@@ -13,6 +13,11 @@ from tests.cache.test_index import add
 from tests.cache.toy import LAYOUT, Toy, words
 
 
+def length(policy: SegLen, node: Node) -> float:
+    policy.settle()
+    return policy._kept.value(node)
+
+
 def article_tree(policy: str) -> tuple[Index, dict[str, Node]]:
     """The article's example: E (used last) and C hang below D, which lost its state; then B, and A (used first).
 
@@ -56,12 +61,12 @@ def test_losing_a_checkpoint_lengthens_what_is_nearest_below_it() -> None:
     root = index.root("")
     index.pin(root)
     top, middle, leaf = add(index, root, b"abcdefgh", (2, 5))
-    lengths = [policy._kept.value(node) for node in (top, middle, leaf)]
+    lengths = [length(policy, node) for node in (top, middle, leaf)]
     assert lengths == [2, 3, 3]
     index.drop(middle)
-    assert policy._kept.value(leaf) == 6
+    assert length(policy, leaf) == 6
     index.drop(top)
-    assert policy._kept.value(leaf) == 8
+    assert length(policy, leaf) == 8
 
 
 def test_gaining_one_shortens_it_again() -> None:
@@ -71,7 +76,7 @@ def test_gaining_one_shortens_it_again() -> None:
     index.pin(root)
     (leaf,) = add(index, root, b"abcdefgh")
     add(index, root, b"abc")
-    assert policy._kept.value(leaf) == 5
+    assert length(policy, leaf) == 5
 
 
 def test_nodes_with_several_children_keep_their_state_unless_asked() -> None:

@@ -64,12 +64,15 @@ class FlopAware(Scored):
         saved = self._layout.flops.between(start * unit, node.end * unit)
         return saved / (pages + len(node.checkpoint or ()))
 
-    def changed(self, node: Node) -> None:
-        super().changed(node)
-        self._leaves.changed(node)
-
     def victim(self, room: Room, now: int) -> Victim | None:
-        return self._leaves.oldest() if room is Room.KV else super().victim(room, now)
+        if room is not Room.KV:
+            return super().victim(room, now)
+        self.settle()
+        return self._leaves.oldest()
+
+    def _place(self, node: Node) -> None:
+        super()._place(node)
+        self._leaves.changed(node)
 
 
 def _require(option: str, chosen: str, allowed: tuple[str, ...]) -> None:

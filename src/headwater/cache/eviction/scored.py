@@ -11,6 +11,8 @@ from headwater.cache.eviction.policy import Kind, Room, Victim
 from headwater.cache.eviction.rows import INVERSE_AGE, Bounds, Recency, Rows, Scale
 from headwater.cache.node import Node
 
+MAX_UNSETTLED = 4096
+
 
 class Scored(ABC):
     """Lowest weight · minmax(value) + minmax(recency) goes. A subclass says what a node's value is.
@@ -35,6 +37,7 @@ class Scored(ABC):
         self._tables = (self._kept, self._bare, self._wide, self._held)
         self._rows: dict[Node, Rows] = {}  # the table that a node is in
         self._speculative = AgeQueue(attrgetter("checkpoint_time"), lambda node: node.speculative and not node.holds)
+        self._unsettled: set[Node] = set()  # changed since the tables were right
         self._bases: set[Node] = set()  # nodes with a checkpoint: where their descendants' work would begin
 
     @abstractmethod
@@ -42,17 +45,24 @@ class Scored(ABC):
         """What the node is worth. It may depend on its edge, its depth and its nearest ancestor with a checkpoint."""
 
     def changed(self, node: Node) -> None:
-        self._place(node)
-        if (node.checkpoint is not None) != (node in self._bases):
-            self._bases ^= {node}
-            self._measure_below(node)
+        self._unsettled.add(node)
+        if len(self._unsettled) > MAX_UNSETTLED:
+            self.settle()
 
     def touched(self, node: Node) -> None:
-        rows = self._rows.get(node)
-        if rows is not None:
-            rows.refresh(node, _time(node))
+        self._unsettled.add(node)
+
+    def settle(self) -> None:
+        """Bring the tables up to date. Most nodes change many times between two evictions."""
+        changed, self._unsettled = self._unsettled, set()
+        for node in [node for node in changed if (node.checkpoint is not None) != (node in self._bases)]:
+            self._bases ^= {node}
+            changed.update(_measured_from(node))
+        for node in changed:
+            self._place(node)
 
     def victim(self, room: Room, now: int) -> Victim | None:
+        self.settle()
         if room is not Room.KV and (guess := self._speculative.oldest()) is not None:
             return guess, Kind.CHECKPOINT
         tables = [self._kept] if room is Room.STATE else [self._kept, self._bare]
@@ -105,14 +115,20 @@ class Scored(ABC):
             self._rows[node] = table
             table.put(node, self.value(node), _time(node), leaf)
 
-    def _measure_below(self, node: Node) -> None:
-        """A checkpoint came or went: what work would begin at for those that are nearest below it is elsewhere."""
-        stack = list(node.children.values())
-        while stack:
-            below = stack.pop()
-            self._place(below)
-            if below.checkpoint is None:
-                stack.extend(below.children.values())
+
+def _measured_from(node: Node) -> list[Node]:
+    """Whose nearest ancestor with a checkpoint is the node, if it has one: its next ones, and what is between.
+
+    One that left the tree still leads to what was below it.
+    """
+    found = []
+    stack = list(node.children.values())
+    while stack:
+        below = stack.pop()
+        found.append(below)
+        if below.checkpoint is None:
+            stack.extend(below.children.values())
+    return found
 
 
 def base(node: Node) -> int:
