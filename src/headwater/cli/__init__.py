@@ -16,6 +16,7 @@ from headwater.cli import (  # noqa: F401  each registers its command
     fit,
     inspect,
     profiles,
+    replay,
     serve,
 )
 from headwater.cli.common import commands

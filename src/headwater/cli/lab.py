@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from headwater.errors import ConfigError
-from headwater.traces import read_trace
+from headwater.traces.read import read_trace
 from headwater.traces.request import Trace
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the figures
 
 
 def read(trace: str, data: Path | None, tokenizer: Path | None, limit: int | None) -> Trace:
-    """Read a trace and say how long that took, and what had to be inferred."""
+    """Read a trace and say how long that took."""
     with progress_console.status(f"reading {trace}"):
         found = read_trace(Path(trace), data=data, tokenizer=tokenizer, limit=limit)
     sessions = len({request.session for request in found.requests})
@@ -45,8 +45,6 @@ def read(trace: str, data: Path | None, tokenizer: Path | None, limit: int | Non
         f"read in {found.seconds:.1f} s",
         highlight=False,
     )
-    for note in found.notes:
-        progress_console.print(f"  {note}", highlight=False)
     return found
 
 

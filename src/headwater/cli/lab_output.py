@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,37 +50,68 @@ def write_whole(path: Path, parts: Iterable[str]) -> None:
 
 
 def results_table(trace: Trace, model: str, results: Sequence[Result]) -> Table:
-    """A row each, in the order in which they were asked for."""
-    timed = any(result.row.ttft_ms is not None for result in results)
+    """A row each, in the order in which they were asked for; what the reader inferred stands below."""
+    rows = [result.row for result in results]
+    shown = [column for column in COLUMNS if column.shown(rows)]
     table = Table(title=f"{trace.name}, {model}", title_justify="left", caption="\n".join(trace.notes) or None)
     table.caption_justify = "left"
-    for name in ("memory", "pool", "placement", "eviction"):
-        table.add_column(name, no_wrap=name == "memory", overflow="fold")
-    columns = ["hit rate", "of ideal", "FLOPs saved", "stranded", "taken", "reused", "evicted"]
-    columns += ["TTFT p50", "p95", "queue"] if timed else []
-    for name in (*columns, "seconds"):
-        table.add_column(name, justify="right")
-    for result in results:
-        table.add_row(*_cells(result.row, timed))
+    for column in shown:
+        words = column.name in ("pool", "policy")
+        table.add_column(column.name, justify="left" if words else "right", no_wrap=True, min_width=column.least)
+    for row in rows:
+        table.add_row(*(column.cell(row) for column in shown))
     return table
 
 
-def _cells(row: Row, timed: bool) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One figure of a row, and whether there is one at all."""
+
+    name: str
+    cell: Callable[[Row], str]
+    shown: Callable[[Sequence[Row]], bool] = lambda rows: True
+    least: int | None = None  # letters, where the terminal is narrow
+
+
+def _timed(rows: Sequence[Row]) -> bool:
+    return any(row.ttft_ms is not None for row in rows)
+
+
+def _policy(row: Row) -> str:
     alpha = "" if row.alpha is None else f" α={row.alpha:g}"
-    cells = [f"{row.memory / 1e9:,.4g} GB", row.pool, row.placement, row.eviction + alpha]
-    ideal = row.token_hit_rate / row.ideal_hit_rate if row.ideal_hit_rate else 1.0
-    cells += [f"{row.token_hit_rate:.1%}", f"{ideal:.1%}", f"{row.flops_saved_share:.1%}"]
-    cells += [_short(n) for n in (row.stranded_tokens, row.checkpoints_taken, row.checkpoints_hit)]
-    cells.append(_short(sum(row.evictions.values())))
-    if timed:
-        ttft = row.ttft_ms
-        cells += ["", ""] if ttft is None else [f"{ttft.p50:,.0f} ms", f"{ttft.p95:,.0f} ms"]
-        cells.append("" if row.queue_depth is None else f"{row.queue_depth:.2f}")
-    return [*cells, f"{row.seconds:.1f}"]
+    return f"{row.placement} / {row.eviction}{alpha}" if row.eviction != "none" else "no cache"
+
+
+def _of_ideal(row: Row) -> str:
+    return f"{row.token_hit_rate / row.ideal_hit_rate:.1%}" if row.ideal_hit_rate else ""
+
+
+def _ttft(name: str) -> Callable[[Row], str]:
+    return lambda row: "" if row.ttft_ms is None else f"{getattr(row.ttft_ms, name):,.0f}"
+
+
+COLUMNS = (
+    Column("GB", lambda row: f"{row.memory / 1e9:,.4g}"),
+    Column("pool", lambda row: row.pool, lambda rows: any(row.pool != "unified" for row in rows)),
+    Column("policy", _policy, least=16),
+    Column("hits", lambda row: f"{row.token_hit_rate:.1%}"),
+    Column("of ideal", _of_ideal),
+    Column("FLOPs", lambda row: f"{row.flops_saved_share:.1%}"),
+    Column("reused", lambda row: f"{_short(row.checkpoints_hit)} of {_short(row.checkpoints_taken)}"),
+    Column("stranded", lambda row: _short(row.stranded_tokens)),
+    Column("TTFT", _ttft("p50"), _timed),
+    Column("p95", _ttft("p95"), _timed),
+    Column("queue", lambda row: "" if row.queue_depth is None else f"{row.queue_depth:.2f}", _timed),
+    Column("s", lambda row: f"{row.seconds:.1f}"),
+)
 
 
 def _short(number: int) -> str:
-    return f"{number / 1e6:.1f}M" if number >= 10_000_000 else f"{number:,}"
+    """At most five characters."""
+    for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= unit:
+            return f"{number / unit:.3g}{name}"
+    return str(number)
 
 
 def _lines(results: Sequence[Result]) -> Iterable[str]:

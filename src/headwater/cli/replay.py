@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +16,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from headwater.cache.eviction import make_eviction
 from headwater.cache.placement import make_placement
 from headwater.cli.common import commands, console
-from headwater.cli.lab_output import Outputs, results_table
 from headwater.cli.lab import (
     Arrival,
     Data,
@@ -31,6 +31,7 @@ from headwater.cli.lab import (
     progress_console,
     read,
 )
+from headwater.cli.lab_output import Outputs, results_table
 from headwater.errors import ConfigError
 from headwater.models.profiles import load_profile
 from headwater.setting import parse_bytes
@@ -61,7 +62,9 @@ def replay(
     page_size: PageTokens = 64,
     slots: Annotated[int, typer.Option(min=1, help="States that a running request takes.")] = 1,
     decode_reuse: Annotated[str, typer.Option(help="How answers are cached: canonical, raw, none.")] = "canonical",
-    serve: Annotated[str | None, typer.Option(help="A device: run under a clock, with queues. h100, ..., or a file.")] = None,
+    serve: Annotated[
+        str | None, typer.Option(help="A device: run under a clock, with queues. h100, ..., or a file.")
+    ] = None,
     tensor_parallel: Annotated[int, typer.Option(min=1, help="Devices that share the model.")] = 1,
     max_running: Annotated[int, typer.Option(min=1, help="Requests that run at once.")] = 128,
     tokens_per_step: Annotated[int, typer.Option(min=1, help="Tokens of prefill a step.")] = 8192,
@@ -95,13 +98,16 @@ def replay(
     if serve is not None:
         engine = Engine(StepCost(base.profile, load_device(serve)), max_running, tokens_per_step)
     found = read(trace, data, tokenizer, limit)
-    make_arrivals(found, arrival, seed, data)  # what cannot be run is told before anything is
+    load = partial(make_arrivals, spelling=arrival, seed=seed, data=data)
+    load(found)  # what cannot be run is told before anything is
     _check(setups, found)
     outputs = Outputs(found, model, page_size, json_file, per_request, report)
     results: dict[int, Result] = {}
     try:
         with _progress(len(setups)) as advance:
-            for number, result in run_grid(found, setups, lambda trace: make_arrivals(trace, arrival, seed, data), engine, jobs):
+            for number, result in run_grid(
+                found, setups, lambda trace: make_arrivals(trace, arrival, seed, data), engine, jobs
+            ):
                 results[number] = result
                 advance()
     finally:

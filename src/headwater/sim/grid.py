@@ -29,7 +29,7 @@ def run_grid(
     jobs = min(len(setups), jobs or len(os.sched_getaffinity(0)))
     if jobs <= 1:
         for number, setup in enumerate(setups):
-            yield number, replay(trace, setup, arrivals(trace), engine)
+            yield number, replay(trace, setup, arrivals(trace), engine, workers=len(os.sched_getaffinity(0)))
         return
     global _job
     _job = trace, arrivals, engine

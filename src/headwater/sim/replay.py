@@ -7,7 +7,7 @@ import time
 
 from headwater.cache import PrefixCache
 from headwater.sim.row import Result, Row, Spread
-from headwater.sim.sequential import OneByOne
+from headwater.sim.sequential import run_one_by_one
 from headwater.sim.serving import Engine, Serving
 from headwater.sim.setup import Setup
 from headwater.sim.tally import Tally
@@ -15,17 +15,18 @@ from headwater.traces.arrivals import Arrivals
 from headwater.traces.request import Trace
 
 
-def replay(trace: Trace, setup: Setup, arrivals: Arrivals, engine: Engine | None = None) -> Result:
+def replay(trace: Trace, setup: Setup, arrivals: Arrivals, engine: Engine | None = None, workers: int = 0) -> Result:
     """Run `trace` as it arrives; with an engine under a virtual clock, without one request by request.
 
+    `workers` are processes that Marconi's tuner may use; 0: none.
     Raises ConfigError where memory and model do not go together.
     """
     begin = time.process_time()
     if engine is None:
-        alone = OneByOne(trace, setup)
-        tally, cache, queue = alone.run(arrivals), alone.cache, None
+        tally, cache = run_one_by_one(trace, setup, arrivals, workers)
+        queue = None
     else:
-        serving = Serving(trace, setup, engine)
+        serving = Serving(trace, setup, engine, workers)
         tally, cache, queue = serving.run(arrivals), serving.cache, serving.queue_depth
     seconds = time.process_time() - begin
     return Result(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from headwater.cache.eviction.clairvoyant import Clairvoyant
 from headwater.cache.placement import make_placement
-from headwater.errors import OutOfPages, RequestTooLarge
+from headwater.errors import ConfigError, OutOfPages, RequestTooLarge
 from headwater.schedule.leap import decode_ahead, free_steps
 from headwater.schedule.scheduler import Limits, Scheduler
 from headwater.schedule.sequence import Sequence
@@ -15,6 +16,7 @@ from headwater.sim.ideal import Ideal
 from headwater.sim.replayed import Counted, Replayed
 from headwater.sim.setup import OFF, Setup
 from headwater.sim.tally import Tally
+from headwater.sim.tuned import Tuning
 from headwater.traces.arrivals import Arrivals
 from headwater.traces.request import Request, Trace
 
@@ -45,6 +47,7 @@ class Serving:
     trace: Trace
     setup: Setup
     engine: Engine
+    workers: int = 0  # processes of Marconi's tuner
     now: float = 0.0
     waited: float = 0.0  # seconds times requests that waited
     steps: int = 0
@@ -53,6 +56,8 @@ class Serving:
     def __post_init__(self) -> None:
         self.layout = self.setup.layout(self.trace)
         self.cache = self.setup.cache(self.layout)
+        if isinstance(self.cache.policy, Clairvoyant):
+            raise ConfigError("eviction 'clairvoyant' knows the order of requests one by one only, not under a clock")
         self.ideal = Ideal(self.trace, self.layout.unit_tokens)
         limits = Limits(
             max_running=self.engine.max_running,
@@ -63,9 +68,11 @@ class Serving:
             shared_step=self.engine.tokens_per_step,
         )
         off = self.setup.eviction == OFF
+        placement = make_placement("none" if off else self.setup.placement)
+        self.tuning = Tuning(self.trace, self.cache, placement, self.workers)
         self.scheduler = Scheduler(
             self.cache,
-            make_placement("none" if off else self.setup.placement),
+            placement,
             self.layout,
             limits,
             "none" if off else self.setup.decode_reuse,
@@ -89,6 +96,7 @@ class Serving:
             elif (due := arrivals.due()) is not None:
                 self.now = max(self.now, due)
             elif self.scheduler.idle:
+                self.tuning.close()
                 return tally
 
     def _welcome(self, arrivals: Arrivals, tally: Tally) -> None:
@@ -131,6 +139,7 @@ class Serving:
     def _end(self, seq: Sequence, visit: _Visit, arrivals: Arrivals) -> None:
         self.scheduler.finish(seq)
         del self._visits[seq.id]
+        self.tuning.seen(visit.request)
         arrivals.answered(visit.request, self.now)
 
     def _count_failures(self, arrivals: Arrivals, tally: Tally) -> None:
