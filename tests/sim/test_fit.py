@@ -57,7 +57,14 @@ def test_parameters_are_recovered_under_noise() -> None:
         assert abs(value - expected) < 3 * deviation
     assert fitted.compute_efficiency == pytest.approx(0.43, rel=0.05)
     assert 0.99 < found.r2 < 1
-    assert sum(map(abs, found.errors)) / len(found.errors) < 0.02
+    assert found.median_error < 0.02
+
+
+def test_points_far_off_hardly_count() -> None:
+    """One in ten took ten times as long: another program was in the way."""
+    measured = [replace(p, ttft=p.ttft * (10 if i % 10 == 0 else 1)) for i, p in enumerate(points(TRUE, noise=0.01))]
+    found = fit(QWEN, DEVICES["h100"], observe(measured, STEP)).device
+    assert found.compute_efficiency == pytest.approx(0.43, rel=0.03)
 
 
 def test_what_the_points_do_not_tell_is_kept() -> None:

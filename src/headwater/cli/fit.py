@@ -55,9 +55,9 @@ def parameters_table(fitted: Fitted) -> Table:
 
 
 def residuals_table(fitted: Fitted) -> Table:
-    """Some of the observations, from the shortest to the longest, and the mean of all errors."""
+    """Some of the observations, from the shortest to the longest, and the median of all errors."""
     errors = fitted.errors
-    table = Table(title=f"mean error {sum(map(abs, errors)) / len(errors):.1%}", title_justify="left")
+    table = Table(title=f"median error {fitted.median_error:.1%}", title_justify="left")
     for name in ("", "prompt", "cached", "measured ms", "predicted ms", "error"):
         table.add_column(name, justify="right", no_wrap=True)
     order = sorted(range(len(errors)), key=lambda at: fitted.observations[at].seconds)

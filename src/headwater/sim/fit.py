@@ -3,7 +3,8 @@
 A point's time is modelled as the sum over its steps of max(x · compute, z · memory) + overhead, where compute and
 memory are a step's seconds at the published peaks, and x and z one over the efficiencies. For a given ratio of x to z
 it is known which steps are on which side, and the rest is linear: of all ratios at which a step changes sides, the one
-whose least squares of relative errors are smallest is taken.
+is taken whose errors are smallest. An error is the logarithm of predicted over measured, so that twice too much counts
+as much as half. Each round is one of linear least squares (Gauss-Newton), in which points far off weigh less (Huber).
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from headwater.sim.points import Point
 
 Array = NDArray[np.float64]
 NAMES = ("compute_efficiency", "memory_efficiency", "overhead")
-MOST_RATIOS = 200  # that are tried
+MOST_RATIOS = 64  # that are tried
+ROUNDS = 8
+FAR = 1.345 * 1.4826  # median errors from which on a point weighs less (Huber's constant for normal errors)
 SAME = 1e-3  # columns whose normalised least singular value is below are not told apart
 
 
@@ -51,6 +54,11 @@ class Fitted:
     def errors(self) -> tuple[float, ...]:
         """Relative ones: 0.1 is predicted a tenth too long."""
         return tuple(p / o.seconds - 1 for p, o in zip(self.predicted, self.observations, strict=True))
+
+    @property
+    def median_error(self) -> float:
+        """Half of the observations are off by less."""
+        return float(np.median(np.abs(self.errors)))
 
 
 def observe(points: Sequence[Point], tokens_per_step: int) -> list[Observation]:
@@ -105,14 +113,18 @@ def fit(profile: Profile, device: Device, observations: Sequence[Observation]) -
 class _Solution:
     values: Array  # x, z, overhead
     told: list[bool]  # whether the observations tell it; if not, it is what it was
-    columns_N3: Array  # of the weighted least squares that it solves
-    target_N: Array
+    columns_N3: Array  # relative change of each observation's seconds with each value
+    error_N: Array
 
     def deviations(self) -> Array:
-        """Standard errors of the values; 0 for those that were kept."""
+        """Standard errors of the values, 0 for those that were kept (Huber 1981, section 7.6).
+
+        They leave out that the sides on which the steps are were chosen by the same observations.
+        """
         columns = self.columns_N3[:, self.told]
-        residual = self.target_N - self.columns_N3 @ self.values
-        variance = float(residual @ residual) / (len(residual) - columns.shape[1])
+        far = FAR * float(np.median(np.abs(self.error_N)))
+        near = np.minimum(np.abs(self.error_N), far)
+        variance = float(near @ near) / (len(near) - columns.shape[1]) / max(0.5, float(np.mean(near < far))) ** 2
         found = np.zeros(len(self.values))
         found[self.told] = np.sqrt(variance * np.diag(np.linalg.inv(columns.T @ columns)))
         return found
@@ -141,19 +153,18 @@ class _System:
         """The least squares if x/z is `ratio`, without what they do not tell or would make negative."""
         bound = ratio * self.compute_S > self.memory_S
         sums = [self._sum(self.compute_S * bound), self._sum(self.memory_S * ~bound), self.steps_N]
-        columns, target = np.stack(sums, axis=1) / self.y[:, None], 1 - self.fixed_N / self.y
-        values, told = start.copy(), [bool(column.any()) for column in columns.T]
-        if not _distinct(columns[:, told]):
+        columns_N3 = np.stack(sums, axis=1)
+        told = [bool(column.any()) for column in columns_N3.T]
+        if not _distinct((columns_N3 / self.y[:, None])[:, told]):
             told[2] = False  # a step's overhead looks like the weights that it reads
-        while any(told):
-            kept = [not one for one in told]
-            rest = target - columns[:, kept] @ values[kept]
-            values[told] = np.linalg.lstsq(columns[:, told], rest, rcond=None)[0]
-            worst = int(np.argmin(np.where(told, values, np.inf)))
-            if values[worst] > 0:
-                break
-            values[worst], told[worst] = 0.0 if worst == 2 else start[worst], False
-        return _Solution(values, told, columns, target)
+        seconds_N, weight_N = self.y, np.ones(len(self.y))
+        for _ in range(ROUNDS):
+            target_N = 1 + np.log(self.y / seconds_N) - self.fixed_N / seconds_N
+            values, left = _positive(columns_N3 * (weight_N / seconds_N)[:, None], target_N * weight_N, start, told)
+            seconds_N = columns_N3 @ values + self.fixed_N
+            error_N = np.log(seconds_N / self.y)
+            weight_N = _weights(error_N)
+        return _Solution(values, left, columns_N3 / seconds_N[:, None], error_N)
 
     def predict(self, values: Array) -> Array:
         """Seconds of each observation."""
@@ -162,10 +173,34 @@ class _System:
         return seconds_N
 
     def loss(self, values: Array) -> float:
-        return float(((self.predict(values) / self.y - 1) ** 2).sum())
+        return float(np.abs(np.log(self.predict(values) / self.y)).sum())
 
     def _sum(self, values_S: Array) -> Array:
         return np.bincount(self.of_S, weights=values_S).astype(np.float64)
+
+
+def _weights(error_N: Array) -> Array:
+    """Square roots of Huber's weights."""
+    far = FAR * float(np.median(np.abs(error_N)))
+    weight_N: Array = np.sqrt(far / np.maximum(np.abs(error_N), far)) if far else np.ones(len(error_N))
+    return weight_N
+
+
+def _positive(columns: Array, target: Array, start: Array, told: list[bool]) -> tuple[Array, list[bool]]:
+    """Linear least squares in which what would be 0 or below is `start`'s instead, or an overhead of 0.
+
+    Returns the values, and which of them it tells.
+    """
+    values, told = start.copy(), list(told)
+    while any(told):
+        kept = [not one for one in told]
+        rest = target - columns[:, kept] @ values[kept]
+        values[told] = np.linalg.lstsq(columns[:, told], rest, rcond=None)[0]
+        worst = int(np.argmin(np.where(told, values, np.inf)))
+        if values[worst] > 0:
+            break
+        values[worst], told[worst] = 0.0 if worst == 2 else start[worst], False
+    return values, told
 
 
 def _distinct(columns: Array) -> bool:

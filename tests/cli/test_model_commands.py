@@ -1,0 +1,55 @@
+"""`headwater profiles` and `headwater fit`, as they are typed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from headwater.cli import run
+from headwater.models.profiles import PROFILES
+from headwater.sim.cost import StepCost
+from headwater.sim.devices import DEVICES, load_device
+from headwater.sim.fit import prefill_loads
+from headwater.sim.points import Point
+
+
+def test_profiles_lists_every_model_with_its_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["profiles"]) == 0
+    told = capsys.readouterr().out
+    assert all(name in told for name in PROFILES)
+    line = next(line for line in told.splitlines() if "qwen3.5-9b" in line)
+    assert [cell.strip() for cell in line.split("│")[3:8]] == ["8", "24", "32,768", "51,511,296", "1,572"]
+
+
+def test_profiles_shows_one_in_detail(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["profiles", "kimi-linear-48b-a3b"]) == 0
+    told = capsys.readouterr().out
+    assert "latent_attention" in told
+    assert "marconi-7b" not in told
+
+
+def test_profiles_says_where_each_is_from(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["profiles", "--sources", "marconi-7b"]) == 0
+    assert "2411.19379" in capsys.readouterr().out
+
+
+def test_an_unknown_profile_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["profiles", "qwen9"]) == 2
+    assert "'qwen9' is no folder with a config.json" in capsys.readouterr().err
+
+
+def test_fit_writes_a_device_that_predicts_its_points(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cost = StepCost(PROFILES["qwen3.5-9b"], DEVICES["l4"])
+    measured = []
+    for n in range(40, 9000, 800):
+        seconds = sum(map(cost.seconds, prefill_loads(Point(n, n // 3, 1.0), 1024)))
+        measured.append({"prompt_tokens": n, "cached_tokens": n // 3, "ttft_ms": 1000 * seconds})
+    (tmp_path / "points.json").write_text(json.dumps(measured))
+    out = tmp_path / "mine.toml"
+    arguments = [str(tmp_path / "points.json"), "--model", "qwen3.5-9b", "--device", "l4", "--out", str(out)]
+    assert run(["fit", *arguments]) == 0
+    assert "R² 1.0000" in capsys.readouterr().out
+    fitted = load_device(str(out))
+    assert fitted.compute_efficiency == pytest.approx(DEVICES["l4"].compute_efficiency, rel=1e-3)
+    assert fitted.name == "mine"
+    assert "12 requests of qwen3.5-9b" in fitted.source
