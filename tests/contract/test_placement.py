@@ -2,45 +2,112 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.cache.placement import PLACEMENT, PlacementQuery, make_placement
+from headwater.cache.placement import PLACEMENT, Edge, Path, Placement, PlacementQuery, make_placement
 from headwater.types import Boundaries, Match, Reason
 
-OPTIONS = {"every_block": "(3)"}  # of those that need some
-SPELLINGS = [name + OPTIONS.get(name, "") for name in sorted(PLACEMENT)]
+OPTIONS = {  # of those that need some
+    "every_block": "(3)",
+    "balanced": "(5)",
+    "logarithmic": "(5)",
+    "optimal": "(5, every=2)",
+}
+VARIANTS = ["branch(cut='chunk', chunk=48)", "balanced(3, end=False)", "sqrt(end=False)", "optimal(3, end=False)"]
+SPELLINGS = [name + OPTIONS.get(name, "") for name in sorted(PLACEMENT)] + VARIANTS
+BY_PROMPT = [policy for policy in SPELLINGS if not policy.startswith(("structural", "branch", "optimal"))]
 positions = st.none() | st.integers(0, 5000)
 
 
 @st.composite
-def queries(draw: st.DrawFn) -> PlacementQuery:
-    page = draw(st.sampled_from([1, 16, 64]))
+def queries(draw: st.DrawFn, page: int | None = None) -> PlacementQuery:
+    page = page or draw(st.sampled_from([1, 16, 64]))
     length = draw(st.integers(0, 5000))
     last = max(0, length - 1) // page
-    kv = draw(st.integers(0, last))
-    match = Match(kv * page, draw(st.integers(0, kv)) * page, kv * page, Reason.DIVERGED)
+    branch = draw(st.integers(0, last))
+    kv = draw(st.just(branch) | st.integers(0, branch))
+    match = Match(kv * page, draw(st.integers(0, kv)) * page, branch * page, Reason.DIVERGED)
     extra = tuple(draw(st.lists(st.integers(0, 5000), max_size=4)))
     boundaries = Boundaries(draw(positions), draw(positions), draw(positions), extra)
-    return PlacementQuery(length, match, draw(st.sampled_from([boundaries, Boundaries()])), page)
+    path = draw(paths(kv, page))
+    return PlacementQuery(
+        length, match, draw(st.sampled_from([boundaries, Boundaries()])), page, draw(st.booleans()), lambda: path
+    )
+
+
+@st.composite
+def paths(draw: st.DrawFn, kv: int, page: int) -> Path:
+    """Edges that a prompt may go along whose KV is cached for `kv` pages. Few ids, so that prompts share some."""
+    if not kv:
+        return ()
+    joints = [*sorted(draw(st.sets(st.integers(1, kv), max_size=4)) - {kv}), kv + draw(st.integers(0, 3))]
+    ids = draw(st.permutations(range(8)))
+    heirs = draw(st.lists(st.none() | st.integers(0, 8), min_size=5, max_size=5))
+    return tuple(Edge(name, end * page, heir) for name, end, heir in zip(ids, joints, heirs, strict=False))
+
+
+def taught(policy: str, lessons: list[PlacementQuery]) -> Placement:
+    placement = make_placement(policy)
+    for query in lessons:
+        placement.learn(query)
+    return placement
+
+
+def lessons_and_query(pages: st.SearchStrategy[int]) -> st.SearchStrategy[tuple[list[PlacementQuery], PlacementQuery]]:
+    return pages.flatmap(lambda page: st.tuples(st.lists(queries(page), max_size=6), queries(page)))
+
+
+GRIDS = st.sampled_from([1, 16, 64])
 
 
 @pytest.mark.parametrize("policy", SPELLINGS)
-@given(query=queries())
+@settings(max_examples=25)
+@given(case=lessons_and_query(GRIDS))
 def test_positions_ascend_on_the_grid_beyond_the_match_and_before_the_last_token(
-    policy: str, query: PlacementQuery
+    policy: str, case: tuple[list[PlacementQuery], PlacementQuery]
 ) -> None:
-    placed = make_placement(policy).place(query)
+    lessons, query = case
+    placed = taught(policy, lessons).place(query)
     for run in (placed.checkpoints, placed.speculative):
         assert list(run) == sorted(set(run))
-        assert all(at % query.page_size == 0 for at in run)
+        assert all(type(at) is int and at % query.page_size == 0 for at in run)
         assert all(query.match.checkpoint_tokens < at < query.length for at in run)
     assert not set(placed.checkpoints) & set(placed.speculative)
 
 
 @pytest.mark.parametrize("policy", SPELLINGS)
+@settings(max_examples=25)
+@given(case=lessons_and_query(GRIDS))
+def test_placing_changes_nothing(policy: str, case: tuple[list[PlacementQuery], PlacementQuery]) -> None:
+    """One that was asked after each lesson, and twice, answers as one that was not asked before."""
+    lessons, query = case
+    asked = make_placement(policy)
+    for lesson in lessons:
+        asked.place(query)
+        asked.learn(lesson)
+        asked.place(lesson)
+    assert asked.place(query) == asked.place(query) == taught(policy, lessons).place(query)
+
+
+@pytest.mark.parametrize("policy", BY_PROMPT)
+@settings(max_examples=25)
 @given(query=queries())
-def test_the_same_query_gives_the_same_answer(policy: str, query: PlacementQuery) -> None:
-    placement = make_placement(policy)
-    assert placement.place(query) == placement.place(query) == make_placement(policy).place(query)
+def test_of_policies_that_go_by_the_prompt_alone_a_deeper_match_only_takes_positions_away(
+    policy: str, query: PlacementQuery
+) -> None:
+    whole = make_placement(policy).place(replace(query, match=Match(0, 0, 0, Reason.COLD)))
+    rest = make_placement(policy).place(query)
+    assert rest.checkpoints == tuple(at for at in whole.checkpoints if at > query.match.checkpoint_tokens)
+
+
+def test_learning_may_change_the_answer() -> None:
+    optimal = make_placement("optimal(2, every=1, end=False)")
+    cold = PlacementQuery(1000, Match(0, 0, 0, Reason.COLD), Boundaries(), 10)
+    before = optimal.place(cold)
+    optimal.learn(replace(cold, match=Match(70, 0, 70, Reason.NO_CHECKPOINT), path=lambda: (Edge(1, 100),)))
+    assert before.checkpoints == (330, 660)
+    assert optimal.place(cold).checkpoints == (70,)

@@ -13,7 +13,7 @@ from headwater.cache.history import History
 from headwater.cache.index import Index
 from headwater.cache.lease import Lease, OpenPlan
 from headwater.cache.node import Node
-from headwater.cache.placement import Path
+from headwater.cache.placement import Edge, Path
 from headwater.cache.pool import Pool
 from headwater.cache.reason import explain
 from headwater.cache.snapshot import Snapshot, Tree
@@ -75,7 +75,8 @@ class PrefixCache:
         if root is None:
             return ()
         last, _ = self._index.walk(root, key, max(0, min((length - 1) // unit, len(key) // self.layout.unit_bytes)))
-        return tuple((node.serial, node.end * unit) for node in self._index.path(last))
+        nodes = self._index.path(last)
+        return tuple(Edge(node.serial, node.end * unit, node.heir.serial if node.heir else None) for node in nodes)
 
     # ---- reserve
 

@@ -33,7 +33,7 @@ def test_none_takes_none() -> None:
 @pytest.mark.parametrize(
     ("spelling", "message"),
     [
-        ("best", "placement 'best' is unknown; there are branch, every_block, none, structural"),
+        ("best", "placement 'best' is unknown; there are balanced, branch, every_block, "),
         ("every_block", "cannot be made"),
         ("every_block(0)", "a block has 0 pages; it needs at least 1"),
         ("every_block(4", "cannot be made"),

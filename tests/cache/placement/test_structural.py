@@ -99,7 +99,8 @@ def test_the_fixed_three_are_always_there_and_others_keep_their_distance(
     last = max(0, length - 1) // 64 * 64
     boundaries = Boundaries(*parts, extra=tuple(extra))
     placed = place(length, boundaries, kv=min(kv * 64, last)).checkpoints
-    fixed = {at // 64 * 64 for at in (parts[0], parts[2], last) if at is not None}
+    known = None if boundaries.known else min(kv * 64, last)  # where no part is known, the branch point stands, too
+    fixed = {at // 64 * 64 for at in (parts[0], parts[2], last, known) if at is not None}
     fixed = {at for at in fixed if 0 < at <= last}
     assert fixed <= set(placed)
     assert len(placed) <= 8

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from headwater.types import Boundaries, Match
 
-Path = tuple[tuple[int, int], ...]  # (id of an edge, token position of its end) of each edge that a prompt enters
+
+class Edge(NamedTuple):
+    """An edge of the tree that a prompt enters. Where one is split, the lower part keeps the id and is the heir."""
+
+    id: int
+    end: int  # in tokens
+    heir: int | None = None  # id of its oldest child
+
+
+Path = tuple[Edge, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +43,14 @@ class PlacementQuery:
     def is_new(self, position: int) -> bool:
         """Whether a checkpoint at this page boundary would be of use: beyond the match, before the last token."""
         return self.match.checkpoint_tokens < position <= self.last_page
+
+    def fresh(self, positions: Iterable[int]) -> tuple[int, ...]:
+        """Those of use when floored to the grid, ascending, none of them twice."""
+        return tuple(sorted({at for position in positions if self.is_new(at := self.on_grid(position))}))
+
+    def end(self, wanted: bool) -> tuple[int, ...]:
+        """The last page, if it is wanted and no deeper end is kept with the output."""
+        return (self.last_page,) if wanted and not self.answered else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,27 @@
+"""Checkpoints that stand ever further apart."""
+
+from __future__ import annotations
+
+from headwater.cache.placement.policy import Placed, PlacementQuery, Unlearned
+
+
+class Logarithmic(Unlearned):
+    """k checkpoints whose k + 1 gaps grow by a factor of `base` from the start, floored to the grid.
+
+    The i-th of a prompt that can be overlapped to a depth of N stands at (N + 1)·(baseⁱ − 1) / (baseᵏ⁺¹ − 1): with
+    base 2 half of the prompt lies beyond the last. Where k is large the first ones fall into one page and count as one.
+    `end` adds the end of the sequence, as in `balanced`.
+    """
+
+    def __init__(self, k: int, base: float = 2.0, end: bool = True) -> None:
+        if k < 1:
+            raise ValueError(f"{k} checkpoints cannot be placed; 1 is the least")
+        if base <= 1:
+            raise ValueError(f"gaps grow by a factor of {base:g}; it needs to be more than 1")
+        self._end = end
+        whole = 1 - base ** -(k + 1)
+        self._shares = [(base ** (i - k - 1) - base ** -(k + 1)) / whole for i in range(1, k + 1)]
+
+    def place(self, query: PlacementQuery) -> Placed:
+        depths = max(0, query.length - 1)
+        return Placed(query.fresh((*(int(share * (depths + 1)) for share in self._shares), *query.end(self._end))))

@@ -1,0 +1,128 @@
+"""How deep requests overlap what is cached: exponentially weighted histograms, one of all and one an edge."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import numpy as np
+
+from headwater.cache.placement.hull import Column
+from headwater.cache.placement.policy import Edge, Path
+
+FAINT = 1e-4  # of the newest request's weight: what weighs less is forgotten where there is much to keep
+MANY = 256  # depths that an edge may have before its faint ones are forgotten
+HEAVY = 1e100  # weight of a request at which all are scaled down
+
+Histogram = dict[int, float]  # depth in tokens -> weight of the requests that overlapped so far
+
+
+class Overlaps:
+    """Each request weighs 1 / beta times as much as the one before (sparse prefix caching, theorem 4).
+
+    An edge's histogram holds those that entered it, each at the depth where it left, and at the edge's end those that
+    went on. Depths count from the root, so a split changes nothing in the lower part's; the upper part begins with a
+    copy of it. An edge that is absorbed by its child leaves nothing behind. Of edges, the `edges` last used are kept.
+    """
+
+    def __init__(self, beta: float, every: int, edges: int) -> None:
+        self.unit = 1.0  # what the next request will weigh, at least
+        self._beta, self._every, self._most = beta, every, edges
+        self._seen = 0
+        self._waiting: list[tuple[Path, int]] = []
+        self._all: Histogram = {}
+        self._edges: OrderedDict[int, Histogram] = OrderedDict()
+        self._depths, self._weights = np.zeros(0), np.zeros(0)  # of all, ascending by depth
+
+    def learn(self, path: Path, depth: int) -> None:
+        """A request overlaps to `depth`. It begins to count with the `every`-th since the last time some did."""
+        self._seen += 1
+        if depth:
+            self._waiting.append((path, depth))
+        if self._seen % self._every == 0 and self._waiting:
+            self._count()
+
+    def _count(self) -> None:
+        for path, depth in self._waiting:
+            self.unit /= self._beta
+            self._all[depth] = self._all.get(depth, 0.0) + self.unit
+            start = 0
+            for edge in path:
+                if depth <= start:
+                    break
+                self._enter(edge, min(depth, edge.end))
+                start = edge.end
+        self._waiting.clear()
+        while len(self._edges) > self._most:
+            self._edges.popitem(last=False)
+        self._all = _clear(self._all, FAINT * self.unit)
+        if self.unit > HEAVY:
+            self._scale_down()
+        self._depths = np.array(sorted(self._all), dtype=float)
+        self._weights = np.array([self._all[depth] for depth in sorted(self._all)])
+
+    def _enter(self, edge: Edge, depth: int) -> None:
+        histogram = self._edges.get(edge.id)
+        if histogram is None:
+            histogram = self._edges[edge.id] = dict(self._of(edge))
+        elif len(histogram) > MANY:
+            histogram = self._edges[edge.id] = _clear(histogram, FAINT * self.unit)
+        histogram[depth] = histogram.get(depth, 0.0) + self.unit
+        self._edges.move_to_end(edge.id)
+
+    def _scale_down(self) -> None:
+        scaled = {name: _clear(old, 1.0) for name, old in self._edges.items()}
+        for histogram in (self._all, *scaled.values()):
+            for depth in histogram:
+                histogram[depth] /= self.unit
+        self._edges = OrderedDict((name, new) for name, new in scaled.items() if new)
+        self.unit = 1.0
+
+    def _of(self, edge: Edge) -> Histogram:
+        """What is known of the edge; of the upper part of a split edge, what is known of the lower."""
+        known = self._edges.get(edge.id)
+        if known is None and edge.heir is not None:
+            known = self._edges.get(edge.heir)
+        return known or {}
+
+    # ---- reading
+
+    def along(self, path: Path, end: int) -> Histogram:
+        """Where those that were on this path left it, up to `end`, which lies on the last edge.
+
+        Who goes through an edge and does not enter the next leaves where they meet.
+        """
+        left: Histogram = {}
+        start, through = 0, 0.0
+        for edge in path:
+            stop = min(edge.end, end)
+            histogram = self._of(edge)
+            inside = {depth: weight for depth, weight in histogram.items() if start < depth < stop}
+            on = sum(weight for depth, weight in histogram.items() if depth >= stop)
+            if histogram:
+                lost = through - on - sum(inside.values())
+                if start and lost > 0:
+                    left[start] = left.get(start, 0.0) + lost
+                left.update(inside)
+                through = on
+            start = stop
+        if through:
+            left[end] = left.get(end, 0.0) + through
+        return left
+
+    def up_to(self, depth: int) -> float:
+        """Weight of all requests that overlapped to `depth` or less."""
+        return float(self._weights[: np.searchsorted(self._depths, depth, "right")].sum())
+
+    def beyond(self, depth: int) -> tuple[Column, Column]:
+        """Depths of all requests that overlapped to more than `depth`, ascending, and their weights."""
+        first = np.searchsorted(self._depths, depth, "right")
+        return self._depths[first:], self._weights[first:]
+
+    @property
+    def empty(self) -> bool:
+        return not self._all
+
+
+def _clear(histogram: Histogram, least: float) -> Histogram:
+    """Without what weighs less than `least`."""
+    return {depth: weight for depth, weight in histogram.items() if weight >= least}
