@@ -57,7 +57,7 @@ def results_table(trace: Trace, model: str, results: Sequence[Result]) -> Table:
     table.caption_justify = "left"
     for column in shown:
         words = column.name in ("pool", "policy")
-        table.add_column(column.name, justify="left" if words else "right", no_wrap=True, min_width=column.least)
+        table.add_column(column.name, justify="left" if words else "right", no_wrap=not words, overflow="fold")
     for row in rows:
         table.add_row(*(column.cell(row) for column in shown))
     return table
@@ -70,7 +70,6 @@ class Column:
     name: str
     cell: Callable[[Row], str]
     shown: Callable[[Sequence[Row]], bool] = lambda rows: True
-    least: int | None = None  # letters, where the terminal is narrow
 
 
 def _timed(rows: Sequence[Row]) -> bool:
@@ -93,7 +92,7 @@ def _ttft(name: str) -> Callable[[Row], str]:
 COLUMNS = (
     Column("GB", lambda row: f"{row.memory / 1e9:,.4g}"),
     Column("pool", lambda row: row.pool, lambda rows: any(row.pool != "unified" for row in rows)),
-    Column("policy", _policy, least=16),
+    Column("policy", _policy),
     Column("hits", lambda row: f"{row.token_hit_rate:.1%}"),
     Column("of ideal", _of_ideal),
     Column("FLOPs", lambda row: f"{row.flops_saved_share:.1%}"),

@@ -97,10 +97,12 @@ def replay(
     engine = None
     if serve is not None:
         engine = Engine(StepCost(base.profile, load_device(serve)), max_running, tokens_per_step)
+    _check(setups)
     found = read(trace, data, tokenizer, limit)
     load = partial(make_arrivals, spelling=arrival, seed=seed, data=data)
     load(found)  # what cannot be run is told before anything is
-    _check(setups, found)
+    for setup in setups:
+        setup.layout(found)
     outputs = Outputs(found, model, page_size, json_file, per_request, report)
     results: dict[int, Result] = {}
     try:
@@ -129,10 +131,11 @@ def _of_system(name: str) -> dict[str, Any]:
     return policy if found.page_size is None else {**policy, "page_size": found.page_size}
 
 
-def _check(setups: list[Setup], trace: Trace) -> None:
-    """Raise ConfigError for what could not be run, before anything is."""
+def _check(setups: list[Setup]) -> None:
+    """Raise ConfigError for policies and sizes that cannot be, before anything is read."""
+    tokens = Trace("any", ())
     for setup in setups:
-        layout = setup.layout(trace)
+        layout = setup.layout(tokens)
         if setup.eviction != OFF:
             make_eviction(setup.eviction, layout)
             make_placement(setup.placement)

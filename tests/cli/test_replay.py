@@ -1,0 +1,155 @@
+"""`headwater replay`: its table, its files, and what it does with input that is no good."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import headwater.cli.replay as command
+from headwater.cli import run
+from headwater.sim.grid import run_grid
+
+ROW = [
+    "memory", "pool", "placement", "eviction", "requests", "prompt_tokens", "hit_tokens", "token_hit_rate",
+    "ideal_hit_rate", "stranded_tokens", "flops_saved", "flops_saved_share", "checkpoints_taken", "checkpoints_hit",
+    "evictions", "misses_by_reason", "ttft_ms", "queue_depth", "alpha", "seconds", "peak_rss_mb",
+]  # fmt: skip
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Three sessions of four turns that share a system prompt of 128 tokens."""
+    lines = []
+    for session in range(3):
+        said = list(range(128))
+        for turn in range(4):
+            said += range(1000 * (10 * session + turn), 1000 * (10 * session + turn) + 100)
+            output = [9_000_000 + 100 * session + turn] * 40
+            lines.append({"t": 10 * turn + session, "session": str(session), "input": list(said), "output": output})
+            said += output
+    lines.sort(key=lambda line: line["t"])
+    path = tmp_path / "made.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def replay(*arguments: object) -> int:
+    return run(["replay", *map(str, arguments)])
+
+
+def test_the_cross_product_is_replayed_and_written(
+    trace: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out, lines, page = tmp_path / "out.json", tmp_path / "requests.jsonl", tmp_path / "report.html"
+    files = ("--json", out, "--per-request", lines, "--report", page)
+    policies = ("--memory", "1GB,2GiB", "--eviction", "lru,seglen(w=0.5, single_child=False)", "--placement", "branch")
+    assert replay(trace, "--page-size", 32, *policies, *files) == 0
+    told = json.loads(out.read_text())
+    assert list(told) == ["trace", "model", "page_size", "rows"]
+    assert (told["trace"], told["model"], told["page_size"]) == ("made", "qwen3.5-9b", 32)
+    rows = told["rows"]
+    assert all(list(row) == ROW for row in rows)
+    setups = [(row["memory"], row["placement"], row["eviction"]) for row in rows]
+    policies = ("lru", "seglen(w=0.5, single_child=False)")
+    assert setups == [(size, "branch", policy) for size in (10**9, 2 * 2**30) for policy in policies]
+    per_request = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert len(per_request) == 4 * 12
+    of_first = [line["hit_tokens"] for line in per_request[:12]]
+    assert sum(of_first) == rows[0]["hit_tokens"] > 0
+    assert rows[0]["token_hit_rate"] == round(rows[0]["hit_tokens"] / rows[0]["prompt_tokens"], 6)
+    assert "<html" in page.read_text()
+    shown = capfd.readouterr().out
+    assert f"{rows[0]['token_hit_rate']:.1%}" in shown
+
+
+def test_under_a_clock_there_are_times_and_a_queue(trace: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    assert replay(trace, "--serve", "h100", "--arrival", "poisson(rate=5, think=1)", "--json", out) == 0
+    (row,) = json.loads(out.read_text())["rows"]
+    assert list(row["ttft_ms"]) == ["mean", "p5", "p50", "p95", "p99"]
+    assert 0 < row["ttft_ms"]["p5"] <= row["ttft_ms"]["p50"] <= row["ttft_ms"]["p99"]
+    assert row["queue_depth"] >= 0
+
+
+def test_processes_and_seeds_change_nothing_but_times(trace: Path, tmp_path: Path) -> None:
+    told = []
+    for jobs in (1, 2):
+        out = tmp_path / f"{jobs}.json"
+        options = ("--arrival", "poisson(rate=2)", "--seed", 5, "--eviction", "lru,gdsf", "--jobs", jobs)
+        assert replay(trace, *options, "--json", out) == 0
+        told.append([{**row, "seconds": 0, "peak_rss_mb": 0} for row in json.loads(out.read_text())["rows"]])
+    assert told[0] == told[1]
+
+
+def test_systems_are_pairs_of_policies(trace: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    assert replay(trace, "--system", "vanilla,vllm+,sglang+,marconi,headwater", "--json", out) == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert [(row["placement"], row["eviction"]) for row in rows] == [
+        ("none", "none"), ("every_block(1)", "lru_path"), ("branch", "lru_path"), ("branch", "marconi"),
+        ("structural", "lru"),
+    ]  # fmt: skip
+    assert rows[0]["hit_tokens"] == 0 < rows[1]["hit_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--memory", "1KB"], "1,000 bytes"),
+        (["--memory", "much"], "much"),
+        (["--eviction", "belady"], "eviction 'belady' is unknown"),
+        (["--eviction", "lru,,seglen"], "one of them is empty"),
+        (["--placement", "every_block"], "every_block"),
+        (["--pool", "round"], "--pool is 'round'"),
+        (["--system", "vllm++"], "system 'vllm++' is unknown"),
+        (["--model", "gpt-7"], "gpt-7"),
+        (["--serve", "tpu"], "tpu"),
+        (["--arrival", "sometimes"], "sometimes"),
+        (["--decode-reuse", "all"], "--decode-reuse is 'all'"),
+    ],
+)
+def test_a_wrong_option_is_one_line(
+    options: list[str], message: str, trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+    assert replay(trace, *options, "--json", out) == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert told.splitlines()[-1].startswith("headwater: ")
+    assert "Traceback" not in told
+    assert not out.exists()
+
+
+def test_a_malformed_line_is_told_by_its_number_and_nothing_is_written(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = trace.read_text().splitlines()
+    lines[4] = '{"session": "x", "input": "words"}'
+    trace.write_text("\n".join(lines))
+    out = tmp_path / "out.json"
+    out.write_text("what was there before")
+    assert replay(trace, "--json", out) == 2
+    assert "line 5" in capsys.readouterr().err
+    assert out.read_text() == "what was there before"
+
+
+def test_rows_that_are_done_stay_when_the_rest_is_stopped(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*arguments: object, **options: object) -> object:
+        yield next(iter(run_grid(*arguments, **options)))  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "run_grid", stopped)
+    out = tmp_path / "out.json"
+    assert replay(trace, "--eviction", "lru,seglen", "--jobs", 1, "--json", out) == 130
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["eviction"] for row in rows] == ["lru"]
+    assert "lru" in capsys.readouterr().out
+
+
+def test_a_full_disk_leaves_the_old_file(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert replay(trace, "--json", tmp_path / "no" / "such" / "folder.json") == 2
+    assert "folder" in capsys.readouterr().err
