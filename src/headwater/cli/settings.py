@@ -16,11 +16,15 @@ from headwater.cache.placement import make_placement
 from headwater.config import SETTINGS, ServeConfig
 from headwater.errors import ConfigError
 from headwater.setting import FILE, MASK, NAMES, NUMBER, SECONDS, SWITCH, Setting, SettingError
+from headwater.types import CacheLayout
 
 PREFIX = "HEADWATER_"
 NAMED = {one.name: one for one in SETTINGS}
 NOT_SETTINGS = ("HEADWATER_CONFIG",)  # variables that are known all the same
-POLICIES: dict[str, Callable[[str], object]] = {"placement": make_placement, "eviction": make_eviction}
+POLICIES: dict[str, Callable[[str], object]] = {
+    "placement": make_placement,
+    "eviction": lambda spelling: make_eviction(spelling, CacheLayout(n_pages=1)),  # any layout tells a wrong spelling
+}
 
 
 @dataclass(frozen=True, slots=True)
