@@ -89,7 +89,7 @@ def sum_of_larger(one: Line, other: Line, n: int) -> float:
     """Sum over i in 0..n-1 of the larger of two lines."""
     high, low = (one, other) if one >= other else (other, one)
     before = n  # how many times the line that begins higher is the larger
-    if low[1] > high[1]:
+    if (high[0] - low[0]) < n * (low[1] - high[1]):
         before = min(n, int((high[0] - low[0]) / (low[1] - high[1])) + 1)
     after = n - before
     return (

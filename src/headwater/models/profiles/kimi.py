@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headwater.models.profiles.attention import LatentAttention
 from headwater.models.profiles.feed_forward import Experts, Mlp
-from headwater.models.profiles.profile import Profile
+from headwater.models.profiles.profile import FLOAT32_ASSUMED, Profile
 from headwater.models.profiles.recurrent import DeltaAttention
 
 HIDDEN = 2304
@@ -21,5 +21,6 @@ MODELS = (
             (Mlp(HIDDEN, 9216), 1),
             (Experts(HIDDEN, 256, 8, 1024, shared=1024), 26),
         ),
+        note=FLOAT32_ASSUMED,
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headwater.models.profiles.attention import GroupedAttention
 from headwater.models.profiles.feed_forward import Experts, Mlp
-from headwater.models.profiles.profile import Profile
+from headwater.models.profiles.profile import FLOAT32_ASSUMED, Profile
 from headwater.models.profiles.recurrent import Mamba, Mamba2
 
 JAMBA = Profile(
@@ -18,6 +18,7 @@ JAMBA = Profile(
         (Mlp(4096, 14_336), 16),
         (Experts(4096, 16, 2, 14_336), 16),
     ),
+    note=FLOAT32_ASSUMED,
 )
 NEMOTRON_H = Profile(
     name="nemotron-h-8b",
@@ -40,7 +41,8 @@ FALCON_H1 = Profile(
         (GroupedAttention(3072, heads=12, kv_heads=2, head_dim=128), 44),
         (Mlp(3072, 12_288), 44),
     ),
-    note="the table leaves out the MLP's width, groups and vocabulary: these give its 7.59 billion parameters",
+    note=f"the table leaves out the MLP's width, groups and vocabulary: these give its 7.59 billion parameters; "
+    f"{FLOAT32_ASSUMED}",
 )
 GRANITE_4 = Profile(
     name="granite-4.0-h-small",
@@ -53,5 +55,6 @@ GRANITE_4 = Profile(
         (Experts(4096, 72, 10, 768, shared=1536), 40),
     ),
     tied=True,
+    note=FLOAT32_ASSUMED,
 )
 MODELS = (JAMBA, NEMOTRON_H, FALCON_H1, GRANITE_4)

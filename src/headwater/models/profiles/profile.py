@@ -14,6 +14,7 @@ BYTES_OF_WEIGHT = BYTES_OF_DTYPE | {"float8": 1}
 TOKEN_BYTES = 4  # of a token in a key
 BLOCK_BYTES = 8  # of a recorded block's id
 ELASTIC_BYTES = 2 * 1024 * 1024  # what two elastic pools trade at once: CUDA's smallest page of virtual memory
+FLOAT32_ASSUMED = "states are taken to be float32: the configuration does not say"
 
 
 @dataclass(frozen=True)

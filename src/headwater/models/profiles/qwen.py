@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from headwater.models.profiles.attention import GroupedAttention
 from headwater.models.profiles.feed_forward import Experts, Mlp
 from headwater.models.profiles.layer import Layer
-from headwater.models.profiles.profile import Profile
+from headwater.models.profiles.profile import FLOAT32_ASSUMED, Profile
 from headwater.models.profiles.recurrent import DeltaNet
 
 VOCABULARY = 248_320  # of Qwen3.5
@@ -28,6 +28,7 @@ class Qwen:
     feed_forward: Layer
     vocabulary: int = VOCABULARY
     tied: bool = False
+    note: str = ""
 
     def profile(self) -> Profile:
         delta_net = DeltaNet(self.hidden, k_heads=16, v_heads=self.v_heads, k_dim=128, v_dim=128, conv=4)
@@ -44,6 +45,7 @@ class Qwen:
                 (self.feed_forward, self.layers),
             ),
             tied=self.tied,
+            note=self.note,
         )
 
 
@@ -54,7 +56,7 @@ def _experts(hidden: int, experts: int, per_token: int, intermediate: int) -> Ex
 CONFIG = "huggingface.co/Qwen/{}, config.json".format
 NEXT = Qwen(
     "qwen3-next-80b-a3b", CONFIG("Qwen3-Next-80B-A3B-Instruct"), 2048, 48, heads=16, kv_heads=2, v_heads=32,
-    feed_forward=_experts(2048, 512, 10, 512), vocabulary=151_936,
+    feed_forward=_experts(2048, 512, 10, 512), vocabulary=151_936, note=FLOAT32_ASSUMED,
 ).profile()  # fmt: skip
 MODELS = (
     Qwen(
@@ -75,6 +77,6 @@ MODELS = (
     NEXT,
     replace(
         NEXT, name="qwen3-next-80b-a3b-fp8", source=CONFIG("Qwen3-Next-80B-A3B-Instruct-FP8"), weight_dtype="float8",
-        note="all layers' weights count as 8 bits; the checkpoint keeps some small ones in bfloat16",
+        note=f"all layers' weights count as 8 bits, though some small ones are bfloat16; {FLOAT32_ASSUMED}",
     ),
 )  # fmt: skip

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from headwater.models.profiles.attention import GroupedAttention
 from headwater.models.profiles.feed_forward import Experts, Mlp
-from headwater.models.profiles.profile import Profile
+from headwater.models.profiles.profile import FLOAT32_ASSUMED, Profile
 from headwater.models.profiles.recurrent import Lightning
 
 VOCABULARY = 157_184
@@ -28,6 +28,7 @@ def _ring(name: str, source: str, hidden: int, groups: int, group: int, heads: i
             (Mlp(hidden, dense), 1),
             (Experts(hidden, 256, 8, routed, shared=routed), layers - 1),
         ),
+        note=FLOAT32_ASSUMED,
     )
 
 
