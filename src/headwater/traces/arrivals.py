@@ -128,6 +128,7 @@ class Poisson:
 
     def over(self, trace: Trace, seed: int = 0) -> Arrivals:
         _positive(rate=self.rate)
+        _checked(self.think)
         starts = poisson(self.rate, 1.0, random.Random(f"starts {seed}"))
         scripts = [_script(requests, next(starts), self.think, seed) for requests in sessions_of(trace.requests)]
         return ScriptedArrivals(scripts)
@@ -142,6 +143,7 @@ class Closed:
 
     def over(self, trace: Trace, seed: int = 0) -> Arrivals:
         _positive(clients=self.clients)
+        _checked(self.think)
         scripts = [_script(requests, AT_ONCE, self.think, seed) for requests in sessions_of(trace.requests)]
         return ScriptedArrivals(scripts, self.clients)
 
@@ -204,3 +206,8 @@ def _positive(**values: float) -> None:
     for name, value in values.items():
         if not value > 0:
             raise ConfigError(f"{name} is {value:g}, must be above 0")
+
+
+def _checked(think: float | None) -> None:
+    if think is not None and not think >= 0:
+        raise ConfigError(f"think is {think:g}, must be 0 or more")

@@ -54,7 +54,7 @@ def read_trace(
     except MALFORMED as error:
         raise source.malformed(error) from error
     if not requests:
-        raise TraceError(f"{source.path} has 0 requests, at least 1 is needed")
+        raise _empty(source)
     return Trace(name_of(path), requests, reader.block_tokens, reader.notes(), time.perf_counter() - started)
 
 
@@ -71,10 +71,16 @@ def _first(requests: Iterator[Request], limit: int | None, interleaved: bool) ->
 
 
 def _reader(source: Source) -> type[Reader]:
-    records = source.records()
-    first = next(records, None)
+    try:
+        first = next(source.records())
+    except StopIteration:
+        raise _empty(source) from None
     for reader in READERS.values():
         if reader.matches(first):
             return reader
     known = ", ".join(READERS)
     raise source.error(f"{str(first)[:60]!r} is of no format that is known; there are {known}")
+
+
+def _empty(source: Source) -> TraceError:
+    return TraceError(f"{source.path} has 0 requests, at least 1 is needed")
