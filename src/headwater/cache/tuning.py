@@ -57,7 +57,8 @@ class Tuner:
     """Watches a cache whose policy is Marconi's: `seen` is told of each request once it is done.
 
     workers: processes that replay; 0: none, `seen` replays by itself. With `wait` it does not return before the
-    result is there, so that the same request always adopts it; without, requests go on, and a later one does.
+    result is there, so that the same request always adopts it, and raises what a replay raised; without, requests go
+    on, a later one adopts it, and where a replay failed alpha stays 0.
     """
 
     def __init__(
@@ -72,10 +73,11 @@ class Tuner:
         self._window: list[Seen] = []
         self._running: Grid | None = None
         self.hits: dict[float, int] = {}  # tokens by alpha, once they are known
+        self.failure: BaseException | None = None  # why they never will be
 
     @property
     def done(self) -> bool:
-        return bool(self.hits)
+        return bool(self.hits) or self.failure is not None
 
     def seen(self, request: Seen) -> None:
         """A request is done: count it or note it, and adopt a result that is there."""
@@ -111,9 +113,13 @@ class Tuner:
 
     def _adopt_if_ready(self, wait: bool = False) -> None:
         assert self._running is not None, "a grid was started"
-        if wait or self._running.ready:
-            hits = self._running.results()
-            self.close()
+        if not wait:
+            if not self._running.ready:
+                return
+            self.failure = self._running.failure
+        hits = [] if self.failure else self._running.results()
+        self.close()
+        if hits:
             self._adopt(hits)
 
     def _adopt(self, hits: list[int]) -> None:
@@ -140,6 +146,11 @@ class Grid:
     @property
     def ready(self) -> bool:
         return all(future.done() for future in self._futures)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What the first replay that failed raised; waits for all."""
+        return next((error for future in self._futures if (error := future.exception()) is not None), None)
 
     def results(self) -> list[int]:
         """One a policy; waits for those that are not there. Raises what a replay raised."""

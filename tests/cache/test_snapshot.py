@@ -1,0 +1,106 @@
+"""A cache goes on from its snapshot as it would have gone on itself."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from headwater.cache import PrefixCache
+from headwater.cache.eviction import Room
+from headwater.cache.node import Node
+from tests.cache.toy import LAYOUT, PAGE, Toy, floor, key_of, words
+
+SMALL = replace(LAYOUT, n_pages=80, slot_pages=0)
+policies = pytest.mark.parametrize("policy", ["lru", "seglen", "flop_aware(0.5)", "marconi"])
+
+
+def filled(policy: str, state_fraction: float | None = None) -> Toy:
+    toy, rng = Toy(replace(SMALL, state_fraction=state_fraction), policy), random.Random(1)
+    for number in range(60):
+        prefix = words(rng.randint(1, 4), 4 * rng.randint(1, 5))
+        toy.serve(prefix + words(100 + number, rng.randint(1, 12)), checkpoints=(floor(len(prefix)),))
+    return toy
+
+
+def copied(toy: Toy) -> PrefixCache:
+    """By way of bytes, as another process gets it."""
+    copy = PrefixCache(toy.layout, toy.eviction, pickle.loads(pickle.dumps(toy.cache.snapshot())))
+    copy.check()
+    return copy
+
+
+def shape(cache: PrefixCache) -> Any:
+    """All of a tree but its page ids."""
+
+    def rows(node: Node) -> Any:
+        kept = node.checkpoint is not None, node.speculative, node.kv_time, node.checkpoint_time, node.hits, node.lost
+        return (
+            node.edge,
+            node.serial,
+            len(node.pages),
+            kept,
+            [rows(child) for _, child in sorted(node.children.items())],
+        )
+
+    return {name: rows(root)[-1] for name, root in cache._index.roots.items()}, cache._now
+
+
+def victims(cache: PrefixCache) -> list[Any]:
+    """Everything in the order in which it would go."""
+    order = []
+    while (victim := cache.policy.victim(Room.ANY, cache._now)) is not None:
+        order.append((victim[0].serial, victim[1]))
+        cache._evictor.evict(Room.ANY, 1, cache._now)
+    return order
+
+
+@policies
+@pytest.mark.parametrize("fraction", [None, 0.4])
+def test_the_copy_holds_the_same(policy: str, fraction: float | None) -> None:
+    toy = filled(policy, fraction)
+    copy = copied(toy)
+    assert shape(copy) == shape(toy.cache)
+    figures = ("pages_kv", "pages_checkpoint", "pages_free", "dead_kv_tokens", "checkpoints", "nodes")
+    assert [getattr(copy.stats(), name) for name in figures] == [getattr(toy.cache.stats(), name) for name in figures]
+
+
+@policies
+def test_the_same_goes_next(policy: str) -> None:
+    toy = filled(policy)
+    assert victims(copied(toy)) == victims(toy.cache)
+
+
+def test_branch_points_in_edges_without_pages_are_still_found() -> None:
+    toy = filled("marconi")
+    gone = [words(first, 20) + words(500, 8) for first in range(1, 5)]
+    victims(toy.cache)
+    found = [toy.match(prompt).branch_tokens for prompt in gone]
+    assert max(found) > 0
+    copy = copied(toy)
+    assert [copy.match(key_of(prompt), len(prompt)).branch_tokens for prompt in gone] == found
+
+
+def test_what_running_requests_hold_is_not_in_it() -> None:
+    toy = filled("flop_aware(0.5)")
+    draft = toy.draft(words(50, 12), 0)  # published without a checkpoint, and 2 pages of its own
+    toy.commit(toy.reserve(draft), draft)
+    more = replace(draft, key=key_of(words(50, 20)), start=12, end=20, publish=12)
+    toy.reserve(more)
+    copy = copied(toy)
+    assert copy.stats().leases == 0
+    assert copy.stats().pages_private == 0
+    assert copy.match(key_of(words(50, 20)), 20).kv_tokens == 12
+
+
+def test_a_tree_as_deep_as_a_long_chain_is_no_recursion() -> None:
+    toy = Toy(replace(LAYOUT, n_pages=20_000, checkpoint_pages=0, slot_pages=0))
+    key, cache = key_of(words(1, 3000 * PAGE)), toy.cache
+    draft = toy.draft(words(1, 3000 * PAGE), 0, checkpoints=tuple(range(PAGE, 3000 * PAGE + 1, PAGE)))
+    cache.commit(cache.reserve(draft))
+    cache.release(draft.request)
+    assert cache.stats().nodes == 3000
+    assert copied(toy).match(key, 3000 * PAGE + 1).checkpoint_tokens == 3000 * PAGE

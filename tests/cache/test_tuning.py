@@ -1,0 +1,183 @@
+"""The tuner: when it starts, what it replays, and what it adopts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+
+from headwater.cache import PrefixCache
+from headwater.cache.placement import Placement, make_placement
+from headwater.cache.tuning import ALPHAS, Seen, Tuner
+from headwater.schedule.planner import Planner
+from headwater.schedule.rehearsal import Rehearsed, prefill, rehearse
+from headwater.types import PrefillFlops
+from tests.cache.toy import LAYOUT, PAGE, key_of, words
+
+SMALL = replace(LAYOUT, n_pages=60, slot_pages=0, flops=PrefillFlops(1.0, 0.01))
+
+
+def seen(prompt: tuple[int, ...], answer: tuple[int, ...] = ()) -> Seen:
+    return Seen("", key_of(prompt + answer), len(prompt), len(prompt) + len(answer))
+
+
+def turns_among_strays(strays: int = 4, rounds: int = 40) -> Iterator[Seen]:
+    """Of three long prompts one is asked again in every round, after short ones that nobody asks for again."""
+    stray = 1000
+    for round_ in range(rounds):
+        yield seen((*words(round_ % 3, 8 * PAGE), 1))
+        for _ in range(strays):
+            stray += 1
+            yield seen(words(stray, PAGE + 1))
+
+
+class Lab:
+    """Requests one by one through planner, cache and tuner."""
+
+    def __init__(self, eviction: str = "marconi(multiplier=2)", **options: object) -> None:
+        self.cache = PrefixCache(SMALL, eviction)
+        placement = make_placement("branch")
+        self.planner = Planner(self.cache, placement, SMALL)
+        self.tuner = Tuner(self.cache, placement, rehearse, **options)  # type: ignore[arg-type]
+        self.hits: list[int] = []
+        self.alphas: list[float] = []
+
+    def serve(self, request: Seen) -> None:
+        seq = Rehearsed(len(self.hits), request)
+        assert prefill(self.planner, self.cache, seq)
+        assert seq.account is not None
+        self.hits.append(seq.account.resumed_at)
+        self.tuner.seen(request)
+        self.alphas.append(self.cache.policy.alpha)  # type: ignore[attr-defined]
+        self.cache.check()
+
+    def run(self, requests: Iterator[Seen]) -> Lab:
+        for request in requests:
+            self.serve(request)
+        return self
+
+
+def test_the_alpha_with_most_hits_is_adopted_and_of_equals_the_smallest() -> None:
+    lab = Lab().run(turns_among_strays())
+    hits = lab.tuner.hits
+    assert list(hits) == list(ALPHAS)
+    assert max(hits.values()) > hits[0.0]
+    assert lab.alphas[-1] == min(alpha for alpha in ALPHAS if hits[alpha] == max(hits.values()))
+    assert lab.alphas[-1] > 0
+
+
+def test_it_hits_more_than_without() -> None:
+    tuned = Lab().run(turns_among_strays())
+    untuned = Lab("marconi(multiplier=1000)").run(turns_among_strays())
+    assert untuned.alphas[-1] == 0
+    assert sum(tuned.hits) > sum(untuned.hits)
+
+
+def test_it_is_repeatable() -> None:
+    runs = [Lab().run(turns_among_strays()) for _ in range(2)]
+    assert runs[0].hits == runs[1].hits
+    assert runs[0].alphas == runs[1].alphas
+    assert runs[0].tuner.hits == runs[1].tuner.hits
+
+
+def test_processes_come_to_the_same_at_the_same_request() -> None:
+    alone, helped = Lab().run(turns_among_strays()), Lab(workers=2).run(turns_among_strays())
+    assert helped.tuner.hits == alone.tuner.hits
+    assert helped.alphas == alone.alphas
+
+
+def test_the_window_is_as_many_times_longer_than_what_came_until_the_first_eviction() -> None:
+    for multiplier in (1, 3):
+        lab = Lab(f"marconi(multiplier={multiplier})")
+        first = done = None
+        for number, request in enumerate(turns_among_strays(), 1):
+            lab.serve(request)
+            stats = lab.cache.stats()
+            first = first or (number if stats.evicted_checkpoints or stats.evicted_kv_pages else None)
+            done = done or (number if lab.tuner.done else None)
+        assert first is not None
+        assert done == first * (1 + multiplier)
+
+
+def test_it_replays_the_window_from_the_snapshot_with_a_planner_of_its_own() -> None:
+    """Alpha 0 replayed is what happened: the window was served with alpha 0."""
+    lab = Lab()
+    lab.run(turns_among_strays())
+    at = next(number for number, alpha in enumerate(lab.alphas, 1) if alpha)
+    window = lab.hits[at // 3 : at]
+    assert lab.tuner.hits[0.0] == sum(window)
+
+
+def test_where_the_traffic_ends_before_alpha_stays_0() -> None:
+    lab = Lab().run(turns_among_strays(rounds=4))
+    assert lab.cache.stats().evicted_checkpoints
+    assert not lab.tuner.done
+    assert set(lab.alphas) == {0.0}
+
+
+def test_where_nothing_is_evicted_nothing_is_noted() -> None:
+    lab = Lab().run(turns_among_strays(rounds=1))
+    assert lab.tuner._begin is None
+    assert lab.tuner._window == []
+
+
+@pytest.mark.parametrize(("guard", "kept"), [(0.0, False), (100.0, True)])
+def test_a_guard_keeps_0_unless_the_gain_is_clear(guard: float, kept: bool) -> None:
+    lab = Lab(f"marconi(multiplier=2, guard={guard})").run(turns_among_strays())
+    assert lab.tuner.done
+    assert (lab.alphas[-1] == 0.0) == kept
+
+
+def test_the_guard_is_in_points_of_the_token_hit_rate() -> None:
+    lab = Lab().run(turns_among_strays())
+    at = next(number for number, alpha in enumerate(lab.alphas, 1) if alpha)
+    prompts = sum(request.prompt_tokens for request in [*turns_among_strays()][at // 3 : at])
+    gain = 100 * (max(lab.tuner.hits.values()) - lab.tuner.hits[0.0]) / prompts
+    for guard, kept in ((gain * 0.99, False), (gain * 1.01, True)):
+        guarded = Lab(f"marconi(multiplier=2, guard={guard})").run(turns_among_strays())
+        assert (guarded.alphas[-1] == 0.0) == kept
+
+
+def test_in_serving_requests_go_on_while_it_replays() -> None:
+    lab = Lab(workers=1, wait=False)
+    requests = turns_among_strays(rounds=10_000)
+    try:
+        while lab.tuner._running is None:
+            lab.serve(next(requests))
+        assert not lab.tuner.done
+        served = len(lab.hits)
+        while not lab.tuner.done:
+            lab.serve(next(requests))
+        assert len(lab.hits) > served
+    finally:
+        lab.tuner.close()
+    assert lab.tuner.hits == Lab().run(turns_among_strays()).tuner.hits
+
+
+def failing(cache: PrefixCache, placement: Placement, window: Sequence[Seen]) -> int:
+    raise RuntimeError("the replay broke")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_replay_that_fails_is_not_swallowed(workers: int) -> None:
+    lab = Lab()
+    lab.tuner = Tuner(lab.cache, make_placement("branch"), failing, workers)
+    with pytest.raises(RuntimeError, match="the replay broke"):
+        lab.run(turns_among_strays())
+    lab.tuner.close()
+
+
+def test_in_serving_a_replay_that_fails_leaves_alpha_at_0() -> None:
+    lab = Lab()
+    lab.tuner = Tuner(lab.cache, make_placement("branch"), failing, workers=1, wait=False)
+    requests = turns_among_strays(rounds=10_000)
+    while not lab.tuner.done:
+        lab.serve(next(requests))
+    assert str(lab.tuner.failure) == "the replay broke"
+    assert set(lab.alphas) == {0.0}
+
+
+def test_other_policies_have_nothing_to_tune() -> None:
+    with pytest.raises(TypeError, match="Lru has no alpha"):
+        Tuner(PrefixCache(SMALL, "lru"), make_placement("branch"), rehearse)
