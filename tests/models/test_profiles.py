@@ -151,7 +151,7 @@ PUBLISHED = {
     # billions of parameters, all and (where told) of those that one token uses without embedding and head
     "qwen3.5-9b": (9.0, None),
     "qwen3.5-35b-a3b": (35, None),
-    "qwen3.5-122b-a10b": (122, None),
+    "qwen3.5-122b-a10b": (122.11, None),
     "qwen3-next-80b-a3b": (80, None),
     "ring-mini-linear-2.0": (16.4, 0.957),
     "ring-flash-linear-2.0": (104, 6.1),

@@ -12,7 +12,7 @@ HIDDEN = 2304
 MODELS = (
     Profile(
         name="kimi-linear-48b-a3b",
-        source="huggingface.co/moonshotai/Kimi-Linear-48B-A3B-Instruct, config.json",
+        source="transformers 5.23, defaults of KimiLinearConfig (Kimi-Linear-48B-A3B-Instruct)",
         hidden_size=HIDDEN,
         vocab_size=163_840,
         layers=(

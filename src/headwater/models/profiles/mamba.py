@@ -9,7 +9,7 @@ from headwater.models.profiles.recurrent import Mamba, Mamba2
 
 JAMBA = Profile(
     name="jamba-1.5-mini",
-    source="huggingface.co/ai21labs/AI21-Jamba-1.5-Mini, config.json",
+    source="transformers 5.23, defaults of JambaConfig (Jamba-v0.1, whose sizes 1.5-mini keeps)",
     hidden_size=4096,
     vocab_size=65_536,
     layers=(
@@ -22,7 +22,7 @@ JAMBA = Profile(
 )
 NEMOTRON_H = Profile(
     name="nemotron-h-8b",
-    source="huggingface.co/nvidia/Nemotron-H-8B-Base-8K, config.json",
+    source="transformers 5.23, defaults of NemotronHConfig; layers of Megatron-Bridge, docs/models/llm/nemotronh.md",
     hidden_size=4096,
     vocab_size=131_072,
     layers=(
@@ -46,7 +46,7 @@ FALCON_H1 = Profile(
 )
 GRANITE_4 = Profile(
     name="granite-4.0-h-small",
-    source="ollama.com/library/granite4:small-h, the GGUF file's metadata",
+    source="ollama.com/ibm/granite4:small-h, the GGUF file's metadata",
     hidden_size=4096,
     vocab_size=100_352,
     layers=(

@@ -53,30 +53,33 @@ def _experts(hidden: int, experts: int, per_token: int, intermediate: int) -> Ex
     return Experts(hidden, experts, per_token, intermediate, shared=intermediate, shared_gate=True)
 
 
-CONFIG = "huggingface.co/Qwen/{}, config.json".format
+DEFAULTS = "transformers 5.23, defaults of {}".format
 NEXT = Qwen(
-    "qwen3-next-80b-a3b", CONFIG("Qwen3-Next-80B-A3B-Instruct"), 2048, 48, heads=16, kv_heads=2, v_heads=32,
+    "qwen3-next-80b-a3b", DEFAULTS("Qwen3NextConfig"), 2048, 48, heads=16, kv_heads=2, v_heads=32,
     feed_forward=_experts(2048, 512, 10, 512), vocabulary=151_936, note=FLOAT32_ASSUMED,
 ).profile()  # fmt: skip
 MODELS = (
     Qwen(
-        "qwen3.5-0.8b", CONFIG("Qwen3.5-0.8B"), 1024, 24, heads=8, kv_heads=2, v_heads=16,
-        feed_forward=Mlp(1024, 3584), tied=True,
+        "qwen3.5-0.8b", "github.com/THUDM/slime, scripts/models/qwen3.5-0.8B.sh", 1024, 24,
+        heads=8, kv_heads=2, v_heads=16, feed_forward=Mlp(1024, 3584), tied=True,
+        note="DeltaNet's heads are those of huggingface.co/oopere/Qwen3.5-0.65B-Base-Rearchitected, made from it",
     ).profile(),
     Qwen(
-        "qwen3.5-9b", CONFIG("Qwen3.5-9B"), 4096, 32, heads=16, kv_heads=4, v_heads=32, feed_forward=Mlp(4096, 12288)
+        "qwen3.5-9b", DEFAULTS("Qwen3_5TextConfig"), 4096, 32,
+        heads=16, kv_heads=4, v_heads=32, feed_forward=Mlp(4096, 12288),
     ).profile(),
     Qwen(
-        "qwen3.5-35b-a3b", CONFIG("Qwen3.5-35B-A3B"), 2048, 40, heads=16, kv_heads=2, v_heads=32,
-        feed_forward=_experts(2048, 256, 8, 512),
+        "qwen3.5-35b-a3b", DEFAULTS("Qwen3_5MoeTextConfig"), 2048, 40,
+        heads=16, kv_heads=2, v_heads=32, feed_forward=_experts(2048, 256, 8, 512),
     ).profile(),
     Qwen(
-        "qwen3.5-122b-a10b", CONFIG("Qwen3.5-122B-A10B"), 3072, 48, heads=32, kv_heads=2, v_heads=64,
-        feed_forward=_experts(3072, 256, 8, 1024),
+        "qwen3.5-122b-a10b", "docs.vultr.com/models/alibaba-qwen-35/qwen3.5-122b-a10b", 3072, 48,
+        heads=32, kv_heads=2, v_heads=64, feed_forward=_experts(3072, 256, 8, 1024),
+        note="heads of KV and DeltaNet, and experts' widths, are not told there: these give its 122.11 billion parameters",
     ).profile(),
     NEXT,
     replace(
-        NEXT, name="qwen3-next-80b-a3b-fp8", source=CONFIG("Qwen3-Next-80B-A3B-Instruct-FP8"), weight_dtype="float8",
+        NEXT, name="qwen3-next-80b-a3b-fp8", weight_dtype="float8",
         note=f"all layers' weights count as 8 bits, though some small ones are bfloat16; {FLOAT32_ASSUMED}",
     ),
 )  # fmt: skip

@@ -11,7 +11,7 @@ from headwater.models.profiles.profile import FLOAT32_ASSUMED, Profile
 from headwater.models.profiles.recurrent import Lightning
 
 VOCABULARY = 157_184
-SOURCE = "huggingface.co/inclusionAI/{0}-linear-2.0; sizes of {1}-2.0's config.json, layers of arXiv 2510.19338".format
+SOURCE = "{}; the hybrid of arXiv 2510.19338".format
 
 
 def _ring(name: str, source: str, hidden: int, groups: int, group: int, heads: int, dense: int, routed: int) -> Profile:
@@ -32,7 +32,9 @@ def _ring(name: str, source: str, hidden: int, groups: int, group: int, heads: i
     )
 
 
+LING = SOURCE("Megatron-Bridge, BailingMoeV2Config of Ling-mini-2.0")
+FLASH = SOURCE("ollama.com/MedAIBase/Ring-flash-2.0, the GGUF file's metadata")
 MODELS = (
-    _ring("ring-mini-linear-2.0", SOURCE("Ring-mini", "Ling-mini"), 2048, 4, 5, heads=16, dense=5120, routed=512),
-    _ring("ring-flash-linear-2.0", SOURCE("Ring-flash", "Ling-flash"), 4096, 4, 8, heads=32, dense=9216, routed=1024),
+    _ring("ring-mini-linear-2.0", LING, 2048, groups=4, group=5, heads=16, dense=5120, routed=512),
+    _ring("ring-flash-linear-2.0", FLASH, 4096, groups=4, group=8, heads=32, dense=9216, routed=1024),
 )
