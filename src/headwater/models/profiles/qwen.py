@@ -75,7 +75,7 @@ MODELS = (
     Qwen(
         "qwen3.5-122b-a10b", "docs.vultr.com/models/alibaba-qwen-35/qwen3.5-122b-a10b", 3072, 48,
         heads=32, kv_heads=2, v_heads=64, feed_forward=_experts(3072, 256, 8, 1024),
-        note="heads of KV and DeltaNet, and experts' widths, are not told there: these give its 122.11 billion parameters",
+        note="heads of KV and DeltaNet, and experts' widths, are not told there: these give its 122.11 B parameters",
     ).profile(),
     NEXT,
     replace(
