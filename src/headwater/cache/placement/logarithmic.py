@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 from headwater.cache.placement.policy import Placed, PlacementQuery, Unlearned
 
 
@@ -19,8 +21,8 @@ class Logarithmic(Unlearned):
         if base <= 1:
             raise ValueError(f"gaps grow by a factor of {base:g}; it needs to be more than 1")
         self._end = end
-        whole = 1 - base ** -(k + 1)
-        self._shares = [(base ** (i - k - 1) - base ** -(k + 1)) / whole for i in range(1, k + 1)]
+        growth = Fraction(base)
+        self._shares = [(growth**i - 1) / (growth ** (k + 1) - 1) for i in range(1, k + 1)]
 
     def place(self, query: PlacementQuery) -> Placed:
         depths = max(0, query.length - 1)

@@ -11,6 +11,7 @@ from headwater.cache.placement.policy import Edge, Path
 
 FAINT = 1e-4  # of the newest request's weight: what weighs less is forgotten where there is much to keep
 MANY = 256  # depths that an edge may have before its faint ones are forgotten
+ROUNDING = 1e-9  # of a sum of weights
 HEAVY = 1e100  # weight of a request at which all are scaled down
 
 Histogram = dict[int, float]  # depth in tokens -> weight of the requests that overlapped so far
@@ -98,13 +99,11 @@ class Overlaps:
             histogram = self._of(edge)
             inside = {depth: weight for depth, weight in histogram.items() if start < depth < stop}
             on = sum(weight for depth, weight in histogram.items() if depth >= stop)
-            if histogram:
-                lost = through - on - sum(inside.values())
-                if start and lost > 0:
-                    left[start] = left.get(start, 0.0) + lost
-                left.update(inside)
-                through = on
-            start = stop
+            elsewhere = through - on - sum(inside.values())
+            if elsewhere > ROUNDING * through:
+                left[start] = left.get(start, 0.0) + elsewhere
+            left.update(inside)
+            start, through = stop, on
         if through:
             left[end] = left.get(end, 0.0) + through
         return left

@@ -1,0 +1,120 @@
+"""`optimal`: which law it solves for, along the tree and beyond it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from headwater.cache.placement import Edge, Path, Placement, PlacementQuery, make_placement
+from headwater.cache.placement.program import solve
+from headwater.types import Boundaries, Match, Reason
+from tests.cache.toy import LAYOUT, Tokens, Toy, key_of, words
+
+PAGE = LAYOUT.page_size
+
+
+def nowhere() -> Path:
+    return ()
+
+
+def query(
+    length: int, branch: int, path: Callable[[], Path] = nowhere, page: int = 10, answered: bool = True
+) -> PlacementQuery:
+    return PlacementQuery(length, Match(branch, 0, branch, Reason.DIVERGED), Boundaries(), page, answered, path)
+
+
+def seen(policy: str, *depths: int) -> Placement:
+    """The policy after requests that went along one edge to these depths, weighted alike."""
+    placement = make_placement(policy)
+    for depth in depths:
+        placement.learn(query(2000, depth, lambda: (Edge(1, 1000),)))
+    return placement
+
+
+def test_of_a_prompt_that_is_new_the_law_is_that_of_all_requests() -> None:
+    optimal = seen("optimal(2, beta=1, every=1)", 100, 100, 300, 500, 500, 500, 520)
+    assert optimal.place(query(1000, 0)).checkpoints == solve([100, 300, 500, 520], [2, 1, 3, 1], 2, 10).positions
+    assert optimal.place(query(1000, 0)).checkpoints == (100, 500)
+
+
+def test_depths_beyond_the_prompt_count_at_its_end_unless_that_is_kept_anyway() -> None:
+    optimal = seen("optimal(1, beta=1, every=1, end=False)", 100, 900, 900)
+    assert optimal.place(query(401, 0, answered=False)).checkpoints == (400,)
+    assert optimal.place(query(401, 0)).checkpoints == (100,)
+    kept = seen("optimal(1, beta=1, every=1)", 100, 900, 900)
+    assert kept.place(query(401, 0, answered=False)).checkpoints == (100, 400)
+
+
+def test_along_known_edges_the_law_is_their_own() -> None:
+    optimal = make_placement("optimal(1, beta=1, every=1)")
+    for _ in range(20):
+        optimal.learn(query(2000, 300, lambda: (Edge(1, 1000),)))
+    for depth in (600, 610, 620):
+        optimal.learn(query(2000, depth, lambda: (Edge(2, 1000),)))
+    first, second = (query(2000, 900, lambda name=name: (Edge(name, 1000),)) for name in (1, 2))
+    assert optimal.place(first).checkpoints == (300,)
+    assert optimal.place(second).checkpoints == (600,)
+
+
+def test_the_prompt_itself_is_the_newest_sample_of_where_its_path_is_left() -> None:
+    fresh = make_placement("optimal(3)")
+    assert fresh.place(query(2000, 440)).checkpoints == (440,)
+
+
+def test_known_and_new_part_weigh_as_much_as_all_requests_overlapped_to_less_and_to_more() -> None:
+    optimal = make_placement("optimal(1, beta=1, every=1)")
+    for depth in (100, 1000, 1000, 1000):
+        optimal.learn(query(2000, depth))
+    placed = optimal.place(query(2000, 400, lambda: (Edge(5, 400),)))
+    assert placed.checkpoints == solve([400, 1000], [2, 3], 1, 10).positions == (1000,)
+    few = optimal.place(query(2000, 1000, lambda: (Edge(5, 1000),)))
+    assert few.checkpoints == (1000,)
+
+
+def test_until_anything_overlaps_it_is_balanced() -> None:
+    fresh, even = make_placement("optimal(4)"), make_placement("balanced(4)")
+    fresh.learn(query(900, 0))
+    for length in (0, 9, 500, 4001):
+        assert fresh.place(query(length, 0)) == even.place(query(length, 0))
+
+
+def test_the_answer_changes_every_ten_requests() -> None:
+    optimal = make_placement("optimal(1)")
+    before = optimal.place(query(1000, 0))
+    answers = []
+    for _ in range(10):
+        optimal.learn(query(2000, 120))
+        answers.append(optimal.place(query(1000, 0)))
+    assert answers[:9] == [before] * 9
+    assert answers[9].checkpoints == (120,)
+
+
+def test_a_shift_of_the_traffic_is_followed() -> None:
+    optimal = make_placement("optimal(1, beta=0.9, every=1)")
+    for depth in [200] * 100 + [700] * 20:
+        optimal.learn(query(2000, depth))
+    assert optimal.place(query(2000, 0)).checkpoints == (700,)
+
+
+def serve(toy: Toy, optimal: Placement, tokens: Tokens) -> int:
+    """As the planner does: place, reserve, learn, commit. Returns where the request resumed."""
+    match = toy.match(tokens)
+    asked = PlacementQuery(
+        len(tokens), match, Boundaries(), PAGE, path=lambda: toy.cache.path(key_of(tokens), len(tokens))
+    )
+    draft = toy.draft(tokens, match.checkpoint_tokens, checkpoints=optimal.place(asked).checkpoints)
+    plan = toy.reserve(draft)
+    optimal.learn(asked)
+    toy.commit(plan, draft)
+    toy.release(draft.request)
+    return match.checkpoint_tokens
+
+
+def test_in_a_tree_of_documents_each_gets_checkpoints_where_it_is_left() -> None:
+    toy, optimal = Toy(), make_placement("optimal(1, every=1, end=False)")
+    documents = {24: words(1, 60), 40: words(2, 60)}
+    resumed = {
+        depth: [serve(toy, optimal, document[:depth] + words(10 * depth + turn, 20)) for turn in range(5)]
+        for depth, document in documents.items()
+    }
+    assert resumed[24][2:] == [24, 24, 24]
+    assert resumed[40][2:] == [40, 40, 40]

@@ -1,0 +1,115 @@
+"""Histograms of overlap depths: weights, edges through splits, bounds."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headwater.cache.placement import Edge
+from headwater.cache.placement.overlaps import HEAVY, Overlaps
+from tests.cache.toy import PAGE, Tokens, Toy, floor, key_of
+
+
+def counting(every: int = 1, edges: int = 1000) -> Overlaps:
+    return Overlaps(beta=1.0, every=every, edges=edges)
+
+
+def common(a: Tokens, b: Tokens) -> int:
+    """Tokens of the pages that both begin with."""
+    alike = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return floor(alike)
+
+
+prompts = st.lists(st.lists(st.integers(0, 1), min_size=2, max_size=9), min_size=1, max_size=10)
+
+
+@settings(max_examples=60)
+@given(prompts=prompts, data=st.data())
+def test_along_a_path_are_those_that_left_it_whatever_was_split_meanwhile(
+    prompts: list[list[int]], data: st.DataObject
+) -> None:
+    toy, overlaps = Toy(), counting()
+    before: list[tuple[Tokens, int]] = []
+    for pages in prompts:
+        tokens = tuple(page for page in pages for _ in range(PAGE))
+        match = toy.match(tokens)
+        expected: dict[int, float] = {}
+        for other, depth in before:
+            if left := min(depth, common(other, tokens), match.kv_tokens):
+                expected[left] = expected.get(left, 0.0) + 1.0
+        assert overlaps.along(toy.cache.path(key_of(tokens), len(tokens)), match.kv_tokens) == expected
+        stops = data.draw(st.sets(st.integers(1, len(pages)), max_size=2))
+        places = tuple(sorted(PAGE * stop for stop in {*stops, len(pages)}))
+        ahead = tuple(at for at in places if at > match.checkpoint_tokens)
+        draft = toy.draft(tokens, match.checkpoint_tokens, checkpoints=ahead)
+        plan = toy.reserve(draft)
+        overlaps.learn(toy.cache.path(key_of(tokens), len(tokens)), match.branch_tokens)
+        toy.commit(plan, draft)
+        toy.release(draft.request)
+        before.append((tokens, match.branch_tokens))
+
+
+def test_the_upper_part_of_a_split_edge_begins_with_what_the_lower_knows() -> None:
+    overlaps = counting()
+    overlaps.learn((Edge(7, 1000),), 300)
+    overlaps.learn((Edge(7, 1000),), 800)
+    split = (Edge(12, 500, heir=7), Edge(9, 700))
+    assert overlaps.along(split, 700) == {300: 1.0, 500: 1.0}
+    overlaps.learn(split, 600)
+    assert overlaps.along((Edge(12, 500, heir=7), Edge(7, 1000)), 1000) == {300: 1.0, 500: 1.0, 800: 1.0}
+    assert overlaps.along(split, 700) == {300: 1.0, 500: 1.0, 600: 1.0}
+
+
+def test_an_edge_has_its_own_histogram() -> None:
+    overlaps = counting()
+    overlaps.learn((Edge(1, 100), Edge(2, 200)), 150)
+    overlaps.learn((Edge(3, 100), Edge(4, 200)), 120)
+    assert overlaps.along((Edge(1, 100), Edge(2, 200)), 200) == {150: 1.0}
+    assert overlaps.along((Edge(3, 100), Edge(5, 200)), 200) == {100: 1.0}
+    assert overlaps.up_to(130) == 1.0
+    assert [column.tolist() for column in overlaps.beyond(120)] == [[150.0], [1.0]]
+
+
+def test_each_request_weighs_one_over_beta_times_the_one_before() -> None:
+    overlaps = Overlaps(beta=0.5, every=1, edges=10)
+    for depth in (10, 20, 30):
+        overlaps.learn((), depth)
+    weights = overlaps.beyond(0)[1] / overlaps.unit
+    assert weights.tolist() == [0.25, 0.5, 1.0]
+
+
+def test_requests_begin_to_count_ten_at_a_time() -> None:
+    overlaps = counting(every=10)
+    for _ in range(9):
+        overlaps.learn((Edge(1, 50),), 50)
+    assert overlaps.empty
+    assert overlaps.along((Edge(1, 50),), 50) == {}
+    overlaps.learn((), 0)
+    assert overlaps.up_to(50) == 9.0
+    assert overlaps.along((Edge(1, 50),), 50) == {50: 9.0}
+
+
+def test_who_overlaps_nothing_is_in_no_histogram() -> None:
+    overlaps = counting()
+    overlaps.learn((), 0)
+    assert overlaps.empty
+
+
+def test_edges_that_were_used_longest_ago_are_forgotten() -> None:
+    overlaps = counting(edges=2)
+    for name in (1, 2, 1, 3):
+        overlaps.learn((Edge(name, 50),), 50)
+    assert [overlaps.along((Edge(name, 50),), 50) for name in (1, 2, 3)] == [{50: 2.0}, {}, {50: 1.0}]
+
+
+@pytest.mark.parametrize("beta", [0.9, 0.97])
+def test_weights_stay_finite_and_histograms_small_for_ever(beta: float) -> None:
+    overlaps = Overlaps(beta=beta, every=10, edges=4)
+    for turn in range(9_000):
+        overlaps.learn((Edge(turn % 3, 100_000),), 1 + turn)
+    assert 0 < overlaps.unit <= HEAVY / beta**10
+    assert len(overlaps.beyond(0)[0]) <= 350
+    assert all(len(overlaps.along((Edge(name, 100_000),), 100_000)) <= 300 for name in range(3))
+    newest = overlaps.beyond(8_999)
+    assert newest[0].tolist() == [9_000]
