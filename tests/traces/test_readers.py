@@ -234,7 +234,17 @@ def test_a_prompt_of_token_ids_may_have_other_names(written, line):
     assert read_trace(written(line)).requests[0].text == tokens(5, 6)
 
 
-@pytest.mark.parametrize("line", [[], {"input": []}, {"input": [1.5]}, {"input": [2**40]}, {"t": "soon", "input": [1]}])
+@pytest.mark.parametrize(
+    "line",
+    [
+        [],
+        {"input": []},
+        {"input": [1.5]},
+        {"input": [2**40]},
+        {"t": "soon", "input": [1]},
+        {"t": float("nan"), "input": [1]},
+    ],
+)
 def test_tokens_that_are_none_are_told(written, line):
     with pytest.raises(TraceError, match="line 2: no request that is known"):
         read_trace(written([1], line))

@@ -195,12 +195,13 @@ def test_how_long_answers_take_changes_nothing_that_is_drawn():
     ("spelling", "what"),
     [
         ("hourly", "arrival 'hourly' is unknown; there are closed, like, poisson, recorded"),
-        ("poisson(rate=0)", "rate is 0, must be above 0"),
-        ("recorded(speed=-1)", "speed is -1, must be above 0"),
-        ("closed(0)", "clients is 0, must be above 0"),
+        ("poisson(rate=0)", "rate is 0, must be a number above 0"),
+        ("recorded(speed=-1)", "speed is -1, must be a number above 0"),
+        ("closed(0)", "clients is 0, must be a number above 0"),
         ("closed", "cannot be made"),
-        ("0", "rate is 0, must be above 0"),
-        ("poisson(think=-2)", "think is -2, must be 0 or more"),
+        ("poisson('fast')", "rate is 'fast', must be a number above 0"),
+        ("0", "rate is 0.0, must be a number above 0"),
+        ("poisson(think=-2)", "think is -2, must be a number of 0 or more"),
     ],
 )
 def test_a_load_that_cannot_be_is_told(spelling, what):

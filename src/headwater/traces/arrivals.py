@@ -106,7 +106,7 @@ class Recorded:
     speed: float = 1.0
 
     def over(self, trace: Trace, seed: int = 0) -> Arrivals:
-        _positive(speed=self.speed)
+        positive(speed=self.speed)
         times = [request.at for request in trace.requests if request.at is not None]
         if len(times) < len(trace.requests):
             missing = len(trace.requests) - len(times)
@@ -127,7 +127,7 @@ class Poisson:
     think: float | None = None
 
     def over(self, trace: Trace, seed: int = 0) -> Arrivals:
-        _positive(rate=self.rate)
+        positive(rate=self.rate)
         _checked(self.think)
         starts = poisson(self.rate, 1.0, random.Random(f"starts {seed}"))
         scripts = [_script(requests, next(starts), self.think, seed) for requests in sessions_of(trace.requests)]
@@ -142,7 +142,7 @@ class Closed:
     think: float | None = 0.0
 
     def over(self, trace: Trace, seed: int = 0) -> Arrivals:
-        _positive(clients=self.clients)
+        positive(clients=self.clients)
         _checked(self.think)
         scripts = [_script(requests, AT_ONCE, self.think, seed) for requests in sessions_of(trace.requests)]
         return ScriptedArrivals(scripts, self.clients)
@@ -202,12 +202,12 @@ def _script(session: list[Request], start: float, think: float | None, seed: int
     return Script(session, earliest, pauses)
 
 
-def _positive(**values: float) -> None:
+def positive(**values: float) -> None:
     for name, value in values.items():
-        if not value > 0:
-            raise ConfigError(f"{name} is {value:g}, must be above 0")
+        if not (isinstance(value, int | float) and 0 < value < math.inf):
+            raise ConfigError(f"{name} is {value!r}, must be a number above 0")
 
 
 def _checked(think: float | None) -> None:
-    if think is not None and not think >= 0:
-        raise ConfigError(f"think is {think:g}, must be 0 or more")
+    if think is not None and not (isinstance(think, int | float) and 0 <= think < math.inf):
+        raise ConfigError(f"think is {think!r}, must be a number of 0 or more")

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from headwater.traces.block_text import BlockTexts
-from headwater.traces.reader import has, whole
+from headwater.traces.reader import finite, has, whole
 from headwater.traces.request import Request
 from headwater.traces.source import Source
 from headwater.traces.tokens import Tokens
@@ -71,7 +71,7 @@ class ClaudeCode:
             before = request
             think = request.get("think_time")
             n_in, n_out = whole(request, "in"), whole(request, "out")
-            texts.add(name, raw, n_in, n_out, None if think is None else float(think), system)
+            texts.add(name, raw, n_in, n_out, None if think is None else finite(think, "think_time"), system)
 
 
 def without_ids(line: bytes) -> tuple[bytes, list[bytes]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from headwater.errors import ConfigError
 from headwater.traces import azure, servegen
-from headwater.traces.arrivals import Arrivals, at_times, in_order, natural
+from headwater.traces.arrivals import Arrivals, at_times, in_order, natural, positive
 from headwater.traces.place import find
 from headwater.traces.point import Point
 from headwater.traces.request import Request, Trace
@@ -36,8 +36,7 @@ class Like:
     data: Path | None = None
 
     def over(self, trace: Trace, seed: int = 0) -> Arrivals:
-        if not self.speed > 0:
-            raise ConfigError(f"speed is {self.speed:g}, must be above 0")
+        positive(speed=self.speed)
         requests = [request for _, request in in_order(natural(trace).over(trace, seed))]
         points = self._points(len(requests), seed)
         if self.lengths:
@@ -46,7 +45,7 @@ class Like:
 
     def _points(self, count: int, seed: int) -> list[Point]:
         """`count` of them from `start` on, as often as it takes."""
-        source = Source(find(Path(self.file), self.data))
+        source = Source(find(Path(str(self.file)), self.data))
         read = _shape(source)
         try:
             after = (point for point in read(source, seed) if point.at >= self.start)

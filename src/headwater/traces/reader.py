@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
@@ -49,7 +50,12 @@ def seconds(record: Mapping[str, Any]) -> float | None:
     for name, scale in (("t", 1.0), ("time", 1.0), ("timestamp", 1000.0)):
         value = record.get(name)
         if value is not None:
-            if not isinstance(value, int | float) or isinstance(value, bool):
-                raise ValueError(f"{name} is {str(value)[:40]!r}, must be a number")
-            return value / scale
+            return finite(value, name) / scale
     return None
+
+
+def finite(value: Any, name: str) -> float:
+    """A number of seconds. Raises ValueError with what it is; JSON as Python reads it has NaN and Infinity."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise ValueError(f"{name} is {str(value)[:40]!r}, must be a number")
+    return float(value)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from headwater.traces.reader import has, whole
+from headwater.traces.reader import finite, has, whole
 from headwater.traces.request import BLOCK_BYTES, Request
 from headwater.traces.source import Source
 from headwater.traces.tokens import Tokens
@@ -103,4 +103,4 @@ class Recordings:
         system_end, query_start, query_end = (line.get(name) for name in PARTS)
         parts = Boundaries(system_end, query_start, query_end, tuple(line.get("extra", ())))
         lengths = whole(line, "in"), whole(line, "out"), known
-        return Request(str(number), pages, *lengths, float(line["t"]), None, parts, line.get("namespace", ""))
+        return Request(str(number), pages, *lengths, finite(line["t"], "t"), None, parts, line.get("namespace", ""))

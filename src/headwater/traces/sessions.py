@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from headwater.traces.chat import Chat
-from headwater.traces.reader import has
+from headwater.traces.reader import finite, has
 from headwater.traces.request import Request
 from headwater.traces.source import Source
 from headwater.traces.tokens import Tokens
@@ -63,8 +63,8 @@ class Sessions:
             return [None] * count
         if len(times) != count:
             raise ValueError(f"t has {len(times):,} times, calls has {count:,}")
-        start = float(line.get("t0") or 0)
-        return [start + float(t) for t in times]
+        start = finite(line.get("t0") or 0, "t0")
+        return [start + finite(t, "t") for t in times]
 
     def _fork(self, name: str, messages: list[Any], fork: dict[str, Any]) -> Request:
         prompt = [*messages[: fork["at"]], *fork["messages"]]
