@@ -1,5 +1,7 @@
 """Frozen values that travel between layers. Integers, strings and tuples only: no torch, no clock.
 
+Page ids come as the pool hands them out, in arrays that nobody changes: a tuple of them costs more than all else.
+
 All positions and lengths are in tokens, all page ids index the arena, unless a name says otherwise.
 """
 
@@ -106,7 +108,7 @@ class Save:
     """Scatter the state after exactly `position` tokens into these pages (or, in a split pool, this slot)."""
 
     position: int
-    pages: tuple[int, ...]
+    pages: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +119,11 @@ class Plan:
     request: int
     start: int
     end: int
-    restore: tuple[int, ...]  # pages of the checkpoint to gather before computing; () = go on from the slot, or zero
+    restore: Sequence[int]  # pages of the checkpoint to gather before computing; () = go on from the slot, or zero
     table: Sequence[int]  # page ids that hold KV of tokens [0, end), in order; none for models without attention
     write_from: int  # index into `table`: pages before it are read-only for this leg (their bits are there already)
     saves: tuple[Save, ...]
-    lent: tuple[int, ...] = ()  # pages that back the request's slot from now on: nobody reads or writes them
+    lent: Sequence[int] = ()  # pages that back the request's slot from now on: nobody reads or writes them
 
 
 @dataclass(frozen=True, slots=True)

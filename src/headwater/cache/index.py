@@ -195,7 +195,7 @@ class Index:
         for node in sorted(nodes, key=lambda node: (node.checkpoint_time, node.serial)):
             self._observer.changed(node)
 
-    def save(self, node: Node, pages: tuple[int, ...], now: int, speculative: bool = False) -> None:
+    def save(self, node: Node, pages: Sequence[int], now: int, speculative: bool = False) -> None:
         """Put a checkpoint at the end of a node that has none."""
         assert node.checkpoint is None, f"{node} has a checkpoint"
         node.checkpoint, node.speculative, node.checkpoint_time, node.hits = pages, speculative, now, 0
@@ -281,7 +281,7 @@ class Index:
 
     # ---- shrinking
 
-    def drop(self, node: Node, evicted: bool = True) -> tuple[int, ...]:
+    def drop(self, node: Node, evicted: bool = True) -> Sequence[int]:
         """Take the node's checkpoint away and return its pages; `evicted` tells whether to remember it."""
         pages = node.checkpoint
         assert pages is not None, f"{node} has no checkpoint"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 
 
 class Node:
@@ -37,7 +38,7 @@ class Node:
         self.serial = serial  # in order of creation: ties of age go to the older node
         self.children: dict[bytes, Node] = {}  # by the first unit of their edge
         self.heir: Node | None = None  # the first of the children: a walk tries it before it hashes a unit
-        self.checkpoint: tuple[int, ...] | None = None
+        self.checkpoint: Sequence[int] | None = None  # its pages
         self.speculative = False
         self.live = 0  # its own checkpoint, and children with one at or below them; 0: the KV is dead
         self.hits = 0  # requests that resumed at its end, since the checkpoint was taken

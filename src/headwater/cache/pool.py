@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 
 from headwater.types import CacheLayout
 
@@ -31,7 +32,7 @@ class Region:
         del self._stack[-count:]
         return taken
 
-    def give(self, pages: array[int] | tuple[int, ...]) -> None:
+    def give(self, pages: Sequence[int]) -> None:
         """Pages that their owner needs no more."""
         self._stack.extend(pages)
 

@@ -104,9 +104,21 @@ class PrefixCache:
         """Raise OutOfPages unless evicting all that may go would make room."""
         if self._pool.shortage(survey.kv, survey.states) is None:
             return
+        if self._pool.shortage(survey.kv, survey.states, self._surely_evictable(survey)) is None:
+            return
         shortage = self._pool.shortage(survey.kv, survey.states, self._evictable(draft, lease, survey))
         if shortage is not None:
             raise OutOfPages(*shortage)
+
+    def _surely_evictable(self, survey: Survey) -> tuple[int, int]:
+        """At most what `_evictable` says, and found sooner: as if no two leases had a page in common."""
+        named = survey.end
+        for lease in self._leases.values():
+            end = lease.deep or lease.node
+            named += 0 if end is None else end.end
+        checkpoints = self._index.checkpoints - len(self._leases) - 1
+        kv = self._index.kv_pages - named * self._index.unit_pages
+        return max(0, kv), max(0, checkpoints) * self.layout.checkpoint_pages
 
     def _evictable(self, draft: Draft, lease: Lease | None, survey: Survey) -> tuple[int, int]:
         """Pages of KV and of checkpoints that may go while this leg and all leases keep what they name."""
@@ -176,7 +188,7 @@ class PrefixCache:
             table=memoryview(lease.table.tobytes()).cast("i"),
             write_from=write_from,
             saves=opened.saves,
-            lent=tuple(lease.slot) if opened.took_slot else (),
+            lent=lease.slot if opened.took_slot else (),
         )
 
     def _protect(self, draft: Draft, lease: Lease, survey: Survey) -> None:
@@ -209,11 +221,11 @@ class PrefixCache:
     def _take_saves(self, opened: OpenPlan, survey: Survey) -> None:
         """Pages for each new checkpoint; for a speculative one only if some are free, the first ones first."""
         size, states = self.layout.checkpoint_pages, self._pool.states
-        saves = [Save(at, tuple(states.take(size))) for at in survey.saves]
+        saves = [Save(at, states.take(size)) for at in survey.saves]
         for at in survey.guesses:
             if states.free < size:
                 break
-            saves.append(Save(at, tuple(states.take(size))))
+            saves.append(Save(at, states.take(size)))
         opened.saves = tuple(sorted(saves, key=lambda save: save.position))
 
     def _hold(self, lease: Lease) -> None:

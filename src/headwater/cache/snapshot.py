@@ -63,7 +63,7 @@ class Tree:
             node = Node(parent, row.edge, kv(units * index.unit_pages), parent.end + units, row.serial)
             parent.adopt(row.edge[:width], node)
             if row.checkpoint is not None:
-                node.checkpoint = tuple(states(row.checkpoint))
+                node.checkpoint = states(row.checkpoint)
             node.kv_time, node.checkpoint_time = row.times
             node.speculative, node.hits, node.lost = row.speculative, row.hits, row.lost
             nodes.append(node)
