@@ -25,7 +25,7 @@ LAYOUTS = {
     "no recurrence": replace(LAYOUT, n_pages=20, checkpoint_pages=0, slot_pages=0, resumable="every_page"),
 }
 CAPPED = ["path_cap(2)", "last_n(3)"]  # give up what there would be room for
-POLICIES = ["lru", "lru_path", "gdsf", "seglen", "flop_aware", "clairvoyant", *CAPPED]
+POLICIES = ["lru", "lru_path", "gdsf", "seglen", "flop_aware", "clairvoyant", "headwater", *CAPPED]
 PROMPTS = st.lists(st.sampled_from([(0,) * PAGE, (1,) * PAGE]), min_size=1, max_size=8)
 TAILS = st.lists(st.integers(2, 3), max_size=3)
 

@@ -170,6 +170,8 @@ FIRST_HITS = {
     "path_cap(1)": [0, 0, 0, 16, 0, 8, 0, 8],
     # entries are u, s, r when p comes; room is made as by lru, and p's commit ends u's entry: what s@8 has not, goes
     "last_n(3)": [0, 0, 0, 16, 8, 8, 0, 8],
+    # 2*sqrt(8) / 8 / 6 = .12 for t, so t@16; then .18 for s, sqrt((24-8)/5)/5 = .36 for u, 1.6 for r: s@8; then u@24
+    "headwater": [0, 0, 0, 16, 8, 8, 0, 0],
     "clairvoyant": [0, 0, 0, 16, 8, 8, 0, 24],  # only u@24 is used again: t@16, s@8, r@8 go
 }
 

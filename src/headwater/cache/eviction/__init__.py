@@ -8,6 +8,7 @@ from functools import partial
 from headwater.cache.eviction.clairvoyant import Clairvoyant
 from headwater.cache.eviction.flop_aware import FlopAware
 from headwater.cache.eviction.gdsf import Gdsf
+from headwater.cache.eviction.headwater import Headwater
 from headwater.cache.eviction.last_n import LastN
 from headwater.cache.eviction.lfu import Lfu
 from headwater.cache.eviction.lru import Lru
@@ -30,6 +31,7 @@ EVICTION: dict[str, Callable[..., Eviction]] = {
     "path_cap": PathCap,
     "last_n": LastN,
     "clairvoyant": Clairvoyant,
+    "headwater": Headwater,
 }
 
 __all__ = ["EVICTION", "Eviction", "Kind", "Room", "Victim", "make_eviction"]

@@ -1,4 +1,4 @@
-"""Checkpoints by what they are worth and when they are used next, as columns: the order changes with every request."""
+"""Checkpoints by what they are worth and how far off their use is, as columns: the order changes with time."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from headwater.cache.node import Node
 
 
 class Urgency:
-    """Worth, next user and a mark of each candidate, without holes: who leaves is replaced by the last one."""
+    """Worth, time of use and a mark of each candidate, without holes: who leaves is replaced by the last one."""
 
     def __init__(self) -> None:
         self._nodes: list[Node] = []
         self._row: dict[Node, int] = {}
         self._columns = np.zeros((3, 64))
 
-    def put(self, node: Node, worth: float, user: int, leaf: bool) -> None:
+    def put(self, node: Node, worth: float, use: int, leaf: bool) -> None:
         """Add the node, or set its numbers anew. leaf: KV may go from it."""
         row = self._row.get(node)
         if row is None:
@@ -23,7 +23,7 @@ class Urgency:
             self._nodes.append(node)
             if row == self._columns.shape[1]:
                 self._columns = np.concatenate((self._columns, self._columns), axis=1)
-        self._columns[:, row] = worth, user, leaf
+        self._columns[:, row] = worth, use, leaf
 
     def discard(self, node: Node) -> None:
         row = self._row.pop(node, None)
@@ -36,9 +36,9 @@ class Urgency:
             self._columns[:, row] = self._columns[:, len(self._nodes)]
 
     def lowest(self, now: int, leaves: bool) -> Node | None:
-        """The node with the least worth / (next user - now); of equals the lowest serial's."""
-        worth, user, leaf = self._columns[:, : len(self._nodes)]
-        score = worth / np.maximum(user - now, 1.0)
+        """The node with the least worth / time to its use, past or to come; of equals the lowest serial's."""
+        worth, use, leaf = self._columns[:, : len(self._nodes)]
+        score = worth / np.maximum(np.abs(use - now), 1.0)
         if leaves:
             score[leaf == 0] = np.inf
         if not len(score) or (least := score.min()) == np.inf:
