@@ -12,6 +12,7 @@ from html.parser import HTMLParser
 import pytest
 
 from headwater.sim.report import write_report
+from headwater.sim.report.chart import round_steps
 from headwater.sim.report.line import Lines
 from headwater.sim.report.markup import VOID, tag
 from headwater.sim.row import Result, Row, Spread
@@ -226,7 +227,7 @@ def test_a_run_without_rows_or_requests_says_so(report, results):
     for section in ("memory", "length", "reasons"):
         assert "No request was replayed." in page.text(section)
     assert "Nothing took time" in page.text("ttft")
-    assert "No sample of the memory" in page.text("held")
+    assert "No row held anything" in page.text("held")
     assert "No checkpoint was taken." in page.text("reuse")
 
 
@@ -267,6 +268,20 @@ def test_lines_differ_in_more_than_their_colour():
         for (other_colour, other_dash), other_mark in looks[:i]:
             assert (colour, dash) != (other_colour, other_dash)
             assert colour != other_colour or mark != other_mark
+
+
+@pytest.mark.parametrize(
+    ("most", "ticks"),
+    [
+        (1, [0, 1]),
+        (3, [0, 1, 2, 3]),
+        (7, [0, 2, 4, 6]),
+        (1_283, [0, 500, 1_000]),
+        (40_000, [0, 10_000, 20_000, 30_000, 40_000]),
+    ],
+)
+def test_scales_have_round_steps(most, ticks):
+    assert round_steps(most, 4) == ticks
 
 
 def test_a_report_that_cannot_be_finished_leaves_the_old_one(tmp_path, monkeypatch):

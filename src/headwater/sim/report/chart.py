@@ -50,6 +50,13 @@ def round_up(value: float) -> float:
     return next((end for end in (0.05, 0.1, 0.2, 0.4, 0.6, 0.8) if value <= end), 1.0)
 
 
+def round_steps(most: float, steps: int) -> list[float]:
+    """0, 500, 1000, ...: at most so many whole steps up to `most`, of 1, 2 or 5 times a power of ten."""
+    power = 10.0 ** max(0, math.floor(math.log10(most / steps)))
+    step = next(step for step in (power, 2 * power, 5 * power, 10 * power) if most / step <= steps)
+    return [step * i for i in range(math.floor(most / step) + 1)]
+
+
 def decades(low: float, high: float) -> list[float]:
     """1, 2, 5, 10, ... around a range: fewer where it is wide."""
     steps = (1, 2, 5) if high / low < 40 else (1, 3) if high / low < 3000 else (1,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from headwater.sim.report.chart import Axis, area, frame, linear, paths, place
+from headwater.sim.report.chart import Axis, area, frame, linear, paths, place, round_steps
 from headwater.sim.report.line import Lines
 from headwater.sim.report.markup import Markup, tag
 from headwater.sim.report.numbers import count, percent, short, size
@@ -26,13 +26,15 @@ ABOUT = "over the requests of the run, by use"
 
 
 def over_time(results: Sequence[Result], lines: Lines) -> Markup:
-    """Small areas, one for each row."""
+    """Small areas, one for each row that held something."""
     title = "What the memory held"
     drawn = [
-        panel(lines.title(result.row), _figure(result, lines.title(result.row))) for result in results if result.held
+        panel(lines.title(result.row), _figure(result, lines.title(result.row)))
+        for result in results
+        if any(map(_used, result.held))
     ]
     if not drawn:
-        return section("held", title, ABOUT, empty("No sample of the memory was taken."))
+        return section("held", title, ABOUT, empty("No row held anything."))
     keys = (tag("li", tag("i", class_=f"key {name}"), label) for name, label in USES)
     return section("held", title, ABOUT, tag("ul", keys, class_="legend"), _hatch(), panels(drawn, "small"))
 
@@ -41,7 +43,7 @@ def _figure(result: Result, title: str) -> Markup:
     samples = _thinned(result.held, SAMPLES)
     last = max(1, samples[-1].requests)
     ends = [max(1, sum(_pages(one))) for one in samples]
-    x = Axis(lambda requests: requests / last, tuple((i / 2, short(last * i / 2)) for i in range(3)))
+    x = Axis(lambda requests: requests / last, tuple((tick / last, short(tick)) for tick in round_steps(last, 4)))
     y = linear(max(ends) * result.page_bytes, size, steps=2)
     levels = [(0.0, *accumulate(pages / max(ends) for pages in _pages(one))) for one in samples]
     if len(samples) == 1:
@@ -88,6 +90,10 @@ def _hatch() -> Markup:
 
 def _pages(one: Held) -> tuple[int, ...]:
     return tuple(getattr(one, name) for name, _ in USES)
+
+
+def _used(one: Held) -> int:
+    return sum(_pages(one)[:-1])
 
 
 def _named(one: Held) -> list[tuple[tuple[str, str], int]]:
