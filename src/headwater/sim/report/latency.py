@@ -72,7 +72,7 @@ def _strip(result: Result, lines: Lines, x: Axis) -> Markup:
         "svg",
         *rules,
         *parts,
-        class_=f"strip c{lines.of(row).number % 8}",
+        class_=f"strip {lines.of(row).colour}",
         role="img",
         aria_label=f"{title}: {words}",
         data_tip=f"{title}\n{words}",

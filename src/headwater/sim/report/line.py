@@ -21,9 +21,18 @@ class Line:
     name: str
 
     @property
+    def colour(self) -> str:
+        """A CSS class, as all of these."""
+        return f"c{self.number % COLOURS}"
+
+    @property
+    def dash(self) -> str:
+        return f"d{self.number % DASHES}"
+
+    @property
     def look(self) -> str:
-        """CSS classes: colour and dash, and by which it is hidden and shown."""
-        return f"c{self.number % COLOURS} d{self.number % DASHES} of-{self.number}"
+        """Colour and dash, and by which it is hidden and shown."""
+        return f"{self.colour} {self.dash} of-{self.number}"
 
     @property
     def mark(self) -> str:
@@ -72,7 +81,7 @@ class Lines:
                 tag("input", type="checkbox", value=line.number, checked=all_shown or line.number < SHOWN),
                 swatch(line),
                 line.name,
-                class_=f"c{line.number % COLOURS}",
+                class_=line.colour,
             )
             for line in self._lines.values()
         ]
@@ -83,9 +92,9 @@ def swatch(line: Line) -> Markup:
     """A piece of the line, with its mark."""
     return tag(
         "svg",
-        tag("line", x1=0, x2=30, y1=7, y2=7, class_=f"line d{line.number % DASHES}"),
+        tag("line", x1=0, x2=30, y1=7, y2=7, class_=f"line {line.dash}"),
         tag("use", href=line.mark, x=15, y=7, class_="mark"),
-        class_=f"swatch c{line.number % COLOURS}",
+        class_=f"swatch {line.colour}",
         aria_hidden="true",
     )
 

@@ -46,7 +46,7 @@ def _bars(rows: Sequence[Row], lines: Lines) -> Markup:
     strips = []
     for row in rows:
         width, bound = f"{100 * y.at(row.token_hit_rate):.2f}%", f"{100 * y.at(row.ideal_hit_rate):.2f}%"
-        bar = tag("rect", width=width, height="100%", rx=3, class_=f"c{lines.of(row).number % 8} fill")
+        bar = tag("rect", width=width, height="100%", rx=3, class_=f"{lines.of(row).colour} fill")
         ideal = tag("line", x1=bound, x2=bound, y1=-3, y2=19, class_="line ideal")
         label = f"{lines.of(row).name}: {percent(row.token_hit_rate, 2)}"
         figure = tag("svg", bar, ideal, class_="strip", role="img", aria_label=label, data_tip=_tip(row, lines))
