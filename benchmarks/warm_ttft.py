@@ -21,7 +21,7 @@ from servers import ServerThread, complete
 
 from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
-from headwater.schedule.scheduler import EXTRA_SLOTS
+from headwater.schedule.limits import EXTRA_SLOTS
 from headwater.schedule.sequence import Sequence, key_of
 from headwater.schedule.step import Leg, Step
 from headwater.server.chat import encode

@@ -76,7 +76,7 @@ class PrefixCache:
             return ()
         last, _ = self._index.walk(root, key, max(0, min((length - 1) // unit, len(key) // self.layout.unit_bytes)))
         nodes = self._index.path(last)
-        return tuple(Edge(node.serial, node.end * unit, node.heir.serial if node.heir else None) for node in nodes)
+        return tuple(Edge(node.serial, node.end * unit, node.origins) for node in nodes)
 
     # ---- reserve
 

@@ -49,10 +49,13 @@ def write_whole(path: Path, parts: Iterable[str]) -> None:
         unfinished.unlink(missing_ok=True)
 
 
-def results_table(trace: Trace, model: str, results: Sequence[Result]) -> Table:
-    """A row each, in the order in which they were asked for; what the reader inferred stands below."""
+def results_table(trace: Trace, model: str, results: Sequence[Result], width: int) -> Table:
+    """A row each, in the order in which they were asked for; what the reader inferred stands below.
+
+    Of the figures those that go into `width` letters, the most telling first.
+    """
     rows = [result.row for result in results]
-    shown = [column for column in COLUMNS if column.shown(rows)]
+    shown = _fitting([column for column in COLUMNS if column.shown(rows)], rows, width)
     table = Table(title=f"{trace.name}, {model}", title_justify="left", caption="\n".join(trace.notes) or None)
     table.caption_justify = "left"
     for column in shown:
@@ -69,7 +72,19 @@ class Column:
 
     name: str
     cell: Callable[[Row], str]
+    rank: int = 0  # what has the highest makes way first
     shown: Callable[[Sequence[Row]], bool] = lambda rows: True
+
+    def width(self, rows: Sequence[Row]) -> int:
+        """Letters, with the rule beside it; a policy may be folded."""
+        widest = max(len(self.name), *(len(self.cell(row)) for row in rows))
+        return 3 + (min(widest, 20) if self.name == "policy" else widest)
+
+
+def _fitting(columns: list[Column], rows: Sequence[Row], width: int) -> list[Column]:
+    while sum(column.width(rows) for column in columns) + 1 > width and any(column.rank for column in columns):
+        columns.remove(max(columns, key=lambda column: column.rank))
+    return columns
 
 
 def _timed(rows: Sequence[Row]) -> bool:
@@ -91,17 +106,17 @@ def _ttft(name: str) -> Callable[[Row], str]:
 
 COLUMNS = (
     Column("GB", lambda row: f"{row.memory / 1e9:,.4g}"),
-    Column("pool", lambda row: row.pool, lambda rows: any(row.pool != "unified" for row in rows)),
+    Column("pool", lambda row: row.pool, 0, lambda rows: any(row.pool != "unified" for row in rows)),
     Column("policy", _policy),
     Column("hits", lambda row: f"{row.token_hit_rate:.1%}"),
     Column("of ideal", _of_ideal),
-    Column("FLOPs", lambda row: f"{row.flops_saved_share:.1%}"),
-    Column("reused", lambda row: f"{_short(row.checkpoints_hit)} of {_short(row.checkpoints_taken)}"),
-    Column("stranded", lambda row: _short(row.stranded_tokens)),
-    Column("TTFT", _ttft("p50"), _timed),
-    Column("p95", _ttft("p95"), _timed),
-    Column("queue", lambda row: "" if row.queue_depth is None else f"{row.queue_depth:.2f}", _timed),
-    Column("s", lambda row: f"{row.seconds:.1f}"),
+    Column("FLOPs", lambda row: f"{row.flops_saved_share:.1%}", 3),
+    Column("reused", lambda row: f"{_short(row.checkpoints_hit)} of {_short(row.checkpoints_taken)}", 4),
+    Column("stranded", lambda row: _short(row.stranded_tokens), 5),
+    Column("TTFT", _ttft("p50"), 0, _timed),
+    Column("p95", _ttft("p95"), 0, _timed),
+    Column("queue", lambda row: "" if row.queue_depth is None else f"{row.queue_depth:.2f}", 1, _timed),
+    Column("s", lambda row: f"{row.seconds:.1f}", 2),
 )
 
 

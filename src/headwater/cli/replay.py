@@ -115,7 +115,7 @@ def replay(
     finally:
         done = [results[number] for number in sorted(results)]
         if done:
-            console.print(results_table(found, base.profile.name, done))
+            console.print(results_table(found, base.profile.name, done, console.width))
             outputs.write(done)
 
 

@@ -38,7 +38,8 @@ from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.load import LoadedModel, load_model, read_spec
 from headwater.models.tiny import ensure_default
-from headwater.schedule.scheduler import EXTRA_SLOTS, Limits, Scheduler
+from headwater.schedule.limits import EXTRA_SLOTS, Limits
+from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.sequence import Phase, Sequence
 from headwater.schedule.step import Step
 from headwater.types import Event, FailedEvent, FinishedEvent, Generation, TokenEvent
@@ -147,7 +148,8 @@ class Engine:
         A full queue makes way for a namespace that waits less than others: the last of the one that waits most gets
         QueueFull in its place. If `on_event` raises, the request is given up.
         """
-        self.scheduler.check_fits(len(generation.prompt) + generation.params.max_tokens)  # first of all: nobody makes way for what cannot be served
+        # first of all: nobody makes way for what cannot be served
+        self.scheduler.check_fits(len(generation.prompt) + generation.params.max_tokens)
         text = TextStream(self.loaded.tokenizer, generation.prompt[-8:], generation.params.stop)
         constraint = generation.params.constraint
         machine = None if constraint is None else self.constraints.machine(constraint, generation.namespace)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from headwater.errors import OutOfPages
-from headwater.schedule.scheduler import GUESTS, Scheduler
+from headwater.schedule.limits import GUESTS
+from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.sequence import Phase, Sequence
 
 

@@ -11,6 +11,7 @@ from typing import Literal
 
 from headwater.cache.placement import Placement
 from headwater.errors import OutOfPages, PlanClosed, RequestTooLarge
+from headwater.schedule.limits import ANSWERS_AT_ONCE, EXTRA_SLOTS, GUESTS, Limits
 from headwater.schedule.planner import Budget, Cache, Planner
 from headwater.schedule.queue import Queue
 from headwater.schedule.sequence import Phase, Sequence
@@ -18,24 +19,7 @@ from headwater.schedule.shares import Shares
 from headwater.schedule.step import DecodeRow, Leg, Step
 from headwater.types import CacheLayout, Generation, Plan
 
-ANSWERS_AT_ONCE = 4  # finished answers that are prefilled side by side; each has a slot of its own
-GUESTS = 1  # requests beyond `max_running`, each of a namespace that has nothing running while others fill all places
-EXTRA_SLOTS = ANSWERS_AT_ONCE + GUESTS
-SHARED_STEP = 256  # tokens of a step on which more than one request waits: a long one would cost all of them its time
-
 DecodeReuse = Literal["canonical", "raw", "none"]
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How much may run at once, and how many may wait for it."""
-
-    max_running: int
-    tokens_per_step: int
-    saves_per_step: int
-    max_model_len: int
-    max_waiting: int = 256
-    shared_step: int = SHARED_STEP
 
 
 @dataclass
@@ -137,8 +121,9 @@ class Scheduler:
         """Decode first, then the prefills under way, then new requests, then finished answers."""
         self._legs, self._rows = {}, {}
         for seq in [self.running[i] for i in sorted(self.running)]:
-            self._alone(self._plan_row, seq)
-        for seq in self.shares.order(self.running.values()):
+            if seq.phase is Phase.DECODE:
+                self._alone(self._plan_row, seq)
+        for seq in self.shares.order(seq for seq in self.running.values() if seq.phase is Phase.PREFILL):
             self._alone(self._plan_leg, seq)
         if not self._crowded:
             self._admit()
@@ -273,15 +258,23 @@ class Scheduler:
         self._legs[seq.id] = Leg(seq, plan)
 
     def _admit(self) -> None:
-        homes = self._homes()
-        for seq in self.shares.order(self.waiting):
+        for seq in self.shares.order(self._welcome()):
+            homes = self._homes()
             if self._budget().tokens <= 0 or len(homes) >= self.limits.max_running + GUESTS:
                 return
             if len(homes) >= self.limits.max_running and seq.namespace in homes:
                 continue
             if not self._alone(self._start_or_follow, seq):
                 return
-            homes = self._homes()
+
+    def _welcome(self) -> list[Sequence]:
+        """Those that wait and for whom there may be a place."""
+        homes = self._homes()
+        if self._budget().tokens <= 0 or len(homes) >= self.limits.max_running + GUESTS:
+            return []
+        if len(homes) < self.limits.max_running:
+            return list(self.waiting)
+        return [seq for seq in self.waiting if seq.namespace not in homes]
 
     def _homes(self) -> list[str]:
         """The namespace of each running request."""

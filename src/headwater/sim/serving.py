@@ -8,7 +8,8 @@ from headwater.cache.eviction.clairvoyant import Clairvoyant
 from headwater.cache.placement import make_placement
 from headwater.errors import ConfigError, OutOfPages, RequestTooLarge
 from headwater.schedule.leap import decode_ahead, free_steps
-from headwater.schedule.scheduler import Limits, Scheduler
+from headwater.schedule.limits import Limits
+from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.sequence import Sequence
 from headwater.schedule.step import Step
 from headwater.sim.cost import Load, StepCost

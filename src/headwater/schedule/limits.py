@@ -1,0 +1,22 @@
+"""How much may run at once, and how many may wait for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ANSWERS_AT_ONCE = 4  # finished answers that are prefilled side by side; each has a slot of its own
+GUESTS = 1  # requests beyond `max_running`, each of a namespace that has nothing running while others fill all places
+EXTRA_SLOTS = ANSWERS_AT_ONCE + GUESTS
+SHARED_STEP = 256  # tokens of a step on which more than one request waits: a long one would cost all of them its time
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of a scheduler: requests, tokens, and checkpoints that a step may take."""
+
+    max_running: int
+    tokens_per_step: int
+    saves_per_step: int
+    max_model_len: int
+    max_waiting: int = 256
+    shared_step: int = SHARED_STEP
