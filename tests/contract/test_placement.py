@@ -46,8 +46,8 @@ def paths(draw: st.DrawFn, kv: int, page: int) -> Path:
         return ()
     joints = [*sorted(draw(st.sets(st.integers(1, kv), max_size=4)) - {kv}), kv + draw(st.integers(0, 3))]
     ids = draw(st.permutations(range(8)))
-    heirs = draw(st.lists(st.none() | st.integers(0, 8), min_size=5, max_size=5))
-    return tuple(Edge(name, end * page, heir) for name, end, heir in zip(ids, joints, heirs, strict=False))
+    origins = draw(st.lists(st.tuples(st.integers(0, 8)) | st.just(()), min_size=5, max_size=5))
+    return tuple(Edge(name, end * page, origin) for name, end, origin in zip(ids, joints, origins, strict=False))
 
 
 def taught(policy: str, lessons: list[PlacementQuery]) -> Placement:

@@ -137,6 +137,7 @@ class Index:
         cut = end - parent.end
         width = cut * self.unit_bytes
         upper = Node(parent, node.edge[:width], node.pages[: cut * self.unit_pages], end, self._next_serial())
+        upper.origins = (node.serial, *node.origins[:3])
         upper.kv_time = node.kv_time
         upper.live = 1 if node.live else 0
         parent.adopt(node.unit, upper)

@@ -21,6 +21,7 @@ class Node:
         "kv_time",
         "live",
         "lost",
+        "origins",
         "pages",
         "parent",
         "pins",
@@ -36,6 +37,7 @@ class Node:
         self.pages = pages
         self.end = end  # depth of the node's end
         self.serial = serial  # in order of creation: ties of age go to the older node
+        self.origins: tuple[int, ...] = ()  # serials of nodes whose upper part this was cut from, the latest first
         self.children: dict[bytes, Node] = {}  # by the first unit of their edge
         self.heir: Node | None = None  # the first of the children: a walk tries it before it hashes a unit
         self.checkpoint: Sequence[int] | None = None  # its pages

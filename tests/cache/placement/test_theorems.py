@@ -120,7 +120,7 @@ def test_theorem_4_the_decayed_histogram_tracks_a_drifting_law_within_variance_a
             law = early + min(1.0, drift * step) * (late - early)
             overlaps.learn((), int(rng.choice(n, p=law)) + 1)
         depths, weight = overlaps.beyond(0)
-        seen = np.bincount(depths.astype(int) - 1, weights=weight, minlength=n) / weight.sum()
+        seen = np.bincount(np.array(depths) - 1, weights=weight, minlength=n) / weight.sum()
         distances.append(variation(seen, law))
         excesses.append(cost(solve(depths, weight, k).positions, law) - value(law, k))
     assert np.mean(distances) <= bound

@@ -56,8 +56,8 @@ class Optimal:
             weight += overlaps.unit
         share = weight / sum(near.values()) if near else 0.0
         far, weights = overlaps.beyond(branch)
-        depths = np.concatenate((np.fromiter(near, dtype=float), far))
-        weights = np.concatenate((share * np.fromiter(near.values(), dtype=float), weights))
+        depths = np.array([*near, *far], dtype=np.int64)
+        weights = np.concatenate((share * np.array([*near.values()]), weights))
         return self._within(query, depths, weights)
 
     def _within(self, query: PlacementQuery, depths: Column, weights: Column) -> tuple[Column, Column]:

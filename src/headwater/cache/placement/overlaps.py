@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import OrderedDict
 
 import numpy as np
@@ -32,7 +33,8 @@ class Overlaps:
         self._waiting: list[tuple[Path, int]] = []
         self._all: Histogram = {}
         self._edges: OrderedDict[int, Histogram] = OrderedDict()
-        self._depths, self._weights = np.zeros(0), np.zeros(0)  # of all, ascending by depth
+        self._depths: list[int] = []  # of all, ascending
+        self._weights = np.zeros(0)
 
     def learn(self, path: Path, depth: int) -> None:
         """A request overlaps to `depth`. It begins to count with the `every`-th since the last time some did."""
@@ -58,8 +60,8 @@ class Overlaps:
         self._all = _clear(self._all, FAINT * self.unit)
         if self.unit > HEAVY:
             self._scale_down()
-        self._depths = np.array(sorted(self._all), dtype=float)
-        self._weights = np.array([self._all[depth] for depth in sorted(self._all)])
+        self._depths = sorted(self._all)
+        self._weights = np.array([self._all[depth] for depth in self._depths])
 
     def _enter(self, edge: Edge, depth: int) -> None:
         histogram = self._edges.get(edge.id)
@@ -79,11 +81,11 @@ class Overlaps:
         self.unit = 1.0
 
     def _of(self, edge: Edge) -> Histogram:
-        """What is known of the edge; of the upper part of a split edge, what is known of the lower."""
-        known = self._edges.get(edge.id)
-        if known is None and edge.heir is not None:
-            known = self._edges.get(edge.heir)
-        return known or {}
+        """What is known of the edge; of a new upper part of a split edge, what is known of the lower."""
+        for name in (edge.id, *edge.origins):
+            if name in self._edges:
+                return self._edges[name]
+        return {}
 
     # ---- reading
 
@@ -97,12 +99,16 @@ class Overlaps:
         for edge in path:
             stop = min(edge.end, end)
             histogram = self._of(edge)
-            inside = {depth: weight for depth, weight in histogram.items() if start < depth < stop}
-            on = sum(weight for depth, weight in histogram.items() if depth >= stop)
-            elsewhere = through - on - sum(inside.values())
+            inside = on = 0.0
+            for depth, weight in histogram.items():
+                if depth >= stop:
+                    on += weight
+                elif depth > start:
+                    left[depth] = weight
+                    inside += weight
+            elsewhere = through - on - inside
             if elsewhere > ROUNDING * through:
                 left[start] = left.get(start, 0.0) + elsewhere
-            left.update(inside)
             start, through = stop, on
         if through:
             left[end] = left.get(end, 0.0) + through
@@ -110,11 +116,11 @@ class Overlaps:
 
     def up_to(self, depth: int) -> float:
         """Weight of all requests that overlapped to `depth` or less."""
-        return float(self._weights[: np.searchsorted(self._depths, depth, "right")].sum())
+        return float(self._weights[: bisect_right(self._depths, depth)].sum())
 
-    def beyond(self, depth: int) -> tuple[Column, Column]:
+    def beyond(self, depth: int) -> tuple[list[int], Column]:
         """Depths of all requests that overlapped to more than `depth`, ascending, and their weights."""
-        first = np.searchsorted(self._depths, depth, "right")
+        first = bisect_right(self._depths, depth)
         return self._depths[first:], self._weights[first:]
 
     @property

@@ -10,11 +10,11 @@ from headwater.types import Boundaries, Match
 
 
 class Edge(NamedTuple):
-    """An edge of the tree that a prompt enters. Where one is split, the lower part keeps the id and is the heir."""
+    """An edge of the tree that a prompt enters. Where one is split, the lower part keeps the id."""
 
     id: int
     end: int  # in tokens
-    heir: int | None = None  # id of its oldest child
+    origins: tuple[int, ...] = ()  # ids of edges whose upper part this was cut from, the latest first
 
 
 Path = tuple[Edge, ...]

@@ -46,10 +46,10 @@ def solve(depths: Numbers, weights: Numbers, k: int, page: int = 1) -> Schedule:
 
 def _on_grid(depths: Numbers, weights: Numbers, page: int) -> tuple[Column, Column]:
     """Page numbers at which overlaps end, and their weights. Those within the first page no checkpoint can serve."""
-    numbers, which = np.unique(np.asarray(depths) // page, return_inverse=True)
-    mass = np.bincount(which, weights=np.asarray(weights, dtype=float), minlength=len(numbers))
-    counts = (numbers > 0) & (mass > 0)
-    return numbers[counts].astype(float), mass[counts]
+    mass = np.bincount(np.asarray(depths, dtype=np.int64) // page, weights=np.asarray(weights, dtype=float))
+    mass[:1] = 0
+    pages = np.flatnonzero(mass)
+    return pages.astype(float), mass[pages]
 
 
 def _chosen(x: Column, p: Column, k: int) -> list[int]:
