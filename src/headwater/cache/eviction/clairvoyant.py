@@ -21,6 +21,7 @@ class Clairvoyant:
     one on its own path; what nobody will use goes first, the oldest use before the rest. Bare leaves go before all.
     For one request after the other: `foresee` before the first one, then `now_at(i)` before request i's match, which
     is the i-th of the future; all that is committed until the next `now_at` is on its key. Without a future it is LRU.
+    KV without a checkpoint goes by its time, as under LRU, so it bounds nothing where work can resume at every page.
     A greedy bound: it does not search for the best set of checkpoints, which is a knapsack over a tree.
     """
 
