@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headwater.errors import ConfigError
+from headwater.figures import alibaba
 from headwater.figures.figure import Figure
 from headwater.figures.marconi import fig3b, table1
+from headwater.figures.seglen import chat, memory, swebench
 
 FIGURES: dict[str, Figure] = {
-    module.FIGURE.name: module.FIGURE
-    for module in (
-        table1,
-        fig3b,
+    figure.name: figure
+    for figure in (
+        table1.FIGURE,
+        fig3b.FIGURE,
+        swebench.FIVE,
+        swebench.TEN,
+        chat.FIGURE,
+        memory.FIGURE,
+        alibaba.FIGURE,
     )
 }
 

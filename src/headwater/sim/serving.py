@@ -163,8 +163,10 @@ class Serving:
         rows = list(self.scheduler.running.values())
         if not rows:
             return False
-        left = min(max(1, self._visits[seq.id].request.output_tokens) - seq.n_output for seq in rows if seq.samples)
-        steps = free_steps(self.scheduler, left - 1) if all(seq.samples for seq in rows) else 0
+        if not all(seq.samples for seq in rows):
+            return False
+        left = min(max(1, self._visits[seq.id].request.output_tokens) - seq.n_output for seq in rows)
+        steps = free_steps(self.scheduler, left - 1)
         if steps < 2:
             return False
         load = Load(rows=len(rows), kv_tokens=sum(seq.computed for seq in rows), logits=len(rows), states=len(rows))

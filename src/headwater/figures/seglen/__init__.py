@@ -1,0 +1,1 @@
+"""The tables of "Rethinking Prefix Caching for Hybrid LLMs" (SegLen)."""

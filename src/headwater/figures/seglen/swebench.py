@@ -1,0 +1,49 @@
+"""SegLen's two tables on agents' sessions: 100 sessions, 10 a second, 5 and 10 seconds between turns."""
+
+from __future__ import annotations
+
+from headwater.figures.figure import Figure, Found
+from headwater.figures.lab import Lab
+from headwater.figures.seglen.setting import Paper, table
+from headwater.traces.arrivals import Poisson
+
+SESSIONS = 100
+DIFFERENCE = (
+    "mini_swe_agent's sessions stand for SWE-bench's: 40 requests each where theirs have 5 or 10, so that a session "
+    "lives longer and its state is asked for again each time. SGLang's own policy is played by `lru_path`, Marconi in "
+    "SGLang by a static alpha of 1; times are those of the roofline."
+)
+
+
+def _figure(name: str, think: float, paper: Paper) -> Figure:
+    def run(lab: Lab) -> Found:
+        return table(lab, lab.trace("mini_swe_agent", sessions=SESSIONS), Poisson(10.0, think), paper)
+
+    return Figure(
+        name=name,
+        title=f"Agents' sessions, {think:g} s between turns",
+        paper=f"SegLen, swebench_sps=10_art={think:g}_nums=100",
+        claim="SegLen halves LRU's mean time to the first token and hits more; Marconi lies between.",
+        difference=DIFFERENCE,
+        run=run,
+    )
+
+
+FIVE = _figure(
+    "seglen-swe5",
+    5.0,
+    {
+        "lru": (2107.68, 10.3686, 0.3261),
+        "seglen": (1027.35, 4.8386, 0.4179),
+        "marconi": (1178.64, 5.6679, 0.4065),
+    },
+)
+TEN = _figure(
+    "seglen-swe10",
+    10.0,
+    {
+        "lru": (2273.05, 11.2514, 0.2994),
+        "seglen": (1101.67, 5.9165, 0.4353),
+        "marconi": (1335.84, 7.2620, 0.4242),
+    },
+)
