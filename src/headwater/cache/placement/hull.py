@@ -33,9 +33,11 @@ def lower_hull(x: Column, y: Column, guess: Column | None = None) -> tuple[Colum
         stays = np.ones(len(kept), dtype=bool)
         stays[dents] = False
         if len(dents) <= FEW < WINDOW < len(kept):
+            right = 0
             for dent in dents.tolist():
-                left, right = _bridge(at, height, dent)
-                stays[left + 1 : right] = False
+                if dent >= right:
+                    left, right = _bridge(at, height, dent)
+                    stays[left + 1 : right] = False
         kept, at, height = kept[stays], at[stays], height[stays]
 
 
