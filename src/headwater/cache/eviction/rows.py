@@ -54,6 +54,9 @@ class Rows:
         self._value, self._time, self._leaf = np.zeros(64), np.zeros(64), np.zeros(64, dtype=bool)
         self._score, self._scratch = np.zeros(64), np.zeros(64)
 
+    def __len__(self) -> int:
+        return len(self._nodes)
+
     def put(self, node: Node, value: float, time: int, leaf: bool) -> None:
         """Add the node, or set its numbers anew. leaf: KV may go from it."""
         row = self._row.get(node)
@@ -84,19 +87,19 @@ class Rows:
 
     def bounds(self, leaves: bool) -> Bounds | None:
         """Of all rows, or of those that are leaves; None if there are none."""
-        value, time = self._value[: len(self._nodes)], self._time[: len(self._nodes)]
+        count = len(self._nodes)
+        value, time = self._value[:count], self._time[:count]
         if leaves:
-            mask = self._leaf[: len(self._nodes)]
+            mask = self._leaf[:count]
             value, time = value[mask], time[mask]
         if not len(value):
             return None
-        return Bounds(float(value.min()), float(value.max()), float(time.min()), float(time.max()))
+        low, high = np.minimum.reduce, np.maximum.reduce  # what min() and max() come to, in less time
+        return Bounds(float(low(value)), float(high(value)), float(low(time)), float(high(time)))
 
     def lowest(self, scale: Scale, leaves: bool) -> tuple[float, int, Node] | None:
         """The least score, its node's serial and its node; of equals the lowest serial's. Ages are at least 1."""
         count = len(self._nodes)
-        if not count:
-            return None
         score, part = self._score[:count], self._scratch[:count]
         np.subtract(scale.now, self._time[:count], out=score)
         if scale.now <= scale.newest:
@@ -109,8 +112,8 @@ class Rows:
         least = score[score.argmin()]
         if least == np.inf:
             return None
-        tied = [self._nodes[row] for row in np.flatnonzero(score == least)]
-        node = min(tied, key=lambda node: node.serial)
+        tied = [self._nodes[row] for row in (score == least).nonzero()[0]]
+        node = tied[0] if len(tied) == 1 else min(tied, key=lambda node: node.serial)
         return float(least), node.serial, node
 
     def _widen(self) -> None:

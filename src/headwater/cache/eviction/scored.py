@@ -83,6 +83,7 @@ class Scored(ABC):
 
         What minmax subtracts is the same for all and left out.
         """
+        tables = [rows for rows in tables if len(rows)]
         compared = self._tables if self._over_all else tables
         bounds = [found for rows in compared if (found := rows.bounds(leaves and not self._over_all)) is not None]
         if not bounds:
