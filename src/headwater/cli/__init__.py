@@ -18,6 +18,7 @@ from headwater.cli import (  # noqa: F401  each registers its command
     profiles,
     replay,
     serve,
+    size,
 )
 from headwater.cli.common import commands
 from headwater.errors import HeadwaterError

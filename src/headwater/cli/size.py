@@ -1,0 +1,149 @@
+"""`headwater size`: how much memory recorded traffic needs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from headwater.cache.eviction import make_eviction
+from headwater.cache.placement import make_placement
+from headwater.cli.common import commands, console
+from headwater.cli.lab import (
+    Arrival,
+    Data,
+    Jobs,
+    JsonFile,
+    Limit,
+    ModelName,
+    PageTokens,
+    Seed,
+    Tokenizer,
+    TraceFile,
+    progress_console,
+    read,
+)
+from headwater.cli.lab_output import write_whole
+from headwater.errors import ConfigError
+from headwater.models.profiles import load_profile
+from headwater.setting import parse_bytes
+from headwater.sim.advice import advice, curve
+from headwater.sim.setup import Setup
+from headwater.sim.size import Sampling, Size, Sizing
+from headwater.traces.loads import make_arrivals
+from headwater.traces.request import Trace
+
+
+@commands.command()
+def size(
+    trace: TraceFile,
+    model: ModelName = "qwen3.5-9b",
+    eviction: Annotated[str, typer.Option(help="What goes first.")] = "lru",
+    placement: Annotated[str, typer.Option(help="Where checkpoints are taken.")] = "structural",
+    page_size: PageTokens = 64,
+    smallest: Annotated[
+        str | None, typer.Option("--from", help="Smallest size; else twice the longest request.")
+    ] = None,
+    largest: Annotated[str | None, typer.Option("--to", help="Largest size; else where no more is to be had.")] = None,
+    points: Annotated[int, typer.Option(min=2, help="Sizes, evenly spaced by ratio.")] = 10,
+    samples: Annotated[int, typer.Option(min=2, help="Samples of the trace, for the error bars.")] = 4,
+    rate: Annotated[str, typer.Option(help="Share of the trace that a sample has; auto: by size, checked.")] = "auto",
+    check: Annotated[
+        bool, typer.Option("--check", help="Replay all sizes in full, too, and print by how much they differ.")
+    ] = False,
+    arrival: Arrival = None,
+    limit: Limit = None,
+    data: Data = None,
+    tokenizer: Tokenizer = None,
+    seed: Seed = 0,
+    jobs: Jobs = 0,
+    json_file: JsonFile = None,
+) -> None:
+    """Say how much memory recorded traffic needs: its hit rate over memory, from samples, and advice in words."""
+    sampling = Sampling(samples, _rate(rate), seed, jobs)
+    setup = Setup(load_profile(model), 0, placement, eviction, page_size=page_size)
+    ends = [None if end is None else parse_bytes(end) for end in (smallest, largest)]
+    _check_policies(setup)
+    found = read(trace, data, tokenizer, limit)
+    begin = time.perf_counter()
+    sizing = Sizing(found, setup, make_arrivals(found, arrival, seed, data), sampling)
+    with progress_console.status("replaying"):
+        sizes = sizing.sizes(_spaced(sizing, ends, points))
+        seconds = time.perf_counter() - begin
+        full = sizing.replayed([one.memory for one in sizes if one.rate < 1]) if check else {}
+    console.print(_table(found, setup, sizing.ideal, sizes, full))
+    lines = advice(curve(sizes, sizing.modelled), sizing.ideal)
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True)
+    console.print(
+        _effort(sizes, sampling, seconds, time.perf_counter() - begin - seconds if check else None),
+        highlight=False,
+        soft_wrap=True,
+    )
+    if json_file is not None:
+        write_whole(json_file, [json.dumps(_document(found, setup, sizing.ideal, sizes, full, lines), indent=1) + "\n"])
+
+
+def _rate(text: str) -> float | None:
+    if text == "auto":
+        return None
+    try:
+        return float(text)
+    except ValueError as error:
+        raise ConfigError(f"--rate is {text!r}, must be auto or a number above 0 and up to 1") from error
+
+
+def _check_policies(setup: Setup) -> None:
+    """Raise ConfigError for what cannot be, before anything is read."""
+    make_placement(setup.placement)
+    ample = setup.profile.layout(1 << 40, setup.page_size)
+    make_eviction(setup.eviction, ample)
+
+
+def _spaced(sizing: Sizing, ends: Sequence[int | None], points: int) -> list[int]:
+    """Sizes of three digits between both ends."""
+    low, high = (own if given is None else given for given, own in zip(ends, sizing.range(), strict=True))
+    if not low < high:
+        raise ConfigError(f"sizes from {low:,} to {high:,} bytes: the second must be larger than the first")
+    if low < sizing.least:
+        raise ConfigError(
+            f"--from is {low:,} bytes, must be at least {sizing.least:,}: a page, a slot and a checkpoint"
+        )
+    sizes = (low * (high / low) ** (number / (points - 1)) for number in range(points))
+    return sorted({int(float(f"{size:.2e}")) for size in sizes})
+
+
+def _table(trace: Trace, setup: Setup, ideal: float, sizes: Sequence[Size], full: dict[int, float]) -> Table:
+    title = f"{trace.name}, {setup.profile.name}: {setup.placement}, {setup.eviction}; ideal {ideal:.1%}"
+    table = Table(title=title, title_justify="left", caption="\n".join(trace.notes) or None)
+    table.caption_justify = "left"
+    for name in ("memory", "hit rate", "±", "of ideal", "replayed", *(("in full", "off by") if full else ())):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in sizes:
+        cells = [f"{one.memory / 1e9:,.4g} GB", f"{one.hit_rate:.1%}", f"{100 * one.error:.1f}" if one.error else ""]
+        cells += [f"{one.hit_rate / ideal:.1%}" if ideal else "", "all" if one.rate == 1 else f"1/{1 / one.rate:.0f}"]
+        if one.memory in full:
+            cells += [f"{full[one.memory]:.1%}", f"{100 * (one.hit_rate - full[one.memory]):+.2f}"]
+        table.add_row(*cells)
+    return table
+
+
+def _effort(sizes: Sequence[Size], sampling: Sampling, seconds: float, checking: float | None) -> str:
+    sampled = sum(one.rate < 1 for one in sizes)
+    sources = f"{sampled} of {len(sizes)} sizes from {sampling.samples} samples each, the others replayed in full"
+    line = f"{sources}: {seconds:.1f} s"
+    return line if checking is None else f"{line}; in full for the check: {checking:.1f} s"
+
+
+def _document(
+    trace: Trace, setup: Setup, ideal: float, sizes: Sequence[Size], full: dict[int, float], lines: Sequence[str]
+) -> dict[str, object]:
+    policies = {"placement": setup.placement, "eviction": setup.eviction, "page_size": setup.page_size}
+    rows = [asdict(one) | ({"full_hit_rate": full[one.memory]} if one.memory in full else {}) for one in sizes]
+    names = {"trace": trace.name, "model": setup.profile.name}
+    return {**names, **policies, "ideal_hit_rate": ideal, "sizes": rows, "advice": list(lines)}
