@@ -223,7 +223,7 @@ def test_a_full_disk_ends_the_recording_and_nothing_else(tmp_path, monkeypatch):
 
 
 KILLED = """
-    import sys
+    import sys, time
     from pathlib import Path
     from headwater.errors import TraceError
     from headwater.server.recording import Heard, Recorder
@@ -239,8 +239,9 @@ KILLED = """
             return len(read_trace(path).requests)
         except TraceError:  # as long as there is none
             return 0
-    while written() < 20:
-        pass
+    patience = time.monotonic() + 20
+    while written() < 20 and time.monotonic() < patience:
+        time.sleep(0.001)
     print("written", flush=True)
     sys.stdin.read()
 """
