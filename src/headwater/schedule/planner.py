@@ -30,7 +30,7 @@ def common_tokens(a: bytes, b: bytes, layout: CacheLayout) -> int:
     """Length in tokens of the longest common prefix of two keys, in whole units."""
     width = layout.unit_bytes
     units = min(len(a), len(b)) // width
-    if a[:width] != b[:width]:
+    if not units or a[:width] != b[:width]:
         return 0
     differ = np.frombuffer(a, np.uint8, units * width) != np.frombuffer(b, np.uint8, units * width)
     first = int(differ.argmax())
