@@ -44,7 +44,7 @@ class FlopAware(Scored):
         self._unit_pages = layout.kv_pages_per_unit * (layout.unit_tokens // layout.page_size)
         self._whole_prefix = memory == "prefix"
         self._immediate = parent == "immediate" or self._every_page
-        self._leaves = Leaves()
+        self._leaves = None if layout.state_fraction is None else Leaves()  # KV that has a pool of its own
 
     @property
     def alpha(self) -> float:
@@ -65,14 +65,15 @@ class FlopAware(Scored):
         return saved / (pages + len(node.checkpoint or ()))
 
     def victim(self, room: Room, now: int) -> Victim | None:
-        if room is not Room.KV:
+        if room is not Room.KV or self._leaves is None:
             return super().victim(room, now)
         self.settle()
         return self._leaves.oldest()
 
     def _place(self, node: Node) -> None:
         super()._place(node)
-        self._leaves.changed(node)
+        if self._leaves is not None:
+            self._leaves.changed(node)
 
 
 def _require(option: str, chosen: str, allowed: tuple[str, ...]) -> None:
