@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 
-.PHONY: install install-dev demo test test-full lint bench results screenshot soak soak-memory tenant-timing fuzz clean
+.PHONY: install install-dev demo test test-full lint bench bench-lab results policies screenshot soak soak-memory tenant-timing fuzz clean
 
 # torch first and pinned: an open range would bring gigabytes of CUDA packages
 $(BIN)/python:
@@ -44,6 +44,14 @@ test-full: lint
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/run.py $(BENCH)
+
+# how fast the lab is, on recorded traffic: make bench-lab DATA=... PEERS=...
+bench-lab: $(VENV)/.dev
+	$(BIN)/python benchmarks/lab.py $(if $(DATA),--data $(DATA)) $(if $(PEERS),--peers $(PEERS))
+
+# every policy on every trace at four sizes, and the page that shows it: make policies DATA=...
+policies: $(VENV)/.dev
+	$(BIN)/python benchmarks/policies.py $(if $(DATA),--data $(DATA))
 
 # the papers' figures on recorded traffic, and the page that shows them: make results DATA=... [PEERS=...] [FIGURES=marconi]
 results: $(VENV)/.dev

@@ -82,14 +82,19 @@ def ratios(above: Iterable[float], below: Iterable[float]) -> list[float]:
     return [a / b for a, b in zip(above, below, strict=True)]
 
 
-def options(doc: str | None, name: str, repeats: int) -> argparse.Namespace:
-    """The command line of one benchmark. Also prepares the process for torch with `--threads`."""
+def options(doc: str | None, name: str, repeats: int, **paths: Path) -> argparse.Namespace:
+    """The command line of one benchmark. Also prepares the process for torch with `--threads`.
+
+    `paths`: options that name a file or folder, with their defaults.
+    """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=repeats)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--small", action="store_true", help="sizes that only show that it runs")
     parser.add_argument("--out", type=Path, default=RESULTS / f"{name}.json")
+    for option, default in paths.items():
+        parser.add_argument(f"--{option}", type=Path, default=default)
     given = parser.parse_args()
     prepare_process(given.threads)
     given.begun = cpu_seconds()
