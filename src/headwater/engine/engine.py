@@ -23,6 +23,7 @@ from headwater.engine.runner import Runner
 from headwater.engine.sampler import Choice, Sampling, sample
 from headwater.engine.selfcheck import SelfCheck, self_check
 from headwater.engine.stats import EngineStats
+from headwater.engine.tuned import Tuning
 from headwater.errors import (
     ConstraintError,
     DeadlineExceeded,
@@ -80,6 +81,7 @@ class Engine:
         self._broken: Exception | None = None  # what ended the thread before its time
         self._thread: threading.Thread | None = None
         self._meter = Meter()
+        self._tuning = Tuning(scheduler)
 
     @classmethod
     def load(cls, config: ServeConfig) -> Engine:
@@ -130,6 +132,7 @@ class Engine:
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
+        self._tuning.close()
 
     def drain(self, timeout: float | None = None) -> bool:
         """Wait until nothing is left to do, finished answers included; False if `timeout` seconds were not enough."""
@@ -358,6 +361,7 @@ class Engine:
         seq = live.seq
         with self._changed:
             self.scheduler.finish(seq)
+            self._tuning.seen(seq)
         assert seq.account is not None
         account = replace(seq.account, preemptions=seq.preemptions)
         held_back = "" if isinstance(stop, str) else live.text.flush()
