@@ -27,13 +27,14 @@ class Edges:
     def rows(self) -> Tree:
         return Tree.of(self._tree)
 
-    def note(self, namespace: str, key: bytes, units: int) -> None:
-        """Remember the first `units` of `key`."""
+    def note(self, namespace: str, key: bytes, units: int) -> int:
+        """Remember the first `units` of `key`; returns how many of them were known."""
         last, end = self._tree.walk(self._tree.root(namespace), key, units)
         if end < units:
             joint = last if last.end == end else self._tree.boundary(last, end)
             self._tree.add(joint, key, units, array("i"))
             self.units += units - end
+        return end
 
     def depth(self, namespace: str, key: bytes, limit: int) -> int:
         """How far `key` goes along what was noted, at most to `limit`."""

@@ -18,6 +18,4 @@ class Ideal:
         """Tokens at which this request would resume; what it computes is there from now on."""
         key = self._trace.key(request, request.known_tokens)
         cap = min(max(0, request.prompt_tokens - 1) // self._unit, len(key) // self._width)
-        depth = self._edges.depth(request.namespace, key, cap)
-        self._edges.note(request.namespace, key, len(key) // self._width)
-        return depth * self._unit
+        return min(cap, self._edges.note(request.namespace, key, len(key) // self._width)) * self._unit
