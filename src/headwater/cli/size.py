@@ -74,17 +74,12 @@ def size(
     sizing = Sizing(found, setup, make_arrivals(found, arrival, seed, data), sampling)
     with progress_console.status("replaying"):
         sizes = sizing.sizes(_spaced(sizing, ends, points))
-        seconds = time.perf_counter() - begin
-        full = sizing.replayed([one.memory for one in sizes if one.rate < 1]) if check else {}
+    effort = _effort(sizing, sizes, time.perf_counter() - begin)
+    full = _replayed(sizing, sizes) if check else {}
     console.print(_table(found, setup, sizing.ideal, sizes, full))
     lines = advice(curve(sizes, sizing.modelled), sizing.ideal)
-    for line in lines:
+    for line in (*lines, effort):
         console.print(line, highlight=False, soft_wrap=True)
-    console.print(
-        _effort(sizes, sampling, seconds, time.perf_counter() - begin - seconds if check else None),
-        highlight=False,
-        soft_wrap=True,
-    )
     if json_file is not None:
         write_whole(json_file, [json.dumps(_document(found, setup, sizing.ideal, sizes, full, lines), indent=1) + "\n"])
 
@@ -118,6 +113,15 @@ def _spaced(sizing: Sizing, ends: Sequence[int | None], points: int) -> list[int
     return sorted({int(float(f"{size:.2e}")) for size in sizes})
 
 
+def _replayed(sizing: Sizing, sizes: Sequence[Size]) -> dict[int, float]:
+    """Full replays of what was estimated."""
+    begin = time.perf_counter()
+    with progress_console.status("replaying in full"):
+        full = sizing.replayed([one.memory for one in sizes if one.rate < 1])
+    progress_console.print(f"checked in {time.perf_counter() - begin:.1f} s", highlight=False)
+    return full
+
+
 def _table(trace: Trace, setup: Setup, ideal: float, sizes: Sequence[Size], full: dict[int, float]) -> Table:
     title = f"{trace.name}, {setup.profile.name}: {setup.placement}, {setup.eviction}; ideal {ideal:.1%}"
     table = Table(title=title, title_justify="left", caption="\n".join(trace.notes) or None)
@@ -133,11 +137,13 @@ def _table(trace: Trace, setup: Setup, ideal: float, sizes: Sequence[Size], full
     return table
 
 
-def _effort(sizes: Sequence[Size], sampling: Sampling, seconds: float, checking: float | None) -> str:
+def _effort(sizing: Sizing, sizes: Sequence[Size], seconds: float) -> str:
     sampled = sum(one.rate < 1 for one in sizes)
-    sources = f"{sampled} of {len(sizes)} sizes from {sampling.samples} samples each, the others replayed in full"
-    line = f"{sources}: {seconds:.1f} s"
-    return line if checking is None else f"{line}; in full for the check: {checking:.1f} s"
+    sources = (
+        f"{sampled} of {len(sizes)} sizes from {sizing.sampling.samples} samples each, the others replayed in full"
+    )
+    work = sizing.replayed_tokens / sizing.prompt_tokens / len(sizes)
+    return f"{sources}: {work:.0%} of the work of replaying all, {seconds:.1f} s"
 
 
 def _document(

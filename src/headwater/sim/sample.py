@@ -13,14 +13,16 @@ from headwater.schedule.planner import common_tokens
 from headwater.traces.request import Request
 from headwater.types import CacheLayout
 
-COMMON = 16  # a prefix that more than one of so many sessions have is everybody's: it makes no group
-FEW = 8  # sessions that share a prefix are a group, however few there are in all
+EVERYBODY = 4  # one session in so many has what everybody has
 
 
-def groups(requests: Sequence[Request], layout: CacheLayout) -> list[int]:
-    """Of each request, the number of its group: sessions that share a prefix which is not everybody's."""
+def groups(requests: Sequence[Request], layout: CacheLayout, most: int) -> list[int]:
+    """Of each request, the number of its group: sessions that share a prefix.
+
+    Not one that is everybody's, or that more than `most` sessions have: that one will be in any sample.
+    """
     texts = sorted({(r.namespace, r.text, r.session) for r in requests if len(r.text) >= layout.unit_bytes})
-    limit = max(FEW, len({request.session for request in requests}) // COMMON)
+    limit = min(most, len({request.session for request in requests}) // EVERYBODY)
     union = _Union()
     shares: list[tuple[int, set[str]]] = []  # prefixes that the text goes on with: tokens, and sessions so far
     for (space, text, session), after in zip(texts, [*texts[1:], None], strict=True):

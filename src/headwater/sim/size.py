@@ -8,6 +8,7 @@ too wide, or at which a full replay shows that the correction was wrong, are rep
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -26,8 +27,10 @@ from headwater.traces.request import Request, Trace
 
 BOUND = 0.01  # of the hit rate: how far off an estimate may be
 TARGET = 32_000_000  # prompt tokens in all samples of a size together
-GROUPS = 16  # in a sample, at least
+GROUPS = 12  # in a sample, at least
+EACH = 8, 4, 2, 1  # sessions of each sample with a prefix that makes no group
 ROOM = 2  # times what a request takes, of which a sample's memory must have room
+CHECKED = 2  # full replays at once that check estimates
 PROBED = 2_000  # requests from which the checkpoints that one takes are counted
 
 Order = Sequence[tuple[float, Request]]
@@ -45,8 +48,10 @@ class Sampling:
     def __post_init__(self) -> None:
         if self.samples < 2:
             raise ConfigError(f"samples are {self.samples}, error bars take at least 2")
-        if self.rate is not None and not 0 < self.rate * self.samples <= 1:
-            raise ConfigError(f"{self.samples} samples of {self.rate:g} of the trace each: together at most 1")
+        if self.rate not in (None, 1) and not 0 < self.rate * self.samples <= 1:
+            raise ConfigError(
+                f"{self.samples} samples of {self.rate:g} of the trace each must be more than 0, at most 1"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,7 @@ class Sizing:
         self.layout = replace(setup, memory=max(setup.memory, self.page_bytes)).layout(trace)
         self.prompt_tokens = sum(request.prompt_tokens for _, request in self.order)
         self.replayed_tokens = 0  # in all replays so far
+        self._groups_for: dict[int, list[int]] = {}
 
     @property
     def ideal(self) -> float:
@@ -86,7 +92,7 @@ class Sizing:
         """From twice the longest request to where nothing more is to be had, in bytes."""
         longest = max(request.known_tokens for _, request in self.order)
         least = 2 * (longest // self.layout.page_size + self._beside) * self.page_bytes
-        return least, max(2 * least, int(self.model.pages_for(0.999 * self.model.ideal) * self.page_bytes))
+        return least, max(2 * least, math.ceil(self.model.pages_for(0.999 * self.model.ideal)) * self.page_bytes)
 
     @property
     def least(self) -> int:
@@ -100,12 +106,10 @@ class Sizing:
         """The hit rate at each of these sizes, in bytes."""
         counts = {memory: self.parts_for(memory) for memory in memories}
         found = dict(self._sampled(counts))
+        full = self.replayed([memory for memory in memories if memory not in found])
         if self.sampling.rate is None:
-            unsure = [memory for memory in memories if memory not in found or found[memory].error > BOUND]
-            full = self.replayed(unsure)
-            full |= self._checked({memory: found[memory] for memory in memories if memory not in full})
-        else:
-            full = {}
+            full |= self.replayed([memory for memory in found if found[memory].error > BOUND])
+            full |= self._checked({memory: found[memory] for memory in found if memory not in full})
         return [
             Size(memory, full[memory], 0.0, 1.0, self.modelled(memory))
             if memory in full
@@ -116,11 +120,15 @@ class Sizing:
     def parts_for(self, memory: int) -> int:
         """Into how many parts the trace is cut at that size: powers of two; 1 where samples would not be worth it."""
         if self.sampling.rate is not None:
-            return max(self.sampling.samples, round(1 / self.sampling.rate))
+            return 1 if self.sampling.rate == 1 else max(self.sampling.samples, round(1 / self.sampling.rate))
         wanted = self.prompt_tokens * self.sampling.samples / TARGET
         room = memory / self.page_bytes / (ROOM * self._typical)
-        count = 1 << max(0, int(min(wanted, room, len(set(self._groups)) / GROUPS)).bit_length() - 1)
-        return count if count >= 2 * self.sampling.samples else 1
+        count = 1 << max(0, int(min(wanted, room, len(self.order))).bit_length() - 1)
+        while count >= 2 * self.sampling.samples:
+            if len(set(self._groups(count))) >= GROUPS * count:
+                return count
+            count //= 2
+        return 1
 
     def replayed(self, memories: Sequence[int]) -> dict[int, float]:
         """Hit rates of full replays, by size."""
@@ -132,7 +140,7 @@ class Sizing:
     def _sampled(self, counts: dict[int, int]) -> Iterator[tuple[int, Estimate]]:
         for count in sorted(set(counts.values()) - {1}):
             memories = [memory for memory in counts if counts[memory] == count]
-            part_of = parts(self._groups, count, self.sampling.seed)
+            part_of = parts(self._groups(count), count, self.sampling.seed)
             rows = [self._sample(part_of, part, memories) for part in range(self.sampling.samples)]
             for number, memory in enumerate(memories):
                 yield memory, estimate(self.modelled(memory), [row[number] for row in rows], count)
@@ -153,22 +161,30 @@ class Sizing:
         hits = self.model.hits(pages)
         if hits >= self.model.ideal:
             return pages
-        return max(1, min(pages, -int(-model.pages_for(hits * share) // 1)))
+        return max(1, min(pages, math.ceil(model.pages_for(hits * share))))
 
     def _checked(self, estimates: dict[int, Estimate]) -> dict[int, float]:
-        """Full replays where the model was corrected most, until one shows that the correction was right."""
+        """Full replays where the model was corrected most, until they show that the correction was right."""
         full: dict[int, float] = {}
-        for memory in sorted(estimates, key=lambda memory: -abs(estimates[memory].correction)):
-            full |= self.replayed([memory])
-            if abs(full[memory] - estimates[memory].hit_rate) <= BOUND:
+        doubted = sorted(estimates, key=lambda memory: -abs(estimates[memory].correction))
+        for at in range(0, len(doubted), CHECKED):
+            now = self.replayed(doubted[at : at + CHECKED])
+            full |= now
+            if all(abs(now[memory] - estimates[memory].hit_rate) <= BOUND for memory in now):
                 break
         return full
 
     # ---- what all of it is made of
 
-    @cached_property
-    def _groups(self) -> list[int]:
-        return groups([request for _, request in self.order], self.layout)
+    def _groups(self, count: int) -> list[int]:
+        """Of each request, for `count` parts: the larger ones of EACH make fewer groups, and better ones."""
+        if count not in self._groups_for:
+            requests = [request for _, request in self.order]
+            for each in EACH:
+                found = self._groups_for[count] = groups(requests, self.layout, each * count)
+                if len(set(found)) >= GROUPS * count:
+                    break
+        return self._groups_for[count]
 
     @cached_property
     def _beside(self) -> int:
@@ -187,7 +203,7 @@ class Sizing:
         probed = self.order[:PROBED]
         tokens = sum(request.known_tokens for _, request in probed)
         pages = tokens // self.layout.page_size + (8 * len(probed) + 8) * self.layout.checkpoint_pages
-        ample = replace(self.setup, memory=(pages + self._beside) * self.page_bytes, pool="unified")
+        ample = replace(self.setup, memory=(pages + self._beside) * self.page_bytes, eviction="lru", pool="unified")
         cache: PrefixCache = ample.cache(layout := ample.layout(self.trace))
         alone = OneByOne(self.trace, cache, ample.planner(cache, layout))
         for _, request in probed:
