@@ -1,0 +1,1 @@
+"""The figures of "Sparse Prefix Caching for Hybrid and Recurrent LLM Serving"."""

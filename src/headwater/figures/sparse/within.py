@@ -1,0 +1,61 @@
+"""What placements save within one entry, exactly as the paper counts it."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+from headwater.cache.placement import PlacementQuery, make_placement
+from headwater.cache.placement.recomputation import Recomputation
+from headwater.figures.sparse.overlap import PAGE, Overlap
+from headwater.types import Boundaries, Match, Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """`checkpoints`: of an entry, on average over those that were overlapped."""
+
+    recomputation: Recomputation
+    checkpoints: float
+
+
+def score(spelling: str, seen: Sequence[Overlap]) -> Score:
+    """Every entry gets a placement's checkpoints as it is made; who overlaps it resumes at the deepest before.
+
+    The placement knows what came before, and no tree: an entry is placed as a whole, wherever it overlapped others.
+    """
+    placement = make_placement(spelling)
+    wanted = {overlap.entry for overlap in seen}
+    placed: dict[int, tuple[int, ...]] = {}
+    cost = depths = 0
+    for number, overlap in enumerate(seen):
+        if overlap.depth:
+            depths += overlap.depth
+            cost += overlap.depth - resumed(placed[overlap.entry], overlap.depth)
+        if number in wanted:
+            placed[number] = placement.place(query(overlap.length)).checkpoints
+        placement.learn(query(overlap.length, overlap.depth))
+    hits = max(1, sum(overlap.depth > 0 for overlap in seen))
+    count = sum(map(len, placed.values())) / max(1, len(placed))
+    return Score(Recomputation(cost / hits, depths / hits), count)
+
+
+def scores(spellings: Sequence[str], seen: Sequence[Overlap], jobs: int = 0) -> dict[str, Score]:
+    """A score a placement; jobs: processes, 0 is one a core."""
+    with ProcessPoolExecutor(jobs or len(os.sched_getaffinity(0))) as pool:
+        return dict(zip(spellings, pool.map(partial(score, seen=seen), spellings), strict=True))
+
+
+def resumed(checkpoints: Sequence[int], depth: int) -> int:
+    """The deepest checkpoint at or before `depth`; 0: from the beginning."""
+    before = bisect_right(checkpoints, depth)
+    return checkpoints[before - 1] if before else 0
+
+
+def query(length: int, depth: int = 0) -> PlacementQuery:
+    """A prompt of which nothing is cached, though it overlaps an entry to `depth`."""
+    return PlacementQuery(length, Match(0, 0, depth, Reason.COLD), Boundaries(), PAGE)
