@@ -66,6 +66,24 @@ def test_what_was_generated_is_not_there_where_nobody_knows_it() -> None:
     assert hits(run(known, decode_reuse="none")) == [0, 96]
 
 
+def test_an_answer_that_ends_on_the_prompts_last_page_is_resumed_all_the_same() -> None:
+    short = chat("a", 1, turns=2, said=40, answer=4)  # 104 and 4 tokens: both end within page 7, at 96
+    for placement in ("branch", "structural", "every_block(1)"):
+        assert hits(run(short, placement=placement)) == [0, 96]
+
+
+def test_kv_alone_hits_nothing() -> None:
+    row = run(chat("a", 1, turns=3), placement="none").row
+    assert (row.hit_tokens, row.checkpoints_taken) == (0, 0)
+    assert row.stranded_tokens > 0
+
+
+def test_blocks_stand_in_answers_too() -> None:
+    result = run(chat("a", 1, turns=2), placement="every_block(3)")  # 48, 96 in the prompt, and 144 is beyond 128
+    assert hits(result) == [0, 96]
+    assert result.row.checkpoints_taken == 2 + 2  # and 144, 192 of the second, which ends at 192
+
+
 def test_without_a_cache_nothing_hits() -> None:
     row = run(chat("a", 1, turns=3), eviction="none").row
     assert (row.hit_tokens, row.flops_saved, row.checkpoints_taken) == (0, 0, 0)

@@ -135,8 +135,9 @@ class Planner:
         )
 
     def _place(self, seq: Sequence, query: PlacementQuery, others: Iterable[Sequence]) -> None:
-        if not seq.samples:  # a finished answer: its end is where the next turn resumes
-            seq.checkpoints, seq.speculative = (seq.n_prompt // self.unit * self.unit,), ()
+        if not seq.samples:
+            placed = self.placement.place_answer(query)
+            seq.checkpoints, seq.speculative = placed.checkpoints, placed.speculative
             return
         placed, match = self.placement.place(query), query.match
         branches = set()
@@ -148,6 +149,7 @@ class Planner:
             }
         ahead = {b for b in branches if match.checkpoint_tokens < b < seq.n_prompt}
         seq.checkpoints = tuple(sorted({*placed.checkpoints, *ahead}))
+        seq.placed_until = max(seq.checkpoints, default=match.checkpoint_tokens)
         seq.speculative = tuple(p for p in placed.speculative if p not in seq.checkpoints)
 
     # -- later legs ----------------------------------------------------------

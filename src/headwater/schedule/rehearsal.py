@@ -35,7 +35,7 @@ class Rehearsed(Sequence):
 
     @property
     def known_tokens(self) -> int:
-        return self._n_prompt
+        return self.seen.known_tokens
 
 
 def rehearse(cache: PrefixCache, placement: Placement, window: Requests[Seen]) -> int:
@@ -49,8 +49,8 @@ def rehearse(cache: PrefixCache, placement: Placement, window: Requests[Seen]) -
             continue
         assert prompt.account is not None, "a request that was planned has an account"
         hits += prompt.account.resumed_at
-        end = seen.known_tokens // unit * unit
-        if end > seen.prompt_tokens // unit * unit:
+        end = prompt.answer_end(unit) if prompt.generation.keep_output else None
+        if end is not None:
             prefill(planner, cache, Rehearsed(2 * number + 1, seen, end))
     return hits
 

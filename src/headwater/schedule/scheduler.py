@@ -95,9 +95,8 @@ class Scheduler:
     def finish(self, seq: Sequence) -> None:
         """The answer is complete: free its memory, and queue the prefill that lets the next turn resume after it."""
         self.cancel(seq)
-        unit = self.layout.unit_tokens
-        end = seq.known_tokens // unit * unit
-        if not self._keeps_answer(seq) or end <= seq.n_prompt // unit * unit:
+        end = seq.answer_end(self.layout.unit_tokens) if self._keeps_answer(seq) else None
+        if end is None:
             return
         self.answers.append(seq.answer(self.new_id(), end))
         while len(self.answers) > self.limits.max_running:

@@ -40,6 +40,7 @@ class Sequence:
     table: Pages[int] = ()  # page ids of [0, computed), and of what is reserved beyond
     checkpoints: tuple[int, ...] = ()  # positions still ahead at which the prefill saves its state
     speculative: tuple[int, ...] = ()
+    placed_until: int = 0  # the deepest checkpoint that the prompt has or takes
     account: CacheAccount | None = None
     waited: bool = False
     preemptions: int = 0
@@ -47,6 +48,16 @@ class Sequence:
     def __post_init__(self) -> None:
         self.tokens = list(self.generation.prompt)
         self.key = key_of(self.generation.prompt)
+
+    def answer_end(self, unit: int) -> int | None:
+        """Up to where its answer is to be prefilled, so that the next turn resumes there. `unit`: the grid.
+
+        None where prompt and answer end on the same page, and the prompt's own last checkpoint does as well.
+        """
+        end = self.known_tokens // unit * unit
+        if end > self.n_prompt // unit * unit:
+            return end
+        return None if self.placed_until >= (self.n_prompt - 1) // unit * unit else end or None
 
     def key_until(self, end: int) -> bytes:
         """The key of the first `end` tokens, output included."""

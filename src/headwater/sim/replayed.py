@@ -50,7 +50,7 @@ class Replayed(Sequence):
 
     @property
     def known_tokens(self) -> int:
-        return min(len(self.tokens), self.request.known_tokens)
+        return self.request.known_tokens
 
     def key_until(self, end: int) -> bytes:
         return self.trace.key(self.request, end)

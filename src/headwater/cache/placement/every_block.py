@@ -14,6 +14,12 @@ class EveryBlock(Unlearned):
         self._pages = pages
 
     def place(self, query: PlacementQuery) -> Placed:
+        return self._until(query.last_page, query)
+
+    def place_answer(self, query: PlacementQuery) -> Placed:
+        return self._until(query.length, query)
+
+    def _until(self, end: int, query: PlacementQuery) -> Placed:
         block = self._pages * query.page_size
         first = query.match.checkpoint_tokens // block + 1
-        return Placed(tuple(range(first * block, query.last_page + 1, block)))
+        return Placed(tuple(range(first * block, end + 1, block)))

@@ -7,11 +7,11 @@ import numpy as np
 from headwater.cache.placement.balanced import balanced
 from headwater.cache.placement.hull import Column
 from headwater.cache.placement.overlaps import Overlaps
-from headwater.cache.placement.policy import Placed, PlacementQuery
+from headwater.cache.placement.policy import EndOfAnswer, Placed, PlacementQuery
 from headwater.cache.placement.program import solve
 
 
-class Optimal:
+class Optimal(EndOfAnswer):
     """At most k checkpoints a prompt with the least expected recomputation (sparse prefix caching, theorem 2).
 
     Along one prompt the places where others leave it have one law, so one dynamic program over the whole prompt divides

@@ -67,11 +67,21 @@ class Placement(Protocol):
     def place(self, query: PlacementQuery) -> Placed:
         """Positions for this prompt; none of them twice. Changes nothing."""
 
+    def place_answer(self, query: PlacementQuery) -> Placed:
+        """Positions for the prefill of a finished answer, whose last page ends at `length`."""
+
     def learn(self, query: PlacementQuery) -> None:
         """The prompt's prefill begins: note where it left the tree. Called once a request."""
 
 
-class Unlearned:
+class EndOfAnswer:
+    """A policy that has the next turn resume where the answer ended."""
+
+    def place_answer(self, query: PlacementQuery) -> Placed:
+        return Placed((query.length,))
+
+
+class Unlearned(EndOfAnswer):
     """A policy that goes by the prompt alone."""
 
     def learn(self, query: PlacementQuery) -> None:
