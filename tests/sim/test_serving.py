@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 import headwater.sim.serving as serving_module
+from headwater.errors import ConfigError
 from headwater.models.profiles import load_profile
 from headwater.sim.cost import StepCost
 from headwater.sim.devices import load_device
@@ -113,6 +114,31 @@ def test_what_never_fits_is_refused_and_its_session_goes_on() -> None:
     result = serve(trace, pages=500)
     assert result.row.requests == 4
     assert result.row.misses_by_reason["too_large"] == 2
+
+
+def test_raw_publishes_only_what_a_recording_knows() -> None:
+    trace = sessions(3)
+    unknown = replace(trace, requests=[replace(one, known_tokens=one.prompt_tokens) for one in trace.requests])
+    known, blind = serve(trace, decode_reuse="raw"), serve(unknown, decode_reuse="raw")
+    assert known.row.hit_tokens > blind.row.hit_tokens > 0
+
+
+def test_pages_of_one_token_grow_a_page_a_step() -> None:
+    trace = Trace("small", [request for name in "ab" for request in chat(name, 1, 3, 40, 30)])
+    served = serve(trace, page_size=1)
+    assert served.row.hit_tokens > 0
+    assert served.row.misses_by_reason.get("too_large", 0) == 0
+    with pytest.raises(ConfigError, match="a page has 1 token"):
+        serve(trace, page_size=1, decode_reuse="raw")
+
+
+@pytest.mark.parametrize(("pool", "refused"), [("split", 1), ("elastic", 0)])
+def test_elastic_pools_take_a_prompt_that_is_longer_than_their_part_for_kv(pool: str, refused: int) -> None:
+    setup = Setup(PROFILE, 4 * 10**9, pool=pool, state_fraction=0.9, page_size=PAGE)  # type: ignore[arg-type]
+    pages = setup.layout(Trace("any", ())).n_pages
+    trace = Trace("long", chat("a", 1, 1, pages * PAGE // 5, 20))
+    result = replay(trace, setup, make_arrivals(trace, "poisson(rate=1)"), Engine(COST))
+    assert result.row.misses_by_reason.get("too_large", 0) == refused
 
 
 def test_percentiles_are_ranks() -> None:

@@ -166,7 +166,7 @@ class Planner:
     def decode_page(self, seq: Sequence) -> Plan:
         """A private page for the token at `seq.computed` and the rest of its page; raises OutOfPages."""
         page = self.layout.page_size
-        last = (seq.computed // page + 1) * page - 1  # its last token may be a leg of its own
+        last = (seq.computed // page + 1) * page - (page > 1)  # its last token may be a leg of its own
         draft = Draft(seq.id, seq.namespace, seq.key, seq.planned, last)
         try:
             plan = self.cache.reserve(draft)

@@ -11,7 +11,7 @@ from typing import Literal
 
 from headwater.cache.placement import Placement
 from headwater.errors import OutOfPages, PlanClosed, RequestTooLarge
-from headwater.schedule.limits import ANSWERS_AT_ONCE, EXTRA_SLOTS, GUESTS, Limits
+from headwater.schedule.limits import ANSWERS_AT_ONCE, EXTRA_SLOTS, GUESTS, LOOKED_AT, OTHERS, Limits
 from headwater.schedule.planner import Budget, Cache, Planner
 from headwater.schedule.queue import Queue
 from headwater.schedule.sequence import Phase, Sequence
@@ -42,6 +42,7 @@ class Scheduler:
         self._left_slots: set[int] = set()
         self._next_id = 0
         self._crowded = False  # after a preemption nobody is admitted until somebody has left
+        self._full = False  # memory was short for who is next: asked again when somebody has come or left
         self._legs: dict[int, Leg] = {}
         self._rows: dict[int, DecodeRow] = {}
         self.failures: list[tuple[Sequence, Exception]] = []  # requests that were given up; the engine tells them
@@ -63,6 +64,7 @@ class Scheduler:
         self.check_fits(seq.n_prompt + seq.generation.params.max_tokens)
         self.waiting.push(seq)
         self.shares.join(seq.namespace)
+        self._full = False
 
     def check_fits(self, tokens: int) -> None:
         """Raises RequestTooLarge where a prompt and its output could never be served; changes nothing."""
@@ -72,10 +74,10 @@ class Scheduler:
         layout = self.layout
         kv = -(-tokens // layout.page_size) * layout.kv_pages_per_unit
         states = layout.slot_pages
-        if layout.state_fraction is None:
+        if layout.state_fraction is None or layout.elastic_pages:
             need, have = kv + states, layout.n_pages
         else:
-            state_pages = int(layout.n_pages * layout.state_fraction)
+            state_pages = round(layout.n_pages * layout.state_fraction)  # as the pool is split
             need, have = kv, layout.n_pages - state_pages
             if states > state_pages:
                 need, have = states, state_pages
@@ -221,8 +223,12 @@ class Scheduler:
             seq.table = plan.table
 
     def _raw_page(self, seq: Sequence) -> Plan | None:
-        """With decode-reuse raw: the plan that publishes the page which this row completes, if there is room."""
-        if self.decode_reuse != "raw" or (seq.computed + 1) % self.layout.unit_tokens:
+        """With decode-reuse raw: the plan that publishes the page which this row completes, if there is room.
+
+        None, too, where a recording does not know what the page holds.
+        """
+        end = seq.computed + 1
+        if self.decode_reuse != "raw" or end % self.layout.unit_tokens or end > seq.known_tokens:
             return None
         try:
             return self.planner.raw_page(seq)
@@ -269,11 +275,9 @@ class Scheduler:
     def _welcome(self) -> list[Sequence]:
         """Those that wait and for whom there may be a place."""
         homes = self._homes()
-        if self._budget().tokens <= 0 or len(homes) >= self.limits.max_running + GUESTS:
+        if self._full or self._budget().tokens <= 0 or len(homes) >= self.limits.max_running + GUESTS:
             return []
-        if len(homes) < self.limits.max_running:
-            return list(self.waiting)
-        return [seq for seq in self.waiting if seq.namespace not in homes]
+        return self.waiting.fronts(LOOKED_AT, homes if len(homes) >= self.limits.max_running else ())
 
     def _homes(self) -> list[str]:
         """The namespace of each running request."""
@@ -291,7 +295,7 @@ class Scheduler:
 
     def _start(self, seq: Sequence) -> bool:
         while True:
-            others = [s for s in self.waiting if s is not seq][:64]
+            others = [s for s in self.waiting.first(OTHERS + 1) if s is not seq]
             try:
                 plan = self.planner.first_leg(seq, self._budget(), others)
             except OutOfPages as error:
@@ -299,6 +303,7 @@ class Scheduler:
                     continue
                 if not self.running:
                     self.give_up(seq, error)
+                self._full = bool(self.running)
                 return False
             if plan is None:
                 return False
@@ -390,7 +395,7 @@ class Scheduler:
             self._left_slots.add(seq.slot)
             seq.slot = None
         del self.running[seq.id]
-        self._crowded = False
+        self._crowded = self._full = False
 
     def _abandon(self, plan: Plan) -> None:
         with suppress(PlanClosed):  # it was its commit that failed

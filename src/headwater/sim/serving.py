@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from headwater.cache.eviction import Eviction
 from headwater.cache.eviction.clairvoyant import Clairvoyant
 from headwater.cache.placement import make_placement
 from headwater.errors import ConfigError, OutOfPages, RequestTooLarge
@@ -57,8 +58,7 @@ class Serving:
     def __post_init__(self) -> None:
         self.layout = self.setup.layout(self.trace)
         self.cache = self.setup.cache(self.layout)
-        if isinstance(self.cache.policy, Clairvoyant):
-            raise ConfigError("eviction 'clairvoyant' knows the order of requests one by one only, not under a clock")
+        check_clock(self.setup, self.cache.policy)
         self.ideal = Ideal(self.trace, self.layout.unit_tokens)
         limits = Limits(
             max_running=self.engine.max_running,
@@ -191,6 +191,14 @@ class Serving:
             else:
                 low = middle + 1
         return low
+
+
+def check_clock(setup: Setup, policy: Eviction) -> None:
+    """Raise ConfigError for what runs with requests one by one only."""
+    if isinstance(policy, Clairvoyant):
+        raise ConfigError("eviction 'clairvoyant' knows the order of requests one by one only, not under a clock")
+    if setup.decode_reuse == "raw" and setup.page_size == 1:
+        raise ConfigError("decode-reuse raw publishes pages as they fill up: a page has 1 token, must have at least 2")
 
 
 def _load(step: Step) -> Load:
