@@ -29,7 +29,7 @@ BOUND = 0.01  # of the hit rate: how far off an estimate may be
 TARGET = 32_000_000  # prompt tokens in all samples of a size together
 GROUPS = 12  # in a sample, at least
 EACH = 8, 4, 2, 1  # sessions of each sample with a prefix that makes no group
-ROOM = 2  # times what a request takes, of which a sample's memory must have room
+ROOM = 1.5  # times what a request takes, of which a sample's memory must have room
 CHECKED = 2  # full replays at once that check estimates
 PROBED = 2_000  # requests from which the checkpoints that one takes are counted
 
