@@ -7,6 +7,8 @@ from dataclasses import dataclass
 ANSWERS_AT_ONCE = 4  # finished answers that are prefilled side by side; each has a slot of its own
 GUESTS = 1  # requests beyond `max_running`, each of a namespace that has nothing running while others fill all places
 EXTRA_SLOTS = ANSWERS_AT_ONCE + GUESTS
+LOOKED_AT = 256  # requests of a namespace that wait and may be begun in one step
+OTHERS = 64  # requests that wait and are compared with one that begins: where they leave it, it takes a checkpoint
 SHARED_STEP = 256  # tokens of a step on which more than one request waits: a long one would cost all of them its time
 
 

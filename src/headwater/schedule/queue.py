@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from headwater.schedule.sequence import Sequence
 
@@ -14,6 +14,7 @@ class Queue:
 
     def __init__(self) -> None:
         self._waiting: list[Sequence] = []
+        self._lines: dict[str, list[Sequence]] = {}  # the same, by namespace
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -22,17 +23,30 @@ class Queue:
         return iter(tuple(self._waiting))
 
     def push(self, seq: Sequence) -> None:
-        insort(self._waiting, seq, key=lambda s: s.id)
+        for line in (self._waiting, self._lines.setdefault(seq.namespace, [])):
+            insort(line, seq, key=lambda s: s.id)
 
     def remove(self, seq: Sequence) -> None:
         self._waiting.remove(seq)
+        line = self._lines[seq.namespace]
+        line.remove(seq)
+        if not line:
+            del self._lines[seq.namespace]
+
+    def first(self, count: int) -> list[Sequence]:
+        """At most `count`, in order of arrival."""
+        return self._waiting[:count]
+
+    def fronts(self, count: int, without: Container[str] = ()) -> list[Sequence]:
+        """The first `count` of each namespace that is not in `without`."""
+        return [seq for name, line in self._lines.items() if name not in without for seq in line[:count]]
 
     def displaced_by(self, namespace: str) -> Sequence | None:
         """Who leaves a full queue for a newcomer of `namespace`: the last of the namespace that waits most.
 
         None if that is the newcomer's own, or would be with it; nobody leaves whose answer has begun.
         """
-        counts = Counter(seq.namespace for seq in self._waiting)
+        counts = Counter({name: len(line) for name, line in self._lines.items()})
         longest = max(counts, key=lambda name: counts[name], default=namespace)
         if counts[longest] <= counts[namespace] + 1:
             return None

@@ -97,15 +97,13 @@ class Scheduler:
     def finish(self, seq: Sequence) -> None:
         """The answer is complete: free its memory, and queue the prefill that lets the next turn resume after it."""
         self.cancel(seq)
-        end = seq.answer_end(self.layout.unit_tokens) if self._keeps_answer(seq) else None
+        keeps = self.decode_reuse == "canonical" and seq.generation.keep_output
+        end = seq.answer_end(self.layout.unit_tokens) if keeps else None
         if end is None:
             return
         self.answers.append(seq.answer(self.new_id(), end))
         while len(self.answers) > self.limits.max_running:
             self.answers.popleft()
-
-    def _keeps_answer(self, seq: Sequence) -> bool:
-        return self.decode_reuse == "canonical" and seq.generation.keep_output
 
     @property
     def idle(self) -> bool:
