@@ -41,6 +41,9 @@ def figures(
         out.mkdir(parents=True, exist_ok=True)
     lab = Lab(data, peers, limit, jobs, seed)
     for figure in chosen:
+        if figure.run is None:
+            progress_console.print(f"{figure.name} needs an engine: benchmarks/ has it")
+            continue
         with progress_console.status(f"{figure.name}: {figure.title}"):
             document = measure(figure, lab)
         console.print(_table(figure, document))

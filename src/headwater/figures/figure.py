@@ -45,4 +45,4 @@ class Figure:
     paper: str  # where in which paper
     claim: str  # what the paper says that it shows
     difference: str  # why ours differs, as far as known
-    run: Callable[[Lab], Found]
+    run: Callable[[Lab], Found] | None  # None: it needs an engine, and a benchmark writes it

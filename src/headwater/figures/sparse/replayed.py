@@ -8,11 +8,12 @@ from headwater.figures.figure import Figure, Found, Line, Shape
 from headwater.figures.lab import Lab
 from headwater.figures.sparse.datasets import DATASETS, Dataset
 from headwater.figures.sparse.overlap import PAGE
-from headwater.figures.sparse.savings import BETA, BUDGETS, FIXED, OPTIMAL, UNBUDGETED
+from headwater.figures.sparse.savings import BETA, FIXED, OPTIMAL, UNBUDGETED
 from headwater.models.profiles import load_profile
 from headwater.sim.row import Row
 from headwater.sim.setup import Setup
 
+BUDGETS = (1, 4, 16, 64)
 MEMORY = 8 * 10**12  # bytes: enough for a checkpoint at every block, so that only last_n evicts
 RULES = FIXED | {"optimal": OPTIMAL.replace("{beta}", str(BETA))}
 PLAIN = UNBUDGETED | {"structural": "structural"}

@@ -23,7 +23,15 @@ class Score:
     checkpoints: float
 
 
-def score(spelling: str, seen: Sequence[Overlap]) -> Score:
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """Where requests resume, 0: at the beginning; and how many checkpoints the entries had that they overlapped."""
+
+    at: tuple[int, ...]
+    checkpoints: float
+
+
+def resumptions(spelling: str, seen: Sequence[Overlap]) -> Resumed:
     """Every entry gets a placement's checkpoints as it is made; who overlaps it resumes at the deepest before.
 
     The placement knows what came before, and no tree: an entry is placed as a whole, wherever it overlapped others.
@@ -31,17 +39,21 @@ def score(spelling: str, seen: Sequence[Overlap]) -> Score:
     placement = make_placement(spelling)
     wanted = {overlap.entry for overlap in seen}
     placed: dict[int, tuple[int, ...]] = {}
-    cost = depths = 0
+    found = []
     for number, overlap in enumerate(seen):
-        if overlap.depth:
-            depths += overlap.depth
-            cost += overlap.depth - resumed(placed[overlap.entry], overlap.depth)
+        found.append(deepest(placed[overlap.entry], overlap.depth) if overlap.depth else 0)
         if number in wanted:
             placed[number] = placement.place(query(overlap.length)).checkpoints
         placement.learn(query(overlap.length, overlap.depth))
+    return Resumed(tuple(found), sum(map(len, placed.values())) / max(1, len(placed)))
+
+
+def score(spelling: str, seen: Sequence[Overlap]) -> Score:
+    """Of the requests that overlap something."""
+    resumed = resumptions(spelling, seen)
     hits = max(1, sum(overlap.depth > 0 for overlap in seen))
-    count = sum(map(len, placed.values())) / max(1, len(placed))
-    return Score(Recomputation(cost / hits, depths / hits), count)
+    depths = sum(overlap.depth for overlap in seen)
+    return Score(Recomputation((depths - sum(resumed.at)) / hits, depths / hits), resumed.checkpoints)
 
 
 def scores(spellings: Sequence[str], seen: Sequence[Overlap], jobs: int = 0) -> dict[str, Score]:
@@ -50,7 +62,7 @@ def scores(spellings: Sequence[str], seen: Sequence[Overlap], jobs: int = 0) -> 
         return dict(zip(spellings, pool.map(partial(score, seen=seen), spellings), strict=True))
 
 
-def resumed(checkpoints: Sequence[int], depth: int) -> int:
+def deepest(checkpoints: Sequence[int], depth: int) -> int:
     """The deepest checkpoint at or before `depth`; 0: from the beginning."""
     before = bisect_right(checkpoints, depth)
     return checkpoints[before - 1] if before else 0

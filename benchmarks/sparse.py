@@ -1,0 +1,182 @@
+"""Do fewer tokens to recompute take less time, and what does a resumption begin with?
+
+    python benchmarks/sparse.py --data FOLDER [--repeats 3] [--threads 2] [--small] [--out docs/results]
+
+One attention and three Gated DeltaNet layers of Qwen3.5-0.8B's sizes with random weights, in bfloat16, on the engine's
+model, arena and state memory. Writes figures 3 and 4 of the sparse prefix caching paper as `headwater figures` would.
+Where prompts resume comes from the data; their tokens are random, since times do not depend on them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import measure
+import torch
+from engines import Model
+
+from headwater.figures.document import document
+from headwater.figures.figure import Figure, Found
+from headwater.figures.lab import Lab, Used
+from headwater.figures.sparse.clock import FRONTIER, LINEAR, PLACEMENTS, Measured, Times, frontier, proportional
+from headwater.figures.sparse.datasets import PROMPTS, QUALITY
+from headwater.figures.sparse.within import resumptions
+from headwater.mixers.numerics import prepare_process
+from tests import checkpoints
+from tests.support import Bench
+
+GROUP = replace(
+    checkpoints.DENSE,
+    layer_types=("linear_attention",) * 3 + ("full_attention",),
+    hidden_size=1024,
+    intermediate_size=3584,
+    num_attention_heads=8,
+    head_dim=256,
+    linear_num_key_heads=16,
+    linear_num_value_heads=16,
+    linear_key_head_dim=128,
+    linear_value_head_dim=128,
+)
+LONGEST = 8192  # tokens of a prompt
+STEP = 1024  # tokens of a step, as the engine has it
+LENGTHS = (2048, 4096, 8192)
+RECOMPUTED = (64, 256, 512, 1024, 2048, 4096)
+REQUESTS = {QUALITY: 4, PROMPTS: 12}  # of each data set; its other requests only teach the placements
+
+
+@dataclass
+class Group:
+    """The layer group with a prompt of LONGEST tokens in its arena, and a checkpoint of it halfway."""
+
+    bench: Bench
+    tokens: list[int]
+    halfway: int
+
+    def __post_init__(self) -> None:
+        self.seq = self.bench.sequence(len(self.tokens))
+        spec = self.bench.model.spec
+        self.checkpoint = self.bench.sequence(spec.checkpoint_pages * spec.page_size).table.tolist()
+        self.cold = self._run(self.halfway)
+        self.bench.states.save(self.seq.slot, self.bench.arena.pages, self.checkpoint)
+        self.cold = self._run(len(self.tokens))
+
+    def resume(self, position: int, length: int) -> torch.Tensor:
+        """Logits of the last of `length` tokens. From any position the same checkpoint: no time depends on its bits."""
+        if position:
+            self.load_state()
+        else:
+            self.bench.states.zero(self.seq.slot)
+        self.seq.length = position
+        return self._run(length)
+
+    def load_state(self) -> None:
+        self.bench.states.restore(self.seq.slot, self.bench.arena.pages, self.checkpoint)
+
+    def load_kv(self, length: int) -> None:
+        for layer in self.bench.model.spec.attention_layers:
+            self.bench.arena.gather(layer, self.seq.table, length)
+
+    def exact(self) -> bool:
+        return torch.equal(self.resume(self.halfway, len(self.tokens)), self.cold)
+
+    def _run(self, length: int) -> torch.Tensor:
+        while self.seq.length < length:
+            end = min(length, self.seq.length + STEP)
+            logits_RV = self.bench.step([(self.seq, self.tokens[self.seq.length : end])])
+        return logits_RV
+
+
+@contextmanager
+def group(longest: int, seed: int) -> Iterator[Group]:
+    with tempfile.TemporaryDirectory() as root:
+        checkpoints.write(Path(root) / "group", GROUP)
+        model = Model(Path(root) / "group", "bfloat16")
+    bench = Bench(model.loaded.model, n_pages=longest // 64 + model.loaded.spec.checkpoint_pages + 1)
+    with torch.inference_mode():
+        yield Group(bench, model.prompt(random.Random(seed), longest), longest // 2)
+
+
+def linear(of: Group, lengths: tuple[int, ...], repeats: int) -> Found:
+    """Figure 4."""
+    work: dict[object, Callable[[], float]] = {}
+    for length in lengths:
+        work[length, "state"] = measure.timed(of.load_state)
+        work[length, "kv"] = measure.timed(lambda length=length: of.load_kv(length))
+        for n in (n for n in RECOMPUTED if n < length):
+            work[length, n] = measure.timed(lambda n=n, length=length: of.resume(length - n, length))
+    seconds = {name: statistics.median(found) for name, found in measure.in_turns(work, repeats).items()}
+    times = [
+        Times(
+            length,
+            {n: seconds[length, n] for n in RECOMPUTED if n < length},
+            seconds[length, "state"],
+            seconds[length, "kv"],
+        )
+        for length in lengths
+    ]
+    return proportional(times, of.exact())
+
+
+def pareto(of: Group, lab: Lab, small: bool, repeats: int) -> Found:
+    """Figure 3."""
+    found, widest = {}, 0.0
+    for dataset, count in REQUESTS.items():
+        seen = replace(dataset, passes=1).seen(lab)
+        late = [i for i, one in enumerate(seen) if one.depth and one.length <= len(of.tokens) and 2 * i > len(seen)]
+        chosen = random.Random(lab.seed).sample(late, 1 if small else count)
+        resumed = {label: resumptions(spelling, seen) for label, spelling in PLACEMENTS.items()}
+        cells = {(one.at[i], seen[i].length) for one in resumed.values() for i in chosen}
+        work = {cell: measure.timed(lambda cell=cell: of.resume(*cell)) for cell in sorted(cells)}
+        seconds = measure.in_turns(work, repeats)
+        middle = {cell: statistics.median(values) for cell, values in seconds.items()}
+        widest = max(widest, *((max(values) - min(values)) / middle[cell] for cell, values in seconds.items()))
+        found[dataset.name] = {
+            label: Measured(tuple(middle[one.at[i], seen[i].length] for i in chosen), one.checkpoints)
+            for label, one in resumed.items()
+        }
+    return frontier(found, widest)
+
+
+def write(figure: Figure, lab: Lab, found: Found, begin: float, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(document(figure, lab, found, time.perf_counter() - begin), indent=1, ensure_ascii=False)
+    (folder / f"{figure.name}.json").write_text(text + "\n", encoding="utf-8")
+    for line in found.lines:
+        print(f"{figure.name}: {line.label}: {measure.shown(line.ours or 0.0)} {line.unit}")
+    for shape in found.shapes:
+        print(f"{figure.name}: {shape.says}: {shape.holds}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--small", action="store_true", help="sizes that only show that it runs")
+    parser.add_argument("--out", type=Path, default=measure.HERE.parent / "docs" / "results")
+    given = parser.parse_args()
+    prepare_process(given.threads)
+    lab = Lab(given.data, seed=given.seed)
+    lengths = LENGTHS[:1] if given.small else LENGTHS
+    with group(lengths[-1], given.seed) as of:
+        begun, begin = measure.cpu_seconds(), time.perf_counter()
+        on = f"one layer group in bfloat16 on {measure.machine()['cpu']}, {given.threads} threads"
+        lab.used[Used("random tokens", len(lengths), sum(lengths), on, 64, "one by one")] = None
+        write(LINEAR, lab, linear(of, lengths, given.repeats), begin, given.out)
+        begin = time.perf_counter()
+        write(FRONTIER, lab, pareto(of, lab, given.small, given.repeats), begin, given.out)
+        print(f"{measure.busy_with_others(begun)} cores were busy with other processes")
+
+
+if __name__ == "__main__":
+    main()
