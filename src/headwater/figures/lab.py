@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,8 @@ class Lab:
         sessions = min((n for n in (sessions, self.limit) if n is not None), default=None)
         key = name, sessions, first
         if key not in self._traces:
-            whole = read_trace(Path(name), data=self.data, limit=first)
+            path = Path(name) if self.data is None else self.data / name
+            whole = replace(read_trace(path, limit=first), name=name)
             self._traces[key] = whole if sessions is None else drawn(whole, sessions, self.seed)
         return self._traces[key]
 
@@ -97,4 +98,4 @@ def drawn(trace: Trace, sessions: int, seed: int) -> Trace:
         return trace
     chosen = set(random.Random(f"sessions {seed}").sample(names, sessions))
     requests = tuple(request for request in trace.requests if request.session in chosen)
-    return Trace(f"{trace.name} ({sessions} sessions)", requests, trace.block_tokens, trace.notes, trace.seconds)
+    return replace(trace, name=f"{sessions} sessions of {trace.name}", requests=requests)

@@ -7,18 +7,56 @@ from collections.abc import Sequence
 from headwater.errors import ConfigError
 from headwater.figures import alibaba
 from headwater.figures.figure import Figure
-from headwater.figures.marconi import fig3b, table1
+from headwater.figures.marconi import (
+    fig3a,
+    fig3b,
+    fig5,
+    fig6,
+    fig7,
+    fig8,
+    fig9,
+    fig10,
+    fig11,
+    fig12,
+    fig13,
+    fig14,
+    table1,
+    tuners,
+)
 from headwater.figures.seglen import chat, memory, swebench
+from headwater.figures.sparse import clock, fig1, replayed, savings
 
 FIGURES: dict[str, Figure] = {
     figure.name: figure
     for figure in (
         table1.FIGURE,
+        fig3a.FIGURE,
         fig3b.FIGURE,
+        fig5.FIGURE,
+        fig6.FIGURE,
+        fig7.FIGURE,
+        fig8.FIGURE,
+        fig9.FIGURE,
+        fig10.BY_LENGTH,
+        fig10.TIMES,
+        fig11.FIGURE,
+        fig12.LAYERS,
+        fig12.STATE_SIZES,
+        fig13.RATE,
+        fig13.PAUSE,
+        fig14.FIGURE,
+        tuners.FIGURE,
         swebench.FIVE,
         swebench.TEN,
         chat.FIGURE,
         memory.FIGURE,
+        fig1.FIGURE,
+        savings.NOVELS,
+        savings.DOCUMENTS,
+        savings.VERSIONS,
+        replayed.FIGURE,
+        clock.FRONTIER,
+        clock.LINEAR,
         alibaba.FIGURE,
     )
 }
