@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -176,6 +178,26 @@ def test_in_serving_a_replay_that_fails_leaves_alpha_at_0() -> None:
         lab.serve(next(requests))
     assert str(lab.tuner.failure) == "the replay broke"
     assert set(lab.alphas) == {0.0}
+
+
+def endless(cache: PrefixCache, placement: Placement, window: Sequence[Seen]) -> int:
+    while True:
+        signal.pause()
+
+
+def test_closed_while_it_replays_it_leaves_no_process_behind() -> None:
+    before = set(multiprocessing.active_children())
+    lab = Lab()
+    lab.tuner = Tuner(lab.cache, make_placement("branch"), endless, workers=2, wait=False)
+    requests = turns_among_strays()
+    while lab.tuner._running is None:
+        lab.serve(next(requests))
+    started = set(multiprocessing.active_children()) - before
+    assert len(started) == 2
+    lab.tuner.close()
+    for process in started:
+        process.join(10)
+        assert not process.is_alive()
 
 
 def test_other_policies_have_nothing_to_tune() -> None:

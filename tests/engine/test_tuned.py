@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from headwater.cache import PrefixCache
 from headwater.cache.placement import make_placement
+from headwater.cache.tuning import Tuner
 from headwater.engine.tuned import Tuning
 from headwater.schedule.limits import Limits
 from headwater.schedule.scheduler import Scheduler
@@ -41,6 +44,20 @@ def test_a_request_is_noted_with_its_answer_in_whole_pages() -> None:
 def test_an_answer_that_is_not_kept_is_not_noted() -> None:
     (seen,) = told("marconi", keep_output=False)
     assert (seen.known_tokens, seen.key) == (15, key_of(PROMPT))  # type: ignore[attr-defined]
+
+
+def test_a_tuner_that_breaks_does_not_end_the_engine(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tuning = Tuning(Scheduler(PrefixCache(LAYOUT, "marconi"), make_placement("branch"), LAYOUT, LIMITS))
+
+    def broken(self: Tuner, request: object) -> None:
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(Tuner, "seen", broken)
+    for number in range(2):
+        tuning.seen(Sequence(number, Generation(PROMPT, SamplingParams())))
+    assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["no more processes"]
 
 
 def test_other_policies_have_no_tuner() -> None:

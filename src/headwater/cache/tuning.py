@@ -141,7 +141,9 @@ class Grid:
         self._pool = ProcessPoolExecutor(
             workers, context, initializer=_receive, initargs=(pickle.dumps(study), not fork)
         )
+        before = set(multiprocessing.active_children())
         self._futures: list[Future[int]] = [self._pool.submit(_hits, spelling) for spelling in spellings]
+        self._processes = set(multiprocessing.active_children()) - before
 
     @property
     def ready(self) -> bool:
@@ -157,7 +159,10 @@ class Grid:
         return [future.result() for future in self._futures]
 
     def close(self) -> None:
+        """Stop at once: a replay that runs would be waited for at the program's end."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+        for process in self._processes:
+            process.terminate()
 
 
 _study: Study | None = None  # of a worker process

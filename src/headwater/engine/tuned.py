@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from headwater.cache import PrefixCache
 from headwater.cache.eviction.marconi import Marconi
 from headwater.cache.tuning import Seen, Tuner
@@ -10,6 +12,7 @@ from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.sequence import Sequence
 
 WORKERS = 2
+log = logging.getLogger("headwater.engine")
 
 
 class Tuning:
@@ -23,13 +26,27 @@ class Tuning:
             self._tuner = Tuner(cache, scheduler.placement, rehearse, WORKERS, wait=False)
 
     def seen(self, seq: Sequence) -> None:
-        """Its answer is complete."""
+        """Its answer is complete. What goes wrong in the tuner is logged, and leaves alpha as it is."""
         if self._tuner is None or self._tuner.done:
             return
+        try:
+            self._tell(self._tuner, seq)
+        except Exception as error:
+            self._give_up(error)
+        else:
+            if self._tuner.failure is not None:
+                self._give_up(self._tuner.failure)
+
+    def _tell(self, tuner: Tuner, seq: Sequence) -> None:
         keeps = self._keeps_answers and seq.generation.keep_output
         known = max(seq.n_prompt, seq.known_tokens // self._unit * self._unit if keeps else 0)
         key = seq.key_until(known) if known > seq.n_prompt else seq.key
-        self._tuner.seen(Seen(seq.namespace, key, seq.n_prompt, known, seq.generation.boundaries))
+        tuner.seen(Seen(seq.namespace, key, seq.n_prompt, known, seq.generation.boundaries))
+
+    def _give_up(self, error: BaseException) -> None:
+        log.error("the tuner of eviction policy marconi has ended, alpha stays as it is", exc_info=error)
+        self.close()
+        self._tuner = None
 
     def close(self) -> None:
         if self._tuner is not None:
