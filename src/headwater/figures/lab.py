@@ -47,7 +47,7 @@ class Lab:
     _results: dict[object, Result] = field(default_factory=dict)
 
     def trace(self, name: str, sessions: int | None = None, first: int | None = None) -> Trace:
-        """A trace of the data; `sessions` of it, drawn with the seed, or its `first` requests.
+        """A trace of the data; `sessions` of it, drawn with the seed, or its `first` ones (requests if it has none).
 
         Raises TraceError where there is none of that name.
         """

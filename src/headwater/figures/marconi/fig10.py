@@ -8,7 +8,7 @@ from headwater.figures.figure import Figure, Found, Line, Shape
 from headwater.figures.lab import Lab
 from headwater.figures.marconi.ttft import cost, ttfts
 from headwater.figures.marconi.workloads import AGENTS, Cell, cells
-from headwater.figures.quantile import mean, quantile
+from headwater.figures.quantile import mean, quantile, ratio
 
 SYSTEMS = ("sglang+", "marconi")
 PAPER_RATE = 16.4  # SGLang+'s hit rate, in percent, on the paper's trace
@@ -31,9 +31,9 @@ def by_length(lab: Lab) -> Found:
     lines = [
         Line(f"token hit rate, SGLang+, {found.memory:g} GB", PAPER_RATE, found.hit_rate("sglang+"), "%"),
         Line(f"token hit rate, Marconi, {found.memory:g} GB", 32.7, found.hit_rate("marconi"), "%"),
-        Line("FLOPs saved, over SGLang+", 90.3, 100 * (flops["marconi"] / flops["sglang+"] - 1), "%"),
-        Line("below 7K tokens, the worst bin", -3.0, min(short), "points"),
-        Line("from 7K tokens on, the best bin", 25.5, max(long), "points"),
+        Line("FLOPs saved, over SGLang+", 90.3, 100 * (ratio(flops["marconi"], flops["sglang+"]) - 1), "%"),
+        Line("below 7K tokens, the worst bin", -3.0, quantile(short, 0), "points"),
+        Line("from 7K tokens on, the best bin", 25.5, quantile(long, 1), "points"),
     ]
     lines += [Line(f"{begin:,} to {end:,} tokens", None, gain, "points") for (begin, end), gain in bins.items()]
     return Found(

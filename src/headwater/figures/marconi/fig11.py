@@ -5,6 +5,7 @@ from __future__ import annotations
 from headwater.figures.figure import Figure, Found, Line, Shape
 from headwater.figures.lab import Lab
 from headwater.figures.marconi.workloads import AGENTS, GB, MODEL, Cell, cells
+from headwater.figures.quantile import ratio
 from headwater.models.profiles import load_profile
 from headwater.sim.setup import Setup
 
@@ -63,7 +64,7 @@ def best_static(lab: Lab) -> list[tuple[float, float]]:
 
 
 def _win(cell: Cell, rate: float) -> float:
-    return 100 * (rate / cell.hit_rate("sglang+") - 1)
+    return 100 * (ratio(rate, cell.hit_rate("sglang+")) - 1)
 
 
 def _peaks_inside(wins: list[float]) -> bool:

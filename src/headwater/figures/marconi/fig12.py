@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from headwater.figures.figure import Figure, Found, Line, Shape
 from headwater.figures.lab import Lab
 from headwater.figures.marconi.workloads import AGENT, BASELINES, setup_of
+from headwater.figures.quantile import ratio
 from headwater.models.profiles import load_profile
 from headwater.traces.arrivals import Poisson
 
@@ -77,7 +78,7 @@ def _column(rates: Rates, at: int) -> list[float]:
 
 def _wins(rates: Rates, at: int) -> list[float]:
     """Marconi's hit rate over that of another."""
-    return [row[-1] / row[at] if row[at] else float("inf") for row in rates.values()]
+    return [ratio(row[-1], row[at]) for row in rates.values()]
 
 
 LAYERS = Figure(

@@ -8,6 +8,7 @@ from dataclasses import replace
 from headwater.figures.figure import Figure, Found, Line, Shape
 from headwater.figures.lab import Lab
 from headwater.figures.marconi.workloads import AGENTS, Cell, cells
+from headwater.figures.quantile import ratio
 from headwater.traces.arrivals import Load, Poisson
 
 SYSTEMS = ("sglang+", "marconi")
@@ -33,7 +34,7 @@ def _cells(lab: Lab, memory: float, loads: Sequence[Load]) -> list[Cell]:
 
 def _found(found: list[Cell], labels: list[str], paper: list[float | None]) -> Found:
     rates = [cell.hit_rate("marconi") for cell in found]
-    wins = [cell.hit_rate("marconi") / cell.hit_rate("sglang+") for cell in found]
+    wins = [ratio(cell.hit_rate("marconi"), cell.hit_rate("sglang+")) for cell in found]
     lines = []
     for cell, label, rate, win in zip(found, labels, paper, wins, strict=True):
         there = {labels[0]: WINS[0], labels[-1]: WINS[1]}.get(label)

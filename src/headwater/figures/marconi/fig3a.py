@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from headwater.figures.figure import Figure, Found, Line, Shape
 from headwater.figures.lab import Lab
 from headwater.figures.marconi.workloads import AGENT, GB, MODEL
+from headwater.figures.quantile import ratio
 from headwater.models.profiles import load_profile
 from headwater.sim.setup import Setup
 from headwater.sim.tally import Outcome
@@ -66,12 +67,12 @@ def run(lab: Lab) -> Found:
     for block, result in zip(PAPER, lab.run(trace, setups, LOAD), strict=True):
         kv, state = _reuse(block, trace, result.outcomes, [one.resumed_at for one in result.outcomes])
         endless = _reuse(block, trace, result.outcomes, [one.ideal for one in result.outcomes])
-        ratios.append(kv / state)
+        ratios.append(ratio(kv, state))
         states.append(state)
         lines += [
             Line(f"blocks of {block}: KV used again", PAPER[block][0], kv, "%"),
             Line(f"blocks of {block}: states used again", PAPER[block][1], state, "%"),
-            Line(f"blocks of {block}: ratio", 65.3 if block == 32 else None, kv / state, "x"),
+            Line(f"blocks of {block}: ratio", 65.3 if block == 32 else None, ratio(kv, state), "x"),
             Line(f"blocks of {block}, endless memory: KV used again", None, endless[0], "%"),
             Line(f"blocks of {block}, endless memory: states used again", None, endless[1], "%"),
         ]
