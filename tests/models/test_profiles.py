@@ -142,6 +142,12 @@ def test_a_folders_profile_costs_what_the_engine_says(config: dict[str, Any], st
     assert profile.layout(10**9, 64) == spec.layout(10**9)
 
 
+@pytest.mark.parametrize("fraction", [0.0, 1.0, 1.5, -0.5, float("nan")])
+def test_neither_pool_is_without_pages(fraction: float) -> None:
+    with pytest.raises(ConfigError, match=f"state fraction is {fraction}, must be between 0 and 1"):
+        MARCONI.layout(10**9, state_fraction=fraction)
+
+
 def test_a_name_that_is_neither_profile_nor_folder_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"'qwen9' is no folder with a config.json, and no profile of marconi-7b, "):
         load_profile("qwen9")

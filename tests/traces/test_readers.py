@@ -145,6 +145,24 @@ def test_fewer_blocks_than_the_length_has_are_told(written):
         read_trace(written({**MOONCAKE, "hash_ids": [4]}))
 
 
+def test_a_recording_that_knows_less_than_its_prompt_is_told(written):
+    line = {"t": 0, "in": 100, "out": 1, "known": 10, "pages": ""}
+    with pytest.raises(TraceError, match=r"line 2: .*in is 100, must be from 1 to known, which is 10"):
+        read_trace(written(RECORDING, line))
+
+
+@pytest.mark.parametrize("parts", [{"system_end": "x"}, {"query_start": -1}, {"extra": [5, "x"]}])
+def test_a_boundary_that_is_no_position_is_told(written, parts):
+    line = {"t": 0, "in": 3, "out": 1, "known": 3, "pages": "", **parts}
+    with pytest.raises(TraceError, match=rf"line 2: .*{next(iter(parts))} is .*must be a whole number"):
+        read_trace(written(RECORDING, line))
+
+
+def test_a_prompt_without_tokens_is_told(written):
+    with pytest.raises(TraceError, match=r"line 2: .*the prompt has 0 tokens, at least 1 is needed"):
+        read_trace(written(MOONCAKE, {**MOONCAKE, "input_length": 0, "hash_ids": []}))
+
+
 @pytest.mark.parametrize("length", [-1, "7", 1.5, None, True])
 def test_a_length_that_is_none_is_told(written, length):
     with pytest.raises(TraceError, match=r"input_length is .* must be a whole number of 0 or more"):

@@ -199,7 +199,7 @@ def test_how_long_answers_take_changes_nothing_that_is_drawn():
         ("recorded(speed=-1)", "speed is -1, must be a number above 0"),
         ("closed(0)", "clients is 0, must be a number above 0"),
         ("closed", "cannot be made"),
-        ("poisson('fast')", "rate is 'fast', must be a number above 0"),
+        ("poisson('fast')", "rate is 'fast', must be a number"),
         ("0", "rate is 0.0, must be a number above 0"),
         ("poisson(think=-2)", "think is -2, must be a number of 0 or more"),
     ],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -18,6 +20,7 @@ def build(kind: str, spelling: str, table: Mapping[str, Callable[..., T]]) -> T:
         raise ConfigError(f"{kind} {spelling!r} is unknown; there are {', '.join(sorted(table))}")
     try:
         arguments = _arguments(bracket + rest) if bracket else ((), {})
+        _check_types(table[name], *arguments)
         return table[name](*arguments[0], **arguments[1])
     except (SyntaxError, TypeError, ValueError) as error:
         raise ConfigError(f"{kind} {spelling!r} cannot be made: {error}") from error
@@ -29,3 +32,24 @@ def _arguments(brackets: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
         raise ValueError(f"{brackets!r} are not the arguments of one call")
     positional = tuple(ast.literal_eval(argument) for argument in call.args)
     return positional, {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg is not None}
+
+
+def _check_types(make: Callable[..., Any], positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+    """Raise TypeError for an option that is not what its annotation says: a number in words, half a page."""
+    signature = inspect.signature(make, eval_str=True)
+    for name, value in signature.bind(*positional, **named).arguments.items():
+        kind = signature.parameters[name].annotation
+        if kind in EXPECTED and not EXPECTED[kind][0](value):
+            raise TypeError(f"{name} is {value!r}, must be {EXPECTED[kind][1]}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+EXPECTED: dict[Any, tuple[Callable[[Any], bool], str]] = {
+    int: (lambda value: isinstance(value, int) and not isinstance(value, bool), "a whole number"),
+    float: (_is_number, "a number"),
+    bool: (lambda value: isinstance(value, bool), "True or False"),
+    str: (lambda value: isinstance(value, str), "a text in quotes"),
+}

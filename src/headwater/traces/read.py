@@ -62,6 +62,8 @@ def _first(requests: Iterator[Request], limit: int | None, interleaved: bool) ->
     """Those of the first `limit` sessions; not read on for more where none of them can come."""
     sessions: set[str] = set()
     for request in requests:
+        if request.prompt_tokens < 1:
+            raise ValueError(f"the prompt has {request.prompt_tokens} tokens, at least 1 is needed")
         if limit is not None and len(sessions) == limit and request.session not in sessions:
             if interleaved:
                 continue

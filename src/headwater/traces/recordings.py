@@ -34,14 +34,14 @@ class PageHashes:
     def of(self, namespace: str, tokens: Sequence[int]) -> bytes:
         """Of all full pages, one after the other."""
         ids, page = array("i", tokens).tobytes(), self.page_size * 4
-        hashes = [self._hash(b"pages " + namespace.encode())]
+        hashes = [self._hash(b"pages " + namespace.encode(errors="surrogatepass"))]
         for end in range(page, len(ids) + 1, page):
             hashes.append(self._hash(hashes[-1] + ids[end - page : end]))
         return b"".join(hashes[1:])
 
     def name(self, namespace: str) -> str:
         """What stands for a namespace; the one without a name has none."""
-        return self._hash(b"name " + namespace.encode()).hex() if namespace else ""
+        return self._hash(b"name " + namespace.encode(errors="surrogatepass")).hex() if namespace else ""
 
     def _hash(self, text: bytes) -> bytes:
         return blake2b(text, key=self.key, digest_size=BLOCK_BYTES).digest()
@@ -100,7 +100,10 @@ class Recordings:
         pages, known = bytes.fromhex(line["pages"]), whole(line, "known")
         if len(pages) != known // self.block_tokens * BLOCK_BYTES:
             raise ValueError(f"pages has {len(pages):,} bytes, known is {known:,}: must be {BLOCK_BYTES} a page")
-        system_end, query_start, query_end = (line.get(name) for name in PARTS)
-        parts = Boundaries(system_end, query_start, query_end, tuple(line.get("extra", ())))
+        system_end, query_start, query_end = (whole(line, name) if name in line else None for name in PARTS)
+        extra = tuple(whole({"extra": at}, "extra") for at in line.get("extra", ()))
+        parts = Boundaries(system_end, query_start, query_end, extra)
         lengths = whole(line, "in"), whole(line, "out"), known
+        if not 0 < lengths[0] <= known:
+            raise ValueError(f"in is {lengths[0]:,}, must be from 1 to known, which is {known:,}")
         return Request(str(number), pages, *lengths, finite(line["t"], "t"), None, parts, line.get("namespace", ""))

@@ -119,10 +119,13 @@ class Profile:
     ) -> CacheLayout:
         """What `memory_bytes` hold; `block_tokens` of a recorded trace's blocks, `slots` states a running request.
 
-        Raises ConfigError where the memory holds no page, or a recorded block is no whole number of them.
+        Raises ConfigError where the memory holds no page, a recorded block is no whole number of them, or a pool would
+        be without any.
         """
         if page_size < 1 or block_tokens < 1:
             raise ConfigError(f"a page of {page_size} tokens and blocks of {block_tokens}: both must be at least 1")
+        if state_fraction is not None and not 0 < state_fraction < 1:
+            raise ConfigError(f"state fraction is {state_fraction}, must be between 0 and 1")
         if block_tokens > 1 and block_tokens % page_size:
             raise ConfigError(f"a block of the trace has {block_tokens} tokens, no multiple of a page of {page_size}")
         page_bytes = self.page_bytes(page_size)

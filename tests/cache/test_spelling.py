@@ -1,0 +1,43 @@
+"""Policies and loads as they are spelled: an option that is not what it should be is told, and not run with."""
+
+from __future__ import annotations
+
+import pytest
+
+from headwater.cache.eviction import make_eviction
+from headwater.cache.placement import make_placement
+from headwater.errors import ConfigError
+from headwater.traces.loads import make_load
+from tests.cache.toy import LAYOUT
+
+
+@pytest.mark.parametrize(
+    ("spelling", "what"),
+    [
+        ("seglen(w='a')", "w is 'a', must be a number"),
+        ("seglen(0.5, single_child=1)", "single_child is 1, must be True or False"),
+        ("flop_aware(alpha='a')", "alpha is 'a', must be a number"),
+        ("flop_aware(1e999)", "alpha is inf, must be a number"),
+        ("last_n(1.5)", "n is 1.5, must be a whole number"),
+        ("path_cap(k=True)", "k is True, must be a whole number"),
+        ("marconi(multiplier=2.5)", "multiplier is 2.5, must be a whole number"),
+        ("lru(x=1)", "unexpected keyword argument 'x'"),
+        ("last_n", "missing a required argument: 'n'"),
+    ],
+)
+def test_an_option_of_the_wrong_kind_is_told(spelling: str, what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        make_eviction(spelling, LAYOUT)
+
+
+def test_numbers_may_be_written_whole() -> None:
+    assert make_eviction("seglen(w=1)", LAYOUT).weight == 1  # type: ignore[attr-defined]
+
+
+def test_placements_and_loads_are_checked_too() -> None:
+    with pytest.raises(ConfigError, match="k is 'x', must be a whole number"):
+        make_placement("optimal(k='x')")
+    with pytest.raises(ConfigError, match=r"clients is 1\.5, must be a whole number"):
+        make_load("closed(clients=1.5)")
+    with pytest.raises(ConfigError, match="rate is 'x', must be a number"):
+        make_load("poisson(rate='x')")
