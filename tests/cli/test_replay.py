@@ -108,6 +108,11 @@ def test_systems_are_pairs_of_policies(trace: Path, tmp_path: Path) -> None:
         (["--serve", "tpu"], "tpu"),
         (["--arrival", "sometimes"], "sometimes"),
         (["--decode-reuse", "all"], "--decode-reuse is 'all'"),
+        (["--eviction", "flop_aware(alpha='a')"], "alpha is 'a', must be a number"),
+        (["--state-fraction", "1.5", "--pool", "split"], "state fraction is 1.5"),
+        (["--serve", "h100", "--eviction", "lru,clairvoyant"], "not under a clock"),
+        (["--report", "/nowhere/report.html"], "/nowhere/report.html cannot be written"),
+        (["--per-request", "/"], "/ cannot be written"),
     ],
 )
 def test_a_wrong_option_is_one_line(
@@ -118,6 +123,7 @@ def test_a_wrong_option_is_one_line(
     told = capsys.readouterr().err
     assert message in told
     assert told.splitlines()[-1].startswith("headwater: ")
+    assert "prompt tokens" not in told or "--arrival" in options  # nothing was read, where that can be told before
     assert "Traceback" not in told
     assert not out.exists()
 

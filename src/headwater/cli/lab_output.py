@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.table import Table
 
+from headwater.errors import ConfigError
 from headwater.sim.report import write_report
 from headwater.sim.row import Result, Row
 from headwater.traces.request import Trace
@@ -47,6 +48,13 @@ def write_whole(path: Path, parts: Iterable[str]) -> None:
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def check_writable(*paths: Path | None) -> None:
+    """Raise ConfigError for a file that could not be written, before anything is replayed for it."""
+    for path in paths:
+        if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK)):
+            raise ConfigError(f"{path} cannot be written: it is a folder, or in none that can be written to")
 
 
 def results_table(trace: Trace, model: str, results: Sequence[Result], width: int) -> Table:

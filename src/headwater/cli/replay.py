@@ -31,7 +31,7 @@ from headwater.cli.lab import (
     progress_console,
     read,
 )
-from headwater.cli.lab_output import Outputs, results_table
+from headwater.cli.lab_output import Outputs, check_writable, results_table
 from headwater.errors import ConfigError
 from headwater.models.profiles import load_profile
 from headwater.setting import parse_bytes
@@ -39,7 +39,7 @@ from headwater.sim.cost import StepCost
 from headwater.sim.devices import load_device
 from headwater.sim.grid import run_grid
 from headwater.sim.row import Result
-from headwater.sim.serving import Engine
+from headwater.sim.serving import Engine, check_clock
 from headwater.sim.setup import OFF, Setup, system
 from headwater.traces.loads import make_arrivals
 from headwater.traces.request import Trace
@@ -97,7 +97,8 @@ def replay(
     engine = None
     if serve is not None:
         engine = Engine(StepCost(base.profile, load_device(serve)), max_running, tokens_per_step)
-    _check(setups)
+    _check(setups, engine is not None)
+    check_writable(json_file, per_request, report)
     found = read(trace, data, tokenizer, limit)
     load = partial(make_arrivals, spelling=arrival, seed=seed, data=data)
     load(found)  # what cannot be run is told before anything is
@@ -131,14 +132,16 @@ def _of_system(name: str) -> dict[str, Any]:
     return policy if found.page_size is None else {**policy, "page_size": found.page_size}
 
 
-def _check(setups: list[Setup]) -> None:
+def _check(setups: list[Setup], under_clock: bool) -> None:
     """Raise ConfigError for policies and sizes that cannot be, before anything is read."""
     tokens = Trace("any", ())
     for setup in setups:
         layout = setup.layout(tokens)
         if setup.eviction != OFF:
-            make_eviction(setup.eviction, layout)
+            policy = make_eviction(setup.eviction, layout)
             make_placement(setup.placement)
+            if under_clock:
+                check_clock(setup, policy)
 
 
 @contextmanager
