@@ -6,7 +6,9 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 
+from headwater.errors import HeadwaterError
 from headwater.sim.replay import replay
 from headwater.sim.row import Result
 from headwater.sim.serving import Engine
@@ -38,6 +40,8 @@ def run_grid(
         futures = {pool.submit(_run, setup): number for number, setup in enumerate(setups)}
         for future in as_completed(futures):
             yield futures[future], future.result()
+    except BrokenProcessPool as error:
+        raise HeadwaterError(f"one of {jobs} processes was killed, perhaps for lack of memory: try fewer") from error
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         for process in multiprocessing.active_children():
