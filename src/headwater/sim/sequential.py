@@ -22,7 +22,7 @@ def run_one_by_one(trace: Trace, setup: Setup, arrivals: Arrivals, workers: int 
     cache = setup.cache(layout)
     planner = setup.planner(cache, layout)
     alone, ideal = OneByOne(trace, cache, planner), Ideal(trace, layout.unit_tokens)
-    tuning = Tuning(trace, cache, planner.placement, workers)
+    tuning = Tuning(trace, cache, planner.placement, planner.keeps_answers, workers)
     order = list(in_order(arrivals))
     if isinstance(cache.policy, Clairvoyant):
         cache.policy.foresee(_future(trace, cache, [request for _, request in order]))

@@ -70,7 +70,7 @@ class Serving:
         )
         off = self.setup.eviction == OFF
         placement = make_placement("none" if off else self.setup.placement)
-        self.tuning = Tuning(self.trace, self.cache, placement, self.workers)
+        self.tuning = Tuning(self.trace, self.cache, placement, self.setup.keeps_answers, self.workers)
         self.scheduler = Scheduler(
             self.cache,
             placement,

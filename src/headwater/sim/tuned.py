@@ -13,20 +13,22 @@ from headwater.traces.request import Request, Trace
 class Tuning:
     """Tells a tuner of each request that is done, where the policy has one; the same request always adopts its result.
 
-    workers: processes that replay; 0: none.
+    keeps_answers: whether what was generated is cached here, as it is replayed then. workers: processes that replay;
+    0: none.
     """
 
-    def __init__(self, trace: Trace, cache: PrefixCache, placement: Placement, workers: int = 0) -> None:
-        self._trace = trace
+    def __init__(
+        self, trace: Trace, cache: PrefixCache, placement: Placement, keeps_answers: bool, workers: int = 0
+    ) -> None:
+        self._trace, self._keeps_answers = trace, keeps_answers
         tuned = isinstance(cache.policy, Marconi)
         self._tuner = Tuner(cache, placement, rehearse, workers) if tuned else None
 
     def seen(self, request: Request) -> None:
         if self._tuner is not None and not self._tuner.done:
-            key = self._trace.key(request, request.known_tokens)
-            self._tuner.seen(
-                Seen(request.namespace, key, request.prompt_tokens, request.known_tokens, request.boundaries)
-            )
+            known = request.known_tokens if self._keeps_answers else request.prompt_tokens
+            key = self._trace.key(request, known)
+            self._tuner.seen(Seen(request.namespace, key, request.prompt_tokens, known, request.boundaries))
 
     def close(self) -> None:
         if self._tuner is not None:
