@@ -98,7 +98,7 @@ def test_a_fit_gives_back_the_line_and_how_straight_it_is():
 
 def test_an_intercept_is_the_sum_of_its_parts():
     times = Times(2048, {64: 0.011, 256: 0.014, 1024: 0.026}, state=0.004, kv=0.001)
-    lines = {line.label.removeprefix("prompt of 2,048: "): line.ours for line in proportional([times], True).lines}
+    lines = {line.label.removeprefix("prompt of 2,048: "): line.ours for line in proportional([times], 0.1, True).lines}
     parts = [
         lines[f"of it {what}"] for what in ("loading the state", "loading the KV", "the rest: a step's fixed work")
     ]
@@ -116,9 +116,9 @@ def by_label(optimal_seconds):
 
 
 def test_the_frontiers_shapes_follow_from_the_times():
-    assert [shape.holds for shape in frontier({"a": by_label(0.21)}, 0.1).shapes] == [True, True]
-    assert [shape.holds for shape in frontier({"a": by_label(0.5)}, 0.1).shapes] == [True, False]
-    assert [shape.holds for shape in frontier({"a": by_label(1.0)}, 0.1).shapes] == [False, False]
+    assert [shape.holds for shape in frontier({"a": by_label(0.21)}).shapes] == [True, True]
+    assert [shape.holds for shape in frontier({"a": by_label(0.5)}).shapes] == [True, False]
+    assert [shape.holds for shape in frontier({"a": by_label(1.0)}).shapes] == [False, False]
 
 
 def test_the_papers_figures_are_all_there_and_an_engine_measures_two():

@@ -24,7 +24,7 @@ STRAIGHT = 0.99  # R² of what is called linear
 class Measured:
     """A placement on one data set."""
 
-    seconds: tuple[float, ...]  # of each request, the median of its repetitions
+    seconds: tuple[float, ...]  # of each request
     checkpoints: float  # of an entry
 
 
@@ -54,15 +54,14 @@ def fit(tokens: Sequence[float], seconds: Sequence[float]) -> Fit:
     return Fit(float(slope), float(intercept), float(1 - left @ left / (around @ around)))
 
 
-def frontier(found: Mapping[str, Mapping[str, Measured]], spread: float) -> Found:
-    """Figure 3: `found` by data set and placement's label; `spread`: the widest of a cell's repetitions."""
+def frontier(found: Mapping[str, Mapping[str, Measured]]) -> Found:
+    """Figure 3: `found` by data set and placement's label."""
     lines, shapes = [], []
     for name, measured in found.items():
         for label, one in measured.items():
             lines.append(Line(f"{name}: {label}", None, 1000 * mean(one.seconds), "ms"))
             lines.append(Line(f"{name}: {label}, checkpoints", None, one.checkpoints, "an entry"))
         shapes += _shapes(name, measured)
-    lines.append(Line("widest spread of a request's repetitions", None, 100 * spread, "%"))
     return Found(tuple(lines), tuple(shapes))
 
 
@@ -86,8 +85,11 @@ def _shapes(name: str, measured: Mapping[str, Measured]) -> list[Shape]:
     ]
 
 
-def proportional(times: Sequence[Times], exact: bool) -> Found:
-    """Figure 4: `exact`: whether a resumed prefill gave the logits of a cold one."""
+def proportional(times: Sequence[Times], spread: float, exact: bool) -> Found:
+    """Figure 4. `spread`: (most - least) / median of repetitions, the widest.
+
+    `exact`: whether a resumed prefill gave the logits of a cold one.
+    """
     lines, fits = [], []
     for one in times:
         found = fit(list(one.by_tokens), list(one.by_tokens.values()))
@@ -105,6 +107,7 @@ def proportional(times: Sequence[Times], exact: bool) -> Found:
             ("of it the rest: a step's fixed work", 1000 * rest, "ms"),
         ):
             lines.append(Line(f"{label}: {what}", None, value, unit))
+    lines.append(Line("widest spread of repetitions", None, 100 * spread, "%"))
     offsets = [one.intercept / max(t.by_tokens.values()) for one, t in zip(fits, times, strict=True)]
     return Found(
         tuple(lines),
