@@ -196,6 +196,17 @@ def test_what_never_ran_is_not_recorded(recorded):
     assert engine._open == {}
 
 
+def test_nobody_else_may_read_the_file(tmp_path):
+    path = Recorder(tmp_path / "my.trace", 64, "fake").path
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_name_that_is_no_utf8_has_hashes_too():
+    hashes = PageHashes(b"key", 1)
+    assert hashes.of("\ud800", [1]) != hashes.of("\ud801", [1])
+    assert hashes.name("\ud800") != hashes.name("\ud801")
+
+
 def test_what_comes_faster_than_it_is_written_is_left_out_and_counted(tmp_path):
     recorder = Recorder(tmp_path / "my.trace", 64, "fake")
     for _ in range(recording.WAITING + 3):

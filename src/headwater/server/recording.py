@@ -7,6 +7,7 @@ where it falls behind, requests are left out and counted.
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import secrets
 import threading
@@ -14,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
@@ -195,7 +197,7 @@ def _new_file(path: Path) -> tuple[Path, Any]:
     for number in count(1):
         name = path if number == 1 else path.with_name(f"{stem}-{number}{dot}{endings}")
         try:
-            return name, name.open("xb")
+            return name, open(name, "xb", opener=partial(os.open, mode=0o600))  # for nobody else to read
         except FileExistsError:
             continue
         except OSError as error:
