@@ -24,7 +24,7 @@ from headwater.figures.marconi import (
     tuners,
 )
 from headwater.figures.seglen import chat, memory, swebench
-from headwater.figures.sparse import clock, fig1, replayed, savings
+from headwater.figures.sparse import clock, fig1, lengths, replayed, savings
 
 FIGURES: dict[str, Figure] = {
     figure.name: figure
@@ -54,6 +54,7 @@ FIGURES: dict[str, Figure] = {
         savings.NOVELS,
         savings.DOCUMENTS,
         savings.VERSIONS,
+        lengths.FIGURE,
         replayed.FIGURE,
         clock.FRONTIER,
         clock.LINEAR,

@@ -122,7 +122,10 @@ def proportional(times: Sequence[Times], spread: float, exact: bool) -> Found:
     )
 
 
-DIFFERENCE = "PENDING"
+SETTING = (
+    "On a CPU, one thread's CPU time (`python benchmarks/sparse.py --data ...`), random weights in bfloat16; the paper "
+    "has a GPU. "
+)
 FRONTIER = Figure(
     name="sparse-3",
     title="Time of a layer group over the number of checkpoints",
@@ -131,7 +134,8 @@ FRONTIER = Figure(
         "of one attention and three DeltaNet layers of Qwen3.5-0.8B, optimal placement takes the least time of all "
         "with as many checkpoints, and as little as a checkpoint at every block with fewer."
     ),
-    difference=DIFFERENCE,
+    difference=f"{SETTING}A few requests of each data set are run, the same ones under every placement, once each. "
+    "A time includes the question, or what else comes after the overlap, which no checkpoint saves.",
     run=None,
 )
 LINEAR = Figure(
@@ -139,6 +143,6 @@ LINEAR = Figure(
     title="Time over tokens to recompute",
     paper="Sparse prefix caching, figure 4",
     claim="time is linear in the tokens to recompute, with a small offset for loading what was cached.",
-    difference=DIFFERENCE,
+    difference=f"{SETTING}State and KV lie in the memory that computes, so loading them is a copy, not a transfer.",
     run=None,
 )

@@ -82,6 +82,11 @@ FIGURE = Figure(
     title="Placements in the cache's tree",
     paper="Sparse prefix caching, section 5's setting end to end",
     claim="the same placements dominate where checkpoints are kept in a tree and only the last n entries are retained.",
-    difference="PENDING",
+    difference=(
+        "The paper places each entry as a whole. Here a prompt's matched part keeps the checkpoints it has, and the "
+        "law along it is that of its own edges, beyond that of all. One pass over the data, answers not cached; "
+        "`structural`, the default, has no budget. Where optimal stays behind the reasons are those within an entry: "
+        "depths that were never seen, and prompts of unlike length."
+    ),
     run=run,
 )
