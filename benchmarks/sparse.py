@@ -1,6 +1,6 @@
 """Do fewer tokens to recompute take less time, and what does a resumption begin with?
 
-    python benchmarks/sparse.py --data FOLDER [--repeats 2] [--small] [--out docs/results]
+    python benchmarks/sparse.py [sparse-3] [sparse-4] --data FOLDER [--repeats 2] [--small] [--out docs/results]
 
 One attention and three Gated DeltaNet layers of Qwen3.5-0.8B's sizes with random weights, in bfloat16, on the engine's
 model, arena and state memory. Writes figures 3 and 4 of the sparse prefix caching paper as `headwater figures` would.
@@ -121,6 +121,7 @@ def group(longest: int, seed: int) -> Iterator[Group]:
 
 def linear(of: Group, lengths: tuple[int, ...], repeats: int) -> Found:
     """Figure 4."""
+    exact = of.exact()  # first: what is timed resumes with another position's state, and leaves KV that follows from it
     work: dict[tuple[int, int | str], Callable[[], float]] = {}
     for length in lengths:
         work[length, "state"] = taken(of.load_state)
@@ -139,7 +140,7 @@ def linear(of: Group, lengths: tuple[int, ...], repeats: int) -> Found:
         )
         for length in lengths
     ]
-    return proportional(times, widest, of.exact())
+    return proportional(times, widest, exact)
 
 
 def pareto(of: Group, lab: Lab, small: bool) -> Found:
@@ -176,6 +177,7 @@ def write(figure: Figure, lab: Lab, found: Found, begin: float, folder: Path) ->
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("figures", nargs="*", help="sparse-3, sparse-4; both")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
@@ -186,12 +188,14 @@ def main() -> None:
     lab = Lab(given.data, seed=given.seed)
     lengths = LENGTHS[:1] if given.small else LENGTHS
     with group(lengths[-1], given.seed) as of:
-        begun, begin = measure.cpu_seconds(), time.perf_counter()
+        begun = measure.cpu_seconds()
         on = f"one layer group in bfloat16 on {measure.machine()['cpu']}, one thread, CPU time"
         lab.used[Used("random tokens", len(lengths), sum(lengths), on, 64, "one by one")] = None
-        write(LINEAR, lab, linear(of, lengths, given.repeats), begin, given.out)
-        begin = time.perf_counter()
-        write(FRONTIER, lab, pareto(of, lab, given.small), begin, given.out)
+        runs = {LINEAR: lambda: linear(of, lengths, given.repeats), FRONTIER: lambda: pareto(of, lab, given.small)}
+        for figure, run in runs.items():
+            if not given.figures or figure.name in given.figures:
+                begin = time.perf_counter()
+                write(figure, lab, run(), begin, given.out)
         print(f"{measure.busy_with_others(begun)} cores were busy with other processes")
 
 
