@@ -69,6 +69,7 @@ def size(
     setup = Setup(load_profile(model), 0, placement, eviction, page_size=page_size)
     ends = [None if end is None else parse_bytes(end) for end in (smallest, largest)]
     _check_policies(setup)
+    check_writable(json_file)
     found = read(trace, data, tokenizer, limit)
     begin = time.perf_counter()
     sizing = Sizing(found, setup, make_arrivals(found, arrival, seed, data), sampling)

@@ -116,6 +116,8 @@ class Planner:
                 short = error
                 continue
             if plan is not None:
+                if not wish.checkpoints:
+                    seq.placed_until = start
                 if start < match.checkpoint_tokens:
                     match = replace(match, reason=Reason.NO_MEMORY)
                 seq.resumed(match, start)

@@ -88,6 +88,7 @@ class Scheduler:
         """Give back all it holds. Between steps only."""
         if seq.phase is Phase.WAITING and seq.samples:
             self.waiting.remove(seq)
+            self._full = False
         elif seq.phase in (Phase.PREFILL, Phase.DECODE):
             self._let_go(seq)
         if seq.samples and seq.phase is not Phase.DONE:

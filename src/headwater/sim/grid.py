@@ -35,6 +35,7 @@ def run_grid(
         return
     global _job
     _job = trace, arrivals, engine
+    others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("fork"), max_tasks_per_child=None)
     try:
         futures = {pool.submit(_run, setup): number for number, setup in enumerate(setups)}
@@ -44,7 +45,7 @@ def run_grid(
         raise HeadwaterError(f"one of {jobs} processes was killed, perhaps for lack of memory: try fewer") from error
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-        for process in multiprocessing.active_children():
+        for process in set(multiprocessing.active_children()) - others:
             process.terminate()
         _job = None
 
