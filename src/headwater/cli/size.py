@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 
 from headwater.cache.eviction import make_eviction
+from headwater.cache.eviction.clairvoyant import Clairvoyant
 from headwater.cache.placement import make_placement
 from headwater.cli.common import commands, console
 from headwater.cli.lab import (
@@ -28,7 +29,7 @@ from headwater.cli.lab import (
     progress_console,
     read,
 )
-from headwater.cli.lab_output import write_whole
+from headwater.cli.lab_output import check_writable, write_whole
 from headwater.errors import ConfigError
 from headwater.models.profiles import load_profile
 from headwater.setting import parse_bytes
@@ -98,7 +99,8 @@ def _check_policies(setup: Setup) -> None:
     """Raise ConfigError for what cannot be, before anything is read."""
     make_placement(setup.placement)
     ample = setup.profile.layout(1 << 40, setup.page_size)
-    make_eviction(setup.eviction, ample)
+    if isinstance(make_eviction(setup.eviction, ample), Clairvoyant):
+        raise ConfigError("eviction 'clairvoyant' knows the order of a whole trace, not of its samples")
 
 
 def _spaced(sizing: Sizing, ends: Sequence[int | None], points: int) -> list[int]:
