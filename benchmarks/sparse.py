@@ -51,7 +51,7 @@ LONGEST = 8192  # tokens of a prompt
 STEP = 1024  # tokens of a step, as the engine has it
 LENGTHS = (2048, 8192)
 RECOMPUTED = (64, 256, 512, 1024, 2048, 4096)
-REQUESTS = {QUALITY: 2, PROMPTS: 6}  # of each data set; its other requests only teach the placements
+REQUESTS = {QUALITY: 2, PROMPTS: 8}  # of each data set; its other requests only teach the placements
 
 Cell = tuple[int, int]  # where a prompt resumes, and its length
 
