@@ -21,7 +21,8 @@ FIGURE = Figure(
     claim="Where little is reused, the three policies are alike.",
     difference=(
         "mtbench101's dialogues stand for ShareGPT's first turns: they are short, and later turns hit their own "
-        "history, which the article's run did not send. Nothing has to be evicted."
+        "history, which the article's run did not send. So something is reused after all, the pool of states does not "
+        "hold all dialogues, and weighing by length keeps the long ones rather than those that go on."
     ),
     run=run,
 )
