@@ -145,7 +145,7 @@ LINEAR = Figure(
     paper="Sparse prefix caching, figure 4",
     claim="time is linear in the tokens to recompute, with a small offset for loading what was cached.",
     difference=f"{SETTING}State and KV lie in the memory that computes, so loading them is a copy, not a transfer; "
-    "each is timed alone and over and over, so it finds the caches warm. Beside a step's fixed work the rest holds a bend "
+    "each is timed alone and over and over, so it finds the caches warm. The rest holds a step's fixed work and a bend "
     "of the line: of a long prompt the last tokens cost the most, since their attention reads all of it.",
     run=None,
 )
