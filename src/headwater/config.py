@@ -72,7 +72,9 @@ class ServeConfig:
     placement: str = setting(
         "structural", TEXT, MEMORY, "Where checkpoints go: structural, branch, every_block(4), none."
     )
-    eviction: str = setting("lru", TEXT, MEMORY, "What goes first when memory is full: lru, seglen.")
+    eviction: str = setting(
+        "headwater", TEXT, MEMORY, "What goes first when memory is full: headwater, lru, seglen, ..."
+    )
     pool: str = setting("unified", TEXT, MEMORY, "One memory for KV and states, or two.", choices=POOLS)
     state_fraction: float | None = setting(
         None, NUMBER, MEMORY, "States' share of a split pool, between 0 and 1.", unset="for a split pool only"

@@ -89,7 +89,7 @@ def test_systems_are_pairs_of_policies(trace: Path, tmp_path: Path) -> None:
     rows = json.loads(out.read_text())["rows"]
     assert [(row["placement"], row["eviction"]) for row in rows] == [
         ("none", "none"), ("every_block(1)", "lru_path"), ("branch", "lru_path"), ("branch", "marconi"),
-        ("structural", "lru"),
+        ("structural", "headwater"),
     ]  # fmt: skip
     assert rows[0]["hit_tokens"] == 0 < rows[1]["hit_tokens"]
 

@@ -33,7 +33,7 @@ SYSTEMS = {
     "sglang+": System("branch", "lru_path"),
     "marconi": System("branch", "marconi"),
     "seglen": System("branch", "seglen"),
-    "headwater": System("structural", "lru"),
+    "headwater": System("structural", "headwater"),
 }
 OFF = "none"  # in the place of an eviction policy: no cache at all
 
