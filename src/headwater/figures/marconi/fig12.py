@@ -12,7 +12,7 @@ from headwater.models.profiles import load_profile
 from headwater.traces.arrivals import Poisson
 
 LOAD = Poisson(2.0, 5.0)
-MEMORY = 12  # GB
+MEMORY = 16  # GB
 RATIOS = {  # by profile: its layers, and what the paper has for vLLM+, SGLang+ and Marconi
     "marconi-7b-1to8": ("32 SSM, 4 attention", (5.01, 11.31, 18.06)),
     "marconi-7b-1to6": ("30 SSM, 5 attention", (5.01, 8.51, 12.30)),
@@ -87,9 +87,9 @@ LAYERS = Figure(
     paper="Marconi, figure 12a",
     claim="the win grows with the share of SSM layers, and is none on a Transformer.",
     difference=(
-        "More attention makes each token dearer, so that hit rates fall from the top to the bottom as in the "
-        "paper, and on a Transformer all three agree. The win over SGLang+ is missing at every ratio, as in "
-        "marconi-8; that over vLLM+ is small for the reasons at marconi-7."
+        "More attention makes each token dearer, so that hit rates fall from the top to the bottom, as in the "
+        "paper. On a Transformer vLLM+ and SGLang+ agree up to the last partial block. The win over SGLang+ is "
+        "missing or small at every ratio, for the reasons at marconi-8."
     ),
     run=layers,
 )
@@ -99,9 +99,8 @@ STATE_SIZES = Figure(
     paper="Marconi, figure 12b",
     claim="the win over vLLM+ grows with the state, from 5.7 to 35.4 times.",
     difference=(
-        "Under strict memory vLLM+ gains by large states: prompts whose checkpoints do not fit are computed "
-        "without any, and evict nothing. With small states more of them are admitted, and thrash. The published "
-        "simulator admits in either case. Marconi and SGLang+ hardly depend on the state's size, as in the paper."
+        "Marconi and SGLang+ hardly depend on the state's size, as in the paper; vLLM+ does, as it keeps a state "
+        "at every block. What is missing over SGLang+ is told at marconi-8."
     ),
     run=states,
 )

@@ -82,8 +82,8 @@ FIGURE = Figure(
         "Ours holds what it computes within its memory, takes branch points of the prompt alone, and books bytes "
         "right, so the columns differ even under LRU; a test-only variant that departs as the simulator does "
         "reproduces its hits request by request. In the simulator's results the tuner loses to LRU where memory "
-        "is short and its window too early. The shipped policy loses in fewer cells. A static alpha in hindsight "
-        "beats the tuner in most cells, here as there."
+        "is short and its window too early. A static alpha in hindsight beats the tuner in most cells, here as "
+        "there."
     ),
     run=run,
 )

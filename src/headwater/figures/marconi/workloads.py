@@ -19,7 +19,7 @@ from headwater.traces.request import Trace
 
 MODEL = "marconi-7b"
 GB = 10**9
-SWEEP = tuple(Poisson(rate, think) for rate, think in product((0.5, 2.0, 10.0), (5.0, 10.0)))
+SWEEP = tuple(Poisson(rate, think) for rate, think in product((0.5, 5.0), (5.0, 10.0)))
 BASELINES = ("vllm+", "sglang+", "marconi")
 
 
@@ -40,7 +40,7 @@ class Workload:
         return lab.trace(self.trace, self.sessions, self.first)
 
 
-AGENT = Workload("agent", "SWE-bench", "mini_swe_agent", (2, 6, 16), sessions=40)
+AGENT = Workload("agent", "SWE-bench", "mini_swe_agent", (6, 16, 48), sessions=40)
 DIALOGUES = Workload("dialogues", "ShareGPT", "mtbench101", (0.5, 1, 2), sessions=400)
 CHAT = Workload(
     "chat", "LMSys", "mooncake/conversation", (30, 100, 300, 1000), (Recorded(),), first=4000, page_size=512
