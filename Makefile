@@ -53,9 +53,10 @@ bench-lab: $(VENV)/.dev
 policies: $(VENV)/.dev
 	$(BIN)/python benchmarks/policies.py $(if $(DATA),--data $(DATA))
 
-# the papers' figures on recorded traffic, and the page that shows them: make results DATA=... [PEERS=...] [FIGURES=marconi]
+# the papers' figures on recorded traffic, and the page that shows them: make results DATA=... [PEERS=...] [FIGURES=marconi];
+# other simulators' results are taken from beside the data
 results: $(VENV)/.dev
-	$(BIN)/headwater figures $(FIGURES) --data $(DATA) $(if $(PEERS),--peers $(PEERS)) --out docs/results
+	$(BIN)/headwater figures $(FIGURES) --data $(DATA) --peers $(or $(PEERS),$(DATA)/../peers) --out docs/results
 	$(BIN)/headwater figures --page docs/results.md --out docs/results
 
 # of the live page, for the docs: needs chromium and chromedriver
