@@ -10,10 +10,10 @@ from headwater.traces.arrivals import Poisson
 SESSIONS = 100
 DIFFERENCE = (
     "mini_swe_agent's sessions stand for SWE-bench's: 40 requests each on average, while the article tells of prefixes "
-    "that are used 5 or 10 times. So more tokens come a second than the device computes, requests wait for it, and times "
-    "are several times theirs; hit rates under LRU are alike. A session's states are all about as long, and it comes back "
-    "every few seconds: recency tells nearly all there is to know, and weighing by length adds little. SGLang's own policy "
-    "is played by `lru_path`, Marconi in SGLang by a static alpha of 1; times are those of the roofline."
+    "that are used 5 or 10 times. So more tokens come a second than the device computes, requests wait for it, and "
+    "times are several times theirs; hit rates under LRU are alike. A session's states are all about as long, and it "
+    "comes back every few seconds: recency tells nearly all there is to know, and weighing by length adds little. "
+    "SGLang's own policy is played by `lru_path`, Marconi in SGLang by a static alpha of 1; times are the roofline's."
 )
 
 
