@@ -11,7 +11,7 @@ import headwater.sim.grid as grid
 from headwater.errors import HeadwaterError
 from headwater.sim.setup import Setup
 from headwater.traces.loads import make_arrivals
-from tests.sim.test_serving import PAGE, PROFILE, sessions
+from tests.sim.test_virtual_clock import PAGE, PROFILE, sessions
 
 
 def test_a_process_that_is_killed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from headwater.sim.replay import replay
 from headwater.sim.serving import Engine
 from headwater.sim.setup import Setup
 from headwater.traces.loads import make_arrivals
-from tests.sim.test_serving import COST, PAGE, PROFILE, sessions
+from tests.sim.test_virtual_clock import COST, PAGE, PROFILE, sessions
 
 
 @pytest.mark.parametrize("engine", [None, Engine(COST)])
