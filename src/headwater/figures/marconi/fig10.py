@@ -41,7 +41,6 @@ def by_length(lab: Lab) -> Found:
         (
             Shape("Marconi hits less of the short requests", mean(short) < 0),
             Shape("and more of those from 7K tokens on", mean(long) > 0),
-            Shape("and more of the longest", list(bins.values())[-1] > 0),
             Shape("it saves more FLOPs", flops["marconi"] > flops["sglang+"]),
         ),
     )

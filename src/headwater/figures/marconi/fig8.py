@@ -52,12 +52,12 @@ FIGURE = Figure(
     paper="Marconi, figure 8",
     claim="FLOP-aware eviction hits 45.6%, 19.0% and 219.7% more than LRU at P95.",
     difference=(
-        "Losses are as frequent as wins. Our agents' sessions all grow by a few hundred tokens a request until "
-        "they end, so that a long session is no likelier to go on than a short one, and FLOP-aware eviction keeps"
-        " long ones that are over. Recency is 1/age: any alpha of the grid outweighs it for all but the last few "
-        "requests. In marconi-11 even the best alpha in hindsight hardly beats LRU; on the simulator's own traces"
-        " (marconi-tuners) the same policy does. The tuner adds losses of its own: what is best for its early "
-        "window, when no session has ended yet, is not so later."
+        "Losses are nearly as frequent as wins. Our agents' sessions all grow until they end, so that a long one "
+        "has fewer requests left than a short one, and FLOP-aware eviction keeps long ones that are over. Recency"
+        " is 1/age: most alphas of the grid outweigh it for all but the last few requests. In marconi-11 even the"
+        " best alpha in hindsight hardly beats LRU; on the simulator's own traces (marconi-tuners) the same "
+        "policy does. The tuner adds losses of its own: in its window hardly any session has ended, so that a "
+        "large alpha looks better than it is later."
     ),
     run=run,
 )
