@@ -26,6 +26,7 @@ HERE = Path(__file__).resolve().parent
 MODEL = "qwen3.5-9b"
 OPTIONS = {"path_cap": "(4)", "last_n": "(100)", "flop_aware": "(1.0)"}
 PLACEMENTS = ("structural", "every_block(8)", "sqrt", "balanced(8)", "logarithmic(8)", "optimal(8)")
+LONG = 20_000  # requests
 SIZES = {  # GB: from a few of the trace's requests to most of what the ideal hits
     "mini_swe_agent": (5, 10, 20, 40),
     "mooncake/conversation": (50, 150, 400, 1000),
@@ -35,11 +36,12 @@ SIZES = {  # GB: from a few of the trace's requests to most of what the ideal hi
 
 
 def measured(name: str, data: Path, seed: int) -> dict[str, object]:
-    """All eviction policies under `branch`, the project's under `structural` too, and all placements under lru."""
+    """All eviction policies under `branch`, and `structural` with ours; on short traces all placements under lru."""
     trace = read_trace(Path(name), data=data)
     evictions = [policy + OPTIONS.get(policy, "") for policy in EVICTION]
-    pairs = [("branch", e) for e in evictions] + [("structural", e) for e in ("headwater", "seglen")]
-    pairs += [(placement, "lru") for placement in PLACEMENTS]
+    pairs = [("branch", e) for e in evictions] + [("structural", "headwater")]
+    if len(trace.requests) < LONG:
+        pairs += [(placement, "lru") for placement in PLACEMENTS]
     profile = load_profile(MODEL)
     setups = [Setup(profile, int(gb * 1e9), p, e) for gb, (p, e) in product(SIZES[name], pairs)]
     results = dict(run_grid(trace, setups, partial(make_arrivals, seed=seed)))

@@ -77,7 +77,7 @@ def test_health_and_models(call, engine):
         "page_size": 64,
         "cache": True,
         "placement": "structural",
-        "eviction": "lru",
+        "eviction": "headwater",
         "pool": "unified",
         "decode_reuse": "canonical",
         "reproducible": True,

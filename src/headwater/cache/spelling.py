@@ -38,9 +38,11 @@ def _check_types(make: Callable[..., Any], positional: tuple[Any, ...], named: d
     """Raise TypeError for an option that is not what its annotation says: a number in words, half a page."""
     signature = inspect.signature(make, eval_str=True)
     for name, value in signature.bind(*positional, **named).arguments.items():
-        kind = signature.parameters[name].annotation
-        if kind in EXPECTED and not EXPECTED[kind][0](value):
-            raise TypeError(f"{name} is {value!r}, must be {EXPECTED[kind][1]}")
+        parameter = signature.parameters[name]
+        several = value.items() if parameter.kind is parameter.VAR_KEYWORD else [(name, value)]
+        for option, given in several:
+            if parameter.annotation in EXPECTED and not EXPECTED[parameter.annotation][0](given):
+                raise TypeError(f"{option} is {given!r}, must be {EXPECTED[parameter.annotation][1]}")
 
 
 def _is_number(value: object) -> bool:

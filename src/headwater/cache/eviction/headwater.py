@@ -24,7 +24,7 @@ class Headwater:
     1/`superseded`; one with others on several branches below is where new sessions begin, and counts `branch` times.
     """
 
-    keeps_history = True
+    keeps_history = False
 
     def __init__(self, layout: CacheLayout, superseded: float = 8.0, branch: float = 2.0) -> None:
         if superseded <= 0 or branch <= 0:
