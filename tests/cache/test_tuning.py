@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -141,6 +142,15 @@ def test_the_guard_is_in_points_of_the_token_hit_rate() -> None:
         assert (guarded.alphas[-1] == 0.0) == kept
 
 
+def finish(lab: Lab, requests: Iterator[Seen]) -> None:
+    """Let the replays end, however long that takes, and serve one more request: it adopts what is there."""
+    if lab.tuner._running is not None:
+        for future in lab.tuner._running._futures:
+            future.exception(timeout=300)
+        lab.serve(next(requests))
+    assert lab.tuner.done
+
+
 def test_in_serving_requests_go_on_while_it_replays() -> None:
     lab = Lab(workers=1, wait=False)
     requests = turns_among_strays(rounds=10_000)
@@ -149,9 +159,10 @@ def test_in_serving_requests_go_on_while_it_replays() -> None:
             lab.serve(next(requests))
         assert not lab.tuner.done
         served = len(lab.hits)
-        while not lab.tuner.done:
+        for _ in range(5):
             lab.serve(next(requests))
-        assert len(lab.hits) > served
+        assert len(lab.hits) == served + 5
+        finish(lab, requests)
     finally:
         lab.tuner.close()
     assert lab.tuner.hits == Lab().run(turns_among_strays()).tuner.hits
@@ -174,8 +185,9 @@ def test_in_serving_a_replay_that_fails_leaves_alpha_at_0() -> None:
     lab = Lab()
     lab.tuner = Tuner(lab.cache, make_placement("branch"), failing, workers=1, wait=False)
     requests = turns_among_strays(rounds=10_000)
-    while not lab.tuner.done:
+    while lab.tuner._running is None:
         lab.serve(next(requests))
+    finish(lab, requests)
     assert str(lab.tuner.failure) == "the replay broke"
     assert set(lab.alphas) == {0.0}
 
@@ -196,8 +208,9 @@ def test_closed_while_it_replays_it_leaves_no_process_behind() -> None:
     assert len(started) == 2
     lab.tuner.close()
     for process in started:
-        process.join(10)
-        assert not process.is_alive()
+        process.join(10)  # the pool's own thread may have reaped it: then `is_alive` does not know
+        with pytest.raises(ProcessLookupError):
+            os.kill(process.pid or 0, 0)
 
 
 def test_other_policies_have_nothing_to_tune() -> None:
