@@ -76,9 +76,9 @@ def solver_row(repeats: int, seed: int) -> Row:
     solve(range(1, POSITIONS + 1), weights, CHECKPOINTS)
     times = []
     for _ in range(max(5, repeats)):
-        begin = time.process_time()
+        begin = time.thread_time()  # one thread does the work
         solve(range(1, POSITIONS + 1), weights, CHECKPOINTS)
-        times.append(1000 * (time.process_time() - begin))
+        times.append(1000 * (time.thread_time() - begin))
     return Row(f"optimal placement, {POSITIONS:,} positions, {CHECKPOINTS} checkpoints", "ms", times, f"<= {SOLVED}")
 
 
