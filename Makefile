@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH := torch==2.13.0
+DATA ?= ../shared/data
 
 .PHONY: install install-dev demo test test-full lint bench bench-lab results policies screenshot soak soak-memory tenant-timing fuzz clean
 
@@ -53,10 +54,11 @@ bench-lab: $(VENV)/.dev
 policies: $(VENV)/.dev
 	$(BIN)/python benchmarks/policies.py $(if $(DATA),--data $(DATA))
 
-# the papers' figures on recorded traffic, and the page that shows them: make results DATA=... [PEERS=...] [FIGURES=marconi];
-# other simulators' results are taken from beside the data
+# the papers' figures on recorded traffic, and the page that shows them: make results [DATA=...] [PEERS=...] [FIGURES=marconi]
+# without FIGURES all of them, with the two that time the engine
 results: $(VENV)/.dev
 	$(BIN)/headwater figures $(FIGURES) --data $(DATA) --peers $(or $(PEERS),$(DATA)/../peers) --out docs/results
+	$(if $(FIGURES),,$(BIN)/python benchmarks/sparse.py --data $(DATA) --out docs/results)
 	$(BIN)/headwater figures --page docs/results.md --out docs/results
 
 # of the live page, for the docs: needs chromium and chromedriver
