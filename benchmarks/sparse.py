@@ -33,10 +33,11 @@ from headwater.figures.sparse.datasets import PROMPTS, QUALITY
 from headwater.figures.sparse.within import resumptions
 from headwater.mixers.numerics import prepare_process
 from tests import checkpoints
+from tests.checkpoints import qwen
 from tests.support import Bench
 
 GROUP = replace(
-    checkpoints.DENSE,
+    qwen.DENSE,
     layer_types=("linear_attention",) * 3 + ("full_attention",),
     hidden_size=1024,
     intermediate_size=3584,
@@ -112,7 +113,7 @@ def taken(run: Callable[[], object]) -> Callable[[], float]:
 @contextmanager
 def group(longest: int, seed: int) -> Iterator[Group]:
     with tempfile.TemporaryDirectory() as root:
-        checkpoints.write(Path(root) / "group", GROUP)
+        checkpoints.write(Path(root) / "group", GROUP.recipe)
         model = Model(Path(root) / "group", "bfloat16")
     bench = Bench(model.loaded.model, n_pages=longest // 64 + model.loaded.spec.checkpoint_pages + 1)
     with torch.inference_mode():

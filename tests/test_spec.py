@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from headwater.errors import CheckpointError, ConfigError
-from headwater.spec import ModelSpec, StateLayout
+from headwater.models.families import read_config
+from headwater.spec import StateLayout
 
 QWEN3_5_9B: dict[str, Any] = {
     "model_type": "qwen3_5",
@@ -51,7 +52,7 @@ NEXT_80B: dict[str, Any] = {
 
 def test_qwen3_5_9b_has_its_published_sizes() -> None:
     """policies.md: a checkpoint is 51,511,296 bytes and a token of KV 32,768, in bfloat16."""
-    spec = ModelSpec.from_config(QWEN3_5_9B, "bfloat16")
+    spec = read_config(QWEN3_5_9B, "bfloat16")
     assert spec.checkpoint_bytes == 51_511_296
     assert spec.kv_bytes_per_token == 32_768
     assert spec.page_bytes == 64 * 32_768
@@ -61,7 +62,7 @@ def test_qwen3_5_9b_has_its_published_sizes() -> None:
 
 
 def test_qwen3_next_80b_has_80_billion_parameters_and_3_that_work() -> None:
-    spec = ModelSpec.from_config(NEXT_80B, "bfloat16")
+    spec = read_config(NEXT_80B, "bfloat16")
     assert spec.ffns == ("moe",) * 48
     assert 79e9 < sum(spec.parameters_by_kind().values()) < 81e9
     assert spec.parameter_bytes == 2 * sum(spec.parameters_by_kind().values())
@@ -70,14 +71,14 @@ def test_qwen3_next_80b_has_80_billion_parameters_and_3_that_work() -> None:
 
 def test_flops_of_two_legs_add_up_to_those_of_one() -> None:
     for config in (QWEN3_5_9B, NEXT_80B):
-        spec = ModelSpec.from_config(config, "bfloat16")
+        spec = read_config(config, "bfloat16")
         whole, first, second = (spec.flops_by_kind(a, b) for a, b in [(0, 5000), (0, 1728), (1728, 5000)])
         for kind in whole:
             assert whole[kind] == (first[kind] + second[kind] if kind != "head" else first[kind])
 
 
 def test_attention_counts_each_query_with_each_key_that_it_sees() -> None:
-    spec = ModelSpec.from_config(QWEN3_5_9B, "bfloat16")
+    spec = read_config(QWEN3_5_9B, "bfloat16")
     layers, width = 8, 16 * 256
     one, other = (spec.flops_by_kind(n, n + 1)["attention"] for n in (100, 101))
     assert other - one == layers * 4 * width
@@ -85,7 +86,7 @@ def test_attention_counts_each_query_with_each_key_that_it_sees() -> None:
 
 
 def test_layout_fills_the_memory_with_pages() -> None:
-    spec = ModelSpec.from_config(QWEN3_5_9B, "bfloat16", page_size=128)
+    spec = read_config(QWEN3_5_9B, "bfloat16", page_size=128)
     layout = spec.layout(10 * spec.page_bytes + 5, state_fraction=0.4)
     assert (layout.n_pages, layout.page_size, layout.unit_tokens, layout.unit_bytes) == (10, 128, 128, 512)
     assert (layout.checkpoint_pages, layout.slot_pages, layout.kv_pages_per_unit) == (13, 13, 1)
@@ -95,7 +96,7 @@ def test_layout_fills_the_memory_with_pages() -> None:
 
 
 def test_the_ends_of_the_range_need_no_other_case() -> None:
-    spec = ModelSpec.from_config(QWEN3_5_9B, "bfloat16")
+    spec = read_config(QWEN3_5_9B, "bfloat16")
     attention_only = replace(spec, mixers=("attention",) * 32, state=StateLayout((), 0))
     assert (attention_only.checkpoint_pages, attention_only.resumable) == (0, "every_page")
     mixer_only = replace(spec, mixers=("gated_delta_net",) * 32)
@@ -103,7 +104,7 @@ def test_the_ends_of_the_range_need_no_other_case() -> None:
 
 
 def test_states_are_aligned_and_do_not_overlap() -> None:
-    spec = ModelSpec.from_config(NEXT_80B, "float32")
+    spec = read_config(NEXT_80B, "float32")
     assert [part.name for part in spec.state.parts[:2]] == ["recurrent", "conv"]
     assert spec.state.part(1, "recurrent").shape == (32, 128, 128)
     assert spec.state.part(1, "conv").shape == (8192, 3)
@@ -134,9 +135,9 @@ def test_states_are_aligned_and_do_not_overlap() -> None:
 )
 def test_a_config_that_is_wrong_is_named(key: str, value: object, message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
-        ModelSpec.from_config(NEXT_80B | {key: value}, "bfloat16")
+        read_config(NEXT_80B | {key: value}, "bfloat16")
 
 
 def test_a_page_is_a_multiple_of_64() -> None:
     with pytest.raises(CheckpointError, match="96"):
-        ModelSpec.from_config(NEXT_80B, "bfloat16", page_size=96)
+        read_config(NEXT_80B, "bfloat16", page_size=96)

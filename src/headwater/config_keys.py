@@ -28,6 +28,7 @@ class ConfigKeys:
         self._values: dict[str, Any] = {**text, **rope}
         # A multimodal config says at its top whether the text model's embeddings are tied.
         self._values.setdefault("tie_word_embeddings", config.get("tie_word_embeddings", False))
+        self._values.setdefault("model_type", config.get("model_type"))
 
     def _typed(self, key: str, kinds: tuple[type, ...], default: Any) -> Any:
         value = self._values.get(key)

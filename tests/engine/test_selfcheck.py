@@ -9,6 +9,7 @@ from headwater.engine import selfcheck
 from headwater.engine.selfcheck import SelfCheck, self_check, weight_shapes
 from headwater.mixers import activations
 from headwater.mixers.linear import Linear
+from headwater.models.families import read_config
 from headwater.spec import ModelSpec
 
 CONFIG = {
@@ -35,7 +36,7 @@ CONFIG = {
 
 
 def spec(dtype: str = "float32") -> ModelSpec:
-    return ModelSpec.from_config(CONFIG, dtype)
+    return read_config(CONFIG, dtype)
 
 
 def break_rows(monkeypatch: pytest.MonkeyPatch, modes: tuple[str, ...]) -> None:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from headwater.memory.arena import Arena
+from headwater.models.families import read_config
 from headwater.spec import KEY_BLOCK, ModelSpec
 
 CONFIG = {
@@ -41,7 +42,7 @@ def poisoned(spec: ModelSpec, n_pages: int) -> Arena:
 @pytest.mark.parametrize("page_size", [64, 128, 192, 1024])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_written_tokens_come_back_and_zeros_after_them(dtype: str, page_size: int) -> None:
-    spec = ModelSpec.from_config(CONFIG, dtype, page_size)
+    spec = read_config(CONFIG, dtype, page_size)
     assert spec.page_bytes % 512 == 0
     if (dtype, page_size) == ("bfloat16", 64):
         assert spec.page_bytes > spec.kv_bytes_per_token * page_size
@@ -64,7 +65,7 @@ def test_written_tokens_come_back_and_zeros_after_them(dtype: str, page_size: in
 
 @pytest.mark.parametrize("page_size", [64, 1024])
 def test_no_gather_sees_what_another_left_in_scratch(page_size: int) -> None:
-    spec = ModelSpec.from_config(CONFIG, "float32", page_size)
+    spec = read_config(CONFIG, "float32", page_size)
     arena = poisoned(spec, n_pages=24)
     position = torch.arange(1500)
     k, v = filled(1500, spec, 0)
@@ -79,7 +80,7 @@ def test_no_gather_sees_what_another_left_in_scratch(page_size: int) -> None:
 
 
 def test_pages_do_not_overlap() -> None:
-    spec = ModelSpec.from_config(CONFIG, "float32")
+    spec = read_config(CONFIG, "float32")
     arena = Arena(spec, n_pages=3)
     k, v = filled(64, spec, 0)
     arena.write(2, torch.full((64,), 1), torch.arange(64), k, v)
@@ -94,7 +95,7 @@ def test_memory_that_is_not_touched_is_not_resident() -> None:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * 4096
 
-    spec = ModelSpec.from_config(CONFIG, "float32")
+    spec = read_config(CONFIG, "float32")
     before = resident()
     arena = Arena(spec, n_pages=4_000_000_000 // spec.page_bytes)
     arena.pages[-1].fill_(1)

@@ -2,14 +2,15 @@
 
 import pytest
 import torch
+from headwater.mixers.attention.rotary import TABLE_BLOCK, RotaryTable
 
 from headwater.memory.arena import Arena
 from headwater.mixers.attention.layer import Attention, AttentionWeights
-from headwater.mixers.attention.rotary import TABLE_BLOCK, RotaryTable
 from headwater.mixers.attention.step import AttentionStep
 from headwater.mixers.batch import Slice, StepBatch
 from headwater.mixers.linear import Linear
 from headwater.mixers.norm import RMSNorm
+from headwater.models.families import read_config
 from headwater.spec import ModelSpec
 
 WIDTH = 96
@@ -33,7 +34,7 @@ def make_spec(heads: int = 6, kv_heads: int = 2, head_dim: int = 32, dtype: str 
         "linear_value_head_dim": 16,
         "linear_conv_kernel_dim": 4,
     }
-    return ModelSpec.from_config(config, dtype)
+    return read_config(config, dtype)
 
 
 class Rig:

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.errors import ConfigError
+from headwater.layers.feed_forward import Experts
+from headwater.models.families import read_config
 from headwater.models.profiles import PROFILES, Profile, load_profile
-from headwater.models.profiles.feed_forward import Experts
 from headwater.models.profiles.marconi import FullAttention
-from headwater.spec import ModelSpec
 
 GIB = 2**30
 MARCONI = PROFILES["marconi-7b"]
@@ -129,7 +129,7 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
 @settings(max_examples=60, deadline=None)
 @given(configs(), st.integers(0, 5000), st.integers(0, 5000))
 def test_a_folders_profile_costs_what_the_engine_says(config: dict[str, Any], start: int, more: int) -> None:
-    spec = ModelSpec.from_config(config, config["dtype"])
+    spec = read_config(config, config["dtype"])
     with TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config))
         profile = load_profile(folder)

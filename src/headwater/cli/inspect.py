@@ -8,6 +8,7 @@ from rich.table import Table
 
 from headwater.cli.common import Dtype, Memory, Model, PageSize, commands, console, default_checkpoint
 from headwater.config import ServeConfig
+from headwater.models.families import read_folder
 from headwater.setting import parse_bytes
 from headwater.spec import ModelSpec
 
@@ -38,13 +39,12 @@ def inspect(
 def read_spec(path: Path, dtype: str, page_size: int) -> ModelSpec:
     """The sizes of a checkpoint's model; `auto` is the dtype that its weights are kept in."""
     ServeConfig(model=path, dtype=dtype, page_size=page_size)  # checks the three
-    return ModelSpec.from_folder(path, dtype, page_size)
+    return read_folder(path, dtype, page_size)
 
 
 def cost_table(spec: ModelSpec) -> Table:
-    recurrent = len(spec.mixers) - len(spec.attention_layers)
-    layers = f"{len(spec.attention_layers)} attention, {recurrent} recurrent"
-    table = Table(title=f"{spec.model_type}, {spec.dtype_name}: {layers} layers", title_justify="left")
+    layers = ", ".join(f"{n} {kind}" for kind, n in spec.layers_by_kind.items())
+    table = Table(title=f"{spec.model_type}, {spec.dtype_name}: {layers}", title_justify="left")
     table.add_column("", no_wrap=True)
     table.add_column("bytes", justify="right")
     table.add_column("as much as", justify="right")

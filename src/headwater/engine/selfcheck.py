@@ -7,15 +7,24 @@ packed, since it chooses how weights are packed. R rows, K inputs, N outputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from headwater.layers.attention import GroupedAttention
+from headwater.layers.layer import Layer
 from headwater.mixers import activations
-from headwater.mixers.gated_delta_net import fast
+from headwater.mixers.activations import silu
+from headwater.mixers.batch import StepBatch
+from headwater.mixers.chunks import CHUNK
 from headwater.mixers.linear import Linear, first_bad_height
 from headwater.mixers.numerics import Numerics
+from headwater.mixers.recurrent import RecurrentMixer
+from headwater.mixers.weights import Weights
+from headwater.models.build import RECURRENT, layer_function
 from headwater.spec import KEY_BLOCK, ModelSpec
 
 # Heights at which kernels were seen to change, and what lies between; as many as the budget allows.
@@ -26,6 +35,7 @@ FUSED_ROWS = 33  # rows: what follows a product works on blocks of few of them
 ATTENTION_ROWS = (8, 16, 64, 256)
 CHUNK_COUNTS = (1, 2, 3)
 SEQUENCES = (1, 2, 3, 7)
+NARROW = 64  # model width that recurrences are tried with
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,22 +61,36 @@ def self_check(spec: ModelSpec, device: str = "cpu", reproducible: bool = True) 
 
 
 def weight_shapes(spec: ModelSpec) -> set[tuple[int, int]]:
-    """(inputs, outputs) of the model's weights, as far as they matter to the choice of a kernel."""
-    width, shapes = spec.hidden_size, {(spec.hidden_size, spec.vocab_size)}
-    if "attention" in spec.mixers:
-        a = spec.attention
-        shapes |= {(width, 2 * (a.heads + a.kv_heads) * a.head_dim), (a.heads * a.head_dim, width)}
-    if "gated_delta_net" in spec.mixers:
-        d = spec.delta_net
-        values = d.v_heads * d.v_dim
-        shapes |= {(width, d.channels + values + 2 * d.v_heads), (values, width)}
-    inner = {spec.intermediate_size} if "mlp" in spec.ffns else set()
-    if spec.moe is not None:
-        inner |= {spec.moe.intermediate, spec.moe.shared_intermediate}
-        shapes |= {(width, spec.moe.experts), (width, 1)}
-    for size in inner:
-        shapes |= {(width, 2 * size), (size, width)}
-    return {(n_in, min(n_out, MOST_OUTPUTS)) for n_in, n_out in shapes}
+    """(inputs, outputs) of the model's products, as far as they matter to the choice of a kernel."""
+    seen = {(spec.hidden_size, spec.vocab_size)}
+    for layer in set(spec.layers):
+        layer_function(0, layer, Recorded(layer, seen))
+    return {(n_in, min(n_out, MOST_OUTPUTS)) for n_in, n_out in seen}
+
+
+class Recorded(Weights):
+    """Weights without content, which write down the (inputs, outputs) of the products that are made of them."""
+
+    def __init__(self, layer: Layer, seen: set[tuple[int, int]]) -> None:
+        zero = torch.zeros(())
+        super().__init__({name: zero.expand(shape) for name, shape in layer.tensors().items()})
+        self._seen = seen
+
+    def below(self, name: str) -> Recorded:
+        part = copy(self)
+        part._prefix = f"{self._prefix}{name}."
+        return part
+
+    def linear(self, *names: str) -> Linear:
+        shapes = [self.stored(f"{name}.weight").shape for name in names]
+        return self._written(shapes[0][1], sum(shape[0] for shape in shapes))
+
+    def packed(self, weight_NK: torch.Tensor, bias_N: torch.Tensor | None = None) -> Linear:
+        return self._written(weight_NK.shape[1], weight_NK.shape[0])
+
+    def _written(self, n_in: int, n_out: int) -> Linear:
+        self._seen.add((n_in, n_out))
+        return Linear(torch.zeros(1, 1), numerics=Numerics("plain"))
 
 
 def _random(spec: ModelSpec, device: str) -> Callable[..., torch.Tensor]:
@@ -115,10 +139,10 @@ def _affordable(multiply_adds_a_row: int) -> tuple[int, ...]:
 
 def _broken_kernels(spec: ModelSpec, device: str) -> Iterator[str]:
     random = _random(spec, device)
-    if "attention" in spec.mixers:
-        yield from _broken_attention(spec, random)
-    if "gated_delta_net" in spec.mixers:
-        yield from _broken_delta_rule(spec, random)
+    for heads, width in sorted({attended(layer) for layer in spec.layers if isinstance(layer, GroupedAttention)}):
+        yield from _broken_attention(heads, width, random)
+    for layer in sorted({layer for layer in spec.layers if type(layer) in RECURRENT}, key=repr):
+        yield from _broken_recurrence(layer, random, device)
     x_RK = random(max(HEIGHTS[:-2]), 75).float()  # a width off every vector's
     for name in ("sigmoid", "silu", "softplus", "inverse_l2"):
         height = first_bad_height(getattr(activations, name), x_RK, HEIGHTS[:-2])
@@ -126,8 +150,12 @@ def _broken_kernels(spec: ModelSpec, device: str) -> Iterator[str]:
             yield f"{name} at {height} rows"
 
 
-def _broken_attention(spec: ModelSpec, random: Callable[..., torch.Tensor]) -> Iterator[str]:
-    heads, width = spec.attention.kv_heads, spec.attention.head_dim
+def attended(layer: GroupedAttention) -> tuple[int, int]:
+    """Heads and width of the keys that an attention layer's queries are held to."""
+    return layer.kv_heads, layer.head_dim
+
+
+def _broken_attention(heads: int, width: int, random: Callable[..., torch.Tensor]) -> Iterator[str]:
     q_GRD, k_GKD, v_GKD = (random(1, heads, KEY_BLOCK, width) for _ in range(3))
     mask_RK = torch.zeros(KEY_BLOCK, KEY_BLOCK, dtype=q_GRD.dtype, device=q_GRD.device)
 
@@ -141,31 +169,33 @@ def _broken_attention(spec: ModelSpec, random: Callable[..., torch.Tensor]) -> I
                 yield f"attention at {n} rows"
 
 
-def _broken_delta_rule(spec: ModelSpec, random: Callable[..., torch.Tensor]) -> Iterator[str]:
-    """Chunks computed together or apart, sequences decoded together or apart."""
-    d = spec.delta_net
+def _broken_recurrence(layer: Layer, random: Callable[..., torch.Tensor], device: str) -> Iterator[str]:
+    """Chunks computed together or apart, sequences decoded together or apart; the layer's own heads, a narrow model."""
+    layer = replace(layer, hidden=NARROW)
+    tensors = {name: random(*shape).float() * NARROW**-0.5 for name, shape in layer.tensors().items()}
+    mixer: RecurrentMixer[Any] = RECURRENT[type(layer)](layer, Weights(tensors, device=device))
     n = max(*CHUNK_COUNTS, *SEQUENCES)
-    qk = random(n, fast.CHUNK, 2, d.k_heads, d.k_dim).float()
-    v = random(n, fast.CHUNK, d.v_heads, d.v_dim).float()
-    g, beta = (
-        -random(n, fast.CHUNK, d.v_heads).float().abs(),
-        activations.sigmoid(random(n, fast.CHUNK, d.v_heads).float()),
-    )
-    state = random(n, d.v_heads, d.k_dim, d.v_dim).float()
+    none = torch.empty(0, dtype=torch.int64)
+    positions = torch.arange(CHUNK, device=device).repeat(n)
+    rows = mixer.project(random(n * CHUNK, NARROW).float(), StepBatch(none, positions, (), none, (), none))
+    mixed = silu(rows.mixed_NC.float()).unflatten(0, (n, CHUNK))
+    gates = rows.gates_NX.unflatten(0, (n, CHUNK))
+    shape = next(shape for name, shape in layer.states if name == "recurrent")
+    state = random(n, *shape).float()
 
     def advance(at: slice) -> tuple[torch.Tensor, torch.Tensor]:
-        after = state[at].clone().view(-1, d.k_dim, d.v_dim)
-        out = after.new_empty(len(after), fast.CHUNK, d.v_dim)
-        fast.advance_into(fast.prepare(qk[at], v[at], g[at], beta[at]), slice(None), after, out)
-        return out.unflatten(0, (-1, d.v_heads)), after.unflatten(0, (-1, d.v_heads))
+        after = state[at].clone()
+        read = after.new_empty(len(after), *mixer.read_shape)
+        mixer.advance_into(mixer.prepare(mixed[at], gates[at]), slice(0, len(after)), after, read)
+        return read, after
 
     def decode(at: slice) -> tuple[torch.Tensor, torch.Tensor]:
         after = state[at].clone()
-        return fast.decode_step(qk[at, 0], v[at, 0], g[at, 0], beta[at, 0], after), after
+        return mixer.decode(mixed[at, 0], gates[at, 0], after), after
 
     for name, step, counts in (("chunks", advance, CHUNK_COUNTS), ("decoding sequences", decode, SEQUENCES)):
         whole = step(slice(0, n))
         for count in counts:
             for at in (slice(0, count), slice(n - count, n)):
                 if not all(torch.equal(part, of[at]) for part, of in zip(step(at), whole, strict=True)):
-                    yield f"delta rule at {count} {name}"
+                    yield f"{layer.kind} at {count} {name}"

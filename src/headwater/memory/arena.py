@@ -1,6 +1,6 @@
 """The arena: one run of equal pages that holds all KV and all checkpoints.
 
-Shapes: P pages, B bytes of a page, W rows written, K keys (rounded up), T tokens of a page, G KV heads, D head width.
+Shapes: P pages of a table, W rows written, K keys (rounded up), X elements of what a layer keeps of a token.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from headwater.spec import KEY_BLOCK, ModelSpec
 
 
 class Arena:
-    """`n_pages` blobs of `spec.page_bytes`; a page of KV holds, a layer after the other, its keys and then its values.
+    """`n_pages` blobs of `spec.page_bytes`; a page holds, a layer after the other, its keys and then its values.
 
     On the CPU the operating system hands out the memory as it is first touched, so resident memory grows with use.
     """
@@ -24,44 +24,37 @@ class Arena:
         self.page_size = spec.page_size
         self._memory = LazyBytes(n_pages * spec.page_bytes, device)
         self.pages = self._memory.tensor.view(n_pages, spec.page_bytes)
-        self._heads = spec.attention.kv_heads
-        self._row = spec.kv_row_elements
-        dtype = getattr(torch, spec.dtype_name)
-        flat = self.pages.view(-1).view(dtype)
+        flat = self.pages.view(-1).view(getattr(torch, spec.dtype_name))
         stride = spec.page_bytes // spec.element_bytes
-        size = spec.page_size * self._row
-        self._layers = {
-            layer: tuple(flat.as_strided((n_pages, size), (stride, 1), (2 * i + j) * size) for j in (0, 1))
-            for i, layer in enumerate(spec.attention_layers)
-        }
-        self._scratch = (flat.new_empty(0, self._row), flat.new_empty(0, self._row))
-        self._dirty = 0  # rows of scratch from here on are zeros
+        self._layers: dict[int, tuple[torch.Tensor, ...]] = {}
+        self._scratch: dict[tuple[int, ...], Scratch] = {}
+        offset = 0
+        for layer in spec.attention_layers:
+            widths = spec.layers[layer].kv_widths
+            views = []
+            for width in widths:
+                size = spec.page_size * width
+                views.append(flat.as_strided((n_pages, size), (stride, 1), offset))
+                offset += size
+            self._layers[layer] = tuple(views)
+            self._scratch.setdefault(widths, Scratch([flat.new_empty(0, width) for width in widths]))
 
-    def write(
-        self, layer: int, page_W: torch.Tensor, offset_W: torch.Tensor, k_WGD: torch.Tensor, v_WGD: torch.Tensor
-    ) -> None:
-        """Store the keys and values of W tokens of a layer, each at its offset (in tokens) in its page."""
-        for pages, rows in zip(self._layers[layer], (k_WGD, v_WGD), strict=True):
-            pages.view(self.n_pages, self.page_size, self._row)[page_W, offset_W] = rows.reshape(-1, self._row)
+    def write(self, layer: int, page_W: torch.Tensor, offset_W: torch.Tensor, *rows_WX: torch.Tensor) -> None:
+        """Store what a layer keeps of W tokens (keys and values), each at its offset (in tokens) in its page."""
+        for pages, rows in zip(self._layers[layer], rows_WX, strict=True):
+            flat_WX = rows.flatten(1)
+            pages.view(self.n_pages, self.page_size, flat_WX.shape[1])[page_W, offset_W] = flat_WX
 
-    def gather(self, layer: int, table_P: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of a sequence's first `length` tokens, [K, G, D] each, K rounded up to 512.
+    def gather(self, layer: int, table_P: torch.Tensor, length: int) -> tuple[torch.Tensor, ...]:
+        """What a layer keeps of a sequence's first `length` tokens, [K, width] each, K rounded up to 512.
 
         They are views of scratch, valid until the next call. Rows from `length` on are zeros, whatever the pages hold
         there: they get masked, and a mask does not hide a NaN.
         """
-        n_keys = -(-length // KEY_BLOCK) * KEY_BLOCK
-        n_pages = -(-length // self.page_size)
-        self._grow(max(n_keys, n_pages * self.page_size))
-        table = table_P[:n_pages]
-        dirty = max(self._dirty, n_pages * self.page_size)
-        for pages, scratch in zip(self._layers[layer], self._scratch, strict=True):
-            into = scratch[: n_pages * self.page_size].view(n_pages, -1)
-            torch.index_select(pages, 0, table, out=into)
-            scratch[length : min(dirty, n_keys)].zero_()
-        self._dirty = length if dirty <= n_keys else dirty
-        k_KGD, v_KGD = (scratch[:n_keys].view(n_keys, self._heads, -1) for scratch in self._scratch)
-        return k_KGD, v_KGD
+        pages = self._layers[layer]
+        return self._scratch[tuple(p.shape[1] // self.page_size for p in pages)].gather(
+            pages, table_P[: -(-length // self.page_size)], length, self.page_size
+        )
 
     def discard(self, page_ids: Iterable[int]) -> None:
         """Give back the physical memory of pages that are lent to a slot, and so neither read nor written."""
@@ -69,9 +62,32 @@ class Arena:
         for page in page_ids:
             self._memory.discard(page * size, size)
 
+
+class Scratch:
+    """Memory that pages are gathered into; it grows with the longest sequence."""
+
+    def __init__(self, empty: list[torch.Tensor]) -> None:
+        self._rows = empty
+        self._dirty = 0  # rows from here on are zeros
+
+    def gather(
+        self, pages: tuple[torch.Tensor, ...], table_P: torch.Tensor, length: int, page_size: int
+    ) -> tuple[torch.Tensor, ...]:
+        """The pages of a table one after the other, [K, width] each; zeros from `length` on."""
+        n_keys = -(-length // KEY_BLOCK) * KEY_BLOCK
+        n_pages = len(table_P)
+        self._grow(max(n_keys, n_pages * page_size))
+        dirty = max(self._dirty, n_pages * page_size)
+        for source, rows in zip(pages, self._rows, strict=True):
+            into = rows[: n_pages * page_size].view(n_pages, -1)
+            torch.index_select(source, 0, table_P, out=into)
+            rows[length : min(dirty, n_keys)].zero_()
+        self._dirty = length if dirty <= n_keys else dirty
+        return tuple(rows[:n_keys] for rows in self._rows)
+
     def _grow(self, n_tokens: int) -> None:
-        have = self._scratch[0].shape[0]
+        have = self._rows[0].shape[0]
         if have < n_tokens:
             n = max(n_tokens, 2 * have)
-            self._scratch = (self._scratch[0].new_zeros(n, self._row), self._scratch[1].new_zeros(n, self._row))
+            self._rows = [rows.new_zeros(n, rows.shape[1]) for rows in self._rows]
             self._dirty = 0

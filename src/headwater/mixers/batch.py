@@ -28,6 +28,7 @@ class Slice:
     table_P: torch.Tensor  # int64, the pages that hold KV of positions [0, start + length)
     write_from: int  # index into table_P: KV of earlier pages is there already and is not written
     saves: tuple[tuple[int, int], ...] = ()
+    transition: int | None = None  # row of the transitions that moves on with the slice, where one is wanted
 
     @property
     def end(self) -> int:

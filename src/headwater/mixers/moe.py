@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 import torch
 
+from headwater.layers.feed_forward import Experts, Mlp
 from headwater.mixers.activations import sigmoid
 from headwater.mixers.linear import Linear
 from headwater.mixers.mlp import GatedMlp
-from headwater.spec import MoeShape
+from headwater.mixers.weights import Weights
 
 
 @dataclass(frozen=True)
@@ -23,20 +24,37 @@ class MixtureOfExperts:
     added in the order of their probability.
     """
 
-    shape: MoeShape
+    shape: Experts
     router: Linear  # C -> E
     experts: tuple[GatedMlp, ...]
-    shared: GatedMlp
-    shared_gate: Linear  # C -> 1
+    shared: GatedMlp | None
+    shared_gate: Linear | None  # C -> 1
+
+    @classmethod
+    def of(cls, shape: Experts, weights: Weights) -> MixtureOfExperts:
+        stacked = [weights.stored(f"experts.{name}.weight") for name in ("gate_proj", "up_proj", "down_proj")]
+        return cls(
+            shape=shape,
+            router=weights.linear("gate"),
+            experts=tuple(GatedMlp(*map(weights.packed, parts)) for parts in zip(*stacked, strict=True)),
+            shared=GatedMlp.of(Mlp(shape.hidden, shape.shared), weights.below("shared_expert"))
+            if shape.shared
+            else None,
+            shared_gate=weights.linear("shared_expert_gate") if shape.shared_gate else None,
+        )
 
     def forward(self, x_NC: torch.Tensor, n_prefill: int = 0) -> torch.Tensor:
         weight_NJ, expert_NJ = self._route(x_NC, n_prefill)
         routed_NJC = self._run_experts(x_NC, expert_NJ)
-        out_NC = sigmoid(self.shared_gate(x_NC, n_prefill)) * self.shared.forward(x_NC, n_prefill)
         total_NC = torch.zeros_like(x_NC)
         for j in range(self.shape.per_token):
             total_NC += routed_NJC[:, j] * weight_NJ[:, j, None]
-        return total_NC.add_(out_NC)
+        if self.shared is None:
+            return total_NC
+        shared_NC = self.shared.forward(x_NC, n_prefill)
+        if self.shared_gate is not None:
+            shared_NC = sigmoid(self.shared_gate(x_NC, n_prefill)) * shared_NC
+        return total_NC.add_(shared_NC)
 
     def _route(self, x_NC: torch.Tensor, n_prefill: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Weights (in x's dtype) and indices of each token's experts, the most probable first."""

@@ -8,13 +8,13 @@ from headwater.mixers.activations import inverse_rms
 
 
 class RMSNorm:
-    """`x / sqrt(mean(x^2) + eps) * (1 + w)` over the last dimension; the result has x's dtype.
+    """`x / sqrt(mean(x^2) + eps) * (offset + w)` over the last dimension; the result has x's dtype.
 
-    The checkpoint holds w around zero; `1 + w` is computed once.
+    Some checkpoints hold w around zero, to which an offset of 1 is added.
     """
 
-    def __init__(self, weight_C: torch.Tensor, eps: float) -> None:
-        self._scale_C = weight_C.float() + 1.0
+    def __init__(self, weight_C: torch.Tensor, eps: float, offset: float = 0.0) -> None:
+        self._scale_C = weight_C.float() + offset
         self._eps = eps
 
     def __call__(self, x_NC: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from headwater.config_keys import text_config
 from headwater.errors import CheckpointError
 from headwater.models.build import build_model
-from headwater.models.families import FAMILIES
+from headwater.models.families import read_config
 from headwater.models.hybrid import HybridModel
 from headwater.models.tensors import CheckpointTensors, read_json
 from headwater.spec import ModelSpec
@@ -38,14 +38,10 @@ def read_spec(path: Path | str, dtype: str = "auto", device: str = "cpu", page_s
     folder = Path(path)
     config = read_json(folder / "config.json")
     text = _text_config(folder, config)
-    model_type = text.get("model_type", config.get("model_type"))
-    if not isinstance(model_type, str) or model_type not in FAMILIES:
-        known = ", ".join(sorted(FAMILIES))
-        raise CheckpointError(f"{folder / 'config.json'}: model_type {model_type!r} is not one of {known}")
     if dtype == "auto":
         dtype = fast_dtype(text.get("dtype", text.get("torch_dtype")), device)
     try:
-        return ModelSpec.from_config(config, dtype, page_size)
+        return read_config(config, dtype, page_size)
     except CheckpointError as error:
         raise CheckpointError(f"{folder}: {error}") from error
 
@@ -57,7 +53,7 @@ def load_model(path: Path | str, dtype: str = "auto", device: str = "cpu", page_
     config = read_json(folder / "config.json")
     text = _text_config(folder, config)
     tensors = CheckpointTensors(folder, getattr(torch, spec.dtype_name), torch.device(device))
-    model = build_model(spec, tensors, FAMILIES[spec.model_type])
+    model = build_model(spec, tensors)
     tokenizer_config = _optional_json(folder / "tokenizer_config.json")
     generation = _optional_json(folder / "generation_config.json")
     tokenizer = _tokenizer(folder / "tokenizer.json")

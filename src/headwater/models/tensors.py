@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,14 +59,6 @@ class CheckpointTensors:
     def __contains__(self, name: str) -> bool:
         return name in self._source
 
-    def get(self, name: str, *shape: int) -> torch.Tensor:
-        """The tensor in the dtype to compute in. Raises CheckpointError if it is missing or has another shape."""
-        return self.cast(self.raw(name, *shape))
-
-    def cast(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Bring a part of what `raw` gave to the dtype and device to compute in."""
-        return tensor.to(device=self.device, dtype=self.dtype)
-
     def raw(self, name: str, *shape: int) -> torch.Tensor:
         """The tensor in the file's dtype."""
         tensor = self._read(name)
@@ -83,6 +75,55 @@ class CheckpointTensors:
         path = self._source[name]
         file = self._open(path)
         return _or_checkpoint_error(path, lambda: file.get_tensor(name), f"tensor {name!r}: ")
+
+
+class PartTensors(Mapping[str, torch.Tensor]):
+    """The tensors of one layer by our names, each read, and its shape checked, as it is asked for.
+
+    `names` are (ours, the checkpoint's) for those beginnings or whole names that differ. All experts' weights stand in
+    one tensor or in one an expert (`experts.0.…`); gate and up may be one tensor, gate first.
+    """
+
+    def __init__(
+        self,
+        tensors: CheckpointTensors,
+        prefix: str,
+        shapes: Mapping[str, tuple[int, ...]],
+        names: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        self._tensors, self._prefix, self._shapes, self._names = tensors, prefix, shapes, names
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        shape = self._shapes[name]
+        if name.startswith("experts."):
+            return self._of_experts(name, shape)
+        return self._tensors.raw(self._prefix + self._theirs(name), *shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+    def _theirs(self, name: str) -> str:
+        for ours, theirs in self._names:
+            if name == ours or name.startswith(f"{ours}."):
+                return theirs + name[len(ours) :]
+        return name
+
+    def _of_experts(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """[E, outputs, inputs], from however the checkpoint holds it."""
+        kind = name.split(".")[1]  # gate_proj, up_proj, down_proj
+        first = self._prefix + self._theirs("experts")
+        n_experts, n_out, n_in = shape
+        if f"{first}.{kind}" in self._tensors:
+            return self._tensors.raw(f"{first}.{kind}", *shape)
+        if kind in ("gate_proj", "up_proj") and f"{first}.gate_up_proj" in self._tensors:
+            both = self._tensors.raw(f"{first}.gate_up_proj", n_experts, 2 * n_out, n_in)
+            return both.chunk(2, 1)[kind == "up_proj"]
+        theirs = self._theirs(f"expert.{kind}").removeprefix("expert.")
+        single = [self._tensors.raw(f"{first}.{e}.{theirs}.weight", n_out, n_in) for e in range(n_experts)]
+        return torch.stack(single)
 
 
 def _or_checkpoint_error(path: Path, read: Callable[[], Any], what: str = "") -> Any:

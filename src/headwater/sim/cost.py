@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headwater.errors import ConfigError
-from headwater.models.profiles.feed_forward import Experts
+from headwater.layers.feed_forward import Experts
 from headwater.models.profiles.profile import BYTES_OF_WEIGHT, Profile
 from headwater.sim.devices import Device
 

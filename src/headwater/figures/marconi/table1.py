@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from headwater.figures.figure import Figure, Found, Line, Shape
 from headwater.figures.lab import Lab
+from headwater.layers.layer import Layer
 from headwater.models.profiles import load_profile
-from headwater.models.profiles.layer import Layer
 
 TOKENS = 8192  # L, where a formula is compared by its value
 D, N = 4096, 128

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from headwater.layers.mamba import Mamba
 from headwater.models.profiles import Profile, load_profile
-from headwater.models.profiles.recurrent import Mamba
 from headwater.sim.cost import Load, StepCost
 from headwater.sim.devices import load_device
 from headwater.sim.tally import Outcome

@@ -24,18 +24,23 @@ def prefill_into(
     keys_values: tuple[torch.Tensor, torch.Tensor],
     start: int,
     step: AttentionStep,
+    scale: float | None = None,
 ) -> None:
     """Attention of the queries at positions [start, start + T) over keys [0, start + T), which were just gathered."""
     first, end = start, start + q_TGQD.shape[0]
     while first < end:
         last = min((first // KEY_BLOCK + 1) * KEY_BLOCK, end)
         rows = slice(first - start, last - start)
-        out_TGQD[rows] = _one_block(q_TGQD[rows], keys_values, first, step)
+        out_TGQD[rows] = _one_block(q_TGQD[rows], keys_values, first, step, scale)
         first = last
 
 
 def _one_block(
-    q_TGQD: torch.Tensor, keys_values: tuple[torch.Tensor, torch.Tensor], first: int, step: AttentionStep
+    q_TGQD: torch.Tensor,
+    keys_values: tuple[torch.Tensor, torch.Tensor],
+    first: int,
+    step: AttentionStep,
+    scale: float | None,
 ) -> torch.Tensor:
     """Queries that lie within one block of 512 positions, the first at `first`.
 
@@ -49,14 +54,18 @@ def _one_block(
     q_RGQD[:n_queries] = q_TGQD.flip(0)
     k_GQKD, v_GQKD = (x[:n_keys].transpose(0, 1)[:, None].expand(-1, n_shared, -1, -1) for x in keys_values)
     mask_RK = step.ramp.as_strided((n_rows, n_keys), (1, 1), step.visible - (first + n_queries))
-    out_GQRD = F.scaled_dot_product_attention(q_RGQD.permute(1, 2, 0, 3), k_GQKD, v_GQKD, attn_mask=mask_RK)
+    out_GQRD = F.scaled_dot_product_attention(
+        q_RGQD.permute(1, 2, 0, 3), k_GQKD, v_GQKD, attn_mask=mask_RK, scale=scale
+    )
     return out_GQRD[:, :, :n_queries].permute(2, 0, 1, 3).flip(0)
 
 
-def decode(q_GQD: torch.Tensor, keys_values: tuple[torch.Tensor, torch.Tensor], length: int) -> torch.Tensor:
+def decode(
+    q_GQD: torch.Tensor, keys_values: tuple[torch.Tensor, torch.Tensor], length: int, scale: float | None = None
+) -> torch.Tensor:
     """Attention of one query, the last of `length` tokens; queries that share a KV head are rows of one product.
 
     It sees all keys there are, and a sequence has one such product at each length: no mask, no rounding up.
     """
     k_GKD, v_GKD = (x[:length].transpose(0, 1) for x in keys_values)
-    return F.scaled_dot_product_attention(q_GQD[None], k_GKD[None], v_GKD[None])[0]
+    return F.scaled_dot_product_attention(q_GQD[None], k_GKD[None], v_GKD[None], scale=scale)[0]

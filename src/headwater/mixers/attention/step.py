@@ -11,7 +11,6 @@ from typing import Protocol
 
 import torch
 
-from headwater.mixers.attention.rotary import RotaryTable
 from headwater.mixers.batch import StepBatch
 from headwater.spec import KEY_BLOCK
 
@@ -21,11 +20,9 @@ class KeyValuePages(Protocol):
 
     page_size: int
 
-    def write(
-        self, layer: int, page_W: torch.Tensor, offset_W: torch.Tensor, k_WGD: torch.Tensor, v_WGD: torch.Tensor
-    ) -> None: ...
+    def write(self, layer: int, page_W: torch.Tensor, offset_W: torch.Tensor, *rows_WX: torch.Tensor) -> None: ...
 
-    def gather(self, layer: int, table_P: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]: ...
+    def gather(self, layer: int, table_P: torch.Tensor, length: int) -> tuple[torch.Tensor, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -37,13 +34,12 @@ class AttentionStep:
     row_W: torch.Tensor  # int64, rows of the step whose KV is written
     page_W: torch.Tensor  # int64
     offset_W: torch.Tensor  # int64, tokens from the start of the page
-    cos_sin_N2F: torch.Tensor
     ramp: torch.Tensor  # `visible` zeros, then -inf: every causal mask is a window of it
     visible: int
     decode_length: tuple[int, ...]  # tokens of each decoding sequence, the one of this step included
 
     @classmethod
-    def of(cls, batch: StepBatch, arena: KeyValuePages, rotary: RotaryTable, dtype: torch.dtype) -> AttentionStep:
+    def of(cls, batch: StepBatch, arena: KeyValuePages, dtype: torch.dtype) -> AttentionStep:
         """Work out rows, pages and masks; `dtype` is that of queries and keys."""
         decode_length = tuple(p + 1 for p in batch.position_N[batch.decode_rows].tolist())
         end = max([s.end for s in batch.slices] + list(decode_length))
@@ -57,7 +53,6 @@ class AttentionStep:
             row_W=row_W,
             page_W=page_W,
             offset_W=batch.position_N[row_W] % arena.page_size,
-            cos_sin_N2F=rotary.at(batch.position_N, end),
             ramp=ramp,
             visible=visible,
             decode_length=decode_length,

@@ -22,8 +22,7 @@ from functools import cache
 import torch
 
 from headwater.mixers.activations import inverse_l2
-
-CHUNK = 64
+from headwater.mixers.chunks import CHUNK
 
 
 @dataclass(frozen=True)
@@ -98,6 +97,13 @@ def advance_into(chunks: Chunks, at: slice, state_MKV: torch.Tensor, out_MtV: to
     correction_MtV = torch.bmm(chunks.inverse_Mtt[at], error_MtV)
     torch.baddbmm(read_MRV[:, :CHUNK], chunks.attend_Mtt[at], correction_MtV, out=out_MtV)
     state_MKV.mul_(chunks.decay_M11[at]).baddbmm_(chunks.write_MtK[at].mT, correction_MtV)
+
+
+def transition_into(chunks: Chunks, at: slice, transition_MKK: torch.Tensor) -> None:
+    """T ← T_chunk · T in place, T_chunk = e^(G_64) I − (e^(G_64 − G) K)ᵀ (I + A)⁻¹ β e^G K: a state without values."""
+    read_MtK = torch.bmm(chunks.read_MRK[at][:, CHUNK:], transition_MKK)
+    correction_MtK = torch.bmm(chunks.inverse_Mtt[at], read_MtK)
+    transition_MKK.mul_(chunks.decay_M11[at]).baddbmm_(chunks.write_MtK[at].mT, correction_MtK, alpha=-1)
 
 
 def decode_step(

@@ -1,19 +1,9 @@
-"""Qwen3.5, dense and with experts: four input projections a Gated DeltaNet, each in the order of heads."""
+"""Qwen3.5, dense and with experts: as Qwen3-Next, with four input projections a Gated DeltaNet."""
 
 from __future__ import annotations
 
-from headwater.models.families.family import Family, Shapes
-from headwater.spec import ModelSpec
+from headwater.models.families.family import Family
+from headwater.models.families.qwen3_next import read_qwen
 
-
-def _projections(spec: ModelSpec) -> Shapes:
-    d, hidden = spec.delta_net, spec.hidden_size
-    return {
-        "in_proj_qkv.weight": (d.channels, hidden),
-        "in_proj_z.weight": (d.v_heads * d.v_dim, hidden),
-        "in_proj_b.weight": (d.v_heads, hidden),
-        "in_proj_a.weight": (d.v_heads, hidden),
-    }
-
-
-QWEN3_5 = Family(_projections)
+MODEL_TYPES = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
+QWEN3_5 = Family("Qwen3.5", MODEL_TYPES, lambda keys: read_qwen(keys, by_key_head=False))

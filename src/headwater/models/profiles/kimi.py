@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from headwater.models.profiles.attention import LatentAttention
-from headwater.models.profiles.feed_forward import Experts, Mlp
+from headwater.layers.delta_attention import DeltaAttention
+from headwater.layers.feed_forward import Experts, Mlp
+from headwater.layers.latent_attention import LatentAttention
 from headwater.models.profiles.profile import FLOAT32_ASSUMED, Profile
-from headwater.models.profiles.recurrent import DeltaAttention
 
 HIDDEN = 2304
 

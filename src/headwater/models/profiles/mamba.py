@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from headwater.models.profiles.attention import GroupedAttention
-from headwater.models.profiles.feed_forward import Experts, Mlp
+from headwater.layers.attention import GroupedAttention
+from headwater.layers.feed_forward import Experts, Mlp
+from headwater.layers.mamba import Mamba
+from headwater.layers.mamba2 import Mamba2
 from headwater.models.profiles.profile import FLOAT32_ASSUMED, Profile
-from headwater.models.profiles.recurrent import Mamba, Mamba2
 
 JAMBA = Profile(
     name="jamba-1.5-mini",

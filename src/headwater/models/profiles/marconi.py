@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from headwater.models.profiles.layer import Layer
+from headwater.layers.layer import Layer, Shapes
 from headwater.models.profiles.profile import Profile
 from headwater.types import PrefillFlops
 
@@ -27,16 +27,16 @@ class FullAttention(Layer):
 
     kind: ClassVar[str] = "attention"
 
-    @property
-    def weights(self) -> int:
-        return 4 * self.hidden**2
+    def tensors(self) -> Shapes:
+        return {"qkvo.weight": (4 * self.hidden, self.hidden)}
 
     @property
     def flops(self) -> PrefillFlops:
         return PrefillFlops(8 * self.hidden**2, 4 * self.hidden)
 
-    def kv_elements(self, tensor_parallel: int) -> int:
-        return 2 * self.hidden
+    @property
+    def kv_widths(self) -> tuple[int, ...]:
+        return (self.hidden, self.hidden)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,12 @@ class PlainMlp(Layer):
 
     kind: ClassVar[str] = "mlp"
 
+    def tensors(self) -> Shapes:
+        return {"up_down.weight": (8 * self.hidden, self.hidden)}
+
     @property
-    def weights(self) -> int:
-        return 8 * self.hidden**2
+    def flops(self) -> PrefillFlops:
+        return PrefillFlops(2 * self.weights, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +60,16 @@ class Ssm(Layer):
     kind: ClassVar[str] = "ssm"
     state: int
 
-    @property
-    def weights(self) -> int:
-        return 6 * self.hidden**2
+    def tensors(self) -> Shapes:
+        return {"in_out.weight": (6 * self.hidden, self.hidden)}
 
     @property
     def flops(self) -> PrefillFlops:
         return PrefillFlops(2 * self.weights + 16 * self.hidden * self.state + 10 * self.hidden, 0)
 
     @property
-    def states(self) -> tuple[tuple[str, int], ...]:
-        return ("recurrent", self.hidden * self.state), ("conv", 4 * (2 * self.hidden + 2 * self.state))
+    def states(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        return ("recurrent", (self.hidden, self.state)), ("conv", (2 * self.hidden + 2 * self.state, 4))
 
 
 def marconi(name: str, attention: int, ssm: int, state: int = STATE, note: str = "") -> Profile:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from headwater.errors import ConfigError
-from headwater.models.profiles.layer import Layer
+from headwater.layers.layer import Layer
 from headwater.spec import BYTES_OF_DTYPE, PAGE_ALIGN, PAGE_BYTES_WITHOUT_KV, StateLayout
 from headwater.types import CacheLayout, PrefillFlops
 
@@ -32,6 +32,7 @@ class Profile:
     tied: bool = False  # the head's weight is the embedding's
     tensor_parallel: int = 1
     note: str = ""
+    norms: int = 0  # of the model's width; 0: one before each layer, and one before the head
 
     @property
     def element_bytes(self) -> int:
@@ -44,10 +45,13 @@ class Profile:
     @cached_property
     def state(self) -> StateLayout:
         """A checkpoint's parts, each at a multiple of 64 bytes as the engine lays them out."""
-        dtype_of = {"recurrent": self.state_dtype, "conv": self.dtype_name}
         layers = [layer for layer, n in self.layers for _ in range(n)]
         return StateLayout.of(
-            [(i, name, (size,), dtype_of[name]) for i, layer in enumerate(layers) for name, size in layer.states]
+            [
+                (i, name, shape, self.state_dtype if name == "recurrent" else self.dtype_name)
+                for i, layer in enumerate(layers)
+                for name, shape in layer.states
+            ]
         )
 
     @property
@@ -82,7 +86,7 @@ class Profile:
         """Elements of all weights, by the kind of layer that holds them."""
         count = {"embedding": self.vocab_size * self.hidden_size}
         count["head"] = 0 if self.tied else count["embedding"]
-        count["norm"] = self.hidden_size * (1 + sum(n for _, n in self.layers))
+        count["norm"] = self.hidden_size * (self.norms or 1 + sum(n for _, n in self.layers))
         for layer, n in self.layers:
             count[layer.kind] = count.get(layer.kind, 0) + n * layer.weights
         return count

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from headwater.models.profiles.attention import GroupedAttention
-from headwater.models.profiles.feed_forward import Experts, Mlp
-from headwater.models.profiles.layer import Layer
+from headwater.layers.attention import GroupedAttention
+from headwater.layers.delta_net import DeltaNet
+from headwater.layers.feed_forward import Experts, Mlp
+from headwater.layers.layer import Layer
 from headwater.models.profiles.profile import FLOAT32_ASSUMED, Profile
-from headwater.models.profiles.recurrent import DeltaNet
 
 VOCABULARY = 248_320  # of Qwen3.5
 GROUP = 4  # layers, of which the last has attention

@@ -5,10 +5,10 @@ Groups of 5 and 8 layers give the report's 957 million and 6.1 billion parameter
 
 from __future__ import annotations
 
-from headwater.models.profiles.attention import GroupedAttention
-from headwater.models.profiles.feed_forward import Experts, Mlp
+from headwater.layers.attention import GroupedAttention
+from headwater.layers.feed_forward import Experts, Mlp
+from headwater.layers.lightning import Lightning
 from headwater.models.profiles.profile import FLOAT32_ASSUMED, Profile
-from headwater.models.profiles.recurrent import Lightning
 
 VOCABULARY = 157_184
 SOURCE = "{}; the hybrid of arXiv 2510.19338".format

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from headwater.errors import ConfigError
+from headwater.models.families import read_folder
 from headwater.models.profiles import kimi, mamba, marconi, qwen, ring
 from headwater.models.profiles.folder import profile_of
 from headwater.models.profiles.profile import Profile
-from headwater.spec import ModelSpec
 
 FAMILIES = (marconi, qwen, ring, kimi, mamba)
 PROFILES: dict[str, Profile] = {profile.name: profile for family in FAMILIES for profile in family.MODELS}
@@ -25,4 +25,4 @@ def load_profile(name: str, dtype: str = "auto") -> Profile:
     folder = Path(name)
     if not (folder / "config.json").is_file():
         raise ConfigError(f"{name!r} is no folder with a config.json, and no profile of {', '.join(PROFILES)}")
-    return profile_of(ModelSpec.from_folder(folder, dtype), folder)
+    return profile_of(read_folder(folder, dtype), folder)

@@ -14,12 +14,11 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
-from headwater.models.families.family import Shapes, delta_net_shapes
-from headwater.models.families.qwen3_5 import QWEN3_5
+from headwater.models.families import read_config
 from headwater.models.tiny import tokenizer as tiny_tokenizer
 from headwater.spec import ModelSpec
 
-NAME = "headwater-tiny-1"  # a new number whenever what is written changes
+NAME = "headwater-tiny-2"  # a new number whenever what is written changes
 SEED = 20
 VOCAB = 2048
 MEMORY_TOKENS = (20.0, 5000.0)  # of the recurrent states' heads, spread evenly in the logarithm
@@ -100,7 +99,7 @@ def _write_json(path: Path, value: dict[str, object]) -> None:
 
 def _weights(tokenizer: Tokenizer) -> dict[str, torch.Tensor]:
     """Every tensor of the model in bfloat16, from the seed."""
-    spec = ModelSpec.from_config(CONFIG, "bfloat16")
+    spec = read_config(CONFIG, "bfloat16")
     generator = torch.Generator().manual_seed(SEED)
 
     def normal(*shape: int, scale: float) -> torch.Tensor:
@@ -131,32 +130,10 @@ def _weights(tokenizer: Tokenizer) -> dict[str, torch.Tensor]:
 
 def tensor_shapes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and shapes of a dense Qwen3.5 text model's tensors."""
-    hidden = spec.hidden_size
-    yield "model.embed_tokens.weight", (spec.vocab_size, hidden)
-    for layer, mixer in enumerate(spec.mixers):
-        prefix = f"model.layers.{layer}."
-        yield prefix + "input_layernorm.weight", (hidden,)
-        yield prefix + "post_attention_layernorm.weight", (hidden,)
-        shapes = _attention_shapes(spec) if mixer == "attention" else _delta_net_shapes(spec)
-        yield from ((prefix + name, shape) for name, shape in shapes.items())
-        for name in ("gate_proj", "up_proj"):
-            yield f"{prefix}mlp.{name}.weight", (spec.intermediate_size, hidden)
-        yield prefix + "mlp.down_proj.weight", (hidden, spec.intermediate_size)
-    yield "model.norm.weight", (hidden,)
-    yield "lm_head.weight", (spec.vocab_size, hidden)
-
-
-def _attention_shapes(spec: ModelSpec) -> Shapes:
-    a, hidden = spec.attention, spec.hidden_size
-    return {
-        "self_attn.q_proj.weight": (2 * a.heads * a.head_dim, hidden),
-        "self_attn.k_proj.weight": (a.kv_heads * a.head_dim, hidden),
-        "self_attn.v_proj.weight": (a.kv_heads * a.head_dim, hidden),
-        "self_attn.o_proj.weight": (hidden, a.heads * a.head_dim),
-        "self_attn.q_norm.weight": (a.head_dim,),
-        "self_attn.k_norm.weight": (a.head_dim,),
-    }
-
-
-def _delta_net_shapes(spec: ModelSpec) -> Shapes:
-    return {f"linear_attn.{name}": shape for name, shape in delta_net_shapes(spec, QWEN3_5).items()}
+    yield f"model.{spec.embedding}", (spec.vocab_size, spec.hidden_size)
+    for block in spec.blocks:
+        yield f"model.{block.norm}", (spec.hidden_size,)
+        for part in block.parts:
+            yield from ((f"model.{part.at}.{name}", shape) for name, shape in part.layer.tensors().items())
+    yield f"model.{spec.final_norm}", (spec.hidden_size,)
+    yield spec.head, (spec.vocab_size, spec.hidden_size)

@@ -5,9 +5,11 @@ Shapes: N rows of a step, H heads, D head width, F rotated pairs of channels (ro
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 
-from headwater.spec import AttentionShape
+from headwater.layers.rotary import Rotary
 
 TABLE_BLOCK = 4096  # positions
 
@@ -15,20 +17,33 @@ TABLE_BLOCK = 4096  # positions
 class RotaryTable:
     """Cosines and sines by position in float32, computed in blocks of fixed size: bits depend on the position alone."""
 
-    def __init__(self, shape: AttentionShape, device: torch.device) -> None:
-        width = shape.rotary_dim
+    def __init__(self, rotary: Rotary, device: torch.device | str) -> None:
+        width = rotary.dim
         exponent_F = torch.arange(0, width, 2, dtype=torch.float, device=device) / width
-        self._frequency_F = 1.0 / (shape.rope_theta**exponent_F)
+        self._frequency_F = 1.0 / (rotary.theta**exponent_F)
         self._cos_sin = torch.empty(0, 2, width // 2, device=device)
+        self._last: tuple[torch.Tensor, torch.Tensor] | None = None  # positions and what they gave: of all layers' step
 
-    def at(self, position_N: torch.Tensor, end: int) -> torch.Tensor:
-        """Cosines and sines at positions below `end`, [N, 2, F]."""
+    def at(self, position_N: torch.Tensor) -> torch.Tensor:
+        """Cosines and sines at these positions, [N, 2, F]."""
+        if self._last is None or self._last[0] is not position_N:
+            self._last = position_N, self._looked_up(position_N)
+        return self._last[1]
+
+    def _looked_up(self, position_N: torch.Tensor) -> torch.Tensor:
+        end = int(position_N.max()) + 1
         while self._cos_sin.shape[0] < end:
             start = self._cos_sin.shape[0]
             position = torch.arange(start, start + TABLE_BLOCK, device=self._cos_sin.device).float()
             angle = position[:, None] * self._frequency_F
             self._cos_sin = torch.cat([self._cos_sin, torch.stack([angle.cos(), angle.sin()], dim=1)])
         return self._cos_sin[position_N]
+
+
+@cache
+def rotary_table(rotary: Rotary, device: str) -> RotaryTable:
+    """One table for all layers that rotate alike."""
+    return RotaryTable(rotary, device)
 
 
 def rotate_into(x_NHD: torch.Tensor, cos_sin_N2F: torch.Tensor) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from headwater.models.profiles.layer import Layer
+from headwater.layers.layer import Layer, Shapes
 from headwater.types import PrefillFlops
 
 
@@ -16,10 +16,16 @@ class Mlp(Layer):
     kind: ClassVar[str] = "mlp"
     intermediate: int
     gated: bool = True
+    activation: str = "silu"  # of the gate, or of what goes up where there is none
+
+    def tensors(self) -> Shapes:
+        up = ("gate_proj", "up_proj") if self.gated else ("up_proj",)
+        shapes: Shapes = {f"{name}.weight": (self.intermediate, self.hidden) for name in up}
+        return shapes | {"down_proj.weight": (self.hidden, self.intermediate)}
 
     @property
-    def weights(self) -> int:
-        return (3 if self.gated else 2) * self.hidden * self.intermediate
+    def flops(self) -> PrefillFlops:
+        return PrefillFlops(2 * self.product_weights, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +38,23 @@ class Experts(Layer):
     intermediate: int
     shared: int = 0  # intermediate size of the shared expert, or of all of them together
     shared_gate: bool = False  # the shared expert has a gate of one channel
+    normalise: bool = True  # the chosen experts' weights are scaled to sum to 1
 
-    @property
-    def weights(self) -> int:
-        return self._of(self.experts)
+    def tensors(self) -> Shapes:
+        """Those of experts have a dimension of experts before the others."""
+        hidden, width = self.hidden, self.intermediate
+        shapes: Shapes = {
+            "gate.weight": (self.experts, hidden),
+            "experts.gate_proj.weight": (self.experts, width, hidden),
+            "experts.up_proj.weight": (self.experts, width, hidden),
+            "experts.down_proj.weight": (self.experts, hidden, width),
+        }
+        if self.shared:
+            names = Mlp(hidden, self.shared).tensors()
+            shapes |= {f"shared_expert.{name}": shape for name, shape in names.items()}
+        if self.shared_gate:
+            shapes["shared_expert_gate.weight"] = (1, hidden)
+        return shapes
 
     @property
     def flops(self) -> PrefillFlops:
@@ -55,6 +74,5 @@ class Experts(Layer):
         return self.experts * (1 - missed)
 
     def _of(self, experts: int) -> int:
-        """Elements of the router, that many experts, and the shared one."""
-        always = self.hidden * (3 * self.shared + self.experts + self.shared_gate)
-        return always + experts * self.expert_weights
+        """Elements of products with so many routed experts."""
+        return self.product_weights - (self.experts - experts) * self.expert_weights

@@ -1,0 +1,64 @@
+"""Attention layers: their KV grows with the sequence, and their FLOPs with its square."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from headwater.errors import ConfigError
+from headwater.layers.layer import Layer, Shapes
+from headwater.layers.rotary import Rotary
+from headwater.types import PrefillFlops
+
+
+def with_pairs(weights: int, width: int) -> PrefillFlops:
+    """Products, and `width` multiply-adds for each pair of a query and a key that it may see: L(L+1)/2 of them."""
+    return PrefillFlops(2 * weights + width, width)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedAttention(Layer):
+    """Full attention whose `kv_heads` are each shared by a group of query heads."""
+
+    kind: ClassVar[str] = "attention"
+    heads: int
+    kv_heads: int
+    head_dim: int
+    gated: bool = False  # the output is gated: queries are projected to twice their width, (query, gate) head by head
+    normed: bool = False  # queries and keys have norms of their own, head by head
+    rotary: Rotary | None = None  # None: no positions
+    bias: bool = False  # of queries, keys and values
+    out_bias: bool = False
+    scale: float | None = None  # of a query times a key; None: 1/√head_dim
+    norm_eps: float = 1e-6
+    norm_offset: float = 0.0  # of the norms' weights, as of the model's
+
+    def tensors(self) -> Shapes:
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        outputs = {"q_proj": (2 if self.gated else 1) * queries, "k_proj": keys, "v_proj": keys}
+        shapes: Shapes = {f"{name}.weight": (n, self.hidden) for name, n in outputs.items()}
+        shapes["o_proj.weight"] = (self.hidden, queries)
+        if self.bias:
+            shapes |= {f"{name}.bias": (n,) for name, n in outputs.items()}
+        if self.out_bias:
+            shapes["o_proj.bias"] = (self.hidden,)
+        if self.normed:
+            shapes |= {"q_norm.weight": (self.head_dim,), "k_norm.weight": (self.head_dim,)}
+        return shapes
+
+    @property
+    def flops(self) -> PrefillFlops:
+        return with_pairs(self.product_weights, 2 * self.heads * self.head_dim)
+
+    @property
+    def kv_widths(self) -> tuple[int, ...]:
+        return (self.kv_heads * self.head_dim,) * 2
+
+    def kv_elements(self, tensor_parallel: int) -> int:
+        """Where there are fewer KV heads than devices, each device keeps a whole one."""
+        few, many = sorted((self.kv_heads, tensor_parallel))
+        if many % few or self.heads % tensor_parallel:
+            raise ConfigError(
+                f"{self.heads} heads with {self.kv_heads} of KV cannot be spread over {tensor_parallel} devices"
+            )
+        return 2 * many * self.head_dim if tensor_parallel > self.kv_heads else 2 * self.kv_heads * self.head_dim

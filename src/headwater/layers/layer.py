@@ -1,0 +1,68 @@
+"""What every kind of layer says of itself."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from headwater.types import PrefillFlops
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Layer(ABC):
+    """One function of a model: its tensors, and what it costs in elements (how wide one is, the model knows).
+
+    FLOPs are two a multiply-add; norms, activations and rotation are left out.
+    """
+
+    kind: ClassVar[str]
+    hidden: int  # the model's width
+
+    @abstractmethod
+    def tensors(self) -> Shapes:
+        """Our names of the weights and their shapes, without the norm before the layer.
+
+        Products are named `….weight` with [outputs, inputs], and `….bias`; a family renames what it calls otherwise.
+        """
+
+    @property
+    def weights(self) -> int:
+        """Elements of all weights."""
+        return sum(math.prod(shape) for shape in self.tensors().values())
+
+    @property
+    def product_weights(self) -> int:
+        """Elements that a token is multiplied with: the weights of products."""
+        return sum(math.prod(shape) for name, shape in self.tensors().items() if is_product(name, shape))
+
+    @property
+    @abstractmethod
+    def flops(self) -> PrefillFlops:
+        """FLOPs of a prefill; a layer that sees only its state, or only the token, has no quadratic part."""
+
+    def weights_read(self, tokens: int) -> float:
+        """Elements of weights that a step over so many tokens reads: all, unless experts are chosen."""
+        return self.weights
+
+    @property
+    def kv_widths(self) -> tuple[int, ...]:
+        """Elements a token of each thing that grows with the sequence: of K and of V, or of one latent row."""
+        return ()
+
+    def kv_elements(self, tensor_parallel: int) -> int:
+        """Elements of KV a token, on all devices together."""
+        return sum(self.kv_widths)
+
+    @property
+    def states(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """Name and shape of what is kept of all tokens before; "recurrent" is float32, others have the model's dtype."""
+        return ()
+
+
+def is_product(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether that tensor is the weight of a product (a convolution's has three dimensions, too, and is none)."""
+    return len(shape) >= 2 and name.endswith("weight") and "conv" not in name

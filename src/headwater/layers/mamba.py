@@ -1,0 +1,42 @@
+"""Mamba-1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from headwater.layers.layer import Layer, Shapes
+from headwater.types import PrefillFlops
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba(Layer):
+    """Mamba-1 (Gu & Dao 2023): step times A, decay, step times x times B, sum (4), and C h (2)."""
+
+    kind: ClassVar[str] = "mamba"
+    inner: int
+    state: int
+    conv: int
+    step_rank: int  # channels between the two projections of the step
+
+    def tensors(self) -> Shapes:
+        return {
+            "in_proj.weight": (2 * self.inner, self.hidden),
+            "conv1d.weight": (self.inner, 1, self.conv),
+            "conv1d.bias": (self.inner,),
+            "x_proj.weight": (self.step_rank + 2 * self.state, self.inner),
+            "dt_proj.weight": (self.inner, self.step_rank),
+            "dt_proj.bias": (self.inner,),
+            "A_log": (self.inner, self.state),
+            "D": (self.inner,),
+            "out_proj.weight": (self.hidden, self.inner),
+        }
+
+    @property
+    def flops(self) -> PrefillFlops:
+        recurrence = self.inner * (6 * self.state + 2 * self.conv)
+        return PrefillFlops(2 * self.product_weights + recurrence, 0)
+
+    @property
+    def states(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        return ("recurrent", (self.inner, self.state)), ("conv", (self.inner, self.conv - 1))

@@ -1,0 +1,14 @@
+"""Rotary position embedding: which channels of a head turn, and how fast."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Rotary:
+    """The first `dim` channels of each head rotate (Su et al. 2021); pairs are (i, i + dim/2), or neighbours."""
+
+    dim: int
+    theta: float = 10_000.0
+    neighbours: bool = False  # pairs are (2i, 2i + 1)

@@ -1,0 +1,56 @@
+"""The short causal convolution that stands before a recurrence: depthwise, silu, its last inputs part of the state.
+
+N rows of a step, B decoding sequences, n chunks, t = 64, C channels, W taps, w = W − 1, L = w + t.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from headwater.mixers.activations import silu
+from headwater.mixers.chunks import CHUNK, Chunk
+
+
+class ShortConvolution:
+    """Weights [C, 1, W] or [C, W] as checkpoints hold them, and a bias or none. Computes in float32."""
+
+    def __init__(self, weight: torch.Tensor, bias_C: torch.Tensor | None = None) -> None:
+        self.weight_WC = weight.flatten(1).float().T.contiguous()
+        self.bias_C = None if bias_C is None else bias_C.float()
+        self.before, self.channels = self.weight_WC.shape[0] - 1, self.weight_WC.shape[1]
+
+    def windows(self, mixed_NC: torch.Tensor, chunks: list[Chunk], state_RCw: torch.Tensor) -> torch.Tensor:
+        """The chunks' inputs, float32 [n, L, C], each with the w inputs before it; zeros fill them up.
+
+        `state_RCw` are all rows of the layer's state memory.
+        """
+        before = self.before
+        window_nLC = torch.empty(
+            (len(chunks), before + CHUNK, self.channels), dtype=torch.float32, device=mixed_NC.device
+        )
+        for window_LC, chunk in zip(window_nLC, chunks, strict=True):
+            window_LC[before + chunk.length :].zero_()
+            if chunk.index:
+                window_LC[: before + chunk.length] = mixed_NC[chunk.first - before : chunk.rows.stop]
+            else:
+                window_LC[:before] = state_RCw[chunk.slice.slot].T
+                window_LC[before : before + chunk.length] = mixed_NC[chunk.rows]
+        return window_nLC
+
+    def tail(self, window_LC: torch.Tensor, length: int) -> torch.Tensor:
+        """What comes next needs these: the last w inputs of a window's first `length` tokens, [C, w]."""
+        return window_LC[length : length + self.before].T
+
+    def __call__(self, window_nLC: torch.Tensor) -> torch.Tensor:
+        """silu of the convolution, as shifted multiply-adds; [n, L − w, C]."""
+        length = window_nLC.shape[1] - self.before
+        sum_ntC = window_nLC[:, :length] * self.weight_WC[0]
+        for shift in range(1, self.before + 1):
+            sum_ntC.addcmul_(window_nLC[:, shift : shift + length], self.weight_WC[shift])
+        return silu(sum_ntC if self.bias_C is None else sum_ntC.add_(self.bias_C))
+
+    def decode(self, mixed_BC: torch.Tensor, state_BCw: torch.Tensor) -> torch.Tensor:
+        """One token of each of B sequences, [B, C] float32; their inputs move on in place."""
+        window_BLC = torch.cat((state_BCw.mT.float(), mixed_BC.float().unsqueeze(1)), 1)
+        state_BCw.copy_(window_BLC[:, 1:].mT)
+        return self(window_BLC)[:, 0]

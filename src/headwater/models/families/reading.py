@@ -1,0 +1,50 @@
+"""Reading of keys that several families share."""
+
+from __future__ import annotations
+
+from headwater.config_keys import ConfigKeys
+from headwater.errors import CheckpointError
+from headwater.layers.layer import Layer
+from headwater.layers.rotary import Rotary
+from headwater.spec import Block, Part
+
+MAX_LAYERS = 10_000  # far above any model: a config.json that asks for more is broken
+
+
+def read_count(keys: ConfigKeys, key: str = "num_hidden_layers") -> int:
+    """How many layers there are."""
+    n = keys.positive(key)
+    if n > MAX_LAYERS:
+        raise CheckpointError(f"config.json: key {key!r} is {n:,}, at most {MAX_LAYERS:,} are taken")
+    return n
+
+
+def read_types(
+    keys: ConfigKeys, known: tuple[str, ...], default: list[str], key: str = "layer_types"
+) -> tuple[str, ...]:
+    """One of the `known` names for each layer; `default` says how many there are, and what they are if unsaid."""
+    names = keys.listed(key, default)
+    if len(names) != len(default):
+        raise CheckpointError(f"config.json: key {key!r} has {len(names)} entries for {len(default)} layers")
+    for name in names:
+        if not isinstance(name, str) or name not in known:
+            raise CheckpointError(f"config.json: layer type {name!r} is not one of {sorted(known)}")
+    return tuple(names)
+
+
+def read_rotary(keys: ConfigKeys, head_dim: int, share: float = 1.0, theta: float = 10_000.0) -> Rotary:
+    """Rotation of `partial_rotary_factor` (by default `share`) of a head's channels."""
+    keys.require("rope_type", "default", default="default")
+    keys.require("rope_scaling", None, default=None)
+    dim = int(head_dim * keys.number("partial_rotary_factor", share))
+    if dim % 2 or not 0 < dim <= head_dim:
+        raise CheckpointError(f"config.json: {dim} of {head_dim} channels rotate, must be an even number of them")
+    return Rotary(dim, keys.number("rope_theta", theta))
+
+
+def block(i: int, norm: str, layer: Layer, at: str, **names: str) -> Block:
+    """`x += layer(norm(x))` of a model's i-th layer, by the usual names: `layers.i.norm`, `layers.i.at`.
+
+    `names` are (ours=theirs) parts of tensors' names that this family calls otherwise.
+    """
+    return Block(f"layers.{i}.{norm}.weight", (Part(layer, f"layers.{i}.{at}", tuple(names.items())),))

@@ -1,0 +1,23 @@
+"""Random Hugging Face checkpoints of all families, by name: what the model code is held to. One file a family."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.checkpoints import qwen
+from tests.checkpoints.recipe import Recipe, oracle, write
+
+RECIPES: dict[str, Recipe] = {
+    **qwen.RECIPES,
+}
+
+
+def checkpoint(root: Path, name: str) -> Path:
+    """The folder of a recipe's checkpoint below `root`, written if it is not there."""
+    folder = root / name
+    if not (folder / "config.json").exists():
+        write(folder, RECIPES[name])
+    return folder
+
+
+__all__ = ["RECIPES", "Recipe", "checkpoint", "oracle", "write"]
