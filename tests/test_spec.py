@@ -7,7 +7,6 @@ import pytest
 
 from headwater.errors import CheckpointError, ConfigError
 from headwater.models.families import read_config
-from headwater.spec import StateLayout
 
 QWEN3_5_9B: dict[str, Any] = {
     "model_type": "qwen3_5",
@@ -57,13 +56,15 @@ def test_qwen3_5_9b_has_its_published_sizes() -> None:
     assert spec.kv_bytes_per_token == 32_768
     assert spec.page_bytes == 64 * 32_768
     assert spec.checkpoint_pages == 25
-    assert spec.attention_layers == tuple(range(3, 32, 4))
+    assert spec.layers_by_kind == {"gated_delta_net": 24, "attention": 8, "mlp": 32}
+    assert [spec.layers[i].kind for i in range(8)] == ["gated_delta_net", "mlp"] * 3 + ["attention", "mlp"]
+    assert spec.attention_layers == tuple(range(6, 64, 8))
     assert 8.5e9 < sum(spec.parameters_by_kind().values()) < 9.5e9
 
 
 def test_qwen3_next_80b_has_80_billion_parameters_and_3_that_work() -> None:
     spec = read_config(NEXT_80B, "bfloat16")
-    assert spec.ffns == ("moe",) * 48
+    assert spec.layers_by_kind["moe"] == 48
     assert 79e9 < sum(spec.parameters_by_kind().values()) < 81e9
     assert spec.parameter_bytes == 2 * sum(spec.parameters_by_kind().values())
     assert 2.5e9 < spec.prefill_flops(0, 1) / 2 < 4.5e9
@@ -97,17 +98,17 @@ def test_layout_fills_the_memory_with_pages() -> None:
 
 def test_the_ends_of_the_range_need_no_other_case() -> None:
     spec = read_config(QWEN3_5_9B, "bfloat16")
-    attention_only = replace(spec, mixers=("attention",) * 32, state=StateLayout((), 0))
+    attention_only = replace(spec, blocks=tuple(b for b in spec.blocks if b.parts[0].layer.kind == "attention"))
     assert (attention_only.checkpoint_pages, attention_only.resumable) == (0, "every_page")
-    mixer_only = replace(spec, mixers=("gated_delta_net",) * 32)
+    mixer_only = replace(spec, blocks=tuple(b for b in spec.blocks if b.parts[0].layer.kind == "gated_delta_net"))
     assert (mixer_only.page_bytes, mixer_only.kv_pages_per_unit) == (65536, 0)
 
 
 def test_states_are_aligned_and_do_not_overlap() -> None:
     spec = read_config(NEXT_80B, "float32")
     assert [part.name for part in spec.state.parts[:2]] == ["recurrent", "conv"]
-    assert spec.state.part(1, "recurrent").shape == (32, 128, 128)
-    assert spec.state.part(1, "conv").shape == (8192, 3)
+    assert spec.state.part(2, "recurrent").shape == (32, 128, 128)
+    assert spec.state.part(2, "conv").shape == (8192, 3)
     end = 0
     for part in spec.state.parts:
         assert part.offset % 64 == 0

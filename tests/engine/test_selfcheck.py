@@ -8,6 +8,7 @@ import torch
 from headwater.engine import selfcheck
 from headwater.engine.selfcheck import SelfCheck, self_check, weight_shapes
 from headwater.mixers import activations
+from headwater.mixers.gated_delta_net import GatedDeltaNet
 from headwater.mixers.linear import Linear
 from headwater.models.families import read_config
 from headwater.spec import ModelSpec
@@ -86,9 +87,11 @@ def test_attention_that_depends_on_its_rows_is_named(monkeypatch: pytest.MonkeyP
 
 
 def test_a_delta_rule_that_depends_on_its_company_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    step = selfcheck.fast.decode_step
-    monkeypatch.setattr(selfcheck.fast, "decode_step", lambda qk, *a: step(qk, *a) * (1 + (len(qk) == 2)))
-    assert self_check(spec()).broken_by == "delta rule at 2 decoding sequences"
+    step = GatedDeltaNet.decode
+    monkeypatch.setattr(
+        GatedDeltaNet, "decode", lambda self, mixed, *a: step(self, mixed, *a) * (1 + (len(mixed) == 2))
+    )
+    assert self_check(spec()).broken_by == "gated_delta_net at 2 decoding sequences"
 
 
 def test_switched_off_means_plain_products_and_no_promise() -> None:
@@ -97,4 +100,4 @@ def test_switched_off_means_plain_products_and_no_promise() -> None:
 
 def test_all_products_of_the_model_are_checked() -> None:
     # qkv, out; delta net in, out; gate and up, down; head
-    assert weight_shapes(spec()) == {(64, 192), (64, 64), (64, 200), (64, 192), (96, 64), (64, 300)}
+    assert weight_shapes(spec()) == {(64, 192), (64, 64), (64, 200), (64, 96), (96, 64), (64, 300)}

@@ -28,7 +28,7 @@ CONFIG = {
 
 def filled(n: int, spec: ModelSpec, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    shape = (n, spec.attention.kv_heads, spec.attention.head_dim)
+    shape = (n, spec.layers[spec.attention_layers[0]].kv_widths[0])
     dtype = getattr(torch, spec.dtype_name)
     return torch.randn(shape, generator=generator).to(dtype), torch.randn(shape, generator=generator).to(dtype)
 
@@ -83,11 +83,12 @@ def test_pages_do_not_overlap() -> None:
     spec = read_config(CONFIG, "float32")
     arena = Arena(spec, n_pages=3)
     k, v = filled(64, spec, 0)
-    arena.write(2, torch.full((64,), 1), torch.arange(64), k, v)
+    first, second, _ = spec.attention_layers
+    arena.write(second, torch.full((64,), 1), torch.arange(64), k, v)
     assert not arena.pages[0].any()
     assert not arena.pages[2].any()
     assert arena.pages[1].any()
-    assert not arena.gather(0, torch.tensor([1]), 64)[0].any(), "of another layer"
+    assert not arena.gather(first, torch.tensor([1]), 64)[0].any(), "of another layer"
 
 
 def test_memory_that_is_not_touched_is_not_resident() -> None:

@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from headwater.mixers.attention.rotary import TABLE_BLOCK, RotaryTable
 
+from headwater.layers.attention import GroupedAttention
 from headwater.memory.arena import Arena
-from headwater.mixers.attention.layer import Attention, AttentionWeights
+from headwater.mixers.attention.layer import Attention
 from headwater.mixers.attention.step import AttentionStep
 from headwater.mixers.batch import Slice, StepBatch
-from headwater.mixers.linear import Linear
-from headwater.mixers.norm import RMSNorm
+from headwater.mixers.rotary import TABLE_BLOCK, RotaryTable
+from headwater.mixers.weights import Weights
 from headwater.models.families import read_config
 from headwater.spec import ModelSpec
 
@@ -37,11 +37,17 @@ def make_spec(heads: int = 6, kv_heads: int = 2, head_dim: int = 32, dtype: str 
     return read_config(config, dtype)
 
 
+def attention_of(spec: ModelSpec) -> GroupedAttention:
+    (layer,) = (layer for layer in spec.layers if isinstance(layer, GroupedAttention))
+    return layer
+
+
 class Rig:
     """One attention layer with seeded weights and a poisoned arena."""
 
     def __init__(self, spec: ModelSpec, n_pages: int = 64) -> None:
-        self.spec, a = spec, spec.attention
+        self.spec = spec
+        self.shape = a = attention_of(spec)
         self.dtype = getattr(torch, spec.dtype_name)
         generator = torch.Generator().manual_seed(0)
 
@@ -51,9 +57,11 @@ class Rig:
         self.qkv = random((2 * a.heads + 2 * a.kv_heads) * a.head_dim, WIDTH) * 3
         self.out = random(WIDTH, a.heads * a.head_dim)
         self.q_norm, self.k_norm = random(a.head_dim), random(a.head_dim)
-        norms = (RMSNorm(self.q_norm, spec.norm_eps), RMSNorm(self.k_norm, spec.norm_eps))
-        self.layer = Attention(0, a, AttentionWeights(Linear(self.qkv), *norms, Linear(self.out)))
-        self.rotary = RotaryTable(a, torch.device("cpu"))
+        queries, keys = 2 * a.heads * a.head_dim, a.kv_heads * a.head_dim
+        q, k, v = self.qkv.split([queries, keys, keys])
+        tensors = {"q_proj": q, "k_proj": k, "v_proj": v, "o_proj": self.out}
+        tensors |= {"q_norm": self.q_norm, "k_norm": self.k_norm}
+        self.layer = Attention(0, a, Weights({f"{name}.weight": t for name, t in tensors.items()}, self.dtype))
         self.arena = Arena(spec, n_pages)
         self.arena.pages.fill_(0xFF)
         self.x = torch.randn(LENGTH, WIDTH, generator=generator).to(self.dtype)
@@ -68,7 +76,7 @@ class Rig:
             decode_tables=tuple(table for _, table in decodes),
             logits_row_R=torch.arange(0),
         )
-        return self.layer.forward(x, AttentionStep.of(batch, self.arena, self.rotary, self.dtype))
+        return self.layer.forward(x, AttentionStep.of(batch, self.arena, self.dtype))
 
     def prefill(self, table: torch.Tensor, bounds: list[int], length: int = LENGTH) -> torch.Tensor:
         out = []
@@ -78,7 +86,7 @@ class Rig:
 
     def plain(self) -> torch.Tensor:
         """The layer's formulas in float64, all keys at once."""
-        a = self.spec.attention
+        a = self.shape
         q_gate, k, v = (self.x.double() @ self.qkv.double().T).split(
             [2 * a.heads * a.head_dim, a.kv_heads * a.head_dim, a.kv_heads * a.head_dim], dim=1
         )
@@ -92,10 +100,10 @@ class Rig:
         return seen.flatten(1) @ self.out.double().T
 
     def _turned(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        a = self.spec.attention
+        a = self.shape
         x = x * (x.square().mean(-1, keepdim=True) + self.spec.norm_eps).rsqrt() * (1 + weight.double())
-        half = a.rotary_dim // 2
-        angle = torch.arange(LENGTH)[:, None].double() / a.rope_theta ** (torch.arange(half).double() / half)
+        half = a.rotary.dim // 2
+        angle = torch.arange(LENGTH)[:, None].double() / a.rotary.theta ** (torch.arange(half).double() / half)
         cos, sin = angle.cos()[:, None], angle.sin()[:, None]
         first, second = x[..., :half], x[..., half : 2 * half]
         return torch.cat([first * cos - second * sin, second * cos + first * sin, x[..., 2 * half :]], dim=-1)
@@ -178,9 +186,9 @@ def test_a_slice_that_writes_nothing_is_computed() -> None:
 
 
 def test_rotation_depends_on_the_position_alone() -> None:
-    spec = make_spec()
-    long, short = RotaryTable(spec.attention, torch.device("cpu")), RotaryTable(spec.attention, torch.device("cpu"))
+    rotary = attention_of(make_spec()).rotary
+    long, short = RotaryTable(rotary, "cpu"), RotaryTable(rotary, "cpu")
     position = torch.tensor([0, 5, TABLE_BLOCK - 1, TABLE_BLOCK + 3])
-    at_once = long.at(position, 3 * TABLE_BLOCK)
-    for i, p in enumerate(position.tolist()):
-        assert torch.equal(short.at(position[i : i + 1], p + 1)[0], at_once[i])
+    at_once = long.at(position)
+    for i in range(len(position)):
+        assert torch.equal(short.at(position[i : i + 1])[0], at_once[i])

@@ -59,7 +59,7 @@ class Layer(ABC):
 
     @property
     def states(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """Name and shape of what is kept of all tokens before; "recurrent" is float32, others have the model's dtype."""
+        """Name and shape of what is kept of all tokens before; "recurrent" is float32, others as the model."""
         return ()
 
 

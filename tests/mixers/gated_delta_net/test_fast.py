@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.mixers.gated_delta_net.fast import CHUNK, advance_into, decode_step, prepare
+from headwater.mixers.chunks import CHUNK
+from headwater.mixers.gated_delta_net.fast import advance_into, decode_step, prepare
 from headwater.mixers.gated_delta_net.reference import delta_rule
 
 CHUNKS, KEY_HEADS, HEADS, WIDTH = 3, 2, 4, 32

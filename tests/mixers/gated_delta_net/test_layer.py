@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
@@ -9,21 +11,25 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 from transformers.models.qwen3_next.configuration_qwen3_next import Qwen3NextConfig
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
+from headwater.layers.delta_net import DeltaNet
 from headwater.mixers.batch import Slice, StepBatch
-from headwater.mixers.gated_delta_net import GatedDeltaNet, LayerState
-from headwater.mixers.gated_delta_net.layer import blocks
-from headwater.spec import DeltaNetShape
+from headwater.mixers.chunks import blocks
+from headwater.mixers.gated_delta_net import GatedDeltaNet
+from headwater.mixers.recurrent import LayerState
+from headwater.mixers.weights import Weights
 
 WIDTH, EPS = 48, 1e-6
 NONE = torch.empty(0, dtype=torch.int64)
-SHAPES = (DeltaNetShape(2, 4, 16, 24, 4), DeltaNetShape(3, 3, 32, 16, 2), DeltaNetShape(1, 6, 16, 16, 4))
+SHAPES = tuple(
+    DeltaNet(WIDTH, *sizes, norm_eps=EPS) for sizes in ((2, 4, 16, 24, 4), (3, 3, 32, 16, 2), (1, 6, 16, 16, 4))
+)
 ORACLES = {
     "qwen3_5": (Qwen3_5GatedDeltaNet, Qwen3_5TextConfig),
     "qwen3_next": (Qwen3NextGatedDeltaNet, Qwen3NextConfig),
 }
 
 
-def pair(family: str, shape: DeltaNetShape) -> tuple[torch.nn.Module, GatedDeltaNet]:
+def pair(family: str, shape: DeltaNet) -> tuple[torch.nn.Module, GatedDeltaNet]:
     """transformers' layer with random weights, and ours with the same."""
     make, config = ORACLES[family]
     torch.manual_seed(0)
@@ -36,23 +42,24 @@ def pair(family: str, shape: DeltaNetShape) -> tuple[torch.nn.Module, GatedDelta
             linear_num_value_heads=shape.v_heads,
             linear_key_head_dim=shape.k_dim,
             linear_value_head_dim=shape.v_dim,
-            linear_conv_kernel_dim=shape.conv_kernel,
+            linear_conv_kernel_dim=shape.conv,
         ),
         0,
     ).eval()
     for parameter in oracle.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    return oracle, GatedDeltaNet(shape, EPS, {k: v.detach() for k, v in oracle.named_parameters()})
+    ours = replace(shape, by_key_head=family == "qwen3_next")
+    return oracle, GatedDeltaNet(ours, Weights({k: v.detach() for k, v in oracle.named_parameters()}))
 
 
-def zero_state(shape: DeltaNetShape) -> LayerState:
+def zero_state(shape: DeltaNet) -> LayerState:
     recurrent = torch.zeros(2, shape.v_heads, shape.k_dim, shape.v_dim)
-    return LayerState(recurrent, torch.zeros(2, shape.channels, shape.conv_kernel - 1))
+    return LayerState(recurrent, torch.zeros(2, shape.channels, shape.conv - 1))
 
 
 @pytest.mark.parametrize("family", ORACLES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_prefill_and_decode_agree_with_transformers(family: str, shape: DeltaNetShape) -> None:
+def test_prefill_and_decode_agree_with_transformers(family: str, shape: DeltaNet) -> None:
     oracle, layer = pair(family, shape)
     x_LD, state = torch.randn(150, WIDTH), zero_state(shape)
     with torch.inference_mode():
@@ -68,7 +75,7 @@ def test_bfloat16_stays_close_and_keeps_its_states_in_float32() -> None:
     shape = SHAPES[0]
     oracle, _ = pair("qwen3_5", shape)
     tensors = {name: tensor.detach().bfloat16() for name, tensor in oracle.named_parameters()}
-    layer, state = GatedDeltaNet(shape, EPS, tensors), zero_state(shape)
+    layer, state = GatedDeltaNet(shape, Weights(tensors, torch.bfloat16)), zero_state(shape)
     state = LayerState(state.recurrent, state.conv.bfloat16())
     x_LD = torch.randn(100, WIDTH).bfloat16()
     with torch.inference_mode():
