@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated
 
 import typer
@@ -74,7 +73,7 @@ def layers_table(profile: Profile) -> Table:
     for name in ("layers", "weights of each", "KV a token, elements", "state, elements", "MFLOPs a token"):
         table.add_column(name, justify="right")
     for layer, n in profile.layers:
-        state = sum(math.prod(shape) for _, shape in layer.states)
+        state = sum(layer.state_elements.values())
         kv = layer.kv_elements(profile.tensor_parallel)
         table.add_row(
             layer.kind, f"{n:,}", f"{layer.weights:,}", f"{kv:,}", f"{state:,}", f"{layer.flops.linear / 1e6:,.1f}"

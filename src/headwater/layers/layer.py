@@ -62,6 +62,11 @@ class Layer(ABC):
         """Name and shape of what is kept of all tokens before; "recurrent" is float32, others as the model."""
         return ()
 
+    @property
+    def state_elements(self) -> dict[str, int]:
+        """Elements of each state by its name."""
+        return {name: math.prod(shape) for name, shape in self.states}
+
 
 def is_product(name: str, shape: tuple[int, ...]) -> bool:
     """Whether that tensor is the weight of a product (a convolution's has three dimensions, too, and is none)."""

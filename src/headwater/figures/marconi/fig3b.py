@@ -43,7 +43,7 @@ def _ratio(hybrid: Profile, transformer: Profile, block: int) -> float:
 def _layer_ratio(profile: Profile) -> float:
     """Without the convolution, as the paper's footnote has it."""
     layers = {layer.kind: layer for layer, _ in profile.layers}
-    return dict(layers["ssm"].states)["recurrent"] / (layers["attention"].kv_elements(1) * BLOCK)
+    return layers["ssm"].state_elements["recurrent"] / (layers["attention"].kv_elements(1) * BLOCK)
 
 
 FIGURE = Figure(

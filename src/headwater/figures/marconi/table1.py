@@ -44,7 +44,7 @@ def _flops(layer: Layer, tokens: int = TOKENS) -> float:
 
 
 def _state(layer: Layer, name: str) -> int:
-    return BYTES * dict(layer.states)[name]
+    return BYTES * layer.state_elements[name]
 
 
 def _convolution(layer: Layer) -> float:
