@@ -1,0 +1,82 @@
+"""One recurrent layer and its state memory, run step by step without a model.
+
+L tokens of a sequence, B decoding sequences, D model width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from headwater.mixers.batch import Slice, StepBatch
+from headwater.mixers.recurrent import LayerState
+from tests.contract.recurrences import Case
+
+ROWS, TRANSITIONS = 40, 4
+NONE = torch.empty(0, dtype=torch.int64)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Tokens [start, start + len(x)) of a sequence."""
+
+    x_LD: torch.Tensor
+    slot: int
+    start: int = 0
+    saves: tuple[tuple[int, int], ...] = ()
+    transition: int | None = None
+
+
+class LayerRig:
+    """Rows of the state memory are full of NaN, so what is read without having been written shows."""
+
+    def __init__(self, case: Case, dtype: torch.dtype = torch.float32) -> None:
+        self.layer = case.build(dtype)
+        dtypes = {"recurrent": torch.float32, "conv": dtype}
+        states = {
+            name: torch.full((ROWS, *shape), float("nan"), dtype=dtypes[name]) for name, shape in case.layer.states
+        }
+        identity_X = self.layer.identity()
+        transition = torch.full((TRANSITIONS, *identity_X.shape), float("nan"))
+        self.state = LayerState(states["recurrent"], states.get("conv"), transition)
+
+    def step(
+        self, pieces: list[Piece], decode_x_BD: torch.Tensor | None = None, slots: tuple[int, ...] = ()
+    ) -> list[torch.Tensor]:
+        """Run one ragged step; outputs of each piece, then of all decoding sequences."""
+        slices, first = [], 0
+        for p in pieces:
+            if p.start == 0:
+                self.zero(p.slot)
+            slices.append(Slice(first, len(p.x_LD), p.start, p.slot, NONE, 0, p.saves, p.transition))
+            first += len(p.x_LD)
+        rows = [p.x_LD for p in pieces] + ([decode_x_BD] if decode_x_BD is not None else [])
+        batch = StepBatch(NONE, NONE, tuple(slices), torch.tensor(slots), (NONE,) * len(slots), NONE)
+        out_ND = self.layer.forward(torch.cat(rows), batch, self.state)
+        return list(out_ND.split([len(r) for r in rows]))
+
+    def zero(self, row: int) -> None:
+        """The state before the first token."""
+        self.state.recurrent[row] = 0
+        if self.state.conv is not None:
+            self.state.conv[row] = 0
+
+    def copy(self, row: int, to: int) -> None:
+        self.state.recurrent[to] = self.state.recurrent[row]
+        if self.state.conv is not None:
+            self.state.conv[to] = self.state.conv[row]
+
+    def same_conv(self, row: int, other: LayerRig, other_row: int) -> bool:
+        mine, its = self.state.conv, other.state.conv
+        return mine is None or (its is not None and torch.equal(mine[row], its[other_row]))
+
+    def same_state(self, row: int, other: LayerRig, other_row: int) -> bool:
+        """Bit for bit."""
+        recurrent = torch.equal(self.state.recurrent[row], other.state.recurrent[other_row])
+        return recurrent and self.same_conv(row, other, other_row)
+
+
+def relative_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    """The largest difference over the largest value wanted. NaN where there is one."""
+    return float((got.double() - wanted).abs().max() / wanted.abs().max())

@@ -1,0 +1,22 @@
+"""All kinds of recurrent layers that the contract is held to. A new one is a file here and a line in RECURRENCES."""
+
+from __future__ import annotations
+
+from tests.contract.recurrences.case import Case, Recurrence
+from tests.contract.recurrences.gated_delta_net import GATED_DELTA_NET
+
+RECURRENCES: dict[str, Recurrence] = {
+    "gated_delta_net": GATED_DELTA_NET,
+}
+MIXERS = {
+    f"{kind}, {shape}": Case(layer, recurrence)
+    for kind, recurrence in RECURRENCES.items()
+    for shape, layer in recurrence.shapes.items()
+}
+EXTREMES = {
+    f"{kind} {extreme}": Case(next(iter(recurrence.shapes.values())), recurrence, extreme)
+    for kind, recurrence in RECURRENCES.items()
+    for extreme in recurrence.extremes
+}
+
+__all__ = ["EXTREMES", "MIXERS", "RECURRENCES", "Case", "Recurrence"]
