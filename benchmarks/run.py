@@ -21,7 +21,7 @@ from rich.rule import Rule
 
 QUESTIONS = {
     "index": "How fast is the index, and how small?",
-    "mixers": "How fast is Gated DeltaNet?",
+    "mixers": "How fast are the recurrent layers?",
     "prefill": "How fast are prefill and decode?",
     "warm_ttft": "What does a warm request take beyond the work that is left?",
     "restore": "Do checkpoints move at memcpy speed?",

@@ -1,0 +1,138 @@
+"""Recurrent layers of a medium size, ours and transformers', with random weights. A mixer is one line in LAYERS.
+
+T tokens, D model width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers.models.bamba.configuration_bamba import BambaConfig
+from transformers.models.bamba.modeling_bamba import BambaMixer
+from transformers.models.jamba.configuration_jamba import JambaConfig
+from transformers.models.jamba.modeling_jamba import JambaMambaMixer
+from transformers.models.kimi_linear.configuration_kimi_linear import KimiLinearConfig
+from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDeltaAttention
+from transformers.models.minimax.configuration_minimax import MiniMaxConfig
+from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
+from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
+
+from headwater.layers.delta_attention import DeltaAttention
+from headwater.layers.delta_net import DeltaNet
+from headwater.layers.layer import Layer
+from headwater.layers.lightning import Lightning
+from headwater.layers.mamba import Mamba
+from headwater.layers.mamba2 import Mamba2
+from headwater.mixers.recurrent import RecurrentMixer
+from headwater.mixers.weights import Weights
+from headwater.models.build import RECURRENT
+
+WIDTH = 1024  # of the model
+LAYER_TYPE = "linear_attention"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One layer, and what transformers runs for it on a CPU."""
+
+    layer: Any
+    goal: float  # times as fast as transformers' in prefill
+    theirs: Callable[[Any], torch.nn.Module]
+
+    def ours(self) -> RecurrentMixer[Any]:
+        weights = Weights({name: _random(name, shape) for name, shape in self.layer.tensors().items()})
+        return RECURRENT[type(self.layer)](self.layer, weights)
+
+    def oracle(self) -> Callable[[torch.Tensor], object]:
+        """Its forward pass over one sequence [1, T, D]. Raises ValueError unless it has as many weights as ours."""
+        torch.manual_seed(0)
+        module = self.theirs(self.layer).eval()
+        _check_size(self.layer, module)
+        for name, parameter in module.named_parameters():
+            with torch.no_grad():
+                parameter.copy_(_random(name, tuple(parameter.shape)))
+        if isinstance(module, MiniMaxLightningAttention):
+            return lambda x_1TD: module(x_1TD, position_embeddings=None, attention_mask=None)
+        return lambda x_1TD: module(x_1TD)
+
+
+def _random(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """Decays of a few tokens to a thousand, and outputs of products about as large as their inputs."""
+    tensor = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    if name.endswith("A_log"):
+        return tensor - 3.0
+    return 1.0 + 0.1 * tensor if "norm" in name else tensor * shape[-1] ** -0.5
+
+
+def _check_size(layer: Layer, module: torch.nn.Module) -> None:
+    theirs = sum(parameter.numel() for parameter in module.parameters())
+    if theirs != layer.weights:
+        raise ValueError(f"{layer.kind} has {layer.weights:,} weights, transformers' {theirs:,}")
+
+
+def _gated_delta_net(layer: DeltaNet) -> torch.nn.Module:
+    config = Qwen3_5TextConfig(
+        hidden_size=layer.hidden,
+        linear_num_key_heads=layer.k_heads,
+        linear_num_value_heads=layer.v_heads,
+        linear_key_head_dim=layer.k_dim,
+        linear_value_head_dim=layer.v_dim,
+        linear_conv_kernel_dim=layer.conv,
+    )
+    return Qwen3_5GatedDeltaNet(config, 0)
+
+
+def _mamba2(layer: Mamba2) -> torch.nn.Module:
+    config = BambaConfig(
+        hidden_size=layer.hidden,
+        mamba_n_heads=layer.heads,
+        mamba_d_head=layer.head_dim,
+        mamba_d_state=layer.state,
+        mamba_n_groups=layer.groups,
+        mamba_d_conv=layer.conv,
+        mamba_expand=layer.inner // layer.hidden,
+    )
+    return BambaMixer(config, 0)
+
+
+def _delta_attention(layer: DeltaAttention) -> torch.nn.Module:
+    config = KimiLinearConfig(
+        hidden_size=layer.hidden,
+        linear_num_heads=layer.heads,
+        linear_head_dim=layer.head_dim,
+        linear_conv_kernel_dim=layer.conv,
+        num_hidden_layers=1,
+        layer_types=[LAYER_TYPE],
+    )
+    return KimiLinearDeltaAttention(config, 0)
+
+
+def _mamba(layer: Mamba) -> torch.nn.Module:
+    config = JambaConfig(
+        hidden_size=layer.hidden,
+        mamba_d_state=layer.state,
+        mamba_d_conv=layer.conv,
+        mamba_expand=layer.inner // layer.hidden,
+        mamba_dt_rank=layer.step_rank,
+    )
+    return JambaMambaMixer(config, 0)
+
+
+def _lightning(layer: Lightning) -> torch.nn.Module:
+    config = MiniMaxConfig(
+        hidden_size=layer.hidden,
+        num_attention_heads=layer.heads,
+        head_dim=layer.head_dim,
+        num_hidden_layers=2,
+        layer_types=[LAYER_TYPE, LAYER_TYPE],
+    )
+    return MiniMaxLightningAttention(config, 0)
+
+
+LAYERS = {
+    "Gated DeltaNet": Compared(DeltaNet(WIDTH, 4, 8, 128, 128, 4), 1.3, _gated_delta_net),
+}
