@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from headwater.layers.feed_forward import Experts
 from headwater.mixers.linear import Linear
 from headwater.mixers.mlp import GatedMlp
-from headwater.mixers.moe import MixtureOfExperts
+from headwater.mixers.moe import MixtureOfExperts, Router
 
 WIDTH = 48
 
@@ -36,7 +36,8 @@ class Weights:
             return GatedMlp(*(Linear(weight) for weight in weights))
 
         experts = tuple(packed(expert) for expert in self.experts)
-        return MixtureOfExperts(self.shape, Linear(self.router), experts, packed(self.shared), Linear(self.shared_gate))
+        router = Router(self.shape, Linear(self.router))
+        return MixtureOfExperts(router, experts, packed(self.shared), Linear(self.shared_gate))
 
     def plain(self, x: torch.Tensor) -> torch.Tensor:
         """One token in float64."""

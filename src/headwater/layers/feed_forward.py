@@ -17,11 +17,16 @@ class Mlp(Layer):
     intermediate: int
     gated: bool = True
     activation: str = "silu"  # of the gate, or of what goes up where there is none
+    bias: bool = False  # of all its products
+    gate_scale: float = 1.0  # the gate is multiplied by this before the activation
 
     def tensors(self) -> Shapes:
-        up = ("gate_proj", "up_proj") if self.gated else ("up_proj",)
-        shapes: Shapes = {f"{name}.weight": (self.intermediate, self.hidden) for name in up}
-        return shapes | {"down_proj.weight": (self.hidden, self.intermediate)}
+        outputs = {name: self.intermediate for name in ("gate_proj", "up_proj")[not self.gated :]}
+        shapes: Shapes = {f"{name}.weight": (n, self.hidden) for name, n in outputs.items()}
+        shapes["down_proj.weight"] = (self.hidden, self.intermediate)
+        if self.bias:
+            shapes |= {f"{name}.bias": (n,) for name, n in (outputs | {"down_proj": self.hidden}).items()}
+        return shapes
 
     @property
     def flops(self) -> PrefillFlops:
@@ -30,7 +35,11 @@ class Mlp(Layer):
 
 @dataclass(frozen=True, slots=True)
 class Experts(Layer):
-    """Routed gated MLPs, and one that every token passes."""
+    """Routed MLPs, and one that every token passes.
+
+    An expert's weight is its score. It is chosen by the score, or by the score and a correction that only the choice
+    sees (DeepSeek-V3, section 2.1.2). A softmax over the chosen logits alone is `normalise` with softmax scores.
+    """
 
     kind: ClassVar[str] = "moe"
     experts: int
@@ -39,22 +48,42 @@ class Experts(Layer):
     shared: int = 0  # intermediate size of the shared expert, or of all of them together
     shared_gate: bool = False  # the shared expert has a gate of one channel
     normalise: bool = True  # the chosen experts' weights are scaled to sum to 1
+    scores: str = "softmax"  # of the router's logits: "softmax" or "sigmoid"
+    corrected: bool = False  # experts are chosen by score + correction
+    groups: int = 1  # of experts; those are chosen from the best ones only, by the sum of a group's two best
+    groups_per_token: int = 1
+    scale: float = 1.0  # of the routed experts' weights
+    gated: bool = True  # as in Mlp, of all experts
+    activation: str = "silu"
+    latent: int = 0  # routed experts take, and give, so many channels, between two products of their own; 0: `hidden`
+    bias: bool = False  # of the shared expert and of the products around a latent
 
     def tensors(self) -> Shapes:
         """Those of experts have a dimension of experts before the others."""
-        hidden, width = self.hidden, self.intermediate
-        shapes: Shapes = {
-            "gate.weight": (self.experts, hidden),
-            "experts.gate_proj.weight": (self.experts, width, hidden),
-            "experts.up_proj.weight": (self.experts, width, hidden),
-            "experts.down_proj.weight": (self.experts, hidden, width),
-        }
+        hidden = self.hidden
+        shapes: Shapes = {"gate.weight": (self.experts, hidden)}
+        if self.corrected:
+            shapes["correction"] = (self.experts,)
+        for name, shape in self.expert.tensors().items():
+            shapes[f"experts.{name}"] = (self.experts, *shape)
+        if self.latent:
+            products = {"latent_in": (self.latent, hidden), "latent_out": (hidden, self.latent)}
+            shapes |= {f"{name}.weight": shape for name, shape in products.items()}
+            shapes |= {f"{name}.bias": shape[:1] for name, shape in products.items() if self.bias}
         if self.shared:
-            names = Mlp(hidden, self.shared).tensors()
-            shapes |= {f"shared_expert.{name}": shape for name, shape in names.items()}
+            shapes |= {f"shared_expert.{name}": shape for name, shape in self.shared_expert.tensors().items()}
         if self.shared_gate:
             shapes["shared_expert_gate.weight"] = (1, hidden)
         return shapes
+
+    @property
+    def expert(self) -> Mlp:
+        """One routed expert."""
+        return Mlp(self.latent or self.hidden, self.intermediate, self.gated, self.activation)
+
+    @property
+    def shared_expert(self) -> Mlp:
+        return Mlp(self.hidden, self.shared, self.gated, self.activation, self.bias)
 
     @property
     def flops(self) -> PrefillFlops:
@@ -63,7 +92,7 @@ class Experts(Layer):
     @property
     def expert_weights(self) -> int:
         """Elements of one routed expert."""
-        return 3 * self.hidden * self.intermediate
+        return self.expert.weights
 
     def weights_read(self, tokens: int) -> float:
         return self._of(0) + self.expert_weights * self.hit(tokens)

@@ -34,6 +34,14 @@ def softplus(x: torch.Tensor) -> torch.Tensor:
     return x_f.abs().neg_().exp_().log1p_().add_(x_f.clamp_min(0.0)).to(x.dtype)
 
 
+def relu2(x: torch.Tensor) -> torch.Tensor:
+    """max(x, 0)² (So et al. 2021, section 3)."""
+    return x.float().clamp_min(0.0).square_().to(x.dtype)
+
+
+ACTIVATIONS = {"silu": silu, "relu2": relu2}  # those that config files name
+
+
 def gated_rms_norm(x_RD: torch.Tensor, gate_RD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
     """x / √(mean(x²) + eps) · w · silu(gate), in fp32: norm before gate, as Gated DeltaNet has it."""
     return (x_RD * inverse_rms(x_RD, eps)).mul_(weight_D).mul_(silu(gate_RD.float()))

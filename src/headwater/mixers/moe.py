@@ -1,54 +1,90 @@
-"""Routed experts with a shared expert (Qwen3-Next, Qwen3.5-MoE).
+"""Routed experts, with and without a shared one.
 
-Shapes: N rows of a step, C model width, E experts, J experts a token, R rows routed to one expert.
+Shapes: N rows of a step, C model width, X width that experts take (C, or a latent's), E experts, J experts a token,
+G groups of experts, R rows routed to one expert.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from headwater.layers.feed_forward import Experts, Mlp
+from headwater.layers.feed_forward import Experts
 from headwater.mixers.activations import sigmoid
 from headwater.mixers.linear import Linear
-from headwater.mixers.mlp import GatedMlp
+from headwater.mixers.mlp import AnyMlp, GatedMlp, PlainMlp, mlp_of
 from headwater.mixers.weights import Weights
+
+SCORES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "softmax": lambda logits_NE: torch.softmax(logits_NE, dim=-1),
+    "sigmoid": sigmoid,
+}
+
+
+@dataclass(frozen=True)
+class Router:
+    """Which experts a token goes to, and how much each of them counts."""
+
+    shape: Experts
+    product: Linear  # C -> E
+    correction_E: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, shape: Experts, weights: Weights) -> Router:
+        correction_E = weights.vector("correction") if shape.corrected else None
+        return cls(shape, weights.linear("gate"), correction_E)
+
+    def choose(self, x_NC: torch.Tensor, n_prefill: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weights (in x's dtype) and indices of each token's experts, the first choice first."""
+        score_NE = SCORES[self.shape.scores](self.product(x_NC, n_prefill).float())
+        rank_NE = score_NE if self.correction_E is None else score_NE + self.correction_E
+        if self.shape.groups > 1:
+            rank_NE = self._of_best_groups(rank_NE)
+        expert_NJ = torch.topk(rank_NE, self.shape.per_token, dim=-1).indices
+        weight_NJ = score_NE.gather(1, expert_NJ)
+        if self.shape.normalise:
+            weight_NJ = weight_NJ / weight_NJ.sum(dim=-1, keepdim=True).clamp_min(1e-20)  # sigmoids may all be zero
+        return weight_NJ.mul_(self.shape.scale).to(x_NC.dtype), expert_NJ
+
+    def _of_best_groups(self, rank_NE: torch.Tensor) -> torch.Tensor:
+        """-inf for experts of all other groups; a group is as good as its two best experts together."""
+        rank_NGX = rank_NE.unflatten(1, (self.shape.groups, -1))
+        two = min(2, rank_NGX.shape[-1])
+        of_group_NG = rank_NGX.topk(two, dim=-1).values.sum(dim=-1)
+        best_NX = of_group_NG.topk(self.shape.groups_per_token, dim=-1).indices
+        left_out_NG = torch.ones_like(of_group_NG, dtype=torch.bool).scatter_(1, best_NX, False)
+        return rank_NGX.masked_fill(left_out_NG[:, :, None], float("-inf")).flatten(1)
 
 
 @dataclass(frozen=True)
 class MixtureOfExperts:
-    """Each token's J most probable experts, weighted, and the shared expert behind a sigmoid gate.
+    """Each token's J experts, weighted, and the shared expert, behind a sigmoid gate or not.
 
     A row's bits depend on the row alone: an expert computes rows independently of each other, and a token's experts are
-    added in the order of their probability.
+    added in the order of choice.
     """
 
-    shape: Experts
-    router: Linear  # C -> E
-    experts: tuple[GatedMlp, ...]
-    shared: GatedMlp | None
-    shared_gate: Linear | None  # C -> 1
+    router: Router
+    experts: tuple[AnyMlp, ...]
+    shared: AnyMlp | None = None
+    shared_gate: Linear | None = None  # C -> 1
+    latent: tuple[Linear, Linear] | None = None  # C -> X and X -> C, around the routed experts
 
     @classmethod
     def of(cls, shape: Experts, weights: Weights) -> MixtureOfExperts:
-        stacked = [weights.stored(f"experts.{name}.weight") for name in ("gate_proj", "up_proj", "down_proj")]
+        below = weights.below("shared_expert")
         return cls(
-            shape=shape,
-            router=weights.linear("gate"),
-            experts=tuple(GatedMlp(*map(weights.packed, parts)) for parts in zip(*stacked, strict=True)),
-            shared=GatedMlp.of(Mlp(shape.hidden, shape.shared), weights.below("shared_expert"))
-            if shape.shared
-            else None,
+            router=Router.of(shape, weights),
+            experts=_experts(shape, weights),
+            shared=mlp_of(shape.shared_expert, below) if shape.shared else None,
             shared_gate=weights.linear("shared_expert_gate") if shape.shared_gate else None,
+            latent=(weights.linear("latent_in"), weights.linear("latent_out")) if shape.latent else None,
         )
 
     def forward(self, x_NC: torch.Tensor, n_prefill: int = 0) -> torch.Tensor:
-        weight_NJ, expert_NJ = self._route(x_NC, n_prefill)
-        routed_NJC = self._run_experts(x_NC, expert_NJ)
-        total_NC = torch.zeros_like(x_NC)
-        for j in range(self.shape.per_token):
-            total_NC += routed_NJC[:, j] * weight_NJ[:, j, None]
+        total_NC = self._routed(x_NC, n_prefill)
         if self.shared is None:
             return total_NC
         shared_NC = self.shared.forward(x_NC, n_prefill)
@@ -56,20 +92,31 @@ class MixtureOfExperts:
             shared_NC = sigmoid(self.shared_gate(x_NC, n_prefill)) * shared_NC
         return total_NC.add_(shared_NC)
 
-    def _route(self, x_NC: torch.Tensor, n_prefill: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Weights (in x's dtype) and indices of each token's experts, the most probable first."""
-        probability_NE = torch.softmax(self.router(x_NC, n_prefill), dim=-1, dtype=torch.float32)
-        weight_NJ, expert_NJ = torch.topk(probability_NE, self.shape.per_token, dim=-1)
-        if self.shape.normalise:
-            weight_NJ = weight_NJ / weight_NJ.sum(dim=-1, keepdim=True)
-        return weight_NJ.to(x_NC.dtype), expert_NJ
+    def _routed(self, x_NC: torch.Tensor, n_prefill: int) -> torch.Tensor:
+        """The weighted sum of each token's experts."""
+        weight_NJ, expert_NJ = self.router.choose(x_NC, n_prefill)
+        x_NX = x_NC if self.latent is None else self.latent[0](x_NC, n_prefill)
+        routed_NJX = self._run_experts(x_NX, expert_NJ)
+        total_NX = torch.zeros_like(x_NX)
+        for routed_NX, weight_N in zip(routed_NJX.unbind(1), weight_NJ.unbind(1), strict=True):
+            total_NX += routed_NX * weight_N[:, None]
+        return total_NX if self.latent is None else self.latent[1](total_NX, n_prefill)
 
-    def _run_experts(self, x_NC: torch.Tensor, expert_NJ: torch.Tensor) -> torch.Tensor:
-        """Each token through each of its experts, [N, J, C]; one product an expert that has rows."""
+    def _run_experts(self, x_NX: torch.Tensor, expert_NJ: torch.Tensor) -> torch.Tensor:
+        """Each token through each of its experts, [N, J, X]; one product an expert that has rows."""
         order_R = torch.argsort(expert_NJ.flatten(), stable=True)
-        counts = torch.bincount(expert_NJ.flatten(), minlength=self.shape.experts).tolist()
-        out_RC = x_NC.new_empty(order_R.shape[0], x_NC.shape[1])
+        counts = torch.bincount(expert_NJ.flatten(), minlength=len(self.experts)).tolist()
+        out_RX = x_NX.new_empty(order_R.shape[0], x_NX.shape[1])
         for expert, rows_R in zip(self.experts, order_R.split(counts), strict=True):
             if rows_R.shape[0]:
-                out_RC[rows_R] = expert.forward(x_NC[rows_R // self.shape.per_token])
-        return out_RC.view(x_NC.shape[0], self.shape.per_token, -1)
+                out_RX[rows_R] = expert.forward(x_NX[rows_R // expert_NJ.shape[1]])
+        return out_RX.view(*expert_NJ.shape, -1)
+
+
+def _experts(shape: Experts, weights: Weights) -> tuple[AnyMlp, ...]:
+    """Each packed on its own, out of stacked weights."""
+    names = ("gate_proj", "up_proj", "down_proj")[not shape.gated :]
+    stacked = [weights.stored(f"experts.{name}.weight") for name in names]
+    products = (map(weights.packed, parts) for parts in zip(*stacked, strict=True))
+    kind = GatedMlp if shape.gated else PlainMlp
+    return tuple(kind(*expert, activation=shape.activation) for expert in products)

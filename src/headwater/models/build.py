@@ -17,7 +17,7 @@ from headwater.layers.layer import Layer
 from headwater.mixers.attention.layer import Attention
 from headwater.mixers.gated_delta_net import GatedDeltaNet
 from headwater.mixers.linear import Embedding
-from headwater.mixers.mlp import GatedMlp
+from headwater.mixers.mlp import mlp_of
 from headwater.mixers.moe import MixtureOfExperts
 from headwater.mixers.norm import RMSNorm
 from headwater.mixers.recurrent import LayerState, RecurrentMixer
@@ -33,7 +33,7 @@ ATTENTION: dict[type[Layer], Callable[[int, Any, Weights], Attention]] = {
     GroupedAttention: Attention,
 }
 FEED_FORWARD: dict[type[Layer], Callable[[Any, Weights], Any]] = {
-    Mlp: GatedMlp.of,
+    Mlp: mlp_of,
     Experts: MixtureOfExperts.of,
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from headwater.errors import CheckpointError
 
+JOINED = re.compile(r"\b(gate|up)_proj\b")  # what may be one tensor, gate_up_proj
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
@@ -80,8 +82,10 @@ class CheckpointTensors:
 class PartTensors(Mapping[str, torch.Tensor]):
     """The tensors of one layer by our names, each read, and its shape checked, as it is asked for.
 
-    `names` are (ours, the checkpoint's) for those beginnings or whole names that differ. All experts' weights stand in
-    one tensor or in one an expert (`experts.0.…`); gate and up may be one tensor, gate first.
+    `names` are (ours, the checkpoint's) for those beginnings or whole names that differ, the first that fits. Gate and
+    up of an MLP may be one tensor, gate first: `gate_up_proj.weight`, of a shared expert `shared_expert.gate_up_proj…`.
+    Experts stand stacked (`experts.gate_proj`, or `experts.gate_up_proj`, and `experts.down_proj`), or one by one:
+    `experts.0.gate_proj.weight`, where what follows the number is renamed as `expert.gate_proj`.
     """
 
     def __init__(
@@ -97,7 +101,7 @@ class PartTensors(Mapping[str, torch.Tensor]):
         shape = self._shapes[name]
         if name.startswith("experts."):
             return self._of_experts(name, shape)
-        return self._tensors.raw(self._prefix + self._theirs(name), *shape)
+        return self._whole_or_half(name, shape)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._shapes)
@@ -111,19 +115,24 @@ class PartTensors(Mapping[str, torch.Tensor]):
                 return theirs + name[len(ours) :]
         return name
 
+    def _whole_or_half(self, name: str, shape: tuple[int, ...], dim: int = 0) -> torch.Tensor:
+        """The tensor, or its half of one that holds gate and up one after the other in that dimension."""
+        whole = self._prefix + self._theirs(name)
+        joined = self._prefix + self._theirs(JOINED.sub("gate_up_proj", name))
+        half = JOINED.search(name)
+        if half is None or whole in self._tensors or joined not in self._tensors:
+            return self._tensors.raw(whole, *shape)
+        both = self._tensors.raw(joined, *shape[:dim], 2 * shape[dim], *shape[dim + 1 :])
+        return both.chunk(2, dim)[half[1] == "up"]
+
     def _of_experts(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """[E, outputs, inputs], from however the checkpoint holds it."""
-        kind = name.split(".")[1]  # gate_proj, up_proj, down_proj
-        first = self._prefix + self._theirs("experts")
-        n_experts, n_out, n_in = shape
-        if f"{first}.{kind}" in self._tensors:
-            return self._tensors.raw(f"{first}.{kind}", *shape)
-        if kind in ("gate_proj", "up_proj") and f"{first}.gate_up_proj" in self._tensors:
-            both = self._tensors.raw(f"{first}.gate_up_proj", n_experts, 2 * n_out, n_in)
-            return both.chunk(2, 1)[kind == "up_proj"]
+        stacked = name.removesuffix(".weight")
+        kind, first = stacked.removeprefix("experts."), self._prefix + self._theirs("experts")
         theirs = self._theirs(f"expert.{kind}").removeprefix("expert.")
-        single = [self._tensors.raw(f"{first}.{e}.{theirs}.weight", n_out, n_in) for e in range(n_experts)]
-        return torch.stack(single)
+        if f"{first}.0.{theirs}.weight" not in self._tensors:
+            return self._whole_or_half(stacked, shape, dim=1)
+        return torch.stack([self._tensors.raw(f"{first}.{e}.{theirs}.weight", *shape[1:]) for e in range(shape[0])])
 
 
 def _or_checkpoint_error(path: Path, read: Callable[[], Any], what: str = "") -> Any:
