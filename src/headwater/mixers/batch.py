@@ -8,8 +8,13 @@ N = all rows, P = prefill rows, B = decoding sequences (N ≥ P + B).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from headwater.mixers.gpu.ragged import Ragged
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,13 @@ class StepBatch:
     def n_decode(self) -> int:
         """Rows that belong to decoding sequences; they come after those of slices."""
         return len(self.decode_tables)
+
+    @cached_property
+    def ragged(self) -> Ragged:
+        """The slices as GPU kernels read them, where the positions are."""
+        from headwater.mixers.gpu.ragged import Ragged
+
+        return Ragged.of(self, self.position_N.device)
 
     @property
     def decode_rows(self) -> slice:

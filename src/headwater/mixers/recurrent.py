@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
 
@@ -19,6 +19,9 @@ from headwater.mixers.batch import Slice, StepBatch
 from headwater.mixers.chunks import CHUNK, Chunk, blocks
 from headwater.mixers.convolution import ShortConvolution
 from headwater.mixers.linear import Linear
+
+if TYPE_CHECKING:  # it needs Triton, which is there with a GPU only
+    from headwater.mixers.gpu.path import GpuPath
 
 Prepared = TypeVar("Prepared")
 
@@ -51,6 +54,7 @@ class RecurrentMixer(ABC, Generic[Prepared]):
 
     out_proj: Linear
     convolution: ShortConvolution | None = None
+    gpu: GpuPath | None = None  # what works through slices and decoding rows in the place of chunks here
     chunks_a_block: int  # whose intermediates stay in cache
     read_shape: tuple[int, ...]  # of what 64 tokens read of their state: heads first, [H, t, V], if not said otherwise
 
@@ -100,10 +104,20 @@ class RecurrentMixer(ABC, Generic[Prepared]):
         """Rows of a step in, rows out; sequences' states move on in `state`, and are copied to the rows of saves."""
         rows = self.project(x_ND, batch)
         rows.out_NX[batch.decode_rows.stop :] = 0
-        self._prefill_into(rows, batch, state)
-        if batch.n_decode:
-            self._decode_into(rows, batch, state)
+        if self.gpu is None:
+            self._prefill_into(rows, batch, state)
+            if batch.n_decode:
+                self._decode_into(rows, batch, state)
+        else:
+            self._on_gpu_into(self.gpu, rows, batch, state)
         return self.out_proj(rows.out_NX.flatten(1), batch.n_prefill)
+
+    def _on_gpu_into(self, gpu: GpuPath, rows: Rows, batch: StepBatch, state: LayerState) -> None:
+        parts = ((gpu.prefill, slice(0, batch.n_prefill)), (gpu.decode, batch.decode_rows))
+        for run, at in parts:
+            if at.start < at.stop:
+                read_nX = run(rows.mixed_NC[at], rows.gates_NX[at], batch, state.recurrent, state.conv)
+                self.finish_into(rows, at, read_nX)
 
     def _prefill_into(self, rows: Rows, batch: StepBatch, state: LayerState) -> None:
         slices = sorted(batch.slices, key=lambda s: -s.length)

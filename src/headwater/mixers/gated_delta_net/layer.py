@@ -6,6 +6,8 @@ H value heads, K key width, V value width, D model width.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from headwater.layers.delta_net import DeltaNet
@@ -17,6 +19,9 @@ from headwater.mixers.gated_delta_net.fast import Chunks, advance_into, decode_s
 from headwater.mixers.linear import Linear
 from headwater.mixers.recurrent import RecurrentMixer, Rows
 from headwater.mixers.weights import Weights
+
+if TYPE_CHECKING:
+    from headwater.mixers.gpu.path import GpuPath
 
 HEADS_A_BLOCK = 32  # chunks × heads whose intermediates stay in cache: 2-4 chunks of a small model, 1 of a large
 
@@ -32,6 +37,8 @@ class GatedDeltaNet(RecurrentMixer[Chunks]):
         self.decay_H = weights.vector("A_log").exp_().neg_()
         self.dt_bias_H = weights.vector("dt_bias")
         self.norm_V = weights.vector("norm.weight")
+        if torch.device(weights.device).type == "cuda":
+            self.gpu = on_gpu(shape, self.convolution)
         self.chunks_a_block = max(1, HEADS_A_BLOCK // shape.v_heads)
         self.read_shape = (shape.v_heads, CHUNK, shape.v_dim)
 
@@ -75,6 +82,14 @@ class GatedDeltaNet(RecurrentMixer[Chunks]):
         n_qk = 2 * s.k_heads * s.k_dim
         qk = mixed[..., :n_qk].unflatten(-1, (2, s.k_heads, s.k_dim))
         return qk, mixed[..., n_qk:].unflatten(-1, (s.v_heads, s.v_dim))
+
+
+def on_gpu(shape: DeltaNet, convolution: ShortConvolution) -> GpuPath:
+    """The layer's Triton kernels."""
+    from headwater.mixers.gated_delta_net.gpu import GatedDeltaNetOnGpu
+    from headwater.mixers.gpu.path import GpuPath
+
+    return GpuPath(GatedDeltaNetOnGpu(shape), convolution)
 
 
 def fused_projection(shape: DeltaNet, weights: Weights) -> Linear:

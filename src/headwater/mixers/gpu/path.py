@@ -1,0 +1,69 @@
+"""How a recurrent layer works through a step on a GPU: a few kernels for all slices, and one batch of decoding rows.
+
+P prefill rows, B decoding sequences, C channels, R rows of the state memory, X whatever the mixer takes.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from headwater.mixers.batch import StepBatch
+from headwater.mixers.convolution import ShortConvolution
+from headwater.mixers.gpu.convolution import convolve
+from headwater.mixers.gpu.ragged import Ragged
+
+
+class Kernels(Protocol):
+    """A mixer's recurrence; `mixed` is float32, and convolved where there is a convolution."""
+
+    def prefill(
+        self, mixed_PC: torch.Tensor, gates_PX: torch.Tensor, state_RX: torch.Tensor, ragged: Ragged
+    ) -> torch.Tensor:
+        """What all slices' rows read, a token a row; slots and rows of saves are written."""
+
+    def decode(
+        self, mixed_BC: torch.Tensor, gates_BX: torch.Tensor, state_RX: torch.Tensor, slot_B: torch.Tensor
+    ) -> torch.Tensor:
+        """What one token of each sequence reads; their slots move on in place."""
+
+
+class GpuPath:
+    """One layer's kernels, and its convolution's."""
+
+    def __init__(self, kernels: Kernels, convolution: ShortConvolution | None) -> None:
+        self.kernels, self.convolution = kernels, convolution
+
+    def prefill(
+        self,
+        mixed_PC: torch.Tensor,
+        gates_PX: torch.Tensor,
+        batch: StepBatch,
+        recurrent_RX: torch.Tensor,
+        conv_RCw: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """What the prefill rows read. Raises ValueError for a slice that wants its transition."""
+        if any(s.transition is not None for s in batch.slices):
+            raise ValueError("transitions are computed on the CPU only")
+        ragged = batch.ragged
+        if self.convolution is not None and conv_RCw is not None:
+            c = self.convolution
+            mixed_PC = convolve(mixed_PC, c.weight_WC, c.bias_C, conv_RCw, ragged)
+        return self.kernels.prefill(mixed_PC.float(), gates_PX, recurrent_RX, ragged)
+
+    def decode(
+        self,
+        mixed_BC: torch.Tensor,
+        gates_BX: torch.Tensor,
+        batch: StepBatch,
+        recurrent_RX: torch.Tensor,
+        conv_RCw: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """What the decoding rows read."""
+        slot_B = batch.decode_slot_B
+        if self.convolution is not None and conv_RCw is not None:
+            conv_BCw = conv_RCw.index_select(0, slot_B)
+            mixed_BC = self.convolution.decode(mixed_BC, conv_BCw)
+            conv_RCw.index_copy_(0, slot_B, conv_BCw)
+        return self.kernels.decode(mixed_BC.float(), gates_BX, recurrent_RX, slot_B)

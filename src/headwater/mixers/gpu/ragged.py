@@ -1,0 +1,52 @@
+"""The slices of a step as kernels read them: int32 tensors on the device, made once a step.
+
+S slices, P prefill rows, n chunks of 64 tokens (of all slices, one after the other).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from headwater.mixers.batch import StepBatch
+from headwater.mixers.chunks import CHUNK
+
+NO_ROW = -1
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Where each slice's rows, states and chunks are."""
+
+    first_S: torch.Tensor  # its first row in the step
+    length_S: torch.Tensor
+    slot_S: torch.Tensor  # row of the state memory
+    chunk_S: torch.Tensor  # its first chunk
+    slice_P: torch.Tensor  # which slice a row belongs to
+    slice_n: torch.Tensor  # which slice a chunk belongs to
+    save_n: torch.Tensor  # row of the state memory that also takes the state after a chunk, or -1
+
+    @classmethod
+    def of(cls, batch: StepBatch, device: torch.device | str) -> Ragged:
+        """Raises ValueError where two saves of one slice are at the same position."""
+        counts = [-(-s.length // CHUNK) for s in batch.slices]
+        saves: list[int] = []
+        for s, count in zip(batch.slices, counts, strict=True):
+            at = dict(s.saves)
+            if len(at) < len(s.saves):
+                raise ValueError(f"{len(s.saves)} saves at {len(at)} positions of a slice")
+            saves += [at.get(min(s.start + (i + 1) * CHUNK, s.end), NO_ROW) for i in range(count)]
+
+        def tensor(values: list[int]) -> torch.Tensor:
+            return torch.tensor(values, dtype=torch.int32, device=device)
+
+        return cls(
+            first_S=tensor([s.first for s in batch.slices]),
+            length_S=tensor([s.length for s in batch.slices]),
+            slot_S=tensor([s.slot for s in batch.slices]),
+            chunk_S=tensor([sum(counts[:i]) for i in range(len(counts))]),
+            slice_P=tensor([i for i, s in enumerate(batch.slices) for _ in range(s.length)]),
+            slice_n=tensor([i for i, count in enumerate(counts) for _ in range(count)]),
+            save_n=tensor(saves),
+        )
