@@ -10,6 +10,10 @@ from tests.checkpoints.recipe import Recipe, oracle, write
 RECIPES: dict[str, Recipe] = {
     **qwen.RECIPES,
 }
+SMALLEST = {  # of each family, by its name
+    "Qwen3.5": "qwen3_5",
+    "Qwen3-Next": "qwen3_next",
+}
 
 
 def checkpoint(root: Path, name: str) -> Path:
@@ -20,4 +24,4 @@ def checkpoint(root: Path, name: str) -> Path:
     return folder
 
 
-__all__ = ["RECIPES", "Recipe", "checkpoint", "oracle", "write"]
+__all__ = ["RECIPES", "SMALLEST", "Recipe", "checkpoint", "oracle", "write"]

@@ -7,7 +7,7 @@ from headwater.errors import CheckpointError
 from headwater.layers.attention import GroupedAttention
 from headwater.layers.delta_net import DeltaNet
 from headwater.layers.feed_forward import Experts, Mlp
-from headwater.models.families.family import Family
+from headwater.models.families.family import Family, Refusal, only
 from headwater.models.families.reading import block, read_count, read_rotary, read_types
 from headwater.spec import Architecture
 
@@ -100,4 +100,22 @@ def _read_experts(keys: ConfigKeys) -> Experts | None:
     )
 
 
-QWEN3_NEXT = Family("Qwen3-Next", ("qwen3_next",), lambda keys: read_qwen(keys, by_key_head=True))
+REFUSES = (
+    only("other activations", "hidden_act", "gelu", "silu"),
+    only("biases of attention", "attention_bias", True, False),
+    only("scaled rotation", "rope_type", "yarn", "default"),
+    only("scaled rotation", "rope_scaling", {"type": "linear"}, None),
+    Refusal(
+        "layers of another kind",
+        {"layer_types": ["sliding_attention", "full_attention"]},
+        "layer type 'sliding_attention' is not one of ['full_attention', 'linear_attention']",
+    ),
+)
+QWEN3_NEXT = Family(
+    "Qwen3-Next",
+    ("qwen3_next",),
+    lambda keys: read_qwen(keys, by_key_head=True),
+    oracle="transformers",
+    profile="qwen3-next-80b-a3b",
+    refuses=REFUSES,
+)

@@ -8,12 +8,20 @@ from typing import Any
 
 from headwater.config_keys import ConfigKeys, text_config
 from headwater.errors import CheckpointError
-from headwater.models.families.family import Family
+from headwater.models.families.family import Family, Refusal
 from headwater.models.families.qwen3_5 import QWEN3_5
 from headwater.models.families.qwen3_next import QWEN3_NEXT
 from headwater.spec import ModelSpec
 
 FAMILIES: tuple[Family, ...] = (QWEN3_5, QWEN3_NEXT)
+ALL_REFUSE = (
+    Refusal(
+        "quantised weights",
+        {"quantization_config": {"quant_method": "fp8"}},
+        "quantised weights are not supported: 'quantization_config' is 'fp8'",
+    ),
+    Refusal("another family", {"model_type": "gpt2"}, "model_type 'gpt2' is not one of "),
+)
 BY_MODEL_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}
 
 
