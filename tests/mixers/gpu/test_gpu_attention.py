@@ -1,0 +1,92 @@
+"""Paged attention's kernels, in Triton's interpreter: held to plain attention, and to their own bits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from headwater.mixers.attention import gpu
+from headwater.mixers.attention.gpu import PagedStep
+from headwater.mixers.batch import Slice, StepBatch
+
+PAGES, PAGE = 40, 64
+NONE = torch.empty(0, dtype=torch.int64)
+
+
+class Memory:
+    """Pages in shuffled order, filled with NaN where no token was written."""
+
+    def __init__(self, kv_heads: int, width: int) -> None:
+        self.kv_heads, self.width = kv_heads, width
+        flat = torch.full((PAGES, 2, PAGE * kv_heads * width), float("nan"))
+        self.pages = (flat[:, 0], flat[:, 1])
+        self.free = torch.randperm(PAGES, generator=torch.Generator().manual_seed(0)).tolist()
+
+    def filled(self, k_LGD: torch.Tensor, v_LGD: torch.Tensor) -> torch.Tensor:
+        """The page table of a sequence with these keys and values; what follows them in the last page is zeros."""
+        n = -(-len(k_LGD) // PAGE)
+        table, self.free = torch.tensor(self.free[:n]), self.free[n:]
+        for pages, x_LGD in zip(self.pages, (k_LGD, v_LGD), strict=True):
+            whole = torch.zeros(n * PAGE, self.kv_heads * self.width)
+            whole[: len(x_LGD)] = x_LGD.flatten(1)
+            pages[table] = whole.view(n, -1)
+        return table
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def plain(q_LHD: torch.Tensor, k_KGD: torch.Tensor, v_KGD: torch.Tensor, start: int, scale: float) -> torch.Tensor:
+    shared = q_LHD.shape[1] // k_KGD.shape[1]
+    k, v = (x.double().repeat_interleave(shared, 1) for x in (k_KGD, v_KGD))
+    score = torch.einsum("qhd,khd->hqk", q_LHD.double(), k) * scale
+    hidden = torch.arange(len(k)) > start + torch.arange(len(q_LHD))[:, None]
+    return torch.einsum("hqk,khd->qhd", score.masked_fill(hidden, -torch.inf).softmax(-1), v)
+
+
+def batch_of(slices: list[Slice], tables: list[torch.Tensor], lengths: list[int]) -> StepBatch:
+    positions = [p for s in slices for p in range(s.start, s.end)] + [n - 1 for n in lengths]
+    return StepBatch(NONE, torch.tensor(positions), tuple(slices), torch.arange(len(tables)), tuple(tables), NONE)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(4, 2, 32), (5, 1, 24)])
+def test_prefill_is_plain_attention_whatever_the_cut_and_company(heads: int, kv_heads: int, width: int) -> None:
+    q, k, v = random(200, heads, width), random(200, kv_heads, width, seed=1), random(200, kv_heads, width, seed=2)
+    memory = Memory(kv_heads, width)
+    table = memory.filled(k, v)
+    scale = width**-0.5
+
+    def run(slices: list[Slice], q_PHD: torch.Tensor) -> torch.Tensor:
+        return gpu.prefill(q_PHD, memory.pages, PagedStep.of(batch_of(slices, [], []), PAGE), PAGE, scale)
+
+    whole = run([Slice(0, 200, 0, 0, table, 0)], q)
+    assert (whole.double() - plain(q, k, v, 0, scale)).abs().max() < 1e-5
+    other = memory.filled(random(90, kv_heads, width, seed=3), random(90, kv_heads, width, seed=4))
+    for cut in (64, 128):
+        first = run([Slice(0, cut, 0, 0, table[: cut // PAGE], 0)], q[:cut])
+        slices = [Slice(0, 90, 0, 1, other, 0), Slice(90, 200 - cut, cut, 0, table, 0)]
+        rest = run(slices, torch.cat((random(90, heads, width, seed=5), q[cut:])))
+        assert torch.equal(torch.cat((first, rest[90:])), whole)
+
+
+def test_decode_is_plain_attention_whatever_the_company(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "SPLIT", 128)
+    heads, kv_heads, width, scale = 6, 2, 16, 0.3
+    memory, lengths = Memory(kv_heads, width), [1, 64, 300, 129]
+    q = random(4, heads, width)
+    kv = [(random(n, kv_heads, width, seed=n), random(n, kv_heads, width, seed=n + 1)) for n in lengths]
+    tables = [memory.filled(*pair) for pair in kv]
+    step = PagedStep.of(batch_of([], tables, lengths), PAGE)
+    assert step.splits == 3
+    together = gpu.decode(q, memory.pages, step, PAGE, scale)
+    for i, (length, table) in enumerate(zip(lengths, tables, strict=True)):
+        wanted = plain(q[i : i + 1], *kv[i], length - 1, scale)
+        assert (together[i].double() - wanted[0]).abs().max() < 1e-5
+        alone = gpu.decode(q[i : i + 1], memory.pages, PagedStep.of(batch_of([], [table], [length]), PAGE), PAGE, scale)
+        assert torch.equal(alone[0], together[i])
+
+
+def test_a_page_that_blocks_do_not_fill_is_refused() -> None:
+    with pytest.raises(ValueError, match="a page has 96 tokens, kernels take multiples of 64"):
+        PagedStep.of(batch_of([], [], []), 96)
