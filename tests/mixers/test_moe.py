@@ -1,74 +1,108 @@
 """Routed experts against their formula, row by row."""
 
+from __future__ import annotations
+
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 
-from headwater.layers.feed_forward import Experts
-from headwater.mixers.linear import Linear
-from headwater.mixers.mlp import GatedMlp
-from headwater.mixers.moe import MixtureOfExperts, Router
+from headwater.layers.feed_forward import Experts, Mlp
+from headwater.mixers.moe import MixtureOfExperts
+from headwater.mixers.weights import Weights
 
 WIDTH = 48
+QWEN = Experts(WIDTH, experts=8, per_token=2, intermediate=40, shared=56, shared_gate=True)
+DEEPSEEK = Experts(
+    WIDTH, 12, 3, 40, shared=56, scores="sigmoid", corrected=True, groups=4, groups_per_token=2, scale=2.5
+)
+FORMS = {
+    "qwen": QWEN,
+    "not normalised": replace(QWEN, normalise=False),
+    "all experts": replace(QWEN, experts=5, per_token=5),
+    "one expert": replace(QWEN, experts=16, per_token=1),
+    "none shared": replace(QWEN, shared=0, shared_gate=False),
+    "deepseek": DEEPSEEK,
+    "one group": replace(DEEPSEEK, groups=1, groups_per_token=1),
+    "groups of one": replace(DEEPSEEK, groups=12, groups_per_token=4),
+    "nemotron": replace(DEEPSEEK, groups=1, gated=False, activation="relu2"),
+    "latent": replace(DEEPSEEK, groups=1, gated=False, activation="relu2", latent=24, bias=True),
+}
 
 
-def shape_of(experts: int, per_token: int, width: int, shared: int, normalise: bool) -> Experts:
-    return Experts(WIDTH, experts, per_token, width, shared, shared_gate=True, normalise=normalise)
+def weights_of(shape: Experts) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        name: torch.randn(size, generator=generator) * (size[-1] ** -0.5 if name.endswith("weight") else 0.3)
+        for name, size in shape.tensors().items()
+    }
 
 
-class Weights:
-    def __init__(self, shape: Experts, dtype: torch.dtype) -> None:
-        generator = torch.Generator().manual_seed(0)
+def module(shape: Experts, dtype: torch.dtype = torch.float32) -> MixtureOfExperts:
+    return MixtureOfExperts.of(shape, Weights(weights_of(shape), dtype))
 
-        def random(n_out: int, n_in: int) -> torch.Tensor:
-            return (torch.randn(n_out, n_in, generator=generator) * n_in**-0.5).to(dtype)
 
-        def mlp(width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-            return random(width, WIDTH), random(width, WIDTH), random(WIDTH, width)
+class Plain:
+    """The formula in float64, one token at a time."""
 
+    def __init__(self, shape: Experts) -> None:
         self.shape = shape
-        self.router, self.shared_gate = random(shape.experts, WIDTH), random(1, WIDTH)
-        self.experts = [mlp(shape.intermediate) for _ in range(shape.experts)]
-        self.shared = mlp(shape.shared)
+        self.weights = {name: weight.double() for name, weight in weights_of(shape).items()}
 
-    def module(self) -> MixtureOfExperts:
-        def packed(weights: tuple[torch.Tensor, ...]) -> GatedMlp:
-            return GatedMlp(*(Linear(weight) for weight in weights))
-
-        experts = tuple(packed(expert) for expert in self.experts)
-        router = Router(self.shape, Linear(self.router))
-        return MixtureOfExperts(router, experts, packed(self.shared), Linear(self.shared_gate))
-
-    def plain(self, x: torch.Tensor) -> torch.Tensor:
-        """One token in float64."""
-
-        def run(weights: tuple[torch.Tensor, ...]) -> torch.Tensor:
-            gate, up, down = (weight.double() for weight in weights)
-            return (F.silu(x @ gate.T) * (x @ up.T)) @ down.T
-
-        x = x.double()
-        probability = (self.router.double() @ x).softmax(-1)
-        chosen = probability.topk(self.shape.per_token)
-        weight = chosen.values / chosen.values.sum() if self.shape.normalise else chosen.values
-        total = (self.shared_gate.double() @ x).sigmoid() * run(self.shared)
-        for w, expert in zip(weight, chosen.indices.tolist(), strict=True):
-            total = total + w * run(self.experts[expert])
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        shape, inner = self.shape, x
+        if shape.latent:
+            inner = self.product("latent_in", x)
+        total = sum(weight * self.mlp("experts", inner, expert) for weight, expert in self.chosen(x))
+        if shape.latent:
+            total = self.product("latent_out", total)
+        if shape.shared:
+            gate = self.product("shared_expert_gate", x).sigmoid() if shape.shared_gate else 1.0
+            total = total + gate * self.mlp("shared_expert", x)
         return total
 
+    def product(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
 
-@pytest.mark.parametrize("normalise", [True, False])
-@pytest.mark.parametrize(("experts", "per_token"), [(8, 2), (5, 5), (16, 1)])
-def test_agrees_with_the_formula(experts: int, per_token: int, normalise: bool) -> None:
-    weights = Weights(shape_of(experts, per_token, 40, 56, normalise), torch.float32)
+    def mlp(self, name: str, x: torch.Tensor, expert: int | None = None) -> torch.Tensor:
+        def product(which: str, x: torch.Tensor) -> torch.Tensor:
+            if expert is None:
+                return self.product(f"{name}.{which}", x)
+            return self.weights[f"{name}.{which}.weight"][expert] @ x
+
+        if self.shape.gated:
+            return product("down_proj", F.silu(product("gate_proj", x)) * product("up_proj", x))
+        return product("down_proj", product("up_proj", x).relu() ** 2)
+
+    def chosen(self, x: torch.Tensor) -> list[tuple[float, int]]:
+        """(weight, expert), found by sorting."""
+        shape, logits = self.shape, self.product("gate", x)
+        scores = (logits.sigmoid() if shape.scores == "sigmoid" else logits.softmax(-1)).tolist()
+        correction = self.weights["correction"].tolist() if shape.corrected else [0.0] * shape.experts
+        rank = [score + more for score, more in zip(scores, correction, strict=True)]
+        size = shape.experts // shape.groups
+        groups = sorted(
+            range(shape.groups), key=lambda g: -sum(sorted(rank[g * size : (g + 1) * size], reverse=True)[:2])
+        )
+        allowed = [e for e in range(shape.experts) if e // size in groups[: shape.groups_per_token]]
+        best = sorted(allowed, key=lambda e: -rank[e])[: shape.per_token]
+        total = sum(scores[e] for e in best) if shape.normalise else 1.0
+        return [(shape.scale * scores[e] / total, e) for e in best]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_agrees_with_the_formula(form: str) -> None:
     x = torch.randn(33, WIDTH, generator=torch.Generator().manual_seed(1))
-    out = weights.module().forward(x)
-    expected = torch.stack([weights.plain(row) for row in x])
-    assert (out.double() - expected).abs().max() < 1e-5
+    plain = Plain(FORMS[form])
+    expected = torch.stack([plain(row) for row in x.double()])
+    assert (module(FORMS[form]).forward(x).double() - expected).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_does_not_depend_on_the_others(dtype: torch.dtype) -> None:
-    moe = Weights(shape_of(8, 3, 40, 56, True), dtype).module()
+@pytest.mark.parametrize("form", FORMS)
+def test_a_row_does_not_depend_on_the_others(form: str, dtype: torch.dtype) -> None:
+    moe = module(FORMS[form], dtype)
     x = torch.randn(200, WIDTH, generator=torch.Generator().manual_seed(1)).to(dtype)
     whole = moe.forward(x)
     for first, last in [(0, 1), (1, 3), (7, 8), (100, 164), (199, 200), (3, 200)]:
@@ -76,6 +110,37 @@ def test_a_row_does_not_depend_on_the_others(dtype: torch.dtype) -> None:
 
 
 def test_experts_without_rows_are_left_out() -> None:
-    weights = Weights(shape_of(64, 1, 8, 8, True), torch.float32)
+    shape = Experts(WIDTH, 64, 1, 8, shared=8)
     x = torch.randn(2, WIDTH, generator=torch.Generator().manual_seed(1))
-    assert (weights.module().forward(x).double() - torch.stack([weights.plain(row) for row in x])).abs().max() < 1e-5
+    expected = torch.stack([Plain(shape)(row) for row in x.double()])
+    assert (module(shape).forward(x).double() - expected).abs().max() < 1e-5
+
+
+def test_the_correction_chooses_and_does_not_weigh() -> None:
+    shape = replace(DEEPSEEK, groups=1, per_token=1, normalise=False, scale=1.0)
+    weights = weights_of(shape)
+    weights["correction"] = torch.zeros(shape.experts)
+    weights["correction"][7] = 10.0
+    router = MixtureOfExperts.of(shape, Weights(weights)).router
+    x = torch.randn(20, WIDTH, generator=torch.Generator().manual_seed(1))
+    weight, expert = router.choose(x, 0)
+    assert expert.tolist() == [[7]] * 20
+    assert torch.allclose(weight[:, 0], (x @ weights["gate.weight"][7]).sigmoid(), atol=1e-6)
+
+
+def test_scores_that_are_all_zero_make_no_nan() -> None:
+    shape = replace(DEEPSEEK, groups=1, groups_per_token=1)
+    weights = weights_of(shape)
+    weights["gate.weight"] = torch.full_like(weights["gate.weight"], -1e3)
+    out = MixtureOfExperts.of(shape, Weights(weights)).forward(torch.ones(3, WIDTH))
+    assert out.isfinite().all()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_flops_are_those_of_the_experts_that_run(form: str) -> None:
+    shape = FORMS[form]
+    one = Mlp(shape.latent or WIDTH, shape.intermediate, gated=shape.gated).weights
+    shared = Mlp(WIDTH, shape.shared, gated=shape.gated).weights
+    around = 2 * WIDTH * shape.latent + WIDTH * shape.experts + WIDTH * shape.shared_gate
+    assert shape.expert_weights == one
+    assert shape.flops.linear == 2 * (shape.per_token * one + shared + around)

@@ -33,12 +33,15 @@ class Router:
 
     @classmethod
     def of(cls, shape: Experts, weights: Weights) -> Router:
+        """Sigmoid scores are close to each other where logits are large, so they are computed in float32 throughout."""
+        if shape.scores == "sigmoid":
+            weights = weights.in_float32()
         correction_E = weights.vector("correction") if shape.corrected else None
         return cls(shape, weights.linear("gate"), correction_E)
 
     def choose(self, x_NC: torch.Tensor, n_prefill: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Weights (in x's dtype) and indices of each token's experts, the first choice first."""
-        score_NE = SCORES[self.shape.scores](self.product(x_NC, n_prefill).float())
+        score_NE = SCORES[self.shape.scores](self.product(x_NC.to(self.product.dtype), n_prefill).float())
         rank_NE = score_NE if self.correction_E is None else score_NE + self.correction_E
         if self.shape.groups > 1:
             rank_NE = self._of_best_groups(rank_NE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 
 import torch
 
@@ -31,6 +32,12 @@ class Weights:
     def below(self, name: str) -> Weights:
         """Those whose names begin with `name`, by what follows the dot."""
         return Weights(self._tensors, self.dtype, self.device, f"{self._prefix}{name}.")
+
+    def in_float32(self) -> Weights:
+        """The same, for products in float32 whatever the model computes in."""
+        part = copy(self)
+        part.dtype = torch.float32
+        return part
 
     def stored(self, name: str) -> torch.Tensor:
         """As it is stored: a view of the file."""
