@@ -23,11 +23,11 @@ class Memory:
         self.free = torch.randperm(PAGES, generator=torch.Generator().manual_seed(0)).tolist()
 
     def filled(self, k_LGD: torch.Tensor, v_LGD: torch.Tensor) -> torch.Tensor:
-        """The page table of a sequence with these keys and values; what follows them in the last page is zeros."""
+        """The page table of a sequence with these keys and values; NaN follows them in the last page."""
         n = -(-len(k_LGD) // PAGE)
         table, self.free = torch.tensor(self.free[:n]), self.free[n:]
         for pages, x_LGD in zip(self.pages, (k_LGD, v_LGD), strict=True):
-            whole = torch.zeros(n * PAGE, self.kv_heads * self.width)
+            whole = torch.full((n * PAGE, self.kv_heads * self.width), float("nan"))
             whole[: len(x_LGD)] = x_LGD.flatten(1)
             pages[table] = whole.view(n, -1)
         return table

@@ -1,4 +1,4 @@
-"""Attention over paged keys and values on a GPU, in Triton: prefill tiles of 64 queries, decode in fixed splits of keys.
+"""Attention over paged keys and values on a GPU, in Triton: prefill in tiles of 64 queries, decode in fixed splits.
 
 Keys are read in blocks of 64 tokens, in order, straight from their pages. A block that a query may not see leaves its
 running maximum, sum and output as they are, bit for bit; splits stand at absolute positions. So a query's bits depend
@@ -76,15 +76,16 @@ def _keys(pages, table, block, page_size, page_row, token_row, at, channel, mask
 
 @triton.jit
 def _attend(
-    q, k_pages, v_pages, table, first_block, end_block, limit, at, channel, in_head, best, total, out, scale,
+    q, k_pages, v_pages, table, first_block, end_block, n_keys, limit, at, channel, in_head, best, total, out, scale,
     page_size, page_row, token_row, tile: tl.constexpr,
 ):  # fmt: skip
     """Blocks of keys in order, online softmax (Milakov and Gimelshein 2018): `limit` is what each query may see."""
     for block in range(first_block, end_block):
-        k_tD = _keys(k_pages, table, block, page_size, page_row, token_row, at, channel, in_head, tile)
-        v_tD = _keys(v_pages, table, block, page_size, page_row, token_row, at, channel, in_head, tile)
-        score = tl.dot(q, tl.trans(k_tD), input_precision="ieee") * scale
         key = block * tile + tl.arange(0, tile)
+        mask = (key < n_keys)[:, None] & in_head  # what stands in a page after the last token may be anything
+        k_tD = _keys(k_pages, table, block, page_size, page_row, token_row, at, channel, mask, tile)
+        v_tD = _keys(v_pages, table, block, page_size, page_row, token_row, at, channel, mask, tile)
+        score = tl.dot(q, tl.trans(k_tD), input_precision="ieee") * scale
         visible = key[None, :] < limit[:, None]
         score = tl.where(visible, score, float("-inf"))
         better = tl.maximum(best, tl.max(score, 1))
@@ -117,8 +118,8 @@ def _prefill(
     read = tl.zeros((tile, padded), tl.float32)
     in_head = (channel < width)[None, :] & (tl.arange(0, tile) >= 0)[:, None]
     best, total, read = _attend(
-        q_tD, k_pages, v_pages, table_ST + which * table_row, 0, end, limit, (head // shared) * width, channel, in_head,
-        best, total, read, scale, page_size, page_row, token_row, tile,
+        q_tD, k_pages, v_pages, table_ST + which * table_row, 0, end, start + length, limit, (head // shared) * width,
+        channel, in_head, best, total, read, scale, page_size, page_row, token_row, tile,
     )  # fmt: skip
     tl.store(out + where, (read / total[:, None]).to(out.dtype.element_ty), mask=inside)
 
@@ -145,8 +146,8 @@ def _decode_split(
     read = tl.zeros((rows, padded), tl.float32)
     in_head = (channel < width)[None, :] & (tl.arange(0, tile) >= 0)[:, None]
     best, total, read = _attend(
-        q_RD, k_pages, v_pages, table_BT + which * table_row, first, end, limit, group * width, channel, in_head,
-        best, total, read, scale, page_size, page_row, token_row, tile,
+        q_RD, k_pages, v_pages, table_BT + which * table_row, first, end, length, limit, group * width,
+        channel, in_head, best, total, read, scale, page_size, page_row, token_row, tile,
     )  # fmt: skip
     to = head * splits + part
     tl.store(best_sum + 2 * to, best, mask=row < shared)
