@@ -18,12 +18,15 @@ class Mamba(Layer):
     state: int
     conv: int
     step_rank: int  # channels between the two projections of the step
+    conv_bias: bool = True
+    bias: bool = False  # of the projections in and out
+    normed: bool = False  # the step's channels, B and C have norms of their own (Jamba)
+    norm_eps: float = 1e-6
 
     def tensors(self) -> Shapes:
-        return {
+        shapes: Shapes = {
             "in_proj.weight": (2 * self.inner, self.hidden),
             "conv1d.weight": (self.inner, 1, self.conv),
-            "conv1d.bias": (self.inner,),
             "x_proj.weight": (self.step_rank + 2 * self.state, self.inner),
             "dt_proj.weight": (self.inner, self.step_rank),
             "dt_proj.bias": (self.inner,),
@@ -31,6 +34,14 @@ class Mamba(Layer):
             "D": (self.inner,),
             "out_proj.weight": (self.hidden, self.inner),
         }
+        if self.conv_bias:
+            shapes["conv1d.bias"] = (self.inner,)
+        if self.bias:
+            shapes |= {"in_proj.bias": (2 * self.inner,), "out_proj.bias": (self.hidden,)}
+        if self.normed:
+            widths = {"dt": self.step_rank, "b": self.state, "c": self.state}
+            shapes |= {f"{name}_layernorm.weight": (width,) for name, width in widths.items()}
+        return shapes
 
     @property
     def flops(self) -> PrefillFlops:
@@ -39,4 +50,5 @@ class Mamba(Layer):
 
     @property
     def states(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        return ("recurrent", (self.inner, self.state)), ("conv", (self.inner, self.conv - 1))
+        """Channels stand last in the recurrent one: the scan runs over them."""
+        return ("recurrent", (self.state, self.inner)), ("conv", (self.inner, self.conv - 1))
