@@ -29,7 +29,9 @@ DTYPES = ("auto", "float32", "bfloat16")
 POOLS = ("unified", "split")
 DECODE_REUSE = ("canonical", "raw", "none")
 LOG_FORMATS = ("text", "json")
-TOOL_FORMATS = ("auto", "none", "qwen_xml", "hermes")  # what headwater.server.formats has
+TOOL_FORMATS = (  # what headwater.server.formats has
+    "auto", "none", "qwen_xml", "hermes", "nemotron", "kimi", "jamba", "minimax", "granite",
+)  # fmt: skip
 REASONING_FORMATS = ("auto", "none", "think")  # likewise
 PAGE_GRID = 64  # tokens; recurrences are cut at multiples of it
 

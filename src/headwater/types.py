@@ -177,6 +177,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0  # likewise, times the number of times each is there
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token, added to its logit)
     constraint: Constraint | None = None
+    shown_tokens: tuple[int, ...] = ()  # special tokens whose text is shown all the same
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from headwater.engine.detokenizer import StopStrings, TextStream, byte_table
+from headwater.types import SamplingParams
 
 SAMPLE = [
     "the cat sat on the mat, the cat ran",
@@ -44,7 +45,7 @@ def metaspace() -> Tokenizer:
 
 
 def stream(tokenizer: Tokenizer, tokens: list[int], stop: tuple[str, ...] = ()) -> tuple[str, str | None]:
-    text_stream = TextStream(tokenizer, (), stop)
+    text_stream = TextStream(tokenizer, (), SamplingParams(stop=stop))
     pieces = []
     for token in tokens:
         text, hit = text_stream.push(token)
@@ -103,13 +104,13 @@ def test_how_the_text_is_cut_into_pieces_does_not_matter(pieces, stop):
 def test_a_character_of_several_tokens_appears_whole():
     tokens = byte_level().encode("é🙂").ids
     single_bytes = [byte_level().token_to_id(c) for c in "ðŁĻĤ"]
-    pieces = TextStream(byte_level(), (), ())
+    pieces = TextStream(byte_level(), (), SamplingParams())
     assert [pieces.push(t)[0] for t in single_bytes] == ["", "", "", "🙂"]
     assert stream(byte_level(), tokens)[0] == "é🙂"
 
 
 def test_an_incomplete_character_comes_out_at_the_end_as_a_replacement():
-    text_stream = TextStream(byte_level(), (), ())
+    text_stream = TextStream(byte_level(), (), SamplingParams())
     assert text_stream.push(byte_level().token_to_id("ð")) == ("", None)
     assert text_stream.flush() == "\ufffd"
     assert text_stream.flush() == ""
@@ -120,13 +121,23 @@ def test_special_tokens_are_not_shown_and_other_added_tokens_are():
     assert stream(byte_level(), tokens)[0] == "a<think>btwo words é"
 
 
+@pytest.mark.parametrize("tokenizer", [byte_level, metaspace])
+def test_special_tokens_that_are_asked_for_are_shown(tokenizer):
+    tokenizer = Tokenizer.from_str(tokenizer().to_str())
+    tokenizer.add_special_tokens(["<call>", "<end>"])
+    tokens = tokenizer.encode("s<call>ab<end>").ids
+    shown = SamplingParams(shown_tokens=(tokenizer.token_to_id("<call>"),))
+    text_stream = TextStream(tokenizer, (), shown)
+    assert "".join([text_stream.push(t)[0] for t in tokens]) + text_stream.flush() == "s<call>ab"
+
+
 def test_ids_beyond_the_tokenizer_have_no_text():
     beyond = byte_level().get_vocab_size() + 5
     assert stream(byte_level(), [beyond, byte_level().token_to_id("a")])[0] == "a"
 
 
 def test_a_possible_stop_string_is_held_back_and_given_after_all():
-    text_stream = TextStream(byte_level(), (), ("the dog",))
+    text_stream = TextStream(byte_level(), (), SamplingParams(stop=("the dog",)))
     shown = "".join(text_stream.push(t)[0] for t in byte_level().encode("see the").ids)
     assert shown == "see "
     assert text_stream.flush() == "the"
@@ -135,7 +146,7 @@ def test_a_possible_stop_string_is_held_back_and_given_after_all():
 @pytest.mark.parametrize("prompt", [[], [2]])
 def test_other_tokenizers_keep_their_leading_spaces(prompt):
     tokens = [2, 3, 4, *(metaspace().token_to_id(f"<0x{b:02X}>") for b in "é".encode()), 3]
-    text_stream = TextStream(metaspace(), prompt, ("tsx",))
+    text_stream = TextStream(metaspace(), prompt, SamplingParams(stop=("tsx",)))
     text = "".join([text_stream.push(t)[0] for t in tokens]) + text_stream.flush()
     assert metaspace().decode(prompt) + text == metaspace().decode(prompt + tokens)
 

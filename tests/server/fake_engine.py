@@ -126,7 +126,7 @@ class FakeEngine:
     def _answer(self, request_id: int, generation: Generation, on_event: Callable[[Event], None]) -> None:
         account = self._account(generation)
         params = generation.params
-        stream = TextStream(self.tokenizer, generation.prompt[-8:], params.stop)
+        stream = TextStream(self.tokenizer, generation.prompt[-8:], params)
         tokens = self.tokenizer.encode(self.script).ids[: params.max_tokens]
         for done, token in enumerate(tokens):
             if self.fail is not None and done == self.fail_after:

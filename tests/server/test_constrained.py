@@ -25,6 +25,8 @@ SCHEMA = {
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
 BODY = {"messages": [{"role": "user", "content": "again and again"}], "max_tokens": 200, "temperature": 1, "seed": 1}
 FORMATS = {
+    "nemotron": templates.SILENT + "{# <TOOLCALL> #}",
+    "kimi": templates.SILENT + "{# <|tool_calls_section_begin|> #}",
     "hermes": templates.SILENT + '{# <tool_call>{"name": …, "arguments": …} #}',
     "qwen_xml": templates.SILENT + "{# <tool_call><function=…><parameter=…> #}",
 }

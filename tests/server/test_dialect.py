@@ -10,7 +10,7 @@ from headwater.server.dialect import Dialect, Shape
 from headwater.server.tools import ToolUse
 from headwater.types import SamplingParams
 from tests.server import templates
-from tests.server.formats.cases import WEATHER_TOOLS
+from tests.server.formats.cases import WEATHER_TOOLS, WRITTEN
 from tests.server.formats.test_grammar import hermes, taken
 
 TEMPLATE = templates.REASONING + '{# <tool_call>{"name": …, "arguments": …} #}'
@@ -45,3 +45,26 @@ def test_reasoning_may_come_first_where_the_prompt_leaves_it_open_whether_to_thi
     source = shape("<|im_start|>assistant\n", schema={"type": "object"}).constraint.source
     for text in ("{}", CALL, "<think>\n" + THOUGHT + "{}"):
         assert taken(source, text, trained()) == (text, True)
+
+
+def test_tags_that_are_special_tokens_are_shown_to_the_parser_that_looks_for_them():
+    tokenizer = trained().from_str(trained().to_str())
+    tokenizer.add_special_tokens(["<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<think>"])
+    kimi = Dialect(templates.REASONING + "{# <|tool_calls_section_begin|> #}", ServeConfig(), tokenizer)
+
+    def shown(mode):
+        params = kimi.shape(OPEN, ToolUse(mode, WEATHER_TOOLS), None).applied(SamplingParams())
+        return {tokenizer.id_to_token(token) for token in params.shown_tokens}
+
+    assert shown("auto") == {"<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<think>"}
+    assert shown("none") == {"<think>"}
+    assert shape(OPEN).shown == ()
+
+
+def test_one_call_of_a_format_whose_tags_hold_several_is_seen_to_by_a_grammar():
+    listed = Dialect("<TOOLCALL>", ServeConfig(), trained())
+    source = listed.shape("", ToolUse("auto", WEATHER_TOOLS, one=True), None).constraint.source
+    one, two = (WRITTEN["nemotron"]([("ping", {})] * count) for count in (1, 2))
+    assert taken(source, "so " + one, trained()) == ("so " + one, True)
+    assert not taken(source, "so " + two, trained())[1]
+    assert listed.shape("", ToolUse("auto", WEATHER_TOOLS), None) == Shape()

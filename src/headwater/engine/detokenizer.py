@@ -9,6 +9,8 @@ from typing import Protocol
 
 from tokenizers import Tokenizer, decoders
 
+from headwater.types import SamplingParams
+
 
 class Decoder(Protocol):
     """Tokens in, characters out as soon as they are whole."""
@@ -21,13 +23,13 @@ class Decoder(Protocol):
 class TextStream:
     """The text of one request's output, token by token; amortised O(1) a token.
 
-    All that `push` and `flush` return, joined, is the decoded output without special tokens, cut before the stop
-    string that is complete first (of two that end on the same character the longer one).
+    All that `push` and `flush` return, joined, is the decoded output without special tokens but `shown_tokens`, cut
+    before the stop string that is complete first (of two that end on the same character the longer one).
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt_tail: Sequence[int], stop: tuple[str, ...]) -> None:
-        self._decoder = decoder_for(tokenizer, prompt_tail)
-        self._stop = StopStrings(stop)
+    def __init__(self, tokenizer: Tokenizer, prompt_tail: Sequence[int], params: SamplingParams) -> None:
+        self._decoder = decoder_for(tokenizer, prompt_tail, frozenset(params.shown_tokens))
+        self._stop = StopStrings(params.stop)
 
     def push(self, token: int) -> tuple[str, str | None]:
         """The text that may be shown now, and the stop string that was hit; the text ends before that."""
@@ -79,12 +81,13 @@ class StopStrings:
 class ByteLevelDecoder:
     """For byte-level BPE: each token is some bytes, and text is the UTF-8 of their concatenation."""
 
-    def __init__(self, table: ByteTable) -> None:
+    def __init__(self, table: ByteTable, shown: frozenset[int]) -> None:
         self._table = table
+        self._shown = shown
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:
-        return self._utf8.decode(self._table.shown(token))
+        return self._utf8.decode(self._table.raw(token) if token in self._shown else self._table.shown(token))
 
     def flush(self) -> str:
         return self._utf8.decode(b"", final=True)
@@ -93,12 +96,16 @@ class ByteLevelDecoder:
 class GenericDecoder:
     """For any other tokenizer, by its own decoder; what precedes a token may change its text (a leading space)."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt_tail: Sequence[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt_tail: Sequence[int], shown: frozenset[int]) -> None:
         self._tokenizer = tokenizer
+        self._shown = shown
         self._stream = decoders.DecodeStream(ids=list(prompt_tail), skip_special_tokens=True)
         self._waiting: list[int] = []  # tokens whose text is not whole yet
 
     def push(self, token: int) -> str:
+        if token in self._shown:
+            before, self._waiting = self.flush(), []
+            return before + (self._tokenizer.id_to_token(token) or "")
         self._waiting.append(token)
         text = self._stream.step(self._tokenizer, token)
         if text is None:
@@ -110,9 +117,10 @@ class GenericDecoder:
         return self._tokenizer.decode(self._waiting)
 
 
-def decoder_for(tokenizer: Tokenizer, prompt_tail: Sequence[int]) -> Decoder:
+def decoder_for(tokenizer: Tokenizer, prompt_tail: Sequence[int], shown: frozenset[int] = frozenset()) -> Decoder:
+    """`shown`: special tokens whose text is for readers all the same."""
     table = byte_table(tokenizer)
-    return GenericDecoder(tokenizer, prompt_tail) if table is None else ByteLevelDecoder(table)
+    return GenericDecoder(tokenizer, prompt_tail, shown) if table is None else ByteLevelDecoder(table, shown)
 
 
 class ByteTable:

@@ -153,7 +153,7 @@ class Engine:
         """
         # first of all: nobody makes way for what cannot be served
         self.scheduler.check_fits(len(generation.prompt) + generation.params.max_tokens)
-        text = TextStream(self.loaded.tokenizer, generation.prompt[-8:], generation.params.stop)
+        text = TextStream(self.loaded.tokenizer, generation.prompt[-8:], generation.params)
         constraint = generation.params.constraint
         machine = None if constraint is None else self.constraints.machine(constraint, generation.namespace)
         sampling = Sampling(generation.params, generation.prompt, machine)

@@ -30,10 +30,12 @@ class Shape:
     constraint: Constraint | None = None
     banned: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
+    shown: tuple[int, ...] = ()  # special tokens that the answer's parser has to see
 
     def applied(self, params: SamplingParams) -> SamplingParams:
         bias = params.logit_bias + tuple((token, NEVER) for token in self.banned)
-        return replace(params, constraint=self.constraint, logit_bias=bias, stop=params.stop + self.stop)
+        stop = params.stop + self.stop
+        return replace(params, constraint=self.constraint, logit_bias=bias, stop=stop, shown_tokens=self.shown)
 
 
 class Dialect:
@@ -42,6 +44,8 @@ class Dialect:
     def __init__(self, template: str, config: ServeConfig, tokenizer: Tokenizer) -> None:
         """Raises ConfigError for a format that does not exist."""
         self._tag_tokens = tag_tokens(tokenizer)
+        added = tokenizer.get_added_tokens_decoder()
+        self._special = {token.content: id_ for id_, token in added.items() if token.special}
         self._reasoning = formats.reasoning_format(
             _known("reasoning_format", config.reasoning_format, formats.REASONING), template
         )
@@ -54,6 +58,16 @@ class Dialect:
 
     def shape(self, prompt_end: str, use: ToolUse, schema: Mapping[str, Any] | None) -> Shape:
         """Raises BadRequest if a call is required and nobody knows how this model writes one."""
+        return replace(self._shape(prompt_end, use, schema), shown=self._shown(use))
+
+    def _shown(self, use: ToolUse) -> tuple[int, ...]:
+        """The special tokens among the tags that this answer's parser looks for."""
+        tags = (self._reasoning.open, self._reasoning.close) if self._reasoning else ()
+        if self._calls is not None and use.tools and use.mode != "none":
+            tags += self._calls.tags
+        return tuple(self._special[tag] for tag in tags if tag in self._special)
+
+    def _shape(self, prompt_end: str, use: ToolUse, schema: Mapping[str, Any] | None) -> Shape:
         calls = self._calls if use.tools else None
         if use.mode == "required" and calls is None:
             raise BadRequest("tool_choice requires a call, but the model's tool format is unknown", "tool_choice")
@@ -64,7 +78,8 @@ class Dialect:
         if use.mode == "required" or schema is not None:
             grammar = Grammar(self._tag_tokens)
             return Shape(self._constraint(prompt_end, grammar, [call_list(grammar, calls, use)], schema, use.mode))
-        if any(tool.strict for tool in use.tools.values()):
+        # a format whose tags hold several calls has no text that ends the first
+        if any(tool.strict for tool in use.tools.values()) or (use.one and calls.several):
             grammar = Grammar(self._tag_tokens)
             return Shape(self._constraint(prompt_end, grammar, [text_with_calls(grammar, calls, use)], None))
         # the end of the first call ends the answer, and costs no mask a token
@@ -92,19 +107,16 @@ class Dialect:
 
 def call_list(grammar: Grammar, calls: ToolFormat, use: ToolUse) -> str:
     """A rule for one call or, if allowed, several, and nothing else."""
-    call = grammar.rule(f"{grammar.tag(calls.open)} {one_call(grammar, calls, list(use.tools.values()))}")
-    return call if use.one else grammar.rule(f'{call} ("\\n" {call})*')
+    tools = list(use.tools.values())
+    call = grammar.rule(f"{grammar.tag(calls.open)} {calls.rule(grammar, tools, use.one)}")
+    return call if use.one or calls.several else grammar.rule(f'{call} ("\\n" {call})*')
 
 
 def text_with_calls(grammar: Grammar, calls: ToolFormat, use: ToolUse) -> str:
     """A rule for any text with calls in it; the arguments of strict tools fit their schemas."""
     tools = [tool if tool.strict else Tool(tool.name) for tool in use.tools.values()]
-    call = f"{grammar.until(calls.open)} {one_call(grammar, calls, tools)}"
+    call = f"{grammar.until(calls.open)} {calls.rule(grammar, tools, use.one)}"
     return grammar.rule(f"({call}){'?' if use.one else '*'} {grammar.text()}")
-
-
-def one_call(grammar: Grammar, calls: ToolFormat, tools: list[Tool]) -> str:
-    return either([calls.rule(grammar, tool) for tool in tools])
 
 
 def _known(setting: str, name: str, table: Mapping[str, object]) -> str:

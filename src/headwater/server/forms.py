@@ -127,12 +127,13 @@ class ToolCalls:
     def __init__(self) -> None:
         self.count = 0
 
-    def begin(self, name: str) -> Json:
+    def begin(self, name: str, id_: str | None) -> Json:
+        """`id_`: what the model calls it; its template will write that again."""
         self.count += 1
         function = {"name": name, "arguments": ""}
         return {
             "index": self.count - 1,
-            "id": f"call_{uuid.uuid4().hex[:24]}",
+            "id": id_ or f"call_{uuid.uuid4().hex[:24]}",
             "type": "function",
             "function": function,
         }
@@ -155,8 +156,8 @@ def said(deltas: list[Delta], calls: ToolCalls) -> Json:
                 message["content"] = message.get("content", "") + text
             case Reasoning(text):
                 message["reasoning_content"] = message["reasoning"] = message.get("reasoning", "") + text
-            case CallBegin(name):
-                message.setdefault("tool_calls", []).append(calls.begin(name))
+            case CallBegin(name, id_):
+                message.setdefault("tool_calls", []).append(calls.begin(name, id_))
             case CallArguments(text):
                 entries = message.setdefault("tool_calls", [])
                 if not entries:

@@ -44,6 +44,45 @@ def cut(text, places):
     return [text[a:b] for a, b in pairwise(edges)]
 
 
+def json_call(name, arguments):
+    return (
+        f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {json.dumps(arguments, ensure_ascii=False)}}}'
+    )
+
+
+def _xml(name, arguments):
+    lines = "".join(
+        f"<parameter={key}>\n{value if isinstance(value, str) else json.dumps(value)}\n</parameter>\n"
+        for key, value in arguments.items()
+    )
+    return f"<tool_call>\n<function={name}>\n{lines}</function>\n</tool_call>"
+
+
+def _kimi(calls):
+    parts = [
+        f"<|tool_call_begin|>functions.{name}:{number}<|tool_call_argument_begin|>"
+        f"{json.dumps(arguments, ensure_ascii=False)}<|tool_call_end|>"
+        for number, (name, arguments) in enumerate(calls)
+    ]
+    return f"<|tool_calls_section_begin|>{''.join(parts)}<|tool_calls_section_end|>"
+
+
+def _listed(before, between, after):
+    return lambda calls: before + between.join(json_call(*call) for call in calls) + after
+
+
+# calls as (name, arguments), as models of each format write them
+WRITTEN = {
+    "qwen_xml": lambda calls: "\n".join(_xml(*call) for call in calls),
+    "hermes": lambda calls: "\n".join(f"<tool_call>\n{json_call(*call)}\n</tool_call>" for call in calls),
+    "nemotron": _listed("<TOOLCALL>[", ", ", "]</TOOLCALL>"),
+    "kimi": _kimi,
+    "jamba": _listed("<tool_calls>[\n    ", ",\n    ", "\n]</tool_calls>"),
+    "minimax": _listed("<tool_calls>\n", "\n", "\n</tool_calls>"),
+    "granite": _listed("<|tool_call|>[", ", ", "]"),
+}
+assert set(WRITTEN) == set(TOOLS)
+
 cuts = st.lists(st.integers(0, 10_000), max_size=8)
 
 

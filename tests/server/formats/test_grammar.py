@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 
 import pytest
@@ -10,10 +9,10 @@ from llguidance import LLMatcher, LLTokenizer
 
 from headwater.models.tiny import tokenizer as tiny
 from headwater.server.formats import TOOLS
-from headwater.server.formats.grammar import Grammar, either, literal, quoted, tag_tokens
+from headwater.server.formats.grammar import Grammar, literal, quoted, tag_tokens
 from headwater.server.formats.tools import Tool
 from tests.server.fake_engine import byte_tokenizer
-from tests.server.formats.cases import WEATHER_TOOLS, parse, shape
+from tests.server.formats.cases import WEATHER_TOOLS, WRITTEN, parse, shape
 
 
 @cache
@@ -38,14 +37,13 @@ def taken(source, text, tokenizer=None):
     return tokenizer.decode(tokens[:size], skip_special_tokens=False), matcher.is_accepting()
 
 
-def grammar_of(name, tools, tokenizer=None):
+def grammar_of(name, tools, tokenizer=None, one=True):
     grammar = Grammar(tag_tokens(tokenizer or byte_tokenizer()))
-    calls = [TOOLS[name].rule(grammar, tool) for tool in tools]
-    return grammar.source(f"{grammar.tag(TOOLS[name].open)} {either(calls)}")
+    return grammar.source(f"{grammar.tag(TOOLS[name].open)} {TOOLS[name].rule(grammar, list(tools), one)}")
 
 
 def hermes(name, arguments):
-    return f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
+    return WRITTEN["hermes"]([(name, arguments)])
 
 
 def xml(name, values):
@@ -73,6 +71,27 @@ def test_good_calls_are_taken_and_read(name, text, called):
     assert shape(parse([text], name)) == [called]
 
 
+@pytest.mark.parametrize("name", [name for name, tools in TOOLS.items() if tools.several])
+def test_formats_with_several_calls_between_their_tags_may_be_held_to_one(name):
+    calls = [("weather", ALL), ("ping", {})]
+    text = WRITTEN[name](calls)
+    assert taken(grammar_of(name, WEATHER_TOOLS.values(), one=False), text) == (text, True)
+    assert shape(parse([text], name)) == calls
+    most, ended = taken(grammar_of(name, WEATHER_TOOLS.values()), text)
+    assert "ping" not in most
+    assert not ended
+    one = WRITTEN[name](calls[:1])
+    assert taken(grammar_of(name, WEATHER_TOOLS.values()), one) == (one, True)
+
+
+@pytest.mark.parametrize("name", TOOLS)
+@pytest.mark.parametrize("arguments", [{}, {"city": 3}, {"city": "x", "unit": "K"}])
+def test_no_format_takes_arguments_that_do_not_fit(name, arguments):
+    text = WRITTEN[name]([("weather", arguments)])
+    most, ended = taken(grammar_of(name, [WEATHER_TOOLS["weather"]]), text)
+    assert (len(most) < len(text), ended) == (True, False) or (name, arguments) == ("qwen_xml", {"city": 3})
+
+
 @pytest.mark.parametrize(
     ("name", "text", "most"),
     [
@@ -95,12 +114,7 @@ def test_names_and_keys_with_any_sign_are_written_as_they_are(name):
     tool = Tool('o"d/d\\é', {"type": "object", "properties": {"ü/k": {"type": "integer"}}, "required": ["ü/k"]})
     source = grammar_of(name, [tool])
     value = {"ü/k": 1}
-    name_in_json = json.dumps(tool.name, ensure_ascii=False)
-    text = (
-        f'<tool_call>\n{{"name": {name_in_json}, "arguments": {json.dumps(value, ensure_ascii=False)}}}\n</tool_call>'
-        if name == "hermes"
-        else xml(tool.name, value)
-    )
+    text = WRITTEN[name]([(tool.name, value)])
     assert taken(source, text) == (text, True)
 
 

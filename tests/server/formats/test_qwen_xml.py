@@ -106,7 +106,7 @@ def test_schemas_that_refer_to_one_another_many_times_are_looked_at_once(refers)
 
 def test_a_schema_whose_required_is_no_list_requires_nothing():
     grammar = Grammar({})
-    rule = TOOLS["qwen_xml"].rule(grammar, Tool("f", {"properties": {"a": {}}, "required": 5}))
+    rule = TOOLS["qwen_xml"].rule(grammar, [Tool("f", {"properties": {"a": {}}, "required": 5})], True)
     assert ")?" in grammar.source(rule)
 
 

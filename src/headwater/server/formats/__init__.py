@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-from headwater.server.formats.hermes import Hermes
+from headwater.server.formats.granite import GRANITE
+from headwater.server.formats.hermes import HERMES
+from headwater.server.formats.jamba import JAMBA
+from headwater.server.formats.kimi import Kimi
+from headwater.server.formats.minimax import MINIMAX
+from headwater.server.formats.nemotron import NEMOTRON
 from headwater.server.formats.qwen_xml import QwenXml
 from headwater.server.formats.reasoning import ReasoningFormat
 from headwater.server.formats.think import THINK
@@ -15,7 +20,15 @@ Format = TypeVar("Format", ReasoningFormat, ToolFormat)
 
 # The first whose marks are in a chat template is the model's.
 REASONING: dict[str, ReasoningFormat] = {"think": THINK}
-TOOLS: dict[str, ToolFormat] = {"qwen_xml": QwenXml(), "hermes": Hermes()}
+TOOLS: dict[str, ToolFormat] = {
+    "qwen_xml": QwenXml(),
+    "hermes": HERMES,
+    "nemotron": NEMOTRON,
+    "kimi": Kimi(),
+    "jamba": JAMBA,
+    "minimax": MINIMAX,
+    "granite": GRANITE,
+}
 
 
 def reasoning_format(name: str, template: str) -> ReasoningFormat | None:

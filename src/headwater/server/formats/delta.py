@@ -20,6 +20,7 @@ class CallBegin:
     """A tool call begins; the arguments that follow are its own, until the next one begins."""
 
     name: str
+    id: str | None = None  # what the model calls it, where it does
 
 
 @dataclass(frozen=True, slots=True)

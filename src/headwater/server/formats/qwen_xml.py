@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from headwater.server.formats.delta import CallArguments, CallBegin, Content, Delta
@@ -34,6 +34,8 @@ STRING = frozenset({"string"})
 
 class QwenXml:
     open, close = OPEN, CLOSE
+    tags = (OPEN, CLOSE)
+    several = False
 
     def told_by(self, template: str) -> bool:
         return FUNCTION in template and PARAMETER in template
@@ -41,7 +43,10 @@ class QwenXml:
     def parser(self, raw: str, tools: Tools) -> CallParser:
         return QwenXmlCall(raw, tools)
 
-    def rule(self, grammar: Grammar, tool: Tool) -> str:
+    def rule(self, grammar: Grammar, tools: Sequence[Tool], one: bool) -> str:
+        return either([self._call(grammar, tool) for tool in tools])
+
+    def _call(self, grammar: Grammar, tool: Tool) -> str:
         """Keys come in the schema's order. Of bare strings only the choices of an enum are enforced."""
         schema = resolved(tool.parameters, tool.parameters)
         properties = schema.get("properties")

@@ -15,10 +15,11 @@ class ReasoningFormat:
 
     open: str
     close: str
+    models: tuple[str, ...] = ()  # that write it unasked, by their names in chat templates that say nothing of it
 
     def told_by(self, template: str) -> bool:
-        """Whether a chat template writes this format."""
-        return self.close in template
+        """Whether a chat template writes this format, or tells a model that does."""
+        return any(mark in template for mark in (self.close, *self.models))
 
     def left_open_by(self, prompt: str) -> bool:
         """Whether the prompt ends within reasoning, so that the model goes on with it."""

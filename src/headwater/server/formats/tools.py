@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -24,10 +24,10 @@ Tools = Mapping[str, Tool]  # by name
 
 
 class CallParser(Protocol):
-    """Parses what follows one opening tag: text in, however it is cut.
+    """Parses what follows one opening tag, one call or several: text in, however it is cut.
 
     Both methods give deltas and the text that is not the call's, None for "none yet". What turns out to be no call
-    before its CallBegin is given back: the opening tag as Content, the text after it as not the call's.
+    before any CallBegin is given back: the opening tag as Content, the text after it as not the call's.
     """
 
     def push(self, text: str) -> tuple[list[Delta], str | None]: ...
@@ -38,17 +38,21 @@ class CallParser(Protocol):
 class ToolFormat(Protocol):
     """How a family writes tool calls."""
 
-    open: str  # the tag that a call begins with
-    close: str  # the tag that it ends with
+    open: str  # the tag that calls begin with
+    close: str  # the tag that they end with
+    tags: tuple[str, ...]  # all that may be tokens
+    several: bool  # several calls may stand between one pair of tags
 
-    def told_by(self, template: str) -> bool: ...
-
-    def parser(self, raw: str, tools: Tools) -> CallParser:
-        """A parser of one call; `raw` is its opening tag, with the white space before it."""
+    def told_by(self, template: str) -> bool:
+        """Whether a chat template writes this format."""
         ...
 
-    def rule(self, grammar: Grammar, tool: Tool) -> str:
-        """A rule for a call of this tool, less the opening tag, whose arguments fit the tool's schema."""
+    def parser(self, raw: str, tools: Tools) -> CallParser:
+        """A parser of what follows one opening tag; `raw` is that tag, with the white space before it."""
+        ...
+
+    def rule(self, grammar: Grammar, tools: Sequence[Tool], one: bool) -> str:
+        """A rule for what follows an opening tag: calls of these tools, their arguments as the tools' schemas say."""
         ...
 
 
