@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from headwater.memory.arena import Arena
@@ -22,6 +24,7 @@ class Runner:
         self.model, self.arena, self.states = model, arena, states
         self.first_save_row = first_save_row
         self.page_size = page_size
+        self.device = arena.pages.device
         self._tables: dict[int, tuple[tuple[int, ...], torch.Tensor]] = {}
 
     @torch.inference_mode()
@@ -72,7 +75,7 @@ class Runner:
                 next_row += save.position != plan.end
             rows_of_saves.append(rows)
             tokens += leg.seq.tokens[plan.start : plan.end]
-            positions.append(torch.arange(plan.start, plan.end))
+            positions.append(torch.arange(plan.start, plan.end, device=self.device))
             pairs = zip(plan.saves, rows, strict=True)
             slices.append(
                 Slice(
@@ -80,7 +83,7 @@ class Runner:
                     length=plan.end - plan.start,
                     start=plan.start,
                     slot=leg.seq.slot,
-                    table_P=torch.tensor(plan.table, dtype=torch.int64),
+                    table_P=self._tensor(plan.table),
                     write_from=plan.write_from,
                     saves=tuple((save.position, row) for save, row in pairs if row != leg.seq.slot),
                 )
@@ -91,21 +94,24 @@ class Runner:
         n_rows = len(tokens) + len(step.rows)
         idle = [0] * (batch_height(n_rows, self.model.least_rows) - n_rows)
         tokens += [row.token for row in step.rows] + idle
-        positions.append(torch.tensor([row.position for row in step.rows] + idle, dtype=torch.int64))
+        positions.append(self._tensor([row.position for row in step.rows] + idle))
         batch = StepBatch(
-            token_N=torch.tensor(tokens, dtype=torch.int64),
+            token_N=self._tensor(tokens),
             position_N=torch.cat(positions),
             slices=tuple(slices),
-            decode_slot_B=torch.tensor([row.seq.slot for row in step.rows], dtype=torch.int64),
+            decode_slot_B=self._tensor([row.seq.slot for row in step.rows]),
             decode_tables=tuple(self._table(row) for row in step.rows),
-            logits_row_R=torch.tensor(wanted, dtype=torch.int64),
+            logits_row_R=self._tensor(wanted),
         )
         return rows_of_saves, batch
+
+    def _tensor(self, values: Sequence[int] | memoryview) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self.device)
 
     def _table(self, row: DecodeRow) -> torch.Tensor:
         """The page table as a tensor, made once a page."""
         table = row.seq.table
         known = self._tables.get(row.seq.id)
         if known is None or known[0] is not table:
-            known = self._tables[row.seq.id] = (table, torch.tensor(table, dtype=torch.int64))
+            known = self._tables[row.seq.id] = (table, self._tensor(table))
         return known[1][: row.position // self.page_size + 1]

@@ -1,6 +1,15 @@
-"""Triton kernels of what recurrent layers share, and the table of those that a mixer has of its own.
+"""Triton kernels of what recurrent layers share, and where they are used; a mixer's own are in its folder's gpu.py.
 
-Triton comes with CUDA builds of torch; nothing here is imported where the model is on the CPU. Tests run the kernels in
-Triton's interpreter. Tile shapes are fixed, and one program works through one sequence in order, so a sequence's bits
-depend neither on its company nor on where slices are cut.
+Triton comes with CUDA builds of torch, and nothing that needs it is imported where a model is on the CPU. Tests run the
+kernels in Triton's interpreter. Tile shapes are fixed, and one program works through one sequence in order, so a
+sequence's bits depend neither on its company nor on where slices are cut.
 """
+
+from __future__ import annotations
+
+import torch
+
+
+def has_kernels(device: torch.device | str) -> bool:
+    """Whether layers on that device are computed by these kernels."""
+    return torch.device(device).type == "cuda"
