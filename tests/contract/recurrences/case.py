@@ -62,13 +62,13 @@ class Case:
 
     def reference(self, x_LD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Outputs [L, D] and the recurrent state after the last token, from float64 arithmetic token by token."""
-        return self.of.reference(self.layer, self._in_float64(), x_LD.double())
+        return self.of.reference(self.layer, self.in_float64(), x_LD.double())
 
     def moved(self, transition_X: torch.Tensor, state_X: torch.Tensor) -> torch.Tensor:
         """T∘S in float64."""
-        return self.of.moved(self.layer, self._in_float64(), transition_X.double(), state_X.double())
+        return self.of.moved(self.layer, self.in_float64(), transition_X.double(), state_X.double())
 
-    def _in_float64(self) -> Tensors:
+    def in_float64(self) -> Tensors:
         return {name: tensor.double() for name, tensor in self.tensors().items()}
 
 
@@ -101,7 +101,7 @@ FILL: dict[str, Fill] = {
 }
 
 
-def tokens(n: int, seed: int = 1) -> torch.Tensor:
-    x_LD = torch.randn(n, WIDTH, generator=torch.Generator().manual_seed(seed))
+def tokens(n: int, seed: int = 1, width: int = WIDTH) -> torch.Tensor:
+    x_LD = torch.randn(n, width, generator=torch.Generator().manual_seed(seed))
     x_LD[:, 0] = 1.0
     return x_LD

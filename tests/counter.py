@@ -1,0 +1,83 @@
+"""Counts what is really computed: products of the model, pairs of attention, operations of a reference's recurrence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from headwater.mixers.linear import Linear
+from headwater.mixers.numerics import Numerics
+
+PLAIN = Numerics("plain")  # one torch product for each of the model's, without filled-up rows
+
+
+@dataclass
+class Flops:
+    """Two for each multiply-add."""
+
+    products: int = 0
+    pairs: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.products + self.pairs
+
+
+@contextmanager
+def counted(patch: pytest.MonkeyPatch) -> Iterator[Flops]:
+    """FLOPs of all products with weights, and of attention by the keys that its mask lets each query see.
+
+    Of a model that is loaded within, and computed with PLAIN products.
+    """
+    flops, product, attend = Flops(), Linear._plain, torch.nn.functional.scaled_dot_product_attention
+
+    def count_product(linear: Linear, x_RK: torch.Tensor) -> torch.Tensor:
+        flops.products += 2 * x_RK.shape[0] * linear.n_in * linear.n_out
+        return product(linear, x_RK)
+
+    def count_pairs(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None = None, **kwargs: Any
+    ) -> torch.Tensor:
+        heads = math.prod(q.shape[:-2])
+        seen = q.shape[-2] * k.shape[-2] if attn_mask is None else int((attn_mask == 0).sum())
+        flops.pairs += 2 * heads * seen * (k.shape[-1] + v.shape[-1])
+        return attend(q, k, v, attn_mask=attn_mask, **kwargs)
+
+    with patch.context() as patched:
+        patched.setattr(Linear, "_plain", count_product)
+        patched.setattr(torch.nn.functional, "scaled_dot_product_attention", count_pairs)
+        yield flops
+
+
+PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot"}
+ONE_AN_ELEMENT = {"mul", "add", "sub", "addcmul", "sum", "mean"}
+OPERATIONS = {name: 2 if name == "addcmul" else 1 for name in ONE_AN_ELEMENT}
+
+
+class OperationCounter(TorchDispatchMode):
+    """Multiplications and additions over tensors of more than `above` elements; what is smaller is not counted.
+
+    A product of matrices counts two a multiply-add, of whatever size.
+    """
+
+    def __init__(self, above: int) -> None:
+        super().__init__()
+        self.above, self.products, self.others = above, 0, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__.rstrip("_")
+        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        if name in PRODUCTS:
+            self.products += 2 * tensors[-2].shape[-2] * tensors[-1].numel() if name != "dot" else 0
+        elif name in ONE_AN_ELEMENT:
+            size = max(t.numel() for t in (*tensors, out))
+            self.others += OPERATIONS[name] * size if size > self.above else 0
+        return out

@@ -1,0 +1,102 @@
+"""What a model says that it costs, against what is really computed, allocated and stored."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from headwater.memory.arena import Arena
+from headwater.mixers import numerics
+from headwater.mixers.batch import Slice, StepBatch
+from headwater.mixers.numerics import Numerics
+from headwater.models.load import LoadedModel, load_model
+from headwater.spec import ModelSpec
+from tests.checkpoints import SMALLEST
+from tests.contract.recurrences import RECURRENCES, Case
+from tests.contract.test_mixer_costs import one_token
+from tests.counter import PLAIN, counted
+from tests.support import Bench
+
+PROMPT = 640  # tokens: more than a block of keys, and no rows that are only there to fill a product up
+POISON = -1  # of 4-byte words: a NaN that nothing computes
+NONE = torch.empty(0, dtype=torch.int64)
+PAGE = 64
+
+
+@pytest.fixture(autouse=True)
+def _plain_products() -> Iterator[None]:
+    numerics.use(PLAIN)
+    yield
+    numerics.use(Numerics())
+
+
+@pytest.fixture(params=SMALLEST.values(), ids=SMALLEST)
+def folder(request: pytest.FixtureRequest, checkpoint: Callable[[str], Path]) -> Path:
+    return checkpoint(request.param)
+
+
+def recurrence_flops(spec: ModelSpec) -> int:
+    """Of one token in all layers, beside products with weights: what the references' recurrences do."""
+    kinds = {type(next(iter(r.shapes.values()))): r for r in RECURRENCES.values()}
+    layers = [layer for layer in spec.layers if type(layer) in kinds]
+    return sum(one_token(Case(layer, kinds[type(layer)])).others for layer in layers)
+
+
+def test_flops_of_a_prefill_and_of_a_decoded_token_are_those_that_are_counted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = random.Random(0).choices(range(500), k=PROMPT)
+    with counted(monkeypatch) as flops:
+        loaded = load_model(folder, "float32")
+        bench = Bench(loaded.model)
+        sequence = bench.sequence(PROMPT + 1)
+        bench.step([(sequence, tokens)])
+        prefill = flops.total
+        bench.step([], [(sequence, 7)])
+    spec, recurrent = loaded.spec, recurrence_flops(loaded.spec)
+    assert prefill + PROMPT * recurrent == spec.prefill_flops(0, PROMPT)
+    assert flops.total - prefill + recurrent == spec.prefill_flops(PROMPT, PROMPT + 1)
+
+
+def test_weights_are_those_of_the_checkpoints_file(folder: Path) -> None:
+    stored: dict[str, int] = {}
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, framework="pt") as tensors:
+            stored |= {name: tensors.get_tensor(name).numel() for name in tensors.keys()}  # noqa: SIM118
+    assert sum(load_model(folder).spec.parameters_by_kind().values()) == sum(stored.values())
+
+
+def test_a_token_writes_the_bytes_of_kv_that_the_spec_says(folder: Path) -> None:
+    """One page of tokens is prefilled in an arena full of poison: what is not poison any more was written."""
+    loaded = load_model(folder, "float32")
+    bench = Bench(loaded.model, poison=True)
+    bench.step([(bench.sequence(PAGE), list(range(PAGE)))])
+    words = bench.arena.pages.view(torch.int32)
+    assert 4 * int((words != POISON).sum()) == PAGE * loaded.spec.kv_bytes_per_token
+    assert Arena(loaded.spec, 3).pages.nbytes == 3 * loaded.spec.page_bytes
+
+
+def test_a_checkpoint_takes_the_bytes_that_the_spec_says(folder: Path) -> None:
+    """States after one page are left in a row full of poison: what is not poison any more was written."""
+    loaded = load_model(folder, "float32")
+    spec, bench = loaded.spec, Bench(loaded.model)
+    kept = bench.n_slots - 1
+    bench.states.bytes_RB[kept] = 0xFF
+    _prefill_a_page(loaded, bench, kept)
+    written = (bench.states.bytes_RB[kept].view(torch.int32) != POISON).nonzero().flatten()
+    elements = sum(sum(layer.state_elements.values()) for layer in spec.layers)
+    assert len(written) == elements
+    assert 4 * elements <= spec.checkpoint_bytes
+    assert not elements or 4 * (int(written[-1]) + 1) == spec.checkpoint_bytes
+
+
+def _prefill_a_page(loaded: LoadedModel, bench: Bench, kept: int) -> None:
+    sequence = bench.sequence(PAGE)
+    one = Slice(0, PAGE, 0, sequence.slot, sequence.table, 0, ((PAGE, kept),))
+    batch = StepBatch(torch.arange(PAGE), torch.arange(PAGE), (one,), NONE, (), torch.tensor([PAGE - 1]))
+    loaded.model.forward(batch, bench.arena, bench.states)
