@@ -122,9 +122,13 @@ def test_the_chat_template_comes_from_its_file_or_from_the_tokenizers_config(fol
     assert load_model(path).chat_template == "file"
 
 
-def test_the_text_model_of_a_multimodal_checkpoint_is_loaded(folder: Callable[[str], Path]) -> None:
+def test_the_text_model_of_a_multimodal_checkpoint_is_loaded_and_the_rest_skipped_with_a_line(
+    folder: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "headwater.models")
     path = folder("qwen3_5")
     expected = logits(path)
+    assert not caplog.records
     config = json.loads((path / "config.json").read_text())
     outer = {"model_type": "qwen3_5", "architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": config}
     (path / "config.json").write_text(json.dumps(outer | {"vision_config": {"depth": 2}}))
@@ -133,10 +137,13 @@ def test_the_text_model_of_a_multimodal_checkpoint_is_loaded(folder: Callable[[s
         for name in [name for name in tensors if name.startswith("model.")]:
             tensors[name.replace("model.", "model.language_model.", 1)] = tensors.pop(name)
         tensors["model.visual.patch_embed.weight"] = torch.zeros(3)
+        tensors["model.visual.patch_embed.bias"] = torch.zeros(3)
         tensors["mtp.norm.weight"] = torch.zeros(3)
 
     rewrite(path, nest)
     assert torch.equal(logits(path), expected)
+    skipped = "3 tensors are not of the text model and were skipped: model.visual (2), mtp.norm (1)"
+    assert [record.getMessage() for record in caplog.records] == [f"{path}: {skipped}"]
 
 
 @pytest.mark.parametrize("name", ["qwen3_5_moe", "qwen3_next"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,8 @@ from headwater.models.families import read_config
 from headwater.models.hybrid import HybridModel
 from headwater.models.tensors import CheckpointTensors, read_json
 from headwater.spec import ModelSpec
+
+log = logging.getLogger("headwater.models")
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,7 @@ def load_model(path: Path | str, dtype: str = "auto", device: str = "cpu", page_
     text = _text_config(folder, config)
     tensors = CheckpointTensors(folder, getattr(torch, spec.dtype_name), torch.device(device))
     model = build_model(spec, tensors)
+    _tell_of_skipped(folder, tensors.unread())
     tokenizer_config = _optional_json(folder / "tokenizer_config.json")
     generation = _optional_json(folder / "generation_config.json")
     tokenizer = _tokenizer(folder / "tokenizer.json")
@@ -69,6 +74,14 @@ def load_model(path: Path | str, dtype: str = "auto", device: str = "cpu", page_
         generation=generation,
         eos_token_ids=_end_tokens(text, generation, tokenizer.token_to_id(special.get("eos_token", ""))),
     )
+
+
+def _tell_of_skipped(folder: Path, names: list[str]) -> None:
+    """One line, if a checkpoint has more than the text model: a vision tower, layers that predict further tokens."""
+    if names:
+        parts = Counter(".".join(name.split(".")[:2]) for name in names)
+        listed = ", ".join(f"{part} ({n})" for part, n in parts.items())
+        log.info("%s: %d tensors are not of the text model and were skipped: %s", folder, len(names), listed)
 
 
 def fast_dtype(stored: str | None, device: str = "cpu") -> str:

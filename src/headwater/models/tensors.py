@@ -39,6 +39,7 @@ class CheckpointTensors:
         self._files: dict[Path, Any] = {}
         self._folder = folder
         self._source = self._locate()
+        self._read_names: set[str] = set()
 
     def _locate(self) -> dict[str, Path]:
         """The file that holds each tensor."""
@@ -61,6 +62,10 @@ class CheckpointTensors:
     def __contains__(self, name: str) -> bool:
         return name in self._source
 
+    def unread(self) -> list[str]:
+        """Names of those that nothing has asked for."""
+        return [name for name in self._source if name not in self._read_names]
+
     def raw(self, name: str, *shape: int) -> torch.Tensor:
         """The tensor in the file's dtype."""
         tensor = self._read(name)
@@ -76,6 +81,7 @@ class CheckpointTensors:
             raise CheckpointError(f"{self._folder}: tensor {name!r} is missing from the checkpoint")
         path = self._source[name]
         file = self._open(path)
+        self._read_names.add(name)
         return _or_checkpoint_error(path, lambda: file.get_tensor(name), f"tensor {name!r}: ")
 
 
