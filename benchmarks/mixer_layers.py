@@ -24,7 +24,7 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 from headwater.layers.delta_attention import DeltaAttention
 from headwater.layers.delta_net import DeltaNet
 from headwater.layers.layer import Layer
-from headwater.layers.lightning import Lightning
+from headwater.layers.lightning import Lightning, alibi_slopes
 from headwater.layers.mamba import Mamba
 from headwater.layers.mamba2 import Mamba2
 from headwater.mixers.recurrent import RecurrentMixer
@@ -135,4 +135,7 @@ def _lightning(layer: Lightning) -> torch.nn.Module:
 
 LAYERS = {
     "Gated DeltaNet": Compared(DeltaNet(WIDTH, 4, 8, 128, 128, 4), 1.3, _gated_delta_net),
+    "Lightning": Compared(
+        Lightning(WIDTH, 8, 128, tuple(alibi_slopes(8)), activated=True, normed=False, by_head=True), 3, _lightning
+    ),
 }

@@ -40,30 +40,35 @@ class LayerRig:
         identity_X = self.layer.identity()
         transition = torch.full((TRANSITIONS, *identity_X.shape), float("nan"))
         self.state = LayerState(states["recurrent"], states.get("conv"), transition)
+        self.length = [0] * ROWS  # tokens before each row's state
 
     def step(
         self, pieces: list[Piece], decode_x_BD: torch.Tensor | None = None, slots: tuple[int, ...] = ()
     ) -> list[torch.Tensor]:
         """Run one ragged step; outputs of each piece, then of all decoding sequences."""
-        slices, first = [], 0
+        slices, positions = [], []
         for p in pieces:
             if p.start == 0:
                 self.zero(p.slot)
-            slices.append(Slice(first, len(p.x_LD), p.start, p.slot, NONE, 0, p.saves, p.transition))
-            first += len(p.x_LD)
+            slices.append(Slice(len(positions), len(p.x_LD), p.start, p.slot, NONE, 0, p.saves, p.transition))
+            self.length[p.slot] = p.start + len(p.x_LD)
+            positions += range(p.start, self.length[p.slot])
+        for slot in slots:
+            positions.append(self.length[slot])
+            self.length[slot] += 1
         rows = [p.x_LD for p in pieces] + ([decode_x_BD] if decode_x_BD is not None else [])
-        batch = StepBatch(NONE, NONE, tuple(slices), torch.tensor(slots), (NONE,) * len(slots), NONE)
+        batch = StepBatch(NONE, torch.tensor(positions), tuple(slices), torch.tensor(slots), (NONE,) * len(slots), NONE)
         out_ND = self.layer.forward(torch.cat(rows), batch, self.state)
         return list(out_ND.split([len(r) for r in rows]))
 
     def zero(self, row: int) -> None:
         """The state before the first token."""
-        self.state.recurrent[row] = 0
+        self.state.recurrent[row], self.length[row] = 0, 0
         if self.state.conv is not None:
             self.state.conv[row] = 0
 
     def copy(self, row: int, to: int) -> None:
-        self.state.recurrent[to] = self.state.recurrent[row]
+        self.state.recurrent[to], self.length[to] = self.state.recurrent[row], self.length[row]
         if self.state.conv is not None:
             self.state.conv[to] = self.state.conv[row]
 

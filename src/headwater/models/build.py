@@ -14,9 +14,11 @@ from headwater.layers.attention import GroupedAttention
 from headwater.layers.delta_net import DeltaNet
 from headwater.layers.feed_forward import Experts, Mlp
 from headwater.layers.layer import Layer
+from headwater.layers.lightning import Lightning
 from headwater.layers.mamba import Mamba
 from headwater.mixers.attention.layer import Attention
 from headwater.mixers.gated_delta_net import GatedDeltaNet
+from headwater.mixers.lightning import LightningAttention
 from headwater.mixers.linear import Embedding
 from headwater.mixers.mamba import SelectiveStateSpace
 from headwater.mixers.mlp import mlp_of
@@ -30,6 +32,7 @@ from headwater.spec import Block, ModelSpec, Part
 
 RECURRENT: dict[type[Layer], Callable[[Any, Weights], RecurrentMixer[Any]]] = {
     DeltaNet: GatedDeltaNet,
+    Lightning: LightningAttention,
     Mamba: SelectiveStateSpace,
 }
 ATTENTION: dict[type[Layer], Callable[[int, Any, Weights], Attention]] = {

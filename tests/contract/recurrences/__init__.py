@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from tests.contract.recurrences.case import Case, Recurrence
 from tests.contract.recurrences.gated_delta_net import GATED_DELTA_NET
+from tests.contract.recurrences.lightning import LIGHTNING
 from tests.contract.recurrences.mamba import MAMBA
 
 RECURRENCES: dict[str, Recurrence] = {
     "gated_delta_net": GATED_DELTA_NET,
+    "lightning": LIGHTNING,
     "mamba": MAMBA,
 }
 MIXERS = {

@@ -1,0 +1,98 @@
+"""Linear attention with fixed decays, in chunks of 64 tokens (prefill) and one token of many sequences (decode).
+
+With λ a head's decay, D[i, j] = λ^(i − j) on and below the diagonal, and L the tokens of a chunk (64 but for a last
+one), which stand first in it:
+
+    O  = λ^(i + 1) Q S + (Q Kᵀ ∘ D) V
+    S' = λ^L S + (λ^(L − 1 − i) K)ᵀ V
+
+As decays are the layer's own, all powers are made once, in float64; none is above 1. Rows that fill up a chunk have
+zero keys and values, and are not among its L: S stays as it is.
+
+n chunks (of any sequences), t = 64 tokens, H heads, K width of keys and values, B sequences, P powers of a decay;
+M = n·H: chunks and heads as one batch. All float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from headwater.mixers.chunks import CHUNK
+
+
+@dataclass(frozen=True)
+class Decays:
+    """What follows from the decays of a layer's heads."""
+
+    power_PH: torch.Tensor  # λ^p, p = 0 … 64
+    attend_Htt: torch.Tensor  # scale · D
+    read_Ht1: torch.Tensor  # scale · λ^(i + 1)
+    scale: float  # of a query times a key
+
+    @classmethod
+    def of(cls, slope_H: torch.Tensor, scale: float) -> Decays:
+        """`slope_H` is −log λ, at least 0."""
+        position_t = torch.arange(CHUNK, dtype=torch.float64, device=slope_H.device)
+        distance_tt = position_t[:, None] - position_t
+        slope_H11 = slope_H.double()[:, None, None]
+        attend_Htt = (-slope_H11 * distance_tt.clamp_min(0)).exp().masked_fill(distance_tt < 0, 0)
+        exponent_P1 = torch.arange(CHUNK + 1, dtype=torch.float64, device=slope_H.device)[:, None]
+        power_PH = (-slope_H.double() * exponent_P1).exp()
+        read_Ht1 = power_PH[1:].T.unsqueeze(-1)
+        return cls(power_PH.float(), (scale * attend_Htt).float(), (scale * read_Ht1).float().contiguous(), scale)
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """What chunks contribute, whatever the state before them."""
+
+    q_MtK: torch.Tensor
+    attend_Mtt: torch.Tensor  # Q Kᵀ ∘ D, zero above the diagonal
+    write_MtK: torch.Tensor  # λ^(L − 1 − i) k
+    v_MtK: torch.Tensor
+    decay_nH: torch.Tensor  # λ^L
+
+
+def prepare(qkv_nt3HK: torch.Tensor, length_n: torch.Tensor, decays: Decays) -> Chunks:
+    """All the work on n chunks that needs no state; `length_n` tokens of each count, int64."""
+    n, _, _, n_heads, width = qkv_nt3HK.shape
+    qkv_3nHtK = qkv_nt3HK.permute(2, 0, 3, 1, 4).contiguous()
+    q_MtK, k_MtK, v_MtK = qkv_3nHtK.view(3, n * n_heads, CHUNK, width)
+    attend_Mtt = torch.bmm(q_MtK, k_MtK.mT)
+    attend_Mtt.view(n, n_heads, CHUNK, CHUNK).mul_(decays.attend_Htt)
+    to_end_nt = (length_n[:, None] - 1 - torch.arange(CHUNK, device=length_n.device)).clamp_min_(0)
+    to_end_nHt = decays.power_PH[to_end_nt].transpose(1, 2)
+    k_MtK.view(n, n_heads, CHUNK, width).mul_(to_end_nHt.unsqueeze(-1))
+    return Chunks(q_MtK, attend_Mtt, k_MtK, v_MtK, decays.power_PH[length_n])
+
+
+def advance_into(chunks: Chunks, at: slice, decays: Decays, state_BHKK: torch.Tensor, read_BHtK: torch.Tensor) -> None:
+    """One chunk of each of B sequences, those `at` the chunks: states move on in place, outputs go to `read_BHtK`."""
+    n_heads = state_BHKK.shape[1]
+    heads = slice(at.start * n_heads, at.stop * n_heads)
+    state_MKK, read_MtK, v_MtK = state_BHKK.flatten(0, 1), read_BHtK.flatten(0, 1), chunks.v_MtK[heads]
+    torch.bmm(chunks.q_MtK[heads], state_MKK, out=read_MtK)
+    read_BHtK.mul_(decays.read_Ht1)
+    read_MtK.baddbmm_(chunks.attend_Mtt[heads], v_MtK)
+    state_BHKK.mul_(chunks.decay_nH[at, :, None, None])
+    state_MKK.baddbmm_(chunks.write_MtK[heads].mT, v_MtK)
+
+
+def decode_step(qkv_B3HK: torch.Tensor, decays: Decays, state_BHKK: torch.Tensor) -> torch.Tensor:
+    """One token of each of B sequences: outputs [B, H, K]; the states (strided by sequence at will) change in place.
+
+    q reads the decayed state in a product of two rows (a single row is another kernel, whose bits depend on the batch);
+    then S' = λS + k vᵀ gives o = S'ᵀ q = λ Sᵀ q + (k·q) v.
+    """
+    q_BHK, k_BHK, v_BHK = qkv_B3HK.unbind(1)
+    n, n_heads, width = q_BHK.shape
+    q_BHK = q_BHK * decays.scale
+    # The decayed states are contiguous, as one batch of all heads must be, and in cache for what follows.
+    decayed_BHKK = torch.empty_like(state_BHKK, memory_format=torch.contiguous_format)
+    torch.mul(state_BHKK, decays.power_PH[1, :, None, None], out=decayed_BHKK)
+    q_M2K = q_BHK.reshape(-1, 1, width).repeat(1, 2, 1)
+    read_BHK = torch.bmm(q_M2K, decayed_BHKK.view(-1, width, width))[:, 0].view(n, n_heads, width)
+    torch.addcmul(decayed_BHKK, k_BHK.unsqueeze(-1), v_BHK.unsqueeze(-2), out=state_BHKK)
+    return torch.addcmul(read_BHK, (q_BHK * k_BHK).sum(-1, keepdim=True), v_BHK)
