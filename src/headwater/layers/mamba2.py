@@ -11,7 +11,10 @@ from headwater.types import PrefillFlops
 
 @dataclass(frozen=True, slots=True)
 class Mamba2(Layer):
-    """Mamba-2 (Dao & Gu 2024): decay (1), rank-one update and C h (2 each); `groups` of heads share B and C."""
+    """Mamba-2 (Dao & Gu 2024): decay (1), rank-one update and C h (2 each); `groups` of heads share B and C.
+
+    What is projected stands in the order z (the output's gate), x, B, C, dt.
+    """
 
     kind: ClassVar[str] = "mamba2"
     heads: int
@@ -19,7 +22,14 @@ class Mamba2(Layer):
     state: int
     groups: int
     conv: int
-    normed: bool = True  # a gated norm stands before the output
+    normed: bool = True  # the output has an RMS norm, of each group's channels apart
+    conv_bias: bool = True
+    bias: bool = False  # of the projection in
+    out_bias: bool = False
+    norm_first: bool = False  # the gate comes after the norm, not before it
+    norm_eps: float = 1e-5
+    step_limits: tuple[float, float] = (0.0, float("inf"))  # dt, after its softplus, is kept within them
+    scales: tuple[float, float, float, float, float] = (1.0, 1.0, 1.0, 1.0, 1.0)  # of z, x, B, C, dt as projected
 
     @property
     def inner(self) -> int:
@@ -31,16 +41,22 @@ class Mamba2(Layer):
         return self.inner + 2 * self.groups * self.state
 
     def tensors(self) -> Shapes:
+        projected = self.inner + self.channels + self.heads
         shapes: Shapes = {
-            "in_proj.weight": (self.inner + self.channels + self.heads, self.hidden),
+            "in_proj.weight": (projected, self.hidden),
             "conv1d.weight": (self.channels, 1, self.conv),
-            "conv1d.bias": (self.channels,),
             "A_log": (self.heads,),
             "D": (self.heads,),
             "dt_bias": (self.heads,),
             "out_proj.weight": (self.hidden, self.inner),
         }
-        return shapes | ({"norm.weight": (self.inner,)} if self.normed else {})
+        vectors = {
+            "norm.weight": (self.normed, self.inner),
+            "conv1d.bias": (self.conv_bias, self.channels),
+            "in_proj.bias": (self.bias, projected),
+            "out_proj.bias": (self.out_bias, self.hidden),
+        }
+        return shapes | {name: (n,) for name, (has, n) in vectors.items() if has}
 
     @property
     def flops(self) -> PrefillFlops:
@@ -50,6 +66,6 @@ class Mamba2(Layer):
     @property
     def states(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         return (
-            ("recurrent", (self.heads, self.head_dim, self.state)),
+            ("recurrent", (self.heads, self.state, self.head_dim)),
             ("conv", (self.channels, self.conv - 1)),
         )

@@ -16,11 +16,13 @@ from headwater.layers.feed_forward import Experts, Mlp
 from headwater.layers.layer import Layer
 from headwater.layers.lightning import Lightning
 from headwater.layers.mamba import Mamba
+from headwater.layers.mamba2 import Mamba2
 from headwater.mixers.attention.layer import Attention
 from headwater.mixers.gated_delta_net import GatedDeltaNet
 from headwater.mixers.lightning import LightningAttention
 from headwater.mixers.linear import Embedding
 from headwater.mixers.mamba import SelectiveStateSpace
+from headwater.mixers.mamba2 import StateSpaceDual
 from headwater.mixers.mlp import mlp_of
 from headwater.mixers.moe import MixtureOfExperts
 from headwater.mixers.norm import RMSNorm
@@ -34,6 +36,7 @@ RECURRENT: dict[type[Layer], Callable[[Any, Weights], RecurrentMixer[Any]]] = {
     DeltaNet: GatedDeltaNet,
     Lightning: LightningAttention,
     Mamba: SelectiveStateSpace,
+    Mamba2: StateSpaceDual,
 }
 ATTENTION: dict[type[Layer], Callable[[int, Any, Weights], Attention]] = {
     GroupedAttention: Attention,

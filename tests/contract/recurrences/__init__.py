@@ -6,11 +6,13 @@ from tests.contract.recurrences.case import Case, Recurrence
 from tests.contract.recurrences.gated_delta_net import GATED_DELTA_NET
 from tests.contract.recurrences.lightning import LIGHTNING
 from tests.contract.recurrences.mamba import MAMBA
+from tests.contract.recurrences.mamba2 import MAMBA2
 
 RECURRENCES: dict[str, Recurrence] = {
     "gated_delta_net": GATED_DELTA_NET,
     "lightning": LIGHTNING,
     "mamba": MAMBA,
+    "mamba2": MAMBA2,
 }
 MIXERS = {
     f"{kind}, {shape}": Case(layer, recurrence)

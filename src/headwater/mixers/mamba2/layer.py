@@ -1,0 +1,93 @@
+"""A Mamba-2 layer: projection, short convolution, steps, recurrence, gated norm.
+
+N rows of a step, B decoding sequences, C convolved channels, S sequences of a block, n chunks, t = 64, H heads,
+P channels a head, I = H·P, G groups of heads, D model width.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from headwater.layers.mamba2 import Mamba2
+from headwater.mixers.activations import inverse_rms, silu, softplus
+from headwater.mixers.batch import StepBatch
+from headwater.mixers.chunks import CHUNK
+from headwater.mixers.convolution import ShortConvolution
+from headwater.mixers.mamba2.fast import Chunks, Inputs, advance_into, decode_step, prepare, transition_into
+from headwater.mixers.recurrent import RecurrentMixer, Rows
+from headwater.mixers.weights import Weights
+
+HEADS_A_BLOCK = 48  # chunks × heads whose intermediates stay in cache
+
+
+class StateSpaceDual(RecurrentMixer[Chunks]):
+    """The mixer of Granite 4, Bamba, Nemotron-H, Falcon-H1 and of Mamba-2 itself."""
+
+    def __init__(self, shape: Mamba2, weights: Weights) -> None:
+        self.shape = shape
+        self.in_proj, self.out_proj = weights.linear("in_proj"), weights.linear("out_proj")
+        self.convolution = scaled_convolution(shape, weights)
+        self.rate_H = weights.vector("A_log").exp_().neg_()
+        self.skip_H = weights.vector("D")
+        self.dt_bias_H = weights.vector("dt_bias")
+        self.norm_I = weights.optional("norm.weight")
+        self.chunks_a_block = max(1, HEADS_A_BLOCK // shape.heads)
+        self.read_shape = (shape.heads, CHUNK, shape.head_dim)
+
+    def project(self, x_ND: torch.Tensor, batch: StepBatch) -> Rows:
+        """Gates are the steps dt, [N, H]."""
+        s = self.shape
+        projected_NE = self.in_proj(x_ND, batch.n_prefill)
+        z_NI, mixed_NC, dt_NH = projected_NE.split((s.inner, s.channels, s.heads), -1)
+        step_NH = softplus(dt_NH.float() * s.scales[-1] + self.dt_bias_H).clamp_(*s.step_limits)
+        return Rows(mixed_NC, step_NH, z_NI, torch.empty_like(z_NI, memory_format=torch.contiguous_format))
+
+    def prepare(self, mixed_ntC: torch.Tensor, gates_ntX: torch.Tensor) -> Chunks:
+        return prepare(self._inputs(mixed_ntC, gates_ntX), self.rate_H, self.skip_H)
+
+    def advance_into(self, prepared: Chunks, at: slice, state_SX: torch.Tensor, read_SX: torch.Tensor) -> None:
+        advance_into(prepared, self._by_head(at), state_SX.flatten(0, 1), read_SX.flatten(0, 1))
+
+    def transition_into(self, prepared: Chunks, at: slice, transition_SX: torch.Tensor) -> None:
+        transition_into(prepared, self._by_head(at), transition_SX.view(-1))
+
+    def identity(self) -> torch.Tensor:
+        """A factor for each head: [H]."""
+        return torch.ones(self.shape.heads)
+
+    def decode(self, mixed_BC: torch.Tensor, gates_BX: torch.Tensor, state_BX: torch.Tensor) -> torch.Tensor:
+        given = self._inputs(mixed_BC.unsqueeze(1), gates_BX.unsqueeze(1))
+        return decode_step(given, self.rate_H, self.skip_H, state_BX)
+
+    def finish_into(self, rows: Rows, at: slice, read_nX: torch.Tensor) -> None:
+        """The output's gate, and the norm of each group before or after it."""
+        assert rows.z_NX is not None
+        gate_nI = silu(rows.z_NX[at].float() * self.shape.scales[0])
+        if self.norm_I is None:
+            rows.out_NX[at] = gate_nI.mul_(read_nX.flatten(1))
+        elif self.shape.norm_first:
+            rows.out_NX[at] = self._norm(read_nX.flatten(1)).mul_(gate_nI)
+        else:
+            rows.out_NX[at] = self._norm(gate_nI.mul_(read_nX.flatten(1)))
+
+    def _norm(self, y_nI: torch.Tensor) -> torch.Tensor:
+        y_nGX = y_nI.unflatten(-1, (self.shape.groups, -1))
+        return (y_nGX * inverse_rms(y_nGX, self.shape.norm_eps)).flatten(1).mul_(self.norm_I)
+
+    def _by_head(self, at: slice) -> slice:
+        return slice(at.start * self.shape.heads, at.stop * self.shape.heads)
+
+    def _inputs(self, mixed_ntC: torch.Tensor, dt_ntH: torch.Tensor) -> Inputs:
+        """Channels as x, B and C."""
+        s = self.shape
+        x_ntI, b_ntX, c_ntX = mixed_ntC.split((s.inner, s.groups * s.state, s.groups * s.state), -1)
+        b_ntGN, c_ntGN = (t.unflatten(-1, (s.groups, s.state)) for t in (b_ntX, c_ntX))
+        return Inputs(x_ntI.unflatten(-1, (s.heads, s.head_dim)), dt_ntH, b_ntGN, c_ntGN)
+
+
+def scaled_convolution(shape: Mamba2, weights: Weights) -> ShortConvolution:
+    """The convolution of x, B and C, whose scales are one with its taps."""
+    widths = torch.tensor((shape.inner, shape.groups * shape.state, shape.groups * shape.state))
+    scale_C11 = torch.tensor(shape.scales[1:4]).repeat_interleave(widths)[:, None, None].to(weights.device)
+    bias_C = weights.optional("conv1d.bias")
+    return ShortConvolution(weights.vector("conv1d.weight") * scale_C11, bias_C)
