@@ -1,6 +1,7 @@
 """The arena: one run of equal pages that holds all KV and all checkpoints.
 
-Shapes: P pages of a table, W rows written, K keys (rounded up), X elements of what a layer keeps of a token.
+Shapes: P pages of a table, B sequences of a batch, W rows written, K keys (rounded up), T tokens, X elements of what a
+layer keeps of a token.
 """
 
 from __future__ import annotations
@@ -56,6 +57,16 @@ class Arena:
             pages, table_P[: -(-length // self.page_size)], length, self.page_size
         )
 
+    def gather_batch(self, layer: int, table_BP: torch.Tensor, unused_T: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """What a layer keeps of several sequences, [B, P · page size, width] each: views of scratch, as above.
+
+        Tokens of `unused_T`, counted over all of B · P pages, are zeros.
+        """
+        pages = self._layers[layer]
+        return self._scratch[tuple(p.shape[1] // self.page_size for p in pages)].gather_batch(
+            pages, table_BP, unused_T, self.page_size
+        )
+
     def discard(self, page_ids: Iterable[int]) -> None:
         """Give back the physical memory of pages that are lent to a slot, and so neither read nor written."""
         size = self.pages.shape[1]
@@ -84,6 +95,19 @@ class Scratch:
             rows[length : min(dirty, n_keys)].zero_()
         self._dirty = length if dirty <= n_keys else dirty
         return tuple(rows[:n_keys] for rows in self._rows)
+
+    def gather_batch(
+        self, pages: tuple[torch.Tensor, ...], table_BP: torch.Tensor, unused_T: torch.Tensor, page_size: int
+    ) -> tuple[torch.Tensor, ...]:
+        """The same for several tables of equal length, one sequence after the other."""
+        n_tokens = table_BP.numel() * page_size
+        self._grow(n_tokens)
+        self._dirty = max(self._dirty, n_tokens)
+        for source, rows in zip(pages, self._rows, strict=True):
+            into = rows[:n_tokens].view(table_BP.numel(), -1)
+            torch.index_select(source, 0, table_BP.flatten(), out=into)
+            rows.index_fill_(0, unused_T, 0)
+        return tuple(rows[:n_tokens].unflatten(0, (len(table_BP), -1)) for rows in self._rows)
 
     def _grow(self, n_tokens: int) -> None:
         have = self._rows[0].shape[0]

@@ -1,4 +1,4 @@
-"""Rotary position embedding of the first channels of each head (Su et al. 2021, in the half-split form).
+"""Rotary position embedding of the first channels of each head (Su et al. 2021).
 
 Shapes: N rows of a step, H heads, D head width, F rotated pairs of channels (rotary_dim / 2).
 """
@@ -19,6 +19,7 @@ class RotaryTable:
 
     def __init__(self, rotary: Rotary, device: torch.device | str) -> None:
         width = rotary.dim
+        self.neighbours = rotary.neighbours
         exponent_F = torch.arange(0, width, 2, dtype=torch.float, device=device) / width
         self._frequency_F = 1.0 / (rotary.theta**exponent_F)
         self._cos_sin = torch.empty(0, 2, width // 2, device=device)
@@ -46,11 +47,17 @@ def rotary_table(rotary: Rotary, device: str) -> RotaryTable:
     return RotaryTable(rotary, device)
 
 
-def rotate_into(x_NHD: torch.Tensor, cos_sin_N2F: torch.Tensor) -> None:
-    """Rotate the first 2F channels of each head in place; x is float32."""
+def rotate_into(x_NHD: torch.Tensor, cos_sin_N2F: torch.Tensor, neighbours: bool = False) -> None:
+    """Rotate the first 2F channels of each head in place; x is float32.
+
+    Pairs are (i, i + F), or neighbours (2i, 2i + 1), in which the rotation was first written down.
+    """
     half = cos_sin_N2F.shape[-1]
     cos_N1F, sin_N1F = cos_sin_N2F[:, 0, None], cos_sin_N2F[:, 1, None]
-    a, b = x_NHD[..., :half], x_NHD[..., half : 2 * half]
+    if neighbours:
+        a, b = x_NHD[..., 0 : 2 * half : 2], x_NHD[..., 1 : 2 * half : 2]
+    else:
+        a, b = x_NHD[..., :half], x_NHD[..., half : 2 * half]
     rotated_a = (a * cos_N1F).sub_(b * sin_N1F)
     rotated_b = (b * cos_N1F).add_(a * sin_N1F)
     a.copy_(rotated_a)

@@ -4,7 +4,8 @@ What a query of a prefill sees is fixed by its position: the keys of all 512-tok
 masked. How many rows are computed together has no influence as long as their number is a multiple of 8 (fewer than 4
 rows go another way through the product inside scaled_dot_product_attention; found by measurement, see docs/decisions).
 
-Shapes: T queries, R rows (T rounded up to 8), G KV heads, Q queries that share one KV head, K keys, D head width.
+Shapes: T queries, R rows (T rounded up to 8), B decoding sequences, G KV heads, Q queries that share one KV head, K
+keys, D head width.
 """
 
 from __future__ import annotations
@@ -29,31 +30,32 @@ def prefill_into(
     """Attention of the queries at positions [start, start + T) over keys [0, start + T), which were just gathered."""
     first, end = start, start + q_TGQD.shape[0]
     while first < end:
-        last = min((first // KEY_BLOCK + 1) * KEY_BLOCK, end)
+        n_keys = (first // KEY_BLOCK + 1) * KEY_BLOCK
+        last = min(n_keys, end)
         rows = slice(first - start, last - start)
-        out_TGQD[rows] = _one_block(q_TGQD[rows], keys_values, first, step, scale)
+        keys, values = (x[:n_keys] for x in keys_values)
+        out_TGQD[rows] = backwards(q_TGQD[rows], (keys, values), step.ramp[step.visible - last :], scale)
         first = last
 
 
-def _one_block(
+def backwards(
     q_TGQD: torch.Tensor,
     keys_values: tuple[torch.Tensor, torch.Tensor],
-    first: int,
-    step: AttentionStep,
+    mask_from_last: torch.Tensor,
     scale: float | None,
 ) -> torch.Tensor:
-    """Queries that lie within one block of 512 positions, the first at `first`.
+    """Attention of successive queries over keys [K, G, D].
 
     They run backwards, the last one in row 0: then row r may see one key less than row r - 1, and the mask is one
-    vector read from a start that moves by one a row. It needs no memory that grows with queries times keys.
+    vector, of which row 0 sees the beginning and each row after it starts one further on. It needs no memory that grows
+    with queries times keys.
     """
     n_queries, n_kv, n_shared, width = q_TGQD.shape
     n_rows = -(-n_queries // ROWS) * ROWS
-    n_keys = (first // KEY_BLOCK + 1) * KEY_BLOCK
     q_RGQD = q_TGQD.new_zeros(n_rows, n_kv, n_shared, width)
     q_RGQD[:n_queries] = q_TGQD.flip(0)
-    k_GQKD, v_GQKD = (x[:n_keys].transpose(0, 1)[:, None].expand(-1, n_shared, -1, -1) for x in keys_values)
-    mask_RK = step.ramp.as_strided((n_rows, n_keys), (1, 1), step.visible - (first + n_queries))
+    k_GQKD, v_GQKD = (x.transpose(0, 1)[:, None].expand(-1, n_shared, -1, -1) for x in keys_values)
+    mask_RK = mask_from_last.as_strided((n_rows, len(keys_values[0])), (1, 1))
     out_GQRD = F.scaled_dot_product_attention(
         q_RGQD.permute(1, 2, 0, 3), k_GQKD, v_GQKD, attn_mask=mask_RK, scale=scale
     )
@@ -61,11 +63,15 @@ def _one_block(
 
 
 def decode(
-    q_GQD: torch.Tensor, keys_values: tuple[torch.Tensor, torch.Tensor], length: int, scale: float | None = None
+    q_BGQD: torch.Tensor,
+    keys_values: tuple[torch.Tensor, torch.Tensor],
+    mask_B11K: torch.Tensor,
+    scale: float | None = None,
 ) -> torch.Tensor:
-    """Attention of one query, the last of `length` tokens; queries that share a KV head are rows of one product.
+    """Attention of one query of each sequence over its keys [B, K, G, D].
 
-    It sees all keys there are, and a sequence has one such product at each length: no mask, no rounding up.
+    Queries that share a KV head are rows of one product.
     """
-    k_GKD, v_GKD = (x[:length].transpose(0, 1) for x in keys_values)
-    return F.scaled_dot_product_attention(q_GQD[None], k_GKD[None], v_GKD[None], scale=scale)[0]
+    k_BGKD, v_BGKD = (x.transpose(1, 2) for x in keys_values)
+    mask_B1QK = mask_B11K.expand(-1, -1, q_BGQD.shape[2], -1)
+    return F.scaled_dot_product_attention(q_BGQD, k_BGKD, v_BGKD, attn_mask=mask_B1QK, scale=scale)

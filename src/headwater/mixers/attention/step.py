@@ -1,16 +1,16 @@
-"""What all attention layers of one step share: where KV goes, the rotation, the mask. Built once a step.
+"""What all attention layers of one step share: where KV goes, masks, what is decoded together. Built once a step.
 
-Shapes: N rows of the step, W rows whose KV is written.
+Shapes: N rows of the step, W rows whose KV is written, D decoding sequences.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from headwater.mixers.attention.decoding import PagedBatch, decode_batches, paged
 from headwater.mixers.batch import StepBatch
 from headwater.spec import KEY_BLOCK
 
@@ -24,6 +24,8 @@ class KeyValuePages(Protocol):
 
     def gather(self, layer: int, table_P: torch.Tensor, length: int) -> tuple[torch.Tensor, ...]: ...
 
+    def gather_batch(self, layer: int, table_BP: torch.Tensor, unused_T: torch.Tensor) -> tuple[torch.Tensor, ...]: ...
+
 
 @dataclass(frozen=True)
 class AttentionStep:
@@ -36,15 +38,14 @@ class AttentionStep:
     offset_W: torch.Tensor  # int64, tokens from the start of the page
     ramp: torch.Tensor  # `visible` zeros, then -inf: every causal mask is a window of it
     visible: int
-    decode_length: tuple[int, ...]  # tokens of each decoding sequence, the one of this step included
+    decodes: tuple[PagedBatch, ...]
 
     @classmethod
     def of(cls, batch: StepBatch, arena: KeyValuePages, dtype: torch.dtype) -> AttentionStep:
         """Work out rows, pages and masks; `dtype` is that of queries and keys."""
-        decode_length = tuple(p + 1 for p in batch.position_N[batch.decode_rows].tolist())
-        end = max([s.end for s in batch.slices] + list(decode_length))
+        length_D = batch.position_N[batch.decode_rows] + 1
         row_W, page_W = _written(batch, arena.page_size)
-        visible = -(-end // KEY_BLOCK) * KEY_BLOCK
+        visible = -(-max((s.end for s in batch.slices), default=0) // KEY_BLOCK) * KEY_BLOCK
         ramp = torch.zeros(visible + 2 * KEY_BLOCK, dtype=dtype, device=batch.position_N.device)
         ramp[visible:] = -torch.inf
         return cls(
@@ -55,13 +56,11 @@ class AttentionStep:
             offset_W=batch.position_N[row_W] % arena.page_size,
             ramp=ramp,
             visible=visible,
-            decode_length=decode_length,
+            decodes=tuple(
+                paged(together, length_D, batch.decode_tables, arena.page_size)
+                for together in decode_batches(length_D, dtype)
+            ),
         )
-
-    def decodes(self) -> Iterator[tuple[int, torch.Tensor, int]]:
-        """Row, page table and length of each decoding sequence."""
-        rows = range(self.batch.n_prefill, self.batch.n_prefill + self.batch.n_decode)
-        return zip(rows, self.batch.decode_tables, self.decode_length, strict=True)
 
 
 def _written(batch: StepBatch, page_size: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -73,8 +72,9 @@ def _written(batch: StepBatch, page_size: int) -> tuple[torch.Tensor, torch.Tens
         row = torch.arange(s.first + skipped, s.first + s.length, device=batch.position_N.device)
         rows.append(row)
         pages.append(s.table_P[batch.position_N[row] // page_size])
-    for i, table_P in enumerate(batch.decode_tables):
-        row = torch.tensor([batch.n_prefill + i], device=batch.position_N.device)
-        rows.append(row)
-        pages.append(table_P[batch.position_N[row] // page_size])
+    if batch.n_decode:  # each to the last page of its table
+        decoding = batch.decode_rows
+        rows.append(torch.arange(decoding.start, decoding.stop, device=batch.position_N.device))
+        n_pages_D = batch.position_N[decoding] // page_size + 1
+        pages.append(torch.cat(batch.decode_tables)[n_pages_D.cumsum(0) - 1])
     return torch.cat(rows), torch.cat(pages)

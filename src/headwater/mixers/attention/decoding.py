@@ -1,0 +1,66 @@
+"""Decoding sequences put together: those whose keys round up to the same number are one batch.
+
+How many keys a sequence's query is held to depends on its length alone, so its bits do not depend on its company. They
+are rounded up to 128: with 512, a sequence of 500 to 4,000 tokens takes 10% longer, alone or not.
+
+B sequences of a batch, K keys of each, P pages of a table, D decoding sequences of the step, T tokens.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import torch
+
+KEYS = 128  # tokens
+BATCH_KEYS = 2048  # of all sequences of a batch, if it is more than one: what is gathered of them stays in cache
+
+
+@dataclass(frozen=True)
+class DecodeBatch:
+    """Sequences that are one product."""
+
+    at_B: torch.Tensor  # int64, which of the step's decoding sequences
+    n_keys: int
+    mask_B11K: torch.Tensor  # 0 where there is a token, else -inf
+
+
+@dataclass(frozen=True)
+class PagedBatch(DecodeBatch):
+    """The same, and where their keys are."""
+
+    table_BP: torch.Tensor  # int64; what is past a sequence's last page is its first one, and masked
+    unused_T: torch.Tensor  # int64: of all tokens of these pages, those of which nothing was written
+
+
+def decode_batches(length_D: torch.Tensor, dtype: torch.dtype, most_keys: int | None = None) -> tuple[DecodeBatch, ...]:
+    """All decoding sequences; `length_D` are the tokens that each sees, which `most_keys` hold."""
+    together: dict[int, list[int]] = defaultdict(list)
+    for at, length in enumerate(length_D.tolist()):
+        n_keys = -(-length // KEYS) * KEYS
+        together[n_keys if most_keys is None else min(n_keys, most_keys)].append(at)
+    batches = []
+    for n_keys, members in together.items():
+        limit = max(1, BATCH_KEYS // n_keys)
+        for first in range(0, len(members), limit):
+            at_B = torch.tensor(members[first : first + limit], device=length_D.device)
+            hidden_BK = torch.arange(n_keys, device=length_D.device) >= length_D[at_B, None]
+            mask_BK = torch.zeros(hidden_BK.shape, dtype=dtype, device=length_D.device)
+            batches.append(DecodeBatch(at_B, n_keys, mask_BK.masked_fill_(hidden_BK, -torch.inf)[:, None, None]))
+    return tuple(batches)
+
+
+def paged(batch: DecodeBatch, length_D: torch.Tensor, tables: tuple[torch.Tensor, ...], page_size: int) -> PagedBatch:
+    """`tables` are those of all decoding sequences, each just as long as its length asks for."""
+    pages_D = -(-length_D // page_size)
+    first_B = (pages_D.cumsum(0) - pages_D)[batch.at_B, None]
+    column_P = torch.arange(-(-batch.n_keys // page_size), device=length_D.device)
+    n_pages_B1 = pages_D[batch.at_B, None]
+    table_BP = torch.cat(tables)[first_B + column_P * (column_P < n_pages_B1)]
+    token_T = torch.arange(len(column_P) * page_size, device=length_D.device)
+    length_B1 = length_D[batch.at_B, None]
+    # The first page is full, and so fit to stand in for others, unless it is the last one, too.
+    of_last_BT = (token_T < n_pages_B1 * page_size) | (n_pages_B1 == 1)
+    unused_T = ((token_T >= length_B1) & of_last_BT).flatten().nonzero().flatten()
+    return PagedBatch(batch.at_B, batch.n_keys, batch.mask_B11K, table_BP, unused_T)
