@@ -10,16 +10,19 @@ import torch
 from safetensors.torch import save_file
 
 from headwater.errors import CheckpointError
+from headwater.layers.attention import GroupedAttention
 from headwater.layers.feed_forward import Experts, Mlp
+from headwater.layers.layer import Layer
 from headwater.models.tensors import CheckpointTensors, PartTensors
 
 MLP = Mlp(8, 12)
+ATTENTION = GroupedAttention(8, heads=4, kv_heads=1, head_dim=4, bias=True)
 EXPERTS = Experts(8, experts=3, per_token=2, intermediate=5, shared=7, scores="sigmoid", corrected=True)
 Tensors = dict[str, torch.Tensor]
 Names = tuple[tuple[str, str], ...]
 
 
-def random(shape: Mlp | Experts) -> Tensors:
+def random(shape: Layer) -> Tensors:
     generator = torch.Generator().manual_seed(0)
     return {name: torch.randn(size, generator=generator) for name, size in shape.tensors().items()}
 
@@ -82,7 +85,7 @@ FORMS: dict[str, tuple[Names, Callable[[Tensors], Tensors]]] = {
 }
 
 
-def read(folder: Path, tensors: Tensors, shape: Mlp | Experts, names: Names) -> PartTensors:
+def read(folder: Path, tensors: Tensors, shape: Layer, names: Names) -> PartTensors:
     save_file({f"here.{name}": tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
     opened = CheckpointTensors(folder, torch.float32, torch.device("cpu"))
     return PartTensors(opened, "here.", shape.tensors(), names)
@@ -105,11 +108,22 @@ def test_gate_and_up_may_be_one_tensor(tmp_path: Path) -> None:
     assert all(torch.equal(found[name], tensor) for name, tensor in ours.items())
 
 
+def test_queries_keys_and_values_may_be_one_tensor(tmp_path: Path) -> None:
+    ours = random(ATTENTION)
+    stored = {
+        f"query_key_value.{of}": torch.cat([ours[f"{part}_proj.{of}"] for part in "qkv"]) for of in ("weight", "bias")
+    } | {"dense.weight": ours["o_proj.weight"]}
+    found = read(tmp_path, stored, ATTENTION, (("qkv_proj", "query_key_value"), ("o_proj", "dense")))
+    assert all(torch.equal(found[name], tensor) for name, tensor in ours.items())
+    with pytest.raises(CheckpointError, match=r"shape \[16, 8\], the config asks for \[24, 8\]"):
+        read(tmp_path, {"qkv_proj.weight": torch.zeros(16, 8)}, ATTENTION, ())["k_proj.weight"]
+
+
 @pytest.mark.parametrize(
     ("shape", "wanted", "missing"),
     [(MLP, "up_proj.weight", "here.up_proj.weight"), (EXPERTS, "experts.up_proj.weight", "here.experts.up_proj")],
 )
-def test_what_is_missing_is_named(shape: Mlp | Experts, wanted: str, missing: str, tmp_path: Path) -> None:
+def test_what_is_missing_is_named(shape: Layer, wanted: str, missing: str, tmp_path: Path) -> None:
     found = read(tmp_path, {"other": torch.zeros(1)}, shape, ())
     with pytest.raises(CheckpointError, match=f"tensor '{missing}' is missing"):
         found[wanted]

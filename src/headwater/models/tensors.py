@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from headwater.errors import CheckpointError
 
 JOINED = re.compile(r"\b(gate|up)_proj\b")  # what may be one tensor, gate_up_proj
+QKV = ("q_proj", "k_proj", "v_proj")
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
@@ -89,7 +90,8 @@ class PartTensors(Mapping[str, torch.Tensor]):
     """The tensors of one layer by our names, each read, and its shape checked, as it is asked for.
 
     `names` are (ours, the checkpoint's) for those beginnings or whole names that differ, the first that fits. Gate and
-    up of an MLP may be one tensor, gate first: `gate_up_proj.weight`, of a shared expert `shared_expert.gate_up_proj…`.
+    up of an MLP may be one tensor, gate first: `gate_up_proj.weight`, of a shared expert `shared_expert.gate_up_proj…`;
+    so may queries, keys and values: `qkv_proj`.
     Experts stand stacked (`experts.gate_proj`, or `experts.gate_up_proj`, and `experts.down_proj`), or one by one:
     `experts.0.gate_proj.weight`, where what follows the number is renamed as `expert.gate_proj`.
     """
@@ -107,6 +109,8 @@ class PartTensors(Mapping[str, torch.Tensor]):
         shape = self._shapes[name]
         if name.startswith("experts."):
             return self._of_experts(name, shape)
+        if name.partition(".")[0] in QKV:
+            return self._whole_or_third(name, shape)
         return self._whole_or_half(name, shape)
 
     def __iter__(self) -> Iterator[str]:
@@ -130,6 +134,15 @@ class PartTensors(Mapping[str, torch.Tensor]):
             return self._tensors.raw(whole, *shape)
         both = self._tensors.raw(joined, *shape[:dim], 2 * shape[dim], *shape[dim + 1 :])
         return both.chunk(2, dim)[half[1] == "up"]
+
+    def _whole_or_third(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """The tensor, or its rows of one that holds queries, keys and values one after the other."""
+        kind, _, of = name.partition(".")
+        whole, joined = self._prefix + self._theirs(name), self._prefix + self._theirs(f"qkv_proj.{of}")
+        if whole in self._tensors or joined not in self._tensors:
+            return self._tensors.raw(whole, *shape)
+        rows = [self._shapes[f"{part}.{of}"][0] for part in QKV]
+        return self._tensors.raw(joined, sum(rows), *shape[1:]).split(rows)[QKV.index(kind)]
 
     def _of_experts(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """[E, outputs, inputs], from however the checkpoint holds it."""
