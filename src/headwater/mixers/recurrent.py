@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
@@ -18,10 +19,11 @@ import torch
 from headwater.mixers.batch import Slice, StepBatch
 from headwater.mixers.chunks import CHUNK, Chunk, blocks
 from headwater.mixers.convolution import ShortConvolution
+from headwater.mixers.gpu import has_kernels
 from headwater.mixers.linear import Linear
 
 if TYPE_CHECKING:  # it needs Triton, which is there with a GPU only
-    from headwater.mixers.gpu.path import GpuPath
+    from headwater.mixers.gpu.path import GpuPath, Kernels
 
 Prepared = TypeVar("Prepared")
 
@@ -54,7 +56,6 @@ class RecurrentMixer(ABC, Generic[Prepared]):
 
     out_proj: Linear
     convolution: ShortConvolution | None = None
-    gpu: GpuPath | None = None  # what works through slices and decoding rows in the place of chunks here
     chunks_a_block: int  # whose intermediates stay in cache
     read_shape: tuple[int, ...]  # of what 64 tokens read of their state: heads first, [H, t, V], if not said otherwise
 
@@ -98,19 +99,30 @@ class RecurrentMixer(ABC, Generic[Prepared]):
         """What one chunk read, `read_shape`, a token a row: [t, ...]."""
         return read_X.transpose(0, 1)
 
+    def kernels(self) -> Kernels | None:
+        """Triton kernels of the recurrence; without them, chunks are worked through on a GPU, too."""
+        return None
+
     # -- what is the same for all ----------------------------------------------
 
     def forward(self, x_ND: torch.Tensor, batch: StepBatch, state: LayerState) -> torch.Tensor:
         """Rows of a step in, rows out; sequences' states move on in `state`, and are copied to the rows of saves."""
         rows = self.project(x_ND, batch)
         rows.out_NX[batch.decode_rows.stop :] = 0
-        if self.gpu is None:
+        if has_kernels(x_ND.device) and self._gpu is not None:
+            self._on_gpu_into(self._gpu, rows, batch, state)
+        else:
             self._prefill_into(rows, batch, state)
             if batch.n_decode:
                 self._decode_into(rows, batch, state)
-        else:
-            self._on_gpu_into(self.gpu, rows, batch, state)
         return self.out_proj(rows.out_NX.flatten(1), batch.n_prefill)
+
+    @cached_property
+    def _gpu(self) -> GpuPath | None:
+        from headwater.mixers.gpu.path import GpuPath
+
+        kernels = self.kernels()
+        return None if kernels is None else GpuPath(kernels, self.convolution)
 
     def _on_gpu_into(self, gpu: GpuPath, rows: Rows, batch: StepBatch, state: LayerState) -> None:
         parts = ((gpu.prefill, slice(0, batch.n_prefill)), (gpu.decode, batch.decode_rows))

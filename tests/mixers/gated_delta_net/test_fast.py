@@ -48,7 +48,9 @@ def chunked(given: Inputs, state_HKV: torch.Tensor) -> tuple[torch.Tensor, torch
 
 def decoded(given: Inputs, state_HKV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     state_1HKV = state_HKV[None].clone()
-    outs = [decode_step(*(t[i : i + 1] for t in given), state_1HKV) for i in range(LENGTH)]
+    qk_T2GK, v_THV, g_TH, beta_TH = given
+    rows = zip(*(t.split(1) for t in (qk_T2GK, v_THV, g_TH.unsqueeze(-1), beta_TH)), strict=True)
+    outs = [decode_step(*row, state_1HKV) for row in rows]
     return torch.cat(outs), state_1HKV[0]
 
 
@@ -93,6 +95,6 @@ def test_chunks_prepared_together_or_apart_have_the_same_bits() -> None:
     together = prepare(*given)
     for i in range(CHUNKS):
         apart = prepare(*(t[i : i + 1] for t in given))
-        for name in ("read_MRK", "value_MtV", "inverse_Mtt", "attend_Mtt", "write_MtK", "decay_M11"):
+        for name in ("read_MRK", "value_MtV", "inverse_Mtt", "attend_Mtt", "write_MtK", "decay_MX1"):
             heads = getattr(together, name)[i * HEADS : (i + 1) * HEADS]
             assert torch.equal(heads, getattr(apart, name)), name

@@ -10,10 +10,11 @@ import torch
 
 from headwater.layers.delta_net import DeltaNet
 from headwater.layers.layer import Layer
+from headwater.layers.mamba2 import Mamba2
+from headwater.mixers import recurrent
 from headwater.mixers.batch import Slice, StepBatch
 from headwater.mixers.gated_delta_net import GatedDeltaNet
-from headwater.mixers.gated_delta_net import layer as gated_delta_net
-from headwater.mixers.gpu.path import GpuPath
+from headwater.mixers.mamba2 import StateSpaceDual
 from headwater.mixers.recurrent import LayerState, RecurrentMixer
 from headwater.mixers.weights import Weights
 
@@ -23,16 +24,17 @@ NONE = torch.empty(0, dtype=torch.int64)
 
 @dataclass(frozen=True)
 class Case:
-    """A layer, the class that computes it, and what gives its kernels."""
+    """A layer, and the class that computes it."""
 
     shape: Layer
     mixer: Callable[..., RecurrentMixer]
-    on_gpu: Callable[..., GpuPath]
 
 
 CASES = {
-    "gated_delta_net": Case(DeltaNet(WIDTH, 2, 4, 16, 24, 4), GatedDeltaNet, gated_delta_net.on_gpu),
-    "gated_delta_net, odd": Case(DeltaNet(WIDTH, 3, 3, 24, 40, 2), GatedDeltaNet, gated_delta_net.on_gpu),
+    "gated_delta_net": Case(DeltaNet(WIDTH, 2, 4, 16, 24, 4), GatedDeltaNet),
+    "gated_delta_net, odd": Case(DeltaNet(WIDTH, 3, 3, 24, 40, 2), GatedDeltaNet),
+    "mamba2": Case(Mamba2(WIDTH, heads=4, head_dim=16, state=24, groups=2, conv=4), StateSpaceDual),
+    "mamba2, odd": Case(Mamba2(WIDTH, 3, 40, 16, 1, 3, normed=False, conv_bias=False), StateSpaceDual),
 }
 
 
@@ -41,13 +43,19 @@ def case(request: pytest.FixtureRequest) -> Case:
     return CASES[request.param]
 
 
-def layers(case: Case) -> tuple[RecurrentMixer, RecurrentMixer]:
-    """The same weights, on the CPU's path and on the GPU's."""
+@pytest.fixture
+def run(case: Case, monkeypatch: pytest.MonkeyPatch) -> Callable[..., torch.Tensor]:
+    """The layer's forward, on the GPU's path or the CPU's."""
     generator = torch.Generator().manual_seed(0)
     tensors = {name: torch.randn(size, generator=generator) * 0.3 for name, size in case.shape.tensors().items()}
-    cpu, gpu = (case.mixer(case.shape, Weights(tensors)) for _ in range(2))
-    gpu.gpu = case.on_gpu(case.shape, gpu.convolution)
-    return cpu, gpu
+    layer = case.mixer(case.shape, Weights(tensors))
+
+    def forward(x_ND: torch.Tensor, batch: StepBatch, state: LayerState, gpu: bool = True) -> torch.Tensor:
+        monkeypatch.setattr(recurrent, "has_kernels", lambda device: gpu)
+        with torch.inference_mode():
+            return layer.forward(x_ND, batch, state)
+
+    return forward
 
 
 def state_of(case: Case) -> LayerState:
@@ -72,12 +80,10 @@ def tokens(n: int, seed: int = 1) -> torch.Tensor:
     return torch.randn(n, WIDTH, generator=torch.Generator().manual_seed(seed))
 
 
-@torch.inference_mode()
-def test_prefill_saves_and_decode_are_those_of_the_cpu(case: Case) -> None:
-    cpu, gpu = layers(case)
+def test_prefill_saves_and_decode_are_those_of_the_cpu(case: Case, run: Callable[..., torch.Tensor]) -> None:
     lengths, slots = (150, 2, 64), (4, 0, 7)
     x_ND, outs, states = tokens(sum(lengths) + 2), [], []
-    for layer in (cpu, gpu):
+    for gpu in (False, True):
         state = state_of(case)
         clear(state, *slots)
         first = (0, 150, 152)
@@ -87,10 +93,10 @@ def test_prefill_saves_and_decode_are_those_of_the_cpu(case: Case) -> None:
             for f, n, slot in zip(first, lengths, slots, strict=True)
         ]
         positions = [p for n in lengths for p in range(n)]
-        out = layer.forward(x_ND[:-2], step_of(slices, [], positions), state)
+        out = run(x_ND[:-2], step_of(slices, [], positions), state, gpu)
         for i in (2, 1):
             x_BD = torch.stack((x_ND[-i], -x_ND[-i]))
-            out = torch.cat((out, layer.forward(x_BD, step_of([], [7, 4], [64, 150]), state)))
+            out = torch.cat((out, run(x_BD, step_of([], [7, 4], [64, 150]), state, gpu)))
         outs.append(out)
         states.append(state)
     assert (outs[0] - outs[1]).abs().max() < 1e-5 * outs[0].abs().max()
@@ -103,31 +109,28 @@ def test_prefill_saves_and_decode_are_those_of_the_cpu(case: Case) -> None:
     assert states[1].recurrent[untouched].isnan().all()
 
 
-@torch.inference_mode()
 @pytest.mark.parametrize("cut", [64, 128])
-def test_cuts_and_company_change_no_bit(case: Case, cut: int) -> None:
-    _, gpu = layers(case)
+def test_cuts_and_company_change_no_bit(case: Case, run: Callable[..., torch.Tensor], cut: int) -> None:
     x_LD, y_LD = tokens(170), tokens(70, 2)
     whole, parts = state_of(case), state_of(case)
     clear(whole, 1)
     clear(parts, 5, 2)
-    wanted = gpu.forward(x_LD, step_of([Slice(0, 170, 0, 1, NONE, 0)], [], list(range(170))), whole)
-    first = gpu.forward(x_LD[:cut], step_of([Slice(0, cut, 0, 5, NONE, 0)], [], list(range(cut))), parts)
+    wanted = run(x_LD, step_of([Slice(0, 170, 0, 1, NONE, 0)], [], list(range(170))), whole)
+    first = run(x_LD[:cut], step_of([Slice(0, cut, 0, 5, NONE, 0)], [], list(range(cut))), parts)
     slices = [Slice(0, 70, 0, 2, NONE, 0), Slice(70, 170 - cut, cut, 5, NONE, 0)]
     positions = [*range(70), *range(cut, 170)]
-    second = gpu.forward(torch.cat((y_LD, x_LD[cut:])), step_of(slices, [], positions), parts)
+    second = run(torch.cat((y_LD, x_LD[cut:])), step_of(slices, [], positions), parts)
     assert torch.equal(torch.cat((first, second[70:])), wanted)
     assert torch.equal(whole.recurrent[1], parts.recurrent[5])
     x_BD = tokens(3, 3)
-    alone = gpu.forward(x_BD[:1], step_of([], [1], [170]), whole)
-    among = gpu.forward(x_BD.flip(0)[1:], step_of([], [2, 5], [70, 170]), parts)
+    alone = run(x_BD[:1], step_of([], [1], [170]), whole)
+    among = run(x_BD.flip(0)[1:], step_of([], [2, 5], [70, 170]), parts)
     assert torch.equal(alone[0], among[1])
 
 
-def test_a_transition_is_refused(case: Case) -> None:
-    _, gpu = layers(case)
+def test_a_transition_is_refused(case: Case, run: Callable[..., torch.Tensor]) -> None:
     state = state_of(case)
     clear(state, 1)
     step = step_of([Slice(0, 10, 0, 1, NONE, 0, (), 3)], [], list(range(10)))
     with pytest.raises(ValueError, match="transitions are computed on the CPU only"):
-        gpu.forward(tokens(10), step, state)
+        run(tokens(10), step, state)

@@ -34,7 +34,7 @@ class Chunks:
     inverse_Mtt: torch.Tensor  # (I + A)⁻¹
     attend_Mtt: torch.Tensor  # Q Kᵀ ∘ D, zero above the diagonal
     write_MtK: torch.Tensor  # e^(G_64 − G) k
-    decay_M11: torch.Tensor  # e^(G_64)
+    decay_MX1: torch.Tensor  # e^(G_64): X = 1, or K where each key channel has its own (Kimi Delta Attention)
 
 
 @cache
@@ -83,7 +83,7 @@ def prepare(qk_nt2GK: torch.Tensor, v_ntHV: torch.Tensor, g_ntH: torch.Tensor, b
         inverse_Mtt=inverse,
         attend_Mtt=attend.view(-1, CHUNK, CHUNK),
         write_MtK=write.view(-1, CHUNK, key_width),
-        decay_M11=from_start_nHt[..., -1].reshape(-1, 1, 1),
+        decay_MX1=from_start_nHt[..., -1].reshape(-1, 1, 1),
     )
 
 
@@ -96,20 +96,22 @@ def advance_into(chunks: Chunks, at: slice, state_MKV: torch.Tensor, out_MtV: to
     error_MtV = torch.sub(chunks.value_MtV[at], read_MRV[:, CHUNK:])
     correction_MtV = torch.bmm(chunks.inverse_Mtt[at], error_MtV)
     torch.baddbmm(read_MRV[:, :CHUNK], chunks.attend_Mtt[at], correction_MtV, out=out_MtV)
-    state_MKV.mul_(chunks.decay_M11[at]).baddbmm_(chunks.write_MtK[at].mT, correction_MtV)
+    state_MKV.mul_(chunks.decay_MX1[at]).baddbmm_(chunks.write_MtK[at].mT, correction_MtV)
 
 
 def transition_into(chunks: Chunks, at: slice, transition_MKK: torch.Tensor) -> None:
     """T ← T_chunk · T in place, T_chunk = e^(G_64) I − (e^(G_64 − G) K)ᵀ (I + A)⁻¹ β e^G K: a state without values."""
     read_MtK = torch.bmm(chunks.read_MRK[at][:, CHUNK:], transition_MKK)
     correction_MtK = torch.bmm(chunks.inverse_Mtt[at], read_MtK)
-    transition_MKK.mul_(chunks.decay_M11[at]).baddbmm_(chunks.write_MtK[at].mT, correction_MtK, alpha=-1)
+    transition_MKK.mul_(chunks.decay_MX1[at]).baddbmm_(chunks.write_MtK[at].mT, correction_MtK, alpha=-1)
 
 
 def decode_step(
-    qk_B2GK: torch.Tensor, v_BHV: torch.Tensor, g_BH: torch.Tensor, beta_BH: torch.Tensor, state_BHKV: torch.Tensor
+    qk_B2GK: torch.Tensor, v_BHV: torch.Tensor, g_BHX: torch.Tensor, beta_BH: torch.Tensor, state_BHKV: torch.Tensor
 ) -> torch.Tensor:
     """One token of each of B sequences: outputs [B, H, V]; the states (strided by sequence at will) change in place.
+
+    Decays are one a head (X = 1) or one a key channel (X = K).
 
     q and k are read from the decayed state as two rows of one product (a single row is another kernel, whose bits
     depend on the batch); then S' = e^g S + k eᵀ gives o = S'ᵀ q = e^g Sᵀ q + (k·q) e.
@@ -121,7 +123,7 @@ def decode_step(
     qk_BH2K = (qk_B2GK * scale_B2G1).transpose(1, 2).repeat_interleave(n_heads // n_key_heads, 1)
     # The decayed states are contiguous, as one batch of all heads must be, and in cache for what follows.
     decayed_BHKV = torch.empty_like(state_BHKV, memory_format=torch.contiguous_format)
-    torch.mul(state_BHKV, g_BH.exp()[..., None, None], out=decayed_BHKV)
+    torch.mul(state_BHKV, g_BHX.exp().unsqueeze(-1), out=decayed_BHKV)
     read_MRV = torch.bmm(qk_BH2K.view(-1, 2, k_dim), decayed_BHKV.view(-1, k_dim, v_dim))
     read_BH2V = read_MRV.view(n, n_heads, 2, v_dim)
     error_BHV = (v_BHV - read_BH2V[:, :, 1]).mul_(beta_BH.unsqueeze(-1))

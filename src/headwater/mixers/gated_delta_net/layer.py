@@ -21,7 +21,7 @@ from headwater.mixers.recurrent import RecurrentMixer, Rows
 from headwater.mixers.weights import Weights
 
 if TYPE_CHECKING:
-    from headwater.mixers.gpu.path import GpuPath
+    from headwater.mixers.gpu.path import Kernels
 
 HEADS_A_BLOCK = 32  # chunks × heads whose intermediates stay in cache: 2-4 chunks of a small model, 1 of a large
 
@@ -37,8 +37,6 @@ class GatedDeltaNet(RecurrentMixer[Chunks]):
         self.decay_H = weights.vector("A_log").exp_().neg_()
         self.dt_bias_H = weights.vector("dt_bias")
         self.norm_V = weights.vector("norm.weight")
-        if torch.device(weights.device).type == "cuda":
-            self.gpu = on_gpu(shape, self.convolution)
         self.chunks_a_block = max(1, HEADS_A_BLOCK // shape.v_heads)
         self.read_shape = (shape.v_heads, CHUNK, shape.v_dim)
 
@@ -67,7 +65,12 @@ class GatedDeltaNet(RecurrentMixer[Chunks]):
         return torch.eye(self.shape.k_dim).repeat(self.shape.v_heads, 1, 1)
 
     def decode(self, mixed_BC: torch.Tensor, gates_BX: torch.Tensor, state_BX: torch.Tensor) -> torch.Tensor:
-        return decode_step(*self._heads(mixed_BC), gates_BX[:, 0], gates_BX[:, 1], state_BX)
+        return decode_step(*self._heads(mixed_BC), gates_BX[:, 0, :, None], gates_BX[:, 1], state_BX)
+
+    def kernels(self) -> Kernels:
+        from headwater.mixers.gated_delta_net.gpu import GatedDeltaNetOnGpu
+
+        return GatedDeltaNetOnGpu(self.shape)
 
     def finish_into(self, rows: Rows, at: slice, read_nX: torch.Tensor) -> None:
         assert rows.z_NX is not None
@@ -82,14 +85,6 @@ class GatedDeltaNet(RecurrentMixer[Chunks]):
         n_qk = 2 * s.k_heads * s.k_dim
         qk = mixed[..., :n_qk].unflatten(-1, (2, s.k_heads, s.k_dim))
         return qk, mixed[..., n_qk:].unflatten(-1, (s.v_heads, s.v_dim))
-
-
-def on_gpu(shape: DeltaNet, convolution: ShortConvolution) -> GpuPath:
-    """The layer's Triton kernels."""
-    from headwater.mixers.gated_delta_net.gpu import GatedDeltaNetOnGpu
-    from headwater.mixers.gpu.path import GpuPath
-
-    return GpuPath(GatedDeltaNetOnGpu(shape), convolution)
 
 
 def fused_projection(shape: DeltaNet, weights: Weights) -> Linear:

@@ -6,6 +6,8 @@ P channels a head, I = H·P, G groups of heads, D model width.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from headwater.layers.mamba2 import Mamba2
@@ -18,6 +20,10 @@ from headwater.mixers.recurrent import RecurrentMixer, Rows
 from headwater.mixers.weights import Weights
 
 HEADS_A_BLOCK = 48  # chunks × heads whose intermediates stay in cache
+
+
+if TYPE_CHECKING:
+    from headwater.mixers.gpu.path import Kernels
 
 
 class StateSpaceDual(RecurrentMixer[Chunks]):
@@ -58,6 +64,11 @@ class StateSpaceDual(RecurrentMixer[Chunks]):
     def decode(self, mixed_BC: torch.Tensor, gates_BX: torch.Tensor, state_BX: torch.Tensor) -> torch.Tensor:
         given = self._inputs(mixed_BC.unsqueeze(1), gates_BX.unsqueeze(1))
         return decode_step(given, self.rate_H, self.skip_H, state_BX)
+
+    def kernels(self) -> Kernels:
+        from headwater.mixers.mamba2.gpu import StateSpaceDualOnGpu
+
+        return StateSpaceDualOnGpu(self.shape, self.rate_H, self.skip_H)
 
     def finish_into(self, rows: Rows, at: slice, read_nX: torch.Tensor) -> None:
         """The output's gate, and the norm of each group before or after it."""
