@@ -10,9 +10,11 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer
 
 from headwater.models.tiny import tokenizer as tiny_tokenizer
 from headwater.models.tiny.checkpoint import SEED, VOCAB
@@ -59,7 +61,7 @@ FILL: dict[str, Fill] = {
 def write(folder: Path, recipe: Recipe) -> None:
     """Write the checkpoint as transformers saves it."""
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = tiny_tokenizer.train(VOCAB, SEED)
+    tokenizer = _tokenizer()
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps(tiny_tokenizer.config()))
     end = tokenizer.token_to_id(tiny_tokenizer.TURN_END)
@@ -68,6 +70,11 @@ def write(folder: Path, recipe: Recipe) -> None:
     model.generation_config.update(do_sample=False, eos_token_id=end, pad_token_id=end)
     model = model.to(getattr(torch, recipe.dtype))
     model.save_pretrained(folder, max_shard_size=recipe.shard_bytes or "10GB")
+
+
+@cache
+def _tokenizer() -> Tokenizer:
+    return tiny_tokenizer.train(VOCAB, SEED)
 
 
 def oracle(folder: Path, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
