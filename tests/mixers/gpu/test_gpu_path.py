@@ -8,11 +8,13 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from headwater.layers.delta_attention import DeltaAttention
 from headwater.layers.delta_net import DeltaNet
 from headwater.layers.layer import Layer
 from headwater.layers.mamba2 import Mamba2
 from headwater.mixers import recurrent
 from headwater.mixers.batch import Slice, StepBatch
+from headwater.mixers.delta_attention import KimiDeltaAttention
 from headwater.mixers.gated_delta_net import GatedDeltaNet
 from headwater.mixers.mamba2 import StateSpaceDual
 from headwater.mixers.recurrent import LayerState, RecurrentMixer
@@ -33,6 +35,7 @@ class Case:
 CASES = {
     "gated_delta_net": Case(DeltaNet(WIDTH, 2, 4, 16, 24, 4), GatedDeltaNet),
     "gated_delta_net, odd": Case(DeltaNet(WIDTH, 3, 3, 24, 40, 2), GatedDeltaNet),
+    "delta_attention": Case(DeltaAttention(WIDTH, heads=3, head_dim=24, conv=4), KimiDeltaAttention),
     "mamba2": Case(Mamba2(WIDTH, heads=4, head_dim=16, state=24, groups=2, conv=4), StateSpaceDual),
     "mamba2, odd": Case(Mamba2(WIDTH, 3, 40, 16, 1, 3, normed=False, conv_bias=False), StateSpaceDual),
 }

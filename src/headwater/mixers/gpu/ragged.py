@@ -27,6 +27,18 @@ class Ragged:
     slice_n: torch.Tensor  # which slice a chunk belongs to
     save_n: torch.Tensor  # row of the state memory that also takes the state after a chunk, or -1
 
+    @property
+    def rows_of_chunks(self) -> torch.Tensor:
+        """The row of each token of each chunk, int64 [n, 64]; -1 after a slice's last one. Rows come in this order."""
+        index_nt = torch.arange(CHUNK, device=self.first_S.device) + CHUNK * self._index_n.unsqueeze(1)
+        inside_nt = index_nt < self.length_S[self.slice_n].unsqueeze(1)
+        return torch.where(inside_nt, self.first_S[self.slice_n].unsqueeze(1) + index_nt, NO_ROW).long()
+
+    @property
+    def _index_n(self) -> torch.Tensor:
+        """Which of its slice's chunks each one is."""
+        return torch.arange(len(self.slice_n), device=self.slice_n.device) - self.chunk_S[self.slice_n]
+
     @classmethod
     def of(cls, batch: StepBatch, device: torch.device | str) -> Ragged:
         """Raises ValueError where two saves of one slice are at the same position."""
