@@ -13,7 +13,7 @@ from headwater.types import PrefillFlops
 class DeltaAttention(Layer):
     """Kimi Delta Attention (Kimi Linear, 2025): Gated DeltaNet with a decay for each key channel.
 
-    Decay and output gate are made by two projections with `head_dim` channels between them.
+    Decay and output gate are each made by two projections with `head_dim` channels between them, or by one.
     """
 
     kind: ClassVar[str] = "delta_attention"
@@ -21,6 +21,8 @@ class DeltaAttention(Layer):
     head_dim: int
     conv: int
     norm_eps: float = 1e-5
+    low_rank: bool = True  # two projections
+    lowest: float | None = None  # what the logarithm of a decay cannot fall below (Ling 3.0); None: nothing
 
     @property
     def width(self) -> int:
@@ -31,8 +33,11 @@ class DeltaAttention(Layer):
         shapes: Shapes = {f"{name}_proj.weight": (width, hidden) for name in "qkv"}
         shapes |= {f"{name}_conv1d.weight": (width, 1, self.conv) for name in "qkv"}
         for name in "fg":  # the decay's and the output gate's
-            shapes[f"{name}_a_proj.weight"] = (self.head_dim, hidden)
-            shapes[f"{name}_b_proj.weight"] = (width, self.head_dim)
+            if self.low_rank:
+                shapes[f"{name}_a_proj.weight"] = (self.head_dim, hidden)
+                shapes[f"{name}_b_proj.weight"] = (width, self.head_dim)
+            else:
+                shapes[f"{name}_proj.weight"] = (width, hidden)
         return shapes | {
             "b_proj.weight": (self.heads, hidden),
             "A_log": (self.heads,),

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from headwater.layers.attention import GroupedAttention
+from headwater.layers.delta_attention import DeltaAttention
 from headwater.layers.delta_net import DeltaNet
 from headwater.layers.feed_forward import Experts, Mlp
 from headwater.layers.layer import Layer
@@ -18,6 +19,7 @@ from headwater.layers.lightning import Lightning
 from headwater.layers.mamba import Mamba
 from headwater.layers.mamba2 import Mamba2
 from headwater.mixers.attention.layer import Attention
+from headwater.mixers.delta_attention import KimiDeltaAttention
 from headwater.mixers.gated_delta_net import GatedDeltaNet
 from headwater.mixers.lightning import LightningAttention
 from headwater.mixers.linear import Embedding
@@ -33,6 +35,7 @@ from headwater.models.tensors import CheckpointTensors, PartTensors
 from headwater.spec import Block, ModelSpec, Part
 
 RECURRENT: dict[type[Layer], Callable[[Any, Weights], RecurrentMixer[Any]]] = {
+    DeltaAttention: KimiDeltaAttention,
     DeltaNet: GatedDeltaNet,
     Lightning: LightningAttention,
     Mamba: SelectiveStateSpace,
