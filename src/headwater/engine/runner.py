@@ -40,7 +40,7 @@ class Runner:
         for item in step.rows:
             for save in item.plan.saves if item.plan else ():
                 self.states.save(item.seq.slot, self.arena.pages, save.pages)
-        return logits_RV
+        return logits_RV.cpu()  # tokens are chosen there
 
     def forget(self, request: int) -> None:
         """The request left: its page table is not needed any more."""

@@ -46,6 +46,10 @@ class Arena:
             flat_WX = rows.flatten(1)
             pages.view(self.n_pages, self.page_size, flat_WX.shape[1])[page_W, offset_W] = flat_WX
 
+    def pages_of(self, layer: int) -> tuple[torch.Tensor, ...]:
+        """All pages of what a layer keeps, [pages, page_size · width] each; they share memory, and are strided."""
+        return self._layers[layer]
+
     def gather(self, layer: int, table_P: torch.Tensor, length: int) -> tuple[torch.Tensor, ...]:
         """What a layer keeps of a sequence's first `length` tokens, [K, width] each, K rounded up to 512.
 

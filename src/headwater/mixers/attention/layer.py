@@ -6,6 +6,8 @@ Q queries that share one, H = G Q heads, D head width, K keys.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from headwater.layers.attention import GroupedAttention
@@ -14,6 +16,9 @@ from headwater.mixers.attention.decoding import PagedBatch
 from headwater.mixers.attention.heads import Heads
 from headwater.mixers.attention.step import AttentionStep
 from headwater.mixers.weights import Weights
+
+if TYPE_CHECKING:
+    from headwater.mixers.attention.gpu import PagedStep
 
 
 class Attention:
@@ -40,6 +45,9 @@ class Attention:
         out_NGQD = torch.empty_like(q_NGQD, memory_format=torch.contiguous_format)
         decoding = step.batch.decode_rows
         out_NGQD[decoding.stop :] = 0
+        if step.on_gpu is not None:
+            self._on_gpu_into(out_NGQD, q_NGQD, step, step.on_gpu)
+            return out_NGQD.flatten(1, 2)
         for s in step.batch.slices:
             rows = slice(s.first, s.first + s.length)
             keys_values = self._heads_of(step.arena.gather(self.layer, s.table_P, s.end))
@@ -47,6 +55,17 @@ class Attention:
         for batch in step.decodes:
             out_NGQD[decoding][batch.at_B] = self._decode(q_NGQD[decoding][batch.at_B], batch, step)
         return out_NGQD.flatten(1, 2)
+
+    def _on_gpu_into(self, out_NGQD: torch.Tensor, q_NGQD: torch.Tensor, step: AttentionStep, paged: PagedStep) -> None:
+        from headwater.mixers.attention import gpu
+
+        k_pages, v_pages = step.arena.pages_of(self.layer)
+        scale = self.shape.head_dim**-0.5 if self.shape.scale is None else self.shape.scale
+        for attend, rows in ((gpu.prefill, slice(0, step.batch.n_prefill)), (gpu.decode, step.batch.decode_rows)):
+            if rows.start < rows.stop:
+                q_nHD = q_NGQD[rows].flatten(1, 2)
+                read_nHD = attend(q_nHD, (k_pages, v_pages), paged, step.arena.page_size, scale)
+                out_NGQD[rows] = read_nHD.view(q_NGQD[rows].shape)
 
     def _decode(self, q_BGQD: torch.Tensor, batch: PagedBatch, step: AttentionStep) -> torch.Tensor:
         gathered = step.arena.gather_batch(self.layer, batch.table_BP, batch.unused_T)

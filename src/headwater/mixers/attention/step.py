@@ -6,19 +6,25 @@ Shapes: N rows of the step, W rows whose KV is written, D decoding sequences.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from headwater.mixers.attention.decoding import PagedBatch, decode_batches, paged
 from headwater.mixers.batch import StepBatch
+from headwater.mixers.gpu import has_kernels
 from headwater.spec import KEY_BLOCK
+
+if TYPE_CHECKING:
+    from headwater.mixers.attention.gpu import PagedStep
 
 
 class KeyValuePages(Protocol):
     """The arena, as far as attention needs it."""
 
     page_size: int
+
+    def pages_of(self, layer: int) -> tuple[torch.Tensor, ...]: ...
 
     def write(self, layer: int, page_W: torch.Tensor, offset_W: torch.Tensor, *rows_WX: torch.Tensor) -> None: ...
 
@@ -39,12 +45,14 @@ class AttentionStep:
     ramp: torch.Tensor  # `visible` zeros, then -inf: every causal mask is a window of it
     visible: int
     decodes: tuple[PagedBatch, ...]
+    on_gpu: PagedStep | None  # what kernels take in the place of masks and batches
 
     @classmethod
     def of(cls, batch: StepBatch, arena: KeyValuePages, dtype: torch.dtype) -> AttentionStep:
         """Work out rows, pages and masks; `dtype` is that of queries and keys."""
         length_D = batch.position_N[batch.decode_rows] + 1
         row_W, page_W = _written(batch, arena.page_size)
+        on_gpu = _on_gpu(batch, arena.page_size) if has_kernels(batch.position_N.device) else None
         visible = -(-max((s.end for s in batch.slices), default=0) // KEY_BLOCK) * KEY_BLOCK
         ramp = torch.zeros(visible + 2 * KEY_BLOCK, dtype=dtype, device=batch.position_N.device)
         ramp[visible:] = -torch.inf
@@ -56,11 +64,20 @@ class AttentionStep:
             offset_W=batch.position_N[row_W] % arena.page_size,
             ramp=ramp,
             visible=visible,
-            decodes=tuple(
+            decodes=()
+            if on_gpu
+            else tuple(
                 paged(together, length_D, batch.decode_tables, arena.page_size)
                 for together in decode_batches(length_D, dtype)
             ),
+            on_gpu=on_gpu,
         )
+
+
+def _on_gpu(batch: StepBatch, page_size: int) -> PagedStep:
+    from headwater.mixers.attention.gpu import PagedStep
+
+    return PagedStep.of(batch, page_size)
 
 
 def _written(batch: StepBatch, page_size: int) -> tuple[torch.Tensor, torch.Tensor]:

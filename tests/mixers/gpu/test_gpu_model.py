@@ -1,0 +1,46 @@
+"""A whole model on the GPU's path, in Triton's interpreter: the CPU's logits, and no bit by cut or company."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from headwater.mixers import recurrent
+from headwater.mixers.attention import step as attention_step
+from headwater.models.load import load_model
+from tests.checkpoints import checkpoint
+from tests.support import Bench
+
+
+@pytest.fixture
+def path(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Chooses the GPU's path, or the CPU's."""
+
+    def choose(gpu: bool) -> None:
+        for module in (recurrent, attention_step):
+            monkeypatch.setattr(module, "has_kernels", lambda device: gpu)
+
+    return choose
+
+
+@pytest.mark.parametrize("name", ["qwen3_5"])
+def test_a_model_computes_what_it_does_on_the_cpu(name: str, path: Callable[[bool], None], tmp_path: Path) -> None:
+    model = load_model(checkpoint(tmp_path, name), "float32").model
+    tokens = list(range(300, 400))
+    logits = {}
+    for gpu in (False, True):
+        path(gpu)
+        bench = Bench(model, poison=True)
+        seq = bench.sequence(110)
+        first = bench.prefill(seq, tokens)
+        logits[gpu] = torch.cat((first, bench.step([], [(seq, 301)]), bench.step([], [(seq, 302)])))
+    assert (logits[True] - logits[False]).abs().max() < 1e-4
+    bench = Bench(model, poison=True)
+    seq, other = bench.sequence(110), bench.sequence(70)
+    first = bench.prefill(seq, tokens, (64,))
+    bench.step([(other, tokens[30:80])])
+    rest = [bench.step([], [(other, 400 + token), (seq, token)])[1:] for token in (301, 302)]
+    assert torch.equal(torch.cat((first, *rest)), logits[True])
