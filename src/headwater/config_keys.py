@@ -50,6 +50,10 @@ class ConfigKeys:
             raise CheckpointError(f"config.json: key {key!r} is {value}, must be at least 1")
         return value
 
+    def automatic(self, key: str, automatic: int) -> int:
+        """A positive number, or "auto" for what the others say that it is."""
+        return automatic if self._values.get(key) == "auto" else self.positive(key, automatic)
+
     def number(self, key: str, default: float | None = None) -> float:
         value = self._typed(key, (int, float), default)
         if not abs(value) < MAX_NUMBER:  # NaN, too

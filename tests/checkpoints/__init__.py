@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.checkpoints import qwen
+from tests.checkpoints import jamba, qwen
 from tests.checkpoints.recipe import Recipe, oracle, write
 
 RECIPES: dict[str, Recipe] = {
     **qwen.RECIPES,
+    **jamba.RECIPES,
 }
 SMALLEST = {  # of each family, by its name
     "Qwen3.5": "qwen3_5",
     "Qwen3-Next": "qwen3_next",
+    "Jamba": "jamba",
 }
 
 

@@ -9,11 +9,12 @@ from typing import Any
 from headwater.config_keys import ConfigKeys, text_config
 from headwater.errors import CheckpointError
 from headwater.models.families.family import Family, Refusal
+from headwater.models.families.jamba import JAMBA
 from headwater.models.families.qwen3_5 import QWEN3_5
 from headwater.models.families.qwen3_next import QWEN3_NEXT
 from headwater.spec import ModelSpec
 
-FAMILIES: tuple[Family, ...] = (QWEN3_5, QWEN3_NEXT)
+FAMILIES: tuple[Family, ...] = (QWEN3_5, QWEN3_NEXT, JAMBA)
 ALL_REFUSE = (
     Refusal(
         "quantised weights",

@@ -14,7 +14,7 @@ JAMBA = Profile(
     hidden_size=4096,
     vocab_size=65_536,
     layers=(
-        (Mamba(4096, inner=8192, state=16, conv=4, step_rank=256), 28),
+        (Mamba(4096, inner=8192, state=16, conv=4, step_rank=256, normed=True), 28),
         (GroupedAttention(4096, heads=32, kv_heads=8, head_dim=128), 4),
         (Mlp(4096, 14_336), 16),
         (Experts(4096, 16, 2, 14_336), 16),
