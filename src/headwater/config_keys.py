@@ -41,6 +41,10 @@ class ConfigKeys:
             raise CheckpointError(f"config.json: key {key!r} is {value!r}, must be {wanted}")
         return value
 
+    def optional(self, key: str) -> Any:
+        """Whatever the key holds; None where it is missing."""
+        return self._values.get(key)
+
     def integer(self, key: str, default: int | None = None) -> int:
         return int(self._typed(key, (int,), default))
 

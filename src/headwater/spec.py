@@ -99,6 +99,7 @@ class Architecture:
     prefixes: tuple[str, ...] = PREFIXES  # one of them stands before all names but the head's
     embedding_scale: float = 1.0
     logits_scale: float = 1.0
+    float32_residual: bool = False  # the residual stream is kept in float32, whatever the layers compute in
 
 
 @dataclass(frozen=True)

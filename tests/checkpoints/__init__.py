@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.checkpoints import jamba, qwen
+from tests.checkpoints import bamba, granite, mamba2, jamba, qwen
 from tests.checkpoints.recipe import Recipe, oracle, write
 
 RECIPES: dict[str, Recipe] = {
     **qwen.RECIPES,
+    **granite.RECIPES,
+    **bamba.RECIPES,
+    **mamba2.RECIPES,
     **jamba.RECIPES,
 }
 SMALLEST = {  # of each family, by its name
     "Qwen3.5": "qwen3_5",
     "Qwen3-Next": "qwen3_next",
+    "Granite 4": "granite",
+    "Bamba": "bamba",
+    "Mamba-2": "mamba2",
     "Jamba": "jamba",
 }
 

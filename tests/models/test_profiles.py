@@ -165,6 +165,8 @@ PUBLISHED = {
     "jamba-1.5-mini": (51.6, None),
     "falcon-h1-7b": (7.59, None),
     "granite-4.0-h-small": (32.2, None),
+    "bamba-9b": (9.78, None),
+    "mamba2-2.7b": (2.7, None),
 }
 
 

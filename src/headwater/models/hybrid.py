@@ -26,6 +26,7 @@ class Step:
     batch: StepBatch
     attention: AttentionStep | None  # None for a model without attention layers
     states: StateMemory
+    dtype: torch.dtype  # that layers compute in
 
 
 Function = Callable[[torch.Tensor, Step], torch.Tensor]  # rows [N, C] in, rows out
@@ -42,7 +43,7 @@ class Residual:
     def forward(self, x_NC: torch.Tensor, step: Step) -> torch.Tensor:
         """The residual stream after this block; `x_NC` is not needed any more."""
         block = self.block
-        normed_NC = self.norm(x_NC)
+        normed_NC = self.norm(x_NC).to(step.dtype)
         kept_NC = normed_NC.clone() if block.keeps_normed else x_NC
         if block.keep != 1.0:
             kept_NC *= block.keep
@@ -67,11 +68,13 @@ class HybridModel:
     def forward(self, batch: StepBatch, arena: Arena, states: StateMemory) -> torch.Tensor:
         """Compute one step: write its KV to the arena, move its states on; float32 logits [R, V] of `logits_row_R`."""
         attention = AttentionStep.of(batch, arena, self.dtype) if self.spec.attention_layers else None
-        step = Step(batch, attention, states)
+        step = Step(batch, attention, states, self.dtype)
         x_NC = _scaled(self.embed(batch.token_N), self.spec.embedding_scale)
+        x_NC = x_NC.float() if self.spec.float32_residual else x_NC
         for block in self.blocks:
             x_NC = block.forward(x_NC, step)
-        return _scaled(self.head(self.norm(x_NC[batch.logits_row_R])).float(), self.spec.logits_scale)
+        last_RC = self.norm(x_NC[batch.logits_row_R]).to(self.dtype)
+        return _scaled(self.head(last_RC).float(), self.spec.logits_scale)
 
 
 def _scaled(x: torch.Tensor, scale: float) -> torch.Tensor:

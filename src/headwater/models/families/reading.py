@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from headwater.config_keys import ConfigKeys
 from headwater.errors import CheckpointError
 from headwater.layers.layer import Layer
@@ -40,6 +42,28 @@ def read_rotary(keys: ConfigKeys, head_dim: int, share: float = 1.0, theta: floa
     if dim % 2 or not 0 < dim <= head_dim:
         raise CheckpointError(f"config.json: {dim} of {head_dim} channels rotate, must be an even number of them")
     return Rotary(dim, keys.number("rope_theta", theta))
+
+
+def read_numbers(keys: ConfigKeys, key: str, default: tuple[float, ...]) -> tuple[float, ...]:
+    """As many numbers as the default has; infinite ones, too, plain or as transformers writes them."""
+    found = [_plain(value) for value in keys.listed(key, list(default))]
+    if len(found) != len(default) or any(isinstance(x, bool) or not isinstance(x, (int, float)) for x in found):
+        raise CheckpointError(f"config.json: key {key!r} is {found!r}, must be {len(default)} numbers")
+    return tuple(float(x) for x in found)
+
+
+def read_step_limits(keys: ConfigKeys, key: str = "time_step_limit") -> tuple[float, float]:
+    """What a Mamba-2's steps are kept within."""
+    low, high = read_numbers(keys, key, (0.0, float("inf")))
+    if not 0 <= low < high:  # NaN, too
+        raise CheckpointError(f"config.json: key {key!r} is {[low, high]}, must be 0 or more, and then more than that")
+    return low, high
+
+
+def _plain(value: Any) -> Any:
+    """The number in {"__float__": "Infinity"}."""
+    tagged = value.get("__float__") if isinstance(value, dict) else None
+    return float(tagged) if tagged in ("Infinity", "-Infinity", "NaN") else value
 
 
 def block(i: int, norm: str, layer: Layer, at: str, **names: str) -> Block:

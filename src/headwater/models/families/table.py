@@ -8,13 +8,16 @@ from typing import Any
 
 from headwater.config_keys import ConfigKeys, text_config
 from headwater.errors import CheckpointError
+from headwater.models.families.bamba import BAMBA
 from headwater.models.families.family import Family, Refusal
+from headwater.models.families.granite import GRANITE
+from headwater.models.families.mamba2 import MAMBA2
 from headwater.models.families.jamba import JAMBA
 from headwater.models.families.qwen3_5 import QWEN3_5
 from headwater.models.families.qwen3_next import QWEN3_NEXT
 from headwater.spec import ModelSpec
 
-FAMILIES: tuple[Family, ...] = (QWEN3_5, QWEN3_NEXT, JAMBA)
+FAMILIES: tuple[Family, ...] = (QWEN3_5, QWEN3_NEXT, GRANITE, BAMBA, MAMBA2, JAMBA)
 ALL_REFUSE = (
     Refusal(
         "quantised weights",

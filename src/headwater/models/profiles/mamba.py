@@ -1,4 +1,4 @@
-"""Hybrids of attention with Mamba or Mamba-2: Jamba, Nemotron-H, Falcon-H1, Granite 4."""
+"""Mamba-2, and hybrids of attention with Mamba or Mamba-2: Jamba, Nemotron-H, Falcon-H1, Granite 4, Bamba."""
 
 from __future__ import annotations
 
@@ -58,4 +58,26 @@ GRANITE_4 = Profile(
     tied=True,
     note=FLOAT32_ASSUMED,
 )
-MODELS = (JAMBA, NEMOTRON_H, FALCON_H1, GRANITE_4)
+BAMBA = Profile(
+    name="bamba-9b",
+    source="huggingface.co/blog/bamba, table of sizes",
+    hidden_size=4096,
+    vocab_size=128_256,
+    layers=(
+        (Mamba2(4096, heads=128, head_dim=64, state=128, groups=1, conv=4), 29),
+        (GroupedAttention(4096, heads=32, kv_heads=8, head_dim=128), 3),
+        (Mlp(4096, 14_336), 32),
+    ),
+    note=f"the table leaves out the state's width and the vocabulary: these give its 9.78 billion parameters; "
+    f"{FLOAT32_ASSUMED}",
+)
+MAMBA_2 = Profile(
+    name="mamba2-2.7b",
+    source="Dao and Gu, Transformers are SSMs (2024), table 9: 64 layers of width 2560",
+    hidden_size=2560,
+    vocab_size=50_288,
+    layers=((Mamba2(2560, heads=80, head_dim=64, state=128, groups=1, conv=4), 64),),
+    tied=True,
+    note=FLOAT32_ASSUMED,
+)
+MODELS = (JAMBA, NEMOTRON_H, FALCON_H1, GRANITE_4, BAMBA, MAMBA_2)
