@@ -25,20 +25,39 @@ class LatentAttention(Layer):
     rope_dim: int  # with position, or at least set apart for it; its key is shared by all heads
     v_dim: int
     rotary: Rotary | None = None  # of the `rope_dim` channels; None: no positions there either (Kimi-Linear)
-    norm_eps: float = 1e-6
+    norm_eps: float = 1e-6  # of the latents' norms, which have an epsilon of their own
+    q_latent: int = 0  # channels of the compressed queries; 0: they are not compressed
+    bias: bool = False  # of what goes down to the latents, and of the output
+    gated: bool = False  # each head's output is multiplied by the sigmoid of one channel (Ling 3.0)
+
+    @property
+    def key_dim(self) -> int:
+        """Channels of a head's query and key."""
+        return self.nope_dim + self.rope_dim
 
     def tensors(self) -> Shapes:
-        return {
-            "q_proj.weight": (self.heads * (self.nope_dim + self.rope_dim), self.hidden),
-            "kv_a_proj_with_mqa.weight": (self.latent + self.rope_dim, self.hidden),
+        hidden, queries = self.hidden, self.heads * self.key_dim
+        shapes: Shapes = {
+            "kv_a_proj_with_mqa.weight": (self.latent + self.rope_dim, hidden),
             "kv_a_layernorm.weight": (self.latent,),
             "kv_b_proj.weight": (self.heads * (self.nope_dim + self.v_dim), self.latent),
-            "o_proj.weight": (self.hidden, self.heads * self.v_dim),
+            "o_proj.weight": (hidden, self.heads * self.v_dim),
         }
+        if self.q_latent:
+            shapes |= {"q_a_proj.weight": (self.q_latent, hidden), "q_a_layernorm.weight": (self.q_latent,)}
+            shapes["q_b_proj.weight"] = (queries, self.q_latent)
+        else:
+            shapes["q_proj.weight"] = (queries, hidden)
+        if self.gated:
+            shapes["g_proj.weight"] = (self.heads, hidden)
+        if self.bias:
+            biased = ("q_a_proj", "kv_a_proj_with_mqa", "o_proj")
+            shapes |= {f"{name}.bias": shapes[f"{name}.weight"][:1] for name in biased if f"{name}.weight" in shapes}
+        return shapes
 
     @property
     def flops(self) -> PrefillFlops:
-        return with_pairs(self.product_weights, self.heads * (self.nope_dim + self.rope_dim + self.v_dim))
+        return with_pairs(self.product_weights, self.heads * (self.key_dim + self.v_dim))
 
     @property
     def kv_widths(self) -> tuple[int, ...]:
