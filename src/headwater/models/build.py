@@ -14,6 +14,7 @@ from headwater.layers.attention import GroupedAttention
 from headwater.layers.delta_attention import DeltaAttention
 from headwater.layers.delta_net import DeltaNet
 from headwater.layers.feed_forward import Experts, Mlp
+from headwater.layers.latent_attention import LatentAttention
 from headwater.layers.layer import Layer
 from headwater.layers.lightning import Lightning
 from headwater.layers.mamba import Mamba
@@ -21,6 +22,7 @@ from headwater.layers.mamba2 import Mamba2
 from headwater.mixers.attention.layer import Attention
 from headwater.mixers.delta_attention import KimiDeltaAttention
 from headwater.mixers.gated_delta_net import GatedDeltaNet
+from headwater.mixers.latent_attention import LatentAttentionMixer
 from headwater.mixers.lightning import LightningAttention
 from headwater.mixers.linear import Embedding
 from headwater.mixers.mamba import SelectiveStateSpace
@@ -41,8 +43,9 @@ RECURRENT: dict[type[Layer], Callable[[Any, Weights], RecurrentMixer[Any]]] = {
     Mamba: SelectiveStateSpace,
     Mamba2: StateSpaceDual,
 }
-ATTENTION: dict[type[Layer], Callable[[int, Any, Weights], Attention]] = {
+ATTENTION: dict[type[Layer], Callable[[int, Any, Weights], Attention | LatentAttentionMixer]] = {
     GroupedAttention: Attention,
+    LatentAttention: LatentAttentionMixer,
 }
 FEED_FORWARD: dict[type[Layer], Callable[[Any, Weights], Any]] = {
     Mlp: mlp_of,
