@@ -39,11 +39,11 @@ class Chunks:
 def prepare(
     x_ntC: torch.Tensor, dt_ntC: torch.Tensor, b_ntN: torch.Tensor, c_ntN: torch.Tensor, skip_C: torch.Tensor
 ) -> Chunks:
-    """All the work on n chunks that needs no state. `x_ntC` is used up."""
+    """All the work on n chunks that needs no state."""
     return Chunks(
         dt_ntC=dt_ntC,
         taken_ntC=dt_ntC * x_ntC,
-        skip_ntC=x_ntC.mul_(skip_C),
+        skip_ntC=x_ntC * skip_C,
         b_ntN1=b_ntN.unsqueeze(-1),
         c_nt2N=_twice(c_ntN),
     )
