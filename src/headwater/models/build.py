@@ -19,6 +19,7 @@ from headwater.layers.layer import Layer
 from headwater.layers.lightning import Lightning
 from headwater.layers.mamba import Mamba
 from headwater.layers.mamba2 import Mamba2
+from headwater.layers.window_attention import WindowAttention
 from headwater.mixers.attention.layer import Attention
 from headwater.mixers.delta_attention import KimiDeltaAttention
 from headwater.mixers.gated_delta_net import GatedDeltaNet
@@ -32,6 +33,8 @@ from headwater.mixers.moe import MixtureOfExperts
 from headwater.mixers.norm import RMSNorm
 from headwater.mixers.recurrent import LayerState, RecurrentMixer
 from headwater.mixers.weights import Weights
+from headwater.mixers.window_attention import WindowAttentionMixer
+from headwater.mixers.window_attention.rings import Rings
 from headwater.models.hybrid import Function, HybridModel, Residual, Step
 from headwater.models.tensors import CheckpointTensors, PartTensors
 from headwater.spec import Block, ModelSpec, Part
@@ -40,12 +43,15 @@ RECURRENT: dict[type[Layer], Callable[[Any, Weights], RecurrentMixer[Any]]] = {
     DeltaAttention: KimiDeltaAttention,
     DeltaNet: GatedDeltaNet,
     Lightning: LightningAttention,
-    Mamba: SelectiveStateSpace,
     Mamba2: StateSpaceDual,
+    Mamba: SelectiveStateSpace,
 }
 ATTENTION: dict[type[Layer], Callable[[int, Any, Weights], Attention | LatentAttentionMixer]] = {
     GroupedAttention: Attention,
     LatentAttention: LatentAttentionMixer,
+}
+WINDOW: dict[type[Layer], Callable[[Any, Weights], WindowAttentionMixer]] = {
+    WindowAttention: WindowAttentionMixer,
 }
 FEED_FORWARD: dict[type[Layer], Callable[[Any, Weights], Any]] = {
     Mlp: mlp_of,
@@ -74,6 +80,11 @@ def layer_function(index: int, layer: Layer, weights: Weights) -> Function:
     if kind in RECURRENT:
         mixer = RECURRENT[kind](layer, weights)
         return lambda x_NC, step: mixer.forward(x_NC, step.batch, _state(layer, index, step))
+    if kind in WINDOW:
+        windowed = WINDOW[kind](layer, weights)
+        return lambda x_NC, step: windowed.forward(
+            x_NC, step.batch, *(Rings(step.states.view(index, name)) for name in ("keys", "values"))
+        )
     if kind in ATTENTION:
         attention = ATTENTION[kind](index, layer, weights)
 

@@ -56,9 +56,7 @@ def backwards(
     q_RGQD[:n_queries] = q_TGQD.flip(0)
     k_GQKD, v_GQKD = (x.transpose(0, 1)[:, None].expand(-1, n_shared, -1, -1) for x in keys_values)
     mask_RK = mask_from_last.as_strided((n_rows, len(keys_values[0])), (1, 1))
-    out_GQRD = F.scaled_dot_product_attention(
-        q_RGQD.permute(1, 2, 0, 3), k_GQKD, v_GQKD, attn_mask=mask_RK, scale=scale
-    )
+    out_GQRD = _attention(q_RGQD.permute(1, 2, 0, 3), k_GQKD, v_GQKD, mask_RK, scale)
     return out_GQRD[:, :, :n_queries].permute(2, 0, 1, 3).flip(0)
 
 
@@ -74,4 +72,13 @@ def decode(
     """
     k_BGKD, v_BGKD = (x.transpose(1, 2) for x in keys_values)
     mask_B1QK = mask_B11K.expand(-1, -1, q_BGQD.shape[2], -1)
-    return F.scaled_dot_product_attention(q_BGQD, k_BGKD, v_BGKD, attn_mask=mask_B1QK, scale=scale)
+    return _attention(q_BGQD, k_BGKD, v_BGKD, mask_B1QK, scale)
+
+
+def _attention(
+    q_BHRD: torch.Tensor, k_BHKD: torch.Tensor, v_BHKD: torch.Tensor, mask: torch.Tensor, scale: float | None
+) -> torch.Tensor:
+    """At least two heads at once: the products of a single one are spread over threads, and have other bits then."""
+    alone = q_BHRD.shape[0] * q_BHRD.shape[1] == 1
+    q, k, v = (x.expand(2, -1, -1, -1) if alone else x for x in (q_BHRD, k_BHKD, v_BHKD))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)[: len(q_BHRD)]

@@ -1,0 +1,38 @@
+"""Sliding-window attention: what it keeps does not grow with the sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from headwater.layers.attention import GroupedAttention
+from headwater.types import PrefillFlops
+
+
+@dataclass(frozen=True, slots=True)
+class WindowAttention(GroupedAttention):
+    """A query sees the last `window` tokens, its own included; their keys and values are the layer's state.
+
+    FLOPs are those of a token with a full window before it.
+    """
+
+    kind: ClassVar[str] = "window_attention"
+    window: int = 4096  # tokens
+
+    @property
+    def flops(self) -> PrefillFlops:
+        pairs = 2 * self.heads * self.head_dim * self.window
+        return PrefillFlops(2 * (self.product_weights + pairs), 0)
+
+    @property
+    def kv_widths(self) -> tuple[int, ...]:
+        return ()
+
+    def kv_elements(self, tensor_parallel: int) -> int:
+        return 0
+
+    @property
+    def states(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """A ring: the token at position p stands in row p mod `window`."""
+        shape = (self.window, self.kv_heads, self.head_dim)
+        return ("keys", shape), ("values", shape)
