@@ -6,6 +6,7 @@ Shapes: N rows of the step, W rows whose KV is written, D decoding sequences.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -44,13 +45,21 @@ class AttentionStep:
     offset_W: torch.Tensor  # int64, tokens from the start of the page
     ramp: torch.Tensor  # `visible` zeros, then -inf: every causal mask is a window of it
     visible: int
-    decodes: tuple[PagedBatch, ...]
     on_gpu: PagedStep | None  # what kernels take in the place of masks and batches
+
+    @cached_property
+    def decodes(self) -> tuple[PagedBatch, ...]:
+        """Decoding sequences put together, with their pages."""
+        batch = self.batch
+        length_D = batch.position_N[batch.decode_rows] + 1
+        return tuple(
+            paged(together, length_D, batch.decode_tables, self.arena.page_size)
+            for together in decode_batches(length_D, self.ramp.dtype)
+        )
 
     @classmethod
     def of(cls, batch: StepBatch, arena: KeyValuePages, dtype: torch.dtype) -> AttentionStep:
         """Work out rows, pages and masks; `dtype` is that of queries and keys."""
-        length_D = batch.position_N[batch.decode_rows] + 1
         row_W, page_W = _written(batch, arena.page_size)
         on_gpu = _on_gpu(batch, arena.page_size) if has_kernels(batch.position_N.device) else None
         visible = -(-max((s.end for s in batch.slices), default=0) // KEY_BLOCK) * KEY_BLOCK
@@ -64,12 +73,6 @@ class AttentionStep:
             offset_W=batch.position_N[row_W] % arena.page_size,
             ramp=ramp,
             visible=visible,
-            decodes=()
-            if on_gpu
-            else tuple(
-                paged(together, length_D, batch.decode_tables, arena.page_size)
-                for together in decode_batches(length_D, dtype)
-            ),
             on_gpu=on_gpu,
         )
 
