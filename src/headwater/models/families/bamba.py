@@ -58,8 +58,9 @@ def read_heads(keys: ConfigKeys) -> tuple[int, int, int]:
 
 
 def read_mixer(keys: ConfigKeys, eps: float) -> Mamba2:
-    """The Mamba-2 layer; `eps` is what the norms' is if unsaid."""
-    heads, inner = keys.positive("mamba_n_heads", 128), keys.positive("mamba_expand", 2) * keys.positive("hidden_size")
+    """The Mamba-2 layer; `eps` is what the norms' is if unsaid. Only Falcon-H1 has the key `mamba_d_ssm`."""
+    heads, wide = keys.positive("mamba_n_heads", 128), keys.positive("mamba_expand", 2) * keys.positive("hidden_size")
+    inner = keys.positive("mamba_d_ssm", wide)
     head_dim, said = inner // heads, keys.optional("mamba_d_head")
     if said not in (None, "auto", head_dim) or head_dim * heads != inner:
         raise CheckpointError(f"config.json: {heads} Mamba heads of {said!r} channels are not {inner} channels")

@@ -1,0 +1,155 @@
+"""Nemotron-H, Nemotron-Nano v2 and Nemotron 3: each layer is one of Mamba-2, attention, MLP and experts.
+
+Attention has no positions; MLPs and experts have no gate, and a squared ReLU. Steps of Mamba-2 are kept within
+`time_step_limit`, as NVIDIA's own code has it; transformers 5.23 takes `time_step_min`, and that in prefills alone.
+"""
+
+from __future__ import annotations
+
+from headwater.config_keys import ConfigKeys
+from headwater.errors import CheckpointError
+from headwater.layers.attention import GroupedAttention
+from headwater.layers.feed_forward import Experts, Mlp
+from headwater.layers.layer import Layer
+from headwater.layers.mamba2 import Mamba2
+from headwater.models.families.bamba import read_heads
+from headwater.models.families.family import Family, Refusal, only
+from headwater.models.families.reading import MAX_LAYERS, read_step_limits
+from headwater.spec import Architecture, Block, Part
+
+MAMBA, ATTENTION, MLP, EXPERTS = "linear_attention", "full_attention", "mlp", "moe"
+SIGNS = {"M": MAMBA, "*": ATTENTION, "-": MLP, "E": EXPERTS}  # of hybrid_override_pattern
+KINDS = {MAMBA: MAMBA, ATTENTION: ATTENTION, MLP: MLP, EXPERTS: EXPERTS, "mamba": MAMBA, "attention": ATTENTION}
+NAMES = (  # of experts
+    ("correction", "gate.e_score_correction_bias"),
+    ("shared_expert", "shared_experts"),
+    ("latent_in", "fc1_latent_proj"),
+    ("latent_out", "fc2_latent_proj"),
+)
+ACTIVATION = "relu2"
+EPS = 1e-5
+
+
+def read_nemotron_h(keys: ConfigKeys) -> Architecture:
+    keys.require("sliding_window", None, default=None)
+    readers = {MAMBA: _read_mamba, ATTENTION: _read_attention, MLP: _read_mlp, EXPERTS: _read_experts}
+    types = _read_types(keys)
+    layers: dict[str, Layer] = {kind: readers[kind](keys) for kind in dict.fromkeys(types)}
+    blocks = [
+        Block(f"layers.{i}.norm.weight", (Part(layers[kind], f"layers.{i}.mixer", NAMES if kind == EXPERTS else ()),))
+        for i, kind in enumerate(types)
+    ]
+    return Architecture(
+        model_type=keys.text("model_type"),
+        vocab_size=keys.positive("vocab_size"),
+        hidden_size=keys.positive("hidden_size"),
+        blocks=tuple(blocks),
+        max_length=keys.positive("max_position_embeddings", 4096),
+        norm_eps=keys.number("layer_norm_epsilon", EPS),
+        tied=keys.flag("tie_word_embeddings", False),
+        embedding="embeddings.weight",
+        final_norm="norm_f.weight",
+        prefixes=("backbone.", "model."),
+        float32_residual=keys.flag("residual_in_fp32", False),
+    )
+
+
+def _read_types(keys: ConfigKeys) -> list[str]:
+    """What each layer is: a list of names, or a pattern with a sign for each."""
+    key, known = "hybrid_override_pattern", SIGNS
+    for other in ("layers_block_type", "layer_types"):
+        if keys.optional(other) is not None:
+            key, known = other, KINDS
+    names = list(keys.text(key)) if known is SIGNS else keys.listed(key, [])
+    for name in names:
+        if not isinstance(name, str) or name not in known:
+            raise CheckpointError(f"config.json: layer type {name!r} is not one of {sorted(known)}")
+    count = keys.integer("num_hidden_layers", len(names))
+    if count != len(names) or not 0 < count <= MAX_LAYERS:
+        raise CheckpointError(f"config.json: key {key!r} has {len(names)} entries for {count} layers")
+    return [known[name] for name in names]
+
+
+def _read_mamba(keys: ConfigKeys) -> Mamba2:
+    keys.require("mamba_hidden_act", "silu", default="silu")
+    keys.require("mamba_proj_bias", False, default=False)
+    heads, groups = keys.positive("mamba_num_heads", 128), keys.positive("n_groups", 8)
+    if heads % groups:
+        raise CheckpointError(f"config.json: {groups} groups of {heads} Mamba heads, must divide them")
+    bias = keys.flag("use_bias", False)
+    return Mamba2(
+        keys.positive("hidden_size"),
+        heads,
+        keys.positive("mamba_head_dim", 64),
+        state=keys.positive("ssm_state_size", 128),
+        groups=groups,
+        conv=keys.positive("conv_kernel", 4),
+        conv_bias=keys.flag("use_conv_bias", True),
+        bias=bias,
+        out_bias=bias,
+        norm_eps=keys.number("layer_norm_epsilon", EPS),
+        step_limits=read_step_limits(keys),
+    )
+
+
+def _read_attention(keys: ConfigKeys) -> GroupedAttention:
+    """Without positions: what is before what, the Mamba layers know."""
+    keys.require("attention_bias", False, default=False)
+    heads, kv_heads, _ = read_heads(keys)
+    head_dim = keys.positive("head_dim", keys.positive("attention_head_dim", 128))
+    return GroupedAttention(keys.positive("hidden_size"), heads, kv_heads, head_dim)
+
+
+def _read_mlp(keys: ConfigKeys) -> Mlp:
+    keys.require("mlp_hidden_act", ACTIVATION, default=ACTIVATION)
+    hidden, intermediate = keys.positive("hidden_size"), keys.positive("intermediate_size")
+    return Mlp(hidden, intermediate, gated=False, activation=ACTIVATION, bias=keys.flag("mlp_bias", False))
+
+
+def _read_experts(keys: ConfigKeys) -> Experts:
+    keys.require("mlp_hidden_act", ACTIVATION, default=ACTIVATION)
+    keys.require("n_shared_experts", 1, default=1)
+    experts, per_token = keys.positive("n_routed_experts"), keys.positive("num_experts_per_tok")
+    groups, best = keys.positive("n_group", 1), keys.positive("topk_group", 1)
+    if experts % groups or not best <= groups or per_token > experts // groups * best:
+        raise CheckpointError(
+            f"config.json: {per_token} experts a token from {best} of {groups} groups of {experts} experts"
+        )
+    return Experts(
+        keys.positive("hidden_size"),
+        experts,
+        per_token,
+        keys.positive("moe_intermediate_size"),
+        shared=keys.positive("moe_shared_expert_intermediate_size"),
+        normalise=keys.flag("norm_topk_prob", True),
+        scores="sigmoid",
+        corrected=True,
+        groups=groups,
+        groups_per_token=best,
+        scale=keys.number("routed_scaling_factor", 1.0),
+        gated=False,
+        activation=ACTIVATION,
+        latent=keys.integer("moe_latent_size", 0),
+        bias=keys.flag("mlp_bias", False),
+    )
+
+
+NEMOTRON_H = Family(
+    "Nemotron-H",
+    ("nemotron_h",),
+    read_nemotron_h,
+    oracle="transformers",
+    profile="nemotron-h-8b",
+    refuses=(
+        only("other activations", "mlp_hidden_act", "silu", ACTIVATION),
+        only("other activations", "mamba_hidden_act", "relu", "silu"),
+        only("biases of attention", "attention_bias", True, False),
+        only("attention to a window", "sliding_window", 4096, None),
+        only("biases of Mamba's projections alone", "mamba_proj_bias", True, False),
+        Refusal(
+            "layers of another kind",
+            {"layers_block_type": ["linear_attention", "sliding_attention"]},
+            "layer type 'sliding_attention' is not one of ['attention', 'full_attention', ",
+        ),
+    ),
+)
