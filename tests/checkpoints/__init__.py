@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
-from tests.checkpoints import bamba, granite, mamba2, jamba, qwen
-from tests.checkpoints.recipe import Recipe, oracle, write
+import torch
+
+from tests.checkpoints import bamba, granite, jamba, mamba2, minimax, qwen, recipe, ring
+from tests.checkpoints.recipe import Recipe, write
 
 RECIPES: dict[str, Recipe] = {
     **qwen.RECIPES,
+    **minimax.RECIPES,
+    **ring.RECIPES,
     **granite.RECIPES,
     **bamba.RECIPES,
     **mamba2.RECIPES,
@@ -17,11 +22,20 @@ RECIPES: dict[str, Recipe] = {
 SMALLEST = {  # of each family, by its name
     "Qwen3.5": "qwen3_5",
     "Qwen3-Next": "qwen3_next",
+    "MiniMax": "minimax",
+    "Ring-linear 2.0": "ring",
     "Granite 4": "granite",
     "Bamba": "bamba",
     "Mamba-2": "mamba2",
     "Jamba": "jamba",
 }
+OWN = {"bailing_moe_linear": ring.oracle}  # by model type
+
+
+def oracle(folder: Path) -> torch.nn.Module:
+    """The checkpoint as transformers loads it, or as our own model does where transformers has none."""
+    model_type = json.loads((folder / "config.json").read_text())["model_type"]
+    return OWN.get(model_type, recipe.oracle)(folder)
 
 
 def checkpoint(root: Path, name: str) -> Path:

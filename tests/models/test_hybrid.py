@@ -14,13 +14,17 @@ from tests.support import Bench
 
 LENGTHS = (1, 63, 64, 65, 300)
 GREEDY = 24
-FAMILIES = ["qwen3_5", "qwen3_5_moe", "qwen3_next", "jamba_moe"]
+FAMILIES = ["qwen3_5", "qwen3_5_moe", "qwen3_next", "minimax", "ring", "jamba_moe"]
 SHAPES = [
     "qwen3_5_tied",
     "qwen3_5_odd_heads",
     "qwen3_next_odd_heads",
     "qwen3_5_sharded",
     "qwen3_5_moe_sharded",
+    "minimax_tied_sharded",
+    "minimax_odd_heads",
+    "ring_biases",
+    "ring_odd_heads_tied",
     "jamba",
     "jamba_tied_biases",
     "jamba_odd",

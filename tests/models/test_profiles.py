@@ -161,6 +161,7 @@ PUBLISHED = {
     "qwen3-next-80b-a3b": (80, None),
     "ring-mini-linear-2.0": (16.4, 0.957),
     "ring-flash-linear-2.0": (104, 6.1),
+    "minimax-m1": (456, 45.9),
     "kimi-linear-48b-a3b": (49.1, None),
     "jamba-1.5-mini": (51.6, None),
     "falcon-h1-7b": (7.59, None),

@@ -11,13 +11,15 @@ from headwater.errors import CheckpointError
 from headwater.models.families.bamba import BAMBA
 from headwater.models.families.family import Family, Refusal
 from headwater.models.families.granite import GRANITE
-from headwater.models.families.mamba2 import MAMBA2
 from headwater.models.families.jamba import JAMBA
+from headwater.models.families.mamba2 import MAMBA2
+from headwater.models.families.minimax import MINIMAX
 from headwater.models.families.qwen3_5 import QWEN3_5
 from headwater.models.families.qwen3_next import QWEN3_NEXT
+from headwater.models.families.ring import RING
 from headwater.spec import ModelSpec
 
-FAMILIES: tuple[Family, ...] = (QWEN3_5, QWEN3_NEXT, GRANITE, BAMBA, MAMBA2, JAMBA)
+FAMILIES: tuple[Family, ...] = (QWEN3_5, QWEN3_NEXT, GRANITE, BAMBA, MAMBA2, JAMBA, MINIMAX, RING)
 ALL_REFUSE = (
     Refusal(
         "quantised weights",

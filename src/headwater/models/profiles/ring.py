@@ -26,7 +26,7 @@ def _ring(name: str, source: str, hidden: int, groups: int, group: int, heads: i
             (Lightning(hidden, heads, 128), layers - groups),
             (GroupedAttention(hidden, heads, 4, 128, normed=True), groups),
             (Mlp(hidden, dense), 1),
-            (Experts(hidden, 256, 8, routed, shared=routed), layers - 1),
+            (Experts(hidden, 256, 8, routed, shared=routed, scores="sigmoid", corrected=True), layers - 1),
         ),
         note=FLOAT32_ASSUMED,
     )
