@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from tests.checkpoints import bamba, granite, jamba, mamba2, minimax, qwen, recipe, ring
+from tests.checkpoints import bamba, falcon_h1, granite, jamba, mamba2, minimax, nemotron_h, qwen, recipe, ring
 from tests.checkpoints.recipe import Recipe, write
 
 RECIPES: dict[str, Recipe] = {
@@ -18,6 +18,8 @@ RECIPES: dict[str, Recipe] = {
     **bamba.RECIPES,
     **mamba2.RECIPES,
     **jamba.RECIPES,
+    **falcon_h1.RECIPES,
+    **nemotron_h.RECIPES,
 }
 SMALLEST = {  # of each family, by its name
     "Qwen3.5": "qwen3_5",
@@ -28,6 +30,8 @@ SMALLEST = {  # of each family, by its name
     "Bamba": "bamba",
     "Mamba-2": "mamba2",
     "Jamba": "jamba",
+    "Falcon-H1": "falcon_h1",
+    "Nemotron-H": "nemotron_h",
 }
 OWN = {"bailing_moe_linear": ring.oracle}  # by model type
 

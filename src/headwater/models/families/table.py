@@ -9,17 +9,30 @@ from typing import Any
 from headwater.config_keys import ConfigKeys, text_config
 from headwater.errors import CheckpointError
 from headwater.models.families.bamba import BAMBA
+from headwater.models.families.falcon_h1 import FALCON_H1
 from headwater.models.families.family import Family, Refusal
 from headwater.models.families.granite import GRANITE
 from headwater.models.families.jamba import JAMBA
 from headwater.models.families.mamba2 import MAMBA2
 from headwater.models.families.minimax import MINIMAX
+from headwater.models.families.nemotron_h import NEMOTRON_H
 from headwater.models.families.qwen3_5 import QWEN3_5
 from headwater.models.families.qwen3_next import QWEN3_NEXT
 from headwater.models.families.ring import RING
 from headwater.spec import ModelSpec
 
-FAMILIES: tuple[Family, ...] = (QWEN3_5, QWEN3_NEXT, GRANITE, BAMBA, MAMBA2, JAMBA, MINIMAX, RING)
+FAMILIES: tuple[Family, ...] = (
+    QWEN3_5,
+    QWEN3_NEXT,
+    GRANITE,
+    BAMBA,
+    MAMBA2,
+    JAMBA,
+    MINIMAX,
+    RING,
+    FALCON_H1,
+    NEMOTRON_H,
+)
 ALL_REFUSE = (
     Refusal(
         "quantised weights",
