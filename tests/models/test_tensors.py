@@ -133,3 +133,20 @@ def test_half_of_a_tensor_has_its_shape_checked(tmp_path: Path) -> None:
     found = read(tmp_path, {"gate_up_proj.weight": torch.zeros(12, 8)}, MLP, ())
     with pytest.raises(CheckpointError, match=r"shape \[12, 8\], the config asks for \[24, 8\]"):
         found["gate_proj.weight"]
+
+
+def test_of_several_names_the_one_that_is_there_is_read(tmp_path: Path) -> None:
+    ours = random(MLP)
+    names = tuple((name, f"{at}.{name}") for name in ("gate_proj", "up_proj", "down_proj") for at in ("mlp", "moe"))
+    for at in ("mlp", "moe"):
+        found = read(tmp_path, {f"{at}.{name}": tensor for name, tensor in ours.items()}, MLP, names)
+        assert all(torch.equal(found[name], tensor) for name, tensor in ours.items())
+    found = read(tmp_path, {"other": torch.zeros(1)}, MLP, names)
+    with pytest.raises(CheckpointError, match=r"tensor 'here.mlp.up_proj.weight' is missing"):
+        found["up_proj.weight"]
+
+
+def test_dimensions_of_one_are_not_looked_at(tmp_path: Path) -> None:
+    ours = random(MLP)
+    found = read(tmp_path, ours | {"up_proj.weight": ours["up_proj.weight"][None, :, None]}, MLP, ())
+    assert torch.equal(found["up_proj.weight"], ours["up_proj.weight"])

@@ -68,14 +68,14 @@ class CheckpointTensors:
         return [name for name in self._source if name not in self._read_names]
 
     def raw(self, name: str, *shape: int) -> torch.Tensor:
-        """The tensor in the file's dtype."""
+        """The tensor in the file's dtype; dimensions of one are not looked at."""
         tensor = self._read(name)
-        if tuple(tensor.shape) != shape:
-            found, wanted = list(tensor.shape), list(shape)
+        found, wanted = list(tensor.shape), list(shape)
+        if [n for n in found if n != 1] != [n for n in wanted if n != 1]:
             raise CheckpointError(
                 f"{self._source[name]}: tensor {name!r} has shape {found}, the config asks for {wanted}"
             )
-        return tensor
+        return tensor.view(shape)
 
     def _read(self, name: str) -> torch.Tensor:
         if name not in self._source:
@@ -89,9 +89,9 @@ class CheckpointTensors:
 class PartTensors(Mapping[str, torch.Tensor]):
     """The tensors of one layer by our names, each read, and its shape checked, as it is asked for.
 
-    `names` are (ours, the checkpoint's) for those beginnings or whole names that differ, the first that fits. Gate and
-    up of an MLP may be one tensor, gate first: `gate_up_proj.weight`, of a shared expert `shared_expert.gate_up_proj…`;
-    so may queries, keys and values: `qkv_proj`.
+    `names` are (ours, the checkpoint's) for those beginnings or whole names that differ; of several for one of ours,
+    the first that there is. Gate and up of an MLP may be one tensor, gate first: `gate_up_proj.weight`, of a shared
+    expert `shared_expert.gate_up_proj…`; so may queries, keys and values: `qkv_proj`.
     Experts stand stacked (`experts.gate_proj`, or `experts.gate_up_proj`, and `experts.down_proj`), or one by one:
     `experts.0.gate_proj.weight`, where what follows the number is renamed as `expert.gate_proj`.
     """
@@ -120,10 +120,10 @@ class PartTensors(Mapping[str, torch.Tensor]):
         return len(self._shapes)
 
     def _theirs(self, name: str) -> str:
-        for ours, theirs in self._names:
-            if name == ours or name.startswith(f"{ours}."):
-                return theirs + name[len(ours) :]
-        return name
+        fits = [
+            theirs + name[len(ours) :] for ours, theirs in self._names if name == ours or name.startswith(f"{ours}.")
+        ]
+        return next((theirs for theirs in fits if self._prefix + theirs in self._tensors), fits[0] if fits else name)
 
     def _whole_or_half(self, name: str, shape: tuple[int, ...], dim: int = 0) -> torch.Tensor:
         """The tensor, or its half of one that holds gate and up one after the other in that dimension."""
