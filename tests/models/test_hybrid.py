@@ -14,7 +14,7 @@ from tests.support import Bench
 
 LENGTHS = (1, 63, 64, 65, 300)
 GREEDY = 24
-FAMILIES = ["qwen3_5", "qwen3_5_moe", "qwen3_next", "minimax", "ring", "jamba_moe"]
+FAMILIES = ["qwen3_5", "qwen3_5_moe", "qwen3_next", "minimax", "ring", "jamba_moe", "kimi_linear"]
 SHAPES = [
     "qwen3_5_tied",
     "qwen3_5_odd_heads",
@@ -28,6 +28,8 @@ SHAPES = [
     "jamba",
     "jamba_tied_biases",
     "jamba_odd",
+    "kimi_linear_groups",
+    "kimi_linear_odd_heads",
 ]
 
 

@@ -13,6 +13,7 @@ from headwater.models.families.falcon_h1 import FALCON_H1
 from headwater.models.families.family import Family, Refusal
 from headwater.models.families.granite import GRANITE
 from headwater.models.families.jamba import JAMBA
+from headwater.models.families.kimi_linear import KIMI_LINEAR
 from headwater.models.families.mamba2 import MAMBA2
 from headwater.models.families.minimax import MINIMAX
 from headwater.models.families.nemotron_h import NEMOTRON_H
@@ -28,6 +29,7 @@ FAMILIES: tuple[Family, ...] = (
     BAMBA,
     MAMBA2,
     JAMBA,
+    KIMI_LINEAR,
     MINIMAX,
     RING,
     FALCON_H1,
