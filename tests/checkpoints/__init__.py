@@ -26,7 +26,7 @@ SMALLEST = {  # of each family, by its name
     "Qwen3.5": "qwen3_5",
     "Qwen3-Next": "qwen3_next",
     "MiniMax": "minimax",
-    "Ring-linear 2.0": "ring",
+    "Ring-linear": "ring",
     "Granite 4": "granite",
     "Bamba": "bamba",
     "Mamba-2": "mamba2",

@@ -146,7 +146,7 @@ REFUSES = (
     ),
 )
 RING = Family(
-    "Ring-linear 2.0",
+    "Ring-linear",
     ("bailing_moe_linear",),
     read_ring,
     oracle="its recurrence token by token in plain torch, from the published configuration and model code",
