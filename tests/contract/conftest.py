@@ -15,3 +15,12 @@ def poisoned_memory() -> Iterator[None]:
     with torch.inference_mode():
         yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Layers as small as these are slower with two, and much slower on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -14,7 +14,7 @@ from tests.contract.recurrences.case import tokens
 
 LENGTH, DECODED = 200, 5
 FLUSHED = torch.finfo(torch.float32).tiny  # what is smaller is zero, here as in the server
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
+pytestmark = pytest.mark.usefixtures("poisoned_memory", "one_thread")
 
 
 @pytest.fixture(params=EXTREMES)

@@ -13,7 +13,7 @@ from tests.contract.recurrences import MIXERS, Case
 from tests.contract.recurrences.case import tokens
 
 START, PREFIX, FROM_ZERO = 128, 3, 5  # tokens before the range; rows of a state after them, and of zeros
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
+pytestmark = pytest.mark.usefixtures("poisoned_memory", "one_thread")
 
 
 @pytest.fixture(params=MIXERS)

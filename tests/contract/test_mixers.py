@@ -13,8 +13,9 @@ from tests.contract.layer_rig import LayerRig, Piece, relative_error
 from tests.contract.recurrences import MIXERS, RECURRENCES, Case
 from tests.contract.recurrences.case import tokens
 
-LONGEST = 513
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
+LONGEST, TOGETHER = 513, 19  # tokens, sequences of a step
+SETTINGS = [(torch.float32, 2), (torch.bfloat16, 1)]  # dtype and threads
+pytestmark = pytest.mark.usefixtures("poisoned_memory", "one_thread")
 
 
 @pytest.fixture(params=MIXERS)
@@ -28,12 +29,15 @@ def test_every_recurrent_layer_is_held_to_the_contract() -> None:
 
 
 def test_fast_equals_the_reference_at_every_length_in_ragged_batches(mixer: Case) -> None:
+    """Every length with the first shape of each kind, every seventh and those about a page's end with the others."""
     x_LD = tokens(LONGEST)
     wanted_LD, _ = mixer.reference(x_LD)
-    for first in range(1, LONGEST + 1, 19):
-        lengths = range(first, min(first + 19, LONGEST + 1))
-        outs = LayerRig(mixer).step([Piece(x_LD[:n], slot) for slot, n in enumerate(lengths)])
-        for n, out_LD in zip(lengths, outs, strict=True):
+    first_shape = mixer.layer is next(iter(mixer.of.shapes.values()))
+    lengths = range(1, LONGEST + 1) if first_shape else [*range(1, LONGEST, 7), 63, 64, 65, LONGEST]
+    for first in range(0, len(lengths), TOGETHER):
+        together = lengths[first : first + TOGETHER]
+        outs = LayerRig(mixer).step([Piece(x_LD[:n], slot) for slot, n in enumerate(together)])
+        for n, out_LD in zip(together, outs, strict=True):
             assert relative_error(out_LD, wanted_LD[:n]) < 1e-5, n
 
 
@@ -45,15 +49,16 @@ def test_the_state_is_that_of_the_reference(mixer: Case, length: int) -> None:
     assert relative_error(rig.state.recurrent[0], wanted_X) < 1e-5
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("cuts", [(64,), (128,), (448,), (512,), (64, 128), (192, 256, 448), tuple(range(64, 513, 64))])
-def test_a_cut_at_a_page_boundary_changes_no_bit(mixer: Case, cuts: tuple[int, ...], dtype: torch.dtype) -> None:
-    x_LD, whole, parts = tokens(LONGEST).to(dtype), LayerRig(mixer, dtype), LayerRig(mixer, dtype)
+@pytest.mark.parametrize(("dtype", "threads"), SETTINGS)
+def test_a_cut_at_a_page_boundary_changes_no_bit(mixer: Case, dtype: torch.dtype, threads: int) -> None:
+    torch.set_num_threads(threads)
+    x_LD, whole = tokens(LONGEST).to(dtype), LayerRig(mixer, dtype)
     (wanted_LD,) = whole.step([Piece(x_LD, 3)])
-    ends = (*cuts, LONGEST)
-    outs = [parts.step([Piece(x_LD[a:b], 5, a)])[0] for a, b in zip((0, *cuts), ends, strict=True)]
-    assert torch.equal(torch.cat(outs), wanted_LD)
-    assert parts.same_state(5, whole, 3)
+    for cuts in [(64,), (512,), (192, 256, 448), tuple(range(64, 513, 64))]:
+        parts, ends = LayerRig(mixer, dtype), (*cuts, LONGEST)
+        outs = [parts.step([Piece(x_LD[a:b], 5, a)])[0] for a, b in zip((0, *cuts), ends, strict=True)]
+        assert torch.equal(torch.cat(outs), wanted_LD), cuts
+        assert parts.same_state(5, whole, 3), cuts
 
 
 def test_states_kept_on_the_way_are_those_of_a_run_that_ended_there(mixer: Case) -> None:
@@ -87,8 +92,9 @@ def test_a_decoded_token_is_close_to_a_prefilled_one(mixer: Case) -> None:
     assert rig.same_conv(0, rig, 1)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_other_sequences_in_the_step_change_no_bit(mixer: Case, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("dtype", "threads"), SETTINGS)
+def test_other_sequences_in_the_step_change_no_bit(mixer: Case, dtype: torch.dtype, threads: int) -> None:
+    torch.set_num_threads(threads)
     x_LD, x_BD = tokens(150).to(dtype), tokens(1, 5).to(dtype)
     alone = LayerRig(mixer, dtype)
     alone.step([Piece(tokens(100, 4).to(dtype), 1)])
