@@ -27,7 +27,8 @@ class ConfigKeys:
             raise CheckpointError(f"config.json: key 'rope_parameters' is {rope!r}, must be an object")
         self._values: dict[str, Any] = {**text, **rope}
         # A multimodal config says at its top whether the text model's embeddings are tied.
-        self._values.setdefault("tie_word_embeddings", config.get("tie_word_embeddings", False))
+        if "tie_word_embeddings" in config:
+            self._values.setdefault("tie_word_embeddings", config["tie_word_embeddings"])
         self._values.setdefault("model_type", config.get("model_type"))
 
     def _typed(self, key: str, kinds: tuple[type, ...], default: Any) -> Any:

@@ -7,7 +7,20 @@ from pathlib import Path
 
 import torch
 
-from tests.checkpoints import bamba, falcon_h1, granite, jamba, kimi_linear, mamba2, minimax, nemotron_h, qwen, recipe, ring
+from tests.checkpoints import (
+    bamba,
+    falcon_h1,
+    granite,
+    jamba,
+    kimi_linear,
+    mamba,
+    mamba2,
+    minimax,
+    nemotron_h,
+    qwen,
+    recipe,
+    ring,
+)
 from tests.checkpoints.recipe import Recipe, write
 
 RECIPES: dict[str, Recipe] = {
@@ -18,6 +31,7 @@ RECIPES: dict[str, Recipe] = {
     **bamba.RECIPES,
     **mamba2.RECIPES,
     **jamba.RECIPES,
+    **mamba.RECIPES,
     **kimi_linear.RECIPES,
     **falcon_h1.RECIPES,
     **nemotron_h.RECIPES,
@@ -31,6 +45,7 @@ SMALLEST = {  # of each family, by its name
     "Bamba": "bamba",
     "Mamba-2": "mamba2",
     "Jamba": "jamba",
+    "Mamba": "mamba",
     "Kimi-Linear": "kimi_linear",
     "Falcon-H1": "falcon_h1",
     "Nemotron-H": "nemotron_h",

@@ -11,8 +11,8 @@ from tests.checkpoints.recipe import Recipe
 
 
 def short_steps(weight: torch.Tensor, generator: torch.Generator) -> None:
-    """Steps of about 1 where the projection of the step is 0."""
-    weight.fill_(0.5).add_(torch.randn(weight.shape, generator=generator), alpha=0.3)
+    """Steps of about a third where the projection of the step is 0."""
+    weight.fill_(-1.0).add_(torch.randn(weight.shape, generator=generator), alpha=0.3)
 
 
 def narrow(weight: torch.Tensor, generator: torch.Generator) -> None:
@@ -78,7 +78,7 @@ MODELS = {
     "jamba_tied_biases": replace(DENSE, tied=True, mamba_proj_bias=True, mamba_conv_bias=False),
     "jamba_odd": replace(
         MOE,
-        num_hidden_layers=5,
+        num_hidden_layers=4,
         hidden_size=72,
         num_attention_heads=9,
         num_key_value_heads=3,

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 def cells():
     """What `make test` runs, and behind the mark what `make test-full` adds."""
-    for recipe in (*FAMILIES, "qwen3_5_wide", "qwen3_5_bench"):
+    for recipe in (*FAMILIES, "mamba", "qwen3_5_wide", "qwen3_5_bench"):
         for dtype in ("float32", "bfloat16"):
             for threads in (2, 1):
                 for scenario in SCENARIOS:

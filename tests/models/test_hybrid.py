@@ -30,6 +30,8 @@ SHAPES = [
     "jamba_odd",
     "kimi_linear_groups",
     "kimi_linear_odd_heads",
+    "mamba",
+    "falcon_mamba",
 ]
 
 

@@ -168,6 +168,7 @@ PUBLISHED = {
     "granite-4.0-h-small": (32.2, None),
     "bamba-9b": (9.78, None),
     "mamba2-2.7b": (2.7, None),
+    "falcon-mamba-7b": (7.27, None),
 }
 
 

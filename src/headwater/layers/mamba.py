@@ -22,6 +22,7 @@ class Mamba(Layer):
     bias: bool = False  # of the projections in and out
     normed: bool = False  # the step's channels, B and C have norms of their own (Jamba)
     norm_eps: float = 1e-6
+    norm_weights: bool = True  # of those norms; without, they scale rows to a root mean square of 1 (Falcon Mamba)
 
     def tensors(self) -> Shapes:
         shapes: Shapes = {
@@ -38,7 +39,7 @@ class Mamba(Layer):
             shapes["conv1d.bias"] = (self.inner,)
         if self.bias:
             shapes |= {"in_proj.bias": (2 * self.inner,), "out_proj.bias": (self.hidden,)}
-        if self.normed:
+        if self.normed and self.norm_weights:
             widths = {"dt": self.step_rank, "b": self.state, "c": self.state}
             shapes |= {f"{name}_layernorm.weight": (width,) for name, width in widths.items()}
         return shapes

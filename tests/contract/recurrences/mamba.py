@@ -32,7 +32,9 @@ def _product(w: Tensors, name: str, x_LK: torch.Tensor) -> torch.Tensor:
 def _normed(layer: Mamba, w: Tensors, name: str, x_LK: torch.Tensor) -> torch.Tensor:
     if not layer.normed:
         return x_LK
-    return x_LK / (x_LK.square().mean(-1, keepdim=True) + layer.norm_eps).sqrt() * w[f"{name}_layernorm.weight"]
+    return (
+        x_LK / (x_LK.square().mean(-1, keepdim=True) + layer.norm_eps).sqrt() * w.get(f"{name}_layernorm.weight", 1.0)
+    )
 
 
 def _rates(w: Tensors) -> torch.Tensor:
@@ -49,7 +51,7 @@ MAMBA = Recurrence(
         "plain": Mamba(WIDTH, inner=64, state=16, conv=4, step_rank=2),
         "normed": Mamba(WIDTH, 64, 16, 4, 2, normed=True),
         "odd widths": Mamba(WIDTH, 75, 7, 3, 5, normed=True, norm_eps=1e-5),
-        "biases": Mamba(WIDTH, 40, 24, 4, 3, conv_bias=False, bias=True),
+        "biases": Mamba(WIDTH, 40, 24, 4, 3, conv_bias=False, bias=True, normed=True, norm_weights=False),
     },
     reference=reference,
     moved=moved,

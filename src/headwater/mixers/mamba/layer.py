@@ -37,10 +37,7 @@ class SelectiveStateSpace(RecurrentMixer[Chunks]):
         self.dt_bias_C = weights.vector("dt_proj.bias")  # added in float32, also in a bfloat16 model
         self.log2_rate_EC = weights.vector("A_log").exp_().mul_(-LOG2_E).T.contiguous()
         self.skip_C = weights.vector("D")
-        self.norms = tuple(
-            RMSNorm(weights.vector(f"{name}_layernorm.weight"), shape.norm_eps) if shape.normed else None
-            for name in ("dt", "b", "c")
-        )
+        self.norms = _norms(shape, weights)
         self.chunks_a_block = max(1, ELEMENTS_A_BLOCK // (CHUNK * shape.inner))
         self.read_shape = (CHUNK, shape.inner)
 
@@ -90,3 +87,15 @@ class SelectiveStateSpace(RecurrentMixer[Chunks]):
         dt_NC = self.dt_proj(dt_NR.to(self.dt_proj.dtype), n_prefill).float()
         dt_NC = softplus(dt_NC.add_(self.dt_bias_C))
         return tuple(t.unflatten(0, leading) for t in (dt_NC, b_NE, c_NE))
+
+
+def _norms(shape: Mamba, weights: Weights) -> tuple[RMSNorm | None, ...]:
+    """Of the step's channels, B and C."""
+    if not shape.normed:
+        return (None,) * 3
+    norms = []
+    for name, width in (("dt", shape.step_rank), ("b", shape.state), ("c", shape.state)):
+        weight_W = weights.optional(f"{name}_layernorm.weight")
+        ones_W = torch.ones(width, device=weights.device)
+        norms.append(RMSNorm(ones_W if weight_W is None else weight_W, shape.norm_eps))
+    return tuple(norms)

@@ -14,6 +14,7 @@ from headwater.models.families.family import Family, Refusal
 from headwater.models.families.granite import GRANITE
 from headwater.models.families.jamba import JAMBA
 from headwater.models.families.kimi_linear import KIMI_LINEAR
+from headwater.models.families.mamba import MAMBA
 from headwater.models.families.mamba2 import MAMBA2
 from headwater.models.families.minimax import MINIMAX
 from headwater.models.families.nemotron_h import NEMOTRON_H
@@ -34,6 +35,7 @@ FAMILIES: tuple[Family, ...] = (
     RING,
     FALCON_H1,
     NEMOTRON_H,
+    MAMBA,
 )
 ALL_REFUSE = (
     Refusal(

@@ -71,6 +71,14 @@ BAMBA = Profile(
     note=f"the table leaves out the state's width and the vocabulary: these give its 9.78 billion parameters; "
     f"{FLOAT32_ASSUMED}",
 )
+FALCON_MAMBA = Profile(
+    name="falcon-mamba-7b",
+    source="Zuo et al., Falcon Mamba (2024): 64 layers of width 4096, states of 16",
+    hidden_size=4096,
+    vocab_size=65_024,
+    layers=((Mamba(4096, inner=8192, state=16, conv=4, step_rank=256, normed=True, norm_weights=False), 64),),
+    note=FLOAT32_ASSUMED,
+)
 MAMBA_2 = Profile(
     name="mamba2-2.7b",
     source="Dao and Gu, Transformers are SSMs (2024), table 9: 64 layers of width 2560",
@@ -80,4 +88,4 @@ MAMBA_2 = Profile(
     tied=True,
     note=FLOAT32_ASSUMED,
 )
-MODELS = (JAMBA, NEMOTRON_H, FALCON_H1, GRANITE_4, BAMBA, MAMBA_2)
+MODELS = (JAMBA, NEMOTRON_H, FALCON_H1, GRANITE_4, BAMBA, MAMBA_2, FALCON_MAMBA)
