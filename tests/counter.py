@@ -34,7 +34,7 @@ class Flops:
 def counted(patch: pytest.MonkeyPatch) -> Iterator[Flops]:
     """FLOPs of all products with weights, and of attention by the keys that its mask lets each query see.
 
-    Of a model that is loaded within, and computed with PLAIN products.
+    Heads and channels that only fill a product up are left out. The model is loaded within, and its products are PLAIN.
     """
     flops, product, attend = Flops(), Linear._plain, torch.nn.functional.scaled_dot_product_attention
 
@@ -45,15 +45,22 @@ def counted(patch: pytest.MonkeyPatch) -> Iterator[Flops]:
     def count_pairs(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None = None, **kwargs: Any
     ) -> torch.Tensor:
-        heads = math.prod(q.shape[:-2])
-        seen = q.shape[-2] * k.shape[-2] if attn_mask is None else int((attn_mask == 0).sum())
-        flops.pairs += 2 * heads * seen * (k.shape[-1] + v.shape[-1])
+        seen = math.prod(q.shape[:-1]) * k.shape[-2]
+        if attn_mask is not None:
+            seen = int((attn_mask.expand(*q.shape[:-1], -1) == 0).sum())
+        repeated = math.prod(n for n, stride in zip(q.shape, q.stride(), strict=True) if stride == 0)
+        flops.pairs += 2 * seen // repeated * (_channels(k) + _channels(v))
         return attend(q, k, v, attn_mask=attn_mask, **kwargs)
 
     with patch.context() as patched:
         patched.setattr(Linear, "_plain", count_product)
         patched.setattr(torch.nn.functional, "scaled_dot_product_attention", count_pairs)
         yield flops
+
+
+def _channels(x: torch.Tensor) -> int:
+    """Those that hold anything: others are there to make keys and values as wide as each other."""
+    return int(x.flatten(0, -2).any(0).sum())
 
 
 PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot"}
