@@ -7,7 +7,8 @@ its second half sees every one of its first through the cut, which makes one pro
 2, 4, …, 64 tokens have all pairs. Sums of g are only ever added to, never subtracted from each other: none is above 0,
 and a strong decay leaves no error in the weak ones after it.
 
-M chunks times heads, X kinds of rows (queries, keys), t = 64 tokens, K key width. All float32.
+M chunks times heads, X kinds of rows (queries, keys), t = 64 tokens, h tokens of a half, m = M · cuts, K key width.
+All float32.
 """
 
 from __future__ import annotations
@@ -17,36 +18,48 @@ from typing import NamedTuple
 import torch
 
 from headwater.mixers.chunks import CHUNK
+from headwater.mixers.powers import LOG2_E, empty_vectors, exp2_
 
 
 class Seen(NamedTuple):
-    """Σ_K x_i k_j e^(g_{j+1} + … + g_i) for j < i, zeros elsewhere; and the decays of whole chunks."""
+    """Σ_K x_i k_j e^(g_{j+1} + … + g_i) for j < i, zeros elsewhere; and decays from and to the ends of chunks."""
 
     pairs_XMtt: torch.Tensor  # those of each kind are contiguous
     from_start_MtK: torch.Tensor  # e^(g_1 + … + g_i)
     to_end_MtK: torch.Tensor  # e^(g_{i+1} + … + g_64)
 
 
-def seen(x_MXtK: torch.Tensor, k_MtK: torch.Tensor, g_MtK: torch.Tensor) -> Seen:
-    """`g_MtK` is written over."""
+def seen(x_MXtK: torch.Tensor, k_MtK: torch.Tensor, g_nHtK: torch.Tensor) -> Seen:
+    """M = n · H; `g_nHtK` may be strided."""
     n, kinds, _, width = x_MXtK.shape
     pairs_XMtt = x_MXtK.new_zeros(kinds, n, CHUNK, CHUNK)
-    before_MtK, after_MtK = g_MtK, torch.zeros_like(g_MtK)  # sums within the half: up to a token, and after it
+    sums_2MtK, sum_vectors = empty_vectors(2, n, CHUNK, width, device=x_MXtK.device)
+    factor_2mhK, factor_vectors = empty_vectors(2, n, CHUNK // 2, width, device=x_MXtK.device)
+    left_mXhK, right_mhK = (
+        torch.empty_like(t[..., : CHUNK // 2, :], memory_format=torch.contiguous_format) for t in (x_MXtK, k_MtK)
+    )
+    after_MtK, before_MtK = sums_2MtK  # of g within the half: after a token, and up to it
+    after_MtK.zero_()
+    torch.mul(g_nHtK, LOG2_E, out=before_MtK.view(g_nHtK.shape))
     half = 1
     while half < CHUNK:
-        n_cuts = CHUNK // (2 * half)
-        halves = (n, n_cuts, 2, half, width)
-        before, after = before_MtK.view(halves), after_MtK.view(halves)
-        right_mhK = (after[:, :, 0].exp() * k_MtK.view(halves)[:, :, 0]).view(-1, half, width)
-        left_MmXhK = x_MXtK.view(n, kinds, *halves[1:])[:, :, :, 1].transpose(1, 2) * before[:, :, None, 1].exp()
-        _of_cuts(pairs_XMtt, half).copy_(
-            _dots(left_MmXhK.reshape(-1, kinds * half, width), right_mhK).view(n, n_cuts, kinds, half, half)
-        )
-        total = before[:, :, 1, -1:].clone()
+        cuts = (n, CHUNK // (2 * half))
+        sums = sums_2MtK.view(2, *cuts, 2, half, width)
+        factor = factor_2mhK.view(2, *cuts, half, width)
+        factor.copy_(sums.diagonal(dim1=0, dim2=3).movedim(-1, 0))  # of first halves to the cut, of second ones from it
+        exp2_(factor_vectors)
+        left, right = left_mXhK.view(*cuts, kinds, half, width), right_mhK.view(*cuts, half, width)
+        torch.mul(k_MtK.view(*cuts, 2, half, width)[:, :, 0], factor[0], out=right)
+        x = x_MXtK.view(n, kinds, cuts[1], 2, half, width)
+        torch.mul(x[:, :, :, 1].transpose(1, 2), factor[1].unsqueeze(2), out=left)
+        dots_mRh = _dots(left.view(-1, kinds * half, width), right.view(-1, half, width))
+        _across(pairs_XMtt, half).copy_(dots_mRh.view(*cuts, kinds, half, half))
+        after, before = sums
+        after[:, :, 0] += before[:, :, 1, -1:]
         before[:, :, 1] += before[:, :, 0, -1:]
-        after[:, :, 0] += total
         half *= 2
-    return Seen(pairs_XMtt, before_MtK.exp_(), after_MtK.exp_())
+    exp2_(sum_vectors)
+    return Seen(pairs_XMtt, before_MtK, after_MtK)
 
 
 def _dots(left_mRK: torch.Tensor, right_mhK: torch.Tensor) -> torch.Tensor:
@@ -56,7 +69,7 @@ def _dots(left_mRK: torch.Tensor, right_mhK: torch.Tensor) -> torch.Tensor:
     return torch.bmm(left_mRK, right_mhK.mT)
 
 
-def _of_cuts(pairs_XMtt: torch.Tensor, half: int) -> torch.Tensor:
+def _across(pairs_XMtt: torch.Tensor, half: int) -> torch.Tensor:
     """Of all cuts between halves of that length, the pairs across: a view [M, cuts, X, h, h]."""
     kinds, n = pairs_XMtt.shape[:2]
     n_cuts = CHUNK // (2 * half)

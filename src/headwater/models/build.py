@@ -14,6 +14,7 @@ from headwater.layers.attention import GroupedAttention
 from headwater.layers.delta_attention import DeltaAttention
 from headwater.layers.delta_net import DeltaNet
 from headwater.layers.feed_forward import Experts, Mlp
+from headwater.layers.gated_linear_attention import GatedLinearAttention
 from headwater.layers.latent_attention import LatentAttention
 from headwater.layers.layer import Layer
 from headwater.layers.lightning import Lightning
@@ -23,6 +24,7 @@ from headwater.layers.window_attention import WindowAttention
 from headwater.mixers.attention.layer import Attention
 from headwater.mixers.delta_attention import KimiDeltaAttention
 from headwater.mixers.gated_delta_net import GatedDeltaNet
+from headwater.mixers.gated_linear_attention import GatedLinearAttentionMixer
 from headwater.mixers.latent_attention import LatentAttentionMixer
 from headwater.mixers.lightning import LightningAttention
 from headwater.mixers.linear import Embedding
@@ -42,6 +44,7 @@ from headwater.spec import Block, ModelSpec, Part
 RECURRENT: dict[type[Layer], Callable[[Any, Weights], RecurrentMixer[Any]]] = {
     DeltaAttention: KimiDeltaAttention,
     DeltaNet: GatedDeltaNet,
+    GatedLinearAttention: GatedLinearAttentionMixer,
     Lightning: LightningAttention,
     Mamba2: StateSpaceDual,
     Mamba: SelectiveStateSpace,

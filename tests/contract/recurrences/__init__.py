@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.contract.recurrences.case import Case, Recurrence
 from tests.contract.recurrences.delta_attention import DELTA_ATTENTION
 from tests.contract.recurrences.gated_delta_net import GATED_DELTA_NET
+from tests.contract.recurrences.gated_linear_attention import GATED_LINEAR_ATTENTION
 from tests.contract.recurrences.lightning import LIGHTNING
 from tests.contract.recurrences.mamba import MAMBA
 from tests.contract.recurrences.mamba2 import MAMBA2
@@ -12,6 +13,7 @@ from tests.contract.recurrences.mamba2 import MAMBA2
 RECURRENCES: dict[str, Recurrence] = {
     "delta_attention": DELTA_ATTENTION,
     "gated_delta_net": GATED_DELTA_NET,
+    "gated_linear_attention": GATED_LINEAR_ATTENTION,
     "lightning": LIGHTNING,
     "mamba": MAMBA,
     "mamba2": MAMBA2,

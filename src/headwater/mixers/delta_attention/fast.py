@@ -29,17 +29,15 @@ def prepare(qk_nt2HK: torch.Tensor, v_ntHV: torch.Tensor, g_ntHK: torch.Tensor, 
     """Normalise and scale queries and keys, and do all the work on n chunks that needs no state."""
     n, _, _, n_heads, width = qk_nt2HK.shape
     beta_nHt1 = beta_ntH.transpose(1, 2).unsqueeze(-1).contiguous()
-
     scale_nt2H1 = inverse_l2(qk_nt2HK)
     scale_nt2H1[:, :, 0] *= width**-0.5
-    qk_nH2tK = qk_nt2HK.new_empty(n, n_heads, 2, CHUNK, width)
-    torch.mul(qk_nt2HK, scale_nt2H1, out=qk_nH2tK.permute(0, 3, 2, 1, 4))
-    k_nHtK = qk_nH2tK[:, :, 1].clone()
-    qk_nH2tK[:, :, 1] *= beta_nHt1
-    qk_M2tK, k_MtK = qk_nH2tK.flatten(0, 1), k_nHtK.flatten(0, 1)
-
-    g_MtK = g_ntHK.transpose(1, 2).clone(memory_format=torch.contiguous_format).flatten(0, 1)
-    (attend_Mtt, system_Mtt), from_start_MtK, to_end_MtK = seen(qk_M2tK, k_MtK, g_MtK)
+    q_nHtK, k_nHtK = (qk_nt2HK * scale_nt2H1).permute(2, 0, 3, 1, 4)
+    k_MtK = k_nHtK.reshape(-1, CHUNK, width)
+    qk_nH2tK = k_MtK.new_empty(n, n_heads, 2, CHUNK, width)
+    qk_nH2tK[:, :, 0] = q_nHtK
+    torch.mul(k_nHtK, beta_nHt1, out=qk_nH2tK[:, :, 1])
+    qk_M2tK = qk_nH2tK.flatten(0, 1)
+    (attend_Mtt, system_Mtt), from_start_MtK, to_end_MtK = seen(qk_M2tK, k_MtK, g_ntHK.transpose(1, 2))
     attend_Mtt.diagonal(dim1=1, dim2=2).copy_((qk_M2tK[:, 0] * k_MtK).sum(-1))
     unit_tt = torch.eye(CHUNK, device=system_Mtt.device)
     value_nHtV = torch.empty_like(v_ntHV.transpose(1, 2), memory_format=torch.contiguous_format)

@@ -37,8 +37,8 @@ class KimiDeltaAttention(RecurrentMixer[Chunks]):
         self.out_proj = weights.linear("o_proj")
         taps = torch.cat([weights.stored(f"{name}_conv1d.weight") for name in "qkv"])
         self.convolution = ShortConvolution(taps.to(weights.device))
-        self.rate_H1 = weights.vector("A_log").exp_().unsqueeze(-1)
-        self.dt_bias_HK = weights.vector("dt_bias").unflatten(0, (shape.heads, shape.head_dim))
+        self.rate_X = weights.vector("A_log").exp_().repeat_interleave(shape.head_dim)
+        self.dt_bias_X = weights.vector("dt_bias")
         self.norm_V = weights.vector("o_norm.weight")
         self.chunks_a_block = max(1, HEADS_A_BLOCK // shape.heads)
         self.read_shape = (shape.heads, CHUNK, shape.head_dim)
@@ -52,16 +52,18 @@ class KimiDeltaAttention(RecurrentMixer[Chunks]):
         )
         if s.low_rank:
             f_NX, z_NX = self.f_b_proj(f_NX, batch.n_prefill), self.g_b_proj(z_NX, batch.n_prefill)
-        heads = (s.heads, s.head_dim)
-        g_NHK = self._log_decays(f_NX.unflatten(-1, heads).float() + self.dt_bias_HK)
-        gates_NX = torch.cat((g_NHK.flatten(1), sigmoid(b_NH.float())), 1)
-        return Rows(mixed_NC, gates_NX, z_NX.unflatten(-1, heads), x_ND.new_empty(len(x_ND), *heads))
+        gates_NX = torch.empty(len(x_ND), s.width + s.heads, device=x_ND.device)
+        self._log_decays_into(f_NX.float() + self.dt_bias_X, gates_NX[:, : s.width])
+        gates_NX[:, s.width :] = sigmoid(b_NH.float())
+        z_NHV = z_NX.unflatten(-1, (s.heads, s.head_dim))
+        return Rows(mixed_NC, gates_NX, z_NHV, x_ND.new_empty(z_NHV.shape))
 
-    def _log_decays(self, f_NHK: torch.Tensor) -> torch.Tensor:
-        """−e^A softplus(f), or between a lower bound and 0: bound · sigmoid(e^A f)."""
+    def _log_decays_into(self, f_NX: torch.Tensor, out_NX: torch.Tensor) -> None:
+        """−e^A softplus(f), or between a lower bound and 0: bound · sigmoid(e^A f). `f_NX` is written over."""
         if self.shape.lowest is None:
-            return softplus(f_NHK).mul_(self.rate_H1).neg_()
-        return sigmoid(f_NHK.mul_(self.rate_H1)).mul_(self.shape.lowest)
+            torch.mul(softplus(f_NX), self.rate_X, out=out_NX).neg_()
+        else:
+            torch.mul(sigmoid(f_NX.mul_(self.rate_X)), self.shape.lowest, out=out_NX)
 
     def prepare(self, mixed_ntC: torch.Tensor, gates_ntX: torch.Tensor) -> Chunks:
         return prepare(*self._heads(mixed_ntC), *self._gates(gates_ntX))
