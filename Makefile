@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 DATA ?= ../shared/data
 
-.PHONY: install install-dev demo test test-full lint bench bench-lab results policies screenshot soak soak-memory tenant-timing fuzz clean
+.PHONY: install install-dev demo test test-full lint bench bench-lab results policies families screenshot soak soak-memory tenant-timing fuzz clean
 
 # torch first and pinned: an open range would bring gigabytes of CUDA packages
 $(BIN)/python:
@@ -60,6 +60,10 @@ results: $(VENV)/.dev
 	$(BIN)/headwater figures $(FIGURES) --data $(DATA) --peers $(or $(PEERS),$(DATA)/../peers) --out docs/results
 	$(if $(FIGURES),,$(BIN)/python benchmarks/sparse.py --data $(DATA) --out docs/results)
 	$(BIN)/headwater figures --page docs/results.md --out docs/results
+
+# the page of all families, from the code
+families: $(VENV)/.dev
+	$(BIN)/python -m headwater.models.families.page docs/families.md
 
 # of the live page, for the docs: needs chromium and chromedriver
 screenshot: $(VENV)/.dev

@@ -159,6 +159,7 @@ PUBLISHED = {
     "qwen3.5-35b-a3b": (35, None),
     "qwen3.5-122b-a10b": (122.11, None),
     "qwen3-next-80b-a3b": (80, None),
+    "qwen3-8b": (8.2, 6.95),
     "ring-mini-linear-2.0": (16.4, 0.957),
     "ring-flash-linear-2.0": (104, 6.1),
     "minimax-m1": (456, 45.9),

@@ -89,7 +89,7 @@ JAMBA = Family(
     "Jamba",
     ("jamba",),
     read_jamba,
-    oracle="transformers",
+    oracle="transformers, in one full pass: from a cached state it goes on wrongly",
     profile="jamba-1.5-mini",
     refuses=(
         only("other activations", "hidden_act", "gelu", "silu"),

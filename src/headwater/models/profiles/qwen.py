@@ -1,4 +1,4 @@
-"""Qwen's hybrids: three layers of Gated DeltaNet to one of gated attention (Qwen3.5, Qwen3-Next)."""
+"""Qwen's hybrids, three layers of Gated DeltaNet to one of gated attention (Qwen3.5, Qwen3-Next), and a Qwen3."""
 
 from __future__ import annotations
 
@@ -81,5 +81,9 @@ MODELS = (
     replace(
         NEXT, name="qwen3-next-80b-a3b-fp8", weight_dtype="float8",
         note=f"all layers' weights count as 8 bits, though some small ones are bfloat16; {FLOAT32_ASSUMED}",
+    ),
+    Profile(
+        "qwen3-8b", "huggingface.co/Qwen/Qwen3-8B, config.json", 4096, 151_936,
+        ((GroupedAttention(4096, 32, 8, 128, normed=True), 36), (Mlp(4096, 12288), 36)),
     ),
 )  # fmt: skip
