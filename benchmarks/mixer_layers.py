@@ -135,7 +135,11 @@ def _lightning(layer: Lightning) -> torch.nn.Module:
 
 LAYERS = {
     "Gated DeltaNet": Compared(DeltaNet(WIDTH, 4, 8, 128, 128, 4), 1.3, _gated_delta_net),
+    "Mamba-2": Compared(Mamba2(WIDTH, heads=32, head_dim=64, state=128, groups=1, conv=4), 5, _mamba2),
+    "KDA": Compared(DeltaAttention(WIDTH, heads=8, head_dim=128, conv=4), 7, _delta_attention),
+    "Mamba-1": Compared(Mamba(WIDTH, inner=2048, state=16, conv=4, step_rank=64, normed=True), 3, _mamba),
     "Lightning": Compared(
         Lightning(WIDTH, 8, 128, tuple(alibi_slopes(8)), activated=True, normed=False, by_head=True), 3, _lightning
     ),
+    "Mamba-1": Compared(Mamba(WIDTH, 2 * WIDTH, 16, 4, WIDTH // 16, normed=True), 3, _mamba),
 }
