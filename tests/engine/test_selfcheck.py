@@ -8,7 +8,9 @@ import torch
 from headwater.engine import selfcheck
 from headwater.engine.selfcheck import SelfCheck, self_check, weight_shapes
 from headwater.mixers import activations
+from headwater.mixers.attention import kernel
 from headwater.mixers.gated_delta_net import GatedDeltaNet
+from headwater.mixers.latent_attention.absorbed import AbsorbedHeads
 from headwater.mixers.linear import Linear
 from headwater.models.families import read_config
 from headwater.spec import ModelSpec
@@ -34,10 +36,34 @@ CONFIG = {
     "hidden_act": "silu",
     "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.25, "rope_type": "default"},
 }
+LATENT = {
+    "model_type": "kimi_linear",
+    "vocab_size": 300,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 1,
+    "layer_types": ["full_attention"],
+    "mlp_layer_types": ["sparse"],
+    "num_attention_heads": 5,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+    "linear_num_heads": 2,
+    "linear_head_dim": 16,
+    "num_experts": 6,
+    "num_experts_per_token": 2,
+    "moe_intermediate_size": 40,
+    "routed_scaling_factor": 2.0,
+}
 
 
 def spec(dtype: str = "float32") -> ModelSpec:
     return read_config(CONFIG, dtype)
+
+
+def latent_spec(dtype: str = "float32") -> ModelSpec:
+    return read_config(LATENT, dtype)
 
 
 def break_rows(monkeypatch: pytest.MonkeyPatch, modes: tuple[str, ...]) -> None:
@@ -86,6 +112,21 @@ def test_attention_that_depends_on_its_rows_is_named(monkeypatch: pytest.MonkeyP
     assert self_check(spec()).broken_by == "attention at 64 rows"
 
 
+def test_decoding_that_depends_on_its_company_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    decode = kernel.decode
+    monkeypatch.setattr(kernel, "decode", lambda q, *a: decode(q, *a) * (1 + (len(q) == 3)))
+    assert self_check(latent_spec()).broken_by == "attention at 3 decoding sequences"
+
+
+def test_latent_attention_is_checked_as_it_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups of four expanded heads with keys as wide as values, and all heads over rows of pages."""
+    value = AbsorbedHeads.value
+    monkeypatch.setattr(AbsorbedHeads, "value", lambda self, read: value(self, read) * (1 + (len(read) == 5)))
+    assert self_check(latent_spec()).broken_by == "latent_attention at 5 decoding sequences"
+    (layer,) = (layer for layer in latent_spec().layers if layer.kv_widths)
+    assert selfcheck.attended(layer) == ((4, 1, 24), (1, 5, 40))
+
+
 def test_a_delta_rule_that_depends_on_its_company_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     step = GatedDeltaNet.decode
     monkeypatch.setattr(
@@ -101,3 +142,13 @@ def test_switched_off_means_plain_products_and_no_promise() -> None:
 def test_all_products_of_the_model_are_checked() -> None:
     # qkv, out; delta net in, out; gate and up, down; head
     assert weight_shapes(spec()) == {(64, 192), (64, 64), (64, 200), (64, 96), (96, 64), (64, 300)}
+
+
+def test_a_router_in_float32_is_checked_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    product = Linear.__call__
+
+    def broken(self: Linear, x_RK: torch.Tensor, n_prefill: int = 0) -> torch.Tensor:
+        return product(self, x_RK, n_prefill) * (1 + (x_RK.dtype == torch.float32 and len(x_RK) == 3))
+
+    monkeypatch.setattr(Linear, "__call__", broken)
+    assert self_check(latent_spec("bfloat16")).broken_by == "product 64 x 6, float32, tiled, at 3 rows"

@@ -15,11 +15,16 @@ import torch
 import torch.nn.functional as F
 
 from headwater.layers.attention import GroupedAttention
+from headwater.layers.latent_attention import LatentAttention
 from headwater.layers.layer import Layer
 from headwater.mixers import activations
 from headwater.mixers.activations import silu
+from headwater.mixers.attention import kernel
+from headwater.mixers.attention.decoding import KEYS
 from headwater.mixers.batch import StepBatch
 from headwater.mixers.chunks import CHUNK
+from headwater.mixers.latent_attention.absorbed import TILE, AbsorbedHeads
+from headwater.mixers.latent_attention.expanded import expanded_heads
 from headwater.mixers.linear import Linear, first_bad_height
 from headwater.mixers.numerics import Numerics
 from headwater.mixers.recurrent import RecurrentMixer
@@ -62,18 +67,24 @@ def self_check(spec: ModelSpec, device: str = "cpu", reproducible: bool = True) 
 
 def weight_shapes(spec: ModelSpec) -> set[tuple[int, int]]:
     """(inputs, outputs) of the model's products, as far as they matter to the choice of a kernel."""
-    seen = {(spec.hidden_size, spec.vocab_size)}
+    return {(n_in, n_out) for n_in, n_out, _ in _products(spec)}
+
+
+def _products(spec: ModelSpec) -> set[tuple[int, int, torch.dtype]]:
+    """The same with the dtype: some routers compute in float32, whatever the model does."""
+    dtype = getattr(torch, spec.dtype_name)
+    seen = {(spec.hidden_size, spec.vocab_size, dtype)}
     for layer in set(spec.layers):
-        layer_function(0, layer, Recorded(layer, seen))
-    return {(n_in, min(n_out, MOST_OUTPUTS)) for n_in, n_out in seen}
+        layer_function(0, layer, Recorded(layer, dtype, seen))
+    return {(n_in, min(n_out, MOST_OUTPUTS), dtype) for n_in, n_out, dtype in seen}
 
 
 class Recorded(Weights):
-    """Weights without content, which write down the (inputs, outputs) of the products that are made of them."""
+    """Weights without content, which write down (inputs, outputs, dtype) of the products that are made of them."""
 
-    def __init__(self, layer: Layer, seen: set[tuple[int, int]]) -> None:
-        zero = torch.zeros(())
-        super().__init__({name: zero.expand(shape) for name, shape in layer.tensors().items()})
+    def __init__(self, layer: Layer, dtype: torch.dtype, seen: set[tuple[int, int, torch.dtype]]) -> None:
+        zero = torch.zeros((), dtype=dtype)
+        super().__init__({name: zero.expand(shape) for name, shape in layer.tensors().items()}, dtype)
         self._seen = seen
 
     def below(self, name: str) -> Recorded:
@@ -89,7 +100,7 @@ class Recorded(Weights):
         return self._written(weight_NK.shape[1], weight_NK.shape[0])
 
     def _written(self, n_in: int, n_out: int) -> Linear:
-        self._seen.add((n_in, n_out))
+        self._seen.add((n_in, n_out, self.dtype))
         return Linear(torch.zeros(1, 1), numerics=Numerics("plain"))
 
 
@@ -101,18 +112,18 @@ def _random(spec: ModelSpec, device: str) -> Callable[..., torch.Tensor]:
 
 def _broken_products(spec: ModelSpec, device: str, mode: str) -> Iterator[str]:
     random = _random(spec, device)
-    for n_in, n_out in sorted(weight_shapes(spec)):
+    for n_in, n_out, dtype in sorted(_products(spec), key=str):
         heights = _affordable(n_in * n_out)
-        x_RK = random(heights[-1], n_in)
+        x_RK, name = random(heights[-1], n_in).to(dtype), str(dtype).removeprefix("torch.")
         for shared in (False, True) if spec.tied and n_in == spec.hidden_size else (False,):
             try:
-                linear = Linear(random(n_out, n_in), numerics=Numerics(mode), shared=shared)
+                linear = Linear(random(n_out, n_in).to(dtype), numerics=Numerics(mode), shared=shared)
                 height = first_bad_height(linear, x_RK, heights) or _bad_fused_height(linear, x_RK, heights)
             except RuntimeError as error:  # a packed layout that this machine has no kernel for
-                yield f"product {n_in} x {n_out}, {spec.dtype_name}, {mode}: {error}"
+                yield f"product {n_in} x {n_out}, {name}, {mode}: {error}"
                 continue
             if height is not None:
-                yield f"product {n_in} x {n_out}, {spec.dtype_name}, {mode}, at {height} rows"
+                yield f"product {n_in} x {n_out}, {name}, {mode}, at {height} rows"
 
 
 def _bad_fused_height(linear: Linear, x_RK: torch.Tensor, heights: tuple[int, ...]) -> int | None:
@@ -139,8 +150,11 @@ def _affordable(multiply_adds_a_row: int) -> tuple[int, ...]:
 
 def _broken_kernels(spec: ModelSpec, device: str) -> Iterator[str]:
     random = _random(spec, device)
-    for heads, width in sorted({attended(layer) for layer in spec.layers if isinstance(layer, GroupedAttention)}):
-        yield from _broken_attention(heads, width, random)
+    layers = set(spec.layers)
+    for shape in sorted({shape for layer in layers for shape in attended(layer)}):
+        yield from _broken_attention(*shape, random)
+    for layer in sorted({layer for layer in layers if isinstance(layer, LatentAttention)}, key=repr):
+        yield from _broken_absorption(layer, random)
     for layer in sorted({layer for layer in spec.layers if type(layer) in RECURRENT}, key=repr):
         yield from _broken_recurrence(layer, random, device)
     x_RK = random(max(HEIGHTS[:-2]), 75).float()  # a width off every vector's
@@ -150,12 +164,17 @@ def _broken_kernels(spec: ModelSpec, device: str) -> Iterator[str]:
             yield f"{name} at {height} rows"
 
 
-def attended(layer: GroupedAttention) -> tuple[int, int]:
-    """Heads and width of the keys that an attention layer's queries are held to."""
-    return layer.kv_heads, layer.head_dim
+def attended(layer: Layer) -> tuple[tuple[int, int, int], ...]:
+    """KV heads, query heads that share one, and channels, of each attention that a layer computes."""
+    if isinstance(layer, GroupedAttention):
+        return ((layer.kv_heads, layer.heads // layer.kv_heads, layer.head_dim),)
+    if isinstance(layer, LatentAttention):
+        return (expanded_heads(layer), (1, layer.heads, sum(layer.kv_widths)))
+    return ()
 
 
-def _broken_attention(heads: int, width: int, random: Callable[..., torch.Tensor]) -> Iterator[str]:
+def _broken_attention(heads: int, sharing: int, width: int, random: Callable[..., torch.Tensor]) -> Iterator[str]:
+    """Queries of one sequence together or apart, and sequences decoded together or apart."""
     q_GRD, k_GKD, v_GKD = (random(1, heads, KEY_BLOCK, width) for _ in range(3))
     mask_RK = torch.zeros(KEY_BLOCK, KEY_BLOCK, dtype=q_GRD.dtype, device=q_GRD.device)
 
@@ -167,6 +186,24 @@ def _broken_attention(heads: int, width: int, random: Callable[..., torch.Tensor
         for rows in (slice(0, n), slice(KEY_BLOCK - n, KEY_BLOCK)):
             if not torch.equal(attend(rows), whole_GRD[:, :, rows]):
                 yield f"attention at {n} rows"
+    q_BGQD, k_BKGD = random(SEQUENCES[-1], heads, sharing, width), random(SEQUENCES[-1], KEYS, heads, width)
+    mask_B11K = torch.zeros(len(q_BGQD), 1, 1, KEYS, dtype=q_BGQD.dtype, device=q_BGQD.device)
+
+    def decode(at_B: torch.Tensor) -> torch.Tensor:
+        return kernel.decode(q_BGQD[at_B], (k_BKGD[at_B],) * 2, mask_B11K[at_B])
+
+    count = first_bad_height(decode, torch.arange(len(q_BGQD), device=q_BGQD.device), SEQUENCES)
+    if count is not None:
+        yield f"attention at {count} decoding sequences"
+
+
+def _broken_absorption(layer: LatentAttention, random: Callable[..., torch.Tensor]) -> Iterator[str]:
+    """Products of latent attention's heads, of sequences decoded together or apart."""
+    absorbed = AbsorbedHeads(layer, random(layer.heads, layer.nope_dim + layer.v_dim, layer.latent))
+    for product, width in ((absorbed.query, layer.key_dim), (absorbed.value, layer.latent)):
+        count = first_bad_height(product, random(TILE + 1, layer.heads, width), range(1, TILE + 1))
+        if count is not None:
+            yield f"{layer.kind} at {count} decoding sequences"
 
 
 def _broken_recurrence(layer: Layer, random: Callable[..., torch.Tensor], device: str) -> Iterator[str]:

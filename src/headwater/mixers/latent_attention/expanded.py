@@ -18,12 +18,17 @@ from headwater.mixers.weights import Weights
 GROUP = 4  # heads that are expanded together: 32,768 tokens take 100 MB in bfloat16, with channels as Kimi-Linear's
 
 
+def expanded_heads(shape: LatentAttention) -> tuple[int, int, int]:
+    """KV heads of a group, query heads that share one, and the channels that attention's kernel wants of both."""
+    return min(GROUP, shape.heads), 1, max(shape.key_dim, shape.v_dim)
+
+
 class ExpandedHeads:
     """The up-projection, a product for each group of heads. A row expands to the same bits in whatever company."""
 
     def __init__(self, shape: LatentAttention, up_HEL: torch.Tensor, weights: Weights) -> None:
         self.shape = shape
-        self.width = max(shape.key_dim, shape.v_dim)  # attention's kernel wants keys and values of one width
+        self.width = expanded_heads(shape)[2]
         self.groups = [weights.packed(up_GEL.flatten(0, 1)) for up_GEL in up_HEL.split(GROUP)]
 
     def prefill_into(
