@@ -141,5 +141,4 @@ LAYERS = {
     "Lightning": Compared(
         Lightning(WIDTH, 8, 128, tuple(alibi_slopes(8)), activated=True, normed=False, by_head=True), 3, _lightning
     ),
-    "Mamba-1": Compared(Mamba(WIDTH, 2 * WIDTH, 16, 4, WIDTH // 16, normed=True), 3, _mamba),
 }
