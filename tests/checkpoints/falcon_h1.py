@@ -20,10 +20,8 @@ MULTIPLIERS = {
     "ssm_multipliers": [1.3, 0.8, 1.2, 0.9, 0.7],
     "mlp_multipliers": [1.4, 0.6],
 }
-PLAIN = {"mamba_d_ssm": 96, "mamba_n_heads": 3, "mamba_rms_norm": False}
 MODELS: dict[str, dict[str, Any]] = {
-    "falcon_h1": PLAIN | MULTIPLIERS,
-    "falcon_h1_norm_first": {"mamba_rms_norm": True, "mamba_norm_before_gate": True, "tie_word_embeddings": True},
+    "falcon_h1": {**MULTIPLIERS, "mamba_d_ssm": 96, "mamba_n_heads": 3, "mamba_n_groups": 1},
     "falcon_h1_biases": {
         **MULTIPLIERS,
         "mamba_rms_norm": True,
@@ -35,12 +33,15 @@ MODELS: dict[str, dict[str, Any]] = {
         "time_step_limit": (0.5, 1.5),
     },
     "falcon_h1_odd_heads": {
-        **PLAIN,
+        "mamba_rms_norm": True,
+        "mamba_norm_before_gate": True,
+        "tie_word_embeddings": True,
         "num_attention_heads": 5,
         "num_key_value_heads": 1,
         "hidden_size": 120,
-        "mamba_d_ssm": 200,
-        "mamba_n_heads": 5,
+        "mamba_d_ssm": 240,
+        "mamba_n_heads": 6,
+        "mamba_n_groups": 3,
         "mamba_conv_bias": False,
         "mamba_d_state": 24,
         "num_hidden_layers": 3,
@@ -61,7 +62,7 @@ def model(values: dict[str, Any], end: int) -> torch.nn.Module:
             "num_key_value_heads": 2,
             "mamba_d_ssm": 128,
             "mamba_n_heads": 4,
-            "mamba_n_groups": 2 if "mamba_n_heads" not in values else 1,
+            "mamba_n_groups": 2,
             "mamba_d_state": 16,
             "max_position_embeddings": 32768,
             "mamba_chunk_size": 16,  # of the oracle, which takes ten times longer with larger ones

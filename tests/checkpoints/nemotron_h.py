@@ -10,8 +10,7 @@ from headwater.models.tiny.checkpoint import VOCAB
 from tests.checkpoints.recipe import Recipe
 
 MODELS: dict[str, dict[str, Any]] = {
-    "nemotron_h": {"hybrid_override_pattern": "M-*-"},
-    "nemotron_h_experts": {"hybrid_override_pattern": "ME*E"},
+    "nemotron_h": {"hybrid_override_pattern": "M-*E"},
     "nemotron_h_latent": {
         "hybrid_override_pattern": "M*-MEM",
         "moe_latent_size": 48,
