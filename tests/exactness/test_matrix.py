@@ -15,7 +15,17 @@ from headwater.models.load import load_model
 from tests.exactness.rig import Make, words
 from tests.exactness.scenarios import AMPLE, SCENARIOS, chat_turn
 
-FAMILIES = ("qwen3_5", "qwen3_5_moe", "qwen3_next", "minimax", "ring", "jamba", "kimi_linear")
+FAMILIES = (
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_next",
+    "minimax",
+    "ring",
+    "jamba",
+    "kimi_linear",
+    "falcon_h1",
+    "nemotron_h",
+)
 ROOT = Path(__file__).parents[2]
 
 

@@ -14,7 +14,17 @@ from tests.support import Bench
 
 LENGTHS = (1, 63, 64, 65, 300)
 GREEDY = 24
-FAMILIES = ["qwen3_5", "qwen3_5_moe", "qwen3_next", "minimax", "ring", "jamba_moe", "kimi_linear"]
+FAMILIES = [
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_next",
+    "minimax",
+    "ring",
+    "jamba_moe",
+    "kimi_linear",
+    "falcon_h1",
+    "nemotron_h",
+]
 SHAPES = [
     "qwen3_5_tied",
     "qwen3_5_odd_heads",
@@ -32,6 +42,10 @@ SHAPES = [
     "kimi_linear_odd_heads",
     "mamba",
     "falcon_mamba",
+    "falcon_h1_biases",
+    "falcon_h1_odd_heads",
+    "nemotron_h_latent",
+    "nemotron_h_odd_heads",
 ]
 
 
@@ -62,11 +76,11 @@ def test_logits_and_greedy_text_are_those_of_transformers(
         bench = Bench(ours.model, n_pages=16, poison=True)
         seq = bench.sequence(length + GREEDY)
         logits = bench.prefill(seq, tokens, cuts=(64, 192))
-        with torch.no_grad():
-            expected = theirs(torch.tensor([tokens])).logits[0]
-            text = theirs.generate(torch.tensor([tokens]), max_new_tokens=GREEDY, do_sample=False)[0, length:]
-        assert (logits - expected).abs().max() < 1e-4, length
-        assert bench.greedy(seq, logits[-1], GREEDY) == text.tolist(), length
+        text = bench.greedy(seq, logits[-1], GREEDY)
+        with torch.no_grad():  # in one pass over all: several of transformers' models go on wrongly from a state
+            expected = theirs(torch.tensor([[*tokens, *text[:-1]]])).logits[0]
+        assert (logits - expected[:length]).abs().max() < 1e-4, length
+        assert text == expected[length - 1 :].argmax(dim=-1).tolist(), length
         assert len(text) == GREEDY
 
 
