@@ -18,6 +18,7 @@ from tests.checkpoints import (
     minimax,
     nemotron_h,
     qwen,
+    qwen3,
     recipe,
     ring,
 )
@@ -25,6 +26,7 @@ from tests.checkpoints.recipe import Recipe, write
 
 RECIPES: dict[str, Recipe] = {
     **qwen.RECIPES,
+    **qwen3.RECIPES,
     **minimax.RECIPES,
     **ring.RECIPES,
     **granite.RECIPES,
@@ -39,6 +41,7 @@ RECIPES: dict[str, Recipe] = {
 SMALLEST = {  # of each family, by its name
     "Qwen3.5": "qwen3_5",
     "Qwen3-Next": "qwen3_next",
+    "Qwen3": "qwen3",
     "MiniMax": "minimax",
     "Ring-linear": "ring",
     "Granite 4": "granite",

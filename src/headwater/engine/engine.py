@@ -106,8 +106,9 @@ class Engine:
         slots = config.max_running + EXTRA_SLOTS
         states = StateMemory(spec.state, slots + n_saves, row_bytes, config.device)
         arena = Arena(spec, layout.n_pages, config.device)
-        most = (layout.n_pages - layout.slot_pages) * layout.page_size
-        longest = min(spec.max_length, most)
+        longest = spec.max_length
+        if layout.kv_pages_per_unit:
+            longest = min(longest, (layout.n_pages - layout.slot_pages) * layout.page_size)
         limits = Limits(config.max_running, config.max_tokens_per_step, n_saves, longest, config.max_waiting)
         scheduler = Scheduler(
             cache=PrefixCache(layout, config.eviction) if config.cache else NoCache(layout),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from headwater.layers.attention import GroupedAttention
@@ -18,6 +18,11 @@ class WindowAttention(GroupedAttention):
 
     kind: ClassVar[str] = "window_attention"
     window: int = 4096  # tokens
+
+    @classmethod
+    def of(cls, full: GroupedAttention, window: int) -> WindowAttention:
+        """The same layer with a window."""
+        return cls(**{field.name: getattr(full, field.name) for field in fields(full)}, window=window)
 
     @property
     def flops(self) -> PrefillFlops:

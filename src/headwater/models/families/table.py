@@ -18,6 +18,7 @@ from headwater.models.families.mamba import MAMBA
 from headwater.models.families.mamba2 import MAMBA2
 from headwater.models.families.minimax import MINIMAX
 from headwater.models.families.nemotron_h import NEMOTRON_H
+from headwater.models.families.qwen3 import QWEN3
 from headwater.models.families.qwen3_5 import QWEN3_5
 from headwater.models.families.qwen3_next import QWEN3_NEXT
 from headwater.models.families.ring import RING
@@ -26,6 +27,7 @@ from headwater.spec import ModelSpec
 FAMILIES: tuple[Family, ...] = (
     QWEN3_5,
     QWEN3_NEXT,
+    QWEN3,
     GRANITE,
     BAMBA,
     MAMBA2,
