@@ -26,7 +26,6 @@ MODELS: dict[str, dict[str, Any]] = {
         **WINDOW,
         "sliding_window": 37,
     },
-    "qwen3_biases_tied": {"attention_bias": True, "tie_word_embeddings": True},
     "qwen3_moe": {"model_type": "qwen3_moe", **EXPERTS},
     "qwen3_moe_window": {
         "model_type": "qwen3_moe",

@@ -19,6 +19,8 @@ FAMILIES = (
     "qwen3_5",
     "qwen3_5_moe",
     "qwen3_next",
+    "qwen3",
+    "qwen3_window",
     "minimax",
     "ring",
     "jamba",
