@@ -23,6 +23,7 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 
 from headwater.layers.delta_attention import DeltaAttention
 from headwater.layers.delta_net import DeltaNet
+from headwater.layers.gated_linear_attention import GatedLinearAttention
 from headwater.layers.layer import Layer
 from headwater.layers.lightning import Lightning, alibi_slopes
 from headwater.layers.mamba import Mamba
@@ -40,15 +41,17 @@ class Compared:
     """One layer, and what transformers runs for it on a CPU."""
 
     layer: Any
-    goal: float  # times as fast as transformers' in prefill
-    theirs: Callable[[Any], torch.nn.Module]
+    goal: float = 0.0  # times as fast as transformers' in prefill
+    theirs: Callable[[Any], torch.nn.Module] | None = None  # None: transformers has none
 
     def ours(self) -> RecurrentMixer[Any]:
         weights = Weights({name: _random(name, shape) for name, shape in self.layer.tensors().items()})
         return RECURRENT[type(self.layer)](self.layer, weights)
 
-    def oracle(self) -> Callable[[torch.Tensor], object]:
+    def oracle(self) -> Callable[[torch.Tensor], object] | None:
         """Its forward pass over one sequence [1, T, D]. Raises ValueError unless it has as many weights as ours."""
+        if self.theirs is None:
+            return None
         torch.manual_seed(0)
         module = self.theirs(self.layer).eval()
         _check_size(self.layer, module)
@@ -141,4 +144,5 @@ LAYERS = {
     "Lightning": Compared(
         Lightning(WIDTH, 8, 128, tuple(alibi_slopes(8)), activated=True, normed=False, by_head=True), 3, _lightning
     ),
+    "GLA": Compared(GatedLinearAttention(WIDTH, heads=4, k_dim=128, v_dim=256)),
 }

@@ -19,7 +19,7 @@ from headwater.mixers.batch import Slice, StepBatch
 from headwater.mixers.chunks import CHUNK
 from headwater.mixers.recurrent import LayerState, RecurrentMixer
 
-TOKENS, SMALL_TOKENS = (2048, 8192), (256, 512)
+TOKENS, SMALL_TOKENS = (2048, 8192), (64, 128)
 DECODE_STEPS, BATCHES = 20, (1, 16)
 STATES_COST, TRANSITION_COST, BATCH_GAIN = 1.03, 1.15, 6
 NONE = torch.empty(0, dtype=torch.int64)
@@ -48,7 +48,8 @@ def prefill_work(compared: Compared, lengths: tuple[int, ...]) -> Work:
         plain, kept = prefill_of(n), prefill_of(n, saves=True)
         moved = prefill_of(n, transition=True)
         work[f"{n:,} tokens, headwater"] = lambda x=x_TD, batch=plain: mixer.forward(x, batch, state)
-        work[f"{n:,} tokens, transformers"] = lambda x=x_TD: theirs(x[None])
+        if theirs is not None:
+            work[f"{n:,} tokens, transformers"] = lambda x=x_TD: theirs(x[None])
         work[f"{n:,} tokens, every state kept"] = lambda x=x_TD, batch=kept: mixer.forward(x, batch, state)
         work[f"{n:,} tokens, with the transition"] = lambda x=x_TD, batch=moved: mixer.forward(x, batch, state)
     return work
@@ -76,7 +77,9 @@ def prefill_rows(name: str, compared: Compared, lengths: tuple[int, ...], figure
             "with the transition": f"<= {TRANSITION_COST}",
         }
         for piece, goal in goals.items():
-            rows.append(Row(f"{name}, {at}: {piece} / headwater", "x", ratios(figures[f"{at}, {piece}"], ours), goal))
+            seconds = figures.get(f"{at}, {piece}")
+            if seconds is not None:
+                rows.append(Row(f"{name}, {at}: {piece} / headwater", "x", ratios(seconds, ours), goal))
     return rows
 
 
