@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from headwater.models.tiny.checkpoint import VOCAB
-from tests.checkpoints.recipe import Recipe, about_itself
+from tests.checkpoints.recipe import Recipe, about_itself, correct
 
 KDA, MLA = "linear_attention", "full_attention"
 MODELS: dict[str, dict[str, Any]] = {
@@ -65,11 +65,7 @@ def model(values: dict[str, Any], end: int) -> torch.nn.Module:
         }
         | values
     )
-    model = transformers.KimiLinearForCausalLM(config)
-    for name, correction in model.named_buffers():
-        if name.endswith("e_score_correction_bias"):  # large enough to change the choice
-            correction.normal_(0.0, 0.2, generator=torch.Generator().manual_seed(len(name)))
-    return model
+    return correct(transformers.KimiLinearForCausalLM(config))
 
 
 RECIPES = {

@@ -58,6 +58,14 @@ FILL: dict[str, Fill] = {
 }
 
 
+def correct(model: torch.nn.Module) -> torch.nn.Module:
+    """The same model with corrections of its routers that are large enough to change a choice."""
+    for name, correction in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            correction.normal_(0.0, 0.2, generator=torch.Generator().manual_seed(len(name)))
+    return model
+
+
 def write(folder: Path, recipe: Recipe) -> None:
     """Write the checkpoint as transformers saves it."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ from headwater.layers.delta_attention import DeltaAttention
 from headwater.layers.feed_forward import Experts, Mlp
 from headwater.layers.latent_attention import LatentAttention
 from headwater.models.families.family import Family, Refusal, only
-from headwater.models.families.reading import block, read_count, read_types
+from headwater.models.families.reading import block, read_count, read_types, said
 from headwater.spec import Architecture, Block, Part
 
 KDA, MLA = "linear_attention", "full_attention"
@@ -35,7 +35,7 @@ def read_kimi(keys: ConfigKeys) -> Architecture:
     latent, experts = _read_latent(keys), _read_experts(keys)
     mlp = Mlp(keys.positive("hidden_size"), keys.positive("intermediate_size"))
     blocks = []
-    for i, (kind, ffn) in enumerate(zip(types, _read_feed_forwards(keys, n_layers), strict=True)):
+    for i, (kind, ffn) in enumerate(zip(types, read_feed_forwards(keys, n_layers), strict=True)):
         blocks.append(block(i, "input_layernorm", delta if kind == KDA else latent, "self_attn"))
         if ffn == SPARSE:
             blocks.append(block(i, "post_attention_layernorm", experts, "block_sparse_moe", **EXPERT_NAMES))
@@ -47,7 +47,7 @@ def read_kimi(keys: ConfigKeys) -> Architecture:
         vocab_size=keys.positive("vocab_size"),
         hidden_size=keys.positive("hidden_size"),
         blocks=tuple(blocks),
-        max_length=keys.positive("model_max_length", keys.positive("max_position_embeddings", 32768)),
+        max_length=keys.positive(said(keys, "model_max_length", "max_position_embeddings")),
         norm_eps=keys.number("rms_norm_eps", NORM_EPS),
         tied=keys.flag("tie_word_embeddings", False),
     )
@@ -62,6 +62,7 @@ def _read_delta(keys: ConfigKeys, n_layers: int) -> tuple[DeltaAttention, tuple[
     if not isinstance(own, dict):
         raise CheckpointError(f"config.json: key 'linear_attn_config' is {own!r}, must be an object")
     inner = ConfigKeys(own)
+    inner.require("use_full_rank_gate", False, default=False)
     numbered = {key: inner.listed(key, []) for key in ("kda_layers", "full_attn_layers")}
     said = sorted(numbered["kda_layers"] + numbered["full_attn_layers"], key=str)
     if said != sorted(range(1, n_layers + 1), key=str):
@@ -77,11 +78,13 @@ def _delta(keys: ConfigKeys, sizes: ConfigKeys, heads: str, head_dim: str, conv:
         sizes.positive(head_dim),
         sizes.positive(conv, 4),
         norm_eps=keys.number("rms_norm_eps", NORM_EPS),
+        lowest=sizes.number("gate_lower_bound") if sizes.optional("gate_lower_bound") is not None else None,
     )
 
 
 def _read_latent(keys: ConfigKeys) -> LatentAttention:
     keys.require("mla_use_nope", True, default=True)
+    keys.require("mla_use_output_gate", False, default=False)
     heads = keys.positive("num_attention_heads")
     keys.require("num_key_value_heads", heads, default=heads)
     return LatentAttention(
@@ -96,7 +99,7 @@ def _read_latent(keys: ConfigKeys) -> LatentAttention:
     )
 
 
-def _read_feed_forwards(keys: ConfigKeys, n_layers: int) -> tuple[str, ...]:
+def read_feed_forwards(keys: ConfigKeys, n_layers: int) -> tuple[str, ...]:
     """All but the first few have experts, if not said otherwise."""
     keys.require("moe_layer_freq", 1, default=1)
     dense = keys.integer("first_k_dense_replace", 1)
@@ -107,8 +110,16 @@ def _read_feed_forwards(keys: ConfigKeys, n_layers: int) -> tuple[str, ...]:
 def _read_experts(keys: ConfigKeys) -> Experts:
     keys.require("moe_router_activation_func", "sigmoid", default="sigmoid")
     keys.require("use_grouped_topk", True, default=True)
-    experts, per_token = keys.positive("num_experts"), keys.positive("num_experts_per_token")
-    groups, chosen = keys.positive("num_expert_group", 1), keys.positive("topk_group", 1)
+    return read_experts(keys)
+
+
+def read_experts(keys: ConfigKeys) -> Experts:
+    """Sigmoid scores, a correction for the choice, groups of experts, a factor, and shared experts as one."""
+    experts, per_token = (
+        keys.positive("num_experts"),
+        keys.positive(said(keys, "num_experts_per_token", "num_experts_per_tok")),
+    )
+    groups, chosen = keys.positive(said(keys, "num_expert_group", "n_group"), 1), keys.positive("topk_group", 1)
     if experts % groups or chosen > groups or per_token > experts // groups * chosen:
         raise CheckpointError(
             f"config.json: {per_token} experts a token of {chosen} groups of {groups}, in which {experts} experts are"
@@ -120,7 +131,7 @@ def _read_experts(keys: ConfigKeys) -> Experts:
         per_token,
         width,
         shared=width * keys.integer("num_shared_experts", 1),
-        normalise=keys.flag("moe_renormalize", True),
+        normalise=keys.flag(said(keys, "moe_renormalize", "norm_topk_prob"), True),
         scores="sigmoid",
         corrected=True,
         groups=groups,
@@ -132,6 +143,7 @@ def _read_experts(keys: ConfigKeys) -> Experts:
 REFUSES = (
     only("other activations", "hidden_act", "gelu", "silu"),
     only("rotation in latent attention", "mla_use_nope", False, True),
+    only("gates of latent attention", "mla_use_output_gate", True, False),
     only("other routers", "moe_router_activation_func", "softmax", "sigmoid"),
     only("other routers", "use_grouped_topk", False, True),
     only("experts in some of the later layers only", "moe_layer_freq", 2, 1),

@@ -44,6 +44,11 @@ def read_rotary(keys: ConfigKeys, head_dim: int, share: float = 1.0, theta: floa
     return Rotary(dim, keys.number("rope_theta", theta))
 
 
+def said(keys: ConfigKeys, *names: str) -> str:
+    """The first of these keys that there is, if any: some are called differently by who wrote the file."""
+    return next((name for name in names if keys.optional(name) is not None), names[0])
+
+
 def read_numbers(keys: ConfigKeys, key: str, default: tuple[float, ...]) -> tuple[float, ...]:
     """As many numbers as the default has; infinite ones, too, plain or as transformers writes them."""
     found = [_plain(value) for value in keys.listed(key, list(default))]
