@@ -19,7 +19,7 @@ MODELS = (
             (DeltaAttention(HIDDEN, heads=32, head_dim=128, conv=4), 20),
             (LatentAttention(HIDDEN, heads=32, latent=512, nope_dim=128, rope_dim=64, v_dim=128), 7),
             (Mlp(HIDDEN, 9216), 1),
-            (Experts(HIDDEN, 256, 8, 1024, shared=1024), 26),
+            (Experts(HIDDEN, 256, 8, 1024, shared=1024, scores="sigmoid", corrected=True), 26),
         ),
         note=FLOAT32_ASSUMED,
     ),
