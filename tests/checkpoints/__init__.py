@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from tests.checkpoints import (
+    bailing_hybrid,
     bamba,
     falcon_h1,
     granite,
@@ -35,6 +36,7 @@ RECIPES: dict[str, Recipe] = {
     **jamba.RECIPES,
     **mamba.RECIPES,
     **kimi_linear.RECIPES,
+    **bailing_hybrid.RECIPES,
     **falcon_h1.RECIPES,
     **nemotron_h.RECIPES,
 }
@@ -50,6 +52,7 @@ SMALLEST = {  # of each family, by its name
     "Jamba": "jamba",
     "Mamba": "mamba",
     "Kimi-Linear": "kimi_linear",
+    "Ling 3.0": "ling",
     "Falcon-H1": "falcon_h1",
     "Nemotron-H": "nemotron_h",
 }

@@ -25,6 +25,7 @@ FAMILIES = (
     "ring",
     "jamba",
     "kimi_linear",
+    "ling",
     "falcon_h1",
     "nemotron_h",
 )

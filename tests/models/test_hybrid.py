@@ -24,6 +24,7 @@ FAMILIES = [
     "ring",
     "jamba_moe",
     "kimi_linear",
+    "ling",
     "falcon_h1",
     "nemotron_h",
 ]
@@ -46,6 +47,7 @@ SHAPES = [
     "jamba_odd",
     "kimi_linear_groups",
     "kimi_linear_odd_heads",
+    "ling_odd_heads",
     "mamba",
     "falcon_mamba",
     "falcon_h1_biases",

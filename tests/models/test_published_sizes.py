@@ -18,6 +18,7 @@ MODELS = {  # family -> configuration and model in transformers
     "Mamba-2": ("Mamba2Config", "Mamba2ForCausalLM"),
     "MiniMax": ("MiniMaxConfig", "MiniMaxForCausalLM"),
     "Kimi-Linear": ("KimiLinearConfig", "KimiLinearForCausalLM"),
+    "Ling 3.0": ("BailingHybridConfig", "BailingHybridForCausalLM"),
     "Jamba": ("JambaConfig", "JambaForCausalLM"),
     "Mamba": ("MambaConfig", "MambaForCausalLM"),
 }

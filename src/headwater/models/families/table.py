@@ -8,6 +8,7 @@ from typing import Any
 
 from headwater.config_keys import ConfigKeys, text_config
 from headwater.errors import CheckpointError
+from headwater.models.families.bailing_hybrid import BAILING_HYBRID
 from headwater.models.families.bamba import BAMBA
 from headwater.models.families.falcon_h1 import FALCON_H1
 from headwater.models.families.family import Family, Refusal
@@ -33,6 +34,7 @@ FAMILIES: tuple[Family, ...] = (
     MAMBA2,
     JAMBA,
     KIMI_LINEAR,
+    BAILING_HYBRID,
     MINIMAX,
     RING,
     FALCON_H1,

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from headwater.errors import ConfigError
 from headwater.models.families import read_folder
-from headwater.models.profiles import kimi, mamba, marconi, minimax, qwen, ring
+from headwater.models.profiles import kimi, ling, mamba, marconi, minimax, qwen, ring
 from headwater.models.profiles.folder import profile_of
 from headwater.models.profiles.profile import Profile
 
-FAMILIES = (marconi, qwen, ring, minimax, kimi, mamba)
+FAMILIES = (marconi, qwen, ring, minimax, kimi, ling, mamba)
 PROFILES: dict[str, Profile] = {profile.name: profile for family in FAMILIES for profile in family.MODELS}
 
 
