@@ -20,7 +20,7 @@ from headwater.mixers.chunks import CHUNK
 from headwater.mixers.recurrent import LayerState, RecurrentMixer
 
 TOKENS, SMALL_TOKENS = (2048, 8192), (64, 128)
-DECODE_STEPS, BATCHES = 20, (1, 16)
+STEPS, SMALL_STEPS, BATCHES = 20, 2, (1, 16)
 STATES_COST, TRANSITION_COST, BATCH_GAIN = 1.03, 1.15, 6
 NONE = torch.empty(0, dtype=torch.int64)
 Work = dict[str, Callable[[], object]]
@@ -55,14 +55,14 @@ def prefill_work(compared: Compared, lengths: tuple[int, ...]) -> Work:
     return work
 
 
-def decode_work(compared: Compared) -> Work:
-    """DECODE_STEPS tokens of each sequence."""
+def decode_work(compared: Compared, n_steps: int) -> Work:
+    """So many tokens of each sequence."""
     mixer = compared.ours()
     state = state_of(compared, mixer, max(BATCHES))
 
     def steps(n: int) -> Callable[[], object]:
         x_BD, batch = torch.randn(n, WIDTH), StepBatch(NONE, NONE, (), torch.arange(n), (NONE,) * n, NONE)
-        return lambda: [mixer.forward(x_BD, batch, state) for _ in range(DECODE_STEPS)]
+        return lambda: [mixer.forward(x_BD, batch, state) for _ in range(n_steps)]
 
     return {f"decode of {n}": steps(n) for n in BATCHES}
 
@@ -83,30 +83,32 @@ def prefill_rows(name: str, compared: Compared, lengths: tuple[int, ...], figure
     return rows
 
 
-def decode_rows(name: str, figures: Figures) -> list[Row]:
+def decode_rows(name: str, n_steps: int, figures: Figures) -> list[Row]:
     one, many = (figures[f"decode of {n}"] for n in BATCHES)
-    rate = {n: [n * DECODE_STEPS / s for s in figures[f"decode of {n}"]] for n in BATCHES}
+    rate = {n: [n * n_steps / s for s in figures[f"decode of {n}"]] for n in BATCHES}
     gain = [BATCHES[1] / BATCHES[0] * r for r in ratios(one, many)]
     rows = [Row(f"{name}, decode of {n}", "tokens/s", values) for n, values in rate.items()]
     return [*rows, Row(f"{name}, decode of {BATCHES[1]} / of {BATCHES[0]}", "x", gain, f">= {BATCH_GAIN}")]
 
 
-def rows_of(name: str, compared: Compared, lengths: tuple[int, ...], repeats: int) -> list[Row]:
+def rows_of(name: str, compared: Compared, lengths: tuple[int, ...], n_steps: int, repeats: int) -> list[Row]:
     prefill = {piece: timed(run) for piece, run in prefill_work(compared, lengths).items()}
     rows = prefill_rows(name, compared, lengths, measure.in_turns(prefill, repeats))
     del prefill
-    decode = {piece: timed(run) for piece, run in decode_work(compared).items()}
-    return rows + decode_rows(name, measure.in_turns(decode, repeats))
+    decode = {piece: timed(run) for piece, run in decode_work(compared, n_steps).items()}
+    return rows + decode_rows(name, n_steps, measure.in_turns(decode, repeats))
 
 
 def main() -> None:
     given = measure.options(__doc__, "mixers", repeats=5)
     torch.manual_seed(given.seed)
-    lengths = SMALL_TOKENS if given.small else TOKENS
+    lengths, n_steps = (SMALL_TOKENS, SMALL_STEPS) if given.small else (TOKENS, STEPS)
+    rows: list[Row] = []
     with torch.inference_mode():
-        rows = [row for name, compared in LAYERS.items() for row in rows_of(name, compared, lengths, given.repeats)]
+        for name, compared in LAYERS.items():
+            rows += rows_of(name, compared, lengths, n_steps, given.repeats)
     layers = {name: repr(compared.layer) for name, compared in LAYERS.items()}
-    measure.report(given, rows, layers=layers, decode_steps=DECODE_STEPS)
+    measure.report(given, rows, layers=layers, decode_steps=n_steps)
 
 
 if __name__ == "__main__":
