@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from headwater.cli.inspect import flops_table
 from headwater.errors import CheckpointError
 from headwater.layers.delta_attention import DeltaAttention
 from headwater.layers.feed_forward import Experts
@@ -163,3 +164,10 @@ def test_a_bound_of_decays_is_read() -> None:
     assert read_config(KIMI | {"linear_attn_config": own}, "bfloat16").layers[0].lowest == -5.0
     with pytest.raises(CheckpointError, match="key 'linear_attn_config' is 5, must be an object"):
         read_config(KIMI | {"linear_attn_config": 5}, "bfloat16")
+
+
+def test_inspect_counts_latent_attention_as_attention() -> None:
+    table = flops_table(read_config(KIMI, "bfloat16"))
+    shares = [int(cell.rstrip("%")) for cell in table.columns[2].cells]
+    assert shares == sorted(shares)
+    assert shares[-1] > shares[0] > 0

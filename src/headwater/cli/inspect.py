@@ -62,10 +62,11 @@ def flops_table(spec: ModelSpec) -> Table:
     table = Table(title="FLOPs", title_justify="left")
     for name in ("after tokens", "one more token", "of that attention", "saved by a hit"):
         table.add_column(name, justify="right")
+    attention = {spec.layers[i].kind for i in spec.attention_layers}
     for length in (n for n in INSPECTED_LENGTHS if n < spec.max_length):
         kinds = spec.flops_by_kind(length, length + 1)
         total = sum(kinds.values()) - kinds["head"]
         saved = spec.prefill_flops(0, length) - spec.flops_by_kind(0, length)["head"]
-        share = f"{kinds.get('attention', 0) / total:.0%}"
+        share = f"{sum(kinds[kind] for kind in attention) / total:.0%}"
         table.add_row(f"{length:,}", f"{total / 1e6:,.1f} M", share, f"{saved / 1e9:,.2f} G")
     return table
