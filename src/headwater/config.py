@@ -30,7 +30,7 @@ POOLS = ("unified", "split")
 DECODE_REUSE = ("canonical", "raw", "none")
 LOG_FORMATS = ("text", "json")
 TOOL_FORMATS = (  # what headwater.server.formats has
-    "auto", "none", "qwen_xml", "hermes", "nemotron", "kimi", "jamba", "minimax", "granite",
+    "auto", "none", "qwen_xml", "hermes", "nemotron", "kimi", "jamba", "minimax", "minimax_xml", "granite",
 )  # fmt: skip
 REASONING_FORMATS = ("auto", "none", "think")  # likewise
 PAGE_GRID = 64  # tokens; recurrences are cut at multiples of it

@@ -67,6 +67,15 @@ def _kimi(calls):
     return f"<|tool_calls_section_begin|>{''.join(parts)}<|tool_calls_section_end|>"
 
 
+def _invoked(calls):
+    parts = []
+    for name, arguments in calls:
+        values = {key: value if isinstance(value, str) else json.dumps(value) for key, value in arguments.items()}
+        lines = "".join(f'<parameter name="{key}">{value}</parameter>\n' for key, value in values.items())
+        parts.append(f'<invoke name="{name}">\n{lines}</invoke>\n')
+    return f"<minimax:tool_call>\n{''.join(parts)}</minimax:tool_call>"
+
+
 def _listed(before, between, after):
     return lambda calls: before + between.join(json_call(*call) for call in calls) + after
 
@@ -79,6 +88,7 @@ WRITTEN = {
     "kimi": _kimi,
     "jamba": _listed("<tool_calls>[\n    ", ",\n    ", "\n]</tool_calls>"),
     "minimax": _listed("<tool_calls>\n", "\n", "\n</tool_calls>"),
+    "minimax_xml": _invoked,
     "granite": _listed("<|tool_call|>[", ", ", "]"),
 }
 assert set(WRITTEN) == set(TOOLS)

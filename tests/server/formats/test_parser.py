@@ -21,6 +21,8 @@ MARKUP = (
     "<TOOLCALL>", "</TOOLCALL>", "<tool_calls>", "</tool_calls>", "<|tool_call|>", "[", "]", ", ",
     "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>",
     "<|tool_call_argument_begin|>", "functions.weather:0", "ping",
+    "<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="weather">', "</invoke>", '<parameter name="city">',
+    '<parameter name="days">',
     '"name": "x"', "}", "{", '"', "\\", "\n", " ", "3", "true", "Grüße 🙂", "text", ">", "<", "[",
 )  # fmt: skip
 answers = st.lists(st.sampled_from(MARKUP), max_size=14).map("".join)
@@ -134,6 +136,10 @@ def test_formats_are_told_by_the_template_or_named():
         ("<|tool_calls_section_begin|>{%- for call in m.tool_calls %}<|tool_call_begin|>{{ call.id }}", "kimi"),
         ("<|bom|><|assistant|> {{ '<tool_calls>[' }}{{ '{\"name\": \"' }}{{ '\", \"arguments\": ' }}", "jamba"),
         ('<tool_calls>\\n{"name": <tool-name>, "arguments": <args-json-object>}\\n...\\n</tool_calls>', "minimax"),
+        (
+            '<minimax:tool_call>\n<invoke name="tool-name-1">\n<parameter name="param-key-1">x</parameter>',
+            "minimax_xml",
+        ),
         ("respond with <|tool_call|> followed by a JSON list of tools used", "granite"),
     ],
 )

@@ -10,8 +10,9 @@ from headwater.server.formats.hermes import HERMES
 from headwater.server.formats.jamba import JAMBA
 from headwater.server.formats.kimi import Kimi
 from headwater.server.formats.minimax import MINIMAX
+from headwater.server.formats.minimax_xml import MINIMAX_XML
 from headwater.server.formats.nemotron import NEMOTRON
-from headwater.server.formats.qwen_xml import QwenXml
+from headwater.server.formats.qwen_xml import QWEN_XML
 from headwater.server.formats.reasoning import ReasoningFormat
 from headwater.server.formats.think import THINK
 from headwater.server.formats.tools import ToolFormat
@@ -21,12 +22,13 @@ Format = TypeVar("Format", ReasoningFormat, ToolFormat)
 # The first whose marks are in a chat template is the model's.
 REASONING: dict[str, ReasoningFormat] = {"think": THINK}
 TOOLS: dict[str, ToolFormat] = {
-    "qwen_xml": QwenXml(),
+    "qwen_xml": QWEN_XML,
     "hermes": HERMES,
     "nemotron": NEMOTRON,
     "kimi": Kimi(),
     "jamba": JAMBA,
     "minimax": MINIMAX,
+    "minimax_xml": MINIMAX_XML,
     "granite": GRANITE,
 }
 
