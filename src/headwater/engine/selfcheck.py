@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from headwater.layers.attention import GroupedAttention
 from headwater.layers.latent_attention import LatentAttention
@@ -179,7 +178,7 @@ def _broken_attention(heads: int, sharing: int, width: int, random: Callable[...
     mask_RK = torch.zeros(KEY_BLOCK, KEY_BLOCK, dtype=q_GRD.dtype, device=q_GRD.device)
 
     def attend(rows: slice) -> torch.Tensor:
-        return F.scaled_dot_product_attention(q_GRD[:, :, rows], k_GKD, v_GKD, attn_mask=mask_RK[rows])
+        return kernel.attend(q_GRD[:, :, rows], k_GKD, v_GKD, mask_RK[rows])
 
     whole_GRD = attend(slice(None))
     for n in ATTENTION_ROWS:

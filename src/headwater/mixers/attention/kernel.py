@@ -56,7 +56,7 @@ def backwards(
     q_RGQD[:n_queries] = q_TGQD.flip(0)
     k_GQKD, v_GQKD = (x.transpose(0, 1)[:, None].expand(-1, n_shared, -1, -1) for x in keys_values)
     mask_RK = mask_from_last.as_strided((n_rows, len(keys_values[0])), (1, 1))
-    out_GQRD = _attention(q_RGQD.permute(1, 2, 0, 3), k_GQKD, v_GQKD, mask_RK, scale)
+    out_GQRD = attend(q_RGQD.permute(1, 2, 0, 3), k_GQKD, v_GQKD, mask_RK, scale)
     return out_GQRD[:, :, :n_queries].permute(2, 0, 1, 3).flip(0)
 
 
@@ -68,15 +68,18 @@ def decode(
 ) -> torch.Tensor:
     """Attention of one query of each sequence over its keys [B, K, G, D].
 
-    Queries that share a KV head are rows of one product.
+    Queries that share a KV head are rows of one product, or of two if there is one KV head: each thread has its own.
     """
-    k_BGKD, v_BGKD = (x.transpose(1, 2) for x in keys_values)
-    mask_B1QK = mask_B11K.expand(-1, -1, q_BGQD.shape[2], -1)
-    return _attention(q_BGQD, k_BGKD, v_BGKD, mask_B1QK, scale)
+    halves = 2 if q_BGQD.shape[1] == 1 and q_BGQD.shape[2] % 2 == 0 else 1
+    q_BHRD = q_BGQD.unflatten(2, (halves, -1)).flatten(1, 2)
+    n_heads, n_rows = q_BHRD.shape[1:3]
+    k_BHKD, v_BHKD = (x.transpose(1, 2).expand(-1, n_heads, -1, -1) for x in keys_values)
+    mask_B1RK = mask_B11K.expand(-1, -1, n_rows, -1)
+    return attend(q_BHRD, k_BHKD, v_BHKD, mask_B1RK, scale).reshape(q_BGQD.shape)
 
 
-def _attention(
-    q_BHRD: torch.Tensor, k_BHKD: torch.Tensor, v_BHKD: torch.Tensor, mask: torch.Tensor, scale: float | None
+def attend(
+    q_BHRD: torch.Tensor, k_BHKD: torch.Tensor, v_BHKD: torch.Tensor, mask: torch.Tensor, scale: float | None = None
 ) -> torch.Tensor:
     """At least two heads at once: the products of a single one are spread over threads, and have other bits then."""
     alone = q_BHRD.shape[0] * q_BHRD.shape[1] == 1
