@@ -10,6 +10,7 @@ import pytest
 from headwater.errors import CheckpointError
 from headwater.models.families import FAMILIES, Family, Refusal, read_config
 from headwater.models.families.table import ALL_REFUSE
+from headwater.models.load import load_model
 from headwater.models.profiles import PROFILES
 from tests.checkpoints import SMALLEST
 
@@ -18,6 +19,31 @@ REFUSALS = [
     for family in FAMILIES
     for refusal in (*family.refuses, *ALL_REFUSE)
 ]
+
+# Keys that change no logit: of training, of kernels, of the text's end (which `load` reads), of what wrote the file.
+OF_NO_MATTER = {
+    "architectures", "attention_dropout", "block_size", "bos_token_id", "chunk_size", "dtype", "eos_token_id",
+    "hidden_dropout", "initializer_range", "mamba_chunk_size", "mamba_ssm_cache_dtype", "moe_shared_expert_overlap",
+    "mtp_layers_block_type", "mtp_loss_scaling_factor", "num_logits_to_keep", "num_nextn_predict_layers",
+    "output_router_logits", "pad_token_id", "pretraining_tp", "rescale_prenorm_residual", "router_aux_loss_coef",
+    "router_jitter_noise", "time_step_floor", "time_step_init_scheme", "time_step_max", "time_step_min",
+    "time_step_scale", "torch_dtype", "transformers_version", "use_associative_scan", "use_cache", "use_mamba_kernels",
+    "use_mambapy", "z_loss_coefficient",
+}  # fmt: skip
+OVERRULED = {  # by what else these small checkpoints' configs say
+    "Qwen3-Next": {"intermediate_size"},  # all layers have experts
+    "Qwen3": {"max_window_layers", "sliding_window"},  # `use_sliding_window` is false
+    "Granite 4": {"intermediate_size", "num_experts_per_tok", "rope_theta", "rope_type"},  # no experts, no positions
+    "Mamba-2": {"time_step_rank"},  # Mamba-1's
+    "Jamba": {"num_experts_per_tok"},  # one expert is an MLP
+    "Mamba": {"expand"},  # `intermediate_size`
+    "Kimi-Linear": {"head_dim", "qk_head_dim"},  # `qk_nope_head_dim` and `qk_rope_head_dim`
+    "Ling 3.0": {
+        "first_k_dense_replace", "head_dim", "layer_group_size", "qk_head_dim", "rope_theta", "short_conv_kernel_size",
+    },  # lists of layers, `rope_parameters`, and the names above or of transformers
+    "Falcon-H1": {"mamba_expand"},  # `mamba_d_ssm`
+    "Nemotron-H": {"expand"},  # `mamba_num_heads` and `mamba_head_dim`
+}  # fmt: skip
 
 
 def changed(config: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
@@ -47,3 +73,51 @@ def test_a_part_that_there_is_no_code_for_is_refused_by_its_name(
     with pytest.raises(CheckpointError) as refused:
         read_config(changed(config, refusal.keys), "float32")
     assert refusal.error in str(refused.value)
+
+
+def others(value: Any) -> list[Any]:
+    """Values that a key might have in the place of this one."""
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int):
+        return [value + 1, 2 * value, max(1, value // 2)]
+    if isinstance(value, float):
+        return [2 * value + 0.5]
+    if isinstance(value, list):
+        return [value[:-1], []] if value else [[1]]
+    return ["other"] if isinstance(value, str) else [True, 7, "other", 0.5, {"type": "other"}]
+
+
+def matters(config: dict[str, Any], part: str | None, key: str) -> bool:
+    """Whether any other value is refused, or read as another model."""
+    as_it_is = read_config(config, "float32")
+    for other in others(config[part][key] if part else config[key]):
+        changed_to = {part: config[part] | {key: other}} if part else {key: other}
+        try:
+            if read_config(config | changed_to, "float32") != as_it_is:
+                return True
+        except CheckpointError:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("family", SMALLEST)
+def test_every_key_is_read_or_refused_if_it_could_change_a_logit(
+    family: str, checkpoint: Callable[[str], Path]
+) -> None:
+    config = json.loads((checkpoint(SMALLEST[family]) / "config.json").read_text())
+    parts = {key for key, value in config.items() if isinstance(value, dict)}
+    keys = [(None, key) for key in config if key not in parts]
+    keys += [(part, key) for part in parts for key in config[part]]
+    unread = {key for part, key in keys if not matters(config, part, key)}
+    assert unread - OF_NO_MATTER == OVERRULED.get(family, set())
+
+
+@pytest.mark.parametrize("family", SMALLEST)
+def test_no_weight_of_a_familys_checkpoint_is_left_unread(
+    family: str, checkpoint: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "headwater.models")
+    load_model(checkpoint(SMALLEST[family]))
+    decays = ["model.layers (4)"] if family == "MiniMax" else []  # what it keeps of the fixed decays
+    assert [record.getMessage().split("with: ")[1] for record in caplog.records] == decays

@@ -142,7 +142,7 @@ def test_the_text_model_of_a_multimodal_checkpoint_is_loaded_and_the_rest_skippe
 
     rewrite(path, nest)
     assert torch.equal(logits(path), expected)
-    skipped = "3 tensors are not of the text model and were skipped: model.visual (2), mtp.norm (1)"
+    skipped = "skipped 3 tensors that the text model does not compute with: model.visual (2), mtp.norm (1)"
     assert [record.getMessage() for record in caplog.records] == [f"{path}: {skipped}"]
 
 

@@ -81,7 +81,7 @@ def _tell_of_skipped(folder: Path, names: list[str]) -> None:
     if names:
         parts = Counter(".".join(name.split(".")[:2]) for name in names)
         listed = ", ".join(f"{part} ({n})" for part, n in parts.items())
-        log.info("%s: %d tensors are not of the text model and were skipped: %s", folder, len(names), listed)
+        log.info("%s: skipped %d tensors that the text model does not compute with: %s", folder, len(names), listed)
 
 
 def fast_dtype(stored: str | None, device: str = "cpu") -> str:
