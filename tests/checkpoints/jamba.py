@@ -45,18 +45,17 @@ class Jamba:
     mamba_conv_bias: bool = True
     mamba_proj_bias: bool = False
     tied: bool = False
-    dtype: str = "float32"
     shard_bytes: int | None = None
 
     @property
     def recipe(self) -> Recipe:
-        return Recipe(self.model, self.tied, self.dtype, self.shard_bytes, fill=FILL)
+        return Recipe(self.model, self.tied, shard_bytes=self.shard_bytes, fill=FILL)
 
     def model(self, end: int) -> torch.nn.Module:
         """transformers' model, random as it makes it."""
         import transformers
 
-        own = {"tied", "dtype", "shard_bytes"}
+        own = {"tied", "shard_bytes"}
         values = {key: value for key, value in asdict(self).items() if key not in own}
         config = transformers.JambaConfig(
             **values,
@@ -89,10 +88,6 @@ MODELS = {
         num_experts=3,
         num_experts_per_tok=3,
         shard_bytes=300_000,
-    ),
-    "jamba_bfloat16": replace(DENSE, dtype="bfloat16"),
-    "jamba_wide": replace(
-        MOE, num_hidden_layers=4, hidden_size=768, intermediate_size=1024, num_attention_heads=12, num_key_value_heads=4
     ),
 }
 RECIPES = {name: model.recipe for name, model in MODELS.items()}

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from headwater.models.tiny.checkpoint import VOCAB
-from tests.checkpoints.jamba import narrow, short_steps
+from tests.checkpoints.jamba import FILL
 from tests.checkpoints.recipe import Recipe
-
-FILL = {"dt_proj.bias": short_steps, "dt_proj.weight": narrow}
 
 
 @dataclass(frozen=True)
