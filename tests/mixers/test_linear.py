@@ -35,6 +35,7 @@ def test_activation_and_factor_keep_a_rows_bits_at_every_height(mode: str, dtype
         linear = Linear(random(n_out, n_in, dtype=dtype), numerics=Numerics(mode), shared=shared)
         x_RK = random(600, n_in, dtype=dtype)
         assert first_bad_height(linear.swish, x_RK, HEIGHTS) is None, (n_in, n_out)
+        assert first_bad_height(linear.sigmoid, x_RK, HEIGHTS) is None, (n_in, n_out)
         assert first_bad_height(lambda x: linear.times(x, linear(x)), x_RK, HEIGHTS) is None, (n_in, n_out)  # noqa: B023
 
 
@@ -44,6 +45,7 @@ def test_activation_and_factor_are_right(mode: str, rows: int) -> None:
     linear, x_RK, factor_RN = Linear(random(36, 48), numerics=Numerics(mode)), random(rows, 48), random(rows, 36)
     wanted_RN = x_RK.double() @ random(36, 48).double().T
     assert torch.allclose(linear.swish(x_RK).double(), torch.nn.functional.silu(wanted_RN), atol=1e-4)
+    assert torch.allclose(linear.sigmoid(x_RK).double(), torch.sigmoid(wanted_RN), atol=1e-4)
     assert torch.allclose(linear.times(x_RK, factor_RN).double(), wanted_RN * factor_RN, atol=1e-4)
 
 

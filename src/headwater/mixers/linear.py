@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from headwater.mixers import numerics as numerics_of_process
-from headwater.mixers.activations import silu
+from headwater.mixers.activations import sigmoid, silu
 from headwater.mixers.numerics import Numerics
 
 PACK_ROWS = 8  # the height that a packed layout is made for: with 1, one row takes a kernel of its own
@@ -62,10 +62,11 @@ class Linear:
 
     def swish(self, x_RK: torch.Tensor, n_prefill: int = 0) -> torch.Tensor:
         """silu(y): in packed mode the product does it on its way out, before the result is rounded and written."""
-        if not self._on_onednn or len(x_RK) == 0:
-            return silu(self(x_RK, n_prefill))
-        # At every height, one row included: the composed silu has other bits than the product's own.
-        return self._padded(x_RK, self.least_rows, partial(self._onednn, then="swish"))
+        return self._then("swish", silu, x_RK, n_prefill)
+
+    def sigmoid(self, x_RK: torch.Tensor, n_prefill: int = 0) -> torch.Tensor:
+        """sigmoid(y), likewise."""
+        return self._then("sigmoid", sigmoid, x_RK, n_prefill)
 
     def times(self, x_RK: torch.Tensor, factor_RN: torch.Tensor, n_prefill: int = 0) -> torch.Tensor:
         """y · factor, likewise."""
@@ -75,6 +76,13 @@ class Linear:
         x_PK, factor_PN = (F.pad(t, missing) if missing[-1] else t for t in (x_RK, factor_RN))
         product = torch.ops.mkldnn._linear_pointwise.binary
         return product(x_PK.contiguous(), factor_PN.contiguous(), self._weight, self.bias_N, "mul")[: len(x_RK)]
+
+    def _then(self, name: str, composed: Product, x_RK: torch.Tensor, n_prefill: int) -> torch.Tensor:
+        """The activation that oneDNN calls so, of the product."""
+        if not self._on_onednn or len(x_RK) == 0:
+            return composed(self(x_RK, n_prefill))
+        # At every height, one row included: the composed one has other bits than the product's own.
+        return self._padded(x_RK, self.least_rows, partial(self._onednn, then=name))
 
     def _padded(self, x_RK: torch.Tensor, height: int, product: Product | None = None) -> torch.Tensor:
         """The product at `height` rows or more, the missing ones filled up with zeros."""

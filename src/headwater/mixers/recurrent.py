@@ -166,11 +166,13 @@ class RecurrentMixer(ABC, Generic[Prepared]):
         """What `prepare` takes, before the convolution: float32, zeros fill it up."""
         if self.convolution is not None and state.conv is not None:
             return self.convolution.windows(rows.mixed_NC, chunks, state.conv)
-        mixed_ntC = torch.zeros(
-            (len(chunks), CHUNK, *rows.mixed_NC.shape[1:]), dtype=torch.float32, device=rows.mixed_NC.device
-        )
+        mixed_NC, adjacent = rows.mixed_NC, slice(chunks[0].first, chunks[0].first + len(chunks) * CHUNK)
+        if chunks[-1].slice is chunks[0].slice and chunks[-1].rows.stop == adjacent.stop:  # one sequence, all full
+            return mixed_NC[adjacent].float().unflatten(0, (len(chunks), CHUNK))
+        mixed_ntC = torch.empty((len(chunks), CHUNK, *mixed_NC.shape[1:]), dtype=torch.float32, device=mixed_NC.device)
         for mixed_tC, chunk in zip(mixed_ntC, chunks, strict=True):
-            mixed_tC[: chunk.length] = rows.mixed_NC[chunk.rows]
+            mixed_tC[: chunk.length] = mixed_NC[chunk.rows]
+            mixed_tC[chunk.length :] = 0
         return mixed_ntC
 
     def _move_transitions(self, prepared: Prepared, first: int, slices: list[Slice], state: LayerState) -> None:

@@ -34,11 +34,11 @@ def chunked(qkv_T3HK: torch.Tensor, decays: Decays, state_HKK: torch.Tensor) -> 
     filled = torch.zeros(len(lengths) * CHUNK, *qkv_T3HK.shape[1:])
     filled[:LENGTH] = qkv_T3HK
     chunks = prepare(filled.unflatten(0, (-1, CHUNK)), torch.tensor(lengths), decays)
-    state_1HKK, outs = state_HKK[None].clone(), []
+    state_HKK, outs = state_HKK.clone(), []
     for i in range(len(lengths)):
-        outs.append(torch.empty(1, HEADS, CHUNK, WIDTH))
-        advance_into(chunks, slice(i, i + 1), decays, state_1HKK, outs[-1])
-    return torch.cat(outs, 2)[0].transpose(0, 1)[:LENGTH], state_1HKK[0]
+        outs.append(torch.empty(HEADS, CHUNK, WIDTH))
+        advance_into(chunks, i, decays, state_HKK, outs[-1])
+    return torch.cat(outs, 1).transpose(0, 1)[:LENGTH], state_HKK
 
 
 def decoded(qkv_T3HK: torch.Tensor, decays: Decays, state_HKK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -63,9 +63,9 @@ def test_a_chunk_without_tokens_leaves_the_state_bit_for_bit() -> None:
     _, state_HKK = inputs()
     decays = Decays.of(torch.tensor(alibi_slopes(HEADS)), 1.0)
     chunks = prepare(torch.zeros(1, CHUNK, 3, HEADS, WIDTH), torch.tensor([0]), decays)
-    after_1HKK = state_HKK[None].clone()
-    advance_into(chunks, slice(0, 1), decays, after_1HKK, torch.empty(1, HEADS, CHUNK, WIDTH))
-    assert torch.equal(after_1HKK[0], state_HKK)
+    after_HKK = state_HKK.clone()
+    advance_into(chunks, 0, decays, after_HKK, torch.empty(HEADS, CHUNK, WIDTH))
+    assert torch.equal(after_HKK, state_HKK)
     assert torch.equal(chunks.decay_nH, torch.ones(1, HEADS))
 
 

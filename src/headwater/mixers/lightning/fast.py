@@ -9,8 +9,8 @@ one), which stand first in it:
 As decays are the layer's own, all powers are made once, in float64; none is above 1. Rows that fill up a chunk have
 zero keys and values, and are not among its L: S stays as it is.
 
-n chunks (of any sequences), t = 64 tokens, H heads, K width of keys and values, B sequences, P powers of a decay;
-M = n·H: chunks and heads as one batch. All float32.
+n chunks (of any sequences), t = 64 tokens, H heads, K width of keys and values, B sequences, P powers of a decay,
+M = B·H. All float32.
 """
 
 from __future__ import annotations
@@ -48,36 +48,37 @@ class Decays:
 class Chunks:
     """What chunks contribute, whatever the state before them."""
 
-    q_MtK: torch.Tensor
-    attend_Mtt: torch.Tensor  # Q Kᵀ ∘ D, zero above the diagonal
-    write_MtK: torch.Tensor  # λ^(L − 1 − i) k
-    v_MtK: torch.Tensor
+    q_nHtK: torch.Tensor
+    attend_nHtt: torch.Tensor  # Q Kᵀ ∘ D, zero above the diagonal
+    write_nHtK: torch.Tensor  # λ^(L − 1 − i) k
+    v_nHtK: torch.Tensor
     decay_nH: torch.Tensor  # λ^L
 
 
 def prepare(qkv_nt3HK: torch.Tensor, length_n: torch.Tensor, decays: Decays) -> Chunks:
     """All the work on n chunks that needs no state; `length_n` tokens of each count, int64."""
-    n, _, _, n_heads, width = qkv_nt3HK.shape
-    qkv_3nHtK = qkv_nt3HK.permute(2, 0, 3, 1, 4).contiguous()
-    q_MtK, k_MtK, v_MtK = qkv_3nHtK.view(3, n * n_heads, CHUNK, width)
-    attend_Mtt = torch.bmm(q_MtK, k_MtK.mT)
-    attend_Mtt.view(n, n_heads, CHUNK, CHUNK).mul_(decays.attend_Htt)
+    q_nHtK, k_nHtK, v_nHtK = qkv_nt3HK.permute(2, 0, 3, 1, 4)
+    attend_nHtt = q_nHtK.new_empty(*q_nHtK.shape[:3], CHUNK)
+    for attend_Htt, q_HtK, k_HtK in zip(attend_nHtt, q_nHtK, k_nHtK, strict=True):
+        torch.bmm(q_HtK, k_HtK.mT, out=attend_Htt)
+    attend_nHtt.mul_(decays.attend_Htt)
     to_end_nt = (length_n[:, None] - 1 - torch.arange(CHUNK, device=length_n.device)).clamp_min_(0)
     to_end_nHt = decays.power_PH[to_end_nt].transpose(1, 2)
-    k_MtK.view(n, n_heads, CHUNK, width).mul_(to_end_nHt.unsqueeze(-1))
-    return Chunks(q_MtK, attend_Mtt, k_MtK, v_MtK, decays.power_PH[length_n])
+    write_nHtK = torch.empty_like(k_nHtK, memory_format=torch.contiguous_format)
+    torch.mul(k_nHtK, to_end_nHt.unsqueeze(-1), out=write_nHtK)
+    return Chunks(q_nHtK, attend_nHtt, write_nHtK, v_nHtK, decays.power_PH[length_n])
 
 
-def advance_into(chunks: Chunks, at: slice, decays: Decays, state_BHKK: torch.Tensor, read_BHtK: torch.Tensor) -> None:
-    """One chunk of each of B sequences, those `at` the chunks: states move on in place, outputs go to `read_BHtK`."""
-    n_heads = state_BHKK.shape[1]
-    heads = slice(at.start * n_heads, at.stop * n_heads)
-    state_MKK, read_MtK, v_MtK = state_BHKK.flatten(0, 1), read_BHtK.flatten(0, 1), chunks.v_MtK[heads]
-    torch.bmm(chunks.q_MtK[heads], state_MKK, out=read_MtK)
-    read_BHtK.mul_(decays.read_Ht1)
-    read_MtK.baddbmm_(chunks.attend_Mtt[heads], v_MtK)
-    state_BHKK.mul_(chunks.decay_nH[at, :, None, None])
-    state_MKK.baddbmm_(chunks.write_MtK[heads].mT, v_MtK)
+def advance_into(chunks: Chunks, at: int, decays: Decays, state_HKK: torch.Tensor, read_HtK: torch.Tensor) -> None:
+    """The chunk `at` that place: its sequence's state moves on in place, its outputs go to `read_HtK`.
+
+    Queries and values are read where the projection left them: a copy that made one batch of several sequences costs
+    more than it saves.
+    """
+    v_HtK = chunks.v_nHtK[at]
+    torch.bmm(chunks.q_nHtK[at], state_HKK, out=read_HtK)
+    read_HtK.mul_(decays.read_Ht1).baddbmm_(chunks.attend_nHtt[at], v_HtK)
+    state_HKK.mul_(chunks.decay_nH[at, :, None, None]).baddbmm_(chunks.write_nHtK[at].mT, v_HtK)
 
 
 def decode_step(qkv_B3HK: torch.Tensor, decays: Decays, state_BHKK: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 
 from headwater.layers.lightning import Lightning
-from headwater.mixers.activations import inverse_rms, sigmoid
+from headwater.mixers.activations import inverse_rms
 from headwater.mixers.batch import StepBatch
 from headwater.mixers.chunks import CHUNK
 from headwater.mixers.lightning.fast import Chunks, Decays, advance_into, decode_step, prepare
@@ -50,7 +50,7 @@ class LightningAttention(RecurrentMixer[Chunks]):
             mixed_NC = mixed_NC.float()
             self._place_into(mixed_NC[:, : 2 * self.shape.width].unflatten(1, (2, self.shape.heads, -1)), batch)
         token_N = torch.ones(len(x_ND), device=x_ND.device)
-        gate_NW = self.g_proj(x_ND, batch.n_prefill)
+        gate_NW = self.g_proj.sigmoid(x_ND, batch.n_prefill)
         return Rows(mixed_NC, token_N, gate_NW, torch.empty_like(gate_NW))
 
     def _place_into(self, qk_N2HK: torch.Tensor, batch: StepBatch) -> None:
@@ -64,7 +64,8 @@ class LightningAttention(RecurrentMixer[Chunks]):
         return prepare(self._heads(mixed_ntC), gates_ntX.sum(1).long(), self.decays)
 
     def advance_into(self, prepared: Chunks, at: slice, state_SX: torch.Tensor, read_SX: torch.Tensor) -> None:
-        advance_into(prepared, at, self.decays, state_SX, read_SX)
+        for chunk, state_HKK, read_HtK in zip(range(at.start, at.stop), state_SX, read_SX, strict=True):
+            advance_into(prepared, chunk, self.decays, state_HKK, read_HtK)
 
     def transition_into(self, prepared: Chunks, at: slice, transition_SX: torch.Tensor) -> None:
         transition_SX.mul_(prepared.decay_nH[at])
@@ -79,9 +80,10 @@ class LightningAttention(RecurrentMixer[Chunks]):
     def finish_into(self, rows: Rows, at: slice, read_nX: torch.Tensor) -> None:
         """The norm over groups of the width, then the gate."""
         assert rows.z_NX is not None
-        read_nQX = read_nX.flatten(1).unflatten(1, (self.shape.norm_groups, -1))
-        normed_nQX = (read_nQX * inverse_rms(read_nQX, self.shape.norm_eps)).mul_(self.norm_QX)
-        rows.out_NX[at] = normed_nQX.flatten(1).mul_(sigmoid(rows.z_NX[at].float()))
+        read_nW = read_nX.flatten(1)
+        read_nQX = read_nW.unflatten(1, (self.shape.norm_groups, -1))
+        read_nQX.mul_(inverse_rms(read_nQX, self.shape.norm_eps)).mul_(self.norm_QX)
+        torch.mul(read_nW, rows.z_NX[at], out=rows.out_NX[at])
 
     def _heads(self, mixed: torch.Tensor) -> torch.Tensor:
         """Channels as [..., 3, H, K]: queries, keys, values."""
