@@ -21,7 +21,6 @@ MODELS = {  # family -> configuration and model in transformers
     "Ling 3.0": ("BailingHybridConfig", "BailingHybridForCausalLM"),
     "Jamba": ("JambaConfig", "JambaForCausalLM"),
     "Mamba": ("MambaConfig", "MambaForCausalLM"),
-    "Ling 3.0": ("BailingHybridConfig", "BailingHybridForCausalLM"),
 }
 ELSEWHERE = {"Ring-linear"}  # not in transformers
 

@@ -15,8 +15,8 @@ RECURRENCES: dict[str, Recurrence] = {
     "gated_delta_net": GATED_DELTA_NET,
     "gated_linear_attention": GATED_LINEAR_ATTENTION,
     "lightning": LIGHTNING,
-    "mamba": MAMBA,
     "mamba2": MAMBA2,
+    "mamba": MAMBA,
 }
 MIXERS = {
     f"{kind}, {shape}": Case(layer, recurrence)
