@@ -35,16 +35,18 @@ def inputs(decays: str = "ordinary") -> tuple[torch.Tensor, torch.Tensor, torch.
 def by_pairs(
     x_MXtK: torch.Tensor, k_MtK: torch.Tensor, g_MtK: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The same one pair at a time; a sum of decays runs over no token outside of it."""
+    """The same with one sum of decays for each pair, over the tokens between them alone."""
     x_MXtK, k_MtK, g_MtK = x_MXtK.double(), k_MtK.double(), g_MtK.double()
     pairs_XMtt = torch.zeros(KINDS, HEADS, CHUNK, CHUNK, dtype=torch.float64)
-    for i in range(CHUNK):
-        for j in range(i):
-            decay_MK = g_MtK[:, j + 1 : i + 1].sum(1).exp()
-            pairs_XMtt[:, :, i, j] = (x_MXtK[:, :, i] * (decay_MK * k_MtK[:, j]).unsqueeze(1)).sum(-1).T
-    from_start = [g_MtK[:, : i + 1].sum(1).exp() for i in range(CHUNK)]
-    to_end = [g_MtK[:, i + 1 :].sum(1).exp() for i in range(CHUNK)]
-    return pairs_XMtt, torch.stack(from_start, 1), torch.stack(to_end, 1)
+    for i in range(1, CHUNK):
+        seen_MjK = _sums_to_the_end(g_MtK[:, 1 : i + 1]).exp() * k_MtK[:, :i]
+        pairs_XMtt[:, :, i, :i] = torch.einsum("mxk,mjk->xmj", x_MXtK[:, :, i], seen_MjK)
+    after_MtK = torch.cat((g_MtK[:, 1:], torch.zeros(HEADS, 1, WIDTH)), 1)
+    return pairs_XMtt, g_MtK.cumsum(1).exp(), _sums_to_the_end(after_MtK).exp()
+
+
+def _sums_to_the_end(g_MtK: torch.Tensor) -> torch.Tensor:
+    return g_MtK.flip(1).cumsum(1).flip(1)
 
 
 @pytest.mark.parametrize(
