@@ -110,7 +110,8 @@ class Scratch:
         for source, rows in zip(pages, self._rows, strict=True):
             into = rows[:n_tokens].view(table_BP.numel(), -1)
             torch.index_select(source, 0, table_BP.flatten(), out=into)
-            rows.index_fill_(0, unused_T, 0)
+            if len(unused_T):
+                rows.index_fill_(0, unused_T, 0)
         return tuple(rows[:n_tokens].unflatten(0, (len(table_BP), -1)) for rows in self._rows)
 
     def _grow(self, n_tokens: int) -> None:

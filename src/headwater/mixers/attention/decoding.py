@@ -21,7 +21,7 @@ BATCH_KEYS = 2048  # of all sequences of a batch, if it is more than one: what i
 class DecodeBatch:
     """Sequences that are one product."""
 
-    at_B: torch.Tensor  # int64, which of the step's decoding sequences
+    at: slice | torch.Tensor  # which of the step's decoding sequences; a slice where they stand side by side
     n_keys: int
     mask_B11K: torch.Tensor  # 0 where there is a token, else -inf
 
@@ -44,23 +44,35 @@ def decode_batches(length_D: torch.Tensor, dtype: torch.dtype, most_keys: int | 
     for n_keys, members in together.items():
         limit = max(1, BATCH_KEYS // n_keys)
         for first in range(0, len(members), limit):
-            at_B = torch.tensor(members[first : first + limit], device=length_D.device)
-            hidden_BK = torch.arange(n_keys, device=length_D.device) >= length_D[at_B, None]
+            at = _at(members[first : first + limit], length_D.device)
+            hidden_BK = torch.arange(n_keys, device=length_D.device) >= length_D[at, None]
             mask_BK = torch.zeros(hidden_BK.shape, dtype=dtype, device=length_D.device)
-            batches.append(DecodeBatch(at_B, n_keys, mask_BK.masked_fill_(hidden_BK, -torch.inf)[:, None, None]))
+            batches.append(DecodeBatch(at, n_keys, mask_BK.masked_fill_(hidden_BK, -torch.inf)[:, None, None]))
     return tuple(batches)
 
 
-def paged(batch: DecodeBatch, length_D: torch.Tensor, tables: tuple[torch.Tensor, ...], page_size: int) -> PagedBatch:
+def _at(members: list[int], device: torch.device) -> slice | torch.Tensor:
+    first, last = members[0], members[-1] + 1
+    return slice(first, last) if last - first == len(members) else torch.tensor(members, device=device)
+
+
+def paged_batches(
+    length_D: torch.Tensor, tables: tuple[torch.Tensor, ...], page_size: int, dtype: torch.dtype
+) -> tuple[PagedBatch, ...]:
     """`tables` are those of all decoding sequences, each just as long as its length asks for."""
-    pages_D = -(-length_D // page_size)
-    first_B = (pages_D.cumsum(0) - pages_D)[batch.at_B, None]
-    column_P = torch.arange(-(-batch.n_keys // page_size), device=length_D.device)
-    n_pages_B1 = pages_D[batch.at_B, None]
-    table_BP = torch.cat(tables)[first_B + column_P * (column_P < n_pages_B1)]
-    token_T = torch.arange(len(column_P) * page_size, device=length_D.device)
-    length_B1 = length_D[batch.at_B, None]
-    # The first page is full, and so fit to stand in for others, unless it is the last one, too.
-    of_last_BT = (token_T < n_pages_B1 * page_size) | (n_pages_B1 == 1)
-    unused_T = ((token_T >= length_B1) & of_last_BT).flatten().nonzero().flatten()
-    return PagedBatch(batch.at_B, batch.n_keys, batch.mask_B11K, table_BP, unused_T)
+    if not tables:
+        return ()
+    pages_D = (length_D + (page_size - 1)) // page_size
+    first_D = pages_D.cumsum(0) - pages_D
+    page_ids = torch.cat(tables)
+    batches = []
+    for batch in decode_batches(length_D, dtype):
+        first_B1, n_pages_B1, length_B1 = (x_D[batch.at, None] for x_D in (first_D, pages_D, length_D))
+        column_P = torch.arange(-(-batch.n_keys // page_size), device=length_D.device)
+        table_BP = page_ids[first_B1 + column_P * (column_P < n_pages_B1)]
+        token_T = torch.arange(len(column_P) * page_size, device=length_D.device)
+        # The first page is full, and so fit to stand in for others, unless it is the last one, too.
+        of_last_BT = (token_T < n_pages_B1 * page_size) | (n_pages_B1 == 1)
+        unused_T = ((token_T >= length_B1) & of_last_BT).flatten().nonzero().flatten()
+        batches.append(PagedBatch(batch.at, batch.n_keys, batch.mask_B11K, table_BP, unused_T))
+    return tuple(batches)

@@ -52,8 +52,9 @@ class Attention:
             rows = slice(s.first, s.first + s.length)
             keys_values = self._heads_of(step.arena.gather(self.layer, s.table_P, s.end))
             kernel.prefill_into(out_NGQD[rows], q_NGQD[rows], keys_values, s.start, step, self.shape.scale)
+        out_DGQD, q_DGQD = out_NGQD[decoding], q_NGQD[decoding]
         for batch in step.decodes:
-            out_NGQD[decoding][batch.at_B] = self._decode(q_NGQD[decoding][batch.at_B], batch, step)
+            out_DGQD[batch.at] = self._decode(q_DGQD[batch.at], batch, step)
         return out_NGQD.flatten(1, 2)
 
     def _on_gpu_into(self, out_NGQD: torch.Tensor, q_NGQD: torch.Tensor, step: AttentionStep, paged: PagedStep) -> None:

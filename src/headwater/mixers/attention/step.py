@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from headwater.mixers.attention.decoding import PagedBatch, decode_batches, paged
+from headwater.mixers.attention.decoding import PagedBatch, paged_batches
 from headwater.mixers.batch import StepBatch
 from headwater.mixers.gpu import has_kernels
 from headwater.spec import KEY_BLOCK
@@ -52,10 +52,7 @@ class AttentionStep:
         """Decoding sequences put together, with their pages."""
         batch = self.batch
         length_D = batch.position_N[batch.decode_rows] + 1
-        return tuple(
-            paged(together, length_D, batch.decode_tables, self.arena.page_size)
-            for together in decode_batches(length_D, self.ramp.dtype)
-        )
+        return paged_batches(length_D, batch.decode_tables, self.arena.page_size, self.ramp.dtype)
 
     @classmethod
     def of(cls, batch: StepBatch, arena: KeyValuePages, dtype: torch.dtype) -> AttentionStep:

@@ -87,7 +87,7 @@ class LatentAttentionMixer:
         for batch in step.decodes:
             row_BKX = step.arena.gather_batch(self.layer, batch.table_BP, batch.unused_T)[0][:, : batch.n_keys]
             rows = (row_BKX[:, :, None],) * 2
-            q_B1HX, scale = q_BHX[batch.at_B, None], self.shape.key_dim**-0.5
+            q_B1HX, scale = q_BHX[batch.at, None], self.shape.key_dim**-0.5
             read_B1HX = kernel.decode(q_B1HX, rows, batch.mask_B11K, scale)
-            read_BHL[batch.at_B] = read_B1HX[:, 0, :, : self.shape.latent]
+            read_BHL[batch.at] = read_B1HX[:, 0, :, : self.shape.latent]
         return self.absorbed.value(read_BHL)

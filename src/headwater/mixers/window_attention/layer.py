@@ -60,8 +60,8 @@ class WindowAttentionMixer:
         for ring, new_NGD in zip(rings, (projected.k_NGD, projected.v_NGD), strict=True):
             ring.put(slot_B, batch.position_N[decoding], new_NGD[decoding])
         for together in self.window.decodes(batch):
-            slots = slot_B[together.at_B]
+            slots = slot_B[together.at]
             k_BKGD, v_BKGD = (ring.memory_RWGD[slots, : together.n_keys] for ring in rings)
-            out_BGQD[together.at_B] = kernel.decode(
-                q_BGQD[together.at_B], (k_BKGD, v_BKGD), together.mask_B11K, self.shape.scale
+            out_BGQD[together.at] = kernel.decode(
+                q_BGQD[together.at], (k_BKGD, v_BKGD), together.mask_B11K, self.shape.scale
             )
