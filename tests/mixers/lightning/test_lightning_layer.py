@@ -76,6 +76,22 @@ def test_bfloat16_stays_close_and_keeps_its_states_in_float32() -> None:
     assert (out_LD - wanted_1LD[0]).abs().max() < 0.03 * wanted_1LD.abs().max()
 
 
+@pytest.mark.parametrize("others", [(1,), (5, 200), (64, 400, 3)])
+def test_whole_chunks_have_the_same_bits_wherever_their_rows_begin(others: tuple[int, ...]) -> None:
+    """Alone they are read where the projection left them, among other sequences from a copy."""
+    _, layer = pair(3, 24, torch.float32)
+    x_LD = torch.randn(256, WIDTH)
+    wanted_LD, wanted_HKK = run(layer, x_LD, decoded=0)
+    lengths = (*others, len(x_LD))
+    slices = tuple(Slice(sum(lengths[:i]), n, 0, i, NONE, 0) for i, n in enumerate(lengths))
+    rows_ND = torch.cat((torch.randn(sum(others), WIDTH), x_LD))
+    state = LayerState(torch.zeros(len(lengths), 3, 24, 24))
+    with torch.inference_mode():
+        out_ND = layer.forward(rows_ND, StepBatch(NONE, torch.arange(len(rows_ND)), slices, NONE, (), NONE), state)
+    assert torch.equal(out_ND[sum(others) :], wanted_LD)
+    assert torch.equal(state.recurrent[-1], wanted_HKK)
+
+
 def test_a_segments_state_is_used_at_another_position_by_turning_its_keys() -> None:
     """S ← T·S + R(p)·S₀ (HyPIC, equation 7), with T = λ^tokens."""
     heads, head_dim, before, tokens = 3, 16, 91, 77
