@@ -112,7 +112,7 @@ class Scratch:
             torch.index_select(source, 0, table_BP.flatten(), out=into)
             if len(unused_T):
                 rows.index_fill_(0, unused_T, 0)
-        return tuple(rows[:n_tokens].unflatten(0, (len(table_BP), -1)) for rows in self._rows)
+        return tuple(rows[:n_tokens].view(len(table_BP), -1, rows.shape[1]) for rows in self._rows)
 
     def _grow(self, n_tokens: int) -> None:
         have = self._rows[0].shape[0]

@@ -1,7 +1,7 @@
 """Nemotron-H, Nemotron-Nano v2 and Nemotron 3: each layer is one of Mamba-2, attention, MLP and experts.
 
 Attention has no positions; MLPs and experts have no gate, and a squared ReLU. Steps of Mamba-2 are kept within
-`time_step_limit`, as NVIDIA's own code has it; transformers 5.23 takes `time_step_min`, and that in prefills alone.
+`time_step_limit`, as other families' are; transformers 5.23 takes `time_step_min`, and that in prefills alone.
 """
 
 from __future__ import annotations
