@@ -67,12 +67,21 @@ def paged_batches(
     page_ids = torch.cat(tables)
     batches = []
     for batch in decode_batches(length_D, dtype):
-        first_B1, n_pages_B1, length_B1 = (x_D[batch.at, None] for x_D in (first_D, pages_D, length_D))
+        first_B1, n_pages_B1 = first_D[batch.at, None], pages_D[batch.at, None]
         column_P = torch.arange(-(-batch.n_keys // page_size), device=length_D.device)
         table_BP = page_ids[first_B1 + column_P * (column_P < n_pages_B1)]
-        token_T = torch.arange(len(column_P) * page_size, device=length_D.device)
-        # The first page is full, and so fit to stand in for others, unless it is the last one, too.
-        of_last_BT = (token_T < n_pages_B1 * page_size) | (n_pages_B1 == 1)
-        unused_T = ((token_T >= length_B1) & of_last_BT).flatten().nonzero().flatten()
+        unused_T = _unused(length_D[batch.at].tolist(), len(column_P), page_size).to(length_D.device)
         batches.append(PagedBatch(batch.at, batch.n_keys, batch.mask_B11K, table_BP, unused_T))
     return tuple(batches)
+
+
+def _unused(lengths: list[int], n_pages: int, page_size: int) -> torch.Tensor:
+    """Tokens of which nothing was written, counted over the pages of all sequences.
+
+    The first page is full, and so fit to stand in for others, unless it is the last one, too.
+    """
+    of_one, unused = n_pages * page_size, []
+    for i, length in enumerate(lengths):
+        end = -(-length // page_size) * page_size if length > page_size else of_one
+        unused.append(torch.arange(i * of_one + length, i * of_one + end))
+    return torch.cat(unused)
