@@ -73,17 +73,19 @@ class StateSpaceDual(RecurrentMixer[Chunks]):
     def finish_into(self, rows: Rows, at: slice, read_nX: torch.Tensor) -> None:
         """The output's gate, and the norm of each group before or after it."""
         assert rows.z_NX is not None
-        gate_nI = silu(rows.z_NX[at].float() * self.shape.scales[0])
-        if self.norm_I is None:
-            rows.out_NX[at] = gate_nI.mul_(read_nX.flatten(1))
-        elif self.shape.norm_first:
-            rows.out_NX[at] = self._norm(read_nX.flatten(1)).mul_(gate_nI)
-        else:
-            rows.out_NX[at] = self._norm(gate_nI.mul_(read_nX.flatten(1)))
+        s, z_nI = self.shape, rows.z_NX[at].float()
+        gate_nI = silu(z_nI if s.scales[0] == 1.0 else z_nI * s.scales[0])
+        if s.normed and s.norm_first:
+            rows.out_NX[at] = self._norm_(read_nX.flatten(1)).mul_(gate_nI)
+            return
+        gate_nI.unflatten(-1, (s.heads, s.head_dim)).mul_(read_nX)
+        rows.out_NX[at] = self._norm_(gate_nI) if s.normed else gate_nI
 
-    def _norm(self, y_nI: torch.Tensor) -> torch.Tensor:
+    def _norm_(self, y_nI: torch.Tensor) -> torch.Tensor:
+        """Each group's channels apart, in place."""
         y_nGX = y_nI.unflatten(-1, (self.shape.groups, -1))
-        return (y_nGX * inverse_rms(y_nGX, self.shape.norm_eps)).flatten(1).mul_(self.norm_I)
+        y_nGX.mul_(inverse_rms(y_nGX, self.shape.norm_eps))
+        return y_nI.mul_(self.norm_I)
 
     def _by_head(self, at: slice) -> slice:
         return slice(at.start * self.shape.heads, at.stop * self.shape.heads)
