@@ -8,6 +8,7 @@ import torch
 from headwater.mixers.chunks import CHUNK
 from headwater.mixers.delta_attention.fast import advance_into, decode_step, prepare, transition_into
 from headwater.mixers.delta_attention.reference import delta_rule
+from headwater.mixers.gated_delta_net.fast import DECODED_AT_ONCE
 
 CHUNKS, HEADS, WIDTH = 3, 3, 32
 LENGTH = CHUNKS * CHUNK
@@ -108,3 +109,20 @@ def test_the_transition_is_what_happens_to_a_state_without_values() -> None:
     _, wanted_HKV = exact(nothing, state_HKV)
     moved_HKV = transition_HKK.double() @ state_HKV.double()
     assert (moved_HKV - wanted_HKV).abs().max() < 1e-5 * wanted_HKV.abs().max()
+
+
+def test_a_sequence_decodes_to_the_same_bits_when_its_heads_are_done_a_few_at_a_time() -> None:
+    n, heads, width = 16, 5, 128
+    assert n * heads * width * width > 2 * DECODED_AT_ONCE > 2 * heads * width * width
+    generator = torch.Generator().manual_seed(2)
+    qkv_B3HK = torch.randn(n, 3, heads, width, generator=generator)
+    g_BHK = -torch.rand(n, heads, width, generator=generator)
+    beta_BH = torch.rand(n, heads, generator=generator)
+    state_BHKV = torch.randn(n, heads, width, width, generator=generator)
+    given = (qkv_B3HK[:, :2], qkv_B3HK[:, 2], g_BHK, beta_BH)
+    together_BHKV = state_BHKV.clone()
+    out_BHV = decode_step(*given, together_BHKV)
+    for b in range(n):
+        alone_1HKV = state_BHKV[b : b + 1].clone()
+        assert torch.equal(decode_step(*(t[b : b + 1] for t in given), alone_1HKV)[0], out_BHV[b])
+        assert torch.equal(alone_1HKV[0], together_BHKV[b])

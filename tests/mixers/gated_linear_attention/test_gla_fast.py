@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from headwater.mixers.chunks import CHUNK
-from headwater.mixers.gated_linear_attention.fast import advance_into, decode_step, prepare
+from headwater.mixers.gated_linear_attention.fast import DECODED_AT_ONCE, advance_into, decode_step, prepare
 from headwater.mixers.gated_linear_attention.reference import decayed_by_channel
 
 CHUNKS, HEADS, KEYS, VALUES = 3, 3, 16, 40
@@ -85,3 +85,20 @@ def test_chunks_prepared_together_or_apart_have_the_same_bits() -> None:
         for name in ("read_MtK", "within_MtV", "write_MtK", "value_MtV", "decay_MK1"):
             heads = getattr(together, name)[i * HEADS : (i + 1) * HEADS]
             assert torch.equal(heads, getattr(apart, name)), name
+
+
+def test_a_sequence_decodes_to_the_same_bits_when_its_heads_are_done_a_few_at_a_time() -> None:
+    n, heads, keys, values = 16, 3, 128, 200
+    assert n * heads * keys * values > 2 * DECODED_AT_ONCE > 2 * heads * keys * values
+    generator = torch.Generator().manual_seed(2)
+    qk_B2HK = torch.randn(n, 2, heads, keys, generator=generator)
+    v_BHV = torch.randn(n, heads, values, generator=generator)
+    g_BHK = -torch.rand(n, heads, keys, generator=generator)
+    state_BHKV = torch.randn(n, heads, keys, values, generator=generator)
+    together_BHKV = state_BHKV.clone()
+    out_BHV = decode_step(qk_B2HK, v_BHV, g_BHK, together_BHKV)
+    for b in range(n):
+        one = slice(b, b + 1)
+        alone_1HKV = state_BHKV[one].clone()
+        assert torch.equal(decode_step(qk_B2HK[one], v_BHV[one], g_BHK[one], alone_1HKV)[0], out_BHV[b])
+        assert torch.equal(alone_1HKV[0], together_BHKV[b])
