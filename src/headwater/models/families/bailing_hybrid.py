@@ -39,7 +39,7 @@ def read_ling(keys: ConfigKeys) -> Architecture:
         vocab_size=keys.positive("vocab_size"),
         hidden_size=keys.positive("hidden_size"),
         blocks=tuple(blocks),
-        max_length=keys.positive(said(keys, "max_position_embeddings", "model_max_length")),
+        max_length=keys.positive(said(keys, "max_position_embeddings", "model_max_length"), 32768),
         norm_eps=keys.number("rms_norm_eps", NORM_EPS),
         tied=keys.flag("tie_word_embeddings", False),
         embedding="word_embeddings.weight",

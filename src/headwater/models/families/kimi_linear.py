@@ -47,7 +47,7 @@ def read_kimi(keys: ConfigKeys) -> Architecture:
         vocab_size=keys.positive("vocab_size"),
         hidden_size=keys.positive("hidden_size"),
         blocks=tuple(blocks),
-        max_length=keys.positive(said(keys, "model_max_length", "max_position_embeddings")),
+        max_length=keys.positive(said(keys, "model_max_length", "max_position_embeddings"), 32768),
         norm_eps=keys.number("rms_norm_eps", NORM_EPS),
         tied=keys.flag("tie_word_embeddings", False),
     )
