@@ -54,9 +54,8 @@ PLAIN = Mamba2(WIDTH, heads=4, head_dim=16, state=24, groups=1, conv=4)
 MAMBA2 = Recurrence(
     shapes={
         "plain": PLAIN,
-        "odd heads": Mamba2(WIDTH, heads=3, head_dim=24, state=16, groups=3, conv=3, norm_eps=1e-6, bias=True),
-        "groups": Mamba2(WIDTH, 10, 8, 40, 2, 2, norm_first=True, conv_bias=False, out_bias=True),
-        "one channel a head": Mamba2(WIDTH, 48, 1, 8, 1, 4),
+        "odd heads": Mamba2(WIDTH, heads=9, head_dim=8, state=16, groups=3, conv=3, norm_eps=1e-6, bias=True),
+        "one channel a head": Mamba2(WIDTH, 49, 1, 8, 1, 4, norm_first=True, conv_bias=False, out_bias=True),
         "scaled": replace(PLAIN, normed=False, scales=(0.7, 0.35, 0.5, 2.0, 0.25), step_limits=(0.2, 0.9)),
     },
     reference=reference,
