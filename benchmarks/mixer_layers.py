@@ -28,6 +28,7 @@ from headwater.layers.layer import Layer
 from headwater.layers.lightning import Lightning, alibi_slopes
 from headwater.layers.mamba import Mamba
 from headwater.layers.mamba2 import Mamba2
+from headwater.mixers.linear import Linear
 from headwater.mixers.recurrent import RecurrentMixer
 from headwater.mixers.weights import Weights
 from headwater.models.build import RECURRENT
@@ -48,8 +49,8 @@ class Compared:
         weights = Weights({name: _random(name, shape) for name, shape in self.layer.tensors().items()})
         return RECURRENT[type(self.layer)](self.layer, weights)
 
-    def oracle(self) -> Callable[[torch.Tensor], object] | None:
-        """Its forward pass over one sequence [1, T, D]. Raises ValueError unless it has as many weights as ours."""
+    def oracle(self) -> torch.nn.Module | None:
+        """With random weights. Raises ValueError unless it has as many as ours."""
         if self.theirs is None:
             return None
         torch.manual_seed(0)
@@ -58,9 +59,24 @@ class Compared:
         for name, parameter in module.named_parameters():
             with torch.no_grad():
                 parameter.copy_(_random(name, tuple(parameter.shape)))
-        if isinstance(module, MiniMaxLightningAttention):
-            return lambda x_1TD: module(x_1TD, position_embeddings=None, attention_mask=None)
-        return lambda x_1TD: module(x_1TD)
+        return module
+
+
+def run_oracle(module: torch.nn.Module, x_TD: torch.Tensor) -> object:
+    """One sequence through transformers' layer."""
+    if isinstance(module, MiniMaxLightningAttention):
+        return module(x_TD[None], position_embeddings=None, attention_mask=None)
+    return module(x_TD[None])
+
+
+def products_of(layer: RecurrentMixer[Any] | torch.nn.Module, n_tokens: int) -> Callable[[], object]:
+    """Its products with weights, and nothing else."""
+    if isinstance(layer, torch.nn.Module):
+        inputs = [(part, part.in_features) for part in layer.modules() if isinstance(part, torch.nn.Linear)]
+    else:
+        inputs = [(part, part.n_in) for part in vars(layer).values() if isinstance(part, Linear)]
+    given = [(product, torch.randn(n_tokens, n_in)) for product, n_in in inputs]
+    return lambda: [product(x_TK) for product, x_TK in given]
 
 
 def _random(name: str, shape: tuple[int, ...]) -> torch.Tensor:

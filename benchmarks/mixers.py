@@ -13,7 +13,7 @@ from collections.abc import Callable
 import measure
 import torch
 from measure import Figures, Row, ratios, timed
-from mixer_layers import LAYERS, WIDTH, Compared
+from mixer_layers import LAYERS, WIDTH, Compared, products_of, run_oracle
 
 from headwater.mixers.batch import Slice, StepBatch
 from headwater.mixers.chunks import CHUNK
@@ -49,7 +49,9 @@ def prefill_work(compared: Compared, lengths: tuple[int, ...]) -> Work:
         moved = prefill_of(n, transition=True)
         work[f"{n:,} tokens, headwater"] = lambda x=x_TD, batch=plain: mixer.forward(x, batch, state)
         if theirs is not None:
-            work[f"{n:,} tokens, transformers"] = lambda x=x_TD: theirs(x[None])
+            work[f"{n:,} tokens, transformers"] = lambda x=x_TD: run_oracle(theirs, x)
+            work[f"{n:,} tokens, transformers' products"] = products_of(theirs, n)
+            work[f"{n:,} tokens, headwater's products"] = products_of(mixer, n)
         work[f"{n:,} tokens, every state kept"] = lambda x=x_TD, batch=kept: mixer.forward(x, batch, state)
         work[f"{n:,} tokens, with the transition"] = lambda x=x_TD, batch=moved: mixer.forward(x, batch, state)
     return work
@@ -80,7 +82,21 @@ def prefill_rows(name: str, compared: Compared, lengths: tuple[int, ...], figure
             seconds = figures.get(f"{at}, {piece}")
             if seconds is not None:
                 rows.append(Row(f"{name}, {at}: {piece} / headwater", "x", ratios(seconds, ours), goal))
+        if f"{at}, transformers" in figures:
+            rows.append(Row(f"{name}, {at}: the same between products", "x", between_products(at, figures)))
     return rows
+
+
+def between_products(at: str, figures: Figures) -> list[float]:
+    """How much faster all is that stands between the products with weights, which are the same on both sides."""
+    theirs, ours = (
+        [
+            whole - products
+            for whole, products in zip(figures[f"{at}, {side}"], figures[f"{at}, {side}{s}"], strict=True)
+        ]
+        for side, s in (("transformers", "' products"), ("headwater", "'s products"))
+    )
+    return ratios(theirs, ours)
 
 
 def decode_rows(name: str, n_steps: int, figures: Figures) -> list[Row]:

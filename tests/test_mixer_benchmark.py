@@ -24,4 +24,5 @@ def test_it_writes_a_figure_for_every_layer_and_goal(tmp_path: Path, monkeypatch
         own = [row for row in rows if row["name"].startswith(f"{name}, ")]
         a_length = A_LENGTH + (compared.theirs is not None)
         assert len([row for row in own if row["goal"]]) == a_length * len(ran["SMALL_TOKENS"]) + 1
-        assert all(row["median"] > 0 for row in own)
+        # What is left without products is a difference: of times as short as these it may be anything.
+        assert all(row["median"] > 0 for row in own if "between products" not in row["name"])
