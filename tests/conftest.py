@@ -1,4 +1,7 @@
-"""What all tests share: the server's process settings, which hold only if they come before torch computes."""
+"""What all tests share: settings of the process, which hold only if they come before torch computes.
+
+Triton's kernels run in its interpreter, which must be chosen before anything imports Triton.
+"""
 
 import os
 from collections.abc import Callable
@@ -10,6 +13,7 @@ from headwater.mixers.numerics import prepare_process
 from tests import checkpoints
 
 prepare_process(2)
+os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,7 @@ from headwater.server.formats import REASONING, TOOLS
 from headwater.server.formats.delta import Delta, joined
 from headwater.server.formats.parser import AnswerParser
 from headwater.server.formats.tools import Tool
+from headwater.types import SamplingParams
 from stress.fuzz.target import Drawn, Target, pieces
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "any": {}}}
@@ -89,7 +90,7 @@ def texts(data: bytes) -> None:
     drawn = Drawn(data)
     stop = tuple(drawn.text(4) for _ in range(drawn.below(3)))
     tokens = [drawn.below(tokenizer().get_vocab_size()) for _ in range(len(drawn.rest) // 2)]
-    stream, shown, hit = TextStream(tokenizer(), [], stop), "", None
+    stream, shown, hit = TextStream(tokenizer(), [], SamplingParams(stop=stop)), "", None
     for token in tokens:
         text, hit = stream.push(token)
         shown += text

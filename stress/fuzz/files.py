@@ -79,7 +79,7 @@ def safetensors(data: bytes) -> None:
     with suppress(CheckpointError):
         tensors = CheckpointTensors(folder(), torch.float32, torch.device("cpu"))
         for name in ("a", "b", "missing"):
-            tensors.get(name, 2, 3)
+            tensors.raw(name, 2, 3)
 
 
 SETTINGS_TARGET = Target(
