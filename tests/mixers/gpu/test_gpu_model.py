@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from headwater.mixers import recurrent
+from headwater.mixers.attention import gpu as gpu_attention
 from headwater.mixers.attention import step as attention_step
+from headwater.mixers.gated_delta_net.gpu import GatedDeltaNetOnGpu
 from headwater.models.load import load_model
 from tests.checkpoints import checkpoint
 from tests.support import Bench
@@ -26,17 +28,33 @@ def path(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     return choose
 
 
+def noted(kernel: Callable[..., torch.Tensor], ran: list[str]) -> Callable[..., torch.Tensor]:
+    def run(*given: object) -> torch.Tensor:
+        ran.append(kernel.__name__)
+        return kernel(*given)
+
+    return run
+
+
 @pytest.mark.parametrize("name", ["qwen3_5"])
-def test_a_model_computes_what_it_does_on_the_cpu(name: str, path: Callable[[bool], None], tmp_path: Path) -> None:
+def test_a_model_computes_what_it_does_on_the_cpu(
+    name: str, path: Callable[[bool], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = load_model(checkpoint(tmp_path, name), "float32").model
+    ran: list[str] = []
+    for module, kernel in ((gpu_attention, "prefill"), (gpu_attention, "decode"), (GatedDeltaNetOnGpu, "prefill")):
+        monkeypatch.setattr(module, kernel, noted(getattr(module, kernel), ran))
     tokens = list(range(300, 400))
     logits = {}
     for gpu in (False, True):
         path(gpu)
+        assert not ran
         bench = Bench(model, poison=True)
         seq = bench.sequence(110)
         first = bench.prefill(seq, tokens)
         logits[gpu] = torch.cat((first, bench.step([], [(seq, 301)]), bench.step([], [(seq, 302)])))
+    assert ran.count("decode") == 2
+    assert ran.count("prefill") == 2, "of attention, and of the recurrence"
     assert (logits[True] - logits[False]).abs().max() < 1e-4
     bench = Bench(model, poison=True)
     seq, other = bench.sequence(110), bench.sequence(70)

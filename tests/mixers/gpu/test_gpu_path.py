@@ -52,6 +52,7 @@ def run(case: Case, monkeypatch: pytest.MonkeyPatch) -> Callable[..., torch.Tens
     generator = torch.Generator().manual_seed(0)
     tensors = {name: torch.randn(size, generator=generator) * 0.3 for name, size in case.shape.tensors().items()}
     layer = case.mixer(case.shape, Weights(tensors))
+    assert layer.kernels() is not None, "both sides would be the CPU's"
 
     def forward(x_ND: torch.Tensor, batch: StepBatch, state: LayerState, gpu: bool = True) -> torch.Tensor:
         monkeypatch.setattr(recurrent, "has_kernels", lambda device: gpu)
