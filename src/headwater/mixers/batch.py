@@ -7,11 +7,13 @@ N = all rows, P = prefill rows, B = decoding sequences (N ≥ P + B).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 
 if TYPE_CHECKING:
     from headwater.mixers.gpu.ragged import Ragged
@@ -63,6 +65,11 @@ class StepBatch:
         return len(self.decode_tables)
 
     @cached_property
+    def decode_table_BT(self) -> torch.Tensor:
+        """Tables of decoding sequences as one."""
+        return padded_tables(self.decode_tables, self.position_N)
+
+    @cached_property
     def ragged(self) -> Ragged:
         """The slices as GPU kernels read them, where the positions are."""
         from headwater.mixers.gpu.ragged import Ragged
@@ -73,6 +80,14 @@ class StepBatch:
     def decode_rows(self) -> slice:
         """Where they are."""
         return slice(self.n_prefill, self.n_prefill + self.n_decode)
+
+
+def padded_tables(tables: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+    """Page tables as one, [tables, pages of the longest], filled up with zeros; without any, empty as `like` is."""
+    width = max((len(table) for table in tables), default=0)
+    missing = ((table, width - len(table)) for table in tables)
+    rows = [F.pad(table, (0, n)) if n else table for table, n in missing]
+    return torch.stack(rows) if rows else like.new_empty(0, 0)
 
 
 def batch_height(n_rows: int, least: int) -> int:

@@ -10,6 +10,7 @@ from functools import cache
 import torch
 
 from headwater.layers.rotary import Rotary
+from headwater.mixers.gpu import has_kernels
 
 TABLE_BLOCK = 4096  # positions
 
@@ -32,13 +33,18 @@ class RotaryTable:
         return self._last[1]
 
     def _looked_up(self, position_N: torch.Tensor) -> torch.Tensor:
+        if has_kernels(position_N.device):  # elementwise there, too; to ask for the largest would be to wait for it
+            return self._computed(position_N)
         end = int(position_N.max()) + 1
         while self._cos_sin.shape[0] < end:
             start = self._cos_sin.shape[0]
-            position = torch.arange(start, start + TABLE_BLOCK, device=self._cos_sin.device).float()
-            angle = position[:, None] * self._frequency_F
-            self._cos_sin = torch.cat([self._cos_sin, torch.stack([angle.cos(), angle.sin()], dim=1)])
+            position = torch.arange(start, start + TABLE_BLOCK, device=self._cos_sin.device)
+            self._cos_sin = torch.cat([self._cos_sin, self._computed(position)])
         return self._cos_sin[position_N]
+
+    def _computed(self, position_N: torch.Tensor) -> torch.Tensor:
+        angle_NF = position_N.float()[:, None] * self._frequency_F
+        return torch.stack([angle_NF.cos(), angle_NF.sin()], dim=1)
 
 
 @cache

@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from headwater.mixers.batch import StepBatch
+from headwater.mixers.batch import StepBatch, padded_tables
 
 TILE = 64  # queries, and keys of a block: pages are multiples of it
 SPLIT = 1024  # keys that one program of a decoding sequence reads
@@ -34,35 +34,31 @@ class PagedStep:
     tile_n: torch.Tensor  # and which of its tiles
     table_BT: torch.Tensor
     length_B: torch.Tensor  # tokens of each decoding sequence, the one of this step included
-    splits: int  # of the longest one
+    splits: int  # that the longest table has room for
 
     @classmethod
     def of(cls, batch: StepBatch, page_size: int) -> PagedStep:
         """Raises ValueError for pages that blocks of 64 keys do not fill."""
         if page_size % TILE:
             raise ValueError(f"a page has {page_size} tokens, kernels take multiples of {TILE}")
-        device = batch.position_N.device
 
         def tensor(values: list[int]) -> torch.Tensor:
-            return torch.tensor(values, dtype=torch.int32, device=device)
-
-        def padded(tables: list[torch.Tensor]) -> torch.Tensor:
-            width = max((len(t) for t in tables), default=0)
-            rows = [torch.nn.functional.pad(t, (0, width - len(t))) for t in tables]
-            return torch.stack(rows).int() if rows else tensor([])
+            if not values:  # even that would be a copy to the device, which must not be where a graph is recorded
+                return batch.position_N.new_empty(0, dtype=torch.int32)
+            return torch.tensor(values, dtype=torch.int32, device=batch.position_N.device)
 
         tiles = [(i, tile) for i, s in enumerate(batch.slices) for tile in range(-(-s.length // TILE))]
-        lengths = [p + 1 for p in batch.position_N[batch.decode_rows].tolist()]
+        table_BT = batch.decode_table_BT.int()
         return cls(
-            table_ST=padded([s.table_P for s in batch.slices]),
+            table_ST=padded_tables([s.table_P for s in batch.slices], batch.position_N).int(),
             start_S=tensor([s.start for s in batch.slices]),
             length_S=tensor([s.length for s in batch.slices]),
             first_S=tensor([s.first for s in batch.slices]),
             slice_n=tensor([i for i, _ in tiles]),
             tile_n=tensor([tile for _, tile in tiles]),
-            table_BT=padded(list(batch.decode_tables)),
-            length_B=tensor(lengths),
-            splits=-(-max(lengths, default=0) // SPLIT),
+            table_BT=table_BT,
+            length_B=(batch.position_N[batch.decode_rows] + 1).int(),
+            splits=-(-table_BT.shape[1] * page_size // SPLIT),
         )
 
 

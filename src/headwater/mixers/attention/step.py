@@ -93,5 +93,8 @@ def _written(batch: StepBatch, page_size: int) -> tuple[torch.Tensor, torch.Tens
         decoding = batch.decode_rows
         rows.append(torch.arange(decoding.start, decoding.stop, device=batch.position_N.device))
         n_pages_D = batch.position_N[decoding] // page_size + 1
-        pages.append(torch.cat(batch.decode_tables)[n_pages_D.cumsum(0) - 1])
+        if has_kernels(batch.position_N.device):  # tables may be longer there
+            pages.append(batch.decode_table_BT.gather(1, n_pages_D[:, None] - 1)[:, 0])
+        else:
+            pages.append(torch.cat(batch.decode_tables)[n_pages_D.cumsum(0) - 1])
     return torch.cat(rows), torch.cat(pages)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import torch
 
+DEVICES = ("cuda",)  # types of those that kernels run on
+
 
 def has_kernels(device: torch.device | str) -> bool:
     """Whether layers on that device are computed by these kernels."""
-    return torch.device(device).type == "cuda"
+    return torch.device(device).type in DEVICES
