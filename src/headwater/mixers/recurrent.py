@@ -100,7 +100,7 @@ class RecurrentMixer(ABC, Generic[Prepared]):
         return read_X.transpose(0, 1)
 
     def kernels(self) -> Kernels | None:
-        """Triton kernels of the recurrence; without them, chunks are worked through on a GPU, too."""
+        """Triton kernels of the recurrence; without them, chunks and tokens are worked through on a GPU, too."""
         return None
 
     # -- what is the same for all ----------------------------------------------
@@ -109,8 +109,8 @@ class RecurrentMixer(ABC, Generic[Prepared]):
         """Rows of a step in, rows out; sequences' states move on in `state`, and are copied to the rows of saves."""
         rows = self.project(x_ND, batch)
         rows.out_NX[batch.decode_rows.stop :] = 0
-        if has_kernels(x_ND.device) and self._gpu is not None:
-            self._on_gpu_into(self._gpu, rows, batch, state)
+        if has_kernels(x_ND.device):
+            self._on_gpu_into(rows, batch, state)
         else:
             self._prefill_into(rows, batch, state)
             if batch.n_decode:
@@ -118,18 +118,35 @@ class RecurrentMixer(ABC, Generic[Prepared]):
         return self.out_proj(rows.out_NX.flatten(1), batch.n_prefill)
 
     @cached_property
-    def _gpu(self) -> GpuPath | None:
+    def _gpu(self) -> GpuPath:
         from headwater.mixers.gpu.path import GpuPath
 
-        kernels = self.kernels()
-        return None if kernels is None else GpuPath(kernels, self.convolution)
+        return GpuPath(self.kernels(), self.decode, self.convolution)
 
-    def _on_gpu_into(self, gpu: GpuPath, rows: Rows, batch: StepBatch, state: LayerState) -> None:
-        parts = ((gpu.prefill, slice(0, batch.n_prefill)), (gpu.decode, batch.decode_rows))
-        for run, at in parts:
-            if at.start < at.stop:
-                read_nX = run(rows.mixed_NC[at], rows.gates_NX[at], batch, state.recurrent, state.conv)
-                self.finish_into(rows, at, read_nX)
+    def _on_gpu_into(self, rows: Rows, batch: StepBatch, state: LayerState) -> None:
+        gpu = self._gpu
+        if batch.n_prefill and gpu.kernels is None:
+            self._prefill_into(rows, batch, state)
+        elif batch.n_prefill:
+            self._transitions_into(rows, batch, state)
+            at = slice(0, batch.n_prefill)
+            read_PX = gpu.prefill(rows.mixed_NC[at], rows.gates_NX[at], batch, state.recurrent, state.conv)
+            self.finish_into(rows, at, read_PX)
+        if batch.n_decode:
+            at = batch.decode_rows
+            read_BX = gpu.decode(rows.mixed_NC[at], rows.gates_NX[at], batch, state.recurrent, state.conv)
+            self.finish_into(rows, at, read_BX)
+
+    def _transitions_into(self, rows: Rows, batch: StepBatch, state: LayerState) -> None:
+        """What kernels leave out, made of chunks as on the CPU; it needs the convolution's inputs as they were before.
+
+        So a slice's states have the bits of the kernel, whether its transition is wanted or not.
+        """
+        for s in batch.slices:
+            for _, chunks in blocks([s], self.chunks_a_block) if s.transition is not None else ():
+                prepared = self._prepared(rows, chunks, self._windows(rows, chunks, state))
+                for i in range(len(chunks)):
+                    self._move_transitions(prepared, i, [s], state)
 
     def _prefill_into(self, rows: Rows, batch: StepBatch, state: LayerState) -> None:
         slices = sorted(batch.slices, key=lambda s: -s.length)
@@ -145,10 +162,7 @@ class RecurrentMixer(ABC, Generic[Prepared]):
         """Several chunks of each of a few sequences, in order; `state_SX` moves on in place."""
         n_active = len(state_SX)
         window_nLX = self._windows(rows, chunks, state)
-        gates_ntX = rows.gates_NX.new_zeros(len(chunks), CHUNK, *rows.gates_NX.shape[1:])
-        for gates_tX, chunk in zip(gates_ntX, chunks, strict=True):
-            gates_tX[: chunk.length] = rows.gates_NX[chunk.rows]
-        prepared = self.prepare(self.convolution(window_nLX) if self.convolution else window_nLX, gates_ntX)
+        prepared = self._prepared(rows, chunks, window_nLX)
         read_nX = state_SX.new_empty(len(chunks), *self.read_shape)
         for first in range(0, len(chunks), n_active):
             at = slice(first, first + n_active)
@@ -161,6 +175,12 @@ class RecurrentMixer(ABC, Generic[Prepared]):
                         state.conv[row] = self.convolution.tail(window_nLX[first + i], chunk.length)
         for chunk, read_X in zip(chunks, read_nX, strict=True):
             self.finish_into(rows, chunk.rows, self.by_token(read_X)[: chunk.length])
+
+    def _prepared(self, rows: Rows, chunks: list[Chunk], window_nLX: torch.Tensor) -> Prepared:
+        gates_ntX = rows.gates_NX.new_zeros(len(chunks), CHUNK, *rows.gates_NX.shape[1:])
+        for gates_tX, chunk in zip(gates_ntX, chunks, strict=True):
+            gates_tX[: chunk.length] = rows.gates_NX[chunk.rows]
+        return self.prepare(self.convolution(window_nLX) if self.convolution else window_nLX, gates_ntX)
 
     def _windows(self, rows: Rows, chunks: list[Chunk], state: LayerState) -> torch.Tensor:
         """What `prepare` takes, before the convolution: float32, zeros fill it up."""

@@ -8,24 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from headwater.mixers import recurrent
 from headwater.mixers.attention import gpu as gpu_attention
-from headwater.mixers.attention import step as attention_step
 from headwater.mixers.gated_delta_net.gpu import GatedDeltaNetOnGpu
 from headwater.models.load import load_model
 from tests.checkpoints import checkpoint
 from tests.support import Bench
-
-
-@pytest.fixture
-def path(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
-    """Chooses the GPU's path, or the CPU's."""
-
-    def choose(gpu: bool) -> None:
-        for module in (recurrent, attention_step):
-            monkeypatch.setattr(module, "has_kernels", lambda device: gpu)
-
-    return choose
 
 
 def noted(kernel: Callable[..., torch.Tensor], ran: list[str]) -> Callable[..., torch.Tensor]:

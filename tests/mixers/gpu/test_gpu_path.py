@@ -1,21 +1,27 @@
-"""Kernels for GPUs, in Triton's interpreter: held to what the same layer does on the CPU, and to their own bits."""
+"""Layers on a GPU's path, in Triton's interpreter: held to what they do on the CPU, and to their own bits."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
 from headwater.layers.delta_attention import DeltaAttention
 from headwater.layers.delta_net import DeltaNet
+from headwater.layers.gated_linear_attention import GatedLinearAttention
 from headwater.layers.layer import Layer
+from headwater.layers.lightning import Lightning
+from headwater.layers.mamba import Mamba
 from headwater.layers.mamba2 import Mamba2
-from headwater.mixers import recurrent
+from headwater.layers.rotary import Rotary
 from headwater.mixers.batch import Slice, StepBatch
 from headwater.mixers.delta_attention import KimiDeltaAttention
 from headwater.mixers.gated_delta_net import GatedDeltaNet
+from headwater.mixers.gated_linear_attention import GatedLinearAttentionMixer
+from headwater.mixers.lightning import LightningAttention
+from headwater.mixers.mamba import SelectiveStateSpace
 from headwater.mixers.mamba2 import StateSpaceDual
 from headwater.mixers.recurrent import LayerState, RecurrentMixer
 from headwater.mixers.weights import Weights
@@ -30,6 +36,7 @@ class Case:
 
     shape: Layer
     mixer: Callable[..., RecurrentMixer]
+    kernels: bool = True  # else its chunks are those of the CPU
 
 
 CASES = {
@@ -38,6 +45,9 @@ CASES = {
     "delta_attention": Case(DeltaAttention(WIDTH, heads=3, head_dim=24, conv=4), KimiDeltaAttention),
     "mamba2": Case(Mamba2(WIDTH, heads=4, head_dim=16, state=24, groups=2, conv=4), StateSpaceDual),
     "mamba2, odd": Case(Mamba2(WIDTH, 3, 40, 16, 1, 3, normed=False, conv_bias=False), StateSpaceDual),
+    "gated_linear_attention": Case(GatedLinearAttention(WIDTH, 2, 16, 24), GatedLinearAttentionMixer, kernels=False),
+    "lightning": Case(Lightning(WIDTH, 2, 16, (0.1, 0.02), rotary=Rotary(8, 1e4)), LightningAttention, kernels=False),
+    "mamba": Case(Mamba(WIDTH, inner=24, state=8, conv=4, step_rank=6), SelectiveStateSpace, kernels=False),
 }
 
 
@@ -47,15 +57,20 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 
 @pytest.fixture
-def run(case: Case, monkeypatch: pytest.MonkeyPatch) -> Callable[..., torch.Tensor]:
-    """The layer's forward, on the GPU's path or the CPU's."""
+def layer(case: Case) -> RecurrentMixer:
     generator = torch.Generator().manual_seed(0)
     tensors = {name: torch.randn(size, generator=generator) * 0.3 for name, size in case.shape.tensors().items()}
     layer = case.mixer(case.shape, Weights(tensors))
-    assert layer.kernels() is not None, "both sides would be the CPU's"
+    assert (layer.kernels() is not None) == case.kernels
+    return layer
+
+
+@pytest.fixture
+def run(layer: RecurrentMixer, path: Callable[[bool], None]) -> Callable[..., torch.Tensor]:
+    """The layer's forward, on the GPU's path or the CPU's."""
 
     def forward(x_ND: torch.Tensor, batch: StepBatch, state: LayerState, gpu: bool = True) -> torch.Tensor:
-        monkeypatch.setattr(recurrent, "has_kernels", lambda device: gpu)
+        path(gpu)
         with torch.inference_mode():
             return layer.forward(x_ND, batch, state)
 
@@ -132,9 +147,23 @@ def test_cuts_and_company_change_no_bit(case: Case, run: Callable[..., torch.Ten
     assert torch.equal(alone[0], among[1])
 
 
-def test_a_transition_is_refused(case: Case, run: Callable[..., torch.Tensor]) -> None:
-    state = state_of(case)
-    clear(state, 1)
-    step = step_of([Slice(0, 10, 0, 1, NONE, 0, (), 3)], [], list(range(10)))
-    with pytest.raises(ValueError, match="transitions are computed on the CPU only"):
-        run(tokens(10), step, state)
+def test_a_transition_is_that_of_the_cpu_and_changes_no_bit(
+    case: Case, layer: RecurrentMixer, run: Callable[..., torch.Tensor]
+) -> None:
+    x_LD, y_LD = tokens(150), tokens(70, 2)
+    plain, transitions = state_of(case), []
+    clear(plain, 1)
+    wanted = run(x_LD, step_of([Slice(0, 150, 0, 1, NONE, 0)], [], list(range(150))), plain)
+    first = step_of([Slice(0, 64, 0, 4, NONE, 0, (), 3)], [], list(range(64)))
+    second = [Slice(0, 70, 0, 2, NONE, 0), Slice(70, 86, 64, 4, NONE, 0, (), 3)]
+    for gpu in (False, True):
+        state = replace(state_of(case), transition=torch.stack([layer.identity()] * 5))
+        clear(state, 2, 4)
+        before = run(x_LD[:64], first, state, gpu)
+        after = run(torch.cat((y_LD, x_LD[64:])), step_of(second, [], [*range(70), *range(64, 150)]), state, gpu)
+        transitions.append(state.transition)
+    assert torch.equal(torch.cat((before, after[70:])), wanted)
+    assert torch.equal(state.recurrent[4], plain.recurrent[1])
+    assert torch.equal(transitions[0], transitions[1])
+    changed = [not torch.equal(t, layer.identity()) for t in transitions[1]]
+    assert changed == [False, False, False, True, False]

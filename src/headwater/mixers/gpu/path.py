@@ -5,6 +5,7 @@ P prefill rows, B decoding sequences, C channels, R rows of the state memory, X 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -29,11 +30,14 @@ class Kernels(Protocol):
         """What one token of each sequence reads; their slots move on in place."""
 
 
-class GpuPath:
-    """One layer's kernels, and its convolution's."""
+Decode = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # as `RecurrentMixer.decode`
 
-    def __init__(self, kernels: Kernels, convolution: ShortConvolution | None) -> None:
-        self.kernels, self.convolution = kernels, convolution
+
+class GpuPath:
+    """One layer's kernels, and its convolution's. Without kernels, `composed` decodes copies of states."""
+
+    def __init__(self, kernels: Kernels | None, composed: Decode, convolution: ShortConvolution | None) -> None:
+        self.kernels, self.composed, self.convolution = kernels, composed, convolution
 
     def prefill(
         self,
@@ -43,9 +47,8 @@ class GpuPath:
         recurrent_RX: torch.Tensor,
         conv_RCw: torch.Tensor | None,
     ) -> torch.Tensor:
-        """What the prefill rows read. Raises ValueError for a slice that wants its transition."""
-        if any(s.transition is not None for s in batch.slices):
-            raise ValueError("transitions are computed on the CPU only")
+        """What the prefill rows read, where there are kernels."""
+        assert self.kernels is not None
         ragged = batch.ragged
         if self.convolution is not None and conv_RCw is not None:
             c = self.convolution
@@ -60,10 +63,15 @@ class GpuPath:
         recurrent_RX: torch.Tensor,
         conv_RCw: torch.Tensor | None,
     ) -> torch.Tensor:
-        """What the decoding rows read."""
+        """What the decoding rows read. The host waits for nothing, so it can be recorded as a graph."""
         slot_B = batch.decode_slot_B
         if self.convolution is not None and conv_RCw is not None:
             conv_BCw = conv_RCw.index_select(0, slot_B)
             mixed_BC = self.convolution.decode(mixed_BC, conv_BCw)
             conv_RCw.index_copy_(0, slot_B, conv_BCw)
-        return self.kernels.decode(mixed_BC.float(), gates_BX, recurrent_RX, slot_B)
+        if self.kernels is not None:
+            return self.kernels.decode(mixed_BC.float(), gates_BX, recurrent_RX, slot_B)
+        state_BX = recurrent_RX.index_select(0, slot_B)
+        read_BX = self.composed(mixed_BC.float(), gates_BX, state_BX)
+        recurrent_RX.index_copy_(0, slot_B, state_BX)
+        return read_BX
