@@ -22,7 +22,7 @@ class Script:
     events: list[Json] = field(default_factory=list)
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
-    body: Json = field(default_factory=dict)  # of any other status
+    body: Json = field(default_factory=dict)  # of any other status, or in place of events
     gap: float = 0.0  # seconds before each event
     hold_after: int | None = None  # events after which nothing more comes until the server stops
     done: bool = True  # ends with [DONE]
@@ -118,7 +118,7 @@ class OpenAiServer:
         self.heads.append(head)
         self.bodies.append(body)
         script = self._answer(self, body)
-        if script.status != 200:
+        if script.status != 200 or script.body:
             self._whole(writer, script.status, script.body, script.headers)
             return
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")

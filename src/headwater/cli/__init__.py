@@ -12,6 +12,7 @@ from headwater.cli import (  # noqa: F401  each registers its command
     bench,
     chat,
     doctor,
+    eval,
     figures,
     fit,
     inspect,

@@ -1,0 +1,62 @@
+"""What a server said to one item, and what that cost it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    item: int  # its place in the file
+    column: str  # of the table of ways: how, and the how-many-eth time, it was asked
+    outcome: str  # "ok" | "refused" (a 4xx: its context is too long, say) | "error"
+    detail: str = ""  # what went wrong
+    text: str = ""
+    calls: tuple[Json, ...] = ()  # of tools: {"name", "arguments" as text}
+    finish_reason: str | None = None
+    logprobs: tuple[float, ...] | None = None  # of the answer's tokens; None: not asked for, or not told
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    reason: str | None = None  # Headwater's, for where it resumed
+
+    @property
+    def ok(self) -> bool:
+        return self.outcome == "ok"
+
+    @property
+    def said(self) -> tuple[object, ...]:
+        """What a client sees of it."""
+        return (self.outcome, self.text, tuple((call["name"], call["arguments"]) for call in self.calls))
+
+
+def answered_of(item: int, column: str, body: Json) -> Answered:
+    """Of a chat completion, as far as it has what it should."""
+    choice = _object(next(iter(_list(body.get("choices"))), None))
+    message, usage = _object(choice.get("message")), _object(body.get("usage"))
+    functions = [_object(_object(call).get("function")) for call in _list(message.get("tool_calls"))]
+    told = choice.get("logprobs")
+    return Answered(
+        item,
+        column,
+        "ok" if choice else "error",
+        "" if choice else "the answer has no choices",
+        text=message.get("content") or "",
+        calls=tuple({name: function.get(name) for name in ("name", "arguments")} for function in functions),
+        finish_reason=choice.get("finish_reason"),
+        logprobs=tuple(entry["logprob"] for entry in _list(told.get("content"))) if isinstance(told, dict) else None,
+        prompt_tokens=usage.get("prompt_tokens"),
+        cached_tokens=_object(usage.get("prompt_tokens_details")).get("cached_tokens"),
+        reason=_object(body.get("headwater")).get("reason"),
+    )
+
+
+# What a server sends in the place of a value that it should not: as good as nothing.
+def _object(value: object) -> Json:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []

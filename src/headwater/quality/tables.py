@@ -1,0 +1,101 @@
+"""An evaluation on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.table import Table
+
+from headwater.quality.asking import Scored
+from headwater.quality.bootstrap import Estimate
+from headwater.quality.summary import SLICES, Comparison, Sliced, Summary, about_tokens, split
+
+NONE = "–"
+MOST_FAULTS = 5  # messages of a table
+
+
+def sliced_table(title: str, slices: Sliced) -> Table:
+    """A row for each slice, what a slice is of in the first column."""
+    table = _table(
+        title, ("", ""), ("items", "exact match %", "token F1 %", "well-formed %", "tokens", "cached", "failed")
+    )
+    for name, rows in slices.items():
+        for place, (value, summary) in enumerate(rows.items()):
+            shown = f"about {value:,}" if name == "context" else str(value)
+            table.add_row("" if place else name, shown, *_figures(summary))
+        table.add_section()
+    return table
+
+
+def kinds_by_context(scored: Sequence[Scored], seed: int) -> Table:
+    """Exact match, a row a kind and a column a length."""
+    lengths = list(split(scored, about_tokens))
+    table = _table("exact match % by kind and context", ("",), [f"about {length:,}" for length in lengths])
+    for kind, members in split(scored, SLICES["kind"]).items():
+        cells = split(members, about_tokens)
+        shown = [_percent(Summary.of(cells[length], seed).exact) if length in cells else NONE for length in lengths]
+        table.add_row(str(kind), *shown)
+    return table
+
+
+def comparison_table(first: str, comparisons: Mapping[str, Comparison]) -> Table:
+    """A row for each column that was compared with the first."""
+    names = ("equal answers", "equal log probs", "exact match: difference", "tokens", "saved")
+    table = _table(f"item by item, against {first}", ("",), names)
+    for name, one in comparisons.items():
+        bits = "not told" if one.same_bits is None else f"{one.same_bits:,} of {one.items:,}"
+        table.add_row(
+            name,
+            f"{one.equal:,} of {one.items:,}",
+            bits,
+            _percent(one.difference, signed=True),
+            f"{one.prompt_tokens:,}",
+            _share(one.saved_tokens, one.prompt_tokens),
+        )
+    return table
+
+
+def faults(scored: Sequence[Scored]) -> list[str]:
+    """What failed, the most frequent first."""
+    counts: dict[str, int] = {}
+    for one in scored:
+        if not one.answered.ok:
+            said = f"{one.answered.outcome}: {one.answered.detail}"
+            counts[said] = counts.get(said, 0) + 1
+    most = sorted(counts.items(), key=lambda pair: -pair[1])[:MOST_FAULTS]
+    return [f"{count:,} x {said}" for said, count in most]
+
+
+def _figures(summary: Summary) -> list[str]:
+    return [
+        f"{summary.items:,}",
+        _percent(summary.exact),
+        _percent(summary.f1),
+        _percent(summary.well_formed),
+        f"{summary.prompt_tokens:,}",
+        _share(summary.cached_tokens, summary.prompt_tokens),
+        f"{summary.failed:,}" if summary.failed else NONE,
+    ]
+
+
+def _percent(one: Estimate | None, signed: bool = False) -> str:
+    if one is None:
+        return NONE
+    sign = "+" if signed else ""
+    mean = f"{100 * one.mean:{sign}.1f}"
+    return mean if one.low is None or one.high is None else f"{mean} [{100 * one.low:.1f}, {100 * one.high:.1f}]"
+
+
+def _share(part: int | None, whole: int) -> str:
+    if part is None:
+        return "not told"
+    return f"{part:,} ({part / whole:.0%})" if whole else f"{part:,}"
+
+
+def _table(title: str, labels: Sequence[str], numbers: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for label in labels:
+        table.add_column(label, no_wrap=True)
+    for number in numbers:
+        table.add_column(number, justify="right", no_wrap=True)
+    return table
