@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from headwater.mixers import gpu
 from headwater.mixers.numerics import prepare_process
 from tests import checkpoints
 
@@ -22,3 +23,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     kept = os.environ.get("HEADWATER_TEST_CHECKPOINTS")
     root = Path(kept) if kept else tmp_path_factory.mktemp("checkpoints")
     return lambda name: checkpoints.checkpoint(root, name)
+
+
+@pytest.fixture
+def gpu_path(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Chooses the GPU's path for tensors on the CPU, in Triton's interpreter, or the CPU's."""
+    return lambda chosen: monkeypatch.setattr(gpu, "DEVICES", ("cpu",) if chosen else ())

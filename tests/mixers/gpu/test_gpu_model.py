@@ -25,7 +25,7 @@ def noted(kernel: Callable[..., torch.Tensor], ran: list[str]) -> Callable[..., 
 
 @pytest.mark.parametrize("name", ["qwen3_5"])
 def test_a_model_computes_what_it_does_on_the_cpu(
-    name: str, path: Callable[[bool], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, gpu_path: Callable[[bool], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = load_model(checkpoint(tmp_path, name), "float32").model
     ran: list[str] = []
@@ -34,7 +34,7 @@ def test_a_model_computes_what_it_does_on_the_cpu(
     tokens = list(range(300, 400))
     logits = {}
     for gpu in (False, True):
-        path(gpu)
+        gpu_path(gpu)
         assert not ran
         bench = Bench(model, poison=True)
         seq = bench.sequence(110)

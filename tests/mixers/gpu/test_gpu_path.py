@@ -66,11 +66,11 @@ def layer(case: Case) -> RecurrentMixer:
 
 
 @pytest.fixture
-def run(layer: RecurrentMixer, path: Callable[[bool], None]) -> Callable[..., torch.Tensor]:
+def run(layer: RecurrentMixer, gpu_path: Callable[[bool], None]) -> Callable[..., torch.Tensor]:
     """The layer's forward, on the GPU's path or the CPU's."""
 
     def forward(x_ND: torch.Tensor, batch: StepBatch, state: LayerState, gpu: bool = True) -> torch.Tensor:
-        path(gpu)
+        gpu_path(gpu)
         with torch.inference_mode():
             return layer.forward(x_ND, batch, state)
 
