@@ -1,0 +1,1 @@
+"""Trains the tiny hybrid: tasks, tokenizer, loop and evaluation set."""

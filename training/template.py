@@ -1,0 +1,30 @@
+"""Examples as text: through the chat template that the model is served with."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from functools import cache
+from importlib import resources
+
+from headwater.server.template import ChatTemplate
+from training.tasks.example import TEXT, Example, Message, Tool
+
+NOW = datetime(2000, 1, 1)  # the template shows no time
+
+
+@cache
+def chat_template() -> ChatTemplate:
+    """The tiny model's own."""
+    return ChatTemplate(resources.files("headwater.models.tiny").joinpath("chat_template.jinja").read_text("utf-8"))
+
+
+def rendered(messages: list[Message], tools: list[Tool] | None = None, generate: bool = False) -> str:
+    """`generate`: with the beginning of the assistant's next turn."""
+    return chat_template().render(messages, NOW, {"tools": tools, "add_generation_prompt": generate})
+
+
+def example_text(example: Example) -> str:
+    """A conversation with its markup, a text without."""
+    if example.kind == TEXT:
+        return str(example.messages[0]["content"])
+    return rendered(example.messages, example.tools)

@@ -1,0 +1,155 @@
+"""The trained model's byte-level BPE tokenizer, and examples as ids with the weight of each."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from headwater.models.tiny.tokenizer import END_OF_TEXT, MARKUP, SPLIT, TURN_END, TURN_START
+from headwater.models.tiny.tokenizer import SPECIAL as TURN_MARKS
+from training.tasks import Example, draw
+from training.tasks.budget import Count
+from training.tasks.example import KINDS, TEXT
+from training.tasks.recall import SEGMENT
+from training.tasks.split import TRAIN
+from training.tasks.words import SYLLABLES
+from training.template import example_text
+from training.text import Passages, fallback, passages
+
+VOCAB = 4096
+SPECIAL = (*TURN_MARKS, SEGMENT)
+FILE = Path(__file__).with_name("tokenizer.json")  # as `python -m training.tokenizer` writes it
+EXAMPLES, EXAMPLE_TOKENS = 3000, 512  # of the mixture, for the vocabulary
+PROSE = 3_000_000  # characters of plain text, for the vocabulary
+CODE = re.compile(r"\b[A-Z]{2}-\d{3}\b")
+NAME = re.compile(r"\b[A-Z][a-z]+\b")
+SYLLABLE_TIMES = 20_000  # that each is seen besides: often enough to become a token before what it shares with words
+CUT = "\0"  # between syllables
+PROMPT_WEIGHT = 0.1  # of the loss on what others say; what the assistant says counts 1
+
+
+def train(texts: Passages | None = None, vocab_size: int = VOCAB, seed: int = 0, examples: int = EXAMPLES) -> Tokenizer:
+    """A tokenizer of exactly `vocab_size` tokens; the same texts and seed give the same one."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(SPLIT), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(SPECIAL) - len(MARKUP),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_corpus(texts or fallback(), seed, examples), trainer)
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in MARKUP])
+    return tokenizer
+
+
+def load(path: Path | str = FILE) -> Tokenizer:
+    return Tokenizer.from_file(str(path))
+
+
+def encode(example: Example, tokenizer: Tokenizer | None = None) -> tuple[list[int], list[float]]:
+    """The ids that the server makes of the conversation, and what each counts as a target of the loss.
+
+    What the assistant says, with the mark that ends it, counts 1, all else PROMPT_WEIGHT. Plain text counts 1
+    throughout and ends with <|endoftext|>. Without a tokenizer it is the one in FILE.
+    """
+    tokenizer = tokenizer or _loaded()
+    text = example_text(example)
+    if example.kind == TEXT:
+        ids = tokenizer.encode(text + END_OF_TEXT, add_special_tokens=False).ids
+        return ids, [1.0] * len(ids)
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    return ids, _weights(ids, _marks(tokenizer))
+
+
+def counter(tokenizer: Tokenizer | None = None) -> Count:
+    """What `training.tasks.draw` takes to count tokens exactly."""
+    tokenizer = tokenizer or _loaded()
+    return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def _weights(ids: list[int], marks: tuple[tuple[int, ...], int]) -> list[float]:
+    opening, end = marks
+    weights = [PROMPT_WEIGHT] * len(ids)
+    start = opening[0]
+    at = 0
+    while True:
+        try:
+            at = ids.index(start, at)
+        except ValueError:
+            return weights
+        first = at + len(opening)
+        at += 1
+        if tuple(ids[at - 1 : first]) == opening:
+            at = ids.index(end, first) + 1
+            weights[first:at] = [1.0] * (at - first)
+
+
+@cache
+def _loaded() -> Tokenizer:
+    return load()
+
+
+def _marks(tokenizer: Tokenizer) -> tuple[tuple[int, ...], int]:
+    """The ids that open the assistant's turn, and the one that ends a turn."""
+    opening = tokenizer.encode(f"{TURN_START}assistant\n", add_special_tokens=False).ids
+    return tuple(opening), tokenizer.token_to_id(TURN_END)
+
+
+def _corpus(texts: Passages, seed: int, examples: int) -> Iterator[str]:
+    """The mixture's train split.
+
+    Names come as their syllables, and codes not at all, so that none becomes a token as a whole: the names of the test
+    are then made of the same tokens as those of the training.
+    """
+    rng = random.Random(seed)
+    kinds = [kind for kind in KINDS if kind != TEXT]
+    for _ in range(examples):
+        text = CODE.sub("", example_text(draw(rng, EXAMPLE_TOKENS, TRAIN, kinds)))
+        yield from _without_markup(NAME.sub(_in_syllables, text))
+    for syllable in sorted({syllable for name in SYLLABLES.values() for syllable in name}):
+        yield (f" {syllable}" if syllable[0].isupper() else f"\n{syllable}") * SYLLABLE_TIMES
+    yield from _some(texts.paragraphs(TRAIN), rng)
+
+
+def _in_syllables(name: re.Match[str]) -> str:
+    return CUT.join(SYLLABLES.get(name[0], (name[0],)))
+
+
+def _without_markup(text: str) -> Iterable[str]:
+    return (part for part in re.split("|".join(map(re.escape, (*SPECIAL, *MARKUP, CUT))), text) if part)
+
+
+def _some(paragraphs: Iterable[str], rng: random.Random) -> Iterator[str]:
+    shuffled = list(paragraphs)
+    rng.shuffle(shuffled)
+    characters = 0
+    for paragraph in shuffled:
+        if (characters := characters + len(paragraph)) > PROSE:
+            return
+        yield paragraph
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train the tokenizer on the mixture and on plain text.")
+    parser.add_argument("texts", type=Path, nargs="?", help="folder of the plain texts; without it a few paragraphs")
+    parser.add_argument("--out", type=Path, default=FILE)
+    options = parser.parse_args()
+    train(passages(options.texts) if options.texts else None).save(str(options.out))
+
+
+if __name__ == "__main__":
+    main()
