@@ -9,6 +9,7 @@ import torch
 from headwater.memory.arena import Arena
 from headwater.memory.slots import StateMemory
 from headwater.mixers.batch import Slice, StepBatch, batch_height
+from headwater.models.decode_graphs import DecodeGraphs
 from headwater.models.hybrid import HybridModel
 from headwater.schedule.step import DecodeRow, Leg, Step
 
@@ -25,6 +26,7 @@ class Runner:
         self.first_save_row = first_save_row
         self.page_size = page_size
         self.device = arena.pages.device
+        self.graphs = DecodeGraphs.over(model, arena, states)
         self._tables: dict[int, tuple[tuple[int, ...], torch.Tensor]] = {}
 
     @torch.inference_mode()
@@ -33,7 +35,10 @@ class Runner:
         for leg in step.legs:
             self._restore(leg)
         rows_of_saves, batch = self._batch(step)
-        logits_RV = self.model.forward(batch, self.arena, self.states)
+        if step.legs or self.graphs is None:
+            logits_RV = self.model.forward(batch, self.arena, self.states)
+        else:
+            logits_RV = self.graphs.forward(batch)
         for leg, rows in zip(step.legs, rows_of_saves, strict=True):
             for save, row in zip(leg.plan.saves, rows, strict=True):
                 self.states.save(row, self.arena.pages, save.pages)
