@@ -1,0 +1,62 @@
+"""A hit changes no bit on a GPU's path either: kernels in Triton's interpreter, decode steps replayed.
+
+Prompts are short: the interpreter takes a thousand times as long as a card.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("triton", reason="no Triton here: it comes with the test extra")
+
+from headwater.mixers.gpu.path import GpuPath
+from headwater.models.decode_graphs import DecodeGraphs, recordable
+from tests.exactness.rig import Answer, Make, Rig, words
+from tests.replay import Replay
+
+PAGES = 60
+
+
+def replayed(rig: Rig) -> Replay:
+    """Its decode steps are recorded and replayed from now on, where the model can be."""
+    runner = rig.engine.runner
+    recorder = Replay(runner.arena.pages, runner.states.bytes_RB)
+    if recordable(runner.model.spec):
+        runner.graphs = DecodeGraphs(runner.model, runner.arena, runner.states, recorder)
+    return recorder
+
+
+def turns_in_company(rig: Rig) -> list[Answer]:
+    """Two turns of a chat; beside the second one, which hits, others run."""
+    first = rig.ask(words(120, "chat"), 10)
+    rig.settle()
+    others = [rig.submit(words(30 + 50 * i, "other", i), 6) for i in range(2)]
+    second = rig.submit(first.everything + words(20, "turn"), 6)
+    answers = [first, *(rig.wait(answer) for answer in (*others, second))]
+    assert second.account.cached_tokens == 128
+    assert second.most_running > 1
+    return answers
+
+
+@pytest.mark.parametrize("recipe", ["qwen3_5", "mamba2", "kimi_linear"])
+def test_a_hit_changes_no_bit_on_a_gpu(load, same_bits_as_without_a_cache, gpu_path, monkeypatch, recipe):
+    loaded, check = load(recipe, "float32", 2)
+    prefill, ran = GpuPath.prefill, []
+    monkeypatch.setattr(GpuPath, "prefill", lambda *given: (ran.append(1), prefill(*given))[1])
+    gpu_path(True)
+    make = Make(loaded, check)
+    with make(PAGES + 6 * make.checkpoint_pages) as rig:
+        recorder = replayed(rig)
+        answers = turns_in_company(rig)
+    assert ran, "of the kernels"
+    assert (recorder.count > 0) == recordable(loaded.spec)
+    assert all(same_bits_as_without_a_cache(make, answers))
+
+
+def test_decode_reuse_raw_changes_bits_on_a_gpu(load, same_bits_as_without_a_cache, gpu_path):
+    loaded, check = load("kimi_linear", "float32", 2)
+    gpu_path(True)
+    make = Make(loaded, check, {"decode_reuse": "raw"})
+    with make(PAGES + 6 * make.checkpoint_pages) as rig:
+        answers = turns_in_company(rig)
+    assert not all(same_bits_as_without_a_cache(make, answers))
