@@ -24,6 +24,7 @@ class Reason(StrEnum):
     TOO_SHORT = "too_short"  # the prompt has no full page before its last token
     NO_MEMORY = "no_memory"  # a match was there, but could not be held beside the request
     CACHE_OFF = "cache_off"  # the server runs without a cache
+    PROMPT_LOGPROBS = "prompt_logprobs"  # those of the prompt's tokens were asked for, so each was computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +161,10 @@ class Constraint:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to choose tokens. temperature 0 is greedy; top_k 0, top_p 1, min_p 0 and penalties 1, 0, 0 are off."""
+    """How to choose tokens. temperature 0 is greedy; top_k 0, top_p 1, min_p 0 and penalties 1, 0, 0 are off.
+
+    With max_tokens 0 none are chosen: a prompt is scored.
+    """
 
     max_tokens: int = 16
     temperature: float = 1.0
@@ -176,6 +180,7 @@ class SamplingParams:
     presence_penalty: float = 0.0  # subtracted from the logits of tokens in the output, as OpenAI does
     frequency_penalty: float = 0.0  # likewise, times the number of times each is there
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token, added to its logit)
+    prompt_logprobs: int | None = None  # likewise of each token of the prompt, which is then computed as a whole
     constraint: Constraint | None = None
     shown_tokens: tuple[int, ...] = ()  # special tokens whose text is shown all the same
 
@@ -209,6 +214,16 @@ class TokenEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptEvent:
+    """The prompt's tokens with their log probabilities, before the first token; told where they were asked for.
+
+    The first has none, nothing being before it. Texts are left empty.
+    """
+
+    tokens: tuple[TokenEvent, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class FinishedEvent:
     finish_reason: str  # "stop" | "length"
     text: str  # what was held back and may be shown after all
@@ -223,4 +238,4 @@ class FailedEvent:
     error: Exception
 
 
-Event = TokenEvent | FinishedEvent | FailedEvent
+Event = PromptEvent | TokenEvent | FinishedEvent | FailedEvent

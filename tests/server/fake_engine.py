@@ -26,6 +26,7 @@ from headwater.types import (
     FailedEvent,
     FinishedEvent,
     Generation,
+    PromptEvent,
     Reason,
     TokenEvent,
     TokenLogprob,
@@ -128,6 +129,10 @@ class FakeEngine:
         params = generation.params
         stream = TextStream(self.tokenizer, generation.prompt[-8:], params)
         tokens = self.tokenizer.encode(self.script).ids[: params.max_tokens]
+        if params.prompt_logprobs is not None and self.fail is None:
+            first, *others = generation.prompt
+            told = (self._token_event(token, "", params.prompt_logprobs) for token in others)
+            on_event(PromptEvent((TokenEvent(first, ""), *told)))
         for done, token in enumerate(tokens):
             if self.fail is not None and done == self.fail_after:
                 return on_event(FailedEvent(self.fail))

@@ -19,6 +19,7 @@ from headwater.engine.deadlines import Deadlines
 from headwater.engine.detokenizer import TextStream
 from headwater.engine.live import Live, OnEvent
 from headwater.engine.meter import Meter
+from headwater.engine.prompt_scores import PromptScores
 from headwater.engine.runner import Runner
 from headwater.engine.sampler import Choice, Sampling, sample
 from headwater.engine.selfcheck import SelfCheck, self_check
@@ -162,7 +163,8 @@ class Engine:
         with self._changed:
             self._check_admission(generation.namespace)
             seq = self.scheduler.submit(generation)
-            self._live[seq.id] = Live(seq, on_event, text, sampling, now)
+            scores = PromptScores.wanted(generation.prompt, generation.params)
+            self._live[seq.id] = Live(seq, on_event, text, sampling, now, scores=scores)
             if generation.deadline is not None:
                 self._deadlines.add(now + generation.deadline, seq.id)
                 if len(self._deadlines) > 2 * len(self._live) + 1000:
@@ -296,6 +298,9 @@ class Engine:
         with self._changed:
             finished = self.scheduler.finish_step(step)
         self._tell_failures()
+        logits_RV, prompt_RV = logits_RV[: len(wanting)], logits_RV[len(wanting) :]
+        self._score_prompts(step, prompt_RV)
+        finished = [seq for seq in finished if seq.id in self._live]
         if len(finished) < len(wanting):
             logits_RV = logits_RV[[i for i, seq in enumerate(wanting) if seq in finished]]
         sampled = [self._live[seq.id] for seq in finished]
@@ -312,6 +317,17 @@ class Engine:
                 self._take(live, choice)
             else:
                 self._fail_alone(live, choice)
+
+    def _score_prompts(self, step: Step, prompt_RV: torch.Tensor) -> None:
+        first = 0
+        for leg in step.legs:
+            live, end = self._live.get(leg.seq.id), first + leg.n_scored
+            try:
+                if live is not None and live.scores is not None and end > first:
+                    live.scores.take(leg.plan.start, prompt_RV[first:end])
+            except Exception as error:  # of this prompt's logits: nobody else's
+                self._fail_alone(live, error)
+            first = end
 
     def _sample(self, logits_RV: torch.Tensor, sampled: list[Live]) -> list[Choice | InvalidLogits | ConstraintError]:
         if not sampled:
@@ -336,6 +352,11 @@ class Engine:
     def _take(self, live: Live, choice: Choice) -> None:
         """Append the token, tell the client, and end the request where it is to end."""
         seq, params = live.seq, live.params
+        if live.scores is not None and not self._tell_scores(live):
+            return
+        if params.max_tokens == 0:
+            self._finish(live, "length", None)
+            return
         ends = params.stop_token_ids if params.ignore_eos else (*self.loaded.eos_token_ids, *params.stop_token_ids)
         ended = choice.token in ends
         try:
@@ -348,15 +369,27 @@ class Engine:
         if ended:
             self._finish(live, "stop", choice.token)
         elif not self._told(live, TokenEvent(choice.token, text, choice.logprob, choice.top)):
-            with self._changed:
-                self.scheduler.cancel(seq)
-            self._forget(live)
+            self._give_up(live)
         elif stop is not None:
             self._finish(live, "stop", stop)
         elif live.sampling.finished:
             self._finish(live, "stop", None)
         elif seq.n_output >= params.max_tokens:
             self._finish(live, "length", None)
+
+    def _tell_scores(self, live: Live) -> bool:
+        """False: nobody listens any more, and the request was given up."""
+        assert live.scores is not None, "a prompt's scores are told once"
+        event, live.scores = live.scores.event(), None
+        told = self._told(live, event)
+        if not told:
+            self._give_up(live)
+        return told
+
+    def _give_up(self, live: Live) -> None:
+        with self._changed:
+            self.scheduler.cancel(live.seq)
+        self._forget(live)
 
     def _finish(self, live: Live, reason: str, stop: str | int | None) -> None:
         seq = live.seq

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headwater.engine.detokenizer import TextStream
+from headwater.engine.prompt_scores import PromptScores
 from headwater.engine.sampler import Sampling
 from headwater.schedule.sequence import Sequence
 from headwater.types import Event, SamplingParams
@@ -23,6 +24,7 @@ class Live:
     sampling: Sampling
     submitted: float  # seconds of a monotonic clock
     started: float | None = None  # when its first leg ran
+    scores: PromptScores | None = None  # until they are told
 
     @property
     def params(self) -> SamplingParams:

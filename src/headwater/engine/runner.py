@@ -31,7 +31,10 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, step: Step) -> torch.Tensor:
-        """Logits [R, vocabulary] in float32: a row for each leg, then each decode row, that wants a token."""
+        """Logits [R, vocabulary] in float32: a row for each leg, then each decode row, that wants a token.
+
+        After these the rows of legs whose prompts are scored, `n_scored` of each.
+        """
         for leg in step.legs:
             self._restore(leg)
         rows_of_saves, batch = self._batch(step)
@@ -71,6 +74,7 @@ class Runner:
         slices: list[Slice] = []
         rows_of_saves: list[list[int]] = []
         wanted: list[int] = []
+        scored: list[int] = []
         next_row = self.first_save_row
         for leg in step.legs:
             plan, first = leg.plan, len(tokens)
@@ -95,6 +99,7 @@ class Runner:
             )
             if leg.wants_token:
                 wanted.append(len(tokens) - 1)
+            scored += range(first, first + leg.n_scored)
         wanted += [len(tokens) + i for i, row in enumerate(step.rows) if row.wants_token]
         n_rows = len(tokens) + len(step.rows)
         idle = [0] * (batch_height(n_rows, self.model.least_rows) - n_rows)
@@ -106,7 +111,7 @@ class Runner:
             slices=tuple(slices),
             decode_slot_B=self._tensor([row.seq.slot for row in step.rows]),
             decode_tables=tuple(self._table(row) for row in step.rows),
-            logits_row_R=self._tensor(wanted),
+            logits_row_R=self._tensor(wanted + scored),
         )
         return rows_of_saves, batch
 

@@ -9,6 +9,7 @@ GUESTS = 1  # requests beyond `max_running`, each of a namespace that has nothin
 EXTRA_SLOTS = ANSWERS_AT_ONCE + GUESTS
 LOOKED_AT = 256  # requests of a namespace that wait and may be begun in one step
 OTHERS = 64  # requests that wait and are compared with one that begins: where they leave it, it takes a checkpoint
+SCORED_LEG = 256  # tokens of a leg whose rows all have logits: 150 MB of them for a vocabulary of 150,000
 SHARED_STEP = 256  # tokens of a step on which more than one request waits: a long one would cost all of them its time
 
 

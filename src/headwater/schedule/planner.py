@@ -11,6 +11,7 @@ import numpy as np
 
 from headwater.cache.placement import Path, Placement, PlacementQuery
 from headwater.errors import OutOfPages
+from headwater.schedule.limits import SCORED_LEG
 from headwater.schedule.sequence import Sequence
 from headwater.types import CacheLayout, Draft, Match, Plan, Reason
 
@@ -84,8 +85,10 @@ class Planner:
         checkpoint in that stretch still ahead, or can be given one there.
         """
         best, best_shared = None, match.checkpoint_tokens + self.unit - 1
+        if seq.scores_prompt:
+            return None
         for other in open_prefills:
-            if other.namespace != seq.namespace or other is seq:
+            if other.namespace != seq.namespace or other is seq or other.scores_prompt:
                 continue
             shared = min(common_tokens(seq.key, other.key, self.layout), self._last_page(seq))
             if shared > best_shared and self._will_stop_at(other, match.checkpoint_tokens, shared):
@@ -106,6 +109,8 @@ class Planner:
         `others` are the requests that wait beside it: where they leave its prompt, it takes a checkpoint.
         """
         match = self.cache.match(seq.key, seq.n_prompt, seq.namespace)
+        if seq.scores_prompt:
+            return self._whole_leg(seq, budget, match)
         query = self._query(seq, match)
         self._place(seq, query, others)
         for wish in LADDER:
@@ -125,6 +130,14 @@ class Planner:
                     self.placement.learn(query)
             return plan
         raise short
+
+    def _whole_leg(self, seq: Sequence, budget: Budget, match: Match) -> Plan | None:
+        """Of a prompt that is computed whatever is cached: it finds nothing, and leaves nothing behind."""
+        plan = self._reserve(seq, 0, budget, LADDER[-1])
+        if plan is not None:
+            off = match.reason is Reason.CACHE_OFF
+            seq.resumed(Match(0, 0, 0, Reason.CACHE_OFF if off else Reason.PROMPT_LOGPROBS), 0)
+        return plan
 
     def _query(self, seq: Sequence, match: Match) -> PlacementQuery:
         return PlacementQuery(
@@ -225,7 +238,7 @@ class Planner:
 
     def _leg_end(self, seq: Sequence, start: int, budget: Budget) -> int:
         """As far as tokens and saves reach: the prompt's end or a multiple of the grid."""
-        end = start + budget.tokens
+        end = start + (min(budget.tokens, SCORED_LEG) if seq.scores_prompt else budget.tokens)
         if end >= seq.n_prompt:
             end = seq.n_prompt
         else:

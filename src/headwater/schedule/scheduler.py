@@ -98,7 +98,7 @@ class Scheduler:
     def finish(self, seq: Sequence) -> None:
         """The answer is complete: free its memory, and queue the prefill that lets the next turn resume after it."""
         self.cancel(seq)
-        keeps = self.decode_reuse == "canonical" and seq.generation.keep_output
+        keeps = self.decode_reuse == "canonical" and seq.generation.keep_output and not seq.scores_prompt
         end = seq.answer_end(self.layout.unit_tokens) if keeps else None
         if end is None:
             return
@@ -340,6 +340,8 @@ class Scheduler:
 
     def _drop_answer_of(self, seq: Sequence) -> None:
         """A queued answer that this request's own prefill will cover is not needed any more."""
+        if seq.scores_prompt:
+            return
         for answer in tuple(self.answers):
             if answer.namespace == seq.namespace and seq.key.startswith(answer.key):
                 self.answers.remove(answer)

@@ -82,6 +82,11 @@ class Sequence:
         return len(self.tokens) - self.n_prompt
 
     @property
+    def scores_prompt(self) -> bool:
+        """Whether the logits of all of its prompt are wanted."""
+        return self.samples and self.generation.params.prompt_logprobs is not None
+
+    @property
     def namespace(self) -> str:
         return self.generation.namespace
 

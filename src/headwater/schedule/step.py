@@ -19,6 +19,11 @@ class Leg:
     def wants_token(self) -> bool:
         return self.seq.samples and self.plan.end == len(self.seq.tokens)
 
+    @property
+    def n_scored(self) -> int:
+        """How many of its first rows have logits that are wanted for the prompt's next token."""
+        return min(self.plan.end, self.seq.n_prompt - 1) - self.plan.start if self.seq.scores_prompt else 0
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeRow:

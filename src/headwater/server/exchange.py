@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol
 
-from headwater.types import Event, FailedEvent, FinishedEvent, Generation, TokenEvent
+from headwater.types import Event, FailedEvent, FinishedEvent, Generation, PromptEvent, TokenEvent
 
-Progress = TokenEvent | FinishedEvent
+Progress = PromptEvent | TokenEvent | FinishedEvent
 Events = AsyncIterator[tuple[int, Progress]]
 
 

@@ -44,7 +44,10 @@ def chat_logprobs(names: TokenNames, tokens: list[TokenEvent]) -> dict[str, Any]
 
 
 def completion_logprobs(names: TokenNames, tokens: list[TokenEvent], offset: int) -> dict[str, Any]:
-    """`offset`: characters of the answer that were shown before the first of these tokens."""
+    """`offset`: characters of the answer that were shown before the first of these tokens.
+
+    A prompt's first token, which has no log probability, has null in both lists, as OpenAI writes it.
+    """
     offsets = []
     for token in tokens:
         offsets.append(offset)
@@ -52,7 +55,9 @@ def completion_logprobs(names: TokenNames, tokens: list[TokenEvent], offset: int
     return {
         "tokens": [names.name(t.token) for t in tokens],
         "token_logprobs": [finite(t.logprob) for t in tokens],
-        "top_logprobs": [{names.name(top.token): finite(top.logprob) for top in t.top} for t in tokens],
+        "top_logprobs": [
+            None if t.logprob is None else {names.name(top.token): finite(top.logprob) for top in t.top} for t in tokens
+        ],
         "text_offset": offsets,
     }
 

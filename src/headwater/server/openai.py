@@ -25,6 +25,7 @@ class CompletionRequest(SamplingRequest):
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     echo: bool | None = None
     best_of: int | None = None
+    max_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS)  # 0: the prompt is scored, and nothing said
 
     @model_validator(mode="before")
     @classmethod
@@ -45,8 +46,6 @@ class CompletionRequest(SamplingRequest):
             raise ValueError(
                 f"best_of is {self.best_of:,} and n is {self.answers:,}: this server takes equal ones only"
             )
-        if self.echo and self.logprobs is not None:
-            raise ValueError(f"echo with logprobs {self.logprobs} is not done: prompts have no log probabilities here")
         return self
 
     @property
@@ -54,6 +53,11 @@ class CompletionRequest(SamplingRequest):
         """One entry a prompt."""
         one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
         return [self.prompt] if one else self.prompt  # type: ignore[list-item,return-value]
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whoever has the prompt echoed wants log probabilities of it, too."""
+        return bool(self.echo) and self.logprobs is not None
 
     @property
     def wanted_tokens(self) -> int | None:

@@ -82,7 +82,7 @@ class RequestRecord:
             async for number, event in events:
                 if isinstance(event, TokenEvent):
                     self._token(number)
-                else:
+                elif isinstance(event, FinishedEvent):
                     self._end(number, event, submitted)
                 yield number, event
             self._open = False

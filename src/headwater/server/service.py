@@ -20,6 +20,7 @@ from headwater.errors import RequestTooLarge, TemplateError
 from headwater.server import errors
 from headwater.server.chat import ChatPrompt, ChatPrompter
 from headwater.server.dialect import Dialect, Shape
+from headwater.server.echo import Echo, echoed, scored, text_of_tokens, whole_text
 from headwater.server.encoding import encode
 from headwater.server.exchange import Events, Exchange, Progress
 from headwater.server.forms import ChatForm, CompletionForm, Form
@@ -30,10 +31,9 @@ from headwater.server.reply import Reply
 from headwater.server.stream import EventStream, unless_gone
 from headwater.server.template import ChatTemplate
 from headwater.spec import ModelSpec
-from headwater.types import Boundaries, Event, Generation, TokenEvent
+from headwater.types import Boundaries, Event, Generation
 
 CLIENT_GONE = 499  # nobody reads it; logs do
-ECHO = -1  # stands for the tokens of a prompt that is given back
 
 
 class ServedEngine(Protocol):
@@ -88,10 +88,14 @@ class Service:
     async def complete(self, body: CompletionRequest, request: Request) -> Response:
         record = RequestRecord("completion", self.watchers)
         self._check_answers(body, len(body.prompts))
+        if body.max_tokens == 0 and not body.scores_prompt:
+            raise errors.BadRequest("max_tokens is 0, at least 1 is needed but for echo with logprobs", "max_tokens")
         prompts = await run_in_threadpool(lambda: [self._tokens(prompt) for prompt in body.prompts])
         generations = self._generations(body, [ChatPrompt(tokens, Boundaries(), True) for tokens in prompts])
-        texts = await run_in_threadpool(lambda: [self._text(prompt) for prompt in body.prompts]) if body.echo else []
-        return await self._answer(body, request, CompletionForm(), generations, record, texts)
+        if body.scores_prompt:
+            generations = [scoring(generation, body.logprobs or 0) for generation in generations]
+        echo = await run_in_threadpool(self._echo, body) if body.echo else None
+        return await self._answer(body, request, CompletionForm(), generations, record, echo)
 
     async def chat(
         self, body: ChatRequest, request: Request, endpoint: str = "chat", worded: Wording | None = None
@@ -129,8 +133,11 @@ class Service:
         self.check_tokens(prompt, "prompt")
         return tuple(prompt)
 
-    def _text(self, prompt: str | list[int]) -> str:
-        return prompt if isinstance(prompt, str) else self.engine.tokenizer.decode(prompt, skip_special_tokens=False)
+    def _echo(self, body: CompletionRequest) -> Echo:
+        """How each answer gets its prompt before it."""
+        text, add = (text_of_tokens, scored) if body.scores_prompt else (whole_text, echoed)
+        texts = [text(self.engine.tokenizer, prompt) for prompt in body.prompts]
+        return partial(add, texts=[text for text in texts for _ in range(body.answers)])
 
     def check_tokens(self, tokens: Sequence[int], param: str) -> None:
         """Raises BadRequest for an id that the model has no token for."""
@@ -177,10 +184,10 @@ class Service:
         form: Form,
         generations: list[Generation],
         record: RequestRecord,
-        echo: Sequence[str] = (),
+        echo: Echo | None = None,
         worded: Wording | None = None,
     ) -> Response:
-        """`echo`: the prompts' texts, where answers are to begin with them."""
+        """`echo` gives the events with the prompts before them, where answers are to begin so."""
         exchange = Exchange(self.engine)
         if any(generation.params.constraint for generation in generations):
             await run_in_threadpool(exchange.submit_all, generations)  # compiling one may take a second
@@ -190,7 +197,7 @@ class Service:
         plain = Reply(form, self.engine.model_name, names, body.answers)
         reply: Answers = plain if worded is None else worded(plain)
         events = record.watch(exchange.events())
-        texts = [text for text in echo for _ in range(body.answers)]
+        add = echo or (lambda plain: plain)
 
         def close() -> None:
             exchange.cancel()
@@ -202,12 +209,12 @@ class Service:
                 # What fails before its first token is answered with a status of its own, as without a stream.
                 begun = await unless_gone(request, anext(events))
                 if begun is not None:
-                    stream = EventStream(reply.stream(echoed(resumed(begun, events), texts), body.include_usage), close)
+                    stream = EventStream(reply.stream(add(resumed(begun, events)), body.include_usage), close)
                     exchange.before_waiting = stream.flush
                     answered = True
                     return stream
             else:
-                answer = await unless_gone(request, reply.whole(echoed(events, texts)))
+                answer = await unless_gone(request, reply.whole(add(events)))
                 if answer is not None:
                     return JSONResponse(answer)
         finally:
@@ -222,16 +229,13 @@ def nth_answer(first: Generation, i: int) -> Generation:
     return first if i == 0 or seed is None else replace(first, params=replace(first.params, seed=seed + i))
 
 
+def scoring(generation: Generation, k: int) -> Generation:
+    """With log probabilities of its prompt."""
+    return replace(generation, params=replace(generation.params, prompt_logprobs=k))
+
+
 async def resumed(first: tuple[int, Progress], events: Events) -> Events:
     """The event that was taken from `events`, and those that come after it."""
     yield first
     async for event in events:
         yield event
-
-
-async def echoed(events: Events, texts: list[str]) -> Events:
-    """The same events, each answer preceded by a text as if it were its first token's."""
-    for number, text in enumerate(texts):
-        yield number, TokenEvent(ECHO, text)
-    async for number, event in events:
-        yield number, event

@@ -25,6 +25,7 @@ const REASONS = {
   no_memory: "no room to hold the match",
   too_short: "less than a page",
   cache_off: "the cache is off",
+  prompt_logprobs: "all of it was asked for",
 };
 
 const state = { started: null, sample: 0, request: 0, tick: -1, samples: [], requests: [], pageBytes: 1 };

@@ -1,0 +1,165 @@
+"""Log probabilities of prompts: the model's own, whatever is cached and whoever runs beside them."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from headwater.engine.prompt_scores import PromptScores
+from headwater.errors import InvalidLogits
+from headwater.types import FailedEvent, FinishedEvent, PromptEvent, Reason, TokenEvent
+from tests.engine.test_engine import generation, loaded, make
+from tests.exactness.rig import words
+from tests.support import Bench
+
+__all__ = ["loaded", "make"]  # fixtures
+PROMPT = words(600, 1)  # three legs
+
+
+class Asked:
+    """A request on its way."""
+
+    def __init__(self, engine, prompt, k=0, **params):
+        self.events, self._done = [], threading.Event()
+        engine.submit(generation(prompt, **{"prompt_logprobs": k, "max_tokens": 0, **params}), self._on_event)
+
+    def _on_event(self, event):
+        self.events.append(event)
+        if isinstance(event, FinishedEvent | FailedEvent):
+            self._done.set()
+
+    def wait(self):
+        assert self._done.wait(60)
+        return self
+
+    @property
+    def tokens(self):
+        (event,) = (event for event in self.events if isinstance(event, PromptEvent))
+        return event.tokens
+
+    @property
+    def end(self):
+        return self.events[-1]
+
+
+def reference(loaded, prompt):
+    """Log probabilities [n, V] after each token, by the model itself."""
+    bench = Bench(loaded.model)
+    return torch.log_softmax(bench.prefill(bench.sequence(len(prompt)), prompt), -1)
+
+
+def test_they_are_the_log_softmax_of_the_model_s_own_forward(make, loaded):
+    with make(500) as rig:
+        asked = Asked(rig.engine, PROMPT, k=3).wait()
+    logprobs_NV = reference(loaded, PROMPT)
+    first, *others = asked.tokens
+    assert (first.token, first.logprob, first.top) == (PROMPT[0], None, ())
+    assert [token.token for token in others] == PROMPT[1:]
+    own_N = logprobs_NV[:-1].gather(1, torch.tensor(PROMPT[1:])[:, None])[:, 0]
+    assert torch.allclose(torch.tensor([token.logprob for token in others]), own_N, rtol=0, atol=1e-5)
+    top_NK = torch.tensor([[top.logprob for top in token.top] for token in others])
+    assert torch.allclose(top_NK, logprobs_NV[:-1].topk(3).values, rtol=0, atol=1e-5)
+    assert [[top.token for top in token.top] for token in others] == logprobs_NV[:-1].topk(3).indices.tolist()
+
+
+def test_what_is_cached_neither_shortens_nor_changes_them_and_nothing_is_left_behind(make):
+    with make(500) as rig:
+        cold = Asked(rig.engine, PROMPT).wait()
+        assert rig.engine.drain(60)
+        assert rig.engine.stats().cache.pages_free == 500
+        rig.ask(PROMPT)
+        rig.settle()
+        held, computed = rig.engine.stats().cache.pages_by_use(), rig.engine.stats().prefill_tokens
+        warm = Asked(rig.engine, PROMPT).wait()
+        assert rig.engine.drain(60)
+        assert rig.engine.stats().prefill_tokens - computed == len(PROMPT)
+        assert rig.engine.stats().cache.pages_by_use() == held
+        assert rig.ask(PROMPT).account.reason is Reason.FULL
+    assert warm.tokens == cold.tokens
+    for account in (cold.end.account, warm.end.account):
+        assert (account.cached_tokens, account.stranded_tokens) == (0, 0)
+        assert account.reason is Reason.PROMPT_LOGPROBS
+
+
+def test_without_a_cache_that_is_the_reason(make):
+    with make(500, cache=False) as rig:
+        assert Asked(rig.engine, PROMPT).wait().end.account.reason is Reason.CACHE_OFF
+
+
+def test_company_changes_no_bit(make):
+    with make(500) as rig:
+        alone = Asked(rig.engine, PROMPT, k=2).wait()
+        chatting = [rig.submit(words(90, seed), 40) for seed in "ab"]
+        asked = [Asked(rig.engine, PROMPT, k=2), Asked(rig.engine, words(130, 2)), Asked(rig.engine, PROMPT, k=2)]
+        assert {one.wait().tokens for one in (asked[0], asked[2])} == {alone.tokens}
+        for answer in chatting:
+            rig.wait(answer)
+
+
+def test_a_preempted_request_tells_them_once_and_the_same(make):
+    with make(500) as rig:
+        alone = [Asked(rig.engine, words(130, seed), max_tokens=100).wait() for seed in "ab"]
+    pages = alone[0].end.account.prompt_tokens // 64 * 2
+    with make(2 * rig.engine.scheduler.layout.slot_pages + pages + 3) as rig:
+        asked = [Asked(rig.engine, words(130, seed), max_tokens=100) for seed in "ab"]
+        both = [one.wait() for one in asked]
+    assert sum(one.end.account.preemptions for one in both) > 0
+    for one, other in zip(both, alone, strict=True):
+        assert one.events[:-1] == other.events[:-1]
+
+
+def test_with_no_tokens_wanted_a_prompt_is_scored_and_nothing_said(make):
+    with make(500) as rig:
+        asked = Asked(rig.engine, PROMPT[:1]).wait()
+    assert asked.tokens == (TokenEvent(PROMPT[0], ""),)
+    assert len(asked.events) == 2
+    assert (asked.end.finish_reason, asked.end.output_tokens, asked.end.text) == ("length", 0, "")
+
+
+def test_they_come_before_the_first_token(make):
+    with make(500) as rig:
+        asked = Asked(rig.engine, PROMPT, max_tokens=3).wait()
+        plain = rig.ask(PROMPT, 3)
+    assert [type(event) for event in asked.events] == [PromptEvent, *[TokenEvent] * 3, FinishedEvent]
+    assert [event.token for event in asked.events[1:4]] == plain.tokens
+
+
+def test_logits_that_tell_nothing_fail_their_request_alone(make, monkeypatch):
+    with make(500) as rig:
+        run = rig.engine.runner.run
+
+        def broken(step):
+            logits_RV = run(step).clone()
+            if any(leg.n_scored == 129 for leg in step.legs):
+                logits_RV[-1] = torch.nan
+            return logits_RV
+
+        monkeypatch.setattr(rig.engine.runner, "run", broken)
+        failed, other = Asked(rig.engine, words(130, 1)).wait(), Asked(rig.engine, PROMPT).wait()
+        assert isinstance(failed.end.error, InvalidLogits)
+        assert "nan" in str(failed.end.error)
+        assert isinstance(other.end, FinishedEvent)
+        assert rig.engine.drain(60)
+        assert rig.engine.stats().cache.pages_free == 500
+
+
+def test_whoever_stops_listening_gives_its_request_up(make):
+    def deaf(event):
+        raise RuntimeError("no")
+
+    with make(500) as rig:
+        rig.engine.submit(generation(PROMPT, prompt_logprobs=0), deaf)
+        assert rig.engine.drain(60)
+        assert rig.engine.stats().running == 0
+
+
+def test_legs_that_come_again_replace_what_was_known():
+    scores = PromptScores([1, 0, 1], 1)
+    scores.take(0, torch.zeros(2, 2))
+    scores.take(0, torch.tensor([[0.0, 100.0]]))
+    scores.take(1, torch.tensor([[0.0, 100.0]]))
+    assert [token.logprob for token in scores.event().tokens] == [None, -100.0, 0.0]
+    with pytest.raises(InvalidLogits, match="token 1 "):
+        scores.take(1, torch.tensor([[float("nan"), 0.0]]))

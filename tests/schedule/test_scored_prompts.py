@@ -1,0 +1,63 @@
+"""Prompts whose log probabilities are wanted: computed as a whole, beside the cache and not through it."""
+
+from __future__ import annotations
+
+from headwater.schedule.limits import SCORED_LEG
+from headwater.types import Generation, Reason, SamplingParams
+from tests.schedule.ledger import Lab, words
+
+SCORED = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
+
+
+def scored(lab, prompt):
+    return lab.scheduler.submit(Generation(tuple(prompt), SCORED))
+
+
+def test_all_of_a_cached_prompt_is_computed_and_nothing_kept():
+    lab, prompt = Lab(), words(100, 1)
+    lab.ask(prompt)
+    before, free = lab.scheduler.prefill_tokens, lab.cache.stats().pages_free
+    seq = scored(lab, prompt)
+    lab.run()
+    assert lab.scheduler.prefill_tokens - before == 100
+    assert lab.cache.stats().pages_free == free
+    assert (seq.account.cached_tokens, seq.account.reason) == (0, Reason.PROMPT_LOGPROBS)
+
+
+def test_nobody_waits_for_it_and_it_waits_for_nobody():
+    lab, prompt = Lab(), words(200, 1)
+    seqs = [scored(lab, prompt), lab.submit(prompt), scored(lab, prompt)]
+    lab.run()
+    assert [seq.waited for seq in seqs] == [False] * 3
+
+
+def test_a_finished_answer_is_kept_for_those_who_can_use_it():
+    lab, prompt = Lab(), words(60, 1)
+    first = lab.submit(prompt, max_tokens=8)
+    while not lab.scheduler.answers:
+        lab.step()
+    scored(lab, first.tokens)
+    lab.run()
+    assert lab.ask([*first.tokens, *words(8, 2)]).account.cached_tokens >= 64
+
+
+def test_its_legs_are_short():
+    lab = Lab(tokens_per_step=2048, n_pages=600)
+    seq = scored(lab, words(600, 1))
+    step = lab.scheduler.plan_step()
+    assert [(leg.plan.end, leg.n_scored) for leg in step.legs] == [(SCORED_LEG, SCORED_LEG)]
+    lab.scheduler.abandon_step(step)
+    assert seq.slot is None
+
+
+def test_the_last_token_of_a_prompt_has_none_after_it():
+    lab = Lab(tokens_per_step=64)
+    scored(lab, words(70, 1))
+    rows = []
+    while not lab.scheduler.idle:
+        step = lab.scheduler.plan_step()
+        rows += [leg.n_scored for leg in step.legs]
+        for seq in lab.scheduler.finish_step(step):
+            seq.tokens.append(0)
+            lab.scheduler.finish(seq)
+    assert rows == [64, 5]
