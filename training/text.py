@@ -26,9 +26,11 @@ MANUAL_SHARE = 0.05  # of passages
 HELD_OUT = 20
 VALID = "valid"  # in the name of the novels' file that is the test
 LONGEST_SENTENCE = 24  # words, on average over a paragraph
-LONGEST_WORD = 4.9  # characters, on average over a paragraph
+LONGEST_WORD = 4.6  # characters, on average over a paragraph
+LETTERS = 0.75  # share of a paragraph's characters, at the least
 SHORTEST = 60  # characters of a paragraph
 STRAIGHT = str.maketrans({"“": '"', "”": '"', "‘": "'", "’": "'", "—": " - ", "–": "-", "…": "...", "\u00a0": " "})
+CUT_MARGIN = 0.9  # the tokens of a part of a paragraph are not even
 SENTENCE_END = re.compile(r"[.!?]+")
 SIGNS = re.compile(r"[`{}<>*_=|\\~^]|::|^[^\w\"]")  # of markup and code
 
@@ -55,15 +57,17 @@ class Passages:
     manuals: dict[str, list[list[str]]]
 
     def draw(self, rng: random.Random, tokens: int, split: str, count: Count) -> Example:
-        """Paragraphs that follow each other, as many as fit."""
+        """Paragraphs that follow each other, as many as fit; the last one is cut."""
         parts: list[str] = []
-        used = 1
+        left = tokens - 1
         for paragraph in self._running(rng, split):
-            used += count(paragraph) + 1
-            if used > tokens:
+            size = count(paragraph) + 1
+            if size > left:
+                parts.append(_cut(paragraph, left / size))
                 break
             parts.append(paragraph)
-        text = "\n\n".join(parts) if parts else _cut(paragraph, tokens, count)
+            left -= size
+        text = "\n\n".join(part for part in parts if part)
         return Example(TEXT, [{"role": "assistant", "content": text}])
 
     def paragraphs(self, split: str) -> Iterator[str]:
@@ -113,13 +117,14 @@ def held_out(name: str) -> bool:
 def simple(paragraph: str) -> bool:
     """Whether it is prose in short words and sentences."""
     words = paragraph.split()
-    letters = sum(len(word) for word in words)
+    letters = sum(map(str.isalpha, paragraph))
     sentences = max(1, len(SENTENCE_END.findall(paragraph)))
     return (
         len(paragraph) >= SHORTEST
         and paragraph.isascii()
         and not SIGNS.search(paragraph)
-        and letters / len(words) <= LONGEST_WORD
+        and letters >= LETTERS * len(paragraph)
+        and letters <= LONGEST_WORD * len(words)
         and len(words) / sentences <= LONGEST_SENTENCE
     )
 
@@ -139,8 +144,7 @@ def _documents(texts: Iterable[str]) -> list[list[str]]:
     return [paragraphs for paragraphs in kept if paragraphs]
 
 
-def _cut(paragraph: str, tokens: int, count: Count) -> str:
+def _cut(paragraph: str, share: float) -> str:
+    """So much of a paragraph, in whole words."""
     words = paragraph.split(" ")
-    while len(words) > 1 and count(" ".join(words)) >= tokens:
-        words = words[: len(words) * 3 // 4]
-    return " ".join(words)
+    return " ".join(words[: int(share * len(words) * CUT_MARGIN)])

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 
 from training.tasks import memory, persona, recall, tools
-from training.tasks.budget import Count, estimate
+from training.tasks.budget import Count, estimate, estimate_prose
 from training.tasks.example import ABSENT, KINDS, MEMORY, PERSONA, RECALL, SINGLE, TEXT, TOOL, TWO_HOP, Example
 from training.tasks.split import SPLITS
 from training.text import Passages, fallback
@@ -26,13 +26,14 @@ def draw(
     split: str,
     kinds: Sequence[str] | Mapping[str, float] | None = None,
     *,
-    count: Count = estimate,
+    count: Count | None = None,
     texts: Passages | None = None,
 ) -> Example:
     """An example of at most `tokens` tokens; the same state of `rng` gives the same one.
 
     `kinds`: those to draw from, or the weight of each. Questions about one set of documents are of all the kinds that
-    are asked of documents. `count` tells how many tokens a text has. `texts`: where plain text comes from.
+    are asked of documents. `count` tells how many tokens a text has; without it they
+    are estimated. `texts`: where plain text comes from.
     """
     weights = _weights(kinds)
     if tokens < FEWEST_TOKENS:
@@ -41,10 +42,10 @@ def draw(
         raise ValueError(f"the split is {split!r}, there are {' and '.join(SPLITS)}")
     kind = rng.choices(list(weights), list(weights.values()))[0]
     if kind == TEXT:
-        return (texts or fallback()).draw(rng, tokens, split, count)
+        return (texts or fallback()).draw(rng, tokens, split, count or estimate_prose)
     if kind in OTHERS:
-        return OTHERS[kind](rng, tokens, split, count)
-    return recall.draw(rng, tokens, split, {k: w for k, w in weights.items() if k in RECALL}, count)
+        return OTHERS[kind](rng, tokens, split, count or estimate)
+    return recall.draw(rng, tokens, split, {k: w for k, w in weights.items() if k in RECALL}, count or estimate)
 
 
 def _weights(kinds: Sequence[str] | Mapping[str, float] | None) -> Mapping[str, float]:

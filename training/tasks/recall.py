@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from training.tasks.budget import TURN, Count
 from training.tasks.conversation import assembled, said
 from training.tasks.documents import Document, document, grouped
-from training.tasks.example import SINGLE, TWO_HOP, Example
+from training.tasks.example import TWO_HOP, Example
 from training.tasks.questions import Question, Questioner
 from training.tasks.words import Drawer
 from training.tasks.world import World, draw_facts
 
 SEGMENT = "<|segment|>"
-FACT, QUESTION, FRAME = 13, 30, 40  # tokens of a fact, of a question with its answer, and of system prompt and heading
+FACT, QUESTION, FRAME = 15, 28, 36  # tokens of a fact, of a question with its answer, and of system prompt and heading
+TRIES = 300  # sets of documents that are drawn for a question that needs two of them
 SHORT = 1024  # tokens up to which documents are few and short
 FACTS_PER_ENTITY = ((1, 2), (1, 3), (2, 3), (2, 4))
 
@@ -48,19 +49,20 @@ def draw_library(drawer: Drawer, tokens: int, chained: bool, count: Count) -> Li
     """Documents of at most `tokens` tokens together: 4 to 16 of them up to SHORT, more and longer ones above."""
     rng = drawer.rng
     longest, most = (75, 16) if tokens <= SHORT else (140, 48)
-    number = rng.randint(max(4, tokens // longest), max(5, min(most, tokens // 22)))
-    facts = max(1, round(tokens / FACT / number))
-    drawn = draw_facts(drawer, tokens // FACT + 4, rng.choice(FACTS_PER_ENTITY), chained)
+    number = rng.randint(max(4, tokens // longest), max(5, min(most, tokens // 25)))
+    facts = max(1, tokens // (FACT * number))
+    per_entity = rng.choice([few for few in FACTS_PER_ENTITY if few[1] <= facts + 1 and few[0] >= 1 + (tokens > SHORT)])
+    drawn = draw_facts(drawer, tokens // FACT + tokens // 100 + 4, per_entity, chained)
     kept: list[Document] = []
     left = tokens
     for groups in grouped(rng, drawn, lambda: rng.randint(max(1, facts - 1), facts + 1)):
+        if left < FACT or len(kept) == most:
+            break
         made = document(rng, groups, drawer.split)
-        left -= count(made.text) + 1
-        if left < 0 and kept:
-            break
-        kept.append(made)
-        if len(kept) == most:
-            break
+        size = count(made.text) + 1
+        if size <= left:
+            left -= size
+            kept.append(made)
     return Library(tuple(kept), World(fact for made in kept for fact in made.facts))
 
 
@@ -72,16 +74,22 @@ def laid_out(rng: random.Random, documents: tuple[str, ...], heading: str) -> st
 
 
 def draw(rng: random.Random, tokens: int, split: str, weights: Mapping[str, float], count: Count) -> Example:
-    """An example whose first question is of the kind with the greatest weight, where there is one of it."""
+    """Some documents, and questions of the kinds in `weights`. Raises ValueError where no documents allow one."""
     number = questions_for(rng, tokens)
     chained = weights.get(TWO_HOP, 0) > 0
-    for _ in range(20):
+    enough = min(number, 2) if chained else number
+    best: tuple[list[Question], Library] | None = None
+    for _ in range(TRIES):
         drawer = Drawer(rng, split)
         library = draw_library(drawer, tokens - number * QUESTION - FRAME, chained, count)
         questions = Questioner(drawer, library.world).draw(number, weights)
-        if len(questions) >= min(number, 2 if chained else number):
+        if best is None or len(questions) > len(best[0]):
+            best = questions, library
+        if len(questions) >= enough:
             break
-    return with_documents(rng, questions, library, (tokens, count))
+    if best is None or not best[0]:
+        raise ValueError(f"no question of {', '.join(weights)} in {TRIES} sets of documents of {tokens:,} tokens")
+    return with_documents(rng, *best, (tokens, count))
 
 
 def with_documents(rng: random.Random, questions: list[Question], library: Library, room: tuple[int, Count]) -> Example:
@@ -95,5 +103,4 @@ def with_documents(rng: random.Random, questions: list[Question], library: Libra
     else:
         asked[0] = (shown + asked[0][0], asked[0][1])
     turns = [said(text, question.answer, question.kind) for text, question in asked]
-    kind = questions[0].kind if questions else SINGLE
-    return assembled(kind, system, turns, (room[0] - TURN, room[1]), documents=texts)
+    return assembled(questions[0].kind, system, turns, (room[0] - TURN, room[1]), documents=texts)

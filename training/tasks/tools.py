@@ -43,6 +43,7 @@ ASK = wordings(
 SYSTEMS = ("You are a helpful assistant.", "Call a tool when one is needed.", "")
 DONE, FAILED = "Done.", "That did not work."
 RESULTS = ((json.dumps({"status": "done"}), DONE), (json.dumps({"status": "error"}), FAILED))
+TOOL_TOKENS = 130  # of an example, for each tool
 CALLED = 0.72  # of turns; the others need no tool
 
 
@@ -66,10 +67,10 @@ class Stated:
         return {"type": "function", "function": function}
 
 
-def draw_tools(drawer: Drawer) -> list[Stated]:
-    """One to three tools. A name is held out as a whole; its verb and its noun are not, and so with parameters."""
+def draw_tools(drawer: Drawer, most: int = 3) -> list[Stated]:
+    """One to three tools, at most `most`. A name is held out as a whole; its verb and its noun are not, and so with parameters."""
     rng = drawer.rng
-    number = rng.choices((1, 2, 3), (3, 4, 4))[0]
+    number = min(most, rng.choices((1, 2, 3), (3, 4, 4))[0])
     tools: dict[str, Stated] = {}
     while len(tools) < number:
         names = rng.sample(list(PARAMETERS), rng.choices((1, 2, 3), (3, 5, 3))[0])
@@ -112,7 +113,7 @@ def requested(drawer: Drawer, tool: Stated) -> Turn:
 
 def draw(rng: random.Random, tokens: int, split: str, count: Count) -> Example:
     drawer = Drawer(rng, split)
-    tools = draw_tools(drawer)
+    tools = draw_tools(drawer, max(1, tokens // TOOL_TOKENS))
     turns: list[Turn] = []
     left = tokens
     while left > 0:

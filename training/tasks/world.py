@@ -12,6 +12,9 @@ from training.tasks.words import Drawer
 
 FREQUENCY = {PERSON: 9, FIRM: 4, TOWN: 4, THING: 3, EVENT: 2}
 LINKED = 0.75  # of values that name an entity: one which documents say more of
+CHAINED = 0.8  # of entities, where two-hop questions are wanted: those with the facts that these go through
+STARTS = (PERSON, EVENT)
+CHAIN_RELATIONS = ({chain.second for chain in CHAINS}, {chain.first for chain in CHAINS})
 NEUTER = ("it", "its")
 PRONOUNS = (("she", "her"), ("he", "his"))
 
@@ -56,7 +59,7 @@ def _facts_of(
 ) -> list[Fact]:
     relations = list(OF_SUBJECT[entity.kind])
     drawer.rng.shuffle(relations)
-    if chained and drawer.rng.random() < 0.7:
+    if chained and drawer.rng.random() < CHAINED:
         relations.sort(key=lambda relation: relation not in CHAIN_RELATIONS[entity.kind in STARTS])
     facts = []
     for relation in relations[:number]:
@@ -67,10 +70,6 @@ def _facts_of(
         facts.append(Fact(entity, relation, value))
     drawer.rng.shuffle(facts)
     return facts
-
-
-STARTS = (PERSON, EVENT)
-CHAIN_RELATIONS = ({chain.second for chain in CHAINS}, {chain.first for chain in CHAINS})
 
 
 class World:

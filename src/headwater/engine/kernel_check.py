@@ -96,7 +96,10 @@ def broken_attention(shape: tuple[int, int, int], random: Random, device: str) -
     n_kv, sharing, width = shape
     longest = -(-max(*LENGTHS, LENGTH) // PAGE)
     tables = list(torch.arange(len(LENGTHS) * longest, device=device).view(len(LENGTHS), longest))
-    keys_values = (random(len(LENGTHS) * longest, PAGE * n_kv * width), random(len(LENGTHS) * longest, PAGE * n_kv * width))
+    keys_values = (
+        random(len(LENGTHS) * longest, PAGE * n_kv * width),
+        random(len(LENGTHS) * longest, PAGE * n_kv * width),
+    )
     q_NHD = random(LENGTH + COMPANY, n_kv * sharing, width)
     position_B = torch.tensor(LENGTHS, device=device) - 1
 

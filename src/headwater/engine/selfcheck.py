@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from headwater.engine import kernel_check
 from headwater.layers.attention import GroupedAttention
 from headwater.layers.latent_attention import LatentAttention
 from headwater.layers.layer import Layer
@@ -22,6 +23,7 @@ from headwater.mixers.attention import kernel
 from headwater.mixers.attention.decoding import KEYS
 from headwater.mixers.batch import StepBatch
 from headwater.mixers.chunks import CHUNK
+from headwater.mixers.gpu import has_kernels
 from headwater.mixers.latent_attention.absorbed import TILE, AbsorbedHeads
 from headwater.mixers.latent_attention.expanded import expanded_heads
 from headwater.mixers.linear import Linear, first_bad_height
@@ -150,7 +152,10 @@ def _affordable(multiply_adds_a_row: int) -> tuple[int, ...]:
 def _broken_kernels(spec: ModelSpec, device: str) -> Iterator[str]:
     random = _random(spec, device)
     layers = set(spec.layers)
-    for shape in sorted({shape for layer in layers for shape in attended(layer)}):
+    paged = {layer for layer in layers if has_kernels(device) and type(layer) is GroupedAttention}
+    for shape in sorted({shape for layer in paged for shape in attended(layer)}):
+        yield from kernel_check.broken_attention(shape, random, device)
+    for shape in sorted({shape for layer in layers - paged for shape in attended(layer)}):
         yield from _broken_attention(*shape, random)
     for layer in sorted({layer for layer in layers if isinstance(layer, LatentAttention)}, key=repr):
         yield from _broken_absorption(layer, random)
@@ -210,6 +215,9 @@ def _broken_recurrence(layer: Layer, random: Callable[..., torch.Tensor], device
     layer = replace(layer, hidden=NARROW)
     tensors = {name: random(*shape).float() * NARROW**-0.5 for name, shape in layer.tensors().items()}
     mixer: RecurrentMixer[Any] = RECURRENT[type(layer)](layer, Weights(tensors, device=device))
+    if has_kernels(device) and mixer.gpu.kernels is not None:
+        yield from kernel_check.broken_recurrence(layer, mixer, random, device)
+        return
     n = max(*CHUNK_COUNTS, *SEQUENCES)
     none = torch.empty(0, dtype=torch.int64)
     positions = torch.arange(CHUNK, device=device).repeat(n)

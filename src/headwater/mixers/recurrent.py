@@ -118,13 +118,13 @@ class RecurrentMixer(ABC, Generic[Prepared]):
         return self.out_proj(rows.out_NX.flatten(1), batch.n_prefill)
 
     @cached_property
-    def _gpu(self) -> GpuPath:
+    def gpu(self) -> GpuPath:
         from headwater.mixers.gpu.path import GpuPath
 
         return GpuPath(self.kernels(), self.decode, self.convolution)
 
     def _on_gpu_into(self, rows: Rows, batch: StepBatch, state: LayerState) -> None:
-        gpu = self._gpu
+        gpu = self.gpu
         if batch.n_prefill and gpu.kernels is None:
             self._prefill_into(rows, batch, state)
         elif batch.n_prefill:

@@ -1,0 +1,99 @@
+"""What the start-up check finds of a GPU's kernels, in Triton's interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="no Triton here: it comes with the test extra")
+
+from headwater.engine import kernel_check
+from headwater.engine.selfcheck import self_check
+from headwater.layers.delta_attention import DeltaAttention
+from headwater.layers.delta_net import DeltaNet
+from headwater.layers.layer import Layer
+from headwater.layers.mamba2 import Mamba2
+from headwater.mixers.attention import gpu as paged_attention
+from headwater.mixers.gpu import path
+from headwater.mixers.mamba2.gpu import StateSpaceDualOnGpu
+from headwater.mixers.weights import Weights
+from headwater.models.build import RECURRENT
+from headwater.spec import ModelSpec
+from tests.engine.test_selfcheck import spec
+
+WIDTH = 32
+LAYERS = (
+    DeltaNet(WIDTH, 1, 1, 16, 16, 4),
+    DeltaAttention(WIDTH, heads=2, head_dim=16, conv=4),
+    Mamba2(WIDTH, 2, 16, 16, 1, 4),
+)
+
+
+@pytest.fixture(autouse=True)
+def short_sequences(monkeypatch: pytest.MonkeyPatch, gpu_path: Callable[[bool], None]) -> None:
+    gpu_path(True)
+    monkeypatch.setattr(paged_attention, "SPLIT", 128)
+    monkeypatch.setattr(kernel_check, "LENGTHS", (1, 64, 65, 100, 128, 129, 140))
+
+
+@pytest.fixture
+def small() -> ModelSpec:
+    return spec()
+
+
+def test_the_kernels_of_a_gpu_are_found_deterministic(small: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: set[str] = set()
+    for module, name in ((paged_attention, "prefill"), (paged_attention, "decode"), (path, "convolve")):
+        kernel = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *given, k=kernel: (ran.add(k.__qualname__), k(*given))[1])
+    check = self_check(small)
+    assert check.deterministic, check.broken_by
+    assert ran == {"prefill", "decode", "convolve"}
+
+
+def broken(layer: Layer) -> list[str]:
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    tensors = {name: random(*shape) * WIDTH**-0.5 for name, shape in layer.tensors().items()}
+    mixer = RECURRENT[type(layer)](layer, Weights(tensors))
+    return list(kernel_check.broken_recurrence(layer, mixer, random, "cpu"))
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.kind)
+def test_recurrences_are_found_deterministic(layer: Layer) -> None:
+    assert broken(layer) == []
+
+
+def test_a_recurrence_that_depends_on_its_company_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    prefill = StateSpaceDualOnGpu.prefill
+
+    def odd(self: StateSpaceDualOnGpu, mixed_PC: torch.Tensor, gates, state, ragged) -> torch.Tensor:
+        return prefill(self, mixed_PC, gates, state, ragged) * (1 + (len(ragged.first_S) == 2))
+
+    monkeypatch.setattr(StateSpaceDualOnGpu, "prefill", odd)
+    assert broken(LAYERS[2]) == [f"mamba2 cut at {cut} tokens, in company" for cut in (64, 128)]
+
+
+def test_decoding_that_depends_on_its_company_is_named_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    decode = StateSpaceDualOnGpu.decode
+    monkeypatch.setattr(
+        StateSpaceDualOnGpu, "decode", lambda self, mixed, *rest: decode(self, mixed, *rest) * (1 + (len(mixed) == 3))
+    )
+    assert set(broken(LAYERS[2])) == {"mamba2 at 3 decoding sequences"}
+
+
+@pytest.mark.parametrize(
+    ("name", "broken_by"),
+    [("prefill", "attention cut at 128 tokens, in company"), ("decode", "attention at 2 decoding sequences")],
+)
+def test_paged_attention_that_depends_on_its_company_is_named(
+    small: ModelSpec, monkeypatch: pytest.MonkeyPatch, name: str, broken_by: str
+) -> None:
+    kernel, odd = getattr(paged_attention, name), {"prefill": 128, "decode": 2}[name]
+    monkeypatch.setattr(paged_attention, name, lambda q, *rest: kernel(q, *rest) * (1 + (len(q) == odd)))
+    assert self_check(small).broken_by == broken_by

@@ -1,0 +1,66 @@
+"""`python -m training`: trains the recipe into a folder, or goes on where an earlier run stopped."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+import torch
+
+from training import tokenizer
+from training.export import TOKENIZER, export
+from training.loop import Training
+from training.model import compiled
+from training.recipe import RECIPES
+from training.tasks.example import KINDS
+from training.text import passages
+
+SHOWN_EVERY = 20  # steps
+
+
+def means(entries: list[dict[str, float]]) -> dict[str, float]:
+    """Of the log's figures; shares of right answers are weighted by the number of answers."""
+    shown = {"loss": sum(e["loss"] for e in entries) / len(entries)}
+    for kind in KINDS:
+        n = sum(e.get(f"n_{kind}", 0) for e in entries)
+        if n:
+            shown[kind] = sum(e.get(f"n_{kind}", 0) * e.get(f"right_{kind}", 0) for e in entries) / n
+    return shown
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m training", description="Train a small hybrid model.")
+    parser.add_argument("--recipe", choices=RECIPES, default="cpu")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the run: tokenizer, state, log, checkpoint")
+    parser.add_argument("--texts", type=Path, help="folder of plain text; without it a few paragraphs")
+    parser.add_argument("--until", type=int, help="stop after this step of the recipe")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True, help="needs a C++ compiler")
+    options = parser.parse_args()
+
+    torch.set_flush_denormal(True)
+    torch.set_num_threads(options.threads)
+    if options.compile:
+        compiled()
+    options.out.mkdir(parents=True, exist_ok=True)
+    file = options.out / TOKENIZER
+    if not file.exists():
+        tokenizer.train(passages(options.texts) if options.texts else None).save(str(file))
+    training = Training(RECIPES[options.recipe], options.out, options.device)
+    seconds = time.perf_counter()
+    seen: list[dict[str, float]] = []
+    for entry in training.run(options.texts, options.until):
+        seen.append(entry)
+        if entry["step"] % SHOWN_EVERY == 0:
+            speed = sum(e["tokens"] for e in seen) / (time.perf_counter() - seconds)
+            shown = "  ".join(f"{name} {value:.3f}" for name, value in means(seen).items())
+            print(f"step {entry['step']:>6} of {training.recipe.steps}  length {entry['length']}  {shown}  {speed:,.0f} tokens/s", flush=True)
+            seconds, seen = time.perf_counter(), []
+    export(training.model, training.recipe, file, options.out / "checkpoint", torch.bfloat16)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Sequences of a step: drawn from the recipe's seed and the step's number alone, by a process beside the training's.
+
+B sequences, T tokens of each.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from training.recipe import Recipe
+from training.source import Source
+from training.tasks.example import RECALL
+
+AHEAD = 8  # batches
+
+
+@dataclass(frozen=True)
+class Batch:
+    token_BT: torch.Tensor  # int64
+    label_BT: torch.Tensor  # uint8: its label's place in LABELS
+
+
+def draw(recipe: Recipe, source: Source, step: int) -> Batch:
+    """The batch of a step: each sequence one conversation, or more until it is full."""
+    stage = recipe.stage_at(step)
+    rng = random.Random(f"{recipe.seed}/{step}")
+    token_BT = np.zeros((stage.sequences, stage.length), dtype=np.int64)
+    label_BT = np.zeros((stage.sequences, stage.length), dtype=np.uint8)
+    recall = {kind: share for kind, share in stage.shares.items() if kind in RECALL}
+    kinds = rng.choices(list(stage.shares), list(stage.shares.values()), k=stage.sequences)
+    for row, kind in enumerate(kinds):
+        ids, labels = source.sequence(rng, stage.length, kind, recall)
+        token_BT[row, : len(ids)] = ids
+        label_BT[row, : len(ids)] = labels
+    return Batch(torch.from_numpy(token_BT), torch.from_numpy(label_BT))
+
+
+def _produce(recipe: Recipe, tokenizer: Path, texts: Path | None, first: int, queue: multiprocessing.Queue) -> None:  # type: ignore[type-arg]
+    source = Source.load(tokenizer, texts)
+    for step in range(first, recipe.steps):
+        batch = draw(recipe, source, step)
+        queue.put((batch.token_BT.numpy(), batch.label_BT.numpy()))
+
+
+def batches(recipe: Recipe, tokenizer: Path, texts: Path | None, first: int) -> Iterator[Batch]:
+    """All batches from step `first` on, made ahead in another process. `tokenizer` is a tokenizer.json."""
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue(AHEAD)
+    process = context.Process(target=_produce, args=(recipe, tokenizer, texts, first, queue), daemon=True)
+    process.start()
+    try:
+        for _ in range(first, recipe.steps):
+            yield Batch(*map(torch.from_numpy, queue.get()))
+    finally:
+        process.terminate()
+        process.join()

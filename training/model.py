@@ -1,0 +1,209 @@
+"""A Qwen3.5-style model to be trained: whole sequences, float32 weights under the names of its checkpoint.
+
+It computes what the served model does (`headwater.models.hybrid`, which works in place, on pages and states), read from
+the same spec.
+
+B sequences, T tokens of each, C model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from headwater.layers.attention import GroupedAttention
+from headwater.layers.delta_net import DeltaNet
+from headwater.layers.feed_forward import Mlp
+from headwater.layers.layer import Layer
+from headwater.layers.rotary import Rotary
+from headwater.spec import Architecture
+from training.delta_rule import Chunks, advance, prepare, read
+
+
+EXACT = False
+
+
+class Weights(nn.Module):
+    """The tensors of one layer under their own names."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        super().__init__()
+        self.names = {name: name.replace(".", "/") for name in shapes}
+        for name, shape in shapes.items():
+            self.register_parameter(self.names[name], nn.Parameter(torch.empty(shape)))
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return getattr(self, self.names[name])
+
+
+def product(x: torch.Tensor, weight_NK: torch.Tensor) -> torch.Tensor:
+    """In bfloat16, or in float32 where `EXACT` says so."""
+    dtype = torch.float32 if EXACT else torch.bfloat16
+    return F.linear(x.to(dtype), weight_NK.to(dtype))
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return F.rms_norm(x.float(), weight.shape, weight, eps)
+
+
+class DeltaNetLayer(Weights):
+    """Projections, short convolution, gates, delta rule, gated norm."""
+
+    def __init__(self, shape: DeltaNet) -> None:
+        super().__init__(shape.tensors())
+        self.shape = shape
+
+    def forward(self, x_BTC: torch.Tensor) -> torch.Tensor:
+        chunks, gate = self.before(x_BTC)
+        return self.after((chunks.read_MntK, chunks.attend_Mntt), advance(chunks), gate)
+
+    def before(self, x_BTC: torch.Tensor) -> tuple[Chunks, torch.Tensor]:
+        """What the recurrence takes, and the gate of its output."""
+        s = self.shape
+        fused = torch.cat([self[f"in_proj_{name}.weight"] for name in ("qkv", "z", "b", "a")])
+        widths = (s.channels, s.v_heads * s.v_dim, s.v_heads, s.v_heads)
+        mixed, z, b, a = (x.float() for x in product(x_BTC, fused).split(widths, -1))
+        mixed = self._convolved(mixed)
+        q, k, v = mixed.split((s.k_heads * s.k_dim, s.k_heads * s.k_dim, s.v_heads * s.v_dim), -1)
+        q, k = (x.unflatten(-1, (s.k_heads, s.k_dim)) for x in (q, k))
+        q, k = (x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for x in (q, k))
+        q, k = ((x * scale).repeat_interleave(s.v_heads // s.k_heads, -2) for x, scale in ((q, s.k_dim**-0.5), (k, 1)))
+        g = -self["A_log"].exp() * F.softplus(a + self["dt_bias"])
+        return prepare(q, k, v.unflatten(-1, (s.v_heads, s.v_dim)), g, b.sigmoid()), z
+
+    def after(
+        self, chunks_read: tuple[torch.Tensor, torch.Tensor], advanced: tuple[torch.Tensor, torch.Tensor], z: torch.Tensor
+    ) -> torch.Tensor:
+        """Rows from what was read of the states."""
+        s = self.shape
+        out = rms_norm(read(chunks_read, advanced, *z.shape[:2]), self["norm.weight"], s.norm_eps)
+        gated = out * F.silu(z).unflatten(-1, (s.v_heads, s.v_dim))
+        return product(gated.flatten(-2), self["out_proj.weight"])
+
+    def _convolved(self, mixed_BTX: torch.Tensor) -> torch.Tensor:
+        weight = self["conv1d.weight"][:, 0]
+        taps = weight.shape[1]
+        padded = F.pad(mixed_BTX.float(), (0, 0, taps - 1, 0))
+        length = mixed_BTX.shape[1]
+        total = padded[:, :length] * weight[:, 0]
+        for tap in range(1, taps):
+            total = torch.addcmul(total, padded[:, tap : tap + length], weight[:, tap])
+        return F.silu(total)
+
+
+class AttentionLayer(Weights):
+    """Gated full attention with rotated, normed heads."""
+
+    def __init__(self, shape: GroupedAttention) -> None:
+        super().__init__(shape.tensors())
+        self.shape = shape
+
+    def forward(self, x_BTC: torch.Tensor) -> torch.Tensor:
+        s = self.shape
+        assert s.rotary is not None
+        q, k, v = (product(x_BTC, self[f"{name}_proj.weight"]) for name in "qkv")
+        q, gate = q.unflatten(-1, (s.heads, -1)).chunk(2, -1)
+        q = rms_norm(q, self["q_norm.weight"] + s.norm_offset, s.norm_eps)
+        k = rms_norm(k.unflatten(-1, (s.kv_heads, -1)), self["k_norm.weight"] + s.norm_offset, s.norm_eps)
+        q, k = (rotate(x, s.rotary).transpose(1, 2).to(v.dtype) for x in (q, k))
+        v = v.unflatten(-1, (s.kv_heads, -1)).transpose(1, 2)
+        k, v = (x.repeat_interleave(s.heads // s.kv_heads, 1) for x in (k, v))
+        read = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return product((read.transpose(1, 2) * gate.sigmoid()).flatten(-2), self["o_proj.weight"])
+
+
+def rotate(x_BTHD: torch.Tensor, rotary: Rotary) -> torch.Tensor:
+    """The first channels of each head, by position; float32."""
+    half = rotary.dim // 2
+    position_T = torch.arange(x_BTHD.shape[1], device=x_BTHD.device, dtype=torch.float32)
+    frequency_F = rotary.theta ** -(torch.arange(half, device=x_BTHD.device, dtype=torch.float32) / half)
+    angle_T1F = (position_T[:, None] * frequency_F)[:, None]
+    cos, sin = angle_T1F.cos(), angle_T1F.sin()
+    a, b, rest = x_BTHD[..., :half], x_BTHD[..., half : 2 * half], x_BTHD[..., 2 * half :]
+    return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)
+
+
+class MlpLayer(Weights):
+    """down(silu(gate(x)) · up(x))."""
+
+    def __init__(self, shape: Mlp) -> None:
+        super().__init__(shape.tensors())
+
+    def forward(self, x_BTC: torch.Tensor) -> torch.Tensor:
+        hidden = F.silu(product(x_BTC, self["gate_proj.weight"])) * product(x_BTC, self["up_proj.weight"])
+        return product(hidden, self["down_proj.weight"])
+
+
+LAYERS: dict[type[Layer], type[Weights]] = {
+    DeltaNet: DeltaNetLayer,
+    GroupedAttention: AttentionLayer,
+    Mlp: MlpLayer,
+}
+
+
+def begin(name: str, weight: torch.Tensor, generator: torch.Generator) -> None:
+    """Decays forget over 10 to some thousand tokens (dt and A as in Mamba-2's code: Dao and Gu 2024)."""
+    if name in ("o_proj.weight", "out_proj.weight", "down_proj.weight"):
+        weight.zero_()
+    elif name == "A_log":
+        weight.uniform_(0.5, 4.0, generator=generator).log_()
+    elif name == "dt_bias":
+        steps = weight.uniform_(math.log(1e-3), math.log(0.1), generator=generator).exp_()
+        weight.copy_(steps + torch.log(-torch.expm1(-steps)))  # softplus of it is the step
+    elif name == "conv1d.weight":
+        weight.uniform_(-0.5, 0.5, generator=generator)
+    elif name == "norm.weight":
+        weight.fill_(1.0)
+    elif weight.dim() == 1:
+        weight.zero_()
+    else:
+        weight.normal_(0.0, weight.shape[-1] ** -0.5, generator=generator)
+
+
+class TrainedHybrid(nn.Module):
+    """Weights of a spec whose blocks have one part each."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        self.architecture = architecture
+        width = architecture.hidden_size
+        self.embed = nn.Parameter(torch.empty(architecture.vocab_size, width))
+        self.head = None if architecture.tied else nn.Parameter(torch.empty(architecture.vocab_size, width))
+        self.parts = nn.ModuleList(LAYERS[type(b.parts[0].layer)](b.parts[0].layer) for b in architecture.blocks)
+        self.norms = nn.ParameterList(torch.zeros(width) for _ in architecture.blocks)
+        self.final_norm = nn.Parameter(torch.zeros(width))
+
+    @classmethod
+    def random(cls, architecture: Architecture, seed: int) -> TrainedHybrid:
+        """Weights to begin with. What adds to the residual stream is zero."""
+        model = cls(architecture)
+        generator = torch.Generator().manual_seed(seed)
+        nn.init.normal_(model.embed, 0.0, 0.02, generator)
+        if model.head is not None:
+            nn.init.normal_(model.head, 0.0, 0.02, generator)
+        for part in model.parts:
+            assert isinstance(part, Weights)
+            for name in part.names:
+                begin(name, part[name].data, generator)
+        return model
+
+    def hidden(self, token_BT: torch.Tensor) -> torch.Tensor:
+        """What the head takes, float32 [B, T, C]. Raises nothing: any token ids of the vocabulary will do."""
+        a = self.architecture
+        x_BTC = F.embedding(token_BT, self.embed)
+        for norm_C, part in zip(self.norms, self.parts, strict=True):
+            x_BTC = x_BTC + part(rms_norm(x_BTC, norm_C + a.norm_offset, a.norm_eps))
+        return rms_norm(x_BTC, self.final_norm + a.norm_offset, a.norm_eps)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return product(hidden, self.embed if self.head is None else self.head)
+
+
+def compiled() -> None:
+    """Have torch write fused code for the layers: half the time of a step, where there is a C++ compiler."""
+    for owner, name in ((DeltaNetLayer, "before"), (DeltaNetLayer, "after"), (AttentionLayer, "forward"), (MlpLayer, "forward")):
+        setattr(owner, name, torch.compile(getattr(owner, name), dynamic=False))

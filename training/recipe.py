@@ -1,0 +1,118 @@
+"""What is trained, for how long, on what: one table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+VOCABULARY = 4096
+
+
+@dataclass(frozen=True)
+class Stage:
+    """So many steps on sequences of one length."""
+
+    length: int  # tokens of a sequence
+    sequences: int  # of a step
+    steps: int
+    shares: Mapping[str, float]  # of sequences, by kind of task; they need not add up to 1
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One training run. The learning rates rise over `warm_up` steps, stay, and fall to zero over the last `cool`."""
+
+    hidden: int
+    layers: int
+    heads: int
+    intermediate: int
+    stages: tuple[Stage, ...]
+    head_dim: int = 64
+    muon_lr: float = 0.02
+    adam_lr: float = 0.003
+    warm_up: int = 50
+    cool: float = 0.3  # share of all steps
+    seed: int = 7
+    vocabulary: int = VOCABULARY
+    context: float = 0.1  # share of the targets that are not an answer's which are learned from
+
+    @property
+    def steps(self) -> int:
+        return sum(stage.steps for stage in self.stages)
+
+    @property
+    def tokens(self) -> int:
+        return sum(stage.steps * stage.sequences * stage.length for stage in self.stages)
+
+    def stage_at(self, step: int) -> Stage:
+        """Raises ValueError past the last step."""
+        left = step
+        for stage in self.stages:
+            if left < stage.steps:
+                return stage
+            left -= stage.steps
+        raise ValueError(f"step {step} of {self.steps}")
+
+    def rate_at(self, step: int) -> float:
+        """What the learning rates are multiplied by."""
+        to_end = (self.steps - step) / max(1, round(self.cool * self.steps))
+        return min(1.0, (step + 1) / self.warm_up, to_end)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """config.json of the model, as Hugging Face's Qwen3.5 has it."""
+        return {
+            "architectures": ["Qwen3_5ForCausalLM"],
+            "model_type": "qwen3_5_text",
+            "dtype": "bfloat16",
+            "vocab_size": self.vocabulary,
+            "hidden_size": self.hidden,
+            "intermediate_size": self.intermediate,
+            "num_hidden_layers": self.layers,
+            "full_attention_interval": 4,
+            "layer_types": [
+                "full_attention" if (i + 1) % 4 == 0 else "linear_attention" for i in range(self.layers)
+            ],
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": 1,
+            "head_dim": self.head_dim,
+            "linear_num_key_heads": self.heads,
+            "linear_num_value_heads": self.heads,
+            "linear_key_head_dim": self.head_dim,
+            "linear_value_head_dim": self.head_dim,
+            "linear_conv_kernel_dim": 4,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "rms_norm_eps": 1e-6,
+            "max_position_embeddings": 32768,
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 100_000.0,
+                "partial_rotary_factor": 0.5,
+                "mrope_section": [8, 4, 4],
+                "mrope_interleaved": True,
+            },
+        }
+
+
+RECALL = {"single": 1.0, "two_hop": 0.6, "absent": 0.3}
+ALL = {**RECALL, "memory": 0.3, "persona": 0.2, "tool": 0.3, "text": 0.3}
+RECIPES: dict[str, Recipe] = {
+    "cpu": Recipe(
+        hidden=192,
+        layers=8,
+        heads=3,
+        intermediate=512,
+        stages=(
+            Stage(512, 8, 2000, ALL),
+            Stage(1024, 8, 1500, ALL),
+            Stage(2048, 4, 500, ALL),
+            Stage(4096, 2, 300, ALL),
+        ),
+    ),
+    "smoke": Recipe(
+        hidden=64, layers=4, heads=1, intermediate=128, stages=(Stage(256, 4, 20, ALL), Stage(512, 2, 5, ALL)), warm_up=5
+    ),
+}

@@ -1,0 +1,63 @@
+"""Sequences of one length, made of conversations and texts."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from training import tokenizer as tokens
+from training.tasks import Example, draw
+from training.tasks.example import KINDS, RECALL
+from training.tasks.mixture import FEWEST_TOKENS
+from training.tasks.split import TRAIN
+from training.text import Passages, fallback, passages
+
+SHORTEST = 0.5  # share of the room left that a conversation is to fill at least
+PROMPT, OTHER = "prompt", "other"
+LABELS = (PROMPT, OTHER, *KINDS)  # of tokens: not to be said, said but no answer, of an answer to a kind of question
+
+
+@dataclass(frozen=True)
+class Source:
+    """What examples are drawn from."""
+
+    tokenizer: Tokenizer
+    texts: Passages
+
+    @classmethod
+    def load(cls, tokenizer: Path, texts: Path | None) -> Source:
+        """`texts`: the folder of plain text, or None for a few paragraphs."""
+        return cls(tokens.load(tokenizer), passages(texts) if texts else fallback())
+
+    def sequence(
+        self, rng: random.Random, length: int, kind: str, recall: dict[str, float]
+    ) -> tuple[list[int], list[int]]:
+        """At most `length` ids, and their labels' places in LABELS; conversations follow each other until it is full.
+
+        Questions about documents are of all kinds that `recall` has, with its weights.
+        """
+        ids: list[int] = []
+        labels: list[int] = []
+        kinds = recall if kind in RECALL else {kind: 1.0}
+        while (room := length - len(ids)) >= FEWEST_TOKENS:
+            wanted = max(FEWEST_TOKENS, round(room * rng.uniform(SHORTEST, 1.0)))
+            example = draw(rng, wanted, TRAIN, kinds, texts=self.texts)
+            more, weights = tokens.encode(example, self.tokenizer)
+            ids += more[:room]
+            labels += labelled(example, weights)[:room]
+        return ids, labels
+
+
+def labelled(example: Example, weights: list[float]) -> list[int]:
+    """The label of each token: runs of full weight are what the assistant says, turn by turn."""
+    said = (i for i, message in enumerate(example.messages) if message["role"] == "assistant")
+    kinds = dict(zip(example.turns, (kind for kind, _ in example.asked), strict=True))
+    labels: list[int] = []
+    for full, run in groupby(weight == 1.0 for weight in weights):
+        name = (kinds.get(next(said), OTHER) if example.messages[1:] else example.kind) if full else PROMPT
+        labels += [LABELS.index(name)] * len(list(run))
+    return labels
