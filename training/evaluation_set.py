@@ -30,7 +30,9 @@ CELLS = (
     (PERSONA, 512),
     (TOOL, 512),
 )
-OF_CHAT = 4  # questions of one chat
+OF_CHAT = 4  # questions of one chat, from its first to its last
+MORE = 8  # an example has so many times fewer tokens, at most MOST_MORE, in the questions that are not asked with one
+MOST_MORE = 120
 LEVEL, WINDOW_LOG = 19, 25  # of zstd: the items of a group repeat their documents
 
 
@@ -44,8 +46,9 @@ class Context:
         """Numbers of questions, and the messages up to each."""
         example = self.example
         if not example.documents or example.kind == PERSONA:
-            for number, turn in enumerate(example.turns[:OF_CHAT]):
-                yield number, example.messages[:turn]
+            last = len(example.turns) - 1
+            for number in sorted({last * place // (OF_CHAT - 1) for place in range(OF_CHAT)}):
+                yield number, example.messages[: example.turns[number]]
             return
         first = example.turns[0] - 1
         before, shown = example.messages[:first], self._shown(example.messages[first]["content"])
@@ -70,7 +73,7 @@ def items(tokenizer: Tokenizer, per_cell: int = ITEMS, seed: int = SEED) -> Iter
     for kind, tokens in CELLS:
         made = 0
         while made < per_cell:
-            example = draw(rng, tokens, TEST, (kind,), count=count)
+            example = draw(rng, tokens + min(tokens // MORE, MOST_MORE), TEST, (kind,), count=count)
             for number, messages in list(Context(example).prompts())[: per_cell - made]:
                 yield _item(example, number, messages, tokenizer, group)
                 made += 1

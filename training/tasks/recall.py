@@ -17,7 +17,7 @@ from training.tasks.world import World, draw_facts
 SEGMENT = "<|segment|>"
 FACT, QUESTION, FRAME = 15, 28, 36  # tokens of a fact, of a question with its answer, and of system prompt and heading
 TRIES = 300  # sets of documents that are drawn for a question that needs two of them
-SHORT = 1024  # tokens up to which documents are few and short
+SHORT = 1200  # tokens up to which documents are few and short
 FACTS_PER_ENTITY = ((1, 2), (1, 3), (2, 3), (2, 4))
 
 SYSTEMS = (

@@ -68,7 +68,7 @@ class Stated:
 
 
 def draw_tools(drawer: Drawer, most: int = 3) -> list[Stated]:
-    """One to three tools, at most `most`. A name is held out as a whole; its verb and its noun are not, and so with parameters."""
+    """One to three tools, at most `most`. A name is held out as a whole, its verb and its noun are not."""
     rng = drawer.rng
     number = min(most, rng.choices((1, 2, 3), (3, 4, 4))[0])
     tools: dict[str, Stated] = {}

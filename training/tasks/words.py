@@ -8,9 +8,15 @@ from itertools import product
 
 from training.tasks.split import SPLITS, belongs
 
-FIRST_STARTS = "Mar El Tor Bel Sa Ni Jo Ka Lu Ro Da Vi An Ol Fen Ha Ti Cor Re Wil Ber Cel Dor Em Fa Gre Is Je Le Mo Ned Pol Sim Tes"
+FIRST_STARTS = (
+    "Mar El Tor Bel Sa Ni Jo Ka Lu Ro Da Vi An Ol Fen Ha Ti Cor Re Wil Ber Cel Dor Em Fa Gre Is Je Le Mo Ned "
+    "Pol Sim Tes"
+)
 FIRST_ENDS = "ma lin den la mon ra lis na vin bert co dia fred ger ka lo mira nor rin sa ta vo wen dor"
-LAST_STARTS = "Bar Col Dun Er Fal Gar Hol In Jar Kel Lam Mor Nor Or Pal Quin Ros Sten Tal Un Var Wes Yar Zel Bran Cray Ald Bram Hal Lan Mil Nel Pem Rad Sel Win"
+LAST_STARTS = (
+    "Bar Col Dun Er Fal Gar Hol In Jar Kel Lam Mor Nor Or Pal Quin Ros Sten Tal Un Var Wes Yar Zel Bran Cray "
+    "Ald Bram Hal Lan Mil Nel Pem Rad Sel Win"
+)
 LAST_ENDS = "by den ford gan hart kins ley man ner lock per ridge son stead ton vale wick worth more"
 TOWN_STARTS = (
     "Os Al Brim Cal Dres Elm Fir Gol Hav Ing Jor Kil Len Mel Nes Pel Rav Sil Thorn Ub Vel Win Yes Ash Dal Tren"
