@@ -7,15 +7,19 @@ import os
 import time
 from pathlib import Path
 
-import torch
+from training.machine import settle
 
-from training import tokenizer
-from training.export import TOKENIZER, export
-from training.loop import Training
-from training.model import compiled
-from training.recipe import RECIPES
-from training.tasks.example import KINDS
-from training.text import passages
+settle()
+
+import torch  # noqa: E402
+
+from training import tokenizer  # noqa: E402
+from training.export import TOKENIZER, export  # noqa: E402
+from training.loop import Training  # noqa: E402
+from training.model import compiled  # noqa: E402
+from training.recipe import RECIPES  # noqa: E402
+from training.tasks.example import KINDS  # noqa: E402
+from training.text import passages  # noqa: E402
 
 SHOWN_EVERY = 20  # steps
 
@@ -57,7 +61,11 @@ def main() -> None:
         if entry["step"] % SHOWN_EVERY == 0:
             speed = sum(e["tokens"] for e in seen) / (time.perf_counter() - seconds)
             shown = "  ".join(f"{name} {value:.3f}" for name, value in means(seen).items())
-            print(f"step {entry['step']:>6} of {training.recipe.steps}  length {entry['length']}  {shown}  {speed:,.0f} tokens/s", flush=True)
+            print(
+                f"step {entry['step']} of {training.recipe.steps}  length {entry['length']}  "
+                f"{shown}  {speed:,.0f} tokens/s",
+                flush=True,
+            )
             seconds, seen = time.perf_counter(), []
     export(training.model, training.recipe, file, options.out / "checkpoint", torch.bfloat16)
 

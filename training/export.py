@@ -40,9 +40,7 @@ def export(model: TrainedHybrid, recipe: Recipe, tokenizer: Path, folder: Path, 
     ids = Tokenizer.from_file(str(tokenizer))
     end, pad = ids.token_to_id(markup.TURN_END), ids.token_to_id(markup.END_OF_TEXT)
     _write(folder / "tokenizer_config.json", markup.config())
-    _write(
-        folder / "generation_config.json", {"do_sample": False, "eos_token_id": [end, pad], "pad_token_id": pad}
-    )
+    _write(folder / "generation_config.json", {"do_sample": False, "eos_token_id": [end, pad], "pad_token_id": pad})
     name = str(dtype).removeprefix("torch.")
     _write(folder / "config.json", recipe.config | {"dtype": name, "eos_token_id": end, "pad_token_id": pad})
     weights = {name: tensor.to(dtype).contiguous() for name, tensor in tensors(model).items()}

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -43,7 +44,7 @@ class Training:
         ]
         self.step = 0
         if (folder / STATE).exists():
-            self._restore(torch.load(folder / STATE, map_location=device))
+            self._restore(torch.load(folder / STATE, map_location=device, weights_only=False))
 
     def run(self, texts: Path | None, until: int | None = None) -> Iterator[dict[str, float]]:
         """Train to the end of the recipe, or to a step before it; yields what the log has of each step."""
@@ -53,7 +54,7 @@ class Training:
             for batch in source:
                 if self.step >= last:
                     break
-                entry = self._learn(batch)
+                entry = self.learn(batch)
                 log.write(json.dumps(entry) + "\n")
                 log.flush()
                 yield entry
@@ -62,7 +63,8 @@ class Training:
         source.close()  # type: ignore[attr-defined]
         self.save()
 
-    def _learn(self, batch: Batch) -> dict[str, float]:
+    def learn(self, batch: Batch) -> dict[str, float]:
+        """One step; what the log has of it."""
         start, rate = time.perf_counter(), self.recipe.rate_at(self.step)
         for optimiser in self.optimisers:
             for group in optimiser.param_groups:
@@ -99,7 +101,12 @@ class Training:
         torch.save(state, new)
         new.replace(self.folder / STATE)
 
-    def _restore(self, state: dict[str, object]) -> None:
+    def _restore(self, state: dict[str, Any]) -> None:
+        """Raises ValueError for a state of a model of another shape."""
+        for name in ("hidden", "layers", "heads", "intermediate", "vocabulary"):
+            saved, ours = getattr(state["recipe"], name), getattr(self.recipe, name)
+            if saved != ours:
+                raise ValueError(f"{self.folder / STATE} has {name} {saved}, the recipe {ours}")
         self.step = state["step"]
         self.model.load_state_dict(state["model"])
         for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,14 +25,12 @@ from headwater.spec import Architecture
 from training.delta_rule import Chunks, advance, prepare, read
 
 
-EXACT = False
-
-
 class Weights(nn.Module):
     """The tensors of one layer under their own names."""
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> None:
         super().__init__()
+        self.dtype = dtype  # of products
         self.names = {name: name.replace(".", "/") for name in shapes}
         for name, shape in shapes.items():
             self.register_parameter(self.names[name], nn.Parameter(torch.empty(shape)))
@@ -39,22 +38,24 @@ class Weights(nn.Module):
     def __getitem__(self, name: str) -> torch.Tensor:
         return getattr(self, self.names[name])
 
-
-def product(x: torch.Tensor, weight_NK: torch.Tensor) -> torch.Tensor:
-    """In bfloat16, or in float32 where `EXACT` says so."""
-    dtype = torch.float32 if EXACT else torch.bfloat16
-    return F.linear(x.to(dtype), weight_NK.to(dtype))
+    def product(self, x: torch.Tensor, *names: str) -> torch.Tensor:
+        """With the named weights, one below the other."""
+        weight_NK = torch.cat([self[f"{name}.weight"].to(self.dtype) for name in names])
+        return F.linear(x.to(self.dtype), weight_NK)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return F.rms_norm(x.float(), weight.shape, weight, eps)
 
 
+NAMES = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+
+
 class DeltaNetLayer(Weights):
     """Projections, short convolution, gates, delta rule, gated norm."""
 
-    def __init__(self, shape: DeltaNet) -> None:
-        super().__init__(shape.tensors())
+    def __init__(self, shape: DeltaNet, dtype: torch.dtype) -> None:
+        super().__init__(shape.tensors(), dtype)
         self.shape = shape
 
     def forward(self, x_BTC: torch.Tensor) -> torch.Tensor:
@@ -64,9 +65,8 @@ class DeltaNetLayer(Weights):
     def before(self, x_BTC: torch.Tensor) -> tuple[Chunks, torch.Tensor]:
         """What the recurrence takes, and the gate of its output."""
         s = self.shape
-        fused = torch.cat([self[f"in_proj_{name}.weight"] for name in ("qkv", "z", "b", "a")])
         widths = (s.channels, s.v_heads * s.v_dim, s.v_heads, s.v_heads)
-        mixed, z, b, a = (x.float() for x in product(x_BTC, fused).split(widths, -1))
+        mixed, z, b, a = (x.float() for x in self.product(x_BTC, *NAMES).split(widths, -1))
         mixed = self._convolved(mixed)
         q, k, v = mixed.split((s.k_heads * s.k_dim, s.k_heads * s.k_dim, s.v_heads * s.v_dim), -1)
         q, k = (x.unflatten(-1, (s.k_heads, s.k_dim)) for x in (q, k))
@@ -76,13 +76,16 @@ class DeltaNetLayer(Weights):
         return prepare(q, k, v.unflatten(-1, (s.v_heads, s.v_dim)), g, b.sigmoid()), z
 
     def after(
-        self, chunks_read: tuple[torch.Tensor, torch.Tensor], advanced: tuple[torch.Tensor, torch.Tensor], z: torch.Tensor
+        self,
+        chunks_read: tuple[torch.Tensor, torch.Tensor],
+        advanced: tuple[torch.Tensor, torch.Tensor],
+        z: torch.Tensor,
     ) -> torch.Tensor:
         """Rows from what was read of the states."""
         s = self.shape
         out = rms_norm(read(chunks_read, advanced, *z.shape[:2]), self["norm.weight"], s.norm_eps)
         gated = out * F.silu(z).unflatten(-1, (s.v_heads, s.v_dim))
-        return product(gated.flatten(-2), self["out_proj.weight"])
+        return self.product(gated.flatten(-2), "out_proj")
 
     def _convolved(self, mixed_BTX: torch.Tensor) -> torch.Tensor:
         weight = self["conv1d.weight"][:, 0]
@@ -98,14 +101,14 @@ class DeltaNetLayer(Weights):
 class AttentionLayer(Weights):
     """Gated full attention with rotated, normed heads."""
 
-    def __init__(self, shape: GroupedAttention) -> None:
-        super().__init__(shape.tensors())
+    def __init__(self, shape: GroupedAttention, dtype: torch.dtype) -> None:
+        super().__init__(shape.tensors(), dtype)
         self.shape = shape
 
     def forward(self, x_BTC: torch.Tensor) -> torch.Tensor:
         s = self.shape
         assert s.rotary is not None
-        q, k, v = (product(x_BTC, self[f"{name}_proj.weight"]) for name in "qkv")
+        q, k, v = (self.product(x_BTC, f"{name}_proj") for name in "qkv")
         q, gate = q.unflatten(-1, (s.heads, -1)).chunk(2, -1)
         q = rms_norm(q, self["q_norm.weight"] + s.norm_offset, s.norm_eps)
         k = rms_norm(k.unflatten(-1, (s.kv_heads, -1)), self["k_norm.weight"] + s.norm_offset, s.norm_eps)
@@ -113,7 +116,7 @@ class AttentionLayer(Weights):
         v = v.unflatten(-1, (s.kv_heads, -1)).transpose(1, 2)
         k, v = (x.repeat_interleave(s.heads // s.kv_heads, 1) for x in (k, v))
         read = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return product((read.transpose(1, 2) * gate.sigmoid()).flatten(-2), self["o_proj.weight"])
+        return self.product((read.transpose(1, 2) * gate.sigmoid()).flatten(-2), "o_proj")
 
 
 def rotate(x_BTHD: torch.Tensor, rotary: Rotary) -> torch.Tensor:
@@ -130,15 +133,15 @@ def rotate(x_BTHD: torch.Tensor, rotary: Rotary) -> torch.Tensor:
 class MlpLayer(Weights):
     """down(silu(gate(x)) · up(x))."""
 
-    def __init__(self, shape: Mlp) -> None:
-        super().__init__(shape.tensors())
+    def __init__(self, shape: Mlp, dtype: torch.dtype) -> None:
+        super().__init__(shape.tensors(), dtype)
 
     def forward(self, x_BTC: torch.Tensor) -> torch.Tensor:
-        hidden = F.silu(product(x_BTC, self["gate_proj.weight"])) * product(x_BTC, self["up_proj.weight"])
-        return product(hidden, self["down_proj.weight"])
+        hidden = F.silu(self.product(x_BTC, "gate_proj")) * self.product(x_BTC, "up_proj")
+        return self.product(hidden, "down_proj")
 
 
-LAYERS: dict[type[Layer], type[Weights]] = {
+LAYERS: dict[type[Layer], Any] = {
     DeltaNet: DeltaNetLayer,
     GroupedAttention: AttentionLayer,
     Mlp: MlpLayer,
@@ -167,20 +170,21 @@ def begin(name: str, weight: torch.Tensor, generator: torch.Generator) -> None:
 class TrainedHybrid(nn.Module):
     """Weights of a spec whose blocks have one part each."""
 
-    def __init__(self, architecture: Architecture) -> None:
+    def __init__(self, architecture: Architecture, dtype: torch.dtype = torch.bfloat16) -> None:
         super().__init__()
-        self.architecture = architecture
+        self.architecture, self.dtype = architecture, dtype
         width = architecture.hidden_size
         self.embed = nn.Parameter(torch.empty(architecture.vocab_size, width))
         self.head = None if architecture.tied else nn.Parameter(torch.empty(architecture.vocab_size, width))
-        self.parts = nn.ModuleList(LAYERS[type(b.parts[0].layer)](b.parts[0].layer) for b in architecture.blocks)
+        layers = [block.parts[0].layer for block in architecture.blocks]
+        self.parts = nn.ModuleList(LAYERS[type(layer)](layer, dtype) for layer in layers)
         self.norms = nn.ParameterList(torch.zeros(width) for _ in architecture.blocks)
         self.final_norm = nn.Parameter(torch.zeros(width))
 
     @classmethod
-    def random(cls, architecture: Architecture, seed: int) -> TrainedHybrid:
+    def random(cls, architecture: Architecture, seed: int, dtype: torch.dtype = torch.bfloat16) -> TrainedHybrid:
         """Weights to begin with. What adds to the residual stream is zero."""
-        model = cls(architecture)
+        model = cls(architecture, dtype)
         generator = torch.Generator().manual_seed(seed)
         nn.init.normal_(model.embed, 0.0, 0.02, generator)
         if model.head is not None:
@@ -200,10 +204,16 @@ class TrainedHybrid(nn.Module):
         return rms_norm(x_BTC, self.final_norm + a.norm_offset, a.norm_eps)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return product(hidden, self.embed if self.head is None else self.head)
+        weight_VC = self.embed if self.head is None else self.head
+        return F.linear(hidden.to(self.dtype), weight_VC.to(self.dtype))
 
 
 def compiled() -> None:
     """Have torch write fused code for the layers: half the time of a step, where there is a C++ compiler."""
-    for owner, name in ((DeltaNetLayer, "before"), (DeltaNetLayer, "after"), (AttentionLayer, "forward"), (MlpLayer, "forward")):
+    for owner, name in (
+        (DeltaNetLayer, "before"),
+        (DeltaNetLayer, "after"),
+        (AttentionLayer, "forward"),
+        (MlpLayer, "forward"),
+    ):
         setattr(owner, name, torch.compile(getattr(owner, name), dynamic=False))

@@ -71,9 +71,7 @@ class Recipe:
             "intermediate_size": self.intermediate,
             "num_hidden_layers": self.layers,
             "full_attention_interval": 4,
-            "layer_types": [
-                "full_attention" if (i + 1) % 4 == 0 else "linear_attention" for i in range(self.layers)
-            ],
+            "layer_types": ["full_attention" if (i + 1) % 4 == 0 else "linear_attention" for i in range(self.layers)],
             "num_attention_heads": self.heads,
             "num_key_value_heads": 1,
             "head_dim": self.head_dim,
@@ -113,6 +111,11 @@ RECIPES: dict[str, Recipe] = {
         ),
     ),
     "smoke": Recipe(
-        hidden=64, layers=4, heads=1, intermediate=128, stages=(Stage(256, 4, 20, ALL), Stage(512, 2, 5, ALL)), warm_up=5
+        hidden=64,
+        layers=4,
+        heads=1,
+        intermediate=128,
+        stages=(Stage(256, 4, 20, ALL), Stage(512, 2, 5, ALL)),
+        warm_up=5,
     ),
 }

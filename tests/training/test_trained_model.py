@@ -1,0 +1,81 @@
+"""What is trained is what is served."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from headwater.models.families import read_config
+from headwater.models.load import load_model
+from tests.support import Bench
+from training.export import export
+from training.model import TrainedHybrid, Weights
+from training.recipe import RECIPES
+from training.tokenizer import train
+
+LENGTH = 200
+
+
+@pytest.fixture(scope="module")
+def model() -> TrainedHybrid:
+    """Nothing zero: what starts at zero is drawn, too."""
+    made = TrainedHybrid.random(read_config(RECIPES["smoke"].config, "float32"), 3, torch.float32)
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for part in made.parts:
+            assert isinstance(part, Weights)
+            for name in ("o_proj.weight", "out_proj.weight", "down_proj.weight"):
+                if name in part.names:
+                    part[name].normal_(0.0, 0.1, generator=generator)
+        for norm in (*made.norms, made.final_norm):
+            norm.normal_(0.0, 0.1, generator=generator)
+        made.embed.normal_(0.0, 0.5, generator=generator)
+    return made
+
+
+@pytest.fixture(scope="module")
+def folder(model: TrainedHybrid, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("trained")
+    train(examples=30).save(str(path / "made.json"))
+    export(model, RECIPES["smoke"], path / "made.json", path / "checkpoint", torch.float32)
+    return path / "checkpoint"
+
+
+def test_the_served_model_says_what_was_trained(model: TrainedHybrid, folder: Path) -> None:
+    tokens = random.Random(5).choices(range(RECIPES["smoke"].vocabulary), k=LENGTH)
+    bench = Bench(load_model(folder, "float32").model)
+    served = bench.prefill(bench.sequence(LENGTH), tokens)
+    with torch.no_grad():
+        trained = model.logits(model.hidden(torch.tensor([tokens])))[0]
+    assert trained.std() > 0.5
+    torch.testing.assert_close(served, trained[-len(served) :], rtol=0, atol=1e-4)
+
+
+def test_a_sequence_does_not_depend_on_those_beside_it(model: TrainedHybrid) -> None:
+    tokens = torch.randint(0, 4096, (2, 70), generator=torch.Generator().manual_seed(6))
+    with torch.no_grad():
+        both, alone = model.hidden(tokens), model.hidden(tokens[1:])
+    torch.testing.assert_close(both[1:], alone, rtol=1e-5, atol=1e-5)
+
+
+def test_a_later_token_changes_nothing_before_it(model: TrainedHybrid) -> None:
+    tokens = torch.randint(0, 4096, (1, 130), generator=torch.Generator().manual_seed(7))
+    changed = tokens.clone()
+    changed[0, 100] += 1
+    with torch.no_grad():
+        before, after = model.hidden(tokens), model.hidden(changed)
+    torch.testing.assert_close(before[:, :100], after[:, :100], rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(before[:, 100:], after[:, 100:], atol=1e-3)
+
+
+def test_every_weight_is_learned(model: TrainedHybrid) -> None:
+    tokens = torch.randint(0, 4096, (1, 80), generator=torch.Generator().manual_seed(8))
+    logits = model.logits(model.hidden(tokens))
+    torch.nn.functional.cross_entropy(logits[0, :-1], tokens[0, 1:]).backward()
+    for name, weight in model.named_parameters():
+        assert weight.grad is not None, name
+        assert weight.grad.abs().max() > 0, name
+    model.zero_grad()
