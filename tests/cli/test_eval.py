@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
+import socket
 
 import pytest
 import typer
 
 from headwater.cli import commands, run
+from headwater.config import ServeConfig
+from headwater.server.app import create_app
 from tests.client.openai_server import OpenAiServer, Script
 from tests.quality.items import fields, tool_item
 from tests.quality.test_asking import remembering, reply
+from tests.server.conftest import engine
+from tests.server.test_serving import Server
+
+__all__ = ["engine"]  # a fixture
 
 
 @pytest.fixture
@@ -71,6 +79,8 @@ def test_a_server_that_answers_nothing_makes_exit_code_1(tasks, capsys):
         (["--url", "http://127.0.0.1:9", "--tasks", "/nonexistent.jsonl"], "/nonexistent.jsonl"),
         (["--url", "http://127.0.0.1:9", "--json", "/nonexistent/out.json"], "/nonexistent/out.json"),
         (["--limit", "0"], "limit"),
+        (["--text", "/nonexistent"], "/nonexistent"),
+        (["--window", "1"], "window"),
     ],
 )
 def test_what_it_cannot_do_is_one_line(tasks, capsys, arguments, part):
@@ -100,6 +110,97 @@ def test_a_model_that_is_none_is_told_in_the_server_s_words(tasks, tmp_path, cap
     assert "config.json" in capsys.readouterr().err
 
 
+def scoring(likely):
+    """A server of words, each as likely as is said."""
+
+    def answer(server, body):
+        if "add_special_tokens" in body:
+            return Script(body={"tokens": list(range(len(body["prompt"].split())))})
+        if "messages" in body:
+            tops = [{"token": name, "logprob": math.log(part)} for name, part in (("a", likely), ("b", 0.01))]
+            told = {"content": [{"token": "a", "logprob": math.log(likely), "top_logprobs": tops}]}
+            return Script(body={"choices": [{"message": {"content": "a"}, "logprobs": told}]})
+        n = len(body["prompt"])
+        told = {
+            "token_logprobs": [None, *[math.log(likely)] * n],  # with the one that is generated
+            "top_logprobs": [None, *[{"a": math.log(likely)} if body["logprobs"] else {}] * n],
+            "text_offset": [3 * place for place in range(n + 1)],
+        }
+        return Script(body={"choices": [{"text": "ab " * n, "logprobs": told}]})
+
+    return answer
+
+
+def test_a_text_s_perplexity_and_its_divergence_from_another_server_s(tmp_path, capsys):
+    (tmp_path / "text").write_text("ab " * 10)
+    out = tmp_path / "out.json"
+    with OpenAiServer(scoring(0.5)) as fake, OpenAiServer(scoring(0.25)) as other:
+        options = ["--url", fake.url, "--text", str(tmp_path / "text"), "--window", "4"]
+        assert run(["eval", *options]) == 0
+        assert [body["prompt"] for body in sorted(fake.bodies[1:], key=lambda body: body["prompt"])] == [
+            [0, 1, 2, 3],
+            [3, 4, 5, 6],
+            [6, 7, 8, 9],
+        ]
+        assert run(["eval", *options, "--against", other.url, "--json", str(out)]) == 0
+    assert "2.000 │      0.3333 │      9 │    27" in capsys.readouterr().out
+    report = json.loads(out.read_text())
+    assert [one["per_token"] for one in report["perplexity"].values()] == pytest.approx([2, 4])
+    apart = 0.5 * math.log(0.5 / 0.25) + 0.5 * math.log(0.5 / 0.75)
+    assert report["divergence"]["mean"]["mean"] == pytest.approx(apart)
+    assert report["divergence"]["positions"] == 9
+
+
+def test_the_divergence_of_first_tokens(tasks, tmp_path, capsys):
+    out = tmp_path / "out.json"
+
+    def sometimes(server, body):
+        if len(server.bodies) == 2:
+            return Script(status=400, body={"error": {"message": "too long"}})
+        return scoring(0.25)(server, body)
+
+    with OpenAiServer(scoring(0.5)) as fake, OpenAiServer(sometimes) as other:
+        options = ["--url", fake.url, "--tasks", str(tasks), "--against", other.url, "--json", str(out)]
+        assert run(["eval", *options]) == 0
+        assert {(body["max_tokens"], body["top_logprobs"]) for body in other.bodies} == {(1, 20)}
+    found = json.loads(out.read_text())["divergence"]
+    assert (found["positions"], found["same_first"], found["failed"]) == (3, 3, {"too long": 1})
+    apart = 0.5 * math.log(2) + 0.49 * math.log(0.49 / 0.74)
+    assert (found["mean"]["mean"], found["max"]) == pytest.approx((apart, apart))
+    assert "1 x too long" in capsys.readouterr().out
+
+
+def test_a_server_that_tells_no_log_probabilities_is_named(tasks, tmp_path, capsys):
+    (tmp_path / "text").write_text("ab cd")
+
+    def silent(server, body):
+        return Script(body={"tokens": [1, 2]} if "add_special_tokens" in body else reply())
+
+    with OpenAiServer(silent) as fake:
+        assert run(["eval", "--url", fake.url, "--text", str(tmp_path / "text")]) == 2
+        assert run(["eval", "--url", fake.url, "--tasks", str(tasks), "--against", fake.url]) == 2
+        url = fake.url
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert all(url in line and "no log probabilities" in line for line in lines)
+
+
+def test_headwater_s_server_scores_a_text(engine, tmp_path):
+    """The fake engine gives each token of a prompt, which is a byte, the log probability -0.5."""
+    text = "Naïve 🙂 rivers flow. " * 9
+    (tmp_path / "text").write_text(text)
+    with socket.create_server(("127.0.0.1", 0)) as sock, Server(create_app(engine, ServeConfig()), sock):
+        url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+        options = ["--text", str(tmp_path / "text"), "--window", "64", "--json", str(tmp_path / "out.json")]
+        assert run(["eval", "--url", url, "--against", url, *options]) == 0
+    report = json.loads((tmp_path / "out.json").read_text())
+    (found,) = report["perplexity"].values()
+    assert found["per_token"] == pytest.approx(math.exp(0.5))
+    assert found["tokens"] == found["bytes"] == len(text.encode()) - 1
+    assert report["divergence"]["max"] == 0
+    assert report["divergence"]["same_first"] == report["divergence"]["positions"] == found["tokens"]
+
+
 def test_its_own_server_changes_no_bit_and_hits(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     documents = "The quiet river flows under the old stone bridge. " * 20
@@ -123,6 +224,6 @@ def test_the_command_line_of_eval_is_frozen():
     command = typer.main.get_command(commands).commands["eval"]
     options = [option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)]
     assert " ".join(options) == (
-        "model --url --api-key --model-name --memory --tasks --limit --paired --max-tokens --thinking --concurrency "
-        "--timeout --seed --json"
+        "model --url --api-key --model-name --memory --tasks --limit --text --window --against --paired "
+        "--max-tokens --thinking --concurrency --timeout --seed --json"
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 from headwater.quality.asking import Scored
 from headwater.quality.summary import Comparison, Sliced
+from headwater.quality.text import Perplexity
 
 Json = dict[str, Any]
 
@@ -19,6 +20,13 @@ def evaluation(
         "columns": {name: _sliced(found) for name, found in slices.items()},
         "comparisons": {name: asdict(one) for name, one in comparisons.items()},
         "rows": [row(one) for column in columns.values() for one in column],
+    }
+
+
+def perplexities(found: Mapping[str, Perplexity]) -> Json:
+    return {
+        url: {**asdict(one), "per_token": one.per_token, "bits_per_byte": one.bits_per_byte}
+        for url, one in found.items()
     }
 
 

@@ -8,7 +8,9 @@ from rich.table import Table
 
 from headwater.quality.asking import Scored
 from headwater.quality.bootstrap import Estimate
+from headwater.quality.divergence import Divergence
 from headwater.quality.summary import SLICES, Comparison, Sliced, Summary, about_tokens, split
+from headwater.quality.text import Perplexity
 
 NONE = "–"
 MOST_FAULTS = 5  # messages of a table
@@ -30,7 +32,7 @@ def sliced_table(title: str, slices: Sliced) -> Table:
 def kinds_by_context(scored: Sequence[Scored], seed: int) -> Table:
     """Exact match, a row a kind and a column a length."""
     lengths = list(split(scored, about_tokens))
-    table = _table("exact match % by kind and context", ("",), [f"about {length:,}" for length in lengths])
+    table = _table("exact match %", ("",), [f"about {length:,}" for length in lengths])
     for kind, members in split(scored, SLICES["kind"]).items():
         cells = split(members, about_tokens)
         shown = [_percent(Summary.of(cells[length], seed).exact) if length in cells else NONE for length in lengths]
@@ -52,6 +54,28 @@ def comparison_table(first: str, comparisons: Mapping[str, Comparison]) -> Table
             f"{one.prompt_tokens:,}",
             _share(one.saved_tokens, one.prompt_tokens),
         )
+    return table
+
+
+def perplexity_table(window: int, found: Mapping[str, Perplexity]) -> Table:
+    """A row a server."""
+    names = ("perplexity", "bits a byte", "tokens", "bytes")
+    table = _table(f"held-out text, in windows of {window:,} tokens", ("",), names)
+    for name, one in found.items():
+        table.add_row(name, f"{one.per_token:,.3f}", f"{one.bits_per_byte:.4f}", f"{one.tokens:,}", f"{one.bytes:,}")
+    return table
+
+
+def divergence_table(other: str, found: Divergence) -> Table:
+    """One row, in nats."""
+    names = ("positions", "mean", "p50", "p99", "max", "same first token", "failed")
+    table = _table(f"divergence from {other}, nats", (), names)
+    mean = f"{found.mean.mean:.3g}"
+    if found.mean.low is not None:
+        mean += f" [{found.mean.low:.3g}, {found.mean.high:.3g}]"
+    same, failed = f"{found.same_first / found.positions:.1%}", sum(found.failed.values())
+    numbers = [f"{value:.3g}" for value in (found.p50, found.p99, found.max)]
+    table.add_row(f"{found.positions:,}", mean, *numbers, same, f"{failed:,}" if failed else NONE)
     return table
 
 
