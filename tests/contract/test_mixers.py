@@ -5,9 +5,12 @@ L tokens of a sequence, B decoding sequences, D model width.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
+from headwater.mixers import recurrent
 from headwater.models.build import RECURRENT
 from tests.contract.layer_rig import LayerRig, Piece, relative_error
 from tests.contract.recurrences import MIXERS, RECURRENCES, Case
@@ -123,3 +126,29 @@ def test_decoding_in_adjacent_and_in_scattered_slots_gives_the_same_bits(mixer: 
     assert torch.equal(got_BD, wanted_BD)
     for row, other in zip((9, 1, 30, 4, 17), (2, 3, 4, 5, 6), strict=True):
         assert scattered.same_state(row, adjacent, other)
+
+
+@pytest.mark.parametrize("slots", [(2, 3, 4, 5, 6), (9, 1, 30, 4, 17)])
+def test_decoding_a_few_sequences_at_a_time_gives_the_same_bits(
+    mixer: Case, slots: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x_BD = tokens(5, 7)
+    together, apart = LayerRig(mixer), LayerRig(mixer)
+    for rig in (together, apart):
+        rig.step([Piece(tokens(30, seed), slot) for seed, slot in enumerate(slots)])
+    (wanted_BD,) = together.step([], x_BD, slots)
+    monkeypatch.setattr(recurrent, "DECODED_AT_ONCE", 2 * apart.state.recurrent[0].numel())
+    decoded = []
+    monkeypatch.setattr(apart.layer, "decode", _counted(apart.layer.decode, decoded))
+    (got_BD,) = apart.step([], x_BD, slots)
+    assert decoded == [2, 2, 1]
+    assert torch.equal(got_BD, wanted_BD)
+    assert all(apart.same_state(row, together, row) for row in slots)
+
+
+def _counted(decode: Callable[..., torch.Tensor], counts: list[int]) -> Callable[..., torch.Tensor]:
+    def counted(mixed_BC: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        counts.append(len(mixed_BC))
+        return decode(mixed_BC, *rest)
+
+    return counted

@@ -54,7 +54,7 @@ class StepBatch:
     decode_tables: tuple[torch.Tensor, ...]  # B int64 tensors: pages that hold KV of [0, position + 1)
     logits_row_R: torch.Tensor  # int64, the rows whose logits are wanted
 
-    @property
+    @cached_property
     def n_prefill(self) -> int:
         """Rows that belong to prefill slices."""
         return sum(s.length for s in self.slices)
@@ -76,10 +76,15 @@ class StepBatch:
 
         return Ragged.of(self, self.position_N.device)
 
-    @property
+    @cached_property
     def decode_rows(self) -> slice:
         """Where they are."""
         return slice(self.n_prefill, self.n_prefill + self.n_decode)
+
+    @cached_property
+    def decode_lengths(self) -> list[int]:
+        """Tokens of each, the one of this step included."""
+        return [position + 1 for position in self.position_N[self.decode_rows].tolist()]
 
 
 def padded_tables(tables: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:

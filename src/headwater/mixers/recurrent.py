@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # it needs Triton, which is there with a GPU only
     from headwater.mixers.gpu.path import GpuPath, Kernels
 
 Prepared = TypeVar("Prepared")
+DECODED_AT_ONCE = 1 << 21  # elements of states: 8 MB, which stay in cache from when they decay until they are read
 
 
 @dataclass(frozen=True)
@@ -202,29 +203,28 @@ class RecurrentMixer(ABC, Generic[Prepared]):
                 self.transition_into(prepared, slice(first + i, first + i + 1), state.transition[s.transition][None])
 
     def _decode_into(self, rows: Rows, batch: StepBatch, state: LayerState) -> None:
-        decoding, slot_B = batch.decode_rows, batch.decode_slot_B
-        slots = slot_B.tolist()
-        mixed_BC = rows.mixed_NC[decoding]
+        """All decoding sequences, so many at once as have states of some MB."""
+        first, slots = batch.decode_rows.start, batch.decode_slot_B.tolist()
+        n_at_once = max(1, DECODED_AT_ONCE // state.recurrent[0].numel())
+        for at in range(0, len(slots), n_at_once):
+            some = slots[at : at + n_at_once]
+            self._decode_some_into(rows, slice(first + at, first + at + len(some)), some, state)
+
+    def _decode_some_into(self, rows: Rows, at: slice, slots: list[int], state: LayerState) -> None:
+        """Those of some rows. Where slots are adjacent, states move on where they are, else in a copy."""
+        one_by_one = slice(slots[0], slots[0] + len(slots))
+        adjacent = slots == list(range(one_by_one.start, one_by_one.stop))
+        slot_B = torch.empty(0) if adjacent else torch.tensor(slots, device=state.recurrent.device)
+        mixed_BC = rows.mixed_NC[at]
         if self.convolution is None or state.conv is None:
             mixed_BC = mixed_BC.float()
         else:
-            conv_BCw = _rows_of(state.conv, slots)
+            conv_BCw = state.conv[one_by_one] if adjacent else state.conv.index_select(0, slot_B)
             mixed_BC = self.convolution.decode(mixed_BC, conv_BCw)
-            if not _is_run(slots):
+            if not adjacent:
                 state.conv.index_copy_(0, slot_B, conv_BCw)
-        state_BX = _rows_of(state.recurrent, slots)
-        read_BX = self.decode(mixed_BC, rows.gates_NX[decoding], state_BX)
-        if not _is_run(slots):
+        state_BX = state.recurrent[one_by_one] if adjacent else state.recurrent.index_select(0, slot_B)
+        read_BX = self.decode(mixed_BC, rows.gates_NX[at], state_BX)
+        if not adjacent:
             state.recurrent.index_copy_(0, slot_B, state_BX)
-        self.finish_into(rows, decoding, read_BX)
-
-
-def _is_run(rows: list[int]) -> bool:
-    return rows == list(range(rows[0], rows[0] + len(rows)))
-
-
-def _rows_of(memory: torch.Tensor, rows: list[int]) -> torch.Tensor:
-    """Those rows: a view where they are adjacent and ascending, else a copy."""
-    if _is_run(rows):
-        return memory[rows[0] : rows[0] + len(rows)]
-    return memory.index_select(0, torch.tensor(rows, device=memory.device))
+        self.finish_into(rows, at, read_BX)

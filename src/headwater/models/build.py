@@ -82,7 +82,8 @@ def layer_function(index: int, layer: Layer, weights: Weights) -> Function:
     kind = type(layer)
     if kind in RECURRENT:
         mixer = RECURRENT[kind](layer, weights)
-        return lambda x_NC, step: mixer.forward(x_NC, step.batch, _state(layer, index, step))
+        convolved = any(name == "conv" for name, _ in layer.states)
+        return lambda x_NC, step: mixer.forward(x_NC, step.batch, _state(index, convolved, step))
     if kind in WINDOW:
         windowed = WINDOW[kind](layer, weights)
         return lambda x_NC, step: windowed.forward(
@@ -100,9 +101,8 @@ def layer_function(index: int, layer: Layer, weights: Weights) -> Function:
     return lambda x_NC, step: feed_forward.forward(x_NC, step.batch.n_prefill)
 
 
-def _state(layer: Layer, index: int, step: Step) -> LayerState:
-    names = {name for name, _ in layer.states}
-    conv = step.states.view(index, "conv") if "conv" in names else None
+def _state(index: int, convolved: bool, step: Step) -> LayerState:
+    conv = step.states.view(index, "conv") if convolved else None
     return LayerState(step.states.view(index, "recurrent"), conv)
 
 

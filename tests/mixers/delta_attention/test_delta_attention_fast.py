@@ -8,7 +8,6 @@ import torch
 from headwater.mixers.chunks import CHUNK
 from headwater.mixers.delta_attention.fast import advance_into, decode_step, prepare, transition_into
 from headwater.mixers.delta_attention.reference import delta_rule
-from headwater.mixers.gated_delta_net.fast import DECODED_AT_ONCE
 
 CHUNKS, HEADS, WIDTH = 3, 3, 32
 LENGTH = CHUNKS * CHUNK
@@ -111,9 +110,8 @@ def test_the_transition_is_what_happens_to_a_state_without_values() -> None:
     assert (moved_HKV - wanted_HKV).abs().max() < 1e-5 * wanted_HKV.abs().max()
 
 
-def test_a_sequence_decodes_to_the_same_bits_when_its_heads_are_done_a_few_at_a_time() -> None:
+def test_a_sequence_decodes_to_the_same_bits_alone_and_among_others() -> None:
     n, heads, width = 16, 5, 128
-    assert n * heads * width * width > 2 * DECODED_AT_ONCE > 2 * heads * width * width
     generator = torch.Generator().manual_seed(2)
     qkv_B3HK = torch.randn(n, 3, heads, width, generator=generator)
     g_BHK = -torch.rand(n, heads, width, generator=generator)

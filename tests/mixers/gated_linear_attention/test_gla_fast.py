@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from headwater.mixers.chunks import CHUNK
-from headwater.mixers.gated_linear_attention.fast import DECODED_AT_ONCE, advance_into, decode_step, prepare
+from headwater.mixers.gated_linear_attention.fast import advance_into, decode_step, prepare
 from headwater.mixers.gated_linear_attention.reference import decayed_by_channel
 
 CHUNKS, HEADS, KEYS, VALUES = 3, 3, 16, 40
@@ -87,9 +87,8 @@ def test_chunks_prepared_together_or_apart_have_the_same_bits() -> None:
             assert torch.equal(heads, getattr(apart, name)), name
 
 
-def test_a_sequence_decodes_to_the_same_bits_when_its_heads_are_done_a_few_at_a_time() -> None:
+def test_a_sequence_decodes_to_the_same_bits_alone_and_among_others() -> None:
     n, heads, keys, values = 16, 3, 128, 200
-    assert n * heads * keys * values > 2 * DECODED_AT_ONCE > 2 * heads * keys * values
     generator = torch.Generator().manual_seed(2)
     qk_B2HK = torch.randn(n, 2, heads, keys, generator=generator)
     v_BHV = torch.randn(n, heads, values, generator=generator)

@@ -37,9 +37,7 @@ class Attention:
         return self.heads.finish(read_NHD, projected.gate_NHD, step.batch.n_prefill)
 
     def _write(self, k_NGD: torch.Tensor, v_NGD: torch.Tensor, step: AttentionStep) -> None:
-        if step.row_W.shape[0] < k_NGD.shape[0]:
-            k_NGD, v_NGD = k_NGD[step.row_W], v_NGD[step.row_W]
-        step.arena.write(self.layer, step.page_W, step.offset_W, k_NGD, v_NGD)
+        step.arena.write(self.layer, step.page_W, step.offset_W, k_NGD[step.row_W], v_NGD[step.row_W])
 
     def _attend(self, q_NGQD: torch.Tensor, step: AttentionStep) -> torch.Tensor:
         out_NGQD = torch.empty_like(q_NGQD, memory_format=torch.contiguous_format)

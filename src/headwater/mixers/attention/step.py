@@ -1,6 +1,6 @@
 """What all attention layers of one step share: where KV goes, masks, what is decoded together. Built once a step.
 
-Shapes: N rows of the step, W rows whose KV is written, D decoding sequences.
+Shapes: N rows of the step, W rows whose KV is written.
 """
 
 from __future__ import annotations
@@ -40,36 +40,42 @@ class AttentionStep:
 
     batch: StepBatch
     arena: KeyValuePages
-    row_W: torch.Tensor  # int64, rows of the step whose KV is written
+    dtype: torch.dtype  # of queries and keys
+    row_W: slice | torch.Tensor  # int64, rows of the step whose KV is written; a slice where none is left out
     page_W: torch.Tensor  # int64
     offset_W: torch.Tensor  # int64, tokens from the start of the page
-    ramp: torch.Tensor  # `visible` zeros, then -inf: every causal mask is a window of it
-    visible: int
     on_gpu: PagedStep | None  # what kernels take in the place of masks and batches
+
+    @cached_property
+    def visible(self) -> int:
+        """Keys that queries of slices are held to, at most."""
+        return -(-max((s.end for s in self.batch.slices), default=0) // KEY_BLOCK) * KEY_BLOCK
+
+    @cached_property
+    def ramp(self) -> torch.Tensor:
+        """`visible` zeros, then -inf: every causal mask is a window of it."""
+        ramp = torch.zeros(self.visible + 2 * KEY_BLOCK, dtype=self.dtype, device=self.batch.position_N.device)
+        ramp[self.visible :] = -torch.inf
+        return ramp
 
     @cached_property
     def decodes(self) -> tuple[PagedBatch, ...]:
         """Decoding sequences put together, with their pages."""
         batch = self.batch
-        length_D = batch.position_N[batch.decode_rows] + 1
-        return paged_batches(length_D, batch.decode_tables, self.arena.page_size, self.ramp.dtype)
+        return paged_batches(batch.decode_lengths, batch.decode_tables, self.arena.page_size, self.dtype)
 
     @classmethod
     def of(cls, batch: StepBatch, arena: KeyValuePages, dtype: torch.dtype) -> AttentionStep:
-        """Work out rows, pages and masks; `dtype` is that of queries and keys."""
+        """Work out rows, pages and offsets."""
         row_W, page_W = _written(batch, arena.page_size)
         on_gpu = _on_gpu(batch, arena.page_size) if has_kernels(batch.position_N.device) else None
-        visible = -(-max((s.end for s in batch.slices), default=0) // KEY_BLOCK) * KEY_BLOCK
-        ramp = torch.zeros(visible + 2 * KEY_BLOCK, dtype=dtype, device=batch.position_N.device)
-        ramp[visible:] = -torch.inf
         return cls(
             batch=batch,
             arena=arena,
+            dtype=dtype,
             row_W=row_W,
             page_W=page_W,
             offset_W=batch.position_N[row_W] % arena.page_size,
-            ramp=ramp,
-            visible=visible,
             on_gpu=on_gpu,
         )
 
@@ -80,21 +86,24 @@ def _on_gpu(batch: StepBatch, page_size: int) -> PagedStep:
     return PagedStep.of(batch, page_size)
 
 
-def _written(batch: StepBatch, page_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _written(batch: StepBatch, page_size: int) -> tuple[slice | torch.Tensor, torch.Tensor]:
     """The rows that write KV and the pages that they write to."""
-    rows: list[torch.Tensor] = []
+    position_N, decoding = batch.position_N, batch.decode_rows
+    rows: list[range] = []
     pages: list[torch.Tensor] = []
     for s in batch.slices:
         skipped = min(max(s.write_from * page_size - s.start, 0), s.length)
-        row = torch.arange(s.first + skipped, s.first + s.length, device=batch.position_N.device)
-        rows.append(row)
-        pages.append(s.table_P[batch.position_N[row] // page_size])
-    if batch.n_decode:  # each to the last page of its table
-        decoding = batch.decode_rows
-        rows.append(torch.arange(decoding.start, decoding.stop, device=batch.position_N.device))
-        n_pages_D = batch.position_N[decoding] // page_size + 1
-        if has_kernels(batch.position_N.device):  # tables may be longer there
+        rows.append(range(s.first + skipped, s.first + s.length))
+        pages.append(s.table_P[position_N[rows[-1].start : rows[-1].stop] // page_size])
+    if batch.n_decode:
+        rows.append(range(decoding.start, decoding.stop))
+        if has_kernels(position_N.device):  # where nothing asks the device
+            n_pages_D = position_N[decoding] // page_size + 1
             pages.append(batch.decode_table_BT.gather(1, n_pages_D[:, None] - 1)[:, 0])
         else:
-            pages.append(torch.cat(batch.decode_tables)[n_pages_D.cumsum(0) - 1])
-    return torch.cat(rows), torch.cat(pages)
+            last = ((length - 1) // page_size for length in batch.decode_lengths)
+            pages.append(torch.stack([table[page] for table, page in zip(batch.decode_tables, last, strict=True)]))
+    page_W = torch.cat(pages)
+    if len(page_W) == decoding.stop:
+        return slice(0, decoding.stop), page_W
+    return torch.cat([torch.arange(r.start, r.stop, device=position_N.device) for r in rows]), page_W

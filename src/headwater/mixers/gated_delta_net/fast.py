@@ -23,8 +23,7 @@ import torch
 
 from headwater.mixers.activations import inverse_l2
 from headwater.mixers.chunks import CHUNK
-
-DECODED_AT_ONCE = 1 << 18  # elements of states that are in cache from when they decay until they are read
+from headwater.mixers.scratch import scratch
 
 
 @dataclass(frozen=True)
@@ -117,24 +116,17 @@ def decode_step(
 
     q and k are read from the decayed state as two rows of one product (a single row is another kernel, whose bits
     depend on the batch); then S' = e^g S + k eᵀ gives o = S'ᵀ q = e^g Sᵀ q + (k·q) e.
-    It is done for a few heads of all sequences at a time.
     """
     n_key_heads, k_dim = qk_B2GK.shape[2:]
     n, n_heads, v_dim = v_BHV.shape
     scale_B2G1 = inverse_l2(qk_B2GK)
     scale_B2G1[:, 0] *= k_dim**-0.5
     qk_BH2K = (qk_B2GK * scale_B2G1).transpose(1, 2).repeat_interleave(n_heads // n_key_heads, 1)
+    # The decayed states are contiguous, as one batch of all heads must be.
+    decayed_BHKV = torch.mul(state_BHKV, g_BHX.exp().unsqueeze(-1), out=scratch(state_BHKV))
+    read_MRV = torch.bmm(qk_BH2K.view(-1, 2, k_dim), decayed_BHKV.view(-1, k_dim, v_dim))
+    read_BH2V = read_MRV.view(n, n_heads, 2, v_dim)
     q_BHK, k_BHK = qk_BH2K.unbind(2)
-    dot_BH1, decay_BHX1 = (q_BHK * k_BHK).sum(-1, keepdim=True), g_BHX.exp().unsqueeze(-1)
-    read_BHV = v_BHV.new_empty(v_BHV.shape)
-    n_at_once = max(1, DECODED_AT_ONCE // (n * k_dim * v_dim))
-    for first in range(0, n_heads, n_at_once):
-        at = (slice(None), slice(first, first + n_at_once))
-        decayed_BhKV = state_BHKV.new_empty(n, *state_BHKV[0, at[1]].shape)  # contiguous, to be one batch of all heads
-        torch.mul(state_BHKV[at], decay_BHX1[at], out=decayed_BhKV)
-        read_M2V = torch.bmm(qk_BH2K[at].flatten(0, 1), decayed_BhKV.flatten(0, 1))
-        read_Bh2V = read_M2V.view(n, -1, 2, v_dim)
-        error_BhV = (v_BHV[at] - read_Bh2V[:, :, 1]).mul_(beta_BH[at].unsqueeze(-1))
-        torch.addcmul(decayed_BhKV, k_BHK[at].unsqueeze(-1), error_BhV.unsqueeze(-2), out=state_BHKV[at])
-        torch.addcmul(read_Bh2V[:, :, 0], dot_BH1[at], error_BhV, out=read_BHV[at])
-    return read_BHV
+    error_BHV = (v_BHV - read_BH2V[:, :, 1]).mul_(beta_BH.unsqueeze(-1))
+    torch.addcmul(decayed_BHKV, k_BHK.unsqueeze(-1), error_BHV.unsqueeze(-2), out=state_BHKV)
+    return torch.addcmul(read_BH2V[:, :, 0], (q_BHK * k_BHK).sum(-1, keepdim=True), error_BHV)

@@ -19,8 +19,7 @@ import torch
 
 from headwater.mixers.channel_decay import seen
 from headwater.mixers.chunks import CHUNK
-
-DECODED_AT_ONCE = 1 << 18  # elements of states that are in cache from when they decay until they are read
+from headwater.mixers.scratch import scratch
 
 
 @dataclass(frozen=True)
@@ -67,18 +66,13 @@ def decode_step(
     """One token of each of B sequences: outputs [B, H, V]; the states (strided by sequence at will) change in place.
 
     q reads the decayed state in a product of two rows (a single row is another kernel, whose bits depend on the batch);
-    then S' = e^g S + k vᵀ gives o = S'ᵀ q = e^g Sᵀ q + (k·q) v. It is done for a few heads of all sequences at a time.
+    then S' = e^g S + k vᵀ gives o = S'ᵀ q = e^g Sᵀ q + (k·q) v.
     """
-    n, _, n_heads, width = qk_B2HK.shape
+    width = qk_B2HK.shape[-1]
     q_BHK, k_BHK = qk_B2HK[:, 0] * width**-0.5, qk_B2HK[:, 1]
-    q_BH2K, decay_BHK1 = q_BHK.unsqueeze(2).expand(-1, -1, 2, -1), g_BHK.exp().unsqueeze(-1)
-    read_BHV = v_BHV.new_empty(v_BHV.shape)
-    n_at_once = max(1, DECODED_AT_ONCE // (n * state_BHKV[0, 0].numel()))
-    for first in range(0, n_heads, n_at_once):
-        at = (slice(None), slice(first, first + n_at_once))
-        decayed_BhKV = state_BHKV.new_empty(n, *state_BHKV[0, at[1]].shape)  # contiguous, to be one batch of all heads
-        torch.mul(state_BHKV[at], decay_BHK1[at], out=decayed_BhKV)
-        read_MV = torch.bmm(q_BH2K[at].flatten(0, 1), decayed_BhKV.flatten(0, 1))[:, 0]
-        read_BHV[at] = read_MV.view(n, -1, v_BHV.shape[-1])
-        torch.addcmul(decayed_BhKV, k_BHK[at].unsqueeze(-1), v_BHV[at].unsqueeze(-2), out=state_BHKV[at])
-    return read_BHV.addcmul_((q_BHK * k_BHK).sum(-1, keepdim=True), v_BHV)
+    # The decayed states are contiguous, as one batch of all heads must be.
+    decayed_BHKV = torch.mul(state_BHKV, g_BHK.exp().unsqueeze(-1), out=scratch(state_BHKV))
+    q_M2K = q_BHK.reshape(-1, 1, width).repeat(1, 2, 1)
+    read_BHV = torch.bmm(q_M2K, decayed_BHKV.flatten(0, 1))[:, 0].view(v_BHV.shape)
+    torch.addcmul(decayed_BHKV, k_BHK.unsqueeze(-1), v_BHV.unsqueeze(-2), out=state_BHKV)
+    return torch.addcmul(read_BHV, (q_BHK * k_BHK).sum(-1, keepdim=True), v_BHV)

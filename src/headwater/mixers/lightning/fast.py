@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 
 from headwater.mixers.chunks import CHUNK
+from headwater.mixers.scratch import scratch
 
 
 @dataclass(frozen=True)
@@ -90,9 +91,8 @@ def decode_step(qkv_B3HK: torch.Tensor, decays: Decays, state_BHKK: torch.Tensor
     q_BHK, k_BHK, v_BHK = qkv_B3HK.unbind(1)
     n, n_heads, width = q_BHK.shape
     q_BHK = q_BHK * decays.scale
-    # The decayed states are contiguous, as one batch of all heads must be, and in cache for what follows.
-    decayed_BHKK = torch.empty_like(state_BHKK, memory_format=torch.contiguous_format)
-    torch.mul(state_BHKK, decays.power_PH[1, :, None, None], out=decayed_BHKK)
+    # The decayed states are contiguous, as one batch of all heads must be.
+    decayed_BHKK = torch.mul(state_BHKK, decays.power_PH[1, :, None, None], out=scratch(state_BHKK))
     q_M2K = q_BHK.reshape(-1, 1, width).repeat(1, 2, 1)
     read_BHK = torch.bmm(q_M2K, decayed_BHKK.view(-1, width, width))[:, 0].view(n, n_heads, width)
     torch.addcmul(decayed_BHKK, k_BHK.unsqueeze(-1), v_BHK.unsqueeze(-2), out=state_BHKK)

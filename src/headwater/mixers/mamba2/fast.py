@@ -27,9 +27,9 @@ import torch
 
 from headwater.mixers.chunks import CHUNK
 from headwater.mixers.powers import LOG2_E, empty_vectors, exp2_
+from headwater.mixers.scratch import scratch
 
 FORGOTTEN = 160.0  # binary digits
-DECODED_AT_ONCE = 1 << 19  # elements of states: 2 MB
 GRID_BITS = 24 - math.ceil(math.log2(CHUNK * FORGOTTEN))  # of a fraction, so that sums over a chunk have 24 in all
 
 
@@ -135,21 +135,16 @@ def decode_step(given: Inputs, a_H: torch.Tensor, skip_H: torch.Tensor, state_BH
     """One token (t = 1) of each of B sequences: outputs [B, H, P]; states (strided by sequence) move on in place.
 
     C is read from the decayed state as two rows of one product (a single row is another kernel, whose bits depend on
-    the batch); then S' = e^(dt a) S + (dt x) Bᵀ gives y = C S' = e^(dt a) C S + (C·B) dt x. It is done for a few heads
-    of all sequences at a time, so that their decayed states are in cache when they are read.
+    the batch); then S' = e^(dt a) S + (dt x) Bᵀ gives y = C S' = e^(dt a) C S + (C·B) dt x.
     """
     x_BHP, dt_BH, b_BGN, c_BGN = (t[:, 0] for t in (given.x_ntHP, given.dt_ntH, given.b_ntGN, given.c_ntGN))
-    n, n_heads, head_dim = x_BHP.shape
+    n_heads = x_BHP.shape[1]
     b_BHN, c_BHN = (t.repeat_interleave(n_heads // t.shape[1], 1) for t in (b_BGN, c_BGN))
-    c_BH2N, decay_BH = c_BHN.unsqueeze(2).expand(-1, -1, 2, -1), (dt_BH * a_H).exp_()
-    taken_BHP, read_BHP = dt_BH.unsqueeze(-1) * x_BHP, x_BHP.new_empty(x_BHP.shape)
-    n_at_once = max(1, DECODED_AT_ONCE // (n * state_BHNP[0, 0].numel()))
-    for first in range(0, n_heads, n_at_once):
-        at = (slice(None), slice(first, first + n_at_once))
-        decayed_BhNP = state_BHNP.new_empty(n, *state_BHNP[0, at[1]].shape)  # contiguous, to be one batch of all heads
-        torch.mul(state_BHNP[at], decay_BH[at][..., None, None], out=decayed_BhNP)
-        read_M2P = torch.bmm(c_BH2N[at].flatten(0, 1), decayed_BhNP.flatten(0, 1))
-        read_BHP[at] = read_M2P[:, 0].view(n, -1, head_dim)
-        torch.addcmul(decayed_BhNP, b_BHN[at].unsqueeze(-1), taken_BHP[at].unsqueeze(-2), out=state_BHNP[at])
+    c_M2N = c_BHN.reshape(-1, 1, c_BHN.shape[-1]).repeat(1, 2, 1)  # expanded, each matrix would be a product of its own
+    taken_BHP = dt_BH.unsqueeze(-1) * x_BHP
+    # The decayed states are contiguous, as one batch of all heads must be.
+    decayed_BHNP = torch.mul(state_BHNP, (dt_BH * a_H).exp_()[..., None, None], out=scratch(state_BHNP))
+    read_BHP = torch.bmm(c_M2N, decayed_BHNP.flatten(0, 1))[:, 0].view(x_BHP.shape)
+    torch.addcmul(decayed_BHNP, b_BHN.unsqueeze(-1), taken_BHP.unsqueeze(-2), out=state_BHNP)
     dot_BH1 = (b_BHN * c_BHN).sum(-1, keepdim=True)
-    return read_BHP.addcmul_(dot_BH1, taken_BHP).addcmul_(skip_H.unsqueeze(-1), x_BHP)
+    return torch.addcmul(read_BHP, dot_BH1, taken_BHP).addcmul_(skip_H.unsqueeze(-1), x_BHP)

@@ -2,8 +2,6 @@
 
 All queries of a block are held to the same keys, those of the block and of a window before it, whatever part of the
 block a slice brings; of them, a mask hides what a query may not see. So cuts change no bit.
-
-D decoding sequences of a step.
 """
 
 from __future__ import annotations
@@ -61,8 +59,8 @@ class Window:
     def decodes(self, batch: StepBatch) -> tuple[DecodeBatch, ...]:
         """The step's decoding sequences, those together that are held to as many rows of their rings."""
         if self._last is None or self._last[0] is not batch:
-            length_D = (batch.position_N[batch.decode_rows] + 1).clamp(max=self.size)
-            self._last = batch, decode_batches(length_D, self._dtype, self.size)
+            lengths = [min(length, self.size) for length in batch.decode_lengths]
+            self._last = batch, decode_batches(lengths, self._dtype, batch.position_N.device, self.size)
         return self._last[1]
 
 
