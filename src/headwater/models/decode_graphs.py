@@ -18,7 +18,6 @@ import torch
 
 from headwater.layers.feed_forward import Experts
 from headwater.layers.latent_attention import LatentAttention
-from headwater.layers.window_attention import WindowAttention
 from headwater.memory.arena import Arena
 from headwater.memory.slots import StateMemory
 from headwater.mixers.batch import StepBatch
@@ -28,7 +27,7 @@ from headwater.spec import ModelSpec
 LEAST_PAGES = 16  # of a recorded page table; longer ones are powers of two
 # Layers whose decode asks the device for numbers (rows of each expert; lengths of sequences) that decide what is
 # launched. A model with one of them decodes without graphs.
-EAGER = (Experts, LatentAttention, WindowAttention)
+EAGER = (Experts, LatentAttention)
 
 Work = Callable[[], torch.Tensor]
 

@@ -23,8 +23,23 @@ SPLIT = 1024  # keys that one program of a decoding sequence reads
 
 
 @dataclass(frozen=True)
-class PagedStep:
-    """Where queries and pages of a step are, int32 on the device; made once a step."""
+class Decoding:
+    """Where the keys of decoding sequences are, int32 on the device."""
+
+    table_BT: torch.Tensor
+    length_B: torch.Tensor  # tokens of each, the one of this step included
+    splits: int  # that the longest table has room for
+
+    @classmethod
+    def of_rings(cls, batch: StepBatch, window: int) -> Decoding:
+        """Each sequence has one page, of `window` tokens: its row of the state memory, which is a ring."""
+        length_B = (batch.position_N[batch.decode_rows] + 1).clamp(max=window)
+        return cls(batch.decode_slot_B[:, None].int(), length_B.int(), -(-window // SPLIT))
+
+
+@dataclass(frozen=True)
+class PagedStep(Decoding):
+    """Where queries and pages of a step are; made once a step."""
 
     table_ST: torch.Tensor
     start_S: torch.Tensor
@@ -32,9 +47,6 @@ class PagedStep:
     first_S: torch.Tensor
     slice_n: torch.Tensor  # which slice a tile is of
     tile_n: torch.Tensor  # and which of its tiles
-    table_BT: torch.Tensor
-    length_B: torch.Tensor  # tokens of each decoding sequence, the one of this step included
-    splits: int  # that the longest table has room for
 
     @classmethod
     def of(cls, batch: StepBatch, page_size: int) -> PagedStep:
@@ -191,9 +203,9 @@ def prefill(
 
 
 def decode(
-    q_BHD: torch.Tensor, keys_values: tuple[torch.Tensor, torch.Tensor], step: PagedStep, page_size: int, scale: float
+    q_BHD: torch.Tensor, keys_values: tuple[torch.Tensor, torch.Tensor], step: Decoding, page_size: int, scale: float
 ) -> torch.Tensor:
-    """Attention of the one query of each decoding sequence."""
+    """Attention of the one query of each decoding sequence. A page that is a table's only one has tokens at will."""
     n, heads, width = q_BHD.shape
     k_pages, v_pages = keys_values
     kv_width = k_pages.shape[1] // page_size

@@ -12,6 +12,7 @@ from headwater.layers.window_attention import WindowAttention
 from headwater.mixers.attention import kernel
 from headwater.mixers.attention.heads import Heads, Projected
 from headwater.mixers.batch import Slice, StepBatch
+from headwater.mixers.gpu import has_kernels
 from headwater.mixers.weights import Weights
 from headwater.mixers.window_attention.rings import Rings
 from headwater.mixers.window_attention.window import window_of
@@ -59,9 +60,23 @@ class WindowAttentionMixer:
         q_BGQD = projected.q_NGQD[decoding]
         for ring, new_NGD in zip(rings, (projected.k_NGD, projected.v_NGD), strict=True):
             ring.put(slot_B, batch.position_N[decoding], new_NGD[decoding])
+        if has_kernels(out_BGQD.device):
+            self._on_gpu_into(out_BGQD, q_BGQD, batch, rings)
+            return
         for together in self.window.decodes(batch):
             slots = slot_B[together.at]
             k_BKGD, v_BKGD = (ring.memory_RWGD[slots, : together.n_keys] for ring in rings)
             out_BGQD[together.at] = kernel.decode(
                 q_BGQD[together.at], (k_BKGD, v_BKGD), together.mask_B11K, self.shape.scale
             )
+
+    def _on_gpu_into(
+        self, out_BGQD: torch.Tensor, q_BGQD: torch.Tensor, batch: StepBatch, rings: tuple[Rings, Rings]
+    ) -> None:
+        from headwater.mixers.attention import gpu
+
+        k_RX, v_RX = (ring.memory_RWGD.flatten(1) for ring in rings)
+        scale = self.shape.head_dim**-0.5 if self.shape.scale is None else self.shape.scale
+        step = gpu.Decoding.of_rings(batch, self.shape.window)
+        read_BHD = gpu.decode(q_BGQD.flatten(1, 2), (k_RX, v_RX), step, self.shape.window, scale)
+        out_BGQD.copy_(read_BHD.view(out_BGQD.shape))
