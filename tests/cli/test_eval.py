@@ -38,7 +38,7 @@ def test_its_tables_and_its_file_say_the_same(tasks, tmp_path, capsys):
             == 0
         )
     printed = capsys.readouterr().out
-    assert "50.0 [50.0, 50.0]" in printed
+    assert "50.0 [50.0,50.0]" in printed
     assert "4 of 4" in printed
     assert "32 (80%)" in printed  # saved the second time: 8 of 10 tokens, four times
     report = json.loads(out.read_text())

@@ -8,7 +8,7 @@ import pytest
 
 from headwater.quality.asking import Run
 from headwater.quality.server import Server, ServerFault
-from headwater.quality.summary import Comparison, Summary, about_tokens, sliced
+from headwater.quality.summary import Comparison, Summary, about_tokens, most_documents, sliced
 from headwater.quality.ways import PAIRED, SINGLE
 from tests.client.openai_server import OpenAiServer, Script
 from tests.quality.items import item, scored, tool_item
@@ -134,13 +134,18 @@ def test_lengths_are_told_by_the_nearest_power_of_two(tokens, near):
     assert about_tokens(item(tokens=tokens)) == near
 
 
+@pytest.mark.parametrize(("n", "most"), [(0, 0), (1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (16, 16), (17, 32)])
+def test_numbers_of_documents_are_told_by_the_next_power_of_two(n, most):
+    assert most_documents(item(n_documents=n)) == most
+
+
 def test_slices_have_kinds_in_their_order_and_numbers_ascending():
     with OpenAiServer(lambda *_: Script(body=reply())) as fake:
         items = [tool_item(group=0), item(group=1, n_documents=16), item(group=2, n_documents=2, kind="absent"),
                  item(group=3)]  # fmt: skip
         slices = sliced(asked(fake.url, items)["served"], 0)
     assert list(slices["kind"]) == ["single", "absent", "tool"]
-    assert list(slices["documents"]) == [2, 4, 16]
+    assert list(slices["documents"]) == [2, 4, 16]  # at most so many
     assert slices["kind"]["tool"].f1 is None
     assert slices["kind"]["single"].well_formed is None
     assert slices["all"][""].items == 4

@@ -76,9 +76,14 @@ def about_tokens(item: Item) -> int:
     return 1 << round(math.log2(item.tokens))
 
 
+def most_documents(item: Item) -> int:
+    """The power of two that they are at most, more than half of it; 0 for none."""
+    return 1 << (item.n_documents - 1).bit_length() if item.n_documents else 0
+
+
 SLICES: dict[str, Callable[[Item], str | int]] = {
     "kind": lambda item: item.kind,
-    "documents": lambda item: item.n_documents,
+    "documents": most_documents,
     "context": about_tokens,
 }
 Sliced = dict[str, dict[str | int, Summary]]

@@ -9,7 +9,7 @@ from rich.table import Table
 from headwater.quality.asking import Scored
 from headwater.quality.bootstrap import Estimate
 from headwater.quality.divergence import Divergence
-from headwater.quality.summary import SLICES, Comparison, Sliced, Summary, about_tokens, split
+from headwater.quality.summary import SLICES, Comparison, Sliced, Summary, split
 from headwater.quality.text import Perplexity
 
 NONE = "–"
@@ -23,20 +23,19 @@ def sliced_table(title: str, slices: Sliced) -> Table:
     )
     for name, rows in slices.items():
         for place, (value, summary) in enumerate(rows.items()):
-            shown = f"about {value:,}" if name == "context" else str(value)
-            table.add_row("" if place else name, shown, *_figures(summary))
+            table.add_row("" if place else name, _named(name, value), *_figures(summary))
         table.add_section()
     return table
 
 
 def kinds_by_context(scored: Sequence[Scored], seed: int) -> Table:
-    """Exact match, a row a kind and a column a length."""
-    lengths = list(split(scored, about_tokens))
-    table = _table("exact match %", ("",), [f"about {length:,}" for length in lengths])
-    for kind, members in split(scored, SLICES["kind"]).items():
-        cells = split(members, about_tokens)
-        shown = [_percent(Summary.of(cells[length], seed).exact) if length in cells else NONE for length in lengths]
-        table.add_row(str(kind), *shown)
+    """Exact match, a row a length and a column a kind."""
+    kinds = list(split(scored, SLICES["kind"]))
+    table = _table("exact match %", ("context",), [str(kind) for kind in kinds])
+    for length, members in split(scored, SLICES["context"]).items():
+        cells = split(members, SLICES["kind"])
+        shown = [_percent(Summary.of(cells[kind], seed).exact) if kind in cells else NONE for kind in kinds]
+        table.add_row(_named("context", length), *shown)
     return table
 
 
@@ -72,7 +71,7 @@ def divergence_table(other: str, found: Divergence) -> Table:
     table = _table(f"divergence from {other}, nats", (), names)
     mean = f"{found.mean.mean:.3g}"
     if found.mean.low is not None:
-        mean += f" [{found.mean.low:.3g}, {found.mean.high:.3g}]"
+        mean += f" [{found.mean.low:.3g},{found.mean.high:.3g}]"
     same, failed = f"{found.same_first / found.positions:.1%}", sum(found.failed.values())
     numbers = [f"{value:.3g}" for value in (found.p50, found.p99, found.max)]
     table.add_row(f"{found.positions:,}", mean, *numbers, same, f"{failed:,}" if failed else NONE)
@@ -88,6 +87,15 @@ def faults(scored: Sequence[Scored]) -> list[str]:
             counts[said] = counts.get(said, 0) + 1
     most = sorted(counts.items(), key=lambda pair: -pair[1])[:MOST_FAULTS]
     return [f"{count:,} x {said}" for said, count in most]
+
+
+def _named(slice_name: str, value: str | int) -> str:
+    """A slice's value for readers."""
+    if slice_name == "context":
+        return f"about {value:,}"
+    if slice_name == "documents" and isinstance(value, int) and value > 2:
+        return f"{value // 2 + 1} to {value}"
+    return str(value)
 
 
 def _figures(summary: Summary) -> list[str]:
@@ -107,7 +115,7 @@ def _percent(one: Estimate | None, signed: bool = False) -> str:
         return NONE
     sign = "+" if signed else ""
     mean = f"{100 * one.mean:{sign}.1f}"
-    return mean if one.low is None or one.high is None else f"{mean} [{100 * one.low:.1f}, {100 * one.high:.1f}]"
+    return mean if one.low is None or one.high is None else f"{mean} [{100 * one.low:.1f},{100 * one.high:.1f}]"
 
 
 def _share(part: int | None, whole: int) -> str:
@@ -121,5 +129,5 @@ def _table(title: str, labels: Sequence[str], numbers: Sequence[str]) -> Table:
     for label in labels:
         table.add_column(label, no_wrap=True)
     for number in numbers:
-        table.add_column(number, justify="right", no_wrap=True)
+        table.add_column(number, justify="right")
     return table
