@@ -129,5 +129,5 @@ def _table(title: str, labels: Sequence[str], numbers: Sequence[str]) -> Table:
     for label in labels:
         table.add_column(label, no_wrap=True)
     for number in numbers:
-        table.add_column(number, justify="right")
+        table.add_column(number, justify="right", overflow="fold")
     return table
