@@ -27,7 +27,7 @@ HELD_OUT = 20
 VALID = "valid"  # in the name of the novels' file that is the test
 LONGEST_SENTENCE = 24  # words, on average over a paragraph
 LONGEST_WORD = 4.6  # characters, on average over a paragraph
-LETTERS = 0.75  # share of a paragraph's characters, at the least
+LETTERS = 0.85  # share of a paragraph's characters without spaces, at the least
 SHORTEST = 60  # characters of a paragraph
 STRAIGHT = str.maketrans({"“": '"', "”": '"', "‘": "'", "’": "'", "—": " - ", "–": "-", "…": "...", "\u00a0": " "})
 CUT_MARGIN = 0.9  # the tokens of a part of a paragraph are not even
@@ -123,7 +123,7 @@ def simple(paragraph: str) -> bool:
         len(paragraph) >= SHORTEST
         and paragraph.isascii()
         and not SIGNS.search(paragraph)
-        and letters >= LETTERS * len(paragraph)
+        and letters >= LETTERS * sum(map(len, words))
         and letters <= LONGEST_WORD * len(words)
         and len(words) / sentences <= LONGEST_SENTENCE
     )

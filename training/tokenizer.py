@@ -29,7 +29,8 @@ EXAMPLES, EXAMPLE_TOKENS = 3000, 512  # of the mixture, for the vocabulary
 PROSE = 3_000_000  # characters of plain text, for the vocabulary
 CODE = re.compile(r"\b[A-Z]{2}-\d{3}\b")
 NAME = re.compile(r"\b[A-Z][a-z]+\b")
-SYLLABLE_TIMES = 20_000  # that each is seen besides: often enough to become a token before what it shares with words
+# that each syllable is seen besides, for each example: it becomes a token before what it shares with words does
+SYLLABLE_TIMES = 7
 CUT = "\0"  # between syllables
 PROMPT_WEIGHT = 0.1  # of the loss on what others say; what the assistant says counts 1
 
@@ -121,7 +122,7 @@ def _corpus(texts: Passages, seed: int, examples: int) -> Iterator[str]:
         text = CODE.sub("", example_text(draw(rng, EXAMPLE_TOKENS, TRAIN, kinds)))
         yield from _without_markup(NAME.sub(_in_syllables, text))
     for syllable in sorted({syllable for name in SYLLABLES.values() for syllable in name}):
-        yield (f" {syllable}" if syllable[0].isupper() else f"\n{syllable}") * SYLLABLE_TIMES
+        yield (f" {syllable}" if syllable[0].isupper() else f"\n{syllable}") * (SYLLABLE_TIMES * examples)
     yield from _some(texts.paragraphs(TRAIN), rng)
 
 

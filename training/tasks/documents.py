@@ -22,7 +22,7 @@ ASIDES = wordings(
 )
 LEADS = {
     "train": ("As the list says, ", "It is known that ", "According to the records, ", "As far as we know, "),
-    "test": ("As the records say, ", "According to the list, "),
+    "test": ("As we know, ", "According to the list, "),
 }
 
 

@@ -17,8 +17,9 @@ SINGLE, TWO_HOP, ABSENT, MEMORY, PERSONA, TOOL, TEXT = (
     "tool",
     "text",
 )
+PAIRS = "pairs"  # names of a list and what stands beside them: recall at its simplest
 RECALL = (SINGLE, TWO_HOP, ABSENT)  # kinds of questions about documents
-KINDS = (*RECALL, MEMORY, PERSONA, TOOL, TEXT)
+KINDS = (PAIRS, *RECALL, MEMORY, PERSONA, TOOL, TEXT)
 
 NOT_IN_DOCUMENTS = "Not in the documents."
 NOT_TOLD = "You have not told me."

@@ -35,7 +35,9 @@ OWN = {
 }
 # "my dog is called X" for what has a name
 NAMED = {"sister", "brother", "teacher", "dog", "cat", "street", "home town", "employer"}
-TELL = wordings("[|By the way, |Please remember: |Just so you know, ][my {T} is {V}|I have {V} as my {T}].")
+TELL = wordings(
+    "[|By the way, |Please remember: |Just so you know, |One more thing: ][my {T} is {V}|I have {V} as my {T}]."
+)
 TELL_NAMED = wordings("[|By the way, |Please remember: |Just so you know, ]my {T} is [called|named] {V}.")
 ASK = wordings(
     "[|Now, |One more thing: ][what is my {T}|what did I say my {T} is|tell me what my {T} is]?",

@@ -5,16 +5,18 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 
-from training.tasks import memory, persona, recall, tools
+from training.tasks import memory, pairs, persona, recall, tools
 from training.tasks.budget import Count, estimate, estimate_prose
-from training.tasks.example import ABSENT, KINDS, MEMORY, PERSONA, RECALL, SINGLE, TEXT, TOOL, TWO_HOP, Example
+from training.tasks.example import ABSENT, KINDS, MEMORY, PAIRS, PERSONA, RECALL, SINGLE, TEXT, TOOL, TWO_HOP, Example
 from training.tasks.split import SPLITS
 from training.text import Passages, fallback
 
 FEWEST_TOKENS = 192  # below, no set of documents with a question fits
 WEIGHTS = {SINGLE: 0.42, TWO_HOP: 0.18, ABSENT: 0.1, MEMORY: 0.09, PERSONA: 0.05, TOOL: 0.08, TEXT: 0.08}
+UNWEIGHTED = 0.1  # of a kind that is drawn only when it is asked for
 OTHERS: dict[str, Callable[[random.Random, int, str, Count], Example]] = {
     MEMORY: memory.draw,
+    PAIRS: pairs.draw,
     PERSONA: persona.draw,
     TOOL: tools.draw,
 }
@@ -51,8 +53,7 @@ def draw(
 def _weights(kinds: Sequence[str] | Mapping[str, float] | None) -> Mapping[str, float]:
     if kinds is None:
         return WEIGHTS
-    weights = kinds if isinstance(kinds, Mapping) else {kind: WEIGHTS[kind] for kind in kinds if kind in WEIGHTS}
     unknown = set(kinds) - set(KINDS)
-    if unknown or not weights:
+    if unknown or not kinds:
         raise ValueError(f"kinds are {list(kinds)}, there are {', '.join(KINDS)}")
-    return weights
+    return kinds if isinstance(kinds, Mapping) else {kind: WEIGHTS.get(kind, UNWEIGHTED) for kind in kinds}

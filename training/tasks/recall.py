@@ -16,6 +16,7 @@ from training.tasks.world import World, draw_facts
 
 SEGMENT = "<|segment|>"
 FACT, QUESTION, FRAME = 15, 28, 36  # tokens of a fact, of a question with its answer, and of system prompt and heading
+FEWEST = 4  # documents
 TRIES = 300  # sets of documents that are drawn for a question that needs two of them
 SHORT = 1200  # tokens up to which documents are few and short
 FACTS_PER_ENTITY = ((1, 2), (1, 3), (2, 3), (2, 4))
@@ -49,7 +50,7 @@ def draw_library(drawer: Drawer, tokens: int, chained: bool, count: Count) -> Li
     """Documents of at most `tokens` tokens together: 4 to 16 of them up to SHORT, more and longer ones above."""
     rng = drawer.rng
     longest, most = (75, 16) if tokens <= SHORT else (140, 48)
-    number = rng.randint(max(4, tokens // longest), max(5, min(most, tokens // 25)))
+    number = rng.randint(max(FEWEST, tokens // longest), max(FEWEST + 1, min(most, tokens // 25)))
     facts = max(1, tokens // (FACT * number))
     per_entity = rng.choice([few for few in FACTS_PER_ENTITY if few[1] <= facts + 1 and few[0] >= 1 + (tokens > SHORT)])
     drawn = draw_facts(drawer, tokens // FACT + tokens // 100 + 4, per_entity, chained)
@@ -85,7 +86,7 @@ def draw(rng: random.Random, tokens: int, split: str, weights: Mapping[str, floa
         questions = Questioner(drawer, library.world).draw(number, weights)
         if best is None or len(questions) > len(best[0]):
             best = questions, library
-        if len(questions) >= enough:
+        if len(questions) >= enough and len(library.documents) >= FEWEST:
             break
     if best is None or not best[0]:
         raise ValueError(f"no question of {', '.join(weights)} in {TRIES} sets of documents of {tokens:,} tokens")

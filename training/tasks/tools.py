@@ -43,7 +43,7 @@ ASK = wordings(
 SYSTEMS = ("You are a helpful assistant.", "Call a tool when one is needed.", "")
 DONE, FAILED = "Done.", "That did not work."
 RESULTS = ((json.dumps({"status": "done"}), DONE), (json.dumps({"status": "error"}), FAILED))
-TOOL_TOKENS = 130  # of an example, for each tool
+TOOL_TOKENS, PARAMETER_TOKENS = 130, 90  # of an example, for each tool, and for each parameter of the largest one
 CALLED = 0.72  # of turns; the others need no tool
 
 
@@ -67,13 +67,14 @@ class Stated:
         return {"type": "function", "function": function}
 
 
-def draw_tools(drawer: Drawer, most: int = 3) -> list[Stated]:
-    """One to three tools, at most `most`. A name is held out as a whole, its verb and its noun are not."""
+def draw_tools(drawer: Drawer, tokens: int) -> list[Stated]:
+    """One to three, for an example of so many tokens. A name is held out as a whole, its verb and noun are not."""
     rng = drawer.rng
-    number = min(most, rng.choices((1, 2, 3), (3, 4, 4))[0])
+    number = min(max(1, tokens // TOOL_TOKENS), rng.choices((1, 2, 3), (3, 4, 4))[0])
     tools: dict[str, Stated] = {}
     while len(tools) < number:
-        names = rng.sample(list(PARAMETERS), rng.choices((1, 2, 3), (3, 5, 3))[0])
+        parameters = min(max(1, tokens // PARAMETER_TOKENS), rng.choices((1, 2, 3), (3, 5, 3))[0])
+        names = rng.sample(list(PARAMETERS), parameters)
         tool = Stated(rng.choice(VERBS.split()), rng.choice(NOUNS.split()), {name: PARAMETERS[name] for name in names})
         if belongs(tool.name, drawer.split):
             tools[tool.name] = tool
@@ -113,12 +114,12 @@ def requested(drawer: Drawer, tool: Stated) -> Turn:
 
 def draw(rng: random.Random, tokens: int, split: str, count: Count) -> Example:
     drawer = Drawer(rng, split)
-    tools = draw_tools(drawer, max(1, tokens // TOOL_TOKENS))
+    tools = draw_tools(drawer, tokens)
     turns: list[Turn] = []
     left = tokens
     while left > 0:
         wanted = rng.random() < CALLED or not turns
-        turn = requested(drawer, rng.choice(tools)) if wanted else smalltalk.draw(drawer)
+        turn = requested(Drawer(rng, split), rng.choice(tools)) if wanted else smalltalk.draw(drawer)
         left -= count(turn.user) + 2 * TURN
         turns.append(turn)
     return assembled(TOOL, rng.choice(SYSTEMS), turns, (tokens, count), [tool.as_tool() for tool in tools])

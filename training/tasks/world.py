@@ -13,6 +13,8 @@ from training.tasks.words import Drawer
 FREQUENCY = {PERSON: 9, FIRM: 4, TOWN: 4, THING: 3, EVENT: 2}
 LINKED = 0.75  # of values that name an entity: one which documents say more of
 CHAINED = 0.8  # of entities, where two-hop questions are wanted: those with the facts that these go through
+# who runs a firm works there, in a way; a mayor lives in the town; a sister has a sister or a brother
+SUGGESTED_BY = {"works_at": "director", "lives_in": "mayor", "sister": "sister"}
 STARTS = (PERSON, EVENT)
 CHAIN_RELATIONS = ({chain.second for chain in CHAINS}, {chain.first for chain in CHAINS})
 NEUTER = ("it", "its")
@@ -95,9 +97,7 @@ class World:
         """Whether the facts say it, or something from which a reader could conclude it."""
         if (name, relation.name) in self.value:
             return True
-        if relation.name == "works_at":  # who runs a firm works there, in a way
-            return ("director", name) in self._offices
-        return relation.name == "sister" and ("sister", name) in self._offices
+        return (SUGGESTED_BY.get(relation.name), name) in self._offices
 
 
 def absent_facts(rng: random.Random, world: World, drawer: Drawer) -> tuple[Entity, Relation]:

@@ -1,0 +1,137 @@
+"""Examples of all kinds: the same for a seed, as long as they may be, and answered as their style wants."""
+
+import json
+import random
+
+import pytest
+
+from headwater.quality.schema import misfit
+from training import tokenizer
+from training.tasks import KINDS, Example, draw
+from training.tasks.example import MEMORY, NOT_TOLD, NOTED, PERSONA, TEXT, TOOL
+from training.tasks.split import SPLITS
+from training.template import example_text, rendered
+
+
+def several(kind: str, number: int, tokens: int = 512, split: str = "train") -> list[Example]:
+    rng = random.Random(f"{kind} {split}")
+    return [draw(rng, tokens, split, (kind,)) for _ in range(number)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_seed_gives_the_same_example(kind: str) -> None:
+    first, again, other = (draw(random.Random(seed), 400, "train", (kind,)) for seed in (5, 5, 6))
+    assert first == again
+    assert first != other
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != TEXT])
+@pytest.mark.parametrize("split", SPLITS)
+def test_examples_are_at_most_as_long_as_they_may_be(kind: str, split: str) -> None:
+    rng = random.Random(1)
+    for tokens in (192, 256, 512, 1024, 4096):
+        for _ in range(3):
+            example = draw(rng, tokens, split, (kind,))
+            assert len(tokenizer.encode(example)[0]) <= tokens
+
+
+@pytest.mark.parametrize("kind", ["single", "two_hop", "absent"])
+def test_examples_about_documents_fill_their_tokens(kind: str) -> None:
+    lengths = [len(tokenizer.encode(example)[0]) for example in several(kind, 12, 1024)]
+    assert sum(lengths) / len(lengths) > 0.8 * 1024
+
+
+def test_a_counter_is_believed() -> None:
+    count = tokenizer.counter()
+    for kind in KINDS:
+        example = draw(random.Random(2), 700, "train", (kind,), count=count)
+        assert len(tokenizer.encode(example)[0]) <= 700
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_turns_are_where_the_accepted_answers_stand(kind: str) -> None:
+    for example in several(kind, 10):
+        assert len(example.turns) == len(example.asked) or kind == TEXT
+        assert example.asked or kind == TEXT
+        for turn, (_, accepted) in zip(example.turns, example.asked, strict=True):
+            message = example.messages[turn]
+            assert message["role"] == "assistant"
+            assert example.messages[turn - 1]["role"] == "user"
+            before = rendered(example.messages[:turn], example.tools, generate=True)
+            shown = rendered(example.messages[: turn + 1], example.tools).removeprefix(before)
+            assert shown.removesuffix("<|im_end|>\n") in accepted
+
+
+def test_kinds_come_as_often_as_their_weights_say() -> None:
+    rng = random.Random(0)
+    kinds = [draw(rng, 192, "train", {"tool": 3.0, "memory": 1.0}).kind for _ in range(80)]
+    assert set(kinds) == {"tool", "memory"}
+    assert kinds.count("tool") > kinds.count("memory")
+
+
+def test_what_cannot_be_drawn_is_refused() -> None:
+    rng = random.Random(0)
+    with pytest.raises(ValueError, match="riddle"):
+        draw(rng, 256, "train", ("riddle",))
+    with pytest.raises(ValueError, match="'validation'"):
+        draw(rng, 256, "validation")
+    with pytest.raises(ValueError, match=r"64 tokens, it needs 192"):
+        draw(rng, 64, "train")
+
+
+def test_memory_asks_for_what_was_told_before_or_for_what_was_not() -> None:
+    untold = told = 0
+    for example in several(MEMORY, 30):
+        for turn, (_, (answer,)) in zip(example.turns, example.asked, strict=True):
+            said = [str(m["content"]) for m in example.messages[: turn - 1] if m["role"] == "user"]
+            untold += answer == NOT_TOLD
+            told += answer != NOT_TOLD
+            assert answer == NOT_TOLD or any(answer.lower() in text.lower() for text in said)
+        assert any(m["content"] == NOTED for m in example.messages)
+    assert 5 < untold < told
+
+
+def test_a_persona_keeps_to_its_name() -> None:
+    introduced = 0
+    for example in several(PERSONA, 30):
+        system = str(example.messages[0]["content"])
+        for _, (answer,) in example.asked:
+            if "I am " in answer:
+                introduced += 1
+                name = answer.split("I am ")[1].split()[0].rstrip(".,")
+                assert name in system.split(". ")[0]
+    assert introduced > 20
+
+
+def test_a_persona_keeps_to_the_word_that_its_answers_end_with() -> None:
+    ended = 0
+    for example in several(PERSONA, 60, split="test"):
+        style = str(example.messages[0]["content"]).partition("\n\n")[0].split(". ")[1]
+        if style.startswith(("End", "Close", "Finish")) or " ends " in style or " closes " in style:
+            word = style.rstrip(".").split()[-1]
+            ended += 1
+            answers = [m["content"] for m in example.messages if m["role"] == "assistant"]
+            assert all(answer.endswith(f", {word}.") for answer in answers)
+    assert ended > 5
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_calls_fit_their_tool_and_have_the_request_s_values(split: str) -> None:
+    without = 0
+    for example in several(TOOL, 20, split=split):
+        schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in example.tools or ()}
+        assert 1 <= len(schemas) <= 3
+        for turn, (_, (answer,)) in zip(example.turns, example.asked, strict=True):
+            request = str(example.messages[turn - 1]["content"])
+            written = json.loads(answer.removeprefix("<tool_call>").removesuffix("</tool_call>"))
+            assert misfit(written["arguments"], schemas[written["name"]], "arguments") is None
+            assert all(f"{name} {value}" in request for name, value in written["arguments"].items())
+        users = sum(message["role"] == "user" for message in example.messages)
+        without += users - len(example.asked)
+    assert without > 5  # turns that need no tool
+
+
+def test_a_text_has_no_markup() -> None:
+    (example,) = several(TEXT, 1)
+    assert "<|" not in example_text(example)
+    assert example.asked == ()
