@@ -99,6 +99,22 @@ def test_a_refusal_is_an_outcome_of_its_item_alone():
     assert Summary.of(column, 0).exact.mean == 0.25  # of Ada, Bo, Ada, Bo the first alone is right
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"choices": []},
+        {"choices": [None]},
+        {"choices": [{"message": None, "logprobs": {"content": [None]}}], "usage": [], "headwater": "?"},
+        {"choices": [{"message": {"content": ["?"], "tool_calls": [{"function": {"name": 3}}, None]}}]},
+    ],
+)
+def test_an_answer_that_has_not_what_it_should_is_wrong_and_no_more(body):
+    with OpenAiServer(lambda *_: Script(body=body)) as fake:
+        text, call = asked(fake.url, [item(), tool_item()])["served"]
+    assert text.score.exact == call.score.exact == call.score.well_formed == 0
+    assert text.answered.text == ""
+
+
 def test_nobody_there_is_a_fault_before_anything_is_asked():
     with OpenAiServer() as gone:
         url = gone.url

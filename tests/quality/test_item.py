@@ -44,6 +44,7 @@ def test_a_tool_item_has_its_call():
         (fields(answers="Ada"), "answers is a text, must be a list"),
         (fields(group=None), "group is null"),
         (fields(kind="tool"), "needs both"),
+        (fields(tools=[{"name": "look_up"}]), "a function with a name"),
         (fields(call=["look_up"]), "call is a list"),
         (fields(call={"name": "look_up"}), "arguments is missing"),
     ],

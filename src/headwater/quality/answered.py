@@ -17,7 +17,7 @@ class Answered:
     text: str = ""
     calls: tuple[Json, ...] = ()  # of tools: {"name", "arguments" as text}
     finish_reason: str | None = None
-    logprobs: tuple[float, ...] | None = None  # of the answer's tokens; None: not asked for, or not told
+    logprobs: tuple[object, ...] | None = None  # of the answer's tokens; None: not asked for, or not told
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     reason: str | None = None  # Headwater's, for where it resumed
@@ -37,16 +37,16 @@ def answered_of(item: int, column: str, body: Json) -> Answered:
     choice = _object(next(iter(_list(body.get("choices"))), None))
     message, usage = _object(choice.get("message")), _object(body.get("usage"))
     functions = [_object(_object(call).get("function")) for call in _list(message.get("tool_calls"))]
-    told = choice.get("logprobs")
+    told = _object(choice.get("logprobs")).get("content")
     return Answered(
         item,
         column,
         "ok" if choice else "error",
         "" if choice else "the answer has no choices",
-        text=message.get("content") or "",
-        calls=tuple({name: function.get(name) for name in ("name", "arguments")} for function in functions),
+        text=_text(message.get("content")),
+        calls=tuple({name: _text(function.get(name)) for name in ("name", "arguments")} for function in functions),
         finish_reason=choice.get("finish_reason"),
-        logprobs=tuple(entry["logprob"] for entry in _list(told.get("content"))) if isinstance(told, dict) else None,
+        logprobs=tuple(_object(entry).get("logprob") for entry in told) if isinstance(told, list) else None,
         prompt_tokens=usage.get("prompt_tokens"),
         cached_tokens=_object(usage.get("prompt_tokens_details")).get("cached_tokens"),
         reason=_object(body.get("headwater")).get("reason"),
@@ -60,3 +60,7 @@ def _object(value: object) -> Json:
 
 def _list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""

@@ -87,6 +87,9 @@ def _check(item: Item) -> None:
         raise ValueError("messages has 0 entries, at least 1 is needed")
     if item.tokens < 1:
         raise ValueError(f"tokens is {item.tokens:,}, at least 1 is needed")
+    for tool in item.tools:
+        if not isinstance(tool.get("function"), dict) or not isinstance(tool["function"].get("name"), str):
+            raise ValueError(f"tools has {str(tool)[:80]}, must have a function with a name in each place")
     if item.kind == "tool" and (item.call is None or not item.tools):
         raise ValueError(f"kind is 'tool' with {len(item.tools)} tools and call {item.call}: it needs both")
     if item.kind != "tool" and not item.answers:

@@ -14,7 +14,7 @@ def _number(value: Any) -> bool:
 
 TYPES: dict[str, Callable[[Any], bool]] = {
     "string": lambda value: isinstance(value, str),
-    "integer": lambda value: _number(value) and value == int(value),
+    "integer": lambda value: _number(value) and (isinstance(value, int) or value.is_integer()),
     "number": _number,
     "boolean": lambda value: isinstance(value, bool),
     "object": lambda value: isinstance(value, dict),

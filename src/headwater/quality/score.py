@@ -57,12 +57,12 @@ def token_f1(answer: str, right: str) -> float:
 
 def malformed(call: Json, tools: Iterable[Json]) -> str | None:
     """Why a call, as OpenAI writes its function, is none of these tools; None if it is one."""
-    schemas = {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in tools}
-    if call.get("name") not in schemas:
-        return f"name is {call.get('name')!r}, the tools are {', '.join(schemas)}"
+    schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
+    if call["name"] not in schemas:
+        return f"name is {call['name']!r}, the tools are {', '.join(schemas)}"
     try:
-        arguments = json.loads(call.get("arguments") or "")
-    except (TypeError, ValueError) as error:
+        arguments = json.loads(call["arguments"])
+    except ValueError as error:
         return f"arguments are no JSON: {error}"
     if not isinstance(arguments, dict):
         return f"arguments are {arguments!r}, must be an object"
