@@ -17,11 +17,12 @@ from headwater.layers.layer import Layer
 from headwater.layers.mamba2 import Mamba2
 from headwater.mixers.attention import gpu as paged_attention
 from headwater.mixers.gpu import path
+from headwater.mixers.latent_attention import gpu as latent_attention
 from headwater.mixers.mamba2.gpu import StateSpaceDualOnGpu
 from headwater.mixers.weights import Weights
 from headwater.models.build import RECURRENT
 from headwater.spec import ModelSpec
-from tests.engine.test_selfcheck import spec
+from tests.engine.test_selfcheck import latent_spec, spec
 
 WIDTH = 32
 LAYERS = (
@@ -97,3 +98,9 @@ def test_paged_attention_that_depends_on_its_company_is_named(
     kernel, odd = getattr(paged_attention, name), {"prefill": 128, "decode": 2}[name]
     monkeypatch.setattr(paged_attention, name, lambda q, *rest: kernel(q, *rest) * (1 + (len(q) == odd)))
     assert self_check(small).broken_by == broken_by
+
+
+def test_latent_attention_that_depends_on_its_company_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = latent_attention.decode
+    monkeypatch.setattr(latent_attention, "decode", lambda q, *rest: kernel(q, *rest) * (1 + (len(q) == 3)))
+    assert self_check(latent_spec()).broken_by == "latent_attention at 3 decoding sequences"

@@ -10,14 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from headwater.layers.latent_attention import LatentAttention
 from headwater.layers.layer import Layer
 from headwater.mixers.batch import Slice, StepBatch
 from headwater.mixers.chunks import CHUNK
 from headwater.mixers.recurrent import LayerState, RecurrentMixer
+
+if TYPE_CHECKING:  # it needs Triton
+    from headwater.mixers.attention.gpu import Decoding
 
 LENGTH, COMPANY = 2 * CHUNK + 9, CHUNK + 5  # tokens of the sequence that is watched, and of the one before it
 CUTS = (CHUNK, 2 * CHUNK)
@@ -94,14 +98,10 @@ def broken_attention(shape: tuple[int, int, int], random: Random, device: str) -
     from headwater.mixers.attention import gpu
 
     n_kv, sharing, width = shape
-    longest = -(-max(*LENGTHS, LENGTH) // PAGE)
-    tables = list(torch.arange(len(LENGTHS) * longest, device=device).view(len(LENGTHS), longest))
-    keys_values = (
-        random(len(LENGTHS) * longest, PAGE * n_kv * width),
-        random(len(LENGTHS) * longest, PAGE * n_kv * width),
-    )
+    tables, position_B = _paged(device)
+    n_pages = sum(len(table) for table in tables)
+    keys_values = (random(n_pages, PAGE * n_kv * width), random(n_pages, PAGE * n_kv * width))
     q_NHD = random(LENGTH + COMPANY, n_kv * sharing, width)
-    position_B = torch.tensor(LENGTHS, device=device) - 1
 
     def prefill(*in_turn: tuple[Piece, ...]) -> torch.Tensor:
         reads = []
@@ -112,15 +112,43 @@ def broken_attention(shape: tuple[int, int, int], random: Random, device: str) -
         return torch.cat(reads)
 
     def decode(at: slice) -> tuple[torch.Tensor, ...]:
-        own = [table[: -(-n // PAGE)] for table, n in zip(tables[at], LENGTHS[at], strict=True)]
-        step = gpu.PagedStep.of(batch_of((), own, position_B[at]), PAGE)
-        return (gpu.decode(q_NHD[at], keys_values, step, PAGE, width**-0.5),)
+        return (gpu.decode(q_NHD[at], keys_values, _decoding(tables[at], position_B[at]), PAGE, width**-0.5),)
 
     whole = prefill((Piece(0, LENGTH, 0, 0),))
     for cut in CUTS:
         if not torch.equal(prefill(*steps(cut)), whole):
             yield f"attention cut at {cut} tokens, in company"
     yield from (f"attention at {n} decoding sequences" for n in _broken_counts(decode))
+
+
+def broken_latent_attention(layer: LatentAttention, random: Random, device: str) -> Iterator[str]:
+    """Decode among latents."""
+    from headwater.mixers.latent_attention import gpu
+
+    (width,) = layer.kv_widths
+    tables, position_B = _paged(device)
+    pages = random(sum(len(table) for table in tables), PAGE * width)
+    q_BHX, scale = random(len(LENGTHS), layer.heads, width), layer.key_dim**-0.5
+
+    def decode(at: slice) -> tuple[torch.Tensor, ...]:
+        return (gpu.decode(q_BHX[at], pages, _decoding(tables[at], position_B[at]), PAGE, scale, layer.latent),)
+
+    yield from (f"{layer.kind} at {n} decoding sequences" for n in _broken_counts(decode))
+
+
+def _paged(device: str) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Page tables of decoding sequences, each long enough for any, and their last positions."""
+    longest = -(-max(*LENGTHS, LENGTH) // PAGE)
+    tables = torch.arange(len(LENGTHS) * longest, device=device).view(len(LENGTHS), longest)
+    return list(tables), torch.tensor(LENGTHS, device=device) - 1
+
+
+def _decoding(tables: list[torch.Tensor], position_B: torch.Tensor) -> Decoding:
+    """Tables as long as the longest of these sequences asks for: splits are as many as they are in this company."""
+    from headwater.mixers.attention.gpu import PagedStep
+
+    n_pages = int(position_B.max()) // PAGE + 1
+    return PagedStep.of(batch_of((), [table[:n_pages] for table in tables], position_B), PAGE)
 
 
 def _state(rows: dict[str, torch.Tensor]) -> LayerState:

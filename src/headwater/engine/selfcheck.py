@@ -163,6 +163,8 @@ def _broken_kernels(spec: ModelSpec, device: str) -> Iterator[str]:
         yield from _broken_attention(*shape, random)
     for layer in sorted({layer for layer in layers if isinstance(layer, LatentAttention)}, key=repr):
         yield from _broken_absorption(layer, random)
+        if has_kernels(device):
+            yield from kernel_check.broken_latent_attention(layer, random, device)
     for layer in sorted({layer for layer in spec.layers if type(layer) in RECURRENT}, key=repr):
         yield from _broken_recurrence(layer, random, device)
     x_RK = random(max(HEIGHTS[:-2]), 75).float()  # a width off every vector's

@@ -17,7 +17,6 @@ from typing import Protocol
 import torch
 
 from headwater.layers.feed_forward import Experts
-from headwater.layers.latent_attention import LatentAttention
 from headwater.memory.arena import Arena
 from headwater.memory.slots import StateMemory
 from headwater.mixers.batch import StepBatch
@@ -25,9 +24,9 @@ from headwater.models.hybrid import HybridModel
 from headwater.spec import ModelSpec
 
 LEAST_PAGES = 16  # of a recorded page table; longer ones are powers of two
-# Layers whose decode asks the device for numbers (rows of each expert; lengths of sequences) that decide what is
-# launched. A model with one of them decodes without graphs.
-EAGER = (Experts, LatentAttention)
+# Layers whose decode asks the device for numbers that decide what is launched: how many rows each expert has. A model
+# with one of them decodes without graphs.
+EAGER = (Experts,)
 
 Work = Callable[[], torch.Tensor]
 

@@ -8,11 +8,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from headwater.mixers.attention import gpu as gpu_attention
+from headwater.mixers.attention import gpu as attention
+from headwater.mixers.delta_attention.gpu import KimiDeltaAttentionOnGpu
 from headwater.mixers.gated_delta_net.gpu import GatedDeltaNetOnGpu
+from headwater.mixers.latent_attention import gpu as latent_attention
 from headwater.models.load import load_model
 from tests.checkpoints import checkpoint
 from tests.support import Bench
+
+KERNELS = (
+    (attention, "prefill"),
+    (attention, "decode"),
+    (latent_attention, "decode"),
+    (GatedDeltaNetOnGpu, "prefill"),
+    (KimiDeltaAttentionOnGpu, "prefill"),
+)
 
 
 def noted(kernel: Callable[..., torch.Tensor], ran: list[str]) -> Callable[..., torch.Tensor]:
@@ -25,7 +35,11 @@ def noted(kernel: Callable[..., torch.Tensor], ran: list[str]) -> Callable[..., 
 
 @pytest.mark.parametrize(
     ("name", "prefills", "decodes"),
-    [("qwen3_5", 2, 1), ("qwen3_window_odd_heads", 1, 3)],  # attention and delta rule; rings are read in decode only
+    [
+        ("qwen3_5", 2, 1),
+        ("qwen3_window_odd_heads", 1, 3),
+        ("kimi_linear", 1, 1),
+    ],  # attention and delta rule; rings are read in decode only
 )
 def test_a_model_computes_what_it_does_on_the_cpu(
     name: str,
@@ -37,7 +51,7 @@ def test_a_model_computes_what_it_does_on_the_cpu(
 ) -> None:
     model = load_model(checkpoint(tmp_path, name), "float32").model
     ran: list[str] = []
-    for module, kernel in ((gpu_attention, "prefill"), (gpu_attention, "decode"), (GatedDeltaNetOnGpu, "prefill")):
+    for module, kernel in KERNELS:
         monkeypatch.setattr(module, kernel, noted(getattr(module, kernel), ran))
     tokens = list(range(300, 400))
     logits = {}

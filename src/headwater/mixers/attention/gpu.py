@@ -215,11 +215,20 @@ def decode(
     out_BHD = torch.empty_like(q_BHD)
     best_sum = torch.empty(n, heads, step.splits, 2, dtype=torch.float32, device=q_BHD.device)
     reads = torch.empty(n, heads, step.splits, width, dtype=torch.float32, device=q_BHD.device)
-    widths = {"width": width, "padded": max(16, triton.next_power_of_2(width)), "split": SPLIT}
+    padded = max(16, triton.next_power_of_2(width))
     _decode_split[n, groups, step.splits](
         q_BHD, k_pages, v_pages, best_sum, reads, step.table_BT, step.length_B, scale, step.table_BT.stride(0), shared,
         page_size, k_pages.stride(0), kv_width, step.splits,
-        rows=max(16, triton.next_power_of_2(shared)), tile=TILE, **widths,
+        rows=max(16, triton.next_power_of_2(shared)), tile=TILE, width=width, padded=padded, split=SPLIT,
     )  # fmt: skip
-    _merge[n, heads](best_sum, reads, out_BHD, step.length_B, heads, step.splits, **widths)
+    merge_into(out_BHD, best_sum, reads, step)
     return out_BHD
+
+
+def merge_into(out_BHD: torch.Tensor, best_sum: torch.Tensor, reads: torch.Tensor, step: Decoding) -> None:
+    """What each head read, of its splits: maximum and sum [B, H, s, 2], and reads [B, H, s, D], all float32."""
+    n, heads, width = out_BHD.shape
+    _merge[n, heads](
+        best_sum, reads, out_BHD, step.length_B, heads, step.splits, width=width,
+        padded=max(16, triton.next_power_of_2(width)), split=SPLIT,
+    )  # fmt: skip

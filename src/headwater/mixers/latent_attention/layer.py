@@ -10,6 +10,8 @@ channels of a head's key (without position, then with it), V of a value, X = L +
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from headwater.layers.latent_attention import LatentAttention
@@ -21,6 +23,9 @@ from headwater.mixers.latent_attention.expanded import ExpandedHeads
 from headwater.mixers.norm import RMSNorm
 from headwater.mixers.rotary import rotary_table, rotate_into
 from headwater.mixers.weights import Weights
+
+if TYPE_CHECKING:
+    from headwater.mixers.attention.gpu import PagedStep
 
 
 class LatentAttentionMixer:
@@ -83,6 +88,8 @@ class LatentAttentionMixer:
     def _decoded(self, q_BHD: torch.Tensor, step: AttentionStep) -> torch.Tensor:
         """The heads' products are of all sequences together, attention is of those with as many keys."""
         q_BHX = self.absorbed.query(q_BHD)
+        if step.on_gpu is not None:
+            return self.absorbed.value(self._read_on_gpu(q_BHX, step, step.on_gpu))
         read_BHL = torch.empty_like(q_BHX[..., : self.shape.latent])
         for batch in step.decodes:
             row_BKX = step.arena.gather_batch(self.layer, batch.table_BP, batch.unused_T)[0][:, : batch.n_keys]
@@ -91,3 +98,9 @@ class LatentAttentionMixer:
             read_B1HX = kernel.decode(q_B1HX, rows, batch.mask_B11K, scale)
             read_BHL[batch.at] = read_B1HX[:, 0, :, : self.shape.latent]
         return self.absorbed.value(read_BHL)
+
+    def _read_on_gpu(self, q_BHX: torch.Tensor, step: AttentionStep, paged: PagedStep) -> torch.Tensor:
+        from headwater.mixers.latent_attention import gpu
+
+        (pages,) = step.arena.pages_of(self.layer)
+        return gpu.decode(q_BHX, pages, paged, step.arena.page_size, self.shape.key_dim**-0.5, self.shape.latent)
