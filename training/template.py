@@ -20,7 +20,7 @@ def chat_template() -> ChatTemplate:
 
 def rendered(messages: list[Message], tools: list[Tool] | None = None, generate: bool = False) -> str:
     """`generate`: with the beginning of the assistant's next turn."""
-    return chat_template().render(messages, NOW, {"tools": tools, "add_generation_prompt": generate})
+    return str(chat_template().render(messages, NOW, {"tools": tools, "add_generation_prompt": generate}))
 
 
 def example_text(example: Example) -> str:

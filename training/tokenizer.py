@@ -106,8 +106,10 @@ def _loaded() -> Tokenizer:
 
 def _marks(tokenizer: Tokenizer) -> tuple[tuple[int, ...], int]:
     """The ids that open the assistant's turn, and the one that ends a turn."""
-    opening = tokenizer.encode(f"{TURN_START}assistant\n", add_special_tokens=False).ids
-    return tuple(opening), tokenizer.token_to_id(TURN_END)
+    opening, (end,) = (
+        tokenizer.encode(text, add_special_tokens=False).ids for text in (f"{TURN_START}assistant\n", TURN_END)
+    )
+    return tuple(opening), end
 
 
 def _corpus(texts: Passages, seed: int, examples: int) -> Iterator[str]:

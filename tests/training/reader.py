@@ -11,7 +11,8 @@ from typing import TypeVar
 from training.tasks.chains import CHAINS, Chain
 from training.tasks.documents import ASIDES, LEADS
 from training.tasks.example import NOT_IN_DOCUMENTS
-from training.tasks.relations import RELATIONS, Relation
+from training.tasks.relation import Relation
+from training.tasks.relations import RELATIONS
 from training.tasks.words import FIRMS, POOLS, TOWNS
 
 T = TypeVar("T")

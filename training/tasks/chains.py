@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from training.tasks.relations import RELATIONS, Relation
+from training.tasks.relation import Relation
+from training.tasks.relations import RELATIONS
 from training.tasks.split import wordings
 
 

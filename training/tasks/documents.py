@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from training.tasks.relations import Relation
+from training.tasks.relation import Relation
 from training.tasks.split import wordings
 from training.tasks.world import Entity, Fact
 

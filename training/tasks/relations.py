@@ -2,30 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from training.tasks.relation import EVENT, FIRM, PERSON, SUBJECTS, THING, TOWN, Relation
 from training.tasks.split import wordings
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Relation:
-    """{S} stands for the subject, {O} for the subject's genitive, {V} for the value."""
-
-    name: str
-    subject: str
-    value: str  # what Drawer.draw takes
-    facts: dict[str, tuple[str, ...]]
-    questions: dict[str, tuple[str, ...]]
-    sentence: str  # the answer as a sentence
-
-    @property
-    def links(self) -> bool:
-        """Whether the value is an entity, of which documents can say more."""
-        return self.value in SUBJECTS
-
-
-PERSON, FIRM, TOWN, THING, EVENT = "person", "firm", "town", "thing", "event"
-SUBJECTS = (PERSON, FIRM, TOWN, THING, EVENT)
 
 _TABLE = (
     Relation(

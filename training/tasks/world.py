@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from training.tasks.chains import CHAINS, Chain
-from training.tasks.relations import EVENT, FIRM, OF_SUBJECT, PERSON, THING, TOWN, Relation
+from training.tasks.relation import EVENT, FIRM, PERSON, THING, TOWN, Relation
+from training.tasks.relations import OF_SUBJECT
 from training.tasks.words import Drawer
 
 FREQUENCY = {PERSON: 9, FIRM: 4, TOWN: 4, THING: 3, EVENT: 2}
