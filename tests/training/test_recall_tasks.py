@@ -79,8 +79,8 @@ def test_documents_stand_as_they_are_in_the_prompt_in_one_half_after_a_separator
 
 def test_numbers_of_documents_and_questions() -> None:
     rng = random.Random(3)
-    for _ in range(30):
-        example = draw(rng, 1024, "train", RECALL)
+    for tokens in (256, 512, 1024) * 10:
+        example = draw(rng, tokens, "train", RECALL)
         assert 4 <= len(example.documents) <= 16
         assert 2 <= len(example.asked) <= 10
     assert max(len(draw(rng, 4096, "train", RECALL).documents) for _ in range(10)) > 30

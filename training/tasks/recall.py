@@ -17,7 +17,7 @@ from training.tasks.world import World, draw_facts
 SEGMENT = "<|segment|>"
 FACT, QUESTION, FRAME = 15, 28, 36  # tokens of a fact, of a question with its answer, and of system prompt and heading
 FEWEST = 4  # documents
-TRIES = 300  # sets of documents that are drawn for a question that needs two of them
+TRIES = 40  # sets of documents that are drawn for as many of them, and as many questions, as are wanted
 SHORT = 1200  # tokens up to which documents are few and short
 FACTS_PER_ENTITY = ((1, 2), (1, 3), (2, 3), (2, 4))
 
@@ -80,15 +80,17 @@ def draw(rng: random.Random, tokens: int, split: str, weights: Mapping[str, floa
     chained = weights.get(TWO_HOP, 0) > 0
     enough = min(number, 2) if chained else number
     best: tuple[list[Question], Library] | None = None
+    rank = (0, 0)  # of the best: its questions, and its documents, up to what is wanted
     for _ in range(TRIES):
         drawer = Drawer(rng, split)
         library = draw_library(drawer, tokens - number * QUESTION - FRAME, chained, count)
         questions = Questioner(drawer, library.world).draw(number, weights)
-        if best is None or len(questions) > len(best[0]):
-            best = questions, library
-        if len(questions) >= enough and len(library.documents) >= FEWEST:
+        found = (min(len(questions), enough), min(len(library.documents), FEWEST))
+        if questions and found > rank:
+            best, rank = (questions, library), found
+        if rank >= (enough, FEWEST):
             break
-    if best is None or not best[0]:
+    if best is None:
         raise ValueError(f"no question of {', '.join(weights)} in {TRIES} sets of documents of {tokens:,} tokens")
     return with_documents(rng, *best, (tokens, count))
 
