@@ -110,6 +110,15 @@ def test_a_preempted_request_tells_them_once_and_the_same(make):
         assert one.events[:-1] == other.events[:-1]
 
 
+@pytest.mark.parametrize("decode_reuse", ["raw", "none"])
+def test_however_answers_are_cached_nothing_of_a_scored_prompt_is(make, decode_reuse):
+    with make(500, decode_reuse=decode_reuse) as rig:
+        asked = Asked(rig.engine, PROMPT, max_tokens=100).wait()
+        assert rig.engine.drain(60)
+        assert rig.engine.stats().cache.pages_free == 500
+    assert len(asked.tokens) == len(PROMPT)
+
+
 def test_with_no_tokens_wanted_a_prompt_is_scored_and_nothing_said(make):
     with make(500) as rig:
         asked = Asked(rig.engine, PROMPT[:1]).wait()
