@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ pytest.importorskip("triton", reason="no Triton here: it comes with the test ext
 from headwater.mixers.attention import gpu
 from headwater.mixers.batch import StepBatch
 from headwater.models import decode_graphs
-from headwater.models.decode_graphs import CudaRecorder, DecodeGraphs, recordable
+from headwater.models.decode_graphs import CudaRecorder, DecodeGraphs
 from headwater.models.hybrid import HybridModel
 from headwater.models.load import load_model
 from tests.checkpoints import SMALLEST
@@ -40,7 +40,7 @@ class Replaying:
 
 @dataclass
 class Recorded:
-    """A model whose steps are recorded."""
+    """A model whose steps are recorded: whatever waits is an error."""
 
     model: HybridModel
 
@@ -68,13 +68,12 @@ def decode(bench: Bench, who: list[int], token: int) -> torch.Tensor:
     return bench.step([], [(bench.seqs[i], token + i) for i in who])
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "mamba2", "qwen3_window_odd_heads"])
+@pytest.mark.parametrize("name", ["qwen3_5", "mamba2", "qwen3_window_odd_heads", "kimi_linear", "jamba"])
 def test_a_replayed_step_has_the_bits_of_an_eager_one(
     name: str, gpu_path: Callable[[bool], None], checkpoint: Callable[[str], Path]
 ) -> None:
     gpu_path(True)
     model = load_model(checkpoint(name), "float32").model
-    assert recordable(model.spec)
     eager, replayed = benches(model, (9, 63, 2))
     for step, who in enumerate(([0, 1], [1, 0], [2, 1], [0], [2], [0, 1])):
         assert torch.equal(decode(eager, who, 400 + step), decode(replayed, who, 400 + step))
@@ -115,15 +114,13 @@ def test_only_wanted_rows_have_logits(gpu_path: Callable[[bool], None], checkpoi
 
 
 @pytest.mark.parametrize("name", SMALLEST.values())
-def test_models_that_are_not_recorded_are_those_that_ask_the_device(
+def test_no_family_waits_for_the_device(
     name: str, gpu_path: Callable[[bool], None], checkpoint: Callable[[str], Path]
 ) -> None:
     gpu_path(True)
-    model = load_model(checkpoint(name), "float32").model
-    bench, _ = benches(model, (3, 2))
-    bench.model = Recorded(model)
-    with nullcontext() if recordable(model.spec) else pytest.raises(Waited):
-        decode(bench, [0, 1], 400)
+    bench, _ = benches(load_model(checkpoint(name), "float32").model, (3, 2))
+    bench.model = Recorded(bench.model)
+    decode(bench, [0, 1], 400)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from headwater.layers.feed_forward import Experts
 from headwater.layers.latent_attention import LatentAttention
 from headwater.layers.layer import Layer
 from headwater.mixers.batch import Slice, StepBatch
@@ -132,6 +133,20 @@ def broken_latent_attention(layer: LatentAttention, random: Random, device: str)
 
     def decode(at: slice) -> tuple[torch.Tensor, ...]:
         return (gpu.decode(q_BHX[at], pages, _decoding(tables[at], position_B[at]), PAGE, scale, layer.latent),)
+
+    yield from (f"{layer.kind} at {n} decoding sequences" for n in _broken_counts(decode))
+
+
+def broken_experts(layer: Experts, random: Random, device: str) -> Iterator[str]:
+    """A product of decoding rows, each with a weight of its own; two weights do for all."""
+    from headwater.mixers.gpu.experts import routed_product
+
+    expert = layer.expert
+    x_RK, weight_ENK = random(max(SEQUENCES), expert.hidden), random(2, expert.intermediate, expert.hidden)
+    expert_R = torch.arange(len(x_RK), device=device) % 2
+
+    def decode(at: slice) -> tuple[torch.Tensor, ...]:
+        return (routed_product(x_RK[at], weight_ENK, expert_R[at]),)
 
     yield from (f"{layer.kind} at {n} decoding sequences" for n in _broken_counts(decode))
 

@@ -15,6 +15,7 @@ import torch
 
 from headwater.engine import kernel_check
 from headwater.layers.attention import GroupedAttention
+from headwater.layers.feed_forward import Experts
 from headwater.layers.latent_attention import LatentAttention
 from headwater.layers.layer import Layer
 from headwater.layers.window_attention import WindowAttention
@@ -167,6 +168,8 @@ def _broken_kernels(spec: ModelSpec, device: str) -> Iterator[str]:
             yield from kernel_check.broken_latent_attention(layer, random, device)
     for layer in sorted({layer for layer in spec.layers if type(layer) in RECURRENT}, key=repr):
         yield from _broken_recurrence(layer, random, device)
+    for layer in sorted({layer for layer in layers if has_kernels(device) and isinstance(layer, Experts)}, key=repr):
+        yield from kernel_check.broken_experts(layer, random, device)
     x_RK = random(max(HEIGHTS[:-2]), 75).float()  # a width off every vector's
     for name in ("sigmoid", "silu", "softplus", "inverse_l2"):
         height = first_bad_height(getattr(activations, name), x_RK, HEIGHTS[:-2])

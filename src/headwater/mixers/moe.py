@@ -8,14 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from headwater.layers.feed_forward import Experts
 from headwater.mixers.activations import sigmoid
+from headwater.mixers.gpu import has_kernels
 from headwater.mixers.linear import Linear
 from headwater.mixers.mlp import AnyMlp, GatedMlp, PlainMlp, mlp_of
 from headwater.mixers.weights import Weights
+
+if TYPE_CHECKING:  # it needs Triton
+    from headwater.mixers.gpu.experts import StackedExperts
 
 SCORES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "softmax": lambda logits_NE: torch.softmax(logits_NE, dim=-1),
@@ -74,13 +79,16 @@ class MixtureOfExperts:
     shared: AnyMlp | None = None
     shared_gate: Linear | None = None  # C -> 1
     latent: tuple[Linear, Linear] | None = None  # C -> X and X -> C, around the routed experts
+    stacked: StackedExperts | None = None  # of the same weights: what decoding rows go through on a GPU
 
     @classmethod
     def of(cls, shape: Experts, weights: Weights) -> MixtureOfExperts:
         below = weights.below("shared_expert")
+        tensors = _stacked(shape, weights)
         return cls(
             router=Router.of(shape, weights),
-            experts=_experts(shape, weights),
+            experts=_experts(shape, weights, tensors),
+            stacked=_on_gpu(shape, tensors) if has_kernels(weights.device) else None,
             shared=mlp_of(shape.shared_expert, below) if shape.shared else None,
             shared_gate=weights.linear("shared_expert_gate") if shape.shared_gate else None,
             latent=(weights.linear("latent_in"), weights.linear("latent_out")) if shape.latent else None,
@@ -99,14 +107,23 @@ class MixtureOfExperts:
         """The weighted sum of each token's experts."""
         weight_NJ, expert_NJ = self.router.choose(x_NC, n_prefill)
         x_NX = x_NC if self.latent is None else self.latent[0](x_NC, n_prefill)
-        routed_NJX = self._run_experts(x_NX, expert_NJ)
+        routed_NJX = self._run(x_NX, expert_NJ, n_prefill)
         total_NX = torch.zeros_like(x_NX)
         for routed_NX, weight_N in zip(routed_NJX.unbind(1), weight_NJ.unbind(1), strict=True):
             total_NX += routed_NX * weight_N[:, None]
         return total_NX if self.latent is None else self.latent[1](total_NX, n_prefill)
 
+    def _run(self, x_NX: torch.Tensor, expert_NJ: torch.Tensor, n_prefill: int) -> torch.Tensor:
+        """Each token through each of its experts, [N, J, X]."""
+        if self.stacked is None or n_prefill == len(x_NX):
+            return self._run_experts(x_NX, expert_NJ)
+        decoded_BJX = self.stacked.forward(x_NX[n_prefill:], expert_NJ[n_prefill:])
+        if n_prefill == 0:
+            return decoded_BJX
+        return torch.cat([self._run_experts(x_NX[:n_prefill], expert_NJ[:n_prefill]), decoded_BJX])
+
     def _run_experts(self, x_NX: torch.Tensor, expert_NJ: torch.Tensor) -> torch.Tensor:
-        """Each token through each of its experts, [N, J, X]; one product an expert that has rows."""
+        """The same, one product an expert that has rows."""
         order_R = torch.argsort(expert_NJ.flatten(), stable=True)
         counts = torch.bincount(expert_NJ.flatten(), minlength=len(self.experts)).tolist()
         out_RX = x_NX.new_empty(order_R.shape[0], x_NX.shape[1])
@@ -116,10 +133,22 @@ class MixtureOfExperts:
         return out_RX.view(*expert_NJ.shape, -1)
 
 
-def _experts(shape: Experts, weights: Weights) -> tuple[AnyMlp, ...]:
-    """Each packed on its own, out of stacked weights."""
+def _stacked(shape: Experts, weights: Weights) -> list[torch.Tensor]:
+    """Weights of all experts, a tensor [E, N, K] for each product: views of the file, or where kernels read them."""
     names = ("gate_proj", "up_proj", "down_proj")[not shape.gated :]
-    stacked = [weights.stored(f"experts.{name}.weight") for name in names]
+    stored = [weights.stored(f"experts.{name}.weight") for name in names]
+    return [weights.cast(tensor).contiguous() for tensor in stored] if has_kernels(weights.device) else stored
+
+
+def _experts(shape: Experts, weights: Weights, stacked: list[torch.Tensor]) -> tuple[AnyMlp, ...]:
+    """Each packed on its own."""
     products = (map(weights.packed, parts) for parts in zip(*stacked, strict=True))
     kind = GatedMlp if shape.gated else PlainMlp
     return tuple(kind(*expert, activation=shape.activation) for expert in products)
+
+
+def _on_gpu(shape: Experts, stacked: list[torch.Tensor]) -> StackedExperts:
+    from headwater.mixers.gpu.experts import StackedExperts
+
+    gate_ENK = stacked[0] if shape.gated else None
+    return StackedExperts(gate_ENK, *stacked[-2:], shape.activation)

@@ -1,8 +1,9 @@
 """Decode steps as graphs: all that a step launches is recorded once for a number of sequences, then replayed as one.
 
 A graph runs on memory that stays where it is. So a step's tokens, positions, slots and page tables are copied into
-tensors that are there to stay; lengths and pages follow from them on the device. A graph's batch is exactly as high as
-the step's, and where page tables are filled up nothing is read: a replayed step has the bits of an eager one.
+tensors that are there to stay; lengths and pages follow from them on the device. What layers launch for decoding
+sequences must depend on their number alone. A graph's batch is exactly as high as the step's, and where page tables are
+filled up nothing is read: a replayed step has the bits of an eager one.
 
 B decoding sequences, T pages of a table, R rows whose logits are wanted, V vocabulary.
 """
@@ -16,26 +17,16 @@ from typing import Protocol
 
 import torch
 
-from headwater.layers.feed_forward import Experts
 from headwater.memory.arena import Arena
 from headwater.memory.slots import StateMemory
 from headwater.mixers.batch import StepBatch
 from headwater.models.hybrid import HybridModel
-from headwater.spec import ModelSpec
 
 LEAST_PAGES = 16  # of a recorded page table; longer ones are powers of two
-# Layers whose decode asks the device for numbers that decide what is launched: how many rows each expert has. A model
-# with one of them decodes without graphs.
-EAGER = (Experts,)
 
 Work = Callable[[], torch.Tensor]
 
 log = logging.getLogger("headwater.models")
-
-
-def recordable(spec: ModelSpec) -> bool:
-    """Whether a decode step of this model is the same launches whatever its tokens."""
-    return not any(isinstance(layer, EAGER) for layer in spec.layers)
 
 
 class Recorder(Protocol):
@@ -121,10 +112,8 @@ class DecodeGraphs:
 
     @classmethod
     def over(cls, model: HybridModel, arena: Arena, states: StateMemory) -> DecodeGraphs | None:
-        """None where there are no CUDA graphs, or the model's steps differ in what they launch."""
-        if arena.pages.device.type != "cuda" or not recordable(model.spec):
-            return None
-        return cls(model, arena, states, CudaRecorder())
+        """None where there are no CUDA graphs."""
+        return cls(model, arena, states, CudaRecorder()) if arena.pages.device.type == "cuda" else None
 
     def __len__(self) -> int:
         return len(self._known)

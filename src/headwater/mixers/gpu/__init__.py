@@ -1,4 +1,4 @@
-"""Triton kernels of what recurrent layers share, and where they are used; a mixer's own are in its folder's gpu.py.
+"""Triton kernels that have no folder of their own, and where all are used; a mixer's are in its folder's gpu.py.
 
 Triton comes with CUDA builds of torch, and nothing that needs it is imported where a model is on the CPU. Tests run the
 kernels in Triton's interpreter. Tile shapes are fixed, and one program works through one sequence in order, so a
