@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # it needs Triton, which is there with a GPU only
     from headwater.mixers.gpu.path import GpuPath, Kernels
 
 Prepared = TypeVar("Prepared")
-DECODED_AT_ONCE = 1 << 21  # elements of states: 8 MB, which stay in cache from when they decay until they are read
+DECODED_AT_ONCE = 1 << 20  # elements of states: 4 MB, which stay in cache from when they decay until they are read
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class RecurrentMixer(ABC, Generic[Prepared]):
                 self.transition_into(prepared, slice(first + i, first + i + 1), state.transition[s.transition][None])
 
     def _decode_into(self, rows: Rows, batch: StepBatch, state: LayerState) -> None:
-        """All decoding sequences, so many at once as have states of some MB."""
+        """All decoding sequences, a few at a time where states are large."""
         first, slots = batch.decode_rows.start, batch.decode_slot_B.tolist()
         n_at_once = max(1, DECODED_AT_ONCE // state.recurrent[0].numel())
         for at in range(0, len(slots), n_at_once):
