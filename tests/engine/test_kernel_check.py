@@ -16,7 +16,7 @@ from headwater.layers.delta_net import DeltaNet
 from headwater.layers.layer import Layer
 from headwater.layers.mamba2 import Mamba2
 from headwater.mixers.attention import gpu as paged_attention
-from headwater.mixers.gpu import path
+from headwater.mixers.gpu import experts, path
 from headwater.mixers.latent_attention import gpu as latent_attention
 from headwater.mixers.mamba2.gpu import StateSpaceDualOnGpu
 from headwater.mixers.weights import Weights
@@ -104,3 +104,10 @@ def test_latent_attention_that_depends_on_its_company_is_named(monkeypatch: pyte
     kernel = latent_attention.decode
     monkeypatch.setattr(latent_attention, "decode", lambda q, *rest: kernel(q, *rest) * (1 + (len(q) == 3)))
     assert self_check(latent_spec()).broken_by == "latent_attention at 3 decoding sequences"
+
+
+def test_experts_that_depend_on_their_company_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    product = experts.routed_product
+    assert self_check(latent_spec()).deterministic
+    monkeypatch.setattr(experts, "routed_product", lambda x, *rest: product(x, *rest) * (1 + (len(x) == 2)))
+    assert self_check(latent_spec()).broken_by == "moe at 2 decoding sequences"
