@@ -97,6 +97,7 @@ class Recipe:
 
 RECALL = {"single": 1.0, "two_hop": 0.6, "absent": 0.3}
 ALL = {**RECALL, "memory": 0.3, "persona": 0.2, "tool": 0.3, "text": 0.3}
+FIRST = {"pairs": 1.5, "single": 1.0, "two_hop": 0.1, "absent": 0.1, "memory": 0.2, "text": 0.1}
 RECIPES: dict[str, Recipe] = {
     "cpu": Recipe(
         hidden=192,
@@ -104,10 +105,11 @@ RECIPES: dict[str, Recipe] = {
         heads=3,
         intermediate=512,
         stages=(
-            Stage(512, 8, 2000, ALL),
-            Stage(1024, 8, 1500, ALL),
-            Stage(2048, 4, 500, ALL),
-            Stage(4096, 2, 300, ALL),
+            Stage(384, 12, 2000, FIRST),
+            Stage(768, 6, 2000, ALL),
+            Stage(1280, 4, 1500, ALL),
+            Stage(2304, 3, 500, ALL),
+            Stage(4352, 2, 300, ALL),
         ),
     ),
     "smoke": Recipe(

@@ -11,12 +11,13 @@ from tokenizers import Tokenizer
 
 from training import tokenizer as tokens
 from training.tasks import Example, draw
-from training.tasks.example import KINDS, RECALL
+from training.tasks.example import KINDS, PAIRS, RECALL
 from training.tasks.mixture import FEWEST_TOKENS
 from training.tasks.split import TRAIN
 from training.text import Passages, fallback, passages
 
 SHORTEST = 0.5  # share of the room left that a conversation is to fill at least
+LEAST_ROOM = 48  # tokens that are worth filling
 PROMPT, OTHER = "prompt", "other"
 LABELS = (PROMPT, OTHER, *KINDS)  # of tokens: not to be said, said but no answer, of an answer to a kind of question
 
@@ -38,14 +39,16 @@ class Source:
     ) -> tuple[list[int], list[int]]:
         """At most `length` ids, and their labels' places in LABELS; conversations follow each other until it is full.
 
+        Where no conversation fits any more, a list fills it, and is cut.
+
         Questions about documents are of all kinds that `recall` has, with its weights.
         """
         ids: list[int] = []
         labels: list[int] = []
         kinds = recall if kind in RECALL else {kind: 1.0}
-        while (room := length - len(ids)) >= FEWEST_TOKENS:
+        while (room := length - len(ids)) >= LEAST_ROOM:
             wanted = max(FEWEST_TOKENS, round(room * rng.uniform(SHORTEST, 1.0)))
-            example = draw(rng, wanted, TRAIN, kinds, texts=self.texts)
+            example = draw(rng, wanted, TRAIN, kinds if room >= FEWEST_TOKENS else {PAIRS: 1.0}, texts=self.texts)
             more, weights = tokens.encode(example, self.tokenizer)
             ids += more[:room]
             labels += labelled(example, weights)[:room]

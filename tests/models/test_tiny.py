@@ -102,11 +102,16 @@ def test_a_turn_is_framed(loaded: LoadedModel) -> None:
     assert render(loaded, [ASK], enable_thinking=False).endswith("<|im_start|>assistant\n")
 
 
+def test_an_answer_begins_with_a_space_once(loaded: LoadedModel) -> None:
+    spaced = {"role": "assistant", "content": " Two."}
+    assert render(loaded, [ASK, spaced]) == render(loaded, [ASK, {"role": "assistant", "content": "Two."}])
+
+
 def test_reasoning_is_stripped_before_the_last_query_only(loaded: LoadedModel) -> None:
     stripped = render(loaded, [ASK, THOUGHT, ASK])
     assert "hm" not in stripped
-    assert "<|im_start|>assistant\nTwo.<|im_end|>" in stripped
-    assert "<think>\nhm\n</think>\n\nTwo." in render(loaded, [ASK, THOUGHT])
+    assert "<|im_start|>assistant\n Two.<|im_end|>" in stripped
+    assert "<think>\nhm\n</think>\n\n Two." in render(loaded, [ASK, THOUGHT])
     apart = {"role": "assistant", "content": "Two.", "reasoning_content": "hm"}
     assert render(loaded, [ASK, apart]) == render(loaded, [ASK, THOUGHT])
 

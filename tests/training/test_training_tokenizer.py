@@ -51,7 +51,7 @@ def test_the_assistant_s_turns_and_nothing_else_are_learned(kind: str) -> None:
             name = message["tool_calls"][0]["function"]["name"]
             assert text.startswith(f'<tool_call>\n{{"name": "{name}"')
         else:
-            assert text.removesuffix(TURN_END) == message["content"]
+            assert text.removesuffix(TURN_END) == " " + message["content"]
 
 
 def test_a_text_is_learned_as_a_whole_and_ends() -> None:

@@ -42,7 +42,7 @@ class Library:
 
 def questions_for(rng: random.Random, tokens: int) -> int:
     """So many that most of the answers of a long context are asked for."""
-    most = max(2, min(10, tokens // 80))
+    most = max(2, min(32, tokens // 64))
     return rng.randint(min(4, most), most)
 
 

@@ -18,7 +18,7 @@ from headwater.models.families import read_config
 from headwater.models.tiny import tokenizer as tiny_tokenizer
 from headwater.spec import ModelSpec
 
-NAME = "headwater-tiny-2"  # a new number whenever what is written changes
+NAME = "headwater-tiny-3"  # a new number whenever what is written changes
 SEED = 20
 VOCAB = 2048
 MEMORY_TOKENS = (20.0, 5000.0)  # of the recurrent states' heads, spread evenly in the logarithm
