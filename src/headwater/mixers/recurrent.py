@@ -205,7 +205,7 @@ class RecurrentMixer(ABC, Generic[Prepared]):
     def _decode_into(self, rows: Rows, batch: StepBatch, state: LayerState) -> None:
         """All decoding sequences, a few at a time where states are large."""
         first, slots = batch.decode_rows.start, batch.decode_slot_B.tolist()
-        n_at_once = max(1, DECODED_AT_ONCE // state.recurrent[0].numel())
+        n_at_once = max(1, DECODED_AT_ONCE * len(state.recurrent) // state.recurrent.numel())
         for at in range(0, len(slots), n_at_once):
             some = slots[at : at + n_at_once]
             self._decode_some_into(rows, slice(first + at, first + at + len(some)), some, state)
