@@ -190,12 +190,15 @@ class Planner:
         seq.planned = last
         return plan
 
-    def raw_page(self, seq: Sequence) -> Plan:
+    def raw_page(self, seq: Sequence) -> Plan | None:
         """Publish decode's own KV of the page that the token at `seq.computed` completes, and the state after it.
 
-        That is what other engines do (decode-reuse raw); it is not bit-exact. Raises OutOfPages.
+        That is what other engines do (decode-reuse raw); it is not bit-exact. None where that page is cached already:
+        a preempted sequence's own, say, which it would pin beside its new one. Raises OutOfPages.
         """
         end = seq.computed + 1
+        if self.cache.match(seq.key_until(end), end + 1, seq.namespace).kv_tokens >= end:
+            return None
         previous = end - self.unit
         plan = self.cache.reserve(
             Draft(
