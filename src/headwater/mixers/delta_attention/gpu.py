@@ -16,7 +16,7 @@ from headwater.layers.delta_attention import DeltaAttention
 from headwater.mixers.activations import inverse_l2
 from headwater.mixers.chunks import CHUNK
 from headwater.mixers.delta_attention.fast import prepare
-from headwater.mixers.gpu.ragged import Ragged
+from headwater.mixers.gpu.ragged import STAGES, Ragged
 
 VALUES = 32  # value channels that a program keeps in registers
 
@@ -102,7 +102,8 @@ class KimiDeltaAttentionOnGpu:
         out_nHtV = mixed_PC.new_empty(len(row_nt), s.heads, CHUNK, s.head_dim)
         _advance[len(ragged.first_S), s.heads, triton.cdiv(s.head_dim, VALUES)](
             *(part.contiguous() for part in parts), out_nHtV, state_RHKV, ragged.length_S, ragged.slot_S,
-            ragged.chunk_S, ragged.save_n, s.heads, state_RHKV.stride(0), t=CHUNK, **self._widths(),
+            ragged.chunk_S, ragged.save_n, s.heads, state_RHKV.stride(0), t=CHUNK, num_stages=STAGES,
+            **self._widths(),
         )  # fmt: skip
         return out_nHtV.transpose(1, 2)[row_nt >= 0]
 

@@ -16,7 +16,7 @@ import triton.language as tl
 from headwater.layers.delta_net import DeltaNet
 from headwater.mixers.activations import inverse_l2
 from headwater.mixers.chunks import CHUNK
-from headwater.mixers.gpu.ragged import Ragged
+from headwater.mixers.gpu.ragged import STAGES, Ragged
 
 VALUES = 32  # value channels that a program keeps in registers
 
@@ -154,7 +154,7 @@ class GatedDeltaNetOnGpu:
         _advance[len(ragged.first_S), s.v_heads, triton.cdiv(s.v_dim, VALUES)](
             q_PGK, k_PGK, v_PX, g_PH, beta_PH, inverse, out_PHV, state_RHKV, ragged.first_S, ragged.length_S,
             ragged.slot_S, ragged.chunk_S, ragged.save_n, *heads, v_PX.stride(0), state_RHKV.stride(0),
-            v_width=s.v_dim, values=VALUES, **widths,
+            v_width=s.v_dim, values=VALUES, num_stages=STAGES, **widths,
         )  # fmt: skip
         return out_PHV
 

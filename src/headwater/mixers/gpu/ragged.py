@@ -13,6 +13,9 @@ from headwater.mixers.batch import StepBatch
 from headwater.mixers.chunks import CHUNK
 
 NO_ROW = -1
+# Of the loop over chunks: what comes next is not loaded ahead. Triton's default of three would take 230 to 295 KB of
+# shared memory a program at heads of 128 channels, which no card has; so it takes 41 to 98.
+STAGES = 1
 
 
 @dataclass(frozen=True)

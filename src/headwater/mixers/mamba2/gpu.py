@@ -14,7 +14,7 @@ import triton.language as tl
 
 from headwater.layers.mamba2 import Mamba2
 from headwater.mixers.chunks import CHUNK
-from headwater.mixers.gpu.ragged import Ragged
+from headwater.mixers.gpu.ragged import STAGES, Ragged
 
 CHANNELS = 32  # of a head that a program keeps in registers
 
@@ -101,7 +101,7 @@ class StateSpaceDualOnGpu:
         _advance[len(ragged.first_S), s.heads, triton.cdiv(s.head_dim, CHANNELS)](
             mixed_YC, dt_YH, self.rate_H, self.skip_H, out_YHP, state_RHNP, ragged.first_S, ragged.length_S,
             ragged.slot_S, ragged.chunk_S, ragged.save_n, *self._strides(mixed_YC, dt_YH), state_RHNP.stride(0),
-            t=CHUNK, **self._widths(),
+            t=CHUNK, num_stages=STAGES, **self._widths(),
         )  # fmt: skip
         return out_YHP
 
