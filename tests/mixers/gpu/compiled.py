@@ -1,0 +1,78 @@
+"""Compiles the kernels for a card that is not there, at the widths of real models, and prints what each one takes.
+
+`python -m tests.mixers.gpu.compiled`: a line of JSON a kernel. Triton's interpreter must not be chosen in the process.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from headwater.engine import kernel_check
+from headwater.layers.delta_attention import DeltaAttention
+from headwater.layers.delta_net import DeltaNet
+from headwater.layers.feed_forward import Experts
+from headwater.layers.latent_attention import LatentAttention
+from headwater.layers.mamba2 import Mamba2
+from headwater.mixers import gpu
+from headwater.mixers.numerics import Numerics, use
+from headwater.mixers.weights import Weights
+from headwater.models.build import RECURRENT
+
+AMPERE = GPUTarget("cuda", 80, 32)
+POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int32: "*i32", torch.int64: "*i64"}
+WIDTH = 64  # of the model
+DELTA_NET = DeltaNet(WIDTH, 2, 4, 128, 128, 4)  # Qwen3.5's heads, fewer of them: a kernel does not know their number
+DELTA_ATTENTION = DeltaAttention(WIDTH, heads=2, head_dim=128, conv=4)
+MAMBA2 = Mamba2(WIDTH, 2, 64, 128, 1, 4)
+ATTENTION = ((1, 8, 256), (2, 4, 128))
+LATENT = LatentAttention(WIDTH, heads=16, latent=512, nope_dim=128, rope_dim=64, v_dim=128)
+EXPERTS = Experts(WIDTH, 4, 2, 64)
+
+
+def compile_only(kernel: Any, *args: object, grid: object, warmup: bool, **options: Any) -> None:
+    """What a launch becomes: its kernel is compiled for these arguments and not run."""
+    del grid, warmup
+    given = dict(zip(kernel.arg_names, args, strict=False)) | options
+    stages = {"num_stages": given.pop("num_stages")} if "num_stages" in given else {}
+    signature = {p.name: "constexpr" if p.is_constexpr else _kind(given[p.name]) for p in kernel.params}
+    constants = {(p.num,): given[p.name] for p in kernel.params if p.is_constexpr}
+    source = ASTSource(kernel, signature, constants)
+    compiled = triton.compile(source, target=AMPERE, options=stages)
+    name = f"{kernel.fn.__module__}.{kernel.fn.__name__}".removeprefix("headwater.mixers.")
+    print(json.dumps({"kernel": name, "shared": compiled.metadata.shared}), flush=True)
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return POINTERS[value.dtype]
+    return "fp32" if isinstance(value, float) else "i32"
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.bfloat16)
+
+
+def main() -> None:
+    gpu.DEVICES = ("cpu",)
+    use(Numerics("plain"))
+    JITFunction.run = compile_only
+    kernel_check.CUTS, kernel_check.SEQUENCES = (64,), (7,)
+    for layer in (DELTA_NET, DELTA_ATTENTION, MAMBA2):
+        tensors = {name: random(*shape).float() for name, shape in layer.tensors().items()}
+        mixer = RECURRENT[type(layer)](layer, Weights(tensors))
+        list(kernel_check.broken_recurrence(layer, mixer, random, "cpu"))
+    for shape in ATTENTION:
+        list(kernel_check.broken_attention(shape, random, "cpu"))
+    list(kernel_check.broken_latent_attention(LATENT, random, "cpu"))
+    list(kernel_check.broken_experts(EXPERTS, random, "cpu"))
+
+
+if __name__ == "__main__":
+    main()

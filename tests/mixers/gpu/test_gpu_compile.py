@@ -1,0 +1,33 @@
+"""The kernels compile for a card, and fit into its shared memory, though there is none here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SHARED = 99 * 1024  # bytes that a program may have on every card since compute capability 8.0
+KERNELS = {
+    "gpu.convolution._convolve", "gpu.convolution._keep_tail", "gpu.experts._product",
+    "gated_delta_net.gpu._invert", "gated_delta_net.gpu._advance", "gated_delta_net.gpu._decode",
+    "delta_attention.gpu._advance", "delta_attention.gpu._decode", "mamba2.gpu._advance", "mamba2.gpu._decode",
+    "attention.gpu._prefill", "attention.gpu._decode_split", "attention.gpu._merge",
+    "latent_attention.gpu._decode_split",
+}  # fmt: skip
+
+
+@pytest.mark.full
+def test_kernels_compile_and_fit_the_shared_memory_of_a_card() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.mixers.gpu.compiled"],
+        cwd=Path(__file__).parents[3], env=environment, capture_output=True, text=True, timeout=900, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    compiled = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert {one["kernel"] for one in compiled} == KERNELS
+    assert [one for one in compiled if one["shared"] > SHARED] == []
