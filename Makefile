@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 DATA ?= ../shared/data
 
-.PHONY: install install-dev demo test test-full lint bench bench-lab results policies families screenshot soak soak-memory tenant-timing fuzz clean
+.PHONY: install install-dev demo test test-full lint bench bench-lab results policies families train screenshot soak soak-memory tenant-timing fuzz clean
 
 # torch first and pinned: an open range would bring gigabytes of CUDA packages
 $(BIN)/python:
@@ -64,6 +64,11 @@ results: $(VENV)/.dev
 # the page of all families, from the code
 families: $(VENV)/.dev
 	$(BIN)/python -m headwater.models.families.page docs/families.md
+
+# the embedded model, from scratch; goes on where an earlier run stopped: make train TEXTS=FOLDER [RECIPE=smoke]
+train: $(VENV)/.dev
+	$(BIN)/python -m training --recipe $(or $(RECIPE),cpu) --out build/training-$(or $(RECIPE),cpu) $(if $(TEXTS),--texts $(TEXTS))
+	$(BIN)/python -m training.curve build/training-$(or $(RECIPE),cpu) build/training-$(or $(RECIPE),cpu)/curve.png
 
 # of the live page, for the docs: needs chromium and chromedriver
 screenshot: $(VENV)/.dev

@@ -1,0 +1,57 @@
+"""From nothing to a checkpoint that is served, in one command."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headwater.models.load import load_model
+from tests.support import Bench
+from training.curve import draw, lines
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    command = [sys.executable, "-m", "training", "--recipe", "smoke", "--no-compile", "--out", str(folder)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    assert "step 20 of 25" in ended.stdout
+    return folder
+
+
+def test_the_loss_falls(run: Path) -> None:
+    losses = [json.loads(line)["loss"] for line in (run / "log.jsonl").read_text().splitlines()]
+    assert len(losses) == 25
+    assert sum(losses[-5:]) / 5 < 0.9 * losses[0]
+
+
+def test_the_checkpoint_is_served(run: Path) -> None:
+    loaded = load_model(run / "checkpoint", "float32")
+    tokens = loaded.tokenizer.encode("Documents:\n\nThe mayor of Port Oslen is Mara Teldin.").ids
+    bench = Bench(loaded.model)
+    logits = bench.prefill(bench.sequence(len(tokens)), tokens)
+    assert logits.isfinite().all()
+    assert logits.std() > 0
+
+
+def test_its_picture_is_drawn(run: Path, tmp_path: Path) -> None:
+    draw(run / "log.jsonl", tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").stat().st_size > 5000
+
+
+def test_lines_are_means_weighted_by_answers() -> None:
+    entries = [
+        {"tokens": 10, "loss": 4.0, "n_single": 1, "right_single": 1.0},
+        {"tokens": 10, "loss": 2.0, "n_single": 3, "right_single": 0.0},
+        {"tokens": 20, "loss": 1.0, "n_absent": 2, "right_absent": 0.5},
+    ]
+    seen, found = lines(entries, points=2)
+    assert seen == [20e-6, 40e-6]
+    assert found == {"loss": [3.0, 1.0], "single": [0.25, None], "absent": [None, 0.5]}
