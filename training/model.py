@@ -148,11 +148,15 @@ LAYERS: dict[type[Layer], Any] = {
 }
 
 
+ADDS = ("o_proj.weight", "out_proj.weight", "down_proj.weight")  # to the residual stream
+
+
 def begin(name: str, weight: torch.Tensor, generator: torch.Generator) -> None:
-    """Decays forget over 10 to some thousand tokens (dt and A as in Mamba-2's code: Dao and Gu 2024)."""
-    if name in ("o_proj.weight", "out_proj.weight", "down_proj.weight"):
-        weight.zero_()
-    elif name == "A_log":
+    """Decays forget over 10 to some thousand tokens (dt and A as in Mamba-2's code: Dao and Gu 2024).
+
+    What adds to the residual stream begins half as large as the rest. From zero, recall is learned later.
+    """
+    if name == "A_log":
         weight.uniform_(0.5, 4.0, generator=generator).log_()
     elif name == "dt_bias":
         steps = weight.uniform_(math.log(1e-3), math.log(0.1), generator=generator).exp_()
@@ -164,7 +168,8 @@ def begin(name: str, weight: torch.Tensor, generator: torch.Generator) -> None:
     elif weight.dim() == 1:
         weight.zero_()
     else:
-        weight.normal_(0.0, weight.shape[-1] ** -0.5, generator=generator)
+        scale = 0.5 if name in ADDS else 1.0
+        weight.normal_(0.0, scale * weight.shape[-1] ** -0.5, generator=generator)
 
 
 class TrainedHybrid(nn.Module):
@@ -183,7 +188,7 @@ class TrainedHybrid(nn.Module):
 
     @classmethod
     def random(cls, architecture: Architecture, seed: int, dtype: torch.dtype = torch.bfloat16) -> TrainedHybrid:
-        """Weights to begin with. What adds to the residual stream is zero."""
+        """Weights to begin with."""
         model = cls(architecture, dtype)
         generator = torch.Generator().manual_seed(seed)
         nn.init.normal_(model.embed, 0.0, 0.02, generator)

@@ -97,7 +97,8 @@ class Recipe:
 
 RECALL = {"single": 1.0, "two_hop": 0.6, "absent": 0.3}
 ALL = {**RECALL, "memory": 0.3, "persona": 0.2, "tool": 0.3, "text": 0.3}
-FIRST = {"pairs": 1.5, "single": 1.0, "two_hop": 0.1, "absent": 0.1, "memory": 0.2, "text": 0.1}
+FIRST = {"pairs": 1.0, "single": 0.2}
+SECOND = {"pairs": 0.4, "single": 1.0, "two_hop": 0.1, "absent": 0.1, "memory": 0.2, "text": 0.1}
 RECIPES: dict[str, Recipe] = {
     "cpu": Recipe(
         hidden=192,
@@ -105,7 +106,8 @@ RECIPES: dict[str, Recipe] = {
         heads=3,
         intermediate=512,
         stages=(
-            Stage(384, 12, 2000, FIRST),
+            Stage(256, 16, 800, FIRST),
+            Stage(384, 12, 1500, SECOND),
             Stage(768, 6, 2000, ALL),
             Stage(1280, 4, 1500, ALL),
             Stage(2304, 3, 500, ALL),

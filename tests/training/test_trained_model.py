@@ -21,7 +21,7 @@ LENGTH = 200
 
 @pytest.fixture(scope="module")
 def model() -> TrainedHybrid:
-    """Nothing zero: what starts at zero is drawn, too."""
+    """No vector of zeros: what starts at zero is drawn, too."""
     made = TrainedHybrid.random(read_config(RECIPES["smoke"].config, "float32"), 3, torch.float32)
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
