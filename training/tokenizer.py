@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 
-from headwater.models.tiny.tokenizer import END_OF_TEXT, MARKUP, SPLIT, TURN_END, TURN_START
+from headwater.models.tiny.tokenizer import END_OF_TEXT, MARKUP, TURN_END, TURN_START, byte_pairs
 from headwater.models.tiny.tokenizer import SPECIAL as TURN_MARKS
 from training.tasks import Example, draw
 from training.tasks.budget import Count
@@ -37,24 +37,7 @@ PROMPT_WEIGHT = 0.1  # of the loss on what others say; what the assistant says c
 
 def train(texts: Passages | None = None, vocab_size: int = VOCAB, seed: int = 0, examples: int = EXAMPLES) -> Tokenizer:
     """A tokenizer of exactly `vocab_size` tokens; the same texts and seed give the same one."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(SPLIT), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - len(SPECIAL) - len(MARKUP),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(_corpus(texts or fallback(), seed, examples), trainer)
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
-    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in MARKUP])
-    return tokenizer
+    return byte_pairs(vocab_size, _corpus(texts or fallback(), seed, examples), SPECIAL)
 
 
 def load(path: Path | str = FILE) -> Tokenizer:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from headwater.client import received
 from headwater.client.sse import EventParser
 
 Json = dict[str, Any]
@@ -60,7 +61,7 @@ class Answer:
     @property
     def cached_tokens(self) -> int | None:
         """None where the server does not tell."""
-        return _object(self.usage.get("prompt_tokens_details")).get("cached_tokens")
+        return received.object_of(self.usage.get("prompt_tokens_details")).get("cached_tokens")
 
     @property
     def output_tokens(self) -> int | None:
@@ -90,9 +91,13 @@ class Answer:
         if event.get("error"):
             self.error = error_message(event)
             self._error_code = event["error"].get("code") if isinstance(event["error"], dict) else None
-        self.usage = _object(event.get("usage")) or self.usage
-        self.account = _object(event.get("headwater")) or self.account
-        pieces = [piece for choice in _list(event.get("choices")) for piece in self._choice(_object(choice))]
+        self.usage = received.object_of(event.get("usage")) or self.usage
+        self.account = received.object_of(event.get("headwater")) or self.account
+        pieces = [
+            piece
+            for choice in received.list_of(event.get("choices"))
+            for piece in self._choice(received.object_of(choice))
+        ]
         if pieces:
             self._came(now)
         for piece in pieces:
@@ -100,16 +105,16 @@ class Answer:
         return pieces
 
     def _choice(self, choice: Json) -> Iterator[Piece]:
-        self.finish_reason = _text(choice.get("finish_reason")) or self.finish_reason
-        delta = _object(choice.get("delta"))
+        self.finish_reason = received.text_of(choice.get("finish_reason")) or self.finish_reason
+        delta = received.object_of(choice.get("delta"))
         for name in REASONING:
-            if text := _text(delta.get(name)):
+            if text := received.text_of(delta.get(name)):
                 yield Piece("reasoning", text)
-        if text := _text(choice.get("text")) or _text(delta.get("content")):
+        if text := received.text_of(choice.get("text")) or received.text_of(delta.get("content")):
             yield Piece("text", text)
-        for call in _list(delta.get("tool_calls")):
-            function = _object(_object(call).get("function"))
-            yield Piece("tool", _text(function.get("name")) + _text(function.get("arguments")))
+        for call in received.list_of(delta.get("tool_calls")):
+            function = received.object_of(received.object_of(call).get("function"))
+            yield Piece("tool", received.text_of(function.get("name")) + received.text_of(function.get("arguments")))
 
     def _came(self, now: float) -> None:
         if self.last is not None:
@@ -117,19 +122,6 @@ class Answer:
         else:
             self.first = now
         self.last = now
-
-
-# What a server sends in the place of a value that it should not: as good as nothing.
-def _object(value: object) -> Json:
-    return value if isinstance(value, dict) else {}
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
 
 
 def error_message(body: object) -> str:

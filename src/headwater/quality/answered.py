@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from headwater.client import received
+
 Json = dict[str, Any]
 
 
@@ -34,33 +36,25 @@ class Answered:
 
 def answered_of(item: int, column: str, body: Json) -> Answered:
     """Of a chat completion, as far as it has what it should."""
-    choice = _object(next(iter(_list(body.get("choices"))), None))
-    message, usage = _object(choice.get("message")), _object(body.get("usage"))
-    functions = [_object(_object(call).get("function")) for call in _list(message.get("tool_calls"))]
-    told = _object(choice.get("logprobs")).get("content")
+    choice = received.object_of(next(iter(received.list_of(body.get("choices"))), None))
+    message, usage = received.object_of(choice.get("message")), received.object_of(body.get("usage"))
+    functions = [
+        received.object_of(received.object_of(call).get("function"))
+        for call in received.list_of(message.get("tool_calls"))
+    ]
+    told = received.object_of(choice.get("logprobs")).get("content")
     return Answered(
         item,
         column,
         "ok" if choice else "error",
         "" if choice else "the answer has no choices",
-        text=_text(message.get("content")),
-        calls=tuple({name: _text(function.get(name)) for name in ("name", "arguments")} for function in functions),
+        text=received.text_of(message.get("content")),
+        calls=tuple(
+            {name: received.text_of(function.get(name)) for name in ("name", "arguments")} for function in functions
+        ),
         finish_reason=choice.get("finish_reason"),
-        logprobs=tuple(_object(entry).get("logprob") for entry in told) if isinstance(told, list) else None,
+        logprobs=tuple(received.object_of(entry).get("logprob") for entry in told) if isinstance(told, list) else None,
         prompt_tokens=usage.get("prompt_tokens"),
-        cached_tokens=_object(usage.get("prompt_tokens_details")).get("cached_tokens"),
-        reason=_object(body.get("headwater")).get("reason"),
+        cached_tokens=received.object_of(usage.get("prompt_tokens_details")).get("cached_tokens"),
+        reason=received.object_of(body.get("headwater")).get("reason"),
     )
-
-
-# What a server sends in the place of a value that it should not: as good as nothing.
-def _object(value: object) -> Json:
-    return value if isinstance(value, dict) else {}
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""

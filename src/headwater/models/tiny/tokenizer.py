@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from headwater.models.tiny import words
@@ -16,6 +18,11 @@ CORPUS_LINES = 6000
 
 def train(vocab_size: int, seed: int) -> Tokenizer:
     """A tokenizer of exactly `vocab_size` tokens: the same seed gives the same one."""
+    return byte_pairs(vocab_size, words.lines(CORPUS_LINES, seed), SPECIAL)
+
+
+def byte_pairs(vocab_size: int, texts: Iterable[str | Iterable[str]], special: tuple[str, ...]) -> Tokenizer:
+    """Byte-level BPE of exactly `vocab_size` tokens, learned from `texts`; special tokens and MARKUP come last."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -26,12 +33,12 @@ def train(vocab_size: int, seed: int) -> Tokenizer:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - len(SPECIAL) - len(MARKUP),
+        vocab_size=vocab_size - len(special) - len(MARKUP),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(words.lines(CORPUS_LINES, seed), trainer)
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in MARKUP])
     return tokenizer
 
