@@ -106,12 +106,12 @@ RECIPES: dict[str, Recipe] = {
         heads=3,
         intermediate=512,
         stages=(
-            Stage(256, 16, 800, FIRST),
-            Stage(384, 12, 1500, SECOND),
+            Stage(256, 16, 600, FIRST),
+            Stage(384, 12, 1000, SECOND),
             Stage(768, 6, 2000, ALL),
             Stage(1280, 4, 1500, ALL),
-            Stage(2304, 3, 500, ALL),
-            Stage(4352, 2, 300, ALL),
+            Stage(2304, 3, 600, ALL),
+            Stage(4352, 2, 400, ALL),
         ),
     ),
     "smoke": Recipe(
