@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -14,7 +15,7 @@ settle()
 import torch  # noqa: E402
 
 from training import tokenizer  # noqa: E402
-from training.export import TOKENIZER, export  # noqa: E402
+from training.export import TOKENIZER, adopt, export  # noqa: E402
 from training.loop import Training  # noqa: E402
 from training.model import compiled  # noqa: E402
 from training.recipe import RECIPES  # noqa: E402
@@ -39,6 +40,7 @@ def main() -> None:
     parser.add_argument("--recipe", choices=RECIPES, default="cpu")
     parser.add_argument("--out", type=Path, required=True, help="folder of the run: tokenizer, state, log, checkpoint")
     parser.add_argument("--texts", type=Path, help="folder of plain text; without it a few paragraphs")
+    parser.add_argument("--begin", type=Path, help="checkpoint whose weights and tokenizer a new run begins with")
     parser.add_argument("--until", type=int, help="stop after this step of the recipe")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
@@ -51,9 +53,13 @@ def main() -> None:
         compiled()
     options.out.mkdir(parents=True, exist_ok=True)
     file = options.out / TOKENIZER
+    if options.begin is not None and not file.exists():
+        shutil.copyfile(options.begin / TOKENIZER, file)
     if not file.exists():
         tokenizer.train(passages(options.texts) if options.texts else None).save(str(file))
     training = Training(RECIPES[options.recipe], options.out, options.device)
+    if options.begin is not None and training.step == 0:
+        adopt(training.model, options.begin)
     seconds = time.perf_counter()
     seen: list[dict[str, float]] = []
     for entry in training.run(options.texts, options.until):

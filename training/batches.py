@@ -9,7 +9,9 @@ import multiprocessing
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from queue import Empty
 
 import numpy as np
 import torch
@@ -19,6 +21,7 @@ from training.source import Source
 from training.tasks.example import RECALL
 
 AHEAD = 8  # batches
+LOOKED_EVERY = 5.0  # seconds, at the process that draws them
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,16 @@ def _produce(recipe: Recipe, tokenizer: Path, texts: Path | None, first: int, qu
         queue.put((batch.token_BT.numpy(), batch.label_BT.numpy()))
 
 
+def _taken(queue: multiprocessing.Queue, process: BaseProcess) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+    """Raises RuntimeError where the other process ended before its time; it has told why."""
+    while True:
+        try:
+            return queue.get(timeout=LOOKED_EVERY)
+        except Empty:
+            if not process.is_alive():
+                raise RuntimeError(f"drawing batches ended with exit code {process.exitcode}") from None
+
+
 def batches(recipe: Recipe, tokenizer: Path, texts: Path | None, first: int) -> Iterator[Batch]:
     """All batches from step `first` on, made ahead in another process. `tokenizer` is a tokenizer.json."""
     context = multiprocessing.get_context("spawn")
@@ -57,7 +70,7 @@ def batches(recipe: Recipe, tokenizer: Path, texts: Path | None, first: int) -> 
     process.start()
     try:
         for _ in range(first, recipe.steps):
-            yield Batch(*map(torch.from_numpy, queue.get()))
+            yield Batch(*map(torch.from_numpy, _taken(queue, process)))
     finally:
         process.terminate()
         process.join()

@@ -42,7 +42,9 @@ def draw(log: Path, picture: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    seen, found = lines([json.loads(line) for line in log.read_text("utf-8").splitlines()])
+    entries = (json.loads(line) for line in log.read_text("utf-8").splitlines())
+    by_step = {entry["step"]: entry for entry in entries}  # steps that were done again after a stop count once
+    seen, found = lines([by_step[step] for step in sorted(by_step)])
     figure, (above, below) = pyplot.subplots(2, 1, figsize=(8, 7), sharex=True, layout="constrained")
     above.plot(seen, found.pop("loss"), color="black")
     above.set_ylabel("loss of what is learned, nats a token")

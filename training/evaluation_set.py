@@ -18,7 +18,7 @@ from training.tasks.example import ABSENT, MEMORY, PERSONA, SINGLE, TOOL, TWO_HO
 from training.tasks.recall import SEGMENT
 from training.tasks.split import TEST
 from training.template import rendered
-from training.tokenizer import FILE, counter, load
+from training.tokenizer import counter, load
 
 SEED = 7
 ITEMS = 200  # of a cell
@@ -125,7 +125,7 @@ def write(path: Path, tokenizer: Tokenizer, per_cell: int = ITEMS, seed: int = S
 def main() -> None:
     parser = argparse.ArgumentParser(description="Write the held-out set.")
     parser.add_argument("out", type=Path)
-    parser.add_argument("--tokenizer", type=Path, default=FILE)
+    parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json; without it the embedded model's")
     parser.add_argument("--items", type=int, default=ITEMS, help="of each kind and length")
     options = parser.parse_args()
     number = write(options.out, load(options.tokenizer), options.items)

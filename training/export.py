@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from importlib import resources
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
-from headwater.models.tiny import tokenizer as markup
+from training import template
+from training.bpe import END_OF_TEXT, TURN_END, config
 from training.model import TrainedHybrid, Weights
 from training.recipe import Recipe
 
@@ -31,15 +31,22 @@ def tensors(model: TrainedHybrid) -> dict[str, torch.Tensor]:
     return {name: tensor.detach() for name, tensor in named.items()}
 
 
+@torch.no_grad()
+def adopt(model: TrainedHybrid, folder: Path) -> None:
+    """Take the weights of an exported checkpoint. KeyError for one that it lacks, RuntimeError for another shape."""
+    stored = load_file(folder / "model.safetensors")
+    for name, tensor in tensors(model).items():
+        tensor.copy_(stored[name])
+
+
 def export(model: TrainedHybrid, recipe: Recipe, tokenizer: Path, folder: Path, dtype: torch.dtype) -> None:
     """A folder that `headwater serve` takes. `tokenizer` is a tokenizer.json."""
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(tokenizer, folder / TOKENIZER)
-    template = resources.files("headwater.models.tiny") / "chat_template.jinja"
-    (folder / "chat_template.jinja").write_text(template.read_text("utf-8"), "utf-8")
+    shutil.copyfile(template.FILE, folder / template.FILE.name)
     ids = Tokenizer.from_file(str(tokenizer))
-    end, pad = ids.token_to_id(markup.TURN_END), ids.token_to_id(markup.END_OF_TEXT)
-    _write(folder / "tokenizer_config.json", markup.config())
+    end, pad = ids.token_to_id(TURN_END), ids.token_to_id(END_OF_TEXT)
+    _write(folder / "tokenizer_config.json", config())
     _write(folder / "generation_config.json", {"do_sample": False, "eos_token_id": [end, pad], "pad_token_id": pad})
     name = str(dtype).removeprefix("torch.")
     _write(folder / "config.json", recipe.config | {"dtype": name, "eos_token_id": end, "pad_token_id": pad})

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,8 @@ from headwater.layers.feed_forward import Mlp
 from headwater.layers.layer import Layer
 from headwater.layers.rotary import Rotary
 from headwater.spec import Architecture
+from training import convolution
+from training.convolution import ShortConvolution
 from training.delta_rule import Chunks, advance, prepare, read
 
 
@@ -48,54 +50,62 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return F.rms_norm(x.float(), weight.shape, weight, eps)
 
 
+class Norm(NamedTuple):
+    """Of a layer's input."""
+
+    weight_C: torch.Tensor
+    offset: float  # added to the weight
+    eps: float
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return rms_norm(x, self.weight_C + self.offset, self.eps)
+
+
 NAMES = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
 
 
 class DeltaNetLayer(Weights):
-    """Projections, short convolution, gates, delta rule, gated norm."""
+    """The residual stream after projections, short convolution, gates, delta rule, gated norm."""
 
     def __init__(self, shape: DeltaNet, dtype: torch.dtype) -> None:
         super().__init__(shape.tensors(), dtype)
         self.shape = shape
 
-    def forward(self, x_BTC: torch.Tensor) -> torch.Tensor:
-        chunks, gate = self.before(x_BTC)
-        return self.after((chunks.read_MntK, chunks.attend_Mntt), advance(chunks), gate)
+    def forward(self, x_BTC: torch.Tensor, norm: Norm) -> torch.Tensor:
+        mixed, *gates = self.project(x_BTC, norm)
+        mixed = ShortConvolution.apply(mixed, self["conv1d.weight"][:, 0].T.contiguous())
+        chunks, z = self.before(mixed, *gates)
+        return self.after(x_BTC, (chunks.read_MntK, chunks.attend_Mntt), advance(chunks), z)
 
-    def before(self, x_BTC: torch.Tensor) -> tuple[Chunks, torch.Tensor]:
+    def project(self, x_BTC: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, ...]:
+        """What goes through the convolution, and what makes the gates: z, b, a."""
+        s = self.shape
+        return self.product(norm(x_BTC), *NAMES).split((s.channels, s.v_heads * s.v_dim, s.v_heads, s.v_heads), -1)
+
+    def before(
+        self, mixed: torch.Tensor, z: torch.Tensor, b: torch.Tensor, a: torch.Tensor
+    ) -> tuple[Chunks, torch.Tensor]:
         """What the recurrence takes, and the gate of its output."""
         s = self.shape
-        widths = (s.channels, s.v_heads * s.v_dim, s.v_heads, s.v_heads)
-        mixed, z, b, a = (x.float() for x in self.product(x_BTC, *NAMES).split(widths, -1))
-        mixed = self._convolved(mixed)
         q, k, v = mixed.split((s.k_heads * s.k_dim, s.k_heads * s.k_dim, s.v_heads * s.v_dim), -1)
         q, k = (x.unflatten(-1, (s.k_heads, s.k_dim)) for x in (q, k))
         q, k = (x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for x in (q, k))
         q, k = ((x * scale).repeat_interleave(s.v_heads // s.k_heads, -2) for x, scale in ((q, s.k_dim**-0.5), (k, 1)))
-        g = -self["A_log"].exp() * F.softplus(a + self["dt_bias"])
-        return prepare(q, k, v.unflatten(-1, (s.v_heads, s.v_dim)), g, b.sigmoid()), z
+        g = -self["A_log"].exp() * F.softplus(a.float() + self["dt_bias"])
+        return prepare(q, k, v.unflatten(-1, (s.v_heads, s.v_dim)), g, b.float().sigmoid()), z.float()
 
     def after(
         self,
+        x_BTC: torch.Tensor,
         chunks_read: tuple[torch.Tensor, torch.Tensor],
         advanced: tuple[torch.Tensor, torch.Tensor],
         z: torch.Tensor,
     ) -> torch.Tensor:
-        """Rows from what was read of the states."""
+        """The residual stream with rows from what was read of the states."""
         s = self.shape
         out = rms_norm(read(chunks_read, advanced, *z.shape[:2]), self["norm.weight"], s.norm_eps)
         gated = out * F.silu(z).unflatten(-1, (s.v_heads, s.v_dim))
-        return self.product(gated.flatten(-2), "out_proj")
-
-    def _convolved(self, mixed_BTX: torch.Tensor) -> torch.Tensor:
-        weight = self["conv1d.weight"][:, 0]
-        taps = weight.shape[1]
-        padded = F.pad(mixed_BTX.float(), (0, 0, taps - 1, 0))
-        length = mixed_BTX.shape[1]
-        total = padded[:, :length] * weight[:, 0]
-        for tap in range(1, taps):
-            total = torch.addcmul(total, padded[:, tap : tap + length], weight[:, tap])
-        return F.silu(total)
+        return x_BTC + self.product(gated.flatten(-2), "out_proj")
 
 
 class AttentionLayer(Weights):
@@ -105,10 +115,11 @@ class AttentionLayer(Weights):
         super().__init__(shape.tensors(), dtype)
         self.shape = shape
 
-    def forward(self, x_BTC: torch.Tensor) -> torch.Tensor:
+    def forward(self, x_BTC: torch.Tensor, norm: Norm) -> torch.Tensor:
         s = self.shape
         assert s.rotary is not None
-        q, k, v = (self.product(x_BTC, f"{name}_proj") for name in "qkv")
+        normed_BTC = norm(x_BTC)
+        q, k, v = (self.product(normed_BTC, f"{name}_proj") for name in "qkv")
         q, gate = q.unflatten(-1, (s.heads, -1)).chunk(2, -1)
         q = rms_norm(q, self["q_norm.weight"] + s.norm_offset, s.norm_eps)
         k = rms_norm(k.unflatten(-1, (s.kv_heads, -1)), self["k_norm.weight"] + s.norm_offset, s.norm_eps)
@@ -116,7 +127,7 @@ class AttentionLayer(Weights):
         v = v.unflatten(-1, (s.kv_heads, -1)).transpose(1, 2)
         k, v = (x.repeat_interleave(s.heads // s.kv_heads, 1) for x in (k, v))
         read = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.product((read.transpose(1, 2) * gate.sigmoid()).flatten(-2), "o_proj")
+        return x_BTC + self.product((read.transpose(1, 2) * gate.sigmoid()).flatten(-2), "o_proj")
 
 
 def rotate(x_BTHD: torch.Tensor, rotary: Rotary) -> torch.Tensor:
@@ -136,9 +147,10 @@ class MlpLayer(Weights):
     def __init__(self, shape: Mlp, dtype: torch.dtype) -> None:
         super().__init__(shape.tensors(), dtype)
 
-    def forward(self, x_BTC: torch.Tensor) -> torch.Tensor:
-        hidden = F.silu(self.product(x_BTC, "gate_proj")) * self.product(x_BTC, "up_proj")
-        return self.product(hidden, "down_proj")
+    def forward(self, x_BTC: torch.Tensor, norm: Norm) -> torch.Tensor:
+        normed_BTC = norm(x_BTC)
+        hidden = F.silu(self.product(normed_BTC, "gate_proj")) * self.product(normed_BTC, "up_proj")
+        return x_BTC + self.product(hidden, "down_proj")
 
 
 LAYERS: dict[type[Layer], Any] = {
@@ -205,8 +217,8 @@ class TrainedHybrid(nn.Module):
         a = self.architecture
         x_BTC = F.embedding(token_BT, self.embed)
         for norm_C, part in zip(self.norms, self.parts, strict=True):
-            x_BTC = x_BTC + part(rms_norm(x_BTC, norm_C + a.norm_offset, a.norm_eps))
-        return rms_norm(x_BTC, self.final_norm + a.norm_offset, a.norm_eps)
+            x_BTC = part(x_BTC, Norm(norm_C, a.norm_offset, a.norm_eps))
+        return Norm(self.final_norm, a.norm_offset, a.norm_eps)(x_BTC)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         weight_VC = self.embed if self.head is None else self.head
@@ -215,10 +227,16 @@ class TrainedHybrid(nn.Module):
 
 def compiled() -> None:
     """Have torch write fused code for the layers: half the time of a step, where there is a C++ compiler."""
-    for owner, name in (
+    functions: tuple[tuple[Any, str], ...] = (
+        (DeltaNetLayer, "project"),
         (DeltaNetLayer, "before"),
         (DeltaNetLayer, "after"),
         (AttentionLayer, "forward"),
         (MlpLayer, "forward"),
-    ):
+        (convolution, "activated"),
+        (convolution, "before_activation"),
+        (convolution, "of_weights"),
+        (convolution, "summed"),
+    )
+    for owner, name in functions:
         setattr(owner, name, torch.compile(getattr(owner, name), dynamic=False))

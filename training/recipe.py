@@ -107,11 +107,11 @@ RECIPES: dict[str, Recipe] = {
         intermediate=512,
         stages=(
             Stage(256, 16, 600, FIRST),
-            Stage(384, 12, 1000, SECOND),
-            Stage(768, 6, 2000, ALL),
-            Stage(1280, 4, 1500, ALL),
-            Stage(2304, 3, 600, ALL),
-            Stage(4352, 2, 400, ALL),
+            Stage(384, 12, 700, SECOND),
+            Stage(768, 6, 900, ALL),
+            Stage(1280, 4, 500, ALL),
+            Stage(2304, 2, 200, ALL),
+            Stage(4352, 2, 80, ALL),
         ),
     ),
     "smoke": Recipe(

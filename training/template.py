@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from datetime import datetime
 from functools import cache
-from importlib import resources
+from pathlib import Path
 
 from headwater.server.template import ChatTemplate
 from training.tasks.example import TEXT, Example, Message, Tool
 
+FILE = Path(__file__).with_name("chat_template.jinja")
 NOW = datetime(2000, 1, 1)  # the template shows no time
 
 
 @cache
 def chat_template() -> ChatTemplate:
-    """The tiny model's own."""
-    return ChatTemplate(resources.files("headwater.models.tiny").joinpath("chat_template.jinja").read_text("utf-8"))
+    return ChatTemplate(FILE.read_text("utf-8"))
 
 
 def rendered(messages: list[Message], tools: list[Tool] | None = None, generate: bool = False) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import random
 import re
 from collections.abc import Iterable, Iterator
@@ -11,8 +10,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from headwater.models.tiny.tokenizer import END_OF_TEXT, MARKUP, TURN_END, TURN_START, byte_pairs
-from headwater.models.tiny.tokenizer import SPECIAL as TURN_MARKS
+from headwater.models.embedded import embedded
+from training.bpe import END_OF_TEXT, MARKUP, TURN_END, TURN_MARKS, TURN_START, byte_pairs
 from training.tasks import Example, draw
 from training.tasks.budget import Count
 from training.tasks.example import KINDS, TEXT
@@ -20,11 +19,10 @@ from training.tasks.recall import SEGMENT
 from training.tasks.split import TRAIN
 from training.tasks.words import SYLLABLES
 from training.template import example_text
-from training.text import Passages, fallback, passages
+from training.text import Passages, fallback
 
 VOCAB = 4096
 SPECIAL = (*TURN_MARKS, SEGMENT)
-FILE = Path(__file__).with_name("tokenizer.json")  # as `python -m training.tokenizer` writes it
 EXAMPLES, EXAMPLE_TOKENS = 3000, 512  # of the mixture, for the vocabulary
 PROSE = 3_000_000  # characters of plain text, for the vocabulary
 CODE = re.compile(r"\b[A-Z]{2}-\d{3}\b")
@@ -40,15 +38,16 @@ def train(texts: Passages | None = None, vocab_size: int = VOCAB, seed: int = 0,
     return byte_pairs(vocab_size, _corpus(texts or fallback(), seed, examples), SPECIAL)
 
 
-def load(path: Path | str = FILE) -> Tokenizer:
-    return Tokenizer.from_file(str(path))
+def load(path: Path | None = None) -> Tokenizer:
+    """Of a tokenizer.json; without one, of the embedded model's."""
+    return Tokenizer.from_file(str(path or embedded() / "tokenizer.json"))
 
 
 def encode(example: Example, tokenizer: Tokenizer | None = None) -> tuple[list[int], list[float]]:
     """The ids that the server makes of the conversation, and what each counts as a target of the loss.
 
     What the assistant says, with the mark that ends it, counts 1, all else PROMPT_WEIGHT. Plain text counts 1
-    throughout and ends with <|endoftext|>. Without a tokenizer it is the one in FILE.
+    throughout and ends with <|endoftext|>. Without a tokenizer it is the embedded model's.
     """
     tokenizer = tokenizer or _loaded()
     text = example_text(example)
@@ -127,15 +126,3 @@ def _some(paragraphs: Iterable[str], rng: random.Random) -> Iterator[str]:
         if (characters := characters + len(paragraph)) > PROSE:
             return
         yield paragraph
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Train the tokenizer on the mixture and on plain text.")
-    parser.add_argument("texts", type=Path, nargs="?", help="folder of the plain texts; without it a few paragraphs")
-    parser.add_argument("--out", type=Path, default=FILE)
-    options = parser.parse_args()
-    train(passages(options.texts) if options.texts else None).save(str(options.out))
-
-
-if __name__ == "__main__":
-    main()

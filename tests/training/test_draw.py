@@ -35,6 +35,13 @@ def test_examples_are_at_most_as_long_as_they_may_be(kind: str, split: str) -> N
             assert len(tokenizer.encode(example)[0]) <= tokens
 
 
+def test_documents_of_any_length_can_be_drawn() -> None:
+    """At 1,200 tokens documents begin to be longer: with as many of them as before, each has room for one fact."""
+    for tokens in range(1180, 2400, 10):
+        for seed in range(3):
+            assert draw(random.Random(f"{tokens} {seed}"), tokens, "train", ("single",)).asked
+
+
 @pytest.mark.parametrize("kind", ["single", "two_hop", "absent"])
 def test_examples_about_documents_fill_their_tokens(kind: str) -> None:
     lengths = [len(tokenizer.encode(example)[0]) for example in several(kind, 12, 1024)]

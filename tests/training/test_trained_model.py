@@ -11,7 +11,7 @@ import torch
 from headwater.models.families import read_config
 from headwater.models.load import load_model
 from tests.support import Bench
-from training.export import export
+from training.export import adopt, export, tensors
 from training.model import TrainedHybrid, Weights
 from training.recipe import RECIPES
 from training.tokenizer import train
@@ -79,3 +79,10 @@ def test_every_weight_is_learned(model: TrainedHybrid) -> None:
         assert weight.grad is not None, name
         assert weight.grad.abs().max() > 0, name
     model.zero_grad()
+
+
+def test_a_run_can_begin_with_the_weights_of_a_checkpoint(model: TrainedHybrid, folder: Path) -> None:
+    other = TrainedHybrid.random(read_config(RECIPES["smoke"].config, "float32"), 9, torch.float32)
+    adopt(other, folder)
+    for name, tensor in tensors(model).items():
+        assert torch.equal(tensors(other)[name], tensor), name

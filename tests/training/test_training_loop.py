@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from training.batches import draw
+from training.batches import batches, draw
 from training.loop import LOG, Training, right_answers
 from training.recipe import RECIPES, Recipe, Stage
 from training.source import LABELS, Source
@@ -48,6 +48,11 @@ def test_a_run_goes_on_where_it_stopped(begin: Callable[..., Training]) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6, msg=name)
     log = [json.loads(line) for line in (rest.folder / LOG).read_text().splitlines()]
     assert [entry["step"] for entry in log] == [1, 2, 3]
+
+
+def test_batches_that_cannot_be_drawn_end_the_run(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="ended with exit code 1"):
+        next(batches(RECIPE, tmp_path / "is not there.json", None, 0))
 
 
 def test_another_recipe_does_not_go_on(begin: Callable[..., Training]) -> None:

@@ -52,7 +52,8 @@ def draw_library(drawer: Drawer, tokens: int, chained: bool, count: Count) -> Li
     longest, most = (75, 16) if tokens <= SHORT else (140, 48)
     number = rng.randint(max(FEWEST, tokens // longest), max(FEWEST + 1, min(most, tokens // 25)))
     facts = max(1, tokens // (FACT * number))
-    per_entity = rng.choice([few for few in FACTS_PER_ENTITY if few[1] <= facts + 1 and few[0] >= 1 + (tokens > SHORT)])
+    fitting = [few for few in FACTS_PER_ENTITY if few[1] <= facts + 1 and few[0] >= 1 + (tokens > SHORT)]
+    per_entity = rng.choice(fitting or FACTS_PER_ENTITY[:1])
     drawn = draw_facts(drawer, tokens // FACT + tokens // 100 + 4, per_entity, chained)
     kept: list[Document] = []
     left = tokens
