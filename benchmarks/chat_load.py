@@ -6,17 +6,22 @@
 turns. A request may compute what lies past the longest prefix that was sent before or is part of an answer, and 64
 tokens. Answers that are prefilled when they end are counted apart. A turn that comes before the answer was prefilled
 computes it instead, which is the same work at another time, so single requests are held to what was sent.
-Each repetition has a namespace of its own.
+Each repetition has a namespace of its own. The weights are random, such that answers do not end and their text encodes
+back to their tokens.
 """
 
 from __future__ import annotations
 
 import random
+import shutil
+import tempfile
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 import measure
 import openai
@@ -24,17 +29,28 @@ from engines import Model, settle
 from measure import Row
 from servers import ServerThread
 
-from headwater.config import ServeConfig, user_cache_dir
+from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
-from headwater.models.tiny import ensure_default
+from headwater.models.embedded import embedded
 from headwater.schedule.planner import common_tokens
 from headwater.schedule.sequence import key_of
 from headwater.types import CacheAccount, Event, FinishedEvent, Generation, TokenEvent
+from tests import checkpoints
 
+RECIPE = "qwen3_5"
 CLIENTS, TURNS, SMALL_TURNS = 8, 12, 3
 SYSTEM, QUESTION, ANSWER = 600, 120, 48  # tokens, nearly
 SLACK = 64  # tokens a request
 PATIENCE = 300  # seconds
+
+
+@contextmanager
+def chat_checkpoint() -> Iterator[Path]:
+    """The folder of a random checkpoint with a chat template, as long as it is needed."""
+    with tempfile.TemporaryDirectory() as root:
+        folder = checkpoints.checkpoint(Path(root), RECIPE)
+        shutil.copy(embedded() / "chat_template.jinja", folder)
+        yield folder
 
 
 @dataclass(eq=False)
@@ -157,7 +173,8 @@ def worst(records: list[Record]) -> int:
 
 def main() -> None:
     given = measure.options(__doc__, "chat_load", repeats=5)
-    model = Model(ensure_default(user_cache_dir()))
+    with chat_checkpoint() as folder:
+        model = Model(folder)
     config = ServeConfig(memory=2 * 10**9)
     by_run, answers = [], []
     with model.engines(only=config) as (engine,):
@@ -170,7 +187,7 @@ def main() -> None:
                 settle(engine)
                 answers.append(engine.scheduler.answer_tokens - before)
                 by_run.append([record for record in watched.records if record.namespace == salt])
-    measure.report(given, rows_of(by_run, answers), model="the embedded default", clients=CLIENTS, turns=TURNS)
+    measure.report(given, rows_of(by_run, answers), model=f"random {RECIPE}", clients=CLIENTS, turns=TURNS)
 
 
 if __name__ == "__main__":

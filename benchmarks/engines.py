@@ -19,12 +19,12 @@ from headwater.engine.selfcheck import SelfCheck, self_check
 from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics
 from headwater.models.load import LoadedModel, load_model, read_spec
-from headwater.models.tiny.tokenizer import sayable
 from headwater.types import CacheAccount, Event, FailedEvent, FinishedEvent, Generation, SamplingParams, TokenEvent
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from tests import checkpoints
+from tests.checkpoints.tokenizer import sayable
 
 MODEL = "hidden 512, 8 layers (6 Gated DeltaNet, 2 attention), vocabulary 2,048"
 RECIPE, MAX_LENGTH = "qwen3_5_bench", 65536  # tokens

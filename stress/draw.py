@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from headwater.models.tiny.words import COMMON
+from tests.checkpoints.words import COMMON
 
 Body = dict[str, Any]
 

@@ -15,20 +15,19 @@ from headwater.engine.engine import Engine
 from headwater.engine.selfcheck import SelfCheck, self_check
 from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process
-from headwater.models.load import LoadedModel, load_model
-from headwater.models.tiny import ensure_default
+from headwater.models.embedded import embedded
+from headwater.models.load import LoadedModel, load_model, read_spec
 from headwater.server.app import create_app
 
 PATIENCE = 60  # seconds after which something that must happen has not
 
 
-def embedded_model(cache_dir: Path, threads: int = 2) -> tuple[LoadedModel, SelfCheck]:
-    """The embedded default, loaded once, and what the self-check says of this machine."""
+def embedded_model(threads: int = 2) -> tuple[LoadedModel, SelfCheck]:
+    """The embedded model, loaded once, and what the self-check says of this machine."""
     prepare_process(threads)
-    loaded = load_model(ensure_default(cache_dir))
-    check = self_check(loaded.spec)
+    check = self_check(read_spec(embedded()))
     numerics.use(Numerics(check.mode))
-    return loaded, check
+    return load_model(embedded()), check
 
 
 class LiveServer:

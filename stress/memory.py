@@ -15,7 +15,6 @@ import logging
 import sys
 import time
 
-from headwater.config import user_cache_dir
 from headwater.server.encoding import CACHE_BYTES, OVERHEAD
 from stress.census import census, grown
 from stress.live_server import LiveServer, embedded_model, release_free_memory, resident_bytes
@@ -46,7 +45,7 @@ def main() -> int:
     args = parser.parse_args()
     logging.getLogger("headwater").setLevel(logging.CRITICAL)
     sizes, counts = [], []
-    with LiveServer(*embedded_model(user_cache_dir()), PAGES, max_waiting=64) as server:
+    with LiveServer(*embedded_model(), PAGES, max_waiting=64) as server:
         requests, begun = ShortRequests(server.engine), time.monotonic()
         for done in range(ROUNDS):
             http = args.over_http // ROUNDS

@@ -24,13 +24,12 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from headwater.config import user_cache_dir
 from stress.answers import Choices, Wrong
 from stress.draw import Draw
 from stress.live_server import PATIENCE, LiveServer, embedded_model, release_free_memory, resident_bytes
 from stress.visits import KINDS, Client, post
 
-PAGES = 230  # a checkpoint takes 26 of them, and the state of each running request as many again
+PAGES = 120  # a checkpoint takes 10 of them, and the state of each running request as many again
 MAX_RUNNING, MAX_WAITING = 4, 12
 CHECK_EVERY = 2.0  # seconds
 MAX_SAMPLES = 200  # answers that are kept, drawn evenly from all
@@ -223,7 +222,7 @@ def main() -> int:
     args = parser.parse_args()
     logging.getLogger("headwater.request").setLevel(logging.ERROR)  # refusals are counted, not told
     limits = Limits(args.seconds, args.visits, args.clients)
-    run = soak(args.seed, limits, embedded_model(user_cache_dir()), Console(width=140))
+    run = soak(args.seed, limits, embedded_model(), Console(width=140))
     return 1 if run.faults else 0
 
 

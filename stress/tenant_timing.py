@@ -19,7 +19,6 @@ from dataclasses import dataclass
 import httpx
 import numpy as np
 
-from headwater.config import user_cache_dir
 from stress.live_server import PATIENCE, LiveServer, embedded_model
 
 PAGES = 4000
@@ -88,7 +87,7 @@ def main() -> int:
     args = parser.parse_args()
     latencies: Latencies = {SENT_BY_OTHER: [], SENT_BY_NOBODY: [], SENT_BY_SELF: []}
     with (
-        LiveServer(*embedded_model(user_cache_dir()), PAGES) as server,
+        LiveServer(*embedded_model(), PAGES) as server,
         httpx.Client(base_url=server.url, timeout=PATIENCE) as http,
     ):
         prober = Prober(http, server, random.Random(args.seed), args.tokens)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -15,17 +14,10 @@ LINE = "the quiet river flows under the old stone bridge and many people walk th
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory):
-    return {**os.environ, "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
-
-
-@pytest.fixture(scope="module")
-def url(environment):
+def url():
     """Of a server on a free port."""
     command = [sys.executable, "-m", "headwater", "serve", "--port", "0", "--memory", "200MB"]
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         try:
             found = (re.search(r"http://127\.0\.0\.1:\d+", line) for line in process.stdout)
             yield next(match[0] for match in found if match)
@@ -33,15 +25,15 @@ def url(environment):
             process.kill()
 
 
-def headwater(environment, *arguments, lines=""):
+def headwater(*arguments, lines=""):
     command = [sys.executable, "-m", "headwater", *arguments]
-    return subprocess.run(command, env=environment, input=lines, capture_output=True, text=True, timeout=PATIENCE)
+    return subprocess.run(command, input=lines, capture_output=True, text=True, timeout=PATIENCE)
 
 
-def test_bench_sees_the_hits_of_shared_prefixes(environment, url, tmp_path):
+def test_bench_sees_the_hits_of_shared_prefixes(url, tmp_path):
     path = tmp_path / "report.json"
     sizes = ["--prefix-tokens", "200", "--prompt-tokens", "20", "--output-tokens", "4", "--prefixes", "1"]
-    done = headwater(environment, "bench", "serve", "--url", url, *sizes, "--requests", "6", "--json", str(path))
+    done = headwater("bench", "serve", "--url", url, *sizes, "--requests", "6", "--json", str(path))
     assert done.returncode == 0, done.stderr
     (phase,) = json.loads(path.read_text())["phases"]
     summary, rows = phase["summary"], phase["rows"]
@@ -53,16 +45,16 @@ def test_bench_sees_the_hits_of_shared_prefixes(environment, url, tmp_path):
     assert sum(summary["reasons"].values()) == 6
 
 
-def test_the_second_turn_of_a_piped_chat_is_cached(environment, url):
-    done = headwater(environment, "chat", "--url", url, "--max-tokens", "8", lines=f"{LINE}\n{LINE}\n")
+def test_the_second_turn_of_a_piped_chat_is_cached(url):
+    done = headwater("chat", "--url", url, "--max-tokens", "8", lines=f"{LINE}\n{LINE}\n")
     assert done.returncode == 0, done.stdout
     first, second = re.findall(r"\[prompt ([\d,]+) tokens, cached ([\d,]+) tokens, resumed at ([\d,]+)", done.stdout)
     assert first[1] == "0"
     assert int(second[1]) == int(second[2]) > 0
 
 
-def test_the_doctor_finds_this_machine_fit_for_the_embedded_model(environment):
-    done = headwater(environment, "doctor", "--json", "--memory", "200MB", "--port", "0")
+def test_the_doctor_finds_this_machine_fit_for_the_embedded_model():
+    done = headwater("doctor", "--json", "--memory", "200MB", "--port", "0")
     assert done.returncode == 0, done.stdout
     report = json.loads(done.stdout)
     levels = {finding["name"]: finding["level"] for finding in report["findings"]}

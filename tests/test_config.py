@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.config import LOG_FORMATS, REASONING_FORMATS, SETTINGS, TOOL_FORMATS, ServeConfig, user_cache_dir
+from headwater.config import LOG_FORMATS, REASONING_FORMATS, SETTINGS, TOOL_FORMATS, ServeConfig
 from headwater.errors import ConfigError
 from headwater.server import formats, logs
 from headwater.setting import parse_bytes, show_bytes
@@ -112,14 +112,6 @@ def test_the_formats_that_may_be_set_are_those_that_there_are():
     assert {"auto", "none", *formats.TOOLS} == set(TOOL_FORMATS)
     assert {"auto", "none", *formats.REASONING} == set(REASONING_FORMATS)
     assert set(logs.FORMATTERS) == set(LOG_FORMATS)
-
-
-def test_what_is_made_for_a_user_is_kept_in_the_users_cache_folder(monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", "/var/tmp/somewhere")
-    assert user_cache_dir() == Path("/var/tmp/somewhere/headwater")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", "/home/someone")
-    assert ServeConfig().cache_dir == Path("/home/someone/.cache/headwater")
 
 
 def test_the_home_of_a_user_that_there_is_not_is_refused_by_name():

@@ -24,8 +24,7 @@ def mutated(data: bytes, words: list[bytes], rng: random.Random) -> bytes:
     return bytes(out)
 
 
-def test_an_error_that_is_not_declared_comes_out(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_an_error_that_is_not_declared_comes_out(monkeypatch):
     target = TARGETS["config"]
 
     def broken(path: object) -> None:
@@ -37,8 +36,7 @@ def test_an_error_that_is_not_declared_comes_out(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_seeds_and_mutations_of_them_raise_only_what_is_declared(name, tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp()))
+def test_seeds_and_mutations_of_them_raise_only_what_is_declared(name):
     logging.getLogger("headwater").setLevel(logging.CRITICAL)
     target, rng = TARGETS[name], random.Random(name)
     for seed in target.seeds:

@@ -23,9 +23,9 @@ PATIENCE = 300  # seconds: the number of visits ends a soak long before
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
+def model():
     logging.getLogger("headwater.request").setLevel(logging.CRITICAL)
-    return embedded_model(tmp_path_factory.mktemp("cache"))
+    return embedded_model()
 
 
 def test_a_short_soak_loses_nothing(model):

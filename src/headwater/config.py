@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from headwater.setting import (
@@ -22,7 +21,7 @@ from headwater.setting import (
     settings_of,
 )
 
-__all__ = ["DECODE_REUSE", "DEVICES", "DTYPES", "POOLS", "SETTINGS", "ServeConfig", "parse_bytes", "user_cache_dir"]
+__all__ = ["DECODE_REUSE", "DEVICES", "DTYPES", "POOLS", "SETTINGS", "ServeConfig", "parse_bytes"]
 
 DEVICES = ("cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16")
@@ -34,17 +33,13 @@ TOOL_FORMATS = (  # what headwater.server.formats has
 )  # fmt: skip
 REASONING_FORMATS = ("auto", "none", "think")  # likewise
 PAGE_GRID = 64  # tokens; recurrences are cut at multiples of it
+DEFAULT_SEPARATOR = "<|segment|>"
+SEPARATOR = re.compile(r"\S{2,64}")  # of one character nothing could be quoted: a quoted one is encoded in two pieces
 
 ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+")  # RFC 6454, section 6.2: no path, not even a slash
 
 MODEL, MEMORY, SCHEDULING = "Model", "Memory and cache", "Scheduling"
 NETWORK, ACCESS, LOGGING = "Network", "Access", "Logging"
-
-
-def user_cache_dir() -> Path:
-    """Where Headwater keeps what it makes for this user: $XDG_CACHE_HOME/headwater, or ~/.cache/headwater."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "headwater"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +79,9 @@ class ServeConfig:
     decode_reuse: str = setting(
         "canonical", TEXT, MEMORY, "What of an answer the next turn may reuse.", choices=DECODE_REUSE
     )
+    segment_separator: str = setting(
+        DEFAULT_SEPARATOR, TEXT, MEMORY, "Stands between segments in prompts and messages: PIC_SEPARATOR."
+    )
 
     max_running: int = setting(16, COUNT, SCHEDULING, "Requests that compute at once.")
     max_tokens_per_step: int = setting(1024, COUNT, SCHEDULING, "Tokens of one step, prefill and decode.")
@@ -120,8 +118,6 @@ class ServeConfig:
         None, FILE, LOGGING, "New file for traffic that can be replayed: no text, only hashes.", unset="nothing is kept"
     )
 
-    cache_dir: Path = field(default_factory=user_cache_dir)  # the embedded default is kept there
-
     def __post_init__(self) -> None:
         self._check_choices()
         if self.model is not None and not (self.model / "config.json").is_file():
@@ -139,6 +135,8 @@ class ServeConfig:
         for origin in self.cors:
             if not ORIGIN.fullmatch(origin):
                 raise SettingError("cors", repr(origin), "must be * or an origin such as https://chat.example:8443")
+        if not SEPARATOR.fullmatch(self.segment_separator):
+            raise SettingError("segment_separator", repr(self.segment_separator), "must be 2 to 64 signs, no spaces")
         if self.record is not None and not self.record.parent.is_dir():
             raise SettingError("record", repr(str(self.record)), "must be in a folder that exists")
         self._check_pool()

@@ -139,6 +139,27 @@ class ModelSpec(Architecture):
         )
 
     @cached_property
+    def transition(self) -> StateLayout:
+        """Where the transitions of all recurrent layers stand, one after the other."""
+        return StateLayout.of(
+            [
+                (i, "transition", layer.transition, "float32")
+                for i, layer in enumerate(self.layers)
+                if layer.transition is not None
+            ]
+        )
+
+    @property
+    def conv_taps(self) -> int:
+        """Of the widest convolution before a recurrence; 1 where there is none."""
+        return 1 + max((part.shape[-1] for part in self.state.parts if part.name == "conv"), default=0)
+
+    @property
+    def composes(self) -> bool:
+        """Whether segments can be used: not where a layer keeps a window of the last tokens."""
+        return all(layer.composes for layer in self.layers)
+
+    @cached_property
     def attention_layers(self) -> tuple[int, ...]:
         """Those that keep something of each token in the arena."""
         return tuple(i for i, layer in enumerate(self.layers) if layer.kv_widths)
@@ -176,6 +197,11 @@ class ModelSpec(Architecture):
         return -(-self.checkpoint_bytes // self.page_bytes)
 
     @property
+    def transition_pages(self) -> int:
+        """Pages that a segment's transitions take."""
+        return -(-self.transition.bytes // self.page_bytes)
+
+    @property
     def slot_pages(self) -> int:
         """Pages that back one running sequence's states."""
         return self.checkpoint_pages
@@ -205,6 +231,7 @@ class ModelSpec(Architecture):
             kv_pages_per_unit=self.kv_pages_per_unit,
             checkpoint_pages=self.checkpoint_pages,
             slot_pages=self.slot_pages,
+            transition_pages=self.transition_pages,
             resumable=self.resumable,
             state_fraction=state_fraction,
             flops=self.flops,

@@ -50,6 +50,7 @@ class CacheLayout:
     kv_pages_per_unit: int = 1  # for each page of the unit: 0 for a model without attention, else 1
     checkpoint_pages: int = 1  # pages that one checkpoint takes; 0 for a model without recurrent layers
     slot_pages: int = 1  # pages that back one running sequence's states
+    transition_pages: int = 0  # pages that a segment's transitions take
     resumable: str = "checkpoints"  # "every_page" for a model without recurrent layers
     state_fraction: float | None = None  # None: one unified pool; else the share of pages that only states may use
     elastic_pages: int = 0  # pages that the two pools of a state fraction trade at once; 0: their sizes are fixed
@@ -113,6 +114,37 @@ class Save:
 
 
 @dataclass(frozen=True, slots=True)
+class Run:
+    """Adjacent tokens [start, end) of a prompt that are computed, after some of its segments were composed."""
+
+    start: int
+    end: int
+    composed: tuple[int, ...]  # which of the prompt's segments, whose interiors come just before, in their order
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """A stored segment as a request takes it."""
+
+    at: int  # position of its first token in the request's prompt
+    start: int  # its interior, in tokens from its own first
+    end: int
+    table: Sequence[int]  # pages of its KV, keys rotated from its own first token
+    state: Sequence[int]  # pages of its zero-start states
+    transition: Sequence[int]  # pages of its transitions
+
+
+@dataclass(frozen=True, slots=True)
+class Making:
+    """What a leg that makes a segment leaves besides its KV: from the head on, transitions move on."""
+
+    head: int  # tokens before the interior
+    state: Sequence[int]  # pages: of the state after the head until the last leg, then of zero-start states
+    transition: Sequence[int]  # pages, written by the last leg
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """The frozen order for one leg. The executor needs nothing else."""
 
@@ -125,6 +157,13 @@ class Plan:
     write_from: int  # index into `table`: pages before it are read-only for this leg (their bits are there already)
     saves: tuple[Save, ...]
     lent: Sequence[int] = ()  # pages that back the request's slot from now on: nobody reads or writes them
+    composed: tuple[Composed, ...] = ()  # of a leg around segments: these
+    runs: tuple[Run, ...] = ()  # and what it computes; otherwise that is [start, end)
+    making: Making | None = None  # where the leg makes a segment
+
+    @property
+    def computed_tokens(self) -> int:
+        return sum(run.end - run.start for run in self.runs) if self.runs else self.end - self.start
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +177,9 @@ class CacheAccount:
     reason: Reason
     waited_for_leader: bool = False  # another request was computing the same prefix
     preemptions: int = 0
+    segments: int = 0  # stored ones that the prompt was composed of
+    composed_tokens: int = 0  # of `cached_tokens`: their interiors
+    approximate_tokens: int = 0  # of `cached_tokens`: prefixes that were themselves composed
 
     def as_dict(self) -> dict[str, object]:
         return {
@@ -148,6 +190,9 @@ class CacheAccount:
             "reason": str(self.reason),
             "waited_for_leader": self.waited_for_leader,
             "preemptions": self.preemptions,
+            "segments": self.segments,
+            "composed_tokens": self.composed_tokens,
+            "approximate_tokens": self.approximate_tokens,
         }
 
 
@@ -186,6 +231,22 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class Span:
+    """Tokens [start, end) of a prompt that were tokenised on their own: a segment."""
+
+    start: int
+    end: int
+
+
+class Fidelity(StrEnum):
+    """How much of a prompt made of segments is computed anew."""
+
+    FAST = "fast"  # the seams alone, eight tokens on each side (HYPIC, section 4.3)
+    BALANCED = "balanced"
+    HIGH = "high"
+
+
+@dataclass(frozen=True, slots=True)
 class Generation:
     """A request as the engine takes it."""
 
@@ -195,6 +256,8 @@ class Generation:
     boundaries: Boundaries = field(default_factory=Boundaries)
     keep_output: bool = True  # False: the next turn's template will strip the output, so none of it is cached
     deadline: float | None = None  # seconds from its submission until it fails with DeadlineExceeded; None: never
+    segments: tuple[Span, ...] = ()  # of the prompt, ascending and disjoint; none: the answer is to be exact
+    fidelity: Fidelity = Fidelity.BALANCED  # where there are segments
 
 
 @dataclass(frozen=True, slots=True)

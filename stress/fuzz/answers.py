@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from headwater.client.answer import Answer
 from headwater.client.sse import EventParser
-from headwater.config import user_cache_dir
 from headwater.engine.detokenizer import TextStream
-from headwater.models.tiny import ensure_default
+from headwater.models.embedded import embedded
 from headwater.server.formats import REASONING, TOOLS
 from headwater.server.formats.delta import Delta, joined
 from headwater.server.formats.parser import AnswerParser
@@ -81,8 +79,7 @@ def events(data: bytes) -> None:
 
 @cache
 def tokenizer() -> Tokenizer:
-    folder = Path(ensure_default(user_cache_dir()))
-    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return Tokenizer.from_file(str(embedded() / "tokenizer.json"))
 
 
 def texts(data: bytes) -> None:

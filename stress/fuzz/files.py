@@ -15,10 +15,12 @@ from safetensors.torch import save
 from headwater.cli.settings import effective
 from headwater.config import SETTINGS, parse_bytes
 from headwater.errors import CheckpointError, ConfigError
+from headwater.models.embedded import embedded
 from headwater.models.load import read_spec
 from headwater.models.tensors import CheckpointTensors
-from headwater.models.tiny.checkpoint import CONFIG
 from stress.fuzz.target import Drawn, Target
+
+CONFIG = json.loads((embedded() / "config.json").read_text())
 
 
 @cache
@@ -55,7 +57,7 @@ MORE_KEYS = (
 
 
 def config(data: bytes) -> None:
-    """The embedded default's config.json with some keys replaced or left out, or (one in eight) bytes as they are."""
+    """The embedded model's config.json with some keys replaced or left out, or (one in eight) bytes as they are."""
     drawn = Drawn(data)
     file = folder() / "config.json"
     if drawn.below(8) == 0:

@@ -6,10 +6,10 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from functools import cache
-from importlib import resources
 
 from headwater.engine.constraint import ConstraintCompiler
 from headwater.errors import ConstraintError, TemplateError
+from headwater.models.embedded import embedded
 from headwater.server.chat import ChatPrompter
 from headwater.server.messages import conversation
 from headwater.server.template import ChatTemplate
@@ -28,9 +28,9 @@ SNIPPETS = (
 
 @cache
 def prompters() -> tuple[ChatPrompter, ...]:
-    embedded = (resources.files("headwater.models.tiny") / "chat_template.jinja").read_text()
+    own = (embedded() / "chat_template.jinja").read_text()
     others = [value for name, value in vars(templates).items() if name.isupper() and isinstance(value, str)]
-    return tuple(ChatPrompter(byte_tokenizer(), ChatTemplate(source)) for source in (embedded, *others))
+    return tuple(ChatPrompter(byte_tokenizer(), ChatTemplate(source)) for source in (own, *others))
 
 
 def messages(data: bytes) -> None:

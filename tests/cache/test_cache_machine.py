@@ -12,6 +12,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from headwater.cache.segments.compose import Widths
+from headwater.cache.segments.store import SegmentKey, StoredSegment
 from headwater.errors import OutOfPages
 from headwater.types import Draft, Plan
 from tests.cache.toy import LAYOUT, PAGE, Tokens, Toy, dump, floor, key_of
@@ -22,6 +24,8 @@ LAYOUTS = {
     "elastic": replace(LAYOUT, n_pages=30, state_fraction=0.5, elastic_pages=3),
     "ample": replace(LAYOUT, n_pages=3000),
     "no attention": replace(LAYOUT, n_pages=14, kv_pages_per_unit=0),
+    "segments": replace(LAYOUT, n_pages=40, transition_pages=1),
+    "segments in split pools": replace(LAYOUT, n_pages=60, state_fraction=0.5, transition_pages=1),
     "no recurrence": replace(LAYOUT, n_pages=20, checkpoint_pages=0, slot_pages=0, resumable="every_page"),
 }
 CAPPED = ["path_cap(2)", "last_n(3)"]  # give up what there would be room for
@@ -50,6 +54,8 @@ class CacheMachine(RuleBasedStateMachine):
         self.running: dict[int, Running] = {}
         self.published: set[tuple[str, bytes]] = set()
         self.saved: set[tuple[str, bytes]] = set()
+        self.making: list[StoredSegment] = []
+        self.used: list[StoredSegment] = []
 
     def reserve(self, draft: Draft) -> Plan | None:
         before = dump(self.toy.cache)
@@ -119,6 +125,40 @@ class CacheMachine(RuleBasedStateMachine):
             self.toy.release(request)
             del self.running[request]
 
+    @rule(name=st.integers(0, 5), length=st.integers(5, 14), salt=st.sampled_from(["", "b"]))
+    def open_segment(self, name: int, length: int, salt: str) -> None:
+        cache = self.toy.cache
+        key = SegmentKey(salt, key_of((name,) * length), Widths(2, 2))
+        if cache.segments.find(key) is not None:
+            return
+        before = dump(cache)
+        try:
+            self.making.append(cache.open_segment(key))
+        except OutOfPages:
+            assert dump(cache) == before
+
+    @rule(good=st.booleans())
+    def close_segment(self, good: bool) -> None:
+        if self.making:
+            made = self.making.pop(0)
+            if good:
+                self.toy.cache.publish_segment(made)
+            else:
+                self.toy.cache.segments.drop(made)
+
+    @rule(data=st.data())
+    def use_segment(self, data: st.DataObject) -> None:
+        ready = [s for s in self.toy.cache.segments if s.ready]
+        if ready:
+            self.used.append(data.draw(st.sampled_from(ready)))
+            self.toy.cache.segments.pin(self.used[-1])
+            self.toy.cache.use_segment(self.used[-1])
+
+    @rule()
+    def leave_segment(self) -> None:
+        if self.used:
+            self.toy.cache.segments.unpin(self.used.pop())
+
     def launch(self, tokens: Tokens, draft: Draft) -> None:
         plan = self.reserve(draft)
         if plan is not None:
@@ -158,6 +198,15 @@ class CacheMachine(RuleBasedStateMachine):
             assert self.toy.state(last.checkpoint) == (salt, checkpoint, key[: 4 * checkpoint])
 
     @invariant()
+    def pages_add_up_and_what_is_used_stays(self) -> None:
+        cache = self.toy.cache
+        cache.check()
+        for kept in (*self.making, *self.used):
+            assert cache.segments.find(kept.key) is kept
+        if cache.segments.is_hard:
+            assert cache.segments.pages <= cache.segments.budget_pages
+
+    @invariant()
     def what_leases_name_is_never_evicted(self) -> None:
         for request, now in self.running.items():
             if now.draft.reuse:
@@ -169,6 +218,8 @@ class CacheMachine(RuleBasedStateMachine):
                 assert self.toy.state(now.plan.restore) == (now.draft.namespace, now.plan.start, key)
 
     def teardown(self) -> None:
+        for made in getattr(self, "making", ()):
+            self.toy.cache.segments.drop(made)
         for request, now in getattr(self, "running", {}).items():
             if now.plan is not None:
                 self.toy.cache.abandon(now.plan)

@@ -1,4 +1,4 @@
-"""Random Hugging Face checkpoints of all families, by name: what the model code is held to. One file a family."""
+"""Hugging Face checkpoints by name: random ones of all families, one file a family, and the one that is trained."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from headwater.models.embedded import embedded
 from tests.checkpoints import (
     bailing_hybrid,
     bamba,
@@ -56,6 +57,7 @@ SMALLEST = {  # of each family, by its name
     "Falcon-H1": "falcon_h1",
     "Nemotron-H": "nemotron_h",
 }
+TRAINED = "headwater_tiny"  # comes with the package
 OWN = {"bailing_moe_linear": ring.oracle}  # by model type
 
 
@@ -66,11 +68,13 @@ def oracle(folder: Path) -> torch.nn.Module:
 
 
 def checkpoint(root: Path, name: str) -> Path:
-    """The folder of a recipe's checkpoint below `root`, written if it is not there."""
+    """The folder of TRAINED, or of a recipe's checkpoint below `root`, written if it is not there."""
+    if name == TRAINED:
+        return embedded()
     folder = root / name
     if not (folder / "config.json").exists():
         write(folder, RECIPES[name])
     return folder
 
 
-__all__ = ["RECIPES", "SMALLEST", "Recipe", "checkpoint", "oracle", "write"]
+__all__ = ["RECIPES", "SMALLEST", "TRAINED", "Recipe", "checkpoint", "oracle", "write"]

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from headwater.models.tiny.checkpoint import VOCAB
 from tests.checkpoints.kimi_linear import KDA, MLA
 from tests.checkpoints.recipe import Recipe, about_itself, correct
+from tests.checkpoints.tokenizer import VOCAB
 
 MODELS: dict[str, dict[str, Any]] = {
     "ling": {"layer_types": [KDA, MLA]},

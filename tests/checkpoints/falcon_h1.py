@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from headwater.models.tiny.checkpoint import VOCAB
 from tests.checkpoints.recipe import Recipe
+from tests.checkpoints.tokenizer import VOCAB
 
 MULTIPLIERS = {
     "embedding_multiplier": 1.5,

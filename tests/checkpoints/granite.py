@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from headwater.models.tiny.checkpoint import VOCAB
 from tests.checkpoints.recipe import Recipe, about_itself
+from tests.checkpoints.tokenizer import VOCAB
 
 DENSE = {"num_local_experts": 0, "num_experts_per_tok": 0}
 MODELS: dict[str, dict[str, Any]] = {

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from headwater.models.tiny.checkpoint import VOCAB
 from tests.checkpoints.recipe import Recipe, about_itself, correct
+from tests.checkpoints.tokenizer import VOCAB
 
 KDA, MLA = "linear_attention", "full_attention"
 MODELS: dict[str, dict[str, Any]] = {

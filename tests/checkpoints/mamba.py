@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from headwater.models.tiny.checkpoint import VOCAB
 from tests.checkpoints.jamba import FILL
 from tests.checkpoints.recipe import Recipe
+from tests.checkpoints.tokenizer import VOCAB
 
 
 @dataclass(frozen=True)

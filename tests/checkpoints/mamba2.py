@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 
-from headwater.models.tiny.checkpoint import VOCAB
 from tests.checkpoints.recipe import Recipe, about_itself
+from tests.checkpoints.tokenizer import VOCAB
 
 MODELS: dict[str, dict[str, Any]] = {
     "mamba2": {},
+    "mamba2_one_layer": {"num_hidden_layers": 1},
     "mamba2_odd_heads": {
         "hidden_size": 60,
         "num_heads": 5,

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from headwater.models.tiny.checkpoint import VOCAB
 from tests.checkpoints.recipe import Recipe
+from tests.checkpoints.tokenizer import VOCAB
 
 MODELS: dict[str, dict[str, Any]] = {
     "nemotron_h": {"hybrid_override_pattern": "M-*E"},

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, replace
 
 import torch
 
-from headwater.models.tiny.checkpoint import VOCAB
 from tests.checkpoints.recipe import Recipe
+from tests.checkpoints.tokenizer import VOCAB
 
 LINEAR_THEN_FULL = ("linear_attention", "full_attention")
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from headwater.models.tiny.checkpoint import VOCAB
 from tests.checkpoints.recipe import Recipe
+from tests.checkpoints.tokenizer import VOCAB
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 WINDOW = {"use_sliding_window": True, "sliding_window": 100}

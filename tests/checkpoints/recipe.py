@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from headwater.models.tiny import tokenizer as tiny_tokenizer
-from headwater.models.tiny.checkpoint import SEED, VOCAB
+from tests.checkpoints.tokenizer import VOCAB, sayable, train
+from training.bpe import TURN_END, config
 
 MEMORY_TOKENS = (20.0, 5000.0)
 WORD_LOGITS = 5.0  # standard deviation over the likely words
@@ -27,7 +27,7 @@ Fill = Callable[[torch.Tensor, torch.Generator], object]  # fills a weight in pl
 
 @dataclass(frozen=True)
 class Recipe:
-    """One random checkpoint; the vocabulary (VOCAB) and the tokenizer are the embedded default's."""
+    """One random checkpoint; of VOCAB tokens, all with one tokenizer."""
 
     model: Callable[[int], torch.nn.Module]  # the id that ends a text -> transformers' model, or one of our own
     tied: bool = False
@@ -71,10 +71,10 @@ def write(folder: Path, recipe: Recipe) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer()
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps(tiny_tokenizer.config()))
-    end = tokenizer.token_to_id(tiny_tokenizer.TURN_END)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config()))
+    end = tokenizer.token_to_id(TURN_END)
     model = recipe.model(end).float()
-    fill(model, recipe, tiny_tokenizer.sayable(tokenizer))
+    fill(model, recipe, sayable(tokenizer))
     model.generation_config.update(do_sample=False, eos_token_id=end, pad_token_id=end)
     model = model.to(getattr(torch, recipe.dtype))
     model.save_pretrained(folder, max_shard_size=recipe.shard_bytes or "10GB")
@@ -82,7 +82,7 @@ def write(folder: Path, recipe: Recipe) -> None:
 
 @cache
 def _tokenizer() -> Tokenizer:
-    return tiny_tokenizer.train(VOCAB, SEED)
+    return train()
 
 
 def oracle(folder: Path, dtype: torch.dtype = torch.float32) -> torch.nn.Module:

@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.functional import silu
 
-from headwater.models.tiny.checkpoint import VOCAB
 from tests.checkpoints.recipe import Recipe
+from tests.checkpoints.tokenizer import VOCAB
 
 
 @dataclass(frozen=True)

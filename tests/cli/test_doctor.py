@@ -97,15 +97,6 @@ def test_a_taken_port_is_a_warning():
     assert findings.of_port("127.0.0.1", 0).level == OK
 
 
-def test_a_cache_folder_that_cannot_be_made_is_broken(monkeypatch, tmp_path):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert findings.of_cache_dir().level == FAIL
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "new"))
-    assert findings.of_cache_dir().level == OK
-    assert list((tmp_path / "new" / "headwater").iterdir()) == []
-
-
 @pytest.mark.parametrize(("levels", "code"), [([OK, OK], 0), ([OK, WARN], 0), ([WARN, FAIL], 1)])
 def test_the_exit_code_says_whether_something_is_broken(monkeypatch, capsys, levels, code):
     found = [Finding(f"n{i}", level, "v[1]", "do this") for i, level in enumerate(levels)]

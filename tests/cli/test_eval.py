@@ -201,8 +201,7 @@ def test_headwater_s_server_scores_a_text(engine, tmp_path):
     assert report["divergence"]["same_first"] == report["divergence"]["positions"] == found["tokens"]
 
 
-def test_its_own_server_changes_no_bit_and_hits(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_its_own_server_changes_no_bit_and_hits(tmp_path, capsys):
     documents = "The quiet river flows under the old stone bridge. " * 20
     messages = [{"role": "system", "content": documents}, {"role": "user", "content": "What flows?"}]
     tool = tool_item()
@@ -224,6 +223,6 @@ def test_the_command_line_of_eval_is_frozen():
     command = typer.main.get_command(commands).commands["eval"]
     options = [option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)]
     assert " ".join(options) == (
-        "model --url --api-key --model-name --memory --tasks --limit --text --window --against --paired "
+        "model --url --api-key --model-name --memory --tasks --limit --text --window --against --paired --segments "
         "--max-tokens --thinking --concurrency --timeout --seed --json"
     )

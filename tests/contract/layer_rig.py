@@ -5,11 +5,12 @@ L tokens of a sequence, B decoding sequences, D model width.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from headwater.mixers.batch import Slice, StepBatch
+from headwater.mixers.composing import SegmentState, zero_start
 from headwater.mixers.recurrent import LayerState
 from tests.contract.recurrences import Case
 
@@ -26,6 +27,7 @@ class Piece:
     start: int = 0
     saves: tuple[tuple[int, int], ...] = ()
     transition: int | None = None
+    composes: tuple[tuple[int, int], ...] = ()
 
 
 class LayerRig:
@@ -50,7 +52,8 @@ class LayerRig:
         for p in pieces:
             if p.start == 0:
                 self.zero(p.slot)
-            slices.append(Slice(len(positions), len(p.x_LD), p.start, p.slot, NONE, 0, p.saves, p.transition))
+            of_state = (p.saves, p.transition, p.composes)
+            slices.append(Slice(len(positions), len(p.x_LD), p.start, p.slot, NONE, 0, *of_state))
             self.length[p.slot] = p.start + len(p.x_LD)
             positions += range(p.start, self.length[p.slot])
         for slot in slots:
@@ -60,6 +63,20 @@ class LayerRig:
         batch = StepBatch(NONE, torch.tensor(positions), tuple(slices), torch.tensor(slots), (NONE,) * len(slots), NONE)
         out_ND = self.layer.forward(torch.cat(rows), batch, self.state)
         return list(out_ND.split([len(r) for r in rows]))
+
+    def make(self, x_LD: torch.Tensor, head: int, tail: int) -> None:
+        """A segment, computed alone, is one more that pieces compose with: all of it but its head and its tail."""
+        end = len(x_LD) - tail
+        self.zero(0)
+        self.state.transition[0] = self.layer.identity()
+        of_head = [Piece(x_LD[:head], 0, saves=((head, 1),))] if head else []
+        self.copy(0, 1)
+        self.step([*of_head, Piece(x_LD[head:end], 0, head, transition=0)])
+        transition_X, recurrent = self.state.transition[0].clone(), self.state.recurrent
+        zero_start_X = zero_start(self.layer, recurrent[0], transition_X, recurrent[1])
+        conv_Cw = None if self.state.conv is None else self.state.conv[0].clone()
+        made = SegmentState(transition_X, zero_start_X, conv_Cw)
+        self.state = replace(self.state, segments=(*self.state.segments, made))
 
     def zero(self, row: int) -> None:
         """The state before the first token."""

@@ -65,11 +65,12 @@ class Rig:
             if request in self._answers:
                 self._answers[request].logits.append(logits_V.clone())
 
-    def submit(self, prompt: list[int], max_tokens: int) -> Answer:
+    def submit(self, prompt: list[int], max_tokens: int, **more) -> Answer:
+        """`more`: fields of the Generation."""
         answer = Answer(list(prompt), max_tokens)
         params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
         with self._lock:
-            request = self.engine.submit(Generation(tuple(prompt), params), self._listener(answer))
+            request = self.engine.submit(Generation(tuple(prompt), params, **more), self._listener(answer))
             self._answers[request] = answer
         return answer
 
@@ -87,8 +88,8 @@ class Rig:
 
         return on_event
 
-    def ask(self, prompt: list[int], max_tokens: int = 8) -> Answer:
-        return self.wait(self.submit(prompt, max_tokens))
+    def ask(self, prompt: list[int], max_tokens: int = 8, **more) -> Answer:
+        return self.wait(self.submit(prompt, max_tokens, **more))
 
     def settle(self) -> None:
         """Let finished answers be prefilled, as they are between two turns of a chat."""

@@ -12,6 +12,7 @@ import torch
 
 from headwater.memory.slots import StateMemory
 from headwater.models.load import load_model
+from tests.checkpoints import TRAINED
 from tests.exactness.rig import Make, words
 from tests.exactness.scenarios import AMPLE, SCENARIOS, chat_turn
 
@@ -31,6 +32,7 @@ FAMILIES = (
     "ling",
     "falcon_h1",
     "nemotron_h",
+    TRAINED,
 )
 ROOT = Path(__file__).parents[2]
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from headwater.models.load import LoadedModel, load_model
-from headwater.models.tiny.tokenizer import sayable
 from tests import checkpoints
+from tests.checkpoints.tokenizer import sayable
 from tests.support import Bench
 
 LENGTHS = (1, 63, 64, 65, 300)

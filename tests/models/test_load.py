@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from headwater.errors import CheckpointError
+from headwater.models.embedded import embedded
 from headwater.models.load import fast_dtype, load_model, read_spec
-from headwater.models.tiny.checkpoint import CONFIG
 from tests.support import Bench
 
 TOKENS = list(range(300, 400))
@@ -219,7 +219,8 @@ BROKEN_CONFIGS = (
 
 @pytest.mark.parametrize("broken", BROKEN_CONFIGS, ids=str)
 def test_a_config_with_a_value_of_another_kind_is_refused_by_its_key(tmp_path, broken):
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG | broken))
+    config = json.loads((embedded() / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | broken))
     with pytest.raises(CheckpointError, match=r"text_config|rope|model_type|layer|rms_norm_eps|rotary"):
         read_spec(tmp_path)
 

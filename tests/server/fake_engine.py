@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from types import SimpleNamespace
@@ -34,6 +34,7 @@ from headwater.types import (
 from tests.server.templates import SILENT
 
 PAGE = 64
+SEAM = 8  # tokens
 
 
 @cache
@@ -63,6 +64,7 @@ class FakeEngine:
     generation_defaults: dict[str, Any] = field(default_factory=dict)
     seen: list[Generation] = field(default_factory=list)
     cancelled: list[int] = field(default_factory=list)
+    segments: dict[tuple[str, tuple[int, ...]], int] = field(default_factory=dict)  # warmed ones, how often each
 
     def __post_init__(self) -> None:
         self.tokenizer = byte_tokenizer()
@@ -116,6 +118,18 @@ class FakeEngine:
         self._orders.put((len(self.seen) - 1, generation, on_event))
         return len(self.seen) - 1
 
+    def warm_segments(self, segments: Sequence[tuple[int, ...]], namespace: str) -> list[str]:
+        """Stores what has more tokens than two seams."""
+        if not self._running:
+            raise EngineStopped("the engine has stopped")
+        return [self._warm((namespace, ids)) for ids in segments]
+
+    def _warm(self, key: tuple[str, tuple[int, ...]]) -> str:
+        if len(key[1]) <= 2 * SEAM:
+            return "too_short"
+        self.segments[key] = self.segments.get(key, 0) + 1
+        return "stored" if self.segments[key] == 1 else "held"
+
     def cancel(self, request_id: int) -> None:
         self.cancelled.append(request_id)
         self.was_cancelled.set()
@@ -164,7 +178,7 @@ class FakeEngine:
         if cached == (len(prompt) - 1) // PAGE * PAGE:
             reason = Reason.FULL if cached else Reason.TOO_SHORT
         known.append(prompt)
-        return CacheAccount(len(prompt), cached, cached, 0, reason)
+        return CacheAccount(len(prompt), cached, cached, 0, reason, segments=len(generation.segments))
 
 
 def _common(a: tuple[int, ...], b: tuple[int, ...]) -> int:

@@ -17,6 +17,9 @@ from tests.server import templates
 from tests.server.fake_engine import byte_tokenizer
 
 ACCOUNT_KEYS = {
+    "segments",
+    "composed_tokens",
+    "approximate_tokens",
     "prompt_tokens",
     "cached_tokens",
     "resumed_at",

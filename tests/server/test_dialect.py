@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import cache
 
 from headwater.config import ServeConfig
-from headwater.models.tiny import tokenizer as tiny
 from headwater.server.dialect import Dialect, Shape
 from headwater.server.tools import ToolUse
 from headwater.types import SamplingParams
+from tests.checkpoints.tokenizer import train
 from tests.server import templates
 from tests.server.formats.cases import WEATHER_TOOLS, WRITTEN
 from tests.server.formats.test_grammar import hermes, taken
@@ -20,7 +20,7 @@ CALL, THOUGHT = hermes("weather", {"city": "Bonn"}), "hm\n</think>\n\n"
 
 @cache
 def trained():
-    return tiny.train(600, 1)
+    return train(600, 1)
 
 
 def shape(end, mode="auto", schema=None):

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
-from headwater.models.tiny import tokenizer as tiny
 from headwater.server.encoding import PromptEncoder, encode, entry_bytes, overlap, splitting_tokens
+from tests.checkpoints.tokenizer import train
 from tests.server.fake_engine import byte_tokenizer
 
 
 @cache
 def trained() -> Tokenizer:
-    return tiny.train(600, 1)
+    return train(600, 1)
 
 
 @cache

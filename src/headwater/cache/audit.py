@@ -8,13 +8,21 @@ from headwater.cache.index import Index
 from headwater.cache.lease import Lease, OpenPlan
 from headwater.cache.node import Node
 from headwater.cache.pool import Pool
+from headwater.cache.segments.store import SegmentStore
 
 
-def audit(index: Index, pool: Pool, leases: list[Lease], plans: list[tuple[Lease, OpenPlan]]) -> None:
+def audit(
+    index: Index, pool: Pool, segments: SegmentStore, leases: list[Lease], plans: list[tuple[Lease, OpenPlan]]
+) -> None:
     """Raise AssertionError at the first thing that does not hold."""
     index.check()
+    segments.check()
     nodes: list[Node] = list(index)
-    pool.check(*_owned_pages(nodes, leases, [opened for _, opened in plans]))
+    kv, states = _owned_pages(nodes, leases, [opened for _, opened in plans])
+    for stored in segments:
+        kv.extend(stored.kv)
+        states.extend((*stored.state, *stored.transition, *stored.lent))
+    pool.check(kv, states)
     pins = Counter(node for lease in leases for node in (lease.node, lease.deep) if node is not None)
     for lease, opened in plans:
         if opened.deep_before is not None and opened.deep_before is not lease.deep:

@@ -9,13 +9,17 @@ from headwater.cache.history import History
 from headwater.cache.index import Index
 from headwater.cache.node import Node
 from headwater.cache.pool import Pool
+from headwater.cache.segments.store import SegmentStore
 
 
 class Evictor:
-    """Moves pages from the index to the pool."""
+    """Moves pages from the index, and from stored segments, to the pool."""
 
-    def __init__(self, index: Index, pool: Pool, policy: Eviction, history: History | None = None) -> None:
+    def __init__(
+        self, index: Index, pool: Pool, policy: Eviction, segments: SegmentStore, history: History | None = None
+    ) -> None:
         self._index, self._pool, self._policy, self._history = index, pool, policy, history
+        self._segments = segments
         self.checkpoints = 0  # evicted so far
         self.speculative = 0  # of them
         self.kv_pages = 0
@@ -25,7 +29,8 @@ class Evictor:
         """Evict until `pages` are free. The caller has made sure that as many can be."""
         region = self._pool.states if room is Room.STATE else self._pool.kv
         while region.free < pages:
-            self.evict(room, pages - region.free, now)
+            if not (self._segments.goes_first and self._segments.evict()):
+                self.evict(room, pages - region.free, now)
 
     def make_rooms(self, kv: int, states: int, now: int) -> None:
         """Evict until `kv` pages are free for KV and `states` for checkpoints and slots, both at once.
@@ -50,8 +55,10 @@ class Evictor:
             self.make_room(room, wanted, now)
 
     def evict(self, room: Room, pages: int, now: int) -> None:
-        """Give up one checkpoint, or up to `pages` of one leaf's tail."""
+        """Give up one checkpoint, or up to `pages` of one leaf's tail; where no prefix may go, a segment."""
         victim = self._policy.victim(room, now)
+        if victim is None and self._segments.evict():
+            return
         assert victim is not None, f"the policy finds nothing to evict for {room}, {pages} pages short"
         node, kind = victim
         if kind is Kind.TAIL:

@@ -16,6 +16,7 @@ from headwater.cache.node import Node
 from headwater.cache.placement import Edge, Path
 from headwater.cache.pool import Pool
 from headwater.cache.reason import explain
+from headwater.cache.segments.store import SegmentKey, SegmentStore, StoredSegment
 from headwater.cache.snapshot import Snapshot, Tree
 from headwater.cache.stats import CacheStats
 from headwater.cache.survey import Survey, Surveyor
@@ -37,7 +38,8 @@ class PrefixCache:
         self._index = Index(layout.unit_bytes, unit_pages, self.policy)
         self._pool = Pool(layout)
         self._history = History(layout.unit_bytes, 4 * layout.n_pages) if self.policy.keeps_history else None
-        self._evictor = Evictor(self._index, self._pool, self.policy, self._history)
+        self.segments = SegmentStore(layout, self._pool)
+        self._evictor = Evictor(self._index, self._pool, self.policy, self.segments, self._history)
         self._every_page = layout.resumable == "every_page"
         self._surveyor = Surveyor(layout, self._index)
         self._leases: dict[int, Lease] = {}
@@ -88,7 +90,7 @@ class PrefixCache:
         """
         lease = self._leases.get(draft.request)
         survey = self._surveyor.survey(draft, lease)
-        self._require_room(draft, lease, survey)
+        self._require_room(survey, None if draft.hold_checkpoint else lease)
         self._now += 1
         self._reserves += 1
         if lease is None:
@@ -100,13 +102,13 @@ class PrefixCache:
 
     # ---- room
 
-    def _require_room(self, draft: Draft, lease: Lease | None, survey: Survey) -> None:
-        """Raise OutOfPages unless evicting all that may go would make room."""
+    def _require_room(self, survey: Survey, letting_go: Lease | None = None) -> None:
+        """Raise OutOfPages unless evicting all that may go would make room. One lease lets its checkpoint go."""
         if self._pool.shortage(survey.kv, survey.states) is None:
             return
         if self._pool.shortage(survey.kv, survey.states, self._surely_evictable(survey)) is None:
             return
-        shortage = self._pool.shortage(survey.kv, survey.states, self._evictable(draft, lease, survey))
+        shortage = self._pool.shortage(survey.kv, survey.states, self._evictable(survey, letting_go))
         if shortage is not None:
             raise OutOfPages(*shortage)
 
@@ -117,17 +119,21 @@ class PrefixCache:
             end = lease.deep or lease.node
             named += 0 if end is None else end.end
         checkpoints = self._index.checkpoints - len(self._leases) - 1
-        kv = self._index.kv_pages - named * self._index.unit_pages
-        return max(0, kv), max(0, checkpoints) * self.layout.checkpoint_pages
+        kv = max(0, self._index.kv_pages - named * self._index.unit_pages)
+        of_segments = self.segments.evictable
+        return kv + of_segments[0], max(0, checkpoints) * self.layout.checkpoint_pages + of_segments[1]
 
-    def _evictable(self, draft: Draft, lease: Lease | None, survey: Survey) -> tuple[int, int]:
-        """Pages of KV and of checkpoints that may go while this leg and all leases keep what they name."""
+    def _evictable(self, survey: Survey, letting_go: Lease | None) -> tuple[int, int]:
+        """Pages of KV and of checkpoints that may go while this leg and all leases keep what they name.
+
+        Those of segments that nobody uses, too.
+        """
         guarded: set[Node] = set()
         held: set[Node] = set()
         for other in self._leases.values():
             for node in (other.node, other.deep):
                 _climb(node, guarded)
-            if other.held and other.node is not None and (other is not lease or draft.hold_checkpoint):
+            if other.held and other.node is not None and other is not letting_go:
                 held.add(other.node)
         if survey.resume is not None:
             held.add(survey.resume)
@@ -140,8 +146,34 @@ class PrefixCache:
                 last = last.parent
             _climb(last, guarded)
         kv = self._index.kv_pages - kept - sum(len(node.pages) for node in guarded)
-        kept_checkpoints = sum(node.checkpoint is not None for node in held)
-        return kv, (self._index.checkpoints - kept_checkpoints) * self.layout.checkpoint_pages
+        checkpoints = self._index.checkpoints - sum(node.checkpoint is not None for node in held)
+        of_segments = self.segments.evictable
+        return kv + of_segments[0], checkpoints * self.layout.checkpoint_pages + of_segments[1]
+
+    # ---- segments
+
+    def open_segment(self, key: SegmentKey) -> StoredSegment:
+        """Take the pages of a segment that is to be made, and of the slot that makes it, evicting where need be.
+
+        Raises OutOfPages if it would not fit even then, ValueError if it is there already; both change nothing.
+        """
+        if self.segments.find(key) is not None:
+            raise ValueError(f"a segment of {key.tokens:,} tokens is stored or being made already")
+        kv, states = self.segments.needs(key)
+        self._require_room(Survey([], 0, None, (), (), kv, states + self.layout.slot_pages))
+        self.segments.make_way(kv + states)
+        self._now += 1
+        self._evictor.make_rooms(kv, states + self.layout.slot_pages, self._now)
+        return self.segments.open(key)
+
+    def publish_segment(self, made: StoredSegment) -> None:
+        """All of it is written: from now on requests may use it."""
+        self._now += 1
+        self.segments.publish(made, self._now)
+
+    def use_segment(self, stored: StoredSegment) -> None:
+        """A request is composed of it."""
+        self.segments.use(stored, self._now)
 
     # ---- opening a plan
 
@@ -360,7 +392,8 @@ class PrefixCache:
             pages_kv=index.kv_pages,
             pages_checkpoint=index.checkpoints * layout.checkpoint_pages,
             pages_private=sum(lease.n_private for lease in leases) + saves * layout.checkpoint_pages,
-            pages_slot=sum(len(lease.slot) for lease in leases),
+            pages_slot=sum(len(lease.slot) for lease in leases) + sum(len(s.lent) for s in self.segments),
+            pages_segment=self.segments.pages,
             dead_kv_tokens=dead_units * layout.unit_tokens,
             checkpoints=index.checkpoints,
             nodes=index.nodes,
@@ -377,6 +410,9 @@ class PrefixCache:
             evicted_checkpoints=evictor.checkpoints,
             evicted_speculative=evictor.speculative,
             evicted_kv_pages=evictor.kv_pages,
+            segments=len(self.segments),
+            segment_uses=self.segments.uses,
+            evicted_segments=self.segments.evicted,
         )
 
     def snapshot(self) -> Snapshot:
@@ -395,9 +431,9 @@ class PrefixCache:
 
     def check(self) -> None:
         """Verify every invariant of index, pool and leases: AssertionError says what is broken. It never repairs."""
-        audit(self._index, self._pool, list(self._leases.values()), list(self._plans.values()))
+        audit(self._index, self._pool, self.segments, list(self._leases.values()), list(self._plans.values()))
         stats = self.stats()
-        owned = stats.pages_kv + stats.pages_checkpoint + stats.pages_private + stats.pages_slot
+        owned = sum(pages for use, pages in stats.pages_by_use().items() if use != "free")
         assert owned + stats.pages_free == stats.pages_total, f"pages do not add up: {stats}"
 
 

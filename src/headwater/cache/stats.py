@@ -15,6 +15,7 @@ class CacheStats:
     pages_checkpoint: int  # checkpoints that the index holds
     pages_private: int  # KV that is a request's own, and checkpoints of open plans
     pages_slot: int  # what backs the slots of running requests
+    pages_segment: int  # stored segments, and such as are being made
     dead_kv_tokens: int  # KV that no checkpoint at or below it can use
     checkpoints: int
     nodes: int
@@ -31,6 +32,9 @@ class CacheStats:
     evicted_checkpoints: int
     evicted_speculative: int  # of them
     evicted_kv_pages: int
+    segments: int
+    segment_uses: int  # how often a request was composed of one
+    evicted_segments: int
 
     def pages_by_use(self) -> dict[str, int]:
         """They add up to `pages_total`."""
@@ -39,6 +43,7 @@ class CacheStats:
             "checkpoint": self.pages_checkpoint,
             "private": self.pages_private,
             "slot": self.pages_slot,
+            "segment": self.pages_segment,
             "free": self.pages_free,
         }
 
@@ -48,6 +53,7 @@ class CacheStats:
             "checkpoint": self.evicted_checkpoints - self.evicted_speculative,
             "speculative_checkpoint": self.evicted_speculative,
             "kv_page": self.evicted_kv_pages,
+            "segment": self.evicted_segments,
         }
 
     def saved_by_kind(self) -> dict[str, int]:

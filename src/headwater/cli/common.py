@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from headwater.config import SETTINGS, user_cache_dir
+from headwater.config import SETTINGS
 
 commands = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
 console = Console()
@@ -18,9 +18,3 @@ Model = Annotated[Path | None, typer.Argument(help="Folder of a checkpoint; with
 Memory = Annotated[str, typer.Option(help=HELP["memory"])]
 Dtype = Annotated[str, typer.Option(help=HELP["dtype"])]
 PageSize = Annotated[int, typer.Option(help=HELP["page_size"])]
-
-
-def default_checkpoint() -> Path:
-    from headwater.models.tiny import ensure_default  # imports torch
-
-    return ensure_default(user_cache_dir())

@@ -19,7 +19,7 @@ from headwater.errors import ConfigError
 from headwater.quality.item import DEFAULT_TASKS
 from headwater.quality.own_server import own_server
 from headwater.quality.server import Server
-from headwater.quality.ways import PAIRED
+from headwater.quality.ways import PAIRED, SEGMENTS
 
 
 @commands.command("eval")
@@ -43,6 +43,9 @@ def evaluate(
         str | None, typer.Option(help="URL of another server: the divergence of next tokens, in place of scores.")
     ] = None,
     paired: Annotated[bool, typer.Option("--paired", help=f"Each item under: {', '.join(PAIRED)}.")] = False,
+    segments: Annotated[
+        bool, typer.Option("--segments", help=f"Each item with documents, marked, under: {', '.join(SEGMENTS)}.")
+    ] = False,
     max_tokens: Annotated[int, typer.Option(min=1, help="Of each answer.")] = 128,
     thinking: Annotated[bool, typer.Option("--thinking", help="Let the model reason first.")] = False,
     concurrency: Annotated[int, typer.Option(min=1, help="Groups of items asked at once.")] = 4,

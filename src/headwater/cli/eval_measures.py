@@ -32,7 +32,7 @@ from headwater.quality.tables import (
     perplexity_table,
     sliced_table,
 )
-from headwater.quality.ways import PAIRED, SINGLE, WAYS
+from headwater.quality.ways import PAIRED, SEGMENTS, SINGLE, WAYS
 from headwater.traces.source import open_bytes
 
 WIDTH = 140  # of tables in a file
@@ -46,6 +46,12 @@ def measure_of(options: SimpleNamespace) -> Measure:
     if options.text is not None:
         return partial(of_text, options, read_text(options))
     items = read_items(options.tasks)[: options.limit]
+    if options.segments and options.paired:
+        raise ConfigError("--paired and --segments are two comparisons: ask for one of them")
+    if options.segments:
+        items = [item for item in items if item.documents]
+        if not items:
+            raise ConfigError(f"{options.tasks} has no item with documents, and --segments is about them")
     return partial(of_items if options.against is None else of_servers, options, items)
 
 
@@ -58,7 +64,7 @@ def server_at(options: SimpleNamespace, url: str) -> Server:
 
 def of_items(options: SimpleNamespace, items: Sequence[Item], server: Server) -> tuple[Json, bool]:
     """Ask, score, tell."""
-    ways = PAIRED if options.paired else SINGLE
+    ways = PAIRED if options.paired else SEGMENTS if options.segments else SINGLE
     with progress() as bar:
         task = bar.add_task("asking", total=len(items) * sum(len(WAYS[way].columns) for way in ways))
         run = run_of(options, items, server, logprobs=options.paired, on_answer=lambda answered: bar.advance(task))

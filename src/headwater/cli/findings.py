@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headwater.client.machine import CPU_FEATURES, cpu, usable_cores, versions
-from headwater.config import user_cache_dir
 
 OK, WARN, FAIL = "ok", "warn", "FAIL"
 PACKAGES = (
@@ -55,7 +54,6 @@ def of_machine(intended: Intended) -> Iterator[Finding]:
     yield of_cpu()
     yield of_cores(intended.threads)
     yield of_memory(intended.memory)
-    yield of_cache_dir()
     yield of_port(intended.host, intended.port)
     found = versions(*PACKAGES)
     yield Finding("packages", OK, ", ".join(f"{name} {v}" for name, v in found.items() if v is not None))
@@ -129,20 +127,6 @@ def meminfo(name: str) -> int | None:
     """Bytes, None where the system does not tell."""
     lines = MEMINFO.read_text().splitlines() if MEMINFO.exists() else []
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)
-
-
-def of_cache_dir() -> Finding:
-    folder = user_cache_dir()
-    probe = folder / f".doctor-{os.getpid()}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe.write_text("")
-        probe.unlink()
-    except OSError as error:
-        return Finding(
-            "cache folder", FAIL, f"{folder}: {error.strerror}", "set XDG_CACHE_HOME to a folder that can be written"
-        )
-    return Finding("cache folder", OK, f"{folder} can be written")
 
 
 def of_port(host: str, port: int) -> Finding:

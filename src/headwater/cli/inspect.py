@@ -6,8 +6,9 @@ from pathlib import Path
 
 from rich.table import Table
 
-from headwater.cli.common import Dtype, Memory, Model, PageSize, commands, console, default_checkpoint
+from headwater.cli.common import Dtype, Memory, Model, PageSize, commands, console
 from headwater.config import ServeConfig
+from headwater.models.embedded import embedded
 from headwater.models.families import read_folder
 from headwater.setting import parse_bytes
 from headwater.spec import ModelSpec
@@ -23,7 +24,7 @@ def inspect(
     page_size: PageSize = 64,
 ) -> None:
     """Print what a model's cache costs, without loading its weights."""
-    spec = read_spec(model or default_checkpoint(), dtype, page_size)
+    spec = read_spec(model or embedded(), dtype, page_size)
     budget = parse_bytes(memory)
     n_pages = spec.layout(budget).n_pages
     console.print(cost_table(spec))

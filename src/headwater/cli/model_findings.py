@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 import torch
 
-from headwater.cli.common import default_checkpoint
 from headwater.cli.findings import FAIL, OK, WARN, Finding, Intended
 from headwater.engine.selfcheck import SelfCheck, self_check, weight_shapes
 from headwater.errors import HeadwaterError
 from headwater.mixers.linear import Linear
 from headwater.mixers.numerics import Numerics, prepare_process
+from headwater.models.embedded import embedded
 from headwater.models.load import read_spec
 from headwater.spec import ModelSpec
 
@@ -33,7 +33,7 @@ def of_model(intended: Intended) -> Iterator[Finding]:
     yield of_gpu()
     for dtype in DTYPES:
         try:
-            spec = read_spec(intended.model or default_checkpoint(), dtype, "cpu", 64)
+            spec = read_spec(intended.model or embedded(), dtype, "cpu", 64)
         except (HeadwaterError, OSError) as error:
             yield Finding(f"model in {dtype}", FAIL, str(error), "give the folder of a checkpoint that is whole")
             return

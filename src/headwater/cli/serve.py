@@ -120,9 +120,7 @@ def serve_until_stopped(config: ServeConfig) -> None:
         from headwater.server.app import create_app
 
         if config.model is None:
-            print(
-                "No model given: serving a tiny embedded one. Its answers are noise, its caching is real.", flush=True
-            )
+            print("No model given: serving the embedded headwater-tiny, a small model of short answers.", flush=True)
         engine = Engine.load(config)
         server = make_server(create_app(engine, config), engine, config)
         sock.listen()  # from the next line on who connects is heard

@@ -164,4 +164,5 @@ def settings_table() -> str:
 def _row(one: Setting) -> str:
     choices = f" One of {', '.join(f'`{name}`' for name in one.choices)}." if one.choices else ""
     default = one.unset if one.default is None else f"`{one.show(one.default)}`" if one.default != () else "none"
+    default = default.replace("|", "\\|")  # in a table even a code's bar ends its cell
     return f"| `{one.name}` | {default} | {one.help}{choices} |"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import torch
@@ -25,6 +25,7 @@ from headwater.engine.sampler import Choice, Sampling, sample
 from headwater.engine.selfcheck import SelfCheck, self_check
 from headwater.engine.stats import EngineStats
 from headwater.engine.tuned import Tuning
+from headwater.engine.warming import Outcome, Warming
 from headwater.errors import (
     ConstraintError,
     DeadlineExceeded,
@@ -38,8 +39,9 @@ from headwater.memory.arena import Arena
 from headwater.memory.slots import StateMemory
 from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process
+from headwater.models.embedded import embedded
 from headwater.models.load import LoadedModel, load_model, read_spec
-from headwater.models.tiny import ensure_default
+from headwater.schedule.composer import Composer
 from headwater.schedule.limits import EXTRA_SLOTS, Limits
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.sequence import Phase, Sequence
@@ -91,7 +93,7 @@ class Engine:
         Raises CheckpointError or ConfigError; the engine is not started.
         """
         prepare_process(config.threads)
-        path = config.model or ensure_default(config.cache_dir)
+        path = config.model or embedded()
         spec = read_spec(path, config.dtype, config.device, config.page_size)
         check = self_check(spec, config.device, config.reproducible)
         numerics.use(Numerics(check.mode))
@@ -105,20 +107,22 @@ class Engine:
         row_bytes = layout.checkpoint_pages * spec.page_bytes
         n_saves = max(1, min(MAX_SAVES, SAVE_BYTES // max(1, row_bytes)))
         slots = config.max_running + EXTRA_SLOTS
-        states = StateMemory(spec.state, slots + n_saves, row_bytes, config.device)
+        states = StateMemory(spec.state, 2 * slots + n_saves, row_bytes, config.device)
         arena = Arena(spec, layout.n_pages, config.device)
         longest = spec.max_length
         if layout.kv_pages_per_unit:
             longest = min(longest, (layout.n_pages - layout.slot_pages) * layout.page_size)
         limits = Limits(config.max_running, config.max_tokens_per_step, n_saves, longest, config.max_waiting)
+        cache = PrefixCache(layout, config.eviction) if config.cache else NoCache(layout)
         scheduler = Scheduler(
-            cache=PrefixCache(layout, config.eviction) if config.cache else NoCache(layout),
+            cache=cache,
             placement=make_placement(config.placement if config.cache else "none"),
             layout=layout,
             limits=limits,
             decode_reuse=config.decode_reuse if config.cache else "none",
+            composer=Composer(cache, spec.conv_taps) if config.cache and spec.composes else None,
         )
-        return cls(loaded, scheduler, Runner(loaded.model, arena, states, slots, layout.page_size), check)
+        return cls(loaded, scheduler, Runner(loaded.model, arena, states, slots), check)
 
     # -- from any thread -------------------------------------------------------
 
@@ -186,6 +190,18 @@ class Engine:
         if displaced is None:
             raise error
         self.scheduler.give_up(displaced, error)
+
+    def warm_segments(self, segments: Iterable[tuple[int, ...]], namespace: str) -> list[Outcome]:
+        """Store segments of these token ids; what became of each, in their order. Blocks until all are done.
+
+        Raises ConfigError where no segments are stored, EngineStopped.
+        """
+        with self._changed:
+            self._check_admission(namespace)
+            return Warming(self.scheduler, self._changed, self._is_ending).warm(segments, namespace)
+
+    def _is_ending(self) -> bool:
+        return self._stopping or self._broken is not None
 
     def cancel(self, request_id: int) -> None:
         """Give up a request; its memory is free within one step. Unknown and finished ids are ignored."""

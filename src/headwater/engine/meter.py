@@ -43,6 +43,7 @@ class Meter:
             step_seconds=self.step_seconds,
             prefill_tokens=scheduler.prefill_tokens,
             answer_tokens=scheduler.answer_tokens,
+            segment_tokens=scheduler.segment_tokens,
             decode_tokens=scheduler.decode_tokens,
             refused=self.refused,
             expired=self.expired,

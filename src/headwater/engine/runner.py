@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 import torch
 
+from headwater.engine.segment_runner import SegmentRunner
 from headwater.memory.arena import Arena
 from headwater.memory.slots import StateMemory
 from headwater.mixers.batch import Slice, StepBatch, batch_height
 from headwater.models.decode_graphs import DecodeGraphs
 from headwater.models.hybrid import HybridModel
 from headwater.schedule.step import DecodeRow, Leg, Step
+from headwater.types import Run
 
 # So many slots keep their memory between requests, and the pages that back them theirs: touching fresh memory costs
 # about 0.3 ms a MB, which one user's chat need not pay at every turn.
@@ -19,14 +21,19 @@ WARM_SLOTS = 2
 
 
 class Runner:
-    """The executor that uses torch. Slots are the first rows of the state memory, the rest is for saves."""
+    """The executor that uses torch.
 
-    def __init__(self, model: HybridModel, arena: Arena, states: StateMemory, first_save_row: int, page_size: int):
+    Rows of the state memory: slots, then one for each slot with the state after the head of a segment that it makes,
+    then those for saves.
+    """
+
+    def __init__(self, model: HybridModel, arena: Arena, states: StateMemory, slots: int) -> None:
         self.model, self.arena, self.states = model, arena, states
-        self.first_save_row = first_save_row
-        self.page_size = page_size
+        self.slots = slots
+        self.page_size = arena.page_size
         self.device = arena.pages.device
         self.graphs = DecodeGraphs.over(model, arena, states)
+        self.segments = SegmentRunner(model, arena, states, slots)
         self._tables: dict[int, tuple[tuple[int, ...], torch.Tensor]] = {}
 
     @torch.inference_mode()
@@ -39,7 +46,9 @@ class Runner:
             self._restore(leg)
         rows_of_saves, batch = self._batch(step)
         if step.legs or self.graphs is None:
-            logits_RV = self.model.forward(batch, self.arena, self.states)
+            segments = self.segments.before(step.legs)
+            logits_RV = self.model.forward(batch, self.arena, self.states, segments, self.segments.transitions)
+            self.segments.after(step.legs)
         else:
             logits_RV = self.graphs.forward(batch)
         for leg, rows in zip(step.legs, rows_of_saves, strict=True):
@@ -59,6 +68,7 @@ class Runner:
         for slot in slots:
             if slot >= WARM_SLOTS:
                 self.states.release(slot)
+            self.segments.release(slot)
 
     def _restore(self, leg: Leg) -> None:
         if leg.seq.slot >= WARM_SLOTS:
@@ -75,7 +85,8 @@ class Runner:
         rows_of_saves: list[list[int]] = []
         wanted: list[int] = []
         scored: list[int] = []
-        next_row = self.first_save_row
+        next_row = 2 * self.slots
+        next_segment = 0
         for leg in step.legs:
             plan, first = leg.plan, len(tokens)
             rows = []
@@ -83,20 +94,13 @@ class Runner:
                 rows.append(leg.seq.slot if save.position == plan.end else next_row)
                 next_row += save.position != plan.end
             rows_of_saves.append(rows)
-            tokens += leg.seq.tokens[plan.start : plan.end]
-            positions.append(torch.arange(plan.start, plan.end, device=self.device))
-            pairs = zip(plan.saves, rows, strict=True)
-            slices.append(
-                Slice(
-                    first=first,
-                    length=plan.end - plan.start,
-                    start=plan.start,
-                    slot=leg.seq.slot,
-                    table_P=self._tensor(plan.table),
-                    write_from=plan.write_from,
-                    saves=tuple((save.position, row) for save, row in pairs if row != leg.seq.slot),
-                )
-            )
+            saves = tuple((save.position, row) for save, row in zip(plan.saves, rows, strict=True))
+            leg_slices = self._slices(leg, first, saves, next_segment)
+            next_segment += len(plan.composed)
+            for s in leg_slices:
+                tokens += leg.seq.tokens[s.start : s.end]
+                positions.append(torch.arange(s.start, s.end, device=self.device))
+            slices += leg_slices
             if leg.wants_token:
                 wanted.append(len(tokens) - 1)
             scored += range(first, first + leg.n_scored)
@@ -114,6 +118,35 @@ class Runner:
             logits_row_R=self._tensor(wanted + scored),
         )
         return rows_of_saves, batch
+
+    def _slices(self, leg: Leg, first: int, saves: tuple[tuple[int, int], ...], first_segment: int) -> list[Slice]:
+        """One for each run of adjacent tokens that the leg computes, and one for a segment's head."""
+        plan, slot = leg.plan, leg.seq.slot
+        runs = plan.runs or (Run(plan.start, plan.end, ()),)
+        if plan.making is not None and plan.start < plan.making.head:
+            runs = (Run(0, plan.making.head, ()), Run(plan.making.head, plan.end, ()))
+        table_P = self._tensor(plan.table)
+        slices = []
+        for run in runs:
+            makes = plan.making is not None
+            in_head = makes and run.end == plan.making.head
+            slices.append(
+                Slice(
+                    first=first,
+                    length=run.end - run.start,
+                    start=run.start,
+                    slot=slot,
+                    table_P=table_P,
+                    write_from=plan.write_from,
+                    saves=((run.end, self.slots + slot),)
+                    if in_head
+                    else tuple((at, row) for at, row in saves if row != slot and run.start < at <= run.end),
+                    transition=slot if makes and not in_head else None,
+                    composes=tuple((first_segment + i, plan.composed[i].at) for i in run.composed),
+                )
+            )
+            first += run.end - run.start
+        return slices
 
     def _tensor(self, values: Sequence[int] | memoryview) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)

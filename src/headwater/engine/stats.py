@@ -21,6 +21,7 @@ class EngineStats:
     step_seconds: float  # spent in the executor, all steps together
     prefill_tokens: int  # computed in legs of requests
     answer_tokens: int  # computed in legs of finished answers, so that they can be resumed
+    segment_tokens: int  # computed so that segments can be composed
     decode_tokens: int  # rows of decoding requests
     refused: int  # by QueueFull
     expired: int  # by DeadlineExceeded

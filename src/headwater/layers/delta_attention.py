@@ -57,3 +57,8 @@ class DeltaAttention(Layer):
             ("recurrent", (self.heads, self.head_dim, self.head_dim)),
             ("conv", (3 * self.width, self.conv - 1)),
         )
+
+    @property
+    def transition(self) -> tuple[int, ...]:
+        """Dense: a matrix over the keys' channels for each head."""
+        return (self.heads, self.head_dim, self.head_dim)

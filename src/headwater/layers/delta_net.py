@@ -55,3 +55,8 @@ class DeltaNet(Layer):
             ("recurrent", (self.v_heads, self.k_dim, self.v_dim)),
             ("conv", (self.channels, self.conv - 1)),
         )
+
+    @property
+    def transition(self) -> tuple[int, ...]:
+        """Dense: a matrix over the keys' channels for each head."""
+        return (self.v_heads, self.k_dim, self.k_dim)

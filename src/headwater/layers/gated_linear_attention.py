@@ -45,3 +45,8 @@ class GatedLinearAttention(Layer):
     @property
     def states(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         return (("recurrent", (self.heads, self.k_dim, self.v_dim)),)
+
+    @property
+    def transition(self) -> tuple[int, ...]:
+        """Diagonal: a factor for each key channel."""
+        return (self.heads, self.k_dim)

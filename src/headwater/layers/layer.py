@@ -63,6 +63,16 @@ class Layer(ABC):
         return ()
 
     @property
+    def transition(self) -> tuple[int, ...] | None:
+        """Shape of what a run of tokens does to the recurrent state before them, float32; None without such a state."""
+        return None
+
+    @property
+    def composes(self) -> bool:
+        """Whether what it keeps of a segment can be used at any position: of a ring that holds a window it cannot."""
+        return not self.states or self.transition is not None
+
+    @property
     def state_elements(self) -> dict[str, int]:
         """Elements of each state by its name."""
         return {name: math.prod(shape) for name, shape in self.states}

@@ -59,6 +59,11 @@ class Lightning(Layer):
     def states(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         return (("recurrent", (self.heads, self.head_dim, self.head_dim)),)
 
+    @property
+    def transition(self) -> tuple[int, ...]:
+        """A factor for each head."""
+        return (self.heads,)
+
 
 def geometric_slopes(heads: int) -> list[float]:
     """2^(−8/H), 2^(−16/H), …, 2^(−8): ALiBi's (Press et al. 2022, section 3), as Lightning Attention takes them."""

@@ -53,3 +53,8 @@ class Mamba(Layer):
     def states(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """Channels stand last in the recurrent one: the scan runs over them."""
         return ("recurrent", (self.state, self.inner)), ("conv", (self.inner, self.conv - 1))
+
+    @property
+    def transition(self) -> tuple[int, ...]:
+        """A sum of steps for each channel, by which each of its states decays at its own rate."""
+        return (self.inner,)

@@ -69,3 +69,8 @@ class Mamba2(Layer):
             ("recurrent", (self.heads, self.state, self.head_dim)),
             ("conv", (self.channels, self.conv - 1)),
         )
+
+    @property
+    def transition(self) -> tuple[int, ...]:
+        """A factor for each head."""
+        return (self.heads,)

@@ -46,6 +46,15 @@ class Arena:
             flat_WX = rows.flatten(1)
             pages.view(self.n_pages, self.page_size, flat_WX.shape[1])[page_W, offset_W] = flat_WX
 
+    def read(self, layer: int, table_P: torch.Tensor, start: int, end: int) -> tuple[torch.Tensor, ...]:
+        """What a layer keeps of a sequence's tokens [start, end), [end − start, width] each: a copy."""
+        first, last = start // self.page_size, -(-end // self.page_size)
+        at = slice(start - first * self.page_size, end - first * self.page_size)
+        return tuple(
+            pages.index_select(0, table_P[first:last]).view(-1, pages.shape[1] // self.page_size)[at]
+            for pages in self._layers[layer]
+        )
+
     def pages_of(self, layer: int) -> tuple[torch.Tensor, ...]:
         """All pages of what a layer keeps, [pages, page_size · width] each; they share memory, and are strided."""
         return self._layers[layer]

@@ -8,8 +8,9 @@ N = all rows, P = prefill rows, B = decoding sequences (N ≥ P + B).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate, zip_longest
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,9 +24,13 @@ if TYPE_CHECKING:
 class Slice:
     """The next tokens of one sequence that is being prefilled.
 
-    `start` is a multiple of 64. The state before the first token is in row `slot` of the state memory (the runner
-    has zeroed or restored it); the state after the last token is left there. For each `(position, row)` of `saves`
-    (position a multiple of 64 in (start, start + length]) the state after `position` tokens is also left in `row`.
+    `start` is a multiple of 64; only around segments it is any position. The state before the first token is in row
+    `slot` of the state memory (the runner has zeroed or restored it); the state after the last token is left there. For
+    each `(position, row)` of `saves` (position a multiple of 64 tokens from `start`, or the end) the state after
+    `position` tokens is also left in `row`.
+
+    For each `(segment, at)` of `composes`, in order, the state in `slot` is first composed with one of the step's
+    segments, which begins at position `at` of the sequence.
     """
 
     first: int  # index of its first row in the step
@@ -36,6 +41,7 @@ class Slice:
     write_from: int  # index into table_P: KV of earlier pages is there already and is not written
     saves: tuple[tuple[int, int], ...] = ()
     transition: int | None = None  # row of the transitions that moves on with the slice, where one is wanted
+    composes: tuple[tuple[int, int], ...] = ()
 
     @property
     def end(self) -> int:
@@ -44,8 +50,33 @@ class Slice:
 
 
 @dataclass(frozen=True)
+class Round:
+    """Slices of a step that are worked through together: at most one of each slot."""
+
+    slices: tuple[Slice, ...]
+    rows: tuple[slice, ...]  # of the step, where the slices' rows are
+    device: torch.device
+
+    @cached_property
+    def ragged(self) -> Ragged:
+        """The slices as GPU kernels read them, `rows` one after the other."""
+        from headwater.mixers.gpu.ragged import Ragged
+
+        firsts = accumulate((s.length for s in self.slices), initial=0)
+        return Ragged.of([replace(s, first=first) for s, first in zip(self.slices, firsts, strict=False)], self.device)
+
+    def of(self, x_NX: torch.Tensor) -> torch.Tensor:
+        """These rows of all of a step's."""
+        parts = [x_NX[at] for at in self.rows]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+@dataclass(frozen=True)
 class StepBatch:
-    """Everything one forward pass needs to know beside the weights."""
+    """Everything one forward pass needs to know beside the weights.
+
+    Several slices may have one slot: they are of one sequence, in the order of positions.
+    """
 
     token_N: torch.Tensor  # int64
     position_N: torch.Tensor  # int64
@@ -70,11 +101,23 @@ class StepBatch:
         return padded_tables(self.decode_tables, self.position_N)
 
     @cached_property
-    def ragged(self) -> Ragged:
-        """The slices as GPU kernels read them, where the positions are."""
-        from headwater.mixers.gpu.ragged import Ragged
+    def sequences(self) -> tuple[tuple[Slice, ...], ...]:
+        """The slices of each slot."""
+        by_slot: dict[int, list[Slice]] = {}
+        for s in self.slices:
+            by_slot.setdefault(s.slot, []).append(s)
+        return tuple(map(tuple, by_slot.values()))
 
-        return Ragged.of(self, self.position_N.device)
+    @cached_property
+    def rounds(self) -> tuple[Round, ...]:
+        """The slices in the order of work: the n-th of each sequence, then the next. One round in an ordinary step."""
+        device = self.position_N.device
+        if len(self.sequences) == len(self.slices):
+            return (Round(self.slices, (slice(0, self.n_prefill),), device),) if self.slices else ()
+        rounds = ([s for s in together if s is not None] for together in zip_longest(*self.sequences))
+        return tuple(
+            Round(tuple(slices), tuple(slice(s.first, s.first + s.length) for s in slices), device) for slices in rounds
+        )
 
     @cached_property
     def decode_rows(self) -> slice:

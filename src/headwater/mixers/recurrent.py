@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
 
-from headwater.mixers.batch import Slice, StepBatch
+from headwater.mixers.batch import Round, Slice, StepBatch
 from headwater.mixers.chunks import CHUNK, Chunk, blocks
+from headwater.mixers.composing import SegmentState, compose_into
 from headwater.mixers.convolution import ShortConvolution
 from headwater.mixers.gpu import has_kernels
 from headwater.mixers.linear import Linear
@@ -50,6 +51,7 @@ class LayerState:
     recurrent: torch.Tensor  # [R, X] float32
     conv: torch.Tensor | None = None  # [R, C, W − 1]: the last inputs of the convolution, oldest first
     transition: torch.Tensor | None = None  # [R, X] float32: the product of all transitions since it was the identity
+    segments: tuple[SegmentState, ...] = ()  # that slices compose their states with
 
 
 class RecurrentMixer(ABC, Generic[Prepared]):
@@ -86,6 +88,14 @@ class RecurrentMixer(ABC, Generic[Prepared]):
         """The transition of no tokens, in this family's smallest form, float32."""
 
     @abstractmethod
+    def carried(self, transition_X: torch.Tensor, state_X: torch.Tensor) -> torch.Tensor:
+        """T·S, new: what tokens of that transition would make of one sequence's state if they wrote nothing."""
+
+    def moved(self, zero_start_X: torch.Tensor, by: int) -> torch.Tensor:
+        """R(by)·S₀: the state of tokens that stand `by` positions further on. The same, unless keys rotate."""
+        return zero_start_X
+
+    @abstractmethod
     def decode(self, mixed_BC: torch.Tensor, gates_BX: torch.Tensor, state_BX: torch.Tensor) -> torch.Tensor:
         """One token of each of B sequences: what it reads, [B, ...]; the states (strided by sequence) move on in place.
 
@@ -113,7 +123,8 @@ class RecurrentMixer(ABC, Generic[Prepared]):
         if has_kernels(x_ND.device):
             self._on_gpu_into(rows, batch, state)
         else:
-            self._prefill_into(rows, batch, state)
+            for together in batch.rounds:
+                self._prefill_into(rows, together, state)
             if batch.n_decode:
                 self._decode_into(rows, batch, state)
         return self.out_proj(rows.out_NX.flatten(1), batch.n_prefill)
@@ -125,32 +136,40 @@ class RecurrentMixer(ABC, Generic[Prepared]):
         return GpuPath(self.kernels(), self.decode, self.convolution)
 
     def _on_gpu_into(self, rows: Rows, batch: StepBatch, state: LayerState) -> None:
-        gpu = self.gpu
-        if batch.n_prefill and gpu.kernels is None:
-            self._prefill_into(rows, batch, state)
-        elif batch.n_prefill:
-            self._transitions_into(rows, batch, state)
-            at = slice(0, batch.n_prefill)
-            read_PX = gpu.prefill(rows.mixed_NC[at], rows.gates_NX[at], batch, state.recurrent, state.conv)
-            self.finish_into(rows, at, read_PX)
+        for together in batch.rounds:
+            if self.gpu.kernels is None:
+                self._prefill_into(rows, together, state)
+            else:
+                self._prefill_on_gpu_into(rows, together, state)
         if batch.n_decode:
             at = batch.decode_rows
-            read_BX = gpu.decode(rows.mixed_NC[at], rows.gates_NX[at], batch, state.recurrent, state.conv)
+            read_BX = self.gpu.decode(rows.mixed_NC[at], rows.gates_NX[at], batch, state.recurrent, state.conv)
             self.finish_into(rows, at, read_BX)
 
-    def _transitions_into(self, rows: Rows, batch: StepBatch, state: LayerState) -> None:
+    def _prefill_on_gpu_into(self, rows: Rows, together: Round, state: LayerState) -> None:
+        compose_into(self, state, together.slices)
+        self._transitions_into(rows, together.slices, state)
+        mixed_PC, gates_PX = together.of(rows.mixed_NC), together.of(rows.gates_NX)
+        if not len(mixed_PC):
+            return
+        read_PX = self.gpu.prefill(mixed_PC, gates_PX, together.ragged, state.recurrent, state.conv)
+        for at, read_nX in zip(together.rows, read_PX.split([at.stop - at.start for at in together.rows]), strict=True):
+            self.finish_into(rows, at, read_nX)
+
+    def _transitions_into(self, rows: Rows, slices: tuple[Slice, ...], state: LayerState) -> None:
         """What kernels leave out, made of chunks as on the CPU; it needs the convolution's inputs as they were before.
 
         So a slice's states have the bits of the kernel, whether its transition is wanted or not.
         """
-        for s in batch.slices:
+        for s in slices:
             for _, chunks in blocks([s], self.chunks_a_block) if s.transition is not None else ():
                 prepared = self._prepared(rows, chunks, self._windows(rows, chunks, state))
                 for i in range(len(chunks)):
                     self._move_transitions(prepared, i, [s], state)
 
-    def _prefill_into(self, rows: Rows, batch: StepBatch, state: LayerState) -> None:
-        slices = sorted(batch.slices, key=lambda s: -s.length)
+    def _prefill_into(self, rows: Rows, together: Round, state: LayerState) -> None:
+        compose_into(self, state, together.slices)
+        slices = sorted(together.slices, key=lambda s: -s.length)
         for at in range(0, len(slices), self.chunks_a_block):
             group = slices[at : at + self.chunks_a_block]
             # In place where there is one sequence; several must be contiguous to be one batch, and are copied.

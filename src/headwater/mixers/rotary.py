@@ -32,6 +32,21 @@ class RotaryTable:
             self._last = position_N, self._looked_up(position_N)
         return self._last[1]
 
+    def turn(self, by: int) -> torch.Tensor:
+        """What turns everything by so many positions, [1, 2, F], from angles in float64."""
+        angle_1F = by * self._frequency_F.double()[None]
+        return torch.stack([angle_1F.cos(), angle_1F.sin()], dim=1).float()
+
+    def between(self, from_N: torch.Tensor, to_N: torch.Tensor) -> torch.Tensor:
+        """What turns a key that stood at one position to another, [N, 2, F].
+
+        The difference of the very angles that `at` gives: those are rounded, the more the larger the position.
+        """
+        (cos_from, sin_from), (cos_to, sin_to) = (self._looked_up(x).unbind(1) for x in (from_N, to_N))
+        cos_NF = (cos_to * cos_from).addcmul_(sin_to, sin_from)
+        sin_NF = (sin_to * cos_from).addcmul_(cos_to, sin_from, value=-1)
+        return torch.stack([cos_NF, sin_NF], dim=1)
+
     def _looked_up(self, position_N: torch.Tensor) -> torch.Tensor:
         if has_kernels(position_N.device):  # elementwise there, too; to ask for the largest would be to wait for it
             return self._computed(position_N)

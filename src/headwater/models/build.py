@@ -22,6 +22,7 @@ from headwater.layers.mamba import Mamba
 from headwater.layers.mamba2 import Mamba2
 from headwater.layers.window_attention import WindowAttention
 from headwater.mixers.attention.layer import Attention
+from headwater.mixers.composing import SegmentState
 from headwater.mixers.delta_attention import KimiDeltaAttention
 from headwater.mixers.gated_delta_net import GatedDeltaNet
 from headwater.mixers.gated_linear_attention import GatedLinearAttentionMixer
@@ -37,9 +38,9 @@ from headwater.mixers.recurrent import LayerState, RecurrentMixer
 from headwater.mixers.weights import Weights
 from headwater.mixers.window_attention import WindowAttentionMixer
 from headwater.mixers.window_attention.rings import Rings
-from headwater.models.hybrid import Function, HybridModel, Residual, Step
+from headwater.models.hybrid import Function, HybridModel, Mixers, Residual, Step
 from headwater.models.tensors import CheckpointTensors, PartTensors
-from headwater.spec import Block, ModelSpec, Part
+from headwater.spec import ModelSpec, Part
 
 RECURRENT: dict[type[Layer], Callable[[Any, Weights], RecurrentMixer[Any]]] = {
     DeltaAttention: KimiDeltaAttention,
@@ -61,57 +62,73 @@ FEED_FORWARD: dict[type[Layer], Callable[[Any, Weights], Any]] = {
     Experts: MixtureOfExperts.of,
 }
 
+WITHOUT_PAGES: dict[type[Layer], Callable[[Any, Weights], Any]] = {**RECURRENT, **WINDOW, **FEED_FORWARD}
+
 
 def build_model(spec: ModelSpec, tensors: CheckpointTensors) -> HybridModel:
     """Pack the weights one layer after the other. Raises CheckpointError for a missing or misshapen tensor."""
     prefix = next((p for p in spec.prefixes if p + spec.embedding in tensors), spec.prefixes[0])
     blocks: list[Residual] = []
-    layer = 0
+    mixers: list[Any] = []
     for block in spec.blocks:
-        blocks.append(_residual(spec, block, layer, tensors, prefix))
-        layer += len(block.parts)
+        functions = []
+        for part in block.parts:
+            index = len(mixers)
+            weights = Weights(_tensors_of(part, tensors, prefix), tensors.dtype, tensors.device)
+            mixers.append(_mixer(index, part.layer, weights))
+            functions.append(_function(index, part.layer, mixers[index]))
+        blocks.append(Residual(block, _norm(spec, block.norm, tensors, prefix), tuple(functions)))
     table_VC = tensors.raw(prefix + spec.embedding, spec.vocab_size, spec.hidden_size).to(tensors.device)
     embed = Embedding(table_VC.to(tensors.dtype, copy=True))  # a copy, so that nothing keeps the file mapped
     top = Weights({"head.weight": _head(spec, tensors)}, tensors.dtype, tensors.device) if not spec.tied else None
     head = embed.head() if top is None else top.linear("head")
-    return HybridModel(spec, blocks, embed, _norm(spec, spec.final_norm, tensors, prefix), head)
+    remembering = Mixers(_of_kind(RECURRENT, spec, mixers), _of_kind(ATTENTION, spec, mixers))
+    return HybridModel(spec, blocks, remembering, embed, _norm(spec, spec.final_norm, tensors, prefix), head)
 
 
 def layer_function(index: int, layer: Layer, weights: Weights) -> Function:
     """What a layer computes, given its weights; `index` is its number in arena and state memory."""
+    return _function(index, layer, _mixer(index, layer, weights))
+
+
+def _mixer(index: int, layer: Layer, weights: Weights) -> Any:
+    kind = type(layer)
+    if kind in ATTENTION:
+        return ATTENTION[kind](index, layer, weights)
+    return WITHOUT_PAGES[kind](layer, weights)
+
+
+def _function(index: int, layer: Layer, mixer: Any) -> Function:
     kind = type(layer)
     if kind in RECURRENT:
-        mixer = RECURRENT[kind](layer, weights)
         convolved = any(name == "conv" for name, _ in layer.states)
         return lambda x_NC, step: mixer.forward(x_NC, step.batch, _state(index, convolved, step))
     if kind in WINDOW:
-        windowed = WINDOW[kind](layer, weights)
-        return lambda x_NC, step: windowed.forward(
+        return lambda x_NC, step: mixer.forward(
             x_NC, step.batch, *(Rings(step.states.view(index, name)) for name in ("keys", "values"))
         )
     if kind in ATTENTION:
-        attention = ATTENTION[kind](index, layer, weights)
-
-        def attend(x_NC: torch.Tensor, step: Step) -> torch.Tensor:
-            assert step.attention is not None
-            return attention.forward(x_NC, step.attention)
-
-        return attend
-    feed_forward = FEED_FORWARD[kind](layer, weights)
-    return lambda x_NC, step: feed_forward.forward(x_NC, step.batch.n_prefill)
+        return lambda x_NC, step: mixer.forward(x_NC, step.attention)
+    return lambda x_NC, step: mixer.forward(x_NC, step.batch.n_prefill)
 
 
 def _state(index: int, convolved: bool, step: Step) -> LayerState:
     conv = step.states.view(index, "conv") if convolved else None
-    return LayerState(step.states.view(index, "recurrent"), conv)
+    transition = step.transitions.view(index, "transition") if step.transitions else None
+    segments = tuple(
+        SegmentState(
+            segment.transitions.view(index, "transition"),
+            segment.states.view(index, "recurrent"),
+            segment.states.view(index, "conv") if convolved else None,
+        )
+        for segment in step.segments
+    )
+    return LayerState(step.states.view(index, "recurrent"), conv, transition, segments)
 
 
-def _residual(spec: ModelSpec, block: Block, first: int, tensors: CheckpointTensors, prefix: str) -> Residual:
-    functions = []
-    for i, part in enumerate(block.parts):
-        weights = Weights(_tensors_of(part, tensors, prefix), tensors.dtype, tensors.device)
-        functions.append(layer_function(first + i, part.layer, weights))
-    return Residual(block, _norm(spec, block.norm, tensors, prefix), tuple(functions))
+def _of_kind(kinds: Mapping[type[Layer], Any], spec: ModelSpec, mixers: list[Any]) -> dict[int, Any]:
+    """The layers of these kinds by their number."""
+    return {i: mixer for i, mixer in enumerate(mixers) if type(spec.layers[i]) in kinds}
 
 
 def _tensors_of(part: Part, tensors: CheckpointTensors, prefix: str) -> Mapping[str, torch.Tensor]:

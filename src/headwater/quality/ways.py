@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from headwater.quality.item import Item, Json
 
@@ -30,19 +31,53 @@ def as_it_is(asking: Asking) -> Json:
 
 
 def never_seen(asking: Asking) -> Json:
-    """A namespace of its own for each request, so that nothing matches."""
-    return {"cache_salt": f"{asking.run}-cold-{asking.number}-{asking.time}"}
+    """Exactly, in a namespace of its own for each request, so that nothing matches."""
+    return {"cache_salt": f"{asking.run}-cold-{asking.number}-{asking.time}", "exact": True}
 
 
 def one_namespace(asking: Asking) -> Json:
-    """One namespace for all, so that each finds what came before it, and nothing from before the run."""
-    return {"cache_salt": f"{asking.run}-prefix"}
+    """Exactly, in one namespace for all, so that each finds what came before it, and nothing from before the run."""
+    return {"cache_salt": f"{asking.run}-prefix", "exact": True}
 
 
+SEPARATOR = "<|segment|>"  # as servers have it unless they are told otherwise
+
+
+def marked(item: Item) -> list[Json]:
+    """Its messages with a separator before each of its documents, and one after the last."""
+    messages = []
+    for message in item.messages:
+        content = message.get("content")
+        held = [text for text in item.documents if isinstance(content, str) and text in content]
+        if held:
+            assert isinstance(content, str), "only text holds documents"
+            content = content.replace(SEPARATOR, "")
+            for text in held:
+                content = content.replace(text, SEPARATOR + text, 1)
+            before, last, after = content.rpartition(held[-1])
+            content = before + last + SEPARATOR + after
+        messages.append({**message, "content": content})
+    return messages
+
+
+def computed_whole(asking: Asking) -> Json:
+    """The prompt that segments are marked in, without any, in a namespace of its own."""
+    return {**never_seen(asking), "messages": marked(asking.item)}
+
+
+def composed(fidelity: str, asking: Asking) -> Json:
+    """Of segments: a document that stood in any prompt before is reused."""
+    return {"messages": marked(asking.item), "fidelity": fidelity, "cache_salt": f"{asking.run}-{fidelity}"}
+
+
+FIDELITIES = ("fast", "balanced", "high")
 WAYS = {
     "served": Way(as_it_is, ("served",)),
     "cold": Way(never_seen, ("cold",)),
     "prefix": Way(one_namespace, ("prefix, first", "prefix, again")),
+    "whole": Way(computed_whole, ("whole",)),
+    **{fidelity: Way(partial(composed, fidelity), (fidelity,)) for fidelity in FIDELITIES},
 }
 SINGLE = ("served",)
 PAIRED = ("cold", "prefix")  # the others are compared with the first
+SEGMENTS = ("whole", *FIDELITIES)  # likewise

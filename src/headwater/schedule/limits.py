@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 ANSWERS_AT_ONCE = 4  # finished answers that are prefilled side by side; each has a slot of its own
 GUESTS = 1  # requests beyond `max_running`, each of a namespace that has nothing running while others fill all places
-EXTRA_SLOTS = ANSWERS_AT_ONCE + GUESTS
+MADE_AT_ONCE = 4  # segments that are prefilled side by side; each has a slot of its own
+EXTRA_SLOTS = ANSWERS_AT_ONCE + GUESTS + MADE_AT_ONCE
 LOOKED_AT = 256  # requests of a namespace that wait and may be begun in one step
 OTHERS = 64  # requests that wait and are compared with one that begins: where they leave it, it takes a checkpoint
 SCORED_LEG = 256  # tokens of a leg whose rows all have logits: 150 MB of them for a vocabulary of 150,000

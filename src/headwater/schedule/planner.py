@@ -96,9 +96,10 @@ class Planner:
         return best
 
     def _will_stop_at(self, leader: Sequence, after: int, shared: int) -> bool:
+        """Not among segments: there is no state between what is composed."""
         if any(after < c <= shared for c in (*leader.checkpoints, *leader.speculative)):
             return True
-        if leader.planned < shared:
+        if leader.planned < shared <= self._composes_from(leader, shared):
             leader.checkpoints = tuple(sorted({*leader.checkpoints, shared}))
             return True
         return False
@@ -221,6 +222,8 @@ class Planner:
         end = self._leg_end(seq, start, budget)
         if end <= start:
             return None
+        if seq.composition is not None:
+            end = self._composed_end(seq, start, end)
         draft = Draft(
             request=seq.id,
             namespace=seq.namespace,
@@ -238,6 +241,21 @@ class Planner:
         plan = self.cache.reserve(draft)
         seq.planned = plan.end
         return plan
+
+    def _composes_from(self, seq: Sequence, otherwise: int) -> int:
+        """Where the leg begins that composes `seq`: on the last multiple of the grid before its first segment."""
+        return otherwise if seq.composition is None else seq.composition.spans[0].start // self.unit * self.unit
+
+    def _composed_end(self, seq: Sequence, start: int, end: int) -> int:
+        """The leg ends where segments begin; one that begins there, with the page on which their text ends."""
+        composition, first = seq.composition, self._composes_from(seq, 0)
+        assert composition is not None, "only who has segments composes"
+        if start < first:
+            return min(end, first)
+        after = min(seq.n_prompt, (composition.tail_start // self.unit + 1) * self.unit)
+        seq.checkpoints = tuple(c for c in seq.checkpoints if c >= after)
+        seq.speculative = tuple(c for c in seq.speculative if c >= after)
+        return after
 
     def _leg_end(self, seq: Sequence, start: int, budget: Budget) -> int:
         """As far as tokens and saves reach: the prompt's end or a multiple of the grid."""

@@ -10,14 +10,16 @@ from heapq import heappop, heappush
 from typing import Literal
 
 from headwater.cache.placement import Placement
+from headwater.cache.segments.store import SegmentKey
 from headwater.errors import OutOfPages, PlanClosed, RequestTooLarge
-from headwater.schedule.limits import ANSWERS_AT_ONCE, EXTRA_SLOTS, GUESTS, LOOKED_AT, OTHERS, Limits
+from headwater.schedule.composer import Composer
+from headwater.schedule.limits import ANSWERS_AT_ONCE, EXTRA_SLOTS, GUESTS, LOOKED_AT, MADE_AT_ONCE, OTHERS, Limits
 from headwater.schedule.planner import Budget, Cache, Planner
 from headwater.schedule.queue import Queue
 from headwater.schedule.sequence import Phase, Sequence
 from headwater.schedule.shares import Shares
 from headwater.schedule.step import DecodeRow, Leg, Step
-from headwater.types import CacheLayout, Generation, Plan
+from headwater.types import CacheLayout, Generation, Plan, SamplingParams
 
 DecodeReuse = Literal["canonical", "raw", "none"]
 
@@ -34,7 +36,9 @@ class Scheduler:
     waiting: Queue = field(default_factory=Queue)
     running: dict[int, Sequence] = field(default_factory=dict)  # PREFILL and DECODE, by id
     answers: deque[Sequence] = field(default_factory=deque)  # finished answers whose prefill has not begun
+    wanted: deque[SegmentKey] = field(default_factory=deque)  # segments that are to be made before they are needed
     shares: Shares = field(default_factory=Shares)
+    composer: Composer | None = None  # of a model that composes, with a cache
 
     def __post_init__(self) -> None:
         self.planner = Planner(self.cache, self.placement, self.layout, self.decode_reuse != "none")
@@ -49,6 +53,7 @@ class Scheduler:
         self.preemptions = 0
         self.prefill_tokens = 0  # computed for prompts
         self.answer_tokens = 0  # recomputed so that answers can be resumed
+        self.segment_tokens = 0  # computed so that segments can be composed
         self.decode_tokens = 0
 
     # -- requests come and go --------------------------------------------------
@@ -108,7 +113,7 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        return not (len(self.waiting) or self.running or self.answers)
+        return not (len(self.waiting) or self.running or self.answers or self.wanted)
 
     def new_id(self) -> int:
         """Ids grow with arrival."""
@@ -126,6 +131,7 @@ class Scheduler:
         for seq in self.shares.order(seq for seq in self.running.values() if seq.phase is Phase.PREFILL):
             self._alone(self._plan_leg, seq)
         if not self._crowded:
+            self._make_wanted()
             self._admit()
             self._prefill_answers()
         # by slot, so that the rows' states mostly lie side by side
@@ -154,10 +160,17 @@ class Scheduler:
 
     def _finish_leg(self, seq: Sequence) -> None:
         plan = self._legs[seq.id].plan
-        self.cache.commit(plan)
+        if seq.made is None:
+            self.cache.commit(plan)
         del self._legs[seq.id]
-        self._count(seq, plan.end - plan.start)
+        self._count(seq, plan.computed_tokens)
         seq.computed = plan.end
+        if plan.making is not None:
+            if plan.making.is_last:
+                self._end_making(seq)
+            return
+        if plan.composed and self.composer is not None:
+            self.composer.finished(seq)
         seq.checkpoints = tuple(c for c in seq.checkpoints if c > seq.computed)
         seq.speculative = tuple(c for c in seq.speculative if c > seq.computed)
         if seq.computed == seq.n_prompt:
@@ -177,6 +190,8 @@ class Scheduler:
         self.shares.charge(seq.namespace, tokens)
         if seq.samples:
             self.prefill_tokens += tokens
+        elif seq.made is not None:
+            self.segment_tokens += tokens
         else:
             self.answer_tokens += tokens
 
@@ -238,7 +253,7 @@ class Scheduler:
 
     def _budget(self) -> Budget:
         page = self.layout.unit_tokens
-        used = sum(leg.plan.end - leg.plan.start for leg in self._legs.values())
+        used = sum(leg.plan.computed_tokens for leg in self._legs.values())
         alone = len(self._homes()) + len(self.waiting) <= 1
         most = self.limits.tokens_per_step if alone else min(self.limits.tokens_per_step, self.limits.shared_step)
         tokens = max(page, (most - len(self._rows)) // page * page)
@@ -246,11 +261,16 @@ class Scheduler:
         return Budget(max(0, tokens - used), self.limits.saves_per_step - saves)
 
     def _plan_leg(self, seq: Sequence) -> None:
+        if seq.made is not None:
+            self._plan_making(seq)
+            return
         while seq.phase is Phase.PREFILL:
             try:
                 plan = self.planner.next_leg(seq, self._budget())
             except OutOfPages as error:
-                if not self._make_room_for(seq, error):
+                if self.composer is not None and seq.composition is not None:
+                    self.composer.go_on_without(seq)
+                elif not self._make_room_for(seq, error):
                     return
                 continue
             if plan is not None:
@@ -258,6 +278,8 @@ class Scheduler:
             return
 
     def _start_leg(self, seq: Sequence, plan: Plan) -> None:
+        if self.composer is not None and seq.composition is not None and plan.end > seq.composition.tail_start:
+            plan = self.composer.composed_plan(seq, plan)
         seq.table = plan.table
         self._legs[seq.id] = Leg(seq, plan)
 
@@ -284,6 +306,15 @@ class Scheduler:
 
     def _start_or_follow(self, seq: Sequence) -> bool:
         """Take the first leg of a waiting request, unless a running one computes its prefix. False: no room now."""
+        if self.composer is not None and seq.composes:
+            self.composer.leave(seq)  # of an earlier try: more may be cached by now
+            missing, waits = self.composer.missing(seq)
+            for key in (*missing, *self.composer.unused(seq)):
+                if self._may_make():
+                    seq.asked.add(key)
+                    self._make(key)
+            if missing or waits:
+                return True
         match = self.cache.match(seq.key, seq.n_prompt, seq.namespace)
         prefills = (s for s in self.running.values() if s.phase is Phase.PREFILL)
         if self.planner.leader_of(seq, match, prefills) is not None:
@@ -299,6 +330,9 @@ class Scheduler:
                 plan = self.planner.first_leg(seq, self._budget(), others)
             except OutOfPages as error:
                 if self._drop_running_answer():
+                    continue
+                if self.composer is not None and seq.composition is not None:
+                    self.composer.give_up(seq)
                     continue
                 if not self.running:
                     self.give_up(seq, error)
@@ -316,6 +350,48 @@ class Scheduler:
         self._left_slots.discard(seq.slot)
         self.running[seq.id] = seq
         self._start_leg(seq, plan)
+
+    # -- segments ------------------------------------------------------------------
+
+    def want(self, key: SegmentKey) -> None:
+        """Have a segment made before a request asks for it, when there is a place."""
+        self.wanted.append(key)
+
+    def _make_wanted(self) -> None:
+        while self.wanted and self._may_make():
+            key = self.wanted.popleft()
+            assert self.composer is not None, "segments are made where they are composed"
+            if self.composer.cache.segments.find(key) is None:
+                self._make(key)
+
+    def _may_make(self) -> bool:
+        made = sum(seq.made is not None for seq in self.running.values())
+        return made < MADE_AT_ONCE and bool(self._free_slots)
+
+    def _make(self, key: SegmentKey) -> None:
+        """Begin to make a segment, if there is memory for it."""
+        assert self.composer is not None, "segments are made where they are composed"
+        made = self.composer.begin(key)
+        if made is None:
+            return
+        generation = Generation(key.token_ids, SamplingParams(), key.namespace)
+        seq = Sequence(self.new_id(), generation, samples=False, made=made)
+        seq.phase, seq.slot = Phase.PREFILL, heappop(self._free_slots)
+        self._left_slots.discard(seq.slot)
+        self.running[seq.id] = seq
+        self._alone(self._plan_making, seq)
+
+    def _plan_making(self, seq: Sequence) -> None:
+        assert self.composer is not None, "segments are made where they are composed"
+        plan = self.composer.making_plan(seq, self._budget().tokens)
+        if plan is not None:
+            self._start_leg(seq, plan)
+
+    def _end_making(self, seq: Sequence) -> None:
+        assert seq.made is not None, "only segments are made"
+        assert self.composer is not None, "segments are made where they are composed"
+        self.composer.made(seq.made)
+        self.cancel(seq)
 
     # -- finished answers ----------------------------------------------------------
 
@@ -388,9 +464,12 @@ class Scheduler:
 
     def _let_go(self, seq: Sequence) -> None:
         held = self._legs.pop(seq.id, None) or self._rows.pop(seq.id, None)
-        if held is not None and held.plan is not None:
-            self._abandon(held.plan)
-        self.cache.release(seq.id)
+        if self.composer is not None:
+            self.composer.leave(seq)
+        if seq.made is None:
+            if held is not None and held.plan is not None:
+                self._abandon(held.plan)
+            self.cache.release(seq.id)
         if seq.slot is not None:
             heappush(self._free_slots, seq.slot)
             self._left_slots.add(seq.slot)

@@ -7,7 +7,10 @@ from collections.abc import Sequence as Pages
 from dataclasses import dataclass, field
 from enum import Enum
 
-from headwater.types import CacheAccount, Generation, Match
+from headwater.cache.segments.compose import Widths
+from headwater.cache.segments.mark import marked
+from headwater.cache.segments.store import SegmentKey, StoredSegment
+from headwater.types import CacheAccount, Generation, Match, Span
 
 
 class Phase(Enum):
@@ -24,9 +27,28 @@ def key_of(tokens: list[int] | tuple[int, ...]) -> bytes:
     return array("i", tokens).tobytes()
 
 
+@dataclass(frozen=True, slots=True)
+class Composition:
+    """Stored segments that a request is going to be composed of, pinned, and where they stand in its prompt."""
+
+    spans: tuple[Span, ...]
+    stored: tuple[StoredSegment, ...]
+    widths: Widths
+
+    @property
+    def interiors(self) -> int:
+        """Tokens that are not computed."""
+        return sum(self.widths.interior(span.end - span.start) for span in self.spans)
+
+    @property
+    def tail_start(self) -> int:
+        """Where what comes after the last interior begins."""
+        return self.spans[-1].end - self.widths.tail
+
+
 @dataclass(eq=False)
 class Sequence:
-    """One request, or (with `samples` false) the prefill of a finished answer so that its next turn finds it."""
+    """One request. With `samples` false the prefill of a finished answer, so that its next turn finds it, or `made`."""
 
     id: int
     generation: Generation
@@ -44,6 +66,11 @@ class Sequence:
     account: CacheAccount | None = None
     waited: bool = False
     preemptions: int = 0
+    composition: Composition | None = None  # until its composed leg ran
+    marked_from: int | None = None  # where what is cached of it begins to be approximate, and its key to be marked
+    asked: set[SegmentKey] = field(default_factory=set)  # segments that were made for it, or tried to
+    plain: bool = False  # its segments could not be held beside it: it does without
+    made: StoredSegment | None = None  # the segment that this makes
 
     def __post_init__(self) -> None:
         self.tokens = list(self.generation.prompt)
@@ -61,12 +88,16 @@ class Sequence:
 
     def key_until(self, end: int) -> bytes:
         """The key of the first `end` tokens, output included."""
-        return key_of(self.tokens[:end])
+        key = key_of(self.tokens[:end])
+        return key if self.marked_from is None else marked(key, self.marked_from, self.generation.fidelity)
 
     def answer(self, id: int, end: int) -> Sequence:
         """The prefill of its first `end` tokens, output included, once it is complete."""
-        generation = Generation(tuple(self.tokens[:end]), self.generation.params, self.namespace)
-        return Sequence(id, generation, samples=False)
+        fidelity = self.generation.fidelity
+        generation = Generation(tuple(self.tokens[:end]), self.generation.params, self.namespace, fidelity=fidelity)
+        answer = Sequence(id, generation, samples=False, marked_from=self.marked_from)
+        answer.key = self.key_until(end)
+        return answer
 
     @property
     def n_prompt(self) -> int:
@@ -87,17 +118,27 @@ class Sequence:
         return self.samples and self.generation.params.prompt_logprobs is not None
 
     @property
+    def composes(self) -> bool:
+        """Whether stored segments may be part of it."""
+        return bool(self.generation.segments) and not (self.plain or self.scores_prompt)
+
+    @property
     def namespace(self) -> str:
         return self.generation.namespace
 
     def resumed(self, match: Match, at: int) -> None:
         """Note what the cache did for it. A preempted request keeps the account of its first start."""
         if self.account is None:
+            composition, from_ = self.composition, self.n_prompt if self.marked_from is None else self.marked_from
+            interiors = 0 if composition is None else composition.interiors
             self.account = CacheAccount(
                 prompt_tokens=self.n_prompt,
-                cached_tokens=at,
+                cached_tokens=at + interiors,
                 resumed_at=at,
                 stranded_tokens=match.kv_tokens - at,
                 reason=match.reason,
                 waited_for_leader=self.waited,
+                segments=0 if composition is None else len(composition.spans),
+                composed_tokens=interiors,
+                approximate_tokens=max(0, at - from_),
             )

@@ -17,6 +17,7 @@ from headwater.server import (
     responses,
     telemetry,
     tokens,
+    warming,
 )
 from headwater.server.body import JsonRoute
 from headwater.server.service import ServedEngine, Service
@@ -31,6 +32,7 @@ PARTS = (
     generate.install,
     responses.install,
     tokens.install,
+    warming.install,
     absent.install,
 )
 

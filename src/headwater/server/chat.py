@@ -12,14 +12,18 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from tokenizers import Tokenizer
 
 from headwater.errors import TemplateError
-from headwater.server.encoding import Encoded, PromptEncoder
+from headwater.server import documents
+from headwater.server.encoding import Encoded
+from headwater.server.marks import Edge, marked, rendered_marks, shown
 from headwater.server.messages import Breakpoint, Conversation, Message
+from headwater.server.segments import SegmentEncoder
 from headwater.server.template import ChatTemplate
-from headwater.types import Boundaries
+from headwater.types import Boundaries, Span
 
 REASONING, ANSWER, QUESTION = "Hm, thus.", "Quite so.", "Quick, why?"  # what probes put into a conversation
 STAND_INS = ("Quick, why?", "zigzag?")  # for a message; one of them begins unlike it
@@ -36,25 +40,27 @@ class ChatPrompt:
     boundaries: Boundaries
     keep_output: bool  # False: no next turn's prompt begins with this prompt and its output
     end: str = ""  # the prompt's last characters: they tell whether the model is left thinking
+    segments: tuple[Span, ...] = ()
 
 
 class ChatPrompter:
     """Makes prompts of conversations. Thread safe."""
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
-        self._encoder = PromptEncoder(tokenizer)
-        self._template = template
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, encoder: SegmentEncoder | None = None) -> None:
+        self._encoder = SegmentEncoder(tokenizer) if encoder is None else encoder
+        self._template = template.replacing(self._encoder.separator, Edge.SEPARATOR.value)
 
     def prepare(self, conversation: Conversation, namespace: str = "") -> ChatPrompt:
         """Raises TemplateError if the template refuses the conversation itself; probes may fail.
 
         What was tokenised before for this namespace is not again.
         """
-        conversation = self._addressed(conversation)
+        conversation = marked(self._addressed(conversation), self._encoder.separator)
         text = self._render(conversation, generate=True)
-        encoded = self._encoder.encode(text, namespace)
+        encoded = self._encoder.encode(text, rendered_marks(text), namespace)
         boundaries, keep_output = self._probe(conversation, text, encoded)
-        return ChatPrompt(encoded.ids, boundaries, keep_output, text[-END:])
+        end = shown(text, self._encoder.separator)[-END:]
+        return ChatPrompt(encoded.ids, boundaries, keep_output, end, encoded.segments)
 
     def _addressed(self, conversation: Conversation) -> Conversation:
         """A developer speaks as the system where the template knows no developers."""
@@ -65,11 +71,25 @@ class ChatPrompter:
 
     def _render(self, conversation: Conversation, generate: bool) -> str:
         variables = {**conversation.variables, "tools": conversation.tools, "add_generation_prompt": generate}
-        return self._template.render(list(conversation.messages), conversation.now, variables)
+        messages = list(conversation.messages)
+        if conversation.documents and self._template.reads("documents"):
+            variables["documents"] = self._for_template(conversation)
+        elif conversation.documents:
+            messages = with_documents(conversation)
+        try:
+            return self._template.render(messages, conversation.now, variables)
+        except TemplateError as error:
+            raise TemplateError(shown(str(error), self._encoder.separator)) from error
+
+    def _for_template(self, conversation: Conversation) -> list[dict[str, Any]]:
+        """A template that writes separators itself is left to it."""
+        if self._template.mentions(Edge.SEPARATOR.value):
+            return list(conversation.documents)
+        return documents.for_template(conversation.documents)
 
     def _probe(self, conversation: Conversation, text: str, encoded: Encoded) -> tuple[Boundaries, bool]:
         user_turns = [i for i, m in enumerate(conversation.messages) if m["role"] == "user"]
-        queries = [i for i in user_turns if not TOOL_RESPONSE.match(conversation.messages[i]["content"])]
+        queries = queries_of(conversation)
         answer = dummy_answer(text)
         nexts = [self._try_render(extended(conversation, turns)) for turns in next_turns(conversation, answer)]
 
@@ -106,6 +126,23 @@ class ChatPrompter:
             return self._render(conversation, generate)
         except TemplateError:
             return None
+
+
+def queries_of(conversation: Conversation) -> list[int]:
+    """Numbers of the messages in which a user asks."""
+    messages = enumerate(conversation.messages)
+    return [i for i, m in messages if m["role"] == "user" and not TOOL_RESPONSE.match(m["content"])]
+
+
+def with_documents(conversation: Conversation) -> list[Message]:
+    """The messages with the documents in front of the last query, for a template that reads none."""
+    messages, queries = list(conversation.messages), queries_of(conversation)
+    if not queries:
+        sent = f"{len(conversation.documents):,} documents go before the user's last message"
+        raise TemplateError(f"{sent}, but none of the {len(messages):,} messages is a user's")
+    last = messages[queries[-1]]
+    messages[queries[-1]] = {**last, "content": documents.before(last["content"], conversation.documents)}
+    return messages
 
 
 def dummy_answer(prompt: str) -> str:

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from tokenizers import Tokenizer
 
 from headwater.engine.detokenizer import decoder_for
-from headwater.server.encoding import encode, whole_characters
+from headwater.server.encoding import Encoded, encode, whole_characters
 from headwater.server.exchange import Events
+from headwater.server.openai import CompletionRequest
 from headwater.types import PromptEvent, TokenEvent
 
 ECHO = -1  # stands for the tokens of a prompt that is given back
 Echo = Callable[[Events], Events]
+
+
+def echo_of(tokenizer: Tokenizer, body: CompletionRequest, encoded: Sequence[Encoded]) -> Echo:
+    """How each answer gets its prompt before it; `encoded`: the prompts."""
+    add = scored if body.scores_prompt else echoed
+    texts = [
+        text_of_tokens(tokenizer, prompt, one.ends) if body.scores_prompt else whole_text(tokenizer, prompt)
+        for prompt, one in zip(body.prompts, encoded, strict=True)
+    ]
+    return partial(add, texts=[text for text in texts for _ in range(body.answers)])
 
 
 async def echoed(events: Events, texts: Sequence[str]) -> Events:
@@ -38,13 +50,15 @@ def whole_text(tokenizer: Tokenizer, prompt: str | list[int]) -> str:
     return prompt if isinstance(prompt, str) else tokenizer.decode(prompt, skip_special_tokens=False)
 
 
-def text_of_tokens(tokenizer: Tokenizer, prompt: str | list[int]) -> list[str]:
+def text_of_tokens(tokenizer: Tokenizer, prompt: str | list[int], ends: Sequence[int] | None = None) -> list[str]:
     """What of the prompt's text each of its tokens adds; a character of several tokens is the first one's.
 
-    For token ids the last one's: their text comes as it becomes whole.
+    For token ids the last one's: their text comes as it becomes whole. `ends` are the tokens' in the text, where it was
+    encoded in another way than as a whole.
     """
     if isinstance(prompt, str):
-        return _cut(whole_characters(prompt), [end for _, end in encode(tokenizer, prompt, True).offsets])
+        whole = [end for _, end in encode(tokenizer, prompt, True).offsets] if ends is None else ends
+        return _cut(whole_characters(prompt), whole)
     special = frozenset(id_ for id_, token in tokenizer.get_added_tokens_decoder().items() if token.special)
     decoder = decoder_for(tokenizer, (), special)
     texts = [decoder.push(token) for token in prompt]

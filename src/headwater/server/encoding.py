@@ -13,6 +13,8 @@ from typing import TypeAlias
 
 from tokenizers import AddedToken, Encoding, Tokenizer
 
+from headwater.types import Span
+
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 CACHE_BYTES = 64 * 2**20
 KEPT_FROM = 64  # characters: shorter pieces are encoded faster than they are kept
@@ -23,6 +25,7 @@ OVERHEAD = 400  # bytes of an entry besides its text and its numbers
 class Encoded:
     ids: tuple[int, ...]
     ends: Sequence[int]  # of each token, in characters of the text, ascending
+    segments: tuple[Span, ...] = ()  # of the ids
 
 
 Piece: TypeAlias = "tuple[array[int], array[int]]"  # token ids, and their ends within the piece
@@ -56,10 +59,23 @@ class PromptEncoder:
         self._cut = re.compile(f"(?={'|'.join(map(re.escape, tokens))})") if tokens else None
 
     def encode(self, text: str, namespace: str = "") -> Encoded:
-        text = whole_characters(text)
-        pieces = [piece for piece in self._cut.split(text) if piece] if self._cut else [text]
+        pieces = self._pieces(text)
         if len(pieces) < 2:
             return self._joined(pieces, [self._encoded([piece])[0] for piece in pieces])
+        return self._joined(pieces, self._known(pieces, namespace))
+
+    def encode_each(self, texts: Sequence[str], namespace: str = "") -> list[Encoded]:
+        """Each text by itself, and kept even if it is one piece: a segment comes again."""
+        pieces = [self._pieces(text) for text in texts]
+        known = iter(self._known([piece for cut in pieces for piece in cut], namespace))
+        return [self._joined(cut, [next(known) for _ in cut]) for cut in pieces]
+
+    def _pieces(self, text: str) -> list[str]:
+        text = whole_characters(text)
+        return [piece for piece in self._cut.split(text) if piece] if self._cut else [text]
+
+    def _known(self, pieces: Sequence[str], namespace: str) -> list[Piece]:
+        """Those that were kept, and the others encoded now."""
         keys = [(namespace, piece) for piece in pieces]
         with self._lock:
             found = {key: self._kept[key] for key in keys if key in self._kept}
@@ -71,7 +87,7 @@ class PromptEncoder:
             for key, piece in new.items():
                 self._keep(key, piece)
         known = found | new
-        return self._joined(pieces, [known[key] for key in keys])
+        return [known[key] for key in keys]
 
     def _encoded(self, pieces: list[str]) -> list[Piece]:
         encodings = self._tokenizer.encode_batch(pieces, add_special_tokens=False)

@@ -34,6 +34,16 @@ class Breakpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class SaidPart:
+    """Characters [start, end) of a message's content whose part says whether it is a segment."""
+
+    message: int
+    start: int
+    end: int
+    segment: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Conversation:
     """What a template renders. `now` is fixed, so that a probe cannot differ by the clock."""
 
@@ -43,12 +53,19 @@ class Conversation:
     now: datetime = field(default_factory=datetime.now)
     breakpoints: tuple[Breakpoint, ...] = ()
     tool_breakpoints: tuple[int, ...] = ()  # numbers of tools up to which the client wants the prompt kept
+    parts: tuple[SaidPart, ...] = ()  # ascending
+    documents: tuple[dict[str, Any], ...] = ()  # each with a text
 
 
 def conversation(
-    messages: Iterable[Message], tools: list[dict[str, Any]] | None = None, variables: dict[str, Any] | None = None
+    messages: Iterable[Message],
+    tools: list[dict[str, Any]] | None = None,
+    variables: dict[str, Any] | None = None,
+    documents: Iterable[dict[str, Any]] = (),
 ) -> Conversation:
-    """Raises ValueError for content that is no text, and for breakpoints that are too many or of another type."""
+    """Raises ValueError for content that is no text, for breakpoints that are too many or of another type, and for
+    segments that are no part with a text.
+    """
     sent = list(messages)
     breakpoints = [Breakpoint(i, at) for i, message in enumerate(sent) for at in _breakpoints(message)]
     tool_breakpoints = tuple(i for i, tool in enumerate(tools or ()) if any(map(_is_breakpoint, _tool_parts(tool))))
@@ -61,6 +78,8 @@ def conversation(
         variables or {},
         breakpoints=tuple(breakpoints),
         tool_breakpoints=tool_breakpoints,
+        parts=tuple(part for i, message in enumerate(sent) for part in _said_parts(i, message)),
+        documents=tuple(documents),
     )
 
 
@@ -123,6 +142,24 @@ def _is_breakpoint(holder: Any) -> bool:
     if not isinstance(control, dict) or control.get("type") != "ephemeral":
         raise ValueError(f"cache_control is {repr(control)[:100]}, its type must be 'ephemeral'")
     return True
+
+
+def _said_parts(number: int, message: Message) -> list[SaidPart]:
+    """Raises ValueError for a segment of no text, and for a message that says of itself that it is one."""
+    found, characters = [], 0
+    for text, part in _texts(message):
+        start, characters = characters, characters + len(text)
+        said = part.get("segment")
+        if said is None:
+            continue
+        if not isinstance(said, bool):
+            raise ValueError(f"segment of message {number} is {repr(said)[:100]}, it must be true or false")
+        if part is message:
+            raise ValueError(f"message {number} has a segment of its own, but only parts of a content with a text do")
+        if said and not text:
+            raise ValueError(f"a segment of message {number} has 0 characters, at least 1 is needed")
+        found.append(SaidPart(number, start, characters, said))
+    return found
 
 
 def _tool_parts(tool: dict[str, Any]) -> tuple[Any, Any]:

@@ -153,6 +153,7 @@ class EngineCollector:
             ("checkpoints", "Checkpoints that are held", cache.checkpoints),
             ("nodes", "Nodes of the index", cache.nodes),
             ("namespaces", "Namespaces that hold or read something", cache.namespaces),
+            ("segments", "Segments that are held", cache.segments),
             ("requests_running", "Requests that compute", stats.running),
             ("requests_waiting", "Requests that wait for a slot", stats.waiting),
             ("answers_waiting", "Finished answers that wait to be made resumable", stats.answers_waiting),
@@ -172,6 +173,7 @@ def _totals(stats: EngineStats) -> Iterator[Metric]:
     for name, text, value in (
         ("resumes", "Requests that began at a checkpoint", cache.resumes),
         ("resumed_tokens", "Tokens that those did not compute", cache.resumed_tokens),
+        ("segment_uses", "Segments that requests were composed of", cache.segment_uses),
         ("preemptions", "Requests that gave way and began again", stats.preemptions),
         ("refused", "Requests that a full queue turned away", stats.refused),
         ("expired", "Requests that passed their deadline", stats.expired),
@@ -183,7 +185,12 @@ def _totals(stats: EngineStats) -> Iterator[Metric]:
 
 
 def computed_by_kind(stats: EngineStats) -> dict[str, int]:
-    return {"prefill": stats.prefill_tokens, "answer": stats.answer_tokens, "decode": stats.decode_tokens}
+    return {
+        "prefill": stats.prefill_tokens,
+        "answer": stats.answer_tokens,
+        "segment": stats.segment_tokens,
+        "decode": stats.decode_tokens,
+    }
 
 
 def _by(family: type[Metric], name: str, text: str, label: str, values: dict[str, int]) -> Metric:

@@ -6,15 +6,21 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from headwater.server.documents import Document
 from headwater.server.messages import Conversation, conversation
 from headwater.server.response_format import answer_schema
 from headwater.server.sampling import MAX_TOKENS, SamplingRequest, TokenId, refuse_others
+from headwater.server.segments import MAX_SEGMENTS
 from headwater.server.tools import MAX_TOOLS, ToolDefinition, ToolUse, tool_use
 
 MAX_TOP_LOGPROBS = 20
 DEFAULT_COMPLETION_TOKENS = 16
 
-CHAT_ONLY = {"response_format": ({"type": "text"},), "tools": ([],)}  # to ignore them would be a wrong answer
+CHAT_ONLY = {
+    "response_format": ({"type": "text"},),
+    "tools": ([],),
+    "documents": ([],),
+}  # to ignore them would be a wrong answer
 
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 Texts = Annotated[list[str], Field(min_length=1, fail_fast=True)]
@@ -78,9 +84,13 @@ class ChatMessage(BaseModel):
     tool_calls: list[dict[str, Any]] | None = None
 
 
+Documents = Annotated[list[Document], Field(max_length=MAX_SEGMENTS, fail_fast=True)]
+
+
 class ChatRequest(SamplingRequest):
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    documents: Documents | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     response_format: Any = None
@@ -102,7 +112,8 @@ class ChatRequest(SamplingRequest):
         Tools are shown to the model whatever tool_choice says, so that it changes nothing of what is cached.
         """
         tools = [definition.sent for definition in self.tools or ()]
-        return conversation([m.model_dump() for m in self.messages], tools, self.chat_template_kwargs)
+        documents = [document.sent for document in self.documents or ()]
+        return conversation([m.model_dump() for m in self.messages], tools, self.chat_template_kwargs, documents)
 
     @property
     def tool_use(self) -> ToolUse:

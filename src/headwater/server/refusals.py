@@ -33,6 +33,7 @@ DESCRIPTIONS = {
     413: "The body is too large",
     415: "The body is no JSON by its content type",
     500: "The server failed; the message names the request's id",
+    501: "The server's engine cannot do this",
     503: "The queue is full, or the server stops; Retry-After says when to come back",
     504: "The request's deadline passed",
 }

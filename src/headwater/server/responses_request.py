@@ -7,7 +7,7 @@ from typing import Any
 from fastapi.exceptions import RequestValidationError
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from headwater.server.openai import ChatRequest
+from headwater.server.openai import ChatRequest, Documents
 from headwater.server.sampling import MAX_TOKENS, SamplingRequest, refuse_others
 
 # nothing is kept between requests, and one answer is given
@@ -34,6 +34,7 @@ class ResponsesRequest(SamplingRequest):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    documents: Documents | None = None
     text: dict[str, Any] | None = None
     reasoning: dict[str, Any] | None = None
     metadata: dict[str, str] | None = Field(None, max_length=16)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
-from headwater.types import Constraint, SamplingParams
+from headwater.types import Constraint, Fidelity, SamplingParams
 
 # Known fields that would change an answer and are not built, with the values that ask for nothing: to ignore any
 # other would be a wrong answer. Some are OpenAI's, some other engines' extensions.
@@ -85,6 +85,8 @@ class SamplingRequest(BaseModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: str | None = Field(None, max_length=MAX_SALT)
+    exact: bool | None = None  # true: no segment is reused, the prompt's tokens stay the same
+    fidelity: Literal["fast", "balanced", "high"] | None = None  # where segments are reused
 
     @model_validator(mode="before")
     @classmethod
@@ -117,6 +119,10 @@ class SamplingRequest(BaseModel):
     @property
     def salt(self) -> str:
         return self.cache_salt or ""
+
+    @property
+    def wanted_fidelity(self) -> Fidelity:
+        return Fidelity(self.fidelity or Fidelity.BALANCED)
 
     @property
     def include_usage(self) -> bool:

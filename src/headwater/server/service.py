@@ -20,14 +20,15 @@ from headwater.errors import RequestTooLarge, TemplateError
 from headwater.server import errors
 from headwater.server.chat import ChatPrompt, ChatPrompter
 from headwater.server.dialect import Dialect, Shape
-from headwater.server.echo import Echo, echoed, scored, text_of_tokens, whole_text
-from headwater.server.encoding import encode
+from headwater.server.echo import Echo, echo_of
+from headwater.server.encoding import Encoded
 from headwater.server.exchange import Events, Exchange, Progress
 from headwater.server.forms import ChatForm, CompletionForm, Form
 from headwater.server.logprobs import TokenNames
 from headwater.server.openai import ChatRequest, CompletionRequest
 from headwater.server.record import RequestRecord, Watcher
 from headwater.server.reply import Reply
+from headwater.server.segments import MAX_SEGMENTS, SegmentEncoder
 from headwater.server.stream import EventStream, unless_gone
 from headwater.server.template import ChatTemplate
 from headwater.spec import ModelSpec
@@ -80,21 +81,23 @@ class Service:
         engine.tokenizer.no_truncation()
         engine.tokenizer.no_padding()
         self._dialect = Dialect(engine.chat_template or "", config, engine.tokenizer)
+        self.encoder = SegmentEncoder(engine.tokenizer, config.segment_separator)
         self._prompter: ChatPrompter | None = None
         if engine.chat_template is not None:
             template = ChatTemplate(engine.chat_template, engine.special_tokens)
-            self._prompter = ChatPrompter(engine.tokenizer, template)
+            self._prompter = ChatPrompter(engine.tokenizer, template, self.encoder)
 
     async def complete(self, body: CompletionRequest, request: Request) -> Response:
         record = RequestRecord("completion", self.watchers)
         self._check_answers(body, len(body.prompts))
         if body.max_tokens == 0 and not body.scores_prompt:
             raise errors.BadRequest("max_tokens is 0, at least 1 is needed but for echo with logprobs", "max_tokens")
-        prompts = await run_in_threadpool(lambda: [self._tokens(prompt) for prompt in body.prompts])
-        generations = self._generations(body, [ChatPrompt(tokens, Boundaries(), True) for tokens in prompts])
+        encoded = await run_in_threadpool(lambda: [self._tokens(prompt, body.salt) for prompt in body.prompts])
+        prompts = [ChatPrompt(one.ids, Boundaries(), True, segments=one.segments) for one in encoded]
+        generations = self._generations(body, prompts)
         if body.scores_prompt:
             generations = [scoring(generation, body.logprobs or 0) for generation in generations]
-        echo = await run_in_threadpool(self._echo, body) if body.echo else None
+        echo = await run_in_threadpool(echo_of, self.engine.tokenizer, body, encoded) if body.echo else None
         return await self._answer(body, request, CompletionForm(), generations, record, echo)
 
     async def chat(
@@ -127,17 +130,11 @@ class Service:
             raise errors.BadRequest(str(error), "messages") from error
         return self._prompter.prepare(conversation, body.salt)
 
-    def _tokens(self, prompt: str | list[int]) -> tuple[int, ...]:
+    def _tokens(self, prompt: str | list[int], salt: str) -> Encoded:
         if isinstance(prompt, str):
-            return tuple(encode(self.engine.tokenizer, prompt, add_special_tokens=True).ids)
+            return self.encoder.encode_prompt(prompt, namespace=salt)
         self.check_tokens(prompt, "prompt")
-        return tuple(prompt)
-
-    def _echo(self, body: CompletionRequest) -> Echo:
-        """How each answer gets its prompt before it."""
-        text, add = (text_of_tokens, scored) if body.scores_prompt else (whole_text, echoed)
-        texts = [text(self.engine.tokenizer, prompt) for prompt in body.prompts]
-        return partial(add, texts=[text for text in texts for _ in range(body.answers)])
+        return Encoded(tuple(prompt), (), self.encoder.segments_of(prompt))
 
     def check_tokens(self, tokens: Sequence[int], param: str) -> None:
         """Raises BadRequest for an id that the model has no token for."""
@@ -173,9 +170,15 @@ class Service:
                 f"prompt has {length:,} tokens and max_tokens is {wanted:,}, {length + wanted:,} together; "
                 f"{taker} takes {limit:,}"
             )
+        segments = () if body.exact else prompt.segments
+        if len(segments) > MAX_SEGMENTS:
+            raise errors.BadRequest(
+                f"prompt has {len(segments):,} segments, at most {MAX_SEGMENTS:,} are taken", "prompt"
+            )
         params = body.params(self.engine.generation_defaults, wanted, body.wanted_logprobs)
         deadline = min((t for t in (body.timeout, self.config.request_timeout) if t is not None), default=None)
-        return Generation(prompt.tokens, params, body.salt, prompt.boundaries, prompt.keep_output, deadline)
+        made = Generation(prompt.tokens, params, body.salt, prompt.boundaries, prompt.keep_output, deadline)
+        return replace(made, segments=segments, fidelity=body.wanted_fidelity)
 
     async def _answer(
         self,
@@ -230,8 +233,8 @@ def nth_answer(first: Generation, i: int) -> Generation:
 
 
 def scoring(generation: Generation, k: int) -> Generation:
-    """With log probabilities of its prompt."""
-    return replace(generation, params=replace(generation.params, prompt_logprobs=k))
+    """With log probabilities of its prompt, which is computed whole for them."""
+    return replace(generation, params=replace(generation.params, prompt_logprobs=k), segments=())
 
 
 async def resumed(first: tuple[int, Progress], events: Events) -> Events:

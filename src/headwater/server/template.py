@@ -9,6 +9,7 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -29,12 +30,23 @@ class ChatTemplate:
         self._source = source
         self._special_tokens = dict(special_tokens or {})
         try:
+            self._reads = jinja2.meta.find_undeclared_variables(_environment().parse(source))
             self._template = _compiled(_environment(), source)
         except (jinja2.TemplateError, RecursionError) as error:
             raise TemplateError(f"the model's chat template does not compile: {error}") from error
 
     def mentions(self, word: str) -> bool:
         return word in self._source
+
+    def reads(self, variable: str) -> bool:
+        return variable in self._reads
+
+    def replacing(self, text: str, by: str) -> ChatTemplate:
+        """The template that writes another text in the place of this one."""
+        if text not in self._source and text not in self._special_tokens.values():
+            return self
+        special_tokens = {name: by if token == text else token for name, token in self._special_tokens.items()}
+        return ChatTemplate(self._source.replace(text, by), special_tokens)
 
     def render(self, messages: list[dict[str, Any]], now: datetime, variables: Mapping[str, Any]) -> str:
         """The text of the conversation.

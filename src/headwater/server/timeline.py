@@ -23,6 +23,7 @@ COLUMNS = (
     "checkpoint",
     "private",
     "slot",
+    "segment",
     "free",
     "dead_kv_tokens",
     "running",

@@ -8,12 +8,12 @@ from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.concurrency import run_in_threadpool
 
-from headwater.server.encoding import encode
-from headwater.server.openai import ChatMessage, ChatRequest
+from headwater.server.openai import ChatMessage, ChatRequest, Documents
 from headwater.server.refusals import OF_A_BODY
 from headwater.server.sampling import MAX_SALT, TokenId
 from headwater.server.service import Service
 from headwater.server.tools import MAX_TOOLS, ToolDefinition
+from headwater.types import Span
 
 
 class TokenizeRequest(BaseModel):
@@ -24,6 +24,7 @@ class TokenizeRequest(BaseModel):
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)] | None = None
     tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    documents: Documents | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool = True
     return_token_strs: bool | None = None
@@ -42,6 +43,7 @@ class Tokens(BaseModel):
     count: int
     max_model_len: int
     token_strs: list[str] | None = None
+    segments: list[list[int]]  # start and end of those tokens that may be reused at any position
 
 
 class DetokenizeRequest(BaseModel):
@@ -57,22 +59,32 @@ class Text(BaseModel):
 def install(app: FastAPI, service: Service) -> None:
     tokenizer = service.engine.tokenizer
 
-    async def ids(body: TokenizeRequest) -> list[int]:
+    async def prompt_of(body: TokenizeRequest) -> tuple[tuple[int, ...], tuple[Span, ...]]:
         if body.prompt is None:
             chat = ChatRequest.model_construct(
                 messages=body.messages,
                 tools=body.tools,
+                documents=body.documents,
                 chat_template_kwargs=body.chat_template_kwargs,
                 cache_salt=body.cache_salt,
             )
-            return list((await run_in_threadpool(service.chat_prompt, chat)).tokens)
-        return (await run_in_threadpool(encode, tokenizer, body.prompt, body.add_special_tokens)).ids
+            prompt = await run_in_threadpool(service.chat_prompt, chat)
+            return prompt.tokens, prompt.segments
+        encode, salt = service.encoder.encode_prompt, body.cache_salt or ""
+        encoded = await run_in_threadpool(encode, body.prompt, body.add_special_tokens, salt)
+        return encoded.ids, encoded.segments
 
     @app.post("/tokenize", responses=OF_A_BODY)
     async def tokenize(body: TokenizeRequest) -> Tokens:
-        tokens = await ids(body)
+        tokens, segments = await prompt_of(body)
         names = [tokenizer.id_to_token(token) for token in tokens] if body.return_token_strs else None
-        return Tokens(tokens=tokens, count=len(tokens), max_model_len=service.engine.max_model_len, token_strs=names)
+        return Tokens(
+            tokens=list(tokens),
+            count=len(tokens),
+            max_model_len=service.engine.max_model_len,
+            token_strs=names,
+            segments=[[span.start, span.end] for span in segments],
+        )
 
     @app.post("/detokenize", responses=OF_A_BODY)
     async def detokenize(body: DetokenizeRequest) -> Text:

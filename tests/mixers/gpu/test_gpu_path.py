@@ -17,6 +17,7 @@ from headwater.layers.mamba import Mamba
 from headwater.layers.mamba2 import Mamba2
 from headwater.layers.rotary import Rotary
 from headwater.mixers.batch import Slice, StepBatch
+from headwater.mixers.composing import SegmentState
 from headwater.mixers.delta_attention import KimiDeltaAttention
 from headwater.mixers.gated_delta_net import GatedDeltaNet
 from headwater.mixers.gated_linear_attention import GatedLinearAttentionMixer
@@ -167,3 +168,36 @@ def test_a_transition_is_that_of_the_cpu_and_changes_no_bit(
     assert torch.equal(transitions[0], transitions[1])
     changed = [not torch.equal(t, layer.identity()) for t in transitions[1]]
     assert changed == [False, False, False, True, False]
+
+
+def test_composed_slices_are_those_of_the_cpu_and_change_no_bit_of_others(
+    case: Case, layer: RecurrentMixer, run: Callable[..., torch.Tensor]
+) -> None:
+    x_LD, y_LD, outs, states = tokens(150), tokens(70, 2), [], []
+    shapes = dict(case.shape.states)
+    made = SegmentState(
+        layer.identity() * 0.5 + 0.25,
+        tokens(1, 3).new_ones(shapes["recurrent"]) * 0.1,
+        torch.ones(shapes["conv"]) if "conv" in shapes else None,
+    )
+    slices = [
+        Slice(0, 20, 0, 4, NONE, 0),
+        Slice(20, 70, 0, 2, NONE, 0),
+        Slice(90, 30, 50, 4, NONE, 0, composes=((0, 28),)),
+        Slice(120, 100, 120, 4, NONE, 0, composes=((0, 88),)),
+        Slice(220, 0, 300, 4, NONE, 0, composes=((0, 220),)),
+    ]
+    positions = [*range(20), *range(70), *range(50, 80), *range(120, 220)]
+    for gpu in (False, True):
+        state = replace(state_of(case), segments=(made,))
+        clear(state, 2, 4)
+        outs.append(run(torch.cat((x_LD[:20], y_LD, x_LD[20:])), step_of(slices, [], positions), state, gpu))
+        states.append(state)
+    alone = state_of(case)
+    clear(alone, 2)
+    wanted = run(y_LD, step_of([Slice(0, 70, 0, 2, NONE, 0)], [], list(range(70))), alone)
+    assert torch.equal(outs[1][20:90], wanted)
+    assert torch.equal(states[1].recurrent[2], alone.recurrent[2])
+    assert (outs[0] - outs[1]).abs().max() < 1e-5 * outs[0].abs().max()
+    of_cpu, of_gpu = (s.recurrent[4] for s in states)
+    assert (of_cpu - of_gpu).abs().max() < 1e-5 * of_cpu.abs().max()

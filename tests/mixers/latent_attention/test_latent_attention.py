@@ -163,7 +163,7 @@ def test_company_changes_no_bit(form: str, dtype: str) -> None:
     for n in (2, 3, TILE, TILE + 1, len(rows)):
         out = rig.run([], rows[-n:][::-1], decoding[-n:].flip(0))
         assert torch.equal(out, torch.stack(alone[-n:][::-1])), n
-    both = [Slice(0, 150, 0, 0, prompts[0], 0), Slice(150, 150, 0, 0, prompts[1], 0)]
+    both = [Slice(0, 150, 0, 0, prompts[0], 0), Slice(150, 150, 0, 1, prompts[1], 0)]
     out = rig.run(both, rows, torch.cat([rig.x[:150], rig.x[1:151], decoding]))
     assert torch.equal(out, torch.cat([*first, torch.stack(alone)]))
 

@@ -7,10 +7,10 @@ from functools import cache
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from headwater.models.tiny import tokenizer as tiny
 from headwater.server.formats import TOOLS
 from headwater.server.formats.grammar import Grammar, literal, quoted, tag_tokens
 from headwater.server.formats.tools import Tool
+from tests.checkpoints.tokenizer import train
 from tests.server.fake_engine import byte_tokenizer
 from tests.server.formats.cases import WEATHER_TOOLS, WRITTEN, parse, shape
 
@@ -18,7 +18,7 @@ from tests.server.formats.cases import WEATHER_TOOLS, WRITTEN, parse, shape
 @cache
 def trained():
     """Its tags are tokens, as in the tokenizers of most families."""
-    return tiny.train(600, 1)
+    return train(600, 1)
 
 
 @cache

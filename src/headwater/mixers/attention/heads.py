@@ -3,7 +3,7 @@
 Norms of queries and keys, rotation of some channels, biases, a sigmoid gate on the output (Qwen3-Next, Qwen3.5).
 
 Shapes: N rows of a step (prefill first, then decode), C model width, G KV heads, Q queries that share one, H = G Q
-heads, D head width.
+heads, D head width, T tokens of a segment.
 """
 
 from __future__ import annotations
@@ -65,6 +65,14 @@ class Heads:
             placed_NHD = placed_NHD.clone() if placed_NHD is x_NHD else placed_NHD
             rotate_into(placed_NHD, self.rotation.at(batch.position_N), self.rotation.neighbours)
         return placed_NHD.to(x_NHD.dtype)
+
+    def moved(self, k_TGD: torch.Tensor, from_T: torch.Tensor, to_T: torch.Tensor) -> torch.Tensor:
+        """Keys rotated at some positions, rotated on to others, in float32, then rounded once."""
+        if self.rotation is None:
+            return k_TGD
+        turned_TGD = k_TGD.to(torch.float32, copy=True)
+        rotate_into(turned_TGD, self.rotation.between(from_T, to_T), self.rotation.neighbours)
+        return turned_TGD.to(k_TGD.dtype)
 
     def finish(self, read_NHD: torch.Tensor, gate_NHD: torch.Tensor | None, n_prefill: int) -> torch.Tensor:
         """Rows [N, C] from what each head read."""

@@ -1,7 +1,7 @@
 """One layer of full attention with grouped queries over paged keys and values.
 
 Shapes: N rows of a step (prefill first, then decode), C model width, B decoding sequences of a batch, G KV heads,
-Q queries that share one, H = G Q heads, D head width, K keys.
+Q queries that share one, H = G Q heads, D head width, K keys, T tokens of a segment.
 """
 
 from __future__ import annotations
@@ -36,6 +36,13 @@ class Attention:
         read_NHD = self._attend(projected.q_NGQD, step)
         return self.heads.finish(read_NHD, projected.gate_NHD, step.batch.n_prefill)
 
+    def moved(
+        self, kept: tuple[torch.Tensor, ...], from_T: torch.Tensor, to_T: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """What the arena keeps of tokens, keys and values [T, G · D], as if they stood at other positions."""
+        keys, values = kept
+        return self.heads.moved(keys.unflatten(-1, (self.shape.kv_heads, -1)), from_T, to_T).flatten(1), values
+
     def _write(self, k_NGD: torch.Tensor, v_NGD: torch.Tensor, step: AttentionStep) -> None:
         step.arena.write(self.layer, step.page_W, step.offset_W, k_NGD[step.row_W], v_NGD[step.row_W])
 
@@ -46,10 +53,11 @@ class Attention:
         if step.on_gpu is not None:
             self._on_gpu_into(out_NGQD, q_NGQD, step, step.on_gpu)
             return out_NGQD.flatten(1, 2)
-        for s in step.batch.slices:
-            rows = slice(s.first, s.first + s.length)
-            keys_values = self._heads_of(step.arena.gather(self.layer, s.table_P, s.end))
-            kernel.prefill_into(out_NGQD[rows], q_NGQD[rows], keys_values, s.start, step, self.shape.scale)
+        for slices in step.batch.sequences:
+            keys_values = self._heads_of(step.arena.gather(self.layer, slices[-1].table_P, slices[-1].end))
+            for s in slices:
+                rows = slice(s.first, s.first + s.length)
+                kernel.prefill_into(out_NGQD[rows], q_NGQD[rows], keys_values, s.start, step, self.shape.scale)
         out_DGQD, q_DGQD = out_NGQD[decoding], q_NGQD[decoding]
         for batch in step.decodes:
             out_DGQD[batch.at] = self._decode(q_DGQD[batch.at], batch, step)

@@ -78,6 +78,9 @@ class KimiDeltaAttention(RecurrentMixer[Chunks]):
         """Dense: [H, K, K]."""
         return torch.eye(self.shape.head_dim).repeat(self.shape.heads, 1, 1)
 
+    def carried(self, transition_X: torch.Tensor, state_X: torch.Tensor) -> torch.Tensor:
+        return torch.bmm(transition_X, state_X)
+
     def decode(self, mixed_BC: torch.Tensor, gates_BX: torch.Tensor, state_BX: torch.Tensor) -> torch.Tensor:
         return decode_step(*self._heads(mixed_BC), *self._gates(gates_BX), state_BX)
 

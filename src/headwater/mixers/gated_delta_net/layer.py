@@ -64,6 +64,9 @@ class GatedDeltaNet(RecurrentMixer[Chunks]):
         """Dense: [H, K, K]."""
         return torch.eye(self.shape.k_dim).repeat(self.shape.v_heads, 1, 1)
 
+    def carried(self, transition_X: torch.Tensor, state_X: torch.Tensor) -> torch.Tensor:
+        return torch.bmm(transition_X, state_X)
+
     def decode(self, mixed_BC: torch.Tensor, gates_BX: torch.Tensor, state_BX: torch.Tensor) -> torch.Tensor:
         return decode_step(*self._heads(mixed_BC), gates_BX[:, 0, :, None], gates_BX[:, 1], state_BX)
 

@@ -54,6 +54,9 @@ class GatedLinearAttentionMixer(RecurrentMixer[Chunks]):
         """Diagonal: a factor for each key channel, [H, K]."""
         return torch.ones(self.shape.heads, self.shape.k_dim)
 
+    def carried(self, transition_X: torch.Tensor, state_X: torch.Tensor) -> torch.Tensor:
+        return transition_X.unsqueeze(-1) * state_X
+
     def decode(self, mixed_BC: torch.Tensor, gates_BX: torch.Tensor, state_BX: torch.Tensor) -> torch.Tensor:
         return decode_step(*self._heads(mixed_BC), gates_BX, state_BX)
 

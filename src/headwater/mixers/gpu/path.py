@@ -43,13 +43,12 @@ class GpuPath:
         self,
         mixed_PC: torch.Tensor,
         gates_PX: torch.Tensor,
-        batch: StepBatch,
+        ragged: Ragged,
         recurrent_RX: torch.Tensor,
         conv_RCw: torch.Tensor | None,
     ) -> torch.Tensor:
-        """What the prefill rows read, where there are kernels."""
+        """What the rows of ragged slices read, where there are kernels."""
         assert self.kernels is not None
-        ragged = batch.ragged
         if self.convolution is not None and conv_RCw is not None:
             c = self.convolution
             mixed_PC = convolve(mixed_PC, c.weight_WC, c.bias_C, conv_RCw, ragged)

@@ -5,11 +5,12 @@ S slices, P prefill rows, n chunks of 64 tokens (of all slices, one after the ot
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from headwater.mixers.batch import StepBatch
+from headwater.mixers.batch import Slice
 from headwater.mixers.chunks import CHUNK
 
 NO_ROW = -1
@@ -43,11 +44,11 @@ class Ragged:
         return torch.arange(len(self.slice_n), device=self.slice_n.device) - self.chunk_S[self.slice_n]
 
     @classmethod
-    def of(cls, batch: StepBatch, device: torch.device | str) -> Ragged:
+    def of(cls, slices: Sequence[Slice], device: torch.device | str) -> Ragged:
         """Raises ValueError where two saves of one slice are at the same position."""
-        counts = [-(-s.length // CHUNK) for s in batch.slices]
+        counts = [-(-s.length // CHUNK) for s in slices]
         saves: list[int] = []
-        for s, count in zip(batch.slices, counts, strict=True):
+        for s, count in zip(slices, counts, strict=True):
             at = dict(s.saves)
             if len(at) < len(s.saves):
                 raise ValueError(f"{len(s.saves)} saves at {len(at)} positions of a slice")
@@ -57,11 +58,11 @@ class Ragged:
             return torch.tensor(values, dtype=torch.int32, device=device)
 
         return cls(
-            first_S=tensor([s.first for s in batch.slices]),
-            length_S=tensor([s.length for s in batch.slices]),
-            slot_S=tensor([s.slot for s in batch.slices]),
+            first_S=tensor([s.first for s in slices]),
+            length_S=tensor([s.length for s in slices]),
+            slot_S=tensor([s.slot for s in slices]),
             chunk_S=tensor([sum(counts[:i]) for i in range(len(counts))]),
-            slice_P=tensor([i for i, s in enumerate(batch.slices) for _ in range(s.length)]),
+            slice_P=tensor([i for i, s in enumerate(slices) for _ in range(s.length)]),
             slice_n=tensor([i for i, count in enumerate(counts) for _ in range(count)]),
             save_n=tensor(saves),
         )

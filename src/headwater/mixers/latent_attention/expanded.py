@@ -1,18 +1,22 @@
 """Keys and values of some heads, expanded from the latents of a whole sequence, and prefill over them.
 
-T queries, K keys (rounded up to 512), H heads, G heads of a group, D channels of a key, V of a value, L latent,
-X = L + position channels, E = channels that come from the latent (of the key, then the value), M = max(D, V).
+N rows of a step, T queries of a slice, K keys (rounded up to 512), H heads, G heads of a group, D channels of a key, V
+of a value, L latent, X = L + position channels, E = channels that come from the latent (of the key, then the value),
+M = max(D, V).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import torch
+import torch.nn.functional as F
 
 from headwater.layers.latent_attention import LatentAttention
 from headwater.mixers.attention import kernel
 from headwater.mixers.attention.step import AttentionStep
+from headwater.mixers.batch import Slice
 from headwater.mixers.weights import Weights
 
 GROUP = 4  # heads that are expanded together: 32,768 tokens take 100 MB in bfloat16, with channels as Kimi-Linear's
@@ -32,21 +36,37 @@ class ExpandedHeads:
         self.groups = [weights.packed(up_GEL.flatten(0, 1)) for up_GEL in up_HEL.split(GROUP)]
 
     def prefill_into(
-        self, out_THV: torch.Tensor, q_THD: torch.Tensor, row_KX: torch.Tensor, start: int, step: AttentionStep
+        self,
+        out_NHV: torch.Tensor,
+        q_NHD: torch.Tensor,
+        row_KX: torch.Tensor,
+        slices: Sequence[Slice],
+        step: AttentionStep,
     ) -> None:
-        """Attention of the queries at positions [start, start + T) over the rows of tokens [0, start + T)."""
+        """Attention of one sequence's slices over the rows of its tokens, up to the last slice's end."""
         latent_KL = row_KX[:, : self.shape.latent].contiguous()
-        q_TH1M = q_THD.new_zeros(*q_THD.shape[:2], 1, self.width)
-        q_TH1M[:, :, 0, : self.shape.key_dim] = q_THD
         first = 0
         for up in self.groups:
             e_KGE = up(latent_KL, len(latent_KL)).unflatten(1, (-1, self.shape.nope_dim + self.shape.v_dim))
             heads = slice(first, first + e_KGE.shape[1])
             keys_values = self._keys_values(e_KGE, row_KX)
-            read_TG1M = torch.empty_like(q_TH1M[:, heads])
-            kernel.prefill_into(read_TG1M, q_TH1M[:, heads], keys_values, start, step, self.shape.key_dim**-0.5)
-            out_THV[:, heads] = read_TG1M[:, :, 0, : self.shape.v_dim]
+            for s in slices:
+                rows = slice(s.first, s.first + s.length)
+                self._read_into(out_NHV[rows, heads], q_NHD[rows, heads], keys_values, s.start, step)
             first = heads.stop
+
+    def _read_into(
+        self,
+        out_TGV: torch.Tensor,
+        q_TGD: torch.Tensor,
+        keys_values: tuple[torch.Tensor, torch.Tensor],
+        start: int,
+        step: AttentionStep,
+    ) -> None:
+        q_TG1M = F.pad(q_TGD, (0, self.width - self.shape.key_dim)).unsqueeze(2)
+        read_TG1M = torch.empty_like(q_TG1M)
+        kernel.prefill_into(read_TG1M, q_TG1M, keys_values, start, step, self.shape.key_dim**-0.5)
+        out_TGV.copy_(read_TG1M[:, :, 0, : self.shape.v_dim])
 
     def _keys_values(self, e_KGE: torch.Tensor, row_KX: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """[K, G, M] each, zeros where they are wider than need be; valid until the next call."""

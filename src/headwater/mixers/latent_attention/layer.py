@@ -63,12 +63,23 @@ class LatentAttentionMixer:
 
     def _placed(self, x_NHD: torch.Tensor, step: AttentionStep) -> torch.Tensor:
         """With the last channels of each head rotated, in float32, then rounded once."""
-        if self.rotation is None or self.shape.rotary is None:
-            return x_NHD
+        return x_NHD if self.rotation is None else self._turned(x_NHD, self.rotation.at(step.batch.position_N))
+
+    def _turned(self, x_NHD: torch.Tensor, cos_sin_N2F: torch.Tensor) -> torch.Tensor:
         still_NHD, turned_NHE = x_NHD.tensor_split([x_NHD.shape[-1] - self.shape.rope_dim], dim=-1)
         turned_NHE = turned_NHE.to(torch.float32, copy=True)
-        rotate_into(turned_NHE, self.rotation.at(step.batch.position_N), self.shape.rotary.neighbours)
+        assert self.rotation is not None
+        rotate_into(turned_NHE, cos_sin_N2F, self.rotation.neighbours)
         return torch.cat([still_NHD, turned_NHE.to(x_NHD.dtype)], dim=-1)
+
+    def moved(
+        self, kept: tuple[torch.Tensor, ...], from_T: torch.Tensor, to_T: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """What the arena keeps of tokens, rows [T, X], as if they stood at other positions."""
+        if self.rotation is None:
+            return kept
+        (row_TX,) = kept
+        return (self._turned(row_TX[:, None], self.rotation.between(from_T, to_T))[:, 0],)
 
     def _write(self, row_NX: torch.Tensor, step: AttentionStep) -> None:
         step.arena.write(self.layer, step.page_W, step.offset_W, row_NX[step.row_W])
@@ -77,10 +88,9 @@ class LatentAttentionMixer:
         batch = step.batch
         out_NHV = q_NHD.new_empty(q_NHD.shape[0], self.shape.heads, self.shape.v_dim)
         out_NHV[batch.decode_rows.stop :] = 0
-        for s in batch.slices:
-            rows = slice(s.first, s.first + s.length)
-            row_KX = step.arena.gather(self.layer, s.table_P, s.end)[0]
-            self.expanded.prefill_into(out_NHV[rows], q_NHD[rows], row_KX, s.start, step)
+        for slices in batch.sequences:
+            row_KX = step.arena.gather(self.layer, slices[-1].table_P, slices[-1].end)[0]
+            self.expanded.prefill_into(out_NHV, q_NHD, row_KX, slices, step)
         if batch.n_decode:
             out_NHV[batch.decode_rows] = self._decoded(q_NHD[batch.decode_rows], step)
         return out_NHV

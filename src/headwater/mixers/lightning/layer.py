@@ -74,6 +74,17 @@ class LightningAttention(RecurrentMixer[Chunks]):
         """A factor a head: [H]."""
         return torch.ones(self.shape.heads)
 
+    def carried(self, transition_X: torch.Tensor, state_X: torch.Tensor) -> torch.Tensor:
+        return transition_X[:, None, None] * state_X
+
+    def moved(self, zero_start_X: torch.Tensor, by: int) -> torch.Tensor:
+        """With the key channels turned, as keys are."""
+        if self.rotation is None:
+            return zero_start_X
+        turned_HKK = zero_start_X.clone()
+        rotate_into(turned_HKK.mT, self.rotation.turn(by))
+        return turned_HKK
+
     def decode(self, mixed_BC: torch.Tensor, gates_BX: torch.Tensor, state_BX: torch.Tensor) -> torch.Tensor:
         return decode_step(self._heads(mixed_BC), self.decays, state_BX)
 

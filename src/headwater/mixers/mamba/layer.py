@@ -61,6 +61,9 @@ class SelectiveStateSpace(RecurrentMixer[Chunks]):
         """Sums of steps, [C]: a state is multiplied with e^(A sum)."""
         return torch.zeros(self.shape.inner)
 
+    def carried(self, transition_X: torch.Tensor, state_X: torch.Tensor) -> torch.Tensor:
+        return decay(transition_X[None], self.log2_rate_EC)[0].mul_(state_X)
+
     def decode(self, mixed_BC: torch.Tensor, gates_BX: torch.Tensor, state_BX: torch.Tensor) -> torch.Tensor:
         dt_BC, b_BE, c_BE = self._steps(mixed_BC, prefill=False)
         read_BC = decode_step(dt_BC * mixed_BC, b_BE, c_BE, decay(dt_BC, self.log2_rate_EC), state_BX)

@@ -61,6 +61,9 @@ class StateSpaceDual(RecurrentMixer[Chunks]):
         """A factor for each head: [H]."""
         return torch.ones(self.shape.heads)
 
+    def carried(self, transition_X: torch.Tensor, state_X: torch.Tensor) -> torch.Tensor:
+        return transition_X[:, None, None] * state_X
+
     def decode(self, mixed_BC: torch.Tensor, gates_BX: torch.Tensor, state_BX: torch.Tensor) -> torch.Tensor:
         given = self._inputs(mixed_BC.unsqueeze(1), gates_BX.unsqueeze(1))
         return decode_step(given, self.rate_H, self.skip_H, state_BX)

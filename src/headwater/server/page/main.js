@@ -15,6 +15,7 @@ const USES = [
   { name: "checkpoint", label: "Checkpoints" },
   { name: "private", label: "Private KV" },
   { name: "slot", label: "Running states" },
+  { name: "segment", label: "Segments" },
 ];
 const REASONS = {
   diverged: "the prompt leaves what is cached",

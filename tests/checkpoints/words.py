@@ -1,4 +1,4 @@
-"""Text for the embedded checkpoint's tokenizer: seeded sentences, code-like lines and JSON over a made-up language."""
+"""Text for the random checkpoints' tokenizer: seeded sentences, code-like lines and JSON over a made-up language."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Segments: text that is cached once and reused at any position (HYPIC)."""

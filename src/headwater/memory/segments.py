@@ -1,0 +1,57 @@
+"""What is stored of a segment's recurrent layers, as the tensors that a step takes.
+
+B bytes, P pages of the arena.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from headwater.memory.slots import WORD
+from headwater.spec import ModelSpec, StateLayout
+
+
+class LaidOut:
+    """Typed views of one run of bytes, which holds all parts of a layout."""
+
+    def __init__(self, layout: StateLayout, bytes_B: torch.Tensor) -> None:
+        """Raises ValueError for fewer bytes than the layout has."""
+        if len(bytes_B) < layout.bytes:
+            raise ValueError(f"the parts take {layout.bytes:,} bytes, there are {len(bytes_B):,}")
+        self._views = {
+            (part.layer, part.name): bytes_B[part.offset : part.offset + part.bytes]
+            .view(getattr(torch, part.dtype_name))
+            .view(part.shape)
+            for part in layout.parts
+        }
+
+    @classmethod
+    def gathered(cls, layout: StateLayout, arena_PB: torch.Tensor, page_ids: Sequence[int]) -> LaidOut:
+        """A copy of what pages of the arena hold, one after the other."""
+        page_P = torch.tensor(page_ids, dtype=torch.int64, device=arena_PB.device)
+        return cls(layout, arena_PB.view(WORD).index_select(0, page_P).view(torch.uint8).flatten())
+
+    def view(self, layer: int, name: str) -> torch.Tensor:
+        """One part, of its shape. KeyError if there is none."""
+        return self._views[layer, name]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Zero-start states with the convolutions' last inputs, and transitions, of a segment's interior."""
+
+    states: LaidOut
+    transitions: LaidOut
+
+    @classmethod
+    def gathered(
+        cls, spec: ModelSpec, arena_PB: torch.Tensor, state_pages: Sequence[int], transition_pages: Sequence[int]
+    ) -> Segment:
+        """A copy of what pages of the arena hold, laid out as `spec.state` and as `spec.transition`."""
+        return cls(
+            LaidOut.gathered(spec.state, arena_PB, state_pages),
+            LaidOut.gathered(spec.transition, arena_PB, transition_pages),
+        )

@@ -1,0 +1,34 @@
+"""Approximate keys never match exact ones, nor those of another fidelity."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+
+from headwater.cache.segments.mark import LARGEST_ID, LEVELS, marked
+from headwater.types import Fidelity
+
+
+def key(*ids: int) -> bytes:
+    return array("i", ids).tobytes()
+
+
+def test_marks_begin_where_they_are_to() -> None:
+    exact = key(1, 2, 3, LARGEST_ID)
+    fast = marked(exact, 2, Fidelity.FAST)
+    assert fast[:8] == exact[:8]
+    assert all(fast[i : i + 4] != exact[i : i + 4] for i in (8, 12))
+    assert len(fast) == len(exact)
+
+
+def test_no_two_fidelities_have_the_same_key() -> None:
+    keys = {marked(key(0, 0), 0, fidelity) for fidelity in Fidelity}
+    assert len(keys | {key(0, 0)}) == 1 + len(Fidelity) == 1 + len(LEVELS)
+
+
+def test_marking_twice_is_refused() -> None:
+    once = marked(key(1, 2), 1, Fidelity.HIGH)
+    assert marked(once, 2, Fidelity.FAST) == once
+    with pytest.raises(ValueError, match="token 1"):
+        marked(once, 0, Fidelity.FAST)

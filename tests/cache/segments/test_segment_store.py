@@ -1,0 +1,157 @@
+"""Stored segments beside prefixes: who gives way to whom, and that no page is lost."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import replace
+
+import pytest
+
+from headwater.cache import PrefixCache
+from headwater.cache.segments.compose import Widths
+from headwater.cache.segments.store import SegmentEviction, SegmentKey, SegmentStore, StoredSegment
+from headwater.errors import ConfigError, OutOfPages
+from headwater.types import CacheLayout
+from tests.cache.toy import LAYOUT, PAGE, Toy, words
+
+WIDTHS = Widths(2, 2)
+WITH_TRANSITIONS = replace(LAYOUT, transition_pages=1)
+
+
+def key(first: int, tokens: int = 10, namespace: str = "") -> SegmentKey:
+    return SegmentKey(namespace, array("i", words(first, tokens)).tobytes(), WIDTHS)
+
+
+def stored(cache: PrefixCache, wanted: SegmentKey) -> StoredSegment:
+    made = cache.open_segment(wanted)
+    cache.publish_segment(made)
+    cache.check()
+    return made
+
+
+def test_a_segment_takes_pages_of_its_kv_states_and_transitions() -> None:
+    toy = Toy(WITH_TRANSITIONS)
+    made = toy.cache.open_segment(key(1, 11))
+    assert (len(made.kv), len(made.state), len(made.transition), len(made.lent)) == (3, 2, 1, 2)
+    assert toy.cache.stats().pages_slot == 2
+    toy.cache.publish_segment(made)
+    stats = toy.cache.stats()
+    assert (stats.pages_segment, stats.pages_slot, stats.segments) == (6, 0, 1)
+    toy.cache.check()
+
+
+def test_half_a_segment_is_never_used_and_gives_all_back() -> None:
+    toy = Toy(WITH_TRANSITIONS)
+    free = toy.cache.stats().pages_free
+    made = toy.cache.open_segment(key(1))
+    with pytest.raises(ValueError, match="being made"):
+        toy.cache.use_segment(made)
+    with pytest.raises(ValueError, match="stored or being made"):
+        toy.cache.open_segment(key(1))
+    toy.cache.segments.drop(made)
+    toy.cache.check()
+    assert toy.cache.stats().pages_free == free
+    assert toy.cache.segments.find(key(1)) is None
+
+
+def test_namespaces_and_widths_are_apart() -> None:
+    toy = Toy(WITH_TRANSITIONS)
+    made = stored(toy.cache, key(1))
+    assert toy.cache.segments.find(key(1)) is made
+    assert toy.cache.segments.find(key(1, namespace="b")) is None
+    assert toy.cache.segments.find(replace(key(1), widths=Widths(3, 2))) is None
+
+
+def test_beyond_the_budget_segments_go_before_prefixes() -> None:
+    toy = Toy(replace(WITH_TRANSITIONS, n_pages=40))
+    toy.cache.segments.budget = 0.1
+    toy.serve(words(1, 8))
+    for i in range(3):
+        stored(toy.cache, key(10 + i))
+    assert toy.cache.segments.pages == 15  # memory was free: the budget of 4 pages is soft
+    kept = toy.match((*words(1, 8), 0)).kv_tokens
+    while not toy.cache.segments.evicted:
+        toy.serve(words(100 + toy.requests, 16))
+    assert toy.match((*words(1, 8), 0)).kv_tokens == kept == 8
+    assert toy.cache.segments.find(key(10)) is None, "the oldest went first"
+    assert toy.cache.segments.find(key(12)) is not None
+
+
+def test_within_the_budget_prefixes_go_first() -> None:
+    toy = Toy(replace(WITH_TRANSITIONS, n_pages=40))
+    made = stored(toy.cache, key(1))
+    for i in range(12):
+        toy.serve(words(20 + i, 16))
+    assert toy.cache.segments.find(key(1)) is made
+    assert toy.cache.stats().evicted_kv_pages > 0
+
+
+def test_a_segment_goes_where_no_prefix_may() -> None:
+    toy = Toy(replace(WITH_TRANSITIONS, n_pages=20))
+    stored(toy.cache, key(1))
+    plan = toy.reserve(toy.draft(words(2, 16 * PAGE), 0, end=16 * PAGE, slot=True))
+    assert toy.cache.segments.evicted == 1
+    toy.cache.abandon(plan)
+    toy.cache.check()
+
+
+def test_what_is_pinned_stays() -> None:
+    toy = Toy(replace(WITH_TRANSITIONS, n_pages=20))
+    made = stored(toy.cache, key(1))
+    toy.cache.segments.pin(made)
+    with pytest.raises(OutOfPages):
+        toy.reserve(toy.draft(words(2, 16 * PAGE), 0, end=16 * PAGE, slot=True))
+    toy.cache.check()
+    assert toy.cache.segments.find(key(1)) is made
+
+
+def test_a_segment_that_does_not_fit_changes_nothing() -> None:
+    toy = Toy(replace(WITH_TRANSITIONS, n_pages=8))
+    with pytest.raises(OutOfPages) as short:
+        toy.cache.open_segment(key(1, 30))
+    assert (short.value.needed, short.value.free) == (7 + 2 + 1 + 2, 8)
+    toy.cache.check()
+    assert not len(toy.cache.segments)
+
+
+def test_a_split_pool_never_exceeds_the_budget() -> None:
+    toy = Toy(replace(WITH_TRANSITIONS, n_pages=100, state_fraction=0.5))
+    toy.cache.segments.budget = 0.12
+    for i in range(4):
+        stored(toy.cache, key(10 + i))
+        assert toy.cache.segments.pages <= 12
+    assert [toy.cache.segments.find(key(10 + i)) is not None for i in range(4)] == [False, False, True, True]
+    with pytest.raises(OutOfPages):
+        toy.cache.open_segment(key(30, 50))
+    toy.cache.check()
+
+
+def test_cost_aware_eviction_keeps_what_saves_more_a_page() -> None:
+    toy = Toy(replace(WITH_TRANSITIONS, n_pages=200))
+    toy.cache.segments.eviction = SegmentEviction.COST
+    long, short = stored(toy.cache, key(1, 60)), stored(toy.cache, key(2, 5))
+    assert toy.cache.segments.evict()
+    assert toy.cache.segments.find(key(1, 60)) is long
+    assert toy.cache.segments.find(key(2, 5)) is None
+    assert short.worth < long.worth
+    often = stored(toy.cache, key(3, 40))
+    for _ in range(5):
+        toy.cache.use_segment(often)
+    toy.cache.segments.evict()
+    assert toy.cache.segments.find(key(3, 40)) is often
+
+
+def test_lru_evicts_what_was_used_longest_ago() -> None:
+    toy = Toy(WITH_TRANSITIONS)
+    first, _ = stored(toy.cache, key(1)), stored(toy.cache, key(2))
+    toy.serve(words(5, 8))
+    toy.cache.use_segment(first)
+    toy.cache.segments.evict()
+    assert toy.cache.segments.find(key(1)) is first
+    assert toy.cache.segments.find(key(2)) is None
+
+
+def test_a_budget_is_a_share() -> None:
+    layout: CacheLayout = LAYOUT
+    with pytest.raises(ConfigError, match=r"1\.5"):
+        SegmentStore(layout, Toy().cache._pool, budget=1.5)

@@ -1,0 +1,234 @@
+"""Requests made of segments on real models: what is reused, how close answers are, and that exact ones stay exact."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from headwater.engine.selfcheck import SelfCheck
+from headwater.errors import ConfigError
+from headwater.mixers import numerics
+from headwater.mixers.numerics import Numerics, prepare_process
+from headwater.models.load import load_model
+from headwater.types import Fidelity, Span
+from tests.checkpoints import checkpoint
+from tests.exactness.rig import Answer, Make, Rig, words
+
+PAGES = 1500
+LEAD = words(150, "lead")
+DOCUMENTS = [words(n, "document", n) for n in (200, 90, 333)]
+QUESTION = words(40, "question")
+FAST = {"fidelity": Fidelity.FAST}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory):
+    prepare_process(2)
+    numerics.use(Numerics())
+    made: dict[str, Make] = {}
+
+    def make(name: str) -> Make:
+        if name not in made:
+            path: Path = checkpoint(tmp_path_factory.mktemp(name), name)
+            made[name] = Make(load_model(path, "float32"), SelfCheck(True, None, "packed"))
+        return made[name]
+
+    return make
+
+
+@pytest.fixture
+def make(models) -> Make:
+    return models("qwen3_5")
+
+
+def prompt_of(documents: list[list[int]], lead: list[int] = LEAD, question: list[int] = QUESTION):
+    """A prompt and where its segments are."""
+    tokens, spans = list(lead), []
+    for document in documents:
+        spans.append(Span(len(tokens), len(tokens) + len(document)))
+        tokens += document
+    return tokens + question, tuple(spans)
+
+
+def ask(rig: Rig, documents: list[list[int]], **more) -> Answer:
+    prompt, spans = prompt_of(documents)
+    return rig.ask(prompt, segments=spans, **{**FAST, **more})
+
+
+def distance(answer: Answer, exact: Answer) -> float:
+    """Of the first token's logits, relative to the spread of the exact ones."""
+    return float((answer.logits[0] - exact.logits[0]).norm() / exact.logits[0].std() / answer.logits[0].numel() ** 0.5)
+
+
+def test_segments_are_made_once_and_reused_in_any_order(make: Make) -> None:
+    with make(PAGES) as rig:
+        first = ask(rig, DOCUMENTS)
+        made = rig.engine.scheduler.segment_tokens
+        assert made == sum(len(d) - 8 for d in DOCUMENTS)
+        second = ask(rig, DOCUMENTS[::-1])
+        third = ask(rig, DOCUMENTS[1:])
+        assert rig.engine.scheduler.segment_tokens == made
+        interiors = sum(len(d) - 16 for d in DOCUMENTS)
+        assert (first.account.segments, first.account.composed_tokens) == (3, interiors)
+        assert (second.account.segments, second.account.cached_tokens) == (3, 128 + interiors)
+        assert third.account.segments == 2
+
+
+def test_a_model_of_one_recurrent_layer_is_composed_exactly(models) -> None:
+    """Nothing depends on what the segments were computed without."""
+    make = models("mamba2_one_layer")
+    with make(PAGES) as rig:
+        exact = rig.ask(prompt_of(DOCUMENTS)[0])
+    with make(PAGES) as rig:
+        ask(rig, DOCUMENTS[::-1])
+        composed = ask(rig, DOCUMENTS)
+        assert composed.account.segments == 3
+        again = ask(rig, DOCUMENTS)
+        assert again.account.approximate_tokens > 600, "what was composed is a prefix to the next one"
+        assert again.tokens == composed.tokens
+        assert (torch.stack(composed.logits) - torch.stack(exact.logits)).abs().max() < 1e-4
+        assert composed.tokens == exact.tokens
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen3_5", "mamba2", "kimi_linear", "ring", "jamba", "granite", "minimax", "falcon_h1"]
+)
+def test_answers_are_close_and_wider_seams_bring_them_closer(models, name: str) -> None:
+    make = models(name)
+    with make(PAGES) as rig:
+        exact = rig.ask(prompt_of(DOCUMENTS)[0])
+    distances = {}
+    for fidelity in (Fidelity.FAST, Fidelity.HIGH):
+        with make(PAGES) as rig:
+            answer = ask(rig, DOCUMENTS, fidelity=fidelity)
+            assert answer.account.segments == 3
+            distances[fidelity] = distance(answer, exact)
+    assert 0 < distances[Fidelity.HIGH] < 1
+    assert distances[Fidelity.FAST] < 1.5
+
+
+def test_a_request_with_segments_that_are_too_short_is_exact(make: Make) -> None:
+    short = [words(16, "short", i) for i in range(3)]
+    with make(PAGES) as rig:
+        exact = rig.ask(prompt_of(short)[0])
+    with make(PAGES) as rig:
+        answer = ask(rig, short)
+        assert answer.account.segments == 0
+        assert rig.engine.scheduler.segment_tokens == 0
+    assert answer.same_bits(exact)
+
+
+def test_exact_requests_after_any_mix_have_the_bits_of_a_server_without_segments(make: Make) -> None:
+    prompt, _ = prompt_of(DOCUMENTS)
+    other, _ = prompt_of(DOCUMENTS[::-1])
+    with make(PAGES) as rig:
+        expected = [rig.ask(p) for p in (prompt, other, prompt)]
+    with make(PAGES) as rig:
+        for order in (DOCUMENTS, DOCUMENTS[::-1]):
+            ask(rig, order)
+            ask(rig, order, fidelity=Fidelity.HIGH)
+        rig.settle()
+        got = [rig.ask(p) for p in (prompt, other, prompt)]
+    assert got[0].account.cached_tokens == 128, "what stands before the first segment is exact, and no more"
+    for answer, right in zip(got, expected, strict=True):
+        assert answer.account.segments == answer.account.approximate_tokens == 0
+        assert answer.same_bits(right)
+
+
+def test_the_next_turn_resumes_after_what_was_composed(make: Make) -> None:
+    with make(PAGES) as rig:
+        prompt, spans = prompt_of(DOCUMENTS)
+        first = rig.ask(prompt, 70, segments=spans, **FAST)
+        rig.settle()
+        turn = rig.ask(first.everything + words(30, "more"), segments=spans, **FAST)
+        known = len(first.everything) // 64 * 64
+        assert (turn.account.cached_tokens, turn.account.segments) == (known, 0)
+        assert turn.account.approximate_tokens == known - len(LEAD) - 8
+        exact = rig.ask(first.everything + words(30, "more"))
+        assert exact.account.cached_tokens == 128
+
+
+def test_the_same_composed_request_has_the_same_bits(make: Make) -> None:
+    with make(PAGES) as rig:
+        one, two = ask(rig, DOCUMENTS), ask(rig, DOCUMENTS)
+        other = rig.ask(prompt_of(DOCUMENTS)[0], segments=prompt_of(DOCUMENTS)[1], **FAST)
+    assert two.same_bits(other)
+    assert one.tokens == two.tokens
+
+
+def test_namespaces_do_not_share_segments(make: Make) -> None:
+    with make(PAGES) as rig:
+        ask(rig, DOCUMENTS)
+        made = rig.engine.scheduler.segment_tokens
+        answer = ask(rig, DOCUMENTS, namespace="b")
+        assert rig.engine.scheduler.segment_tokens == 2 * made
+        assert answer.account.cached_tokens == answer.account.composed_tokens
+
+
+def test_requests_that_wait_for_the_same_segment_make_it_once(make: Make) -> None:
+    with make(PAGES) as rig:
+        prompts = [prompt_of(order, question=words(20, i)) for i, order in enumerate((DOCUMENTS, DOCUMENTS[::-1]) * 2)]
+        answers = [rig.submit(prompt, 4, segments=spans, **FAST) for prompt, spans in prompts]
+        for answer in answers:
+            account = rig.wait(answer).account
+            assert account.segments == 3 or account.approximate_tokens > 600
+        assert rig.engine.scheduler.segment_tokens == sum(len(d) - 8 for d in DOCUMENTS)
+
+
+def test_where_there_is_no_room_for_segments_the_answer_is_exact(make: Make) -> None:
+    prompt, spans = prompt_of(DOCUMENTS)
+    with make(PAGES) as rig:
+        exact = rig.ask(prompt)
+    pages = -(-len(prompt) // 64) + 1 + 2 * make.checkpoint_pages
+    with make(pages) as rig:
+        answer = rig.ask(prompt, segments=spans, **FAST)
+    if answer.account.segments == 0:
+        assert answer.same_bits(exact)
+
+
+def test_many_requests_in_little_memory_all_end(make: Make) -> None:
+    with make(60) as rig:
+        waiting = []
+        for i in range(10):
+            documents = [words(100 + 10 * ((i + k) % 5), "small", (i + k) % 5) for k in range(3)]
+            prompt, spans = prompt_of(documents, question=words(10, i))
+            waiting.append(rig.submit(prompt, 6, segments=spans if i % 3 else (), **FAST))
+        for answer in waiting:
+            rig.wait(answer)
+            assert len(answer.tokens) == 6
+
+
+def test_warm_segments_are_there_when_they_are_asked_for(make: Make) -> None:
+    with make(PAGES) as rig:
+        texts = [tuple(document) for document in DOCUMENTS]
+        assert rig.engine.warm_segments([*texts, tuple(words(20, "short"))], "") == [*["stored"] * 3, "too_short"]
+        made = rig.engine.scheduler.segment_tokens
+        prompt, spans = prompt_of(DOCUMENTS)
+        answer = rig.ask(prompt, segments=spans, fidelity=Fidelity.BALANCED)
+        assert answer.account.segments == 3
+        assert rig.engine.scheduler.segment_tokens == made
+        assert rig.engine.warm_segments(texts[:1], "") == ["held"]
+
+
+def test_a_prompt_that_is_one_segment_stores_it(make: Make) -> None:
+    with make(PAGES) as rig:
+        document = DOCUMENTS[0]
+        answer = rig.ask(document, 1, segments=(Span(0, len(document)),))
+        assert answer.account.segments == 0, "the end of a prompt is always computed"
+        rig.settle()
+        assert rig.engine.warm_segments([tuple(document)], "") == ["held"]
+
+
+def test_segments_for_which_there_is_no_memory_are_told(make: Make) -> None:
+    with make(2 * make.checkpoint_pages + 4) as rig:
+        assert rig.engine.warm_segments([tuple(words(2000, "long"))], "") == ["no_memory"]
+        assert rig.ask(words(70, "after")).tokens
+
+
+def test_without_a_cache_nothing_is_stored(make: Make) -> None:
+    with make(PAGES, cache=False) as rig:
+        with pytest.raises(ConfigError, match="no segments are stored"):
+            rig.engine.warm_segments([tuple(DOCUMENTS[0])], "")
+        assert ask(rig, DOCUMENTS).account.segments == 0
