@@ -1,10 +1,12 @@
-"""Serves the embedded default and holds five conversations with it, as clients do; prints what the cache did for each.
+"""Serves the embedded model and holds seven conversations with it, as clients do.
 
-The answers are noise, the weights being random; the caching is real. Exits with 1 if a promise was broken.
+Prints each answer, whether it is right, and what the cache did for it. Exits with 1 if a promise was broken; a wrong
+answer is the model's, and breaks none.
 """
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
@@ -17,13 +19,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from conversations import FACTS, NOT_THERE, ORDERS, TASKS, called, folders, library, message, tools
 from openai import OpenAI, OpenAIError
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 HOST = "127.0.0.1"
 START_SECONDS = 60
-ANSWER_TOKENS = 24
+ANSWER_TOKENS = 48
 PAGE = 64
 SLACK = 2 * PAGE  # a boundary is floored to its page, and the generation prompt stands after it
 
@@ -41,6 +45,7 @@ class Asked:
     conversation: str
     what: str
     answer: str
+    right: str | None  # the right answer, where there is one
     ttft: float  # seconds
     account: dict[str, Any]
 
@@ -52,6 +57,10 @@ class Asked:
     def cached_tokens(self) -> int:
         return self.account["cached_tokens"]
 
+    @property
+    def is_right(self) -> bool | None:
+        return None if self.right is None else self.answer.rstrip(".") == self.right.rstrip(".")
+
 
 @dataclass
 class Demo:
@@ -62,11 +71,18 @@ class Demo:
     broken: list[str] = field(default_factory=list)
 
     def ask(
-        self, conversation: str, what: str, messages: list[dict[str, Any]], at_least: int = 0, **more: Any
+        self,
+        conversation: str,
+        what: str,
+        messages: list[dict[str, Any]],
+        right: str | None,
+        at_least: int = 0,
+        **more: Any,
     ) -> Asked:
         """Stream one greedy answer. `at_least`: cached tokens promised."""
         thinking = more.pop("thinking", False)
-        start, ttft, pieces, account = time.perf_counter(), None, [], None
+        start, ttft, account = time.perf_counter(), None, None
+        text, name, arguments = "", "", ""
         stream = self.client.chat.completions.create(
             model="default",
             messages=messages,
@@ -74,15 +90,20 @@ class Demo:
             temperature=0,
             stream=True,
             stream_options={"include_usage": True},
-            extra_body={"chat_template_kwargs": {"enable_thinking": thinking}, "ignore_eos": True},
+            extra_body={"chat_template_kwargs": {"enable_thinking": thinking}},
             **more,
         )
         for chunk in stream:
             if chunk.choices and ttft is None:
                 ttft = time.perf_counter() - start
-            pieces += [choice.delta.content or "" for choice in chunk.choices]
+            for choice in chunk.choices:
+                text += choice.delta.content or ""
+                for call in choice.delta.tool_calls or ():
+                    name += call.function.name or ""
+                    arguments += call.function.arguments or ""
             account = (chunk.model_extra or {}).get("headwater", account)
-        asked = Asked(conversation, what, "".join(pieces), ttft or 0.0, account or {})
+        answer = called(name, json.loads(arguments)) if name else text.strip()
+        asked = Asked(conversation, what, answer, right, ttft or 0.0, account or {})
         self.asked.append(asked)
         self.expect(
             asked.cached_tokens >= at_least,
@@ -95,84 +116,100 @@ class Demo:
             self.broken.append(promise)
 
 
-def handbook(name: str, rules: int) -> str:
-    """A long system prompt that begins unlike any other's: about 40 tokens a rule."""
-    topics = ["orders", "refunds", "returns", "invoices", "passwords", "delivery", "privacy", "complaints"]
-    lines = [f"You are {name}. Follow the handbook to the letter."]
-    for i in range(rules):
-        topic, next_topic = topics[i % len(topics)], topics[(i + 3) % len(topics)]
-        lines.append(
-            f"Rule {i + 1}: when {name} is asked about {topic}, look at {next_topic} first, and answer shortly."
-        )
-    return "\n".join(lines)
-
-
 def resend(demo: Demo) -> None:
-    messages = [message("system", handbook("the night porter", 40)), message("user", "Where may I leave my keys?")]
-    first = demo.ask("resend", "a question", messages)
-    again = demo.ask("resend", "the same again", messages, at_least=(first.prompt_tokens - 1) // PAGE * PAGE)
+    question = "What is the telephone extension of Marta Ellwood?"
+    messages = [library(0), message("user", question)]
+    first = demo.ask("resend", question, messages, "4471")
+    again = demo.ask("resend", "the same again", messages, "4471", at_least=(first.prompt_tokens - 1) // PAGE * PAGE)
     demo.expect(first.answer == again.answer, "resend: a hit changed the answer")
 
 
 def growing_chat(demo: Demo) -> None:
-    questions = ["How do I open an account?", "And for my firm?", "What does it cost?", "Thank you. Who are you?"]
-    messages = [message("system", handbook("a bank's clerk", 35))]
-    known = 0
-    for turn, question in enumerate(questions):
+    questions = (
+        ("Who is the mayor of Farholm?", "Ada Colver"),
+        ("Which code is on the badge of Jon Barrow?", "MK-227"),
+        ("In which room does the thing stand that Ada Colver owns?", "the back barn"),
+        ("In which year was Wickdale founded?", NOT_THERE),
+    )
+    messages, known = [library(2)], 0
+    for question, right in questions:
         messages.append(message("user", question))
-        asked = demo.ask("growing chat", f"turn {turn + 1}", messages, at_least=known)
+        asked = demo.ask("growing chat", question, messages, right, at_least=known)
         messages.append(message("assistant", asked.answer))
         known = asked.prompt_tokens - SLACK
 
 
-def shared_system_prompt(demo: Demo) -> None:
-    system = message("system", handbook("the help desk", 45))
-    first = demo.ask("shared system prompt", "Ann's first", [system, message("user", "My screen is blue.")])
-    question = message("user", "I forgot my password, can you help?")
-    demo.ask("shared system prompt", "Bob's first", [system, question], at_least=first.prompt_tokens - SLACK)
+def shared_documents(demo: Demo) -> None:
+    """Two people ask about the same documents: the second one's first question finds them cached."""
+    conversation = "shared documents"
+    ann, bob = "What is the price of the small clock?", "In which year was Tarrow Works founded?"
+    first = demo.ask(conversation, f"Ann: {ann}", [library(5), message("user", ann)], "310 crowns")
+    known = first.prompt_tokens - SLACK
+    demo.ask(conversation, f"Bob: {bob}", [library(5), message("user", bob)], "1931", at_least=known)
+
+
+def documents_in_any_order(demo: Demo) -> None:
+    """No prefix is shared, and yet each document is computed once."""
+    for turn, (order, question, right) in enumerate(ORDERS):
+        asked = demo.ask("documents in any order", question, folders(order, question), right)
+        composed = asked.account["segments"]
+        kept = not turn or composed == len(order)
+        demo.expect(kept, f"documents in any order, {question}: composed of {composed} segments, {len(order)} promised")
 
 
 def stripped_reasoning(demo: Demo) -> None:
-    """What the model thought is sent back with its answer, as clients do, and the template strips it."""
-    messages = [message("system", handbook("a careful mathematician", 35))]
-    known = 0
-    for turn, question in enumerate(["Is 91 a prime?", "Is 97 one?", "What of their product?"]):
+    """What was thought is sent back with its answer, as clients do, and the template strips it."""
+    conversation = "stripped reasoning"
+    questions = (
+        ("On which day was Jon Barrow born?", "3 August"),
+        ("Where does Ruth Orchard live?", "Brayton"),
+        ("What does Tarrow Works sell?", "iron gates"),
+    )
+    messages, known = [library(8)], 0
+    for question, right in questions:
         messages.append(message("user", question))
-        asked = demo.ask("stripped reasoning", f"turn {turn + 1}", messages, at_least=known, thinking=True)
-        messages.append(message("assistant", f"{asked.answer}\n</think>\n\nSo it seems."))
+        asked = demo.ask(conversation, question, messages, right, at_least=known)
+        messages.append(message("assistant", f"<think>\nI look for it in the documents.\n</think>\n\n{asked.answer}"))
+        known = asked.prompt_tokens - SLACK
+
+
+def memory(demo: Demo) -> None:
+    messages, known = [message("system", "You are a helpful assistant.")], 0
+    for said, right in FACTS:
+        messages.append(message("user", said))
+        asked = demo.ask("memory", said, messages, right, at_least=known)
+        messages.append(message("assistant", asked.answer))
         known = asked.prompt_tokens - SLACK
 
 
 def agent(demo: Demo) -> None:
-    tools = [tool("read_file", "path"), tool("run_tests", "pattern"), tool("edit_file", "patch")]
-    calls = [
-        ("read_file", '{"path": "tree.py"}'),
-        ("run_tests", '{"pattern": "tree"}'),
-        ("edit_file", '{"patch": "+1"}'),
-    ]
-    task = message("user", "The tree's tests fail on an empty input. Find out why, and mend it.")
-    messages = [message("system", handbook("a programmer", 25)), task]
-    asked = demo.ask("agent with tools", "the task", messages, tools=tools)
-    for step, (name, arguments) in enumerate(calls):
-        call = {"id": f"call_{step}", "type": "function", "function": {"name": name, "arguments": arguments}}
-        result = "\n".join(f"{name} line {i}: node {i * 7 % 31} has {i % 5} children" for i in range(25))
-        messages.append({**message("assistant", asked.answer), "tool_calls": [call]})
-        messages.append({**message("tool", result), "tool_call_id": call["id"]})
+    conversation = "agent with tools"
+    messages, known = [message("system", "Call a tool when one is needed.")], 0
+    for step, (task, name, arguments) in enumerate(TASKS):
+        messages.append(message("user", task))
+        right = called(name, arguments)
+        asked = demo.ask(conversation, task, messages, right, at_least=known, tools=tools())
+        call = {
+            "id": f"call_{step}",
+            "type": "function",
+            "function": {"name": name, "arguments": json.dumps(arguments)},
+        }
+        messages.append({**message("assistant", ""), "tool_calls": [call]})
+        messages.append({**message("tool", '{"status": "done"}'), "tool_call_id": call["id"]})
         known = asked.prompt_tokens - SLACK
-        asked = demo.ask("agent with tools", f"after {name}", messages, at_least=known, tools=tools)
+        asked = demo.ask(conversation, "(its result)", messages, "Done.", at_least=known, tools=tools())
+        messages.append(message("assistant", asked.answer))
 
 
-CONVERSATIONS = (resend, growing_chat, shared_system_prompt, stripped_reasoning, agent)
-
-
-def message(role: str, content: str) -> dict[str, Any]:
-    return {"role": role, "content": content}
-
-
-def tool(name: str, argument: str) -> dict[str, Any]:
-    schema = {"type": "object", "properties": {argument: {"type": "string"}}, "required": [argument]}
-    about = f"Use {name} whenever its {argument} is known."
-    return {"type": "function", "function": {"name": name, "description": about, "parameters": schema}}
+CONVERSATIONS = (
+    resend,
+    growing_chat,
+    shared_documents,
+    documents_in_any_order,
+    stripped_reasoning,
+    memory,
+    agent,
+)
 
 
 @contextmanager
@@ -211,31 +248,35 @@ def wait_until_healthy(url: str, process: subprocess.Popen[bytes]) -> None:
 
 
 def report(asked: list[Asked]) -> None:
-    table = Table(title="What the cache did", title_justify="left")
-    for name in ("conversation", "request"):
-        table.add_column(name, no_wrap=True)
+    table = Table(title="What was answered, and what the cache did", title_justify="left")
+    table.add_column("request", overflow="fold")
+    table.add_column("answer", overflow="fold")
+    table.add_column("right", justify="center")
     for name in ("prompt tokens", "cached", "TTFT"):
         table.add_column(name, justify="right")
     table.add_column("reason", no_wrap=True)
     for previous, one in zip([None, *asked], asked, strict=False):
-        same = previous is not None and previous.conversation == one.conversation
-        if previous is not None and not same:
+        if previous is None or previous.conversation != one.conversation:
             table.add_section()
+            table.add_row(f"[bold]{one.conversation}[/bold]")
         table.add_row(
-            "" if same else one.conversation,
-            one.what,
+            escape(one.what),
+            escape(one.answer),
+            {None: "", True: "yes", False: "[red]no[/red]"}[one.is_right],
             f"{one.prompt_tokens:,}",
             f"{one.cached_tokens:,}",
             f"{one.ttft * 1000:,.0f} ms",
             one.account["reason"],
         )
     console.print(table)
+    graded = [one.is_right for one in asked if one.is_right is not None]
+    console.print(f"Right answers: {sum(graded)} of {len(graded)}.")
     prompt, cached = sum(a.prompt_tokens for a in asked), sum(a.cached_tokens for a in asked)
     console.print(f"Prefill saved: {cached:,} of {prompt:,} prompt tokens ({cached / prompt:.0%}).")
 
 
 def main() -> int:
-    console.print("Starting `headwater serve` with its embedded model (answers are noise, caching is real) ...")
+    console.print("Starting `headwater serve` with its embedded model ...")
     try:
         with served() as url, OpenAI(base_url=url, api_key="unused", timeout=60, max_retries=0) as client:
             demo = Demo(client)
