@@ -76,8 +76,8 @@ def broken_recurrence(layer: Layer, mixer: RecurrentMixer[Any], random: Random, 
         reads = []
         for pieces in in_turn:
             at = torch.cat([positions[p.first : p.first + p.length] for p in pieces])
-            batch = batch_of(pieces, tables, positions[:0])
-            read = mixer.gpu.prefill(rows.mixed_NC[at], rows.gates_NX[at], batch, state.recurrent, state.conv)
+            ragged = batch_of(pieces, tables, positions[:0]).rounds[0].ragged
+            read = mixer.gpu.prefill(rows.mixed_NC[at], rows.gates_NX[at], ragged, state.recurrent, state.conv)
             reads.append(read[-pieces[-1].length :])
         return torch.cat(reads), *(t[0] for t in (state.recurrent, state.conv) if t is not None)
 
