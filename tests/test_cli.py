@@ -74,6 +74,7 @@ def test_the_command_line_is_frozen():
         "--pool",
         "--state-fraction",
         "--decode-reuse",
+        "--segment-separator",
         "--max-running",
         "--max-tokens-per-step",
         "--max-waiting",

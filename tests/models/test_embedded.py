@@ -25,6 +25,7 @@ from training.tokenizer import SPECIAL
 ROOT = Path(__file__).parents[2]
 MOST_BYTES = 24 * 10**6
 FILES = (
+    "README.md",
     "chat_template.jinja",
     "config.json",
     "generation_config.json",

@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from headwater.models.load import LoadedModel, load_model
+from headwater.engine.selfcheck import self_check
+from headwater.mixers import numerics
+from headwater.mixers.numerics import Numerics
+from headwater.models.load import LoadedModel, load_model, read_spec
 from tests import checkpoints
 from tests.checkpoints.tokenizer import sayable
 from tests.support import Bench
@@ -72,12 +75,15 @@ def prompt(loaded: LoadedModel, length: int, seed: int = 3) -> list[int]:
 
 @pytest.fixture(scope="module")
 def loaded(checkpoint: Callable[[str], Path]) -> Callable[..., LoadedModel]:
-    """Models by recipe and dtype, each loaded once."""
+    """Models by recipe and dtype, each loaded once; wide ones with the products that a server would choose here."""
     known: dict[tuple[str, str], LoadedModel] = {}
 
     def load(name: str, dtype: str = "float32") -> LoadedModel:
         if (name, dtype) not in known:
+            if name == "qwen3_5_wide":
+                numerics.use(Numerics(self_check(read_spec(checkpoint(name), dtype)).mode))
             known[name, dtype] = load_model(checkpoint(name), dtype)
+            numerics.use(Numerics())
         return known[name, dtype]
 
     return load

@@ -55,6 +55,13 @@ class Profile:
         )
 
     @property
+    def transition_bytes(self) -> int:
+        """What a segment's transitions take, laid out as the engine does."""
+        layers = [layer for layer, n in self.layers for _ in range(n)]
+        wanted = [(i, "transition", x.transition, "float32") for i, x in enumerate(layers) if x.transition is not None]
+        return StateLayout.of(wanted).bytes
+
+    @property
     def checkpoint_bytes(self) -> int:
         return self.state.bytes
 
@@ -145,6 +152,7 @@ class Profile:
             kv_pages_per_unit=1 if self.kv_bytes_per_token else 0,  # of a page: a unit of u pages has u
             checkpoint_pages=checkpoint_pages,
             slot_pages=slots * checkpoint_pages,
+            transition_pages=-(-self.transition_bytes // page_bytes),
             resumable="checkpoints" if self.state.parts else "every_page",
             state_fraction=state_fraction,
             elastic_pages=-(-ELASTIC_BYTES // page_bytes) if elastic else 0,
