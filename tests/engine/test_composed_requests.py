@@ -92,9 +92,10 @@ def test_a_model_of_one_recurrent_layer_is_composed_exactly(models) -> None:
         assert composed.tokens == exact.tokens
 
 
-@pytest.mark.parametrize(
-    "name", ["qwen3_5", "mamba2", "kimi_linear", "ring", "jamba", "granite", "minimax", "falcon_h1"]
-)
+FULL = [pytest.param(name, marks=pytest.mark.full) for name in ("mamba2", "granite", "minimax", "falcon_h1")]
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "kimi_linear", "ring", "jamba", *FULL])
 def test_answers_are_close_and_wider_seams_bring_them_closer(models, name: str) -> None:
     make = models(name)
     with make(PAGES) as rig:

@@ -32,20 +32,20 @@ FAMILIES = (
     "ling",
     "falcon_h1",
     "nemotron_h",
-    TRAINED,
 )
+IN_BOTH_DTYPES = ("qwen3_5_wide", TRAINED)  # of these, two scenarios
 ROOT = Path(__file__).parents[2]
 
 
 def cells():
     """What `make test` runs, and behind the mark what `make test-full` adds."""
-    for recipe in (*FAMILIES, "mamba", "qwen3_5_wide", "qwen3_5_bench"):
+    for recipe in (*FAMILIES, *IN_BOTH_DTYPES, "mamba", "qwen3_5_bench"):
         for dtype in ("float32", "bfloat16"):
             for threads in (2, 1):
                 for scenario in SCENARIOS:
                     narrow = recipe in FAMILIES and dtype == "float32" and threads == 2
-                    wide = recipe == "qwen3_5_wide" and threads == 2 and scenario in ("chat_turn", "resend")
-                    marks = [] if narrow or wide else [pytest.mark.full]
+                    both = recipe in IN_BOTH_DTYPES and threads == 2 and scenario in ("chat_turn", "resend")
+                    marks = [] if narrow or both else [pytest.mark.full]
                     yield pytest.param(recipe, dtype, threads, scenario, marks=marks)
 
 
