@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
+from headwater.engine import selfcheck
 from headwater.mixers.batch import batch_height
 from headwater.mixers.linear import Embedding, Linear, first_bad_height
 from headwater.mixers.numerics import MODES, Numerics, current, use
@@ -18,13 +21,27 @@ def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
 
+def held(product: Callable[[torch.Tensor], torch.Tensor], x_RK: torch.Tensor, mode: str) -> bool:
+    """Whether a row has the same bits at every height.
+
+    With AMX, oneDNN takes other kernels for other heights of a packed bfloat16 product (decision 001). Then a height
+    that the self-check tries must show it, so that a server takes tiles.
+    """
+    bad = first_bad_height(product, x_RK, HEIGHTS)
+    if bad is not None and mode == "packed" and x_RK.dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported():
+        assert first_bad_height(product, x_RK, tuple(h for h in selfcheck.HEIGHTS if h <= len(x_RK))) is not None
+        return False
+    assert bad is None, f"{bad} rows"
+    return True
+
+
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mode", ["packed", "tiled"])
 def test_a_row_has_the_same_bits_at_every_height(mode: str, dtype: torch.dtype, shared: bool) -> None:
     for n_in, n_out in SIZES:
         linear = Linear(random(n_out, n_in, dtype=dtype), numerics=Numerics(mode), shared=shared)
-        assert first_bad_height(linear, random(600, n_in, dtype=dtype), HEIGHTS) is None, (n_in, n_out)
+        assert held(linear, random(600, n_in, dtype=dtype), mode) or mode == "packed"
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -34,9 +51,8 @@ def test_activation_and_factor_keep_a_rows_bits_at_every_height(mode: str, dtype
     for n_in, n_out in SIZES:
         linear = Linear(random(n_out, n_in, dtype=dtype), numerics=Numerics(mode), shared=shared)
         x_RK = random(600, n_in, dtype=dtype)
-        assert first_bad_height(linear.swish, x_RK, HEIGHTS) is None, (n_in, n_out)
-        assert first_bad_height(linear.sigmoid, x_RK, HEIGHTS) is None, (n_in, n_out)
-        assert first_bad_height(lambda x: linear.times(x, linear(x)), x_RK, HEIGHTS) is None, (n_in, n_out)  # noqa: B023
+        for product in (linear.swish, linear.sigmoid, lambda x: linear.times(x, linear(x))):  # noqa: B023
+            assert held(product, x_RK, mode) or mode == "packed"
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 40])
