@@ -6,26 +6,26 @@ import json
 from typing import Any
 
 DOCUMENTS = (
-    "Marta Ellwood lives in Farholm. Marta Ellwood works at Oldmere Glass. Her telephone extension is 4471.",
-    "Oldmere Glass was founded in 1874. The head of Oldmere Glass is Jon Barrow. It sells blue bottles.",
-    "Farholm lies by the river Senn. The mayor of Farholm is Ada Colver. Farholm has its yearly fair on 9 May.",
+    "Polmira Palmore lives in Ravkeld. Polmira Palmore works at Selvale Glass. Her telephone extension is 4471.",
+    "Selvale Glass was founded in 1874. The head of Selvale Glass is Kanor Milstead. It sells blue bottles.",
+    "Ravkeld lies by the river Narnon. The mayor of Ravkeld is Berta Wesworth. Ravkeld has its yearly fair on 9 May.",
     "The small clock stands in the upper hall. The small clock bears the number TR-508. Its price is 310 crowns.",
-    "Jon Barrow lives in Wickdale. The badge of Jon Barrow has the code MK-227. He was born on 3 August.",
-    "Wickdale was given the postal code 7315. The mayor of Wickdale is Piet Hallow. The summer was dry that year.",
-    "The spring concert is to come to Farholm this year. 240 seats were printed for the spring concert.",
-    "Ada Colver owns the old lantern. The old lantern stands in the back barn. It weighs 14 kilos.",
-    "Lena Orchard works as a harbour guard. Lena Orchard has one sister called Ruth Orchard. Many people know this.",
-    "Ruth Orchard lives in Brayton. The telephone extension of Ruth Orchard is 6920. The weather stayed wet.",
-    "Brayton lies by the river Ull. Brayton has its yearly fair on 21 June. The mayor of Brayton is Nils Tarrow.",
-    "Tarrow Works sells iron gates. Tarrow Works was founded in 1931. The head of Tarrow Works is Nils Tarrow.",
-    "The winter market is to come to Brayton this year. Lena Orchard opens the winter market.",
-    "Piet Hallow owns the silver drum. The silver drum stands in the lower cellar. It bears the number QS-664.",
+    "Kanor Milstead lives in Melport. The badge of Kanor Milstead has the code MK-227. He was born on 3 August.",
+    "Melport was given the postal code 7315. The mayor of Melport is Samon Nelson. The summer was dry that year.",
+    "The spring concert is to come to Ravkeld this year. 240 seats were printed for the spring concert.",
+    "Berta Wesworth owns the old lantern. The old lantern stands in the back barn. It weighs 14 kilos.",
+    "Havin Stenstead works as a harbour guard. Havin Stenstead has one sister called Simnor Palworth.",
+    "Simnor Palworth lives in Dresdale. The telephone extension of Simnor Palworth is 6920. The weather stayed wet.",
+    "Dresdale lies by the river Droter. Its yearly fair is on 21 June. The mayor of Dresdale is Eldor Erworth.",
+    "Lanby Works sells iron gates. Lanby Works was founded in 1931. The head of Lanby Works is Eldor Erworth.",
+    "The winter market is to come to Dresdale this year. Havin Stenstead opens the winter market.",
+    "Samon Nelson owns the silver drum. The silver drum stands in the lower cellar. It bears the number QS-664.",
 )
 FOLDERS = tuple(" ".join(DOCUMENTS[first : first + 3]) for first in range(0, len(DOCUMENTS), 3))
 ORDERS = (
-    ((0, 1, 2, 3, 4), "Who is the head of Oldmere Glass?", "Jon Barrow"),
+    ((0, 1, 2, 3, 4), "Who is the head of Selvale Glass?", "Kanor Milstead"),
     ((3, 0, 4, 2, 1), "What is the price of the small clock?", "310 crowns"),
-    ((4, 2, 1, 0, 3), "Which river lies Brayton by?", "Ull"),
+    ((4, 2, 1, 0, 3), "Which river lies Dresdale by?", "Droter"),
 )
 NOT_THERE = "Not in the documents."
 
@@ -36,19 +36,19 @@ TOOLS = (
 )
 TASKS = (
     (
-        "Please send a letter with person Ada Colver and street Mill Street.",
+        "Please send a letter with person Berta Wesworth and street Mill Street.",
         "send_letter",
-        {"person": "Ada Colver", "street": "Mill Street"},
+        {"person": "Berta Wesworth", "street": "Mill Street"},
     ),
-    ("Please count the boats with town Brayton and number 12.", "count_boats", {"town": "Brayton", "number": 12}),
+    ("Please count the boats with town Dresdale and number 12.", "count_boats", {"town": "Dresdale", "number": 12}),
     ("Please book a table with date 21 June.", "book_table", {"date": "21 June"}),
 )
 FACTS = (
     ("My door code is VN-803.", "Noted."),
-    ("My home town is called Brayton.", "Noted."),
+    ("My home town is called Dresdale.", "Noted."),
     ("By the way, my job is boat builder.", "Noted."),
     ("What did I say my door code is?", "VN-803"),
-    ("What is the name of my home town?", "Brayton"),
+    ("What is the name of my home town?", "Dresdale"),
 )
 
 
@@ -83,6 +83,10 @@ def tool(name: str, types: dict[str, str]) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "description": about, "parameters": schema}}
 
 
-def called(name: str, arguments: dict[str, Any]) -> str:
-    """A call as the demo prints and compares it."""
-    return f"{name}({json.dumps(arguments)})"
+def called(name: str, arguments: str) -> str:
+    """A call as the demo prints and compares it: its arguments, where they are JSON, in one way of writing."""
+    try:
+        arguments = json.dumps(json.loads(arguments))
+    except json.JSONDecodeError:
+        return f"{name}({arguments})"
+    return f"{name}({arguments})"

@@ -102,7 +102,7 @@ class Demo:
                     name += call.function.name or ""
                     arguments += call.function.arguments or ""
             account = (chunk.model_extra or {}).get("headwater", account)
-        answer = called(name, json.loads(arguments)) if name else text.strip()
+        answer = called(name, arguments) if name else text.strip()
         asked = Asked(conversation, what, answer, right, ttft or 0.0, account or {})
         self.asked.append(asked)
         self.expect(
@@ -117,7 +117,7 @@ class Demo:
 
 
 def resend(demo: Demo) -> None:
-    question = "What is the telephone extension of Marta Ellwood?"
+    question = "What is the telephone extension of Polmira Palmore?"
     messages = [library(0), message("user", question)]
     first = demo.ask("resend", question, messages, "4471")
     again = demo.ask("resend", "the same again", messages, "4471", at_least=(first.prompt_tokens - 1) // PAGE * PAGE)
@@ -126,10 +126,10 @@ def resend(demo: Demo) -> None:
 
 def growing_chat(demo: Demo) -> None:
     questions = (
-        ("Who is the mayor of Farholm?", "Ada Colver"),
-        ("Which code is on the badge of Jon Barrow?", "MK-227"),
-        ("In which room does the thing stand that Ada Colver owns?", "the back barn"),
-        ("In which year was Wickdale founded?", NOT_THERE),
+        ("Who is the mayor of Ravkeld?", "Berta Wesworth"),
+        ("Which code is on the badge of Kanor Milstead?", "MK-227"),
+        ("In which room does the thing stand that Berta Wesworth owns?", "the back barn"),
+        ("In which year was Melport founded?", NOT_THERE),
     )
     messages, known = [library(2)], 0
     for question, right in questions:
@@ -142,7 +142,7 @@ def growing_chat(demo: Demo) -> None:
 def shared_documents(demo: Demo) -> None:
     """Two people ask about the same documents: the second one's first question finds them cached."""
     conversation = "shared documents"
-    ann, bob = "What is the price of the small clock?", "In which year was Tarrow Works founded?"
+    ann, bob = "What is the price of the small clock?", "In which year was Lanby Works founded?"
     first = demo.ask(conversation, f"Ann: {ann}", [library(5), message("user", ann)], "310 crowns")
     known = first.prompt_tokens - SLACK
     demo.ask(conversation, f"Bob: {bob}", [library(5), message("user", bob)], "1931", at_least=known)
@@ -161,9 +161,9 @@ def stripped_reasoning(demo: Demo) -> None:
     """What was thought is sent back with its answer, as clients do, and the template strips it."""
     conversation = "stripped reasoning"
     questions = (
-        ("On which day was Jon Barrow born?", "3 August"),
-        ("Where does Ruth Orchard live?", "Brayton"),
-        ("What does Tarrow Works sell?", "iron gates"),
+        ("On which day was Kanor Milstead born?", "3 August"),
+        ("Where does Simnor Palworth live?", "Dresdale"),
+        ("What does Lanby Works sell?", "iron gates"),
     )
     messages, known = [library(8)], 0
     for question, right in questions:
@@ -187,8 +187,8 @@ def agent(demo: Demo) -> None:
     messages, known = [message("system", "Call a tool when one is needed.")], 0
     for step, (task, name, arguments) in enumerate(TASKS):
         messages.append(message("user", task))
-        right = called(name, arguments)
-        asked = demo.ask(conversation, task, messages, right, at_least=known, tools=tools())
+        right = called(name, json.dumps(arguments))
+        asked = demo.ask(conversation, task, messages, right, at_least=known, tools=tools(), tool_choice="required")
         call = {
             "id": f"call_{step}",
             "type": "function",
