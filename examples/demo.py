@@ -188,7 +188,7 @@ def agent(demo: Demo) -> None:
     for step, (task, name, arguments) in enumerate(TASKS):
         messages.append(message("user", task))
         right = called(name, json.dumps(arguments))
-        asked = demo.ask(conversation, task, messages, right, at_least=known, tools=tools(), tool_choice="required")
+        asked = demo.ask(conversation, task, messages, right, at_least=known, tools=tools())
         call = {
             "id": f"call_{step}",
             "type": "function",
