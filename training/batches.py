@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from training.recipe import Recipe
+from training.segments import SEAMS, first_seen
 from training.source import Source
 from training.tasks.example import RECALL
 
@@ -28,6 +29,7 @@ LOOKED_EVERY = 5.0  # seconds, at the process that draws them
 class Batch:
     token_BT: torch.Tensor  # int64
     label_BT: torch.Tensor  # uint8: its label's place in LABELS
+    seen_BT: torch.Tensor | None = None  # int64: the first position that it sees; None where all see all before them
 
 
 def draw(recipe: Recipe, source: Source, step: int) -> Batch:
@@ -42,17 +44,26 @@ def draw(recipe: Recipe, source: Source, step: int) -> Batch:
         ids, labels = source.sequence(rng, stage.length, kind, recall)
         token_BT[row, : len(ids)] = ids
         label_BT[row, : len(ids)] = labels
-    return Batch(torch.from_numpy(token_BT), torch.from_numpy(label_BT))
+    return Batch(*map(torch.from_numpy, (token_BT, label_BT)), _seen(recipe, source, step, token_BT))
+
+
+def _seen(recipe: Recipe, source: Source, step: int, token_BT: np.ndarray) -> torch.Tensor | None:
+    """What tokens see in a step that is one of the recipe's share with segments apart."""
+    rng = random.Random(f"{recipe.seed}/{step}/apart")
+    if rng.random() >= recipe.apart:
+        return None
+    seen_BT = np.stack([first_seen(row.tolist(), source.marks, rng.choice(SEAMS)) for row in token_BT])
+    return torch.from_numpy(seen_BT) if seen_BT.any() else None
 
 
 def _produce(recipe: Recipe, tokenizer: Path, texts: Path | None, first: int, queue: multiprocessing.Queue) -> None:  # type: ignore[type-arg]
     source = Source.load(tokenizer, texts)
     for step in range(first, recipe.steps):
         batch = draw(recipe, source, step)
-        queue.put((batch.token_BT.numpy(), batch.label_BT.numpy()))
+        queue.put([x if x is None else x.numpy() for x in (batch.token_BT, batch.label_BT, batch.seen_BT)])
 
 
-def _taken(queue: multiprocessing.Queue, process: BaseProcess) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+def _taken(queue: multiprocessing.Queue, process: BaseProcess) -> list[np.ndarray | None]:  # type: ignore[type-arg]
     """Raises RuntimeError where the other process ended before its time; it has told why."""
     while True:
         try:
@@ -70,7 +81,7 @@ def batches(recipe: Recipe, tokenizer: Path, texts: Path | None, first: int) -> 
     process.start()
     try:
         for _ in range(first, recipe.steps):
-            yield Batch(*map(torch.from_numpy, _taken(queue, process)))
+            yield Batch(*(x if x is None else torch.from_numpy(x) for x in _taken(queue, process)))  # type: ignore[arg-type]
     finally:
         process.terminate()
         process.join()

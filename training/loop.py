@@ -22,6 +22,7 @@ from training.export import TOKENIZER
 from training.model import TrainedHybrid
 from training.muon import Muon
 from training.recipe import Recipe
+from training.segments import Apart
 from training.source import LABELS, OTHER, PROMPT
 from training.tasks.example import TEXT
 
@@ -83,6 +84,7 @@ class Training:
             "step": self.step,
             "length": batch.token_BT.shape[1],
             "tokens": tokens,
+            "apart": batch.seen_BT is not None,
             "rate": rate,
             **measured,
             "norm": float(norm),
@@ -123,7 +125,8 @@ def losses(model: TrainedHybrid, batch: Batch, recipe: Recipe, step: int) -> tup
     generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
     drawn_BT = (torch.rand(target_BT.shape, generator=generator) < recipe.context) & (target_BT != 0)
     chosen_BT = (label_BT > 0) | drawn_BT
-    hidden_SC = model.hidden(batch.token_BT)[:, :-1][chosen_BT]
+    apart = None if batch.seen_BT is None else Apart(batch.seen_BT)
+    hidden_SC = model.hidden(batch.token_BT, apart)[:, :-1][chosen_BT]
     logits_SV = model.logits(hidden_SC).float()
     target_S, label_S = target_BT[chosen_BT], label_BT[chosen_BT]
     each_S = F.cross_entropy(logits_SV, target_S, reduction="none")

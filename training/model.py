@@ -25,6 +25,7 @@ from headwater.spec import Architecture
 from training import convolution
 from training.convolution import ShortConvolution
 from training.delta_rule import Chunks, advance, prepare, read
+from training.segments import Apart
 
 
 class Weights(nn.Module):
@@ -71,11 +72,17 @@ class DeltaNetLayer(Weights):
         super().__init__(shape.tensors(), dtype)
         self.shape = shape
 
-    def forward(self, x_BTC: torch.Tensor, norm: Norm) -> torch.Tensor:
-        mixed, *gates = self.project(x_BTC, norm)
-        mixed = ShortConvolution.apply(mixed, self["conv1d.weight"][:, 0].T.contiguous())
-        chunks, z = self.before(mixed, *gates)
-        return self.after(x_BTC, (chunks.read_MntK, chunks.attend_Mntt), advance(chunks), z)
+    def forward(self, x_BTC: torch.Tensor, norm: Norm, apart: Apart | None = None) -> torch.Tensor:
+        rows, *gates = self.project(x_BTC, norm)
+        weight_nX = self["conv1d.weight"][:, 0].T.contiguous()
+        mixed = ShortConvolution.apply(rows, weight_nX)
+        forget_BT1 = alone_BT = None
+        if apart is not None:
+            forget_BT1, alone_BT = apart.forget_BT1, apart.alone_BT
+            at = apart.first(len(weight_nX) - 1)
+            mixed = mixed.index_put(at, ShortConvolution.apply(rows[at], weight_nX))
+        chunks, z = self.before(mixed, *gates, forget_BT1)
+        return self.after(x_BTC, (chunks.read_MntK, chunks.attend_Mntt), advance(chunks), z, alone_BT)
 
     def project(self, x_BTC: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, ...]:
         """What goes through the convolution, and what makes the gates: z, b, a."""
@@ -83,16 +90,28 @@ class DeltaNetLayer(Weights):
         return self.product(norm(x_BTC), *NAMES).split((s.channels, s.v_heads * s.v_dim, s.v_heads, s.v_heads), -1)
 
     def before(
-        self, mixed: torch.Tensor, z: torch.Tensor, b: torch.Tensor, a: torch.Tensor
+        self,
+        mixed: torch.Tensor,
+        z: torch.Tensor,
+        b: torch.Tensor,
+        a: torch.Tensor,
+        forget_BT1: torch.Tensor | None = None,
     ) -> tuple[Chunks, torch.Tensor]:
-        """What the recurrence takes, and the gate of its output."""
+        """What the recurrence takes, and the gate of its output.
+
+        With logarithms of decays that segments begin with, all sequences come a second time, with those.
+        """
         s = self.shape
         q, k, v = mixed.split((s.k_heads * s.k_dim, s.k_heads * s.k_dim, s.v_heads * s.v_dim), -1)
         q, k = (x.unflatten(-1, (s.k_heads, s.k_dim)) for x in (q, k))
         q, k = (x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for x in (q, k))
         q, k = ((x * scale).repeat_interleave(s.v_heads // s.k_heads, -2) for x, scale in ((q, s.k_dim**-0.5), (k, 1)))
         g = -self["A_log"].exp() * F.softplus(a.float() + self["dt_bias"])
-        return prepare(q, k, v.unflatten(-1, (s.v_heads, s.v_dim)), g, b.float().sigmoid()), z.float()
+        taken = (q, k, v.unflatten(-1, (s.v_heads, s.v_dim)), g, b.float().sigmoid())
+        if forget_BT1 is not None:
+            again = (*taken[:3], g + forget_BT1, taken[4])
+            taken = tuple(torch.cat(pair) for pair in zip(taken, again, strict=True))
+        return prepare(*taken), z.float()
 
     def after(
         self,
@@ -100,10 +119,16 @@ class DeltaNetLayer(Weights):
         chunks_read: tuple[torch.Tensor, torch.Tensor],
         advanced: tuple[torch.Tensor, torch.Tensor],
         z: torch.Tensor,
+        alone_BT: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The residual stream with rows from what was read of the states."""
+        """The residual stream with rows from what was read of the states, of both where some tokens are alone."""
         s = self.shape
-        out = rms_norm(read(chunks_read, advanced, *z.shape[:2]), self["norm.weight"], s.norm_eps)
+        if alone_BT is None:
+            out = read(chunks_read, advanced, *z.shape[:2])
+        else:
+            together, apart = read(chunks_read, advanced, 2 * len(z), z.shape[1]).chunk(2)
+            out = torch.where(alone_BT[..., None, None], apart, together)
+        out = rms_norm(out, self["norm.weight"], s.norm_eps)
         gated = out * F.silu(z).unflatten(-1, (s.v_heads, s.v_dim))
         return x_BTC + self.product(gated.flatten(-2), "out_proj")
 
@@ -115,7 +140,11 @@ class AttentionLayer(Weights):
         super().__init__(shape.tensors(), dtype)
         self.shape = shape
 
-    def forward(self, x_BTC: torch.Tensor, norm: Norm) -> torch.Tensor:
+    def forward(self, x_BTC: torch.Tensor, norm: Norm, apart: Apart | None = None) -> torch.Tensor:
+        return self.attend(x_BTC, norm, None if apart is None else apart.allowed_B1TT)
+
+    def attend(self, x_BTC: torch.Tensor, norm: Norm, allowed_B1TT: torch.Tensor | None) -> torch.Tensor:
+        """Without a mask to all tokens up to their own."""
         s = self.shape
         assert s.rotary is not None
         normed_BTC = norm(x_BTC)
@@ -126,7 +155,7 @@ class AttentionLayer(Weights):
         q, k = (rotate(x, s.rotary).transpose(1, 2).to(v.dtype) for x in (q, k))
         v = v.unflatten(-1, (s.kv_heads, -1)).transpose(1, 2)
         k, v = (x.repeat_interleave(s.heads // s.kv_heads, 1) for x in (k, v))
-        read = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        read = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed_B1TT, is_causal=allowed_B1TT is None)
         return x_BTC + self.product((read.transpose(1, 2) * gate.sigmoid()).flatten(-2), "o_proj")
 
 
@@ -147,7 +176,10 @@ class MlpLayer(Weights):
     def __init__(self, shape: Mlp, dtype: torch.dtype) -> None:
         super().__init__(shape.tensors(), dtype)
 
-    def forward(self, x_BTC: torch.Tensor, norm: Norm) -> torch.Tensor:
+    def forward(self, x_BTC: torch.Tensor, norm: Norm, apart: Apart | None = None) -> torch.Tensor:
+        return self.fed(x_BTC, norm)
+
+    def fed(self, x_BTC: torch.Tensor, norm: Norm) -> torch.Tensor:
         normed_BTC = norm(x_BTC)
         hidden = F.silu(self.product(normed_BTC, "gate_proj")) * self.product(normed_BTC, "up_proj")
         return x_BTC + self.product(hidden, "down_proj")
@@ -212,12 +244,12 @@ class TrainedHybrid(nn.Module):
                 begin(name, part[name].data, generator)
         return model
 
-    def hidden(self, token_BT: torch.Tensor) -> torch.Tensor:
-        """What the head takes, float32 [B, T, C]. Raises nothing: any token ids of the vocabulary will do."""
+    def hidden(self, token_BT: torch.Tensor, apart: Apart | None = None) -> torch.Tensor:
+        """What the head takes, float32 [B, T, C]; any token ids of the vocabulary will do."""
         a = self.architecture
         x_BTC = F.embedding(token_BT, self.embed)
         for norm_C, part in zip(self.norms, self.parts, strict=True):
-            x_BTC = part(x_BTC, Norm(norm_C, a.norm_offset, a.norm_eps))
+            x_BTC = part(x_BTC, Norm(norm_C, a.norm_offset, a.norm_eps), apart)
         return Norm(self.final_norm, a.norm_offset, a.norm_eps)(x_BTC)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -231,8 +263,8 @@ def compiled() -> None:
         (DeltaNetLayer, "project"),
         (DeltaNetLayer, "before"),
         (DeltaNetLayer, "after"),
-        (AttentionLayer, "forward"),
-        (MlpLayer, "forward"),
+        (AttentionLayer, "attend"),
+        (MlpLayer, "fed"),
         (convolution, "activated"),
         (convolution, "before_activation"),
         (convolution, "of_weights"),

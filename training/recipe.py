@@ -35,6 +35,7 @@ class Recipe:
     cool: float = 0.3  # share of all steps
     seed: int = 7
     vocabulary: int = VOCABULARY
+    apart: float = 0.0  # share of the steps in which segments see only themselves (`training.segments`)
     context: float = 0.1  # share of the targets that are not an answer's which are learned from
 
     @property
@@ -99,6 +100,7 @@ RECALL = {"single": 1.0, "two_hop": 0.6, "absent": 0.3}
 ALL = {**RECALL, "memory": 0.3, "persona": 0.2, "tool": 0.3, "text": 0.3}
 FIRST = {"pairs": 1.0, "single": 0.2}
 SECOND = {"pairs": 0.4, "single": 1.0, "two_hop": 0.1, "absent": 0.1, "memory": 0.2, "text": 0.1}
+FURTHER = {"single": 1.0, "two_hop": 1.0, "absent": 0.6, "memory": 0.2, "persona": 0.2, "tool": 0.4, "text": 0.2}
 RECIPES: dict[str, Recipe] = {
     "cpu": Recipe(
         hidden=192,
@@ -113,6 +115,19 @@ RECIPES: dict[str, Recipe] = {
             Stage(2304, 2, 200, ALL),
             Stage(4352, 2, 80, ALL),
         ),
+    ),
+    "further": Recipe(
+        hidden=192,
+        layers=8,
+        heads=3,
+        intermediate=512,
+        stages=(
+            Stage(768, 6, 2000, FURTHER),
+            Stage(1280, 4, 2000, FURTHER),
+            Stage(2304, 2, 1200, FURTHER),
+            Stage(4352, 1, 900, FURTHER),
+        ),
+        apart=0.6,
     ),
     "smoke": Recipe(
         hidden=64,

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from training import tokenizer as tokens
+from training.bpe import TURN_MARKS
+from training.segments import Marks
 from training.tasks import Example, draw
 from training.tasks.example import KINDS, PAIRS, RECALL
 from training.tasks.mixture import FEWEST_TOKENS
+from training.tasks.recall import SEGMENT
 from training.tasks.split import TRAIN
 from training.text import Passages, fallback, passages
 
@@ -28,6 +32,11 @@ class Source:
 
     tokenizer: Tokenizer
     texts: Passages
+
+    @cached_property
+    def marks(self) -> Marks:
+        separator, *ends = (self.tokenizer.token_to_id(mark) for mark in (SEGMENT, *TURN_MARKS))
+        return Marks(separator, frozenset(ends))
 
     @classmethod
     def load(cls, tokenizer: Path, texts: Path | None) -> Source:

@@ -27,6 +27,7 @@ OPERATIONS = [
     ("POST", "/v1/responses"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
+    ("POST", "/cache/segments"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/{model_id}"),
     ("GET", "/health"),
@@ -53,7 +54,7 @@ def described():
 
 
 def test_every_route_that_the_description_names_is_tried(described):
-    ours = ("/v1/", "/tokenize", "/detokenize", "/health", "/ping", "/version")
+    ours = ("/v1/", "/tokenize", "/detokenize", "/cache/segments", "/health", "/ping", "/version")
     named = {(method.upper(), path) for path, item in described.raw_schema["paths"].items() for method in item}
     assert {operation for operation in named if operation[1].startswith(ours)} == set(OPERATIONS)
 

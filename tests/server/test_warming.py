@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
-import schemathesis
-from hypothesis import HealthCheck, Phase, given, settings
-from schemathesis import GenerationMode
 
 from headwater.config import ServeConfig
 from headwater.errors import EngineStopped, QueueFull
-from headwater.server.app import create_app
 from tests.server.client import error, send, send_all
 from tests.server.segmented import SEP, TOKENIZERS, user
-from tests.server.test_schemathesis import CHECKS, denormals
 
-__all__ = ["denormals"]  # a fixture
 PATH, DOCUMENT = "/cache/segments", "a document of some length"
-EXAMPLES = 40
 
 
 def test_each_text_is_stored_once(engine):
@@ -110,25 +101,3 @@ def test_what_the_engine_refuses_is_answered_as_elsewhere(engine, monkeypatch, r
     response = send(engine, "POST", PATH, json={"texts": [DOCUMENT]})
     error(response, 503)
     assert "retry-after" in response.headers
-
-
-@pytest.mark.parametrize("mode", list(GenerationMode), ids=str)
-def test_the_route_keeps_what_its_description_promises(engine, mode):
-    described = schemathesis.openapi.from_asgi("/openapi.json", create_app(engine, ServeConfig()))
-    statuses = Counter()
-
-    @given(case=described[PATH]["POST"].as_strategy(generation_mode=mode))
-    @settings(
-        max_examples=EXAMPLES,
-        derandomize=True,
-        database=None,
-        deadline=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    def keeps(case):
-        statuses[case.call_and_validate(checks=CHECKS).status_code] += 1
-
-    keeps()
-    if mode is GenerationMode.NEGATIVE:
-        assert statuses[400] > EXAMPLES / 2
