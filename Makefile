@@ -38,7 +38,7 @@ lint: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 test: lint
-	$(BIN)/pytest -m "not full"
+	$(BIN)/pytest -m "not full" -n 2 --dist worksteal
 
 test-full: lint
 	HEADWATER_TEST_FULL=1 $(BIN)/pytest
@@ -55,10 +55,12 @@ policies: $(VENV)/.dev
 	$(BIN)/python benchmarks/policies.py $(if $(DATA),--data $(DATA))
 
 # the papers' figures on recorded traffic, and the page that shows them: make results [DATA=...] [PEERS=...] [FIGURES=marconi]
-# without FIGURES all of them, with the two that time the engine
+# without FIGURES all of them, with those that need an engine
 results: $(VENV)/.dev
 	$(BIN)/headwater figures $(FIGURES) --data $(DATA) --peers $(or $(PEERS),$(DATA)/../peers) --out docs/results
 	$(if $(FIGURES),,$(BIN)/python benchmarks/sparse.py --data $(DATA) --out docs/results)
+	$(if $(FIGURES),,$(BIN)/python benchmarks/segment_states.py --out docs/results)
+	$(if $(FIGURES),,$(BIN)/python benchmarks/segments.py --out docs/results)
 	$(BIN)/headwater figures --page docs/results.md --out docs/results
 
 # the page of all families, from the code

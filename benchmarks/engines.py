@@ -98,10 +98,18 @@ class Model:
             engine.stop()
 
 
+def params(max_tokens: int) -> SamplingParams:
+    """Of an answer of that many tokens."""
+    return SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
+
+
 def submit(engine: Engine, prompt: list[int], max_tokens: int) -> Asked:
-    params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
+    return sent(engine, Generation(tuple(prompt), params(max_tokens)))
+
+
+def sent(engine: Engine, generation: Generation) -> Asked:
     asked = Asked(time.perf_counter())
-    engine.submit(Generation(tuple(prompt), params), asked.on_event)
+    engine.submit(generation, asked.on_event)
     return asked
 
 

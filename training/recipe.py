@@ -100,7 +100,7 @@ RECALL = {"single": 1.0, "two_hop": 0.6, "absent": 0.3}
 ALL = {**RECALL, "memory": 0.3, "persona": 0.2, "tool": 0.3, "text": 0.3}
 FIRST = {"pairs": 1.0, "single": 0.2}
 SECOND = {"pairs": 0.4, "single": 1.0, "two_hop": 0.1, "absent": 0.1, "memory": 0.2, "text": 0.1}
-FURTHER = {"single": 1.0, "two_hop": 1.0, "absent": 0.6, "memory": 0.2, "persona": 0.2, "tool": 0.4, "text": 0.2}
+FURTHER = {"single": 1.0, "two_hop": 1.0, "absent": 0.6, "memory": 0.2, "persona": 0.2, "tool": 0.8, "text": 0.2}
 RECIPES: dict[str, Recipe] = {
     "cpu": Recipe(
         hidden=192,
@@ -122,11 +122,12 @@ RECIPES: dict[str, Recipe] = {
         heads=3,
         intermediate=512,
         stages=(
-            Stage(768, 6, 2000, FURTHER),
-            Stage(1280, 4, 2000, FURTHER),
-            Stage(2304, 2, 1200, FURTHER),
-            Stage(4352, 1, 900, FURTHER),
+            Stage(768, 6, 1200, FURTHER),
+            Stage(1280, 4, 1000, FURTHER),
+            Stage(2304, 2, 900, FURTHER),
+            Stage(4352, 1, 800, FURTHER),
         ),
+        cool=1.0,
         apart=0.6,
     ),
     "smoke": Recipe(

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from headwater.errors import ConfigError
 from headwater.figures import alibaba
 from headwater.figures.figure import Figure
+from headwater.figures.hypic import algebra, table3
+from headwater.figures.hypic import clock as segment_clock
+from headwater.figures.hypic import memory as segment_memory
 from headwater.figures.marconi import (
     fig3a,
     fig3b,
@@ -58,6 +61,12 @@ FIGURES: dict[str, Figure] = {
         replayed.FIGURE,
         clock.FRONTIER,
         clock.LINEAR,
+        algebra.FIRST,
+        algebra.ADDITION,
+        table3.FIGURE,
+        segment_memory.FIGURE,
+        segment_clock.ALONE,
+        segment_clock.LOAD,
         alibaba.FIGURE,
     )
 }

@@ -1,0 +1,105 @@
+"""Is a composed state the state of one pass, and what does addition without transitions cost?
+
+    python benchmarks/segment_states.py [--out docs/results]
+
+Writes the first layer's fidelity and table 2 of HYPIC as `headwater figures` would. The served mixers, random weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from headwater.figures.document import document
+from headwater.figures.figure import Figure, Found
+from headwater.figures.hypic import algebra
+from headwater.figures.hypic.algebra import DECAYS, LENGTHS, SEGMENTS, TOKENS, Drift
+from headwater.figures.lab import Lab
+from headwater.layers.lightning import Lightning
+from headwater.mixers.composing import composed
+from headwater.mixers.numerics import prepare_process
+from tests.contract.layer_rig import LayerRig, Piece
+from tests.contract.recurrences import MIXERS, RECURRENCES, Case
+from tests.contract.recurrences.case import WIDTH, tokens
+
+SLOT = 5
+
+
+def first_layer() -> Found:
+    """The largest drift of each kind's shapes."""
+    exact: dict[str, Drift] = {}
+    rounded: dict[str, Drift] = {}
+    for name, case in MIXERS.items():
+        kind = name.partition(",")[0]
+        for worst, found in zip((exact, rounded), drifts_of(case), strict=True):
+            worst[kind] = max(worst.get(kind, found), found, key=lambda one: one.relative)
+    return algebra.first_layer(exact, rounded)
+
+
+def drifts_of(case: Case) -> tuple[Drift, Drift]:
+    """Of TOKENS tokens whose first segment is computed, the others composed; and with transitions in bfloat16."""
+    rig, x_LD, each = LayerRig(case), tokens(TOKENS), TOKENS // SEGMENTS
+    head = getattr(case.layer, "conv", 1) - 1  # what a convolution looks back is computed anew
+    for start in range(each, TOKENS, each):
+        rig.make(x_LD[start : start + each], head, 0)
+    _, wanted_X = case.reference(x_LD)
+    exact = composed_state(rig, x_LD, each, head)
+    segments = tuple(replace(s, transition_X=s.transition_X.bfloat16().float()) for s in rig.state.segments)  # type: ignore[union-attr]
+    rig.state = replace(rig.state, segments=segments)
+    return drift(exact, wanted_X), drift(composed_state(rig, x_LD, each, head), wanted_X)
+
+
+def composed_state(rig: LayerRig, x_LD: torch.Tensor, each: int, head: int) -> torch.Tensor:
+    pieces = [Piece(x_LD[: each + head], SLOT)]
+    for i in range(1, SEGMENTS):
+        first = (i + 1) * each
+        pieces.append(Piece(x_LD[first : first + head], SLOT, first, composes=((i - 1, i * each),)))
+    rig.step(pieces)
+    return rig.state.recurrent[SLOT].clone()
+
+
+def drift(got: torch.Tensor, wanted: torch.Tensor) -> Drift:
+    got, wanted = got.double().flatten(), wanted.double().flatten()
+    relative = float((got - wanted).norm() / wanted.norm())
+    half = float((got / got.norm() - wanted / wanted.norm()).norm() / 2)  # of the chord; exact for small angles
+    return Drift(relative, math.degrees(2 * math.asin(min(1.0, half))))
+
+
+def addition() -> Found:
+    """One head for each decay: the error of adding a segment's state to a state that its tokens never touched."""
+    slopes = tuple(-math.log1p(-(2.0**-n)) for n in DECAYS)
+    found = {}
+    for length in LENGTHS:
+        rig = LayerRig(Case(Lightning(WIDTH, len(slopes), 16, slopes), RECURRENCES["lightning"]))
+        rig.make(tokens(length), 0, 0)
+        (segment,) = rig.state.segments
+        state_HKV = torch.randn(segment.zero_start_X.shape, generator=torch.Generator().manual_seed(0))
+        right = composed(rig.layer, state_HKV, segment, 0)
+        added = composed(rig.layer, state_HKV, replace(segment, transition_X=None), 0)
+        error_H = (right - added).flatten(1).norm(dim=1) / state_HKV.flatten(1).norm(dim=1)
+        found |= {(n, length): float(error) for n, error in zip(DECAYS, error_H, strict=True)}
+    return algebra.addition(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("docs/results"))
+    given = parser.parse_args()
+    prepare_process(1)
+    work: tuple[tuple[Figure, Callable[[], Found]], ...] = ((algebra.FIRST, first_layer), (algebra.ADDITION, addition))
+    for figure, run in work:
+        begin = time.perf_counter()
+        written = document(figure, Lab(), run(), time.perf_counter() - begin)
+        (given.out / f"{figure.name}.json").write_text(json.dumps(written, indent=1, ensure_ascii=False) + "\n")
+        print(figure.name, *(f"{shape['says']}: {shape['holds']}" for shape in written["shapes"]), sep="\n  ")
+
+
+if __name__ == "__main__":
+    main()

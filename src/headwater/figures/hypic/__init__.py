@@ -1,0 +1,1 @@
+"""HYPIC: position-independent caching for hybrid LLMs (2026)."""

@@ -1,0 +1,88 @@
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from headwater.figures import FIGURES, Lab
+from headwater.figures.hypic.algebra import PAPER, Drift, addition, first_layer
+from headwater.figures.hypic.clock import HYPIC, PREFIX, RECOMPUTE, Loaded, Ttft, alone, under_load
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def ours(found):
+    return {line.label: line.ours for line in found.lines}
+
+
+def came_out(found):
+    return [shape.holds for shape in found.shapes]
+
+
+def test_transitions_take_what_the_table_says():
+    found = FIGURES["hypic-table3"].run(Lab())
+    assert came_out(found) == [True]
+    rows = ours(found)
+    assert [rows[f"{name}, float16"] for name in ("Mamba-2", "gated linear attention", "Gated DeltaNet")] == [
+        4, 256, 32768,
+    ]  # fmt: skip
+    assert rows["Gated DeltaNet, as it is stored"] == 65536
+
+
+def test_a_dense_transition_weighs_as_much_as_its_state():
+    rows = ours(FIGURES["hypic-memory"].run(Lab()))
+    assert rows["qwen3.5-9b: transitions, float32"] == 24 * 32 * 128 * 128 * 4 / 2**20
+    assert rows["ring-flash-linear-2.0: transitions, float32"] == 28 * 32 * 4 / 2**20
+    share = rows["qwen3.5-9b: transitions' share"]
+    assert rows["qwen3.5-9b: transitions' share in bfloat16"] == pytest.approx(100 * share / (200 - share))
+
+
+def test_what_the_mixers_compute_is_the_papers(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["segment_states.py", "--out", str(tmp_path)])
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    runpy.run_path(str(BENCHMARKS / "segment_states.py"), run_name="__main__")
+    states, table = (json.loads((tmp_path / f"hypic-{name}.json").read_text()) for name in ("layer0", "table2"))
+    assert [shape["holds"] for shape in states["shapes"] + table["shapes"]] == [True, True]
+    assert len(table["rows"]) == len(PAPER)
+    relative = [row["ours"] for row in states["rows"] if row["label"].endswith(": relative error")]
+    assert len(relative) == 6
+    assert max(relative) < 1e-5
+    rounded = [row["ours"] for row in states["rows"] if "bfloat16" in row["label"]]
+    assert min(rounded) > 10 * max(relative)  # so the other figure sees what it is of
+
+
+def test_a_state_that_drifts_is_said_to():
+    small, large = {"one": Drift(1e-7, 0.0), "two": Drift(2e-5, 0.1)}, {"one": Drift(1, 1), "two": Drift(1, 1)}
+    assert came_out(first_layer(small, large)) == [False]
+    assert came_out(first_layer({"one": small["one"]}, large)) == [True]
+
+
+def test_an_error_that_is_not_the_tables_is_said_to_be_another():
+    assert came_out(addition(PAPER)) == [True]
+    assert came_out(addition(PAPER | {(7, 256): 0.868})) == [False]
+
+
+def times(segments, tokens, recompute, hypic):
+    seconds = {RECOMPUTE: [recompute, recompute + 1], PREFIX: [recompute] * 2, HYPIC: [hypic] * 2}
+    return Ttft(segments, tokens, seconds)
+
+
+def test_ratios_are_of_repetitions_and_slopes_of_medians():
+    found = alone([times(4, 1024, 4.0, 1.0), times(4, 4096, 16.0, 2.0), times(16, 1024, 16.0, 1.6)])
+    rows = ours(found)
+    assert rows["4 segments of 1,024: full recompute over segments, w = 8"] == 4.5
+    assert rows["one more segment, full recompute"] == 1000
+    assert rows["one more warm segment, of its prefill"] == pytest.approx(5)
+    assert came_out(found) == [True, True, True]
+    slower = alone([times(4, 1024, 4.0, 1.0), times(4, 4096, 16.0, 4.0), times(16, 1024, 16.0, 3.0)])
+    assert came_out(slower) == [False, False, False]
+
+
+def test_more_requests_in_every_run_are_asked_for():
+    fast, slow = Loaded([0.1, 0.3], 2.0, 100), Loaded([1.0, 3.0], 4.0, 100)
+    found = under_load({PREFIX: [slow, slow], HYPIC: [fast, fast]})
+    assert ours(found)[f"requests a second, {HYPIC} over {PREFIX}"] == 2.0
+    assert ours(found)[f"{HYPIC}: p50 of TTFT"] == pytest.approx(200)
+    assert came_out(found) == [True]
+    assert came_out(under_load({PREFIX: [slow, fast], HYPIC: [fast, slow]})) == [False]
