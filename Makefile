@@ -61,6 +61,7 @@ results: $(VENV)/.dev
 	$(if $(FIGURES),,$(BIN)/python benchmarks/sparse.py --data $(DATA) --out docs/results)
 	$(if $(FIGURES),,$(BIN)/python benchmarks/segment_states.py --out docs/results)
 	$(if $(FIGURES),,$(BIN)/python benchmarks/segments.py --out docs/results)
+	$(if $(FIGURES),,$(BIN)/python benchmarks/segment_quality.py --out docs/results)
 	$(BIN)/headwater figures --page docs/results.md --out docs/results
 
 # the page of all families, from the code

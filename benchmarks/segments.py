@@ -22,6 +22,7 @@ from pathlib import Path
 import measure
 from engines import Asked, Model, bench_checkpoint, finished, params, sent, settle
 
+from headwater.cache.segments.method import METHODS
 from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
 from headwater.figures.document import document
@@ -105,8 +106,8 @@ def _expect(asked: Asked, way: str, segments: int) -> None:
     """Raises RuntimeError where a way did not do what its name says."""
     account = asked.account
     assert account is not None
-    wanted = {RECOMPUTE: (0, 0), PREFIX: (0, None)}.get(way, (segments, None))
-    if account.segments != wanted[0] or (wanted[1] is not None and account.cached_tokens != wanted[1]):
+    composed = segments - METHODS[FIDELITIES[way]].whole_of(segments) if way in FIDELITIES else 0
+    if account.segments != composed or (way == RECOMPUTE and account.cached_tokens):
         raise RuntimeError(f"{way} of {segments} segments: {account}")
 
 

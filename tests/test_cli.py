@@ -75,6 +75,7 @@ def test_the_command_line_is_frozen():
         "--state-fraction",
         "--decode-reuse",
         "--segment-separator",
+        "--healing",
         "--max-running",
         "--max-tokens-per-step",
         "--max-waiting",

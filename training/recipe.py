@@ -124,8 +124,8 @@ RECIPES: dict[str, Recipe] = {
         stages=(
             Stage(768, 6, 1200, FURTHER),
             Stage(1280, 4, 1000, FURTHER),
-            Stage(2304, 2, 900, FURTHER),
-            Stage(4352, 1, 800, FURTHER),
+            Stage(2304, 2, 750, FURTHER),
+            Stage(4352, 1, 650, FURTHER),
         ),
         cool=1.0,
         apart=0.6,

@@ -20,6 +20,7 @@ from headwater.setting import (
     setting,
     settings_of,
 )
+from headwater.types import Healing
 
 __all__ = ["DECODE_REUSE", "DEVICES", "DTYPES", "POOLS", "SETTINGS", "ServeConfig", "parse_bytes"]
 
@@ -27,6 +28,7 @@ DEVICES = ("cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16")
 POOLS = ("unified", "split")
 DECODE_REUSE = ("canonical", "raw", "none")
+HEALING = tuple(map(str, Healing))
 LOG_FORMATS = ("text", "json")
 TOOL_FORMATS = (  # what headwater.server.formats has
     "auto", "none", "qwen_xml", "hermes", "nemotron", "kimi", "jamba", "minimax", "minimax_xml", "granite",
@@ -81,6 +83,9 @@ class ServeConfig:
     )
     segment_separator: str = setting(
         DEFAULT_SEPARATOR, TEXT, MEMORY, "Stands between segments in prompts and messages: PIC_SEPARATOR."
+    )
+    healing: str = setting(
+        "idle", TEXT, MEMORY, "When what was composed of segments is made exact for the next turn.", choices=HEALING
     )
 
     max_running: int = setting(16, COUNT, SCHEDULING, "Requests that compute at once.")

@@ -51,6 +51,11 @@ class StateLayout:
             end = placed[-1].offset + placed[-1].bytes
         return cls(tuple(placed), end)
 
+    @property
+    def conv_taps(self) -> int:
+        """Of the widest convolution before a recurrence; 1 where there is none."""
+        return 1 + max((part.shape[-1] for part in self.parts if part.name == "conv"), default=0)
+
     def part(self, layer: int, name: str) -> StatePart:
         """The part of that layer and name; KeyError if there is none."""
         for part in self.parts:
@@ -152,7 +157,7 @@ class ModelSpec(Architecture):
     @property
     def conv_taps(self) -> int:
         """Of the widest convolution before a recurrence; 1 where there is none."""
-        return 1 + max((part.shape[-1] for part in self.state.parts if part.name == "conv"), default=0)
+        return self.state.conv_taps
 
     @property
     def composes(self) -> bool:

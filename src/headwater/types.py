@@ -131,7 +131,7 @@ class Composed:
     end: int
     table: Sequence[int]  # pages of its KV, keys rotated from its own first token
     state: Sequence[int]  # pages of its zero-start states
-    transition: Sequence[int]  # pages of its transitions
+    transition: Sequence[int]  # pages of its transitions; () = none is applied
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +179,7 @@ class CacheAccount:
     preemptions: int = 0
     segments: int = 0  # stored ones that the prompt was composed of
     composed_tokens: int = 0  # of `cached_tokens`: their interiors
+    recomputed_tokens: int = 0  # of the prompt's segments, what was computed all the same: seams, and those not reused
     approximate_tokens: int = 0  # of `cached_tokens`: prefixes that were themselves composed
 
     def as_dict(self) -> dict[str, object]:
@@ -192,6 +193,7 @@ class CacheAccount:
             "preemptions": self.preemptions,
             "segments": self.segments,
             "composed_tokens": self.composed_tokens,
+            "recomputed_tokens": self.recomputed_tokens,
             "approximate_tokens": self.approximate_tokens,
         }
 
@@ -242,8 +244,21 @@ class Fidelity(StrEnum):
     """How much of a prompt made of segments is computed anew."""
 
     FAST = "fast"  # the seams alone, eight tokens on each side (HYPIC, section 4.3)
-    BALANCED = "balanced"
-    HIGH = "high"
+    BALANCED = "balanced"  # and a few segments that are asked about, whole
+    HIGH = "high"  # and more of them, with wider seams
+    NAIVE = "naive"  # for studies, as all that follow: states are added, nothing is computed anew (section 3.1)
+    W0 = "w0"  # no seams, but what warms a convolution up (section 4.2)
+    W4 = "w4"  # seams of four tokens
+    W16 = "w16"
+    W32 = "w32"
+
+
+class Healing(StrEnum):
+    """When the exact states are computed of what was answered from composed ones."""
+
+    OFF = "off"  # never
+    IDLE = "idle"  # while nothing else runs
+    ALWAYS = "always"  # behind running requests, too, in what they leave of a step
 
 
 @dataclass(frozen=True, slots=True)

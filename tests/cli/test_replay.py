@@ -14,7 +14,7 @@ from headwater.sim.grid import run_grid
 ROW = [
     "memory", "pool", "placement", "eviction", "requests", "prompt_tokens", "hit_tokens", "token_hit_rate",
     "ideal_hit_rate", "stranded_tokens", "flops_saved", "flops_saved_share", "checkpoints_taken", "checkpoints_hit",
-    "evictions", "misses_by_reason", "ttft_ms", "queue_depth", "alpha", "seconds", "peak_rss_mb",
+    "evictions", "misses_by_reason", "ttft_ms", "queue_depth", "alpha", "seconds", "peak_rss_mb", "segments",
 ]  # fmt: skip
 
 
@@ -159,3 +159,39 @@ def test_rows_that_are_done_stay_when_the_rest_is_stopped(
 def test_a_full_disk_leaves_the_old_file(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert replay(trace, "--json", tmp_path / "no" / "such" / "folder.json") == 2
     assert "folder" in capsys.readouterr().err
+
+
+def test_drawn_traffic_is_replayed_by_each_way_of_reuse(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    out, lines = tmp_path / "out.json", tmp_path / "requests.jsonl"
+    options = ("--model", "ring-mini-linear-2.0", "--memory", "4GB", "--reuse", "prefix,segments,both")
+    drawn = "rag(sessions=20, documents=30, turns=2)"
+    assert replay(drawn, *options, "--segment-eviction", "lru,cost", "--json", out, "--per-request", lines) == 0
+    rows = json.loads(out.read_text())["rows"]
+    ways = [(row["segments"]["reuse"], row["segments"]["eviction"]) for row in rows]
+    assert ways == [("prefix", "lru"), ("segments", "lru"), ("segments", "cost"), ("both", "lru"), ("both", "cost")]
+    for row in rows:
+        of = row["segments"]
+        assert row["hit_tokens"] == of["prefix_tokens"] + of["composed_tokens"] - of["made_tokens"]
+    per_request = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert len(per_request) == 5 * 40
+    assert sum(line["composed_tokens"] for line in per_request[-40:]) == rows[-1]["segments"]["composed_tokens"] > 0
+    assert per_request[-1]["reuse"] == "both"
+    shown = capfd.readouterr().out
+    assert "segments, cost" in shown
+    assert "composed" in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--reuse", "all"), "--reuse is 'all', must be one of prefix, segments, both"),
+        (("--segment-eviction", "fifo"), "--segment-eviction is 'fifo'"),
+        (("--segment-share", "1.5"), "1.5"),
+        (("--reuse", "segments", "--model", "marconi-7b"), "marconi-7b"),
+    ],
+)
+def test_what_segments_cannot_do_is_told(
+    options: tuple[str, ...], told: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert replay("rag(sessions=2, documents=30)", *options) == 2
+    assert told in " ".join(capfd.readouterr().err.split())

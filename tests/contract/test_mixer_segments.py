@@ -5,13 +5,13 @@ L tokens of a sequence, D model width.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import pytest
 import torch
 
-from headwater.mixers.composing import zero_start
+from headwater.mixers.composing import composed, zero_start
 from tests.contract.layer_rig import LayerRig, Piece, relative_error
 from tests.contract.recurrences import EXTREMES, MIXERS, Case
 from tests.contract.recurrences.case import tokens
@@ -95,6 +95,43 @@ def test_composed_states_at_extreme_gates_are_those_of_one_pass(extreme: str) ->
 def test_segments_without_tails_whose_heads_only_warm_the_convolution_up(mixer: Case) -> None:
     """HYPIC, section 4.2: the leading tokens that a convolution looks back from are computed, and nothing else."""
     assert is_one_pass(mixer, Prompt((100, 65), head=getattr(mixer.layer, "conv", 1) - 1, tail=0))
+
+
+@pytest.mark.parametrize("interior", [1, 17, 64, 200])
+def test_naive_addition_adds_the_state_of_a_segment_that_knows_nothing_before_it(mixer: Case, interior: int) -> None:
+    """HYPIC, section 3.1: S + R(at)·S_{C|0}, the segment's convolution having begun with zeros."""
+    x_LD, rig = tokens(PREFIX + interior), LayerRig(mixer)
+    rig.make(x_LD[PREFIX:], 0, 0)
+    (made,) = rig.state.segments
+    rig.state = replace(rig.state, segments=(replace(made, transition_X=None),))
+    rig.step([Piece(x_LD[:PREFIX], 5)])
+    before_X = rig.state.recurrent[5].clone()
+    rig.step([Piece(x_LD[:0], 5, PREFIX, composes=((0, PREFIX),)), Piece(x_LD[:9], 6)])
+    assert torch.equal(rig.state.recurrent[5], before_X + rig.layer.moved(made.zero_start_X, PREFIX))
+    _, prefix_X = mixer.reference(x_LD[:PREFIX])
+    _, zero_start_X = mixer.reference(x_LD[PREFIX:])
+    assert close(rig.state.recurrent[5], prefix_X + rig.layer.moved(zero_start_X.float(), PREFIX))
+
+
+def test_an_identity_as_a_transition_is_naive_addition(mixer: Case) -> None:
+    rig = LayerRig(mixer)
+    rig.make(tokens(100), 0, 0)
+    (made,) = rig.state.segments
+    state_X = torch.randn(made.zero_start_X.shape, generator=torch.Generator().manual_seed(0))
+    naive_X = composed(rig.layer, state_X, replace(made, transition_X=None), 30)
+    carried_X = composed(rig.layer, state_X, replace(made, transition_X=rig.layer.identity()), 30)
+    assert close(carried_X, naive_X.double())
+
+
+def test_naive_addition_errs_by_what_the_transition_would_have_taken_away(mixer: Case) -> None:
+    """Equation 5: (T − 1)·S."""
+    rig = LayerRig(mixer)
+    rig.make(tokens(100), SEAM, SEAM)
+    (made,) = rig.state.segments
+    state_X = torch.randn(made.zero_start_X.shape, generator=torch.Generator().manual_seed(0))
+    naive_X = composed(rig.layer, state_X, replace(made, transition_X=None), 30)
+    error_X = mixer.moved(made.transition_X, state_X) - state_X.double()
+    assert close(composed(rig.layer, state_X, made, 30), naive_X.double() + error_X)
 
 
 @pytest.mark.parametrize("interior", [1, 17, 64, 200])

@@ -8,6 +8,7 @@ import pytest
 from headwater.figures import FIGURES, Lab
 from headwater.figures.hypic.algebra import PAPER, Drift, addition, first_layer
 from headwater.figures.hypic.clock import HYPIC, PREFIX, RECOMPUTE, Loaded, Ttft, alone, under_load
+from headwater.figures.hypic.quality import quality
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -86,3 +87,45 @@ def test_more_requests_in_every_run_are_asked_for():
     assert ours(found)[f"{HYPIC}: p50 of TTFT"] == pytest.approx(200)
     assert came_out(found) == [True]
     assert came_out(under_load({PREFIX: [slow, fast], HYPIC: [fast, slow]})) == [False]
+
+
+def estimate(mean, low, high):
+    return {"mean": mean, "low": low, "high": high}
+
+
+def evaluated(lost):
+    """What `headwater eval --segments` writes, with so many points lost by each way of composing."""
+    ways = {"whole": 0, "prefixes": 0} | lost
+    exact = {way: estimate(0.8 + points / 100, 0.7, 0.9) for way, points in ways.items()}
+    return {
+        "columns": {
+            way: {
+                "all": [{"items": 100, "exact": exact[way], "prompt_tokens": 1000, "cached_tokens": 500}],
+                "kind": [{"value": "single", "exact": exact[way]}],
+            }
+            for way in ways
+        },
+        "comparisons": {
+            way: {
+                "items": 100,
+                "equal": 100 if way == "prefixes" else 90,
+                "difference": estimate(points / 100, (points - 2) / 100, (points + 2) / 100),
+            }
+            for way, points in ways.items()
+            if way != "whole"
+        },
+    }
+
+
+def test_what_composing_costs_is_read_from_an_evaluation():
+    lost = {"naive": -30.0, "w0": -8.0, "w4": -3.0, "fast": -2.0, "w16": -1.0, "w32": 0.0}
+    lost |= {"balanced": -0.5, "high": 0.0}
+    found = quality(evaluated(lost))
+    assert came_out(found) == [True] * 4
+    rows = ours(found)
+    assert rows["naive addition: less full recompute"] == pytest.approx(-30)
+    assert rows["balanced: prompt tokens not computed"] == 50
+    assert rows["full recompute: one hop"] == pytest.approx(80)
+    assert came_out(quality(evaluated(lost | {"balanced": -1.5, "naive": -3.0, "w0": -1.0}))) == [
+        True, False, False, False,
+    ]  # fmt: skip

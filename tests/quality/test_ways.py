@@ -3,37 +3,48 @@
 from __future__ import annotations
 
 from headwater.quality.item import DEFAULT_TASKS, read_items
-from headwater.quality.ways import SEGMENTS, SEPARATOR, WAYS, Asking, marked
+from headwater.quality.ways import COMPOSED, SEGMENTS, SEPARATOR, WAYS, Asking, marked
+from headwater.types import Fidelity
 from tests.quality.items import item
+
+TWO = ["D1\n\n", "D2\n\n"]
+ORDERS = {f"{SEPARATOR}{a}\n\n{SEPARATOR}{b}\n\n{SEPARATOR}" for a, b in (("D1", "D2"), ("D2", "D1"))}
 
 
 def test_each_document_is_marked_and_so_is_the_end_of_the_last() -> None:
-    found = marked(
-        item(messages=[{"role": "user", "content": "Documents:\n\nD1\n\nD2\n\nWho?"}], documents=["D1\n\n", "D2\n\n"])
-    )
-    assert found == [{"role": "user", "content": f"Documents:\n\n{SEPARATOR}D1\n\n{SEPARATOR}D2\n\n{SEPARATOR}Who?"}]
+    one = item(messages=[{"role": "user", "content": "Documents:\n\nD1\n\nD2\n\nWho?"}], documents=TWO)
+    ((message,), *others) = (marked(one, number) for number in range(20))
+    assert message["content"].removeprefix("Documents:\n\n").removesuffix("Who?") in ORDERS
+    assert {made["content"] for (made,) in others} == {f"Documents:\n\n{order}Who?" for order in ORDERS}
 
 
-def test_marks_that_are_there_already_stay_as_they_are() -> None:
+def test_marks_that_are_there_already_are_not_doubled() -> None:
     content = f"Read.\n\n{SEPARATOR}D1\n\n{SEPARATOR}D2\n\n{SEPARATOR}"
     asked = {"role": "user", "content": "Who?"}
-    one = item(messages=[{"role": "system", "content": content}, asked], documents=["D1\n\n", "D2\n\n"])
-    assert marked(one) == [{"role": "system", "content": content}, asked]
+    one = item(messages=[{"role": "system", "content": content}, asked], documents=TWO)
+    system, question = marked(one, 3)
+    assert system["content"].removeprefix("Read.\n\n") in ORDERS
+    assert question == asked
 
 
 def test_in_the_held_out_set_all_documents_are_found() -> None:
     with_documents = [one for one in read_items(DEFAULT_TASKS) if one.documents][:300]
-    for one in with_documents:
-        text = "".join(str(message["content"]) for message in marked(one))
+    moved = 0
+    for number, one in enumerate(with_documents):
+        text = "".join(str(message["content"]) for message in marked(one, number))
         assert text.count(SEPARATOR) == len(one.documents) + 1
-        parts = text.split(SEPARATOR)[1:-1]
-        assert [part.strip() for part in parts] == [document.strip() for document in one.documents]
+        parts = [part.strip() for part in text.split(SEPARATOR)[1:-1]]
+        documents = [document.strip() for document in one.documents]
+        assert sorted(parts) == sorted(documents)
+        moved += parts != documents
+    assert moved > 250
 
 
 def test_all_ways_of_segments_ask_the_same_prompt() -> None:
     asking = Asking(item(), 3, 0, "run")
     fields = {way: WAYS[way].fields(asking) for way in SEGMENTS}
     assert len({str(one["messages"]) for one in fields.values()}) == 1
-    assert fields["whole"]["exact"] is True
-    assert [fields[way].get("fidelity") for way in SEGMENTS] == [None, "fast", "balanced", "high"]
+    assert fields["whole"]["exact"] is fields["prefixes"]["exact"] is True
+    assert [fields[way].get("fidelity") for way in SEGMENTS] == [None, None, *COMPOSED]
+    assert set(COMPOSED) == set(Fidelity)
     assert len({one["cache_salt"] for one in fields.values()}) == len(SEGMENTS)

@@ -100,6 +100,24 @@ def test_no_text_and_no_token_is_in_the_file(engine, tmp_path):
         assert secret not in text
 
 
+def test_segments_are_kept_by_their_hashes_alone(engine, tmp_path):
+    first, second = "First document. " * 5, "Second document. " * 4
+    bodies = [
+        {"prompt": f"Lead.<|segment|>{a}<|segment|>{b}<|segment|>Why?"} for a, b in ((first, second), (second, first))
+    ]
+    trace = record(
+        engine, tmp_path / "my.trace", *bodies, {**bodies[0], "exact": True}, {**bodies[0], "cache_salt": "b"}
+    )
+    here, _, exact, _ = trace.requests
+    assert [span.end - span.start for span in here.segments] == [len(first), len(second)]
+    ids = [[trace.ids(request, span) for span in request.segments] for request in trace.requests]
+    assert ids[0] == ids[1][::-1]
+    assert not set(ids[0]) & set(ids[3])
+    assert exact.segments == ()
+    assert here.fidelity == engine.seen[0].fidelity
+    assert "document" not in (tmp_path / "my.trace").read_text()
+
+
 def test_boundaries_of_a_chat_are_kept(engine, tmp_path):
     path = tmp_path / "my.trace"
     messages = [{"role": "system", "content": "s" * 100}, {"role": "user", "content": "u" * 100}]

@@ -263,7 +263,7 @@ def test_the_separator_is_a_setting(engine):
 @pytest.mark.parametrize(
     ("path", "body", "said"),
     [
-        ("/v1/chat/completions", {**CHAT, "fidelity": "best"}, ("fidelity", "'fast', 'balanced' or 'high'", "'best'")),
+        ("/v1/chat/completions", {**CHAT, "fidelity": "best"}, ("fidelity", "'fast', 'balanced', 'high', ", "'best'")),
         ("/v1/completions", {**COMPLETION, "exact": "yes"}, ("exact",)),
         ("/v1/completions", {"prompt": "a" + f"{SEP}b" * 1026}, ("1,025 segments", "at most 1,024")),
         ("/v1/completions", {"prompt": "a", "documents": [{"text": "b"}]}, ("documents",)),

@@ -26,6 +26,7 @@ MOONCAKE = {"timestamp": 1500, "input_length": 1100, "output_length": 7, "hash_i
 CLAUDE = {"id": "s", "block_size": 64, "hash_id_scope": "global", "tool_tokens": 40, "system_tokens": 30}
 SHAREGPT = {"id": "x", "conversations": [{"from": "human", "value": "Why?"}, {"from": "gpt", "value": "So it is."}]}
 STORY = {"id": "d", "text": "Once upon.", "questions": [{"question": "Who?", "answers": ["He.", "She."]}]}
+PASSAGES = {"id": "q", "question": "Who?", "answers": ["He."], "passages": [{"title": "A", "text": "Once upon."}]}
 CHAPTER = {"id": "author_book/one", "chapter": "One", "text": "It was a day.", "questions": []}
 VERSION = {"family": "f", "version": 1, "text": "You are kind."}
 RECORDING = {"headwater_recording": 1, "page_size": 64, "model": "m"}
@@ -38,6 +39,7 @@ FIRST = {
     "request logs": [{"messages": [USER]}],
     "token lists": [[1, 2, 3]],
     "documents with questions": [STORY],
+    "questions with passages": [PASSAGES],
     "books": [CHAPTER],
     "versions of prompts": [VERSION],
 }

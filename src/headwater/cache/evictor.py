@@ -33,26 +33,35 @@ class Evictor:
                 self.evict(room, pages - region.free, now)
 
     def make_rooms(self, kv: int, states: int, now: int) -> None:
-        """Evict until `kv` pages are free for KV and `states` for checkpoints and slots, both at once.
-
-        Elastic regions first take what is free in the other one, then evict their own, then what the other one can.
-        """
+        """Evict until `kv` pages are free for KV and `states` for checkpoints and slots, both at once."""
         pool = self._pool
         if not pool.split:
             self.make_room(Room.ANY, kv + states, now)
-            return
+        elif pool.step:
+            self._make_elastic(kv, states, now)
+        else:
+            self.make_room(Room.KV, kv, now)
+            self.make_room(Room.STATE, states, now)
+
+    def _make_elastic(self, kv: int, states: int, now: int) -> None:
+        """Regions first take what is free in the other one, then evict their own, then what the other one can.
+
+        A segment has pages in both, so after each one that goes what is free is looked at anew.
+        """
+        pool = self._pool
+        pool.trade(kv, states)
         sides = (Room.KV, pool.kv, kv), (Room.STATE, pool.states, states)
-        if pool.step:
-            pool.trade(kv, states)
-            for (room, region, wanted), (other, _, kept) in (sides, sides[::-1]):
-                while region.free < wanted and self._policy.victim(room, now) is not None:
+        for (room, region, wanted), (other, lender, kept) in (sides, sides[::-1]):
+            while region.free < wanted:
+                if self._segments.goes_first:
+                    self._segments.evict()
+                elif self._policy.victim(room, now) is not None:
                     self.evict(room, wanted - region.free, now)
-                if region.free < wanted:
-                    steps = -((region.free - wanted) // pool.step)
-                    self.make_room(other, kept + steps * pool.step, now)
+                else:
                     pool.trade(kv, states)
-        for room, _, wanted in sides:
-            self.make_room(room, wanted, now)
+                    steps = -((region.free - wanted) // pool.step)
+                    if steps > 0 and not self._segments.evict():
+                        self.evict(other, kept + steps * pool.step - lender.free, now)
 
     def evict(self, room: Room, pages: int, now: int) -> None:
         """Give up one checkpoint, or up to `pages` of one leaf's tail; where no prefix may go, a segment."""

@@ -297,8 +297,8 @@ class Index:
         self.tidy(node, evicted)
         return pages
 
-    def trim(self, node: Node, units: int) -> array[int]:
-        """Take the last `units` of an unpinned leaf without checkpoint and return their pages."""
+    def trim(self, node: Node, units: int, evicted: bool = True) -> array[int]:
+        """Take the last `units` of an unpinned leaf without checkpoint; returns their pages. `evicted` as in `drop`."""
         assert not node.children, f"{node} is no leaf"
         assert not node.pins, f"{node} is pinned"
         assert node.checkpoint is None, f"{node} has a checkpoint"
@@ -308,7 +308,8 @@ class Index:
         assert end >= parent.end, f"{node} has less than {units} units"
         keep = end - parent.end
         cut = keep * self.unit_bytes
-        self.losses.add(self.namespace(parent), end, node.edge[cut : cut + self.unit_bytes])
+        if evicted:
+            self.losses.add(self.namespace(parent), end, node.edge[cut : cut + self.unit_bytes])
         pages = node.pages[keep * self.unit_pages :]
         self.kv_pages -= len(pages)
         self.dead_pages -= len(pages)

@@ -7,6 +7,8 @@ from collections import Counter
 from dataclasses import replace
 
 from headwater.cache.audit import audit
+from headwater.cache.branch import Branches
+from headwater.cache.evictable import Evictable
 from headwater.cache.eviction import make_eviction
 from headwater.cache.evictor import Evictor
 from headwater.cache.history import History
@@ -16,7 +18,7 @@ from headwater.cache.node import Node
 from headwater.cache.placement import Edge, Path
 from headwater.cache.pool import Pool
 from headwater.cache.reason import explain
-from headwater.cache.segments.store import SegmentKey, SegmentStore, StoredSegment
+from headwater.cache.segments.store import SegmentEviction, SegmentKey, SegmentStore, StoredSegment
 from headwater.cache.snapshot import Snapshot, Tree
 from headwater.cache.stats import CacheStats
 from headwater.cache.survey import Survey, Surveyor
@@ -31,20 +33,29 @@ class PrefixCache:
     A request's legs share one lease, from its first `reserve` to its `release`; it has at most one open plan.
     """
 
-    def __init__(self, layout: CacheLayout, eviction: str = "lru", begin: Snapshot | None = None) -> None:
+    def __init__(
+        self,
+        layout: CacheLayout,
+        eviction: str = "lru",
+        begin: Snapshot | None = None,
+        segment_share: float = 0.5,
+        segment_eviction: SegmentEviction = SegmentEviction.LRU,
+    ) -> None:
         self.layout = layout
         self.policy = make_eviction(eviction, layout)
         unit_pages = layout.kv_pages_per_unit * (layout.unit_tokens // layout.page_size)
         self._index = Index(layout.unit_bytes, unit_pages, self.policy)
         self._pool = Pool(layout)
         self._history = History(layout.unit_bytes, 4 * layout.n_pages) if self.policy.keeps_history else None
-        self.segments = SegmentStore(layout, self._pool)
+        self.segments = SegmentStore(layout, self._pool, segment_share, segment_eviction)
         self._evictor = Evictor(self._index, self._pool, self.policy, self.segments, self._history)
         self._every_page = layout.resumable == "every_page"
         self._surveyor = Surveyor(layout, self._index)
         self._leases: dict[int, Lease] = {}
         self._plans: dict[int, tuple[Lease, OpenPlan]] = {}
+        self._evictable = Evictable(layout, self._index, self.segments, self._leases)
         self._now = 0  # ticks: one a reserve, one a commit
+        self.branches = Branches(layout, self._index, self._pool, self.policy, lambda: self._now)
         self._reserves = self._commits = self._abandons = 0
         self._resumes = self._resumed_tokens = 0
         if begin is not None:
@@ -106,49 +117,11 @@ class PrefixCache:
         """Raise OutOfPages unless evicting all that may go would make room. One lease lets its checkpoint go."""
         if self._pool.shortage(survey.kv, survey.states) is None:
             return
-        if self._pool.shortage(survey.kv, survey.states, self._surely_evictable(survey)) is None:
+        if self._pool.shortage(survey.kv, survey.states, self._evictable.surely(survey)) is None:
             return
-        shortage = self._pool.shortage(survey.kv, survey.states, self._evictable(survey, letting_go))
+        shortage = self._pool.shortage(survey.kv, survey.states, self._evictable.beside(survey, letting_go))
         if shortage is not None:
             raise OutOfPages(*shortage)
-
-    def _surely_evictable(self, survey: Survey) -> tuple[int, int]:
-        """At most what `_evictable` says, and found sooner: as if no two leases had a page in common."""
-        named = survey.end
-        for lease in self._leases.values():
-            end = lease.deep or lease.node
-            named += 0 if end is None else end.end
-        checkpoints = self._index.checkpoints - len(self._leases) - 1
-        kv = max(0, self._index.kv_pages - named * self._index.unit_pages)
-        of_segments = self.segments.evictable
-        return kv + of_segments[0], max(0, checkpoints) * self.layout.checkpoint_pages + of_segments[1]
-
-    def _evictable(self, survey: Survey, letting_go: Lease | None) -> tuple[int, int]:
-        """Pages of KV and of checkpoints that may go while this leg and all leases keep what they name.
-
-        Those of segments that nobody uses, too.
-        """
-        guarded: set[Node] = set()
-        held: set[Node] = set()
-        for other in self._leases.values():
-            for node in (other.node, other.deep):
-                _climb(node, guarded)
-            if other.held and other.node is not None and other is not letting_go:
-                held.add(other.node)
-        if survey.resume is not None:
-            held.add(survey.resume)
-        kept = 0
-        if survey.path:
-            last = survey.path[-1]
-            if last.end > survey.end and last not in guarded:
-                assert last.parent is not None, f"{last} is a root"
-                kept = (survey.end - last.parent.end) * self._index.unit_pages
-                last = last.parent
-            _climb(last, guarded)
-        kv = self._index.kv_pages - kept - sum(len(node.pages) for node in guarded)
-        checkpoints = self._index.checkpoints - sum(node.checkpoint is not None for node in held)
-        of_segments = self.segments.evictable
-        return kv + of_segments[0], checkpoints * self.layout.checkpoint_pages + of_segments[1]
 
     # ---- segments
 
@@ -445,10 +418,3 @@ class NoCache(PrefixCache):
 
     def reserve(self, draft: Draft) -> Plan:
         return super().reserve(replace(draft, reuse=False, checkpoints=(), speculative=(), replaces=None))
-
-
-def _climb(node: Node | None, into: set[Node]) -> None:
-    """Add `node` and its ancestors."""
-    while node is not None and node not in into:
-        into.add(node)
-        node = node.parent

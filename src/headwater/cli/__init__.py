@@ -13,6 +13,7 @@ from headwater.cli import (  # noqa: F401  each registers its command
     chat,
     doctor,
     eval,
+    fidelity,
     figures,
     fit,
     inspect,

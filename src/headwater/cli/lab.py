@@ -10,13 +10,16 @@ import typer
 from rich.console import Console
 
 from headwater.errors import ConfigError
-from headwater.traces.read import read_trace
+from headwater.traces.drawn import make_trace
 from headwater.traces.request import Trace
 
 T = TypeVar("T")
 progress_console = Console(stderr=True)
 
-TraceFile = Annotated[str, typer.Argument(metavar="TRACE", help="Recorded traffic: a file, or a name below --data.")]
+TraceFile = Annotated[
+    str,
+    typer.Argument(metavar="TRACE", help="Recorded traffic: a file, or a name below --data; or drawn: rag(zipf=1)."),
+]
 Data = Annotated[Path | None, typer.Option(help="Folder in which traces are looked up by name.")]
 Tokenizer = Annotated[Path | None, typer.Option(help="tokenizer.json for text; without one, a fast built-in split.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Read the first so many sessions (or single requests) only.")]
@@ -34,10 +37,10 @@ Jobs = Annotated[int, typer.Option(min=0, help="Processes; 0: one a core.")]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")]
 
 
-def read(trace: str, data: Path | None, tokenizer: Path | None, limit: int | None) -> Trace:
-    """Read a trace and say how long that took."""
+def read(trace: str, data: Path | None, tokenizer: Path | None, limit: int | None, seed: int) -> Trace:
+    """Read a trace, or draw it, and say how long reading took."""
     with progress_console.status(f"reading {trace}"):
-        found = read_trace(Path(trace), data=data, tokenizer=tokenizer, limit=limit)
+        found = make_trace(trace, data, tokenizer, limit, seed)
     sessions = len({request.session for request in found.requests})
     tokens = sum(request.prompt_tokens for request in found.requests)
     progress_console.print(

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from headwater.errors import ConfigError
 from headwater.sim.report import write_report
+from headwater.sim.report.line import reuse_of
 from headwater.sim.row import Result, Row
 from headwater.traces.request import Trace
 
@@ -112,13 +113,30 @@ def _ttft(name: str) -> Callable[[Row], str]:
     return lambda row: "" if row.ttft_ms is None else f"{getattr(row.ttft_ms, name):,.0f}"
 
 
+def _of_segments(rows: Sequence[Row]) -> bool:
+    return any(row.segments is not None for row in rows)
+
+
+def _share(name: str, rank: int) -> Column:
+    """Tokens of that kind, of all prompts'."""
+
+    def cell(row: Row) -> str:
+        tokens = 0 if row.segments is None else getattr(row.segments, f"{name}_tokens")
+        return f"{tokens / max(1, row.prompt_tokens):.1%}"
+
+    return Column(name, cell, rank, _of_segments)
+
+
+SEGMENT_COLUMNS = (_share("prefix", 0), _share("composed", 0), _share("seam", 1), _share("made", 0))
 COLUMNS = (
     Column("GB", lambda row: f"{row.memory / 1e9:,.4g}"),
     Column("pool", lambda row: row.pool, 0, lambda rows: any(row.pool != "unified" for row in rows)),
     Column("policy", _policy),
+    Column("reuse", reuse_of, 0, _of_segments),
     Column("hits", lambda row: f"{row.token_hit_rate:.1%}"),
-    Column("of ideal", _of_ideal),
+    Column("of ideal", _of_ideal, 0, lambda rows: not _of_segments(rows)),
     Column("FLOPs", lambda row: f"{row.flops_saved_share:.1%}", 3),
+    *SEGMENT_COLUMNS,
     Column("reused", lambda row: f"{_short(row.checkpoints_hit)} of {_short(row.checkpoints_taken)}", 4),
     Column("stranded", lambda row: _short(row.stranded_tokens), 5),
     Column("TTFT", _ttft("p50"), 0, _timed),
@@ -140,5 +158,7 @@ def _lines(results: Sequence[Result]) -> Iterable[str]:
     for result in results:
         row = result.row
         setup = {"memory": row.memory, "pool": row.pool, "placement": row.placement, "eviction": row.eviction}
+        if row.segments is not None:
+            setup |= {"reuse": row.segments.reuse, "segment_eviction": row.segments.eviction}
         for outcome in result.outcomes:
             yield json.dumps({**setup, **outcome.as_dict()}) + "\n"

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from headwater.cache.eviction import make_eviction
 from headwater.cache.placement import make_placement
+from headwater.cache.segments.store import SegmentEviction
 from headwater.cli.common import commands, console
 from headwater.cli.lab import (
     Arrival,
@@ -44,6 +45,7 @@ from headwater.sim.setup import OFF, Setup, system
 from headwater.traces.loads import make_arrivals
 from headwater.traces.request import Trace
 
+REUSES = ("prefix", "segments", "both")
 POOLS = ("unified", "split", "elastic")
 
 
@@ -62,6 +64,9 @@ def replay(
     page_size: PageTokens = 64,
     slots: Annotated[int, typer.Option(min=1, help="States that a running request takes.")] = 1,
     decode_reuse: Annotated[str, typer.Option(help="How answers are cached: canonical, raw, none.")] = "canonical",
+    reuse: Annotated[str, typer.Option(help="Of prompts with segments: prefix, segments, both; with commas.")] = "both",
+    segment_eviction: Annotated[str, typer.Option(help="Which segment goes first: lru, cost, with commas.")] = "lru",
+    segment_share: Annotated[float, typer.Option(help="Of the memory: so far segments displace prefixes.")] = 0.5,
     serve: Annotated[
         str | None, typer.Option(help="A device: run under a clock, with queues. h100, ..., or a file.")
     ] = None,
@@ -86,20 +91,22 @@ def replay(
         page_size=page_size,
         slots=slots,
         decode_reuse=_one_of("decode-reuse", decode_reuse, ("canonical", "raw", "none")),
+        segment_share=segment_share,
     )
     pairs = product(choices(placement, str), choices(eviction, str))
     policies = choices(systems, _of_system) if systems else [{"placement": p, "eviction": e} for p, e in pairs]
+    reuses = _reuses(reuse, segment_eviction)
     pools = choices(pool, lambda name: _one_of("pool", name, POOLS))
     setups = [
-        replace(base, memory=size, pool=kind, **policy)
-        for size, kind, policy in product(choices(memory, parse_bytes), pools, policies)
+        replace(base, memory=size, pool=kind, **policy, **what)
+        for size, kind, policy, what in product(choices(memory, parse_bytes), pools, policies, reuses)
     ]
     engine = None
     if serve is not None:
         engine = Engine(StepCost(base.profile, load_device(serve)), max_running, tokens_per_step)
     _check(setups, engine is not None)
     check_writable(json_file, per_request, report)
-    found = read(trace, data, tokenizer, limit)
+    found = read(trace, data, tokenizer, limit, seed)
     load = partial(make_arrivals, spelling=arrival, seed=seed, data=data)
     load(found)  # what cannot be run is told before anything is
     for setup in setups:
@@ -126,6 +133,19 @@ def _one_of(option: str, given: str, allowed: tuple[str, ...]) -> Any:
     return given
 
 
+def _reuses(reuse: str, segment_eviction: str) -> list[dict[str, Any]]:
+    """Each of both; where no segments are stored, it does not matter which goes first."""
+    evictions = [
+        SegmentEviction(_one_of("segment-eviction", name, tuple(SegmentEviction)))
+        for name in choices(segment_eviction, str)
+    ]
+    return [
+        {"reuse": name, "segment_eviction": eviction}
+        for name in choices(reuse, lambda name: _one_of("reuse", name, REUSES))
+        for eviction in (evictions[:1] if name == "prefix" else evictions)
+    ]
+
+
 def _of_system(name: str) -> dict[str, Any]:
     found = system(name)
     policy: dict[str, Any] = {"placement": found.placement, "eviction": found.eviction}
@@ -137,6 +157,8 @@ def _check(setups: list[Setup], under_clock: bool) -> None:
     tokens = Trace("any", ())
     for setup in setups:
         layout = setup.layout(tokens)
+        if setup.reuse == "segments" and not setup.profile.composes:
+            raise ConfigError(f"{setup.profile.name} has layers that segments cannot be composed in")
         if setup.eviction != OFF:
             policy = make_eviction(setup.eviction, layout)
             make_placement(setup.placement)

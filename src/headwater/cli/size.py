@@ -65,13 +65,16 @@ def size(
     jobs: Jobs = 0,
     json_file: JsonFile = None,
 ) -> None:
-    """Say how much memory recorded traffic needs: its hit rate over memory, from samples, and advice in words."""
+    """Say how much memory recorded traffic needs: its hit rate over memory, from samples, and advice in words.
+
+    Prefixes alone are counted, of prompts made of segments, too.
+    """
     sampling = Sampling(samples, _rate(rate), seed, jobs)
-    setup = Setup(load_profile(model), 0, placement, eviction, page_size=page_size)
+    setup = Setup(load_profile(model), 0, placement, eviction, page_size=page_size, reuse="prefix")
     ends = [None if end is None else parse_bytes(end) for end in (smallest, largest)]
     _check_policies(setup)
     check_writable(json_file)
-    found = read(trace, data, tokenizer, limit)
+    found = read(trace, data, tokenizer, limit, seed)
     begin = time.perf_counter()
     sizing = Sizing(found, setup, make_arrivals(found, arrival, seed, data), sampling)
     with progress_console.status("replaying"):

@@ -46,7 +46,7 @@ from headwater.schedule.limits import EXTRA_SLOTS, Limits
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.sequence import Phase, Sequence
 from headwater.schedule.step import Step
-from headwater.types import Event, FailedEvent, FinishedEvent, Generation, TokenEvent
+from headwater.types import Event, FailedEvent, FinishedEvent, Generation, Healing, TokenEvent
 
 # Checkpoints saved in the middle of a leg are staged in rows of their own: at most so many, and so many bytes.
 MAX_SAVES = 16
@@ -121,6 +121,7 @@ class Engine:
             limits=limits,
             decode_reuse=config.decode_reuse if config.cache else "none",
             composer=Composer(cache, spec.conv_taps) if config.cache and spec.composes else None,
+            healing=Healing(config.healing),
         )
         return cls(loaded, scheduler, Runner(loaded.model, arena, states, slots), check)
 
@@ -141,15 +142,16 @@ class Engine:
         self._tuning.close()
 
     def drain(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is left to do, finished answers included; False if `timeout` seconds were not enough."""
+        """Wait until nothing is left to do, finished answers and healing included; False if `timeout` was too short."""
         with self._changed:
             self._changed.wait_for(lambda: self.scheduler.idle or self._stopping or self._broken is not None, timeout)
             return self.scheduler.idle
 
     def refuse_new(self) -> None:
-        """From now on `submit` raises EngineStopped; what waits or runs goes on to its end."""
+        """From now on `submit` raises EngineStopped; what waits or runs goes on to its end, and nothing is healed."""
         with self._changed:
             self._refusing = True
+            self.scheduler.healer.stop()
 
     def submit(self, generation: Generation, on_event: OnEvent) -> int:
         """Queue a request; returns its id. Raises RequestTooLarge, ConstraintError, QueueFull or EngineStopped at once.
@@ -218,7 +220,7 @@ class Engine:
             "deterministic": "yes" if self.check.deterministic else self.check.broken_by,
             "numerics": self.check.mode,
             "memory_pages": self.scheduler.layout.n_pages,
-            "running": len(self.scheduler.running),
+            "running": self.scheduler.computing,
             "waiting": len(self.scheduler.waiting),
             "preemptions": self.scheduler.preemptions,
         }
@@ -262,7 +264,7 @@ class Engine:
             self._take_cancelled()
             self._take_expired()
             step = self.scheduler.plan_step()
-            self.runner.release(self.scheduler.take_left_slots())
+            self.runner.release(self.scheduler.slots.take_left())
         self._tell_failures()
         if step:
             self._run(step)

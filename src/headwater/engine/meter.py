@@ -34,7 +34,7 @@ class Meter:
         """All that is held and has been done, as of now."""
         return EngineStats(
             cache=scheduler.cache.stats(),
-            running=len(scheduler.running),
+            running=scheduler.computing,
             waiting=len(scheduler.waiting),
             answers_waiting=len(scheduler.answers),
             preemptions=scheduler.preemptions,
@@ -44,7 +44,12 @@ class Meter:
             prefill_tokens=scheduler.prefill_tokens,
             answer_tokens=scheduler.answer_tokens,
             segment_tokens=scheduler.segment_tokens,
+            healing_tokens=scheduler.healer.tokens,
             decode_tokens=scheduler.decode_tokens,
+            healings_waiting=len(scheduler.healer.queue),
+            healed=scheduler.healer.healed,
+            healings_superseded=scheduler.healer.superseded,
+            healings_given_up=scheduler.healer.given_up,
             refused=self.refused,
             expired=self.expired,
         )

@@ -14,6 +14,7 @@ from headwater.sim.row import Result
 from headwater.sim.serving import Engine
 from headwater.sim.setup import Setup
 from headwater.traces.arrivals import Load, natural
+from headwater.traces.drawn import make_trace
 from headwater.traces.read import read_trace
 from headwater.traces.request import Trace
 
@@ -57,6 +58,13 @@ class Lab:
             path = Path(name) if self.data is None else self.data / name
             whole = replace(read_trace(path, limit=first), name=name)
             self._traces[key] = whole if sessions is None else drawn(whole, sessions, self.seed)
+        return self._traces[key]
+
+    def drawn(self, spelling: str) -> Trace:
+        """Traffic that is drawn with the seed, as `rag(zipf=1.2)`."""
+        key = spelling, self.limit
+        if key not in self._traces:
+            self._traces[key] = make_trace(spelling, self.data, limit=self.limit, seed=self.seed)
         return self._traces[key]
 
     def run(

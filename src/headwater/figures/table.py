@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from headwater.errors import ConfigError
 from headwater.figures import alibaba
 from headwater.figures.figure import Figure
-from headwater.figures.hypic import algebra, table3
+from headwater.figures.hypic import algebra, passages, quality, rates, table3, zipf
 from headwater.figures.hypic import clock as segment_clock
 from headwater.figures.hypic import memory as segment_memory
 from headwater.figures.marconi import (
@@ -66,7 +66,11 @@ FIGURES: dict[str, Figure] = {
         table3.FIGURE,
         segment_memory.FIGURE,
         segment_clock.ALONE,
+        quality.FIGURE,
         segment_clock.LOAD,
+        rates.FIGURE,
+        zipf.FIGURE,
+        passages.FIGURE,
         alibaba.FIGURE,
     )
 }

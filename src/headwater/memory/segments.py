@@ -44,14 +44,17 @@ class Segment:
     """Zero-start states with the convolutions' last inputs, and transitions, of a segment's interior."""
 
     states: LaidOut
-    transitions: LaidOut
+    transitions: LaidOut | None  # None: they are taken for identities
 
     @classmethod
     def gathered(
         cls, spec: ModelSpec, arena_PB: torch.Tensor, state_pages: Sequence[int], transition_pages: Sequence[int]
     ) -> Segment:
-        """A copy of what pages of the arena hold, laid out as `spec.state` and as `spec.transition`."""
+        """A copy of what pages of the arena hold, laid out as `spec.state` and as `spec.transition`.
+
+        Without pages of transitions these are identities.
+        """
         return cls(
             LaidOut.gathered(spec.state, arena_PB, state_pages),
-            LaidOut.gathered(spec.transition, arena_PB, transition_pages),
+            LaidOut.gathered(spec.transition, arena_PB, transition_pages) if len(transition_pages) else None,
         )

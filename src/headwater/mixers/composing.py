@@ -22,14 +22,17 @@ if TYPE_CHECKING:
 class SegmentState:
     """What one recurrent layer stores of a segment."""
 
-    transition_X: torch.Tensor  # T
+    transition_X: torch.Tensor | None  # T; None: it is taken for the identity
     zero_start_X: torch.Tensor  # S₀
     conv_Cw: torch.Tensor | None  # the convolution's last inputs, where there is one
 
 
 def composed(mixer: RecurrentMixer[Any], state_X: torch.Tensor, segment: SegmentState, at: int) -> torch.Tensor:
     """T·S + R(at)·S₀: the state after a segment that begins at position `at`, from the one before it."""
-    return mixer.carried(segment.transition_X, state_X).add_(mixer.moved(segment.zero_start_X, at))
+    moved_X = mixer.moved(segment.zero_start_X, at)
+    if segment.transition_X is None:
+        return state_X + moved_X
+    return mixer.carried(segment.transition_X, state_X).add_(moved_X)
 
 
 def zero_start(

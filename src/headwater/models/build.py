@@ -117,7 +117,7 @@ def _state(index: int, convolved: bool, step: Step) -> LayerState:
     transition = step.transitions.view(index, "transition") if step.transitions else None
     segments = tuple(
         SegmentState(
-            segment.transitions.view(index, "transition"),
+            segment.transitions.view(index, "transition") if segment.transitions else None,
             segment.states.view(index, "recurrent"),
             segment.states.view(index, "conv") if convolved else None,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -43,41 +44,58 @@ def one_namespace(asking: Asking) -> Json:
 SEPARATOR = "<|segment|>"  # as servers have it unless they are told otherwise
 
 
-def marked(item: Item) -> list[Json]:
-    """Its messages with a separator before each of its documents, and one after the last."""
+def marked(item: Item, number: int) -> list[Json]:
+    """Its messages with a separator before each of its documents, and one after the last.
+
+    Documents of a message change places, in each item of a group in another way: so they were stored from prompts in
+    which they stood elsewhere.
+    """
     messages = []
     for message in item.messages:
         content = message.get("content")
         held = [text for text in item.documents if isinstance(content, str) and text in content]
         if held:
             assert isinstance(content, str), "only text holds documents"
-            content = content.replace(SEPARATOR, "")
+            rest = content.replace(SEPARATOR, "")
+            between = []
             for text in held:
-                content = content.replace(text, SEPARATOR + text, 1)
-            before, last, after = content.rpartition(held[-1])
-            content = before + last + SEPARATOR + after
+                before, _, rest = rest.partition(text)
+                between.append(before)
+            shuffled = random.Random(number).sample(held, len(held))
+            documents = (gap + SEPARATOR + text for gap, text in zip(between, shuffled, strict=True))
+            content = "".join(documents) + SEPARATOR + rest
         messages.append({**message, "content": content})
     return messages
 
 
 def computed_whole(asking: Asking) -> Json:
     """The prompt that segments are marked in, without any, in a namespace of its own."""
-    return {**never_seen(asking), "messages": marked(asking.item)}
+    return {**never_seen(asking), "messages": marked(asking.item, asking.number)}
 
 
 def composed(fidelity: str, asking: Asking) -> Json:
     """Of segments: a document that stood in any prompt before is reused."""
-    return {"messages": marked(asking.item), "fidelity": fidelity, "cache_salt": f"{asking.run}-{fidelity}"}
+    return {
+        "messages": marked(asking.item, asking.number),
+        "fidelity": fidelity,
+        "cache_salt": f"{asking.run}-{fidelity}",
+    }
 
 
-FIDELITIES = ("fast", "balanced", "high")
+def prefixes(asking: Asking) -> Json:
+    """The same prompt exactly, in one namespace for all."""
+    return {**one_namespace(asking), "messages": marked(asking.item, asking.number)}
+
+
+COMPOSED = ("naive", "w0", "w4", "w16", "w32", "fast", "balanced", "high")  # fidelities; all but three are baselines
 WAYS = {
     "served": Way(as_it_is, ("served",)),
     "cold": Way(never_seen, ("cold",)),
     "prefix": Way(one_namespace, ("prefix, first", "prefix, again")),
     "whole": Way(computed_whole, ("whole",)),
-    **{fidelity: Way(partial(composed, fidelity), (fidelity,)) for fidelity in FIDELITIES},
+    "prefixes": Way(prefixes, ("prefixes",)),
+    **{fidelity: Way(partial(composed, fidelity), (fidelity,)) for fidelity in COMPOSED},
 }
 SINGLE = ("served",)
 PAIRED = ("cold", "prefix")  # the others are compared with the first
-SEGMENTS = ("whole", *FIDELITIES)  # likewise
+SEGMENTS = ("whole", "prefixes", *COMPOSED)  # likewise

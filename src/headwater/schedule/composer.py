@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from headwater.cache.prefix_cache import PrefixCache
 from headwater.cache.segments.compose import Widths, runs, usable
 from headwater.cache.segments.mark import marked
+from headwater.cache.segments.method import METHODS
+from headwater.cache.segments.relevance import asked_about
 from headwater.cache.segments.store import SegmentKey, StoredSegment
 from headwater.errors import OutOfPages
 from headwater.schedule.sequence import Composition, Sequence, key_of
 from headwater.types import Composed, Fidelity, Making, Plan, Span
-
-SEAMS = {Fidelity.FAST: 8, Fidelity.BALANCED: 16, Fidelity.HIGH: 32}  # tokens computed anew at each end of a segment
 
 
 @dataclass
@@ -24,7 +24,7 @@ class Composer:
     conv_taps: int  # of the widest convolution before a recurrence; 1: there is none
 
     def widths(self, fidelity: Fidelity) -> Widths:
-        return Widths.of(SEAMS[fidelity], self.conv_taps)
+        return METHODS[fidelity].widths(self.conv_taps)
 
     # -- requests
 
@@ -32,28 +32,34 @@ class Composer:
         """The segments that `seq` would take now; sets the key under which it is cached.
 
         It resumes at the deepest prefix there is, exact or composed before, and takes segments of what comes after it.
+        Of two that are as deep, at the exact one.
         """
-        widths, exact_key = self.widths(seq.generation.fidelity), key_of(seq.generation.prompt)
+        widths, exact_key = self.widths(seq.generation.fidelity), seq.exact_key
         exact = self.cache.match(exact_key, seq.n_prompt, seq.namespace).checkpoint_tokens
         seq.key, seq.marked_from = exact_key, None
-        best, chosen = exact - 1, self._usable(seq, widths, exact)
+        best, chosen = exact, self._usable(seq, widths, exact)
         for first in (exact, 0):
             spans = self._usable(seq, widths, first)
             if not spans:
                 continue
             begin = spans[0].start + widths.head
-            key = marked(exact_key, begin, seq.generation.fidelity)
+            key = marked(exact_key, begin, seq.generation.fidelity, seq.anew or ())
             resume = self.cache.match(key, seq.n_prompt, seq.namespace).checkpoint_tokens
-            if resume > best:
+            if first == exact or resume > best:
                 best, seq.key, seq.marked_from = resume, key, begin
                 chosen = self._usable(seq, widths, resume)
         return tuple((span, self._key(seq, span, widths)) for span in chosen)
 
     def _usable(self, seq: Sequence, widths: Widths, first: int) -> tuple[Span, ...]:
-        return usable(seq.generation.segments, widths, first, seq.n_prompt - 1)
+        if seq.anew is None:
+            segments = seq.generation.segments
+            most = METHODS[seq.generation.fidelity].whole_of(len(segments))
+            seq.anew = asked_about(seq.prompt_ids, segments, most)
+        reused = (span for span in seq.generation.segments if span not in seq.anew)
+        return usable(reused, widths, first, seq.n_prompt - 1)
 
     def _key(self, seq: Sequence, span: Span, widths: Widths) -> SegmentKey:
-        return SegmentKey(seq.namespace, key_of(seq.generation.prompt[span.start : span.end]), widths)
+        return SegmentKey(seq.namespace, seq.segment_ids(span), widths)
 
     def missing(self, seq: Sequence) -> tuple[list[SegmentKey], bool]:
         """Segments to be made for `seq`, and whether it waits for some that are being made.
@@ -106,20 +112,24 @@ class Composer:
     def give_up(self, seq: Sequence) -> None:
         """It begins without segments: exactly, and as such cached."""
         self.leave(seq)
-        seq.key, seq.marked_from, seq.plain = key_of(seq.generation.prompt), None, True
+        seq.key, seq.marked_from, seq.plain = seq.exact_key, None, True
 
     def go_on_without(self, seq: Sequence) -> None:
         """It has begun, and there is no memory for it beside its segments: all of it is computed."""
         self.leave(seq)
         seq.plain = True
         if seq.account is not None:
-            cached = seq.account.cached_tokens - seq.account.composed_tokens
-            seq.account = replace(seq.account, cached_tokens=cached, segments=0, composed_tokens=0)
+            composed = seq.account.composed_tokens
+            cached, recomputed = seq.account.cached_tokens - composed, seq.account.recomputed_tokens + composed
+            seq.account = replace(
+                seq.account, cached_tokens=cached, segments=0, composed_tokens=0, recomputed_tokens=recomputed
+            )
 
     def composed_plan(self, seq: Sequence, plan: Plan) -> Plan:
         """The plan of the leg from before the first segment until after the last one."""
         composition = seq.composition
         assert composition is not None, "only who has segments composes"
+        carries = METHODS[seq.generation.fidelity].carries
         parts = tuple(
             Composed(
                 at=span.start,
@@ -127,7 +137,7 @@ class Composer:
                 end=span.end - span.start - composition.widths.tail,
                 table=stored.kv,
                 state=stored.state,
-                transition=stored.transition,
+                transition=stored.transition if carries else (),
             )
             for span, stored in zip(composition.spans, composition.stored, strict=True)
         )

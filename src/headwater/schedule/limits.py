@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headwater.errors import RequestTooLarge
+from headwater.types import CacheLayout
+
 ANSWERS_AT_ONCE = 4  # finished answers that are prefilled side by side; each has a slot of its own
 GUESTS = 1  # requests beyond `max_running`, each of a namespace that has nothing running while others fill all places
 MADE_AT_ONCE = 4  # segments that are prefilled side by side; each has a slot of its own
@@ -24,3 +27,20 @@ class Limits:
     max_model_len: int
     max_waiting: int = 256
     shared_step: int = SHARED_STEP
+
+    def check_fits(self, tokens: int, layout: CacheLayout) -> None:
+        """Raises RequestTooLarge where a prompt and its output could never be served."""
+        if tokens > self.max_model_len:
+            limit = self.max_model_len
+            raise RequestTooLarge(f"prompt and max_tokens together are {tokens:,} tokens, the model takes {limit:,}")
+        kv = -(-tokens // layout.page_size) * layout.kv_pages_per_unit
+        states = layout.slot_pages
+        if layout.state_fraction is None or layout.elastic_pages:
+            need, have = kv + states, layout.n_pages
+        else:
+            state_pages = round(layout.n_pages * layout.state_fraction)  # as the pool is split
+            need, have = kv, layout.n_pages - state_pages
+            if states > state_pages:
+                need, have = states, state_pages
+        if need > have:
+            raise RequestTooLarge(f"{tokens:,} tokens need {need:,} pages of memory, there are {have:,}")

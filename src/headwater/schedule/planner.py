@@ -9,6 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
+from headwater.cache.branch import Branches
 from headwater.cache.placement import Path, Placement, PlacementQuery
 from headwater.errors import OutOfPages
 from headwater.schedule.limits import SCORED_LEG
@@ -18,6 +19,8 @@ from headwater.types import CacheLayout, Draft, Match, Plan, Reason
 
 class Cache(Protocol):
     """What planner and scheduler use of PrefixCache or NoCache (closing a lease is the scheduler's)."""
+
+    branches: Branches
 
     def match(self, key: bytes, length: int, namespace: str = "") -> Match: ...
     def path(self, key: bytes, length: int, namespace: str = "") -> Path: ...

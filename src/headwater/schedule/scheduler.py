@@ -6,20 +6,23 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from functools import partial
 from typing import Literal
 
 from headwater.cache.placement import Placement
 from headwater.cache.segments.store import SegmentKey
-from headwater.errors import OutOfPages, PlanClosed, RequestTooLarge
+from headwater.errors import OutOfPages, PlanClosed
+from headwater.schedule.answers import Answers
 from headwater.schedule.composer import Composer
+from headwater.schedule.healer import Healer
 from headwater.schedule.limits import ANSWERS_AT_ONCE, EXTRA_SLOTS, GUESTS, LOOKED_AT, MADE_AT_ONCE, OTHERS, Limits
 from headwater.schedule.planner import Budget, Cache, Planner
 from headwater.schedule.queue import Queue
 from headwater.schedule.sequence import Phase, Sequence
 from headwater.schedule.shares import Shares
+from headwater.schedule.slot_ids import SlotIds
 from headwater.schedule.step import DecodeRow, Leg, Step
-from headwater.types import CacheLayout, Generation, Plan, SamplingParams
+from headwater.types import CacheLayout, Generation, Healing, Plan, SamplingParams
 
 DecodeReuse = Literal["canonical", "raw", "none"]
 
@@ -35,15 +38,16 @@ class Scheduler:
     decode_reuse: DecodeReuse = "canonical"
     waiting: Queue = field(default_factory=Queue)
     running: dict[int, Sequence] = field(default_factory=dict)  # PREFILL and DECODE, by id
-    answers: deque[Sequence] = field(default_factory=deque)  # finished answers whose prefill has not begun
+    answers: Answers = field(default_factory=Answers)
     wanted: deque[SegmentKey] = field(default_factory=deque)  # segments that are to be made before they are needed
     shares: Shares = field(default_factory=Shares)
     composer: Composer | None = None  # of a model that composes, with a cache
+    healing: Healing = Healing.OFF
 
     def __post_init__(self) -> None:
+        self.healer = Healer(self.cache, self.layout, self.healing)
         self.planner = Planner(self.cache, self.placement, self.layout, self.decode_reuse != "none")
-        self._free_slots = list(range(self.limits.max_running + EXTRA_SLOTS))  # a heap: low ones first
-        self._left_slots: set[int] = set()
+        self.slots = SlotIds(self.limits.max_running + EXTRA_SLOTS)
         self._next_id = 0
         self._crowded = False  # after a preemption nobody is admitted until somebody has left
         self._full = False  # memory was short for who is next: asked again when somebody has come or left
@@ -73,21 +77,7 @@ class Scheduler:
 
     def check_fits(self, tokens: int) -> None:
         """Raises RequestTooLarge where a prompt and its output could never be served; changes nothing."""
-        limit = self.limits.max_model_len
-        if tokens > limit:
-            raise RequestTooLarge(f"prompt and max_tokens together are {tokens:,} tokens, the model takes {limit:,}")
-        layout = self.layout
-        kv = -(-tokens // layout.page_size) * layout.kv_pages_per_unit
-        states = layout.slot_pages
-        if layout.state_fraction is None or layout.elastic_pages:
-            need, have = kv + states, layout.n_pages
-        else:
-            state_pages = round(layout.n_pages * layout.state_fraction)  # as the pool is split
-            need, have = kv, layout.n_pages - state_pages
-            if states > state_pages:
-                need, have = states, state_pages
-        if need > have:
-            raise RequestTooLarge(f"{tokens:,} tokens need {need:,} pages of memory, there are {have:,}")
+        self.limits.check_fits(tokens, self.layout)
 
     def cancel(self, seq: Sequence) -> None:
         """Give back all it holds. Between steps only."""
@@ -99,21 +89,25 @@ class Scheduler:
         if seq.samples and seq.phase is not Phase.DONE:
             self.shares.leave(seq.namespace)
         seq.phase = Phase.DONE
+        self.healer.ended(seq)
 
     def finish(self, seq: Sequence) -> None:
         """The answer is complete: free its memory, and queue the prefill that lets the next turn resume after it."""
         self.cancel(seq)
+        self.healer.remember(seq)
         keeps = self.decode_reuse == "canonical" and seq.generation.keep_output and not seq.scores_prompt
         end = seq.answer_end(self.layout.unit_tokens) if keeps else None
-        if end is None:
-            return
-        self.answers.append(seq.answer(self.new_id(), end))
-        while len(self.answers) > self.limits.max_running:
-            self.answers.popleft()
+        if end is not None:
+            self.answers.add(seq.answer(self.new_id(), end), self.limits.max_running)
 
     @property
     def idle(self) -> bool:
-        return not (len(self.waiting) or self.running or self.answers or self.wanted)
+        return not (len(self.waiting) or self.running or self.answers or self.wanted or self.healer.queue)
+
+    @property
+    def computing(self) -> int:
+        """What runs because somebody asked for it: all but what is healed."""
+        return len(self.running) - (self.healer.seq is not None)
 
     def new_id(self) -> int:
         """Ids grow with arrival."""
@@ -123,17 +117,21 @@ class Scheduler:
     # -- one step ----------------------------------------------------------------
 
     def plan_step(self) -> Step:
-        """Decode first, then the prefills under way, then new requests, then finished answers."""
+        """Decode first, then the prefills under way, then new requests, then finished answers, then healing."""
         self._legs, self._rows = {}, {}
+        if not self._may_heal():
+            self._park_healing()
         for seq in [self.running[i] for i in sorted(self.running)]:
             if seq.phase is Phase.DECODE:
                 self._alone(self._plan_row, seq)
-        for seq in self.shares.order(seq for seq in self.running.values() if seq.phase is Phase.PREFILL):
+        prefills = (seq for seq in self.running.values() if seq.phase is Phase.PREFILL and seq is not self.healer.seq)
+        for seq in self.shares.order(prefills):
             self._alone(self._plan_leg, seq)
         if not self._crowded:
             self._make_wanted()
             self._admit()
             self._prefill_answers()
+            self._heal()
         # by slot, so that the rows' states mostly lie side by side
         rows = sorted(self._rows.values(), key=lambda row: row.seq.slot or 0)
         return Step(tuple(self._legs.values()), tuple(rows))
@@ -186,7 +184,10 @@ class Scheduler:
         seq.computed += 1
 
     def _count(self, seq: Sequence, tokens: int) -> None:
-        """A leg's tokens, by what they were for."""
+        """A leg's tokens, by what they were for. Healing is charged to nobody: it takes what nobody wants."""
+        if seq is self.healer.seq:
+            self.healer.tokens += tokens
+            return
         self.shares.charge(seq.namespace, tokens)
         if seq.samples:
             self.prefill_tokens += tokens
@@ -206,12 +207,8 @@ class Scheduler:
         if seq.samples:
             seq.phase = Phase.DECODE
         else:
+            self.healer.completed(seq)
             self.cancel(seq)
-
-    def take_left_slots(self) -> set[int]:
-        """The slots that were given back since the last call and that nobody has taken."""
-        left, self._left_slots = self._left_slots, set()
-        return left
 
     # -- decode ------------------------------------------------------------------
 
@@ -320,7 +317,7 @@ class Scheduler:
         if self.planner.leader_of(seq, match, prefills) is not None:
             seq.waited = True
             return True
-        self._drop_answer_of(seq)
+        self.answers.drop_covered_by(seq)
         return self._start(seq)
 
     def _start(self, seq: Sequence) -> bool:
@@ -345,11 +342,13 @@ class Scheduler:
             return True
 
     def _begin(self, seq: Sequence, plan: Plan) -> None:
-        seq.phase, seq.computed = Phase.PREFILL, plan.start
-        seq.slot = heappop(self._free_slots)
-        self._left_slots.discard(seq.slot)
-        self.running[seq.id] = seq
+        seq.computed = plan.start
+        self._run(seq)
         self._start_leg(seq, plan)
+
+    def _run(self, seq: Sequence) -> None:
+        seq.phase, seq.slot = Phase.PREFILL, self.slots.take()
+        self.running[seq.id] = seq
 
     # -- segments ------------------------------------------------------------------
 
@@ -366,7 +365,7 @@ class Scheduler:
 
     def _may_make(self) -> bool:
         made = sum(seq.made is not None for seq in self.running.values())
-        return made < MADE_AT_ONCE and bool(self._free_slots)
+        return made < MADE_AT_ONCE and len(self.slots) > 0
 
     def _make(self, key: SegmentKey) -> None:
         """Begin to make a segment, if there is memory for it."""
@@ -376,9 +375,7 @@ class Scheduler:
             return
         generation = Generation(key.token_ids, SamplingParams(), key.namespace)
         seq = Sequence(self.new_id(), generation, samples=False, made=made)
-        seq.phase, seq.slot = Phase.PREFILL, heappop(self._free_slots)
-        self._left_slots.discard(seq.slot)
-        self.running[seq.id] = seq
+        self._run(seq)
         self._alone(self._plan_making, seq)
 
     def _plan_making(self, seq: Sequence) -> None:
@@ -414,20 +411,48 @@ class Scheduler:
         self._begin(seq, plan)
         return True
 
-    def _drop_answer_of(self, seq: Sequence) -> None:
-        """A queued answer that this request's own prefill will cover is not needed any more."""
-        if seq.scores_prompt:
-            return
-        for answer in tuple(self.answers):
-            if answer.namespace == seq.namespace and seq.key.startswith(answer.key):
-                self.answers.remove(answer)
-
     def _drop_running_answer(self) -> bool:
         for seq in tuple(self.running.values()):
             if not seq.samples:
                 self.cancel(seq)
                 return True
         return False
+
+    # -- healing -------------------------------------------------------------------
+
+    def _may_heal(self) -> bool:
+        """Whether nobody waits for anything; and nothing runs, or only requests that healing may go on beside."""
+        if self.healer.when is Healing.OFF or len(self.waiting) or self.answers or self.wanted:
+            return False
+        if self.healer.when is Healing.IDLE:
+            return not self.computing
+        return self.computing == len(self._homes())
+
+    def _park_healing(self) -> None:
+        """Make way at once: what its legs have computed is cached, and from there it goes on later."""
+        seq = self.healer.park()
+        if seq is not None:
+            self._let_go(seq)
+            seq.phase = Phase.DONE
+
+    def _heal(self) -> None:
+        """One leg of the prefix that is being healed, or the next one, in what the budget leaves."""
+        tokens = min(self._budget().tokens, max(self.limits.shared_step, self.layout.unit_tokens))
+        while tokens >= self.layout.unit_tokens and len(self.slots) and self._may_heal():
+            seq = self.healer.current(self.new_id)
+            if seq is None or self._alone(partial(self._plan_healing, tokens), seq):
+                return
+
+    def _plan_healing(self, tokens: int, seq: Sequence) -> bool:
+        """False: this one is given up."""
+        plan = self.healer.next_leg(seq, tokens)
+        if plan is None:
+            self.cancel(seq)
+        elif seq.slot is None:
+            self._begin(seq, plan)
+        else:
+            self._start_leg(seq, plan)
+        return plan is not None
 
     # -- when memory runs out --------------------------------------------------------
 
@@ -471,8 +496,7 @@ class Scheduler:
                 self._abandon(held.plan)
             self.cache.release(seq.id)
         if seq.slot is not None:
-            heappush(self._free_slots, seq.slot)
-            self._left_slots.add(seq.slot)
+            self.slots.give(seq.slot)
             seq.slot = None
         del self.running[seq.id]
         self._crowded = self._full = False

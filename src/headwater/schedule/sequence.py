@@ -68,6 +68,7 @@ class Sequence:
     preemptions: int = 0
     composition: Composition | None = None  # until its composed leg ran
     marked_from: int | None = None  # where what is cached of it begins to be approximate, and its key to be marked
+    anew: tuple[Span, ...] | None = None  # its segments that are computed whole for what is asked, once chosen
     asked: set[SegmentKey] = field(default_factory=set)  # segments that were made for it, or tried to
     plain: bool = False  # its segments could not be held beside it: it does without
     made: StoredSegment | None = None  # the segment that this makes
@@ -86,16 +87,32 @@ class Sequence:
             return end
         return None if self.placed_until >= (self.n_prompt - 1) // unit * unit else end or None
 
+    @property
+    def prompt_ids(self) -> bytes:
+        """Token ids of the prompt, four bytes each."""
+        return key_of(self.generation.prompt)
+
+    @property
+    def exact_key(self) -> bytes:
+        """The key of the prompt, whatever of it is composed."""
+        return self.prompt_ids
+
+    def segment_ids(self, span: Span) -> bytes:
+        """What tells one of its segments from others: the token ids, four bytes each."""
+        return key_of(self.generation.prompt[span.start : span.end])
+
     def key_until(self, end: int) -> bytes:
         """The key of the first `end` tokens, output included."""
         key = key_of(self.tokens[:end])
-        return key if self.marked_from is None else marked(key, self.marked_from, self.generation.fidelity)
+        if self.marked_from is None:
+            return key
+        return marked(key, self.marked_from, self.generation.fidelity, self.anew or ())
 
     def answer(self, id: int, end: int) -> Sequence:
         """The prefill of its first `end` tokens, output included, once it is complete."""
         fidelity = self.generation.fidelity
         generation = Generation(tuple(self.tokens[:end]), self.generation.params, self.namespace, fidelity=fidelity)
-        answer = Sequence(id, generation, samples=False, marked_from=self.marked_from)
+        answer = Sequence(id, generation, samples=False, marked_from=self.marked_from, anew=self.anew)
         answer.key = self.key_until(end)
         return answer
 
@@ -131,6 +148,7 @@ class Sequence:
         if self.account is None:
             composition, from_ = self.composition, self.n_prompt if self.marked_from is None else self.marked_from
             interiors = 0 if composition is None else composition.interiors
+            ahead = sum(span.end - max(span.start, min(at, span.end)) for span in self.generation.segments)
             self.account = CacheAccount(
                 prompt_tokens=self.n_prompt,
                 cached_tokens=at + interiors,
@@ -140,5 +158,6 @@ class Sequence:
                 waited_for_leader=self.waited,
                 segments=0 if composition is None else len(composition.spans),
                 composed_tokens=interiors,
+                recomputed_tokens=ahead - interiors,
                 approximate_tokens=max(0, at - from_),
             )

@@ -157,6 +157,7 @@ class EngineCollector:
             ("requests_running", "Requests that compute", stats.running),
             ("requests_waiting", "Requests that wait for a slot", stats.waiting),
             ("answers_waiting", "Finished answers that wait to be made resumable", stats.answers_waiting),
+            ("healings_waiting", "Composed prefixes that wait to be made exact", stats.healings_waiting),
         ):
             yield GaugeMetricFamily(f"headwater_{name}", text, value)
 
@@ -167,6 +168,7 @@ def _totals(stats: EngineStats) -> Iterator[Metric]:
         ("computed_tokens", "Tokens that went through the model", "kind", computed_by_kind(stats)),
         ("evictions", "Checkpoints and pages of KV given up for memory", "kind", cache.evictions_by_kind()),
         ("checkpoints_taken", "Checkpoints that were kept", "kind", cache.saved_by_kind()),
+        ("healings", "Composed prefixes that were to be made exact", "outcome", stats.healings_by_outcome()),
     )
     for name, text, label, values in tables:
         yield _by(CounterMetricFamily, name, text, label, values)
@@ -189,6 +191,7 @@ def computed_by_kind(stats: EngineStats) -> dict[str, int]:
         "prefill": stats.prefill_tokens,
         "answer": stats.answer_tokens,
         "segment": stats.segment_tokens,
+        "healing": stats.healing_tokens,
         "decode": stats.decode_tokens,
     }
 

@@ -63,7 +63,14 @@ class Heard:
         known = (*prompt, *self.output) if self.kept else prompt
         lengths = len(prompt), len(self.output), len(known)
         name = hashes.name(one.namespace)
-        return Request("", hashes.of(one.namespace, known), *lengths, round(self.at, 3), None, one.boundaries, name)
+        parts = one.boundaries, name, one.segments, one.fidelity
+        return Request("", hashes.of(one.namespace, known), *lengths, round(self.at, 3), None, *parts)
+
+    def line(self, hashes: PageHashes) -> bytes:
+        """As it is written."""
+        one = self.generation
+        segments = [hashes.segment(one.namespace, one.prompt[span.start : span.end]) for span in one.segments]
+        return line_of(self.request(hashes), segments)
 
 
 class RecordedEngine:
@@ -165,7 +172,7 @@ class Recorder:
                 sink.write(self._first)
                 sink.flush()
                 for batch in batches:
-                    sink.write(b"".join(line_of(heard.request(self._hashes)) for heard in batch))
+                    sink.write(b"".join(heard.line(self._hashes) for heard in batch))
                     sink.flush()
         except OSError as error:  # a full disk must not end the service
             log.error("recording to %s has ended: %s", self.path, error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
@@ -86,7 +86,7 @@ class SamplingRequest(BaseModel):
     stream_options: StreamOptions | None = None
     cache_salt: str | None = Field(None, max_length=MAX_SALT)
     exact: bool | None = None  # true: no segment is reused, the prompt's tokens stay the same
-    fidelity: Literal["fast", "balanced", "high"] | None = None  # where segments are reused
+    fidelity: Fidelity | None = Field(None, strict=False)  # where segments are reused
 
     @model_validator(mode="before")
     @classmethod
@@ -122,7 +122,7 @@ class SamplingRequest(BaseModel):
 
     @property
     def wanted_fidelity(self) -> Fidelity:
-        return Fidelity(self.fidelity or Fidelity.BALANCED)
+        return self.fidelity or Fidelity.BALANCED
 
     @property
     def include_usage(self) -> bool:

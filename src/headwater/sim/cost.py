@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from headwater.errors import ConfigError
 from headwater.layers.feed_forward import Experts
 from headwater.models.profiles.profile import BYTES_OF_WEIGHT, Profile
+from headwater.schedule.step import Step
 from headwater.sim.devices import Device
 
 Line = tuple[float, float]  # value at 0, and slope
@@ -24,6 +25,37 @@ class Load:
     kv_tokens: int = 0  # before the rows: their KV is read
     states: int = 0  # that are read and written: of each leg and row, and of each checkpoint saved or restored
     logits: int = 0  # rows of them
+    segments: int = 0  # stored ones that are composed: their states and transitions are read; or made: written
+    moved_tokens: int = 0  # of composed segments: their KV is read and written before it is read as a prefix
+
+
+def load_of(step: Step) -> Load:
+    """The sums that a step's time follows from."""
+    tokens = squares = before = states = logits = segments = moved = 0
+    for leg in step.legs:
+        plan = leg.plan
+        runs = [(run.start, run.end) for run in plan.runs] or [(plan.start, plan.end)]
+        composed = plan.end - plan.start - plan.computed_tokens
+        tokens += plan.computed_tokens
+        squares += sum(end * end - start * start for start, end in runs)
+        before += plan.start + composed
+        moved += composed
+        segments += len(plan.composed) + (plan.making is not None and plan.making.is_last)
+        states += 1 + len(plan.saves) + bool(plan.restore)
+        logits += leg.wants_token
+    rows = len(step.rows)
+    return Load(
+        prefill_tokens=tokens,
+        prefill_squares=squares,
+        prefix_tokens=before,
+        legs=len(step.legs),
+        rows=rows,
+        kv_tokens=sum(row.position for row in step.rows),
+        states=states + rows,
+        logits=logits + rows,
+        segments=segments,
+        moved_tokens=moved,
+    )
 
 
 class StepCost:
@@ -31,8 +63,9 @@ class StepCost:
 
     FLOPs are the profile's (attention's pairs at 16 bits, also where weights have 8). Bytes are the weights once (of
     experts those that the step's tokens are expected to choose), KV read and written, states, and the head where there
-    are logits; activations are left out. `profile.tensor_parallel` devices share both evenly. They add up every layer's
-    output in a ring, which moves 2(n - 1)/n of it over each link; nothing overlaps with that.
+    are logits; activations are left out, and so are the FLOPs of transitions and of composing.
+    `profile.tensor_parallel` devices share both evenly. They add up every layer's output in a ring, which moves
+    2(n - 1)/n of it over each link; nothing overlaps with that.
     """
 
     def __init__(self, profile: Profile, device: Device) -> None:
@@ -51,6 +84,7 @@ class StepCost:
         self._logits = profile.head_flops * linear
         self._kv = profile.kv_bytes_per_token * a_byte
         self._state = 2 * profile.checkpoint_bytes * a_byte
+        self._segment = (profile.checkpoint_bytes + profile.transition_bytes) * a_byte
         self._head = profile.head_bytes * a_byte
         width = BYTES_OF_WEIGHT[profile.weight_dtype] * a_byte
         self._weights = width * sum(count * layer.weights for layer, count in layers)
@@ -77,7 +111,8 @@ class StepCost:
         rows, kv_tokens, tokens = load.rows, load.kv_tokens, load.prefill_tokens + load.rows
         squares = load.prefill_squares + 2 * kv_tokens + rows  # a row that ends at e adds e² - (e - 1)²
         compute = self._token * tokens + self._square * squares + self._logits * load.logits
-        memory = self._weights + self._kv * (load.prefix_tokens + kv_tokens + tokens) + self._state * load.states
+        kv = load.prefix_tokens + kv_tokens + tokens + 2 * load.moved_tokens
+        memory = self._weights + self._kv * kv + self._state * load.states + self._segment * load.segments
         for weights, missed in self._unread:
             memory -= weights * missed**tokens
         if load.logits:

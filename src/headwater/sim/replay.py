@@ -6,7 +6,7 @@ import resource
 import time
 
 from headwater.cache import PrefixCache
-from headwater.sim.row import Result, Row, Spread
+from headwater.sim.row import Result, Row, Segments, Spread
 from headwater.sim.sequential import run_one_by_one
 from headwater.sim.serving import Engine, Serving
 from headwater.sim.setup import Setup
@@ -30,7 +30,7 @@ def replay(trace: Trace, setup: Setup, arrivals: Arrivals, engine: Engine | None
         tally, cache, queue = serving.run(arrivals), serving.cache, serving.queue_depth
     seconds = time.process_time() - begin
     return Result(
-        row=_row(setup, tally, cache, queue, seconds),
+        row=_row(setup, tally, cache, queue, seconds, _segments(setup, tally, cache) if trace.has_segments else None),
         outcomes=tuple(tally.outcomes),
         held=tuple(tally.held),
         page_bytes=setup.memory // cache.layout.n_pages,
@@ -38,7 +38,25 @@ def replay(trace: Trace, setup: Setup, arrivals: Arrivals, engine: Engine | None
     )
 
 
-def _row(setup: Setup, tally: Tally, cache: PrefixCache, queue: float | None, seconds: float) -> Row:
+def _segments(setup: Setup, tally: Tally, cache: PrefixCache) -> Segments:
+    stats = cache.stats()
+    return Segments(
+        reuse=setup.reuse,
+        eviction=setup.segment_eviction,
+        prefix_tokens=tally.prefix_tokens,
+        composed_tokens=tally.composed_tokens,
+        seam_tokens=tally.seam_tokens,
+        made_tokens=tally.work.made_tokens,
+        uses=stats.segment_uses,
+        stored=stats.segments,
+        bytes=stats.pages_segment * (setup.memory // stats.pages_total),
+        evicted=stats.evicted_segments,
+    )
+
+
+def _row(
+    setup: Setup, tally: Tally, cache: PrefixCache, queue: float | None, seconds: float, segments: Segments | None
+) -> Row:
     stats, reuse = cache.stats(), cache.reuse()
     prompts = max(1, tally.prompt_tokens)
     return Row(
@@ -63,4 +81,5 @@ def _row(setup: Setup, tally: Tally, cache: PrefixCache, queue: float | None, se
         alpha=getattr(cache.policy, "alpha", None),
         seconds=round(seconds, 3),
         peak_rss_mb=round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6, 1),
+        segments=segments,
     )

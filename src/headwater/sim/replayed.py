@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from headwater.cache.segments.mark import marked
 from headwater.schedule.sequence import Sequence
 from headwater.traces.request import Request, Trace
-from headwater.types import Generation, SamplingParams
+from headwater.types import Generation, SamplingParams, Span
 
 
 class Counted(list[int]):
@@ -37,6 +38,8 @@ class Replayed(Sequence):
             namespace=request.namespace,
             boundaries=request.boundaries,
             keep_output=request.known_tokens > request.prompt_tokens,
+            segments=request.segments if answer_until is None else (),
+            fidelity=request.fidelity,
         )
         super().__init__(id, generation, samples=answer_until is None)
 
@@ -52,8 +55,27 @@ class Replayed(Sequence):
     def known_tokens(self) -> int:
         return self.request.known_tokens
 
+    @property
+    def prompt_ids(self) -> bytes:
+        return self.trace.ids(self.request, Span(0, self._n_prompt))
+
+    @property
+    def exact_key(self) -> bytes:
+        return self.trace.key(self.request, self._n_prompt)
+
+    def segment_ids(self, span: Span) -> bytes:
+        return self.trace.ids(self.request, span)
+
     def key_until(self, end: int) -> bytes:
-        return self.trace.key(self.request, end)
+        key = self.trace.key(self.request, end)
+        return (
+            key
+            if self.marked_from is None
+            else marked(key, self.marked_from, self.generation.fidelity, self.anew or ())
+        )
 
     def answer(self, id: int, end: int) -> Replayed:
-        return Replayed(id, self.trace, self.request, end)
+        answer = Replayed(id, self.trace, self.request, end)
+        answer.marked_from, answer.anew = self.marked_from, self.anew
+        answer.key = answer.key_until(end)
+        return answer

@@ -29,6 +29,27 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
+class Segments:
+    """What became of requests that are made of segments. Tokens, bytes."""
+
+    reuse: str  # prefix, segments, both
+    eviction: str  # which of them goes first
+    prefix_tokens: int  # at which requests resumed
+    composed_tokens: int  # of stored segments, not computed
+    seam_tokens: int  # of those segments, computed anew
+    made_tokens: int  # computed so that segments are stored
+    uses: int  # how often a request was composed of one
+    stored: int  # at the end, as the next
+    bytes: int
+    evicted: int
+
+    @property
+    def name(self) -> str:
+        """What is reused, and which segment goes first."""
+        return self.reuse if self.reuse == "prefix" else f"{self.reuse}, {self.eviction}"
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """What one setup made of one trace. Bytes, tokens, FLOPs, seconds, MB of 10^6 bytes."""
 
@@ -38,7 +59,7 @@ class Row:
     eviction: str
     requests: int
     prompt_tokens: int
-    hit_tokens: int
+    hit_tokens: int  # that were not computed: prefixes and composed ones, less those that segments were made of
     token_hit_rate: float  # tokens that were not computed, of all prompt tokens
     ideal_hit_rate: float  # the same with endless memory and a checkpoint at every unit
     stranded_tokens: int
@@ -53,6 +74,7 @@ class Row:
     alpha: float | None  # of a FLOP-aware policy, at the end
     seconds: float  # of the replay, without reading and tokenising
     peak_rss_mb: float
+    segments: Segments | None = None  # None: no request has any
 
     def as_dict(self) -> dict[str, object]:
         return asdict(self)

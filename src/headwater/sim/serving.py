@@ -6,17 +6,16 @@ from dataclasses import dataclass, field
 
 from headwater.cache.eviction import Eviction
 from headwater.cache.eviction.clairvoyant import Clairvoyant
-from headwater.cache.placement import make_placement
 from headwater.errors import ConfigError, OutOfPages, RequestTooLarge
 from headwater.schedule.leap import decode_ahead, free_steps
 from headwater.schedule.limits import Limits
-from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.sequence import Sequence
 from headwater.schedule.step import Step
-from headwater.sim.cost import Load, StepCost
+from headwater.sim.cost import Load, StepCost, load_of
 from headwater.sim.ideal import Ideal
 from headwater.sim.replayed import Counted, Replayed
-from headwater.sim.setup import OFF, Setup
+from headwater.sim.segment_work import SegmentWork
+from headwater.sim.setup import Setup, as_reused
 from headwater.sim.tally import Tally
 from headwater.sim.tuned import Tuning
 from headwater.traces.arrivals import Arrivals
@@ -68,16 +67,10 @@ class Serving:
             max_waiting=1 << 60,
             shared_step=self.engine.tokens_per_step,
         )
-        off = self.setup.eviction == OFF
-        placement = make_placement("none" if off else self.setup.placement)
+        self.scheduler = self.setup.scheduler(self.cache, limits)
+        placement = self.scheduler.placement
         self.tuning = Tuning(self.trace, self.cache, placement, self.setup.keeps_answers, self.workers)
-        self.scheduler = Scheduler(
-            self.cache,
-            placement,
-            self.layout,
-            limits,
-            "none" if off else self.setup.decode_reuse,
-        )
+        self.work = SegmentWork(self.layout.flops)
 
     @property
     def queue_depth(self) -> float:
@@ -85,7 +78,7 @@ class Serving:
         return self.waited / self.now if self.now else 0.0
 
     def run(self, arrivals: Arrivals) -> Tally:
-        tally = Tally(self.layout.flops, len(arrivals))
+        tally = Tally(self.layout.flops, len(arrivals), self.work)
         while True:
             self._welcome(arrivals, tally)
             if self._leap(arrivals, tally):
@@ -104,7 +97,7 @@ class Serving:
         """Queue all that have come by now."""
         while (due := arrivals.due()) is not None and due <= self.now:
             request = arrivals.take()
-            seq = Replayed(self.scheduler.new_id(), self.trace, request)
+            seq = Replayed(self.scheduler.new_id(), self.trace, as_reused(request, self.setup.reuse))
             visit = _Visit(request, due, self.ideal.hit(request))
             try:
                 self.scheduler.enqueue(seq)
@@ -115,7 +108,8 @@ class Serving:
             self._visits[seq.id] = visit
 
     def _execute(self, step: Step, arrivals: Arrivals, tally: Tally) -> None:
-        self._pass(self.engine.cost.seconds(_load(step)), len(self.scheduler.waiting))
+        self._pass(self.engine.cost.seconds(load_of(step)), len(self.scheduler.waiting))
+        self.work.note(step)
         for seq in self.scheduler.finish_step(step):
             self._token(seq, arrivals, tally)
         self._count_failures(arrivals, tally)
@@ -130,7 +124,8 @@ class Serving:
         visit = self._visits[seq.id]
         if visit.first_token is None:
             visit.first_token = self.now
-            tally.add(visit.request, seq.account, visit.ideal, visit.came, self.now - visit.came)
+            times = visit.came, self.now - visit.came
+            tally.add(visit.request, seq.account, visit.ideal, *times, saved=self.work.of(seq.id))
             tally.sample(self.cache)
         assert isinstance(seq.tokens, Counted), "the lab's requests count their tokens"
         seq.tokens.grow(1)
@@ -199,26 +194,3 @@ def check_clock(setup: Setup, policy: Eviction) -> None:
         raise ConfigError("eviction 'clairvoyant' knows the order of requests one by one only, not under a clock")
     if setup.decode_reuse == "raw" and setup.page_size == 1:
         raise ConfigError("decode-reuse raw publishes pages as they fill up: a page has 1 token, must have at least 2")
-
-
-def _load(step: Step) -> Load:
-    """The sums that a step's time follows from."""
-    tokens = squares = before = saves = logits = 0
-    for leg in step.legs:
-        start, end = leg.plan.start, leg.plan.end
-        tokens += end - start
-        squares += end * end - start * start
-        before += start
-        saves += len(leg.plan.saves) + bool(leg.plan.restore)
-        logits += leg.wants_token
-    rows = len(step.rows)
-    return Load(
-        prefill_tokens=tokens,
-        prefill_squares=squares,
-        prefix_tokens=before,
-        legs=len(step.legs),
-        rows=rows,
-        kv_tokens=sum(row.position for row in step.rows),
-        states=saves + len(step.legs) + rows,
-        logits=logits + rows,
-    )

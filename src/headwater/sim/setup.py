@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from headwater.cache import NoCache, PrefixCache
 from headwater.cache.placement import make_placement
+from headwater.cache.segments.store import SegmentEviction
 from headwater.errors import ConfigError
 from headwater.models.profiles import Profile
+from headwater.schedule.composer import Composer
+from headwater.schedule.limits import Limits
 from headwater.schedule.planner import Planner
-from headwater.schedule.scheduler import DecodeReuse
-from headwater.traces.request import Trace
+from headwater.schedule.scheduler import DecodeReuse, Scheduler
+from headwater.sim.leading import LeadingParts
+from headwater.traces.request import Request, Trace
 from headwater.types import CacheLayout
 
 PoolKind = Literal["unified", "split", "elastic"]
+Reuse = Literal["prefix", "segments", "both"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,9 @@ class Setup:
     page_size: int = 64
     slots: int = 1  # states that a running request takes
     decode_reuse: DecodeReuse = "canonical"
+    reuse: Reuse = "both"  # what is reused of prompts that are made of segments
+    segment_share: float = 0.5  # of the memory, up to which segments grow at the expense of prefixes
+    segment_eviction: SegmentEviction = SegmentEviction.LRU
 
     def layout(self, trace: Trace) -> CacheLayout:
         """What the memory holds; raises ConfigError where it is too little, or page and block do not go together."""
@@ -64,15 +72,41 @@ class Setup:
         )
 
     def cache(self, layout: CacheLayout) -> PrefixCache:
-        return NoCache(layout) if self.eviction == OFF else PrefixCache(layout, self.eviction)
+        if self.eviction == OFF:
+            return NoCache(layout)
+        kind = LeadingParts if self.reuse == "segments" else PrefixCache
+        share, eviction = self.segment_share, self.segment_eviction
+        return kind(layout, self.eviction, segment_share=share, segment_eviction=eviction)
 
     def planner(self, cache: PrefixCache, layout: CacheLayout) -> Planner:
         placement = make_placement("none" if self.eviction == OFF else self.placement)
         return Planner(cache, placement, layout, self.keeps_answers)
 
+    def scheduler(self, cache: PrefixCache, limits: Limits) -> Scheduler:
+        """The server's. Without a cache, or for prefixes alone, and for a model that cannot, it composes nothing."""
+        off = self.eviction == OFF
+        composes = self.profile.composes and not off and self.reuse != "prefix"
+        return Scheduler(
+            cache,
+            make_placement("none" if off else self.placement),
+            cache.layout,
+            limits,
+            "none" if off else self.decode_reuse,
+            composer=Composer(cache, self.profile.state.conv_taps) if composes else None,
+        )
+
     @property
     def keeps_answers(self) -> bool:
         return self.decode_reuse != "none" and self.eviction != OFF
+
+
+def as_reused(request: Request, reuse: Reuse) -> Request:
+    """The request as it is asked where only prefixes, or only segments and what leads to the first, are reused."""
+    if not request.segments or reuse == "both":
+        return request
+    if reuse == "prefix":
+        return replace(request, segments=())
+    return replace(request, known_tokens=request.segments[0].start)
 
 
 def system(name: str) -> System:

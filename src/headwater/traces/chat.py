@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headwater.traces.request import Request
+from headwater.traces.segments import Piece, encoded, pieces_of
 from headwater.traces.tokens import Tokens
-from headwater.types import Boundaries
+from headwater.types import Boundaries, Span
 
 Message = Mapping[str, Any]
 
@@ -28,14 +29,26 @@ class Chat:
         self._starts: list[int] = []  # of each message, where its text begins
         self._ends: list[int] = []  # one past the mark that ends it
         self._users: list[int] = []
+        self._segments: list[Span] = []
         for message in messages:
-            self.add(str(message["role"]), tokens.of(text_of(message)))
+            self.say(message)
 
-    def add(self, role: str, content: array[int]) -> None:
+    def say(self, message: Message, before: Sequence[Piece] = ()) -> None:
+        """A message, with documents in front of it."""
+        pieces = [*before, *pieces_of(message)]
+        if any(piece.segment for piece in pieces):
+            self.add(str(message["role"]), *encoded(self._tokens, [*pieces, Piece(_calls_of(message))]))
+        else:
+            self.add(str(message["role"]), self._tokens.of(text_of(message)))
+
+    def add(self, role: str, content: array[int], segments: Sequence[Span] = ()) -> None:
+        """`segments` of the content."""
         if role == "user":
             self._users.append(len(self._starts))
         self._ids += self._tokens.header(role)
-        self._starts.append(len(self._ids))
+        at = len(self._ids)
+        self._starts.append(at)
+        self._segments += [Span(at + span.start, at + span.end) for span in segments]
         self._ids += content
         self._ends.append(len(self._ids) + 1)
         self._ids += self._tokens.footer()
@@ -47,12 +60,17 @@ class Chat:
     def request(self, session: str, text: bytes, reply: int, at: float | None = None) -> Request:
         """The request that message `reply` answers. `text` is text(), which is made once for all of them."""
         start, end = self._starts[reply], self._ends[reply]
-        return Request(session, text, start, end - start, end, at, boundaries=self._boundaries(reply, start))
+        parts = self._boundaries(reply, start)
+        return Request(session, text, start, end - start, end, at, boundaries=parts, segments=self.segments(start))
 
     def asked(self) -> tuple[bytes, Boundaries]:
         """Text and boundaries of a prompt for all messages, whose answer is none of them."""
         ids = self._ids + self._tokens.header("assistant")
         return ids.tobytes(), self._boundaries(len(self._starts), len(ids))
+
+    def segments(self, end: int) -> tuple[Span, ...]:
+        """Of the first `end` tokens."""
+        return tuple(span for span in self._segments if span.end <= end)
 
     def beginning(self) -> bytes:
         """The text up to the end of the first user's message, or of the first message."""
@@ -72,5 +90,9 @@ def text_of(message: Message) -> str:
     content = message.get("content") or ""
     if not isinstance(content, str):
         content = "".join(part if isinstance(part, str) else str(part.get("text") or "") for part in content)
+    return content + _calls_of(message)
+
+
+def _calls_of(message: Message) -> str:
     calls = message.get("tool_calls")
-    return content + json.dumps(calls, sort_keys=True, ensure_ascii=False) if calls else content
+    return json.dumps(calls, sort_keys=True, ensure_ascii=False) if calls else ""

@@ -10,6 +10,7 @@ from headwater.errors import TraceError
 from headwater.traces.books import Books
 from headwater.traces.claude_code import ClaudeCode
 from headwater.traces.mooncake import Mooncake
+from headwater.traces.passages import Passages
 from headwater.traces.place import find, name_of
 from headwater.traces.prompt_versions import PromptVersions
 from headwater.traces.reader import Reader
@@ -21,7 +22,7 @@ from headwater.traces.sharegpt import ShareGpt
 from headwater.traces.source import MALFORMED, Source
 from headwater.traces.stories import Stories
 from headwater.traces.token_lists import TokenLists
-from headwater.traces.tokens import Vocabulary, Words
+from headwater.traces.tokens import Tokens, Vocabulary, Words
 
 READERS: dict[str, type[Reader]] = {
     "recordings of headwater serve": Recordings,
@@ -32,6 +33,7 @@ READERS: dict[str, type[Reader]] = {
     "request logs": RequestLogs,
     "token lists": TokenLists,
     "documents with questions": Stories,
+    "questions with passages": Passages,
     "books": Books,
     "versions of prompts": PromptVersions,
 }
@@ -49,13 +51,18 @@ def read_trace(
     started = time.perf_counter()
     source = Source(find(path, data))
     try:
-        reader = _reader(source)(Words() if tokenizer is None else Vocabulary(tokenizer))
+        reader = _reader(source)(tokens_of(tokenizer))
         requests = tuple(_first(reader.requests(source), limit, reader.interleaved))
     except MALFORMED as error:
         raise source.malformed(error) from error
     if not requests:
         raise _empty(source)
     return Trace(name_of(path), requests, reader.block_tokens, reader.notes(), time.perf_counter() - started)
+
+
+def tokens_of(tokenizer: Path | None) -> Tokens:
+    """A model's own tokens, or words."""
+    return Words() if tokenizer is None else Vocabulary(tokenizer)
 
 
 def _first(requests: Iterator[Request], limit: int | None, interleaved: bool) -> Iterator[Request]:

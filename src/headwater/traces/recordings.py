@@ -2,7 +2,8 @@
 
 A line is a request; the first one says what a page is. A page's hash stands for all tokens up to its end, in one
 namespace: equal hashes of one recording are equal prefixes, and no hash can be compared with another recording's. The
-key is in no file, so that nobody can look for the hash of a text that he guesses.
+key is in no file, so that nobody can look for the hash of a text that he guesses. A segment has a hash of its own
+tokens (since version 2).
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from hashlib import blake2b
 from typing import Any
 
 from headwater.traces.reader import finite, has, whole
+from headwater.traces.recorded_segments import Recorded, as_tokens, fields_of, recorded
 from headwater.traces.request import BLOCK_BYTES, Request
 from headwater.traces.source import Source
 from headwater.traces.tokens import Tokens
 from headwater.types import Boundaries
 
-MARK, VERSION = "headwater_recording", 1
+MARK, VERSIONS = "headwater_recording", (1, 2)  # that are read; the last is written
 PARTS = ("system_end", "query_start", "query_end")
 
 
@@ -39,6 +41,11 @@ class PageHashes:
             hashes.append(self._hash(hashes[-1] + ids[end - page : end]))
         return b"".join(hashes[1:])
 
+    def segment(self, namespace: str, tokens: Sequence[int]) -> str:
+        """Of a segment's tokens, wherever they stand."""
+        space = self._hash(b"segments " + namespace.encode(errors="surrogatepass"))
+        return self._hash(space + array("i", tokens).tobytes()).hex()
+
     def name(self, namespace: str) -> str:
         """What stands for a namespace; the one without a name has none."""
         return self._hash(b"name " + namespace.encode(errors="surrogatepass")).hex() if namespace else ""
@@ -48,16 +55,17 @@ class PageHashes:
 
 
 def first_line(page_size: int, model: str) -> bytes:
-    return _line({MARK: VERSION, "page_size": page_size, "model": model})
+    return _line({MARK: VERSIONS[-1], "page_size": page_size, "model": model})
 
 
-def line_of(request: Request) -> bytes:
-    """`request` has page hashes as its text."""
+def line_of(request: Request, segments: Sequence[str] = ()) -> bytes:
+    """`request` has page hashes as its text; `segments` are its segments' hashes."""
     known = {name: at for name in PARTS if (at := getattr(request.boundaries, name)) is not None}
     optional = {"namespace": request.namespace, "extra": request.boundaries.extra, **known}
     lengths = {"in": request.prompt_tokens, "out": request.output_tokens, "known": request.known_tokens}
     left = {name: value for name, value in optional.items() if value or value == 0}
-    return _line({"t": request.at, **lengths, **left, "pages": request.text.hex()})
+    of_segments = fields_of(request, segments)
+    return _line({"t": request.at, **lengths, **left, **of_segments, "pages": request.text.hex()})
 
 
 def _line(record: dict[str, object]) -> bytes:
@@ -72,6 +80,7 @@ class Recordings:
 
     def __init__(self, tokens: Tokens) -> None:
         self._torn = False
+        self._page = 0
 
     @staticmethod
     def matches(first: Any) -> bool:
@@ -80,15 +89,20 @@ class Recordings:
     def requests(self, source: Source) -> Iterator[Request]:
         lines = source.lines()
         head = source.parsed(next(lines))
-        if head[MARK] != VERSION:
-            raise ValueError(f"the recording has version {head[MARK]}, must be {VERSION}")
-        self.block_tokens = whole(head, "page_size")
-        requests = [self._request(source.parsed(line), number) for number, line in enumerate(self._whole(lines))]
-        yield from sorted(requests, key=lambda request: request.at or 0.0)
+        if head[MARK] not in VERSIONS:
+            raise ValueError(f"the recording has version {head[MARK]}, must be one of {VERSIONS}")
+        self.block_tokens = self._page = whole(head, "page_size")
+        read = [self._recorded(source.parsed(line), number) for number, line in enumerate(self._whole(lines))]
+        read.sort(key=lambda one: one.request.at or 0.0)
+        if any(one.hashes for one in read):
+            self.block_tokens = 1
+            yield from as_tokens(read, self._page)
+        else:
+            yield from (one.request for one in read)
 
     def notes(self) -> tuple[str, ...]:
         torn = ["the last line was not complete: the server was killed as it wrote it"] if self._torn else []
-        return (f"pages of {self.block_tokens} tokens: only full ones count", *torn)
+        return (f"pages of {self._page} tokens: only full ones count", *torn)
 
     def _whole(self, lines: Iterator[bytes]) -> Iterator[bytes]:
         for line in lines:
@@ -96,9 +110,12 @@ class Recordings:
             if not self._torn:
                 yield line
 
+    def _recorded(self, line: dict[str, Any], number: int) -> Recorded:
+        return recorded(self._request(line, number), line)
+
     def _request(self, line: dict[str, Any], number: int) -> Request:
         pages, known = bytes.fromhex(line["pages"]), whole(line, "known")
-        if len(pages) != known // self.block_tokens * BLOCK_BYTES:
+        if len(pages) != known // self._page * BLOCK_BYTES:
             raise ValueError(f"pages has {len(pages):,} bytes, known is {known:,}: must be {BLOCK_BYTES} a page")
         system_end, query_start, query_end = (whole(line, name) if name in line else None for name in PARTS)
         extra = tuple(whole({"extra": at}, "extra") for at in line.get("extra", ()))

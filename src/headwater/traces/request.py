@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from headwater.types import Boundaries
+from headwater.types import Boundaries, Fidelity, Span
 
 TOKEN_BYTES = 4
 BLOCK_BYTES = 8
@@ -28,6 +28,8 @@ class Request:
     think: float | None = None  # seconds between the answer before and this request; None: not recorded
     boundaries: Boundaries = field(default_factory=Boundaries)
     namespace: str = ""
+    segments: tuple[Span, ...] = ()  # of the prompt, ascending and disjoint, in traces of tokens
+    fidelity: Fidelity = Fidelity.BALANCED  # where there are segments
 
     @property
     def ends_unknown(self) -> bool:
@@ -48,6 +50,14 @@ class Trace:
     @property
     def element_bytes(self) -> int:
         return TOKEN_BYTES if self.block_tokens == 1 else BLOCK_BYTES
+
+    @property
+    def has_segments(self) -> bool:
+        return any(request.segments for request in self.requests)
+
+    def ids(self, request: Request, span: Span) -> bytes:
+        """The request's token ids there, four bytes each; in traces of tokens."""
+        return request.text[span.start * TOKEN_BYTES : span.end * TOKEN_BYTES]
 
     def key(self, request: Request, tokens: int) -> bytes:
         """The key of the request's first `tokens`, at most its known ones: whole blocks only."""

@@ -2,7 +2,8 @@
 
 The request may be the line itself, or in its `body` (OpenAI's batches) or `request`; the answer is in `response` or
 `completion`: text, a message, or the API's own answer. Lines of one `session` (`session_id`, `conversation_id`) go on
-from each other; others are requests of their own. `cache_salt` is the namespace.
+from each other; others are requests of their own. `cache_salt` is the namespace. Segments are marked as for the server,
+by its usual separator, in parts or as `documents`; `exact` and `fidelity` are read, too.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 from headwater.traces.chat import Chat, text_of
 from headwater.traces.reader import has, seconds
 from headwater.traces.request import TOKEN_BYTES, Request
+from headwater.traces.segments import documents_of, encoded, fidelity_of, pieces_of_prompt
 from headwater.traces.shared_text import Prompt, SharedTexts
 from headwater.traces.source import Source
 from headwater.traces.tokens import Remembered, Tokens
@@ -52,14 +54,17 @@ class RequestLogs:
 
     def _prompt(self, asked: Mapping[str, Any], namespace: str) -> Prompt:
         if "messages" in asked:
-            chat = Chat(self._tokens, asked["messages"])
+            chat = _chat(self._tokens, asked)
             text, boundaries = chat.asked()
-            return Prompt(text, boundaries, namespace, chat.beginning())
+            segments = () if asked.get("exact") else chat.segments(len(text) // TOKEN_BYTES)
+            return Prompt(text, boundaries, namespace, chat.beginning(), segments, fidelity_of(asked))
         prompt = asked["prompt"]
         if not isinstance(prompt, str) or not prompt:
             raise ValueError(f"prompt is {str(prompt)[:40]!r}, must be a text of 1 character or more")
-        text = self._tokens.of(prompt).tobytes()
-        return Prompt(text, Boundaries(), namespace, text[: 64 * TOKEN_BYTES])
+        ids, segments = encoded(self._tokens, pieces_of_prompt(prompt))
+        text = ids.tobytes()
+        parts = () if asked.get("exact") else segments, fidelity_of(asked)
+        return Prompt(text, Boundaries(), namespace, text[: 64 * TOKEN_BYTES], *parts)
 
     def _answer(self, line: Mapping[str, Any], asked: Mapping[str, Any]) -> tuple[bytes, int]:
         """The generated tokens as far as they are known, and their number."""
@@ -76,6 +81,15 @@ class RequestLogs:
         if "messages" in asked:
             ids = ids + self._tokens.footer()[:1]
         return ids.tobytes(), len(ids)
+
+
+def _chat(tokens: Tokens, asked: Mapping[str, Any]) -> Chat:
+    """Documents stand in front of the user's last message."""
+    chat, messages, documents = Chat(tokens), asked["messages"], documents_of(asked)
+    last = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=None)
+    for i, message in enumerate(messages):
+        chat.say(message, documents if i == last else ())
+    return chat
 
 
 def _asked(line: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from headwater.traces.request import TOKEN_BYTES, Request
-from headwater.types import Boundaries
+from headwater.types import Boundaries, Fidelity, Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +15,8 @@ class Prompt:
     boundaries: Boundaries = field(default_factory=Boundaries)
     namespace: str = ""
     beginning: bytes | None = None  # what tells a conversation from others, where sessions are not known
+    segments: tuple[Span, ...] = ()
+    fidelity: Fidelity = Fidelity.BALANCED
 
 
 @dataclass(slots=True)
@@ -48,11 +50,13 @@ class SharedTexts:
         n_prompt, n_output = len(prompt.text) // TOKEN_BYTES, len(output) // TOKEN_BYTES
         tokens = n_prompt, max(n_output, output_tokens), n_prompt + n_output
         # the prompt's own text is not held: that of the longest one stands for it
-        held = Prompt(b"", prompt.boundaries, prompt.namespace)
+        held = replace(prompt, text=b"", beginning=None)
         self._asked.append(_Asked(session, text, held, tokens, at))
 
     def requests(self) -> Iterator[Request]:
         """In the order in which they were added. Call it when all are."""
         for one in self._asked:
-            parts, namespace = one.prompt.boundaries, one.prompt.namespace
-            yield Request(one.session, one.text.longest, *one.tokens, one.at, None, parts, namespace)
+            prompt = one.prompt
+            parts = prompt.boundaries, prompt.namespace, prompt.segments, prompt.fidelity
+            asked = *one.tokens, one.at, None
+            yield Request(one.session, one.text.longest, *asked, *parts)

@@ -1,4 +1,6 @@
-"""Token ids, a request a line: {"t", "session", "input": [ids], "output": [ids]}; all but the input may be missing.
+"""Token ids, a request a line: {"t", "session", "input": [ids], "output": [ids], "segments": [[start, end], ...]}.
+
+All but the input may be missing; `fidelity` and `exact` are as the server takes them.
 
 A line may also be the input's ids alone. `prompt_token_ids` and `prompt` are other names of the input.
 """
@@ -11,6 +13,7 @@ from typing import Any
 
 from headwater.traces.reader import has, seconds
 from headwater.traces.request import Request
+from headwater.traces.segments import fidelity_of, spans_of
 from headwater.traces.shared_text import Prompt, SharedTexts
 from headwater.traces.source import Source
 from headwater.traces.tokens import Tokens
@@ -40,7 +43,8 @@ class TokenLists:
                 raise ValueError("input has 0 tokens, at least 1 is needed")
             output = array("i", record.get("output") or ())
             session = str(record.get("session", f"line {number}"))
-            texts.add(session, Prompt(prompt.tobytes()), output.tobytes(), seconds(record))
+            known = Prompt(prompt.tobytes(), segments=spans_of(record, len(prompt)), fidelity=fidelity_of(record))
+            texts.add(session, known, output.tobytes(), seconds(record))
         yield from texts.requests()
 
     def notes(self) -> tuple[str, ...]:

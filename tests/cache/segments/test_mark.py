@@ -6,8 +6,8 @@ from array import array
 
 import pytest
 
-from headwater.cache.segments.mark import LARGEST_ID, LEVELS, marked
-from headwater.types import Fidelity
+from headwater.cache.segments.mark import ANEW, LARGEST_ID, LEVELS, marked
+from headwater.types import Fidelity, Span
 
 
 def key(*ids: int) -> bytes:
@@ -25,6 +25,15 @@ def test_marks_begin_where_they_are_to() -> None:
 def test_no_two_fidelities_have_the_same_key() -> None:
     keys = {marked(key(0, 0), 0, fidelity) for fidelity in Fidelity}
     assert len(keys | {key(0, 0)}) == 1 + len(Fidelity) == 1 + len(LEVELS)
+    assert max(LEVELS.values()) < ANEW < 16
+
+
+def test_which_segments_were_computed_whole_is_part_of_the_key() -> None:
+    exact, spans = key(*range(8)), (Span(1, 3), Span(4, 6))
+    keys = {marked(exact, 2, Fidelity.FAST, anew) for anew in ((), spans[:1], spans[1:], spans)}
+    assert len(keys) == 4
+    assert marked(exact, 6, Fidelity.FAST, spans) == marked(exact, 6, Fidelity.FAST)
+    assert marked(exact[:20], 2, Fidelity.FAST, spans) == marked(exact, 2, Fidelity.FAST, spans)[:20]
 
 
 def test_marking_twice_is_refused() -> None:

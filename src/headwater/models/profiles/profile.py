@@ -62,6 +62,11 @@ class Profile:
         return StateLayout.of(wanted).bytes
 
     @property
+    def composes(self) -> bool:
+        """Whether prompts can be composed of stored segments."""
+        return all(layer.composes for layer, _ in self.layers)
+
+    @property
     def checkpoint_bytes(self) -> int:
         return self.state.bytes
 

@@ -19,6 +19,7 @@ USES = (
     ("kv", "KV"),
     ("checkpoints", "Checkpoints"),
     ("stranded", "Stranded KV"),
+    ("segments", "Segments"),
     ("private", "Private and running"),
     ("free", "Free"),
 )

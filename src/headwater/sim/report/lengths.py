@@ -69,7 +69,7 @@ def _bins(outcomes: Sequence[Outcome], edges: Sequence[int]) -> list[Bin]:
         bin = bins[min(len(bins), max(1, bisect_right(edges, one.prompt_tokens))) - 1]
         bin.prompts += 1
         bin.prompt_tokens += one.prompt_tokens
-        bin.hit_tokens += one.resumed_at
+        bin.hit_tokens += one.hit_tokens
         bin.ideal_tokens += one.ideal
     return bins
 

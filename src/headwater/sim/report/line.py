@@ -1,4 +1,4 @@
-"""What tells the rows' policies apart: each (placement, eviction, pool) has a colour, a dash and a mark of its own."""
+"""What tells the rows' policies apart: each (placement, eviction, pool, reuse) has a colour, a dash and a mark."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHOWN = 8  # lines that are drawn until others are chosen
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One (placement, eviction, pool), in the order in which they first come."""
+    """One (placement, eviction, pool, reuse of segments), in the order in which they first come."""
 
     number: int
     name: str
@@ -46,7 +46,8 @@ class Lines:
         rows = [result.row for result in results]
         self._pools = {row.pool for row in rows}
         self._memories = {row.memory for row in rows}
-        self._lines: dict[tuple[str, str, str], Line] = {}
+        self._reuses = {reuse_of(row) for row in rows}
+        self._lines: dict[tuple[str, ...], Line] = {}
         for row in rows:
             self._lines.setdefault(_key(row), Line(len(self._lines), self._name(row)))
 
@@ -64,7 +65,8 @@ class Lines:
     def _name(self, row: Row) -> str:
         if row.eviction == "none":
             return "no cache"
-        return " · ".join((row.placement, row.eviction, *([row.pool] if len(self._pools) > 1 else [])))
+        parts = [row.placement, row.eviction, *([row.pool] if len(self._pools) > 1 else [])]
+        return " · ".join([*parts, *([reuse_of(row)] if len(self._reuses) > 1 else [])])
 
     def styles(self) -> str:
         """Rules by which an unchecked box hides its line in its section, without a script."""
@@ -114,5 +116,10 @@ def marks() -> Markup:
     return tag("svg", tag("defs", join(symbols)), width=0, height=0, class_="defs", aria_hidden="true")
 
 
-def _key(row: Row) -> tuple[str, str, str]:
-    return ("", "none", "") if row.eviction == "none" else (row.placement, row.eviction, row.pool)
+def reuse_of(row: Row) -> str:
+    """What is reused of prompts made of segments, and which segment goes first."""
+    return "" if row.segments is None else row.segments.name
+
+
+def _key(row: Row) -> tuple[str, ...]:
+    return ("none",) if row.eviction == "none" else (row.placement, row.eviction, row.pool, reuse_of(row))

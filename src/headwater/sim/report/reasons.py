@@ -63,7 +63,7 @@ def reasons(results: Sequence[Result], lines: Lines) -> Markup:
 def _missed_tokens(result: Result) -> Counter[str]:
     missed: Counter[str] = Counter()
     for one in result.outcomes:
-        missed[one.reason] += one.prompt_tokens - one.resumed_at
+        missed[one.reason] += one.prompt_tokens - one.hit_tokens
     return missed
 
 

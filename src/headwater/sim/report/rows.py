@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from headwater.sim.report.line import Lines, swatch
+from headwater.sim.report.line import Lines, reuse_of, swatch
 from headwater.sim.report.markup import Child, Markup, tag
 from headwater.sim.report.numbers import count, milliseconds, percent, short, size
 from headwater.sim.report.section import empty, section
@@ -98,6 +98,23 @@ def _cells(columns: Sequence[Column], row: Row, lines: Lines, best: bool) -> lis
     return cells
 
 
+def _segments() -> list[Column]:
+    columns = [
+        ("Prefix tokens", "prefix_tokens", "at which requests resumed"),
+        ("Composed tokens", "composed_tokens", "of stored segments, not computed"),
+        ("Seam tokens", "seam_tokens", "of those segments, computed anew"),
+        ("Made tokens", "made_tokens", "computed so that segments are stored"),
+        ("Segment uses", "uses", "how often a request was composed of one"),
+        ("Segments stored", "stored", "at the end"),
+    ]
+    memory = Column("Segments' memory", _of_segments("bytes"), size, "at the end")
+    return [*(Column(name, _of_segments(field), about=about) for name, field, about in columns), memory]
+
+
+def _of_segments(field: str) -> Callable[[Row], Value]:
+    return lambda row: None if row.segments is None else getattr(row.segments, field)
+
+
 def _columns(rows: Sequence[Row]) -> list[Column]:
     """Those that say something of one of the rows."""
     kinds = sorted({kind for row in rows for kind in row.evictions})
@@ -106,6 +123,7 @@ def _columns(rows: Sequence[Row]) -> list[Column]:
         Column("Placement", lambda row: row.placement),
         Column("Eviction", lambda row: row.eviction),
         Column("Pool", lambda row: row.pool),
+        Column("Reuse", lambda row: reuse_of(row) or None),
         Column("Hit rate", lambda row: row.token_hit_rate, _exact, "prompt tokens that were not computed"),
         Column("Ideal", lambda row: row.ideal_hit_rate, _exact, "with endless memory and a checkpoint at every unit"),
         Column("FLOPs saved", lambda row: row.flops_saved_share, _exact, "of the FLOPs of all prompts"),
@@ -117,6 +135,7 @@ def _columns(rows: Sequence[Row]) -> list[Column]:
         Column("FLOPs", lambda row: row.flops_saved, short, "that hits saved"),
         Column("Checkpoints taken", lambda row: row.checkpoints_taken),
         Column("Checkpoints hit", lambda row: row.checkpoints_hit),
+        *_segments(),
         *(_evictions(kind) for kind in kinds),
         Column("α", lambda row: row.alpha, _plain, "of a FLOP-aware policy, at the end"),
         Column("Replay, s", lambda row: row.seconds, _plain, "without reading and tokenising"),

@@ -10,12 +10,13 @@ from headwater.sim.report.section import empty, section
 MEANING = (
     (
         "Hit rate",
-        "Σ of the positions at which requests resumed ÷ Σ of their prompt tokens: the share that was not computed.",
+        "Σ of the positions at which requests resumed ÷ Σ of their prompt tokens: the share that was not computed. "
+        "With segments, composed tokens are added, and taken off is what was computed to make them.",
     ),
     (
         "Ideal hit rate",
         "The same with endless memory and a checkpoint at every unit: the bound of every policy, at this order of "
-        "requests.",
+        "requests. It is that of prefixes: segments may go beyond.",
     ),
     (
         "Checkpoint",
@@ -39,6 +40,11 @@ MEANING = (
     (
         "Evicted",
         "Checkpoints and pages of KV given up for memory. Speculative checkpoints take free pages only, and go first.",
+    ),
+    (
+        "Composed, seam, made",
+        "Tokens of stored segments that were not computed again; those at their ends that were; and those computed so "
+        "that segments are stored.",
     ),
     ("Private and running", "Pages of running requests alone: their states, and KV that the index does not hold."),
     (

@@ -1,0 +1,58 @@
+"""What does composing cost in answers?
+
+    python benchmarks/segment_quality.py [--model FOLDER] [--every 6] [--out docs/results]
+
+Asks a server of the embedded model the held-out questions about documents in every way (`headwater eval --segments`),
+of every so many groups one. Writes HYPIC's figure 10 as `headwater figures` would.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import zstandard
+
+from headwater.figures.document import document
+from headwater.figures.hypic.quality import FIGURE, quality
+from headwater.figures.lab import Lab
+from headwater.quality.item import DEFAULT_TASKS
+
+LONGEST = 7200  # seconds
+
+
+def sampled(every: int) -> str:
+    """JSON lines of the items with documents, of one group in `every`."""
+    with zstandard.open(DEFAULT_TASKS, "rt", encoding="utf-8") as file:
+        items = [json.loads(line) for line in file]
+    with_documents = [item for item in items if item["documents"]]
+    kept = set(sorted({item["group"] for item in with_documents})[::every])
+    return "".join(json.dumps(item) + "\n" for item in with_documents if item["group"] in kept)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help="folder of a checkpoint; without it, the embedded model")
+    parser.add_argument("--every", type=int, default=6)
+    parser.add_argument("--out", type=Path, default=Path("docs/results"))
+    given = parser.parse_args()
+    begin = time.perf_counter()
+    with tempfile.TemporaryDirectory() as scratch:
+        tasks, found = Path(scratch) / "tasks.jsonl", Path(scratch) / "found.json"
+        tasks.write_text(sampled(given.every), encoding="utf-8")
+        command = [sys.executable, "-m", "headwater", "eval", "--segments", "--tasks", str(tasks), "--json", str(found)]
+        subprocess.run([*command, *([str(given.model)] if given.model else [])], check=True, timeout=LONGEST)
+        evaluation = json.loads(found.read_text(encoding="utf-8"))
+    written = document(FIGURE, Lab(limit=given.every), quality(evaluation), time.perf_counter() - begin)
+    (given.out / f"{FIGURE.name}.json").write_text(json.dumps(written, indent=1, ensure_ascii=False) + "\n")
+    for shape in written["shapes"]:
+        print(f"{shape['says']}: {shape['holds']}")
+
+
+if __name__ == "__main__":
+    main()

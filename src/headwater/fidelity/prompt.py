@@ -1,0 +1,110 @@
+"""Prompts made of segments, as a server would tokenise them."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from headwater.errors import ConfigError
+from headwater.models.load import LoadedModel
+from headwater.quality.item import DEFAULT_TASKS, Item, item_of, read_items
+from headwater.quality.ways import SEPARATOR, marked
+from headwater.server.chat import ChatPrompter
+from headwater.server.openai import ChatRequest
+from headwater.server.segments import SegmentEncoder
+from headwater.server.template import ChatTemplate
+from headwater.traces.source import Source
+from headwater.types import Span
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Tokens, and where the segments among them stand."""
+
+    tokens: tuple[int, ...]
+    segments: tuple[Span, ...]
+
+    @property
+    def key(self) -> bytes:
+        """Token ids, four bytes each."""
+        return array("I", self.tokens).tobytes()
+
+
+class Prompts:
+    """Makes them for one model."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._encoder = SegmentEncoder(loaded.tokenizer)
+        self._chat = None
+        if loaded.chat_template is not None:
+            template = ChatTemplate(loaded.chat_template, loaded.special_tokens)
+            self._chat = ChatPrompter(loaded.tokenizer, template, self._encoder)
+
+    def of_text(self, text: str) -> Prompt:
+        """A completion's prompt with separators in it."""
+        encoded = self._encoder.encode_prompt(text)
+        return Prompt(encoded.ids, encoded.segments)
+
+    def of_item(self, item: Item, number: int) -> Prompt:
+        """An item of an evaluation by its number, its documents marked, in the evaluation's order.
+
+        Without a chat template its contents stand one after the other.
+        """
+        messages = marked(item, number)
+        if self._chat is None:
+            return self.of_text("\n\n".join(str(message["content"]) for message in messages))
+        variables = {"enable_thinking": False}
+        body = ChatRequest.model_validate({"messages": messages, "chat_template_kwargs": variables})
+        made = self._chat.prepare(body.conversation)
+        return Prompt(made.tokens, made.segments)
+
+    def read(self, path: Path) -> Iterator[Prompt]:
+        """JSON lines, plain or packed, or else a text with separators. Raises ConfigError for what is neither.
+
+        A line has `documents` (texts), a `question`, and perhaps a `lead` before them; or it is an evaluation's item.
+        """
+        if not path.name.removesuffix(".zst").removesuffix(".gz").endswith((".jsonl", ".json")):
+            yield self.of_text(path.read_text(encoding="utf-8"))
+            return
+        source = Source(path)
+        for number, value in enumerate(source.records()):
+            try:
+                yield self._of_line(value, number)
+            except ValueError as error:
+                raise ConfigError(f"{path}, {source.place}: {error}") from error
+
+    def _of_line(self, value: Any, number: int) -> Prompt:
+        if isinstance(value, dict) and "messages" in value:
+            return self.of_item(item_of(value), number)
+        if not isinstance(value, dict) or not isinstance(value.get("documents"), list):
+            raise ValueError("it needs documents, a list of texts, and a question")
+        parts = [value.get("lead", ""), *value["documents"], value.get("question", "")]
+        if not all(isinstance(part, str) for part in parts):
+            raise ValueError("lead, documents and question must be texts")
+        return self.of_text(SEPARATOR.join(parts))
+
+    def sampled(self, count: int, seed: int, longest: int) -> list[Prompt]:
+        """Drawn from the evaluation's held-out items with documents, of at most so many tokens."""
+        items = [item for item in read_items(DEFAULT_TASKS) if item.documents]
+        random.Random(seed).shuffle(items)
+        prompts = (self.of_item(item, number) for number, item in enumerate(items))
+        found = (prompt for prompt in prompts if len(prompt.tokens) <= longest)
+        return [prompt for prompt, _ in zip(found, range(count), strict=False)]
+
+    def cut(self, tokens: int, parts: int, seed: int) -> Prompt:
+        """So many tokens of documents in equal parts, the first of which is no segment, and one token after them."""
+        items = [item for item in read_items(DEFAULT_TASKS) if item.documents]
+        random.Random(seed).shuffle(items)
+        ids: list[int] = []
+        for item in items:
+            ids += [token for text in item.documents for token in self._encoder.encode_segment(text)]
+            if len(ids) > tokens:
+                break
+        bounds = [tokens * i // parts for i in range(parts + 1)]
+        spans = (Span(a, b) for a, b in pairwise(bounds[1:]))
+        return Prompt(tuple(ids[: tokens + 1]), tuple(spans))

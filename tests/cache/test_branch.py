@@ -1,0 +1,147 @@
+"""What is cached along one key: giving it up takes what nobody else reads or shares, and nothing more."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwater.types import CacheLayout
+from tests.cache.toy import LAYOUT, PAGE, Toy, floor, key_of, words
+
+A, B, C = words(1, 40), words(2, 40), words(3, 40)
+MIXER_ONLY = replace(LAYOUT, kv_pages_per_unit=0)
+ATTENTION_ONLY = replace(LAYOUT, resumable="every_page", checkpoint_pages=0, slot_pages=0)
+SPLIT = replace(LAYOUT, state_fraction=0.5)
+
+
+class Path(Toy):
+    """Keys are cut to whole units, as `Branches` takes them."""
+
+    def drop(self, tokens: tuple[int, ...], above: int, namespace: str = "") -> None:
+        self.cache.branches.drop(key_of(tokens[: floor(len(tokens))]), above, namespace)
+        self.cache.check()
+
+    def checkpoints(self, tokens: tuple[int, ...], namespace: str = "") -> tuple[int, ...]:
+        return self.cache.branches.checkpoints(key_of(tokens[: floor(len(tokens))]), namespace)
+
+
+@pytest.mark.parametrize("layout", [LAYOUT, MIXER_ONLY, ATTENTION_ONLY, SPLIT])
+def test_a_branch_that_nobody_shares_is_given_up_and_what_is_before_it_stays(layout: CacheLayout) -> None:
+    toy = Path(layout)
+    toy.serve(A)
+    before = toy.cache.stats()
+    toy.serve(A[:20] + B, checkpoints=(20, 32, 60))
+    toy.drop(A[:20] + B, 20)
+    assert toy.match(A + C).checkpoint_tokens == 40
+    assert toy.match(A[:20] + B).checkpoint_tokens <= 20
+    after = toy.cache.stats()
+    assert after.pages_kv == before.pages_kv
+    assert after.checkpoints <= before.checkpoints + 1, "the one at 20 is not beyond it"
+
+
+def test_all_of_a_namespace_may_go() -> None:
+    toy = Path()
+    toy.serve(A, checkpoints=(12, 40), namespace="x")
+    toy.drop(A, 0, "x")
+    stats = toy.cache.stats()
+    assert (stats.namespaces, stats.nodes, stats.pages_free) == (0, 0, stats.pages_total)
+
+
+def test_of_one_long_edge_the_part_beyond_goes() -> None:
+    toy = Path()
+    toy.serve(A)
+    toy.drop(A, 18)
+    assert toy.match(A + B).kv_tokens == 16
+
+
+def test_what_another_branch_shares_stays() -> None:
+    toy = Path()
+    toy.serve(A + B)
+    toy.serve(A + C)
+    toy.drop(A + B, 8)
+    assert toy.match(A + B).kv_tokens == 40
+    assert toy.match(A + C + B).checkpoint_tokens == 80
+
+
+def test_what_goes_on_beyond_the_key_stays() -> None:
+    toy = Path()
+    toy.serve(A + B)
+    toy.drop(A, 8)
+    assert toy.match(A + B + C).checkpoint_tokens == 80
+
+
+def test_what_a_request_reads_stays() -> None:
+    toy = Path()
+    toy.serve(A)
+    draft = toy.draft(A + B, 40)
+    plan = toy.reserve(draft)
+    toy.drop(A, 8)
+    toy.commit(plan, draft)
+    toy.release(draft.request)
+    assert toy.match(A + C).checkpoint_tokens == 40
+
+
+def test_of_what_is_not_there_nothing_goes() -> None:
+    toy = Path()
+    toy.serve(A)
+    toy.drop(B, 0)
+    toy.drop(A, 0, "another")
+    toy.drop((), 0)
+    assert toy.match(A + B).checkpoint_tokens == 40
+    assert toy.checkpoints(B) == toy.checkpoints(A, "another") == ()
+
+
+def test_given_up_is_not_evicted() -> None:
+    toy = Path()
+    toy.serve(A)
+    toy.drop(A, 0)
+    stats = toy.cache.stats()
+    assert stats.evicted_kv_pages == stats.evicted_checkpoints == 0
+    assert str(toy.match(A).reason) == "cold"
+
+
+def test_checkpoints_are_those_up_to_the_key_s_end_and_no_guesses() -> None:
+    toy = Path()
+    toy.serve(A + B, checkpoints=(12, 40, 80), speculative=(20, 52))
+    assert toy.checkpoints(A) == (12, 40)
+    assert toy.checkpoints(A[:36]) == (12,)
+    assert toy.checkpoints(A + B + C) == (12, 40, 80)
+
+
+def test_every_page_is_a_checkpoint_where_there_are_no_states() -> None:
+    toy = Path(ATTENTION_ONLY)
+    toy.serve(A)
+    assert toy.checkpoints(A[:20]) == (20,)
+    assert toy.checkpoints(B) == ()
+
+
+def test_what_would_go_next_is_told_once_no_page_is_free() -> None:
+    toy = Path(replace(LAYOUT, n_pages=2 * (40 // PAGE + LAYOUT.checkpoint_pages) + LAYOUT.slot_pages))
+    toy.serve(A)
+    toy.serve(B)
+    would = toy.cache.branches.would_evict
+    free = toy.cache.stats().pages_free
+    assert not would(free, key_of(A), 0, "")
+    assert would(free + 1, key_of(A), 0, "")
+    assert not would(free + 1, key_of(B), 0, ""), "it is younger"
+    assert not would(free + 1, key_of(A), 40, ""), "not beyond that"
+
+
+@given(data=st.data(), tokens=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 6)), min_size=1, max_size=8))
+def test_after_giving_up_any_branch_all_others_match_as_before(data: st.DataObject, tokens: list) -> None:
+    toy = Path()
+    prompts = [tuple(word for _ in range(4 * pages) for word in (first,)) for first, pages in tokens]
+    prompts = [a + b for a, b in zip(prompts, prompts[::-1], strict=True)]
+    for prompt in prompts:
+        toy.serve(prompt)
+    gone = data.draw(st.sampled_from(prompts))
+    above = data.draw(st.integers(0, len(gone)))
+    others = [p for p in prompts if p[: floor(above) + PAGE] != gone[: floor(above) + PAGE]]
+    before = [toy.match((*p, -1)) for p in others]
+    toy.drop(gone, above)
+    after = [toy.match((*p, -1)) for p in others]
+    assert [m.checkpoint_tokens for m in after] == [m.checkpoint_tokens for m in before]
+    assert [m.kv_tokens for m in after] == [m.kv_tokens for m in before]

@@ -1,0 +1,304 @@
+"""Healing on a real model: the turn after a composed one is exact, and whoever comes meanwhile does not notice."""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from headwater.cache.segments.mark import LARGEST_ID
+from headwater.engine.selfcheck import SelfCheck
+from headwater.mixers import numerics
+from headwater.mixers.numerics import Numerics, prepare_process
+from headwater.models.load import load_model
+from headwater.schedule.step import Step
+from headwater.types import Fidelity, Healing, Span
+from tests.checkpoints import checkpoint
+from tests.exactness.rig import Answer, Make, Rig, words
+
+PAGES = 1500
+LEAD = words(150, "lead")
+DOCUMENTS = [words(n, "document", n) for n in (200, 90, 333)]
+QUESTION, MORE = words(40, "question"), words(30, "more")
+FAST = {"fidelity": Fidelity.FAST}
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    prepare_process(2)
+    numerics.use(Numerics())
+    path = checkpoint(tmp_path_factory.mktemp("healed"), "qwen3_5")
+    return Make(load_model(path, "float32"), SelfCheck(True, None, "packed"))
+
+
+def prompt_of(documents: list[list[int]], question: list[int] = QUESTION) -> tuple[list[int], tuple[Span, ...]]:
+    tokens, spans = list(LEAD), []
+    for document in documents:
+        spans.append(Span(len(tokens), len(tokens) + len(document)))
+        tokens += document
+    return tokens + question, tuple(spans)
+
+
+PROMPT, SPANS = prompt_of(DOCUMENTS)
+
+
+def first_turn(rig: Rig, max_tokens: int = 70, **more) -> Answer:
+    return rig.ask(PROMPT, max_tokens, segments=SPANS, **FAST, **more)
+
+
+def next_turn(rig: Rig, first: Answer, **more) -> Answer:
+    return rig.ask(first.everything + MORE, segments=SPANS, **FAST, **more)
+
+
+def exactly(make: Make, prompt: list[int]) -> Answer:
+    """By a server without segments, and with an empty cache."""
+    with make(PAGES, cache=False) as rig:
+        return rig.ask(prompt)
+
+
+def on_grid(tokens: int) -> int:
+    return tokens // 64 * 64
+
+
+def marked_ends(rig: Rig) -> list[int]:
+    """Where checkpoints of approximate states stand, in tokens."""
+    index = rig.engine.scheduler.cache._index
+    nodes = (node for node in index if node.checkpoint is not None and array("I", node.edge)[-1] > LARGEST_ID)
+    return sorted(node.end * 64 for node in nodes)
+
+
+class Watch:
+    """Sees each step of a rig before it runs, and acts once, when the healing leg of that number is about to run."""
+
+    def __init__(self, rig: Rig, at: int = 1, act: Callable[[], object] = lambda: None) -> None:
+        self.rig, self.at, self.act = rig, at, act
+        self.steps: list[str] = []
+        self.acted = threading.Event()
+        self.result: object = None
+        self._run = rig.engine.runner.run
+        rig.engine.runner.run = self.run
+
+    def run(self, step: Step) -> torch.Tensor:
+        seqs = [item.seq for item in step.items]
+        heals = self.rig.engine.scheduler.healer.seq in seqs
+        self.steps.append("healing" if heals else "request" if any(s.samples for s in seqs) else "other")
+        if self.steps.count("healing") == self.at and not self.acted.is_set():
+            act, self.act = self.act, lambda: None
+            self.result = act()
+            self.acted.set()
+        return self._run(step)
+
+
+@pytest.mark.parametrize("healing", ["idle", "always"])
+def test_the_next_turn_after_healing_has_the_bits_of_a_server_without_segments(make: Make, healing: str) -> None:
+    with make(PAGES, healing=healing) as rig:
+        first = first_turn(rig)
+        rig.settle()
+        turn = next_turn(rig, first)
+        stats = rig.engine.stats()
+    assert first.account.segments == 3
+    assert (turn.account.approximate_tokens, turn.account.segments) == (0, 0)
+    assert turn.account.cached_tokens == on_grid(len(first.everything))
+    assert turn.same_bits(exactly(make, first.everything + MORE))
+    assert (stats.healed, stats.healings_given_up) == (1, 0)
+    assert stats.healing_tokens == on_grid(len(first.everything)) - on_grid(len(LEAD))
+
+
+def test_without_healing_the_next_turn_is_approximate(make: Make) -> None:
+    with make(PAGES, healing="off") as rig:
+        first = first_turn(rig)
+        rig.settle()
+        turn = next_turn(rig, first)
+        assert rig.engine.stats().healing_tokens == 0
+    assert turn.account.approximate_tokens == on_grid(len(first.everything)) - len(LEAD) - 8
+    assert not turn.same_bits(exactly(make, first.everything + MORE))
+
+
+def test_what_was_approximate_is_given_up_and_no_page_is_lost(make: Make) -> None:
+    with make(PAGES, healing="off") as rig:
+        first = first_turn(rig)
+        rig.settle()
+        unhealed = rig.engine.stats().cache
+        assert marked_ends(rig)[-1] == on_grid(len(first.everything))
+    with make(PAGES) as rig:
+        first_turn(rig)
+        rig.settle()
+        healed = rig.engine.stats().cache
+        assert marked_ends(rig) == []
+    assert (healed.pages_kv, healed.checkpoints) == (unhealed.pages_kv, unhealed.checkpoints)
+    assert healed.pages_free == unhealed.pages_free
+    assert healed.leases == healed.pages_private == healed.pages_slot == healed.open_plans == 0
+
+
+def test_what_others_share_of_it_stays(make: Make) -> None:
+    other, spans = prompt_of(DOCUMENTS, words(200, "another question"))
+    with make(PAGES, healing="off") as rig:
+        first_turn(rig)
+        rig.ask(other, segments=spans, **FAST)
+        rig.settle()
+        assert marked_ends(rig) == [768, 832, 832, 960]
+        rig.engine.scheduler.healer.when = Healing.IDLE
+        first_turn(rig)
+        rig.settle()
+        assert rig.engine.stats().healed == 1
+        assert marked_ends(rig) == [768, 832, 960], "its own is gone"
+        again = rig.ask(other, segments=spans, **FAST)
+        assert again.account.approximate_tokens > 600
+
+
+def test_at_equal_depth_the_exact_prefix_is_taken(make: Make) -> None:
+    with make(PAGES, healing="off") as rig:
+        composed = rig.ask(PROMPT, segments=SPANS, **FAST)
+        rig.settle()
+        rig.ask(PROMPT)
+        again = rig.ask(PROMPT, segments=SPANS, **FAST)
+    assert composed.account.segments == 3
+    assert (again.account.cached_tokens, again.account.approximate_tokens) == (on_grid(len(PROMPT) - 1), 0)
+    assert again.same_bits(exactly(make, PROMPT))
+
+
+def test_who_comes_during_healing_waits_for_one_leg_and_healing_goes_on_where_it_was(make: Make) -> None:
+    with make(PAGES) as rig:
+        watch = Watch(rig, 2, lambda: rig.submit(words(300, "visitor"), 8))
+        first = first_turn(rig)
+        assert watch.acted.wait(60)
+        visitor = rig.wait(watch.result)
+        rig.settle()
+        turn = next_turn(rig, first)
+        stats = rig.engine.stats()
+    second = [i for i, kind in enumerate(watch.steps) if kind == "healing"][1]
+    assert watch.steps[second + 1 : second + 9] == ["request"] * 8
+    assert "healing" in watch.steps[second + 9 :]
+    assert stats.healing_tokens == on_grid(len(first.everything)) - on_grid(len(LEAD)), "no token ran twice"
+    assert (stats.healed, stats.healings_given_up, turn.account.approximate_tokens) == (1, 0, 0)
+    assert visitor.same_bits(exactly(make, visitor.prompt))
+    assert turn.same_bits(exactly(make, turn.prompt))
+
+
+def test_behind_a_running_request_nobody_s_bits_change(make: Make) -> None:
+    long = words(100, "long")
+    with make(PAGES, healing="always") as rig:
+        watch = Watch(rig)
+        companion = rig.submit(long, 200)
+        first = first_turn(rig)
+        assert watch.acted.wait(60)
+        rig.wait(companion)
+        rig.settle()
+        turn = next_turn(rig, first)
+    with make(PAGES, cache=False) as rig:
+        assert companion.same_bits(rig.ask(long, 200))
+        assert turn.same_bits(rig.ask(turn.prompt))
+
+
+def test_what_is_half_healed_may_be_evicted(make: Make) -> None:
+    pages = 40 + 6 * make.checkpoint_pages
+    with make(pages) as rig:
+        watch = Watch(rig, 2, lambda: rig.submit(words(64 * (pages - 2 * make.checkpoint_pages) - 80, "large"), 8))
+        first = first_turn(rig)
+        assert watch.acted.wait(60)
+        visitor = rig.wait(watch.result)
+        rig.settle()
+        turn = next_turn(rig, first)
+        rig.engine.scheduler.cache.check()
+        assert rig.engine.stats().healings_given_up == 1
+    assert visitor.same_bits(exactly(make, visitor.prompt))
+    if not (turn.account.approximate_tokens or turn.account.segments):
+        assert turn.same_bits(exactly(make, turn.prompt))
+
+
+def test_where_there_is_no_room_beside_it_the_approximate_prefix_stays(make: Make) -> None:
+    with make(PAGES, healing="off") as rig:
+        first_turn(rig)
+        rig.settle()
+        taken = rig.engine.stats().cache
+    pages = taken.pages_kv + taken.pages_checkpoint + taken.pages_segment + 2 * make.checkpoint_pages + 3
+    with make(pages) as rig:
+        first = first_turn(rig)
+        rig.settle()
+        stats = rig.engine.stats()
+        assert (stats.healed, stats.healings_given_up) == (0, 1)
+        turn = next_turn(rig, first)
+    assert turn.account.approximate_tokens == on_grid(len(first.everything)) - len(LEAD) - 8
+
+
+def test_what_is_evicted_for_healing_is_older_than_what_it_replaces(make: Make) -> None:
+    with make(PAGES, healing="off") as rig:
+        first_turn(rig)
+        rig.settle()
+        taken = rig.engine.stats().cache
+    pages = taken.pages_kv + taken.pages_checkpoint + taken.pages_segment + 2 * make.checkpoint_pages + 20
+    with make(pages, eviction="lru") as rig:
+        rig.ask(words(64 * 16, "old"), 1)
+        rig.settle()
+        first = first_turn(rig)
+        rig.settle()
+        assert rig.engine.stats().cache.evicted_kv_pages > 0
+        turn = next_turn(rig, first)
+    assert turn.account.cached_tokens == on_grid(len(first.everything))
+
+
+def test_who_was_cancelled_is_not_healed(make: Make) -> None:
+    with make(PAGES) as rig:
+        answer = rig.submit(PROMPT, 2000, segments=SPANS, **FAST)
+        rig.engine.cancel(next(iter(rig._answers)))
+        rig.settle()
+        assert not answer.done.is_set()
+        stats = rig.engine.stats()
+    assert stats.healing_tokens == stats.healings_waiting == stats.healed == 0
+
+
+def test_an_exact_request_has_nothing_to_heal(make: Make) -> None:
+    with make(PAGES) as rig:
+        rig.ask(PROMPT)
+        rig.ask(LEAD, segments=(Span(64, 80),), **FAST)
+        rig.settle()
+        stats = rig.engine.stats()
+    assert stats.healing_tokens == stats.healed == stats.healings_given_up == 0
+
+
+def test_what_is_healed_stays_in_its_namespace(make: Make) -> None:
+    with make(PAGES) as rig:
+        first = first_turn(rig, namespace="a")
+        rig.settle()
+        other, own = next_turn(rig, first, namespace="b"), next_turn(rig, first, namespace="a")
+    assert other.account.cached_tokens == other.account.composed_tokens
+    assert own.account.cached_tokens == on_grid(len(first.everything))
+    assert own.same_bits(exactly(make, own.prompt))
+
+
+def test_a_fault_while_it_heals_costs_nothing_but_the_healing(make: Make) -> None:
+    def fault() -> None:
+        raise RuntimeError("a fault")
+
+    with make(PAGES) as rig:
+        Watch(rig, 2, fault)
+        first = first_turn(rig)
+        rig.settle()
+        stats = rig.engine.stats()
+        turn = next_turn(rig, first)
+    assert (stats.failed_steps, stats.healed, stats.healings_given_up) == (1, 0, 1)
+    assert stats.cache.leases == stats.cache.open_plans == stats.cache.pages_slot == 0
+    assert turn.account.approximate_tokens > 0
+
+
+def test_a_server_that_takes_no_more_requests_heals_no_more(make: Make) -> None:
+    with make(PAGES) as rig:
+        watch = Watch(rig, 2, rig.engine.refuse_new)
+        first_turn(rig)
+        assert rig.engine.drain(60)
+        stats = rig.engine.stats()
+    assert watch.steps.count("healing") == 2
+    assert stats.healed == stats.healings_waiting == stats.cache.leases == 0
+
+
+def test_an_engine_that_stops_does_not_wait_for_healing(make: Make) -> None:
+    with make(PAGES) as rig:
+        watch = Watch(rig, 2, lambda: setattr(rig.engine, "_stopping", True))
+        first_turn(rig)
+        assert watch.acted.wait(60)
+        rig.engine.stop()
+        assert watch.steps.count("healing") == 2
+        rig.engine.scheduler.cache.check()

@@ -1,0 +1,195 @@
+"""Healing over an executor that remembers everything: what is read is what was promised, and nothing is lost."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from headwater.schedule.healer import QUEUED
+from headwater.schedule.sequence import Phase, Sequence, key_of
+from headwater.types import Generation, Healing, SamplingParams
+from tests.schedule.ledger import Lab, Ledger, words
+
+SETTINGS = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+class MarkedLedger(Ledger):
+    """Approximate states of a prefix are not those of the same tokens computed exactly."""
+
+    def label(self, seq: Sequence, n: int) -> int:
+        labels = self._labels.setdefault(seq.id, [0])
+        begin = len(seq.tokens) if seq.marked_from is None else seq.marked_from
+        for at in range(len(labels) - 1, n):
+            labels.append(hash((labels[-1], seq.tokens[at], at >= begin)))
+        return labels[n]
+
+
+class HealingLab(Lab):
+    """Requests with `marked_from` stand for composed ones: what is cached of them is marked from there on."""
+
+    def __init__(self, healing: Healing = Healing.IDLE, **sizes) -> None:
+        super().__init__(**sizes)
+        self.ledger = MarkedLedger(self.layout.page_size, exact=self.ledger.exact)
+        self.scheduler.healer.when = healing
+
+    def compose(self, prompt: list[int], max_tokens: int = 1, marked_from: int = 8, namespace: str = "") -> Sequence:
+        params = SamplingParams(max_tokens=max_tokens, temperature=0)
+        seq = Sequence(self.scheduler.new_id(), Generation(tuple(prompt), params, namespace), marked_from=marked_from)
+        seq.key = seq.key_until(len(prompt))
+        self.scheduler.enqueue(seq)
+        return seq
+
+    def step_until_it_heals(self) -> None:
+        while self.scheduler.healer.seq is None:
+            assert not self.scheduler.idle, "nothing is healed"
+            self.step()
+
+
+@pytest.mark.parametrize("healing", [Healing.IDLE, Healing.ALWAYS])
+@SETTINGS
+@given(seed=st.integers(0, 10**9))
+def test_random_traffic_reads_only_what_was_promised_and_loses_nothing(healing: Healing, seed: int) -> None:
+    rng = random.Random(seed)
+    checkpoint_pages, longest = rng.choice([1, 2, 5]), rng.choice([40, 80])
+    smallest = -(-longest // 4) + checkpoint_pages
+    it = HealingLab(
+        healing,
+        n_pages=rng.choice([smallest, smallest + 7, 3 * smallest, 300]),
+        checkpoint_pages=checkpoint_pages,
+        max_running=rng.choice([1, 3, 8]),
+        tokens_per_step=rng.choice([4, 16, 64]),
+        placement=rng.choice(["structural", "branch", "every_block(2)", "none"]),
+        eviction=rng.choice(["lru", "seglen", "headwater"]),
+        decode_reuse=rng.choice(["canonical", "none"]),
+    )
+    heads = [[rng.randrange(5) for _ in range(longest)] for _ in range(3)]
+    said: list[list[int]] = []
+    asked = []
+    for _ in range(rng.randrange(1, 60)):
+        if rng.random() < 0.4:
+            start = rng.choice(said) if said and rng.random() < 0.5 else rng.choice(heads)
+            prompt = [*start[: rng.randrange(0, longest - 10)], *(rng.randrange(5) for _ in range(rng.randrange(1, 9)))]
+            most = rng.randrange(1, longest - len(prompt) + 1)
+            namespace = rng.choice(["", "", "x"])
+            if rng.random() < 0.6:
+                asked.append(it.compose(prompt, most, rng.choice([2, 8, 17]), namespace))
+            else:
+                asked.append(it.submit(prompt, most, namespace=namespace))
+        elif rng.random() < 0.1 and asked:
+            seq = rng.choice(asked)
+            if seq.phase is not Phase.DONE:
+                it.scheduler.cancel(seq)
+                asked.remove(seq)
+        else:
+            it.step()
+        said += [s.tokens for s in asked if s.phase is Phase.DONE][-2:]
+    it.run()
+    assert all(s.n_output == s.generation.params.max_tokens for s in asked)
+    healer, stats = it.scheduler.healer, it.cache.stats()
+    composed = [s for s in asked if s.marked_from is not None and len(s.tokens) // 4 * 4 > s.marked_from]
+    assert healer.healed + healer.superseded + healer.given_up == len(composed)
+    assert stats.pages_private == stats.pages_slot == stats.leases == stats.open_plans == 0
+    assert stats.pages_free + stats.pages_kv + stats.pages_checkpoint == it.layout.n_pages
+
+
+def test_the_next_turn_resumes_exactly_where_it_would_have_resumed() -> None:
+    it = HealingLab()
+    first = it.compose(words(50, 1), 30)
+    it.run()
+    assert it.cache.branches.checkpoints(first.key_until(80), "") == (first.marked_from,)
+    turn = it.ask([*first.tokens, *words(9, 2)])
+    assert turn.account is not None
+    assert (turn.account.resumed_at, turn.account.approximate_tokens) == (80, 0)
+    assert it.scheduler.healer.tokens == 80 - first.marked_from
+
+
+def test_what_is_healed_takes_no_more_memory_than_if_it_had_not_been_composed() -> None:
+    healed, exact = HealingLab(placement="branch"), Lab(placement="branch")
+    healed.compose(words(50, 1), 30)
+    healed.run()
+    exact.ask(words(50, 1), 30)
+    assert healed.cache.stats().pages_by_use() == exact.cache.stats().pages_by_use()
+
+
+def test_a_session_that_went_on_is_healed_once() -> None:
+    it = HealingLab()
+    it.scheduler.healer.when = Healing.ALWAYS
+    companion = it.submit(words(8, 3), 400)
+    it.scheduler.healer.when = Healing.IDLE
+    first = it.compose(words(50, 1), 6)
+    while first.phase is not Phase.DONE:
+        it.step()
+    it.compose([*first.tokens, *words(20, 2)], 6)
+    it.run()
+    healer = it.scheduler.healer
+    assert companion.n_output == 400
+    assert (healer.healed, healer.superseded, healer.given_up) == (1, 1, 0)
+
+
+def test_idle_means_that_nothing_runs_and_always_that_nobody_waits() -> None:
+    for healing, beside in ((Healing.IDLE, False), (Healing.ALWAYS, True)):
+        it = HealingLab(healing)
+        companion = it.submit(words(8, 3), 300)
+        it.compose(words(50, 1), 6)
+        it.step_until_it_heals()
+        assert (companion.phase is Phase.DECODE) == beside
+
+
+def test_a_leg_of_healing_is_as_short_as_where_requests_share_a_step() -> None:
+    it = HealingLab(n_pages=2000, tokens_per_step=1024)
+    it.compose(words(1000, 1))
+    it.step_until_it_heals()
+    assert it.scheduler.healer.tokens + it.scheduler.limits.shared_step >= it.scheduler.healer.seq.computed
+
+
+def test_what_is_parked_goes_on_where_its_last_leg_ended_and_leaves_no_checkpoint_there() -> None:
+    it = HealingLab(n_pages=2000, tokens_per_step=16)
+    first = it.compose(words(200, 1), 4)
+    it.step_until_it_heals()
+    for number in range(3):
+        it.step()
+        visitor = it.submit(words(30, "visitor", number), 3)
+        it.step()
+        assert it.scheduler.healer.seq is None
+        assert visitor.phase is not Phase.WAITING
+        it.step_until_it_heals()
+    it.run()
+    assert it.scheduler.healer.tokens == 204, "no token twice"
+    assert it.cache.branches.checkpoints(key_of(first.tokens), "") == (196, 204)
+
+
+def test_the_queue_is_bounded() -> None:
+    it = HealingLab(n_pages=8000)
+    companion = it.submit(words(8, 0), 4000)
+    for number in range(QUEUED + 3):
+        seq = it.compose(words(20, number + 1))
+        while seq.phase is not Phase.DONE:
+            it.step()
+    assert len(it.scheduler.healer.queue) == QUEUED
+    assert it.scheduler.healer.given_up == 3
+    it.scheduler.cancel(companion)
+    it.run()
+    assert it.scheduler.healer.healed == QUEUED
+
+
+def test_healing_gives_way_where_a_running_request_needs_its_memory() -> None:
+    it = HealingLab(Healing.ALWAYS, n_pages=36, checkpoint_pages=2, tokens_per_step=8)
+    companion = it.submit(words(8, 3), 80)
+    it.compose(words(40, 1), 1)
+    it.run()
+    assert companion.n_output == 80
+    assert it.scheduler.preemptions == 0
+    assert it.scheduler.healer.given_up == 1
+
+
+def test_healing_is_charged_to_nobody() -> None:
+    it = HealingLab()
+    it.compose(words(50, 1), 2, namespace="a")
+    it.step_until_it_heals()
+    served = dict(it.scheduler.shares._served)
+    it.run()
+    assert it.scheduler.healer.tokens > 0
+    assert dict(it.scheduler.shares._served) == served
