@@ -1,8 +1,8 @@
-"""Is a composed state the state of one pass, and what does addition without transitions cost?
+"""Is a composed state the state of one pass, at the first layer and the deepest, and what does addition alone cost?
 
-    python benchmarks/segment_states.py [--out docs/results]
+    python benchmarks/segment_states.py [hypic-layer0] [hypic-table2] [hypic-table4] [hypic-3] [--out docs/results]
 
-Writes the first layer's fidelity and table 2 of HYPIC as `headwater figures` would. The served mixers, random weights.
+Writes the first layer's fidelity, tables 2 and 4 and figure 3 of HYPIC as `headwater figures` would.
 """
 
 from __future__ import annotations
@@ -10,26 +10,35 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
 
+from headwater.fidelity.distance import Distance
+from headwater.fidelity.study import Wanted, studied
 from headwater.figures.document import document
 from headwater.figures.figure import Figure, Found
 from headwater.figures.hypic import algebra
-from headwater.figures.hypic.algebra import DECAYS, LENGTHS, SEGMENTS, TOKENS, Drift
+from headwater.figures.hypic import drift as drifts
+from headwater.figures.hypic.algebra import DECAYS, LENGTHS, SEGMENTS, TOKENS
+from headwater.figures.hypic.drift import TRAINED, Drift, Places
 from headwater.figures.lab import Lab
 from headwater.layers.lightning import Lightning
 from headwater.mixers.composing import composed
 from headwater.mixers.numerics import prepare_process
+from headwater.models.embedded import embedded
+from headwater.types import Fidelity
+from tests import checkpoints
 from tests.contract.layer_rig import LayerRig, Piece
 from tests.contract.recurrences import MIXERS, RECURRENCES, Case
 from tests.contract.recurrences.case import WIDTH, tokens
 
 SLOT = 5
+RANDOM = {"random Qwen3.5": "qwen3_5_bench", "random Ring": "ring_biases"}  # recipes of checkpoints
 
 
 def first_layer() -> Found:
@@ -53,7 +62,8 @@ def drifts_of(case: Case) -> tuple[Drift, Drift]:
     exact = composed_state(rig, x_LD, each, head)
     segments = tuple(replace(s, transition_X=s.transition_X.bfloat16().float()) for s in rig.state.segments)  # type: ignore[union-attr]
     rig.state = replace(rig.state, segments=segments)
-    return drift(exact, wanted_X), drift(composed_state(rig, x_LD, each, head), wanted_X)
+    rounded = composed_state(rig, x_LD, each, head)
+    return drift(Distance.of(exact, wanted_X)), drift(Distance.of(rounded, wanted_X))
 
 
 def composed_state(rig: LayerRig, x_LD: torch.Tensor, each: int, head: int) -> torch.Tensor:
@@ -65,11 +75,28 @@ def composed_state(rig: LayerRig, x_LD: torch.Tensor, each: int, head: int) -> t
     return rig.state.recurrent[SLOT].clone()
 
 
-def drift(got: torch.Tensor, wanted: torch.Tensor) -> Drift:
-    got, wanted = got.double().flatten(), wanted.double().flatten()
-    relative = float((got - wanted).norm() / wanted.norm())
-    half = float((got / got.norm() - wanted / wanted.norm()).norm() / 2)  # of the chord; exact for small angles
-    return Drift(relative, math.degrees(2 * math.asin(min(1.0, half))))
+def drift(distance: Distance) -> Drift:
+    return Drift(distance.error, distance.degrees)
+
+
+def deepest() -> Found:
+    """Of the embedded model, and of random weights."""
+    with tempfile.TemporaryDirectory() as scratch:
+        models = {name: checkpoints.checkpoint(Path(scratch), recipe) for name, recipe in RANDOM.items()}
+        models = {TRAINED: embedded(), **models}
+        skipped, within = ({name: _deepest(path, skip) for name, path in models.items()} for skip in (True, False))
+    return drifts.deepest(skipped, within)
+
+
+def _deepest(model: Path, skip_attention: bool) -> Drift:
+    wanted = Wanted(cut=drifts.TOKENS, parts=drifts.PARTS)
+    states = studied(model, "float32", 1, wanted, [Fidelity.W0], skip_attention).ways["w0"].states
+    return drift(states[max(states)])
+
+
+def boundaries() -> Found:
+    found = studied(embedded(), "float32", 1, Wanted(), [Fidelity.W0], False).deviations
+    return drifts.boundaries({f"layer {layer}": Places(**asdict(places)) for layer, places in found.items()})
 
 
 def addition() -> Found:
@@ -90,11 +117,19 @@ def addition() -> Found:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="of figures; all")
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     given = parser.parse_args()
     prepare_process(1)
-    work: tuple[tuple[Figure, Callable[[], Found]], ...] = ((algebra.FIRST, first_layer), (algebra.ADDITION, addition))
+    work: tuple[tuple[Figure, Callable[[], Found]], ...] = (
+        (algebra.FIRST, first_layer),
+        (algebra.ADDITION, addition),
+        (drifts.DEEPEST, deepest),
+        (drifts.BOUNDARIES, boundaries),
+    )
     for figure, run in work:
+        if given.names and figure.name not in given.names:
+            continue
         begin = time.perf_counter()
         written = document(figure, Lab(), run(), time.perf_counter() - begin)
         (given.out / f"{figure.name}.json").write_text(json.dumps(written, indent=1, ensure_ascii=False) + "\n")

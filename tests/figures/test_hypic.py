@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from headwater.figures import FIGURES, Lab
-from headwater.figures.hypic.algebra import PAPER, Drift, addition, first_layer
+from headwater.figures.hypic.algebra import PAPER, addition, first_layer
 from headwater.figures.hypic.clock import HYPIC, PREFIX, RECOMPUTE, Loaded, Ttft, alone, under_load
+from headwater.figures.hypic.drift import TRAINED, Drift, Places, boundaries, deepest
 from headwater.figures.hypic.quality import quality
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -40,7 +41,7 @@ def test_a_dense_transition_weighs_as_much_as_its_state():
 
 
 def test_what_the_mixers_compute_is_the_papers(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["segment_states.py", "--out", str(tmp_path)])
+    monkeypatch.setattr(sys, "argv", ["segment_states.py", "hypic-layer0", "hypic-table2", "--out", str(tmp_path)])
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     runpy.run_path(str(BENCHMARKS / "segment_states.py"), run_name="__main__")
     states, table = (json.loads((tmp_path / f"hypic-{name}.json").read_text()) for name in ("layer0", "table2"))
@@ -57,6 +58,17 @@ def test_a_state_that_drifts_is_said_to():
     small, large = {"one": Drift(1e-7, 0.0), "two": Drift(2e-5, 0.1)}, {"one": Drift(1, 1), "two": Drift(1, 1)}
     assert came_out(first_layer(small, large)) == [False]
     assert came_out(first_layer({"one": small["one"]}, large)) == [True]
+
+
+def test_a_model_that_drifts_far_is_said_to():
+    near, far = Drift(0.05, 3.0), Drift(0.3, 17.0)
+    assert came_out(deepest({TRAINED: near, "other": far}, {TRAINED: far})) == [True]
+    assert came_out(deepest({TRAINED: far}, {TRAINED: far})) == [False]
+
+
+def test_boundaries_are_held_to_interiors():
+    assert came_out(boundaries({"layer 3": Places(3.0, 1.0, 2.0)})) == [True, True]
+    assert came_out(boundaries({"layer 3": Places(3.0, 1.0, 2.0), "layer 7": Places(2.0, 1.0, 0.5)})) == [True, False]
 
 
 def test_an_error_that_is_not_the_tables_is_said_to_be_another():

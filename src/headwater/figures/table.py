@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from headwater.errors import ConfigError
 from headwater.figures import alibaba
 from headwater.figures.figure import Figure
-from headwater.figures.hypic import algebra, passages, quality, rates, table3, zipf
+from headwater.figures.hypic import algebra, drift, passages, quality, rates, table3, zipf
 from headwater.figures.hypic import clock as segment_clock
 from headwater.figures.hypic import memory as segment_memory
 from headwater.figures.marconi import (
@@ -64,6 +64,8 @@ FIGURES: dict[str, Figure] = {
         algebra.FIRST,
         algebra.ADDITION,
         table3.FIGURE,
+        drift.DEEPEST,
+        drift.BOUNDARIES,
         segment_memory.FIGURE,
         segment_clock.ALONE,
         quality.FIGURE,

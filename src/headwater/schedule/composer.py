@@ -164,10 +164,6 @@ class Composer:
         except OutOfPages:
             return None
 
-    def made(self, made: StoredSegment) -> None:
-        """All of it is written."""
-        self.cache.publish_segment(made)
-
     def making_plan(self, seq: Sequence, tokens: int) -> Plan | None:
         """The next leg of a segment that is being made: at most so many tokens, None for fewer than a page."""
         made = seq.made

@@ -356,11 +356,15 @@ class Scheduler:
         """Have a segment made before a request asks for it, when there is a place."""
         self.wanted.append(key)
 
+    @property
+    def _maker(self) -> Composer:
+        assert self.composer is not None, "segments are made where they are composed"
+        return self.composer
+
     def _make_wanted(self) -> None:
         while self.wanted and self._may_make():
             key = self.wanted.popleft()
-            assert self.composer is not None, "segments are made where they are composed"
-            if self.composer.cache.segments.find(key) is None:
+            if self._maker.cache.segments.find(key) is None:
                 self._make(key)
 
     def _may_make(self) -> bool:
@@ -369,8 +373,7 @@ class Scheduler:
 
     def _make(self, key: SegmentKey) -> None:
         """Begin to make a segment, if there is memory for it."""
-        assert self.composer is not None, "segments are made where they are composed"
-        made = self.composer.begin(key)
+        made = self._maker.begin(key)
         if made is None:
             return
         generation = Generation(key.token_ids, SamplingParams(), key.namespace)
@@ -379,15 +382,13 @@ class Scheduler:
         self._alone(self._plan_making, seq)
 
     def _plan_making(self, seq: Sequence) -> None:
-        assert self.composer is not None, "segments are made where they are composed"
-        plan = self.composer.making_plan(seq, self._budget().tokens)
+        plan = self._maker.making_plan(seq, self._budget().tokens)
         if plan is not None:
             self._start_leg(seq, plan)
 
     def _end_making(self, seq: Sequence) -> None:
         assert seq.made is not None, "only segments are made"
-        assert self.composer is not None, "segments are made where they are composed"
-        self.composer.made(seq.made)
+        self._maker.cache.publish_segment(seq.made)
         self.cancel(seq)
 
     # -- finished answers ----------------------------------------------------------

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from headwater.figures.figure import Figure, Found, Line, Shape
+from headwater.figures.hypic.drift import Drift
 
 TOKENS, SEGMENTS = 1096, 4
 BOUND = 1e-5  # relative error that is float32's
@@ -21,14 +21,6 @@ PAPER = {
     (10, 512): 0.394,
     (10, 1024): 0.632,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Drift:
-    """Of a composed state from that of one pass over all tokens."""
-
-    relative: float  # ‖composed − full‖ / ‖full‖
-    degrees: float  # angle between the two
 
 
 def first_layer(found: Mapping[str, Drift], rounded: Mapping[str, Drift]) -> Found:
