@@ -24,6 +24,11 @@ def test_a_token_counts_once_however_often_it_is_there() -> None:
     assert asked(9, 2, 2, 2, 3, 4, 5, 2, 3, 2) == (SEGMENTS[1],)
 
 
+def test_a_token_that_all_segments_have_tells_nothing() -> None:
+    assert asked(9, 7, 2, 7, 3, 7, 4, 7) == ()
+    assert asked(9, 7, 2, 7, 3, 7, 4, 7, 4) == (SEGMENTS[2],)
+
+
 def test_segments_that_share_nothing_are_left_out_and_of_equals_the_first_is_taken() -> None:
     assert asked(9, 1, 2, 3, 4, 5, 6, 3, 7, count=3) == (SEGMENTS[1],)
     assert asked(9, 1, 2, 3, 4, 5, 6, 1, 5, 3, count=2) == SEGMENTS[:2]
@@ -43,7 +48,7 @@ def test_without_a_question_or_segments_there_are_none() -> None:
 
 
 def test_how_many_are_computed_whole_depends_on_how_many_there_are() -> None:
-    counts = {way: [METHODS[way].whole_of(n) for n in (1, 4, 5, 8, 40)] for way in Fidelity}
-    assert counts[Fidelity.BALANCED] == [1, 1, 2, 2, 2]
-    assert counts[Fidelity.HIGH] == [1, 2, 3, 4, 4]
-    assert all(counts[way] == [0] * 5 for way in Fidelity if way not in (Fidelity.BALANCED, Fidelity.HIGH))
+    counts = {way: [METHODS[way].whole_of(n) for n in (0, 1, 2, 4, 5, 8, 40)] for way in Fidelity}
+    assert counts[Fidelity.BALANCED] == [0, 0, 1, 1, 2, 2, 2]
+    assert counts[Fidelity.HIGH] == [0, 0, 1, 2, 3, 4, 4]
+    assert all(counts[way] == [0] * 7 for way in Fidelity if way not in (Fidelity.BALANCED, Fidelity.HIGH))

@@ -17,12 +17,12 @@ class Method:
 
     seam: int  # tokens computed anew at each end of a segment
     whole: int = 0  # segments that are computed whole at most: those that have most to do with what is asked
-    one_in: int = 1  # and of so many segments at most one, rounded up
+    one_in: int = 1  # and of so many segments at most one, rounded up; but never all of them
     carries: bool = True  # whether a segment's transition is applied to the state before it
 
     def whole_of(self, segments: int) -> int:
         """How many of a prompt's segments are computed whole."""
-        return min(self.whole, -(-segments // self.one_in))
+        return max(0, min(self.whole, -(-segments // self.one_in), segments - 1))
 
     def widths(self, conv_taps: int) -> Widths:
         """What is computed of a segment at each use, in a model whose widest convolution has so many taps."""
