@@ -83,6 +83,7 @@ class Scheduler:
         """Give back all it holds. Between steps only."""
         if seq.phase is Phase.WAITING and seq.samples:
             self.waiting.remove(seq)
+            self._leave_segments(seq)
             self._full = False
         elif seq.phase in (Phase.PREFILL, Phase.DECODE):
             self._let_go(seq)
@@ -304,7 +305,6 @@ class Scheduler:
     def _start_or_follow(self, seq: Sequence) -> bool:
         """Take the first leg of a waiting request, unless a running one computes its prefix. False: no room now."""
         if self.composer is not None and seq.composes:
-            self.composer.leave(seq)  # of an earlier try: more may be cached by now
             missing, waits = self.composer.missing(seq)
             for key in (*missing, *self.composer.unused(seq)):
                 if self._may_make():
@@ -316,9 +316,13 @@ class Scheduler:
         prefills = (s for s in self.running.values() if s.phase is Phase.PREFILL)
         if self.planner.leader_of(seq, match, prefills) is not None:
             seq.waited = True
+            self._leave_segments(seq)
             return True
         self.answers.drop_covered_by(seq)
-        return self._start(seq)
+        started = self._start(seq)
+        if seq.phase is Phase.WAITING:
+            self._leave_segments(seq)
+        return started
 
     def _start(self, seq: Sequence) -> bool:
         while True:
@@ -351,6 +355,11 @@ class Scheduler:
         self.running[seq.id] = seq
 
     # -- segments ------------------------------------------------------------------
+
+    def _leave_segments(self, seq: Sequence) -> None:
+        """It needs none now: who waits holds none, or nobody else could have their memory."""
+        if self.composer is not None:
+            self.composer.leave(seq)
 
     def want(self, key: SegmentKey) -> None:
         """Have a segment made before a request asks for it, when there is a place."""
@@ -490,8 +499,7 @@ class Scheduler:
 
     def _let_go(self, seq: Sequence) -> None:
         held = self._legs.pop(seq.id, None) or self._rows.pop(seq.id, None)
-        if self.composer is not None:
-            self.composer.leave(seq)
+        self._leave_segments(seq)
         if seq.made is None:
             if held is not None and held.plan is not None:
                 self._abandon(held.plan)
