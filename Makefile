@@ -68,9 +68,9 @@ results: $(VENV)/.dev
 families: $(VENV)/.dev
 	$(BIN)/python -m headwater.models.families.page docs/families.md
 
-# the embedded model, from scratch; goes on where an earlier run stopped: make train TEXTS=FOLDER [RECIPE=smoke]
+# the embedded model, from scratch; goes on where an earlier run stopped: make train TEXTS=FOLDER [RECIPE=smoke] [BEGIN=CHECKPOINT]
 train: $(VENV)/.dev
-	$(BIN)/python -m training --recipe $(or $(RECIPE),cpu) --out build/training-$(or $(RECIPE),cpu) $(if $(TEXTS),--texts $(TEXTS))
+	$(BIN)/python -m training --recipe $(or $(RECIPE),cpu) --out build/training-$(or $(RECIPE),cpu) $(if $(TEXTS),--texts $(TEXTS)) $(if $(BEGIN),--begin $(BEGIN))
 	$(BIN)/python -m training.curve build/training-$(or $(RECIPE),cpu) build/training-$(or $(RECIPE),cpu)/curve.png
 
 # of the live page, for the docs: needs chromium and chromedriver

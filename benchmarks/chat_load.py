@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from os.path import commonprefix
 from pathlib import Path
 
 import measure
@@ -32,8 +33,6 @@ from servers import ServerThread
 from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
 from headwater.models.embedded import embedded
-from headwater.schedule.planner import common_tokens
-from headwater.schedule.sequence import key_of
 from headwater.types import CacheAccount, Event, FinishedEvent, Generation, TokenEvent
 from tests import checkpoints
 
@@ -109,8 +108,7 @@ class Watched:
 
 def longest_shared(prompt: tuple[int, ...], earlier: Iterable[tuple[int, ...]]) -> int:
     """Tokens that `prompt` begins with like one of the earlier texts."""
-    key = key_of(prompt)
-    return max((common_tokens(key, key_of(text), 1) for text in earlier), default=0)
+    return max((len(commonprefix((prompt, text))) for text in earlier), default=0)  # noqa: RUF071 (of any sequences)
 
 
 def chat(client: openai.OpenAI, system: str, salt: str, question: Callable[[], str], turns: int) -> None:

@@ -22,14 +22,12 @@ from pathlib import Path
 import measure
 from engines import Asked, Model, bench_checkpoint, finished, params, sent, settle
 
-from headwater.cache.segments.method import METHODS
 from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
 from headwater.figures.document import document
 from headwater.figures.figure import Figure, Found
 from headwater.figures.hypic.clock import (
     ALONE,
-    BALANCED,
     HYPIC,
     LOAD,
     PREFIX,
@@ -45,7 +43,7 @@ from headwater.types import Fidelity, Generation, Span
 
 LEADING, QUESTION = 64, 32  # tokens
 SIZES, SMALL_SIZES = ((4, 1024), (4, 2048), (4, 4096), (8, 1024), (16, 1024)), ((2, 64), (2, 128), (4, 64))
-FIDELITIES = {HYPIC: Fidelity.FAST, BALANCED: Fidelity.BALANCED}
+FIDELITIES = {HYPIC: Fidelity.FAST}
 
 
 @dataclass(frozen=True)
@@ -106,8 +104,7 @@ def _expect(asked: Asked, way: str, segments: int) -> None:
     """Raises RuntimeError where a way did not do what its name says."""
     account = asked.account
     assert account is not None
-    composed = segments - METHODS[FIDELITIES[way]].whole_of(segments) if way in FIDELITIES else 0
-    if account.segments != composed or (way == RECOMPUTE and account.cached_tokens):
+    if account.segments != (segments if way in FIDELITIES else 0) or (way == RECOMPUTE and account.cached_tokens):
         raise RuntimeError(f"{way} of {segments} segments: {account}")
 
 

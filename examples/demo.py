@@ -29,6 +29,7 @@ HOST = "127.0.0.1"
 START_SECONDS = 60
 ANSWER_TOKENS = 48
 PAGE = 64
+ASKED_ABOUT = 2  # documents that are computed anew at the usual fidelity
 SLACK = 2 * PAGE  # a boundary is floored to its page, and the generation prompt stands after it
 
 console = Console()
@@ -149,12 +150,12 @@ def shared_documents(demo: Demo) -> None:
 
 
 def documents_in_any_order(demo: Demo) -> None:
-    """No prefix is shared, and yet each document is computed once."""
+    """No prefix is shared, and yet all documents are reused but those that are asked about."""
     for turn, (order, question, right) in enumerate(ORDERS):
         asked = demo.ask("documents in any order", question, folders(order, question), right)
-        composed = asked.account["segments"]
-        kept = not turn or composed == len(order)
-        demo.expect(kept, f"documents in any order, {question}: composed of {composed} segments, {len(order)} promised")
+        composed, promised = asked.account["segments"], len(order) - ASKED_ABOUT if turn else 0
+        what = f"composed of {composed} segments, at least {promised} promised"
+        demo.expect(composed >= promised, f"documents in any order, {question}: {what}")
 
 
 def stripped_reasoning(demo: Demo) -> None:

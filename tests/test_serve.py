@@ -9,6 +9,7 @@ import signal
 import ssl
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 
 import httpx
@@ -69,6 +70,27 @@ def test_the_embedded_model_serves_hits_and_stops_when_told(server):
     assert process.returncode == 0
     assert re.search(r"completion\[0\] .*reason=cold .*\n.*completion\[0\] .*reason=full ", log), log
     assert "Traceback" not in log
+
+
+def computed(said, what):
+    """Tokens that a server has computed for something, as soon as there are any; 0 if there are none after all."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        metrics = httpx.get(f"{address(said).removesuffix('/v1')}/metrics").text
+        tokens = float(re.search(rf'headwater_computed_tokens_total{{kind="{what}"}} (\S+)', metrics)[1])
+        if tokens:
+            return tokens
+        time.sleep(0.05)
+    return 0.0
+
+
+def test_answers_of_the_embedded_model_are_kept(server):
+    """Its template puts a space before an answer that has none, and its answers begin with one."""
+    _, said, client = server
+    messages = [{"role": "user", "content": PROMPT}]
+    asked = {"max_tokens": 130, "temperature": 0, "extra_body": {"ignore_eos": True}}
+    client.chat.completions.create(model="any", messages=messages, **asked)
+    assert computed(said, "answer") > 64
 
 
 def events(lines):

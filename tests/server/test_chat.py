@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.errors import TemplateError
+from headwater.models.embedded import embedded
 from headwater.server.chat import ChatPrompter, common_prefix
 from headwater.server.messages import Conversation, template_message
 from headwater.server.template import ChatTemplate
@@ -63,6 +64,11 @@ def test_output_is_kept_where_nothing_is_stripped():
     prompt = prepare(templates.DEFAULT_SYSTEM, [user("one?")])
     assert prompt.keep_output is True
     assert prompt.boundaries.query_end == len(prompt.tokens) - 1
+
+
+def test_output_is_kept_where_the_template_puts_a_space_before_answers_without_one():
+    template = (embedded() / "chat_template.jinja").read_text("utf-8")
+    assert prepare(template, [SYSTEM, user("one?")]).keep_output is True
 
 
 def test_output_is_not_kept_where_its_empty_reasoning_block_will_be_stripped():

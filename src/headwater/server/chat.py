@@ -103,7 +103,8 @@ class ChatPrompter:
 
         first = self._replaced(conversation, user_turns[:1])
         last = first if queries[-1:] == user_turns[:1] else self._replaced(conversation, queries[-1:])
-        kept = [rendered.startswith(text + answer) for rendered in nexts if rendered is not None]
+        # a template may put a space before an answer that has none, since its model begins answers with one
+        kept = [rendered.startswith((text + answer, f"{text} {answer}")) for rendered in nexts if rendered is not None]
         asked = sorted({at for probe in self._marked(conversation) if (at := boundary(probe)) is not None})
         return Boundaries(boundary(first), boundary(last), boundary(nexts[0]), tuple(asked)), not kept or any(kept)
 

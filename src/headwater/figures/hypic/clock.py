@@ -9,7 +9,7 @@ from statistics import median
 from headwater.figures.figure import Figure, Found, Line, Shape
 from headwater.figures.quantile import quantile
 
-RECOMPUTE, PREFIX, HYPIC, BALANCED = "full recompute", "prefix cache", "segments, w = 8", "segments, balanced"
+RECOMPUTE, PREFIX, HYPIC = "full recompute", "prefix cache", "segments, w = 8"
 SPEEDUP, SHARE = 4.9, 0.06  # at the longest prompt; of a segment's prefill, what one more warm segment may cost
 PAPER_SPEEDUPS = {(4, 1024): 1.37, (4, 4096): 4.91, (16, 1024): 4.80}  # by segments and their tokens
 
