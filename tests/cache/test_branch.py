@@ -8,6 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headwater.cache.branch import Place
+from headwater.cache.segments.compose import Widths
+from headwater.cache.segments.store import SegmentKey
 from headwater.types import CacheLayout
 from tests.cache.toy import LAYOUT, PAGE, Toy, floor, key_of, words
 
@@ -118,16 +121,71 @@ def test_every_page_is_a_checkpoint_where_there_are_no_states() -> None:
     assert toy.checkpoints(B) == ()
 
 
-def test_what_would_go_next_is_told_once_no_page_is_free() -> None:
-    toy = Path(replace(LAYOUT, n_pages=2 * (40 // PAGE + LAYOUT.checkpoint_pages) + LAYOUT.slot_pages))
+SMALL = replace(LAYOUT, n_pages=2 * (40 // PAGE + LAYOUT.checkpoint_pages) + LAYOUT.slot_pages)
+NOWHERE = Place("", b"", 0)
+
+
+def test_room_is_made_until_it_would_be_the_branch_s_own_turn() -> None:
+    for asked, kept, other in ((A, A, B), (B, B, A)):
+        toy = Path(SMALL)
+        toy.serve(A)
+        toy.serve(B)
+        make = toy.cache.branches.make_room_below
+        free = toy.cache.stats().pages_free
+        assert make(free, 0, Place("", key_of(asked), 0), NOWHERE)
+        assert toy.cache.stats().pages_free == free
+        assert make(free + 1, 0, Place("", key_of(asked), 0), NOWHERE) == (asked == B), "A is older"
+        assert (toy.match((*other, -1)).checkpoint_tokens == 40) == (asked == A)
+        assert toy.match((*kept, -1)).checkpoint_tokens == 40
+        toy.cache.check()
+
+
+def test_beyond_a_branch_s_place_alone_it_is_kept() -> None:
+    toy = Path(SMALL)
     toy.serve(A)
     toy.serve(B)
-    would = toy.cache.branches.would_evict
     free = toy.cache.stats().pages_free
-    assert not would(free, key_of(A), 0, "")
-    assert would(free + 1, key_of(A), 0, "")
-    assert not would(free + 1, key_of(B), 0, ""), "it is younger"
-    assert not would(free + 1, key_of(A), 40, ""), "not beyond that"
+    assert toy.cache.branches.make_room_below(free + 1, 0, Place("", key_of(A), 40), NOWHERE)
+    assert toy.match((*A, -1)).checkpoint_tokens == 0
+
+
+def test_where_a_leg_is_to_resume_stays_for_it() -> None:
+    toy = Path(SMALL)
+    toy.serve(A, checkpoints=(20, 40))
+    toy.serve(B)
+    pages = toy.cache.stats().pages_free + 2 + LAYOUT.checkpoint_pages
+    assert toy.cache.branches.make_room_below(pages, 0, Place("", key_of(B), 0), Place("", key_of(A), 20))
+    assert toy.match(A).checkpoint_tokens == 20
+    assert toy.match((*B, -1)).checkpoint_tokens == 40
+    toy.cache.check()
+
+
+@pytest.mark.parametrize("elastic", [0, 4])
+def test_each_region_has_room_of_its_own(elastic: int) -> None:
+    toy = Path(replace(LAYOUT, n_pages=40, state_fraction=0.25, elastic_pages=elastic))
+    for tokens in (A, B, C[:12]):
+        toy.serve(tokens)
+    pool, branch = toy.cache._pool, Place("", key_of(B), 0)
+    kv, states = pool.kv.free + 1, pool.states.free
+    assert toy.cache.branches.make_room_below(kv, states, branch, NOWHERE)
+    assert (pool.kv.free >= kv, pool.states.free >= states) == (True, True)
+    toy.cache.check()
+    assert toy.match((*B, -1)).checkpoint_tokens == 40
+    assert not toy.cache.branches.make_room_below(0, 40, branch, NOWHERE)
+    assert toy.match((*B, -1)).checkpoint_tokens == 40
+
+
+def test_segments_beyond_their_share_go_before_any_prefix() -> None:
+    toy = Path(replace(LAYOUT, n_pages=60, transition_pages=1))
+    toy.serve(A)
+    toy.serve(B)
+    made = SegmentKey("", key_of(C), Widths(2, 2))
+    toy.cache.publish_segment(toy.cache.open_segment(made))
+    toy.cache.segments.budget = 0.1
+    free = toy.cache.stats().pages_free
+    assert toy.cache.branches.make_room_below(free + 1, 0, Place("", key_of(A), 0), NOWHERE)
+    assert toy.cache.segments.find(made) is None
+    assert toy.match((*A, -1)).checkpoint_tokens == toy.match((*B, -1)).checkpoint_tokens == 40
 
 
 @given(data=st.data(), tokens=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 6)), min_size=1, max_size=8))

@@ -99,6 +99,19 @@ def test_asking_for_a_victim_changes_nothing(policy: str) -> None:
 
 
 @policies
+def test_who_was_asked_for_a_victim_that_then_goes_otherwise_is_as_if_it_had_not_been(policy: str) -> None:
+    asked, other = filled(policy, None), filled(policy, None)
+    victim = asked.cache.policy.victim(Room.ANY, asked.cache._now)
+    assert victim is not None
+    key = b"".join(node.edge for node in asked.cache._index.path(victim[0]))
+    for toy in (asked, other):
+        toy.cache.branches.drop(key, 0, "")
+        for first in range(400, 440):
+            toy.serve(words(first, 12))
+    assert dump(asked.cache) == dump(other.cache)
+
+
+@policies
 def test_speculative_checkpoints_go_before_other_checkpoints(policy: str) -> None:
     toy = Toy(replace(LAYOUT, n_pages=60, state_fraction=0.5), policy)
     toy.serve(words(1, 12))

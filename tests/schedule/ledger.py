@@ -123,6 +123,7 @@ class Lab:
         decode_reuse: DecodeReuse = "canonical",
         cache: bool = True,
         state_fraction: float | None = None,
+        elastic_pages: int = 0,
         max_model_len: int = 10_000,
     ) -> None:
         self.layout = CacheLayout(
@@ -133,6 +134,7 @@ class Lab:
             checkpoint_pages=checkpoint_pages,
             slot_pages=checkpoint_pages,
             state_fraction=state_fraction,
+            elastic_pages=elastic_pages,
         )
         self.cache = PrefixCache(self.layout, eviction) if cache else NoCache(self.layout)
         limits = Limits(max_running, tokens_per_step, saves_per_step=16, max_model_len=max_model_len)

@@ -1,15 +1,26 @@
-"""What is cached along one key: where work can resume on it, whether it is next to go, and giving up its own end."""
+"""What is cached along one key: where work can resume on it, making room with less than it, giving up its own end."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headwater.cache.eviction import Eviction, Room
+from headwater.cache.evictable import Evictable
+from headwater.cache.evictor import Evictor
 from headwater.cache.index import Index
 from headwater.cache.node import Node
 from headwater.cache.pool import Pool
+from headwater.cache.survey import Survey
 from headwater.types import CacheLayout
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """So many tokens into a key."""
+
+    namespace: str
+    key: bytes
+    at: int
 
 
 @dataclass(frozen=True)
@@ -19,7 +30,8 @@ class Branches:
     layout: CacheLayout
     index: Index
     pool: Pool
-    policy: Eviction
+    evictor: Evictor
+    evictable: Evictable
     now: Callable[[], int]  # the cache's tick
 
     def checkpoints(self, key: bytes, namespace: str) -> tuple[int, ...]:
@@ -34,15 +46,42 @@ class Branches:
         kept = (node for node in path if node.checkpoint is not None and not node.speculative and node.end <= end)
         return tuple(node.end * unit for node in kept)
 
-    def would_evict(self, pages: int, key: bytes, above: int, namespace: str) -> bool:
-        """Whether taking so many pages would begin with what is cached of `key` beyond `above`."""
-        if self.pool.free >= pages:
-            return False
-        path, _ = self._path(key, namespace)
-        own = {node for node in path if node.end * self.layout.unit_tokens > above}
-        rooms = (Room.KV, Room.STATE) if self.pool.split else (Room.ANY,)
-        victims = (self.policy.victim(room, self.now()) for room in rooms)
-        return any(victim is not None and victim[0] in own for victim in victims)
+    def make_room_below(self, kv: int, states: int, branch: Place, resume: Place) -> bool:
+        """Evict what ranks below what is cached of `branch` beyond its place, until so many pages are free.
+
+        False: it would be that branch's own turn. Nothing of it is gone then but guesses before its last checkpoint,
+        nor what a leg needs that starts at `resume`. Nothing at all goes where all else together would be too little.
+        """
+        if self.pool.shortage(kv, states) is None:
+            return True
+        own = self._own(branch)
+        start = self._pinned(resume)
+        try:
+            keep = own if start is None else {*own, start}
+            evictable = self.evictable.beside(Survey([], 0, None, (), (), kv, states), None, keep)
+            if self.pool.shortage(kv, states, evictable) is not None:
+                return False
+            return self.evictor.make_rooms(kv, states, self.now() + 1, own)
+        finally:
+            if start is not None:
+                self.index.unpin(start, start.checkpoint is not None)
+
+    def _own(self, branch: Place) -> set[Node]:
+        """Nodes beyond the place, without guesses that have a checkpoint below them."""
+        path, _ = self._path(branch.key, branch.namespace)
+        last = max((node.end for node in path if node.checkpoint is not None and not node.speculative), default=0)
+        beyond = (node for node in path if node.end * self.layout.unit_tokens > branch.at)
+        return {node for node in beyond if not node.speculative or node.end > last}
+
+    def _pinned(self, place: Place) -> Node | None:
+        """The node that ends at this place, with a pin and its checkpoint held; None if nothing is cached up to it."""
+        units = place.at // self.layout.unit_tokens
+        path, end = self._path(place.key[: units * self.layout.unit_bytes], place.namespace)
+        if not path or end < units:
+            return None
+        node = self.index.boundary(path[-1], units)
+        self.index.pin(node, node.checkpoint is not None)
+        return node
 
     def drop(self, key: bytes, above: int, namespace: str) -> None:
         """Give up what is cached of `key` beyond `above`, from its end on, as far as nobody reads it or shares it."""

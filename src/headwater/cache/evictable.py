@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from headwater.cache.index import Index
@@ -32,10 +32,15 @@ class Evictable:
         kv = max(0, self.index.kv_pages - named * self.index.unit_pages)
         return self._with_segments(kv, max(0, checkpoints))
 
-    def beside(self, survey: Survey, letting_go: Lease | None) -> tuple[int, int]:
-        """What may go while this leg and all leases keep what they name. One lease lets its checkpoint go."""
+    def beside(self, survey: Survey, letting_go: Lease | None, keep: Iterable[Node] = ()) -> tuple[int, int]:
+        """What may go while this leg and all leases keep what they name. One lease lets its checkpoint go.
+
+        keep: nodes that stay with their checkpoints, and the KV before them.
+        """
         guarded: set[Node] = set()
-        held: set[Node] = set()
+        held = set(keep)
+        for kept_node in held:
+            _climb(kept_node, guarded)
         for other in self.leases.values():
             for node in (other.node, other.deep):
                 _climb(node, guarded)

@@ -1,8 +1,12 @@
-"""Carries out what the eviction policy chooses, until there is room."""
+"""Carries out what the eviction policy chooses, until there is room.
+
+`keep` are nodes of which nothing is to go: what would evict one stops right before it, and returns False.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Set as AbstractSet
 
 from headwater.cache.eviction import Eviction, Kind, Room
 from headwater.cache.history import History
@@ -10,6 +14,9 @@ from headwater.cache.index import Index
 from headwater.cache.node import Node
 from headwater.cache.pool import Pool
 from headwater.cache.segments.store import SegmentStore
+
+Nodes = AbstractSet[Node]
+NONE: Nodes = frozenset()
 
 
 class Evictor:
@@ -25,25 +32,26 @@ class Evictor:
         self.kv_pages = 0
         self.reuse: Counter[int] = Counter()  # evicted checkpoints by the number of requests that resumed there
 
-    def make_room(self, room: Room, pages: int, now: int) -> None:
-        """Evict until `pages` are free. The caller has made sure that as many can be."""
+    def make_room(self, room: Room, pages: int, now: int, keep: Nodes = NONE) -> bool:
+        """Evict until `pages` are free. The caller has made sure that as many can be, unless some are kept."""
         region = self._pool.states if room is Room.STATE else self._pool.kv
         while region.free < pages:
-            if not (self._segments.goes_first and self._segments.evict()):
-                self.evict(room, pages - region.free, now)
+            if self._segments.goes_first:
+                self._segments.evict()
+            elif not self.evict(room, pages - region.free, now, keep):
+                return False
+        return True
 
-    def make_rooms(self, kv: int, states: int, now: int) -> None:
+    def make_rooms(self, kv: int, states: int, now: int, keep: Nodes = NONE) -> bool:
         """Evict until `kv` pages are free for KV and `states` for checkpoints and slots, both at once."""
         pool = self._pool
         if not pool.split:
-            self.make_room(Room.ANY, kv + states, now)
-        elif pool.step:
-            self._make_elastic(kv, states, now)
-        else:
-            self.make_room(Room.KV, kv, now)
-            self.make_room(Room.STATE, states, now)
+            return self.make_room(Room.ANY, kv + states, now, keep)
+        if pool.step:
+            return self._make_elastic(kv, states, now, keep)
+        return self.make_room(Room.KV, kv, now, keep) and self.make_room(Room.STATE, states, now, keep)
 
-    def _make_elastic(self, kv: int, states: int, now: int) -> None:
+    def _make_elastic(self, kv: int, states: int, now: int, keep: Nodes) -> bool:
         """Regions first take what is free in the other one, then evict their own, then what the other one can.
 
         A segment has pages in both, so after each one that goes what is free is looked at anew.
@@ -56,24 +64,30 @@ class Evictor:
                 if self._segments.goes_first:
                     self._segments.evict()
                 elif self._policy.victim(room, now) is not None:
-                    self.evict(room, wanted - region.free, now)
+                    if not self.evict(room, wanted - region.free, now, keep):
+                        return False
                 else:
                     pool.trade(kv, states)
                     steps = -((region.free - wanted) // pool.step)
-                    if steps > 0 and not self._segments.evict():
-                        self.evict(other, kept + steps * pool.step - lender.free, now)
+                    short = kept + steps * pool.step - lender.free
+                    if steps > 0 and not (self._segments.evict() or self.evict(other, short, now, keep)):
+                        return False
+        return True
 
-    def evict(self, room: Room, pages: int, now: int) -> None:
+    def evict(self, room: Room, pages: int, now: int, keep: Nodes = NONE) -> bool:
         """Give up one checkpoint, or up to `pages` of one leaf's tail; where no prefix may go, a segment."""
         victim = self._policy.victim(room, now)
         if victim is None and self._segments.evict():
-            return
+            return True
+        if keep and (victim is None or victim[0] in keep):
+            return False
         assert victim is not None, f"the policy finds nothing to evict for {room}, {pages} pages short"
         node, kind = victim
         if kind is Kind.TAIL:
             self._trim(node, pages)
         else:
             self._give_up(node, kind)
+        return True
 
     def give_up_surplus(self, node: Node, now: int) -> None:
         """Evict what the policy does not want to keep now that a path down to `node` was committed."""

@@ -55,7 +55,7 @@ class PrefixCache:
         self._plans: dict[int, tuple[Lease, OpenPlan]] = {}
         self._evictable = Evictable(layout, self._index, self.segments, self._leases)
         self._now = 0  # ticks: one a reserve, one a commit
-        self.branches = Branches(layout, self._index, self._pool, self.policy, lambda: self._now)
+        self.branches = Branches(layout, self._index, self._pool, self._evictor, self._evictable, lambda: self._now)
         self._reserves = self._commits = self._abandons = 0
         self._resumes = self._resumed_tokens = 0
         if begin is not None:
@@ -300,13 +300,13 @@ class PrefixCache:
             self._index.confirm(node, self._now)
 
     def _replace(self, node: Node, position: int) -> None:
-        """Drop the rolling checkpoint at `position` above `node`, unless somebody else needs it."""
+        """Drop the rolling checkpoint at `position` above `node`, unless somebody else needs it or resumed there."""
         climb: Node | None = node
         while climb is not None and climb.end > position:
             climb = climb.parent
         if climb is None or climb.end != position or climb.checkpoint is None:
             return
-        if not climb.pins and len(climb.children) <= 1:
+        if not (climb.pins or climb.hits) and len(climb.children) <= 1:
             self._pool.states.give(self._index.drop(climb, evicted=False))
 
     def abandon(self, plan: Plan) -> None:

@@ -11,12 +11,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headwater.errors import OutOfPages
+from headwater.cache.branch import Place
 from headwater.schedule.planner import Cache
 from headwater.schedule.sequence import Sequence, key_of
 from headwater.types import CacheLayout, Draft, Generation, Healing, Plan, SamplingParams
 
-QUEUED = 64  # prefixes that wait to be healed; where there are more, the one that waits longest is given up
+QUEUED = 64  # prefixes that are or wait to be healed; where there are more, the one that waits longest is given up
 
 
 @dataclass(slots=True, eq=False)
@@ -53,57 +53,70 @@ class Healer:
         end = ended.known_tokens // unit * unit
         if self.when is Healing.OFF or ended.marked_from is None or end <= ended.marked_from:
             return
-        key = key_of(ended.tokens[:end])
+        marked = ended.key_until(end)
         for other in tuple(self.queue):
-            if other.namespace == ended.namespace and key.startswith(other.key):
+            if other.namespace == ended.namespace and marked.startswith(other.marked):
                 self.queue.remove(other)
                 self.superseded += 1
-        if len(self.queue) == QUEUED:
+        if self.queue and len(self.queue) + (self.seq is not None) >= QUEUED:
             self.queue.popleft()
             self.given_up += 1
-        self.queue.append(Approximate(ended.namespace, key, ended.key_until(end), ended.marked_from))
+        self.queue.append(Approximate(ended.namespace, key_of(ended.tokens[:end]), marked, ended.marked_from))
 
     def stop(self) -> None:
         """Nothing more is healed."""
         self.when = Healing.OFF
+        self.given_up += len(self.queue)
         self.queue.clear()
 
     # -- one at a time
 
     def current(self, new_id: Callable[[], int]) -> Sequence | None:
-        """What is being healed, or the next that can be; None where nothing is left."""
-        while self.seq is None and self.queue:
-            self._begin(self.queue.popleft(), new_id)
+        """What is being healed, or the next in the queue; None where nothing is left. Asks the cache nothing."""
+        if self.seq is None and self.queue:
+            one = self._healed = self.queue.popleft()
+            generation = Generation(tuple(array("i", one.key)), SamplingParams(), one.namespace)
+            self.seq = Sequence(new_id(), generation, samples=False)
         return self.seq
 
-    def _begin(self, one: Approximate, new_id: Callable[[], int]) -> None:
-        """Up to the last checkpoint under marks, which is where the next turn would resume."""
-        positions = self._positions(one)
-        if not positions:
-            self.given_up += 1
-            return
-        end = positions[-1]
-        start = self._cache.match(one.key, end + 1, one.namespace).checkpoint_tokens
-        if start >= end:
-            self._replaced(one)
-            return
-        tokens = array("i", one.key)[:end]
-        self.seq = Sequence(new_id(), Generation(tuple(tokens), SamplingParams(), one.namespace), samples=False)
-        self.seq.computed, self.seq.checkpoints = start, positions
-        self._healed = one
+    def next_leg(self, seq: Sequence, tokens: int) -> Plan | None:
+        """At most so many tokens, up to the next place for a checkpoint.
+
+        None where there is no memory for it; or where nothing is left to do, and `seq` is not what is healed any more.
+        """
+        one = self._healed
+        assert one is not None, "a prefix that is healed is known"
+        there = self._positions(one)
+        if not there or (seq.checkpoints and seq.n_prompt not in there):
+            self.ended(seq)
+            return None
+        if not seq.checkpoints and not self._begin(seq, one, there):
+            self.completed(seq)
+            return None
+        draft = self._draft(seq, one, tokens)
+        if not self._make_room(seq, one, draft):
+            return None
+        plan = self._cache.reserve(draft)
+        seq.planned = draft.end
+        one.rolling = None if draft.end in seq.checkpoints else draft.end
+        return plan
 
     def _positions(self, one: Approximate) -> tuple[int, ...]:
         """Of its checkpoints, those of approximate states."""
         there = self._cache.branches.checkpoints(one.marked, one.namespace)
         return tuple(at for at in there if at > one.marked_from)
 
-    def next_leg(self, seq: Sequence, tokens: int) -> Plan | None:
-        """At most so many tokens, up to the next place for a checkpoint; None where there is no memory for it."""
-        one = self._healed
-        assert one is not None, "a prefix that is healed is known"
+    def _begin(self, seq: Sequence, one: Approximate, there: tuple[int, ...]) -> bool:
+        """Up to the last checkpoint under marks, where the next turn would resume. False: that is exact already."""
+        seq.cut(there[-1])
+        seq.checkpoints = there
+        seq.computed = self._cache.match(one.key, seq.n_prompt + 1, one.namespace).checkpoint_tokens
+        return seq.computed < seq.n_prompt
+
+    def _draft(self, seq: Sequence, one: Approximate, tokens: int) -> Draft:
         end = min(at for at in (*seq.checkpoints, seq.computed + tokens) if at > seq.computed)
         end = end // self._layout.unit_tokens * self._layout.unit_tokens
-        draft = Draft(
+        return Draft(
             request=seq.id,
             namespace=seq.namespace,
             key=seq.key,
@@ -116,24 +129,15 @@ class Healer:
             counts=False,
             hold_checkpoint=False,
         )
-        if not self._is_worth_it(one, seq, draft):
-            return None
-        try:
-            plan = self._cache.reserve(draft)
-        except OutOfPages:
-            return None
-        seq.planned = end
-        one.rolling = None if end in seq.checkpoints else end
-        return plan
 
-    def _is_worth_it(self, one: Approximate, seq: Sequence, draft: Draft) -> bool:
-        """Not once its own marked prefix is gone, or would go next to make room: all that is left ranks above it."""
-        if seq.n_prompt not in self._positions(one):
-            return False
+    def _make_room(self, seq: Sequence, one: Approximate, draft: Draft) -> bool:
+        """Not with its own marked prefix: once that would go next, all that is left ranks above it."""
         layout = self._layout
         kv = -(-(draft.end - draft.start) // layout.page_size) * layout.kv_pages_per_unit
-        pages = kv + layout.checkpoint_pages + (layout.slot_pages if seq.slot is None else 0)
-        return not self._cache.branches.would_evict(pages, one.marked, one.marked_from, one.namespace)
+        states = layout.checkpoint_pages + (layout.slot_pages if seq.slot is None else 0)
+        marked = Place(one.namespace, one.marked, one.marked_from)
+        resume = Place(one.namespace, seq.key, draft.start)
+        return self._cache.branches.make_room_below(kv, states, marked, resume)
 
     # -- its ends
 
@@ -150,13 +154,15 @@ class Healer:
     def park(self) -> Sequence | None:
         """It is to go on later, and first. Returns what was being healed."""
         seq, one = self.seq, self._healed
-        if one is not None and self.when is not Healing.OFF:
+        if one is not None and self.when is Healing.OFF:
+            self.given_up += 1
+        elif one is not None:
             self.queue.appendleft(one)
         self.seq = self._healed = None
         return seq
 
     def ended(self, seq: Sequence) -> None:
-        """It was cancelled; nothing happens where `seq` is not what is being healed."""
+        """It was cancelled, or cannot be healed; nothing happens where `seq` is not what is being healed."""
         if seq is self.seq:
             self.seq = self._healed = None
             self.given_up += 1

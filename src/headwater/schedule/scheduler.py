@@ -108,7 +108,7 @@ class Scheduler:
     @property
     def computing(self) -> int:
         """What runs because somebody asked for it: all but what is healed."""
-        return len(self.running) - (self.healer.seq is not None)
+        return sum(seq is not self.healer.seq for seq in self.running.values())
 
     def new_id(self) -> int:
         """Ids grow with arrival."""
@@ -432,7 +432,7 @@ class Scheduler:
 
     def _may_heal(self) -> bool:
         """Whether nobody waits for anything; and nothing runs, or only requests that healing may go on beside."""
-        if self.healer.when is Healing.OFF or len(self.waiting) or self.answers or self.wanted:
+        if self.healer.when is Healing.OFF or self._full or len(self.waiting) or self.answers or self.wanted:
             return False
         if self.healer.when is Healing.IDLE:
             return not self.computing
@@ -441,9 +441,16 @@ class Scheduler:
     def _park_healing(self) -> None:
         """Make way at once: what its legs have computed is cached, and from there it goes on later."""
         seq = self.healer.park()
-        if seq is not None:
+        if seq is None:
+            return
+        if seq.id in self.running:
             self._let_go(seq)
-            seq.phase = Phase.DONE
+        seq.phase = Phase.DONE
+
+    def _let_healing_wait(self) -> None:
+        """Until somebody has come or left: those that run need the memory."""
+        self._park_healing()
+        self._full = True
 
     def _heal(self) -> None:
         """One leg of the prefix that is being healed, or the next one, in what the budget leaves."""
@@ -454,9 +461,11 @@ class Scheduler:
                 return
 
     def _plan_healing(self, tokens: int, seq: Sequence) -> bool:
-        """False: this one is given up."""
+        """False: nothing of this one is computed now."""
         plan = self.healer.next_leg(seq, tokens)
-        if plan is None:
+        if plan is None and self.healer.seq is seq and self.computing:
+            self._let_healing_wait()
+        elif plan is None:
             self.cancel(seq)
         elif seq.slot is None:
             self._begin(seq, plan)
@@ -467,10 +476,13 @@ class Scheduler:
     # -- when memory runs out --------------------------------------------------------
 
     def _make_room_for(self, seq: Sequence, error: OutOfPages) -> bool:
-        """Free memory for `seq`: an answer first, then the request that came last, if need be `seq` itself.
+        """Free memory for `seq`: what is healed first, then an answer, then the request that came last, maybe `seq`.
 
         False if `seq` is to wait for older requests to end.
         """
+        if self.healer.seq is not None:
+            self._let_healing_wait()
+            return True
         if self._drop_running_answer():
             return True
         victim = self.running[max(self.running)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence as Pages
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from headwater.cache.segments.compose import Widths
@@ -76,6 +76,11 @@ class Sequence:
     def __post_init__(self) -> None:
         self.tokens = list(self.generation.prompt)
         self.key = key_of(self.generation.prompt)
+
+    def cut(self, end: int) -> None:
+        """Only the first `end` tokens of its prompt are to be computed; it has not begun."""
+        self.generation = replace(self.generation, prompt=self.generation.prompt[:end])
+        self.__post_init__()
 
     def answer_end(self, unit: int) -> int | None:
         """Up to where its answer is to be prefilled, so that the next turn resumes there. `unit`: the grid.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from headwater.cache.eviction.policy import Room, Victim
 from headwater.cache.eviction.ranked import Ranked
 from headwater.cache.eviction.ranking import Rank
 from headwater.cache.eviction.worth import Worth
@@ -22,20 +21,13 @@ class Gdsf(Ranked):
         self._worth = Worth(layout)
         self._age = 0.0  # L
         self._used: dict[Node, tuple[int, float]] = {}  # time of the last use, and L then
-        self._chosen: tuple[Node, float] | None = None  # what was last asked to go, and its H
 
     def changed(self, node: Node) -> None:
-        if node.checkpoint is None:
-            self._used.pop(node, None)
-            if self._chosen is not None and self._chosen[0] is node:
-                self._age, self._chosen = max(self._age, self._chosen[1]), None
+        if node.checkpoint is None and node in self._used:
+            if node.end in node.lost:  # it was evicted, not replaced
+                self._age = max(self._age, self._h(node)[0])
+            del self._used[node]
         super().changed(node)
-
-    def victim(self, room: Room, now: int) -> Victim | None:
-        victim = super().victim(room, now)
-        if victim is not None and victim[0].checkpoint is not None:
-            self._chosen = victim[0], self._h(victim[0])[0]
-        return victim
 
     def _h(self, node: Node) -> Rank:
         time, age = self._used.get(node, (-1, 0.0))

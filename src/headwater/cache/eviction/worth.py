@@ -15,12 +15,12 @@ class Worth:
     """
 
     def __init__(self, layout: CacheLayout) -> None:
-        self._flops, self._unit = layout.flops, layout.unit_tokens
+        self._flops, self._unit, self._checkpoint_pages = layout.flops, layout.unit_tokens, layout.checkpoint_pages
         self._unit_pages = layout.kv_pages_per_unit * (layout.unit_tokens // layout.page_size)
 
     def of(self, node: Node) -> float:
         saved = self._flops.between(base(node) * self._unit, node.end * self._unit)
-        return saved / max(1, len(node.checkpoint or ()) + self._kv(node))
+        return saved / max(1, self._checkpoint_pages + self._kv(node))
 
     def _kv(self, node: Node) -> int:
         if node.children:
