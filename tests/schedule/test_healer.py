@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from headwater.errors import OutOfPages
@@ -62,6 +62,7 @@ class HealingLab(Lab):
 @pytest.mark.parametrize("healing", [Healing.IDLE, Healing.ALWAYS])
 @SETTINGS
 @given(seed=st.integers(0, 10**9))
+@example(seed=4732)  # alone in the smallest arena, and what another one published beside it is held twice
 def test_random_traffic_reads_only_what_was_promised_and_loses_nothing(healing: Healing, seed: int) -> None:
     rng = random.Random(seed)
     checkpoint_pages, longest = rng.choice([1, 2, 5]), rng.choice([40, 80])

@@ -487,12 +487,24 @@ class Scheduler:
             return True
         victim = self.running[max(self.running)]
         if victim is seq and len(self.running) == 1:
-            self.give_up(seq, error)  # alone, and still too large: check_fits should have refused it
+            self._start_over(seq, error)
             return True
         if victim is seq and seq.phase is Phase.PREFILL:
             return False
         self._preempt(victim)
         return True
+
+    def _start_over(self, seq: Sequence, error: OutOfPages) -> None:
+        """It is alone and memory is short: what others published beside it, it holds twice until it begins again.
+
+        If that does not help, check_fits should have refused it.
+        """
+        if seq.started_over:
+            self.give_up(seq, error)
+            return
+        seq.started_over = True
+        self._preempt(seq)
+        self._crowded = False  # nobody is left to leave
 
     def give_up(self, seq: Sequence, error: Exception) -> None:
         """End a request that cannot be served; the engine tells it from `failures`. Between steps, or in planning."""

@@ -66,6 +66,7 @@ class Sequence:
     account: CacheAccount | None = None
     waited: bool = False
     preemptions: int = 0
+    started_over: bool = False  # being alone, for want of memory
     composition: Composition | None = None  # until its composed leg ran
     marked_from: int | None = None  # where what is cached of it begins to be approximate, and its key to be marked
     anew: tuple[Span, ...] | None = None  # its segments that are computed whole for what is asked, once chosen
