@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 VOCABULARY = 4096
@@ -101,26 +101,24 @@ ALL = {**RECALL, "memory": 0.3, "persona": 0.2, "tool": 0.3, "text": 0.3}
 FIRST = {"pairs": 1.0, "single": 0.2}
 SECOND = {"pairs": 0.4, "single": 1.0, "two_hop": 0.1, "absent": 0.1, "memory": 0.2, "text": 0.1}
 FURTHER = {"single": 1.0, "two_hop": 1.0, "absent": 0.6, "memory": 0.2, "persona": 0.2, "tool": 0.8, "text": 0.2}
-RECIPES: dict[str, Recipe] = {
-    "cpu": Recipe(
-        hidden=192,
-        layers=8,
-        heads=3,
-        intermediate=512,
-        stages=(
-            Stage(256, 16, 600, FIRST),
-            Stage(384, 12, 700, SECOND),
-            Stage(768, 6, 900, ALL),
-            Stage(1280, 4, 500, ALL),
-            Stage(2304, 2, 200, ALL),
-            Stage(4352, 2, 80, ALL),
-        ),
+CPU = Recipe(
+    hidden=192,
+    layers=8,
+    heads=3,
+    intermediate=512,
+    stages=(
+        Stage(256, 16, 600, FIRST),
+        Stage(384, 12, 700, SECOND),
+        Stage(768, 6, 900, ALL),
+        Stage(1280, 4, 500, ALL),
+        Stage(2304, 2, 200, ALL),
+        Stage(4352, 2, 80, ALL),
     ),
-    "further": Recipe(
-        hidden=192,
-        layers=8,
-        heads=3,
-        intermediate=512,
+)
+RECIPES: dict[str, Recipe] = {
+    "cpu": CPU,
+    "further": replace(
+        CPU,
         stages=(
             Stage(768, 6, 1200, FURTHER),
             Stage(1280, 4, 1000, FURTHER),

@@ -18,6 +18,12 @@ def test_each_document_is_marked_and_so_is_the_end_of_the_last() -> None:
     assert {made["content"] for (made,) in others} == {f"Documents:\n\n{order}Who?" for order in ORDERS}
 
 
+def test_documents_may_be_named_in_another_order_than_they_stand_in() -> None:
+    one = item(messages=[{"role": "user", "content": "Documents:\n\nD1\n\nD2\n\nWho?"}], documents=TWO[::-1])
+    (message,) = marked(one, 0)
+    assert message["content"].removeprefix("Documents:\n\n").removesuffix("Who?") in ORDERS
+
+
 def test_marks_that_are_there_already_are_not_doubled() -> None:
     content = f"Read.\n\n{SEPARATOR}D1\n\n{SEPARATOR}D2\n\n{SEPARATOR}"
     asked = {"role": "user", "content": "Who?"}

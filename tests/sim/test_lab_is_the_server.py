@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from headwater.engine.selfcheck import SelfCheck
-from headwater.mixers import numerics
-from headwater.mixers.numerics import Numerics, prepare_process
-from headwater.models.load import LoadedModel, load_model
+from headwater.models.load import LoadedModel
 from headwater.models.profiles.folder import profile_of
 from headwater.sim.cost import StepCost
 from headwater.sim.devices import load_device
@@ -18,19 +16,10 @@ from headwater.sim.serving import Engine, Serving
 from headwater.sim.setup import Setup
 from headwater.traces.loads import make_arrivals
 from headwater.traces.request import Request, Trace
-from tests.checkpoints import checkpoint
 from tests.exactness.rig import Answer, Make, words
 
 SESSIONS, TURNS, OUTPUT = 5, 4, 40
 TOKENS_PER_STEP = 512
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> tuple[LoadedModel, Path]:
-    prepare_process(2)
-    numerics.use(Numerics())
-    path: Path = checkpoint(tmp_path_factory.mktemp("lab"), "qwen3_5")
-    return load_model(path, "float32"), path
 
 
 def conversation(make: Make, pages: int, **policies: str) -> tuple[list[Answer], object]:

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from headwater.engine.selfcheck import SelfCheck
-from headwater.mixers import numerics
-from headwater.mixers.numerics import Numerics, prepare_process
-from headwater.models.load import LoadedModel, load_model
+from headwater.models.load import LoadedModel
 from headwater.models.profiles.folder import profile_of
 from headwater.sim.cost import StepCost
 from headwater.sim.devices import load_device
@@ -21,20 +19,11 @@ from headwater.sim.setup import Setup
 from headwater.traces.loads import make_arrivals
 from headwater.traces.request import Request, Trace
 from headwater.types import Fidelity, Span
-from tests.checkpoints import checkpoint
 from tests.exactness.rig import Answer, Make, words
 
 OUTPUT, TOKENS_PER_STEP = 20, 512
 SETTINGS = {"placement": "structural", "eviction": "lru", "healing": "off"}
 DOCUMENTS = [words(n, "document", n) for n in (200, 90, 333, 150, 40, 260)]
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> tuple[LoadedModel, Path]:
-    prepare_process(2)
-    numerics.use(Numerics())
-    path: Path = checkpoint(tmp_path_factory.mktemp("lab"), "qwen3_5")
-    return load_model(path, "float32"), path
 
 
 def sessions(make: Make, pages: int, fidelity: Fidelity) -> tuple[list[Answer], list[tuple[Span, ...]], object]:

@@ -57,6 +57,7 @@ def marked(item: Item, number: int) -> list[Json]:
         if held:
             assert isinstance(content, str), "only text holds documents"
             rest = content.replace(SEPARATOR, "")
+            held.sort(key=rest.find)
             between = []
             for text in held:
                 before, _, rest = rest.partition(text)
