@@ -7,6 +7,7 @@ import os
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 from training.machine import settle
 
@@ -20,19 +21,19 @@ from training.loop import Training  # noqa: E402
 from training.model import compiled  # noqa: E402
 from training.recipe import RECIPES  # noqa: E402
 from training.tasks.example import KINDS  # noqa: E402
-from training.text import passages  # noqa: E402
+from training.tasks.text import passages  # noqa: E402
 
 SHOWN_EVERY = 20  # steps
 
 
-def means(entries: list[dict[str, float]]) -> dict[str, float]:
-    """Of the log's figures; shares of right answers are weighted by the number of answers."""
-    shown = {"loss": sum(e["loss"] for e in entries) / len(entries)}
+def told(entries: list[dict[str, Any]]) -> str:
+    """Means of the log's figures; shares of right answers are weighted by the number of answers."""
+    shown = {"loss": sum(e["loss"] for e in entries) / len(entries)} if "loss" in entries[0] else {}
     for kind in KINDS:
         n = sum(e.get(f"n_{kind}", 0) for e in entries)
         if n:
             shown[kind] = sum(e.get(f"n_{kind}", 0) * e.get(f"right_{kind}", 0) for e in entries) / n
-    return shown
+    return "  ".join(f"{name} {value:.3f}" for name, value in shown.items())
 
 
 def main() -> None:
@@ -61,18 +62,19 @@ def main() -> None:
     if options.begin is not None and training.step == 0:
         adopt(training.model, options.begin)
     seconds = time.perf_counter()
-    seen: list[dict[str, float]] = []
+    seen: list[dict[str, Any]] = []
     for entry in training.run(options.texts, options.until):
         seen.append(entry)
         if entry["step"] % SHOWN_EVERY == 0:
             speed = sum(e["tokens"] for e in seen) / (time.perf_counter() - seconds)
-            shown = "  ".join(f"{name} {value:.3f}" for name, value in means(seen).items())
             print(
                 f"step {entry['step']} of {training.recipe.steps}  length {entry['length']}  "
-                f"{shown}  {speed:,.0f} tokens/s",
+                f"{told(seen)}  {speed:,.0f} tokens/s",
                 flush=True,
             )
             seconds, seen = time.perf_counter(), []
+        for row in entry.get("held_out", ()):
+            print(f"held out  length {row['length']}  {told([row])}", flush=True)
     export(training.model, training.recipe, file, options.out / "checkpoint", torch.bfloat16)
 
 

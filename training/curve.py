@@ -1,4 +1,7 @@
-"""The picture of a run: loss, and the share of right answers by kind, over the tokens it has seen."""
+"""The picture of a run: loss, and the share of right answers by kind, over the tokens it has seen.
+
+Circles are held-out answers after each stage, of all lengths up to there.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,17 @@ def lines(entries: list[dict[str, Any]], points: int = POINTS) -> tuple[list[flo
     return seen, found
 
 
+def circles(entries: list[dict[str, Any]]) -> dict[str, list[tuple[float, float]]]:
+    """By kind: millions of tokens seen, and the share of held-out answers that is right then."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for entry, seen in zip(entries, accumulate(entry["tokens"] for entry in entries), strict=True):
+        for kind in KINDS:
+            share = _share(entry.get("held_out", []), kind)
+            if share is not None:
+                found.setdefault(kind, []).append((seen / 1e6, share))
+    return found
+
+
 def _share(group: list[dict[str, Any]], kind: str) -> float | None:
     asked = sum(entry.get(f"n_{kind}", 0) for entry in group)
     right = sum(entry.get(f"n_{kind}", 0) * entry.get(f"right_{kind}", 0.0) for entry in group)
@@ -44,15 +58,18 @@ def draw(log: Path, picture: Path) -> None:
 
     entries = (json.loads(line) for line in log.read_text("utf-8").splitlines())
     by_step = {entry["step"]: entry for entry in entries}  # steps that were done again after a stop count once
-    seen, found = lines([by_step[step] for step in sorted(by_step)])
+    run = [by_step[step] for step in sorted(by_step)]
+    (seen, found), held_out = lines(run), circles(run)
     figure, (above, below) = pyplot.subplots(2, 1, figsize=(8, 7), sharex=True, layout="constrained")
     above.plot(seen, found.pop("loss"), color="black")
     above.set_ylabel("loss of what is learned, nats a token")
     above.set_yscale("log")
     for kind, shares in found.items():
         points = [(x, 100 * y) for x, y in zip(seen, shares, strict=True) if y is not None]
-        below.plot(*zip(*points, strict=True), label=kind)
-    below.set_ylabel("answers right, % (train)")
+        (line,) = below.plot(*zip(*points, strict=True), label=kind)
+        for x, y in held_out.get(kind, ()):
+            below.plot(x, 100 * y, "o", color=line.get_color(), markeredgecolor="black")
+    below.set_ylabel("answers right, % (circles: held out)")
     below.set_xlabel("million tokens seen")
     below.legend(ncols=4, fontsize="small")
     figure.savefig(picture, dpi=100)

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections import defaultdict
 from collections.abc import Iterator
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +15,15 @@ import torch
 import torch.nn.functional as F
 
 from headwater.models.families import read_config
+from training.answers import answers, shares
 from training.batches import Batch, batches
 from training.export import TOKENIZER
+from training.held_out import held_out
 from training.model import TrainedHybrid
 from training.muon import Muon
 from training.recipe import Recipe
 from training.segments import Apart
-from training.source import LABELS, OTHER, PROMPT
-from training.tasks.example import TEXT
+from training.source import Source
 
 LOG, STATE = "log.jsonl", "state.pt"
 SAVED_EVERY = 100  # steps
@@ -47,24 +46,30 @@ class Training:
         if (folder / STATE).exists():
             self._restore(torch.load(folder / STATE, map_location=device, weights_only=False))
 
-    def run(self, texts: Path | None, until: int | None = None) -> Iterator[dict[str, float]]:
-        """Train to the end of the recipe, or to a step before it; yields what the log has of each step."""
+    def run(self, texts: Path | None, until: int | None = None) -> Iterator[dict[str, Any]]:
+        """Train to the end of the recipe, or to a step before it; yields what the log has of each step.
+
+        The last one of a stage has held-out answers as well, of each length so far.
+        """
         last = self.recipe.steps if until is None else until
-        source = batches(self.recipe, self.folder / TOKENIZER, texts, self.step)
+        drawn = batches(self.recipe, self.folder / TOKENIZER, texts, self.step)
         with (self.folder / LOG).open("a", encoding="utf-8") as log:
-            for batch in source:
+            for batch in drawn:
                 if self.step >= last:
                     break
                 entry = self.learn(batch)
+                if lengths := self.recipe.lengths_until(self.step):
+                    source = Source.load(self.folder / TOKENIZER, None)
+                    entry["held_out"] = held_out(self.model, source, lengths, self.recipe.seed)
                 log.write(json.dumps(entry) + "\n")
                 log.flush()
                 yield entry
                 if self.step % SAVED_EVERY == 0:
                     self.save()
-        source.close()  # type: ignore[attr-defined]
+        drawn.close()  # type: ignore[attr-defined]
         self.save()
 
-    def learn(self, batch: Batch) -> dict[str, float]:
+    def learn(self, batch: Batch) -> dict[str, Any]:
         """One step; what the log has of it."""
         start, rate = time.perf_counter(), self.recipe.rate_at(self.step)
         for optimiser in self.optimisers:
@@ -137,17 +142,4 @@ def losses(model: TrainedHybrid, batch: Batch, recipe: Recipe, step: int) -> tup
         measured = {"loss": float(loss)}
         if bool((label_S > 1).any()):
             measured["answer_loss"] = float(each_S[label_S > 1].mean())
-    return loss, measured | right_answers(label_BT, right_BT)
-
-
-def right_answers(label_BT: torch.Tensor, right_BT: torch.Tensor) -> dict[str, float]:
-    """For each kind of question, how many answers there are and the share of them that is right throughout."""
-    counts: dict[str, list[bool]] = defaultdict(list)
-    for label_T, right_T in zip(label_BT.tolist(), right_BT.tolist(), strict=True):
-        for label, run in groupby(zip(label_T, right_T, strict=True), key=lambda pair: pair[0]):
-            counts[LABELS[label]].append(all(right for _, right in run))
-    measured: dict[str, float] = {}
-    for name, all_right in counts.items():
-        if name not in (PROMPT, OTHER, TEXT):
-            measured |= {f"n_{name}": len(all_right), f"right_{name}": sum(all_right) / len(all_right)}
-    return measured
+    return loss, measured | shares(answers(label_BT, right_BT))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 VOCABULARY = 4096
@@ -55,6 +56,12 @@ class Recipe:
             left -= stage.steps
         raise ValueError(f"step {step} of {self.steps}")
 
+    def lengths_until(self, step: int) -> list[int]:
+        """Where a stage ends after so many steps: the lengths of sequences up to there. Elsewhere none."""
+        ends = list(accumulate(stage.steps for stage in self.stages))
+        done = self.stages[: ends.index(step) + 1] if step in ends else ()
+        return list(dict.fromkeys(stage.length for stage in done))
+
     def rate_at(self, step: int) -> float:
         """What the learning rates are multiplied by."""
         to_end = (self.steps - step) / max(1, round(self.cool * self.steps))
@@ -101,6 +108,7 @@ ALL = {**RECALL, "memory": 0.3, "persona": 0.2, "tool": 0.3, "text": 0.3}
 FIRST = {"pairs": 1.0, "single": 0.2}
 SECOND = {"pairs": 0.4, "single": 1.0, "two_hop": 0.1, "absent": 0.1, "memory": 0.2, "text": 0.1}
 FURTHER = {"single": 1.0, "two_hop": 1.0, "absent": 0.6, "memory": 0.2, "persona": 0.2, "tool": 0.8, "text": 0.2}
+THIRD = {"single": 1.2, "two_hop": 2.0, "absent": 1.0, "memory": 0.15, "persona": 0.2, "tool": 1.0, "text": 0.15}
 CPU = Recipe(
     hidden=192,
     layers=8,
@@ -127,6 +135,20 @@ RECIPES: dict[str, Recipe] = {
         ),
         cool=1.0,
         apart=0.6,
+    ),
+    "third": replace(
+        CPU,
+        stages=(
+            Stage(768, 6, 500, THIRD),
+            Stage(1280, 4, 2000, THIRD),
+            Stage(2304, 2, 1000, THIRD),
+            Stage(4352, 1, 900, THIRD),
+        ),
+        muon_lr=0.015,
+        adam_lr=0.002,
+        cool=1.0,
+        seed=8,
+        apart=0.4,
     ),
     "smoke": Recipe(
         hidden=64,

@@ -18,7 +18,7 @@ from training.tasks.example import KINDS, PAIRS, RECALL
 from training.tasks.mixture import FEWEST_TOKENS
 from training.tasks.recall import SEGMENT
 from training.tasks.split import TRAIN
-from training.text import Passages, fallback, passages
+from training.tasks.text import Passages, fallback, passages
 
 SHORTEST = 0.5  # share of the room left that a conversation is to fill at least
 LEAST_ROOM = 48  # tokens that are worth filling
@@ -44,7 +44,7 @@ class Source:
         return cls(tokens.load(tokenizer), passages(texts) if texts else fallback())
 
     def sequence(
-        self, rng: random.Random, length: int, kind: str, recall: dict[str, float]
+        self, rng: random.Random, length: int, kind: str, recall: dict[str, float], split: str = TRAIN
     ) -> tuple[list[int], list[int]]:
         """At most `length` ids, and their labels' places in LABELS; conversations follow each other until it is full.
 
@@ -57,7 +57,7 @@ class Source:
         kinds = recall if kind in RECALL else {kind: 1.0}
         while (room := length - len(ids)) >= LEAST_ROOM:
             wanted = max(FEWEST_TOKENS, round(room * rng.uniform(SHORTEST, 1.0)))
-            example = draw(rng, wanted, TRAIN, kinds if room >= FEWEST_TOKENS else {PAIRS: 1.0}, texts=self.texts)
+            example = draw(rng, wanted, split, kinds if room >= FEWEST_TOKENS else {PAIRS: 1.0}, texts=self.texts)
             more, weights = tokens.encode(example, self.tokenizer)
             ids += more[:room]
             labels += labelled(example, weights)[:room]

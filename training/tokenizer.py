@@ -17,9 +17,9 @@ from training.tasks.budget import Count
 from training.tasks.example import KINDS, TEXT
 from training.tasks.recall import SEGMENT
 from training.tasks.split import TRAIN
+from training.tasks.text import Passages, fallback
 from training.tasks.words import SYLLABLES
 from training.template import example_text
-from training.text import Passages, fallback
 
 VOCAB = 4096
 SPECIAL = (*TURN_MARKS, SEGMENT)

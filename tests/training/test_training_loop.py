@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from training.answers import answers, shares
 from training.batches import batches, draw
-from training.loop import LOG, Training, right_answers
+from training.held_out import held_out
+from training.loop import LOG, Training
 from training.recipe import RECIPES, Recipe, Stage
 from training.source import LABELS, Source
 from training.tokenizer import train
@@ -48,6 +50,44 @@ def test_a_run_goes_on_where_it_stopped(begin: Callable[..., Training]) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6, msg=name)
     log = [json.loads(line) for line in (rest.folder / LOG).read_text().splitlines()]
     assert [entry["step"] for entry in log] == [1, 2, 3]
+
+
+def test_held_out_answers_come_after_each_stage(begin: Callable[..., Training]) -> None:
+    stages = tuple(Stage(length, 1, 2, RECIPE.stages[0].shares) for length in (256, 384))
+    entries = list(begin("stages", replace(RECIPE, stages=stages)).run(None))
+    rows = [[row["length"] for row in entry.get("held_out", ())] for entry in entries]
+    assert rows == [[], [256], [], [256, 384]]
+    for row in entries[-1]["held_out"]:
+        assert min(row[f"n_{kind}"] for kind in ("single", "two_hop", "absent", "memory", "persona", "tool")) >= 4
+
+
+class Oracle(torch.nn.Module):
+    """Says what comes next, but for some tokens."""
+
+    def __init__(self, wrong: set[int]) -> None:
+        super().__init__()
+        self.embed, self.wrong = torch.empty(0), torch.tensor(sorted(wrong))
+
+    def hidden(self, token_BT: torch.Tensor) -> torch.Tensor:
+        next_BT = token_BT.roll(-1, 1)
+        return torch.where(torch.isin(next_BT, self.wrong), next_BT + 1, next_BT)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.one_hot(hidden, 5000)
+
+
+def test_held_out_answers_are_right_if_all_tokens_are(tokenizer: Path) -> None:
+    source = Source.load(tokenizer, None)
+    calls = {source.tokenizer.token_to_id("<tool_call>")}
+    (right,) = held_out(Oracle(set()), source, [512], seed=1)  # type: ignore[arg-type]
+    (without,) = held_out(Oracle(calls), source, [512], seed=1)  # type: ignore[arg-type]
+    assert {name: share for name, share in right.items() if name.startswith("right")} == dict.fromkeys(
+        (name for name in right if name.startswith("right")), 1.0
+    )
+    assert without["right_tool"] < 0.2 < without["right_memory"] == 1.0
+    assert {name: n for name, n in without.items() if name.startswith("n_")} == {
+        name: n for name, n in right.items() if name.startswith("n_")
+    }
 
 
 def test_batches_that_cannot_be_drawn_end_the_run(tmp_path: Path) -> None:
@@ -96,4 +136,4 @@ def test_an_answer_is_right_if_all_of_it_is() -> None:
     single, absent = LABELS.index("single"), LABELS.index("absent")
     labels = torch.tensor([[0, single, single, 0, single, 0, absent, absent]])
     right = torch.tensor([[1, 1, 0, 1, 1, 1, 1, 1]], dtype=torch.bool)
-    assert right_answers(labels, right) == {"n_single": 2, "right_single": 0.5, "n_absent": 1, "right_absent": 1.0}
+    assert shares(answers(labels, right)) == {"n_single": 2, "right_single": 0.5, "n_absent": 1, "right_absent": 1.0}

@@ -11,7 +11,7 @@ import pytest
 
 from headwater.models.load import load_model
 from tests.support import Bench
-from training.curve import draw, lines
+from training.curve import circles, draw, lines
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,6 +23,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
     assert "step 20 of 25" in ended.stdout
+    assert ended.stdout.count("held out  length") == 3
     return folder
 
 
@@ -55,3 +56,12 @@ def test_lines_are_means_weighted_by_answers() -> None:
     seen, found = lines(entries, points=2)
     assert seen == [20e-6, 40e-6]
     assert found == {"loss": [3.0, 1.0], "single": [0.25, None], "absent": [None, 0.5]}
+
+
+def test_circles_are_of_all_lengths_together() -> None:
+    row = {"length": 256, "n_single": 1, "right_single": 1.0}
+    entries = [
+        {"tokens": 10},
+        {"tokens": 10, "held_out": [row, {**row, "length": 512, "n_single": 3, "right_single": 0.0}]},
+    ]
+    assert circles(entries) == {"single": [(20e-6, 0.25)]}

@@ -9,7 +9,7 @@ import zstandard
 
 from training import tokenizer
 from training.tasks.budget import estimate_prose
-from training.text import NOVELS, fallback, held_out, passages, simple
+from training.tasks.text import NOVELS, fallback, held_out, passages, simple
 
 SIMPLE = "The boat came in at noon. “We’ve been out all night,” the old man said, and tied it to the wall."
 DATA = Path(__file__).parents[3] / "shared" / "data"

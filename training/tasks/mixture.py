@@ -9,7 +9,7 @@ from training.tasks import memory, pairs, persona, recall, tools
 from training.tasks.budget import Count, estimate, estimate_prose
 from training.tasks.example import ABSENT, KINDS, MEMORY, PAIRS, PERSONA, RECALL, SINGLE, TEXT, TOOL, TWO_HOP, Example
 from training.tasks.split import SPLITS
-from training.text import Passages, fallback
+from training.tasks.text import Passages, fallback
 
 FEWEST_TOKENS = 192  # below, no set of documents with a question fits
 WEIGHTS = {SINGLE: 0.42, TWO_HOP: 0.18, ABSENT: 0.1, MEMORY: 0.09, PERSONA: 0.05, TOOL: 0.08, TEXT: 0.08}
