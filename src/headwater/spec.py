@@ -159,11 +159,6 @@ class ModelSpec(Architecture):
         """Of the widest convolution before a recurrence; 1 where there is none."""
         return self.state.conv_taps
 
-    @property
-    def composes(self) -> bool:
-        """Whether segments can be used: not where a layer keeps a window of the last tokens."""
-        return all(layer.composes for layer in self.layers)
-
     @cached_property
     def attention_layers(self) -> tuple[int, ...]:
         """Those that keep something of each token in the arena."""

@@ -25,8 +25,17 @@ def test_it_tells_each_way_and_each_layer(tmp_path: Path, capsys: pytest.Capture
     assert found["attention"]
 
 
-def test_a_model_that_keeps_a_window_is_refused(
-    checkpoint: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("skipping", [(), ("--skip-attention",)])
+def test_of_a_model_with_windows_keys_and_values_are_told(
+    skipping: tuple[str, ...], checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    assert run(["fidelity", str(checkpoint("qwen3_window"))]) == 2
-    assert "keeps a window" in capsys.readouterr().err
+    """In layers of full attention and in those with a window; where attention is skipped, of none."""
+    file = tmp_path / "found.json"
+    options = ("--cut", "300", "--parts", "3", "--way", "fast", "--threads", "2", "--json", str(file), *skipping)
+    assert run(["fidelity", str(checkpoint("qwen3_window")), *options]) == 0
+    kept = json.loads(file.read_text())["ways"]["fast"]["mean"]["kept"]
+    assert [*kept] == ([] if skipping else ["0", "2"])
+    assert all(set(of_layer) == {"keys", "values"} for of_layer in kept.values())
+    assert all(
+        distance["error"] <= 1e-5 for layer, names in kept.items() for distance in names.values() if layer == "0"
+    )

@@ -11,6 +11,7 @@ from headwater.fidelity.attention import Deviation
 from headwater.fidelity.distance import Distance, Measured, divergence
 from headwater.fidelity.prompt import Prompt
 from headwater.fidelity.summary import Summary, mean_deviations, mean_distance
+from headwater.fidelity.tables import kept_table, ways_table
 from headwater.types import Span
 
 
@@ -70,3 +71,17 @@ def test_what_is_kept_is_a_mean_over_prompts_of_which_anything_was_reused() -> N
     assert found.states[0] == Distance(0.5, 5.0)
     assert found.kept[1]["keys"] == far
     assert Summary.of([whole]).kept[1]["keys"] == none
+
+
+def test_of_a_way_that_reused_nothing_no_keys_and_values_are_told() -> None:
+    far, none = Distance(1.0, 10.0), Distance(0.0, 0.0)
+    some = Summary.of([Measured(100, 40, 0.5, False, {0: far}, {1: {"keys": far}})])
+    whole = Summary.of([Measured(100, 100, 0.0, True, {0: none}, {1: {"keys": none}})])
+    table = kept_table({"fast": some, "w32": whole})
+    assert [list(column.cells) for column in table.columns] == [["1, keys"], ["1.00e+00, 10.00°"], ["–"]]
+
+
+def test_a_model_without_recurrent_layers_has_no_last_state() -> None:
+    one = Summary.of([Measured(100, 40, 0.5, False, {}, {1: {"keys": Distance(1.0, 10.0)}})])
+    *_, last = ways_table({"fast": one}).columns
+    assert list(last.cells) == ["–"]

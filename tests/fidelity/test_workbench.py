@@ -25,6 +25,7 @@ from tests.checkpoints.tokenizer import VOCAB
 from tests.exactness.rig import Make
 
 Checkpoint = Callable[[str], Path]
+WINDOWS = ("qwen3_window", "qwen3_windows_only", "qwen3_moe_window")
 
 
 def prompt(lead: int, *segments: int, last: int = 20, seed: int = 0) -> Prompt:
@@ -36,7 +37,7 @@ def prompt(lead: int, *segments: int, last: int = 20, seed: int = 0) -> Prompt:
     return Prompt(tuple(random.Random(seed).choices(range(VOCAB), k=at + last)), tuple(spans))
 
 
-@pytest.mark.parametrize("name", SMALLEST.values())
+@pytest.mark.parametrize("name", [*SMALLEST.values(), *WINDOWS])
 def test_the_first_layer_is_that_of_the_whole_prompt_but_with_naive_addition(name: str, checkpoint: Checkpoint) -> None:
     """HYPIC, section 4.2: what it takes depends on tokens alone, so composing is exact there."""
     model = load_model(checkpoint(name), "float32").model
@@ -52,8 +53,9 @@ def test_the_first_layer_is_that_of_the_whole_prompt_but_with_naive_addition(nam
             assert max(errors) <= 1e-5
 
 
-def test_a_prompt_none_of_whose_segments_is_reused_is_the_whole_one(checkpoint: Checkpoint) -> None:
-    model = load_model(checkpoint("qwen3_5"), "float32").model
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_window"])
+def test_a_prompt_none_of_whose_segments_is_reused_is_the_whole_one(name: str, checkpoint: Checkpoint) -> None:
+    model = load_model(checkpoint(name), "float32").model
     one, bench = prompt(70, 100, 120), Workbench(model, 400)
     whole = bench.whole(one)
     recipe = Recipe(Widths(8, 8), whole=frozenset({0, 1}))
@@ -63,11 +65,30 @@ def test_a_prompt_none_of_whose_segments_is_reused_is_the_whole_one(checkpoint: 
     assert all(torch.equal(composed.states[layer], whole.states[layer]) for layer in whole.states)
     found = Measured.of(model.spec, one, recipe, composed, whole)
     assert (found.divergence, found.same_first) == (0.0, True)
-    assert all(distance.error == distance.degrees == 0.0 for distance in found.states.values())
+    distances = [*found.states.values(), *(one for kept in found.kept.values() for one in kept.values())]
+    assert all(distance.error == distance.degrees == 0.0 for distance in distances)
 
 
-def test_it_composes_as_the_engine_does(checkpoint: Checkpoint) -> None:
-    loaded = load_model(checkpoint("qwen3_5"), "float32")
+@pytest.mark.parametrize(("last", "differs"), [(10, True), (40, True), (200, False)])
+def test_of_a_window_all_is_compared_that_is_in_it_after_the_prompt(
+    last: int, differs: bool, checkpoint: Checkpoint
+) -> None:
+    """The second layer's keys and values are those of one pass once what was reused has left the window."""
+    model = load_model(checkpoint("qwen3_windows_only"), "float32").model
+    one, bench = prompt(70, 100, last=last), Workbench(model, 400)
+    recipe = Recipe(Widths(8, 8))
+    composed, whole = bench.composed(one, recipe), bench.whole(one)
+    n_tokens = min(192, len(one.tokens))
+    assert [len(kept_TW) for kept in composed.windows.values() for kept_TW in kept] == [n_tokens] * 4
+    found = Measured.of(model.spec, one, recipe, composed, whole)
+    deepest = max(model.mixers.windows)
+    assert list(found.kept) == sorted(model.mixers.windows)
+    assert all((found.kept[deepest][name].error > 1e-5) == differs for name in ("keys", "values"))
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3", "qwen3_window"])
+def test_it_composes_as_the_engine_does(name: str, checkpoint: Checkpoint) -> None:
+    loaded = load_model(checkpoint(name), "float32")
     one, taps = prompt(70, 100, 120), loaded.spec.conv_taps
     bench = Workbench(loaded.model, len(one.tokens))
     for fidelity in Fidelity:
@@ -88,6 +109,17 @@ def test_a_model_without_attention_keeps_nothing_and_is_the_same_otherwise(check
     after = [layer for layer in found.states if layer > min(found.kept)]
     assert all(torch.equal(found.states[layer], skipped.states[layer]) for layer in before)
     assert not any(torch.equal(found.states[layer], skipped.states[layer]) for layer in after)
+
+
+def test_without_attention_windows_are_skipped_too(checkpoint: Checkpoint) -> None:
+    """Then nothing is left that looks back: the last token alone says what comes next."""
+    model, one = load_model(checkpoint("qwen3_window"), "float32").model, prompt(40, 100)
+    other = Prompt((*prompt(40, 100, seed=1).tokens[:-1], one.tokens[-1]), ())
+    for computing, same in ((model, False), (without_attention(model), True)):
+        bench = Workbench(computing, 200)
+        found = [bench.whole(each) for each in (one, other)]
+        assert torch.equal(found[0].logits_V, found[1].logits_V) == same
+        assert (not found[0].kept and not found[0].windows) == same
 
 
 def test_attention_that_is_watched_is_what_the_layer_reads(checkpoint: Checkpoint) -> None:

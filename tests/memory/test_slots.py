@@ -58,6 +58,16 @@ def test_save_and_restore_are_bit_exact_and_touch_nothing_else() -> None:
     assert torch.equal(states.bytes_RB[[0, 1, 2, 4]], rows_before[[0, 1, 2, 4]])
 
 
+def test_rows_of_no_bytes_are_saved_into_no_pages() -> None:
+    """As the states of a model of attention alone, in any slot."""
+    states, pages_PB = StateMemory(StateLayout.of([]), 5, 0), arena()
+    before = pages_PB.clone()
+    for row in range(5):
+        states.save(row, pages_PB, [])
+        states.release(row)
+    assert torch.equal(pages_PB, before)
+
+
 def test_every_bit_pattern_survives_as_nan_payloads_do() -> None:
     states, pages_PB = memory(), torch.zeros(20, PAGE_BYTES, dtype=torch.uint8)
     patterns = torch.tensor([0x7FA00001, 0x7F800001, -0x3FFFFF, 1, -(2**31)], dtype=torch.int32).view(torch.uint8)

@@ -9,6 +9,7 @@ import torch
 from headwater.memory.segments import Segment
 from headwater.memory.slots import StateMemory
 from headwater.mixers.batch import Slice, StepBatch
+from headwater.mixers.window_attention.rings import Rings
 from headwater.models.hybrid import HybridModel
 from tests.support import Bench, Sequence
 
@@ -53,7 +54,7 @@ class SegmentRig(Bench):
         transition_pages = self.taken(self.transition_pages)
         self.states.save(slot, self.arena.pages, state_pages)
         self.transitions.save(0, self.arena.pages, transition_pages)
-        made = Segment.gathered(model.spec, self.arena.pages, state_pages, transition_pages)
+        made = Segment.gathered(model.spec, self.arena.pages, range(HEAD, end), state_pages, transition_pages)
         return Stored(tokens, table, made)
 
     def compose(self, parts: list[list[int] | Stored], split: bool = False) -> tuple[Sequence, dict[int, torch.Tensor]]:
@@ -102,5 +103,10 @@ class SegmentRig(Bench):
         return self.states.view(layer, name)[sequence.slot]
 
     def kept(self, sequence: Sequence, layer: int) -> torch.Tensor:
-        """KV of all its tokens."""
+        """KV of all its tokens, or of those in the layer's window, in order."""
+        if layer in self.model.mixers.windows:
+            window = self.model.mixers.windows[layer].shape.window
+            rings = (Rings(self.states.view(layer, name)) for name in ("keys", "values"))
+            first = max(0, sequence.length - window)
+            return torch.cat([r.read(sequence.slot, first, sequence.length).flatten(1) for r in rings], dim=1)
         return torch.cat(self.arena.read(layer, sequence.table, 0, sequence.length), dim=1)

@@ -20,6 +20,7 @@ from headwater.layers.attention import GroupedAttention
 from headwater.layers.latent_attention import LatentAttention
 from headwater.layers.layer import Layer
 from headwater.layers.rotary import Rotary
+from headwater.layers.window_attention import WindowAttention
 from headwater.mixers.batch import Slice
 from headwater.models.build import build_model
 from headwater.models.hybrid import HybridModel
@@ -42,9 +43,14 @@ ATTENTION = {
     "latent": LATENT,
     "latent, rotated": replace(LATENT, rotary=Rotary(8)),
     "latent, neighbours": replace(LATENT, rotary=Rotary(8, neighbours=True), gated=True),
+    "a window below interiors": WindowAttention.of(replace(GROUPED, rotary=Rotary(16)), 20),
+    "a window as an interior": WindowAttention.of(GROUPED, 33),
+    "a window across segments": WindowAttention.of(replace(GROUPED, rotary=Rotary(12, neighbours=True)), 150),
+    "a window of all tokens, no positions": WindowAttention.of(replace(GROUPED, rotary=None), 400),
 }
 RECURRENT = {kind: next(iter(recurrence.shapes.values())) for kind, recurrence in RECURRENCES.items()}
 RECURRENT["lightning, rotated"] = RECURRENCES["lightning"].shapes["ring"]
+WINDOWS = ("qwen3_window", "qwen3_windows_only", "qwen3_window_odd_heads", "qwen3_moe_window")  # 100, 192, 37, 100
 PAIRS = [
     *((kind, "partly rotated") for kind in RECURRENT),
     *(("gated_delta_net", form) for form in ATTENTION if form != "partly rotated"),
@@ -98,7 +104,7 @@ def test_a_block_composed_at_any_position_is_that_of_one_pass(
     assert error(rig.kept(composed, 1), rig.kept(plain, 1)) < 1e-5
 
 
-@pytest.mark.parametrize("name", [*SMALLEST.values(), "granite_rope", "kimi_linear_groups"])
+@pytest.mark.parametrize("name", [*SMALLEST.values(), "granite_rope", "kimi_linear_groups", *WINDOWS])
 def test_a_request_that_begins_with_a_segment_is_that_of_one_pass(name: str, checkpoint: Callable[[str], Path]) -> None:
     """All layers, and what is decoded then."""
     rig = SegmentRig(load_model(checkpoint(name), "float32").model)
@@ -110,12 +116,12 @@ def test_a_request_that_begins_with_a_segment_is_that_of_one_pass(name: str, che
     assert (torch.stack(list(logits.values())) - wanted[list(logits)]).abs().max() < 1e-4
     for layer in rig.model.mixers.recurrent:
         assert error(rig.state(composed, layer), rig.state(plain, layer)) < 1e-4
-    for layer in rig.model.mixers.attention:
+    for layer in (*rig.model.mixers.attention, *rig.model.mixers.windows):
         assert error(rig.kept(composed, layer), rig.kept(plain, layer)) < 1e-4
     assert rig.greedy(composed, logits[len(tokens) - 1], 4) == rig.greedy(plain, wanted[-1], 4)
 
 
-@pytest.mark.parametrize("name", SMALLEST.values())
+@pytest.mark.parametrize("name", [*SMALLEST.values(), *WINDOWS])
 def test_the_first_layers_are_those_of_one_pass_at_any_position(name: str, checkpoint: Callable[[str], Path]) -> None:
     """What they take depends on tokens alone."""
     rig = SegmentRig(load_model(checkpoint(name), "float32").model)
@@ -125,14 +131,14 @@ def test_the_first_layers_are_those_of_one_pass_at_any_position(name: str, check
     rig.prefill(plain, tokens)
     composed, _ = rig.compose(parts)
     mixers, first = rig.model.mixers, len(rig.model.spec.blocks[0].parts)
-    held = [layer for layer in (*mixers.recurrent, *mixers.attention) if layer < first]
+    held = [layer for layer in (*mixers.recurrent, *mixers.attention, *mixers.windows) if layer < first]
     assert held
     for layer in held:
         read = rig.state if layer in mixers.recurrent else rig.kept
         assert error(read(composed, layer), read(plain, layer)) < 1e-5
 
 
-@pytest.mark.parametrize("name", SMALLEST.values())
+@pytest.mark.parametrize("name", [*SMALLEST.values(), *WINDOWS])
 def test_a_prompt_of_seams_alone_is_that_of_one_pass(name: str, checkpoint: Callable[[str], Path]) -> None:
     """Slices of one slot in one step, which begin at any position."""
     rig = SegmentRig(load_model(checkpoint(name), "float32").model)
@@ -141,11 +147,6 @@ def test_a_prompt_of_seams_alone_is_that_of_one_pass(name: str, checkpoint: Call
     sequence = rig.sequence(150)
     slices = (Slice(a, b - a, a, sequence.slot, sequence.table, 0) for a, b in pairwise((0, 8, 46, 63, 64, 150)))
     assert (rig.run(tokens, tuple(slices)) - wanted).abs().max() < 1e-4
-
-
-def test_only_models_whose_layers_all_compose_do(checkpoint: Callable[[str], Path]) -> None:
-    composes = {name: load_model(checkpoint(name), "float32").model.spec.composes for name in ("qwen3_window", "qwen3")}
-    assert composes == {"qwen3_window": False, "qwen3": True}
 
 
 def test_transitions_are_laid_out_as_mixers_have_them(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ class Engine:
             layout=layout,
             limits=limits,
             decode_reuse=config.decode_reuse if config.cache else "none",
-            composer=Composer(cache, spec.conv_taps) if config.cache and spec.composes else None,
+            composer=Composer(cache, spec.conv_taps) if config.cache else None,
             healing=Healing(config.healing),
         )
         return cls(loaded, scheduler, Runner(loaded.model, arena, states, slots), check)

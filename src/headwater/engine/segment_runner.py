@@ -39,7 +39,11 @@ class SegmentRunner:
             self.model.place(
                 self.arena, self._table(part.table), self._table(plan.table), part.start, part.end, part.at
             )
-            segments.append(Segment.gathered(self.model.spec, self.arena.pages, part.state, part.transition))
+            segments.append(
+                Segment.gathered(
+                    self.model.spec, self.arena.pages, range(part.start, part.end), part.state, part.transition
+                )
+            )
         return segments
 
     def after(self, legs: Sequence[Leg]) -> None:

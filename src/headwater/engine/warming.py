@@ -30,7 +30,7 @@ class Warming:
         """
         composer = self.scheduler.composer
         if composer is None:
-            raise ConfigError("no segments are stored here: the cache is off, or a layer of the model keeps a window")
+            raise ConfigError("no segments are stored here: the cache is off")
         keys = [composer.wanted(ids, namespace) for ids in segments]
         held = {key for key in keys if key is not None and self._is_ready(key)}
         asked = dict.fromkeys(key for key in keys if key is not None and key not in held)

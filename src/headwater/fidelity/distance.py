@@ -48,13 +48,15 @@ class Measured:
     divergence: float  # of the next token's distribution from the whole prompt's, KL(whole ‖ composed) in nats
     same_first: bool  # whether the most likely next token is the same
     states: Mapping[int, Distance]  # recurrent layer -> of its state after the last token
-    kept: Mapping[int, Mapping[str, Distance]]  # attention layer -> keys and values (or latents) of reused tokens
+    # attention layer -> keys and values (or latents) of reused tokens; with a window, of all that are in it at the end
+    kept: Mapping[int, Mapping[str, Distance]]
 
     @classmethod
     def of(cls, spec: ModelSpec, prompt: Prompt, recipe: Recipe, composed: Computed, whole: Computed) -> Measured:
         """Raises ValueError for logits that are no numbers."""
         widths = recipe.widths
         reused = [t for s in recipe.composed(prompt) for t in range(s.start + widths.head, s.end - widths.tail)]
+        mine, its = (_kept(one, reused) for one in (composed, whole))
         return cls(
             tokens=len(prompt.tokens),
             anew=composed.anew,
@@ -63,10 +65,10 @@ class Measured:
             states={layer: Distance.of(state, whole.states[layer]) for layer, state in composed.states.items()},
             kept={
                 layer: {
-                    name: Distance.of(mine_TW[reused], its_TW[reused])
-                    for name, mine_TW, its_TW in zip(_names(spec, layer), kept, whole.kept[layer], strict=True)
+                    name: Distance.of(mine_TW, its_TW)
+                    for name, mine_TW, its_TW in zip(_names(spec, layer), mine[layer], its[layer], strict=True)
                 }
-                for layer, kept in composed.kept.items()
+                for layer in sorted(mine)
             },
         )
 
@@ -81,6 +83,12 @@ def divergence(of_V: torch.Tensor, from_V: torch.Tensor) -> float:
     if math.isnan(found):
         raise ValueError("the logits are no numbers")
     return max(0.0, found)
+
+
+def _kept(computed: Computed, reused: list[int]) -> Mapping[int, tuple[torch.Tensor, ...]]:
+    """What is compared of each attention layer."""
+    of_reused = {layer: tuple(kept_TW[reused] for kept_TW in kept) for layer, kept in computed.kept.items()}
+    return {**of_reused, **computed.windows}
 
 
 def _names(spec: ModelSpec, layer: int) -> tuple[str, ...]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import random
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
 from headwater.errors import ConfigError
 from headwater.models.load import LoadedModel
-from headwater.quality.item import DEFAULT_TASKS, Item, item_of, read_items
+from headwater.quality.item import DEFAULT_TASKS, Item, Json, item_of, read_items
+from headwater.quality.text import read_utf8
 from headwater.quality.ways import SEPARATOR, marked
 from headwater.server.chat import ChatPrompter
 from headwater.server.openai import ChatRequest
@@ -58,18 +60,20 @@ class Prompts:
         messages = marked(item, number)
         if self._chat is None:
             return self.of_text("\n\n".join(str(message["content"]) for message in messages))
-        variables = {"enable_thinking": False}
-        body = ChatRequest.model_validate({"messages": messages, "chat_template_kwargs": variables})
+        asked: Json = {"messages": messages, "chat_template_kwargs": {"enable_thinking": False}}
+        if item.tools:
+            asked["tools"] = list(item.tools)
+        body = ChatRequest.model_validate(asked)
         made = self._chat.prepare(body.conversation)
         return Prompt(made.tokens, made.segments)
 
     def read(self, path: Path) -> Iterator[Prompt]:
-        """JSON lines, plain or packed, or else a text with separators. Raises ConfigError for what is neither.
+        """JSON lines or else a text with separators, plain or packed. Raises ConfigError for what is neither.
 
         A line has `documents` (texts), a `question`, and perhaps a `lead` before them; or it is an evaluation's item.
         """
         if not path.name.removesuffix(".zst").removesuffix(".gz").endswith((".jsonl", ".json")):
-            yield self.of_text(path.read_text(encoding="utf-8"))
+            yield self.of_text(read_utf8(path))
             return
         source = Source(path)
         for number, value in enumerate(source.records()):
@@ -89,22 +93,41 @@ class Prompts:
         return self.of_text(SEPARATOR.join(parts))
 
     def sampled(self, count: int, seed: int, longest: int) -> list[Prompt]:
-        """Drawn from the evaluation's held-out items with documents, of at most so many tokens."""
-        items = [item for item in read_items(DEFAULT_TASKS) if item.documents]
-        random.Random(seed).shuffle(items)
-        prompts = (self.of_item(item, number) for number, item in enumerate(items))
-        found = (prompt for prompt in prompts if len(prompt.tokens) <= longest)
-        return [prompt for prompt, _ in zip(found, range(count), strict=False)]
+        """Drawn from the evaluation's held-out items with documents, of at most so many tokens.
+
+        Raises ConfigError where all have more.
+        """
+        items, shortest = self._shuffled(seed), math.inf
+        chosen: list[Prompt] = []
+        for number, item in enumerate(items):
+            prompt = self.of_item(item, number)
+            shortest = min(shortest, len(prompt.tokens))
+            if len(prompt.tokens) <= longest:
+                chosen.append(prompt)
+            if len(chosen) == count:
+                break
+        if not chosen:
+            raise ConfigError(f"held-out prompts have {shortest:,} tokens at least, at most {longest:,} were asked for")
+        return chosen
 
     def cut(self, tokens: int, parts: int, seed: int) -> Prompt:
-        """So many tokens of documents in equal parts, the first of which is no segment, and one token after them."""
-        items = [item for item in read_items(DEFAULT_TASKS) if item.documents]
-        random.Random(seed).shuffle(items)
-        ids: list[int] = []
-        for item in items:
-            ids += [token for text in item.documents for token in self._encoder.encode_segment(text)]
-            if len(ids) > tokens:
-                break
+        """So many tokens of documents in equal parts, the first of which is no segment, and one token after them.
+
+        Raises ConfigError for more parts than tokens, and for more tokens than there are.
+        """
+        if parts > tokens:
+            raise ConfigError(f"{tokens:,} tokens cannot be cut into {parts:,} parts")
+        texts = (text for item in self._shuffled(seed) for text in item.documents)
+        ids = list(islice((token for text in texts for token in self._encoder.encode_segment(text)), tokens + 1))
+        if len(ids) <= tokens:
+            raise ConfigError(f"the held-out documents have {len(ids):,} tokens, to cut {tokens:,} takes one more")
         bounds = [tokens * i // parts for i in range(parts + 1)]
         spans = (Span(a, b) for a, b in pairwise(bounds[1:]))
-        return Prompt(tuple(ids[: tokens + 1]), tuple(spans))
+        return Prompt(tuple(ids), tuple(spans))
+
+    @staticmethod
+    def _shuffled(seed: int) -> list[Item]:
+        """The evaluation's held-out items with documents."""
+        items = [item for item in read_items(DEFAULT_TASKS) if item.documents]
+        random.Random(seed).shuffle(items)
+        return items

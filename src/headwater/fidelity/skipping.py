@@ -12,12 +12,13 @@ from headwater.models.hybrid import Function, HybridModel, Mixers, Step
 
 
 def with_attention(model: HybridModel, change: Callable[[int, Function], Function]) -> HybridModel:
-    """The same model, each attention layer, by its number, having another function."""
+    """The same model, each attention layer, with a window or without, by its number, having another function."""
+    attention = {*model.mixers.attention, *model.mixers.windows}
     changed, blocks, layer = copy(model), [], 0
     for block in model.blocks:
         functions = []
         for function in block.functions:
-            functions.append(change(layer, function) if layer in model.mixers.attention else function)
+            functions.append(change(layer, function) if layer in attention else function)
             layer += 1
         blocks.append(replace(block, functions=tuple(functions)))
     changed.blocks = blocks
@@ -31,5 +32,5 @@ def without_attention(model: HybridModel) -> HybridModel:
         return torch.zeros_like(x_NC)
 
     skipping = with_attention(model, lambda layer, function: nothing)
-    skipping.mixers = Mixers(model.mixers.recurrent, {})
+    skipping.mixers = Mixers(model.mixers.recurrent, {}, {})
     return skipping

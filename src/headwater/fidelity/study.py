@@ -36,7 +36,9 @@ class Wanted:
     seed: int = 0
 
     def of(self, loaded: LoadedModel) -> list[Prompt]:
-        """Those with segments; raises ConfigError where there are none."""
+        """Those with segments; raises ConfigError where there are none, or one is longer than the model takes."""
+        if self.file is not None and self.cut is not None:
+            raise ConfigError(f"prompts are {self.file} and {self.cut:,} tokens of documents: ask for one of them")
         maker = Prompts(loaded)
         if self.file is not None:
             found = list(maker.read(self.file))
@@ -47,6 +49,9 @@ class Wanted:
         chosen = [prompt for prompt in found if prompt.segments]
         if not chosen:
             raise ConfigError(f"{len(found)} prompts, 0 of them with segments: at least 1 is needed")
+        longest, most = max(len(prompt.tokens) for prompt in chosen), loaded.spec.max_length
+        if longest > most:
+            raise ConfigError(f"a prompt has {longest:,} tokens, the model takes {most:,}")
         return chosen
 
 
@@ -77,12 +82,10 @@ class Study:
 def studied(
     model: Path, dtype: str, threads: int | None, wanted: Wanted, ways: Sequence[Fidelity], skip_attention: bool
 ) -> Study:
-    """Raises CheckpointError, and ConfigError for a model that cannot compose, or no prompts."""
+    """Raises CheckpointError, and ConfigError as `Wanted.of` does."""
     prepare_process(threads)
     numerics.use(Numerics())
     loaded = load_model(model, dtype)
-    if not loaded.spec.composes:
-        raise ConfigError(f"{loaded.path}: a layer keeps a window of tokens, so no segments are composed")
     prompts = wanted.of(loaded)
     computing = without_attention(loaded.model) if skip_attention else loaded.model
     longest = max(len(prompt.tokens) for prompt in prompts)

@@ -15,7 +15,7 @@ def ways_table(ways: Mapping[str, Summary]) -> Table:
     """A row for each way of composing."""
     table = _table("composed against whole", "way", "prompts", "computed", "KL, nats", "same first token", "last state")
     for name, one in ways.items():
-        *_, last = one.states.values() or [Distance(0.0, 0.0)]
+        *_, last = (None, *one.states.values())
         table.add_row(
             name, f"{one.prompts:,}", f"{one.anew:.1%}", f"{one.divergence:.4f}", f"{one.same_first:.1%}", _shown(last)
         )
@@ -31,11 +31,12 @@ def states_table(ways: Mapping[str, Summary]) -> Table:
 
 
 def kept_table(ways: Mapping[str, Summary]) -> Table:
-    """What each attention layer keeps of reused tokens, likewise."""
+    """What each attention layer keeps of reused tokens, likewise; nothing of a way that reused none."""
     table = _table("keys and values of reused tokens: relative error, angle", "layer", *ways)
     for layer, names in next(iter(ways.values())).kept.items():
         for name in names:
-            table.add_row(f"{layer}, {name}", *(_shown(one.kept[layer][name]) for one in ways.values()))
+            shown = (_shown(one.kept[layer][name] if one.anew < 1 else None) for one in ways.values())
+            table.add_row(f"{layer}, {name}", *shown)
     return table
 
 
@@ -49,8 +50,8 @@ def deviations_table(found: Mapping[int, Deviation], ends: int) -> Table:
     return table
 
 
-def _shown(one: Distance) -> str:
-    return f"{one.error:.2e}, {one.degrees:.2f}°"
+def _shown(one: Distance | None) -> str:
+    return "–" if one is None else f"{one.error:.2e}, {one.degrees:.2f}°"
 
 
 def _table(title: str, label: str, *numbers: str) -> Table:

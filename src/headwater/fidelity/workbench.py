@@ -17,6 +17,7 @@ from headwater.memory.arena import Arena
 from headwater.memory.segments import LaidOut, Segment
 from headwater.memory.slots import StateMemory
 from headwater.mixers.batch import Slice, StepBatch
+from headwater.mixers.window_attention.rings import Rings
 from headwater.models.hybrid import HybridModel
 from headwater.types import Run, Span
 
@@ -29,6 +30,7 @@ class Computed:
 
     states: Mapping[int, torch.Tensor]  # recurrent layer -> its state [X] after the last token
     kept: Mapping[int, tuple[torch.Tensor, ...]]  # attention layer -> what it keeps of the tokens, [T, W] each
+    windows: Mapping[int, tuple[torch.Tensor, ...]]  # layer with a window -> of the last tokens, in order, likewise
     logits_V: torch.Tensor  # of the next token
     anew: int  # tokens that were computed
 
@@ -70,7 +72,7 @@ class Workbench:
         spec = model.spec
         states = LaidOut(spec.state, self.states.bytes_RB[SEGMENT].clone())
         transitions = LaidOut(spec.transition, self.transitions.bytes_RB[0].clone())
-        return Segment(states, transitions if recipe.carries else None)
+        return Segment(range(head, end), states, transitions if recipe.carries else None)
 
     def _run(
         self, prompt: Prompt, found: Sequence[Run], spans: Sequence[Span], segments: Sequence[Segment]
@@ -88,9 +90,15 @@ class Workbench:
         return Computed(
             {layer: self.states.view(layer, "recurrent")[PROMPT].clone() for layer in mixers.recurrent},
             {layer: self.arena.read(layer, self.prompt_table, 0, n_tokens) for layer in mixers.attention},
+            {layer: self._window(layer, mixer.shape.window, n_tokens) for layer, mixer in mixers.windows.items()},
             logits_V,
             computed_tokens(found),
         )
+
+    def _window(self, layer: int, window: int, n_tokens: int) -> tuple[torch.Tensor, ...]:
+        """Keys and values of the last of the prompt's tokens."""
+        rings = (Rings(self.states.view(layer, name)) for name in ("keys", "values"))
+        return tuple(ring.read(PROMPT, max(0, n_tokens - window), n_tokens).flatten(1) for ring in rings)
 
     def _step(self, tokens: Sequence[int], slices: Sequence[Slice], segments: Sequence[Segment]) -> torch.Tensor:
         """The logits after the last token."""

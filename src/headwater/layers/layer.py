@@ -69,8 +69,8 @@ class Layer(ABC):
 
     @property
     def composes(self) -> bool:
-        """Whether what it keeps of a segment can be used at any position: of a ring that holds a window it cannot."""
-        return not self.states or self.transition is not None
+        """Whether it is known how what it keeps of a segment is used at any position."""
+        return True
 
     @property
     def state_elements(self) -> dict[str, int]:

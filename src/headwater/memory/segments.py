@@ -1,4 +1,4 @@
-"""What is stored of a segment's recurrent layers, as the tensors that a step takes.
+"""What is stored of a segment beside its KV, as the tensors that a step takes.
 
 B bytes, P pages of the arena.
 """
@@ -41,20 +41,31 @@ class LaidOut:
 
 @dataclass(frozen=True)
 class Segment:
-    """Zero-start states with the convolutions' last inputs, and transitions, of a segment's interior."""
+    """What is stored of a segment's interior: zero-start states with the convolutions' last inputs, and transitions.
 
+    Of layers with a window it is what their rings hold after the interior, computed as if the segment began at
+    position 0.
+    """
+
+    interior: range  # its tokens, counted from the segment's first
     states: LaidOut
     transitions: LaidOut | None  # None: they are taken for identities
 
     @classmethod
     def gathered(
-        cls, spec: ModelSpec, arena_PB: torch.Tensor, state_pages: Sequence[int], transition_pages: Sequence[int]
+        cls,
+        spec: ModelSpec,
+        arena_PB: torch.Tensor,
+        interior: range,
+        state_pages: Sequence[int],
+        transition_pages: Sequence[int],
     ) -> Segment:
         """A copy of what pages of the arena hold, laid out as `spec.state` and as `spec.transition`.
 
         Without pages of transitions these are identities.
         """
         return cls(
+            interior,
             LaidOut.gathered(spec.state, arena_PB, state_pages),
             LaidOut.gathered(spec.transition, arena_PB, transition_pages) if len(transition_pages) else None,
         )

@@ -60,7 +60,9 @@ class StateMemory:
         torch.index_select(arena_PB.view(WORD), 0, page_C, out=row_CW)
 
     def save(self, row: int, arena_PB: torch.Tensor, page_ids: Sequence[int]) -> None:
-        """Scatter a row into a checkpoint's pages, bit for bit."""
+        """Scatter a row into a checkpoint's pages, bit for bit; a row of no bytes into none."""
+        if not len(page_ids) and not self.bytes_RB.shape[1]:
+            return
         page_C = torch.tensor(page_ids, dtype=torch.int64, device=arena_PB.device)
         row_CW = self._as_pages(row, len(page_ids), arena_PB.shape[1]).view(WORD)
         arena_PB.view(WORD).index_copy_(0, page_C, row_CW)

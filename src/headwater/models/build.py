@@ -5,7 +5,7 @@ Which class computes which kind of layer stands in the table below; where its te
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from headwater.layers.lightning import Lightning
 from headwater.layers.mamba import Mamba
 from headwater.layers.mamba2 import Mamba2
 from headwater.layers.window_attention import WindowAttention
+from headwater.memory.segments import Segment
 from headwater.mixers.attention.layer import Attention
 from headwater.mixers.composing import SegmentState
 from headwater.mixers.delta_attention import KimiDeltaAttention
@@ -37,6 +38,7 @@ from headwater.mixers.norm import RMSNorm
 from headwater.mixers.recurrent import LayerState, RecurrentMixer
 from headwater.mixers.weights import Weights
 from headwater.mixers.window_attention import WindowAttentionMixer
+from headwater.mixers.window_attention.composing import SegmentWindow
 from headwater.mixers.window_attention.rings import Rings
 from headwater.models.hybrid import Function, HybridModel, Mixers, Residual, Step
 from headwater.models.tensors import CheckpointTensors, PartTensors
@@ -82,7 +84,7 @@ def build_model(spec: ModelSpec, tensors: CheckpointTensors) -> HybridModel:
     embed = Embedding(table_VC.to(tensors.dtype, copy=True))  # a copy, so that nothing keeps the file mapped
     top = Weights({"head.weight": _head(spec, tensors)}, tensors.dtype, tensors.device) if not spec.tied else None
     head = embed.head() if top is None else top.linear("head")
-    remembering = Mixers(_of_kind(RECURRENT, spec, mixers), _of_kind(ATTENTION, spec, mixers))
+    remembering = Mixers(*(_of_kind(kinds, spec, mixers) for kinds in (RECURRENT, ATTENTION, WINDOW)))
     return HybridModel(spec, blocks, remembering, embed, _norm(spec, spec.final_norm, tensors, prefix), head)
 
 
@@ -105,7 +107,10 @@ def _function(index: int, layer: Layer, mixer: Any) -> Function:
         return lambda x_NC, step: mixer.forward(x_NC, step.batch, _state(index, convolved, step))
     if kind in WINDOW:
         return lambda x_NC, step: mixer.forward(
-            x_NC, step.batch, *(Rings(step.states.view(index, name)) for name in ("keys", "values"))
+            x_NC,
+            step.batch,
+            *(Rings(step.states.view(index, name)) for name in ("keys", "values")),
+            _windows(index, step.segments),
         )
     if kind in ATTENTION:
         return lambda x_NC, step: mixer.forward(x_NC, step.attention)
@@ -124,6 +129,12 @@ def _state(index: int, convolved: bool, step: Step) -> LayerState:
         for segment in step.segments
     )
     return LayerState(step.states.view(index, "recurrent"), conv, transition, segments)
+
+
+def _windows(index: int, segments: Sequence[Segment]) -> tuple[SegmentWindow, ...]:
+    return tuple(
+        SegmentWindow(s.states.view(index, "keys"), s.states.view(index, "values"), s.interior) for s in segments
+    )
 
 
 def _of_kind(kinds: Mapping[type[Layer], Any], spec: ModelSpec, mixers: list[Any]) -> dict[int, Any]:

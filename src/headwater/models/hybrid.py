@@ -22,6 +22,7 @@ from headwater.mixers.latent_attention import LatentAttentionMixer
 from headwater.mixers.linear import Embedding, Linear
 from headwater.mixers.norm import RMSNorm
 from headwater.mixers.recurrent import RecurrentMixer
+from headwater.mixers.window_attention import WindowAttentionMixer
 from headwater.spec import Block, ModelSpec
 
 
@@ -67,6 +68,7 @@ class Mixers:
 
     recurrent: Mapping[int, RecurrentMixer[Any]]
     attention: Mapping[int, Attention | LatentAttentionMixer]
+    windows: Mapping[int, WindowAttentionMixer]
 
 
 class HybridModel:
@@ -119,7 +121,7 @@ class HybridModel:
     ) -> None:
         """Make the states after a segment's interior, in `end_row`, those of a start from zeros: S_end − T·S_head.
 
-        `head_row` holds the states before the interior. The convolutions' inputs stay as they are.
+        `head_row` holds the states before the interior. The convolutions' inputs stay as they are, and so do windows.
         """
         for layer, mixer in self.mixers.recurrent.items():
             recurrent = states.view(layer, "recurrent")

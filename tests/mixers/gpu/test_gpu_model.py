@@ -14,6 +14,7 @@ from headwater.mixers.gated_delta_net.gpu import GatedDeltaNetOnGpu
 from headwater.mixers.latent_attention import gpu as latent_attention
 from headwater.models.load import load_model
 from tests.checkpoints import checkpoint
+from tests.models.segment_rig import SegmentRig
 from tests.support import Bench
 
 KERNELS = (
@@ -70,3 +71,18 @@ def test_a_model_computes_what_it_does_on_the_cpu(
     bench.step([(other, tokens[30:80])])
     rest = [bench.step([], [(other, 400 + token), (seq, token)])[1:] for token in (301, 302)]
     assert torch.equal(torch.cat((first, *rest)), logits[True])
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_window_odd_heads"])
+def test_a_composed_prompt_is_that_of_the_cpu(name: str, gpu_path: Callable[[bool], None], tmp_path: Path) -> None:
+    """What it computes around interiors, and what is decoded then: out of pages, and out of rings."""
+    model = load_model(checkpoint(tmp_path, name), "float32").model
+    found = []
+    for gpu in (False, True):
+        gpu_path(gpu)
+        rig = SegmentRig(model)
+        first, second = rig.make(list(range(300, 350))), rig.make(list(range(400, 420)))
+        sequence, logits = rig.compose([list(range(500, 520)), second, first, list(range(600, 605))])
+        decoded = [rig.step([], [(sequence, token)]) for token in (301, 302)]
+        found.append(torch.cat([torch.stack(list(logits.values())), *decoded]))
+    assert (found[0] - found[1]).abs().max() < 1e-4

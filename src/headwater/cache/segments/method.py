@@ -31,7 +31,10 @@ class Method:
 
 @dataclass(frozen=True, slots=True)
 class NaiveAddition:
-    """S ← S + S_{C|0}: no transition, nothing computed anew, the convolution's warm-up included (section 3.1)."""
+    """S ← S + S_{C|0}: no transition, nothing computed anew, the convolution's warm-up included (section 3.1).
+
+    It is of recurrent states: keys and values, in pages or in windows, are composed by position as ever.
+    """
 
     carries: bool = False
 

@@ -6,6 +6,8 @@ batch, W tokens of the window, G KV heads, Q queries that share one, H = G Q hea
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from headwater.layers.window_attention import WindowAttention
@@ -14,6 +16,7 @@ from headwater.mixers.attention.heads import Heads, Projected
 from headwater.mixers.batch import Slice, StepBatch
 from headwater.mixers.gpu import has_kernels
 from headwater.mixers.weights import Weights
+from headwater.mixers.window_attention.composing import SegmentWindow, compose_into
 from headwater.mixers.window_attention.rings import Rings
 from headwater.mixers.window_attention.window import window_of
 
@@ -26,13 +29,27 @@ class WindowAttentionMixer:
         self.heads = Heads(shape, weights)
         self.window = window_of(shape.window, weights.dtype, str(weights.device))
 
-    def forward(self, x_NC: torch.Tensor, batch: StepBatch, keys: Rings, values: Rings) -> torch.Tensor:
-        """Let each row attend to its sequence's last tokens; rings move on, and are copied to the rows of saves."""
+    def forward(
+        self,
+        x_NC: torch.Tensor,
+        batch: StepBatch,
+        keys: Rings,
+        values: Rings,
+        segments: Sequence[SegmentWindow] = (),
+    ) -> torch.Tensor:
+        """Let each row attend to its sequence's last tokens; rings move on, and are copied to the rows of saves.
+
+        Slices name `segments` by their index. Those of one slot are worked through in order: what one leaves in the
+        rings, and what is composed in between, is before the next.
+        """
         projected = self.heads.project(x_NC, batch)
         out_NGQD = torch.empty_like(projected.q_NGQD, memory_format=torch.contiguous_format)
         out_NGQD[batch.decode_rows.stop :] = 0
         for s in batch.slices:
-            self._prefill_into(out_NGQD, projected, s, (keys, values))
+            for index, at in s.composes:
+                compose_into(self.heads, (keys, values), s.slot, segments[index], at)
+            if s.length:
+                self._prefill_into(out_NGQD, projected, s, (keys, values))
         if batch.n_decode:
             self._decode_into(out_NGQD[batch.decode_rows], projected, batch, (keys, values))
         return self.heads.finish(out_NGQD.flatten(1, 2), projected.gate_NHD, batch.n_prefill)

@@ -16,6 +16,11 @@ class Rings:
 
     memory_RWGD: torch.Tensor  # strided by row
 
+    def read(self, row: int, start: int, end: int) -> torch.Tensor:
+        """The tokens at positions [start, end) in order, [end − start, G, D]: a copy. The ring holds them all."""
+        position_T = torch.arange(start, end, device=self.memory_RWGD.device)
+        return self.memory_RWGD[row, position_T % self.memory_RWGD.shape[1]]
+
     def laid_out(self, row: int, new_TGD: torch.Tensor, start: int, bounds: tuple[int, int]) -> torch.Tensor:
         """Positions [first, last) of a sequence: what the ring holds of those before `start`, the new ones, zeros."""
         first, last = bounds
@@ -23,8 +28,7 @@ class Rings:
         known = max(first, start - window)
         laid_TGD = new_TGD.new_empty(last - first, *new_TGD.shape[1:])
         laid_TGD[: known - first] = 0
-        position_T = torch.arange(known, start, device=new_TGD.device)
-        laid_TGD[known - first : start - first] = self.memory_RWGD[row, position_T % window]
+        laid_TGD[known - first : start - first] = self.read(row, known, start)
         laid_TGD[start - first : end - first] = new_TGD
         laid_TGD[end - first :] = 0
         return laid_TGD
@@ -41,6 +45,6 @@ class Rings:
         else:
             ring_WGD[head:] = laid_TGD[position - window - first : turn - first]
 
-    def put(self, row_B: torch.Tensor, position_B: torch.Tensor, new_BGD: torch.Tensor) -> None:
-        """One token of each of B sequences."""
+    def put(self, row_B: torch.Tensor | int, position_B: torch.Tensor, new_BGD: torch.Tensor) -> None:
+        """One token of each of B sequences, or B of one, at most W."""
         self.memory_RWGD[row_B, position_B % self.memory_RWGD.shape[1]] = new_BGD

@@ -71,6 +71,11 @@ class Ssm(Layer):
     def states(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         return ("recurrent", (self.hidden, self.state)), ("conv", (2 * self.hidden + 2 * self.state, 4))
 
+    @property
+    def composes(self) -> bool:
+        """The paper's formulas name no transition."""
+        return False
+
 
 def marconi(name: str, attention: int, ssm: int, state: int = STATE, note: str = "") -> Profile:
     """A model of the paper's layers, in float16 throughout; embedding and head are not counted."""
