@@ -55,7 +55,10 @@ def main() -> None:
         for name, recipe in recipes(prompt, taps, number, watch).items():
             one = Measured.of(spec, prompt, recipe, bench.composed(prompt, recipe), whole)
             found.setdefault(name, []).append((share(prompt, recipe), one))
-    print(f"{loaded.name}, {options.prompts} prompts of {options.shortest} to {options.longest} tokens")
+    if not found:
+        raise SystemExit(f"0 prompts of {options.shortest:,} to {options.longest:,} tokens have three segments, 1 must")
+    count = len(next(iter(found.values())))
+    print(f"{loaded.name}, {count} prompts of {options.shortest} to {options.longest} tokens")
     print(f"{'way':24} {'computed':>8} {'KL':>7} {'median':>7} {'same token':>10}")
     for name, measured in found.items():
         far = [one.divergence for _, one in measured]

@@ -10,20 +10,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 import zstandard
 
+from headwater.cli import run
 from headwater.figures.document import document
 from headwater.figures.hypic.quality import FIGURE, quality
 from headwater.figures.lab import Lab
 from headwater.quality.item import DEFAULT_TASKS
-
-LONGEST = 7200  # seconds
 
 
 def sampled(every: int) -> str:
@@ -45,8 +42,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         tasks, found = Path(scratch) / "tasks.jsonl", Path(scratch) / "found.json"
         tasks.write_text(sampled(given.every), encoding="utf-8")
-        command = [sys.executable, "-m", "headwater", "eval", "--segments", "--tasks", str(tasks), "--json", str(found)]
-        subprocess.run([*command, *([str(given.model)] if given.model else [])], check=True, timeout=LONGEST)
+        options = ["--segments", "--tasks", str(tasks), "--json", str(found)]
+        code = run(["eval", *options, *([str(given.model)] if given.model else [])])
+        if code:
+            raise SystemExit(code)
         evaluation = json.loads(found.read_text(encoding="utf-8"))
     written = document(FIGURE, Lab(limit=given.every), quality(evaluation), time.perf_counter() - begin)
     (given.out / f"{FIGURE.name}.json").write_text(json.dumps(written, indent=1, ensure_ascii=False) + "\n")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -32,6 +33,9 @@ from headwater.mixers.composing import composed
 from headwater.mixers.numerics import prepare_process
 from headwater.models.embedded import embedded
 from headwater.types import Fidelity
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
 from tests import checkpoints
 from tests.contract.layer_rig import LayerRig, Piece
 from tests.contract.recurrences import MIXERS, RECURRENCES, Case

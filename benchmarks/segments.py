@@ -104,7 +104,8 @@ def _expect(asked: Asked, way: str, segments: int) -> None:
     """Raises RuntimeError where a way did not do what its name says."""
     account = asked.account
     assert account is not None
-    if account.segments != (segments if way in FIDELITIES else 0) or (way == RECOMPUTE and account.cached_tokens):
+    most = {RECOMPUTE: 0, PREFIX: LEADING}.get(way, account.cached_tokens)
+    if account.segments != (segments if way in FIDELITIES else 0) or account.cached_tokens > most:
         raise RuntimeError(f"{way} of {segments} segments: {account}")
 
 

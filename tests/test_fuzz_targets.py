@@ -4,14 +4,43 @@ from __future__ import annotations
 
 import logging
 import random
+import sys
+from collections.abc import Callable
+from types import CodeType, FrameType
 
 import pytest
 
+from headwater.cli.settings import effective
+from headwater.client.answer import Answer, error_message
+from headwater.config import ServeConfig
+from headwater.engine.constraint import ConstraintCompiler, ConstraintMachine
+from headwater.engine.detokenizer import TextStream
+from headwater.models.load import read_spec
+from headwater.models.tensors import CheckpointTensors
+from headwater.server.body import JsonRequest
+from headwater.server.encoding import PromptEncoder
+from headwater.server.formats.json_calls import JsonSection
+from headwater.server.formats.parser import AnswerParser
+from headwater.server.messages import conversation
+from headwater.server.reply import Reply
+from headwater.spec import ModelSpec
 from stress.fuzz import files
 from stress.fuzz.target import Drawn, pieces
 from stress.fuzz.targets import TARGETS
 
 MUTATIONS = 60
+READ = {  # target -> what every input is given to, and what only one is that was not refused before
+    "bodies": (JsonRequest.stream, Reply.whole),
+    "fields": (JsonRequest.stream, Reply.whole),
+    "formats": (AnswerParser.finish, JsonSection.push),
+    "events": (Answer.feed, error_message),
+    "texts": (TextStream.__init__, TextStream.push),
+    "settings": (effective, ServeConfig.__post_init__),
+    "config": (read_spec, ModelSpec.layout),
+    "safetensors": (CheckpointTensors.__init__, CheckpointTensors.raw),
+    "messages": (conversation, PromptEncoder.encode),
+    "constraints": (ConstraintCompiler.machine, ConstraintMachine.take),
+}
 
 
 def mutated(data: bytes, words: list[bytes], rng: random.Random) -> bytes:
@@ -35,15 +64,38 @@ def test_an_error_that_is_not_declared_comes_out(monkeypatch):
         target.run(target.seeds[0])
 
 
+def called(run: Callable[[bytes], None], data: bytes) -> set[CodeType]:
+    """The code of all functions that were entered."""
+    found: set[CodeType] = set()
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call":
+            found.add(frame.f_code)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        run(data)
+    finally:
+        sys.setprofile(before)
+    return found
+
+
 @pytest.mark.parametrize("name", TARGETS)
-def test_seeds_and_mutations_of_them_raise_only_what_is_declared(name):
+def test_all_seeds_and_mutations_are_read_some_to_the_end_and_raise_only_what_is_declared(name):
     logging.getLogger("headwater").setLevel(logging.CRITICAL)
     target, rng = TARGETS[name], random.Random(name)
-    for seed in target.seeds:
-        target.run(seed)
-        target.run(b"")
-    for _ in range(MUTATIONS):
-        target.run(mutated(rng.choice(target.seeds), list(target.words), rng))
+    mutations = [mutated(rng.choice(target.seeds), list(target.words), rng) for _ in range(MUTATIONS)]
+    begin, end = (function.__code__ for function in READ[name])
+    seeds = [called(target.run, seed) for seed in target.seeds]
+    assert all(begin in one for one in (*seeds, *(called(target.run, data) for data in (b"", *mutations))))
+    assert any(end in one for one in seeds)
+
+
+def test_a_target_that_reads_nothing_is_seen():
+    begin, _ = READ["config"]
+    assert begin.__code__ not in called(lambda data: None, b"")
+    assert set(READ) == set(TARGETS)
 
 
 def test_bytes_make_choices_whatever_they_are():

@@ -130,7 +130,7 @@ class Composed:
     start: int  # its interior, in tokens from its own first
     end: int
     table: Sequence[int]  # pages of its KV, keys rotated from its own first token
-    state: Sequence[int]  # pages of its zero-start states
+    state: Sequence[int]  # pages of its zero-start states, and of its windows
     transition: Sequence[int]  # pages of its transitions; () = none is applied
 
 
@@ -171,14 +171,15 @@ class CacheAccount:
     """What the cache did for one request; goes out with its response and into the log."""
 
     prompt_tokens: int
-    cached_tokens: int  # prompt tokens that were not computed
+    cached_tokens: int  # prompt tokens that were not computed, neither here nor in segments made for this
     resumed_at: int  # position at which prefill began
     stranded_tokens: int
     reason: Reason
     waited_for_leader: bool = False  # another request was computing the same prefix
     preemptions: int = 0
     segments: int = 0  # stored ones that the prompt was composed of
-    composed_tokens: int = 0  # of `cached_tokens`: their interiors
+    composed_tokens: int = 0  # their interiors
+    made_tokens: int = 0  # of `composed_tokens`: of segments that were made for this request; all others were cached
     recomputed_tokens: int = 0  # of the prompt's segments, what was computed all the same: seams, and those not reused
     approximate_tokens: int = 0  # of `cached_tokens`: prefixes that were themselves composed
 
@@ -193,6 +194,7 @@ class CacheAccount:
             "preemptions": self.preemptions,
             "segments": self.segments,
             "composed_tokens": self.composed_tokens,
+            "made_tokens": self.made_tokens,
             "recomputed_tokens": self.recomputed_tokens,
             "approximate_tokens": self.approximate_tokens,
         }

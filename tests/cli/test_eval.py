@@ -52,6 +52,13 @@ def test_its_tables_and_its_file_say_the_same(tasks, tmp_path, capsys):
     assert report["server"]["/health"] == {"status": "ok"}
 
 
+@pytest.mark.parametrize(("comparison", "asked"), [([], False), (["--paired"], True), (["--segments"], True)])
+def test_log_probabilities_are_asked_for_where_answers_are_compared(tasks, comparison, asked):
+    with OpenAiServer(remembering) as fake:
+        assert run(["eval", "--url", fake.url, "--tasks", str(tasks), "--limit", "1", *comparison]) == 0
+        assert {"logprobs" in body for body in fake.bodies} == {asked}
+
+
 def test_what_was_refused_is_counted_and_shown(tasks, capsys):
     def answer(server, body):
         too_long = {"error": {"message": "prompt has 9,000 tokens, the model takes 4,096"}}
@@ -81,6 +88,11 @@ def test_a_server_that_answers_nothing_makes_exit_code_1(tasks, capsys):
         (["--limit", "0"], "limit"),
         (["--text", "/nonexistent"], "/nonexistent"),
         (["--window", "1"], "window"),
+        (["--paired", "--segments"], "--paired and --segments"),
+        (["--paired", "--against", "http://127.0.0.1:9"], "--paired and --against"),
+        (["--segments", "--against", "http://127.0.0.1:9"], "--segments and --against"),
+        (["--text", __file__, "--paired"], "--text and --paired"),
+        (["--text", __file__, "--segments"], "--text and --segments"),
     ],
 )
 def test_what_it_cannot_do_is_one_line(tasks, capsys, arguments, part):
@@ -149,6 +161,25 @@ def test_a_text_s_perplexity_and_its_divergence_from_another_server_s(tmp_path, 
     apart = 0.5 * math.log(0.5 / 0.25) + 0.5 * math.log(0.5 / 0.75)
     assert report["divergence"]["mean"]["mean"] == pytest.approx(apart)
     assert report["divergence"]["positions"] == 9
+
+
+def test_another_server_is_asked_before_anything_is_scored(tmp_path, capsys):
+    """One that is not there, and one with a tokenizer of its own."""
+    (tmp_path / "text").write_text("ab " * 10)
+
+    def spelling(server, body):
+        return Script(body={"tokens": list(body["prompt"].encode())})
+
+    with OpenAiServer(scoring(0.5)) as fake, OpenAiServer(spelling) as other:
+        options = ["eval", "--url", fake.url, "--text", str(tmp_path / "text"), "--against"]
+        assert run([*options, other.url]) == 2
+        assert run([*options, "http://127.0.0.1:9"]) == 2
+        assert all("add_special_tokens" in body for body in (*fake.bodies, *other.bodies))
+        url = other.url
+    told, gone = capsys.readouterr().err.splitlines()
+    assert "has 10 tokens" in told
+    assert f"{url} 30;" in told
+    assert "127.0.0.1:9" in gone
 
 
 def test_the_divergence_of_first_tokens(tasks, tmp_path, capsys):

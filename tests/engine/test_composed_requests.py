@@ -39,9 +39,10 @@ def models(tmp_path_factory: pytest.TempPathFactory):
     return make
 
 
-@pytest.fixture
-def make(models) -> Make:
-    return models("qwen3_5")
+@pytest.fixture(params=["qwen3_5", "qwen3_window"])
+def make(models, request: pytest.FixtureRequest) -> Make:
+    """Of a model with recurrent layers, and of one with a window."""
+    return models(request.param)
 
 
 def prompt_of(documents: list[list[int]], lead: list[int] = LEAD, question: list[int] = QUESTION):
@@ -73,7 +74,9 @@ def test_segments_are_made_once_and_reused_in_any_order(make: Make) -> None:
         assert rig.engine.scheduler.segment_tokens == made
         interiors = sum(len(d) - 16 for d in DOCUMENTS)
         assert (first.account.segments, first.account.composed_tokens) == (3, interiors)
+        assert (first.account.made_tokens, first.account.cached_tokens) == (interiors, 0)
         assert (second.account.segments, second.account.cached_tokens) == (3, 128 + interiors)
+        assert second.account.made_tokens == third.account.made_tokens == 0
         assert third.account.segments == 2
         seams = [(len(documents) * 16) for documents in (DOCUMENTS, DOCUMENTS[::-1], DOCUMENTS[1:])]
         assert [one.account.recomputed_tokens for one in (first, second, third)] == seams
@@ -141,7 +144,7 @@ def test_the_segment_that_is_asked_about_is_computed_whole(make: Make) -> None:
 FULL = [pytest.param(name, marks=pytest.mark.full) for name in ("mamba2", "granite", "minimax", "falcon_h1")]
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "kimi_linear", "ring", "jamba", *FULL])
+@pytest.mark.parametrize("name", ["qwen3_5", "kimi_linear", "ring", "jamba", "qwen3_window", *FULL])
 def test_answers_are_close_and_wider_seams_bring_them_closer(models, name: str) -> None:
     make = models(name)
     with make(PAGES) as rig:
@@ -212,7 +215,7 @@ def test_namespaces_do_not_share_segments(make: Make) -> None:
         made = rig.engine.scheduler.segment_tokens
         answer = ask(rig, DOCUMENTS, namespace="b")
         assert rig.engine.scheduler.segment_tokens == 2 * made
-        assert answer.account.cached_tokens == answer.account.composed_tokens
+        assert (answer.account.cached_tokens, answer.account.made_tokens) == (0, answer.account.composed_tokens)
 
 
 def test_requests_that_wait_for_the_same_segment_make_it_once(make: Make) -> None:
@@ -246,6 +249,28 @@ def test_many_requests_in_little_memory_all_end(make: Make) -> None:
         for answer in waiting:
             rig.wait(answer)
             assert len(answer.tokens) == 6
+
+
+@pytest.mark.parametrize("kv_pages", [26, 34])
+def test_preemption_and_eviction_beside_composed_requests_change_no_bit(make: Make, kv_pages: int) -> None:
+    """Of exact requests, against a server that has no cache; of composed ones that stayed, against one with room."""
+    documents = [DOCUMENTS[1], words(120, "another")]
+    asked = [prompt_of(documents, words(70, "lead", i), words(10 + i, i)) for i in range(6)]
+    spans_of = [spans if i % 3 else () for i, (_, spans) in enumerate(asked)]
+    with make(kv_pages + 8 * make.checkpoint_pages + 2 * make.loaded.spec.transition_pages) as rig:
+        rig.engine.warm_segments([tuple(document) for document in documents], "")
+        answers = [rig.submit(p, 180, segments=s, **FAST) for (p, _), s in zip(asked, spans_of, strict=True)]
+        for answer in answers:
+            rig.wait(answer)
+        assert rig.engine.scheduler.cache.stats().evicted_segments > 0
+    assert any(answer.account.preemptions for answer in answers)
+    assert any(answer.account.segments for answer in answers)
+    with make(PAGES, cache=False) as exact, make(PAGES) as ample:
+        for answer, spans in zip(answers, spans_of, strict=True):
+            if answer.account.segments == 0:
+                assert answer.same_bits(exact.ask(answer.prompt, 180))
+            elif not answer.account.preemptions:
+                assert answer.same_bits(ample.ask(answer.prompt, 180, segments=spans, **FAST))
 
 
 def test_warm_segments_are_there_when_they_are_asked_for(make: Make) -> None:

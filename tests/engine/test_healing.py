@@ -26,11 +26,12 @@ QUESTION, MORE = words(40, "question"), words(30, "more")
 FAST = {"fidelity": Fidelity.FAST}
 
 
-@pytest.fixture(scope="module")
-def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
+@pytest.fixture(scope="module", params=["qwen3_5", "qwen3_window"])
+def make(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Make:
+    """Of a model with recurrent layers, and of one with a window."""
     prepare_process(2)
     numerics.use(Numerics())
-    path = checkpoint(tmp_path_factory.mktemp("healed"), "qwen3_5")
+    path = checkpoint(tmp_path_factory.mktemp("healed"), request.param)
     return Make(load_model(path, "float32"), SelfCheck(True, None, "packed"))
 
 
@@ -273,7 +274,7 @@ def test_what_is_healed_stays_in_its_namespace(make: Make) -> None:
         first = first_turn(rig, namespace="a")
         rig.settle()
         other, own = next_turn(rig, first, namespace="b"), next_turn(rig, first, namespace="a")
-    assert other.account.cached_tokens == other.account.composed_tokens
+    assert (other.account.cached_tokens, other.account.made_tokens) == (0, other.account.composed_tokens)
     assert own.account.cached_tokens == on_grid(len(first.everything))
     assert own.same_bits(exactly(make, own.prompt))
 

@@ -26,3 +26,7 @@ def test_what_cannot_be_run_is_refused_in_a_line(tmp_path, capsys):
     assert "figure 'marconi-99' is unknown; there are marconi-table1" in capsys.readouterr().err
     assert run(["figures", "--page", str(tmp_path / "page.md")]) == 2
     assert "--out" in capsys.readouterr().err
+    assert run(["figures", "marconi-11"]) == 2
+    assert "marconi-11 needs recorded traffic: say where with --data" in capsys.readouterr().err
+    assert run(["figures", "marconi-11", "--data", str(tmp_path)]) == 2
+    assert f"{tmp_path / 'mini_swe_agent'} is no file" in capsys.readouterr().err

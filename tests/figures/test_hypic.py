@@ -66,6 +66,14 @@ def test_a_model_that_drifts_far_is_said_to():
     assert came_out(deepest({TRAINED: far}, {TRAINED: far})) == [False]
 
 
+def test_a_model_is_set_beside_the_papers_of_its_kind_where_the_paper_has_one():
+    one = {name: Drift(0.05, 3.0) for name in (TRAINED, "random Ring")}
+    paper = {line.label: line.paper for line in deepest(one, one).lines}
+    assert [paper[f"{name}, attention skipped: relative L2"] for name in one] == [8.92, 8.69]
+    assert [paper[f"{name}, attention skipped: angle"] for name in one] == [5.11, 4.98]
+    assert {paper[f"{name}, attention in: angle"] for name in one} == {None}
+
+
 def test_boundaries_are_held_to_interiors():
     assert came_out(boundaries({"layer 3": Places(3.0, 1.0, 2.0)})) == [True, True]
     assert came_out(boundaries({"layer 3": Places(3.0, 1.0, 2.0), "layer 7": Places(2.0, 1.0, 0.5)})) == [True, False]

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 from headwater.figures import Figure, Found, Lab, Line, Shape, figures_named, page_of
 from headwater.figures.document import measure
 from headwater.figures.page import given, number
@@ -24,6 +26,20 @@ def test_a_page_follows_from_documents_and_words_alone():
     assert page_of([one], documents) == page_of([one, figure("never-ran")], documents)
     documents[one.name]["rows"][0]["ours"] = 99.0
     assert "| at 1 GB | 4.5 | 99 | x |" in page_of([one], documents)
+
+
+def test_what_a_benchmark_measured_is_not_said_to_be_of_formulas():
+    of_formulas = figure()
+    measured = replace(of_formulas, run=None)
+    document = measure(of_formulas, Lab(seed=7)) | {"seconds": 654.9}
+    assert "_From the model's formulas alone._" in page_of([of_formulas], {"paper-1": document})
+    page = page_of([measured], {"paper-1": document})
+    assert "formulas" not in page
+    assert "_Measured by a benchmark. Seed 7, 655 s._" in page
+
+
+def test_numbers_near_zero_are_not_shown_as_zero():
+    assert [number(x) for x in (3.39e-7, -0.000123, 0.0, 0.00123)] == ["3.39e-07", "-0.000123", "0", "0.001"]
 
 
 def test_numbers_keep_three_digits_and_the_papers_stay_as_they_are_printed():

@@ -165,3 +165,13 @@ def test_slices_have_kinds_in_their_order_and_numbers_ascending():
     assert slices["kind"]["tool"].f1 is None
     assert slices["kind"]["single"].well_formed is None
     assert slices["all"][""].items == 4
+
+
+def test_what_neither_answered_is_no_equal_answer():
+    def column(*outcomes):
+        return [scored(0, group, outcome=outcome, detail=outcome) for group, outcome in enumerate(outcomes)]
+
+    found = Comparison.of(column("refused", "ok", "error"), column("refused", "ok", "ok"), 0)
+    assert (found.items, found.equal) == (2, 1)
+    none = Comparison.of(column("refused"), column("refused"), 0)
+    assert (none.items, none.equal) == (0, 0)

@@ -45,6 +45,7 @@ def test_a_tool_item_has_its_call():
         (fields(group=None), "group is null"),
         (fields(kind="tool"), "needs both"),
         (fields(tools=[{"name": "look_up"}]), "a function with a name"),
+        (fields(tools=[{"function": {"name": "look_up", "parameters": "code"}}]), "parameters must be an object"),
         (fields(call=["look_up"]), "call is a list"),
         (fields(call={"name": "look_up"}), "arguments is missing"),
     ],

@@ -82,6 +82,7 @@ def test_a_call_is_well_formed_if_it_fits_a_tool_and_exact_if_it_is_the_one(call
 def test_what_is_malformed_is_told():
     assert "'look_down'" in malformed({"name": "look_down", "arguments": "{}"}, [LOOK_UP])
     assert "no JSON" in malformed({"name": "look_up", "arguments": "code"}, [LOOK_UP])
+    assert "no JSON" in malformed({"name": "look_up", "arguments": "[" * 100_000}, [LOOK_UP])
     assert "arguments.code is missing" in malformed({"name": "look_up", "arguments": "{}"}, [LOOK_UP])
 
 
@@ -103,6 +104,10 @@ def test_what_is_malformed_is_told():
         ({"a": 1}, {"type": "object", "additionalProperties": False}, False),
         ({"a": 1}, {"type": "object"}, True),
         ("anything", {}, True),
+        ("anything", True, True),
+        ({"a": 1}, {"properties": {"a": True}}, True),
+        ({"a": 1}, {"properties": {"a": False}}, False),
+        ([1], {"items": False}, False),
     ],
 )
 def test_values_fit_schemas(value, schema, fits):

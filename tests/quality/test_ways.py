@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from headwater.quality.item import DEFAULT_TASKS, read_items
-from headwater.quality.ways import COMPOSED, SEGMENTS, SEPARATOR, WAYS, Asking, marked
+from headwater.quality.ways import COMPOSED, SEGMENTS, SEPARATOR, WAYS, Asking, marked, standing
 from headwater.types import Fidelity
 from tests.quality.items import item
 
@@ -54,3 +56,32 @@ def test_all_ways_of_segments_ask_the_same_prompt() -> None:
     assert [fields[way].get("fidelity") for way in SEGMENTS] == [None, None, *COMPOSED]
     assert set(COMPOSED) == set(Fidelity)
     assert len({one["cache_salt"] for one in fields.values()}) == len(SEGMENTS)
+
+
+@pytest.mark.parametrize(
+    ("content", "documents", "stand"),
+    [
+        ("abc abcdef", ["abc", "abcdef"], [(0, 3), (4, 10)]),
+        ("abcdef abc", ["abc", "abcdef"], [(0, 6), (7, 10)]),
+        ("x abcdef", ["abc", "abcdef"], [(2, 8)]),  # the shorter one stands in the longer one alone
+        ("abc abc", ["abc", "abc"], [(0, 3), (4, 7)]),
+        ("abc", ["abc", "abc", "", "z"], [(0, 3)]),
+    ],
+)
+def test_a_document_stands_where_no_other_one_does(content: str, documents: list[str], stand: list[tuple]) -> None:
+    assert [(place.start, place.stop) for place in standing(content, documents)] == stand
+
+
+@pytest.mark.parametrize("documents", [["D1", "D1 and more"], ["D1 and more", "D1"], ["D1", "D1"], ["Read.", "D1"]])
+def test_marking_loses_and_doubles_nothing(documents: list[str]) -> None:
+    content = "Read.\n\nD1 and more\n\nD1\n\nD2\n\nWho?"
+    for number in range(5):
+        (message,) = marked(item(messages=[{"role": "user", "content": content}], documents=documents), number)
+        assert sorted(message["content"].replace(SEPARATOR, "").split()) == sorted(content.split())
+        assert message["content"].count(SEPARATOR) == 1 + len(standing(content, documents))
+
+
+def test_content_that_holds_no_document_is_as_it_was() -> None:
+    content = f"Nothing{SEPARATOR}of them."
+    (message,) = marked(item(messages=[{"role": "user", "content": content}], documents=TWO), 0)
+    assert message["content"] == content

@@ -13,6 +13,7 @@ from headwater.schedule.healer import QUEUED
 from headwater.schedule.sequence import Phase, Sequence, key_of
 from headwater.types import Generation, Healing, SamplingParams
 from tests.schedule.ledger import Lab, Ledger, words
+from tests.schedule.traffic import check_nothing_is_lost, drawn_sizes, run_traffic
 
 SETTINGS = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -65,46 +66,20 @@ class HealingLab(Lab):
 @example(seed=4732)  # alone in the smallest arena, and what another one published beside it is held twice
 def test_random_traffic_reads_only_what_was_promised_and_loses_nothing(healing: Healing, seed: int) -> None:
     rng = random.Random(seed)
-    checkpoint_pages, longest = rng.choice([1, 2, 5]), rng.choice([40, 80])
-    smallest = -(-longest // 4) + checkpoint_pages
-    it = HealingLab(
-        healing,
-        n_pages=rng.choice([smallest, smallest + 7, 3 * smallest, 300]),
-        checkpoint_pages=checkpoint_pages,
-        max_running=rng.choice([1, 3, 8]),
-        tokens_per_step=rng.choice([4, 16, 64]),
-        placement=rng.choice(["structural", "branch", "every_block(2)", "none"]),
-        eviction=rng.choice(["lru", "seglen", "headwater"]),
-        decode_reuse=rng.choice(["canonical", "none"]),
-    )
-    heads = [[rng.randrange(5) for _ in range(longest)] for _ in range(3)]
-    said: list[list[int]] = []
-    asked = []
-    for _ in range(rng.randrange(1, 60)):
-        if rng.random() < 0.4:
-            start = rng.choice(said) if said and rng.random() < 0.5 else rng.choice(heads)
-            prompt = [*start[: rng.randrange(0, longest - 10)], *(rng.randrange(5) for _ in range(rng.randrange(1, 9)))]
-            most = rng.randrange(1, longest - len(prompt) + 1)
-            namespace = rng.choice(["", "", "x"])
-            if rng.random() < 0.6:
-                asked.append(it.compose(prompt, most, rng.choice([2, 8, 17]), namespace))
-            else:
-                asked.append(it.submit(prompt, most, namespace=namespace))
-        elif rng.random() < 0.1 and asked:
-            seq = rng.choice(asked)
-            if seq.phase is not Phase.DONE:
-                it.scheduler.cancel(seq)
-                asked.remove(seq)
-        else:
-            it.step()
-        said += [s.tokens for s in asked if s.phase is Phase.DONE][-2:]
-    it.run()
-    assert all(s.n_output == s.generation.params.max_tokens for s in asked)
-    healer, stats = it.scheduler.healer, it.cache.stats()
+    longest, sizes = drawn_sizes(rng)
+    eviction, decode_reuse = rng.choice(["lru", "seglen", "headwater"]), rng.choice(["canonical", "none"])
+    it = HealingLab(healing, **sizes, eviction=eviction, decode_reuse=decode_reuse)
+
+    def ask(prompt: list[int], most: int, namespace: str) -> Sequence:
+        if rng.random() < 0.6:
+            return it.compose(prompt, most, rng.choice([2, 8, 17]), namespace)
+        return it.submit(prompt, most, namespace=namespace)
+
+    asked = run_traffic(rng, it, longest, ask)
+    check_nothing_is_lost(it, asked)
+    healer = it.scheduler.healer
     composed = [s for s in asked if s.marked_from is not None and len(s.tokens) // 4 * 4 > s.marked_from]
     assert healer.healed + healer.superseded + healer.given_up == len(composed)
-    assert stats.pages_private == stats.pages_slot == stats.leases == stats.open_plans == 0
-    assert stats.pages_free + stats.pages_kv + stats.pages_checkpoint == it.layout.n_pages
 
 
 def test_the_next_turn_resumes_exactly_where_it_would_have_resumed() -> None:

@@ -33,7 +33,6 @@ from headwater.quality.tables import (
     sliced_table,
 )
 from headwater.quality.ways import PAIRED, SEGMENTS, SINGLE, WAYS
-from headwater.traces.source import open_bytes
 
 WIDTH = 140  # of tables in a file
 
@@ -43,11 +42,13 @@ Measure = Callable[[Server], tuple[Json, bool]]
 
 def measure_of(options: SimpleNamespace) -> Measure:
     """What the options ask for. Raises ConfigError or TraceError for a file that is not as it should be."""
+    compared = [f"--{name}" for name in ("paired", "segments", "against") if getattr(options, name)]
+    if len(compared) > 1 or (options.text is not None and compared not in ([], ["--against"])):
+        asked = [*(["--text"] if options.text is not None else []), *compared]
+        raise ConfigError(f"{' and '.join(asked)} measure different things: ask for one of them")
     if options.text is not None:
-        return partial(of_text, options, read_text(options))
+        return partial(of_text, options, text.read_utf8(options.text))
     items = read_items(options.tasks)[: options.limit]
-    if options.segments and options.paired:
-        raise ConfigError("--paired and --segments are two comparisons: ask for one of them")
     if options.segments:
         items = [item for item in items if item.documents]
         if not items:
@@ -67,7 +68,8 @@ def of_items(options: SimpleNamespace, items: Sequence[Item], server: Server) ->
     ways = PAIRED if options.paired else SEGMENTS if options.segments else SINGLE
     with progress() as bar:
         task = bar.add_task("asking", total=len(items) * sum(len(WAYS[way].columns) for way in ways))
-        run = run_of(options, items, server, logprobs=options.paired, on_answer=lambda answered: bar.advance(task))
+        compares = ways is not SINGLE
+        run = run_of(options, items, server, logprobs=compares, on_answer=lambda answered: bar.advance(task))
         columns = run.asked(ways)
     answered = any(one.answered.ok for column in columns.values() for one in column)
     return told(options, columns), answered
@@ -97,34 +99,26 @@ def of_servers(options: SimpleNamespace, items: Sequence[Item], server: Server) 
 
 def of_text(options: SimpleNamespace, content: str, server: Server) -> tuple[Json, bool]:
     """Perplexity, and where there is another server, its perplexity and the divergence at every token."""
-    stretches = text.cut(text.tokens_of(server, content), options.window)
-    k = 0 if options.against is None else divergence.MOST
-
-    def windows(of: Server, name: str) -> list[text.Window]:
-        with progress() as bar:
-            task = bar.add_task(f"scoring, {name}", total=len(stretches))
-            return text.scored(of, stretches, k, options.concurrency, lambda: bar.advance(task))
-
-    ours = windows(server, server.url)
-    found = {server.url: text.Perplexity.of(content, ours)}
+    tokens = text.tokens_of(server, content)
     if options.against is None:
+        found = {server.url: text.Perplexity.of(content, windows(options, server, tokens, 0))}
         show(perplexity_table(options.window, found))
         return {"perplexity": report.perplexities(found)}, True
     with closing(server_at(options, options.against)) as other:
-        theirs = windows(other, other.url)
-    found[other.url] = text.Perplexity.of(content, theirs)
+        text.check_equal(tokens, server, text.tokens_of(other, content), other)
+        ours, theirs = (windows(options, one, tokens, divergence.MOST) for one in (server, other))
+    found = {server.url: text.Perplexity.of(content, ours), other.url: text.Perplexity.of(content, theirs)}
     apart = divergence.Divergence.of(divergence.of_windows(ours, theirs), {}, options.seed)
     show(perplexity_table(options.window, found), divergence_table(options.against, apart))
     return {"perplexity": report.perplexities(found), "divergence": asdict(apart)}, True
 
 
-def read_text(options: SimpleNamespace) -> str:
-    """Plain or packed."""
-    try:
-        with open_bytes(options.text) as file:
-            return file.read().decode()
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{options.text} is no UTF-8: {error}") from error
+def windows(options: SimpleNamespace, server: Server, tokens: Sequence[int], k: int) -> list[text.Window]:
+    """The text, scored."""
+    stretches = text.cut(tokens, options.window)
+    with progress() as bar:
+        task = bar.add_task(f"scoring, {server.url}", total=len(stretches))
+        return text.scored(server, stretches, k, options.concurrency, lambda: bar.advance(task))
 
 
 def run_of(options: SimpleNamespace, items: Sequence[Item], server: Server, **more: Any) -> Run:

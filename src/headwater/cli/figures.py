@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from headwater.cli.common import commands, console
-from headwater.errors import ConfigError
+from headwater.errors import ConfigError, TraceError
 from headwater.figures import FIGURES, Figure, Lab, figures_named, page_of
 from headwater.figures.document import measure
 from headwater.figures.page import given, number, verdict
@@ -45,11 +45,21 @@ def figures(
             progress_console.print(f"{figure.name} needs an engine: benchmarks/ has it")
             continue
         with progress_console.status(f"{figure.name}: {figure.title}"):
-            document = measure(figure, lab)
+            document = _measured(figure, lab)
         console.print(_table(figure, document))
         if out is not None:
             text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
             (out / f"{figure.name}.json").write_text(text, encoding="utf-8")
+
+
+def _measured(figure: Figure, lab: Lab) -> dict[str, Any]:
+    """Raises TraceError for a trace that is not there, and says where it was looked for."""
+    try:
+        return measure(figure, lab)
+    except TraceError as error:
+        if lab.data is not None:
+            raise
+        raise TraceError(f"{figure.name} needs recorded traffic: say where with --data ({error})") from error
 
 
 def _documents(folder: Path | None) -> dict[str, Any]:

@@ -29,9 +29,11 @@ def given(value: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """Four digits, or all of a whole number."""
+    """Three digits, or all of a whole number."""
     if value is None:
         return ""
+    if 0 < abs(value) < 1e-3:
+        return f"{value:.3g}"
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
     if abs(value) >= 1e6:
@@ -58,7 +60,7 @@ def _section(figure: Figure, document: Mapping[str, Any]) -> str:
     lines.append("")
     lines += [f"- {shape['says']}: **{verdict(shape['holds'])}**." for shape in document["shapes"]]
     lines += [""] if document["shapes"] else []
-    lines += [figure.difference, "", _footer(document), ""]
+    lines += [figure.difference, "", _footer(figure, document), ""]
     return "\n".join(lines)
 
 
@@ -66,12 +68,14 @@ def verdict(holds: bool) -> str:
     return "came out" if holds else "did not come out"
 
 
-def _footer(document: Mapping[str, Any]) -> str:
+def _footer(figure: Figure, document: Mapping[str, Any]) -> str:
     """What it ran on."""
     runs: dict[tuple[str, int, int], dict[str, None]] = {}
     for run in document["runs"]:
         setting = runs.setdefault((run["trace"], run["requests"], run["prompt_tokens"]), {})
         setting[f"{run['model']} at page {run['page_size']}, {run['arrivals']}"] = None
+    if figure.run is None and not runs:
+        return f"_Measured by a benchmark. Seed {document['seed']}, {number(document['seconds'])} s._"
     if not runs:
         return "_From the model's formulas alone._"
     texts = [

@@ -90,6 +90,8 @@ def _check(item: Item) -> None:
     for tool in item.tools:
         if not isinstance(tool.get("function"), dict) or not isinstance(tool["function"].get("name"), str):
             raise ValueError(f"tools has {str(tool)[:80]}, must have a function with a name in each place")
+        if not isinstance(tool["function"].get("parameters") or {}, dict):
+            raise ValueError(f"tools has {str(tool)[:80]}, whose parameters must be an object")
     if item.kind == "tool" and (item.call is None or not item.tools):
         raise ValueError(f"kind is 'tool' with {len(item.tools)} tools and call {item.call}: it needs both")
     if item.kind != "tool" and not item.answers:

@@ -23,11 +23,13 @@ TYPES: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def misfit(value: Any, schema: Json, name: str) -> str | None:
+def misfit(value: Any, schema: Json | bool, name: str) -> str | None:
     """Where the value does not fit, and why; None if it does. Looks at types, enums, and what objects and lists hold.
 
-    Other words of JSON schema are not looked at.
+    Other words of JSON schema are not looked at. `true` and `{}` fit anything, `false` fits nothing.
     """
+    if not isinstance(schema, dict):
+        return f"{name} may not be there" if schema is False else None
     types = schema.get("type", list(TYPES))
     types = [types] if isinstance(types, str) else types
     if not any(TYPES[one](value) for one in types if one in TYPES):

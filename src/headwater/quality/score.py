@@ -62,7 +62,7 @@ def malformed(call: Json, tools: Iterable[Json]) -> str | None:
         return f"name is {call['name']!r}, the tools are {', '.join(schemas)}"
     try:
         arguments = json.loads(call["arguments"])
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return f"arguments are no JSON: {error}"
     if not isinstance(arguments, dict):
         return f"arguments are {arguments!r}, must be an object"

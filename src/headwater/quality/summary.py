@@ -44,7 +44,7 @@ class Summary:
 class Comparison:
     """Of a column with another, item by item."""
 
-    items: int
+    items: int  # that were answered in one of them at least
     equal: int  # the same answer, to the letter
     same_bits: int | None  # of the equal ones those with equal log probabilities; None: not told
     difference: Estimate  # of exact match: this column less the other
@@ -54,11 +54,12 @@ class Comparison:
     @classmethod
     def of(cls, these: Sequence[Scored], others: Sequence[Scored], seed: int) -> Comparison:
         pairs = list(zip(these, others, strict=True))
-        equal = [(this, other) for this, other in pairs if this.answered.said == other.answered.said]
+        answered = [(this, other) for this, other in pairs if this.answered.ok or other.answered.ok]
+        equal = [(this, other) for this, other in answered if this.answered.said == other.answered.said]
         told = all(one.answered.logprobs is not None for one in (*these, *others) if one.answered.ok)
         cached, before = (_sum(one.answered.cached_tokens for one in column) for column in (these, others))
         return cls(
-            items=len(pairs),
+            items=len(answered),
             equal=len(equal),
             same_bits=sum(a.answered.logprobs == b.answered.logprobs for a, b in equal) if told else None,
             difference=estimate(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 from headwater.quality.item import Item, Json
 
@@ -45,7 +46,7 @@ SEPARATOR = "<|segment|>"  # as servers have it unless they are told otherwise
 
 
 def marked(item: Item, number: int) -> list[Json]:
-    """Its messages with a separator before each of its documents, and one after the last.
+    """Its messages with a separator before each of its documents that stands there, and one after the last.
 
     Documents of a message change places, in each item of a group in another way: so they were stored from prompts in
     which they stood elsewhere.
@@ -53,20 +54,34 @@ def marked(item: Item, number: int) -> list[Json]:
     messages = []
     for message in item.messages:
         content = message.get("content")
-        held = [text for text in item.documents if isinstance(content, str) and text in content]
-        if held:
-            assert isinstance(content, str), "only text holds documents"
-            rest = content.replace(SEPARATOR, "")
-            held.sort(key=rest.find)
-            between = []
-            for text in held:
-                before, _, rest = rest.partition(text)
-                between.append(before)
-            shuffled = random.Random(number).sample(held, len(held))
-            documents = (gap + SEPARATOR + text for gap, text in zip(between, shuffled, strict=True))
-            content = "".join(documents) + SEPARATOR + rest
+        if isinstance(content, str):
+            content = _marked(content, item.documents, number)
         messages.append({**message, "content": content})
     return messages
+
+
+def _marked(content: str, documents: Sequence[str], number: int) -> str:
+    plain = content.replace(SEPARATOR, "")
+    held = standing(plain, documents)
+    if not held:
+        return content
+    gaps = (plain[a.stop : b.start] for a, b in pairwise([range(0), *held]))
+    texts = [plain[place.start : place.stop] for place in held]
+    shuffled = random.Random(number).sample(texts, len(texts))
+    parts = (gap + SEPARATOR + text for gap, text in zip(gaps, shuffled, strict=True))
+    return "".join(parts) + SEPARATOR + plain[held[-1].stop :]
+
+
+def standing(content: str, documents: Sequence[str]) -> list[range]:
+    """Where each document stands, in characters, ascending; without what stands nowhere, or only in a longer one."""
+    found: list[range] = []
+    for text in sorted(filter(None, documents), key=len, reverse=True):
+        at = content.find(text)
+        while at >= 0 and any(at < other.stop and other.start < at + len(text) for other in found):
+            at = content.find(text, at + 1)
+        if at >= 0:
+            found.append(range(at, at + len(text)))
+    return sorted(found, key=lambda place: place.start)
 
 
 def computed_whole(asking: Asking) -> Json:

@@ -119,10 +119,13 @@ class Composer:
         self.leave(seq)
         seq.plain = True
         if seq.account is not None:
-            composed = seq.account.composed_tokens
-            cached, recomputed = seq.account.cached_tokens - composed, seq.account.recomputed_tokens + composed
             seq.account = replace(
-                seq.account, cached_tokens=cached, segments=0, composed_tokens=0, recomputed_tokens=recomputed
+                seq.account,
+                cached_tokens=seq.account.resumed_at,
+                segments=0,
+                composed_tokens=0,
+                made_tokens=0,
+                recomputed_tokens=seq.account.recomputed_tokens + seq.account.composed_tokens,
             )
 
     def composed_plan(self, seq: Sequence, plan: Plan) -> Plan:

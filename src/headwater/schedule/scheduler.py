@@ -41,7 +41,7 @@ class Scheduler:
     answers: Answers = field(default_factory=Answers)
     wanted: deque[SegmentKey] = field(default_factory=deque)  # segments that are to be made before they are needed
     shares: Shares = field(default_factory=Shares)
-    composer: Composer | None = None  # of a model that composes, with a cache
+    composer: Composer | None = None  # where there is a cache
     healing: Healing = Healing.OFF
 
     def __post_init__(self) -> None:
@@ -309,7 +309,8 @@ class Scheduler:
             for key in (*missing, *self.composer.unused(seq)):
                 if self._may_make():
                     seq.asked.add(key)
-                    self._make(key)
+                    if self._make(key):
+                        seq.had_made.add(key)
             if missing or waits:
                 return True
         match = self.cache.match(seq.key, seq.n_prompt, seq.namespace)
@@ -380,15 +381,16 @@ class Scheduler:
         made = sum(seq.made is not None for seq in self.running.values())
         return made < MADE_AT_ONCE and len(self.slots) > 0
 
-    def _make(self, key: SegmentKey) -> None:
-        """Begin to make a segment, if there is memory for it."""
+    def _make(self, key: SegmentKey) -> bool:
+        """Begin to make a segment; False where there is no memory for it."""
         made = self._maker.begin(key)
         if made is None:
-            return
+            return False
         generation = Generation(key.token_ids, SamplingParams(), key.namespace)
         seq = Sequence(self.new_id(), generation, samples=False, made=made)
         self._run(seq)
         self._alone(self._plan_making, seq)
+        return True
 
     def _plan_making(self, seq: Sequence) -> None:
         plan = self._maker.making_plan(seq, self._budget().tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Container
 from collections.abc import Sequence as Pages
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -40,6 +41,10 @@ class Composition:
         """Tokens that are not computed."""
         return sum(self.widths.interior(span.end - span.start) for span in self.spans)
 
+    def interiors_of(self, keys: Container[SegmentKey]) -> int:
+        """Of those, tokens of the segments that have one of these keys."""
+        return sum(self.widths.interior(stored.key.tokens) for stored in self.stored if stored.key in keys)
+
     @property
     def tail_start(self) -> int:
         """Where what comes after the last interior begins."""
@@ -70,7 +75,8 @@ class Sequence:
     composition: Composition | None = None  # until its composed leg ran
     marked_from: int | None = None  # where what is cached of it begins to be approximate, and its key to be marked
     anew: tuple[Span, ...] | None = None  # its segments that are computed whole for what is asked, once chosen
-    asked: set[SegmentKey] = field(default_factory=set)  # segments that were made for it, or tried to
+    asked: set[SegmentKey] = field(default_factory=set)  # segments that it had made, or tried to, or waited for
+    had_made: set[SegmentKey] = field(default_factory=set)  # of these, those that nobody else had asked for
     plain: bool = False  # its segments could not be held beside it: it does without
     made: StoredSegment | None = None  # the segment that this makes
 
@@ -154,16 +160,18 @@ class Sequence:
         if self.account is None:
             composition, from_ = self.composition, self.n_prompt if self.marked_from is None else self.marked_from
             interiors = 0 if composition is None else composition.interiors
+            made = 0 if composition is None else composition.interiors_of(self.had_made)
             ahead = sum(span.end - max(span.start, min(at, span.end)) for span in self.generation.segments)
             self.account = CacheAccount(
                 prompt_tokens=self.n_prompt,
-                cached_tokens=at + interiors,
+                cached_tokens=at + interiors - made,
                 resumed_at=at,
                 stranded_tokens=match.kv_tokens - at,
                 reason=match.reason,
                 waited_for_leader=self.waited,
                 segments=0 if composition is None else len(composition.spans),
                 composed_tokens=interiors,
+                made_tokens=made,
                 recomputed_tokens=ahead - interiors,
                 approximate_tokens=max(0, at - from_),
             )

@@ -64,7 +64,7 @@ def run(lab: Lab) -> Found:
 FIGURE = Figure(
     name="hypic-memory",
     title="Bytes of a stored segment, by model",
-    paper="HYPIC, section 4.1",
+    paper="HYPIC, section 4.2",
     claim="a segment costs its KV, zero-start states and transitions, which are small where they are not dense.",
     difference="The paper gives no bytes of whole models; a segment's KV, states and transitions are counted as the "
     "engine lays them out, before they are rounded up to pages.",

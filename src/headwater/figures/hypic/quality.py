@@ -85,6 +85,7 @@ FIGURE = Figure(
         "The embedded model on held-out questions about 4 to 48 documents (`python benchmarks/segment_quality.py`), "
         "the documents in another order in each prompt of a group; the paper has F1 and ROUGE-L of models of 16B to "
         "122B. "
+        "Of tokens not computed the segments that a group's first question has made are left out; the paper warms all. "
         "This model was trained with segments computed apart, as those models were not: without that it lost far more "
         "(docs/decisions/025-trained-on-segments-apart.md)."
     ),
