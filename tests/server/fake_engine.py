@@ -65,6 +65,7 @@ class FakeEngine:
     seen: list[Generation] = field(default_factory=list)
     cancelled: list[int] = field(default_factory=list)
     segments: dict[tuple[str, tuple[int, ...]], int] = field(default_factory=dict)  # warmed ones, how often each
+    figures: dict[str, int] = field(default_factory=dict)  # of EngineStats, by name; all others are 0
 
     def __post_init__(self) -> None:
         self.tokenizer = byte_tokenizer()
@@ -102,7 +103,7 @@ class FakeEngine:
         counts = dict.fromkeys((field.name for field in fields(CacheStats)), 0)
         counts |= {"pages_total": 1000, "pages_kv": kv, "pages_free": 1000 - kv, "namespaces": len(self._prompts)}
         rest = {field.name: 0 for field in fields(EngineStats) if field.name != "cache"}
-        return EngineStats(cache=CacheStats(**counts), **rest)
+        return EngineStats(cache=CacheStats(**counts), **rest | self.figures)
 
     def view(self) -> CacheView:
         """Of `tree`, a cache that a test may fill."""

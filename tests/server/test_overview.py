@@ -104,6 +104,18 @@ def test_a_failed_and_a_cancelled_request_are_listed(client, engine):
     assert "prompt_tokens" not in entry
 
 
+def test_it_says_what_waits_to_be_healed_and_what_came_of_the_others(client, engine):
+    engine.figures = {
+        "healings_waiting": 2, "healed": 5, "healings_superseded": 3, "healings_given_up": 1,
+        "healing_tokens": 640, "segment_tokens": 512,
+    }  # fmt: skip
+    seen = client.get("/cache").json()
+    assert seen["healings_waiting"] == 2
+    assert seen["since_start"]["healings"] == {"healed": 5, "superseded": 3, "given_up": 1}
+    computed = seen["since_start"]["computed_tokens"]
+    assert (computed["healing"], computed["segment"], computed["prefill"]) == (640, 512, 0)
+
+
 def test_the_list_of_last_requests_is_bounded():
     ring = recent.Recent()
     for _ in range(3 * recent.KEPT):

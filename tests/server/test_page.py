@@ -155,6 +155,27 @@ def test_requests_appear_with_what_they_resumed_from_and_why(page, url):
     assert errors(page) == []
 
 
+def tiles(driver):
+    """What each says: its big figure and the note below, by title."""
+    told = [
+        [part.text for part in tile.find_elements("css selector", "dt, dd")] for tile in all_of(driver, "#tiles > div")
+    ]
+    return {title: figures for title, *figures in told}
+
+
+def test_healing_has_a_tile_where_segments_are_in_use(page, engine):
+    assert len(tiles(page)) == 6
+    assert "Healed" not in tiles(page)
+    engine.figures = {
+        "segment_tokens": 512, "healings_waiting": 2, "healed": 1234, "healings_superseded": 7,
+        "healings_given_up": 3, "healing_tokens": 45_678,
+    }  # fmt: skip
+    until(page, lambda: "Healed" in tiles(page))
+    assert tiles(page)["Healed"] == ["1,234", "2 waiting, 3 given up, 45.7k tokens"]
+    assert len({tile.rect["y"] for tile in all_of(page, "#tiles > div")}) == 1, "one row"
+    assert errors(page) == []
+
+
 def test_the_tree_zooms_by_click_and_back(page, engine):
     remember(engine, "a" * 128)
     remember(engine, "a" * 64 + "b" * 64)
@@ -236,7 +257,8 @@ def test_the_page_fits_its_window(page, url, engine, width):
     page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     remember(engine, "a" * 128)
     complete(url)
-    until(page, lambda: all_of(page, "#requests tr"))
+    engine.figures = {"segment_tokens": 1, "healed": 123_456, "healings_waiting": 4_321, "healing_tokens": 10**12}
+    until(page, lambda: all_of(page, "#requests tr") and "Healed" in tiles(page))
     assert page.execute_script("return window.innerWidth") == width
     assert not wide(page)
 

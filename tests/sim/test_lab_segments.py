@@ -124,6 +124,14 @@ def test_where_memory_is_short_segments_go_and_are_made_again(way: str, eviction
     assert (scarce.eviction, scarce.reuse) == (eviction, way)
 
 
+@pytest.mark.parametrize("memory", [5 * 10**8, 10**9, 2 * 10**9])
+def test_where_memory_is_short_keeping_what_saves_most_beats_keeping_what_is_young(memory: int) -> None:
+    drawn = make_trace("rag(sessions=60, documents=100, most=8)")
+    age, cost = (run(drawn, Setup(RING, memory, segment_eviction=way)).row.token_hit_rate for way in SegmentEviction)
+    assert cost > age + 0.03
+    assert run(drawn, Setup(RING, memory)).row.token_hit_rate == cost, "it is the default"
+
+
 def test_the_share_of_segments_is_hard_in_a_split_pool_and_soft_in_one() -> None:
     drawn = make_trace("rag(sessions=60, documents=100, most=8)")
     memory = 4 * 10**9
@@ -190,5 +198,5 @@ def test_the_report_has_columns_and_a_use_of_memory_for_segments(trace: Trace, t
     page = tmp_path / "report.html"
     write_report(page, "made", "ring", (), [run(trace, replace(AMPLE, reuse=way)) for way in WAYS])
     text = page.read_text()
-    for said in ("Composed tokens", "Made tokens", "Seam tokens", "both, lru", "Segments"):
+    for said in ("Composed tokens", "Made tokens", "Seam tokens", "both, cost", "Segments"):
         assert said in text

@@ -39,7 +39,7 @@ class PrefixCache:
         eviction: str = "lru",
         begin: Snapshot | None = None,
         segment_share: float = 0.5,
-        segment_eviction: SegmentEviction = SegmentEviction.LRU,
+        segment_eviction: SegmentEviction = SegmentEviction.COST,
     ) -> None:
         self.layout = layout
         self.policy = make_eviction(eviction, layout)

@@ -65,7 +65,7 @@ def replay(
     slots: Annotated[int, typer.Option(min=1, help="States that a running request takes.")] = 1,
     decode_reuse: Annotated[str, typer.Option(help="How answers are cached: canonical, raw, none.")] = "canonical",
     reuse: Annotated[str, typer.Option(help="Of prompts with segments: prefix, segments, both; with commas.")] = "both",
-    segment_eviction: Annotated[str, typer.Option(help="Which segment goes first: lru, cost, with commas.")] = "lru",
+    segment_eviction: Annotated[str, typer.Option(help="Which segment goes first: cost, lru, with commas.")] = "cost",
     segment_share: Annotated[float, typer.Option(help="Of the memory: so far segments displace prefixes.")] = 0.5,
     serve: Annotated[
         str | None, typer.Option(help="A device: run under a clock, with queues. h100, ..., or a file.")

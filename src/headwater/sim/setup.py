@@ -58,7 +58,7 @@ class Setup:
     decode_reuse: DecodeReuse = "canonical"
     reuse: Reuse = "both"  # what is reused of prompts that are made of segments
     segment_share: float = 0.5  # of the memory, up to which segments grow at the expense of prefixes
-    segment_eviction: SegmentEviction = SegmentEviction.LRU
+    segment_eviction: SegmentEviction = SegmentEviction.COST
 
     def layout(self, trace: Trace) -> CacheLayout:
         """What the memory holds; raises ConfigError where it is too little, or page and block do not go together."""

@@ -155,3 +155,36 @@ def test_a_budget_is_a_share() -> None:
     layout: CacheLayout = LAYOUT
     with pytest.raises(ConfigError, match=r"1\.5"):
         SegmentStore(layout, Toy().cache._pool, budget=1.5)
+
+
+def test_the_first_use_of_a_segment_is_whoever_had_it_made() -> None:
+    toy = Toy(replace(WITH_TRANSITIONS, n_pages=200))
+    made = toy.cache.open_segment(key(1))
+    toy.cache.publish_segment(made)
+    fresh = made.worth
+    toy.cache.use_segment(made)
+    assert made.worth == fresh
+    toy.cache.use_segment(made)
+    assert made.worth == 2 * fresh
+
+
+def test_what_is_made_for_a_request_stays_until_that_begins() -> None:
+    toy = Toy(replace(WITH_TRANSITIONS, n_pages=200))
+    used = stored(toy.cache, key(1))
+    toy.cache.use_segment(used)
+    waited_for = [stored(toy.cache, key(number)) for number in (2, 3, 4)]
+    toy.cache.segments.evict()
+    assert toy.cache.segments.find(used.key) is None, "it served one request, and has been there longest"
+    assert all(toy.cache.segments.find(made.key) is made for made in waited_for)
+
+
+def test_a_segment_that_served_often_outlives_those_that_served_one_request() -> None:
+    toy = Toy(replace(WITH_TRANSITIONS, n_pages=200))
+    often = stored(toy.cache, key(1))
+    for _ in range(3):
+        toy.cache.use_segment(often)
+    for number in range(2, 5):
+        toy.cache.use_segment(stored(toy.cache, key(number)))
+    for _ in range(3):
+        toy.cache.segments.evict()
+    assert list(toy.cache.segments) == [often]

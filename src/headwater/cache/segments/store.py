@@ -68,7 +68,7 @@ class SegmentStore:
     layout: CacheLayout
     pool: Pool
     budget: float = 0.5
-    eviction: SegmentEviction = SegmentEviction.LRU
+    eviction: SegmentEviction = SegmentEviction.COST
     _stored: dict[SegmentKey, StoredSegment] = field(default_factory=dict)
     pages: int = 0  # of all segments
     evicted: int = 0
@@ -202,7 +202,8 @@ class SegmentStore:
     def _note(self, stored: StoredSegment, now: int) -> None:
         stored.used = now
         saved = self.layout.flops.between(stored.key.widths.head, stored.key.tokens - stored.key.widths.tail)
-        stored.worth = self._clock + (stored.uses + 1) * saved / max(1, stored.pages)
+        asked = max(1, stored.uses)  # whoever had it made is its first use: until then it is worth as much as after
+        stored.worth = self._clock + asked * saved / max(1, stored.pages)
 
     def _remove(self, gone: StoredSegment) -> None:
         del self._stored[gone.key]

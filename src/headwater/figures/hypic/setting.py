@@ -21,7 +21,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "prefix": {"reuse": "prefix"},
     "segments": {"reuse": "segments"},
     "both": {"reuse": "both"},
-    "both, segments by cost": {"reuse": "both", "segment_eviction": SegmentEviction.COST},
+    "both, segments by age": {"reuse": "both", "segment_eviction": SegmentEviction.LRU},
 }
 
 

@@ -51,8 +51,9 @@ FIGURE = Figure(
         "the system prompt and a session's first question with its documents; `segments` reuses the leading part "
         "and segments, and nothing else. Tokens that are computed so that a segment is stored count as computed, and "
         "so do seams of 8 tokens. Segments take memory from prefixes: one of Qwen3.5-9B holds 102 MB of states and "
-        "transitions beside its KV, one of Ring-mini 17 MB. With both, sessions' own prefixes take memory that "
-        "segments would have, so where it is short more of them are made again than with segments alone."
+        "transitions beside its KV, one of Ring-mini 17 MB. With both, segments have half of the memory and sessions' "
+        "own prefixes the rest, most of which nobody asks for again: where memory is short more segments are made "
+        "again than with segments alone (decision 028)."
     ),
     run=run,
 )

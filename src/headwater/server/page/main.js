@@ -115,10 +115,18 @@ function showTiles(body) {
     ["Checkpoints", number(held.checkpoints), `${bytes(held_bytes.checkpoint)}, ${number(evicted)} evicted`],
     ["Dead KV", short(held.dead_kv_tokens), "tokens without a state"],
     ["Output", short(total.output_tokens), `tokens, ${count(total.preemptions, "preemption")}`],
+    ...healing(body),
   ];
   join(byId("tiles"), tiles, (tile) => tile[0], () => el("div", {}, el("dt"), el("dd"), el("dd", { class: "note" })), (tile, texts) => {
     texts.forEach((text, i) => (tile.children[i].textContent = text));
   });
+}
+
+// A tile of its own where segments were made: nothing else is healed.
+function healing({ healings_waiting: waiting, since_start: { healings, computed_tokens: computed } }) {
+  if (!computed.segment) return [];
+  const note = `${number(waiting)} waiting, ${number(healings.given_up)} given up, ${short(computed.healing)} tokens`;
+  return [["Healed", number(healings.healed), note]];
 }
 
 function showMemory(body) {
