@@ -75,6 +75,8 @@ def test_the_command_line_is_frozen():
         "--state-fraction",
         "--decode-reuse",
         "--segment-separator",
+        "--segment-share",
+        "--segment-eviction",
         "--healing",
         "--max-running",
         "--max-tokens-per-step",

@@ -62,6 +62,8 @@ def test_a_size_is_shown_short():
         ({"pool": "split"}, "state_fraction must be given"),
         ({"pool": "split", "state_fraction": 1.0}, "1.0"),
         ({"state_fraction": 0.5}, "0.5.*'unified'"),
+        ({"segment_share": 1.5}, "1.5.*0 to 1"),
+        ({"segment_eviction": "fifo"}, "fifo.*lru, cost"),
         ({"decode_reuse": "some"}, "'some'"),
         ({"max_waiting": 0}, "max_waiting is 0.*1"),
         ({"request_timeout": 0.0}, "request_timeout is 0.*more than 0"),

@@ -20,7 +20,7 @@ from headwater.setting import (
     setting,
     settings_of,
 )
-from headwater.types import Healing
+from headwater.types import Healing, SegmentEviction
 
 __all__ = ["DECODE_REUSE", "DEVICES", "DTYPES", "POOLS", "SETTINGS", "ServeConfig", "parse_bytes"]
 
@@ -29,6 +29,7 @@ DTYPES = ("auto", "float32", "bfloat16")
 POOLS = ("unified", "split")
 DECODE_REUSE = ("canonical", "raw", "none")
 HEALING = tuple(map(str, Healing))
+SEGMENT_EVICTION = tuple(map(str, SegmentEviction))
 LOG_FORMATS = ("text", "json")
 TOOL_FORMATS = (  # what headwater.server.formats has
     "auto", "none", "qwen_xml", "hermes", "nemotron", "kimi", "jamba", "minimax", "minimax_xml", "granite",
@@ -83,6 +84,16 @@ class ServeConfig:
     )
     segment_separator: str = setting(
         DEFAULT_SEPARATOR, TEXT, MEMORY, "Stands between segments in prompts and messages: PIC_SEPARATOR."
+    )
+    segment_share: float = setting(
+        0.5, NUMBER, MEMORY, "Of memory, up to which segments grow at the expense of prefixes; 0 to 1."
+    )
+    segment_eviction: str = setting(
+        "cost",
+        TEXT,
+        MEMORY,
+        "Which segment goes first: cost, the one that saved least for its memory, or lru.",
+        choices=SEGMENT_EVICTION,
     )
     healing: str = setting(
         "idle", TEXT, MEMORY, "When what was composed of segments is made exact for the next turn.", choices=HEALING
@@ -142,6 +153,8 @@ class ServeConfig:
                 raise SettingError("cors", repr(origin), "must be * or an origin such as https://chat.example:8443")
         if not SEPARATOR.fullmatch(self.segment_separator):
             raise SettingError("segment_separator", repr(self.segment_separator), "must be 2 to 64 signs, no spaces")
+        if not 0 <= self.segment_share <= 1:
+            raise SettingError("segment_share", f"{self.segment_share:g}", "must be 0 to 1")
         if self.record is not None and not self.record.parent.is_dir():
             raise SettingError("record", repr(str(self.record)), "must be in a folder that exists")
         self._check_pool()

@@ -255,6 +255,13 @@ class Fidelity(StrEnum):
     W32 = "w32"
 
 
+class SegmentEviction(StrEnum):
+    """Which unpinned segment goes first."""
+
+    LRU = "lru"  # the one whose last use is longest ago
+    COST = "cost"  # the one that saved least a page: GDSF (Cherkasova 1998), with FLOPs of its prefill as the cost
+
+
 class Healing(StrEnum):
     """When the exact states are computed of what was answered from composed ones."""
 

@@ -285,6 +285,38 @@ def test_warm_segments_are_there_when_they_are_asked_for(make: Make) -> None:
         assert rig.engine.warm_segments(texts[:1], "") == ["held"]
 
 
+@pytest.mark.parametrize(("eviction", "gone"), [("lru", 0), ("cost", 1)])
+def test_settings_say_how_many_segments_stay_and_which_goes(make: Make, eviction: str, gone: int) -> None:
+    """Where the budget is a hard one. The first of three has served; the second has not been used for less long."""
+    documents = [words(200, "equal", i) for i in range(3)]
+    spec = make.loaded.spec
+    needed = 3 + spec.checkpoint_pages + spec.transition_pages
+    share = {"pool": "split", "state_fraction": 0.5, "segment_eviction": eviction}
+    with make(PAGES, **share, segment_share=2.5 * needed / PAGES) as rig:
+        rig.engine.warm_segments([tuple(documents[0])], "")
+        for i in range(3):
+            prompt, spans = prompt_of(documents[:1], words(150, "lead", i))
+            assert rig.ask(prompt, segments=spans, **FAST).account.segments == 1
+        rig.engine.warm_segments([tuple(documents[1])], "")
+        assert rig.engine.warm_segments([tuple(documents[2])], "") == ["stored"]
+        for i, outcome in ((1 - gone, "held"), (gone, "stored")):
+            assert rig.engine.warm_segments([tuple(documents[i])], "") == [outcome]
+    with make(PAGES, **share, segment_share=0.5 * needed / PAGES) as rig:
+        assert rig.engine.warm_segments([tuple(documents[0])], "") == ["no_memory"]
+
+
+def test_what_a_request_waits_to_be_composed_of_is_not_evicted_for_the_rest(make: Make) -> None:
+    """There is room for two of three; the oldest one is asked for with a new one."""
+    documents = [words(200, "equal", i) for i in range(3)]
+    spec = make.loaded.spec
+    share = 2.5 * (3 + spec.checkpoint_pages + spec.transition_pages) / PAGES
+    split = {"pool": "split", "state_fraction": 0.5, "segment_eviction": "lru", "segment_share": share}
+    with make(PAGES, **split) as rig:
+        rig.engine.warm_segments([tuple(document) for document in documents[:2]], "")
+        assert ask(rig, [documents[0], documents[2]]).account.segments == 2
+        assert rig.engine.scheduler.segment_tokens == 3 * (200 - 8), "each was made once"
+
+
 def test_a_prompt_that_is_one_segment_stores_it(make: Make) -> None:
     with make(PAGES) as rig:
         document = DOCUMENTS[0]

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from headwater.cache.segments.store import SegmentEviction
 from headwater.errors import ConfigError
 from headwater.models.profiles import load_profile
 from headwater.schedule.sequence import Sequence
@@ -21,7 +20,18 @@ from headwater.sim.setup import Setup
 from headwater.traces.arrivals import Poisson, natural
 from headwater.traces.drawn import make_trace
 from headwater.traces.request import Request, Trace
-from headwater.types import Boundaries, Composed, Fidelity, Generation, Making, Plan, Run, SamplingParams, Span
+from headwater.types import (
+    Boundaries,
+    Composed,
+    Fidelity,
+    Generation,
+    Making,
+    Plan,
+    Run,
+    SamplingParams,
+    SegmentEviction,
+    Span,
+)
 from tests.sim.workload import Texts
 
 RING = load_profile("ring-mini-linear-2.0")

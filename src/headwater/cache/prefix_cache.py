@@ -18,13 +18,13 @@ from headwater.cache.node import Node
 from headwater.cache.placement import Edge, Path
 from headwater.cache.pool import Pool
 from headwater.cache.reason import explain
-from headwater.cache.segments.store import SegmentEviction, SegmentKey, SegmentStore, StoredSegment
+from headwater.cache.segments.store import SegmentKey, SegmentStore, StoredSegment
 from headwater.cache.snapshot import Snapshot, Tree
 from headwater.cache.stats import CacheStats
 from headwater.cache.survey import Survey, Surveyor
 from headwater.cache.view import CacheView, look
 from headwater.errors import OutOfPages, PlanClosed
-from headwater.types import CacheLayout, Draft, Match, Plan, Reason, Save
+from headwater.types import CacheLayout, Draft, Match, Plan, Reason, Save, SegmentEviction
 
 
 class PrefixCache:
@@ -143,6 +143,11 @@ class PrefixCache:
         """All of it is written: from now on requests may use it."""
         self._now += 1
         self.segments.publish(made, self._now)
+
+    def expect_segment(self, stored: StoredSegment) -> None:
+        """A request is going to be composed of it, once others are made."""
+        self._now += 1
+        self.segments.expect(stored, self._now)
 
     def use_segment(self, stored: StoredSegment) -> None:
         """A request is composed of it."""

@@ -15,7 +15,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from headwater.cache.eviction import make_eviction
 from headwater.cache.placement import make_placement
-from headwater.cache.segments.store import SegmentEviction
 from headwater.cli.common import commands, console
 from headwater.cli.lab import (
     Arrival,
@@ -44,6 +43,7 @@ from headwater.sim.serving import Engine, check_clock
 from headwater.sim.setup import OFF, Setup, system
 from headwater.traces.loads import make_arrivals
 from headwater.traces.request import Trace
+from headwater.types import SegmentEviction
 
 REUSES = ("prefix", "segments", "both")
 POOLS = ("unified", "split", "elastic")

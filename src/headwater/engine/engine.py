@@ -46,7 +46,7 @@ from headwater.schedule.limits import EXTRA_SLOTS, Limits
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.sequence import Phase, Sequence
 from headwater.schedule.step import Step
-from headwater.types import Event, FailedEvent, FinishedEvent, Generation, Healing, TokenEvent
+from headwater.types import Event, FailedEvent, FinishedEvent, Generation, Healing, SegmentEviction, TokenEvent
 
 # Checkpoints saved in the middle of a leg are staged in rows of their own: at most so many, and so many bytes.
 MAX_SAVES = 16
@@ -113,7 +113,8 @@ class Engine:
         if layout.kv_pages_per_unit:
             longest = min(longest, (layout.n_pages - layout.slot_pages) * layout.page_size)
         limits = Limits(config.max_running, config.max_tokens_per_step, n_saves, longest, config.max_waiting)
-        cache = PrefixCache(layout, config.eviction) if config.cache else NoCache(layout)
+        segments = config.segment_share, SegmentEviction(config.segment_eviction)
+        cache = PrefixCache(layout, config.eviction, None, *segments) if config.cache else NoCache(layout)
         scheduler = Scheduler(
             cache=cache,
             placement=make_placement(config.placement if config.cache else "none"),

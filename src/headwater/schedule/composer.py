@@ -64,7 +64,8 @@ class Composer:
     def missing(self, seq: Sequence) -> tuple[list[SegmentKey], bool]:
         """Segments to be made for `seq`, and whether it waits for some that are being made.
 
-        With nothing missing and nothing to wait for, what there is is pinned, and `seq` is ready to begin. A segment
+        With nothing missing and nothing to wait for, what there is is pinned, and `seq` is ready to begin; else it is
+        not, but younger than before, so that making the rest does not cost it. A segment
         that was made for it and is gone again, or could not be made, is plain text to it.
         """
         chosen = self.chosen(seq)
@@ -82,6 +83,9 @@ class Composer:
                 waits = True
         if not missing and not waits:
             self._take(seq, taken)
+        elif missing:
+            for _, stored in taken:
+                self.cache.expect_segment(stored)
         return missing, waits
 
     def unused(self, seq: Sequence) -> list[SegmentKey]:

@@ -7,7 +7,6 @@ from typing import Literal
 
 from headwater.cache import NoCache, PrefixCache
 from headwater.cache.placement import make_placement
-from headwater.cache.segments.store import SegmentEviction
 from headwater.errors import ConfigError
 from headwater.models.profiles import Profile
 from headwater.schedule.composer import Composer
@@ -16,7 +15,7 @@ from headwater.schedule.planner import Planner
 from headwater.schedule.scheduler import DecodeReuse, Scheduler
 from headwater.sim.leading import LeadingParts
 from headwater.traces.request import Request, Trace
-from headwater.types import CacheLayout
+from headwater.types import CacheLayout, SegmentEviction
 
 PoolKind = Literal["unified", "split", "elastic"]
 Reuse = Literal["prefix", "segments", "both"]

@@ -9,9 +9,9 @@ import pytest
 
 from headwater.cache import PrefixCache
 from headwater.cache.segments.compose import Widths
-from headwater.cache.segments.store import SegmentEviction, SegmentKey, SegmentStore, StoredSegment
+from headwater.cache.segments.store import SegmentKey, SegmentStore, StoredSegment
 from headwater.errors import ConfigError, OutOfPages
-from headwater.types import CacheLayout
+from headwater.types import CacheLayout, SegmentEviction
 from tests.cache.toy import LAYOUT, PAGE, Toy, words
 
 WIDTHS = Widths(2, 2)

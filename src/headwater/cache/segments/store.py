@@ -5,19 +5,11 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from headwater.cache.pool import Pool
 from headwater.cache.segments.compose import Widths
 from headwater.errors import ConfigError, OutOfPages
-from headwater.types import CacheLayout
-
-
-class SegmentEviction(StrEnum):
-    """Which unpinned segment goes first."""
-
-    LRU = "lru"  # the one whose last use is longest ago
-    COST = "cost"  # the one that saved least a page: GDSF (Cherkasova 1998), with FLOPs of its prefill as the cost
+from headwater.types import CacheLayout, SegmentEviction
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +189,10 @@ class SegmentStore:
             raise ValueError("a segment that is being made cannot be used")
         stored.uses += 1
         self.uses += 1
+        self._note(stored, now)
+
+    def expect(self, stored: StoredSegment, now: int) -> None:
+        """A request waits to be composed of it: no use yet, but it is as young as with one."""
         self._note(stored, now)
 
     def _note(self, stored: StoredSegment, now: int) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headwater.cache.segments.store import SegmentEviction
 from headwater.figures.figure import Line
 from headwater.figures.lab import Lab
 from headwater.models.profiles import load_profile
@@ -15,6 +14,7 @@ from headwater.sim.serving import Engine
 from headwater.sim.setup import Setup
 from headwater.traces.arrivals import Load
 from headwater.traces.request import Trace
+from headwater.types import SegmentEviction
 
 GB = 10**9
 WAYS: dict[str, dict[str, Any]] = {
