@@ -179,7 +179,7 @@ class CacheAccount:
     preemptions: int = 0
     segments: int = 0  # stored ones that the prompt was composed of
     composed_tokens: int = 0  # their interiors
-    made_tokens: int = 0  # of `composed_tokens`: of segments that were made for this request; all others were cached
+    cold_tokens: int = 0  # of `composed_tokens`: of cold segments, made for this request; all others are cached ones
     recomputed_tokens: int = 0  # of the prompt's segments, what was computed all the same: seams, and those not reused
     approximate_tokens: int = 0  # of `cached_tokens`: prefixes that were themselves composed
 
@@ -194,7 +194,7 @@ class CacheAccount:
             "preemptions": self.preemptions,
             "segments": self.segments,
             "composed_tokens": self.composed_tokens,
-            "made_tokens": self.made_tokens,
+            "cold_tokens": self.cold_tokens,
             "recomputed_tokens": self.recomputed_tokens,
             "approximate_tokens": self.approximate_tokens,
         }

@@ -74,9 +74,9 @@ def test_segments_are_made_once_and_reused_in_any_order(make: Make) -> None:
         assert rig.engine.scheduler.segment_tokens == made
         interiors = sum(len(d) - 16 for d in DOCUMENTS)
         assert (first.account.segments, first.account.composed_tokens) == (3, interiors)
-        assert (first.account.made_tokens, first.account.cached_tokens) == (interiors, 0)
+        assert (first.account.cold_tokens, first.account.cached_tokens) == (interiors, 0)
         assert (second.account.segments, second.account.cached_tokens) == (3, 128 + interiors)
-        assert second.account.made_tokens == third.account.made_tokens == 0
+        assert second.account.cold_tokens == third.account.cold_tokens == 0
         assert third.account.segments == 2
         seams = [(len(documents) * 16) for documents in (DOCUMENTS, DOCUMENTS[::-1], DOCUMENTS[1:])]
         assert [one.account.recomputed_tokens for one in (first, second, third)] == seams
@@ -215,7 +215,7 @@ def test_namespaces_do_not_share_segments(make: Make) -> None:
         made = rig.engine.scheduler.segment_tokens
         answer = ask(rig, DOCUMENTS, namespace="b")
         assert rig.engine.scheduler.segment_tokens == 2 * made
-        assert (answer.account.cached_tokens, answer.account.made_tokens) == (0, answer.account.composed_tokens)
+        assert (answer.account.cached_tokens, answer.account.cold_tokens) == (0, answer.account.composed_tokens)
 
 
 def test_requests_that_wait_for_the_same_segment_make_it_once(make: Make) -> None:

@@ -274,7 +274,7 @@ def test_what_is_healed_stays_in_its_namespace(make: Make) -> None:
         first = first_turn(rig, namespace="a")
         rig.settle()
         other, own = next_turn(rig, first, namespace="b"), next_turn(rig, first, namespace="a")
-    assert (other.account.cached_tokens, other.account.made_tokens) == (0, other.account.composed_tokens)
+    assert (other.account.cached_tokens, other.account.cold_tokens) == (0, other.account.composed_tokens)
     assert own.account.cached_tokens == on_grid(len(first.everything))
     assert own.same_bits(exactly(make, own.prompt))
 

@@ -19,7 +19,7 @@ from tests.server.fake_engine import byte_tokenizer
 ACCOUNT_KEYS = {
     "segments",
     "composed_tokens",
-    "made_tokens",
+    "cold_tokens",
     "recomputed_tokens",
     "approximate_tokens",
     "prompt_tokens",

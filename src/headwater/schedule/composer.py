@@ -128,7 +128,7 @@ class Composer:
                 cached_tokens=seq.account.resumed_at,
                 segments=0,
                 composed_tokens=0,
-                made_tokens=0,
+                cold_tokens=0,
                 recomputed_tokens=seq.account.recomputed_tokens + seq.account.composed_tokens,
             )
 

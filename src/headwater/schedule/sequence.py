@@ -171,7 +171,7 @@ class Sequence:
                 waited_for_leader=self.waited,
                 segments=0 if composition is None else len(composition.spans),
                 composed_tokens=interiors,
-                made_tokens=made,
+                cold_tokens=made,
                 recomputed_tokens=ahead - interiors,
                 approximate_tokens=max(0, at - from_),
             )
