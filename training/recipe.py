@@ -109,6 +109,7 @@ FIRST = {"pairs": 1.0, "single": 0.2}
 SECOND = {"pairs": 0.4, "single": 1.0, "two_hop": 0.1, "absent": 0.1, "memory": 0.2, "text": 0.1}
 FURTHER = {"single": 1.0, "two_hop": 1.0, "absent": 0.6, "memory": 0.2, "persona": 0.2, "tool": 0.8, "text": 0.2}
 THIRD = {"single": 1.2, "two_hop": 2.0, "absent": 1.0, "memory": 0.15, "persona": 0.2, "tool": 1.0, "text": 0.15}
+LAST = {"single": 2.0, "two_hop": 1.5, "absent": 0.7, "memory": 0.15, "persona": 0.3, "tool": 0.5, "text": 0.15}
 CPU = Recipe(
     hidden=192,
     layers=8,
@@ -140,9 +141,9 @@ RECIPES: dict[str, Recipe] = {
         CPU,
         stages=(
             Stage(768, 6, 500, THIRD),
-            Stage(1280, 4, 2000, THIRD),
-            Stage(2304, 2, 1000, THIRD),
-            Stage(4352, 1, 900, THIRD),
+            Stage(1280, 4, 1100, THIRD),
+            Stage(2304, 2, 1500, THIRD),
+            Stage(4352, 1, 520, LAST),
         ),
         muon_lr=0.015,
         adam_lr=0.002,
