@@ -38,6 +38,8 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=6)
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     given = parser.parse_args()
+    if given.every < 1:
+        parser.error(f"--every is {given.every}, must be at least 1")
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
         tasks, found = Path(scratch) / "tasks.jsonl", Path(scratch) / "found.json"

@@ -31,6 +31,10 @@ class Batch:
     label_BT: torch.Tensor  # uint8: its label's place in LABELS
     seen_BT: torch.Tensor | None = None  # int64: the first position that it sees; None where all see all before them
 
+    def to(self, device: str) -> Batch:
+        """The same on another device."""
+        return Batch(*(x if x is None else x.to(device) for x in (self.token_BT, self.label_BT, self.seen_BT)))  # type: ignore[arg-type]
+
 
 def draw(recipe: Recipe, source: Source, step: int) -> Batch:
     """The batch of a step: each sequence one conversation, or more until it is full."""

@@ -60,7 +60,7 @@ class Training:
                 entry = self.learn(batch)
                 if lengths := self.recipe.lengths_until(self.step):
                     source = Source.load(self.folder / TOKENIZER, None)
-                    entry["held_out"] = held_out(self.model, source, lengths, self.recipe.seed)
+                    entry["held_out"] = held_out(self.model, source, lengths, self.recipe)
                 log.write(json.dumps(entry) + "\n")
                 log.flush()
                 yield entry
@@ -76,7 +76,7 @@ class Training:
             for group in optimiser.param_groups:
                 group.setdefault("initial", group["lr"])
                 group["lr"] = group["initial"] * rate
-        loss, measured = losses(self.model, batch, self.recipe, self.step)
+        loss, measured = losses(self.model, batch.to(self.device), self.recipe, self.step)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
         for optimiser in self.optimisers:
@@ -128,8 +128,8 @@ def losses(model: TrainedHybrid, batch: Batch, recipe: Recipe, step: int) -> tup
     """
     target_BT, label_BT = batch.token_BT[:, 1:], batch.label_BT[:, 1:]
     generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
-    drawn_BT = (torch.rand(target_BT.shape, generator=generator) < recipe.context) & (target_BT != 0)
-    chosen_BT = (label_BT > 0) | drawn_BT
+    drawn_BT = (torch.rand(target_BT.shape, generator=generator) < recipe.context).to(target_BT.device)
+    chosen_BT = (label_BT > 0) | (drawn_BT & (target_BT != 0))
     apart = None if batch.seen_BT is None else Apart(batch.seen_BT)
     hidden_SC = model.hidden(batch.token_BT, apart)[:, :-1][chosen_BT]
     logits_SV = model.logits(hidden_SC).float()

@@ -37,6 +37,7 @@ class Recipe:
     seed: int = 7
     vocabulary: int = VOCABULARY
     apart: float = 0.0  # share of the steps in which segments see only themselves (`training.segments`)
+    held_out: int = 20_000  # tokens of each kind of question at each length, after a stage
     context: float = 0.1  # share of the targets that are not an answer's which are learned from
 
     @property
@@ -158,5 +159,6 @@ RECIPES: dict[str, Recipe] = {
         intermediate=128,
         stages=(Stage(256, 4, 20, ALL), Stage(512, 2, 5, ALL)),
         warm_up=5,
+        held_out=1_000,
     ),
 }

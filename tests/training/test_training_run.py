@@ -65,3 +65,12 @@ def test_circles_are_of_all_lengths_together() -> None:
         {"tokens": 10, "held_out": [row, {**row, "length": 512, "n_single": 3, "right_single": 0.0}]},
     ]
     assert circles(entries) == {"single": [(20e-6, 0.25)]}
+
+
+def test_a_step_is_computed_where_the_model_is() -> None:
+    """On a device that is not the CPU; what is left there is refused."""
+    command = [sys.executable, "-m", "tests.training.pretended_device"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines()[:2] == ["learned 512"] * 2
+    assert "mixed:" in ended.stdout
