@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from headwater.machine import cpu
 
 PAGE = 64  # tokens
 OURS = "headwater"
@@ -190,11 +193,10 @@ def page(runs: dict[str, Run], machine: str, notes: list[str]) -> str:
 
 
 def machine_name() -> str:
-    info = Path("/proc/cpuinfo").read_text()
-    model = next(line.split(":", 1)[1].strip() for line in info.splitlines() if line.startswith("model name"))
-    features = [f for f in ("avx512f", "avx512_bf16", "amx_bf16") if f" {f}" in info]
-    cores = info.count("model name")
-    return f"{model}, {cores} cores, {', '.join(features) or 'no AVX-512'}, Python {platform.python_version()}"
+    found = cpu()
+    features = [f for f in ("avx512f", "avx512_bf16", "amx_bf16") if f in found.features]
+    python = platform.python_version()
+    return f"{found.name}, {os.cpu_count()} cores, {', '.join(features) or 'no AVX-512'}, Python {python}"
 
 
 def main() -> None:

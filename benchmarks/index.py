@@ -30,6 +30,7 @@ from index_adapter import Headwater, HeadwaterRequests, HeadwaterSegLen, Key
 from index_workload import VOCABULARY, fresh, np, workload
 
 from headwater.cache import PrefixCache
+from headwater.machine import cpu
 from headwater.types import CacheLayout, Draft
 
 HERE = Path(__file__).parent
@@ -272,9 +273,13 @@ PEER_FIGURES = [
 
 def machine() -> dict[str, object]:
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True).stdout.strip()
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    model = next((line.split(": ")[1] for line in lines if line.startswith("model name")), platform.processor())
-    return {"commit": commit, "cpu": model, "cores": os.cpu_count(), "python": platform.python_version(), "seed": SEED}
+    return {
+        "commit": commit,
+        "cpu": cpu().name,
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "seed": SEED,
+    }
 
 
 def main() -> None:

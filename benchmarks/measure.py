@@ -18,11 +18,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from headwater.machine import cpu
 from headwater.mixers.numerics import prepare_process
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
-FEATURES = ("amx_tile", "amx_bf16", "avx2", "avx512f", "avx512_bf16", "avx512_fp16")
 TICKS = os.sysconf("SC_CLK_TCK")  # a second, in /proc/stat
 Figures = dict[str, list[float]]
 
@@ -123,15 +123,11 @@ def machine() -> dict[str, object]:
     """What a figure depends on beside the code, and which code it was."""
     describe = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     commit = subprocess.run(describe, cwd=HERE, capture_output=True, text=True).stdout.strip()
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    fields = dict(line.replace("\t", "").split(": ", 1) for line in lines if ": " in line)
-    have = fields.get("flags", "").split()
     return {
         "commit": commit,
-        "cpu": fields.get("model name", platform.processor() or platform.machine()),
+        "cpu": cpu().name,
         "cores": os.cpu_count(),
-        "features": [name for name in FEATURES if name in have],
+        "features": list(cpu().features),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "python": platform.python_version(),

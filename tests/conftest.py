@@ -1,9 +1,13 @@
 """What all tests share: settings of the process, which hold only if they come before torch computes.
 
-Triton's kernels run in its interpreter, which must be chosen before anything imports Triton.
+Triton's kernels run in its interpreter, which must be chosen before anything imports Triton. Worker threads sleep
+while they wait: test processes that share cores would otherwise take them from each other.
 """
 
 import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read once, when torch is imported
+
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +15,7 @@ import pytest
 
 from headwater.mixers import gpu
 from headwater.mixers.numerics import prepare_process
-from tests import checkpoints
+from tests import checkpoints, processors
 
 prepare_process(2)
 os.environ["TRITON_INTERPRET"] = "1"
@@ -29,3 +33,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 def gpu_path(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     """Chooses the GPU's path for tensors on the CPU, in Triton's interpreter, or the CPU's."""
     return lambda chosen: monkeypatch.setattr(gpu, "DEVICES", ("cpu",) if chosen else ())
+
+
+def pytest_report_header() -> str:
+    """Which processors the exactness matrix runs on here, and which it does not."""
+    had = processors.had()
+    missing = [name for name in processors.ENVIRONMENTS if name not in had]
+    return f"processors: {', '.join(had)}; not had, so not run: {', '.join(missing) or 'none'}"

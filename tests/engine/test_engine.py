@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from headwater.config import ServeConfig
 from headwater.engine.deadlines import Deadlines
 from headwater.engine.engine import Engine
 from headwater.engine.selfcheck import SelfCheck
@@ -19,6 +21,7 @@ from headwater.models.load import LoadedModel, load_model
 from headwater.types import FailedEvent, FinishedEvent, Generation, SamplingParams, TokenEvent
 from tests.checkpoints import checkpoint
 from tests.exactness.rig import Make, Rig, words
+from tests.processors import AVX2, AVX512, pretend
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +111,32 @@ def test_logprobs_are_those_of_the_logits(make):
         reference = torch.log_softmax(logits_V, -1)
         assert event.logprob == float(reference[event.token])
         assert [t.logprob for t in event.top] == reference.topk(2).values.tolist()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "cpu", "layout", "warned"),
+    [
+        ("bfloat16", AVX2, "packed float32 copies of bfloat16", True),
+        ("float32", AVX2, "packed float32", False),
+        ("auto", AVX2, "packed float32", False),
+        ("auto", AVX512, "packed float32", False),
+    ],
+)
+def test_a_processor_without_bfloat16_is_warned_of_and_health_names_the_layout(
+    loaded, monkeypatch, caplog, dtype, cpu, layout, warned
+):
+    pretend(monkeypatch, cpu)
+    config = ServeConfig(model=loaded.path, dtype=dtype, memory=64 << 20)
+    with caplog.at_level(logging.WARNING):
+        engine = Engine.load(config)
+    assert engine.health()["layout"] == layout
+    assert ("this processor has no bfloat16 products" in caplog.text) == warned
+    assert ("--dtype auto" in caplog.text) == warned
+    engine.start()
+    *_, end = collect(engine, generation(words(200, 1)))
+    engine.stop()
+    assert isinstance(end, FinishedEvent)
+    numerics.use(Numerics())
 
 
 def test_a_step_that_fails_takes_its_own_requests_with_it_and_nothing_else(make, monkeypatch):

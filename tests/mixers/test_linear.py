@@ -7,14 +7,23 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from headwater import machine
 from headwater.engine import selfcheck
 from headwater.mixers.batch import batch_height
-from headwater.mixers.linear import Embedding, Linear, first_bad_height
+from headwater.mixers.linear import Embedding, Linear, first_bad_height, product_dtype, weight_layout
 from headwater.mixers.numerics import MODES, Numerics, current, use
+from tests.processors import AVX2, AVX512, AVX512_BF16, pretend
 
 HEIGHTS = (1, 2, 3, 4, 5, 7, 8, 31, 32, 33, 64, 255, 256, 257, 300, 512)
 SIZES = ((64, 100), (256, 37), (1024, 512), (1536, 256), (3072, 128))
 DTYPES = (torch.float32, torch.bfloat16)
+
+
+@pytest.fixture(autouse=True, params=[None, AVX2], ids=["here", "avx2"])
+def processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test runs on this machine's processor, and as on one without bfloat16 products."""
+    if request.param is not None:
+        pretend(monkeypatch, request.param)
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -28,7 +37,7 @@ def held(product: Callable[[torch.Tensor], torch.Tensor], x_RK: torch.Tensor, mo
     that the self-check tries must show it, so that a server takes tiles.
     """
     bad = first_bad_height(product, x_RK, HEIGHTS)
-    if bad is not None and mode == "packed" and x_RK.dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported():
+    if bad is not None and mode == "packed" and x_RK.dtype == torch.bfloat16 and "amx_tile" in machine.cpu().features:
         assert first_bad_height(product, x_RK, tuple(h for h in selfcheck.HEIGHTS if h <= len(x_RK))) is not None
         return False
     assert bad is None, f"{bad} rows"
@@ -125,6 +134,34 @@ def test_an_embedding_reads_rows_in_the_computing_dtype() -> None:
     table_VD = random(50, 16, dtype=torch.bfloat16)
     rows_ND = Embedding(table_VD, torch.float32)(torch.tensor([49, 0, 49]))
     assert torch.equal(rows_ND, table_VD[[49, 0, 49]].float())
+
+
+@pytest.mark.parametrize("cpu", [AVX2, AVX512])
+def test_without_bfloat16_products_sums_are_made_in_float32_and_rounded_once(monkeypatch, cpu) -> None:
+    pretend(monkeypatch, cpu)
+    weight_NK, x_RK = random(36, 48, dtype=torch.bfloat16), random(9, 48, dtype=torch.bfloat16)
+    for shared in (False, True):
+        linear = Linear(weight_NK, random(36, dtype=torch.bfloat16), Numerics("packed"), shared)
+        wide = Linear(weight_NK.float(), random(36, dtype=torch.bfloat16).float(), Numerics("packed"))
+        assert torch.equal(linear(x_RK), wide(x_RK.float()).bfloat16())
+        assert torch.equal(linear.swish(x_RK), wide.swish(x_RK.float()).bfloat16())
+        factor_RN = random(9, 36, dtype=torch.bfloat16)
+        assert torch.equal(linear.times(x_RK, factor_RN), wide.times(x_RK.float(), factor_RN.float()).bfloat16())
+
+
+@pytest.mark.parametrize(
+    ("cpu", "dtype", "wanted", "layout"),
+    [
+        (AVX2, torch.bfloat16, torch.float32, "packed float32 copies of bfloat16"),
+        (AVX512, torch.bfloat16, torch.float32, "packed float32 copies of bfloat16"),
+        (AVX512_BF16, torch.bfloat16, torch.bfloat16, "packed bfloat16"),
+        (AVX2, torch.float32, torch.float32, "packed float32"),
+    ],
+)
+def test_the_layout_of_weights_by_processor(monkeypatch, cpu, dtype, wanted, layout) -> None:
+    pretend(monkeypatch, cpu)
+    assert product_dtype(dtype) == wanted
+    assert weight_layout("packed", dtype) == layout
 
 
 def test_an_unknown_mode_is_refused() -> None:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from headwater.errors import CheckpointError
 from headwater.models.embedded import embedded
 from headwater.models.load import fast_dtype, load_model, read_spec
+from tests.processors import AMX, AVX2, AVX512, AVX512_BF16, pretend
 from tests.support import Bench
 
 TOKENS = list(range(300, 400))
@@ -175,6 +176,23 @@ def split_experts(tensors: dict[str, torch.Tensor]) -> None:
             gate, up = gate_up[e].chunk(2)
             for part, weight in (("gate_proj", gate), ("up_proj", up), ("down_proj", down[e])):
                 tensors[f"{prefix}{e}.{part}.weight"] = weight.clone()
+
+
+@pytest.mark.parametrize(
+    ("cpu", "stored", "wanted"),
+    [
+        (AVX2, "bfloat16", "float32"),
+        (AVX512, "bfloat16", "float32"),
+        (AVX512_BF16, "bfloat16", "bfloat16"),
+        (AMX, "bfloat16", "bfloat16"),
+        (AMX, "float32", "float32"),
+    ],
+)
+def test_auto_takes_bfloat16_where_the_processor_multiplies_it_and_the_weights_are_not_float32(
+    monkeypatch, cpu, stored, wanted
+):
+    pretend(monkeypatch, cpu)
+    assert fast_dtype(stored) == wanted
 
 
 def test_auto_keeps_weights_that_are_stored_in_float32(checkpoint: Callable[[str], Path]) -> None:

@@ -16,11 +16,11 @@ import httpx
 import typer
 from rich.console import Console
 
+from headwater import machine
 from headwater.cli.common import commands, console
 from headwater.client.drawn import DRAWN, Drawing
 from headwater.client.endpoint import Endpoint, about, first_model
 from headwater.client.load import Limits
-from headwater.client.machine import machine
 from headwater.client.plots import draw_plots, require_matplotlib
 from headwater.client.recorded import read_sessions
 from headwater.client.report import LiveProgress, as_json, comparison_table, phase_tables
@@ -107,7 +107,7 @@ def measured(options: SimpleNamespace) -> list[Phase]:
     tell(phases, slo)
     if options.json_file is not None:
         settings = {name: shown(value) for name, value in vars(options).items() if name != "api_key"}
-        report = as_json(phases, slo, settings=settings, machine=machine(), server=said)
+        report = as_json(phases, slo, settings=settings, machine=machine.describe(), server=said)
         options.json_file.write_text(json.dumps(report, indent=1) + "\n")
     if options.plots is not None:
         draw_plots(options.plots, {phase.name: phase.results for phase in phases})

@@ -11,10 +11,10 @@ from typing import Annotated
 
 import typer
 
+from headwater import machine
 from headwater.cli.common import HELP, Model, commands
 from headwater.cli.eval_measures import measure_of, server_at
 from headwater.cli.lab_output import check_writable, write_whole
-from headwater.client.machine import machine
 from headwater.errors import ConfigError
 from headwater.quality.item import DEFAULT_TASKS
 from headwater.quality.own_server import own_server
@@ -63,7 +63,7 @@ def evaluate(
         found, answered = measure(server)
         if json_file is not None:
             settings = {name: shown(value) for name, value in vars(options).items() if name != "api_key"}
-            about = {"settings": settings, "machine": machine(), "server": server.about}
+            about = {"settings": settings, "machine": machine.describe(), "server": server.about}
             write_whole(json_file, [json.dumps({**about, **found}, indent=1) + "\n"])
     if not answered:
         raise typer.Exit(1)

@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from headwater import machine
 from headwater.cli.common import Dtype, Model, commands
 from headwater.cli.eval_measures import show
 from headwater.cli.lab_output import check_writable, write_whole
-from headwater.client.machine import machine
 from headwater.models.embedded import embedded
 from headwater.types import Fidelity
 
@@ -62,5 +62,5 @@ def fidelity(
     show(*(table for table in tables if table.row_count))
     if json_file is not None:
         settings = {name: str(value) if isinstance(value, Path) else value for name, value in context.params.items()}
-        document = {"settings": settings, "machine": machine(), **study.as_json()}
+        document = {"settings": settings, "machine": machine.describe(), **study.as_json()}
         write_whole(json_file, [json.dumps(document, indent=1) + "\n"])

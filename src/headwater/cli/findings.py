@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from headwater.client.machine import CPU_FEATURES, cpu, usable_cores, versions
+from headwater import machine
+from headwater.machine import CPU_FEATURES, usable_cores, versions
 
 OK, WARN, FAIL = "ok", "warn", "FAIL"
 PACKAGES = (
@@ -67,7 +68,7 @@ def of_python() -> Finding:
 
 
 def of_cpu() -> Finding:
-    name, features = cpu()
+    name, features = machine.cpu().name, machine.cpu().features
     have = ", ".join(features) or f"none of {', '.join(CPU_FEATURES)}"
     if "avx2" not in features and platform.machine() in ("x86_64", "AMD64"):
         return Finding("cpu", WARN, f"{name}: {have}", "without AVX2 products are slow, and no kernel is proven for it")

@@ -11,7 +11,7 @@ import torch
 from headwater.cli.findings import FAIL, OK, WARN, Finding, Intended
 from headwater.engine.selfcheck import SelfCheck, self_check, weight_shapes
 from headwater.errors import HeadwaterError
-from headwater.mixers.linear import Linear
+from headwater.mixers.linear import Linear, weight_layout
 from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.embedded import embedded
 from headwater.models.load import read_spec
@@ -80,11 +80,12 @@ def of_dtype(spec: ModelSpec) -> Iterator[Finding]:
     check = self_check(spec)
     took = time.perf_counter() - started
     name = f"{spec.model_type} in {spec.dtype_name}"
-    told = f"deterministic, {check.mode} products ({took:.1f} s)"
+    layout = weight_layout(check.mode, getattr(torch, spec.dtype_name))
+    told = f"deterministic, weights {layout} ({took:.1f} s)"
     if check.deterministic:
         yield Finding(name, OK, told)
     else:
-        told = f"not deterministic: {check.broken_by}; {check.mode} products ({took:.1f} s)"
+        told = f"not deterministic: {check.broken_by}; weights {layout} ({took:.1f} s)"
         yield Finding(
             name, FAIL, told, "a hit may change an answer's last bits; try the other dtype, or other --threads"
         )

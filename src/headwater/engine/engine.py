@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import torch
 
+from headwater import machine
 from headwater.cache.placement import make_placement
 from headwater.cache.prefix_cache import NoCache, PrefixCache
 from headwater.cache.view import CacheView
@@ -38,6 +39,7 @@ from headwater.errors import (
 from headwater.memory.arena import Arena
 from headwater.memory.slots import StateMemory
 from headwater.mixers import numerics
+from headwater.mixers.linear import product_dtype, weight_layout
 from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.embedded import embedded
 from headwater.models.load import LoadedModel, load_model, read_spec
@@ -97,6 +99,14 @@ class Engine:
         spec = read_spec(path, config.dtype, config.device, config.page_size)
         check = self_check(spec, config.device, config.reproducible)
         numerics.use(Numerics(check.mode))
+        dtype = getattr(torch, spec.dtype_name)
+        if product_dtype(dtype, config.device) != dtype:
+            log.warning(
+                "this processor has no %s products (%s): they are computed with float32 copies of the weights, "
+                "which take twice the memory and are no faster than --dtype float32 (what --dtype auto chooses here)",
+                spec.dtype_name,
+                machine.cpu().name,
+            )
         return cls.over(load_model(path, spec.dtype_name, config.device, config.page_size), check, config)
 
     @classmethod
@@ -220,6 +230,7 @@ class Engine:
             "model": self.loaded.name,
             "deterministic": "yes" if self.check.deterministic else self.check.broken_by,
             "numerics": self.check.mode,
+            "layout": weight_layout(self.check.mode, self.runner.model.dtype, self.runner.arena.pages.device),
             "memory_pages": self.scheduler.layout.n_pages,
             "running": self.scheduler.computing,
             "waiting": len(self.scheduler.waiting),

@@ -11,6 +11,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
+from headwater import machine
 from headwater.mixers import numerics as numerics_of_process
 from headwater.mixers.activations import sigmoid, silu
 from headwater.mixers.numerics import Numerics
@@ -28,6 +29,9 @@ class Linear:
 
     `weight_NK` is copied into the packed layout in packed mode, so the caller drops its own; with `shared` it is
     kept as it is (an embedding that is its model's head too), at the price of slower small heights.
+
+    If the processor does not multiply the weight's dtype natively (`product_dtype`), the layout holds a float32 copy
+    of the weight: inputs are widened, sums are rounded once, to the dtype of the inputs.
     """
 
     def __init__(
@@ -40,10 +44,13 @@ class Linear:
         self.numerics = numerics or numerics_of_process.current()
         self.n_out, self.n_in = weight_NK.shape
         self.dtype = weight_NK.dtype
-        self.bias_N = bias_N
+        computes_in = product_dtype(weight_NK.dtype, weight_NK.device)
+        self._widens = computes_in != self.dtype
+        self.bias_N = None if bias_N is None else bias_N.to(computes_in)
         self._on_onednn = self.numerics.mode == "packed" and weight_NK.device.type == "cpu"
-        self.least_rows = LEAST_ROWS.get(self.dtype, 2) if self._on_onednn else 1
-        if self._on_onednn and not shared:
+        self.least_rows = LEAST_ROWS.get(computes_in, 2) if self._on_onednn else 1
+        weight_NK = weight_NK.to(computes_in)
+        if self._on_onednn and (self._widens or not shared):
             weight_NK = torch.ops.mkldnn._reorder_linear_weight(weight_NK.contiguous(), PACK_ROWS)
         self._weight = weight_NK
         self._product = self._onednn if self._on_onednn else self._plain
@@ -75,7 +82,8 @@ class Linear:
         missing = (0, 0, 0, max(0, self.least_rows - len(x_RK)))
         x_PK, factor_PN = (F.pad(t, missing) if missing[-1] else t for t in (x_RK, factor_RN))
         product = torch.ops.mkldnn._linear_pointwise.binary
-        return product(x_PK.contiguous(), factor_PN.contiguous(), self._weight, self.bias_N, "mul")[: len(x_RK)]
+        x_PK, factor_PN = self._widened(x_PK).contiguous(), self._widened(factor_PN).contiguous()
+        return product(x_PK, factor_PN, self._weight, self.bias_N, "mul")[: len(x_RK)].to(self.dtype)
 
     def _then(self, name: str, composed: Product, x_RK: torch.Tensor, n_prefill: int) -> torch.Tensor:
         """The activation that oneDNN calls so, of the product."""
@@ -93,10 +101,31 @@ class Linear:
         return product(F.pad(x_RK, (0, 0, 0, missing)))[:-missing]
 
     def _onednn(self, x_RK: torch.Tensor, then: str = "none") -> torch.Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x_RK.contiguous(), self._weight, self.bias_N, then, [], "")
+        x_RK = self._widened(x_RK).contiguous()
+        return torch.ops.mkldnn._linear_pointwise(x_RK, self._weight, self.bias_N, then, [], "").to(self.dtype)
 
     def _plain(self, x_RK: torch.Tensor) -> torch.Tensor:
-        return F.linear(x_RK, self._weight, self.bias_N)
+        return F.linear(self._widened(x_RK), self._weight, self.bias_N).to(self.dtype)
+
+    def _widened(self, x_RK: torch.Tensor) -> torch.Tensor:
+        return x_RK.float() if self._widens else x_RK
+
+
+def product_dtype(dtype: torch.dtype, device: torch.device | str = "cpu") -> torch.dtype:
+    """The dtype that products with a weight of `dtype` are computed in: float32 where bfloat16 is not native.
+
+    Without AVX512-BF16 or AMX a packed bfloat16 product takes 3 times as long as one in float32 (AVX-512), or torch
+    has none and its fallback takes 5 to 50 times as long (AVX2).
+    """
+    emulated = dtype == torch.bfloat16 and torch.device(device).type == "cpu" and not machine.cpu().native_bfloat16
+    return torch.float32 if emulated else dtype
+
+
+def weight_layout(mode: str, dtype: torch.dtype, device: torch.device | str = "cpu") -> str:
+    """The form in which weights of `dtype` are kept for products, in words: `packed float32 copies of bfloat16`."""
+    stored, kept = (str(d).removeprefix("torch.") for d in (dtype, product_dtype(dtype, device)))
+    form = mode if torch.device(device).type == "cpu" else "plain"
+    return f"{form} {kept}" if kept == stored else f"{form} {kept} copies of {stored}"
 
 
 class Embedding:

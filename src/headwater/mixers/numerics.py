@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from headwater import machine
+
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
@@ -55,8 +57,7 @@ def prepare_process(threads: int | None = None) -> None:
     (transitions decay into denormals: slow, and rounded differently by different kernels), the thread count, and how
     many kernels are kept (1,024 by default, which is 700 MB once as many heights have come up).
     """
-    capability = torch.backends.cpu.get_cpu_capability()
-    os.environ.setdefault("MKL_CBWR", "AVX512,STRICT" if capability == "AVX512" else "AVX2,STRICT")
+    os.environ.setdefault("MKL_CBWR", "AVX512,STRICT" if machine.cpu().avx512 else "AVX2,STRICT")
     for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         os.environ.setdefault(cache, KERNELS_KEPT)
     torch.set_flush_denormal(True)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
+from headwater import machine
 from headwater.config_keys import text_config
 from headwater.errors import CheckpointError
 from headwater.models.build import build_model
@@ -93,8 +94,7 @@ def fast_dtype(stored: str | None, device: str = "cpu") -> str:
         return "float32"
     if torch.device(device).type != "cpu":
         return "bfloat16"
-    fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return "bfloat16" if fast else "float32"
+    return "bfloat16" if machine.cpu().native_bfloat16 else "float32"
 
 
 def _text_config(folder: Path, config: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,84 @@
+"""The machine that runs this process: its processor, the cores it may use, versions of packages. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+CPU_FEATURES = ("avx2", "avx512f", "avx512bw", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16")
+CPUINFO = Path("/proc/cpuinfo")
+NATIVE_BFLOAT16 = {"avx512_bf16", "amx_bf16"}
+# What ONEDNN_MAX_CPU_ISA and ATEN_CPU_CAPABILITY hide from the libraries that read them.
+HIDDEN_BY_ONEDNN = {
+    **dict.fromkeys(("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2"), ("avx512", "amx")),
+    **dict.fromkeys(("AVX512_CORE", "AVX512_CORE_VNNI"), ("avx512_bf16", "avx512_fp16", "amx")),
+    "AVX512_CORE_BF16": ("avx512_fp16", "amx"),
+    **dict.fromkeys(("AVX512_CORE_FP16", "AVX10_1_512"), ("amx",)),
+}
+HIDDEN_BY_TORCH = dict.fromkeys(("default", "avx2"), ("avx512", "amx"))
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """A processor, as far as the choice of kernels depends on it."""
+
+    name: str
+    features: tuple[str, ...]  # those of CPU_FEATURES that it has and that the environment leaves in use
+
+    @property
+    def native_bfloat16(self) -> bool:
+        """Whether it multiplies bfloat16 faster than float32 (AVX512-BF16 or AMX)."""
+        return not NATIVE_BFLOAT16.isdisjoint(self.features)
+
+    @property
+    def avx512(self) -> bool:
+        return {"avx512f", "avx512bw"} <= set(self.features)
+
+
+@cache
+def cpu() -> Cpu:
+    """The processor of this machine, within what ONEDNN_MAX_CPU_ISA and ATEN_CPU_CAPABILITY allow."""
+    return read_cpu(CPUINFO.read_text() if CPUINFO.exists() else "", dict(os.environ))
+
+
+def read_cpu(cpuinfo: str, environment: dict[str, str]) -> Cpu:
+    """The processor that the text of /proc/cpuinfo describes. Empty text, as on macOS, names no feature."""
+    fields = dict(line.replace("\t", "").split(": ", 1) for line in cpuinfo.splitlines() if ": " in line)
+    have = fields.get("flags", "").split()
+    isa = environment.get("ONEDNN_MAX_CPU_ISA") or environment.get("DNNL_MAX_CPU_ISA") or ""
+    hidden = HIDDEN_BY_ONEDNN.get(isa.upper(), ())
+    hidden += HIDDEN_BY_TORCH.get(environment.get("ATEN_CPU_CAPABILITY", "").lower(), ())
+    features = tuple(f for f in CPU_FEATURES if f in have and not f.startswith(hidden))
+    return Cpu(fields.get("model name", platform.processor() or platform.machine()), features)
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def versions(*packages: str) -> dict[str, str | None]:
+    """Installed versions by package; None for a package that is not installed."""
+    found: dict[str, str | None] = {}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def describe() -> dict[str, object]:
+    """The machine as a JSON object, for the reports of runs whose figures depend on it."""
+    return {
+        "cpu": cpu().name,
+        "features": list(cpu().features),
+        "cores": usable_cores(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        **versions("headwater", "httpx"),
+    }
