@@ -57,12 +57,12 @@ policies: $(VENV)/.dev
 # the papers' figures on recorded traffic, and the page that shows them: make results [DATA=...] [PEERS=...] [FIGURES=marconi]
 # without FIGURES all of them, with those that need an engine
 results: $(VENV)/.dev
-	$(BIN)/headwater figures $(FIGURES) --data $(DATA) --peers $(or $(PEERS),$(DATA)/../peers) --out docs/results
+	$(BIN)/python -m papers $(FIGURES) --data $(DATA) --peers $(or $(PEERS),$(DATA)/../peers) --out docs/results
 	$(if $(FIGURES),,$(BIN)/python benchmarks/sparse.py --data $(DATA) --out docs/results)
 	$(if $(FIGURES),,$(BIN)/python benchmarks/segment_states.py --out docs/results)
 	$(if $(FIGURES),,$(BIN)/python benchmarks/segments.py --out docs/results)
 	$(if $(FIGURES),,$(BIN)/python benchmarks/segment_quality.py --out docs/results)
-	$(BIN)/headwater figures --page docs/results.md --out docs/results
+	$(BIN)/python -m papers --page docs/results.md --out docs/results
 
 # the page of all families, from the code
 families: $(VENV)/.dev

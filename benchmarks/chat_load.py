@@ -30,10 +30,12 @@ from engines import Model, settle
 from measure import Row
 from servers import ServerThread
 
+from headwater.account import CacheAccount
 from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
+from headwater.events import Event, FinishedEvent, TokenEvent
 from headwater.models.embedded import embedded
-from headwater.types import CacheAccount, Event, FinishedEvent, Generation, TokenEvent
+from headwater.request import Generation
 from tests import checkpoints
 
 RECIPE = "qwen3_5"

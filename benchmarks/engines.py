@@ -13,13 +13,15 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from headwater.account import CacheAccount
 from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
 from headwater.engine.selfcheck import SelfCheck, self_check
+from headwater.events import Event, FailedEvent, FinishedEvent, TokenEvent
 from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics
 from headwater.models.load import LoadedModel, load_model, read_spec
-from headwater.types import CacheAccount, Event, FailedEvent, FinishedEvent, Generation, SamplingParams, TokenEvent
+from headwater.request import Generation, SamplingParams
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 

@@ -31,7 +31,7 @@ from index_workload import VOCABULARY, fresh, np, workload
 
 from headwater.cache import PrefixCache
 from headwater.machine import cpu
-from headwater.types import CacheLayout, Draft
+from headwater.plan import CacheLayout, Draft
 
 HERE = Path(__file__).parent
 PAGE, SEED = 64, 7

@@ -15,7 +15,7 @@ from headwater.cache.evictor import Evictor
 from headwater.cache.index import Index
 from headwater.cache.node import Node
 from headwater.cache.pool import Pool
-from headwater.types import CacheLayout, Draft
+from headwater.plan import CacheLayout, Draft
 
 Key = tuple[bytes, int]
 

@@ -17,13 +17,13 @@ from measure import Row
 
 from headwater.cache.eviction import EVICTION
 from headwater.cache.placement.program import solve
+from headwater.lab.cost import StepCost
+from headwater.lab.devices import load_device
+from headwater.lab.replay import replay
+from headwater.lab.row import Row as LabRow
+from headwater.lab.serving import Engine
+from headwater.lab.setup import Setup
 from headwater.models.profiles import load_profile
-from headwater.sim.cost import StepCost
-from headwater.sim.devices import load_device
-from headwater.sim.replay import replay
-from headwater.sim.row import Row as LabRow
-from headwater.sim.serving import Engine
-from headwater.sim.setup import Setup
 from headwater.traces.loads import make_arrivals
 from headwater.traces.read import read_trace
 from headwater.traces.request import Trace

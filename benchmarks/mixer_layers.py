@@ -21,9 +21,9 @@ from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttenti
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 
-from headwater.layers.delta_attention import DeltaAttention
-from headwater.layers.delta_net import DeltaNet
-from headwater.layers.gated_linear_attention import GatedLinearAttention
+from headwater.layers.gdn import DeltaNet
+from headwater.layers.gla import GatedLinearAttention
+from headwater.layers.kda import DeltaAttention
 from headwater.layers.layer import Layer
 from headwater.layers.lightning import Lightning, alibi_slopes
 from headwater.layers.mamba import Mamba

@@ -16,9 +16,9 @@ from itertools import product
 from pathlib import Path
 
 from headwater.cache.eviction import EVICTION
+from headwater.lab.grid import run_grid
+from headwater.lab.setup import Setup
 from headwater.models.profiles import load_profile
-from headwater.sim.grid import run_grid
-from headwater.sim.setup import Setup
 from headwater.traces.loads import make_arrivals
 from headwater.traces.read import read_trace
 

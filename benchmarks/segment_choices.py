@@ -18,17 +18,17 @@ from statistics import fmean, median
 from headwater.cache.segments.compose import Widths
 from headwater.cache.segments.method import METHODS
 from headwater.cache.segments.relevance import asked_about
-from headwater.fidelity.attention import AttentionWatch
-from headwater.fidelity.distance import Measured
-from headwater.fidelity.prompt import Prompt, Prompts
-from headwater.fidelity.recipe import Recipe
-from headwater.fidelity.workbench import Workbench
+from headwater.evaluate.fidelity.attention import AttentionWatch
+from headwater.evaluate.fidelity.distance import Measured
+from headwater.evaluate.fidelity.prompt import Prompt, Prompts
+from headwater.evaluate.fidelity.recipe import Recipe
+from headwater.evaluate.fidelity.workbench import Workbench
+from headwater.evaluate.item import DEFAULT_TASKS, read_items
 from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.embedded import embedded
 from headwater.models.load import load_model
-from headwater.quality.item import DEFAULT_TASKS, read_items
-from headwater.types import Fidelity, Span
+from headwater.request import Fidelity, Span
 
 WIDEST = 400  # tokens of a seam
 KINDS = ("single", "two_hop", "absent")

@@ -17,10 +17,10 @@ from pathlib import Path
 import zstandard
 
 from headwater.cli import run
-from headwater.figures.document import document
-from headwater.figures.hypic.quality import FIGURE, quality
-from headwater.figures.lab import Lab
-from headwater.quality.item import DEFAULT_TASKS
+from headwater.evaluate.item import DEFAULT_TASKS
+from papers.document import document
+from papers.hypic.quality import FIGURE, quality
+from papers.lab import Lab
 
 
 def sampled(every: int) -> str:

@@ -19,20 +19,20 @@ from pathlib import Path
 
 import torch
 
-from headwater.fidelity.distance import Distance
-from headwater.fidelity.study import Wanted, studied
-from headwater.figures.document import document
-from headwater.figures.figure import Figure, Found
-from headwater.figures.hypic import algebra
-from headwater.figures.hypic import drift as drifts
-from headwater.figures.hypic.algebra import DECAYS, LENGTHS, SEGMENTS, TOKENS
-from headwater.figures.hypic.drift import TRAINED, Drift, Places
-from headwater.figures.lab import Lab
+from headwater.evaluate.fidelity.distance import Distance
+from headwater.evaluate.fidelity.study import Wanted, studied
 from headwater.layers.lightning import Lightning
 from headwater.mixers.composing import composed
 from headwater.mixers.numerics import prepare_process
 from headwater.models.embedded import embedded
-from headwater.types import Fidelity
+from headwater.request import Fidelity
+from papers.document import document
+from papers.figure import Figure, Found
+from papers.hypic import algebra
+from papers.hypic import drift as drifts
+from papers.hypic.algebra import DECAYS, LENGTHS, SEGMENTS, TOKENS
+from papers.hypic.drift import TRAINED, Drift, Places
+from papers.lab import Lab
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 

@@ -24,9 +24,11 @@ from engines import Asked, Model, bench_checkpoint, finished, params, sent, sett
 
 from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
-from headwater.figures.document import document
-from headwater.figures.figure import Figure, Found
-from headwater.figures.hypic.clock import (
+from headwater.mixers.numerics import prepare_process
+from headwater.request import Fidelity, Generation, Span
+from papers.document import document
+from papers.figure import Figure, Found
+from papers.hypic.clock import (
     ALONE,
     HYPIC,
     LOAD,
@@ -37,9 +39,7 @@ from headwater.figures.hypic.clock import (
     alone,
     under_load,
 )
-from headwater.figures.lab import Lab
-from headwater.mixers.numerics import prepare_process
-from headwater.types import Fidelity, Generation, Span
+from papers.lab import Lab
 
 LEADING, QUESTION = 64, 32  # tokens
 SIZES, SMALL_SIZES = ((4, 1024), (4, 2048), (4, 4096), (8, 1024), (16, 1024)), ((2, 64), (2, 128), (4, 64))

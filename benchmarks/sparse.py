@@ -25,13 +25,13 @@ import measure
 import torch
 from engines import Model
 
-from headwater.figures.document import document
-from headwater.figures.figure import Figure, Found
-from headwater.figures.lab import Lab, Used
-from headwater.figures.sparse.clock import FRONTIER, LINEAR, PLACEMENTS, Measured, Times, frontier, proportional
-from headwater.figures.sparse.datasets import PROMPTS, QUALITY
-from headwater.figures.sparse.within import resumptions
 from headwater.mixers.numerics import prepare_process
+from papers.document import document
+from papers.figure import Figure, Found
+from papers.lab import Lab, Used
+from papers.sparse.clock import FRONTIER, LINEAR, PLACEMENTS, Measured, Times, frontier, proportional
+from papers.sparse.datasets import PROMPTS, QUALITY
+from papers.sparse.within import resumptions
 from tests import checkpoints
 from tests.checkpoints import qwen
 from tests.support import Bench

@@ -21,11 +21,12 @@ from servers import ServerThread, complete
 
 from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
+from headwater.plan import Draft
+from headwater.request import Generation, SamplingParams
 from headwater.schedule.limits import EXTRA_SLOTS
 from headwater.schedule.sequence import Sequence, key_of
 from headwater.schedule.step import Leg, Step
 from headwater.server.chat import encode
-from headwater.types import Draft, Generation, SamplingParams
 
 PREFIXES, SMALL_PREFIXES = (2048, 8192, 32768), (512, 1024)  # tokens
 SUFFIX = 256  # tokens

@@ -12,8 +12,9 @@ import torch
 
 from headwater.engine.engine import Engine
 from headwater.errors import QueueFull
+from headwater.events import Event, FinishedEvent, TokenEvent
+from headwater.request import Generation, SamplingParams
 from headwater.schedule.step import Step
-from headwater.types import Event, FinishedEvent, Generation, SamplingParams, TokenEvent
 from stress.visits import request_bytes
 
 PATIENCE = 60  # seconds

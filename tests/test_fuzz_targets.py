@@ -11,10 +11,10 @@ from types import CodeType, FrameType
 import pytest
 
 from headwater.cli.settings import effective
-from headwater.client.answer import Answer, error_message
 from headwater.config import ServeConfig
 from headwater.engine.constraint import ConstraintCompiler, ConstraintMachine
 from headwater.engine.detokenizer import TextStream
+from headwater.load.answer import Answer, error_message
 from headwater.models.load import read_spec
 from headwater.models.tensors import CheckpointTensors
 from headwater.server.body import JsonRequest

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import typer
 
+from headwater.account import Reason
 from headwater.cli import commands
 from headwater.server.errors import KINDS
 from headwater.server.metrics import Metrics
-from headwater.types import Reason
 from tests.server.fake_engine import FakeEngine
 
 ROOT = Path(__file__).parents[1]

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from headwater.request import Healing, SegmentEviction
 from headwater.setting import (
     BYTES,
     COUNT,
@@ -20,7 +21,6 @@ from headwater.setting import (
     setting,
     settings_of,
 )
-from headwater.types import Healing, SegmentEviction
 
 __all__ = ["DECODE_REUSE", "DEVICES", "DTYPES", "POOLS", "SETTINGS", "ServeConfig", "parse_bytes"]
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from headwater.errors import CheckpointError, ConfigError
 from headwater.layers.feed_forward import Experts
 from headwater.layers.layer import Layer
-from headwater.types import CacheLayout, PrefillFlops
+from headwater.plan import CacheLayout, PrefillFlops
 
 BYTES_OF_DTYPE = {"float32": 4, "bfloat16": 2, "float16": 2}
 PAGE_ALIGN = 512  # bytes

@@ -11,15 +11,15 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from headwater.client.answer import Answer
-from headwater.client.sse import EventParser
 from headwater.engine.detokenizer import TextStream
+from headwater.load.answer import Answer
+from headwater.load.sse import EventParser
 from headwater.models.embedded import embedded
+from headwater.request import SamplingParams
 from headwater.server.formats import REASONING, TOOLS
 from headwater.server.formats.delta import Delta, joined
 from headwater.server.formats.parser import AnswerParser
 from headwater.server.formats.tools import Tool
-from headwater.types import SamplingParams
 from stress.fuzz.target import Drawn, Target, pieces
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "any": {}}}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headwater.cache.branch import Place
 from headwater.cache.segments.compose import Widths
 from headwater.cache.segments.store import SegmentKey
-from headwater.types import CacheLayout
+from headwater.plan import CacheLayout
 from tests.cache.toy import LAYOUT, PAGE, Toy, floor, key_of, words
 
 A, B, C = words(1, 40), words(2, 40), words(3, 40)

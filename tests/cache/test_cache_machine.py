@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from headwater.cache.segments.compose import Widths
 from headwater.cache.segments.store import SegmentKey, StoredSegment
 from headwater.errors import OutOfPages
-from headwater.types import Draft, Plan
+from headwater.plan import Draft, Plan
 from tests.cache.toy import LAYOUT, PAGE, Tokens, Toy, dump, floor, key_of
 
 LAYOUTS = {

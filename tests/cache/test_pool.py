@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from headwater.cache.pool import Pool, Region
-from headwater.types import CacheLayout
+from headwater.plan import CacheLayout
 
 
 def test_taking_more_than_is_free_takes_nothing() -> None:

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from headwater.account import Reason
 from headwater.cache import NoCache
 from headwater.errors import OutOfPages, PlanClosed
-from headwater.types import Reason
 from tests.cache.toy import LAYOUT, PAGE, Toy, dump, floor, key_of, words
 
 A, B = words(1, 40), words(2, 40)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headwater.types import Reason
+from headwater.account import Reason
 from tests.cache.toy import LAYOUT, Toy, words
 
 A, B = words(1, 40), words(2, 40)

@@ -10,7 +10,7 @@ import pytest
 
 from headwater.cache import PrefixCache
 from headwater.cache.eviction import Room
-from headwater.types import CacheLayout, Draft, Match, Plan
+from headwater.plan import CacheLayout, Draft, Match, Plan
 from tests.cache.toy import Tokens, key_of, words
 
 SYS = words(1, 1000)

@@ -13,9 +13,9 @@ import pytest
 from headwater.cache import PrefixCache
 from headwater.cache.placement import Placement, make_placement
 from headwater.cache.tuning import ALPHAS, Seen, Tuner
+from headwater.plan import PrefillFlops
 from headwater.schedule.planner import Planner
 from headwater.schedule.rehearsal import Rehearsed, prefill, rehearse
-from headwater.types import PrefillFlops
 from tests.cache.toy import LAYOUT, PAGE, key_of, words
 
 SMALL = replace(LAYOUT, n_pages=60, slot_pages=0, flops=PrefillFlops(1.0, 0.01))

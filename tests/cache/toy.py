@@ -8,7 +8,7 @@ from typing import Any
 
 from headwater.cache import PrefixCache
 from headwater.cache.node import Node
-from headwater.types import CacheLayout, Draft, Match, Plan
+from headwater.plan import CacheLayout, Draft, Match, Plan
 
 PAGE = 4
 LAYOUT = CacheLayout(

@@ -10,7 +10,7 @@ import pytest
 
 from headwater.cli import run
 from headwater.cli.chat import COMMANDS, outline
-from tests.client.openai_server import OpenAiServer, Script, chunk, usage
+from tests.load.openai_server import OpenAiServer, Script, chunk, usage
 
 
 @pytest.fixture

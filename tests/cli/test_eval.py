@@ -12,9 +12,9 @@ import typer
 from headwater.cli import commands, run
 from headwater.config import ServeConfig
 from headwater.server.app import create_app
-from tests.client.openai_server import OpenAiServer, Script
-from tests.quality.items import fields, tool_item
-from tests.quality.test_asking import remembering, reply
+from tests.evaluate.items import fields, tool_item
+from tests.evaluate.test_asking import remembering, reply
+from tests.load.openai_server import OpenAiServer, Script
 from tests.server.conftest import engine
 from tests.server.test_serving import Server
 

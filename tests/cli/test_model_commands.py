@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from headwater.cli import run
+from headwater.lab.cost import StepCost
+from headwater.lab.devices import DEVICES, load_device
+from headwater.lab.fit import prefill_loads
+from headwater.lab.points import Point
 from headwater.models.profiles import PROFILES
-from headwater.sim.cost import StepCost
-from headwater.sim.devices import DEVICES, load_device
-from headwater.sim.fit import prefill_loads
-from headwater.sim.points import Point
 
 
 def test_profiles_lists_every_model_with_its_sizes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headwater.account import Reason
 from headwater.cache.placement import PLACEMENT, Edge, Path, Placement, PlacementQuery, make_placement
-from headwater.types import Boundaries, Match, Reason
+from headwater.plan import Match
+from headwater.request import Boundaries
 
 OPTIONS = {  # of those that need some
     "every_block": "(3)",

@@ -13,7 +13,7 @@ from headwater.errors import ConfigError
 from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.load import load_model
-from headwater.types import Fidelity, Span
+from headwater.request import Fidelity, Span
 from tests.checkpoints import checkpoint
 from tests.exactness.rig import Answer, Make, Rig, words
 

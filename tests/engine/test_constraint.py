@@ -17,10 +17,11 @@ from headwater.engine.detokenizer import byte_table
 from headwater.engine.sampler import Sampling, sample
 from headwater.engine.selfcheck import SelfCheck
 from headwater.errors import ConstraintError, InvalidLogits
+from headwater.events import FailedEvent, FinishedEvent, TokenEvent
 from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.load import LoadedModel, load_model
-from headwater.types import Constraint, FailedEvent, FinishedEvent, Generation, SamplingParams, TokenEvent
+from headwater.request import Constraint, Generation, SamplingParams
 from tests.checkpoints import checkpoint
 from tests.engine.test_detokenizer import byte_level
 from tests.exactness.rig import Make, Rig, words

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from headwater.engine.detokenizer import StopStrings, TextStream, byte_table
-from headwater.types import SamplingParams
+from headwater.request import SamplingParams
 
 SAMPLE = [
     "the cat sat on the mat, the cat ran",

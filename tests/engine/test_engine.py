@@ -15,10 +15,11 @@ from headwater.engine.deadlines import Deadlines
 from headwater.engine.engine import Engine
 from headwater.engine.selfcheck import SelfCheck
 from headwater.errors import DeadlineExceeded, EngineStopped, HeadwaterError, QueueFull, RequestTooLarge
+from headwater.events import FailedEvent, FinishedEvent, TokenEvent
 from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.load import LoadedModel, load_model
-from headwater.types import FailedEvent, FinishedEvent, Generation, SamplingParams, TokenEvent
+from headwater.request import Generation, SamplingParams
 from tests.checkpoints import checkpoint
 from tests.exactness.rig import Make, Rig, words
 from tests.processors import AVX2, AVX512, pretend

@@ -15,7 +15,7 @@ from headwater.errors import HeadwaterError
 from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.load import LoadedModel, load_model
-from headwater.types import Generation, SamplingParams
+from headwater.request import Generation, SamplingParams
 from tests.checkpoints import checkpoint
 from tests.exactness.rig import Make, Rig, words
 

@@ -14,8 +14,8 @@ from headwater.engine.selfcheck import SelfCheck
 from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.load import load_model
+from headwater.request import Fidelity, Healing, Span
 from headwater.schedule.step import Step
-from headwater.types import Fidelity, Healing, Span
 from tests.checkpoints import checkpoint
 from tests.exactness.rig import Answer, Make, Rig, words
 

@@ -11,14 +11,14 @@ pytest.importorskip("triton", reason="no Triton here: it comes with the test ext
 
 from headwater.engine import kernel_check
 from headwater.engine.selfcheck import self_check
-from headwater.layers.delta_attention import DeltaAttention
-from headwater.layers.delta_net import DeltaNet
+from headwater.layers.gdn import DeltaNet
+from headwater.layers.kda import DeltaAttention
 from headwater.layers.layer import Layer
 from headwater.layers.mamba2 import Mamba2
 from headwater.mixers.attention import gpu as paged_attention
 from headwater.mixers.gpu import experts, path
-from headwater.mixers.latent_attention import gpu as latent_attention
 from headwater.mixers.mamba2.gpu import StateSpaceDualOnGpu
+from headwater.mixers.mla import gpu as latent_attention
 from headwater.mixers.weights import Weights
 from headwater.models.build import RECURRENT
 from headwater.spec import ModelSpec

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headwater.engine.penalties import Penalties
 from headwater.engine.sampler import Sampling, sample
-from headwater.types import SamplingParams
+from headwater.request import SamplingParams
 
 V = 12
 tokens = st.lists(st.integers(0, V - 1), max_size=20)

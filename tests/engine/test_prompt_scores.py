@@ -7,9 +7,10 @@ import threading
 import pytest
 import torch
 
+from headwater.account import Reason
 from headwater.engine.prompt_scores import PromptScores
 from headwater.errors import InvalidLogits
-from headwater.types import FailedEvent, FinishedEvent, PromptEvent, Reason, TokenEvent
+from headwater.events import FailedEvent, FinishedEvent, PromptEvent, TokenEvent
 from tests.engine.test_engine import generation, loaded, make
 from tests.exactness.rig import words
 from tests.support import Bench

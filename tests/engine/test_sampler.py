@@ -6,7 +6,7 @@ import torch
 
 from headwater.engine.sampler import Sampling, _most_likely, draw, sample
 from headwater.errors import InvalidLogits
-from headwater.types import SamplingParams
+from headwater.request import SamplingParams
 
 
 def logits_of(probs: list[float]) -> torch.Tensor:

@@ -9,9 +9,9 @@ from headwater.engine import selfcheck
 from headwater.engine.selfcheck import SelfCheck, self_check, weight_shapes
 from headwater.mixers import activations
 from headwater.mixers.attention import kernel
-from headwater.mixers.gated_delta_net import GatedDeltaNet
-from headwater.mixers.latent_attention.absorbed import AbsorbedHeads
+from headwater.mixers.gdn import GatedDeltaNet
 from headwater.mixers.linear import Linear
+from headwater.mixers.mla.absorbed import AbsorbedHeads
 from headwater.models.families import read_config
 from headwater.spec import ModelSpec
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headwater.engine.constraint import ConstraintCompiler
-from headwater.types import Constraint
+from headwater.request import Constraint
 from tests.engine.test_detokenizer import byte_level
 
 

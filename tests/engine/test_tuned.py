@@ -8,10 +8,10 @@ from headwater.cache import PrefixCache
 from headwater.cache.placement import make_placement
 from headwater.cache.tuning import Tuner
 from headwater.engine.tuned import Tuning
+from headwater.request import Boundaries, Generation, SamplingParams
 from headwater.schedule.limits import Limits
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.sequence import Sequence
-from headwater.types import Boundaries, Generation, SamplingParams
 from tests.cache.toy import LAYOUT, PAGE, key_of
 
 LIMITS = Limits(4, 64, 1, 1000)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwater.types import FinishedEvent
+from headwater.events import FinishedEvent
 from tests.engine.test_engine import collect, generation, loaded, make
 from tests.exactness.rig import words
 

@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 
 import torch
 
+from headwater.account import CacheAccount
 from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
 from headwater.engine.selfcheck import SelfCheck
+from headwater.events import Event, FailedEvent, FinishedEvent, TokenEvent
 from headwater.models.load import LoadedModel
-from headwater.types import CacheAccount, Event, FailedEvent, FinishedEvent, Generation, SamplingParams, TokenEvent
+from headwater.request import Generation, SamplingParams
 
 PATIENCE = 300  # seconds
 

@@ -17,10 +17,10 @@ import torch
 from safetensors.torch import save_file
 
 from headwater.layers.attention import GroupedAttention
-from headwater.layers.latent_attention import LatentAttention
 from headwater.layers.layer import Layer
+from headwater.layers.mla import LatentAttention
 from headwater.layers.rotary import Rotary
-from headwater.layers.window_attention import WindowAttention
+from headwater.layers.window import WindowAttention
 from headwater.mixers.batch import Slice
 from headwater.models.build import build_model
 from headwater.models.hybrid import HybridModel

@@ -8,9 +8,9 @@ import pytest
 
 from headwater.cli.inspect import flops_table
 from headwater.errors import CheckpointError
-from headwater.layers.delta_attention import DeltaAttention
 from headwater.layers.feed_forward import Experts
-from headwater.layers.latent_attention import LatentAttention
+from headwater.layers.kda import DeltaAttention
+from headwater.layers.mla import LatentAttention
 from headwater.layers.rotary import Rotary
 from headwater.models.families import read_config
 from headwater.models.profiles import PROFILES

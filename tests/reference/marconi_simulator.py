@@ -18,7 +18,7 @@ import numpy as np
 from headwater.cache.eviction import FlopAware
 from headwater.cache.index import Index
 from headwater.cache.node import Node
-from headwater.types import CacheLayout
+from headwater.plan import CacheLayout
 
 TOKEN_BYTES = 4  # of a token in a key
 CHECKPOINT_BYTES, KV_BYTES = 26_787_840, 65_536

@@ -12,11 +12,12 @@ import random
 from headwater.cache.placement import make_placement
 from headwater.cache.prefix_cache import NoCache, PrefixCache
 from headwater.errors import OutOfPages
+from headwater.plan import CacheLayout
+from headwater.request import Generation, SamplingParams
 from headwater.schedule.limits import Limits
 from headwater.schedule.scheduler import DecodeReuse, Scheduler
 from headwater.schedule.sequence import Phase, Sequence
 from headwater.schedule.step import Leg, Step
-from headwater.types import CacheLayout, Generation, SamplingParams
 
 PREFILL, DECODE = "prefill", "decode"
 VOCABULARY = 50

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headwater.plan import CacheLayout
 from headwater.schedule.planner import common_tokens
-from headwater.types import CacheLayout
 
 LAYOUT = CacheLayout(1, page_size=2, unit_tokens=2, unit_bytes=3)
 keys = st.binary(max_size=20).map(lambda key: bytes(byte % 2 for byte in key))

@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from headwater.errors import OutOfPages
+from headwater.request import Generation, Healing, SamplingParams
 from headwater.schedule.healer import QUEUED
 from headwater.schedule.sequence import Phase, Sequence, key_of
-from headwater.types import Generation, Healing, SamplingParams
 from tests.schedule.ledger import Lab, Ledger, words
 from tests.schedule.traffic import check_nothing_is_lost, drawn_sizes, run_traffic
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from headwater.account import Reason
+from headwater.request import Generation, SamplingParams
 from headwater.schedule.limits import SCORED_LEG
-from headwater.types import Generation, Reason, SamplingParams
 from tests.schedule.ledger import Lab, words
 
 SCORED = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)

@@ -9,11 +9,12 @@ import pytest
 from headwater.cache.placement import make_placement
 from headwater.cache.prefix_cache import PrefixCache
 from headwater.errors import RequestTooLarge
+from headwater.plan import CacheLayout
+from headwater.request import Fidelity, Generation, SamplingParams, Span
 from headwater.schedule.composer import Composer
 from headwater.schedule.limits import Limits
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.sequence import Phase, Sequence
-from headwater.types import CacheLayout, Fidelity, Generation, SamplingParams, Span
 
 PAGE, PAGES = 16, 60
 TWO = SamplingParams(max_tokens=2)

@@ -4,9 +4,10 @@ import random
 
 import pytest
 
+from headwater.account import Reason
 from headwater.errors import RequestTooLarge
+from headwater.request import Boundaries
 from headwater.schedule.sequence import Phase
-from headwater.types import Boundaries, Reason
 from tests.schedule.ledger import Lab, words
 
 PAGE = 64

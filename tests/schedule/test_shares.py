@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from headwater.request import Generation, SamplingParams
 from headwater.schedule.queue import Queue
 from headwater.schedule.scheduler import Phase
 from headwater.schedule.sequence import Sequence
 from headwater.schedule.shares import REMEMBERED, Shares
-from headwater.types import Generation, SamplingParams
 from tests.schedule.ledger import Lab, words
 
 

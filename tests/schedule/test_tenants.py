@@ -11,8 +11,9 @@ from collections.abc import Callable
 
 import pytest
 
+from headwater.account import Reason
+from headwater.request import Boundaries
 from headwater.schedule.sequence import Sequence
-from headwater.types import Boundaries, Reason
 from tests.schedule.ledger import Lab, words
 
 A, B = "salt of A", "salt of B"

@@ -13,24 +13,16 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from headwater.account import CacheAccount, Reason
 from headwater.cache import PrefixCache
 from headwater.cache.stats import CacheStats
 from headwater.cache.view import CacheView
 from headwater.engine.detokenizer import TextStream
 from headwater.engine.stats import EngineStats
 from headwater.errors import EngineStopped, RequestTooLarge
-from headwater.types import (
-    CacheAccount,
-    CacheLayout,
-    Event,
-    FailedEvent,
-    FinishedEvent,
-    Generation,
-    PromptEvent,
-    Reason,
-    TokenEvent,
-    TokenLogprob,
-)
+from headwater.events import Event, FailedEvent, FinishedEvent, PromptEvent, TokenEvent, TokenLogprob
+from headwater.plan import CacheLayout
+from headwater.request import Generation
 from tests.server.templates import SILENT
 
 PAGE = 64

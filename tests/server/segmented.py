@@ -7,7 +7,7 @@ from functools import cache
 from tokenizers import AddedToken, Tokenizer
 
 from headwater.config import DEFAULT_SEPARATOR as SEP
-from headwater.types import Span
+from headwater.request import Span
 from tests.server.fake_engine import byte_tokenizer
 
 __all__ = ["SEP", "TOKENIZERS", "held_tokenizer", "ids_of", "segment", "shown", "spans", "text", "user"]

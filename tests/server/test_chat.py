@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from headwater.errors import TemplateError
 from headwater.models.embedded import embedded
+from headwater.request import Boundaries
 from headwater.server.chat import ChatPrompter, common_prefix
 from headwater.server.messages import Conversation, template_message
 from headwater.server.template import ChatTemplate
-from headwater.types import Boundaries
 from tests.server import templates
 from tests.server.fake_engine import byte_tokenizer
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import cache
 
 from headwater.config import ServeConfig
+from headwater.request import SamplingParams
 from headwater.server.dialect import Dialect, Shape
 from headwater.server.tools import ToolUse
-from headwater.types import SamplingParams
 from tests.checkpoints.tokenizer import train
 from tests.server import templates
 from tests.server.formats.cases import WEATHER_TOOLS, WRITTEN

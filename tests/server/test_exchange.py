@@ -6,10 +6,12 @@ import asyncio
 
 import pytest
 
+from headwater.account import CacheAccount, Reason
 from headwater.errors import EngineStopped
+from headwater.events import FailedEvent, FinishedEvent, TokenEvent
+from headwater.request import Generation, SamplingParams
 from headwater.server.exchange import Exchange
 from headwater.server.stream import MAX_HELD, EventStream
-from headwater.types import CacheAccount, FailedEvent, FinishedEvent, Generation, Reason, SamplingParams, TokenEvent
 
 ASK = Generation((1,), SamplingParams())
 END = FinishedEvent("stop", "", CacheAccount(1, 0, 0, 0, Reason.COLD), 1)

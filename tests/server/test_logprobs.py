@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 
+from headwater.events import TokenEvent, TokenLogprob
 from headwater.server.logprobs import TokenNames, chat_logprobs, completion_logprobs
-from headwater.types import TokenEvent, TokenLogprob
 from tests.engine.test_detokenizer import byte_level, metaspace
 
 IMPOSSIBLE = TokenEvent(1, "a", -math.inf, (TokenLogprob(1, -math.inf), TokenLogprob(2, -0.25)))

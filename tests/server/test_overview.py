@@ -10,12 +10,12 @@ import pytest
 from fastapi.testclient import TestClient
 
 from headwater.config import ServeConfig
+from headwater.plan import Draft
 from headwater.server import recent, timeline
 from headwater.server.app import create_app
 from headwater.server.context import RequestContext
 from headwater.server.overview import TreeWatch
 from headwater.server.timeline import COLUMNS
-from headwater.types import Draft
 from tests.server.fake_engine import byte_tokenizer
 
 SECRET = "zanzibar" * 40

@@ -15,12 +15,13 @@ from fastapi.testclient import TestClient
 
 from headwater.config import ServeConfig
 from headwater.errors import ConfigError
+from headwater.events import FailedEvent, FinishedEvent, TokenEvent
+from headwater.request import Boundaries, Generation, SamplingParams
 from headwater.server import recording
 from headwater.server.app import create_app
 from headwater.server.recording import Heard, RecordedEngine, Recorder
 from headwater.traces.read import read_trace
 from headwater.traces.recordings import PageHashes
-from headwater.types import Boundaries, FailedEvent, FinishedEvent, Generation, SamplingParams, TokenEvent
 
 SHARED = "Zanzibar and its cloves, " * 8  # 200 tokens of a byte each: three pages
 
@@ -257,7 +258,7 @@ KILLED = """
     from headwater.errors import TraceError
     from headwater.server.recording import Heard, Recorder
     from headwater.traces.read import read_trace
-    from headwater.types import Generation, SamplingParams
+    from headwater.request import Generation, SamplingParams
     path = Path(sys.argv[1])
     recorder = Recorder(path, 64, "fake")
     recorder._thread.start()

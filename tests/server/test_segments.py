@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from tokenizers import processors
 
 from headwater.config import ServeConfig
+from headwater.request import Fidelity
 from headwater.server.chat import ChatPrompter
 from headwater.server.messages import conversation
 from headwater.server.segments import MAX_SEGMENTS, SegmentEncoder
 from headwater.server.template import ChatTemplate
 from headwater.setting import SettingError
-from headwater.types import Fidelity
 from tests.server import templates
 from tests.server.client import error, send, send_all
 from tests.server.fake_engine import FakeEngine, byte_tokenizer

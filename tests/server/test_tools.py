@@ -9,8 +9,8 @@ from llguidance import LLMatcher
 
 from headwater.config import ServeConfig
 from headwater.errors import ConfigError
+from headwater.request import Constraint
 from headwater.server.app import create_app
-from headwater.types import Constraint
 from tests.server import templates
 from tests.server.client import error, send
 from tests.server.fake_engine import FakeEngine, byte_tokenizer

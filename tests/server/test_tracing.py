@@ -8,13 +8,13 @@ import sys
 import pytest
 from fastapi.testclient import TestClient
 
+from headwater.account import CacheAccount, Reason
 from headwater.config import ServeConfig
 from headwater.errors import ConfigError
 from headwater.server import telemetry, tracing
 from headwater.server.app import create_app
 from headwater.server.context import RequestContext
 from headwater.server.record import GenerationEnd
-from headwater.types import CacheAccount, Reason
 
 export = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter", reason="needs headwater[otel]")
 

@@ -8,7 +8,7 @@ from itertools import islice, pairwise
 
 import pytest
 
-from headwater.client.session import Session, Turn, as_recorded, interleaved, scheduled
+from headwater.load.session import Session, Turn, as_recorded, interleaved, scheduled
 from headwater.traces.processes import PROCESSES
 
 N = 20_000

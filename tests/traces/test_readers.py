@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from headwater.errors import TraceError
+from headwater.request import Boundaries
 from headwater.traces import books
 from headwater.traces.read import READERS, read_trace
 from headwater.traces.tokens import Words
-from headwater.types import Boundaries
 from tests.server.fake_engine import byte_tokenizer
 from tests.traces.conftest import blocks, tokens
 

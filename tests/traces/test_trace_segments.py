@@ -8,12 +8,12 @@ from itertools import pairwise
 import pytest
 
 from headwater.errors import ConfigError, TraceError
+from headwater.request import Boundaries, Fidelity, Span
 from headwater.traces.drawn import make_trace
 from headwater.traces.read import read_trace
 from headwater.traces.recordings import PageHashes, first_line, line_of
 from headwater.traces.request import Request
 from headwater.traces.tokens import Words
-from headwater.types import Boundaries, Fidelity, Span
 from tests.traces.conftest import tokens
 
 FIRST, SECOND = "One document. ", "Another, longer document. "

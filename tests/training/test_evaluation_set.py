@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.quality.item import Item, read_items
+from headwater.evaluate.item import Item, read_items
 from headwater.server.chat import ChatPrompter
 from headwater.server.messages import conversation
 from tests.training.reader import Reader

@@ -11,7 +11,7 @@ from headwater.cache.index import Index
 from headwater.cache.node import Node
 from headwater.cache.pool import Pool
 from headwater.cache.survey import Survey
-from headwater.types import CacheLayout
+from headwater.plan import CacheLayout
 
 
 @dataclass(frozen=True, slots=True)

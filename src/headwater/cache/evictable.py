@@ -10,7 +10,7 @@ from headwater.cache.lease import Lease
 from headwater.cache.node import Node
 from headwater.cache.segments.store import SegmentStore
 from headwater.cache.survey import Survey
-from headwater.types import CacheLayout
+from headwater.plan import CacheLayout
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from array import array
 from dataclasses import dataclass, field
 
 from headwater.cache.node import Node
-from headwater.types import Draft, Save
+from headwater.plan import Draft, Save
 
 
 @dataclass(slots=True, eq=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from headwater.types import CacheLayout
+from headwater.plan import CacheLayout
 
 Shortage = tuple[int, int, int]  # pages needed, free, and evictable
 

@@ -6,6 +6,7 @@ from array import array
 from collections import Counter
 from dataclasses import replace
 
+from headwater.account import Reason
 from headwater.cache.audit import audit
 from headwater.cache.branch import Branches
 from headwater.cache.evictable import Evictable
@@ -24,7 +25,8 @@ from headwater.cache.stats import CacheStats
 from headwater.cache.survey import Survey, Surveyor
 from headwater.cache.view import CacheView, look
 from headwater.errors import OutOfPages, PlanClosed
-from headwater.types import CacheLayout, Draft, Match, Plan, Reason, Save, SegmentEviction
+from headwater.plan import CacheLayout, Draft, Match, Plan, Save
+from headwater.request import SegmentEviction
 
 
 class PrefixCache:

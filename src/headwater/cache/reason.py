@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from headwater.account import Reason
 from headwater.cache.index import Index
 from headwater.cache.node import Node
-from headwater.types import Reason
 
 
 def explain(index: Index, namespace: str, key: bytes, last: Node | None, reach: tuple[int, int, int]) -> Reason:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from headwater.cache.index import Index
 from headwater.cache.lease import Lease
 from headwater.cache.node import Node
-from headwater.types import CacheLayout, Draft
+from headwater.plan import CacheLayout, Draft
 
 
 @dataclass(slots=True, eq=False)

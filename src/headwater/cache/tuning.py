@@ -19,7 +19,8 @@ from headwater.cache.eviction.marconi import Marconi
 from headwater.cache.placement import Placement
 from headwater.cache.prefix_cache import PrefixCache
 from headwater.cache.snapshot import Snapshot
-from headwater.types import Boundaries, CacheLayout
+from headwater.plan import CacheLayout
+from headwater.request import Boundaries
 
 ALPHAS = tuple(step / 10 for step in range(21))
 

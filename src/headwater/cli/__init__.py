@@ -14,7 +14,6 @@ from headwater.cli import (  # noqa: F401  each registers its command
     doctor,
     eval,
     fidelity,
-    figures,
     fit,
     inspect,
     profiles,
@@ -33,17 +32,17 @@ def app() -> None:
     sys.exit(run(sys.argv[1:]))
 
 
-def run(arguments: list[str]) -> int:
-    """Run one command line; returns its exit code."""
+def run(arguments: list[str], group: typer.Typer = commands, name: str = "headwater") -> int:
+    """Run one command line of a group of commands; returns its exit code."""
     try:
-        return commands(arguments, standalone_mode=False, prog_name="headwater") or 0
+        return group(arguments, standalone_mode=False, prog_name=name) or 0
     except ClickException as error:
         message = error.format_message()
     except (HeadwaterError, OSError) as error:
         message = str(error)
     except KeyboardInterrupt:
         return 130
-    print(f"headwater: {' '.join(message.split())}", file=sys.stderr)
+    print(f"{name}: {' '.join(message.split())}", file=sys.stderr)
     return 2
 
 

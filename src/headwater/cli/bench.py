@@ -18,16 +18,16 @@ from rich.console import Console
 
 from headwater import machine
 from headwater.cli.common import commands, console
-from headwater.client.drawn import DRAWN, Drawing
-from headwater.client.endpoint import Endpoint, about, first_model
-from headwater.client.load import Limits
-from headwater.client.plots import draw_plots, require_matplotlib
-from headwater.client.recorded import read_sessions
-from headwater.client.report import LiveProgress, as_json, comparison_table, phase_tables
-from headwater.client.scenario import Pace, Phase, Scenario
-from headwater.client.session import Session
-from headwater.client.summary import Slo, Summary
 from headwater.errors import ConfigError
+from headwater.load.drawn import DRAWN, Drawing
+from headwater.load.endpoint import Endpoint, about, first_model
+from headwater.load.load import Limits
+from headwater.load.plots import draw_plots, require_matplotlib
+from headwater.load.recorded import read_sessions
+from headwater.load.report import LiveProgress, as_json, comparison_table, phase_tables
+from headwater.load.scenario import Pace, Phase, Scenario
+from headwater.load.session import Session
+from headwater.load.summary import Slo, Summary
 from headwater.traces.processes import PROCESSES
 
 REQUESTS = 100  # where neither a number nor a duration is given

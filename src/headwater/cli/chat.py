@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from headwater.cli.common import commands
-from headwater.client.answer import Answer
-from headwater.client.conversation import Conversation, ServerError
 from headwater.errors import ConfigError
+from headwater.load.answer import Answer
+from headwater.load.conversation import Conversation, ServerError
 
 DEEPEST = 2  # levels of /cache that are shown
 

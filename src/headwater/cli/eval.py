@@ -16,10 +16,10 @@ from headwater.cli.common import HELP, Model, commands
 from headwater.cli.eval_measures import measure_of, server_at
 from headwater.cli.lab_output import check_writable, write_whole
 from headwater.errors import ConfigError
-from headwater.quality.item import DEFAULT_TASKS
-from headwater.quality.own_server import own_server
-from headwater.quality.server import Server
-from headwater.quality.ways import PAIRED, SEGMENTS
+from headwater.evaluate.item import DEFAULT_TASKS
+from headwater.evaluate.own_server import own_server
+from headwater.evaluate.server import Server
+from headwater.evaluate.ways import PAIRED, SEGMENTS
 
 
 @commands.command("eval")

@@ -19,12 +19,12 @@ from rich.table import Table
 
 from headwater.cli.common import console
 from headwater.errors import ConfigError
-from headwater.quality import divergence, report, text
-from headwater.quality.asking import Run, Scored
-from headwater.quality.item import Item, read_items
-from headwater.quality.server import Server
-from headwater.quality.summary import Comparison, sliced
-from headwater.quality.tables import (
+from headwater.evaluate import divergence, report, text
+from headwater.evaluate.asking import Run, Scored
+from headwater.evaluate.item import Item, read_items
+from headwater.evaluate.server import Server
+from headwater.evaluate.summary import Comparison, sliced
+from headwater.evaluate.tables import (
     comparison_table,
     divergence_table,
     faults,
@@ -32,7 +32,7 @@ from headwater.quality.tables import (
     perplexity_table,
     sliced_table,
 )
-from headwater.quality.ways import PAIRED, SEGMENTS, SINGLE, WAYS
+from headwater.evaluate.ways import PAIRED, SEGMENTS, SINGLE, WAYS
 
 WIDTH = 140  # of tables in a file
 

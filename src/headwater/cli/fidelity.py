@@ -14,7 +14,7 @@ from headwater.cli.common import Dtype, Model, commands
 from headwater.cli.eval_measures import show
 from headwater.cli.lab_output import check_writable, write_whole
 from headwater.models.embedded import embedded
-from headwater.types import Fidelity
+from headwater.request import Fidelity
 
 
 @commands.command()
@@ -45,8 +45,8 @@ def fidelity(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write every figure of every prompt.")] = None,
 ) -> None:
     """Hold prompts composed of segments to the same computed whole: states, keys and values, next tokens."""
-    from headwater.fidelity.study import ENDS, Wanted, studied
-    from headwater.fidelity.tables import deviations_table, kept_table, states_table, ways_table
+    from headwater.evaluate.fidelity.study import ENDS, Wanted, studied
+    from headwater.evaluate.fidelity.tables import deviations_table, kept_table, states_table, ways_table
 
     check_writable(json_file)
     wanted = Wanted(prompts, cut, parts, count, longest, seed)

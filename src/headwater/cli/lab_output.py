@@ -11,9 +11,9 @@ from pathlib import Path
 from rich.table import Table
 
 from headwater.errors import ConfigError
-from headwater.sim.report import write_report
-from headwater.sim.report.line import reuse_of
-from headwater.sim.row import Result, Row
+from headwater.lab.report import write_report
+from headwater.lab.report.line import reuse_of
+from headwater.lab.row import Result, Row
 from headwater.traces.request import Trace
 
 

@@ -33,17 +33,17 @@ from headwater.cli.lab import (
 )
 from headwater.cli.lab_output import Outputs, check_writable, results_table
 from headwater.errors import ConfigError
+from headwater.lab.cost import StepCost
+from headwater.lab.devices import load_device
+from headwater.lab.grid import run_grid
+from headwater.lab.row import Result
+from headwater.lab.serving import Engine, check_clock
+from headwater.lab.setup import OFF, Setup, system
 from headwater.models.profiles import load_profile
+from headwater.request import SegmentEviction
 from headwater.setting import parse_bytes
-from headwater.sim.cost import StepCost
-from headwater.sim.devices import load_device
-from headwater.sim.grid import run_grid
-from headwater.sim.row import Result
-from headwater.sim.serving import Engine, check_clock
-from headwater.sim.setup import OFF, Setup, system
 from headwater.traces.loads import make_arrivals
 from headwater.traces.request import Trace
-from headwater.types import SegmentEviction
 
 REUSES = ("prefix", "segments", "both")
 POOLS = ("unified", "split", "elastic")

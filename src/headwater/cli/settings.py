@@ -15,8 +15,8 @@ from headwater.cache.eviction import make_eviction
 from headwater.cache.placement import make_placement
 from headwater.config import SETTINGS, ServeConfig
 from headwater.errors import ConfigError
+from headwater.plan import CacheLayout
 from headwater.setting import FILE, MASK, NAMES, NUMBER, SECONDS, SWITCH, Setting, SettingError
-from headwater.types import CacheLayout
 
 PREFIX = "HEADWATER_"
 NAMED = {one.name: one for one in SETTINGS}

@@ -31,11 +31,11 @@ from headwater.cli.lab import (
 )
 from headwater.cli.lab_output import check_writable, write_whole
 from headwater.errors import ConfigError
+from headwater.lab.advice import advice, curve
+from headwater.lab.setup import Setup
+from headwater.lab.size import Sampling, Size, Sizing
 from headwater.models.profiles import load_profile
 from headwater.setting import parse_bytes
-from headwater.sim.advice import advice, curve
-from headwater.sim.setup import Setup
-from headwater.sim.size import Sampling, Size, Sizing
 from headwater.traces.loads import make_arrivals
 from headwater.traces.request import Trace
 

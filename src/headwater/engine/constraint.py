@@ -15,7 +15,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from tokenizers import Tokenizer
 
 from headwater.errors import ConstraintError
-from headwater.types import Constraint
+from headwater.request import Constraint
 
 MAX_SOURCE = 256 * 1024  # characters of a schema or grammar
 MAX_CACHED = 64  # compiled constraints that are kept

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from tokenizers import Tokenizer, decoders
 
-from headwater.types import SamplingParams
+from headwater.request import SamplingParams
 
 
 class Decoder(Protocol):

@@ -36,6 +36,7 @@ from headwater.errors import (
     OutOfPages,
     QueueFull,
 )
+from headwater.events import Event, FailedEvent, FinishedEvent, TokenEvent
 from headwater.memory.arena import Arena
 from headwater.memory.slots import StateMemory
 from headwater.mixers import numerics
@@ -43,12 +44,12 @@ from headwater.mixers.linear import product_dtype, weight_layout
 from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.embedded import embedded
 from headwater.models.load import LoadedModel, load_model, read_spec
+from headwater.request import Generation, Healing, SegmentEviction
 from headwater.schedule.composer import Composer
 from headwater.schedule.limits import EXTRA_SLOTS, Limits
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.sequence import Phase, Sequence
 from headwater.schedule.step import Step
-from headwater.types import Event, FailedEvent, FinishedEvent, Generation, Healing, SegmentEviction, TokenEvent
 
 # Checkpoints saved in the middle of a leg are staged in rows of their own: at most so many, and so many bytes.
 MAX_SAVES = 16

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from headwater.layers.feed_forward import Experts
-from headwater.layers.latent_attention import LatentAttention
 from headwater.layers.layer import Layer
+from headwater.layers.mla import LatentAttention
 from headwater.mixers.batch import Slice, StepBatch
 from headwater.mixers.chunks import CHUNK
 from headwater.mixers.recurrent import LayerState, RecurrentMixer
@@ -124,7 +124,7 @@ def broken_attention(shape: tuple[int, int, int], random: Random, device: str) -
 
 def broken_latent_attention(layer: LatentAttention, random: Random, device: str) -> Iterator[str]:
     """Decode among latents."""
-    from headwater.mixers.latent_attention import gpu
+    from headwater.mixers.mla import gpu
 
     (width,) = layer.kv_widths
     tables, position_B = _paged(device)

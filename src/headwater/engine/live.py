@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from headwater.engine.detokenizer import TextStream
 from headwater.engine.prompt_scores import PromptScores
 from headwater.engine.sampler import Sampling
+from headwater.events import Event
+from headwater.request import SamplingParams
 from headwater.schedule.sequence import Sequence
-from headwater.types import Event, SamplingParams
 
 OnEvent = Callable[[Event], None]
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from headwater.types import SamplingParams
+from headwater.request import SamplingParams
 
 
 class Penalties:

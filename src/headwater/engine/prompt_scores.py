@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import torch
 
 from headwater.errors import InvalidLogits
-from headwater.types import PromptEvent, SamplingParams, TokenEvent, TokenLogprob
+from headwater.events import PromptEvent, TokenEvent, TokenLogprob
+from headwater.request import SamplingParams
 
 
 class PromptScores:

@@ -12,8 +12,8 @@ from headwater.memory.slots import StateMemory
 from headwater.mixers.batch import Slice, StepBatch, batch_height
 from headwater.models.decode_graphs import DecodeGraphs
 from headwater.models.hybrid import HybridModel
+from headwater.plan import Run
 from headwater.schedule.step import DecodeRow, Leg, Step
-from headwater.types import Run
 
 # So many slots keep their memory between requests, and the pages that back them theirs: touching fresh memory costs
 # about 0.3 ms a MB, which one user's chat need not pay at every turn.

@@ -13,7 +13,8 @@ import torch
 from headwater.engine.constraint import ConstraintMachine
 from headwater.engine.penalties import Penalties
 from headwater.errors import ConstraintError, InvalidLogits
-from headwater.types import SamplingParams, TokenLogprob
+from headwater.events import TokenLogprob
+from headwater.request import SamplingParams
 
 COLDEST = 1e-6  # temperatures below are this one: float32 could not tell them apart, and 0 would divide 0
 FIRST_GUESS = 256  # tokens among which top-p looks first

@@ -10,8 +10,8 @@ from headwater.memory.arena import Arena
 from headwater.memory.segments import Segment
 from headwater.memory.slots import StateMemory
 from headwater.models.hybrid import HybridModel
+from headwater.plan import Plan
 from headwater.schedule.step import Leg
-from headwater.types import Plan
 
 
 class SegmentRunner:

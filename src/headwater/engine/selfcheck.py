@@ -16,9 +16,9 @@ import torch
 from headwater.engine import kernel_check
 from headwater.layers.attention import GroupedAttention
 from headwater.layers.feed_forward import Experts
-from headwater.layers.latent_attention import LatentAttention
 from headwater.layers.layer import Layer
-from headwater.layers.window_attention import WindowAttention
+from headwater.layers.mla import LatentAttention
+from headwater.layers.window import WindowAttention
 from headwater.mixers import activations
 from headwater.mixers.activations import silu
 from headwater.mixers.attention import kernel
@@ -26,9 +26,9 @@ from headwater.mixers.attention.decoding import KEYS
 from headwater.mixers.batch import StepBatch
 from headwater.mixers.chunks import CHUNK
 from headwater.mixers.gpu import has_kernels
-from headwater.mixers.latent_attention.absorbed import TILE, AbsorbedHeads
-from headwater.mixers.latent_attention.expanded import expanded_heads
 from headwater.mixers.linear import Linear, first_bad_height
+from headwater.mixers.mla.absorbed import TILE, AbsorbedHeads
+from headwater.mixers.mla.expanded import expanded_heads
 from headwater.mixers.numerics import Numerics
 from headwater.mixers.recurrent import RecurrentMixer
 from headwater.mixers.weights import Weights

@@ -8,7 +8,7 @@ from typing import ClassVar
 from headwater.errors import ConfigError
 from headwater.layers.layer import Layer, Shapes
 from headwater.layers.rotary import Rotary
-from headwater.types import PrefillFlops
+from headwater.plan import PrefillFlops
 
 
 def with_pairs(weights: int, width: int) -> PrefillFlops:

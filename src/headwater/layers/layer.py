@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from headwater.types import PrefillFlops
+from headwater.plan import PrefillFlops
 
 Shapes = dict[str, tuple[int, ...]]
 

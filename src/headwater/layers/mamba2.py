@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from headwater.layers.layer import Layer, Shapes
-from headwater.types import PrefillFlops
+from headwater.plan import PrefillFlops
 
 
 @dataclass(frozen=True, slots=True)

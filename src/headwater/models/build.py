@@ -11,35 +11,35 @@ from typing import Any
 import torch
 
 from headwater.layers.attention import GroupedAttention
-from headwater.layers.delta_attention import DeltaAttention
-from headwater.layers.delta_net import DeltaNet
 from headwater.layers.feed_forward import Experts, Mlp
-from headwater.layers.gated_linear_attention import GatedLinearAttention
-from headwater.layers.latent_attention import LatentAttention
+from headwater.layers.gdn import DeltaNet
+from headwater.layers.gla import GatedLinearAttention
+from headwater.layers.kda import DeltaAttention
 from headwater.layers.layer import Layer
 from headwater.layers.lightning import Lightning
 from headwater.layers.mamba import Mamba
 from headwater.layers.mamba2 import Mamba2
-from headwater.layers.window_attention import WindowAttention
+from headwater.layers.mla import LatentAttention
+from headwater.layers.window import WindowAttention
 from headwater.memory.segments import Segment
 from headwater.mixers.attention.layer import Attention
 from headwater.mixers.composing import SegmentState
-from headwater.mixers.delta_attention import KimiDeltaAttention
-from headwater.mixers.gated_delta_net import GatedDeltaNet
-from headwater.mixers.gated_linear_attention import GatedLinearAttentionMixer
-from headwater.mixers.latent_attention import LatentAttentionMixer
+from headwater.mixers.gdn import GatedDeltaNet
+from headwater.mixers.gla import GatedLinearAttentionMixer
+from headwater.mixers.kda import KimiDeltaAttention
 from headwater.mixers.lightning import LightningAttention
 from headwater.mixers.linear import Embedding
 from headwater.mixers.mamba import SelectiveStateSpace
 from headwater.mixers.mamba2 import StateSpaceDual
+from headwater.mixers.mla import LatentAttentionMixer
 from headwater.mixers.mlp import mlp_of
 from headwater.mixers.moe import MixtureOfExperts
 from headwater.mixers.norm import RMSNorm
 from headwater.mixers.recurrent import LayerState, RecurrentMixer
 from headwater.mixers.weights import Weights
-from headwater.mixers.window_attention import WindowAttentionMixer
-from headwater.mixers.window_attention.composing import SegmentWindow
-from headwater.mixers.window_attention.rings import Rings
+from headwater.mixers.window import WindowAttentionMixer
+from headwater.mixers.window.composing import SegmentWindow
+from headwater.mixers.window.rings import Rings
 from headwater.models.hybrid import Function, HybridModel, Mixers, Residual, Step
 from headwater.models.tensors import CheckpointTensors, PartTensors
 from headwater.spec import ModelSpec, Part

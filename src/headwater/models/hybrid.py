@@ -18,11 +18,11 @@ from headwater.mixers.attention.layer import Attention
 from headwater.mixers.attention.step import AttentionStep
 from headwater.mixers.batch import StepBatch
 from headwater.mixers.composing import zero_start
-from headwater.mixers.latent_attention import LatentAttentionMixer
 from headwater.mixers.linear import Embedding, Linear
+from headwater.mixers.mla import LatentAttentionMixer
 from headwater.mixers.norm import RMSNorm
 from headwater.mixers.recurrent import RecurrentMixer
-from headwater.mixers.window_attention import WindowAttentionMixer
+from headwater.mixers.window import WindowAttentionMixer
 from headwater.spec import Block, ModelSpec
 
 

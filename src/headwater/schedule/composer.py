@@ -12,8 +12,9 @@ from headwater.cache.segments.method import METHODS
 from headwater.cache.segments.relevance import asked_about
 from headwater.cache.segments.store import SegmentKey, StoredSegment
 from headwater.errors import OutOfPages
+from headwater.plan import Composed, Making, Plan
+from headwater.request import Fidelity, Span
 from headwater.schedule.sequence import Composition, Sequence, key_of
-from headwater.types import Composed, Fidelity, Making, Plan, Span
 
 
 @dataclass

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headwater.cache.branch import Place
+from headwater.plan import CacheLayout, Draft, Plan
+from headwater.request import Generation, Healing, SamplingParams
 from headwater.schedule.planner import Cache
 from headwater.schedule.sequence import Sequence, key_of
-from headwater.types import CacheLayout, Draft, Generation, Healing, Plan, SamplingParams
 
 QUEUED = 64  # prefixes that are or wait to be healed; where there are more, the one that waits longest is given up
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headwater.errors import RequestTooLarge
-from headwater.types import CacheLayout
+from headwater.plan import CacheLayout
 
 ANSWERS_AT_ONCE = 4  # finished answers that are prefilled side by side; each has a slot of its own
 GUESTS = 1  # requests beyond `max_running`, each of a namespace that has nothing running while others fill all places

@@ -9,12 +9,13 @@ from typing import Protocol
 
 import numpy as np
 
+from headwater.account import Reason
 from headwater.cache.branch import Branches
 from headwater.cache.placement import Path, Placement, PlacementQuery
 from headwater.errors import OutOfPages
+from headwater.plan import CacheLayout, Draft, Match, Plan
 from headwater.schedule.limits import SCORED_LEG
 from headwater.schedule.sequence import Sequence
-from headwater.types import CacheLayout, Draft, Match, Plan, Reason
 
 
 class Cache(Protocol):

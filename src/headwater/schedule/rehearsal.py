@@ -8,9 +8,9 @@ from headwater.cache import PrefixCache
 from headwater.cache.placement import Placement
 from headwater.cache.tuning import Seen
 from headwater.errors import OutOfPages
+from headwater.request import Generation, SamplingParams
 from headwater.schedule.planner import Budget, Planner
 from headwater.schedule.sequence import Sequence
-from headwater.types import Generation, SamplingParams
 
 ENDLESS = Budget(tokens=1 << 60, saves=1 << 60)
 NOTHING = SamplingParams(max_tokens=0)

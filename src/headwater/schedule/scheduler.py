@@ -12,6 +12,8 @@ from typing import Literal
 from headwater.cache.placement import Placement
 from headwater.cache.segments.store import SegmentKey
 from headwater.errors import OutOfPages, PlanClosed
+from headwater.plan import CacheLayout, Plan
+from headwater.request import Generation, Healing, SamplingParams
 from headwater.schedule.answers import Answers
 from headwater.schedule.composer import Composer
 from headwater.schedule.healer import Healer
@@ -22,7 +24,6 @@ from headwater.schedule.sequence import Phase, Sequence
 from headwater.schedule.shares import Shares
 from headwater.schedule.slot_ids import SlotIds
 from headwater.schedule.step import DecodeRow, Leg, Step
-from headwater.types import CacheLayout, Generation, Healing, Plan, SamplingParams
 
 DecodeReuse = Literal["canonical", "raw", "none"]
 

@@ -8,10 +8,12 @@ from collections.abc import Sequence as Pages
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from headwater.account import CacheAccount
 from headwater.cache.segments.compose import Widths
 from headwater.cache.segments.mark import marked
 from headwater.cache.segments.store import SegmentKey, StoredSegment
-from headwater.types import CacheAccount, Generation, Match, Span
+from headwater.plan import Match
+from headwater.request import Generation, Span
 
 
 class Phase(Enum):

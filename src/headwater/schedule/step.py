@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headwater.plan import Plan
 from headwater.schedule.sequence import Sequence
-from headwater.types import Plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,13 +17,13 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from headwater.errors import TemplateError
+from headwater.request import Boundaries, Span
 from headwater.server import documents
 from headwater.server.encoding import Encoded
 from headwater.server.marks import Edge, marked, rendered_marks, shown
 from headwater.server.messages import Breakpoint, Conversation, Message
 from headwater.server.segments import SegmentEncoder
 from headwater.server.template import ChatTemplate
-from headwater.types import Boundaries, Span
 
 REASONING, ANSWER, QUESTION = "Hm, thus.", "Quite so.", "Quick, why?"  # what probes put into a conversation
 STAND_INS = ("Quick, why?", "zigzag?")  # for a message; one of them begins unlike it

@@ -11,13 +11,13 @@ from tokenizers import Tokenizer
 
 from headwater.config import ServeConfig
 from headwater.errors import ConfigError
+from headwater.request import Constraint, SamplingParams
 from headwater.server import formats
 from headwater.server.errors import BadRequest
 from headwater.server.formats.grammar import FLEXIBLE, Grammar, either, tag_tokens
 from headwater.server.formats.parser import AnswerParser
 from headwater.server.formats.tools import Tool, ToolFormat
 from headwater.server.tools import ToolUse
-from headwater.types import Constraint, SamplingParams
 
 NEVER = -100.0  # added to a logit: OpenAI's way to ban a token
 GAP = "/\\n{0,2}/"  # line ends after reasoning

@@ -9,10 +9,10 @@ from functools import partial
 from tokenizers import Tokenizer
 
 from headwater.engine.detokenizer import decoder_for
+from headwater.events import PromptEvent, TokenEvent
 from headwater.server.encoding import Encoded, encode, whole_characters
 from headwater.server.exchange import Events
 from headwater.server.openai import CompletionRequest
-from headwater.types import PromptEvent, TokenEvent
 
 ECHO = -1  # stands for the tokens of a prompt that is given back
 Echo = Callable[[Events], Events]

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from tokenizers import AddedToken, Encoding, Tokenizer
 
-from headwater.types import Span
+from headwater.request import Span
 
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 CACHE_BYTES = 64 * 2**20

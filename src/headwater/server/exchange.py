@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol
 
-from headwater.types import Event, FailedEvent, FinishedEvent, Generation, PromptEvent, TokenEvent
+from headwater.events import Event, FailedEvent, FinishedEvent, PromptEvent, TokenEvent
+from headwater.request import Generation
 
 Progress = PromptEvent | TokenEvent | FinishedEvent
 Events = AsyncIterator[tuple[int, Progress]]

@@ -6,10 +6,10 @@ import uuid
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from headwater.events import TokenEvent
 from headwater.server.formats.delta import CallArguments, CallBegin, Content, Delta, Reasoning, joined
 from headwater.server.formats.parser import AnswerParser
 from headwater.server.logprobs import TokenNames, chat_logprobs, completion_logprobs
-from headwater.types import TokenEvent
 
 Json = dict[str, Any]
 

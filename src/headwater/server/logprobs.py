@@ -7,7 +7,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from headwater.engine.detokenizer import byte_table
-from headwater.types import TokenEvent
+from headwater.events import TokenEvent
 
 LEAST = -9999.0  # what OpenAI writes for a token that cannot be; JSON has no infinity
 

@@ -16,11 +16,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import choose_encoder
 from starlette.concurrency import run_in_threadpool
 
+from headwater.account import Reason
 from headwater.engine.stats import EngineStats
 from headwater.server.context import RequestContext
 from headwater.server.record import GenerationEnd
 from headwater.server.refusals import refusals
-from headwater.types import Reason
 
 ENDPOINTS = {
     "/v1/chat/completions": "chat",

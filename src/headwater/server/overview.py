@@ -14,6 +14,7 @@ from fastapi import FastAPI, Query
 from fastapi.responses import JSONResponse, Response
 from starlette.concurrency import run_in_threadpool
 
+from headwater.account import Reason
 from headwater.cache.fingerprint import Fingerprints
 from headwater.cache.view import CacheView, NodeView
 from headwater.engine.stats import EngineStats
@@ -22,7 +23,6 @@ from headwater.server.recent import Recent
 from headwater.server.refusals import refusals
 from headwater.server.service import ServedEngine, Service
 from headwater.server.timeline import COLUMNS, Timeline
-from headwater.types import Reason
 
 MIN_AGE = 1.0  # seconds for which a view of the tree is good
 MAX_SHARE = 0.02  # of the time may go into looking at the tree, under the engine's lock

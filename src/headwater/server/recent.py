@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 
+from headwater.account import Reason
 from headwater.server.context import RequestContext
 from headwater.server.record import GenerationEnd
-from headwater.types import Reason
 
 KEPT = 100
 

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from headwater.account import CacheAccount
+from headwater.events import FinishedEvent, TokenEvent
 from headwater.server.context import RequestContext, current_context
 from headwater.server.exchange import Events
-from headwater.types import CacheAccount, FinishedEvent, TokenEvent
 
 
 @dataclass(frozen=True, slots=True)

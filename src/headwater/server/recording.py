@@ -25,11 +25,12 @@ from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
 from headwater.errors import ConfigError
+from headwater.events import Event, FinishedEvent, TokenEvent
+from headwater.request import Generation
 from headwater.server import lifespan
 from headwater.server.service import Service
 from headwater.traces.recordings import PageHashes, first_line, line_of
 from headwater.traces.request import Request
-from headwater.types import Event, FinishedEvent, Generation, TokenEvent
 
 WAITING = 256  # requests that may wait to be written
 

@@ -9,11 +9,11 @@ from collections import defaultdict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+from headwater.events import FinishedEvent, TokenEvent
 from headwater.server.errors import error_body
 from headwater.server.exchange import Events
 from headwater.server.forms import Form, Json, Voice
 from headwater.server.logprobs import TokenNames
-from headwater.types import FinishedEvent, TokenEvent
 
 LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}  # JSON itself escapes all others
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
-from headwater.types import Constraint, Fidelity, SamplingParams
+from headwater.request import Constraint, Fidelity, SamplingParams
 
 # Known fields that would change an answer and are not built, with the values that ask for nothing: to ignore any
 # other would be a wrong answer. Some are OpenAI's, some other engines' extensions.

@@ -9,9 +9,9 @@ from dataclasses import replace
 from tokenizers import Tokenizer
 
 from headwater.config import DEFAULT_SEPARATOR
+from headwater.request import Span
 from headwater.server.encoding import Encoded, PromptEncoder, encode
 from headwater.server.marks import Edge, Mark, resolved, separators
-from headwater.types import Span
 
 MAX_SEGMENTS = 1_024  # of one request
 

@@ -17,6 +17,8 @@ from headwater.cache.view import CacheView
 from headwater.config import ServeConfig
 from headwater.engine.stats import EngineStats
 from headwater.errors import RequestTooLarge, TemplateError
+from headwater.events import Event
+from headwater.request import Boundaries, Generation
 from headwater.server import errors
 from headwater.server.chat import ChatPrompt, ChatPrompter
 from headwater.server.dialect import Dialect, Shape
@@ -32,7 +34,6 @@ from headwater.server.segments import MAX_SEGMENTS, SegmentEncoder
 from headwater.server.stream import EventStream, unless_gone
 from headwater.server.template import ChatTemplate
 from headwater.spec import ModelSpec
-from headwater.types import Boundaries, Event, Generation
 
 CLIENT_GONE = 499  # nobody reads it; logs do
 

@@ -8,12 +8,12 @@ from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.concurrency import run_in_threadpool
 
+from headwater.request import Span
 from headwater.server.openai import ChatMessage, ChatRequest, Documents
 from headwater.server.refusals import OF_A_BODY
 from headwater.server.sampling import MAX_SALT, TokenId
 from headwater.server.service import Service
 from headwater.server.tools import MAX_TOOLS, ToolDefinition
-from headwater.types import Span
 
 
 class TokenizeRequest(BaseModel):

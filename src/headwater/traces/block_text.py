@@ -7,8 +7,8 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from headwater.request import Boundaries
 from headwater.traces.request import Request
-from headwater.types import Boundaries
 
 
 @dataclass(slots=True)

@@ -8,10 +8,10 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from headwater.request import Boundaries, Span
 from headwater.traces.request import Request
 from headwater.traces.segments import Piece, encoded, pieces_of
 from headwater.traces.tokens import Tokens
-from headwater.types import Boundaries, Span
 
 Message = Mapping[str, Any]
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from headwater.errors import ConfigError
+from headwater.request import Boundaries, Fidelity, Span
 from headwater.traces.passages import texts_of
 from headwater.traces.place import find
 from headwater.traces.request import Request, Trace
 from headwater.traces.source import MALFORMED, Source
 from headwater.traces.tokens import Tokens
-from headwater.types import Boundaries, Fidelity, Span
 
 SPREAD = 0.5  # of the logarithm of a document's length
 

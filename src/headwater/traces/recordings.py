@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
+from headwater.request import Boundaries
 from headwater.traces.reader import finite, has, whole
 from headwater.traces.recorded_segments import Recorded, as_tokens, fields_of, recorded
 from headwater.traces.request import BLOCK_BYTES, Request
 from headwater.traces.source import Source
 from headwater.traces.tokens import Tokens
-from headwater.types import Boundaries
 
 MARK, VERSIONS = "headwater_recording", (1, 2)  # that are read; the last is written
 PARTS = ("system_end", "query_start", "query_end")

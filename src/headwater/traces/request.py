@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from headwater.types import Boundaries, Fidelity, Span
+from headwater.request import Boundaries, Fidelity, Span
 
 TOKEN_BYTES = 4
 BLOCK_BYTES = 8

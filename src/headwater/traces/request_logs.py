@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from headwater.request import Boundaries
 from headwater.traces.chat import Chat, text_of
 from headwater.traces.reader import has, seconds
 from headwater.traces.request import TOKEN_BYTES, Request
@@ -18,7 +19,6 @@ from headwater.traces.segments import documents_of, encoded, fidelity_of, pieces
 from headwater.traces.shared_text import Prompt, SharedTexts
 from headwater.traces.source import Source
 from headwater.traces.tokens import Remembered, Tokens
-from headwater.types import Boundaries
 
 PLACES = ("body", "request")
 ANSWERS = ("response", "completion")

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from headwater.config import DEFAULT_SEPARATOR
+from headwater.request import Fidelity, Span
 from headwater.traces.tokens import Tokens
-from headwater.types import Fidelity, Span
 
 MARKUP = ("system", "developer", "user")  # whose contents separators delimit in
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from headwater.request import Boundaries, Fidelity, Span
 from headwater.traces.request import TOKEN_BYTES, Request
-from headwater.types import Boundaries, Fidelity, Span
 
 
 @dataclass(frozen=True, slots=True)

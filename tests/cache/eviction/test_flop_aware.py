@@ -11,7 +11,7 @@ from headwater.cache.eviction.flop_aware import FlopAware
 from headwater.cache.index import Index
 from headwater.cache.node import Node
 from headwater.errors import ConfigError
-from headwater.types import CacheLayout, PrefillFlops
+from headwater.plan import CacheLayout, PrefillFlops
 from tests.cache.test_index import add
 from tests.cache.toy import LAYOUT, Toy, words
 

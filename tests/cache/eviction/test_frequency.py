@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headwater.types import PrefillFlops
+from headwater.plan import PrefillFlops
 from tests.cache.toy import LAYOUT, Toy, words
 
 SPLIT = replace(LAYOUT, n_pages=60, checkpoint_pages=1, slot_pages=0, state_fraction=0.05)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headwater.types import CacheLayout
+from headwater.plan import CacheLayout
 from tests.cache.toy import LAYOUT, PAGE, Toy, words
 
 SPLIT = replace(LAYOUT, n_pages=60, checkpoint_pages=1, slot_pages=0, state_fraction=0.05)

@@ -6,10 +6,12 @@ from itertools import pairwise
 
 import pytest
 
+from headwater.account import Reason
 from headwater.cache.placement import Placed, PlacementQuery, make_placement
 from headwater.cache.placement.state_at import StateAt
 from headwater.errors import ConfigError
-from headwater.types import Boundaries, Match, Reason
+from headwater.plan import Match
+from headwater.request import Boundaries
 
 
 def place(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from headwater.account import Reason
 from headwater.cache.placement import Edge, Path, Placement, PlacementQuery, make_placement
 from headwater.cache.placement.program import solve
-from headwater.types import Boundaries, Match, Reason
+from headwater.plan import Match
+from headwater.request import Boundaries
 from tests.cache.toy import LAYOUT, Tokens, Toy, key_of, words
 
 PAGE = LAYOUT.page_size

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from headwater.account import Reason
 from headwater.cache.placement import Placed, PlacementQuery, make_placement
 from headwater.errors import ConfigError
-from headwater.types import Boundaries, Match, Reason
+from headwater.plan import Match
+from headwater.request import Boundaries
 
 
 def place(spelling: str, length: int, kv: int = 0, checkpoint: int = 0) -> Placed:

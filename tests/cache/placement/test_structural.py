@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headwater.account import Reason
 from headwater.cache.placement import Placed, PlacementQuery
 from headwater.cache.placement.structural import Structural
-from headwater.types import Boundaries, Match, Reason
+from headwater.plan import Match
+from headwater.request import Boundaries
 from tests.cache.toy import LAYOUT, Toy, words
 
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.cache.segments.compose import Widths, computed_tokens, runs, usable
-from headwater.types import Run, Span
+from headwater.plan import Run
+from headwater.request import Span
 
 W8 = Widths(8, 8)
 

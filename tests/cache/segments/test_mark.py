@@ -7,7 +7,7 @@ from array import array
 import pytest
 
 from headwater.cache.segments.mark import ANEW, LARGEST_ID, LEVELS, marked
-from headwater.types import Fidelity, Span
+from headwater.request import Fidelity, Span
 
 
 def key(*ids: int) -> bytes:

@@ -6,7 +6,7 @@ from array import array
 
 from headwater.cache.segments.method import METHODS
 from headwater.cache.segments.relevance import asked_about
-from headwater.types import Fidelity, Span
+from headwater.request import Fidelity, Span
 
 SEGMENTS = (Span(1, 3), Span(3, 5), Span(5, 7))
 

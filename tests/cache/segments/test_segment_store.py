@@ -11,7 +11,8 @@ from headwater.cache import PrefixCache
 from headwater.cache.segments.compose import Widths
 from headwater.cache.segments.store import SegmentKey, SegmentStore, StoredSegment
 from headwater.errors import ConfigError, OutOfPages
-from headwater.types import CacheLayout, SegmentEviction
+from headwater.plan import CacheLayout
+from headwater.request import SegmentEviction
 from tests.cache.toy import LAYOUT, PAGE, Toy, words
 
 WIDTHS = Widths(2, 2)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from headwater.layers.delta_attention import DeltaAttention
-from headwater.mixers.delta_attention.reference import delta_rule
-from headwater.mixers.gated_delta_net.reference import causal_convolution
+from headwater.layers.kda import DeltaAttention
+from headwater.mixers.gdn.reference import causal_convolution
+from headwater.mixers.kda.reference import delta_rule
 from tests.contract.recurrences.case import WIDTH, Fill, Recurrence, Tensors, constant, rows, uniform
 
 FAR = 1e4  # of a gate's input: a sigmoid is 0 or 1 there, and e^−softplus is 0

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from headwater.layers.mamba2 import Mamba2
-from headwater.mixers.gated_delta_net.reference import causal_convolution
+from headwater.mixers.gdn.reference import causal_convolution
 from headwater.mixers.mamba2.reference import state_space
 from tests.contract.recurrences.case import WIDTH, Recurrence, Tensors, constant
 

@@ -15,11 +15,11 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from headwater.engine import kernel_check
-from headwater.layers.delta_attention import DeltaAttention
-from headwater.layers.delta_net import DeltaNet
 from headwater.layers.feed_forward import Experts
-from headwater.layers.latent_attention import LatentAttention
+from headwater.layers.gdn import DeltaNet
+from headwater.layers.kda import DeltaAttention
 from headwater.layers.mamba2 import Mamba2
+from headwater.layers.mla import LatentAttention
 from headwater.mixers import gpu
 from headwater.mixers.numerics import Numerics, use
 from headwater.mixers.weights import Weights

@@ -7,7 +7,7 @@ import torch
 
 from headwater.mixers.attention import gpu as paged_attention
 from headwater.mixers.attention.gpu import PagedStep
-from headwater.mixers.latent_attention import gpu
+from headwater.mixers.mla import gpu
 from tests.mixers.gpu.test_gpu_attention import PAGE, PAGES, batch_of, random
 
 

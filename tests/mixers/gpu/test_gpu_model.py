@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from headwater.mixers.attention import gpu as attention
-from headwater.mixers.delta_attention.gpu import KimiDeltaAttentionOnGpu
-from headwater.mixers.gated_delta_net.gpu import GatedDeltaNetOnGpu
-from headwater.mixers.latent_attention import gpu as latent_attention
+from headwater.mixers.gdn.gpu import GatedDeltaNetOnGpu
+from headwater.mixers.kda.gpu import KimiDeltaAttentionOnGpu
+from headwater.mixers.mla import gpu as latent_attention
 from headwater.models.load import load_model
 from tests.checkpoints import checkpoint
 from tests.models.segment_rig import SegmentRig

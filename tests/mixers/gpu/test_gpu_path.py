@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from headwater.layers.delta_attention import DeltaAttention
-from headwater.layers.delta_net import DeltaNet
-from headwater.layers.gated_linear_attention import GatedLinearAttention
+from headwater.layers.gdn import DeltaNet
+from headwater.layers.gla import GatedLinearAttention
+from headwater.layers.kda import DeltaAttention
 from headwater.layers.layer import Layer
 from headwater.layers.lightning import Lightning
 from headwater.layers.mamba import Mamba
@@ -18,9 +18,9 @@ from headwater.layers.mamba2 import Mamba2
 from headwater.layers.rotary import Rotary
 from headwater.mixers.batch import Slice, StepBatch
 from headwater.mixers.composing import SegmentState
-from headwater.mixers.delta_attention import KimiDeltaAttention
-from headwater.mixers.gated_delta_net import GatedDeltaNet
-from headwater.mixers.gated_linear_attention import GatedLinearAttentionMixer
+from headwater.mixers.gdn import GatedDeltaNet
+from headwater.mixers.gla import GatedLinearAttentionMixer
+from headwater.mixers.kda import KimiDeltaAttention
 from headwater.mixers.lightning import LightningAttention
 from headwater.mixers.mamba import SelectiveStateSpace
 from headwater.mixers.mamba2 import StateSpaceDual

@@ -18,7 +18,7 @@ from headwater.cache.eviction.path_cap import PathCap
 from headwater.cache.eviction.policy import Eviction, Kind, Room, Victim
 from headwater.cache.eviction.seglen import SegLen
 from headwater.cache.spelling import build
-from headwater.types import CacheLayout
+from headwater.plan import CacheLayout
 
 EVICTION: dict[str, Callable[..., Eviction]] = {
     "lru": Lru,

@@ -11,7 +11,7 @@ from headwater.cache.eviction.urgency import Urgency
 from headwater.cache.eviction.users import Users
 from headwater.cache.eviction.worth import Worth
 from headwater.cache.node import Node
-from headwater.types import CacheLayout
+from headwater.plan import CacheLayout
 
 
 class Clairvoyant:

@@ -7,7 +7,7 @@ from headwater.cache.eviction.policy import Kind, Room, Victim
 from headwater.cache.eviction.rows import RECENCIES
 from headwater.cache.eviction.scored import Scored, base
 from headwater.cache.node import Node
-from headwater.types import CacheLayout
+from headwater.plan import CacheLayout
 
 
 class FlopAware(Scored):

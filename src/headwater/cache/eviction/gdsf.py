@@ -6,7 +6,7 @@ from headwater.cache.eviction.ranked import Ranked
 from headwater.cache.eviction.ranking import Rank
 from headwater.cache.eviction.worth import Worth
 from headwater.cache.node import Node
-from headwater.types import CacheLayout
+from headwater.plan import CacheLayout
 
 
 class Gdsf(Ranked):

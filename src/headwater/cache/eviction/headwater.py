@@ -10,7 +10,7 @@ from headwater.cache.eviction.ranked import next_below
 from headwater.cache.eviction.urgency import Urgency
 from headwater.cache.eviction.worth import Worth
 from headwater.cache.node import Node
-from headwater.types import CacheLayout
+from headwater.plan import CacheLayout
 
 MOST_HITS = 2  # more say no more
 

@@ -6,7 +6,7 @@ from headwater.cache.eviction.leaves import is_free_leaf
 from headwater.cache.eviction.lru import Lru
 from headwater.cache.eviction.policy import Kind, Victim
 from headwater.cache.node import Node
-from headwater.types import CacheLayout
+from headwater.plan import CacheLayout
 
 
 class LastN(Lru):

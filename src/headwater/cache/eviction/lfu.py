@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headwater.cache.eviction.ranked import Ranked
-from headwater.types import CacheLayout
+from headwater.plan import CacheLayout
 
 
 class Lfu(Ranked):

@@ -9,7 +9,7 @@ from headwater.cache.eviction.leaves import Leaves
 from headwater.cache.eviction.policy import Kind, Room, Victim
 from headwater.cache.eviction.recency_log import RecencyLog
 from headwater.cache.node import Node
-from headwater.types import CacheLayout
+from headwater.plan import CacheLayout
 
 
 class Lru:

@@ -8,7 +8,7 @@ from headwater.cache.eviction.age_queue import AgeQueue
 from headwater.cache.eviction.leaves import Leaves, is_free_leaf
 from headwater.cache.eviction.policy import Kind, Room, Victim
 from headwater.cache.node import Node
-from headwater.types import CacheLayout
+from headwater.plan import CacheLayout
 
 
 class LruPath:

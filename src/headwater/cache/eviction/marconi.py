@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headwater.cache.eviction.flop_aware import FlopAware
-from headwater.types import CacheLayout
+from headwater.plan import CacheLayout
 
 
 class Marconi(FlopAware):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from headwater.cache.eviction.lru import Lru
 from headwater.cache.eviction.policy import Kind, Victim
 from headwater.cache.node import Node
-from headwater.types import CacheLayout
+from headwater.plan import CacheLayout
 
 
 class PathCap(Lru):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headwater.cache.eviction.scored import base
 from headwater.cache.node import Node
-from headwater.types import CacheLayout
+from headwater.plan import CacheLayout
 
 
 class Worth:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from headwater.types import Boundaries, Match
+from headwater.plan import Match
+from headwater.request import Boundaries
 
 
 class Edge(NamedTuple):

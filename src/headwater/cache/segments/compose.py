@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from headwater.types import Run, Span
+from headwater.plan import Run
+from headwater.request import Span
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from headwater.types import Fidelity, Span
+from headwater.request import Fidelity, Span
 
 LEVELS = {fidelity: level for level, fidelity in enumerate(Fidelity, 1)}
 ANEW = 15  # the level of segments computed whole between others: so their choice is part of the key

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headwater.cache.segments.compose import Widths
-from headwater.types import Fidelity
+from headwater.request import Fidelity
 
 
 @dataclass(frozen=True, slots=True)

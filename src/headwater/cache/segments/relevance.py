@@ -7,7 +7,7 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 
-from headwater.types import Span
+from headwater.request import Span
 
 
 def asked_about(key: bytes, segments: Sequence[Span], count: int) -> tuple[Span, ...]:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from headwater.cache.pool import Pool
 from headwater.cache.segments.compose import Widths
 from headwater.errors import ConfigError, OutOfPages
-from headwater.types import CacheLayout, SegmentEviction
+from headwater.plan import CacheLayout
+from headwater.request import SegmentEviction
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from headwater.config_keys import ConfigKeys
 from headwater.errors import CheckpointError
-from headwater.layers.delta_attention import DeltaAttention
 from headwater.layers.feed_forward import Experts, Mlp
-from headwater.layers.latent_attention import LatentAttention
+from headwater.layers.kda import DeltaAttention
+from headwater.layers.mla import LatentAttention
 from headwater.models.families.family import Family, Refusal, only
 from headwater.models.families.reading import block, read_count, read_types, said
 from headwater.spec import Architecture, Block, Part

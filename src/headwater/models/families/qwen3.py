@@ -6,7 +6,7 @@ from headwater.config_keys import ConfigKeys
 from headwater.errors import CheckpointError
 from headwater.layers.attention import GroupedAttention
 from headwater.layers.feed_forward import Experts, Mlp
-from headwater.layers.window_attention import WindowAttention
+from headwater.layers.window import WindowAttention
 from headwater.models.families.family import Family, Refusal, only
 from headwater.models.families.reading import block, read_count, read_rotary, read_types
 from headwater.spec import Architecture

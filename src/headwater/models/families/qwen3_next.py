@@ -5,8 +5,8 @@ from __future__ import annotations
 from headwater.config_keys import ConfigKeys
 from headwater.errors import CheckpointError
 from headwater.layers.attention import GroupedAttention
-from headwater.layers.delta_net import DeltaNet
 from headwater.layers.feed_forward import Experts, Mlp
+from headwater.layers.gdn import DeltaNet
 from headwater.models.families.family import Family, Refusal, only
 from headwater.models.families.reading import block, read_count, read_rotary, read_types
 from headwater.spec import Architecture

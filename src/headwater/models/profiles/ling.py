@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from headwater.layers.delta_attention import DeltaAttention
 from headwater.layers.feed_forward import Experts, Mlp
-from headwater.layers.latent_attention import LatentAttention
+from headwater.layers.kda import DeltaAttention
+from headwater.layers.mla import LatentAttention
 from headwater.models.profiles.profile import FLOAT32_ASSUMED, Profile
 
 HIDDEN = 2560

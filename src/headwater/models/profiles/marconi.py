@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from headwater.layers.layer import Layer, Shapes
 from headwater.models.profiles.profile import Profile
-from headwater.types import PrefillFlops
+from headwater.plan import PrefillFlops
 
 SOURCE = "Marconi (arXiv 2411.19379), table 1, appendix A"
 WIDTH = 4096

@@ -7,8 +7,8 @@ from functools import cached_property
 
 from headwater.errors import ConfigError
 from headwater.layers.layer import Layer
+from headwater.plan import CacheLayout, PrefillFlops
 from headwater.spec import BYTES_OF_DTYPE, PAGE_ALIGN, PAGE_BYTES_WITHOUT_KV, StateLayout
-from headwater.types import CacheLayout, PrefillFlops
 
 BYTES_OF_WEIGHT = BYTES_OF_DTYPE | {"float8": 1}
 TOKEN_BYTES = 4  # of a token in a key

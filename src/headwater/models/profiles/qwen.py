@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from headwater.layers.attention import GroupedAttention
-from headwater.layers.delta_net import DeltaNet
 from headwater.layers.feed_forward import Experts, Mlp
+from headwater.layers.gdn import DeltaNet
 from headwater.layers.layer import Layer
 from headwater.models.profiles.profile import FLOAT32_ASSUMED, Profile
 

@@ -1,0 +1,90 @@
+"""`python -m papers`: the papers' figures on our data, and the page that shows them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from headwater.cli import run
+from headwater.cli.common import console
+from headwater.errors import ConfigError, TraceError
+from papers import FIGURES, Figure, Lab, figures_named, page_of
+from papers.document import measure
+from papers.page import given, number, verdict
+
+commands = typer.Typer(add_completion=False)
+progress_console = Console(stderr=True)
+
+
+@commands.command()
+def figures(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="marconi-11, marconi; all.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder with recorded traffic.")] = None,
+    peers: Annotated[Path | None, typer.Option(help="Folder with other simulators' results.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of a JSON file a figure: written, or read with --page.")
+    ] = None,
+    page: Annotated[Path | None, typer.Option(help="Run nothing: write this page out of --out's files.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="No more sessions of a trace than that.")] = None,
+    seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0,
+    jobs: Annotated[int, typer.Option(min=0, help="Processes; 0: one a core.")] = 0,
+) -> None:
+    """Run the papers' figures on recorded traffic, and say what came out beside the papers' numbers."""
+    chosen = figures_named(names or ())
+    if page is not None:
+        page.write_text(page_of(list(FIGURES.values()), _documents(out)), encoding="utf-8")
+        return
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+    lab = Lab(data, peers, limit, jobs, seed)
+    for figure in chosen:
+        if figure.run is None:
+            progress_console.print(f"{figure.name} needs an engine: benchmarks/ has it")
+            continue
+        with progress_console.status(f"{figure.name}: {figure.title}"):
+            document = _measured(figure, lab)
+        console.print(_table(figure, document))
+        if out is not None:
+            text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+            (out / f"{figure.name}.json").write_text(text, encoding="utf-8")
+
+
+def _measured(figure: Figure, lab: Lab) -> dict[str, Any]:
+    """Raises TraceError for a trace that is not there, and says where it was looked for."""
+    try:
+        return measure(figure, lab)
+    except TraceError as error:
+        if lab.data is not None:
+            raise
+        raise TraceError(f"{figure.name} needs recorded traffic: say where with --data ({error})") from error
+
+
+def _documents(folder: Path | None) -> dict[str, Any]:
+    """What earlier runs wrote. Raises ConfigError where no folder is named."""
+    if folder is None:
+        raise ConfigError("--page is made of figures' files: say with --out where they are")
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
+
+
+def _table(figure: Figure, document: dict[str, Any]) -> Table:
+    table = Table(title=f"{figure.name}: {figure.title}", title_justify="left")
+    table.add_column(figure.paper, overflow="fold")
+    table.add_column("paper", justify="right")
+    table.add_column("ours", justify="right")
+    table.add_column("")
+    for row in document["rows"]:
+        table.add_row(row["label"], given(row["paper"]), number(row["ours"]), row["unit"])
+    shapes = [f"{shape['says']}: {verdict(shape['holds'])}" for shape in document["shapes"]]
+    table.caption = "\n".join([*shapes, f"{document['seconds']} s"])
+    table.caption_justify = "left"
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:], commands, "python -m papers"))

@@ -1,0 +1,122 @@
+"""What composing takes on a clock (benchmarks/segments.py): time to the first token, alone and under load."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from papers.figure import Figure, Found, Line, Shape
+from papers.quantile import quantile
+
+RECOMPUTE, PREFIX, HYPIC = "full recompute", "prefix cache", "segments, w = 8"
+SPEEDUP, SHARE = 4.9, 0.06  # at the longest prompt; of a segment's prefill, what one more warm segment may cost
+PAPER_SPEEDUPS = {(4, 1024): 1.37, (4, 4096): 4.91, (16, 1024): 4.80}  # by segments and their tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Ttft:
+    """Seconds to the first token by way, repetition by repetition in turns, of prompts of so many segments."""
+
+    segments: int
+    tokens: int  # of each
+    seconds: Mapping[str, Sequence[float]]
+
+    @property
+    def name(self) -> str:
+        return f"{self.segments} segments of {self.tokens:,}"
+
+    def ratios(self, above: str, below: str) -> list[float]:
+        return [a / b for a, b in zip(self.seconds[above], self.seconds[below], strict=True)]
+
+    def median(self, way: str) -> float:
+        return median(self.seconds[way])
+
+
+def alone(found: Sequence[Ttft]) -> Found:
+    """Figure 12: by tokens of a segment, and by number of segments."""
+    lines = [line for one in found for line in _lines(one)]
+    by_number = sorted((one for one in found if one.tokens == found[0].tokens), key=lambda one: one.segments)
+    first, last = by_number[0], by_number[-1]
+    prefill, warm = (
+        (last.median(way) - first.median(way)) / (last.segments - first.segments) for way in (RECOMPUTE, HYPIC)
+    )
+    lines += [
+        Line("one more segment, full recompute", 40.7, 1000 * prefill, "ms"),
+        Line("one more warm segment", 2.3, 1000 * warm, "ms"),
+        Line("one more warm segment, of its prefill", 100 * 2.3 / 40.7, 100 * warm / prefill, "%"),
+    ]
+    longest = max(found, key=lambda one: (one.segments * one.tokens, one.tokens))
+    speedups = [median(one.ratios(RECOMPUTE, HYPIC)) for one in found if one.segments == first.segments]
+    return Found(
+        tuple(lines),
+        (
+            Shape(f"at least {SPEEDUP:g}x at {longest.name}", median(longest.ratios(RECOMPUTE, HYPIC)) >= SPEEDUP),
+            Shape(f"one more warm segment costs at most {SHARE:.0%} of its prefill", warm <= SHARE * prefill),
+            Shape("the longer the segments the larger the ratio", speedups == sorted(speedups)),
+        ),
+    )
+
+
+def _lines(one: Ttft) -> list[Line]:
+    lines = [Line(f"{one.name}: {way}", None, 1000 * one.median(way), "ms") for way in one.seconds]
+    for above in (RECOMPUTE, PREFIX):
+        paper = PAPER_SPEEDUPS.get((one.segments, one.tokens)) if above == RECOMPUTE else None
+        ratios = one.ratios(above, HYPIC)
+        lines.append(Line(f"{one.name}: {above} over {HYPIC}", paper, median(ratios), "x"))
+        lines.append(Line(f"{one.name}: of repetitions, least", None, min(ratios), f"to {max(ratios):.2f} x"))
+    return lines
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """One run of the load."""
+
+    ttft: Sequence[float]  # seconds, of each request
+    seconds: float  # of all
+    prompt_tokens: int
+
+    @property
+    def rate(self) -> float:
+        return len(self.ttft) / self.seconds
+
+
+def under_load(runs: Mapping[str, Sequence[Loaded]]) -> Found:
+    """Figure 11, by way; run i of each way has the same documents."""
+    lines = []
+    for way, of_way in runs.items():
+        for label, share in (("p50", 0.5), ("p95", 0.95)):
+            value = median(quantile(run.ttft, share) for run in of_way)
+            lines.append(Line(f"{way}: {label} of TTFT", None, 1000 * value, "ms"))
+        tokens = median(run.prompt_tokens / run.seconds for run in of_way)
+        lines.append(Line(f"{way}: requests", None, median(run.rate for run in of_way), "a second"))
+        lines.append(Line(f"{way}: prompt tokens", None, tokens, "a second"))
+    more = [theirs.rate / ours.rate for theirs, ours in zip(runs[HYPIC], runs[PREFIX], strict=True)]
+    lines.append(Line(f"requests a second, {HYPIC} over {PREFIX}", None, median(more), "x"))
+    lines.append(Line("of runs, least", None, min(more), f"to {max(more):.2f} x"))
+    return Found(tuple(lines), (Shape("segments serve more requests a second in every run", min(more) > 1),))
+
+
+SETTING = (
+    "On a CPU (`python benchmarks/segments.py`), random weights in float32: hidden size 512, six Gated DeltaNet and "
+    "two attention layers; the paper has GPUs and models of 16B to 122B. "
+)
+ALONE = Figure(
+    name="hypic-12",
+    title="Time to the first token over tokens and number of segments",
+    paper="HYPIC, figure 12",
+    claim="4 segments: 1.37x at 4k tokens to 4.91x at 16k; 1k tokens each: up to 4.80x at 16 segments, 2.3 ms for one "
+    "more segment against 40.7.",
+    difference=f"{SETTING}All segments are warm, the first document is another one in every prompt, so the prefix "
+    "cache finds the leading part alone.",
+    run=None,
+)
+LOAD = Figure(
+    name="hypic-11",
+    title="RAG under load, documents by Zipf",
+    paper="HYPIC, figure 11",
+    claim="at 1 s of TTFT 1.28 to 2.83 times the requests of a prefix cache, and 1.24 to 2.11 times its throughput.",
+    difference=f"{SETTING}8 clients that ask one after the other, not arrivals at a rate, and synthetic documents: the "
+    "paper's trace is not public. Nothing is warm at the beginning.",
+    run=None,
+)

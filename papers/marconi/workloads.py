@@ -1,0 +1,89 @@
+"""What stands for Marconi's three datasets, and the sweep of loads and memory sizes over each (section 5.1).
+
+The paper has 100 sessions at 0.5 to 10 a second and 5 or 10 seconds between an answer and the next request. Memory is
+chosen for our data, so that hit rates span what the paper's span.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+from headwater.lab.row import Result
+from headwater.lab.setup import SYSTEMS, Setup
+from headwater.models.profiles import Profile, load_profile
+from headwater.traces.arrivals import Load, Poisson, Recorded
+from headwater.traces.request import Trace
+from papers.lab import Lab
+
+MODEL = "marconi-7b"
+GB = 10**9
+SWEEP = tuple(Poisson(rate, think) for rate, think in product((0.5, 5.0), (5.0, 10.0)))
+BASELINES = ("vllm+", "sglang+", "marconi")
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A trace under a sweep. `dataset` is the paper's that it stands for."""
+
+    name: str
+    dataset: str
+    trace: str
+    memories: tuple[float, ...]  # GB
+    loads: tuple[Load, ...] = SWEEP
+    sessions: int | None = None
+    first: int | None = None
+    page_size: int = 1
+
+    def read(self, lab: Lab) -> Trace:
+        return lab.trace(self.trace, self.sessions, self.first)
+
+
+AGENT = Workload("agent", "SWE-bench", "mini_swe_agent", (6, 16, 48), sessions=40)
+DIALOGUES = Workload("dialogues", "ShareGPT", "mtbench101", (0.5, 1, 2), sessions=400)
+CHAT = Workload(
+    "chat", "LMSys", "mooncake/conversation", (30, 100, 300, 1000), (Recorded(),), first=4000, page_size=512
+)
+CODE = Workload("long chat", "LMSys", "claude_code/local_v8", (10, 30, 100), sessions=30, page_size=64)
+AGENTS = replace(AGENT, memories=(4, 8, 16, 32, 64), loads=(Poisson(5.0, 10.0),), sessions=100)  # as figure 11 has it
+WORKLOADS = (CHAT, DIALOGUES, AGENT)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One load and one memory size, under several systems."""
+
+    memory: float  # GB
+    load: Load
+    results: dict[str, Result]
+
+    def hit_rate(self, system: str) -> float:
+        """In percent of all prompt tokens."""
+        return 100 * self.results[system].row.token_hit_rate
+
+
+def setup_of(system: str, memory: float, page_size: int, profile: Profile | None = None) -> Setup:
+    """A system with `memory` GB. A system's own page size gives way to a trace's blocks, which cannot be cut."""
+    known = SYSTEMS[system]
+    page = known.page_size if known.page_size is not None and page_size == 1 else page_size
+    return Setup(profile or load_profile(MODEL), int(memory * GB), known.placement, known.eviction, page_size=page)
+
+
+def cells(lab: Lab, workload: Workload, systems: Sequence[str] = BASELINES) -> list[Cell]:
+    """The whole sweep."""
+    return [cell for load in workload.loads for cell in _under(lab, workload, load, systems)]
+
+
+def cells_at(lab: Lab, workload: Workload, load: Load, systems: Sequence[str] = BASELINES) -> list[Cell]:
+    """One load, all memory sizes."""
+    return cells(lab, replace(workload, loads=(load,)), systems)
+
+
+def _under(lab: Lab, workload: Workload, load: Load, systems: Sequence[str]) -> Iterator[Cell]:
+    pairs = list(product(workload.memories, systems))
+    # the largest first: a row that is begun last is waited for
+    setups = [setup_of(system, memory, workload.page_size) for memory, system in reversed(pairs)]
+    results = dict(zip(pairs, reversed(lab.run(workload.read(lab), setups, load)), strict=True))
+    for memory in workload.memories:
+        yield Cell(memory, load, {system: results[memory, system] for system in systems})

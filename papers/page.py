@@ -1,0 +1,85 @@
+"""The results page: every figure that has run, its numbers from its JSON and its words from its file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from papers.figure import Figure
+
+HEAD = """# The papers' figures, on our data
+
+The papers' own data cannot be had, so each figure runs on recorded traffic that is as near as we have; what it ran on
+stands below it. `make results` runs all of them and writes this page out of [results/](results); nothing below a
+heading but the words was written by hand. "Came out" is computed from our rows.
+"""
+
+
+def page_of(figures: Sequence[Figure], documents: Mapping[str, Mapping[str, Any]]) -> str:
+    """Markdown. `documents` by figure; a figure without one is left out."""
+    shown = [figure for figure in figures if figure.name in documents]
+    parts = [HEAD, _summary(shown, documents)]
+    parts += [_section(figure, documents[figure.name]) for figure in shown]
+    return "\n".join(parts)
+
+
+def given(value: float | None) -> str:
+    """As the paper has it."""
+    return "" if value is None else f"{value:,}"
+
+
+def number(value: float | None) -> str:
+    """Three digits, or all of a whole number."""
+    if value is None:
+        return ""
+    if 0 < abs(value) < 1e-3:
+        return f"{value:.3g}"
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    if abs(value) >= 1e6:
+        return f"{value:.4g}"
+    digits = max(0, 3 - len(str(int(abs(value)))) + (abs(value) < 1))
+    return f"{value:,.{digits}f}"
+
+
+def _summary(figures: Sequence[Figure], documents: Mapping[str, Mapping[str, Any]]) -> str:
+    lines = ["| figure | | shapes that came out |", "| --- | --- | --- |"]
+    for figure in figures:
+        shapes = documents[figure.name]["shapes"]
+        held = sum(shape["holds"] for shape in shapes)
+        count = f"{held} of {len(shapes)}" if shapes else ""
+        lines.append(f"| [{figure.name}](#{figure.name}) | {figure.title} | {count} |")
+    return "\n".join([*lines, ""])
+
+
+def _section(figure: Figure, document: Mapping[str, Any]) -> str:
+    lines = [f"## {figure.name}", "", f"**{figure.title}.** {figure.paper}: {figure.claim}", ""]
+    lines += ["| | paper | ours | |", "| --- | ---: | ---: | --- |"]
+    for row in document["rows"]:
+        lines.append(f"| {row['label']} | {given(row['paper'])} | {number(row['ours'])} | {row['unit']} |")
+    lines.append("")
+    lines += [f"- {shape['says']}: **{verdict(shape['holds'])}**." for shape in document["shapes"]]
+    lines += [""] if document["shapes"] else []
+    lines += [figure.difference, "", _footer(figure, document), ""]
+    return "\n".join(lines)
+
+
+def verdict(holds: bool) -> str:
+    return "came out" if holds else "did not come out"
+
+
+def _footer(figure: Figure, document: Mapping[str, Any]) -> str:
+    """What it ran on."""
+    runs: dict[tuple[str, int, int], dict[str, None]] = {}
+    for run in document["runs"]:
+        setting = runs.setdefault((run["trace"], run["requests"], run["prompt_tokens"]), {})
+        setting[f"{run['model']} at page {run['page_size']}, {run['arrivals']}"] = None
+    if figure.run is None and not runs:
+        return f"_Measured by a benchmark. Seed {document['seed']}, {number(document['seconds'])} s._"
+    if not runs:
+        return "_From the model's formulas alone._"
+    texts = [
+        f"{trace}, {requests:,} requests, {tokens / 1e6:,.1f} M prompt tokens: {'; '.join(settings)}"
+        for (trace, requests, tokens), settings in runs.items()
+    ]
+    return f"_Seed {document['seed']}, {number(document['seconds'])} s. {'. '.join(texts)}._"

@@ -1,0 +1,133 @@
+"""Prompts made of segments, as a server would tokenise them."""
+
+from __future__ import annotations
+
+import math
+import random
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any
+
+from headwater.errors import ConfigError
+from headwater.evaluate.item import DEFAULT_TASKS, Item, Json, item_of, read_items
+from headwater.evaluate.text import read_utf8
+from headwater.evaluate.ways import SEPARATOR, marked
+from headwater.models.load import LoadedModel
+from headwater.request import Span
+from headwater.server.chat import ChatPrompter
+from headwater.server.openai import ChatRequest
+from headwater.server.segments import SegmentEncoder
+from headwater.server.template import ChatTemplate
+from headwater.traces.source import Source
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Tokens, and where the segments among them stand."""
+
+    tokens: tuple[int, ...]
+    segments: tuple[Span, ...]
+
+    @property
+    def key(self) -> bytes:
+        """Token ids, four bytes each."""
+        return array("I", self.tokens).tobytes()
+
+
+class Prompts:
+    """Makes them for one model."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._encoder = SegmentEncoder(loaded.tokenizer)
+        self._chat = None
+        if loaded.chat_template is not None:
+            template = ChatTemplate(loaded.chat_template, loaded.special_tokens)
+            self._chat = ChatPrompter(loaded.tokenizer, template, self._encoder)
+
+    def of_text(self, text: str) -> Prompt:
+        """A completion's prompt with separators in it."""
+        encoded = self._encoder.encode_prompt(text)
+        return Prompt(encoded.ids, encoded.segments)
+
+    def of_item(self, item: Item, number: int) -> Prompt:
+        """An item of an evaluation by its number, its documents marked, in the evaluation's order.
+
+        Without a chat template its contents stand one after the other.
+        """
+        messages = marked(item, number)
+        if self._chat is None:
+            return self.of_text("\n\n".join(str(message["content"]) for message in messages))
+        asked: Json = {"messages": messages, "chat_template_kwargs": {"enable_thinking": False}}
+        if item.tools:
+            asked["tools"] = list(item.tools)
+        body = ChatRequest.model_validate(asked)
+        made = self._chat.prepare(body.conversation)
+        return Prompt(made.tokens, made.segments)
+
+    def read(self, path: Path) -> Iterator[Prompt]:
+        """JSON lines or else a text with separators, plain or packed. Raises ConfigError for what is neither.
+
+        A line has `documents` (texts), a `question`, and perhaps a `lead` before them; or it is an evaluation's item.
+        """
+        if not path.name.removesuffix(".zst").removesuffix(".gz").endswith((".jsonl", ".json")):
+            yield self.of_text(read_utf8(path))
+            return
+        source = Source(path)
+        for number, value in enumerate(source.records()):
+            try:
+                yield self._of_line(value, number)
+            except ValueError as error:
+                raise ConfigError(f"{path}, {source.place}: {error}") from error
+
+    def _of_line(self, value: Any, number: int) -> Prompt:
+        if isinstance(value, dict) and "messages" in value:
+            return self.of_item(item_of(value), number)
+        if not isinstance(value, dict) or not isinstance(value.get("documents"), list):
+            raise ValueError("it needs documents, a list of texts, and a question")
+        parts = [value.get("lead", ""), *value["documents"], value.get("question", "")]
+        if not all(isinstance(part, str) for part in parts):
+            raise ValueError("lead, documents and question must be texts")
+        return self.of_text(SEPARATOR.join(parts))
+
+    def sampled(self, count: int, seed: int, longest: int) -> list[Prompt]:
+        """Drawn from the evaluation's held-out items with documents, of at most so many tokens.
+
+        Raises ConfigError where all have more.
+        """
+        items, shortest = self._shuffled(seed), math.inf
+        chosen: list[Prompt] = []
+        for number, item in enumerate(items):
+            prompt = self.of_item(item, number)
+            shortest = min(shortest, len(prompt.tokens))
+            if len(prompt.tokens) <= longest:
+                chosen.append(prompt)
+            if len(chosen) == count:
+                break
+        if not chosen:
+            raise ConfigError(f"held-out prompts have {shortest:,} tokens at least, at most {longest:,} were asked for")
+        return chosen
+
+    def cut(self, tokens: int, parts: int, seed: int) -> Prompt:
+        """So many tokens of documents in equal parts, the first of which is no segment, and one token after them.
+
+        Raises ConfigError for more parts than tokens, and for more tokens than there are.
+        """
+        if parts > tokens:
+            raise ConfigError(f"{tokens:,} tokens cannot be cut into {parts:,} parts")
+        texts = (text for item in self._shuffled(seed) for text in item.documents)
+        ids = list(islice((token for text in texts for token in self._encoder.encode_segment(text)), tokens + 1))
+        if len(ids) <= tokens:
+            raise ConfigError(f"the held-out documents have {len(ids):,} tokens, to cut {tokens:,} takes one more")
+        bounds = [tokens * i // parts for i in range(parts + 1)]
+        spans = (Span(a, b) for a, b in pairwise(bounds[1:]))
+        return Prompt(tuple(ids), tuple(spans))
+
+    @staticmethod
+    def _shuffled(seed: int) -> list[Item]:
+        """The evaluation's held-out items with documents."""
+        items = [item for item in read_items(DEFAULT_TASKS) if item.documents]
+        random.Random(seed).shuffle(items)
+        return items

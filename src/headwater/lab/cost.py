@@ -1,0 +1,133 @@
+"""What a step takes on a device: its FLOPs or its bytes, whichever take longer (a roofline), and an overhead."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headwater.errors import ConfigError
+from headwater.lab.devices import Device
+from headwater.layers.feed_forward import Experts
+from headwater.models.profiles.profile import BYTES_OF_WEIGHT, Profile
+from headwater.schedule.step import Step
+
+Line = tuple[float, float]  # value at 0, and slope
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One step's work in sums over its prefill legs and decode rows."""
+
+    prefill_tokens: int = 0  # of all legs
+    prefill_squares: int = 0  # end² - start² of each leg
+    prefix_tokens: int = 0  # before the legs: their KV is read
+    legs: int = 0
+    rows: int = 0  # decode rows, a token each
+    kv_tokens: int = 0  # before the rows: their KV is read
+    states: int = 0  # that are read and written: of each leg and row, and of each checkpoint saved or restored
+    logits: int = 0  # rows of them
+    segments: int = 0  # stored ones that are composed: their states and transitions are read; or made: written
+    moved_tokens: int = 0  # of composed segments: their KV is read and written before it is read as a prefix
+
+
+def load_of(step: Step) -> Load:
+    """The sums that a step's time follows from."""
+    tokens = squares = before = states = logits = segments = moved = 0
+    for leg in step.legs:
+        plan = leg.plan
+        runs = [(run.start, run.end) for run in plan.runs] or [(plan.start, plan.end)]
+        composed = plan.end - plan.start - plan.computed_tokens
+        tokens += plan.computed_tokens
+        squares += sum(end * end - start * start for start, end in runs)
+        before += plan.start + composed
+        moved += composed
+        segments += len(plan.composed) + (plan.making is not None and plan.making.is_last)
+        states += 1 + len(plan.saves) + bool(plan.restore)
+        logits += leg.wants_token
+    rows = len(step.rows)
+    return Load(
+        prefill_tokens=tokens,
+        prefill_squares=squares,
+        prefix_tokens=before,
+        legs=len(step.legs),
+        rows=rows,
+        kv_tokens=sum(row.position for row in step.rows),
+        states=states + rows,
+        logits=logits + rows,
+        segments=segments,
+        moved_tokens=moved,
+    )
+
+
+class StepCost:
+    """A model on a device: seconds of a step.
+
+    FLOPs are the profile's (attention's pairs at 16 bits, also where weights have 8). Bytes are the weights once (of
+    experts those that the step's tokens are expected to choose), KV read and written, states, and the head where there
+    are logits; activations are left out, and so are the FLOPs of transitions and of composing.
+    `profile.tensor_parallel` devices share both evenly. They add up every layer's output in a ring, which moves
+    2(n - 1)/n of it over each link; nothing overlaps with that.
+    """
+
+    def __init__(self, profile: Profile, device: Device) -> None:
+        n = profile.tensor_parallel
+        if n > 1 and not device.link:
+            raise ConfigError(f"{n} devices in parallel, but {device.name} has no link to others")
+        self.profile, self.device = profile, device
+        layers = profile.layers
+        compute = 1 / (n * device.compute_efficiency)
+        linear, pairs = compute / device.peak(profile.weight_dtype), compute / device.flops16
+        if profile.weight_dtype == "float32":
+            pairs = linear
+        a_byte = 1 / (n * device.memory_efficiency * device.bandwidth)
+        self._token = profile.flops.linear * linear
+        self._square = profile.flops.quadratic * pairs
+        self._logits = profile.head_flops * linear
+        self._kv = profile.kv_bytes_per_token * a_byte
+        self._state = 2 * profile.checkpoint_bytes * a_byte
+        self._segment = (profile.checkpoint_bytes + profile.transition_bytes) * a_byte
+        self._head = profile.head_bytes * a_byte
+        width = BYTES_OF_WEIGHT[profile.weight_dtype] * a_byte
+        self._weights = width * sum(count * layer.weights for layer, count in layers)
+        self._unread = tuple(  # seconds saved on experts that no token chooses, and each token's chance to miss one
+            (width * count * layer.experts * layer.expert_weights, 1 - layer.per_token / layer.experts)
+            for layer, count in layers
+            if isinstance(layer, Experts)
+        )
+        moved = profile.hidden_size * profile.element_bytes * sum(count for _, count in layers)
+        self._reduce = 2 * (n - 1) / n * moved / device.link if n > 1 else 0.0
+        self._overhead = device.overhead
+
+    def seconds(self, load: Load, steps: int = 1) -> float:
+        """Of `steps` such steps; after each, every decode row has one token more to read."""
+        compute, memory = self.sides(load)
+        fixed = steps * (self._overhead + self._reduce * (load.prefill_tokens + load.rows))
+        if steps == 1:
+            return fixed + (compute if compute > memory else memory)
+        growth = 2 * self._square * load.rows, self._kv * load.rows
+        return fixed + sum_of_larger((compute, growth[0]), (memory, growth[1]), steps)
+
+    def sides(self, load: Load) -> tuple[float, float]:
+        """Seconds that one step's FLOPs take, and seconds that its bytes take."""
+        rows, kv_tokens, tokens = load.rows, load.kv_tokens, load.prefill_tokens + load.rows
+        squares = load.prefill_squares + 2 * kv_tokens + rows  # a row that ends at e adds e² - (e - 1)²
+        compute = self._token * tokens + self._square * squares + self._logits * load.logits
+        kv = load.prefix_tokens + kv_tokens + tokens + 2 * load.moved_tokens
+        memory = self._weights + self._kv * kv + self._state * load.states + self._segment * load.segments
+        for weights, missed in self._unread:
+            memory -= weights * missed**tokens
+        if load.logits:
+            memory += self._head
+        return compute, memory
+
+
+def sum_of_larger(one: Line, other: Line, n: int) -> float:
+    """Sum over i in 0..n-1 of the larger of two lines."""
+    high, low = (one, other) if one >= other else (other, one)
+    before = n  # how many times the line that begins higher is the larger
+    if (high[0] - low[0]) < n * (low[1] - high[1]):
+        before = min(n, int((high[0] - low[0]) / (low[1] - high[1])) + 1)
+    after = n - before
+    return (
+        before * high[0] + high[1] * before * (before - 1) / 2
+        + after * low[0] + low[1] * (n * (n - 1) - before * (before - 1)) / 2
+    )  # fmt: skip

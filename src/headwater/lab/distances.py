@@ -1,0 +1,142 @@
+"""The memory that each hit takes if what was used last is kept: all sizes in one pass (Mattson et al. 1970).
+
+It is a model and not the cache: a state can be resumed at every unit, checkpoints weigh as many pages as a request's
+do on average, and what is given up goes strictly by its last use. `lab/size.py` corrects it by what the cache does.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import accumulate
+
+from headwater.cache.index import Index
+from headwater.cache.node import Node
+from headwater.lab.weights import Weights
+from headwater.plan import CacheLayout
+from headwater.traces.request import Request, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Tokens that hit with so many pages: `tokens[i]` from `pages[i]` pages on. Both ascend."""
+
+    pages: list[float]
+    tokens: list[int]
+    prompt_tokens: int
+
+    @property
+    def ideal(self) -> int:
+        """Tokens that hit with endless memory."""
+        return self.tokens[-1] if self.tokens else 0
+
+    def hits(self, pages: float) -> int:
+        found = bisect_right(self.pages, pages)
+        return self.tokens[found - 1] if found else 0
+
+    def pages_for(self, tokens: float) -> float:
+        """The fewest pages with which so many tokens hit; all that are of use if there are never so many."""
+        found = bisect_left(self.tokens, tokens)
+        return self.pages[min(found, len(self.pages) - 1)] if self.pages else 0
+
+
+class Distances:
+    """Sees requests in the order in which they come."""
+
+    def __init__(self, trace: Trace, layout: CacheLayout, requests: int, checkpoints: float) -> None:
+        """`requests`: how many will come. `checkpoints`: what one takes on average."""
+        self._trace, self._layout = trace, layout
+        self._unit_pages = layout.kv_pages_per_unit * (layout.unit_tokens // layout.page_size)
+        self._more_pages = max(0.0, checkpoints - 1) * layout.checkpoint_pages
+        self._tree = Index(layout.unit_bytes, 0, _Nobody())
+        self._used: dict[int, int] = {}  # serial of a node: number of the request that used it last
+        self._resumed: dict[int, int] = {}  # likewise, of the checkpoint at its end
+        self._weights = Weights(requests)
+        self._hits: list[tuple[float, int]] = []  # pages, tokens
+        self._number = self._prompt_tokens = 0
+
+    def see(self, request: Request) -> None:
+        unit = self._layout.unit_tokens
+        key = self._trace.key(request, request.known_tokens)
+        units = len(key) // self._layout.unit_bytes
+        cap = min(max(0, request.prompt_tokens - 1) // unit, units)
+        last = self._entered(request.namespace, key, units)
+        path = Index.path(last)
+        self._count_hits(path, cap)
+        self._use(path, last, cap)
+        self._keep(last, key, units)
+        self._number += 1
+        self._prompt_tokens += request.prompt_tokens
+
+    def curve(self) -> Curve:
+        hits = sorted(self._hits)
+        return Curve([pages for pages, _ in hits], list(accumulate(n for _, n in hits)), self._prompt_tokens)
+
+    def _entered(self, namespace: str, key: bytes, units: int) -> Node:
+        """The node at whose end the key leaves what was seen."""
+        node, end = self._tree.walk(self._tree.root(namespace), key, units)
+        if end == node.end:
+            return node
+        upper = self._tree.boundary(node, end)
+        self._used[upper.serial] = self._used[node.serial]
+        return upper
+
+    def _count_hits(self, path: list[Node], cap: int) -> None:
+        """A part of the path is there if all that was used since its last use fits, itself and a slot with it."""
+        start, needed = 0, dict[int, float]()
+        for node in path:
+            used = self._used[node.serial]
+            if used not in needed:
+                needed[used] = self._weights.since(used) + self._layout.slot_pages
+            end = min(node.end, cap)
+            if end > start:
+                self._hits.append((needed[used], (end - start) * self._layout.unit_tokens))
+            start = node.end
+
+    def _use(self, path: list[Node], last: Node, cap: int) -> None:
+        """The path, and the deepest checkpoint on it, count from now on as used last."""
+        start, moved = 0, dict[int, float]()
+        for node in path:
+            used = self._used[node.serial]
+            moved[used] = moved.get(used, 0.0) + (node.end - start) * self._unit_pages
+            self._used[node.serial] = self._number
+            start = node.end
+        resumed = next((n for n in reversed(path) if n.end <= cap and n.serial in self._resumed), None)
+        if resumed is not None:
+            used = self._resumed[resumed.serial]
+            moved[used] = moved.get(used, 0.0) + self._layout.checkpoint_pages
+            self._resumed[resumed.serial] = self._number
+        for used, pages in moved.items():
+            self._weights.add(used, -pages)
+        self._weights.add(self._number, sum(moved.values()))
+
+    def _keep(self, last: Node, key: bytes, units: int) -> None:
+        """What the request adds: the rest of its path, a checkpoint at its end, and its others."""
+        pages = self._more_pages
+        if units > last.end:
+            pages += (units - last.end) * self._unit_pages
+            last = self._tree.add(last, key, units, array("i"))
+            self._used[last.serial] = self._number
+        if units and last.serial not in self._resumed:
+            pages += self._layout.checkpoint_pages
+            self._resumed[last.serial] = self._number
+        self._weights.add(self._number, pages)
+
+
+def distances(trace: Trace, layout: CacheLayout, requests: Iterable[Request], checkpoints: float) -> Curve:
+    """The curve of all of them."""
+    seen = list(requests)
+    model = Distances(trace, layout, len(seen), checkpoints)
+    for request in seen:
+        model.see(request)
+    return model.curve()
+
+
+class _Nobody:
+    def changed(self, node: Node) -> None:
+        """Nothing is evicted from the model's tree."""
+
+    def touched(self, node: Node) -> None:
+        """Nor has it times."""

@@ -1,0 +1,209 @@
+"""How much of a device's peaks an engine reaches, from what it was measured to take.
+
+A point's time is modelled as the sum over its steps of max(x · compute, z · memory) + overhead, where compute and
+memory are a step's seconds at the published peaks, and x and z one over the efficiencies. For a given ratio of x to z
+it is known which steps are on which side, and the rest is linear: of all ratios at which a step changes sides, the one
+is taken whose errors are smallest. An error is the logarithm of predicted over measured, so that twice too much counts
+as much as half. Each round is one of linear least squares (Gauss-Newton), in which points far off weigh less (Huber).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headwater.errors import ConfigError
+from headwater.lab.cost import Load, StepCost
+from headwater.lab.devices import Device
+from headwater.lab.points import Point
+from headwater.models.profiles.profile import Profile
+
+Array = NDArray[np.float64]
+NAMES = ("compute_efficiency", "memory_efficiency", "overhead")
+MOST_RATIOS = 64  # that are tried
+ROUNDS = 8
+FAR = 1.345 * 1.4826  # median errors from which on a point weighs less (Huber's constant for normal errors)
+SAME = 1e-3  # columns whose normalised least singular value is below are not told apart
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Steps that were run one after the other, and the seconds that they took."""
+
+    what: str  # "first token" | "later token"
+    point: Point
+    loads: tuple[Load, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A device with what was fitted to it, and how well it explains the observations."""
+
+    device: Device
+    deviations: tuple[float, float, float]  # standard errors of the two efficiencies and the overhead
+    kept: tuple[str, ...]  # what the points do not tell: it is as it was, or an overhead 0 that would be below
+    r2: float  # of seconds
+    observations: tuple[Observation, ...]
+    predicted: tuple[float, ...]  # seconds, of each
+
+    @property
+    def errors(self) -> tuple[float, ...]:
+        """Relative ones: 0.1 is predicted a tenth too long."""
+        return tuple(p / o.seconds - 1 for p, o in zip(self.predicted, self.observations, strict=True))
+
+    @property
+    def median_error(self) -> float:
+        """Half of the observations are off by less."""
+        return float(np.median(np.abs(self.errors)))
+
+
+def observe(points: Sequence[Point], tokens_per_step: int) -> list[Observation]:
+    """Of each point the prefill that its first token waited for, and a step in the middle of its answer."""
+    found: list[Observation] = []
+    for point in points:
+        found.append(Observation("first token", point, prefill_loads(point, tokens_per_step), point.ttft))
+        if point.token_time is not None:
+            middle = point.prompt_tokens + point.output_tokens // 2
+            row = Load(rows=1, kv_tokens=middle, states=1, logits=1)
+            found.append(Observation("later token", point, (row,), point.token_time))
+    return found
+
+
+def prefill_loads(point: Point, tokens_per_step: int) -> tuple[Load, ...]:
+    """A prompt alone: legs as long as a step takes; the first restores a checkpoint if anything was cached."""
+    loads = []
+    for start in range(point.cached_tokens, point.prompt_tokens, tokens_per_step):
+        end = min(start + tokens_per_step, point.prompt_tokens)
+        restored = start == point.cached_tokens > 0
+        squares = end * end - start * start
+        loads.append(Load(end - start, squares, start, 1, states=1 + restored, logits=int(end == point.prompt_tokens)))
+    return tuple(loads)
+
+
+def fit(profile: Profile, device: Device, observations: Sequence[Observation]) -> Fitted:
+    """`device` with the efficiencies and overhead that explain the observations best.
+
+    Raises ConfigError where there are fewer observations than parameters.
+    """
+    if len(observations) <= len(NAMES):
+        raise ConfigError(f"{len(observations)} measured times for {len(NAMES)} parameters, one more is needed")
+    cost = StepCost(profile, replace(device, compute_efficiency=1.0, memory_efficiency=1.0, overhead=0.0))
+    system = _System(cost, observations)
+    start = np.array([1 / device.compute_efficiency, 1 / device.memory_efficiency, device.overhead])
+    best = min((system.solve(ratio, start) for ratio in system.ratios()), key=lambda one: system.loss(one.values))
+    x, z, overhead = map(float, best.values)
+    predicted = system.predict(best.values)
+    spread = float(((system.y - system.y.mean()) ** 2).sum())
+    deviations = best.deviations()
+    return Fitted(
+        device=replace(device, compute_efficiency=1 / x, memory_efficiency=1 / z, overhead=overhead),
+        deviations=(float(deviations[0]) / x**2, float(deviations[1]) / z**2, float(deviations[2])),
+        kept=tuple(name for name, yes in zip(NAMES, best.told, strict=True) if not yes),
+        r2=1 - float(((system.y - predicted) ** 2).sum()) / spread if spread else 0.0,
+        observations=tuple(observations),
+        predicted=tuple(map(float, predicted)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Solution:
+    values: Array  # x, z, overhead
+    told: list[bool]  # whether the observations tell it; if not, it is what it was
+    columns_N3: Array  # relative change of each observation's seconds with each value
+    error_N: Array
+
+    def deviations(self) -> Array:
+        """Standard errors of the values, 0 for those that were kept (Huber 1981, section 7.6).
+
+        They leave out that the sides on which the steps are were chosen by the same observations.
+        """
+        columns = self.columns_N3[:, self.told]
+        far = FAR * float(np.median(np.abs(self.error_N)))
+        near = np.minimum(np.abs(self.error_N), far)
+        variance = float(near @ near) / (len(near) - columns.shape[1]) / max(0.5, float(np.mean(near < far))) ** 2
+        found = np.zeros(len(self.values))
+        found[self.told] = np.sqrt(variance * np.diag(np.linalg.inv(columns.T @ columns)))
+        return found
+
+
+class _System:
+    """The observations as arrays: N of them, S steps altogether."""
+
+    def __init__(self, cost: StepCost, observations: Sequence[Observation]) -> None:
+        sides = [cost.sides(load) for one in observations for load in one.loads]
+        self.compute_S, self.memory_S = (np.array(side) for side in zip(*sides, strict=True))
+        self.of_S = np.repeat(np.arange(len(observations)), [len(one.loads) for one in observations])
+        self.steps_N = np.bincount(self.of_S).astype(np.float64)
+        fixed = [sum(cost.seconds(load) - max(cost.sides(load)) for load in one.loads) for one in observations]
+        self.fixed_N = np.array(fixed)
+        self.y = np.array([one.seconds for one in observations])
+
+    def ratios(self) -> list[float]:
+        """Values of x/z between which steps change sides."""
+        edges = np.unique(self.memory_S / self.compute_S)
+        edges = np.concatenate(([edges[0] / 2], np.sqrt(edges[1:] * edges[:-1]), [edges[-1] * 2]))
+        picked = np.linspace(0, len(edges) - 1, min(len(edges), MOST_RATIOS)).astype(int)
+        return [float(edges[at]) for at in np.unique(picked)]
+
+    def solve(self, ratio: float, start: Array) -> _Solution:
+        """The least squares if x/z is `ratio`, without what they do not tell or would make negative."""
+        bound = ratio * self.compute_S > self.memory_S
+        sums = [self._sum(self.compute_S * bound), self._sum(self.memory_S * ~bound), self.steps_N]
+        columns_N3 = np.stack(sums, axis=1)
+        told = [bool(column.any()) for column in columns_N3.T]
+        if not _distinct((columns_N3 / self.y[:, None])[:, told]):
+            told[2] = False  # a step's overhead looks like the weights that it reads
+        seconds_N, weight_N = self.y, np.ones(len(self.y))
+        for _ in range(ROUNDS):
+            target_N = 1 + np.log(self.y / seconds_N) - self.fixed_N / seconds_N
+            values, left = _positive(columns_N3 * (weight_N / seconds_N)[:, None], target_N * weight_N, start, told)
+            seconds_N = columns_N3 @ values + self.fixed_N
+            error_N = np.log(seconds_N / self.y)
+            weight_N = _weights(error_N)
+        return _Solution(values, left, columns_N3 / seconds_N[:, None], error_N)
+
+    def predict(self, values: Array) -> Array:
+        """Seconds of each observation."""
+        sides_S: Array = np.maximum(values[0] * self.compute_S, values[1] * self.memory_S)
+        seconds_N: Array = self._sum(sides_S) + values[2] * self.steps_N + self.fixed_N
+        return seconds_N
+
+    def loss(self, values: Array) -> float:
+        return float(np.abs(np.log(self.predict(values) / self.y)).sum())
+
+    def _sum(self, values_S: Array) -> Array:
+        return np.bincount(self.of_S, weights=values_S).astype(np.float64)
+
+
+def _weights(error_N: Array) -> Array:
+    """Square roots of Huber's weights."""
+    far = FAR * float(np.median(np.abs(error_N)))
+    weight_N: Array = np.sqrt(far / np.maximum(np.abs(error_N), far)) if far else np.ones(len(error_N))
+    return weight_N
+
+
+def _positive(columns: Array, target: Array, start: Array, told: list[bool]) -> tuple[Array, list[bool]]:
+    """Linear least squares in which what would be 0 or below is `start`'s instead, or an overhead of 0.
+
+    Returns the values, and which of them it tells.
+    """
+    values, told = start.copy(), list(told)
+    while any(told):
+        kept = [not one for one in told]
+        rest = target - columns[:, kept] @ values[kept]
+        values[told] = np.linalg.lstsq(columns[:, told], rest, rcond=None)[0]
+        worst = int(np.argmin(np.where(told, values, np.inf)))
+        if values[worst] > 0:
+            break
+        values[worst], told[worst] = 0.0 if worst == 2 else start[worst], False
+    return values, told
+
+
+def _distinct(columns: Array) -> bool:
+    """Whether no column looks like a mix of the others."""
+    scaled = columns / np.linalg.norm(columns, axis=0)
+    return bool(np.linalg.svd(scaled, compute_uv=False)[-1] > SAME)

@@ -1,0 +1,85 @@
+"""One trace, one setup: run it, and say what came of it."""
+
+from __future__ import annotations
+
+import resource
+import time
+
+from headwater.cache import PrefixCache
+from headwater.lab.row import Result, Row, Segments, Spread
+from headwater.lab.sequential import run_one_by_one
+from headwater.lab.serving import Engine, Serving
+from headwater.lab.setup import Setup
+from headwater.lab.tally import Tally
+from headwater.traces.arrivals import Arrivals
+from headwater.traces.request import Trace
+
+
+def replay(trace: Trace, setup: Setup, arrivals: Arrivals, engine: Engine | None = None, workers: int = 0) -> Result:
+    """Run `trace` as it arrives; with an engine under a virtual clock, without one request by request.
+
+    `workers` are processes that Marconi's tuner may use; 0: none.
+    Raises ConfigError where memory and model do not go together.
+    """
+    begin = time.process_time()
+    if engine is None:
+        tally, cache = run_one_by_one(trace, setup, arrivals, workers)
+        queue = None
+    else:
+        serving = Serving(trace, setup, engine, workers)
+        tally, cache, queue = serving.run(arrivals), serving.cache, serving.queue_depth
+    seconds = time.process_time() - begin
+    return Result(
+        row=_row(setup, tally, cache, queue, seconds, _segments(setup, tally, cache) if trace.has_segments else None),
+        outcomes=tuple(tally.outcomes),
+        held=tuple(tally.held),
+        page_bytes=setup.memory // cache.layout.n_pages,
+        reuse=cache.reuse(),
+    )
+
+
+def _segments(setup: Setup, tally: Tally, cache: PrefixCache) -> Segments:
+    stats = cache.stats()
+    return Segments(
+        reuse=setup.reuse,
+        eviction=setup.segment_eviction,
+        prefix_tokens=tally.prefix_tokens,
+        composed_tokens=tally.composed_tokens,
+        seam_tokens=tally.seam_tokens,
+        made_tokens=tally.work.made_tokens,
+        uses=stats.segment_uses,
+        stored=stats.segments,
+        bytes=stats.pages_segment * (setup.memory // stats.pages_total),
+        evicted=stats.evicted_segments,
+    )
+
+
+def _row(
+    setup: Setup, tally: Tally, cache: PrefixCache, queue: float | None, seconds: float, segments: Segments | None
+) -> Row:
+    stats, reuse = cache.stats(), cache.reuse()
+    prompts = max(1, tally.prompt_tokens)
+    return Row(
+        memory=setup.memory,
+        pool=setup.pool,
+        placement=setup.placement,
+        eviction=setup.eviction,
+        requests=len(tally.outcomes),
+        prompt_tokens=tally.prompt_tokens,
+        hit_tokens=tally.hit_tokens,
+        token_hit_rate=round(tally.hit_tokens / prompts, 6),
+        ideal_hit_rate=round(tally.ideal_tokens / prompts, 6),
+        stranded_tokens=tally.stranded_tokens,
+        flops_saved=tally.flops_saved,
+        flops_saved_share=round(tally.flops_saved / max(1.0, tally.flops_all), 6),
+        checkpoints_taken=stats.saved_checkpoints,
+        checkpoints_hit=sum(count for hits, count in reuse.items() if hits),
+        evictions=stats.evictions_by_kind(),
+        misses_by_reason=dict(sorted(tally.reasons.items())),
+        ttft_ms=Spread.of([outcome.ttft for outcome in tally.outcomes if outcome.ttft is not None]),
+        queue_depth=None if queue is None else round(queue, 4),
+        alpha=getattr(cache.policy, "alpha", None),
+        seconds=round(seconds, 3),
+        peak_rss_mb=round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6, 1),
+        segments=segments,
+    )

@@ -1,0 +1,91 @@
+"""One row of the lab's table, as it is printed and written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from headwater.lab.tally import Held, Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Of times to the first token, in milliseconds."""
+
+    mean: float
+    p5: float
+    p50: float
+    p95: float
+    p99: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Spread | None:
+        """None of an empty run. A percentile is the value at rank ceil(p/100 n)."""
+        if not seconds:
+            return None
+        ordered = sorted(1000 * value for value in seconds)
+        at = [ordered[max(0, -(-len(ordered) * p // 100) - 1)] for p in (5, 50, 95, 99)]
+        return cls(*(round(value, 3) for value in (sum(ordered) / len(ordered), *at)))
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """What became of requests that are made of segments. Tokens, bytes."""
+
+    reuse: str  # prefix, segments, both
+    eviction: str  # which of them goes first
+    prefix_tokens: int  # at which requests resumed
+    composed_tokens: int  # of stored segments, not computed
+    seam_tokens: int  # of those segments, computed anew
+    made_tokens: int  # computed so that segments are stored
+    uses: int  # how often a request was composed of one
+    stored: int  # at the end, as the next
+    bytes: int
+    evicted: int
+
+    @property
+    def name(self) -> str:
+        """What is reused, and which segment goes first."""
+        return self.reuse if self.reuse == "prefix" else f"{self.reuse}, {self.eviction}"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one setup made of one trace. Bytes, tokens, FLOPs, seconds, MB of 10^6 bytes."""
+
+    memory: int
+    pool: str
+    placement: str
+    eviction: str
+    requests: int
+    prompt_tokens: int
+    hit_tokens: int  # that were not computed: prefixes and composed ones, less those that segments were made of
+    token_hit_rate: float  # tokens that were not computed, of all prompt tokens
+    ideal_hit_rate: float  # the same with endless memory and a checkpoint at every unit
+    stranded_tokens: int
+    flops_saved: float
+    flops_saved_share: float
+    checkpoints_taken: int
+    checkpoints_hit: int  # of them, those that a request resumed at
+    evictions: dict[str, int]
+    misses_by_reason: dict[str, int]
+    ttft_ms: Spread | None  # None: without --serve nothing takes time
+    queue_depth: float | None
+    alpha: float | None  # of a FLOP-aware policy, at the end
+    seconds: float  # of the replay, without reading and tokenising
+    peak_rss_mb: float
+    segments: Segments | None = None  # None: no request has any
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A row, and what a report draws."""
+
+    row: Row
+    outcomes: tuple[Outcome, ...]
+    held: tuple[Held, ...]
+    page_bytes: int
+    reuse: dict[int, int]  # checkpoints by the number of requests that resumed there

@@ -1,0 +1,69 @@
+"""Samples of a trace: whole sessions, and with each of them all those that begin like it.
+
+As SHARDS samples by a hash of the address (Waldspurger et al., FAST '15), whole groups are drawn; but one out of each
+`count` that begin one after the other, so that a sample is as crowded as the trace at all times.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from headwater.plan import CacheLayout
+from headwater.schedule.planner import common_tokens
+from headwater.traces.request import Request
+
+EVERYBODY = 4  # one session in so many has what everybody has
+
+
+def groups(requests: Sequence[Request], layout: CacheLayout, most: int) -> list[int]:
+    """Of each request, the number of its group: sessions that share a prefix.
+
+    Not one that is everybody's, or that more than `most` sessions have: that one will be in any sample.
+    """
+    texts = sorted({(r.namespace, r.text, r.session) for r in requests if len(r.text) >= layout.unit_bytes})
+    limit = min(most, len({request.session for request in requests}) // EVERYBODY)
+    union = _Union()
+    shares: list[tuple[int, set[str]]] = []  # prefixes that the text goes on with: tokens, and sessions so far
+    for (space, text, session), after in zip(texts, [*texts[1:], None], strict=True):
+        same = after is not None and after[0] == space
+        shared = common_tokens(text, after[1], layout) if same and after is not None else 0
+        sessions = {session}
+        while shares and shares[-1][0] > shared:
+            sessions |= shares.pop()[1]
+            if len(sessions) <= limit:
+                union.unite(sessions)
+        if shared and shares and shares[-1][0] == shared:
+            shares[-1][1].update(sessions)
+        elif shared:
+            shares.append((shared, sessions))
+    numbers: dict[str, int] = {}
+    return [numbers.setdefault(union.first(request.session), len(numbers)) for request in requests]
+
+
+def parts(group_of: Sequence[int], count: int, seed: int) -> list[int]:
+    """Of each request, which of `count` parts it is in. Groups are numbered in the order in which they begin."""
+    rng = random.Random(f"parts {count} {seed}")
+    of_group: list[int] = []
+    while len(of_group) <= max(group_of):
+        of_group += rng.sample(range(count), count)
+    return [of_group[group] for group in group_of]
+
+
+class _Union:
+    """Sessions that belong together."""
+
+    def __init__(self) -> None:
+        self._above: dict[str, str] = {}
+
+    def first(self, session: str) -> str:
+        """The session that stands for all of them."""
+        while (above := self._above.get(session, session)) != session:
+            self._above[session] = self._above.get(above, above)
+            session = above
+        return session
+
+    def unite(self, sessions: set[str]) -> None:
+        first, *rest = sorted(self.first(session) for session in sessions)
+        for other in rest:
+            self._above[other] = first

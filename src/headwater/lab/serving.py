@@ -1,0 +1,196 @@
+"""The real scheduler under a virtual clock: queues, chunked prefill and batching, with steps that only cost time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headwater.cache.eviction import Eviction
+from headwater.cache.eviction.clairvoyant import Clairvoyant
+from headwater.errors import ConfigError, OutOfPages, RequestTooLarge
+from headwater.lab.cost import Load, StepCost, load_of
+from headwater.lab.ideal import Ideal
+from headwater.lab.replayed import Counted, Replayed
+from headwater.lab.segment_work import SegmentWork
+from headwater.lab.setup import Setup, as_reused
+from headwater.lab.tally import Tally
+from headwater.lab.tuned import Tuning
+from headwater.schedule.leap import decode_ahead, free_steps
+from headwater.schedule.limits import Limits
+from headwater.schedule.sequence import Sequence
+from headwater.schedule.step import Step
+from headwater.traces.arrivals import Arrivals
+from headwater.traces.request import Request, Trace
+
+SAVES = 1 << 20  # checkpoints that a step may take: as many as are placed
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What the requests are served by."""
+
+    cost: StepCost
+    max_running: int = 128
+    tokens_per_step: int = 8192
+
+
+@dataclass(slots=True)
+class _Visit:
+    request: Request
+    came: float
+    ideal: int
+    first_token: float | None = None
+
+
+@dataclass
+class Serving:
+    """One run: `run` returns when the last request is answered."""
+
+    trace: Trace
+    setup: Setup
+    engine: Engine
+    workers: int = 0  # processes of Marconi's tuner
+    now: float = 0.0
+    waited: float = 0.0  # seconds times requests that waited
+    steps: int = 0
+    _visits: dict[int, _Visit] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.layout = self.setup.layout(self.trace)
+        self.cache = self.setup.cache(self.layout)
+        check_clock(self.setup, self.cache.policy)
+        self.ideal = Ideal(self.trace, self.layout.unit_tokens)
+        limits = Limits(
+            max_running=self.engine.max_running,
+            tokens_per_step=self.engine.tokens_per_step,
+            saves_per_step=SAVES,
+            max_model_len=1 << 60,
+            max_waiting=1 << 60,
+            shared_step=self.engine.tokens_per_step,
+        )
+        self.scheduler = self.setup.scheduler(self.cache, limits)
+        placement = self.scheduler.placement
+        self.tuning = Tuning(self.trace, self.cache, placement, self.setup.keeps_answers, self.workers)
+        self.work = SegmentWork(self.layout.flops)
+
+    @property
+    def queue_depth(self) -> float:
+        """Requests that waited, on average over the run's time."""
+        return self.waited / self.now if self.now else 0.0
+
+    def run(self, arrivals: Arrivals) -> Tally:
+        tally = Tally(self.layout.flops, len(arrivals), self.work)
+        while True:
+            self._welcome(arrivals, tally)
+            if self._leap(arrivals, tally):
+                continue
+            step = self.scheduler.plan_step()
+            self._count_failures(arrivals, tally)
+            if step:
+                self._execute(step, arrivals, tally)
+            elif (due := arrivals.due()) is not None:
+                self.now = max(self.now, due)
+            elif self.scheduler.idle:
+                self.tuning.close()
+                return tally
+
+    def _welcome(self, arrivals: Arrivals, tally: Tally) -> None:
+        """Queue all that have come by now."""
+        while (due := arrivals.due()) is not None and due <= self.now:
+            request = arrivals.take()
+            seq = Replayed(self.scheduler.new_id(), self.trace, as_reused(request, self.setup.reuse))
+            visit = _Visit(request, due, self.ideal.hit(request))
+            try:
+                self.scheduler.enqueue(seq)
+            except RequestTooLarge:
+                tally.add(request, None, visit.ideal, due)
+                arrivals.answered(request, self.now)
+                continue
+            self._visits[seq.id] = visit
+
+    def _execute(self, step: Step, arrivals: Arrivals, tally: Tally) -> None:
+        self._pass(self.engine.cost.seconds(load_of(step)), len(self.scheduler.waiting))
+        self.work.note(step)
+        for seq in self.scheduler.finish_step(step):
+            self._token(seq, arrivals, tally)
+        self._count_failures(arrivals, tally)
+
+    def _pass(self, seconds: float, waiting: int) -> None:
+        self.now += seconds
+        self.waited += seconds * waiting
+        self.steps += 1
+
+    def _token(self, seq: Sequence, arrivals: Arrivals, tally: Tally) -> None:
+        """A token of the answer is there; with the last one the request ends."""
+        visit = self._visits[seq.id]
+        if visit.first_token is None:
+            visit.first_token = self.now
+            times = visit.came, self.now - visit.came
+            tally.add(visit.request, seq.account, visit.ideal, *times, saved=self.work.of(seq.id))
+            tally.sample(self.cache)
+        assert isinstance(seq.tokens, Counted), "the lab's requests count their tokens"
+        seq.tokens.grow(1)
+        if seq.n_output >= max(1, visit.request.output_tokens):
+            self._end(seq, visit, arrivals)
+
+    def _end(self, seq: Sequence, visit: _Visit, arrivals: Arrivals) -> None:
+        self.scheduler.finish(seq)
+        del self._visits[seq.id]
+        self.tuning.seen(visit.request)
+        arrivals.answered(visit.request, self.now)
+
+    def _count_failures(self, arrivals: Arrivals, tally: Tally) -> None:
+        """Requests that the scheduler gave up: alone, and still too large."""
+        for seq, error in self.scheduler.failures:
+            visit = self._visits.pop(seq.id, None)
+            if visit is None:  # the prefill of an answer: nobody waits for it
+                continue
+            if not isinstance(error, OutOfPages):
+                raise error
+            if visit.first_token is None:
+                tally.add(visit.request, None, visit.ideal, visit.came)
+            arrivals.answered(visit.request, self.now)
+        self.scheduler.failures.clear()
+
+    # -- where only decode rows run --------------------------------------------
+
+    def _leap(self, arrivals: Arrivals, tally: Tally) -> bool:
+        """Take as many steps at once as hold decode rows alone. False: the next step has to be planned."""
+        rows = list(self.scheduler.running.values())
+        if not rows:
+            return False
+        if not all(seq.samples for seq in rows):
+            return False
+        left = min(max(1, self._visits[seq.id].request.output_tokens) - seq.n_output for seq in rows)
+        steps = free_steps(self.scheduler, left - 1)
+        if steps < 2:
+            return False
+        load = Load(rows=len(rows), kv_tokens=sum(seq.computed for seq in rows), logits=len(rows), states=len(rows))
+        steps = self._before(arrivals.due(), load, steps)
+        if steps < 2 or not decode_ahead(self.scheduler, steps):
+            return False
+        for seq in rows:
+            assert isinstance(seq.tokens, Counted), "the lab's requests count their tokens"
+            seq.tokens.grow(steps)
+        self._pass(self.engine.cost.seconds(load, steps), len(self.scheduler.waiting))
+        return True
+
+    def _before(self, due: float | None, load: Load, steps: int) -> int:
+        """At most so many steps that the last one is the one in which somebody comes."""
+        if due is None or self.now + self.engine.cost.seconds(load, steps) <= due:
+            return steps
+        low, high = 1, steps
+        while low < high:
+            middle = (low + high) // 2
+            if self.now + self.engine.cost.seconds(load, middle) >= due:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+
+def check_clock(setup: Setup, policy: Eviction) -> None:
+    """Raise ConfigError for what runs with requests one by one only."""
+    if isinstance(policy, Clairvoyant):
+        raise ConfigError("eviction 'clairvoyant' knows the order of requests one by one only, not under a clock")
+    if setup.decode_reuse == "raw" and setup.page_size == 1:
+        raise ConfigError("decode-reuse raw publishes pages as they fill up: a page has 1 token, must have at least 2")

@@ -1,0 +1,116 @@
+"""One row of the lab: which model, how much memory, and which policies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from headwater.cache import NoCache, PrefixCache
+from headwater.cache.placement import make_placement
+from headwater.errors import ConfigError
+from headwater.lab.leading import LeadingParts
+from headwater.models.profiles import Profile
+from headwater.plan import CacheLayout
+from headwater.request import SegmentEviction
+from headwater.schedule.composer import Composer
+from headwater.schedule.limits import Limits
+from headwater.schedule.planner import Planner
+from headwater.schedule.scheduler import DecodeReuse, Scheduler
+from headwater.traces.request import Request, Trace
+
+PoolKind = Literal["unified", "split", "elastic"]
+Reuse = Literal["prefix", "segments", "both"]
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """Policies that belong together."""
+
+    placement: str
+    eviction: str
+    page_size: int | None = None  # None: as the user says
+
+
+# The baselines as Marconi's authors built them (section 5.1), their system, SegLen's, and ours.
+SYSTEMS = {
+    "vanilla": System("none", "none"),
+    "vllm+": System("every_block(1)", "lru_path", 32),
+    "sglang+": System("branch", "lru_path"),
+    "marconi": System("branch", "marconi"),
+    "seglen": System("branch", "seglen"),
+    "headwater": System("structural", "headwater"),
+}
+OFF = "none"  # in the place of an eviction policy: no cache at all
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What one row runs with. Bytes, tokens."""
+
+    profile: Profile
+    memory: int
+    placement: str = "structural"
+    eviction: str = "lru"
+    pool: PoolKind = "unified"
+    state_fraction: float = 0.5  # of a split or elastic pool
+    page_size: int = 64
+    slots: int = 1  # states that a running request takes
+    decode_reuse: DecodeReuse = "canonical"
+    reuse: Reuse = "both"  # what is reused of prompts that are made of segments
+    segment_share: float = 0.5  # of the memory, up to which segments grow at the expense of prefixes
+    segment_eviction: SegmentEviction = SegmentEviction.COST
+
+    def layout(self, trace: Trace) -> CacheLayout:
+        """What the memory holds; raises ConfigError where it is too little, or page and block do not go together."""
+        return self.profile.layout(
+            self.memory,
+            self.page_size,
+            block_tokens=trace.block_tokens,
+            state_fraction=None if self.pool == "unified" else self.state_fraction,
+            elastic=self.pool == "elastic",
+            slots=self.slots,
+        )
+
+    def cache(self, layout: CacheLayout) -> PrefixCache:
+        if self.eviction == OFF:
+            return NoCache(layout)
+        kind = LeadingParts if self.reuse == "segments" else PrefixCache
+        share, eviction = self.segment_share, self.segment_eviction
+        return kind(layout, self.eviction, segment_share=share, segment_eviction=eviction)
+
+    def planner(self, cache: PrefixCache, layout: CacheLayout) -> Planner:
+        placement = make_placement("none" if self.eviction == OFF else self.placement)
+        return Planner(cache, placement, layout, self.keeps_answers)
+
+    def scheduler(self, cache: PrefixCache, limits: Limits) -> Scheduler:
+        """The server's. Without a cache, or for prefixes alone, and for a model that cannot, it composes nothing."""
+        off = self.eviction == OFF
+        composes = self.profile.composes and not off and self.reuse != "prefix"
+        return Scheduler(
+            cache,
+            make_placement("none" if off else self.placement),
+            cache.layout,
+            limits,
+            "none" if off else self.decode_reuse,
+            composer=Composer(cache, self.profile.state.conv_taps) if composes else None,
+        )
+
+    @property
+    def keeps_answers(self) -> bool:
+        return self.decode_reuse != "none" and self.eviction != OFF
+
+
+def as_reused(request: Request, reuse: Reuse) -> Request:
+    """The request as it is asked where only prefixes, or only segments and what leads to the first, are reused."""
+    if not request.segments or reuse == "both":
+        return request
+    if reuse == "prefix":
+        return replace(request, segments=())
+    return replace(request, known_tokens=request.segments[0].start)
+
+
+def system(name: str) -> System:
+    """The system of that name; raises ConfigError where there is none."""
+    if name not in SYSTEMS:
+        raise ConfigError(f"system {name!r} is unknown; there are {', '.join(SYSTEMS)}")
+    return SYSTEMS[name]

@@ -1,0 +1,228 @@
+"""Hit rate over memory: a model of the whole trace, corrected by what the cache does on samples of it.
+
+The model (`lab/distances.py`) sees every request, once for all sizes. On each sample the very cache runs with the
+memory at which the model hits as much there as it does on the whole trace at the size in question; by how much the two
+differ is added to the model (a control variate). Sizes at which a sample would hold too little, whose error bars are
+too wide, or at which a full replay shows that the correction was wrong, are replayed in full.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from headwater.cache import PrefixCache
+from headwater.errors import ConfigError
+from headwater.lab.distances import Curve, distances
+from headwater.lab.estimate import Estimate, Sampled, estimate
+from headwater.lab.grid import run_grid
+from headwater.lab.one_by_one import OneByOne
+from headwater.lab.played import Played
+from headwater.lab.sample import groups, parts
+from headwater.lab.setup import Setup
+from headwater.traces.arrivals import Arrivals, in_order
+from headwater.traces.request import Request, Trace
+
+BOUND = 0.01  # of the hit rate: how far off an estimate may be
+TARGET = 32_000_000  # prompt tokens in all samples of a size together
+GROUPS = 12  # in a sample, at least
+EACH = 8, 4, 2, 1  # sessions of each sample with a prefix that makes no group
+ROOM = 1.5  # times what a request takes, of which a sample's memory must have room
+CHECKED = 2  # full replays at once that check estimates
+PROBED = 2_000  # requests from which the checkpoints that one takes are counted
+
+Order = Sequence[tuple[float, Request]]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How much of the trace is replayed."""
+
+    samples: int = 4
+    rate: float | None = None  # of the trace, a sample; None: by size, and with full replays where that is not enough
+    seed: int = 0
+    jobs: int = 0
+
+    def __post_init__(self) -> None:
+        if self.samples < 2:
+            raise ConfigError(f"samples are {self.samples}, error bars take at least 2")
+        if self.rate not in (None, 1) and not 0 < self.rate * self.samples <= 1:
+            raise ConfigError(
+                f"{self.samples} samples of {self.rate:g} of the trace each must be more than 0, at most 1"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What one size of memory hits, of all prompt tokens."""
+
+    memory: int  # bytes
+    hit_rate: float
+    error: float  # half the 95% interval; 0: replayed in full
+    rate: float  # of the trace, what each sample had; 1: replayed in full
+    modelled: float  # what the model alone says
+
+
+class Sizing:
+    """One trace, one policy, any size."""
+
+    def __init__(self, trace: Trace, setup: Setup, arrivals: Arrivals, sampling: Sampling | None = None) -> None:
+        """Raises ConfigError where model and trace do not go together."""
+        self.trace, self.setup = trace, setup
+        self.sampling = sampling or Sampling()
+        self.order = list(in_order(arrivals))
+        self.page_bytes = setup.profile.page_bytes(setup.page_size)
+        self.layout = replace(setup, memory=max(setup.memory, self.page_bytes)).layout(trace)
+        self.prompt_tokens = sum(request.prompt_tokens for _, request in self.order)
+        self.replayed_tokens = 0  # in all replays so far
+        self._groups_for: dict[int, list[int]] = {}
+
+    @property
+    def ideal(self) -> float:
+        """The hit rate with endless memory and a checkpoint at every unit."""
+        return self.model.ideal / self.prompt_tokens
+
+    @cached_property
+    def model(self) -> Curve:
+        return self._model(self.order)
+
+    def range(self) -> tuple[int, int]:
+        """From twice the longest request to where nothing more is to be had, in bytes."""
+        longest = max(request.known_tokens for _, request in self.order)
+        least = 2 * (longest // self.layout.page_size + self._beside) * self.page_bytes
+        return least, max(2 * least, math.ceil(self.model.pages_for(0.999 * self.model.ideal)) * self.page_bytes)
+
+    @property
+    def least(self) -> int:
+        """Bytes below which nothing could be cached at all."""
+        return (1 + self.layout.slot_pages + self.layout.checkpoint_pages) * self.page_bytes
+
+    def modelled(self, memory: float) -> float:
+        return self.model.hits(memory / self.page_bytes) / self.prompt_tokens
+
+    def sizes(self, memories: Sequence[int]) -> list[Size]:
+        """The hit rate at each of these sizes, in bytes."""
+        counts = {memory: self.parts_for(memory) for memory in memories}
+        found = dict(self._sampled(counts))
+        full = self.replayed([memory for memory in memories if memory not in found])
+        if self.sampling.rate is None:
+            full |= self.replayed([memory for memory in found if found[memory].error > BOUND])
+            full |= self._checked({memory: found[memory] for memory in found if memory not in full})
+        return [
+            Size(memory, full[memory], 0.0, 1.0, self.modelled(memory))
+            if memory in full
+            else Size(memory, found[memory].hit_rate, found[memory].error, 1 / counts[memory], self.modelled(memory))
+            for memory in memories
+        ]
+
+    def parts_for(self, memory: int) -> int:
+        """Into how many parts the trace is cut at that size: powers of two; 1 where samples would not be worth it."""
+        if self.sampling.rate is not None:
+            return 1 if self.sampling.rate == 1 else max(self.sampling.samples, round(1 / self.sampling.rate))
+        wanted = self.prompt_tokens * self.sampling.samples / TARGET
+        room = memory / self.page_bytes / (ROOM * self._typical)
+        count = 1 << max(0, int(min(wanted, room, len(self.order))).bit_length() - 1)
+        while count >= 2 * self.sampling.samples:
+            if len(set(self._groups(count))) >= GROUPS * count:
+                return count
+            count //= 2
+        return 1
+
+    def replayed(self, memories: Sequence[int]) -> dict[int, float]:
+        """Hit rates of full replays, by size."""
+        hits = self._hits(self.order, memories)
+        return {memory: hit / self.prompt_tokens for memory, hit in zip(memories, hits, strict=True)}
+
+    # ---- samples
+
+    def _sampled(self, counts: dict[int, int]) -> Iterator[tuple[int, Estimate]]:
+        for count in sorted(set(counts.values()) - {1}):
+            memories = [memory for memory in counts if counts[memory] == count]
+            part_of = parts(self._groups(count), count, self.sampling.seed)
+            rows = [self._sample(part_of, part, memories) for part in range(self.sampling.samples)]
+            for number, memory in enumerate(memories):
+                yield memory, estimate(self.modelled(memory), [row[number] for row in rows], count)
+
+    def _sample(self, part_of: Sequence[int], part: int, memories: Sequence[int]) -> list[Sampled]:
+        """What cache and model hit in one part, at the sizes that stand there for those of the whole trace."""
+        order = [come for come, of in zip(self.order, part_of, strict=True) if of == part]
+        model = self._model(order)
+        share = model.ideal / max(1, self.model.ideal)
+        pages = [self._matching(model, memory, share) for memory in memories]
+        hits = self._hits(order, [count * self.page_bytes for count in pages])
+        prompts = sum(request.prompt_tokens for _, request in order)
+        return [Sampled(prompts, hit, model.hits(count)) for hit, count in zip(hits, pages, strict=True)]
+
+    def _matching(self, model: Curve, memory: int, share: float) -> int:
+        """Pages at which the sample's model hits as large a part of its ideal as the trace's does with `memory`."""
+        pages = memory // self.page_bytes
+        hits = self.model.hits(pages)
+        if hits >= self.model.ideal:
+            return pages
+        return max(1, min(pages, math.ceil(model.pages_for(hits * share))))
+
+    def _checked(self, estimates: dict[int, Estimate]) -> dict[int, float]:
+        """Full replays where the model was corrected most, until they show that the correction was right."""
+        full: dict[int, float] = {}
+        doubted = sorted(estimates, key=lambda memory: -abs(estimates[memory].correction))
+        for at in range(0, len(doubted), CHECKED):
+            now = self.replayed(doubted[at : at + CHECKED])
+            full |= now
+            if all(abs(now[memory] - estimates[memory].hit_rate) <= BOUND for memory in now):
+                break
+        return full
+
+    # ---- what all of it is made of
+
+    def _groups(self, count: int) -> list[int]:
+        """Of each request, for `count` parts: the larger ones of EACH make fewer groups, and better ones."""
+        if count not in self._groups_for:
+            requests = [request for _, request in self.order]
+            for each in EACH:
+                found = self._groups_for[count] = groups(requests, self.layout, each * count)
+                if len(set(found)) >= GROUPS * count:
+                    break
+        return self._groups_for[count]
+
+    @cached_property
+    def _beside(self) -> int:
+        """Pages that a request takes beside its KV."""
+        return self.layout.slot_pages + 2 * self.layout.checkpoint_pages
+
+    @cached_property
+    def _typical(self) -> float:
+        """Pages of a request, where each prompt token is asked for its own."""
+        squares = sum(request.prompt_tokens**2 for _, request in self.order)
+        return squares / max(1, self.prompt_tokens) / self.layout.page_size + self._beside
+
+    @cached_property
+    def _checkpoints(self) -> float:
+        """That a request takes on average where memory is ample; those that are only guessed do not count."""
+        probed = self.order[:PROBED]
+        tokens = sum(request.known_tokens for _, request in probed)
+        pages = tokens // self.layout.page_size + (8 * len(probed) + 8) * self.layout.checkpoint_pages
+        ample = replace(self.setup, memory=(pages + self._beside) * self.page_bytes, eviction="lru", pool="unified")
+        cache: PrefixCache = ample.cache(layout := ample.layout(self.trace))
+        alone = OneByOne(self.trace, cache, ample.planner(cache, layout))
+        for _, request in probed:
+            alone.serve(request)
+        stats = cache.stats()
+        return (stats.saved_checkpoints - stats.saved_speculative) / max(1, len(probed))
+
+    def _model(self, order: Order) -> Curve:
+        return distances(self.trace, self.layout, [request for _, request in order], self._checkpoints)
+
+    def _hits(self, order: Order, memories: Sequence[int]) -> list[int]:
+        """Tokens that hit in a replay of `order`, by size."""
+        if not memories:
+            return []
+        requests = tuple(request for _, request in order)
+        self.replayed_tokens += len(memories) * sum(request.prompt_tokens for request in requests)
+        setups = [replace(self.setup, memory=memory) for memory in memories]
+        rows = run_grid(
+            replace(self.trace, requests=requests), setups, lambda _: Played(order), jobs=self.sampling.jobs
+        )
+        hits = {number: result.row.hit_tokens for number, result in rows}
+        return [hits[number] for number in range(len(memories))]

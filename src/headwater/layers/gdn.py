@@ -1,0 +1,62 @@
+"""Gated DeltaNet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from headwater.layers.layer import Layer, Shapes
+from headwater.plan import PrefillFlops
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNet(Layer):
+    """Gated DeltaNet (Yang et al. 2024): decay (1), S^T k, rank-one update and S^T q (2 each)."""
+
+    kind: ClassVar[str] = "gated_delta_net"
+    k_heads: int
+    v_heads: int
+    k_dim: int
+    v_dim: int
+    conv: int  # taps of the convolution over queries, keys and values
+    by_key_head: bool = False  # projections' rows stand key head by key head, each with its value heads (Qwen3-Next)
+    norm_eps: float = 1e-6
+
+    @property
+    def channels(self) -> int:
+        return 2 * self.k_heads * self.k_dim + self.v_heads * self.v_dim
+
+    def tensors(self) -> Shapes:
+        values = self.v_heads * self.v_dim
+        if self.by_key_head:
+            shapes: Shapes = {
+                "in_proj_qkvz.weight": (self.channels + values, self.hidden),
+                "in_proj_ba.weight": (2 * self.v_heads, self.hidden),
+            }
+        else:
+            outputs = {"qkv": self.channels, "z": values, "b": self.v_heads, "a": self.v_heads}
+            shapes = {f"in_proj_{name}.weight": (n, self.hidden) for name, n in outputs.items()}
+        return shapes | {
+            "conv1d.weight": (self.channels, 1, self.conv),
+            "A_log": (self.v_heads,),
+            "dt_bias": (self.v_heads,),
+            "norm.weight": (self.v_dim,),
+            "out_proj.weight": (self.hidden, values),
+        }
+
+    @property
+    def flops(self) -> PrefillFlops:
+        state = 7 * self.v_heads * self.k_dim * self.v_dim
+        return PrefillFlops(2 * self.product_weights + state + 2 * self.channels * self.conv, 0)
+
+    @property
+    def states(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        return (
+            ("recurrent", (self.v_heads, self.k_dim, self.v_dim)),
+            ("conv", (self.channels, self.conv - 1)),
+        )
+
+    @property
+    def transition(self) -> tuple[int, ...]:
+        """Dense: a matrix over the keys' channels for each head."""
+        return (self.v_heads, self.k_dim, self.k_dim)

@@ -1,0 +1,182 @@
+"""The gated delta rule on a GPU: the same chunks of 64 as `fast.py`, in Triton.
+
+One kernel inverts each chunk's triangular system, all chunks and heads at once; another takes each sequence's chunks in
+order, with a head's state (a block of its value channels) in registers. Written once more for one token.
+
+S slices, P prefill rows, n chunks, t = 64, G key heads, H value heads, K key width, V value width, R rows of the state
+memory, B decoding sequences.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from headwater.layers.gdn import DeltaNet
+from headwater.mixers.activations import inverse_l2
+from headwater.mixers.chunks import CHUNK
+from headwater.mixers.gpu.ragged import STAGES, Ragged
+
+VALUES = 32  # value channels that a program keeps in registers
+
+
+@triton.jit
+def _decays(g, base, row, length, heads, head):
+    """Running sum of g within a chunk, float64: small differences of large sums matter."""
+    value = tl.load(g + (base + row) * heads + head, mask=row < length, other=0.0)
+    return tl.cumsum(value.to(tl.float64), 0)
+
+
+@triton.jit
+def _invert(
+    k, g, beta, inverse, slice_n, first_S, length_S, chunk_S, n_heads, n_key_heads, shared,
+    width: tl.constexpr, padded: tl.constexpr, t: tl.constexpr,
+):  # fmt: skip
+    """(I + A)⁻¹ of one chunk and head, row by row: row i is −A_i + (−A_i) times the rows above."""
+    at, head = tl.program_id(0), tl.program_id(1)
+    which = tl.load(slice_n + at)
+    offset = (at - tl.load(chunk_S + which)) * t
+    base = (tl.load(first_S + which) + offset).to(tl.int64)
+    length = tl.load(length_S + which) - offset
+    row, channel = tl.arange(0, t), tl.arange(0, padded)
+    inside = row < length
+    k_tK = tl.load(
+        k + ((base + row[:, None]) * n_key_heads + head // shared) * width + channel[None, :],
+        mask=inside[:, None] & (channel < width)[None, :],
+        other=0.0,
+    )
+    decay = _decays(g, base, row, length, n_heads, head)
+    b_t = tl.load(beta + (base + row) * n_heads + head, mask=inside, other=0.0)
+    below = row[:, None] > row[None, :]
+    ratio = tl.exp(tl.minimum(decay[:, None] - decay[None, :], 0.0).to(tl.float32))
+    dots = tl.dot(k_tK, tl.trans(k_tK), input_precision="ieee")
+    system = tl.where(below, -dots * ratio * b_t[:, None], 0.0)
+    result = tl.where(row[:, None] == row[None, :], 1.0, 0.0)
+    for i in range(1, t):
+        is_row = (row == i)[:, None]
+        of_row = tl.sum(tl.where(is_row, system, 0.0), 0)
+        new = tl.sum(of_row[:, None] * result, 0)
+        result = tl.where(is_row, result + new[None, :], result)
+    tl.store(inverse + ((at * n_heads + head) * t + row[:, None]) * t + row[None, :], result)
+
+
+@triton.jit
+def _advance(
+    q, k, v, g, beta, inverse, out, state, first_S, length_S, slot_S, chunk_S, save_n,
+    n_heads, n_key_heads, shared, v_row, state_row,
+    width: tl.constexpr, padded: tl.constexpr, v_width: tl.constexpr, values: tl.constexpr, t: tl.constexpr,
+):  # fmt: skip
+    """All chunks of one slice in order, for one head and `values` of its value channels."""
+    which, head = tl.program_id(0), tl.program_id(1)
+    channel = tl.arange(0, padded)
+    value = tl.program_id(2) * values + tl.arange(0, values)
+    row = tl.arange(0, t)
+    first, length = tl.load(first_S + which).to(tl.int64), tl.load(length_S + which)
+    slot, chunk = tl.load(slot_S + which).to(tl.int64), tl.load(chunk_S + which)
+    in_state = (channel < width)[:, None] & (value < v_width)[None, :]
+    at_state = head * width * v_width + channel[:, None] * v_width + value[None, :]
+    state_KV = tl.load(state + slot * state_row + at_state, mask=in_state, other=0.0)
+    for i in range(tl.cdiv(length, t)):
+        base, left = first + i * t, length - i * t
+        inside = row < left
+        at_key = ((base + row[:, None]) * n_key_heads + head // shared) * width + channel[None, :]
+        in_key = inside[:, None] & (channel < width)[None, :]
+        q_tK = tl.load(q + at_key, mask=in_key, other=0.0)
+        k_tK = tl.load(k + at_key, mask=in_key, other=0.0)
+        in_value = inside[:, None] & (value < v_width)[None, :]
+        v_tV = tl.load(v + (base + row[:, None]) * v_row + head * v_width + value[None, :], mask=in_value, other=0.0)
+        b_t = tl.load(beta + (base + row) * n_heads + head, mask=inside, other=0.0)
+        decay = _decays(g, base, row, left, n_heads, head)
+        last = tl.sum(tl.where(row == t - 1, decay, 0.0), 0)
+        from_start = tl.exp(decay.to(tl.float32))
+        to_end = tl.exp((last - decay).to(tl.float32))
+        known = tl.dot(k_tK * (from_start * b_t)[:, None], state_KV, input_precision="ieee")
+        solve = tl.load(inverse + (((chunk + i) * n_heads + head) * t + row[:, None]) * t + row[None, :])
+        correction = tl.dot(solve, v_tV * b_t[:, None] - known, input_precision="ieee")
+        ratio = tl.exp(tl.minimum(decay[:, None] - decay[None, :], 0.0).to(tl.float32))
+        dots = tl.dot(q_tK, tl.trans(k_tK), input_precision="ieee")
+        attend = tl.where(row[:, None] >= row[None, :], dots * ratio, 0.0)
+        read = tl.dot(q_tK * from_start[:, None], state_KV, input_precision="ieee")
+        read += tl.dot(attend, correction, input_precision="ieee")
+        tl.store(out + ((base + row[:, None]) * n_heads + head) * v_width + value[None, :], read, mask=in_value)
+        written = tl.dot(tl.trans(k_tK * to_end[:, None]), correction, input_precision="ieee")
+        state_KV = state_KV * tl.exp(last.to(tl.float32)) + written
+        save = tl.load(save_n + chunk + i).to(tl.int64)
+        tl.store(state + save * state_row + at_state, state_KV, mask=in_state & (save + 0 * value[None, :] >= 0))
+    tl.store(state + slot * state_row + at_state, state_KV, mask=in_state)
+
+
+@triton.jit
+def _decode(
+    q, k, v, g, beta, out, state, slot_B, n_heads, n_key_heads, shared, v_row, state_row,
+    width: tl.constexpr, padded: tl.constexpr, v_width: tl.constexpr, values: tl.constexpr,
+):  # fmt: skip
+    which, head = tl.program_id(0), tl.program_id(1)
+    channel = tl.arange(0, padded)
+    value = tl.program_id(2) * values + tl.arange(0, values)
+    slot = tl.load(slot_B + which).to(tl.int64)
+    in_state = (channel < width)[:, None] & (value < v_width)[None, :]
+    at_state = slot * state_row + head * width * v_width + channel[:, None] * v_width + value[None, :]
+    at_key = (which * n_key_heads + head // shared) * width + channel
+    q_K = tl.load(q + at_key, mask=channel < width, other=0.0)
+    k_K = tl.load(k + at_key, mask=channel < width, other=0.0)
+    v_V = tl.load(v + which * v_row + head * v_width + value, mask=value < v_width, other=0.0)
+    state_KV = tl.load(state + at_state, mask=in_state, other=0.0) * tl.exp(tl.load(g + which * n_heads + head))
+    error = (v_V - tl.sum(state_KV * k_K[:, None], 0)) * tl.load(beta + which * n_heads + head)
+    state_KV += k_K[:, None] * error[None, :]
+    tl.store(state + at_state, state_KV, mask=in_state)
+    tl.store(out + (which * n_heads + head) * v_width + value, tl.sum(state_KV * q_K[:, None], 0), mask=value < v_width)
+
+
+class GatedDeltaNetOnGpu:
+    """What `RecurrentMixer` hands its recurrence to where the model is on a GPU."""
+
+    def __init__(self, shape: DeltaNet) -> None:
+        self.shape = shape
+
+    def prefill(
+        self, mixed_PC: torch.Tensor, gates_P2H: torch.Tensor, state_RHKV: torch.Tensor, ragged: Ragged
+    ) -> torch.Tensor:
+        """What all slices' rows read, [P, H, V]; slots and rows of saves are written."""
+        s = self.shape
+        q_PGK, k_PGK, v_PX = self._split(mixed_PC)
+        g_PH, beta_PH = (gates_P2H[:, i].contiguous() for i in (0, 1))
+        n_chunks, n_rows = len(ragged.slice_n), len(ragged.slice_P)
+        inverse = mixed_PC.new_empty(n_chunks, s.v_heads, CHUNK, CHUNK)
+        heads = (s.v_heads, s.k_heads, s.v_heads // s.k_heads)
+        widths = {"width": s.k_dim, "padded": max(16, triton.next_power_of_2(s.k_dim)), "t": CHUNK}
+        _invert[n_chunks, s.v_heads](
+            k_PGK, g_PH, beta_PH, inverse, ragged.slice_n, ragged.first_S, ragged.length_S, ragged.chunk_S,
+            *heads, **widths,
+        )  # fmt: skip
+        out_PHV = mixed_PC.new_empty(n_rows, s.v_heads, s.v_dim)
+        _advance[len(ragged.first_S), s.v_heads, triton.cdiv(s.v_dim, VALUES)](
+            q_PGK, k_PGK, v_PX, g_PH, beta_PH, inverse, out_PHV, state_RHKV, ragged.first_S, ragged.length_S,
+            ragged.slot_S, ragged.chunk_S, ragged.save_n, *heads, v_PX.stride(0), state_RHKV.stride(0),
+            v_width=s.v_dim, values=VALUES, num_stages=STAGES, **widths,
+        )  # fmt: skip
+        return out_PHV
+
+    def decode(
+        self, mixed_BC: torch.Tensor, gates_B2H: torch.Tensor, state_RHKV: torch.Tensor, slot_B: torch.Tensor
+    ) -> torch.Tensor:
+        """One token of each of B sequences: [B, H, V]; their slots move on in place."""
+        s = self.shape
+        q_BGK, k_BGK, v_BX = self._split(mixed_BC)
+        out_BHV = mixed_BC.new_empty(len(slot_B), s.v_heads, s.v_dim)
+        _decode[len(slot_B), s.v_heads, triton.cdiv(s.v_dim, VALUES)](
+            q_BGK, k_BGK, v_BX, gates_B2H[:, 0].contiguous(), gates_B2H[:, 1].contiguous(), out_BHV, state_RHKV, slot_B,
+            s.v_heads, s.k_heads, s.v_heads // s.k_heads, v_BX.stride(0), state_RHKV.stride(0),
+            width=s.k_dim, padded=triton.next_power_of_2(s.k_dim), v_width=s.v_dim, values=VALUES,
+        )  # fmt: skip
+        return out_BHV
+
+    def _split(self, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Normalised and scaled queries, normalised keys [N, G, K], and values [N, H · V], rows strided."""
+        s = self.shape
+        qk = mixed[:, : 2 * s.k_heads * s.k_dim].unflatten(1, (2, s.k_heads, s.k_dim))
+        scale = inverse_l2(qk)
+        scale[:, 0] *= s.k_dim**-0.5
+        q, k = (qk * scale).unbind(1)
+        return q.contiguous(), k.contiguous(), mixed[:, 2 * s.k_heads * s.k_dim :]

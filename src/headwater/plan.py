@@ -1,0 +1,139 @@
+"""Plans: the frozen orders that the cache hands to an executor, and the drafts that they are made from.
+
+Integers, strings and tuples only: no torch, no clock. Page ids stay in the arrays that the pool hands out, which are
+never written to afterwards: tuples of them would cost more than the rest of a plan.
+
+All positions and lengths are in tokens, all page ids index the arena, unless a name says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headwater.account import Reason
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillFlops:
+    """FLOPs of a prefill without its row of logits: `linear` a token, and `quadratic` times the length squared."""
+
+    linear: float = 1.0
+    quadratic: float = 0.0
+
+    def between(self, start: float, end: float) -> float:
+        """FLOPs to prefill tokens [start, end) after a prefix of `start`. Arrays are taken, too."""
+        return (end - start) * (self.linear + self.quadratic * (end + start))
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayout:
+    """The sizes that index and pool need to know of a model and a memory budget."""
+
+    n_pages: int  # of the whole arena
+    page_size: int = 64  # tokens a page
+    unit_tokens: int = 64  # tokens a unit of the index (page_size, or a recorded block's length)
+    unit_bytes: int = 256  # bytes of a unit in a key
+    kv_pages_per_unit: int = 1  # for each page of the unit: 0 for a model without attention, else 1
+    checkpoint_pages: int = 1  # pages that one checkpoint takes; 0 for a model without recurrent layers
+    slot_pages: int = 1  # pages that back one running sequence's states
+    transition_pages: int = 0  # pages that a segment's transitions take
+    resumable: str = "checkpoints"  # "every_page" for a model without recurrent layers
+    state_fraction: float | None = None  # None: one unified pool; else the share of pages that only states may use
+    elastic_pages: int = 0  # pages that the two pools of a state fraction trade at once; 0: their sizes are fixed
+    flops: PrefillFlops = PrefillFlops()  # what a hit saves
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What the index knows of a prompt. Asking changes nothing."""
+
+    kv_tokens: int  # KV is cached up to here (a page multiple, at most the prompt less one token)
+    checkpoint_tokens: int  # the deepest checkpoint at or before kv_tokens: where work can resume
+    branch_tokens: int  # where the prompt leaves the tree; more than kv_tokens only where edges outlive their pages
+    reason: Reason
+
+    @property
+    def stranded_tokens(self) -> int:
+        """KV beyond the deepest checkpoint: it saves no prefill."""
+        return self.kv_tokens - self.checkpoint_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A leg in counts and positions, before it owns anything."""
+
+    request: int  # id of the request: its legs share one lease
+    namespace: str
+    key: bytes  # token ids of the request so far, `unit_bytes` a unit; may end in a partial unit
+    start: int  # first token to compute; on a first leg a checkpoint's depth or 0, later the last leg's end
+    end: int  # one past the last token to compute
+    checkpoints: tuple[int, ...] = ()  # ascending page multiples in (start, end]
+    speculative: tuple[int, ...] = ()  # likewise; taken from free pages only, first to be evicted
+    slot: bool = False  # take the pages that back a slot, if the lease has none
+    publish: int = 0  # KV of the pages before this page multiple goes to the index at commit; the rest is private
+    replaces: int | None = None  # a rolling checkpoint at this position is given up when this leg commits
+    reuse: bool = True  # False: no match is held; all of [0, end) is in pages of its own
+    counts: bool = True  # False: finding its prefix here is no hit (the prefill of a finished answer)
+    hold_checkpoint: bool = True  # False: the matched checkpoint is unpinned as soon as it is restored
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Scatter the state after exactly `position` tokens into these pages (or, in a split pool, this slot)."""
+
+    position: int
+    pages: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Adjacent tokens [start, end) of a prompt that are computed, after some of its segments were composed."""
+
+    start: int
+    end: int
+    composed: tuple[int, ...]  # which of the prompt's segments, whose interiors come just before, in their order
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """A stored segment as a request takes it."""
+
+    at: int  # position of its first token in the request's prompt
+    start: int  # its interior, in tokens from its own first
+    end: int
+    table: Sequence[int]  # pages of its KV, keys rotated from its own first token
+    state: Sequence[int]  # pages of its zero-start states, and of its windows
+    transition: Sequence[int]  # pages of its transitions; () = none is applied
+
+
+@dataclass(frozen=True, slots=True)
+class Making:
+    """What a leg that makes a segment leaves besides its KV: from the head on, transitions move on."""
+
+    head: int  # tokens before the interior
+    state: Sequence[int]  # pages: of the state after the head until the last leg, then of zero-start states
+    transition: Sequence[int]  # pages, written by the last leg
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The frozen order for one leg. The executor needs nothing else."""
+
+    id: int
+    request: int
+    start: int
+    end: int
+    restore: Sequence[int]  # pages of the checkpoint to gather before computing; () = go on from the slot, or zero
+    table: Sequence[int]  # page ids that hold KV of tokens [0, end), in order; none for models without attention
+    write_from: int  # index into `table`: pages before it are read-only for this leg (their bits are there already)
+    saves: tuple[Save, ...]
+    lent: Sequence[int] = ()  # pages that back the request's slot from now on: nobody reads or writes them
+    composed: tuple[Composed, ...] = ()  # of a leg around segments: these
+    runs: tuple[Run, ...] = ()  # and what it computes; otherwise that is [start, end)
+    making: Making | None = None  # where the leg makes a segment
+
+    @property
+    def computed_tokens(self) -> int:
+        return sum(run.end - run.start for run in self.runs) if self.runs else self.end - self.start

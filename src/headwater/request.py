@@ -1,0 +1,104 @@
+"""Requests as the engine takes them. Integers, strings and tuples only; positions and lengths are in tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+@dataclass(frozen=True, slots=True)
+class Boundaries:
+    """Token positions of a prompt's known parts (not yet floored to pages); None where unknown."""
+
+    system_end: int | None = None  # one past system prompt and tools
+    query_start: int | None = None  # first token of the last real user query
+    query_end: int | None = None  # one past the last real user query: what the next turn keeps
+    extra: tuple[int, ...] = ()  # asked for by the client
+
+    @property
+    def known(self) -> bool:
+        return bool(self.extra) or any(b is not None for b in (self.system_end, self.query_start, self.query_end))
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What an output must be: every token that could not lead there is ruled out before sampling."""
+
+    kind: str  # "json_schema" (a schema's JSON), "regex", or "lark" (a grammar in llguidance's dialect of Lark)
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose tokens. temperature 0 is greedy; top_k 0, top_p 1, min_p 0 and penalties 1, 0, 0 are off.
+
+    With max_tokens 0 none are chosen: a prompt is scored.
+    """
+
+    max_tokens: int = 16
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None  # None: none; k: the chosen token's and the k most likely
+    repetition_penalty: float = 1.0  # of tokens in the prompt or the output (Keskar et al. 2019, section 4.1)
+    presence_penalty: float = 0.0  # subtracted from the logits of tokens in the output, as OpenAI does
+    frequency_penalty: float = 0.0  # likewise, times the number of times each is there
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token, added to its logit)
+    prompt_logprobs: int | None = None  # likewise of each token of the prompt, which is then computed as a whole
+    constraint: Constraint | None = None
+    shown_tokens: tuple[int, ...] = ()  # special tokens whose text is shown all the same
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Tokens [start, end) of a prompt that were tokenised on their own: a segment."""
+
+    start: int
+    end: int
+
+
+class Fidelity(StrEnum):
+    """How much of a prompt made of segments is computed anew."""
+
+    FAST = "fast"  # the seams alone, eight tokens on each side (HYPIC, section 4.3)
+    BALANCED = "balanced"  # and a few segments that are asked about, whole
+    HIGH = "high"  # and more of them, with wider seams
+    NAIVE = "naive"  # for studies, as all that follow: states are added, nothing is computed anew (section 3.1)
+    W0 = "w0"  # no seams, but what warms a convolution up (section 4.2)
+    W4 = "w4"  # seams of four tokens
+    W16 = "w16"
+    W32 = "w32"
+
+
+class SegmentEviction(StrEnum):
+    """Which unpinned segment goes first."""
+
+    LRU = "lru"  # the one whose last use is longest ago
+    COST = "cost"  # the one that saved least a page: GDSF (Cherkasova 1998), with FLOPs of its prefill as the cost
+
+
+class Healing(StrEnum):
+    """When the exact states are computed of what was answered from composed ones."""
+
+    OFF = "off"  # never
+    IDLE = "idle"  # while nothing else runs
+    ALWAYS = "always"  # behind running requests, too, in what they leave of a step
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A request as the engine takes it."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    namespace: str = ""
+    boundaries: Boundaries = field(default_factory=Boundaries)
+    keep_output: bool = True  # False: the next turn's template will strip the output, so none of it is cached
+    deadline: float | None = None  # seconds from its submission until it fails with DeadlineExceeded; None: never
+    segments: tuple[Span, ...] = ()  # of the prompt, ascending and disjoint; none: the answer is to be exact
+    fidelity: Fidelity = Fidelity.BALANCED  # where there are segments

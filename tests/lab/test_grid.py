@@ -1,0 +1,21 @@
+"""Rows in processes: one that is killed is told, and not a traceback."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+
+import pytest
+
+import headwater.lab.grid as grid
+from headwater.errors import HeadwaterError
+from headwater.lab.setup import Setup
+from headwater.traces.loads import make_arrivals
+from tests.lab.test_virtual_clock import PAGE, PROFILE, sessions
+
+
+def test_a_process_that_is_killed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grid, "replay", lambda *arguments: os._exit(9))
+    setups = [Setup(PROFILE, 10**9, page_size=PAGE)] * 2
+    with pytest.raises(HeadwaterError, match="one of 2 processes was killed"):
+        list(grid.run_grid(sessions(1), setups, partial(make_arrivals, spelling="poisson(rate=1)"), jobs=2))

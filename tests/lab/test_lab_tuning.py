@@ -1,0 +1,38 @@
+"""What the lab tells Marconi's tuner: requests as they were cached here."""
+
+from __future__ import annotations
+
+import pytest
+
+import headwater.lab.tuned as module
+from headwater.cache.tuning import Seen
+from headwater.lab.replay import replay
+from headwater.lab.serving import Engine
+from headwater.lab.setup import Setup
+from headwater.traces.loads import make_arrivals
+from tests.lab.test_virtual_clock import COST, PAGE, PROFILE, sessions
+
+
+@pytest.mark.parametrize("engine", [None, Engine(COST)])
+@pytest.mark.parametrize(("decode_reuse", "kept"), [("canonical", True), ("none", False)])
+def test_answers_are_told_of_where_they_are_cached(
+    engine: Engine | None, decode_reuse: str, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Seen] = []
+
+    class Listener:
+        done = False
+
+        def __init__(self, *arguments: object) -> None: ...
+
+        def seen(self, request: Seen) -> None:
+            told.append(request)
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(module, "Tuner", Listener)
+    trace = sessions(2)
+    setup = Setup(PROFILE, 10**10, "branch", "marconi", page_size=PAGE, decode_reuse=decode_reuse)  # type: ignore[arg-type]
+    replay(trace, setup, make_arrivals(trace, "poisson(rate=1)"), engine)
+    assert len(told) == len(trace.requests)
+    assert all((one.known_tokens > one.prompt_tokens) == kept for one in told)

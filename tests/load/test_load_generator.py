@@ -1,0 +1,220 @@
+"""The load generator against a small server: order, history, outcomes, bounds, and that open loop means open."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+
+from headwater.load.endpoint import Endpoint, base_url
+from headwater.load.load import Limits, Load
+from headwater.load.scenario import Pace, Scenario
+from headwater.load.session import Call, Session, Turn
+from tests.load.openai_server import PATIENCE, OpenAiServer, Script, chunk, words_of
+
+FIELDS = {"max_tokens": 3}
+
+
+def chat(name, *texts, tenant="", replies=None):
+    new = [({"role": "user", "content": text},) for text in texts]
+    replies = replies or [None] * len(texts)
+    return Session(name, tuple(Turn(m, reply=r) for m, r in zip(new, replies, strict=True)), tenant)
+
+
+def run(server, drive, limits=None, keep_recorded=False, timeout=PATIENCE, on_result=lambda result: None):
+    """Results of `drive(load)`."""
+
+    async def main():
+        endpoint = Endpoint(server.url, "key", "m", FIELDS, timeout)
+        load = Load(endpoint, limits or Limits(), keep_recorded, on_result)
+        try:
+            return await drive(load)
+        finally:
+            await endpoint.close()
+
+    return asyncio.run(main())
+
+
+def at_once(*sessions):
+    """All turns of all sessions are due at 0."""
+    return [Call(0.0, session, turn) for session in sessions for turn in range(len(session.turns))]
+
+
+@pytest.fixture
+def server():
+    with OpenAiServer() as server:
+        yield server
+
+
+@pytest.mark.parametrize("loop", ["open", "closed"])
+def test_the_next_turn_comes_after_the_answer_and_with_it(server, loop):
+    sessions = [chat("a", "one", "two", "three"), chat("b", "four", "five")]
+    if loop == "open":
+        results = run(server, lambda load: load.open_loop(at_once(*sessions)))
+    else:
+        results = run(server, lambda load: load.closed_loop(sessions, 2))
+    assert [r.outcome for r in results] == ["ok"] * 5
+    for name, first, n in (("a", "one", 3), ("b", "four", 2)):
+        mine = sorted((r for r in results if r.session == name), key=lambda r: r.turn)
+        assert [r.turn for r in mine] == list(range(n))
+        assert all(earlier.ended <= later.sent for earlier, later in pairwise(mine))
+        bodies = [b for b in server.bodies if b["messages"][0]["content"] == first]
+        assert [len(b["messages"]) for b in bodies] == [2 * i + 1 for i in range(n)]
+        assert bodies[-1]["messages"][1] == {"role": "assistant", "content": "w0 w1 w2 "}
+        assert all(later.cached_tokens >= earlier.prompt_tokens - 1 for earlier, later in pairwise(mine))
+
+
+def test_a_history_may_keep_the_recorded_answers(server):
+    session = chat("a", "one", "two", replies=["said then", None])
+    run(server, lambda load: load.closed_loop([session], 1), keep_recorded=True)
+    assert server.bodies[1]["messages"][1] == {"role": "assistant", "content": "said then"}
+
+
+def test_a_request_says_what_its_turn_asks_for(server):
+    turns = (Turn(prompt=(1, 2), output_tokens=9, fields={"top_p": 0.5}), Turn(prompt="a b"))
+    results = run(server, lambda load: load.closed_loop([Session("s", turns, tenant="t")], 1))
+    first, second = server.bodies
+    assert (first["prompt"], first["max_tokens"], first["top_p"], first["cache_salt"]) == ([1, 2], 9, 0.5, "t")
+    assert (second["prompt"], second["max_tokens"]) == ("a b", 3)
+    assert first["stream"] is True
+    assert first["stream_options"] == {"include_usage": True}
+    assert "Bearer key" in server.heads[0]
+    assert [(r.prompt_tokens, r.output_tokens, len(r.gaps)) for r in results] == [(2, 9, 8), (2, 3, 2)]
+
+
+BUSY = Script(status=503, headers={"retry-after": "1"}, body={"error": {"message": "full up"}})
+
+
+@pytest.mark.parametrize(
+    ("script", "outcome", "detail"),
+    [
+        (BUSY, "refused", "full up"),
+        (Script(status=429, body={"error": {"message": "slower"}}), "refused", "slower"),
+        (Script(status=503, body={"error": {"message": "stopped"}}), "error", "stopped"),
+        (Script(status=400, body={"detail": "bad"}), "error", "bad"),
+        (Script([chunk("a"), {"error": {"message": "midway"}}]), "error", "midway"),
+        (Script([{"error": {"message": "no room", "code": "queue_full"}}]), "refused", "no room"),
+        (Script([chunk("a"), {"error": {"message": "late", "code": "queue_full"}}]), "error", "late"),
+        (Script([chunk("a")]), "error", "ended before"),
+        (Script([chunk("a"), chunk("b")], hold_after=1), "timeout", "0.2 s"),
+    ],
+)
+def test_what_is_no_answer_is_told_and_ends_its_session(script, outcome, detail):
+    patience = 0.2 if outcome == "timeout" else PATIENCE
+    with OpenAiServer(lambda server, body: script) as server:
+        results = run(server, lambda load: load.open_loop(at_once(chat("a", "one", "two"))), timeout=patience)
+    assert [r.outcome for r in results] == [outcome, "skipped"]
+    assert detail in results[0].detail
+    assert len(server.bodies) == 1
+
+
+def test_nobody_there_is_an_error_not_a_crash():
+    with OpenAiServer() as server:
+        gone = SimpleNamespace(url=server.url)
+    (result,) = run(gone, lambda load: load.closed_loop([chat("a", "one")], 1))
+    assert (result.outcome, result.status) == ("error", None)
+
+
+def test_an_open_loop_sends_whatever_becomes_of_earlier_requests():
+    """All requests are on their way while none is answered: each answer waits until the last request has come."""
+    n = 40
+    sessions = [chat(str(i), f"say {i}") for i in range(n)]
+    came = []
+
+    def answer(server, body):
+        came.append(body)
+        return Script([chunk("a")], hold_after=0)
+
+    with OpenAiServer(answer) as server:
+
+        async def drive(load):
+            sending = asyncio.ensure_future(load.open_loop(at_once(*sessions)))
+            async with asyncio.timeout(PATIENCE):
+                while len(came) < n:
+                    await asyncio.sleep(0.001)
+            load.stop()
+            return await sending
+
+        results = run(server, drive)
+    assert [r.outcome for r in results] == ["interrupted"] * n
+
+
+def test_waiting_for_the_turn_before_counts_as_lateness_of_the_due_time_only():
+    with OpenAiServer(lambda server, body: server.talk(body, gap=0.01)) as server:
+        first, second = run(server, lambda load: load.open_loop(at_once(chat("a", "one", "two"))))
+    assert second.sent >= first.ended > second.due
+    assert second.ttft_from_due == pytest.approx(second.ttft + second.sent - second.due)
+
+
+def test_requests_and_duration_bound_a_run(server):
+    many = [chat(str(i), "x") for i in range(20)]
+    assert len(run(server, lambda load: load.closed_loop(iter(many), 4), Limits(requests=7))) == 7
+    calls = [Call(due, session, 0) for due, session in zip((0.0, 0.01, 0.02, 5.0), many, strict=False)]
+    assert len(run(server, lambda load: load.open_loop(calls), Limits(duration=0.02))) == 2
+    assert len(run(server, lambda load: load.open_loop(calls), Limits(requests=1))) == 1
+
+
+def test_a_fault_of_the_generator_is_raised_and_not_counted(server):
+    def broken(result):
+        raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        run(server, lambda load: load.closed_loop([chat("a", "x", "y")] * 3, 2), on_result=broken)
+
+
+def scenario(server, drive, sessions, limits):
+    phases, heard = [], []
+
+    async def main():
+        endpoint = Endpoint(server.url, None, "m", FIELDS, PATIENCE)
+        made = Scenario(endpoint, sessions, limits, False, lambda *phase: phases.append(phase), heard.append)
+        try:
+            return await drive(made)
+        finally:
+            await endpoint.close()
+
+    run_phases = asyncio.run(main())
+    assert len(heard) == sum(len(phase.results) for phase in run_phases)
+    assert [name for name, _ in phases] == [phase.name for phase in run_phases]
+    return run_phases
+
+
+def test_overload_sends_multiples_of_what_a_closed_loop_was_answered(server):
+    sessions = (chat(str(i), f"say {i}") for i in range(1000))
+    pace = Pace(clients=4, process="constant")
+    capacity, one, four = scenario(server, lambda s: s.overload(pace, (1.0, 4.0)), sessions, Limits(requests=12))
+    assert [len(phase.results) for phase in (capacity, one, four)] == [12, 12, 12]
+    ok = capacity.results
+    rate = len(ok) / (max(r.ended for r in ok) - min(r.sent for r in ok))
+    for phase, factor in ((one, 1), (four, 4)):
+        assert phase.results[-1].due == pytest.approx(12 / (factor * rate))
+    sent = [json.dumps(body["messages"]) for body in server.bodies]
+    assert len(set(sent)) == 36  # no phase repeats another's
+
+
+def test_fairness_floods_under_another_salt(server):
+    sessions = (chat(str(i), f"say {i}") for i in range(1000))
+    alone, beside = scenario(server, lambda s: s.fairness(Pace(rate=200.0), 3.0), sessions, Limits(requests=10))
+    assert {r.tenant for r in alone.results} == {"quiet"}
+    tenants = [r.tenant for r in beside.results]
+    assert len(tenants) == 40
+    assert tenants.count("flood") > 2 * tenants.count("quiet") > 0
+    quiet = [[r.due for r in phase.results if r.tenant == "quiet"] for phase in (alone, beside)]
+    n = min(map(len, quiet))
+    assert quiet[0][:n] == quiet[1][:n]  # the same arrivals, so that the two can be compared
+    assert {body["cache_salt"] for body in server.bodies} == {"quiet", "flood"}
+    assert all(words_of(body) for body in server.bodies)
+
+
+@pytest.mark.parametrize(("url", "base"), [("http://h:1/", "http://h:1"), ("https://h/v1", "https://h")])
+def test_urls_may_end_with_v1(url, base):
+    assert base_url(url) == base
+
+
+@pytest.mark.parametrize("url", ["h:1", "ftp://h", "http://", "http://h:port"])
+def test_what_is_no_url_is_refused(url):
+    with pytest.raises(ValueError, match="url is"):
+        base_url(url)

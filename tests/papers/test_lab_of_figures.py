@@ -1,0 +1,63 @@
+"""What figures run on: sessions drawn with the seed, runs shared between figures."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from headwater.errors import ConfigError, TraceError
+from headwater.lab.setup import Setup
+from headwater.models.profiles import load_profile
+from headwater.traces.arrivals import Poisson
+from papers import Lab
+
+
+@pytest.fixture
+def data(tmp_path):
+    lines = [
+        {"session": f"s{s}", "input": [s, 100, 101, *range(turn * 4)], "output": [7, 8]}
+        for s in range(6)
+        for turn in (1, 2)
+    ]
+    (tmp_path / "tiny.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return tmp_path
+
+
+def test_sessions_are_drawn_whole_and_alike_for_a_seed(data):
+    trace = Lab(data).trace("tiny", sessions=3)
+    assert trace.name == "3 sessions of tiny"
+    assert len(trace.requests) == 6
+    assert len({request.session for request in trace.requests}) == 3
+    assert Lab(data).trace("tiny", sessions=3).requests == trace.requests
+    draws = {tuple(r.session for r in Lab(data, seed=seed).trace("tiny", sessions=3).requests) for seed in range(8)}
+    assert len(draws) > 1
+
+
+def test_a_limit_holds_where_a_figure_wants_more(data):
+    assert len(Lab(data, limit=2).trace("tiny", sessions=3).requests) == 4
+    assert len(Lab(data, limit=2).trace("tiny").requests) == 4
+    assert len(Lab(data).trace("tiny", first=5).requests) == 10
+
+
+def test_what_has_run_before_is_not_run_again(data):
+    lab = Lab(data, jobs=1)
+    trace = lab.trace("tiny")
+    setups = [
+        Setup(load_profile("marconi-7b"), memory, "branch", "lru_path", page_size=1) for memory in (10**9, 10**10)
+    ]
+    first = lab.run(trace, setups[:1], Poisson(1.0, 5.0))
+    both = lab.run(trace, setups, Poisson(1.0, 5.0))
+    assert both[0] is first[0]
+    assert both[1].row.memory == 10**10
+    assert lab.run(trace, setups, Poisson(2.0, 5.0))[0] is not first[0]
+    assert [used.arrivals for used in lab.used] == ["Poisson(rate=1.0, think=5.0)", "Poisson(rate=2.0, think=5.0)"]
+
+
+def test_missing_data_and_results_are_named(data):
+    with pytest.raises(TraceError, match="mini_swe_agent"):
+        Lab(data).trace("mini_swe_agent")
+    with pytest.raises(ConfigError, match="--peers"):
+        Lab(data).peer("marconi")
+    with pytest.raises(ConfigError, match="is not there"):
+        Lab(data, peers=data).peer("marconi")

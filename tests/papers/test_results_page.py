@@ -1,0 +1,56 @@
+from dataclasses import replace
+
+from papers import Figure, Found, Lab, Line, Shape, figures_named, page_of
+from papers.document import measure
+from papers.page import given, number
+
+
+def figure(name="paper-1", holds=True):
+    found = Found((Line("at 1 GB", 4.5, 12.3456, "x"), Line("ours only", None, 2_000_000)), (Shape("it grows", holds),))
+    return Figure(name, "A title", "A paper, figure 1", "it grows.", "Other data.", lambda lab: found)
+
+
+def test_a_page_shows_what_the_documents_say_and_what_did_not_come_out():
+    figures = [figure(), figure("paper-2", holds=False)]
+    page = page_of(figures, {one.name: measure(one, Lab()) for one in figures})
+    assert "| at 1 GB | 4.5 | 12.3 | x |" in page
+    assert "| ours only |  | 2,000,000 |  |" in page
+    assert "| [paper-1](#paper-1) | A title | 1 of 1 |" in page
+    assert "| [paper-2](#paper-2) | A title | 0 of 1 |" in page
+    assert page.count("**did not come out**") == 1
+
+
+def test_a_page_follows_from_documents_and_words_alone():
+    one = figure()
+    documents = {one.name: measure(one, Lab())}
+    assert page_of([one], documents) == page_of([one, figure("never-ran")], documents)
+    documents[one.name]["rows"][0]["ours"] = 99.0
+    assert "| at 1 GB | 4.5 | 99 | x |" in page_of([one], documents)
+
+
+def test_what_a_benchmark_measured_is_not_said_to_be_of_formulas():
+    of_formulas = figure()
+    measured = replace(of_formulas, run=None)
+    document = measure(of_formulas, Lab(seed=7)) | {"seconds": 654.9}
+    assert "_From the model's formulas alone._" in page_of([of_formulas], {"paper-1": document})
+    page = page_of([measured], {"paper-1": document})
+    assert "formulas" not in page
+    assert "_Measured by a benchmark. Seed 7, 655 s._" in page
+
+
+def test_numbers_near_zero_are_not_shown_as_zero():
+    assert [number(x) for x in (3.39e-7, -0.000123, 0.0, 0.00123)] == ["3.39e-07", "-0.000123", "0", "0.001"]
+
+
+def test_numbers_keep_three_digits_and_the_papers_stay_as_they_are_printed():
+    assert [number(x) for x in (None, 17.4032, 0.81999, 3.3198, 1234.56, 2e12)] == [
+        "", "17.4", "0.820", "3.32", "1,235", "2,000,000,000,000",
+    ]  # fmt: skip
+    assert [given(x) for x in (None, 17.4, 16_384)] == ["", "17.4", "16,384"]
+
+
+def test_a_papers_name_means_all_of_its_figures():
+    names = [one.name for one in figures_named(["marconi"])]
+    assert "marconi-table1" in names
+    assert all(name.startswith("marconi-") for name in names)
+    assert [one.name for one in figures_named(["marconi-3b"])] == ["marconi-3b"]

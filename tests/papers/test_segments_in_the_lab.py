@@ -1,0 +1,56 @@
+"""Figures on drawn RAG traffic: a few sessions of it, and what their lines say."""
+
+from __future__ import annotations
+
+import json
+
+from papers import Lab
+from papers.hypic import passages, rates, zipf
+from papers.hypic.setting import WAYS, Model, parts, rows
+
+
+def test_drawn_traffic_follows_seed_and_limit() -> None:
+    spelling = "rag(sessions=9, documents=20, tokens=30)"
+    trace = Lab(seed=1).drawn(spelling)
+    assert len(trace.requests) == 9
+    assert Lab(seed=1, limit=4).drawn(spelling).requests == trace.requests[:4]
+    assert Lab(seed=2).drawn(spelling).requests != trace.requests
+    lab = Lab()
+    assert lab.drawn(spelling) is lab.drawn(spelling)
+
+
+def test_each_way_has_a_line_at_each_memory_and_exponent() -> None:
+    lab = Lab(limit=3, jobs=1)
+    found = zipf.run(lab)
+    sizes = sum(len(model.memories) for model in zipf.MODELS)
+    assert len(found.lines) == len(WAYS) * sizes * len(zipf.EXPONENTS)
+    assert all(line.paper is None and line.ours is not None and line.ours < 100 for line in found.lines)
+
+
+def test_parts_add_up_to_what_was_not_computed() -> None:
+    lab = Lab(jobs=1)
+    found = rows(lab, lab.drawn("rag(sessions=20, documents=20, turns=2)"), Model("qwen3.5-0.8b", ()).setups(8))
+    row = found["both"]
+    prefix, composed, seams, made = (line.ours or 0.0 for line in parts("some", row))
+    assert abs(prefix + composed - made - 100 * row.token_hit_rate) < 1e-3
+    assert 0 < seams < composed
+
+
+def test_passages_are_taken_from_their_sets(tmp_path) -> None:
+    for name in passages.SETS:
+        folder, _, file = name.partition("/")
+        (tmp_path / folder).mkdir()
+        texts = [{"title": str(i), "text": f"passage {i} of {name} " * 9} for i in range(20)]
+        lines = [json.dumps({"question": "Who?", "answers": ["He."], "passages": texts[i:]}) for i in range(4)]
+        (tmp_path / folder / f"{file}.jsonl").write_text("\n".join(lines))
+    found = passages.run(Lab(tmp_path, limit=3, jobs=1))
+    assert {line.label.partition(",")[0] for line in found.lines} == set(passages.SETS)
+
+
+def test_a_sweep_ends_with_the_first_rate_that_is_too_much(monkeypatch) -> None:
+    monkeypatch.setattr(rates, "RATES", (1.0, 1000.0, 2000.0))
+    monkeypatch.setattr(rates, "TARGET", 700.0)
+    monkeypatch.setattr(rates, "PAPER", {"qwen3.5-35b-a3b": 2.83})
+    labels = [line.label for line in rates.run(Lab(limit=20, jobs=1)).lines]
+    assert "qwen3.5-35b-a3b, 1000 a second: prefix, p50" in labels
+    assert not any("2000 a second: prefix" in label for label in labels)

@@ -1,0 +1,128 @@
+import math
+from dataclasses import replace
+
+import pytest
+
+from headwater.cache.placement.recomputation import Recomputation, recomputation
+from headwater.traces.request import Request
+from papers import FIGURES, figures_named
+from papers.sparse.clock import Measured, Times, fit, frontier, proportional
+from papers.sparse.overlap import PAGE, Overlap, overlaps
+from papers.sparse.savings import BUDGETS, FIXED, UNBUDGETED, gains, optimal
+from papers.sparse.within import Score, resumptions, score
+
+
+def request(*runs, namespace="", session="s"):
+    """A prompt of runs of tokens: (token, how many)."""
+    text = b"".join(token.to_bytes(4, "little") * count for token, count in runs)
+    return Request(session, text, len(text) // 4, 0, len(text) // 4, namespace=namespace)
+
+
+def test_a_request_overlaps_the_retained_entry_that_it_shares_most_with():
+    first, second = request((1, 200), (2, 100)), request((1, 200), (3, 100))
+    later = request((1, 200), (3, 50), (4, 100))
+    found = overlaps([first, second, later], retained=2)
+    assert found == [Overlap(300), Overlap(300, 200, 0), Overlap(350, 250, 1)]
+
+
+def test_of_equal_ones_it_overlaps_the_newest():
+    found = overlaps([request((1, 200), (n, 100)) for n in (2, 3, 4)], retained=3)
+    assert [one.entry for one in found] == [-1, 0, 1]
+
+
+def test_an_entry_that_is_not_retained_is_not_overlapped():
+    prompts = [request((n, 100), (9, 100)) for n in (1, 2, 3, 1)]
+    assert [one.depth for one in overlaps(prompts, retained=3)] == [0, 0, 0, 199]
+    assert [one.depth for one in overlaps(prompts, retained=2)] == [0, 0, 0, 0]
+
+
+def test_one_that_goes_on_where_an_entry_ends_takes_its_place():
+    prompts = [request((1, 100)), request((2, 100)), request((2, 200)), request((1, 150))]
+    assert [one.depth for one in overlaps(prompts, retained=2)] == [0, 0, 100, 100]
+
+
+def test_less_than_a_page_and_other_namespaces_are_no_overlap():
+    short = [request((1, PAGE - 1), (2, 100)), request((1, PAGE - 1), (3, 100))]
+    assert overlaps(short, retained=2)[1].depth == 0
+    long = [request((1, PAGE), (2, 100)), request((1, PAGE), (3, 100))]
+    assert overlaps(long, retained=2)[1].depth == PAGE
+    assert overlaps([long[0], replace(long[1], namespace="other")], retained=2)[1].depth == 0
+
+
+def test_a_placement_is_scored_as_the_formula_says():
+    seen = [Overlap(1000), *(Overlap(1000, depth, 0) for depth in (100, 500, 501, 999))]
+    found = score("balanced(1,end=False)", seen)
+    [position] = [448]  # half of it, floored to a page
+    assert found.recomputation == recomputation([position], [100, 500, 501, 999])
+    assert found.checkpoints == 1
+    assert resumptions("balanced(1,end=False)", seen).at == (0, 0, 448, 448, 448)
+
+
+def test_every_block_leaves_less_than_a_block():
+    seen = [Overlap(1000), *(Overlap(1000, depth, 0) for depth in range(64, 1000))]
+    at = resumptions("every_block(1)", seen).at[1:]
+    assert at == tuple(min(depth, 999) // 64 * 64 for depth in range(64, 1000))
+    assert score("none", seen).recomputation.savings == 0
+
+
+def test_optimal_knows_what_came_before_and_not_what_comes():
+    """Overlaps are 640 deep; it hears of them ten requests later than the first."""
+    seen = [Overlap(1000), *(Overlap(1000, 640, number) for number in range(30))]
+    at = resumptions("optimal(1,every=10,end=False)", seen).at
+    assert set(at[1:10]) == {448}  # balanced, as long as nothing is known
+    assert set(at[-10:]) == {640}
+
+
+def scored(**by_spelling):
+    return {name: Score(Recomputation(1 - savings, 1.0), 1.0) for name, savings in by_spelling.items()}
+
+
+def test_a_gain_is_over_the_better_of_the_fixed_ones():
+    found = scored(**{UNBUDGETED["every block"]: 0.99})
+    for k in BUDGETS:
+        found |= scored(
+            **{
+                optimal(k): 0.9,
+                FIXED["balanced"].format(k=k): 0.5 + k / 1000,
+                FIXED["logarithmic"].format(k=k): 0.5,
+            }
+        )
+    assert gains(found) == pytest.approx([0.4 - k / 1000 for k in BUDGETS])
+
+
+def test_a_fit_gives_back_the_line_and_how_straight_it_is():
+    line = fit([0, 100, 300], [2.0, 3.0, 5.0])
+    assert (line.slope, line.intercept, line.r2) == pytest.approx((0.01, 2.0, 1.0))
+    assert fit([0, 1, 2], [0.0, 3.0, 0.1]).r2 < 0.1
+
+
+def test_an_intercept_is_the_sum_of_its_parts():
+    times = Times(2048, {64: 0.011, 256: 0.014, 1024: 0.026}, state=0.004, kv=0.001)
+    lines = {line.label.removeprefix("prompt of 2,048: "): line.ours for line in proportional([times], 0.1, True).lines}
+    parts = [
+        lines[f"of it {what}"] for what in ("loading the state", "loading the KV", "the rest: a step's fixed work")
+    ]
+    assert math.isclose(sum(parts), lines["intercept"])
+
+
+def measured(seconds, checkpoints):
+    return Measured((seconds, 2 * seconds), checkpoints)
+
+
+def by_label(optimal_seconds):
+    fixed = {f"{label}, k = {k}": measured(1.0, k) for label in FIXED for k in (1, 4, 16)}
+    best = {f"optimal, k = {k}": measured(optimal_seconds, k) for k in (1, 4, 16)}
+    return {"KV only": measured(9.0, 0), "every block": measured(0.2, 100), "sqrt": measured(0.3, 50)} | fixed | best
+
+
+def test_the_frontiers_shapes_follow_from_the_times():
+    assert [shape.holds for shape in frontier({"a": by_label(0.21)}).shapes] == [True, True]
+    assert [shape.holds for shape in frontier({"a": by_label(0.5)}).shapes] == [True, False]
+    assert [shape.holds for shape in frontier({"a": by_label(1.0)}).shapes] == [False, False]
+
+
+def test_the_papers_figures_are_all_there_and_an_engine_measures_two():
+    figures = figures_named(["sparse"])
+    assert {"sparse-1", "sparse-2", "sparse-3", "sparse-4"} <= {figure.name for figure in figures}
+    assert [figure.name for figure in figures if figure.run is None] == ["sparse-3", "sparse-4"]
+    assert all(FIGURES[figure.name] is figure for figure in figures)
