@@ -87,7 +87,7 @@ FIGURE = Figure(
         "122B. "
         "Of tokens not computed the segments that a group's first question has made are left out; the paper warms all. "
         "This model was trained with segments computed apart, as those models were not: without that it lost far more "
-        "(docs/decisions/025-trained-on-segments-apart.md)."
+        "(docs/decisions/025-training-on-independent-segments.md)."
     ),
     run=None,
 )
