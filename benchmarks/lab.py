@@ -16,7 +16,7 @@ import measure
 from measure import Row
 
 from headwater.cache.eviction import EVICTION
-from headwater.cache.placement.program import solve
+from headwater.cache.positions.program import solve
 from headwater.lab.cost import StepCost
 from headwater.lab.devices import load_device
 from headwater.lab.replay import replay

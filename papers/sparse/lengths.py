@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from headwater.cache.placement.program import solve
+from headwater.cache.positions.program import solve
 from papers.figure import Figure, Found, Line, Shape
 from papers.lab import Lab
 from papers.sparse.datasets import PROMPTS

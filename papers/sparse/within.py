@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from headwater.account import Reason
-from headwater.cache.placement import PlacementQuery, make_placement
-from headwater.cache.placement.recomputation import Recomputation
+from headwater.cache.placement import make_placement
+from headwater.cache.positions import PlacementQuery
+from headwater.cache.positions.recomputation import Recomputation
 from headwater.plan import Match
 from headwater.request import Boundaries
 from papers.sparse.overlap import PAGE, Overlap

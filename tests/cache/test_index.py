@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from headwater.cache.eviction import Lru
+from headwater.cache.eviction.lru import Lru
 from headwater.cache.index import Index
 from headwater.cache.losses import Losses
 from headwater.cache.node import Node

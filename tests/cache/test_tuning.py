@@ -11,7 +11,8 @@ from dataclasses import replace
 import pytest
 
 from headwater.cache import PrefixCache
-from headwater.cache.placement import Placement, make_placement
+from headwater.cache.placement import make_placement
+from headwater.cache.positions import Placement
 from headwater.cache.tuning import ALPHAS, Seen, Tuner
 from headwater.plan import PrefillFlops
 from headwater.schedule.planner import Planner

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.account import Reason
-from headwater.cache.placement import PLACEMENT, Edge, Path, Placement, PlacementQuery, make_placement
+from headwater.cache.placement import PLACEMENT, make_placement
+from headwater.cache.positions import Edge, Path, Placement, PlacementQuery
 from headwater.plan import Match
 from headwater.request import Boundaries
 

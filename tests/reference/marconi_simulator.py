@@ -15,7 +15,7 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from headwater.cache.eviction import FlopAware
+from headwater.cache.eviction.flop_aware import FlopAware
 from headwater.cache.index import Index
 from headwater.cache.node import Node
 from headwater.plan import CacheLayout

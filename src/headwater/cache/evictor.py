@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Set as AbstractSet
 
-from headwater.cache.eviction import Eviction, Kind, Room
 from headwater.cache.history import History
 from headwater.cache.index import Index
 from headwater.cache.node import Node
+from headwater.cache.order import Eviction, Kind, Room
 from headwater.cache.pool import Pool
 from headwater.cache.segments.store import SegmentStore
 

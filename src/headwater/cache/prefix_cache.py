@@ -16,8 +16,8 @@ from headwater.cache.history import History
 from headwater.cache.index import Index
 from headwater.cache.lease import Lease, OpenPlan
 from headwater.cache.node import Node
-from headwater.cache.placement import Edge, Path
 from headwater.cache.pool import Pool
+from headwater.cache.positions import Edge, Path
 from headwater.cache.reason import explain
 from headwater.cache.segments.store import SegmentKey, SegmentStore, StoredSegment
 from headwater.cache.snapshot import Snapshot, Tree

@@ -6,11 +6,17 @@ import ast
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any, TypeVar
 
 from headwater.errors import ConfigError
 
 T = TypeVar("T")
+
+
+def classes(package: str, names: Mapping[str, str]) -> dict[str, Any]:
+    """Import the class that each file of `package` defines: from {file: name of its class} to {file: its class}."""
+    return {file: getattr(import_module(f"{package}.{file}"), name) for file, name in names.items()}
 
 
 def build(kind: str, spelling: str, table: Mapping[str, Callable[..., T]]) -> T:

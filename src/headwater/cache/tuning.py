@@ -16,7 +16,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 
 from headwater.cache.eviction.marconi import Marconi
-from headwater.cache.placement import Placement
+from headwater.cache.positions import Placement
 from headwater.cache.prefix_cache import PrefixCache
 from headwater.cache.snapshot import Snapshot
 from headwater.plan import CacheLayout

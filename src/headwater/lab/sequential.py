@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from headwater.cache import PrefixCache
 from headwater.cache.eviction.clairvoyant import Clairvoyant
-from headwater.cache.eviction.future import Asked, Future
+from headwater.cache.order.future import Asked, Future
 from headwater.errors import ConfigError
 from headwater.lab.ideal import Ideal
 from headwater.lab.one_by_one import OneByOne

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from headwater.cache.eviction import Eviction
 from headwater.cache.eviction.clairvoyant import Clairvoyant
+from headwater.cache.order import Eviction
 from headwater.errors import ConfigError, OutOfPages, RequestTooLarge
 from headwater.lab.cost import Load, StepCost, load_of
 from headwater.lab.ideal import Ideal

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headwater.cache import PrefixCache
 from headwater.cache.eviction.marconi import Marconi
-from headwater.cache.placement import Placement
+from headwater.cache.positions import Placement
 from headwater.cache.tuning import Seen, Tuner
 from headwater.schedule.rehearsal import rehearse
 from headwater.traces.request import Request, Trace

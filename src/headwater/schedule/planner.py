@@ -11,7 +11,7 @@ import numpy as np
 
 from headwater.account import Reason
 from headwater.cache.branch import Branches
-from headwater.cache.placement import Path, Placement, PlacementQuery
+from headwater.cache.positions import Path, Placement, PlacementQuery
 from headwater.errors import OutOfPages
 from headwater.plan import CacheLayout, Draft, Match, Plan
 from headwater.schedule.limits import SCORED_LEG

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Requests
 
 from headwater.cache import PrefixCache
-from headwater.cache.placement import Placement
+from headwater.cache.positions import Placement
 from headwater.cache.tuning import Seen
 from headwater.errors import OutOfPages
 from headwater.request import Generation, SamplingParams

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from headwater.cache.placement import Placement
+from headwater.cache.positions import Placement
 from headwater.cache.segments.store import SegmentKey
 from headwater.errors import OutOfPages, PlanClosed
 from headwater.plan import CacheLayout, Plan

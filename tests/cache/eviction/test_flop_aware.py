@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from headwater.cache.eviction import EVICTION, Kind, Room, make_eviction
+from headwater.cache.eviction import EVICTION, make_eviction
 from headwater.cache.eviction.flop_aware import FlopAware
 from headwater.cache.index import Index
 from headwater.cache.node import Node
+from headwater.cache.order import Kind, Room
 from headwater.errors import ConfigError
 from headwater.plan import CacheLayout, PrefillFlops
 from tests.cache.test_index import add

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from headwater.cache.eviction import Kind, Room, SegLen, make_eviction
+from headwater.cache.eviction import make_eviction
+from headwater.cache.eviction.seglen import SegLen
 from headwater.cache.index import Index
 from headwater.cache.node import Node
+from headwater.cache.order import Kind, Room
 from tests.cache.test_index import add
 from tests.cache.toy import LAYOUT, Toy, words
 

@@ -7,8 +7,9 @@ from itertools import pairwise
 import pytest
 
 from headwater.account import Reason
-from headwater.cache.placement import Placed, PlacementQuery, make_placement
-from headwater.cache.placement.state_at import StateAt
+from headwater.cache.placement import make_placement
+from headwater.cache.placement.branch import StateAt
+from headwater.cache.positions import Placed, PlacementQuery
 from headwater.errors import ConfigError
 from headwater.plan import Match
 from headwater.request import Boundaries

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from headwater.account import Reason
-from headwater.cache.placement import Edge, Path, Placement, PlacementQuery, make_placement
-from headwater.cache.placement.program import solve
+from headwater.cache.placement import make_placement
+from headwater.cache.positions import Edge, Path, Placement, PlacementQuery
+from headwater.cache.positions.program import solve
 from headwater.plan import Match
 from headwater.request import Boundaries
 from tests.cache.toy import LAYOUT, Tokens, Toy, key_of, words

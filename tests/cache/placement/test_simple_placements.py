@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headwater.account import Reason
-from headwater.cache.placement import Placed, PlacementQuery, make_placement
+from headwater.cache.placement import make_placement
+from headwater.cache.positions import Placed, PlacementQuery
 from headwater.errors import ConfigError
 from headwater.plan import Match
 from headwater.request import Boundaries

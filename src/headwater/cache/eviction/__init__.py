@@ -1,43 +1,34 @@
-"""What goes first: a policy a file, in a table by name."""
+"""Eviction policies, one a file, in a table by name. What they share is in `headwater.cache.order`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
 
-from headwater.cache.eviction.clairvoyant import Clairvoyant
-from headwater.cache.eviction.flop_aware import FlopAware
-from headwater.cache.eviction.gdsf import Gdsf
-from headwater.cache.eviction.headwater import Headwater
-from headwater.cache.eviction.last_n import LastN
-from headwater.cache.eviction.lfu import Lfu
-from headwater.cache.eviction.lru import Lru
-from headwater.cache.eviction.lru_path import LruPath
-from headwater.cache.eviction.marconi import Marconi
-from headwater.cache.eviction.path_cap import PathCap
-from headwater.cache.eviction.policy import Eviction, Kind, Room, Victim
-from headwater.cache.eviction.seglen import SegLen
-from headwater.cache.spelling import build
+from headwater.cache.order import Eviction
+from headwater.cache.spelling import build, classes
 from headwater.plan import CacheLayout
 
-EVICTION: dict[str, Callable[..., Eviction]] = {
-    "lru": Lru,
-    "lru_path": LruPath,
-    "lfu": Lfu,
-    "gdsf": Gdsf,
-    "seglen": SegLen,
-    "flop_aware": FlopAware,
-    "marconi": Marconi,
-    "path_cap": PathCap,
-    "last_n": LastN,
-    "clairvoyant": Clairvoyant,
-    "headwater": Headwater,
-}
-
-__all__ = ["EVICTION", "Eviction", "Kind", "Room", "Victim", "make_eviction"]
+# file: its class. The file's name is the policy's
+EVICTION: dict[str, Callable[..., Eviction]] = classes(
+    __name__,
+    {
+        "lru": "Lru",
+        "lru_path": "LruPath",
+        "lfu": "Lfu",
+        "gdsf": "Gdsf",
+        "seglen": "SegLen",
+        "flop_aware": "FlopAware",
+        "marconi": "Marconi",
+        "path_cap": "PathCap",
+        "last_n": "LastN",
+        "clairvoyant": "Clairvoyant",
+        "headwater": "Headwater",
+    },
+)
 
 
 def make_eviction(spelling: str, layout: CacheLayout) -> Eviction:
-    """`lru`, `seglen(w=0.5)`, ...: raises ConfigError for a name that is not in the table."""
+    """Build the policy that `spelling` names: `lru`, `seglen(w=0.5)`. Raises ConfigError for an unknown one."""
     table = {name: partial(policy, layout) for name, policy in EVICTION.items()}
     return build("eviction", spelling, table)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from headwater.cache.eviction.future import Future
-from headwater.cache.eviction.leaves import Leaves, is_free_leaf
-from headwater.cache.eviction.policy import Kind, Room, Victim
-from headwater.cache.eviction.ranked import next_below
-from headwater.cache.eviction.ranking import Ranking
-from headwater.cache.eviction.urgency import Urgency
-from headwater.cache.eviction.users import Users
-from headwater.cache.eviction.worth import Worth
 from headwater.cache.node import Node
+from headwater.cache.order import Kind, Room, Victim
+from headwater.cache.order.future import Future
+from headwater.cache.order.leaves import Leaves, is_free_leaf
+from headwater.cache.order.ranked import next_below
+from headwater.cache.order.ranking import Ranking
+from headwater.cache.order.urgency import Urgency
+from headwater.cache.order.users import Users
+from headwater.cache.order.worth import Worth
 from headwater.plan import CacheLayout
 
 

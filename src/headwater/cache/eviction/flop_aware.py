@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from headwater.cache.eviction.leaves import Leaves
-from headwater.cache.eviction.policy import Kind, Room, Victim
-from headwater.cache.eviction.rows import RECENCIES
-from headwater.cache.eviction.scored import Scored, base
 from headwater.cache.node import Node
+from headwater.cache.order import Kind, Room, Victim
+from headwater.cache.order.leaves import Leaves
+from headwater.cache.order.rows import RECENCIES
+from headwater.cache.order.scored import Scored, base
 from headwater.plan import CacheLayout
 
 

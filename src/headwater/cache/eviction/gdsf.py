@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from headwater.cache.eviction.ranked import Ranked
-from headwater.cache.eviction.ranking import Rank
-from headwater.cache.eviction.worth import Worth
 from headwater.cache.node import Node
+from headwater.cache.order.ranked import Ranked
+from headwater.cache.order.ranking import Rank
+from headwater.cache.order.worth import Worth
 from headwater.plan import CacheLayout
 
 

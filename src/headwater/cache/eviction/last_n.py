@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from headwater.cache.eviction.leaves import is_free_leaf
 from headwater.cache.eviction.lru import Lru
-from headwater.cache.eviction.policy import Kind, Victim
 from headwater.cache.node import Node
+from headwater.cache.order import Kind, Victim
+from headwater.cache.order.leaves import is_free_leaf
 from headwater.plan import CacheLayout
 
 

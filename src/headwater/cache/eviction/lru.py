@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from headwater.cache.eviction.age_queue import AgeQueue
-from headwater.cache.eviction.leaves import Leaves
-from headwater.cache.eviction.policy import Kind, Room, Victim
-from headwater.cache.eviction.recency_log import RecencyLog
 from headwater.cache.node import Node
+from headwater.cache.order import Kind, Room, Victim
+from headwater.cache.order.age_queue import AgeQueue
+from headwater.cache.order.leaves import Leaves
+from headwater.cache.order.recency_log import RecencyLog
 from headwater.plan import CacheLayout
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from headwater.cache.eviction.age_queue import AgeQueue
-from headwater.cache.eviction.leaves import Leaves, is_free_leaf
-from headwater.cache.eviction.policy import Kind, Room, Victim
 from headwater.cache.node import Node
+from headwater.cache.order import Kind, Room, Victim
+from headwater.cache.order.age_queue import AgeQueue
+from headwater.cache.order.leaves import Leaves, is_free_leaf
 from headwater.plan import CacheLayout
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from headwater.cache.eviction.lru import Lru
-from headwater.cache.eviction.policy import Kind, Victim
 from headwater.cache.node import Node
+from headwater.cache.order import Kind, Victim
 from headwater.plan import CacheLayout
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from headwater.cache.eviction.scored import Scored, base
 from headwater.cache.node import Node
+from headwater.cache.order.scored import Scored, base
 from headwater.plan import CacheLayout
 
 

@@ -1,34 +1,28 @@
-"""Where checkpoints go: a policy a file, in a table by name."""
+"""Placement policies, one a file, in a table by name. What they share is in `headwater.cache.positions`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from headwater.cache.placement.balanced import Balanced
-from headwater.cache.placement.branch import Branch
-from headwater.cache.placement.every_block import EveryBlock
-from headwater.cache.placement.logarithmic import Logarithmic
-from headwater.cache.placement.none import NoCheckpoints
-from headwater.cache.placement.optimal import Optimal
-from headwater.cache.placement.policy import Edge, Path, Placed, Placement, PlacementQuery, Unlearned
-from headwater.cache.placement.sqrt import Sqrt
-from headwater.cache.placement.structural import Structural
-from headwater.cache.spelling import build
+from headwater.cache.positions import Placement
+from headwater.cache.spelling import build, classes
 
-PLACEMENT: dict[str, Callable[..., Placement]] = {
-    "structural": Structural,
-    "branch": Branch,
-    "every_block": EveryBlock,
-    "balanced": Balanced,
-    "sqrt": Sqrt,
-    "logarithmic": Logarithmic,
-    "optimal": Optimal,
-    "none": NoCheckpoints,
-}
-
-__all__ = ["PLACEMENT", "Edge", "Path", "Placed", "Placement", "PlacementQuery", "Unlearned", "make_placement"]
+# file: its class. The file's name is the policy's
+PLACEMENT: dict[str, Callable[..., Placement]] = classes(
+    __name__,
+    {
+        "structural": "Structural",
+        "branch": "Branch",
+        "every_block": "EveryBlock",
+        "balanced": "Balanced",
+        "sqrt": "Sqrt",
+        "logarithmic": "Logarithmic",
+        "optimal": "Optimal",
+        "none": "NoCheckpoints",
+    },
+)
 
 
 def make_placement(spelling: str) -> Placement:
-    """`structural`, `every_block(4)`, ...: raises ConfigError for a name that is not in the table."""
+    """Build the policy that `spelling` names: `structural`, `every_block(4)`. Raises ConfigError for an unknown one."""
     return build("placement", spelling, PLACEMENT)

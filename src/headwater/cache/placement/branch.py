@@ -2,8 +2,36 @@
 
 from __future__ import annotations
 
-from headwater.cache.placement.policy import Placed, PlacementQuery, Unlearned
-from headwater.cache.placement.state_at import StateAt
+import math
+from dataclasses import dataclass
+
+from headwater.cache.positions import Placed, PlacementQuery, Unlearned
+
+CUTS = ("exact", "chunk")
+
+
+@dataclass(frozen=True, slots=True)
+class StateAt:
+    """Where the state stands that one gets for a wanted position.
+
+    `exact`: a pass ends there (two passes), or a kernel rolls the state on, so it stands on the page there or before.
+    `chunk`: the kernels pass the state on from chunk to chunk of `chunk` tokens, and the last one passed on at the
+    position or before is kept: of 100 tokens in chunks of 32, with 80 wanted, that at 64.
+    """
+
+    cut: str = "exact"
+    chunk: int = 256
+
+    def __post_init__(self) -> None:
+        if self.cut not in CUTS:
+            raise ValueError(f"cut {self.cut!r} is unknown; there are {', '.join(CUTS)}")
+        if self.chunk < 1:
+            raise ValueError(f"a chunk has {self.chunk} tokens; it needs at least 1")
+
+    def floor(self, position: int, page: int) -> int:
+        """The deepest place at or before `position` at which there is a state and a page ends."""
+        grid = page if self.cut == "exact" else math.lcm(page, self.chunk)
+        return position // grid * grid
 
 
 class Branch(Unlearned):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwater.cache.placement.policy import Placed, PlacementQuery, Unlearned
+from headwater.cache.positions import Placed, PlacementQuery, Unlearned
 
 
 class EveryBlock(Unlearned):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from headwater.cache.placement.balanced import balanced
-from headwater.cache.placement.hull import Column
-from headwater.cache.placement.overlaps import Overlaps
-from headwater.cache.placement.policy import EndOfAnswer, Placed, PlacementQuery
-from headwater.cache.placement.program import solve
+from headwater.cache.positions import EndOfAnswer, Placed, PlacementQuery
+from headwater.cache.positions.hull import Column
+from headwater.cache.positions.overlaps import Overlaps
+from headwater.cache.positions.program import solve
 
 
 class Optimal(EndOfAnswer):

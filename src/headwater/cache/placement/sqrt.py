@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import isqrt
 
-from headwater.cache.placement.policy import Placed, PlacementQuery, Unlearned
+from headwater.cache.positions import Placed, PlacementQuery, Unlearned
 
 
 class Sqrt(Unlearned):

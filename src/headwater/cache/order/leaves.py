@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from headwater.cache.eviction.age_queue import AgeQueue
-from headwater.cache.eviction.policy import Kind, Victim
 from headwater.cache.node import Node
+from headwater.cache.order import Kind, Victim
+from headwater.cache.order.age_queue import AgeQueue
 
 
 class Leaves:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.cache.placement import Edge
-from headwater.cache.placement.overlaps import HEAVY, Overlaps
+from headwater.cache.positions import Edge
+from headwater.cache.positions.overlaps import HEAVY, Overlaps
 from tests.cache.toy import PAGE, Tokens, Toy, floor, key_of
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from headwater.cache.eviction.scored import base
 from headwater.cache.node import Node
+from headwater.cache.order.scored import base
 from headwater.plan import CacheLayout
 
 

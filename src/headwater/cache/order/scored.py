@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from operator import attrgetter
 
-from headwater.cache.eviction.age_queue import AgeQueue
-from headwater.cache.eviction.leaves import is_free_leaf
-from headwater.cache.eviction.policy import Kind, Room, Victim
-from headwater.cache.eviction.rows import INVERSE_AGE, Bounds, Recency, Rows, Scale
 from headwater.cache.node import Node
+from headwater.cache.order import Kind, Room, Victim
+from headwater.cache.order.age_queue import AgeQueue
+from headwater.cache.order.leaves import is_free_leaf
+from headwater.cache.order.rows import INVERSE_AGE, Bounds, Recency, Rows, Scale
 
 MAX_UNSETTLED = 4096
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from headwater.cache.eviction.leaves import Leaves, is_free_leaf
-from headwater.cache.eviction.policy import Kind, Room, Victim
-from headwater.cache.eviction.ranking import Rank, Ranking
 from headwater.cache.node import Node
+from headwater.cache.order import Kind, Room, Victim
+from headwater.cache.order.leaves import Leaves, is_free_leaf
+from headwater.cache.order.ranking import Rank, Ranking
 
 
 class Ranked:

@@ -7,8 +7,8 @@ from collections import OrderedDict
 
 import numpy as np
 
-from headwater.cache.placement.hull import Column
-from headwater.cache.placement.policy import Edge, Path
+from headwater.cache.positions import Edge, Path
+from headwater.cache.positions.hull import Column
 
 FAINT = 1e-4  # of the newest request's weight: what weighs less is forgotten where there is much to keep
 MANY = 256  # depths that an edge may have before its faint ones are forgotten

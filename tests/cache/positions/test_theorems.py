@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.cache.placement.balanced import balanced
-from headwater.cache.placement.overlaps import Overlaps
-from headwater.cache.placement.program import solve
-from headwater.cache.placement.recomputation import recomputation
+from headwater.cache.positions.overlaps import Overlaps
+from headwater.cache.positions.program import solve
+from headwater.cache.positions.recomputation import recomputation
 
 Law = np.ndarray[Any, np.dtype[np.float64]]
 

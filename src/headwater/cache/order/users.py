@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from headwater.cache.eviction.future import Future
 from headwater.cache.node import Node
+from headwater.cache.order.future import Future
 
 HOPS = 256  # requests that a checkpoint is looked past for one that it serves itself; then it counts as serving that
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headwater.cache.placement.hull import Column, lower_hull
-from headwater.cache.placement.recomputation import Numbers, recomputation
+from headwater.cache.positions.hull import Column, lower_hull
+from headwater.cache.positions.recomputation import Numbers, recomputation
 
 DENSE = 160  # up to so many depths, comparing all pairs at once is faster than finding a hull
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headwater.cache.placement.hull import Column
+from headwater.cache.positions.hull import Column
 
 Numbers = Sequence[int] | Sequence[float] | Column
 
