@@ -9,9 +9,8 @@ import sys
 from dataclasses import replace
 
 import pytest
-import typer
 
-from headwater.cli import commands, run
+from headwater.cli import run
 from tests.load.openai_server import PATIENCE, OpenAiServer, Script
 
 
@@ -171,13 +170,3 @@ def test_nobody_there_is_one_line(capsys):
     assert run(["bench", "serve", "--url", url]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert url in line
-
-
-def test_the_command_line_of_bench_is_frozen():
-    command = typer.main.get_command(commands).commands["bench"].commands["serve"]
-    options = [option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)]
-    assert " ".join(options) == (
-        "files --url --api-key --model --draw --prompt-tokens --prefix-tokens --prefixes --turns --vocab "
-        "--output-tokens --ignore-eos --temperature --history --rate --process --cv --speed --chats --concurrency "
-        "--requests --warmup --duration --timeout --overload --fairness --slo-ttft --slo-itl --seed --json --plots"
-    )

@@ -112,7 +112,7 @@ def test_the_exit_code_says_whether_something_is_broken(monkeypatch, capsys, lev
 def test_a_kernel_that_breaks_bits_is_told(monkeypatch, tmp_path):
     from headwater.cli import model_findings
     from headwater.engine.selfcheck import SelfCheck
-    from tests.test_cli import TINY
+    from tests.cli.test_command_line import TINY
 
     (tmp_path / "config.json").write_text(json.dumps(TINY))
     spec = model_findings.read_spec(tmp_path, "float32", "cpu", 64)

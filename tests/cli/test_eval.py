@@ -7,9 +7,8 @@ import math
 import socket
 
 import pytest
-import typer
 
-from headwater.cli import commands, run
+from headwater.cli import run
 from headwater.config import ServeConfig
 from headwater.server.app import create_app
 from tests.evaluate.items import fields, tool_item
@@ -248,12 +247,3 @@ def test_its_own_server_changes_no_bit_and_hits(tmp_path, capsys):
     again = json.loads(out.read_text())["comparisons"]["prefix, again"]
     assert (again["equal"], again["same_bits"], again["items"]) == (2, 2, 2)
     assert again["saved_tokens"] > 0.5 * again["prompt_tokens"]
-
-
-def test_the_command_line_of_eval_is_frozen():
-    command = typer.main.get_command(commands).commands["eval"]
-    options = [option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)]
-    assert " ".join(options) == (
-        "model --url --api-key --model-name --memory --tasks --limit --text --window --against --paired --segments "
-        "--max-tokens --thinking --concurrency --timeout --seed --json"
-    )

@@ -7,22 +7,8 @@ import re
 import subprocess
 import sys
 
-import pytest
-
 PATIENCE = 120  # seconds after which something that must happen has not
 LINE = "the quiet river flows under the old stone bridge and many people walk there every day " * 6
-
-
-@pytest.fixture(scope="module")
-def url():
-    """Of a server on a free port."""
-    command = [sys.executable, "-m", "headwater", "serve", "--port", "0", "--memory", "200MB"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        try:
-            found = (re.search(r"http://127\.0\.0\.1:\d+", line) for line in process.stdout)
-            yield next(match[0] for match in found if match)
-        finally:
-            process.kill()
 
 
 def headwater(*arguments, lines=""):

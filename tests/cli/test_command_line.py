@@ -12,9 +12,8 @@ import subprocess
 import sys
 
 import pytest
-import typer
 
-from headwater.cli import commands, run
+from headwater.cli import run
 from headwater.cli.inspect import read_spec
 from headwater.config import SETTINGS
 
@@ -51,52 +50,6 @@ def refusal(capsys, *arguments):
     (line,) = printed.err.splitlines()
     assert line.startswith("headwater: ")
     return line
-
-
-def test_the_command_line_is_frozen():
-    command = typer.main.get_command(commands).commands["serve"]
-    assert [option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)] == [
-        "model",
-        "--model-name",
-        "--device",
-        "--dtype",
-        "--threads",
-        "--reproducible",
-        "--no-reproducible",
-        "--tool-format",
-        "--reasoning-format",
-        "--memory",
-        "--page-size",
-        "--cache",
-        "--no-cache",
-        "--placement",
-        "--eviction",
-        "--pool",
-        "--state-fraction",
-        "--decode-reuse",
-        "--segment-separator",
-        "--segment-share",
-        "--segment-eviction",
-        "--healing",
-        "--max-running",
-        "--max-tokens-per-step",
-        "--max-waiting",
-        "--request-timeout",
-        "--drain",
-        "--host",
-        "--port",
-        "--uds",
-        "--tls-cert",
-        "--tls-key",
-        "--api-key",
-        "--api-key-file",
-        "--cors",
-        "--log-format",
-        "--otlp-endpoint",
-        "--record",
-        "--config",
-        "--print-config",
-    ]
 
 
 def test_the_help_of_serve_has_the_settings_in_groups(capsys):
