@@ -10,16 +10,20 @@ from pathlib import Path
 import pytest
 import torch
 
+from headwater.cli.serve import load_engine
 from headwater.config import ServeConfig
 from headwater.engine.deadlines import Deadlines
 from headwater.engine.engine import Engine
+from headwater.engine.live import NoObserver
 from headwater.engine.selfcheck import SelfCheck
 from headwater.errors import DeadlineExceeded, EngineStopped, HeadwaterError, QueueFull, RequestTooLarge
 from headwater.events import FailedEvent, FinishedEvent, TokenEvent
+from headwater.lab.tuning import ServerTuning
 from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.load import LoadedModel, load_model
 from headwater.request import Generation, SamplingParams
+from headwater.schedule.sequence import Sequence
 from tests.checkpoints import checkpoint
 from tests.exactness.rig import Make, Rig, words
 from tests.processors import AVX2, AVX512, pretend
@@ -283,3 +287,31 @@ def test_stats_count_what_was_computed(make):
     assert stats.running == stats.waiting == stats.answers_waiting == stats.failed_steps == 0
     assert stats.step_seconds > 0
     assert stats.steps >= 8 + 30
+
+
+def test_an_observer_sees_each_complete_answer_and_the_end(make: Make) -> None:
+    seen: list[object] = []
+
+    class Listener:
+        def completed(self, seq: Sequence) -> None:
+            seen.append(seq.n_output)
+
+        def close(self) -> None:
+            seen.append("closed")
+
+    with make(pages=32) as rig:
+        assert isinstance(rig.engine.observer, NoObserver)
+        rig.engine.observer = Listener()
+        for length in (3, 5):
+            collect(rig.engine, generation(words(1, 40), max_tokens=length))
+    assert seen == [3, 5, "closed"]
+
+
+@pytest.mark.parametrize(("eviction", "observer"), [("marconi", ServerTuning), ("lru", NoObserver)])
+def test_serve_gives_the_tuner_to_marconi_alone(
+    eviction: str, observer: type, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = SelfCheck(True, None, "packed")
+    monkeypatch.setattr(Engine, "load", lambda config: Engine.over(loaded, check, config))
+    config = ServeConfig(memory=32 * loaded.spec.page_bytes, eviction=eviction)
+    assert type(load_engine(config).observer) is observer

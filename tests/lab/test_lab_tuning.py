@@ -1,32 +1,32 @@
-"""What the lab tells Marconi's tuner: requests as they were cached here."""
+"""The lab reports requests to Marconi's tuner as they were cached here."""
 
 from __future__ import annotations
 
 import pytest
 
-import headwater.lab.tuned as module
-from headwater.cache.tuning import Seen
+import headwater.lab.tuning as module
 from headwater.lab.replay import replay
 from headwater.lab.serving import Engine
 from headwater.lab.setup import Setup
+from headwater.lab.tuner import Served
 from headwater.traces.loads import make_arrivals
 from tests.lab.test_virtual_clock import COST, PAGE, PROFILE, sessions
 
 
 @pytest.mark.parametrize("engine", [None, Engine(COST)])
 @pytest.mark.parametrize(("decode_reuse", "kept"), [("canonical", True), ("none", False)])
-def test_answers_are_told_of_where_they_are_cached(
+def test_answers_are_reported_where_they_are_cached(
     engine: Engine | None, decode_reuse: str, kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[Seen] = []
+    reported: list[Served] = []
 
     class Listener:
         done = False
 
-        def __init__(self, *arguments: object) -> None: ...
+        def __init__(self, *arguments: object, **options: object) -> None: ...
 
-        def seen(self, request: Seen) -> None:
-            told.append(request)
+        def observe(self, request: Served) -> None:
+            reported.append(request)
 
         def close(self) -> None: ...
 
@@ -34,5 +34,5 @@ def test_answers_are_told_of_where_they_are_cached(
     trace = sessions(2)
     setup = Setup(PROFILE, 10**10, "branch", "marconi", page_size=PAGE, decode_reuse=decode_reuse)  # type: ignore[arg-type]
     replay(trace, setup, make_arrivals(trace, "poisson(rate=1)"), engine)
-    assert len(told) == len(trace.requests)
-    assert all((one.known_tokens > one.prompt_tokens) == kept for one in told)
+    assert len(reported) == len(trace.requests)
+    assert all((one.known_tokens > one.prompt_tokens) == kept for one in reported)

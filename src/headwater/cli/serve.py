@@ -116,12 +116,11 @@ def serve_until_stopped(config: ServeConfig) -> None:
     configure_logging(config.log_format)
     check_tls(config)
     with listener(config) as sock:
-        from headwater.engine.engine import Engine
         from headwater.server.app import create_app
 
         if config.model is None:
             print("No model given: serving the embedded headwater-tiny, a small model of short answers.", flush=True)
-        engine = Engine.load(config)
+        engine = load_engine(config)
         server = make_server(create_app(engine, config), engine, config)
         sock.listen()  # from the next line on who connects is heard
         print(f"Headwater {version('headwater')} serves {engine.model_name} on {url(sock, config)}", flush=True)
@@ -133,6 +132,18 @@ def serve_until_stopped(config: ServeConfig) -> None:
             engine.stop()
         if server.interrupted:
             raise KeyboardInterrupt
+
+
+def load_engine(config: ServeConfig) -> Engine:
+    """Load the model into an engine, with Marconi's tuner as its observer if the eviction policy has one."""
+    from headwater.engine.engine import Engine
+    from headwater.lab.tuning import server_tuning
+
+    engine = Engine.load(config)
+    tuning = server_tuning(engine.scheduler)
+    if tuning is not None:
+        engine.observer = tuning
+    return engine
 
 
 def make_server(app: FastAPI, engine: Engine, config: ServeConfig) -> DrainingServer:

@@ -18,14 +18,13 @@ from headwater.config import ServeConfig
 from headwater.engine.constraint import ConstraintCompiler
 from headwater.engine.deadlines import Deadlines
 from headwater.engine.detokenizer import TextStream
-from headwater.engine.live import Live, OnEvent
+from headwater.engine.live import Live, NoObserver, Observer, OnEvent
 from headwater.engine.meter import Meter
 from headwater.engine.prompt_scores import PromptScores
 from headwater.engine.runner import Runner
 from headwater.engine.sampler import Choice, Sampling, sample
 from headwater.engine.selfcheck import SelfCheck, self_check
 from headwater.engine.stats import EngineStats
-from headwater.engine.tuned import Tuning
 from headwater.engine.warming import Outcome, Warming
 from headwater.errors import (
     ConstraintError,
@@ -87,7 +86,7 @@ class Engine:
         self._broken: Exception | None = None  # what ended the thread before its time
         self._thread: threading.Thread | None = None
         self._meter = Meter()
-        self._tuning = Tuning(scheduler)
+        self.observer: Observer = NoObserver()
 
     @classmethod
     def load(cls, config: ServeConfig) -> Engine:
@@ -151,7 +150,7 @@ class Engine:
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
-        self._tuning.close()
+        self.observer.close()
 
     def drain(self, timeout: float | None = None) -> bool:
         """Wait until nothing is left to do, finished answers and healing included; False if `timeout` was too short."""
@@ -426,7 +425,7 @@ class Engine:
         seq = live.seq
         with self._changed:
             self.scheduler.finish(seq)
-            self._tuning.seen(seq)
+            self.observer.completed(seq)
         assert seq.account is not None
         account = replace(seq.account, preemptions=seq.preemptions)
         held_back = "" if isinstance(stop, str) else live.text.flush()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from headwater.engine.detokenizer import TextStream
 from headwater.engine.prompt_scores import PromptScores
@@ -30,3 +31,15 @@ class Live:
     @property
     def params(self) -> SamplingParams:
         return self.seq.generation.params
+
+
+class Observer(Protocol):
+    """Listener to complete answers, called on the engine's thread; `close` follows when the engine stops."""
+
+    def completed(self, seq: Sequence) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class NoObserver(Observer):
+    """Observer that does nothing."""

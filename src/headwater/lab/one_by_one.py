@@ -5,8 +5,8 @@ from __future__ import annotations
 from headwater.account import CacheAccount
 from headwater.cache import PrefixCache
 from headwater.lab.replayed import Replayed
+from headwater.lab.tuner import prefill
 from headwater.schedule.planner import Planner
-from headwater.schedule.rehearsal import prefill
 from headwater.traces.request import Request, Trace
 
 

@@ -14,7 +14,7 @@ from headwater.lab.scheduled import Scheduled
 from headwater.lab.segment_work import SegmentWork
 from headwater.lab.setup import Setup
 from headwater.lab.tally import Tally
-from headwater.lab.tuned import Tuning
+from headwater.lab.tuning import TraceTuning
 from headwater.traces.arrivals import Arrivals, in_order
 from headwater.traces.request import Request, Trace
 
@@ -30,7 +30,7 @@ def run_one_by_one(trace: Trace, setup: Setup, arrivals: Arrivals, workers: int 
     cache = setup.cache(layout)
     planner = setup.planner(cache, layout)
     alone, ideal = OneByOne(trace, cache, planner), Ideal(trace, layout.unit_tokens)
-    tuning = Tuning(trace, cache, planner.placement, planner.keeps_answers, workers)
+    tuning = TraceTuning(trace, cache, planner.placement, planner.keeps_answers, workers)
     order = list(in_order(arrivals))
     if isinstance(cache.policy, Clairvoyant):
         cache.policy.foresee(_future(trace, cache, [request for _, request in order]))
@@ -40,7 +40,7 @@ def run_one_by_one(trace: Trace, setup: Setup, arrivals: Arrivals, workers: int 
             cache.policy.now_at(number)
         tally.add(request, alone.serve(request), ideal.hit(request), at)
         tally.sample(cache)
-        tuning.seen(request)
+        tuning.completed(request)
     tuning.close()
     return tally, cache
 
@@ -50,13 +50,13 @@ def _run_scheduled(trace: Trace, setup: Setup, arrivals: Arrivals, workers: int)
     if isinstance(cache.policy, Clairvoyant):
         raise ConfigError("eviction 'clairvoyant' knows what prefixes are asked for, and nothing of segments")
     alone, ideal = Scheduled(trace, setup, cache), Ideal(trace, cache.layout.unit_tokens)
-    tuning = Tuning(trace, cache, alone.scheduler.placement, setup.keeps_answers, workers)
+    tuning = TraceTuning(trace, cache, alone.scheduler.placement, setup.keeps_answers, workers)
     tally = Tally(cache.layout.flops, len(arrivals), alone.work)
     for at, request in in_order(arrivals):
         account = alone.serve(request)
         tally.add(request, account, ideal.hit(request), at, saved=alone.work.of(alone.last))
         tally.sample(cache)
-        tuning.seen(request)
+        tuning.completed(request)
     tuning.close()
     return tally, cache
 

@@ -13,7 +13,7 @@ from headwater.lab.replayed import Counted, Replayed
 from headwater.lab.segment_work import SegmentWork
 from headwater.lab.setup import Setup, as_reused
 from headwater.lab.tally import Tally
-from headwater.lab.tuned import Tuning
+from headwater.lab.tuning import TraceTuning
 from headwater.schedule.leap import decode_ahead, free_steps
 from headwater.schedule.limits import Limits
 from headwater.schedule.sequence import Sequence
@@ -69,7 +69,7 @@ class Serving:
         )
         self.scheduler = self.setup.scheduler(self.cache, limits)
         placement = self.scheduler.placement
-        self.tuning = Tuning(self.trace, self.cache, placement, self.setup.keeps_answers, self.workers)
+        self.tuning = TraceTuning(self.trace, self.cache, placement, self.setup.keeps_answers, self.workers)
         self.work = SegmentWork(self.layout.flops)
 
     @property
@@ -135,7 +135,7 @@ class Serving:
     def _end(self, seq: Sequence, visit: _Visit, arrivals: Arrivals) -> None:
         self.scheduler.finish(seq)
         del self._visits[seq.id]
-        self.tuning.seen(visit.request)
+        self.tuning.completed(visit.request)
         arrivals.answered(visit.request, self.now)
 
     def _count_failures(self, arrivals: Arrivals, tally: Tally) -> None:

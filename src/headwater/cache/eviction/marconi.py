@@ -7,7 +7,7 @@ from headwater.plan import CacheLayout
 
 
 class Marconi(FlopAware):
-    """`flop_aware` with alpha 0 until a Tuner (tuning.py) sets it; alone it stays there (Marconi, section 4.2).
+    """`flop_aware` with alpha 0 until the tuner (lab/tuner.py) sets it; alone it stays there (Marconi, section 4.2).
 
     multiplier: the tuner replays so many times the requests that came until the first eviction; 5 to 15 in the paper.
     guard: it keeps 0 unless the best alpha gains more than so many points of token hit rate over it. Others as there.

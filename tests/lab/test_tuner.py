@@ -13,27 +13,26 @@ import pytest
 from headwater.cache import PrefixCache
 from headwater.cache.placement import make_placement
 from headwater.cache.positions import Placement
-from headwater.cache.tuning import ALPHAS, Seen, Tuner
+from headwater.lab.tuner import ALPHAS, ReplayedSequence, Served, Tuner, prefill
 from headwater.plan import PrefillFlops
 from headwater.schedule.planner import Planner
-from headwater.schedule.rehearsal import Rehearsed, prefill, rehearse
 from tests.cache.toy import LAYOUT, PAGE, key_of, words
 
 SMALL = replace(LAYOUT, n_pages=60, slot_pages=0, flops=PrefillFlops(1.0, 0.01))
 
 
-def seen(prompt: tuple[int, ...], answer: tuple[int, ...] = ()) -> Seen:
-    return Seen("", key_of(prompt + answer), len(prompt), len(prompt) + len(answer))
+def served(prompt: tuple[int, ...], answer: tuple[int, ...] = ()) -> Served:
+    return Served("", key_of(prompt + answer), len(prompt), len(prompt) + len(answer))
 
 
-def turns_among_strays(strays: int = 4, rounds: int = 40) -> Iterator[Seen]:
-    """Of three long prompts one is asked again in every round, after short ones that nobody asks for again."""
+def turns_among_strays(strays: int = 4, rounds: int = 40) -> Iterator[Served]:
+    """Of three long prompts one comes again in every round, after short ones that never come again."""
     stray = 1000
     for round_ in range(rounds):
-        yield seen((*words(round_ % 3, 8 * PAGE), 1))
+        yield served((*words(round_ % 3, 8 * PAGE), 1))
         for _ in range(strays):
             stray += 1
-            yield seen(words(stray, PAGE + 1))
+            yield served(words(stray, PAGE + 1))
 
 
 class Lab:
@@ -43,20 +42,20 @@ class Lab:
         self.cache = PrefixCache(SMALL, eviction)
         placement = make_placement("branch")
         self.planner = Planner(self.cache, placement, SMALL)
-        self.tuner = Tuner(self.cache, placement, rehearse, **options)  # type: ignore[arg-type]
+        self.tuner = Tuner(self.cache, placement, **options)  # type: ignore[arg-type]
         self.hits: list[int] = []
         self.alphas: list[float] = []
 
-    def serve(self, request: Seen) -> None:
-        seq = Rehearsed(len(self.hits), request)
+    def serve(self, request: Served) -> None:
+        seq = ReplayedSequence(len(self.hits), request)
         assert prefill(self.planner, self.cache, seq)
         assert seq.account is not None
         self.hits.append(seq.account.resumed_at)
-        self.tuner.seen(request)
+        self.tuner.observe(request)
         self.alphas.append(self.cache.policy.alpha)  # type: ignore[attr-defined]
         self.cache.check()
 
-    def run(self, requests: Iterator[Seen]) -> Lab:
+    def run(self, requests: Iterator[Served]) -> Lab:
         for request in requests:
             self.serve(request)
         return self
@@ -143,7 +142,7 @@ def test_the_guard_is_in_points_of_the_token_hit_rate() -> None:
         assert (guarded.alphas[-1] == 0.0) == kept
 
 
-def finish(lab: Lab, requests: Iterator[Seen]) -> None:
+def finish(lab: Lab, requests: Iterator[Served]) -> None:
     """Let the replays end, however long that takes, and serve one more request: it adopts what is there."""
     if lab.tuner._running is not None:
         for future in lab.tuner._running._futures:
@@ -169,7 +168,7 @@ def test_in_serving_requests_go_on_while_it_replays() -> None:
     assert lab.tuner.hits == Lab().run(turns_among_strays()).tuner.hits
 
 
-def failing(cache: PrefixCache, placement: Placement, window: Sequence[Seen]) -> int:
+def failing(cache: PrefixCache, placement: Placement, window: Sequence[Served]) -> int:
     raise RuntimeError("the replay broke")
 
 
@@ -193,7 +192,7 @@ def test_in_serving_a_replay_that_fails_leaves_alpha_at_0() -> None:
     assert set(lab.alphas) == {0.0}
 
 
-def endless(cache: PrefixCache, placement: Placement, window: Sequence[Seen]) -> int:
+def endless(cache: PrefixCache, placement: Placement, window: Sequence[Served]) -> int:
     while True:
         signal.pause()
 
@@ -216,4 +215,4 @@ def test_closed_while_it_replays_it_leaves_no_process_behind() -> None:
 
 def test_other_policies_have_nothing_to_tune() -> None:
     with pytest.raises(TypeError, match="Lru has no alpha"):
-        Tuner(PrefixCache(SMALL, "lru"), make_placement("branch"), rehearse)
+        Tuner(PrefixCache(SMALL, "lru"), make_placement("branch"))

@@ -1,0 +1,244 @@
+"""Marconi's tuner: search for the alpha that hits most tokens of recent requests (section 4.2, "Managing the balance").
+
+Until the first eviction the tuner counts requests. Then it takes a snapshot of the cache, records the requests that
+follow, `multiplier` times as many, and replays them from the snapshot under each alpha of a grid. It adopts the best
+alpha once and for all. If the traffic ends before that, alpha stays 0.
+"""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import os
+import pickle
+from collections.abc import Callable
+from collections.abc import Sequence as Requests
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass, field
+
+from headwater.cache import PrefixCache
+from headwater.cache.eviction.marconi import Marconi
+from headwater.cache.positions import Placement
+from headwater.cache.snapshot import Snapshot
+from headwater.errors import OutOfPages
+from headwater.plan import CacheLayout
+from headwater.request import Boundaries, Generation, SamplingParams
+from headwater.schedule.planner import Budget, Planner
+from headwater.schedule.sequence import Sequence
+
+ALPHAS = tuple(step / 10 for step in range(21))
+ENDLESS = Budget(tokens=1 << 60, saves=1 << 60)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A completed request, with all that a replay of it needs. Lengths in tokens."""
+
+    namespace: str
+    key: bytes  # of prompt and output, up to the last cached token
+    prompt_tokens: int
+    known_tokens: int  # length of the key in tokens, at least prompt_tokens: more if the output is cached
+    boundaries: Boundaries = field(default_factory=Boundaries)
+
+
+class ReplayedSequence(Sequence):
+    """The prompt of a served request, or the prefill of its answer."""
+
+    def __init__(self, id: int, served: Served, answer_until: int | None = None) -> None:
+        self.served = served
+        self._n_prompt = served.prompt_tokens if answer_until is None else answer_until
+        keeps = served.known_tokens > served.prompt_tokens
+        generation = Generation(
+            (), SamplingParams(max_tokens=0), served.namespace, served.boundaries, keep_output=keeps
+        )
+        super().__init__(id, generation, samples=answer_until is None)
+
+    def __post_init__(self) -> None:
+        self.key = self.served.key  # longer than the prompt; a match stops at `n_prompt`
+
+    @property
+    def n_prompt(self) -> int:
+        return self._n_prompt
+
+    @property
+    def known_tokens(self) -> int:
+        return self.served.known_tokens
+
+
+def replay_window(cache: PrefixCache, placement: Placement, window: Requests[Served]) -> int:
+    """Serve the requests one by one; return the prompt tokens that hit."""
+    planner = Planner(cache, placement, cache.layout)
+    unit = cache.layout.unit_tokens
+    hits = 0
+    for number, served in enumerate(window):
+        prompt = ReplayedSequence(2 * number, served)
+        if not prefill(planner, cache, prompt):
+            continue
+        assert prompt.account is not None, "a request that was planned has an account"
+        hits += prompt.account.resumed_at
+        end = prompt.answer_end(unit) if prompt.generation.keep_output else None
+        if end is not None:
+            prefill(planner, cache, ReplayedSequence(2 * number + 1, served, end))
+    return hits
+
+
+def prefill(planner: Planner, cache: PrefixCache, seq: Sequence) -> bool:
+    """Prefill a sequence in one leg; return False if the whole memory is too small for it."""
+    try:
+        plan = planner.first_leg(seq, ENDLESS, ())
+    except OutOfPages:
+        return False
+    assert plan is not None, "an endless budget is large enough for any leg"
+    cache.commit(plan)
+    cache.release(seq.id)
+    return True
+
+
+Replay = Callable[[PrefixCache, Placement, Requests[Served]], int]  # serves requests one by one; tokens that hit
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """Inputs of a replay, picklable for another process."""
+
+    layout: CacheLayout
+    begin: Snapshot
+    placement: Placement  # as it was at the snapshot
+    window: tuple[Served, ...]
+    replay: Replay
+
+    def hits(self, eviction: str) -> int:
+        """Return the tokens of the window that hit under this policy."""
+        return self.replay(PrefixCache(self.layout, eviction, self.begin), copy.deepcopy(self.placement), self.window)
+
+
+class Tuner:
+    """Search for the alpha of a cache whose policy is Marconi's; `observe` takes each request once it is complete.
+
+    workers: processes that replay; with 0 `observe` itself replays. If `wait` is true, `observe` returns only when the
+    result is known, so that the same request always adopts it, and raises a replay's error. Otherwise requests
+    continue, a later one adopts the result, and alpha stays 0 if a replay failed.
+    """
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        placement: Placement,
+        replay: Replay = replay_window,
+        workers: int = 0,
+        wait: bool = True,
+    ) -> None:
+        if not isinstance(cache.policy, Marconi):
+            raise TypeError(f"{type(cache.policy).__name__} has no alpha to tune")
+        self._cache, self._policy, self._placement, self._replay = cache, cache.policy, placement, replay
+        self._workers, self._wait = workers, wait
+        self._requests = 0  # until the first eviction
+        self._begin: tuple[Snapshot, Placement] | None = None
+        self._window: list[Served] = []
+        self._running: Grid | None = None
+        self.hits: dict[float, int] = {}  # tokens by alpha, once they are known
+        self.failure: BaseException | None = None  # the first error of a replay
+
+    @property
+    def done(self) -> bool:
+        return bool(self.hits) or self.failure is not None
+
+    def observe(self, request: Served) -> None:
+        """Count or record a completed request, and adopt the result if it is known."""
+        if self.done:
+            return
+        if self._running is not None:
+            self._adopt_if_ready()
+        elif self._begin is None:
+            self._requests += 1
+            stats = self._cache.stats()
+            if stats.evicted_checkpoints or stats.evicted_kv_pages:
+                self._begin = self._cache.snapshot(), copy.deepcopy(self._placement)
+        else:
+            self._window.append(request)
+            if len(self._window) == self._policy.multiplier * self._requests:
+                self._start(*self._begin)
+
+    def close(self) -> None:
+        """Stop replays that still run."""
+        if self._running is not None:
+            self._running.close()
+            self._running = None
+
+    def _start(self, begin: Snapshot, placement: Placement) -> None:
+        study = Study(self._cache.layout, begin, placement, tuple(self._window), self._replay)
+        spellings = [self._policy.static(alpha) for alpha in ALPHAS]
+        if not self._workers:
+            self._adopt([study.hits(spelling) for spelling in spellings])
+            return
+        self._running = Grid(study, spellings, self._workers, fork=self._wait)
+        if self._wait:
+            self._adopt_if_ready(wait=True)
+
+    def _adopt_if_ready(self, wait: bool = False) -> None:
+        assert self._running is not None, "a grid was started"
+        if not wait:
+            if not self._running.ready:
+                return
+            self.failure = self._running.failure
+        hits = [] if self.failure else self._running.results()
+        self.close()
+        if hits:
+            self._adopt(hits)
+
+    def _adopt(self, hits: list[int]) -> None:
+        """Set the best alpha, the smallest of equals; keep 0 if its gain is within the policy's guard."""
+        self.hits = dict(zip(ALPHAS, hits, strict=True))
+        best = max(ALPHAS, key=lambda alpha: self.hits[alpha])
+        prompts = sum(request.prompt_tokens for request in self._window)
+        if (self.hits[best] - self.hits[0.0]) * 100 > self._policy.guard * prompts:
+            self._policy.alpha = best
+        self._begin, self._window = None, []
+
+
+class Grid:
+    """A study under several policies, in processes of its own."""
+
+    def __init__(self, study: Study, spellings: Requests[str], workers: int, fork: bool) -> None:
+        # a server has threads: a fork would copy their locks in the locked state
+        context = multiprocessing.get_context("fork" if fork else "spawn")
+        self._pool = ProcessPoolExecutor(
+            workers, context, initializer=_receive, initargs=(pickle.dumps(study), not fork)
+        )
+        before = set(multiprocessing.active_children())
+        self._futures: list[Future[int]] = [self._pool.submit(_hits, spelling) for spelling in spellings]
+        self._processes = set(multiprocessing.active_children()) - before
+
+    @property
+    def ready(self) -> bool:
+        return all(future.done() for future in self._futures)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The error of the first replay that failed; waits for all replays."""
+        return next((error for future in self._futures if (error := future.exception()) is not None), None)
+
+    def results(self) -> list[int]:
+        """Return each policy's hits; wait for missing ones. Raises a replay's error."""
+        return [future.result() for future in self._futures]
+
+    def close(self) -> None:
+        """Stop at once: the interpreter would wait for a running replay at its exit."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for process in self._processes:
+            process.terminate()
+
+
+_study: Study | None = None  # of a worker process
+
+
+def _receive(pickled: bytes, low_priority: bool) -> None:
+    global _study
+    if low_priority:
+        os.nice(10)
+    _study = pickle.loads(pickled)
+
+
+def _hits(spelling: str) -> int:
+    assert _study is not None, "a worker receives its study when it starts"
+    return _study.hits(spelling)
