@@ -26,7 +26,7 @@ from headwater.request import Generation, SamplingParams
 from headwater.schedule.limits import EXTRA_SLOTS
 from headwater.schedule.sequence import Sequence, key_of
 from headwater.schedule.step import Leg, Step
-from headwater.server.chat import encode
+from headwater.server.prompt.encoding import encode
 
 PREFIXES, SMALL_PREFIXES = (2048, 8192, 32768), (512, 1024)  # tokens
 SUFFIX = 256  # tokens

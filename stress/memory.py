@@ -15,7 +15,7 @@ import logging
 import sys
 import time
 
-from headwater.server.encoding import CACHE_BYTES, OVERHEAD
+from headwater.server.prompt.encoding import CACHE_BYTES, OVERHEAD
 from stress.census import census, grown
 from stress.live_server import LiveServer, embedded_model, release_free_memory, resident_bytes
 from stress.short_requests import ShortRequests, send_over_http

@@ -8,7 +8,8 @@ import pytest
 
 from headwater.config import LOG_FORMATS, REASONING_FORMATS, SETTINGS, TOOL_FORMATS, ServeConfig
 from headwater.errors import ConfigError
-from headwater.server import formats, logs
+from headwater.server.answer import formats
+from headwater.server.observe import logs
 from headwater.setting import parse_bytes, show_bytes
 
 

@@ -16,7 +16,7 @@ from headwater.config import ServeConfig
 from headwater.server.app import create_app
 from tests.server import fake_engine
 from tests.server.fake_engine import FakeEngine
-from tests.server.test_serving import Server
+from tests.server.routes.test_serving import Server
 
 DEMO = Path(__file__).parents[1] / "examples" / "demo.py"
 

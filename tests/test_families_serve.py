@@ -17,7 +17,7 @@ from headwater.mixers.numerics import Numerics
 from headwater.models.families import read_folder
 from headwater.server.app import create_app
 from tests.checkpoints import SMALLEST
-from tests.server.test_serving import Server
+from tests.server.routes.test_serving import Server
 
 PROMPT = "the quiet river flows under the old stone bridge and " * 30
 PAGE = 64

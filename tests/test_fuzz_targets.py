@@ -17,12 +17,12 @@ from headwater.engine.detokenizer import TextStream
 from headwater.load.answer import Answer, error_message
 from headwater.models.load import read_spec
 from headwater.models.tensors import CheckpointTensors
-from headwater.server.body import JsonRequest
-from headwater.server.encoding import PromptEncoder
-from headwater.server.formats.json_calls import JsonSection
-from headwater.server.formats.parser import AnswerParser
-from headwater.server.messages import conversation
-from headwater.server.reply import Reply
+from headwater.server.answer.formats.json_calls import JsonSection
+from headwater.server.answer.formats.parser import AnswerParser
+from headwater.server.answer.reply import Reply
+from headwater.server.prompt.encoding import PromptEncoder
+from headwater.server.requests.body import JsonRequest
+from headwater.server.requests.messages import conversation
 from headwater.spec import ModelSpec
 from stress.fuzz import files
 from stress.fuzz.target import Drawn, pieces

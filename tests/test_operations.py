@@ -9,8 +9,8 @@ import typer
 
 from headwater.account import Reason
 from headwater.cli import commands
-from headwater.server.errors import KINDS
-from headwater.server.metrics import Metrics
+from headwater.server.http.errors import KINDS
+from headwater.server.observe.metrics import Metrics
 from tests.server.fake_engine import FakeEngine
 
 ROOT = Path(__file__).parents[1]

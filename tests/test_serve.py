@@ -16,7 +16,7 @@ import httpx
 import openai
 import pytest
 
-from tests.server.test_listener import certificate  # noqa: F401  a fixture
+from tests.server.http.test_listener import certificate  # noqa: F401  a fixture
 
 PATIENCE = 120  # seconds after which something that must happen has not
 PROMPT = "the quiet river flows under the old stone bridge and " * 40

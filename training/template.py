@@ -6,7 +6,7 @@ from datetime import datetime
 from functools import cache
 from pathlib import Path
 
-from headwater.server.template import ChatTemplate
+from headwater.server.prompt.template import ChatTemplate
 from training.tasks.example import TEXT, Example, Message, Tool
 
 FILE = Path(__file__).with_name("chat_template.jinja")

@@ -31,7 +31,7 @@ DECODE_REUSE = ("canonical", "raw", "none")
 HEALING = tuple(map(str, Healing))
 SEGMENT_EVICTION = tuple(map(str, SegmentEviction))
 LOG_FORMATS = ("text", "json")
-TOOL_FORMATS = (  # what headwater.server.formats has
+TOOL_FORMATS = (  # what headwater.server.answer.formats has
     "auto", "none", "qwen_xml", "hermes", "nemotron", "kimi", "jamba", "minimax", "minimax_xml", "granite",
 )  # fmt: skip
 REASONING_FORMATS = ("auto", "none", "think")  # likewise

@@ -16,10 +16,10 @@ from headwater.load.answer import Answer
 from headwater.load.sse import EventParser
 from headwater.models.embedded import embedded
 from headwater.request import SamplingParams
-from headwater.server.formats import REASONING, TOOLS
-from headwater.server.formats.delta import Delta, joined
-from headwater.server.formats.parser import AnswerParser
-from headwater.server.formats.tools import Tool
+from headwater.server.answer.formats import REASONING, TOOLS
+from headwater.server.answer.formats.delta import Delta, joined
+from headwater.server.answer.formats.parser import AnswerParser
+from headwater.server.answer.formats.tools import Tool
 from stress.fuzz.target import Drawn, Target, pieces
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "any": {}}}

@@ -11,9 +11,9 @@ from headwater.engine.constraint import ConstraintCompiler
 from headwater.errors import ConstraintError, TemplateError
 from headwater.models.embedded import embedded
 from headwater.request import Constraint
-from headwater.server.chat import ChatPrompter
-from headwater.server.messages import conversation
-from headwater.server.template import ChatTemplate
+from headwater.server.prompt.chat import ChatPrompter
+from headwater.server.prompt.template import ChatTemplate
+from headwater.server.requests.messages import conversation
 from stress.fuzz.answers import tokenizer
 from stress.fuzz.target import Drawn, Target
 from tests.server import templates

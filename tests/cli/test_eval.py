@@ -15,7 +15,7 @@ from tests.evaluate.items import fields, tool_item
 from tests.evaluate.test_asking import remembering, reply
 from tests.load.openai_server import OpenAiServer, Script
 from tests.server.conftest import engine
-from tests.server.test_serving import Server
+from tests.server.routes.test_serving import Server
 
 __all__ = ["engine"]  # a fixture
 

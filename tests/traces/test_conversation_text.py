@@ -6,9 +6,9 @@ from array import array
 
 import pytest
 
-from headwater.server.chat import ChatPrompter
-from headwater.server.messages import Conversation
-from headwater.server.template import ChatTemplate
+from headwater.server.prompt.chat import ChatPrompter
+from headwater.server.prompt.template import ChatTemplate
+from headwater.server.requests.messages import Conversation
 from headwater.traces.chat import Chat, text_of
 from headwater.traces.tokens import Vocabulary, Words
 from tests.server.fake_engine import byte_tokenizer

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from headwater.evaluate.item import Item, read_items
-from headwater.server.chat import ChatPrompter
-from headwater.server.messages import conversation
+from headwater.server.prompt.chat import ChatPrompter
+from headwater.server.requests.messages import conversation
 from tests.training.reader import Reader
 from training import evaluation_set, tokenizer
 from training.tasks.recall import SEGMENT

@@ -5,9 +5,9 @@ from itertools import pairwise
 
 import pytest
 
-from headwater.server.chat import ChatPrompter
-from headwater.server.encoding import PromptEncoder
-from headwater.server.messages import conversation
+from headwater.server.prompt.chat import ChatPrompter
+from headwater.server.prompt.encoding import PromptEncoder
+from headwater.server.requests.messages import conversation
 from training import tokenizer
 from training.tasks import KINDS, draw
 from training.tasks.example import TEXT

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from headwater.engine.engine import Engine
-    from headwater.server.draining import DrainingServer
+    from headwater.server.http.draining import DrainingServer
 
 EPILOG = (
     "Every setting is also read from the environment, as HEADWATER_ and its name (HEADWATER_MAX_RUNNING), and from "
@@ -110,8 +110,8 @@ def serve_until_stopped(config: ServeConfig) -> None:
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until requests are taken there is nothing to end
     # these import the web framework, and the engine's torch: `--help` and `inspect` do without
-    from headwater.server.listener import check_tls, listener, url
-    from headwater.server.logs import configure_logging
+    from headwater.server.http.listener import check_tls, listener, url
+    from headwater.server.observe.logs import configure_logging
 
     configure_logging(config.log_format)
     check_tls(config)
@@ -149,7 +149,7 @@ def load_engine(config: ServeConfig) -> Engine:
 def make_server(app: FastAPI, engine: Engine, config: ServeConfig) -> DrainingServer:
     import uvicorn
 
-    from headwater.server.draining import LINGER, DrainingServer
+    from headwater.server.http.draining import LINGER, DrainingServer
 
     settings = uvicorn.Config(
         app,

@@ -1,0 +1,1 @@
+"""The OpenAI-compatible HTTP server, in rooms: routes, requests, prompt, answer, observe, http."""

@@ -5,22 +5,11 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from headwater.config import ServeConfig
-from headwater.server import (
-    absent,
-    access,
-    errors,
-    generate,
-    health,
-    models,
-    recording,
-    refusals,
-    responses,
-    telemetry,
-    tokens,
-    warming,
-)
-from headwater.server.body import JsonRoute
-from headwater.server.service import ServedEngine, Service
+from headwater.server.http import access, errors, refusals
+from headwater.server.observe import recording, telemetry
+from headwater.server.requests.body import JsonRoute
+from headwater.server.routes import absent, generate, health, models, responses, tokens, warming
+from headwater.server.routes.service import ServedEngine, Service
 
 # each adds its routes, or its middleware: the last one added sees a request first
 PARTS = (

@@ -17,10 +17,10 @@ from headwater.evaluate.text import read_utf8
 from headwater.evaluate.ways import SEPARATOR, marked
 from headwater.models.load import LoadedModel
 from headwater.request import Span
-from headwater.server.chat import ChatPrompter
-from headwater.server.openai import ChatRequest
-from headwater.server.segments import SegmentEncoder
-from headwater.server.template import ChatTemplate
+from headwater.server.prompt.chat import ChatPrompter
+from headwater.server.prompt.segments import SegmentEncoder
+from headwater.server.prompt.template import ChatTemplate
+from headwater.server.requests.chat import ChatRequest
 from headwater.traces.source import Source
 
 

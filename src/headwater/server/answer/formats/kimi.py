@@ -1,0 +1,124 @@
+"""Calls in sections of tokens of their own: Kimi-Linear and Kimi K2.
+
+As the chat templates of moonshotai/Kimi-K2-* and SGLang's kimi_k2 detector have it, without white space. A call's id
+names the function, and counts the calls of the conversation; templates write it again, so it is passed on:
+
+<|tool_calls_section_begin|>
+<|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{"city": "Bonn"}<|tool_call_end|>
+<|tool_calls_section_end|>
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from headwater.server.answer.formats.delta import CallArguments, CallBegin, Content, Delta
+from headwater.server.answer.formats.grammar import Grammar, either, literal
+from headwater.server.answer.formats.json_end import JsonEnd
+from headwater.server.answer.formats.tags import may_become, possible_start
+from headwater.server.answer.formats.tools import CallParser, Tool, Tools
+
+OPEN, CLOSE = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+CALL, ARGUMENTS, CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+ID = re.compile(r"(?:functions\.)?([^\s<>]+?)(?::\d+)?")
+
+
+class Kimi:
+    open, close = OPEN, CLOSE
+    several = True
+    tags = (OPEN, CLOSE, CALL, ARGUMENTS, CALL_END)
+
+    def told_by(self, template: str) -> bool:
+        return OPEN in template
+
+    def parser(self, raw: str, tools: Tools) -> CallParser:
+        return KimiSection(raw)
+
+    def rule(self, grammar: Grammar, tools: Sequence[Tool], one: bool) -> str:
+        call = grammar.rule(either([self._call(grammar, tool) for tool in tools]))
+        return grammar.rule(f"{call} {'' if one else f'{call}*'} {grammar.tag(CLOSE)}")
+
+    def _call(self, grammar: Grammar, tool: Tool) -> str:
+        name = f"{literal(f'functions.{tool.name}:')} /[0-9]{{1,4}}/"
+        arguments = grammar.json(tool.parameters, spaced=True)
+        return f"{grammar.tag(CALL)} {name} {grammar.tag(ARGUMENTS)} {arguments} {grammar.tag(CALL_END)}"
+
+
+class KimiSection:
+    """All calls of one section; arguments are passed on as they come."""
+
+    def __init__(self, raw: str) -> None:
+        self._raw = raw
+        self._text = ""
+        self._unread = ""  # all text, until a call begins
+        self._begun = False
+        self._arguments = JsonEnd()
+        self._step: Callable[[list[Delta]], bool] = self._between
+        self._rest: str | None = None
+
+    def push(self, text: str) -> tuple[list[Delta], str | None]:
+        self._text += text
+        if not self._begun:
+            self._unread += text
+        out: list[Delta] = []
+        while self._rest is None and self._step(out):
+            pass
+        return out, self._rest
+
+    def finish(self) -> tuple[list[Delta], str]:
+        """What was held back; at most a part of a tag is lost."""
+        if not self._begun:
+            return [Content(self._raw)], self._unread
+        return [], self._text if self._step == self._head else ""
+
+    # Each step reads one thing from the text; it gives False where it needs more.
+
+    def _between(self, out: list[Delta]) -> bool:
+        text = self._text.lstrip()
+        if not text or may_become(text, CALL) or (self._begun and may_become(text, CLOSE)):
+            return False
+        if text.startswith(CALL):
+            self._text, self._step = text, self._head
+            return True
+        return self._leave(out, text.removeprefix(CLOSE))
+
+    def _head(self, out: list[Delta]) -> bool:
+        """The call's id, up to the first brace of its arguments."""
+        after = self._text[len(CALL) :]
+        end = after.find(ARGUMENTS)
+        said = after[: possible_start(after, ARGUMENTS) if end < 0 else end]
+        found = ID.fullmatch(said.strip())
+        if end < 0 and "<" not in said:
+            return False
+        arguments = after[end + len(ARGUMENTS) :].lstrip()
+        if end >= 0 and found and not arguments:
+            return False
+        if end < 0 or not found or arguments[0] != "{":
+            return self._leave(out, self._text)
+        out.append(CallBegin(found[1], found[0]))
+        self._begun = True
+        self._text, self._arguments, self._step = arguments, JsonEnd(), self._object
+        return True
+
+    def _object(self, out: list[Delta]) -> bool:
+        end = self._arguments.push(self._text)
+        out.append(CallArguments(self._text[:end]))
+        self._text = "" if end is None else self._text[end:]
+        if end is not None:
+            self._step = self._end
+        return end is not None
+
+    def _end(self, out: list[Delta]) -> bool:
+        """The call's closing tag, or whatever stands in its place; braces too many are dropped."""
+        self._text = self._text.lstrip(" \t\r\n}")
+        if not self._text or may_become(self._text, CALL_END):
+            return False
+        self._text, self._step = self._text.removeprefix(CALL_END), self._between
+        return True
+
+    def _leave(self, out: list[Delta], rest: str) -> bool:
+        if not self._begun:
+            out.append(Content(self._raw))
+        self._rest = rest if self._begun else self._unread
+        return False

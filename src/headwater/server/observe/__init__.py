@@ -1,0 +1,1 @@
+"""Metrics, logs, traces, recordings, and the data of the live page."""

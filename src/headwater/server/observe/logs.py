@@ -1,0 +1,83 @@
+"""The log: one line a request, as text or as one JSON object. It never holds text of prompts or answers."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+from datetime import UTC, datetime
+
+from headwater.server.http.context import RequestContext, current_request_id
+from headwater.server.observe.record import GenerationEnd
+
+TEXT = "%(asctime)s %(name)s %(message)s"
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+log = logging.getLogger("headwater.request")
+
+
+class TextFormatter(logging.Formatter):
+    """One line a record, whatever was in a request's path or fields; an exception's traceback follows it."""
+
+    def __init__(self) -> None:
+        super().__init__(TEXT)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return CONTROL.sub(lambda found: ascii(found[0])[1:-1], super().formatMessage(record))
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a line: time, level, logger, message, the request's id, and what `extra={"fields": ...}` adds."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        request_id = current_request_id()
+        if request_id is not None:
+            line["request_id"] = request_id
+        line |= getattr(record, "fields", {})
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+FORMATTERS: dict[str, type[logging.Formatter]] = {"text": TextFormatter, "json": JsonFormatter}
+
+
+def configure_logging(log_format: str) -> None:
+    """Log to standard error from `info` up, in one of FORMATTERS."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(FORMATTERS[log_format]())
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+
+
+class RequestLog:
+    """Writes a line for each answer, and for each request that got none."""
+
+    def token(self, gap: float) -> None:
+        """Not worth a line."""
+
+    def ended(self, end: GenerationEnd) -> None:
+        account = " ".join(f"{name}={_shown(value)}" for name, value in end.account.as_dict().items())
+        times = f"ttft={end.first_token:.3f}s total={end.total:.3f}s"
+        text = f"{account} output={end.output_tokens:,} finish={end.finish_reason} {times}"
+        extra = {"fields": end.as_dict()}
+        log.info("%s[%d] %s id=%s", end.endpoint, end.number, text, end.request.id, extra=extra)
+
+    def lost(self, request: RequestContext, endpoint: str, error: Exception | None) -> None:
+        fields = {"request_id": request.id, "endpoint": endpoint, "total_seconds": round(request.seconds, 6)}
+        if error is None:
+            extra = {"fields": {**fields, "outcome": "cancelled"}}
+            log.info("%s cancelled total=%.3fs id=%s", endpoint, request.seconds, request.id, extra=extra)
+            return
+        extra = {"fields": {**fields, "outcome": "failed", "error": type(error).__name__}}
+        log.warning("%s failed=%s: %s id=%s", endpoint, type(error).__name__, error, request.id, extra=extra)
+
+
+def _shown(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -1,0 +1,1 @@
+"""Prompts from conversations and texts: template, tokens, segments, boundaries."""

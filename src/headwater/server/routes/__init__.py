@@ -1,0 +1,1 @@
+"""Endpoints, each installed on the app by a function."""

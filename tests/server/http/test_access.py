@@ -1,0 +1,145 @@
+"""Who may call: keys, origins, and that neither holds up a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import socket
+from functools import partial
+
+import httpx
+import pytest
+
+from headwater.config import ServeConfig
+from headwater.server.app import create_app
+from headwater.server.http import access
+from tests.server.routes.test_serving import PATIENCE, Server
+
+KEY = "klüch-7"
+PAGE = "https://chat.example"
+HELLO = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
+
+
+@pytest.fixture
+def call(engine):
+    """One request to a server that needs a key and lets one origin in."""
+    return partial(request, engine, ServeConfig(api_key=KEY, cors=(PAGE,)))
+
+
+def request(engine, config, method, path, **kwargs):
+    async def go():
+        transport = httpx.ASGITransport(create_app(engine, config), raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.request(method, path, **kwargs)
+
+    return asyncio.run(go())
+
+
+def bearer(key):
+    return {"authorization": f"Bearer {key}".encode()}
+
+
+def basic(user, key):
+    return {"authorization": f"Basic {base64.b64encode(f'{user}:{key}'.encode()).decode()}"}
+
+
+@pytest.mark.parametrize("headers", [bearer(KEY), {"x-api-key": KEY.encode()}, basic("", KEY), basic("any", KEY)])
+def test_the_key_opens_every_path(call, headers):
+    assert call("GET", "/v1/models", headers=headers).status_code == 200
+    assert call("POST", "/v1/chat/completions", json=HELLO, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        bearer(""),
+        bearer(KEY[:-1]),
+        bearer(KEY + "7"),
+        {"authorization": KEY.encode()},
+        {"authorization": "Basic %%%"},
+        {"authorization": "Basic ü".encode()},
+        {"authorization": b"Bearer \xff"},
+        {"authorization": "Basic " + base64.b64encode(KEY.encode()).decode()},
+        basic(KEY, "password"),
+        {"x-api-key": ""},
+    ],
+)
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/v1/models"), ("POST", "/v1/chat/completions"), ("GET", "/nowhere")]
+)
+def test_without_the_key_every_path_is_401_in_openais_form(call, engine, headers, method, path):
+    answer = call(method, path, headers=headers, json=HELLO if method == "POST" else None)
+    assert answer.status_code == 401
+    assert answer.json()["error"]["code"] == "invalid_api_key"
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    assert answer.headers["www-authenticate"].startswith("Bearer")
+    assert engine.seen == []
+
+
+def test_health_needs_no_key_and_without_a_setting_nothing_does(call, engine):
+    assert call("GET", "/health").status_code == 200
+    assert request(engine, ServeConfig(), "GET", "/v1/models").status_code == 200
+
+
+def test_a_browser_is_asked_for_the_key_as_a_password(call):
+    answer = call("GET", "/", headers={"accept": "text/html,*/*;q=0.8"})
+    assert (answer.status_code, answer.headers["www-authenticate"].split()[0]) == (401, "Basic")
+
+
+def test_the_key_may_be_in_a_file(engine, tmp_path):
+    (tmp_path / "key").write_text(f"{KEY}\n")
+    config = ServeConfig(api_key_file=tmp_path / "key")
+    assert request(engine, config, "GET", "/v1/models", headers=bearer(KEY)).status_code == 200
+    assert request(engine, config, "GET", "/v1/models").status_code == 401
+
+
+def test_a_preflight_needs_no_key_and_lets_the_key_through(call):
+    ask = {"origin": PAGE, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    answer = call("OPTIONS", "/v1/chat/completions", headers=ask)
+    assert answer.status_code == 200
+    assert answer.headers["access-control-allow-origin"] == PAGE
+    assert "authorization" in answer.headers["access-control-allow-headers"].lower()
+    assert "POST" in answer.headers["access-control-allow-methods"]
+
+
+def test_another_origin_is_not_let_in(call):
+    ask = {"origin": "https://evil.example", "access-control-request-method": "POST"}
+    answer = call("OPTIONS", "/v1/chat/completions", headers=ask)
+    assert answer.status_code == 400
+    assert "access-control-allow-origin" not in answer.headers
+
+
+def test_a_page_may_read_every_error(call, engine):
+    """A refused key, a path that is not there, a bad body, and an error that nobody foresaw."""
+    opened = {"origin": PAGE, **bearer(KEY)}
+    engine.fail = RuntimeError("unforeseen")
+    answers = [
+        call("GET", "/v1/models", headers={"origin": PAGE}),
+        call("GET", "/nowhere", headers=opened),
+        call("POST", "/v1/chat/completions", headers=opened, json={}),
+        call("POST", "/v1/chat/completions", headers=opened, json=HELLO),
+    ]
+    assert [answer.status_code for answer in answers] == [401, 404, 400, 500]
+    assert {answer.headers["access-control-allow-origin"] for answer in answers} == {PAGE}
+
+
+def test_a_stream_passes_as_it_is_made(engine):
+    """The first event is there while the engine still holds the rest back."""
+    engine.hold_after = 3
+    config = ServeConfig(api_key=KEY, cors=("*",))
+    with socket.create_server(("127.0.0.1", 0)) as sock, Server(create_app(engine, config), sock):
+        url = f"http://127.0.0.1:{sock.getsockname()[1]}/v1/chat/completions"
+        headers = {"origin": PAGE, **bearer(KEY)}
+        body = {**HELLO, "stream": True}
+        with httpx.stream("POST", url, json=body, headers=headers, timeout=PATIENCE) as response:
+            lines = response.iter_lines()
+            assert next(lines).startswith("data: {")
+            assert not engine.was_cancelled.is_set()
+
+
+def test_keys_are_compared_in_constant_time(monkeypatch, call):
+    compared = []
+    monkeypatch.setattr(access.hmac, "compare_digest", lambda a, b: compared.append((a, b)) or False)
+    assert call("GET", "/v1/models", headers={**bearer(KEY), "x-api-key": "other"}).status_code == 401
+    assert compared == [(b"other", KEY.encode()), (KEY.encode(), KEY.encode())]

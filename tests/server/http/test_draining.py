@@ -1,0 +1,112 @@
+"""The ordered end, over a fake engine; tests/test_serve.py has it with signals and a process."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+
+import httpx
+import pytest
+import uvicorn
+
+from headwater.config import ServeConfig
+from headwater.server.app import create_app
+from headwater.server.http.draining import DrainingServer
+from tests.server.fake_engine import FakeEngine
+
+PATIENCE = 20  # seconds after which something that must happen has not
+FOREVER = 1e9
+BODY = {"prompt": "abc", "max_tokens": 50, "stream": True}
+
+
+class Draining(DrainingServer):
+    """On a thread and a port of its own; says when it listens."""
+
+    def __init__(self, engine, drain):
+        app = create_app(engine, ServeConfig(cors=("*",)))
+        super().__init__(uvicorn.Config(app, log_level="warning"), app.state.in_flight, engine, drain)
+        self.listening = threading.Event()
+        self.sock = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.sock.getsockname()[1]}"
+        self.thread = threading.Thread(target=self.run, args=([self.sock],), daemon=True)
+
+    async def startup(self, sockets=None):
+        await super().startup(sockets)
+        self.listening.set()
+
+    def ended(self):
+        self.thread.join(PATIENCE)
+        return not self.thread.is_alive()
+
+
+@pytest.fixture
+def engine():
+    fake = FakeEngine(hold_after=3)
+    fake.start()
+    return fake
+
+
+@pytest.fixture
+def draining(engine):
+    servers = []
+
+    def start(drain):
+        server = Draining(engine, drain)
+        servers.append(server)
+        server.thread.start()
+        assert server.listening.wait(PATIENCE)
+        return server
+
+    yield start
+    for server in servers:
+        server.should_exit = True
+        engine.stop()
+        assert server.ended()
+        server.sock.close()
+
+
+def test_a_running_request_ends_and_new_ones_are_refused(draining, engine):
+    server = draining(FOREVER)
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=BODY, timeout=PATIENCE) as stream:
+        assert engine.held.wait(PATIENCE)
+        server.handle_exit(signal.SIGTERM, None)
+        while (health := httpx.get(f"{server.url}/health")).status_code == 200:
+            pass  # until the server has looked
+        assert (health.status_code, health.json()["status"]) == (503, "draining")
+        refused = httpx.post(f"{server.url}/v1/completions", json=BODY, headers={"origin": "http://page"})
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+        assert refused.json()["error"]["code"] == "engine_stopped"
+        assert refused.headers["access-control-allow-origin"] == "*"
+        assert httpx.get(f"{server.url}/v1/models").status_code == 200  # what computes nothing is still answered
+        server.handle_exit(signal.SIGTERM, None)  # again: changes nothing
+        engine.was_cancelled.set()  # the held request goes on
+        assert stream.read().endswith(b"data: [DONE]\n\n")
+    assert server.ended()
+    assert (len(engine.seen), engine.cancelled, server.interrupted) == (1, [], False)
+
+
+def test_nothing_to_wait_for_ends_at_once(draining):
+    server = draining(FOREVER)
+    server.handle_exit(signal.SIGINT, None)
+    assert server.ended()
+
+
+def test_after_the_drain_the_engine_ends_what_is_left(draining, engine):
+    server = draining(0.0)
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=BODY, timeout=PATIENCE) as stream:
+        assert engine.held.wait(PATIENCE)
+        server.handle_exit(signal.SIGTERM, None)
+        assert stream.read().endswith(b"data: [DONE]\n\n")  # stopping the fake lets its request go
+    assert server.ended()
+
+
+def test_a_second_interrupt_waits_for_nobody(draining, engine):
+    server = draining(FOREVER)
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=BODY, timeout=PATIENCE) as stream:
+        assert engine.held.wait(PATIENCE)
+        server.handle_exit(signal.SIGINT, None)
+        server.handle_exit(signal.SIGINT, None)
+        stream.read()
+    assert server.ended()
+    assert server.interrupted

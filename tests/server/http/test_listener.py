@@ -1,0 +1,109 @@
+"""What is listened on: ports, paths and certificates, and what is refused of them."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import stat
+import subprocess
+
+import pytest
+
+from headwater.config import ServeConfig
+from headwater.errors import ConfigError
+from headwater.server.http.listener import check_tls, listener, url
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    """Paths of a key and of a certificate for 127.0.0.1 that it signed itself."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl makes the certificate, and is not installed")
+    folder = tmp_path_factory.mktemp("tls")
+    key, cert = folder / "key.pem", folder / "cert.pem"
+    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    named = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
+    made = ["openssl", "req", "-x509", *curve, *named, "-keyout", key, "-out", cert]
+    subprocess.run(made, check=True, capture_output=True)
+    return key, cert
+
+
+def test_a_port_is_taken_and_told_as_a_url():
+    config = ServeConfig(port=0)
+    with listener(config) as sock:
+        assert url(sock, config) == f"http://127.0.0.1:{sock.getsockname()[1]}/v1"
+
+
+def test_an_address_of_ip_6_stands_in_brackets():
+    config = ServeConfig(host="::1", port=0)
+    try:
+        with listener(config) as sock:
+            assert url(sock, config) == f"http://[::1]:{sock.getsockname()[1]}/v1"
+    except ConfigError as error:
+        pytest.skip(f"no IPv6 here: {error}")
+
+
+def test_a_unix_socket_is_for_owner_and_group_and_is_gone_at_the_end(tmp_path):
+    config = ServeConfig(uds=tmp_path / "hw.sock")
+    with listener(config) as sock:
+        mode = config.uds.stat().st_mode
+        assert stat.S_ISSOCK(mode)
+        assert stat.S_IMODE(mode) == 0o660
+        assert url(sock, config) == f"unix:{tmp_path}/hw.sock"
+    assert not config.uds.exists()
+
+
+def test_a_stale_unix_socket_is_replaced(tmp_path):
+    path = tmp_path / "hw.sock"
+    with socket.socket(socket.AF_UNIX) as gone:
+        gone.bind(str(path))
+    assert path.exists()
+    with listener(ServeConfig(uds=path)) as sock:
+        sock.listen()
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+
+
+def test_a_live_unix_socket_is_refused_and_left_alone(tmp_path):
+    path = tmp_path / "hw.sock"
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(path))
+        other.listen()
+        with pytest.raises(ConfigError, match=r"hw\.sock.*another server"), listener(ServeConfig(uds=path)):
+            pass
+        assert path.is_socket()
+
+
+def test_the_unix_socket_of_a_later_server_is_left_alone(tmp_path):
+    path = tmp_path / "hw.sock"
+    with listener(ServeConfig(uds=path)), socket.socket(socket.AF_UNIX) as later:
+        later.bind(str(tmp_path / "new.sock"))
+        (tmp_path / "new.sock").rename(path)
+    assert path.is_socket()
+
+
+def test_a_file_is_not_replaced_by_a_socket(tmp_path):
+    (tmp_path / "notes").write_text("mine")
+    with pytest.raises(ConfigError, match=r"notes.*no socket"), listener(ServeConfig(uds=tmp_path / "notes")):
+        pass
+    assert (tmp_path / "notes").read_text() == "mine"
+
+
+@pytest.mark.parametrize("path", ["nowhere/hw.sock", "x" * 120])
+def test_a_path_that_cannot_be_bound_is_named(tmp_path, path):
+    with pytest.raises(ConfigError, match=path), listener(ServeConfig(uds=tmp_path / path)):
+        pass
+
+
+def test_a_certificate_and_its_key_are_taken(certificate):
+    key, cert = certificate
+    check_tls(ServeConfig(tls_key=key, tls_cert=cert))
+    check_tls(ServeConfig())
+
+
+def test_files_that_are_no_certificate_and_key_are_named(certificate, tmp_path):
+    key, cert = certificate
+    (tmp_path / "noise").write_text("noise")
+    for other in ({"tls_key": tmp_path / "noise", "tls_cert": cert}, {"tls_key": key, "tls_cert": tmp_path / "noise"}):
+        with pytest.raises(ConfigError, match=r"tls_cert is .*tls_key"):
+            check_tls(ServeConfig(**other))

@@ -1,0 +1,186 @@
+"""`/cache`: numbers and fingerprints of what is held and of what was asked, bounded however much that is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+
+from headwater.config import ServeConfig
+from headwater.plan import Draft
+from headwater.server.app import create_app
+from headwater.server.http.context import RequestContext
+from headwater.server.observe import recent, timeline
+from headwater.server.observe.overview import TreeWatch
+from headwater.server.observe.timeline import COLUMNS
+from tests.server.fake_engine import byte_tokenizer
+
+SECRET = "zanzibar" * 40
+
+
+@pytest.fixture
+def client(engine):
+    return TestClient(create_app(engine, ServeConfig()))
+
+
+def remember(engine, text, checkpoints=(64, 128), namespace=""):
+    """Put a prompt of two pages into the fake's tree."""
+    key = np.array(byte_tokenizer().encode(text[:128]).ids, dtype=np.int32).tobytes()
+    request = engine.tree.stats().reserves
+    draft = Draft(request, namespace, key, 0, 128, checkpoints, publish=128)
+    engine.tree.commit(engine.tree.reserve(draft))
+    engine.tree.release(request)
+
+
+def complete(client, **body):
+    return client.post("/v1/completions", json={"prompt": "x" * 200, "max_tokens": 4, **body})
+
+
+def test_an_empty_cache_has_everything_but_contents(client):
+    seen = client.get("/cache").json()
+    assert seen["tree"] == {
+        "tick": 0, "total_nodes": 0, "shown_nodes": 0, "walked_nodes": 0, "nodes": [], "hottest": []
+    }  # fmt: skip
+    assert seen["since_start"]["hit_rate"] is None
+    assert seen["requests"] == []
+    assert seen["memory"]["pages"]["total"] == sum(seen["memory"]["pages"][use] for use in seen["memory"]["bytes"])
+
+
+def test_it_says_what_each_of_the_last_requests_resumed_from(client):
+    complete(client)
+    complete(client)
+    seen = client.get("/cache").json()
+    first, again = seen["requests"]
+    assert (first["reason"], first["resumed_at"], first["prompt_tokens"]) == ("cold", 0, 200)
+    assert (again["reason"], again["resumed_at"], again["cached_tokens"]) == ("full", 192, 192)
+    assert again["output_tokens"] == 4
+    assert again["request_id"].startswith("req-")
+    assert seen["since_start"]["hit_rate"] == 192 / 400
+    assert seen["since_start"]["misses"]["cold"] == 1
+    assert seen["since_start"]["full_hits"] == 1
+
+
+def test_only_what_is_new_is_sent_to_who_says_what_it_has(client, engine):
+    complete(client)
+    seen = client.get("/cache").json()
+    last, tick = seen["requests"][-1]["serial"], seen["tree"]["tick"]
+    seen = client.get("/cache", params={"request": last, "tick": tick}).json()
+    assert seen["requests"] == []
+    assert seen["tree"] is None
+    complete(client)
+    assert [entry["serial"] for entry in client.get("/cache", params={"request": last}).json()["requests"]] == [
+        last + 1
+    ]
+
+
+def test_the_tree_is_told_by_size_and_fingerprint(client, engine):
+    remember(engine, "a" * 128)
+    remember(engine, "a" * 64 + "b" * 64)
+    tree = client.get("/cache").json()["tree"]
+    root, shared, *leaves = tree["nodes"]
+    assert (root["parent"], root["subtree_tokens"]) == (None, 192)
+    assert (shared["start"], shared["end"], shared["checkpoint"]) == (0, 64, True)
+    assert {leaf["parent"] for leaf in leaves} == {shared["id"]}
+    assert len({node["fingerprint"] for node in tree["nodes"]}) == 4
+
+
+def test_nothing_that_was_said_can_be_read(client, engine):
+    remember(engine, SECRET, namespace=SECRET)
+    complete(client, prompt=SECRET, cache_salt=SECRET, user=SECRET)
+    text = client.get("/cache").text
+    assert "zanzibar" not in text
+    tokens = byte_tokenizer().encode(SECRET[:64]).ids
+    assert json.dumps(tokens)[1:30] not in text
+
+
+def test_a_failed_and_a_cancelled_request_are_listed(client, engine):
+    engine.fail, engine.fail_after = RuntimeError("midway"), 1
+    client.post("/v1/completions", json={"prompt": "abc", "stream": True})
+    (entry,) = client.get("/cache").json()["requests"]
+    assert entry["finish_reason"] == "RuntimeError"
+    assert "prompt_tokens" not in entry
+
+
+def test_it_says_what_waits_to_be_healed_and_what_came_of_the_others(client, engine):
+    engine.figures = {
+        "healings_waiting": 2, "healed": 5, "healings_superseded": 3, "healings_given_up": 1,
+        "healing_tokens": 640, "segment_tokens": 512,
+    }  # fmt: skip
+    seen = client.get("/cache").json()
+    assert seen["healings_waiting"] == 2
+    assert seen["since_start"]["healings"] == {"healed": 5, "superseded": 3, "given_up": 1}
+    computed = seen["since_start"]["computed_tokens"]
+    assert (computed["healing"], computed["segment"], computed["prefill"]) == (640, 512, 0)
+
+
+def test_the_list_of_last_requests_is_bounded():
+    ring = recent.Recent()
+    for _ in range(3 * recent.KEPT):
+        ring.lost(RequestContext(), "chat", None)
+    assert len(ring.since(0)) == recent.KEPT
+    assert ring.since(3 * recent.KEPT - 1) == [ring.since(0)[-1]]
+
+
+def test_samples_are_taken_in_order_and_the_oldest_go(engine, monkeypatch):
+    monkeypatch.setattr(timeline, "KEPT", 3)
+    line = timeline.Timeline(engine.stats, recent.Recent())
+
+    async def take(count):
+        for _ in range(count):
+            await line.sample()
+
+    asyncio.run(take(5))
+    assert [sample[0] for sample in line.since(0)] == [3, 4, 5]
+    assert [sample[0] for sample in line.since(4)] == [5]
+    assert all(len(sample) == len(COLUMNS) for sample in line.since(0))
+    assert dict(zip(COLUMNS, line.since(4)[0], strict=True))["free"] == 1000
+
+
+def test_samples_are_taken_while_the_app_runs_and_one_that_fails_does_not_end_them(engine, monkeypatch):
+    monkeypatch.setattr(timeline, "INTERVAL", 0.001)
+    stats, failures = engine.stats, iter([True, False])
+
+    def failing():
+        if next(failures, False):
+            raise RuntimeError("once")
+        return stats()
+
+    monkeypatch.setattr(engine, "stats", failing)
+    with TestClient(create_app(engine, ServeConfig())) as client:
+        rows = []
+        while len(rows) < 2:
+            rows = client.get("/cache").json()["timeline"]["rows"]
+        assert next(failures, None) is None  # it had failed before
+        assert all(len(row) == len(COLUMNS) for row in rows)
+
+
+def test_a_crowd_that_looks_costs_one_look(engine):
+    looks = []
+    view = engine.view
+    engine.view = lambda: looks.append(1) or view()
+
+    async def crowd():
+        watch = TreeWatch(engine)
+        return await asyncio.gather(*(watch.tree() for _ in range(50)))
+
+    trees = asyncio.run(crowd())
+    assert len(looks) == 1
+    assert all(tree is trees[0] for tree in trees)
+
+
+def test_a_tree_that_takes_long_to_look_at_is_looked_at_rarely(engine):
+    clock = iter([100.0, 100.0, 100.5, 120.0, 126.0, 126.0, 126.5])
+    looks = []
+    view = engine.view
+    engine.view = lambda: looks.append(1) or view()
+
+    async def look_thrice():
+        watch = TreeWatch(engine, lambda: next(clock))
+        for _ in range(3):
+            await watch.tree()
+
+    asyncio.run(look_thrice())  # at 100 it takes 0.5 s, so it is good for 25 s: at 120 it still is, at 126 not
+    assert len(looks) == 2

@@ -1,0 +1,291 @@
+"""The live page in a browser: what it shows of requests, how one zooms, and what it does when the server is away."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+
+import httpx
+import pytest
+from fastapi.testclient import TestClient
+
+from headwater.config import ServeConfig
+from headwater.server.app import create_app
+from tests.server.fake_engine import FakeEngine
+from tests.server.observe.test_overview import remember
+from tests.server.routes.test_serving import Server
+
+os.environ["SE_OFFLINE"] = "true"  # the driver that is there, or none
+PATIENCE = 20  # seconds after which something that must happen has not
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--window-size=1280,800",
+)
+EVIL = "<img src=x onerror=document.title='broken'>"
+
+
+@pytest.fixture
+def engine():
+    fake = FakeEngine(model_name=EVIL)
+    fake.start()
+    yield fake
+    fake.stop()
+
+
+@pytest.fixture
+def listener():
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        yield sock
+
+
+@pytest.fixture
+def url(engine, listener):
+    with Server(create_app(engine, ServeConfig()), listener):
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.fixture(scope="module")
+def chrome(tmp_path_factory):
+    webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium")
+    chromium, chromedriver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or chromedriver is None:
+        pytest.skip("needs chromium and chromedriver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(flag)
+    driver = webdriver.Chrome(options, webdriver.chrome.service.Service(chromedriver))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def driver(chrome):
+    """A browser that is as new."""
+    errors(chrome)
+    yield chrome
+    chrome.get("about:blank")
+    chrome.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@pytest.fixture
+def page(driver, url):
+    """The page, live."""
+    driver.get(url)
+    until(driver, lambda: text(driver, "#status") == "live")
+    return driver
+
+
+def until(driver, condition):
+    """Wait for something that the page does by itself."""
+    from selenium.common.exceptions import StaleElementReferenceException
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    return WebDriverWait(driver, PATIENCE, 0.05, [StaleElementReferenceException]).until(lambda _: condition())
+
+
+def all_of(driver, selector):
+    return driver.find_elements("css selector", selector)
+
+
+def text(driver, selector):
+    return driver.find_element("css selector", selector).text
+
+
+def complete(url, prompt="x" * 200, **headers):
+    httpx.post(f"{url}/v1/completions", json={"prompt": prompt, "max_tokens": 4}, headers=headers).raise_for_status()
+
+
+def errors(driver):
+    """What the console has complained of since it was last asked."""
+    return [entry for entry in driver.get_log("browser") if entry["level"] == "SEVERE"]
+
+
+def wide(driver):
+    return driver.execute_script("return document.documentElement.scrollWidth > window.innerWidth")
+
+
+def node(driver, start, end):
+    """The cell of the tree that covers these tokens."""
+    label = f"tokens {start} to {end} "
+    return until(
+        driver,
+        lambda: next((cell for cell in all_of(driver, "#tree [data-node]") if label in cell.accessible_name), None),
+    )
+
+
+def zoomed(driver):
+    return driver.find_element("css selector", "#tree").get_attribute("data-zoomed")
+
+
+def test_an_empty_cache_is_shown_as_such(page):
+    assert "Nothing is cached yet" in text(page, "#tree")
+    assert "No request has ended yet" in text(page, "#no-requests")
+    assert "No prompt has been answered yet" in text(page, "#misses")
+    assert text(page, "#tiles dd") == "–"
+    until(page, lambda: all_of(page, "#memory .area"))
+    assert errors(page) == []
+
+
+def test_requests_appear_with_what_they_resumed_from_and_why(page, url):
+    complete(url, **{"x-request-id": "first"})
+    complete(url, **{"x-request-id": "again"})
+    until(page, lambda: len(all_of(page, "#requests tr")) == 2)
+    newest, oldest = (
+        [cell.text for cell in row.find_elements("css selector", "td")] for row in all_of(page, "#requests tr")
+    )
+    assert newest[1:3] + newest[4:6] == ["completion", "200", "192", "full"]
+    assert oldest[1:3] + oldest[4:6] == ["completion", "200", "0", "cold"]
+    assert all_of(page, "#requests .split")[0].accessible_name == "192 cached, 0 stranded, 8 computed"
+    assert text(page, "#tiles dd") == "48.0%"
+    assert "cold\n1" in text(page, "#misses")
+    assert all_of(page, "#requests tr")[0].get_attribute("data-request") == "again"
+    until(page, lambda: all_of(page, "#rate .line[d]"))
+    assert errors(page) == []
+
+
+def tiles(driver):
+    """What each says: its big figure and the note below, by title."""
+    told = [
+        [part.text for part in tile.find_elements("css selector", "dt, dd")] for tile in all_of(driver, "#tiles > div")
+    ]
+    return {title: figures for title, *figures in told}
+
+
+def test_healing_has_a_tile_where_segments_are_in_use(page, engine):
+    assert len(tiles(page)) == 6
+    assert "Healed" not in tiles(page)
+    engine.figures = {
+        "segment_tokens": 512, "healings_waiting": 2, "healed": 1234, "healings_superseded": 7,
+        "healings_given_up": 3, "healing_tokens": 45_678,
+    }  # fmt: skip
+    until(page, lambda: "Healed" in tiles(page))
+    assert tiles(page)["Healed"] == ["1,234", "2 waiting, 3 given up, 45.7k tokens"]
+    assert len({tile.rect["y"] for tile in all_of(page, "#tiles > div")}) == 1, "one row"
+    assert errors(page) == []
+
+
+def test_the_tree_zooms_by_click_and_back(page, engine):
+    remember(engine, "a" * 128)
+    remember(engine, "a" * 64 + "b" * 64)
+    shared = node(page, 0, 64)
+    id_, before = shared.get_attribute("data-node"), shared.rect["width"]
+    shared.click()
+    assert zoomed(page) == id_
+    assert node(page, 0, 64).rect["width"] > before
+    assert [step.text for step in all_of(page, "#trail button")][-1] == "0–64"
+    assert "1 page of KV · checkpoint, resumed 0 times · 192 tokens in 3 branches" in text(page, "#node")
+    node(page, 64, 128).click()
+    assert len(all_of(page, "#tree [data-node]")) == 1
+    all_of(page, "#trail button")[0].click()
+    assert zoomed(page) is None
+    assert len(all_of(page, "#tree [data-node]")) == 4
+    assert errors(page) == []
+
+
+def test_the_tree_can_be_used_with_the_keyboard(page, engine):
+    from selenium.webdriver import ActionChains, Keys
+
+    remember(engine, "a" * 128)
+    remember(engine, "a" * 64 + "b" * 64)
+    shared = node(page, 0, 64)
+    page.execute_script("document.querySelector('#tree [tabindex=\"0\"]').focus()")
+
+    def press(*keys):
+        ActionChains(page).send_keys(*keys).perform()
+        return page.switch_to.active_element.accessible_name
+
+    assert press(Keys.ARROW_RIGHT) == shared.accessible_name
+    assert "tokens 64 to 128" in press(Keys.ARROW_RIGHT)
+    first = press(Keys.ARROW_DOWN)
+    assert press(Keys.ARROW_UP) != first
+    assert press(Keys.ARROW_LEFT) == shared.accessible_name
+    press(Keys.ENTER)
+    assert zoomed(page) == shared.get_attribute("data-node")
+    press(Keys.ESCAPE, Keys.ESCAPE)
+    assert zoomed(page) is None
+
+
+def test_heights_stand_for_tokens_or_for_branches(page, engine):
+    remember(engine, "a" * 128, checkpoints=(128,), namespace="one long branch")
+    remember(engine, "b" * 128, checkpoints=(64, 128), namespace="two short ones")
+    until(page, lambda: len(all_of(page, "#tree [data-node]")) == 5)
+    roots = all_of(page, "#tree .root")
+    assert abs(roots[0].rect["height"] - roots[1].rect["height"]) < 3
+    all_of(page, "[data-weight]")[1].click()
+    heights = sorted(root.rect["height"] for root in all_of(page, "#tree .root"))
+    assert heights[1] > 1.8 * heights[0]
+
+
+def test_a_server_that_is_away_is_told_and_found_again(driver, engine, listener):
+    port = listener.getsockname()[1]
+    address = f"http://127.0.0.1:{port}"
+    with Server(create_app(engine, ServeConfig()), listener):
+        driver.get(address)
+        until(driver, lambda: text(driver, "#status") == "live")
+        complete(address)
+        until(driver, lambda: len(all_of(driver, "#requests tr")) == 1)
+    until(driver, lambda: "trying again" in text(driver, "#status"))
+    assert len(all_of(driver, "#requests tr")) == 1  # what was seen stays
+    with socket.create_server(("127.0.0.1", port)) as again, Server(create_app(engine, ServeConfig()), again):
+        until(driver, lambda: text(driver, "#status") == "live")
+        until(driver, lambda: not all_of(driver, "#requests tr"))  # another server, another history
+        complete(address)
+        until(driver, lambda: len(all_of(driver, "#requests tr")) == 1)
+
+
+def test_what_the_server_sends_is_shown_as_text(page):
+    assert text(page, "#model") == EVIL
+    assert page.title == "Headwater"
+    assert not all_of(page, "#model *")
+
+
+@pytest.mark.parametrize("width", [390, 820, 1280])
+def test_the_page_fits_its_window(page, url, engine, width):
+    size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    remember(engine, "a" * 128)
+    complete(url)
+    engine.figures = {"segment_tokens": 1, "healed": 123_456, "healings_waiting": 4_321, "healing_tokens": 10**12}
+    until(page, lambda: all_of(page, "#requests tr") and "Healed" in tiles(page))
+    assert page.execute_script("return window.innerWidth") == width
+    assert not wide(page)
+
+
+def test_every_control_and_picture_has_a_name(page, engine):
+    remember(engine, "a" * 128)
+    node(page, 0, 64)
+    for element in all_of(page, "button, svg[role], section, [role=treeitem], [tabindex='0']"):
+        assert element.accessible_name, element.get_attribute("outerHTML")[:200]
+
+
+def test_the_page_allows_itself_nothing_but_its_own_files(engine):
+    client = TestClient(create_app(engine, ServeConfig()))
+    answer = client.get("/")
+    assert answer.headers["content-type"].startswith("text/html")
+    policy = answer.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'")
+    assert "unsafe" not in policy
+    for path in re.findall(r'(?:src|href)="(page/[^"]+)"', answer.text):
+        assert client.get(f"/{path}").status_code == 200
+    assert not re.search(r"<script(?![^>]*src=)|<style|\sstyle=|\son\w+=|https?://", answer.text)
+    assert client.get("/page/__init__.py").status_code == 404
+    assert client.get("/page/..%2Fapp.py").status_code == 404
+
+
+def test_no_script_of_the_page_writes_markup(engine):
+    client = TestClient(create_app(engine, ServeConfig()))
+    for name in ("main.js", "dom.js", "chart.js", "icicle.js"):
+        script = client.get(f"/page/{name}").text
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", script)

@@ -1,0 +1,201 @@
+"""Boundaries found by probing stand where the rendered text says, on templates with every awkward habit."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwater.errors import TemplateError
+from headwater.models.embedded import embedded
+from headwater.request import Boundaries
+from headwater.server.prompt.chat import ChatPrompter, common_prefix
+from headwater.server.prompt.template import ChatTemplate
+from headwater.server.requests.messages import Conversation, template_message
+from tests.server import templates
+from tests.server.fake_engine import byte_tokenizer
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+TOOLS = [{"type": "function", "function": {"name": name}} for name in ("zip", "add")]
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def assistant(text):
+    return {"role": "assistant", "content": text}
+
+
+def tool(text):
+    return {"role": "tool", "content": text}
+
+
+def prepare(template, messages, tools=None, **variables):
+    prompter = ChatPrompter(byte_tokenizer(), ChatTemplate(template))
+    return prompter.prepare(Conversation(tuple(messages), tools, variables))
+
+
+def text_before(prompt, position):
+    """The prompt's text up to a boundary and one token more, since boundaries leave their last token out."""
+    return byte_tokenizer().decode(prompt.tokens[: position + 1], skip_special_tokens=False)
+
+
+def test_parts_of_a_reasoning_chat_are_found():
+    prompt = prepare(templates.REASONING, [SYSTEM, user("one?"), assistant("Well.\n</think>\n\n1"), user("two?")])
+    system = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n"
+    assert text_before(prompt, prompt.boundaries.system_end) == system
+    query = system + "one?<|im_end|>\n<|im_start|>assistant\n1<|im_end|>\n<|im_start|>user\n"
+    assert text_before(prompt, prompt.boundaries.query_start) == query
+    assert text_before(prompt, prompt.boundaries.query_end) == query + "two?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_output_is_not_kept_where_its_reasoning_will_be_stripped():
+    assert prepare(templates.REASONING, [user("one?")]).keep_output is False
+
+
+def test_output_is_kept_where_a_tool_may_answer_it():
+    assert prepare(templates.REASONING, [user("one?")], TOOLS).keep_output is True
+
+
+def test_output_is_kept_where_nothing_is_stripped():
+    prompt = prepare(templates.DEFAULT_SYSTEM, [user("one?")])
+    assert prompt.keep_output is True
+    assert prompt.boundaries.query_end == len(prompt.tokens) - 1
+
+
+def test_output_is_kept_where_the_template_puts_a_space_before_answers_without_one():
+    template = (embedded() / "chat_template.jinja").read_text("utf-8")
+    assert prepare(template, [SYSTEM, user("one?")]).keep_output is True
+
+
+def test_output_is_not_kept_where_its_empty_reasoning_block_will_be_stripped():
+    assert prepare(templates.REASONING, [user("one?")], enable_thinking=False).keep_output is False
+
+
+def test_the_next_turn_begins_with_what_the_boundary_promises():
+    messages = [SYSTEM, user("one?")]
+    now = prepare(templates.REASONING, messages)
+    later = prepare(templates.REASONING, [*messages, assistant("Hm.\n</think>\n\n1"), user("two?")])
+    kept = now.boundaries.query_end
+    assert later.tokens[: kept + 1] == now.tokens[: kept + 1]
+    assert later.tokens[: len(now.tokens)] != now.tokens
+
+
+def test_a_default_system_prompt_belongs_to_the_system_part():
+    prompt = prepare(templates.DEFAULT_SYSTEM, [user("  one?")])
+    assert text_before(prompt, prompt.boundaries.system_end).endswith("useful.<|im_end|>\n<|im_start|>user\n")
+
+
+def test_tools_in_the_system_prompt_belong_to_the_system_part():
+    prompt = prepare(templates.REASONING, [SYSTEM, user("one?")], TOOLS)
+    assert '"add"' in text_before(prompt, prompt.boundaries.system_end)
+
+
+def test_sorted_tools_before_the_last_message_are_not_the_next_turns():
+    prompt = prepare(templates.SORTED_TOOLS, [SYSTEM, user("one?"), assistant("1"), user("two?")], TOOLS)
+    assert text_before(prompt, prompt.boundaries.system_end).endswith("Be brief.<|im_end|>\n<|im_start|>user\n")
+    assert text_before(prompt, prompt.boundaries.query_start).endswith("[TOOLS]add;zip;[/TOOLS]\n<|im_start|>user\n")
+    # in the next turn the tools stand further down: only what is before them stays
+    assert text_before(prompt, prompt.boundaries.query_end).endswith("<|im_start|>assistant\n1<|im_end|>\n")
+    swapped = prepare(templates.SORTED_TOOLS, [SYSTEM, user("one?"), assistant("1"), user("two?")], TOOLS[::-1])
+    assert swapped == prompt
+
+
+def test_a_tools_result_is_not_the_last_query():
+    messages = [SYSTEM, user("add 1 and 2"), assistant("Hm.\n</think>\n\nI call add."), tool("3")]
+    prompt = prepare(templates.REASONING, messages, TOOLS)
+    assert text_before(prompt, prompt.boundaries.query_start).endswith("<|im_start|>user\n")
+    assert text_before(prompt, prompt.boundaries.query_end).endswith("add 1 and 2<|im_end|>\n<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize("template", [templates.REASONING, templates.ALTERNATING])
+def test_a_tools_result_sent_as_a_users_message_is_not_the_last_query(template):
+    messages = [user("add"), assistant("<tool_call>"), user("<tool_response>\n3\n</tool_response>")]
+    prompt = prepare(template, messages)
+    assert text_before(prompt, prompt.boundaries.query_start).endswith("<|im_start|>user\n")
+    assert "add" not in text_before(prompt, prompt.boundaries.query_start)
+
+
+def test_a_tools_result_that_the_template_gives_to_the_user_is_not_the_last_query():
+    prompt = prepare(templates.ALTERNATING, [SYSTEM, user("add 1 and 2"), assistant("I call add."), tool("3")])
+    assert "<|im_start|>user\n3<|im_end|>" in byte_tokenizer().decode(prompt.tokens, skip_special_tokens=False)
+    assert text_before(prompt, prompt.boundaries.query_start).endswith("Be brief.<|im_end|>\n<|im_start|>user\n")
+    assert prompt.boundaries.query_end == len(prompt.tokens) - 1  # nothing is stripped: the next turn keeps it all
+
+
+def test_a_conversation_without_a_user_has_no_query():
+    prompt = prepare(templates.DEFAULT_SYSTEM, [SYSTEM])
+    assert prompt.boundaries.system_end is None
+    assert prompt.boundaries.query_start is None
+
+
+def test_probes_that_fail_drop_their_boundaries_and_nothing_else():
+    prompt = prepare(templates.BROKEN, [user("hello")])
+    assert prompt.boundaries == Boundaries()
+    assert prompt.keep_output is True
+    assert byte_tokenizer().decode(prompt.tokens) == "hello"
+
+
+def test_a_probe_that_changes_nothing_drops_its_boundary():
+    prompt = prepare("{{ messages[-1].role }} speaks", [user("hello")])
+    assert prompt.boundaries.system_end is None
+
+
+def test_a_refused_conversation_says_what_the_template_said():
+    with pytest.raises(TemplateError, match="no such luck"):
+        prepare(templates.BROKEN, [user("good day")])
+    with pytest.raises(TemplateError, match="does not compile"):
+        ChatTemplate("{% if %}")
+
+
+def test_a_template_cannot_leave_its_sandbox():
+    with pytest.raises(TemplateError):
+        prepare("{{ messages.append(1) }}", [user("hello")])
+    with pytest.raises(TemplateError):
+        prepare("{{ ''.__class__.__mro__[1].__subclasses__() }}", [user("hello")])
+
+
+def test_json_in_templates_is_not_escaped():
+    prompt = prepare("{{ messages[0].content | tojson }}", [user("<é & 'b'>")])
+    assert byte_tokenizer().decode(prompt.tokens) == "\"<é & 'b'>\""
+
+
+def test_templates_may_tell_the_date_and_break_loops():
+    source = "{% for m in messages %}{{ strftime_now('%Y') }}{% break %}{% endfor %}"
+    rendered = ChatTemplate(source).render([user("a"), user("b")], datetime(2031, 5, 1), {})
+    assert rendered == "2031"
+
+
+def test_a_message_that_begins_as_its_stand_in_does_is_still_told_apart():
+    for text in ("Quick, why?", "zigzag?", "  Quick", ""):
+        prompt = prepare(templates.DEFAULT_SYSTEM, [user(text)])
+        assert text_before(prompt, prompt.boundaries.query_start).endswith("<|im_start|>user\n")
+
+
+def test_text_parts_are_joined_and_arguments_decoded():
+    call = {"type": "function", "function": {"name": "add", "arguments": '{"a": [1, 2]}'}}
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    message = template_message({"role": "assistant", "content": parts, "tool_calls": [call], "name": None})
+    assert message["content"] == "ab"
+    assert message["tool_calls"][0]["function"]["arguments"] == {"a": [1, 2]}
+    assert "name" not in message
+    assert call["function"]["arguments"] == '{"a": [1, 2]}'
+
+
+def test_arguments_that_are_no_json_stay_as_they_were():
+    call = {"type": "function", "function": {"name": "add", "arguments": "{oops"}}
+    assert template_message({"role": "assistant", "content": None, "tool_calls": [call]})["tool_calls"] == [call]
+
+
+def test_other_content_than_text_is_refused_by_name():
+    with pytest.raises(ValueError, match="image_url"):
+        template_message({"role": "user", "content": [{"type": "image_url", "image_url": {}}]})
+
+
+@given(st.text("ab"), st.text("ab"))
+def test_common_prefix_is_the_naive_one(a, b):
+    naive = next((i for i in range(min(len(a), len(b))) if a[i] != b[i]), min(len(a), len(b)))
+    assert common_prefix(a, b) == naive

@@ -1,0 +1,165 @@
+"""Messages in all the forms in which clients send them, and the breakpoints in them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from headwater.engine.selfcheck import SelfCheck
+from headwater.mixers import numerics
+from headwater.mixers.numerics import Numerics, prepare_process
+from headwater.models.load import load_model
+from headwater.server.prompt.chat import ChatPrompter
+from headwater.server.prompt.template import ChatTemplate
+from headwater.server.requests.messages import Breakpoint, conversation, template_message
+from tests.checkpoints import checkpoint
+from tests.exactness.rig import Make
+from tests.server import templates
+from tests.server.client import send_all
+from tests.server.fake_engine import byte_tokenizer
+
+MARK = {"cache_control": {"type": "ephemeral"}}
+CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+DECODED = {**CALL, "function": {"name": "add", "arguments": {"a": 1}}}
+TOOLS = [{"type": "function", "function": {"name": name}} for name in ("zip", "add")]
+
+
+def text(words, **more):
+    return {"type": "text", "text": words, **more}
+
+
+@pytest.mark.parametrize(
+    ("sent", "shown"),
+    [
+        ({"role": "assistant", "content": None, "tool_calls": [CALL]},
+         {"role": "assistant", "content": "", "tool_calls": [DECODED]}),
+        ({"role": "assistant", "content": "x", "tool_calls": [], "function_call": None, "refusal": None, "audio": None},
+         {"role": "assistant", "content": "x"}),
+        ({"role": "assistant", "content": None, "function_call": CALL["function"]},
+         {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": DECODED["function"]}]}),
+        ({"role": "assistant", "content": None, "refusal": "No."}, {"role": "assistant", "content": "No."}),
+        ({"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
+         {"role": "assistant", "content": "No."}),
+        ({"role": "assistant", "content": "x", "reasoning": "Hm."},
+         {"role": "assistant", "content": "x", "reasoning_content": "Hm."}),
+        ({"role": "assistant", "content": "x", "reasoning_content": "Hm.", "reasoning": "Hm."},
+         {"role": "assistant", "content": "x", "reasoning_content": "Hm."}),
+        ({"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm.", "signature": "s"}, text("x")]},
+         {"role": "assistant", "content": "x", "reasoning_content": "Hm."}),
+        ({"role": "function", "name": "add", "content": "3"}, {"role": "tool", "name": "add", "content": "3"}),
+        ({"role": "tool", "tool_call_id": "c", "content": [text("3"), text("4", **MARK)]},
+         {"role": "tool", "tool_call_id": "c", "content": "34"}),
+        ({"role": "user", "content": [{"type": "input_text", "text": "hi"}], "name": "Ann"},
+         {"role": "user", "content": "hi", "name": "Ann"}),
+    ],
+)  # fmt: skip
+def test_what_clients_send_becomes_what_templates_expect(sent, shown):
+    assert template_message(sent) == shown
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", None, 3])
+def test_parts_that_are_no_text_are_refused_by_name(kind):
+    with pytest.raises(ValueError, match=repr(kind)):
+        template_message({"role": "user", "content": [{"type": kind}]})
+
+
+def test_arguments_nested_too_deep_stay_as_they_were():
+    deep = {"function": {"name": "f", "arguments": "[" * 100_000}}
+    assert template_message({"role": "assistant", "content": "", "tool_calls": [deep]})["tool_calls"] == [deep]
+
+
+def prepared(template, messages, tools=None):
+    return ChatPrompter(byte_tokenizer(), ChatTemplate(template)).prepare(conversation(messages, tools))
+
+
+def before(prompt, position):
+    return byte_tokenizer().decode(prompt.tokens[: position + 1], skip_special_tokens=False)
+
+
+def test_a_developer_is_the_system_where_the_template_knows_no_other():
+    messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+    assert "<|im_start|>system\nBe brief." in before(prepared(templates.REASONING, messages), 40)
+    knows = templates.DEFAULT_SYSTEM + "{# developer #}"
+    assert "<|im_start|>developer" in before(prepared(knows, messages), 300)
+
+
+@pytest.mark.parametrize(
+    ("parts", "ends"),
+    [
+        ([text("Rules.", **MARK), text(" More.")], ["Rules."]),
+        ([text("Rules.", **MARK), text("Quick."), text("zig", **MARK)], ["Rules.", "Rules.Quick.zig"]),
+        ([text("Rules."), text("Quick.", **MARK)], ["Rules.Quick."]),
+    ],
+)
+def test_breakpoints_stand_where_their_parts_end(parts, ends):
+    messages = [{"role": "system", "content": parts}, {"role": "user", "content": "hi"}]
+    prompt = prepared(templates.REASONING, messages)
+    plain = prepared(
+        templates.REASONING, [{"role": "system", "content": "".join(p["text"] for p in parts)}, messages[1]]
+    )
+    assert prompt.tokens == plain.tokens
+    assert [before(prompt, at) for at in prompt.boundaries.extra] == [
+        f"<|im_start|>system\n{end}"[: len(f"<|im_start|>system\n{end}")] for end in ends
+    ]
+    assert plain.boundaries.extra == ()
+
+
+def test_a_message_or_a_tool_may_carry_the_breakpoint():
+    messages = [{"role": "system", "content": "Rules.", **MARK}, {"role": "user", "content": "hi"}]
+    (at,) = prepared(templates.REASONING, messages).boundaries.extra
+    assert before(prepared(templates.REASONING, messages), at) == "<|im_start|>system\nRules."
+    tools = [{**TOOLS[0], **MARK}, TOOLS[1]]
+    marked, plain = (
+        prepared(templates.REASONING, messages[1:], tools),
+        prepared(templates.REASONING, messages[1:], TOOLS),
+    )
+    assert marked.tokens == plain.tokens  # templates do not see it
+    (at,) = marked.boundaries.extra
+    assert json.dumps(TOOLS[0]) in before(marked, at)
+    assert '"add"' not in before(marked, at)
+
+
+def test_a_trimming_template_moves_the_breakpoint_with_the_text():
+    messages = [{"role": "user", "content": [text("Rules. \n", **MARK)]}]
+    prompt = prepared(templates.DEFAULT_SYSTEM, messages)
+    assert before(prompt, prompt.boundaries.extra[0]).endswith("user\nRules.")
+
+
+def test_breakpoints_are_found_in_messages_and_in_tools():
+    messages = [{"role": "user", "content": [text("ab", **MARK), text("c")], **MARK}]
+    found = conversation(messages, [{"type": "function", "function": {"name": "f", **MARK}}])
+    assert found.breakpoints == (Breakpoint(0, 2), Breakpoint(0, 3))
+    assert found.tool_breakpoints == (0,)
+    assert found.tools == [{"type": "function", "function": {"name": "f"}}]
+
+
+def test_bad_breakpoints_are_refused():
+    with pytest.raises(ValueError, match="5 parts have cache_control, at most 4"):
+        conversation([{"role": "user", "content": [text("a", **MARK)] * 5}])
+    with pytest.raises(ValueError, match="'ephemeral'"):
+        conversation([{"role": "user", "content": [text("a", cache_control={"type": "eternal"})]}])
+
+
+def test_a_second_request_resumes_at_the_breakpoint(tmp_path):
+    prepare_process(2)
+    numerics.use(Numerics())
+    loaded = load_model(checkpoint(tmp_path, "qwen3_5"), "float32")
+    shared, own = "again " * 400, "here and there " * 150
+    with Make(loaded, SelfCheck(True, None, "packed"))(500) as rig:
+        rig.engine.chat_template = templates.SILENT
+
+        def body(salt, name, **mark):
+            parts = [text(shared, **mark), text(f"{name} {own}")]
+            messages = [{"role": "system", "content": parts}, {"role": "user", "content": "hi"}]
+            sent = {"messages": messages, "max_tokens": 1, "cache_salt": salt}
+            return ("POST", "/v1/chat/completions", {"json": sent})
+
+        asked = [body("marked", name, **MARK) for name in ("some", "other")]
+        asked += [body("plain", name) for name in ("some", "other")]
+        answers = [answer.json() for answer in send_all(rig.engine, asked)]
+    first, second, *plain = [answer["headwater"]["resumed_at"] for answer in answers]
+    length = len(loaded.tokenizer.encode(shared).ids)
+    assert (first, plain) == (0, [0, 0])
+    assert second % 64 == 0
+    assert length - 64 < second <= length + 8

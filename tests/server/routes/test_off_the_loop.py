@@ -1,0 +1,64 @@
+"""What takes long is done on other threads: one large request must not keep the others' tokens waiting."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from headwater.server.answer.dialect import Dialect
+from headwater.server.prompt.chat import ChatPrompter
+from headwater.server.requests import body
+from headwater.server.requests.chat import ChatRequest
+from headwater.server.routes.service import Service
+from tests.server.client import error, send
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def watched(monkeypatch, owner, name):
+    """The threads on which a function is called from now on."""
+    threads, call = [], getattr(owner, name)
+
+    def noting(*args, **named):
+        threads.append(threading.current_thread())
+        return call(*args, **named)
+
+    monkeypatch.setattr(owner, name, noting)
+    return threads
+
+
+@pytest.mark.parametrize(("owner", "name"), [(ChatPrompter, "prepare"), (Dialect, "shape")])
+def test_prompts_and_grammars_are_made_on_another_thread(engine, monkeypatch, owner, name):
+    threads = watched(monkeypatch, owner, name)
+    assert send(engine, "POST", "/v1/chat/completions", json={"messages": HELLO}).status_code == 200
+    assert threads
+    assert threading.main_thread() not in threads
+
+
+def test_conversations_are_shaped_on_another_thread(engine, monkeypatch):
+    threads, shaped = [], ChatRequest.conversation.fget
+
+    def noting(self):
+        threads.append(threading.current_thread())
+        return shaped(self)
+
+    monkeypatch.setattr(ChatRequest, "conversation", property(noting))
+    assert send(engine, "POST", "/tokenize", json={"messages": HELLO}).status_code == 200
+    assert threads
+    assert threading.main_thread() not in threads
+
+
+@pytest.mark.parametrize("size", [10, body.AT_ONCE + 1])
+def test_large_bodies_are_parsed_on_another_thread(engine, monkeypatch, size):
+    threads = watched(monkeypatch, body, "parse")
+    send(engine, "POST", "/tokenize", json={"prompt": "x" * size})
+    assert (threading.main_thread() in threads) == (size < body.AT_ONCE)
+
+
+def test_too_many_prompts_are_refused_before_they_are_tokenised(engine, monkeypatch):
+    threads = watched(monkeypatch, Service, "_tokens")
+    told = error(send(engine, "POST", "/v1/completions", json={"prompt": ["a"] * 10_000}))
+    assert told["param"] == "n"
+    assert "10,000 answers" in told["message"]
+    assert not threads

@@ -1,0 +1,189 @@
+"""/v1/responses on a real socket, with the official client, and how its items become messages and back."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+
+from headwater.errors import EngineStopped
+from headwater.server.answer.responses_output import Output
+from headwater.server.requests.responses import ResponsesRequest, messages_of
+from tests.server.client import error, send
+from tests.server.fake_engine import byte_tokenizer
+from tests.server.routes.test_serving import client, url  # noqa: F401  fixtures
+
+TOOL = {"type": "function", "name": "look_up", "description": "d", "parameters": {"type": "object"}}
+DELTA_TYPES = ("response.output_text.delta", "response.reasoning_text.delta")
+
+
+@pytest.fixture(autouse=True)
+def plain_script(engine):
+    engine.chat_template = engine.chat_template.replace("<think>\n{% endif %}{% endif %}", "{% endif %}{% endif %}")
+
+
+def prompt_of(engine, i=0):
+    return byte_tokenizer().decode(engine.seen[i].prompt, skip_special_tokens=False)
+
+
+def test_the_official_client_reads_a_response(client, engine):  # noqa: F811
+    answer = client.responses.create(
+        model="m", input="hello", instructions="Be brief.", max_output_tokens=50, metadata={"a": "b"}, temperature=0.5
+    )
+    assert answer.output_text == engine.script
+    assert (answer.status, answer.metadata, answer.instructions) == ("completed", {"a": "b"}, "Be brief.")
+    assert answer.usage.output_tokens == len(engine.script.encode())
+    assert answer.usage.input_tokens == len(engine.seen[0].prompt)
+    assert answer.usage.input_tokens_details.cached_tokens == 0
+    assert answer.model_extra["store"] is False
+    assert answer.model_extra["headwater"]["reason"] == "too_short"
+    assert engine.seen[0].params.temperature == 0.5
+    assert engine.seen[0].params.max_tokens == 50
+    assert "system\nBe brief.<|im_end|>" in prompt_of(engine)
+
+
+def test_a_response_that_reached_its_limit_is_incomplete(client, engine):  # noqa: F811
+    answer = client.responses.create(model="m", input="hello", max_output_tokens=4)
+    assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert answer.output[0].status == "incomplete"
+
+
+def test_the_official_client_streams_a_response(client, engine):  # noqa: F811
+    with client.responses.stream(model="m", input="hello") as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == engine.script
+    assert final.output_text == engine.script
+    assert final.usage.output_tokens == len(engine.script.encode())
+    types = [event.type for event in events if event.type not in DELTA_TYPES]
+    assert types == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+
+
+def test_a_stream_that_fails_raises_what_failed(client, engine):  # noqa: F811
+    engine.fail, engine.fail_after = EngineStopped("the engine has stopped"), 1
+    with pytest.raises(openai.APIError, match="the engine has stopped"):
+        list(client.responses.create(model="m", input="hello", stream=True))
+
+
+def test_a_turn_with_a_call_and_its_output_reaches_the_template(client, engine):  # noqa: F811
+    client.responses.create(
+        model="m",
+        tools=[TOOL],
+        input=[
+            {"role": "developer", "content": "Be brief."},
+            {
+                "role": "user",
+                "content": [{"type": "input_text", "text": "what is "}, {"type": "input_text", "text": "x?"}],
+            },
+            {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
+            {"type": "function_call", "call_id": "c1", "name": "look_up", "arguments": '{"q": "x"}'},
+            {"type": "function_call_output", "call_id": "c1", "output": "42"},
+        ],
+    )
+    prompt = prompt_of(engine)
+    assert "Be brief." in prompt
+    assert '"name": "look_up"' in prompt
+    assert "what is x?" in prompt
+    assert '<tool_call>look_up q="x"</tool_call>' in prompt
+    assert "<tool_response>\n42" in prompt
+
+
+def test_an_assistants_items_that_follow_each_other_are_one_message():
+    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Wait."}]}
+    calls = [{"type": "function_call", "call_id": c, "name": "f", "arguments": "{}"} for c in "ab"]
+    thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}]}
+    (message,) = messages_of([thought, said, *calls])
+    assert message["reasoning_content"] == "Hm."
+    assert message["content"] == [{"type": "text", "text": "Wait."}]
+    assert [call["id"] for call in message["tool_calls"]] == ["a", "b"]
+
+
+def test_formats_tools_and_choices_are_spelled_as_chats():
+    schema = {"type": "json_schema", "name": "s", "schema": {"type": "object"}, "strict": True}
+    body = ResponsesRequest(
+        input="x", tools=[TOOL], tool_choice={"type": "function", "name": "look_up"}, text={"format": schema}, top_k=3
+    )
+    own = body._own()
+    assert own["response_format"] == {
+        "type": "json_schema",
+        "json_schema": {"name": "s", "schema": {"type": "object"}, "strict": True},
+    }
+    assert own["tools"] == [
+        {"type": "function", "function": {"name": "look_up", "description": "d", "parameters": {"type": "object"}}}
+    ]
+    assert own["tool_choice"] == {"type": "function", "function": {"name": "look_up"}}
+
+
+def test_reasoning_text_and_calls_become_items_in_their_order():
+    call = {"index": 0, "id": "c1", "type": "function", "function": {"name": "f", "arguments": ""}}
+    deltas = [
+        {"role": "assistant", "content": ""},
+        {"reasoning_content": "H"},
+        {"reasoning_content": "m."},
+        {"content": "Wait."},
+        {"tool_calls": [call]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '{"a"'}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": ": 1}"}}]},
+        {"tool_calls": [{**call, "index": 1, "id": "c2", "function": {"name": "g", "arguments": "{}"}}]},
+        {},
+    ]
+    output = Output()
+    events = [event for delta in deltas for event in output.take(delta)] + list(output.end("completed"))
+    assert [item["type"] for item in output.items] == ["reasoning", "message", "function_call", "function_call"]
+    assert output.items[0]["content"][0]["text"] == "Hm."
+    assert [item["arguments"] for item in output.items[2:]] == ['{"a": 1}', "{}"]
+    assert [item["call_id"] for item in output.items[2:]] == ["c1", "c2"]
+    added = [event["output_index"] for event in events if event["type"] == "response.output_item.added"]
+    assert added == [0, 1, 2, 3]
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert done == output.items
+
+
+def test_a_whole_message_gives_the_items_that_its_deltas_give():
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    output = Output()
+    list(output.take({"role": "assistant", "content": None, "reasoning_content": "Hm.", "tool_calls": [call, call]}))
+    list(output.end("completed"))
+    assert [item["type"] for item in output.items] == ["reasoning", "function_call", "function_call"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"input": []}, ["input", "0", "1"]),
+        ({"input": ""}, ["input", "0", "1"]),
+        ({"input": 5}, ["input"]),
+        ({"input": [5]}, ["input"]),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, ["item_reference", "function_call_output"]),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, ["input_image"]),
+        ({"input": [{"content": "x"}]}, ["role"]),
+        ({"input": [{"type": "function_call_output"}]}, []),
+        ({"input": [{"type": ["x"]}]}, ["type"]),
+        ({"max_output_tokens": 0}, ["max_output_tokens", "0", "1"]),
+        ({"max_output_tokens": 10**9}, ["1,000,000,000", "4,096"]),
+        ({"temperature": 3}, ["temperature", "3", "2"]),
+        ({"store": True}, ["store", "True"]),
+        ({"previous_response_id": "resp_1"}, ["previous_response_id"]),
+        ({"background": True}, ["background"]),
+        ({"conversation": "c"}, ["conversation"]),
+        ({"n": 2}, ["n is 2"]),
+        ({"tools": [{"type": "web_search"}]}, ["web_search"]),
+        ({"tool_choice": {"type": "mcp"}}, ["mcp"]),
+        ({"metadata": {"a": 1}}, ["metadata"]),
+    ],
+)
+def test_what_a_response_cannot_be_is_refused(engine, fields, words):
+    response = send(engine, "POST", "/v1/responses", json={"input": "hello", **fields})
+    if fields.get("input") != [{"type": "function_call_output"}]:
+        message = error(response)["message"]
+        assert all(word in message for word in words), message
+    assert response.status_code < 500
