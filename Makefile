@@ -44,24 +44,24 @@ test-full: lint
 	HEADWATER_TEST_FULL=1 $(BIN)/pytest
 
 bench: $(VENV)/.dev
-	$(BIN)/python benchmarks/run.py $(BENCH)
+	$(BIN)/python -m benchmarks.run $(BENCH)
 
 # how fast the lab is, on recorded traffic: make bench-lab DATA=... PEERS=...
 bench-lab: $(VENV)/.dev
-	$(BIN)/python benchmarks/lab.py $(if $(DATA),--data $(DATA)) $(if $(PEERS),--peers $(PEERS))
+	$(BIN)/python -m benchmarks.lab $(if $(DATA),--data $(DATA)) $(if $(PEERS),--peers $(PEERS))
 
 # every policy on every trace at four sizes, and the page that shows it: make policies DATA=...
 policies: $(VENV)/.dev
-	$(BIN)/python benchmarks/policies.py $(if $(DATA),--data $(DATA))
+	$(BIN)/python -m benchmarks.policies $(if $(DATA),--data $(DATA))
 
 # the papers' figures on recorded traffic, and the page that shows them: make results [DATA=...] [PEERS=...] [FIGURES=marconi]
 # without FIGURES all of them, with those that need an engine
 results: $(VENV)/.dev
 	$(BIN)/python -m papers $(FIGURES) --data $(DATA) --peers $(or $(PEERS),$(DATA)/../peers) --out docs/results
-	$(if $(FIGURES),,$(BIN)/python benchmarks/sparse.py --data $(DATA) --out docs/results)
-	$(if $(FIGURES),,$(BIN)/python benchmarks/segment_states.py --out docs/results)
-	$(if $(FIGURES),,$(BIN)/python benchmarks/segments.py --out docs/results)
-	$(if $(FIGURES),,$(BIN)/python benchmarks/segment_quality.py --out docs/results)
+	$(if $(FIGURES),,$(BIN)/python -m benchmarks.sparse --data $(DATA) --out docs/results)
+	$(if $(FIGURES),,$(BIN)/python -m benchmarks.segment_states --out docs/results)
+	$(if $(FIGURES),,$(BIN)/python -m benchmarks.segments --out docs/results)
+	$(if $(FIGURES),,$(BIN)/python -m benchmarks.segment_quality --out docs/results)
 	$(BIN)/python -m papers --page docs/results.md --out docs/results
 
 # the page of all families, from the code

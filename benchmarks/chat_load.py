@@ -1,6 +1,6 @@
 """Is anything computed twice in chats?
 
-    python benchmarks/chat_load.py [--repeats 5] [--threads 2] [--small]
+    python -m benchmarks.chat_load [--repeats 5] [--threads 2] [--small]
 
 8 clients with one system prompt hold chats of 12 turns at once, through the official client, without pausing between
 turns. A request may compute what lies past the longest prefix that was sent before or is part of an answer, and 64
@@ -24,12 +24,12 @@ from functools import partial
 from os.path import commonprefix
 from pathlib import Path
 
-import measure
 import openai
-from engines import Model, settle
-from measure import Row
-from servers import ServerThread
 
+from benchmarks import measure
+from benchmarks.engines import Model, settle
+from benchmarks.measure import Row
+from benchmarks.servers import ServerThread
 from headwater.account import CacheAccount
 from headwater.config import ServeConfig
 from headwater.engine.engine import Engine

@@ -1,6 +1,6 @@
 """What do the servers that people use today do on the same requests?
 
-    python benchmarks/comparison.py RESULTS... --out docs/comparison.md
+    python -m benchmarks.comparison RESULTS... --out docs/comparison.md
 
 RESULTS are the JSON files, one a server, of the shared time-to-first-token script, taken one after the other on one
 machine. Writes the page, and beside this script the figures that it shows, without the answers' texts. A peer's hits

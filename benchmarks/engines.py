@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 import tempfile
 import threading
 import time
@@ -22,9 +21,6 @@ from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics
 from headwater.models.load import LoadedModel, load_model, read_spec
 from headwater.request import Generation, SamplingParams
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
 from tests import checkpoints
 from tests.checkpoints.tokenizer import sayable
 

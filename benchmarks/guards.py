@@ -1,6 +1,6 @@
 """What do the guards cost that make a row's bits independent of its company?
 
-    python benchmarks/guards.py [--repeats 7] [--threads 2] [--small]
+    python -m benchmarks.guards [--repeats 7] [--threads 2] [--small]
 
 Two servers without a cache take turns, one as it is, one with `--no-reproducible` and MKL left to itself.
 """
@@ -10,10 +10,10 @@ from __future__ import annotations
 import random
 from functools import partial
 
-import measure
-from engines import MODEL, Model, bench_checkpoint
-from measure import Figures, Row, ratios
-from servers import complete, serve
+from benchmarks import measure
+from benchmarks.engines import MODEL, Model, bench_checkpoint
+from benchmarks.measure import Figures, Row, ratios
+from benchmarks.servers import complete, serve
 
 PROMPT, DECODE_PROMPT = 2048, 512  # tokens
 DECODE_TOKENS = 64

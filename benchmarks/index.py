@@ -1,6 +1,6 @@
 """How fast is the index, and how small?
 
-    python benchmarks/index.py [--repeats 7] [--sequences 2000] [--peers FOLDER] [--peer-python PYTHON]
+    python -m benchmarks.index [--repeats 7] [--sequences 2000] [--peers FOLDER] [--peer-python PYTHON]
 
 One core, page 64, no checks. Each repetition runs all pieces in turn, `bytes.startswith` over the same bytes among
 them, and ratios are taken within a repetition. Times are CPU time of the one thread, since cores are shared. `--peers`
@@ -26,9 +26,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from index_adapter import Headwater, HeadwaterRequests, HeadwaterSegLen, Key
-from index_workload import VOCABULARY, fresh, np, workload
-
+from benchmarks.index_adapter import Headwater, HeadwaterRequests, HeadwaterSegLen, Key
+from benchmarks.index_workload import VOCABULARY, fresh, np, workload
 from headwater.cache import PrefixCache
 from headwater.machine import cpu
 from headwater.plan import CacheLayout, Draft

@@ -16,6 +16,7 @@ from headwater.cache.index import Index
 from headwater.cache.node import Node
 from headwater.cache.order import Room
 from headwater.cache.pool import Pool
+from headwater.cache.segments.store import SegmentStore
 from headwater.plan import CacheLayout, Draft
 
 Key = tuple[bytes, int]
@@ -39,7 +40,7 @@ class Headwater:
         self.pool = Pool(layout)
         policy = make_eviction(self.eviction, layout)
         self.index = Index(4 * page, 1, policy)
-        self.evictor = Evictor(self.index, self.pool, policy)
+        self.evictor = Evictor(self.index, self.pool, policy, SegmentStore(layout, self.pool))
         self.root = self.index.root("")
         self.index.pin(self.root)
         self.now = 0

@@ -1,6 +1,6 @@
 """How fast is the lab? One core, CPU time of the replay; reading and tokenising apart.
 
-    python benchmarks/lab.py [--repeats 1] [--data FOLDER] [--peers FOLDER] [--small]
+    python -m benchmarks.lab [--repeats 1] [--data FOLDER] [--peers FOLDER] [--small]
 
 `--data` holds recorded traffic; `--peers` another simulator's traces, whose own times on them stand beside ours.
 """
@@ -12,9 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import measure
-from measure import Row
-
+from benchmarks import measure
+from benchmarks.measure import Row
 from headwater.cache.eviction import EVICTION
 from headwater.cache.positions.program import solve
 from headwater.lab.cost import StepCost

@@ -1,6 +1,6 @@
 """How fast is each recurrent layer: against transformers' in prefill, with states and transitions kept, and decoding?
 
-    python benchmarks/mixers.py [--repeats 5] [--threads 2] [--small]
+    python -m benchmarks.mixers [--repeats 5] [--threads 2] [--small]
 
 All sides of a mixer run in turns within one process, in float32, from the same random rows. A layer is whole, with
 its projections, convolution, gates and norm; what it is, the output says.
@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import measure
 import torch
-from measure import Figures, Row, ratios, timed
-from mixer_layers import LAYERS, WIDTH, Compared, products_of, run_oracle
 
+from benchmarks import measure
+from benchmarks.measure import Figures, Row, ratios, timed
+from benchmarks.mixer_layers import LAYERS, WIDTH, Compared, products_of, run_oracle
 from headwater.mixers.batch import Slice, StepBatch
 from headwater.mixers.chunks import CHUNK
 from headwater.mixers.recurrent import LayerState, RecurrentMixer

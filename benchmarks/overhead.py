@@ -1,6 +1,6 @@
 """What does caching cost where it cannot help?
 
-    python benchmarks/overhead.py [--repeats 5] [--threads 2] [--small]
+    python -m benchmarks.overhead [--repeats 5] [--threads 2] [--small]
 
 Engines over one set of weights take turns: without a cache; with one in memory that nothing has touched yet; with one
 whose memory is full, so that each request evicts. Cold: prompts never seen, up to the first token. Decode: from the
@@ -14,10 +14,9 @@ import random
 import time
 from functools import partial
 
-import measure
-from engines import MODEL, Model, ask, bench_checkpoint, finished, settle, submit
-from measure import Figures, Row, ratios
-
+from benchmarks import measure
+from benchmarks.engines import MODEL, Model, ask, bench_checkpoint, finished, settle, submit
+from benchmarks.measure import Figures, Row, ratios
 from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
 

@@ -1,6 +1,6 @@
 """What every policy hits on every trace, at four sizes of memory: docs/policies.md.
 
-    python benchmarks/policies.py [--data FOLDER] [--seed 0] [--traces NAME,...]
+    python -m benchmarks.policies [--data FOLDER] [--seed 0] [--traces NAME,...]
 
 Requests come one by one, Qwen3.5-9B, pages of 64 tokens; where sessions have no recorded starts they are drawn.
 Writes results/policies.json, which the page is made of.

@@ -1,6 +1,6 @@
 """How fast does the model prefill and decode, and how does prefill compare with transformers on the same checkpoint?
 
-    python benchmarks/prefill.py [--repeats 5] [--threads 2] [--small]
+    python -m benchmarks.prefill [--repeats 5] [--threads 2] [--small]
 
 All sides run in turns within one process, in float32 and in bfloat16.
 """
@@ -11,11 +11,11 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-import measure
 import torch
-from engines import MODEL, Model, bench_checkpoint
-from measure import Row, ratios, timed
 
+from benchmarks import measure
+from benchmarks.engines import MODEL, Model, bench_checkpoint
+from benchmarks.measure import Row, ratios, timed
 from headwater.models.load import LoadedModel
 from tests import checkpoints
 from tests.support import Bench

@@ -1,6 +1,6 @@
 """Do checkpoints move at memcpy speed?
 
-    python benchmarks/restore.py [--repeats 15] [--threads 2] [--small]
+    python -m benchmarks.restore [--repeats 15] [--threads 2] [--small]
 
 Restoring gathers a checkpoint's pages, saving scatters them; a plain copy of as many bytes between two buffers runs in
 turns with them. Each repetition goes once over many checkpoints, in another order than they lie in, so that all three
@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import random
 
-import measure
 import torch
-from engines import MODEL, bench_checkpoint
-from measure import Row, ratios, timed
 
+from benchmarks import measure
+from benchmarks.engines import MODEL, bench_checkpoint
+from benchmarks.measure import Row, ratios, timed
 from headwater.memory.arena import Arena
 from headwater.memory.slots import StateMemory
 from headwater.models.load import read_spec

@@ -1,6 +1,6 @@
 """All questions, one after the other, each in a process of its own: `make bench`.
 
-    python benchmarks/run.py [NAME ...] [--small] [--peers FOLDER] [--peer-python PYTHON]
+    python -m benchmarks.run [NAME ...] [--small] [--peers FOLDER] [--peer-python PYTHON]
 
 Writes results/NAME.json for each, and prints one table. The exit code tells whether all of them ran, not whether goals
 were reached: the table says that.
@@ -16,8 +16,9 @@ import tempfile
 import time
 from pathlib import Path
 
-import measure
 from rich.rule import Rule
+
+from benchmarks import measure
 
 QUESTIONS = {
     "index": "How fast is the index, and how small?",
@@ -41,7 +42,7 @@ LONGEST = 1800  # seconds that one question may take
 
 def run(name: str, given: argparse.Namespace, out: Path) -> bool:
     """Whether the benchmark ran to its end."""
-    command = [sys.executable, str(measure.HERE / f"{name}.py"), "--out", str(out)]
+    command = [sys.executable, "-m", f"benchmarks.{name}", "--out", str(out)]
     if given.small:
         command += SMALL.get(name, ["--repeats", "1", "--small"])
     if name == "index" and given.peers:

@@ -1,6 +1,6 @@
 """Of all segments' tokens a share is computed anew: which ones bring a composed prompt closest to the whole one?
 
-    python benchmarks/segment_choices.py [MODEL] [--prompts 20] [--segment 128] [--shortest 900] [--longest 1500]
+    python -m benchmarks.segment_choices [MODEL] [--prompts 20] [--segment 128] [--shortest 900] [--longest 1500]
 
 Each way to spend tokens costs about what it takes to compute the K segments whole that are asked about, and seams of 8.
 Prints the share that it really took, the divergence of the next token (nats), and how often that is the same.

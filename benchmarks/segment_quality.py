@@ -1,9 +1,9 @@
 """What does composing cost in answers?
 
-    python benchmarks/segment_quality.py [--model FOLDER] [--every 6] [--out docs/results]
+    python -m benchmarks.segment_quality [--model FOLDER] [--every 6] [--out docs/results]
 
 Asks a server of the embedded model the held-out questions about documents in every way (`headwater eval --segments`),
-of every so many groups one. Writes HYPIC's figure 10 as `headwater figures` would.
+of every so many groups one. Writes HYPIC's figure 10 as `python -m papers` would.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Is a composed state the state of one pass, at the first layer and the deepest, and what does addition alone cost?
 
-    python benchmarks/segment_states.py [hypic-layer0] [hypic-table2] [hypic-table4] [hypic-3] [--out docs/results]
+    python -m benchmarks.segment_states [hypic-layer0] [hypic-table2] [hypic-table4] [hypic-3] [--out docs/results]
 
-Writes the first layer's fidelity, tables 2 and 4 and figure 3 of HYPIC as `headwater figures` would.
+Writes the first layer's fidelity, tables 2 and 4 and figure 3 of HYPIC as `python -m papers` would.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -33,9 +32,6 @@ from papers.hypic import drift as drifts
 from papers.hypic.algebra import DECAYS, LENGTHS, SEGMENTS, TOKENS
 from papers.hypic.drift import TRAINED, Drift, Places
 from papers.lab import Lab
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
 from tests import checkpoints
 from tests.contract.layer_rig import LayerRig, Piece
 from tests.contract.recurrences import MIXERS, RECURRENCES, Case

@@ -1,10 +1,10 @@
 """What do segments save? HYPIC's figures 12 and 11 on this engine.
 
-    python benchmarks/segments.py [hypic-12] [hypic-11] [--repeats 5] [--threads 2] [--small] [--out docs/results]
+    python -m benchmarks.segments [hypic-12] [hypic-11] [--repeats 5] [--threads 2] [--small] [--out docs/results]
 
 Prompts are a leading part, documents and a question. For hypic-12 every document was stored before, and no two prompts
-have the same first one, so a prefix cache finds the leading part alone. Ways take turns. Writes what `headwater
-figures` would.
+have the same first one, so a prefix cache finds the leading part alone. Ways take turns. Writes what `python -m
+papers` would.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
-import measure
-from engines import Asked, Model, bench_checkpoint, finished, params, sent, settle
-
+from benchmarks import measure
+from benchmarks.engines import Asked, Model, bench_checkpoint, finished, params, sent, settle
 from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
 from headwater.mixers.numerics import prepare_process

@@ -1,9 +1,9 @@
 """Do fewer tokens to recompute take less time, and what does a resumption begin with?
 
-    python benchmarks/sparse.py [sparse-3] [sparse-4] --data FOLDER [--repeats 2] [--small] [--out docs/results]
+    python -m benchmarks.sparse [sparse-3] [sparse-4] --data FOLDER [--repeats 2] [--small] [--out docs/results]
 
 One attention and three Gated DeltaNet layers of Qwen3.5-0.8B's sizes with random weights, in bfloat16, on the engine's
-model, arena and state memory. Writes figures 3 and 4 of the sparse prefix caching paper as `headwater figures` would.
+model, arena and state memory. Writes figures 3 and 4 of the sparse prefix caching paper as `python -m papers` would.
 Where prompts resume comes from the data; their tokens are random, since times do not depend on them. Times are CPU
 time of one thread, which on an idle core is wall-clock time, and on a busy one hardly depends on who else runs.
 """
@@ -21,10 +21,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import measure
 import torch
-from engines import Model
 
+from benchmarks import measure
+from benchmarks.engines import Model
 from headwater.mixers.numerics import prepare_process
 from papers.document import document
 from papers.figure import Figure, Found

@@ -1,6 +1,6 @@
 """How long until the server answers, and how much memory does it take when its memory is full?
 
-    python benchmarks/startup.py [--repeats 5] [--threads 2] [--small]
+    python -m benchmarks.startup [--repeats 5] [--threads 2] [--small]
 
 Start-up: from the process's start until /health answers, on the embedded checkpoint.
 Memory: what is resident beyond the model and `--memory`, after traffic of more than `--memory` holds.
@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import measure
-from engines import MODEL, Model, bench_checkpoint
-from measure import Row
-from servers import Serving, complete, serve
+from benchmarks import measure
+from benchmarks.engines import MODEL, Model, bench_checkpoint
+from benchmarks.measure import Row
+from benchmarks.servers import Serving, complete, serve
 
 START_LIMIT = 5  # seconds
 RESIDENT_LIMIT = 600  # MB beyond model and --memory

@@ -1,6 +1,6 @@
 """How much does a warm request take beyond the work that is left to do?
 
-    python benchmarks/warm_ttft.py [--repeats 7] [--threads 2] [--small]
+    python -m benchmarks.warm_ttft [--repeats 7] [--threads 2] [--small]
 
 For each length of a cached prefix, in turns: a prefill of the suffix called on the runner directly, the prefix's KV and
 state in place; the same through the engine; the same as text over HTTP on loopback, less the time that its tokenisation
@@ -14,11 +14,10 @@ import time
 from dataclasses import dataclass, replace
 from functools import partial
 
-import measure
-from engines import MODEL, Model, ask, bench_checkpoint, settle
-from measure import Row, ratios
-from servers import ServerThread, complete
-
+from benchmarks import measure
+from benchmarks.engines import MODEL, Model, ask, bench_checkpoint, settle
+from benchmarks.measure import Row, ratios
+from benchmarks.servers import ServerThread, complete
 from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
 from headwater.plan import Draft

@@ -6,6 +6,7 @@ answer is the model's, and breaks none.
 
 from __future__ import annotations
 
+import argparse
 import json
 import socket
 import subprocess
@@ -295,4 +296,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     sys.exit(main())

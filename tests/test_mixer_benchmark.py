@@ -8,16 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-FOLDER = Path(__file__).parents[1] / "benchmarks"
 A_LENGTH = 2  # ratios: with every state kept, with the transition; and to transformers' where it has such a layer
 
 
 def test_it_writes_a_figure_for_every_layer_and_goal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "mixers.json"
-    monkeypatch.syspath_prepend(str(FOLDER))
     monkeypatch.setattr(sys, "argv", ["mixers.py", "--small", "--repeats", "1", "--threads", "1", "--out", str(out)])
     before = torch.get_num_threads()
-    ran = runpy.run_path(str(FOLDER / "mixers.py"), run_name="__main__")
+    ran = runpy.run_module("benchmarks.mixers", run_name="__main__")
     torch.set_num_threads(before)
     rows = json.loads(out.read_text())["rows"]
     for name, compared in ran["LAYERS"].items():

@@ -44,7 +44,7 @@ def addition(found: Mapping[tuple[int, int], float]) -> Found:
     return Found(lines, (Shape("every error is the table's", all(round(found[x], 3) == PAPER[x] for x in PAPER)),))
 
 
-SETTING = "Computed by the served mixers in float32 (`python benchmarks/segment_states.py`). "
+SETTING = "Computed by the served mixers in float32 (`python -m benchmarks.segment_states`). "
 FIRST = Figure(
     name="hypic-layer0",
     title="Composed against full state at the first layer",

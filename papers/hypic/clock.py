@@ -98,7 +98,7 @@ def under_load(runs: Mapping[str, Sequence[Loaded]]) -> Found:
 
 
 SETTING = (
-    "On a CPU (`python benchmarks/segments.py`), random weights in float32: hidden size 512, six Gated DeltaNet and "
+    "On a CPU (`python -m benchmarks.segments`), random weights in float32: hidden size 512, six Gated DeltaNet and "
     "two attention layers; the paper has GPUs and models of 16B to 122B. "
 )
 ALONE = Figure(

@@ -82,7 +82,7 @@ FIGURE = Figure(
     claim="8 tokens at each end of a segment lose 1.36 points on Qwen3.5, 5.31 on Ring, 3.34 on average; naive "
     "addition 25.3.",
     difference=(
-        "The embedded model on held-out questions about 4 to 48 documents (`python benchmarks/segment_quality.py`), "
+        "The embedded model on held-out questions about 4 to 48 documents (`python -m benchmarks.segment_quality`), "
         "the documents in another order in each prompt of a group; the paper has F1 and ROUGE-L of models of 16B to "
         "122B. "
         "Of tokens not computed the segments that a group's first question has made are left out; the paper warms all. "

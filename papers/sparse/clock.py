@@ -124,7 +124,7 @@ def proportional(times: Sequence[Times], spread: float, exact: bool) -> Found:
 
 
 SETTING = (
-    "On a CPU, one thread's CPU time (`python benchmarks/sparse.py --data ...`), random weights in bfloat16; the paper "
+    "On a CPU, one thread's CPU time (`python -m benchmarks.sparse --data ...`), random weights in bfloat16; the paper "
     "has a GPU. "
 )
 FRONTIER = Figure(

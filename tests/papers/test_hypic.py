@@ -1,7 +1,6 @@
 import json
 import runpy
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -10,8 +9,6 @@ from papers.hypic.algebra import PAPER, addition, first_layer
 from papers.hypic.clock import HYPIC, PREFIX, RECOMPUTE, Loaded, Ttft, alone, under_load
 from papers.hypic.drift import TRAINED, Drift, Places, boundaries, deepest
 from papers.hypic.quality import quality
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 def ours(found):
@@ -42,8 +39,7 @@ def test_a_dense_transition_weighs_as_much_as_its_state():
 
 def test_what_the_mixers_compute_is_the_papers(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["segment_states.py", "hypic-layer0", "hypic-table2", "--out", str(tmp_path)])
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    runpy.run_path(str(BENCHMARKS / "segment_states.py"), run_name="__main__")
+    runpy.run_module("benchmarks.segment_states", run_name="__main__")
     states, table = (json.loads((tmp_path / f"hypic-{name}.json").read_text()) for name in ("layer0", "table2"))
     assert [shape["holds"] for shape in states["shapes"] + table["shapes"]] == [True, True]
     assert len(table["rows"]) == len(PAPER)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,24 +11,17 @@ from types import SimpleNamespace
 import pytest
 
 import headwater.cli
+from benchmarks.segments import _expect
 from headwater.account import CacheAccount, Reason
 from papers.hypic.clock import HYPIC, PREFIX, RECOMPUTE
-from tests.papers.test_hypic import BENCHMARKS, evaluated
+from tests.papers.test_hypic import evaluated
 
 LOST = dict.fromkeys(("naive", "w0", "w4", "fast", "w16", "w32", "balanced", "high"), 0.0)
 
 
 def started(name: str, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [name, *arguments])
-    runpy.run_path(str(BENCHMARKS / name), run_name="__main__")
-
-
-@pytest.mark.parametrize("name", ["segments", "segment_states", "segment_choices", "segment_quality"])
-def test_it_starts_as_it_is_typed(name: str, tmp_path: Path) -> None:
-    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), "--help"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "--" in done.stdout
+    runpy.run_module(f"benchmarks.{name}", run_name="__main__")
 
 
 def test_answers_are_evaluated_in_this_process_so_that_no_server_outlives_it(
@@ -43,7 +35,7 @@ def test_answers_are_evaluated_in_this_process_so_that_no_server_outlives_it(
         return 0
 
     monkeypatch.setattr(headwater.cli, "run", evaluate)
-    started("segment_quality.py", "--every", "40", "--out", str(tmp_path), monkeypatch=monkeypatch)
+    started("segment_quality", "--every", "40", "--out", str(tmp_path), monkeypatch=monkeypatch)
     (command,) = asked
     assert command[:2] == ["eval", "--segments"]
     assert json.loads((tmp_path / "hypic-10.json").read_text())["rows"][0]["ours"] == 100
@@ -52,13 +44,13 @@ def test_answers_are_evaluated_in_this_process_so_that_no_server_outlives_it(
 def test_an_evaluation_that_fails_writes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(headwater.cli, "run", lambda arguments: 2)
     with pytest.raises(SystemExit, match="2"):
-        started("segment_quality.py", "--every", "40", "--out", str(tmp_path), monkeypatch=monkeypatch)
+        started("segment_quality", "--every", "40", "--out", str(tmp_path), monkeypatch=monkeypatch)
     assert not list(tmp_path.iterdir())
 
 
 def test_no_prompts_are_said_to_be_none(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit, match="0 prompts of 2 to 3 tokens"):
-        started("segment_choices.py", "--shortest", "2", "--longest", "3", monkeypatch=monkeypatch)
+        started("segment_choices", "--shortest", "2", "--longest", "3", monkeypatch=monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -73,13 +65,11 @@ def test_no_prompts_are_said_to_be_none(monkeypatch: pytest.MonkeyPatch) -> None
     ],
 )
 def test_a_way_that_did_not_do_what_its_name_says_is_no_measurement(
-    way: str, segments: int, cached: int, fits: bool, monkeypatch: pytest.MonkeyPatch
+    way: str, segments: int, cached: int, fits: bool
 ) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    expect = runpy.run_path(str(BENCHMARKS / "segments.py"), run_name="segments")["_expect"]
     account = CacheAccount(4096, cached, 0, 0, Reason.COLD, segments=segments)
     if fits:
-        expect(SimpleNamespace(account=account), way, 4)
+        _expect(SimpleNamespace(account=account), way, 4)
     else:
         with pytest.raises(RuntimeError, match=way):
-            expect(SimpleNamespace(account=account), way, 4)
+            _expect(SimpleNamespace(account=account), way, 4)
