@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headwater.errors import ConfigError
+from headwater.percentile import percentile
 
 BOX = (0.05, 0.25, 0.5, 0.75, 0.95)  # quartiles, and whiskers at P5 and P95
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value below which `share` of them lie, between two of them in proportion."""
-    ordered = sorted(_some(values))
-    at = share * (len(ordered) - 1)
-    low = int(at)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (at - low) * (ordered[high] - ordered[low])
+    """Return the percentile of a share between 0 and 1."""
+    return percentile(_some(values), 100 * share)
 
 
 def mean(values: Sequence[float]) -> float:

@@ -141,9 +141,9 @@ def test_elastic_pools_take_a_prompt_that_is_longer_than_their_part_for_kv(pool:
     assert result.row.misses_by_reason.get("too_large", 0) == refused
 
 
-def test_percentiles_are_ranks() -> None:
+def test_percentiles_are_interpolated() -> None:
     spread = Spread.of([i / 1000 for i in range(1, 101)])
-    assert spread == Spread(mean=50.5, p5=5.0, p50=50.0, p95=95.0, p99=99.0)
+    assert spread == Spread(mean=50.5, p5=5.95, p50=50.5, p95=95.05, p99=99.01)
     assert Spread.of([]) is None
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headwater.load.summary import percentile
+from headwater.percentile import percentile
 
 RESAMPLES = 2_000
 PERCENTS = (2.5, 97.5)

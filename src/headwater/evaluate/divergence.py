@@ -17,7 +17,7 @@ from headwater.evaluate.asking import Run
 from headwater.evaluate.bootstrap import Estimate, estimate
 from headwater.evaluate.server import Server, ServerFault
 from headwater.evaluate.text import Distribution, Window
-from headwater.load.summary import percentile
+from headwater.percentile import percentile
 
 MOST = 20  # tokens that the API tells
 FLOOR = 1e-9  # the least that the other's bucket has: sums of rounded numbers come to 1

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from headwater.lab.tally import Held, Outcome
+from headwater.percentile import percentile
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +21,11 @@ class Spread:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Spread | None:
-        """None of an empty run. A percentile is the value at rank ceil(p/100 n)."""
+        """Return the spread of times in seconds, with interpolated percentiles; None if there are none."""
         if not seconds:
             return None
         ordered = sorted(1000 * value for value in seconds)
-        at = [ordered[max(0, -(-len(ordered) * p // 100) - 1)] for p in (5, 50, 95, 99)]
+        at = [percentile(ordered, percent) for percent in (5, 50, 95, 99)]
         return cls(*(round(value, 3) for value in (sum(ordered) / len(ordered), *at)))
 
 

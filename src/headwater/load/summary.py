@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from headwater.load.result import Result
+from headwater.percentile import percentile
 
 PERCENTS = (50, 90, 95, 99)
-
-
-def percentile(values: list[float], percent: float) -> float:
-    """Of ascending values, between neighbours interpolated (Hyndman and Fan 1996, type 7); ValueError for none."""
-    if not values:
-        raise ValueError("no values have no percentile")
-    at = (len(values) - 1) * percent / 100
-    low = math.floor(at)
-    high = min(low + 1, len(values) - 1)
-    return values[low] + (values[high] - values[low]) * (at - low)
 
 
 @dataclass(frozen=True, slots=True)

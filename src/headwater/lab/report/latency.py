@@ -10,6 +10,7 @@ from headwater.lab.report.markup import Markup, tag
 from headwater.lab.report.numbers import duration, milliseconds, percent
 from headwater.lab.report.section import by_memory, empty, panel, panels, section
 from headwater.lab.row import Result
+from headwater.percentile import percentile
 
 RANKS = (0.01, *(i / 20 for i in range(1, 20)), 0.99, 1.0)
 FLOOR = 0.01  # milliseconds: what is shorter is drawn there
@@ -102,8 +103,8 @@ def _curves(timed: Sequence[tuple[Result, list[float]]], lines: Lines, memory: s
 
 
 def _quantiles(times: Sequence[float]) -> list[tuple[float, float]]:
-    """(rank, milliseconds): the value at rank ceil(rank n)."""
-    return [(rank, times[max(0, -(-len(times) * round(100 * rank) // 100) - 1)]) for rank in RANKS]
+    """Points of the distribution: (share of requests, milliseconds)."""
+    return [(rank, percentile(times, 100 * rank)) for rank in RANKS]
 
 
 def _spots(points: Sequence[tuple[Point, str]], look: str) -> Markup:

@@ -49,8 +49,8 @@ MEANING = (
     ("Private and running", "Pages of running requests alone: their states, and KV that the index does not hold."),
     (
         "TTFT",
-        "From a request's arrival to its first token, by the virtual clock of the cost model. A percentile is the "
-        "value at rank ⌈p/100 · n⌉.",
+        "From a request's arrival to its first token, by the virtual clock of the cost model. Percentiles are "
+        "interpolated linearly between neighbours (type 7).",
     ),
     ("Queue", "Requests that wait to be started, averaged over time."),
     ("Tokens not hit", "Prompt tokens beyond the position at which a request resumed, summed by the request's reason."),
