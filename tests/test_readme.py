@@ -1,4 +1,6 @@
-"""The table of promises names tests that exist."""
+"""README and docs name tests, files and pages that exist, and the index of the docs has every page."""
+
+from __future__ import annotations
 
 import re
 from pathlib import Path
@@ -6,14 +8,54 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-NAMED = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", (ROOT / "README.md").read_text())
+DOCS = ROOT / "docs"
+NAMED = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", (ROOT / "README.md").read_text(encoding="utf-8"))
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "training/README.md", "stress/README.md")),
+    ROOT / "src" / "headwater" / "assets" / "headwater-tiny" / "README.md",
+    *sorted(DOCS.rglob("*.md")),
+]
+SUFFIXES = "py|md|json|toml|jinja|png|service"
 
 
-def test_the_readme_names_tests():
+def paths(text: str) -> set[str]:
+    """Return the paths that a page has in backticks outside of its examples: of folders, and of files in folders."""
+    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    return set(re.findall(rf"`((?:[a-z][\w-]*/)+(?:[\w.*-]+\.(?:{SUFFIXES}))?)(?:::\w+)?`", prose))
+
+
+def links(text: str) -> set[str]:
+    """Return the relative links of a page, without their anchors."""
+    return {link for link in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in link}
+
+
+def test_the_readme_names_tests() -> None:
     assert len(NAMED) > 10
 
 
 @pytest.mark.parametrize(("file", "test"), NAMED)
-def test_a_promise_is_kept_by_a_test_that_exists(file, test):
-    text = (ROOT / file).read_text()
+def test_a_promise_is_kept_by_a_test_that_exists(file: str, test: str) -> None:
+    text = (ROOT / file).read_text(encoding="utf-8")
     assert f"def {test}(" in text if test else "def test_" in text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_paths_and_links_of_a_page_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    bases = (ROOT, ROOT / "src" / "headwater", page.parent)
+    missing = {path for path in paths(text) if not any(list(base.glob(path)) for base in bases)}
+    missing |= {link for link in links(text) if not (page.parent / link).exists()}
+    assert missing == set()
+
+
+def test_paths_in_examples_are_left_out() -> None:
+    assert paths("`cache/index.py` `lab/` `tests/a.py::test_b`\n```\n`no/such.py`\n```\n`4/5` `a/b`") == {
+        "cache/index.py",
+        "lab/",
+        "tests/a.py",
+    }
+
+
+def test_the_index_has_every_page() -> None:
+    indexed = {(DOCS / link).resolve() for link in links((DOCS / "README.md").read_text(encoding="utf-8"))}
+    assert set(DOCS.rglob("*.md")) - indexed == {DOCS / "README.md"}
