@@ -56,6 +56,12 @@ def test_paths_in_examples_are_left_out() -> None:
     }
 
 
+def test_the_classes_of_the_glossary_exist() -> None:
+    glossary = (DOCS / "glossary.md").read_text(encoding="utf-8")
+    for module, name in re.findall(r"`(\w+)\.([A-Z]\w+)`", glossary):
+        assert f"class {name}" in (ROOT / "src" / "headwater" / f"{module}.py").read_text(encoding="utf-8")
+
+
 def test_the_index_has_every_page() -> None:
     indexed = {(DOCS / link).resolve() for link in links((DOCS / "README.md").read_text(encoding="utf-8"))}
     assert set(DOCS.rglob("*.md")) - indexed == {DOCS / "README.md"}
