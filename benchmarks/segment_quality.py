@@ -18,9 +18,8 @@ import zstandard
 
 from headwater.cli import run
 from headwater.evaluate.item import DEFAULT_TASKS
-from papers.document import document
-from papers.hypic.quality import FIGURE, quality
-from papers.lab import Lab
+from papers.hypic.engine import FIG_10, quality
+from papers.lab import Lab, document
 
 
 def sampled(every: int) -> str:
@@ -49,8 +48,8 @@ def main() -> None:
         if code:
             raise SystemExit(code)
         evaluation = json.loads(found.read_text(encoding="utf-8"))
-    written = document(FIGURE, Lab(limit=given.every), quality(evaluation), time.perf_counter() - begin)
-    (given.out / f"{FIGURE.name}.json").write_text(json.dumps(written, indent=1, ensure_ascii=False) + "\n")
+    written = document(FIG_10, Lab(limit=given.every), quality(evaluation), time.perf_counter() - begin)
+    (given.out / f"{FIG_10.name}.json").write_text(json.dumps(written, indent=1, ensure_ascii=False) + "\n")
     for shape in written["shapes"]:
         print(f"{shape['says']}: {shape['holds']}")
 

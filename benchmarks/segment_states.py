@@ -25,13 +25,10 @@ from headwater.mixers.composing import composed
 from headwater.mixers.numerics import prepare_process
 from headwater.models.embedded import embedded
 from headwater.request import Fidelity
-from papers.document import document
 from papers.figure import Figure, Found
-from papers.hypic import algebra
-from papers.hypic import drift as drifts
-from papers.hypic.algebra import DECAYS, LENGTHS, SEGMENTS, TOKENS
-from papers.hypic.drift import TRAINED, Drift, Places
-from papers.lab import Lab
+from papers.hypic import states
+from papers.hypic.states import DECAYS, LAYER_TOKENS, LENGTHS, SEGMENTS, TRAINED, Drift, Places
+from papers.lab import Lab, document
 from tests import checkpoints
 from tests.contract.layer_rig import LayerRig, Piece
 from tests.contract.recurrences import MIXERS, RECURRENCES, Case
@@ -49,14 +46,14 @@ def first_layer() -> Found:
         kind = name.partition(",")[0]
         for worst, found in zip((exact, rounded), drifts_of(case), strict=True):
             worst[kind] = max(worst.get(kind, found), found, key=lambda one: one.relative)
-    return algebra.first_layer(exact, rounded)
+    return states.first_layer(exact, rounded)
 
 
 def drifts_of(case: Case) -> tuple[Drift, Drift]:
-    """Of TOKENS tokens whose first segment is computed, the others composed; and with transitions in bfloat16."""
-    rig, x_LD, each = LayerRig(case), tokens(TOKENS), TOKENS // SEGMENTS
+    """Of LAYER_TOKENS tokens whose first segment is computed, the others composed; and with transitions in bfloat16."""
+    rig, x_LD, each = LayerRig(case), tokens(LAYER_TOKENS), LAYER_TOKENS // SEGMENTS
     head = getattr(case.layer, "conv", 1) - 1  # what a convolution looks back is computed anew
-    for start in range(each, TOKENS, each):
+    for start in range(each, LAYER_TOKENS, each):
         rig.make(x_LD[start : start + each], head, 0)
     _, wanted_X = case.reference(x_LD)
     exact = composed_state(rig, x_LD, each, head)
@@ -85,18 +82,18 @@ def deepest() -> Found:
         models = {name: checkpoints.checkpoint(Path(scratch), recipe) for name, recipe in RANDOM.items()}
         models = {TRAINED: embedded(), **models}
         skipped, within = ({name: _deepest(path, skip) for name, path in models.items()} for skip in (True, False))
-    return drifts.deepest(skipped, within)
+    return states.deepest(skipped, within)
 
 
 def _deepest(model: Path, skip_attention: bool) -> Drift:
-    wanted = Wanted(cut=drifts.TOKENS, parts=drifts.PARTS)
-    states = studied(model, "float32", 1, wanted, [Fidelity.W0], skip_attention).ways["w0"].states
-    return drift(states[max(states)])
+    wanted = Wanted(cut=states.TOKENS, parts=states.PARTS)
+    layers = studied(model, "float32", 1, wanted, [Fidelity.W0], skip_attention).ways["w0"].states
+    return drift(layers[max(layers)])
 
 
 def boundaries() -> Found:
     found = studied(embedded(), "float32", 1, Wanted(), [Fidelity.W0], False).deviations
-    return drifts.boundaries({f"layer {layer}": Places(**asdict(places)) for layer, places in found.items()})
+    return states.boundaries({f"layer {layer}": Places(**asdict(places)) for layer, places in found.items()})
 
 
 def addition() -> Found:
@@ -112,7 +109,7 @@ def addition() -> Found:
         added = composed(rig.layer, state_HKV, replace(segment, transition_X=None), 0)
         error_H = (right - added).flatten(1).norm(dim=1) / state_HKV.flatten(1).norm(dim=1)
         found |= {(n, length): float(error) for n, error in zip(DECAYS, error_H, strict=True)}
-    return algebra.addition(found)
+    return states.addition(found)
 
 
 def main() -> None:
@@ -122,10 +119,10 @@ def main() -> None:
     given = parser.parse_args()
     prepare_process(1)
     work: tuple[tuple[Figure, Callable[[], Found]], ...] = (
-        (algebra.FIRST, first_layer),
-        (algebra.ADDITION, addition),
-        (drifts.DEEPEST, deepest),
-        (drifts.BOUNDARIES, boundaries),
+        (states.LAYER_0, first_layer),
+        (states.TABLE_2, addition),
+        (states.TABLE_4, deepest),
+        (states.FIG_3, boundaries),
     )
     for figure, run in work:
         if given.names and figure.name not in given.names:

@@ -25,12 +25,11 @@ from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
 from headwater.mixers.numerics import prepare_process
 from headwater.request import Fidelity, Generation, Span
-from papers.document import document
 from papers.figure import Figure, Found
-from papers.hypic.clock import (
-    ALONE,
+from papers.hypic.engine import (
+    FIG_11,
+    FIG_12,
     HYPIC,
-    LOAD,
     PREFIX,
     RECOMPUTE,
     Loaded,
@@ -38,7 +37,7 @@ from papers.hypic.clock import (
     alone,
     under_load,
 )
-from papers.lab import Lab
+from papers.lab import Lab, document
 
 LEADING, QUESTION = 64, 32  # tokens
 SIZES, SMALL_SIZES = ((4, 1024), (4, 2048), (4, 4096), (8, 1024), (16, 1024)), ((2, 64), (2, 128), (4, 64))
@@ -148,7 +147,7 @@ def chosen(rng: random.Random, weights: list[float]) -> list[int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", choices=[ALONE.name, LOAD.name, []], metavar="NAME")
+    parser.add_argument("names", nargs="*", choices=[FIG_12.name, FIG_11.name, []], metavar="NAME")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
@@ -170,7 +169,7 @@ def main() -> None:
             with model.engines(only=config) as (engine,):
                 return under_load(measure_load(model, engine, given.repeats, given.seed, given.small))
 
-        work: tuple[tuple[Figure, Callable[[], Found]], ...] = ((ALONE, alone_found), (LOAD, load_found))
+        work: tuple[tuple[Figure, Callable[[], Found]], ...] = ((FIG_12, alone_found), (FIG_11, load_found))
         for figure, run in work:
             if given.names and figure.name not in given.names:
                 continue

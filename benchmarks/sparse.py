@@ -26,12 +26,11 @@ import torch
 from benchmarks import measure
 from benchmarks.engines import Model
 from headwater.mixers.numerics import prepare_process
-from papers.document import document
 from papers.figure import Figure, Found
-from papers.lab import Lab, Used
+from papers.lab import Lab, Used, document
 from papers.sparse.clock import FRONTIER, LINEAR, PLACEMENTS, Measured, Times, frontier, proportional
-from papers.sparse.datasets import PROMPTS, QUALITY
-from papers.sparse.within import resumptions
+from papers.sparse.overlaps import PROMPTS, QUALITY
+from papers.sparse.savings import resumptions
 from tests import checkpoints
 from tests.checkpoints import qwen
 from tests.support import Bench

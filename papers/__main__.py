@@ -15,7 +15,7 @@ from headwater.cli import run
 from headwater.cli.common import console
 from headwater.errors import ConfigError, TraceError
 from papers import FIGURES, Figure, Lab, figures_named, page_of
-from papers.document import measure
+from papers.lab import measure
 from papers.page import given, number, verdict
 
 commands = typer.Typer(add_completion=False)

@@ -1,18 +1,23 @@
-"""A figure of a paper: what it claims, its numbers, and how ours are found."""
+"""A figure of a paper: its claim, its numbers, and the function that computes ours; and the statistics of figures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from headwater.errors import ConfigError
+from headwater.percentile import percentile
 
 if TYPE_CHECKING:
     from papers.lab import Lab
 
+BOX = (0.05, 0.25, 0.5, 0.75, 0.95)  # quartiles, and whiskers at P5 and P95
+
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One number of the paper's, and ours. None: the paper does not give it, or it cannot be had here."""
+    """One number of the paper and ours. None: not given in the paper, or not available here."""
 
     label: str
     paper: float | None
@@ -22,7 +27,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Something the paper's figure shows, and whether our lines show it too."""
+    """A statement that the paper's figure shows, and whether our lines show it too."""
 
     says: str
     holds: bool
@@ -30,7 +35,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a figure came to."""
+    """The outcome of a figure's run."""
 
     lines: tuple[Line, ...]
     shapes: tuple[Shape, ...] = ()
@@ -38,11 +43,32 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """`run` computes lines and shapes; `difference` is written by hand and holds no number that a run would change."""
+    """A figure's words, and `run`, which computes lines and shapes. `difference` holds no number that a run changes."""
 
     name: str  # marconi-11
     title: str
-    paper: str  # where in which paper
-    claim: str  # what the paper says that it shows
-    difference: str  # why ours differs, as far as known
-    run: Callable[[Lab], Found] | None  # None: it needs an engine, and a benchmark writes it
+    paper: str  # the paper, and the place in it
+    claim: str  # the paper's conclusion from it
+    difference: str  # known reasons why ours differs
+    run: Callable[[Lab], Found] | None  # None: the figure needs an engine, and a benchmark writes it
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Return the percentile of a share between 0 and 1."""
+    return percentile(_some(values), 100 * share)
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(_some(values)) / len(values)
+
+
+def ratio(value: float, to: float) -> float:
+    if not to:
+        raise ConfigError(f"a figure's ratio is {value:g} to 0: too little traffic, or too little memory for it")
+    return value / to
+
+
+def _some(values: Sequence[float]) -> Sequence[float]:
+    if not values:
+        raise ConfigError("a figure has 0 requests of a kind, at least 1 is needed: too few sessions")
+    return values

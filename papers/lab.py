@@ -1,10 +1,11 @@
-"""What figures run on: recorded traffic by name, and setups over it. Figures that need the same runs share them."""
+"""Recorded traffic and lab runs for figures, shared between figures that need the same; a figure's run as JSON."""
 
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from headwater.traces.arrivals import Load, natural
 from headwater.traces.drawn import make_trace
 from headwater.traces.read import read_trace
 from headwater.traces.request import Trace
+from papers.figure import Figure, Found
 
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """One trace under one model, as a figure used it."""
+    """A trace under one model, recorded for the figure's document."""
 
     trace: str
     requests: int
@@ -30,27 +32,27 @@ class Used:
     page_size: int
     arrivals: str
 
-    def as_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
-
 
 @dataclass
 class Lab:
-    """`data`: the folder with recorded traffic; `peers`: other simulators' results; `limit`: of a trace's sessions."""
+    """Folders of recorded traffic (`data`) and of other simulators' results (`peers`), and the runs so far.
+
+    limit: most sessions of a trace. jobs: processes; 0: one a core. seed: of all random draws.
+    """
 
     data: Path | None = None
     peers: Path | None = None
     limit: int | None = None
     jobs: int = 0
     seed: int = 0
-    used: dict[Used, None] = field(default_factory=dict)  # since whoever reads it has cleared it
+    used: dict[Used, None] = field(default_factory=dict)  # since `measure` cleared it
     _traces: dict[object, Trace] = field(default_factory=dict)
     _results: dict[object, Result] = field(default_factory=dict)
 
     def trace(self, name: str, sessions: int | None = None, first: int | None = None) -> Trace:
-        """A trace of the data; `sessions` of it, drawn with the seed, or its `first` ones (requests if it has none).
+        """Return a trace of the data: all of it, `sessions` drawn with the seed, or its `first` sessions or requests.
 
-        Raises TraceError where there is none of that name.
+        Raises TraceError if no trace has that name.
         """
         sessions = min((n for n in (sessions, self.limit) if n is not None), default=None)
         key = name, sessions, first
@@ -61,7 +63,7 @@ class Lab:
         return self._traces[key]
 
     def drawn(self, spelling: str) -> Trace:
-        """Traffic that is drawn with the seed, as `rag(zipf=1.2)`."""
+        """Return traffic drawn with the seed, for example `rag(zipf=1.2)`."""
         key = spelling, self.limit
         if key not in self._traces:
             self._traces[key] = make_trace(spelling, self.data, limit=self.limit, seed=self.seed)
@@ -70,7 +72,7 @@ class Lab:
     def run(
         self, trace: Trace, setups: Sequence[Setup], load: Load | None = None, engine: Engine | None = None
     ) -> list[Result]:
-        """What each setup makes of the trace; what has run before is remembered."""
+        """Replay the trace under each setup; earlier results are reused."""
         load = load or natural(trace)
         keys = [(trace.name, len(trace.requests), setup, load, engine) for setup in setups]
         todo = [i for i, key in enumerate(keys) if key not in self._results]
@@ -84,7 +86,7 @@ class Lab:
         return [self._results[key] for key in keys]
 
     def peer(self, *parts: str) -> Path:
-        """A file or folder of other simulators' results. Raises ConfigError where there is none."""
+        """Return the path of other simulators' results. Raises ConfigError if it does not exist."""
         if self.peers is None:
             raise ConfigError("results of other simulators are needed: say where with --peers")
         path = self.peers.joinpath(*parts)
@@ -100,10 +102,33 @@ class Lab:
 
 
 def drawn(trace: Trace, sessions: int, seed: int) -> Trace:
-    """So many of a trace's sessions, in the trace's order; the whole trace where it has no more."""
+    """Draw at most `sessions` sessions of a trace, in the trace's order."""
     names = list(dict.fromkeys(request.session for request in trace.requests))
     if len(names) <= sessions:
         return trace
     chosen = set(random.Random(f"sessions {seed}").sample(names, sessions))
     requests = tuple(request for request in trace.requests if request.session in chosen)
     return replace(trace, name=f"{sessions} sessions of {trace.name}", requests=requests)
+
+
+def measure(figure: Figure, lab: Lab) -> dict[str, Any]:
+    """Run a figure. Its `seconds` leave out runs that an earlier figure has shared."""
+    assert figure.run is not None, f"{figure.name} is written by a benchmark"
+    lab.used.clear()
+    begin = time.perf_counter()
+    found = figure.run(lab)
+    return document(figure, lab, found, time.perf_counter() - begin)
+
+
+def document(figure: Figure, lab: Lab, found: Found, seconds: float) -> dict[str, Any]:
+    """Return a figure's outcome as JSON, with the traffic that the lab has noted. The page shows nothing else."""
+    return {
+        "figure": figure.name,
+        "paper": figure.paper,
+        "seed": lab.seed,
+        "limit": lab.limit,
+        "runs": [asdict(used) for used in lab.used],
+        "seconds": round(seconds, 1),
+        "rows": [asdict(line) for line in found.lines],
+        "shapes": [asdict(shape) for shape in found.shapes],
+    }

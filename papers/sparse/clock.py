@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from papers.figure import Figure, Found, Line, Shape
-from papers.quantile import mean
+from papers.figure import Figure, Found, Line, Shape, mean
 from papers.sparse.savings import BETA, FIXED, OPTIMAL, UNBUDGETED
 
 BUDGETS = (1, 4, 16)

@@ -9,8 +9,7 @@ from headwater.lab.setup import Setup
 from headwater.models.profiles import load_profile
 from papers.figure import Figure, Found, Line, Shape
 from papers.lab import Lab
-from papers.sparse.datasets import DATASETS, Dataset
-from papers.sparse.overlap import PAGE
+from papers.sparse.overlaps import DATASETS, PAGE, Dataset
 from papers.sparse.savings import BETA, FIXED, OPTIMAL, UNBUDGETED
 
 BUDGETS = (1, 4, 16, 64)
@@ -43,7 +42,7 @@ def _rows(lab: Lab, dataset: Dataset) -> Rows:
 
 def _lines(name: str, found: Rows) -> list[Line]:
     """Hit tokens, and checkpoints that were taken; KV only hits nothing."""
-    lines = []
+    lines: list[Line] = []
     for label, spelling in PLAIN.items():
         if spelling != "none":
             lines += _pair(f"{name}: {label}", found[spelling])

@@ -5,10 +5,8 @@ import sys
 import pytest
 
 from papers import FIGURES, Lab
-from papers.hypic.algebra import PAPER, addition, first_layer
-from papers.hypic.clock import HYPIC, PREFIX, RECOMPUTE, Loaded, Ttft, alone, under_load
-from papers.hypic.drift import TRAINED, Drift, Places, boundaries, deepest
-from papers.hypic.quality import quality
+from papers.hypic.engine import HYPIC, PREFIX, RECOMPUTE, Loaded, Ttft, alone, quality, under_load
+from papers.hypic.states import PAPER_ADDITION, TRAINED, Drift, Places, addition, boundaries, deepest, first_layer
 
 
 def ours(found):
@@ -42,7 +40,7 @@ def test_what_the_mixers_compute_is_the_papers(tmp_path, monkeypatch):
     runpy.run_module("benchmarks.segment_states", run_name="__main__")
     states, table = (json.loads((tmp_path / f"hypic-{name}.json").read_text()) for name in ("layer0", "table2"))
     assert [shape["holds"] for shape in states["shapes"] + table["shapes"]] == [True, True]
-    assert len(table["rows"]) == len(PAPER)
+    assert len(table["rows"]) == len(PAPER_ADDITION)
     relative = [row["ours"] for row in states["rows"] if row["label"].endswith(": relative error")]
     assert len(relative) == 6
     assert max(relative) < 1e-5
@@ -76,8 +74,8 @@ def test_boundaries_are_held_to_interiors():
 
 
 def test_an_error_that_is_not_the_tables_is_said_to_be_another():
-    assert came_out(addition(PAPER)) == [True]
-    assert came_out(addition(PAPER | {(7, 256): 0.868})) == [False]
+    assert came_out(addition(PAPER_ADDITION)) == [True]
+    assert came_out(addition(PAPER_ADDITION | {(7, 256): 0.868})) == [False]
 
 
 def times(segments, tokens, recompute, hypic):

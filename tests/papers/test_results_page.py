@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 from papers import Figure, Found, Lab, Line, Shape, figures_named, page_of
-from papers.document import measure
+from papers.lab import measure
 from papers.page import given, number
 
 

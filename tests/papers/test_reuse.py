@@ -3,8 +3,8 @@ from array import array
 import pytest
 
 from headwater.traces.request import Request
-from papers.marconi.fig3a import Reuse
-from papers.quantile import quantile
+from papers.figure import quantile
+from papers.marconi.traffic import Reuse
 
 
 def request(*tokens, prompt=None):

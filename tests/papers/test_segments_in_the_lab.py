@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from papers import Lab
-from papers.hypic import passages, rates, zipf
-from papers.hypic.setting import WAYS, Model, parts, rows
+from papers.hypic import lab as rag
+from papers.hypic.lab import EXPONENTS, MODELS, SETS, WAYS, Model, parts, rows
 
 
 def test_drawn_traffic_follows_seed_and_limit() -> None:
@@ -21,9 +21,9 @@ def test_drawn_traffic_follows_seed_and_limit() -> None:
 
 def test_each_way_has_a_line_at_each_memory_and_exponent() -> None:
     lab = Lab(limit=3, jobs=1)
-    found = zipf.run(lab)
-    sizes = sum(len(model.memories) for model in zipf.MODELS)
-    assert len(found.lines) == len(WAYS) * sizes * len(zipf.EXPONENTS)
+    found = rag.zipf(lab)
+    sizes = sum(len(model.memories) for model in MODELS)
+    assert len(found.lines) == len(WAYS) * sizes * len(EXPONENTS)
     assert all(line.paper is None and line.ours is not None and line.ours < 100 for line in found.lines)
 
 
@@ -37,20 +37,20 @@ def test_parts_add_up_to_what_was_not_computed() -> None:
 
 
 def test_passages_are_taken_from_their_sets(tmp_path) -> None:
-    for name in passages.SETS:
+    for name in SETS:
         folder, _, file = name.partition("/")
         (tmp_path / folder).mkdir()
         texts = [{"title": str(i), "text": f"passage {i} of {name} " * 9} for i in range(20)]
         lines = [json.dumps({"question": "Who?", "answers": ["He."], "passages": texts[i:]}) for i in range(4)]
         (tmp_path / folder / f"{file}.jsonl").write_text("\n".join(lines))
-    found = passages.run(Lab(tmp_path, limit=3, jobs=1))
-    assert {line.label.partition(",")[0] for line in found.lines} == set(passages.SETS)
+    found = rag.passages(Lab(tmp_path, limit=3, jobs=1))
+    assert {line.label.partition(",")[0] for line in found.lines} == set(SETS)
 
 
 def test_a_sweep_ends_with_the_first_rate_that_is_too_much(monkeypatch) -> None:
-    monkeypatch.setattr(rates, "RATES", (1.0, 1000.0, 2000.0))
-    monkeypatch.setattr(rates, "TARGET", 700.0)
-    monkeypatch.setattr(rates, "PAPER", {"qwen3.5-35b-a3b": 2.83})
-    labels = [line.label for line in rates.run(Lab(limit=20, jobs=1)).lines]
+    monkeypatch.setattr(rag, "RATES", (1.0, 1000.0, 2000.0))
+    monkeypatch.setattr(rag, "TARGET", 700.0)
+    monkeypatch.setattr(rag, "PAPER_LOAD", {"qwen3.5-35b-a3b": 2.83})
+    labels = [line.label for line in rag.requests_at_1s(Lab(limit=20, jobs=1)).lines]
     assert "qwen3.5-35b-a3b, 1000 a second: prefix, p50" in labels
     assert not any("2000 a second: prefix" in label for label in labels)

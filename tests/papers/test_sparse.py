@@ -7,9 +7,8 @@ from headwater.cache.positions.recomputation import Recomputation, recomputation
 from headwater.traces.request import Request
 from papers import FIGURES, figures_named
 from papers.sparse.clock import Measured, Times, fit, frontier, proportional
-from papers.sparse.overlap import PAGE, Overlap, overlaps
-from papers.sparse.savings import BUDGETS, FIXED, UNBUDGETED, gains, optimal
-from papers.sparse.within import Score, resumptions, score
+from papers.sparse.overlaps import PAGE, Overlap, overlaps
+from papers.sparse.savings import BUDGETS, FIXED, UNBUDGETED, Score, gains, optimal, resumptions, score
 
 
 def request(*runs, namespace="", session="s"):

@@ -1,13 +1,16 @@
-"""What composing takes on a clock (benchmarks/segments.py): time to the first token, alone and under load."""
+"""HYPIC's figures of an engine that composes segments.
+
+benchmarks/segments.py measures times to the first token, benchmarks/segment_quality.py answers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
-from papers.figure import Figure, Found, Line, Shape
-from papers.quantile import quantile
+from papers.figure import Figure, Found, Line, Shape, quantile
 
 RECOMPUTE, PREFIX, HYPIC = "full recompute", "prefix cache", "segments, w = 8"
 SPEEDUP, SHARE = 4.9, 0.06  # at the longest prompt; of a segment's prefill, what one more warm segment may cost
@@ -35,7 +38,7 @@ class Ttft:
 
 def alone(found: Sequence[Ttft]) -> Found:
     """Figure 12: by tokens of a segment, and by number of segments."""
-    lines = [line for one in found for line in _lines(one)]
+    lines = [line for one in found for line in _ttft_lines(one)]
     by_number = sorted((one for one in found if one.tokens == found[0].tokens), key=lambda one: one.segments)
     first, last = by_number[0], by_number[-1]
     prefill, warm = (
@@ -58,7 +61,7 @@ def alone(found: Sequence[Ttft]) -> Found:
     )
 
 
-def _lines(one: Ttft) -> list[Line]:
+def _ttft_lines(one: Ttft) -> list[Line]:
     lines = [Line(f"{one.name}: {way}", None, 1000 * one.median(way), "ms") for way in one.seconds]
     for above in (RECOMPUTE, PREFIX):
         paper = PAPER_SPEEDUPS.get((one.segments, one.tokens)) if above == RECOMPUTE else None
@@ -101,7 +104,7 @@ SETTING = (
     "On a CPU (`python -m benchmarks.segments`), random weights in float32: hidden size 512, six Gated DeltaNet and "
     "two attention layers; the paper has GPUs and models of 16B to 122B. "
 )
-ALONE = Figure(
+FIG_12 = Figure(
     name="hypic-12",
     title="Time to the first token over tokens and number of segments",
     paper="HYPIC, figure 12",
@@ -111,12 +114,98 @@ ALONE = Figure(
     "cache finds the leading part alone.",
     run=None,
 )
-LOAD = Figure(
+FIG_11 = Figure(
     name="hypic-11",
     title="RAG under load, documents by Zipf",
     paper="HYPIC, figure 11",
     claim="at 1 s of TTFT 1.28 to 2.83 times the requests of a prefix cache, and 1.24 to 2.11 times its throughput.",
     difference=f"{SETTING}8 clients that ask one after the other, not arrivals at a rate, and synthetic documents: the "
     "paper's trace is not public. Nothing is warm at the beginning.",
+    run=None,
+)
+
+
+WHOLE, PREFIXES, NAIVE, BALANCED = "whole", "prefixes", "naive", "balanced"
+NAMES = {
+    WHOLE: "full recompute",
+    PREFIXES: "prefix cache",
+    NAIVE: "naive addition",
+    "w0": "w = 0",
+    "w4": "w = 4",
+    "fast": "fast (w = 8)",
+    "w16": "w = 16",
+    "w32": "w = 32",
+    BALANCED: "balanced",
+    "high": "high",
+}
+KINDS = {"single": "one hop", "two_hop": "two hops", "absent": "not there"}
+PAPER_LOST = {NAIVE: -25.3, "fast": -3.34}  # points lost on average of models and tasks
+WITHIN = 1.0  # point of full recompute
+
+
+def quality(evaluation: Mapping[str, Any]) -> Found:
+    """`evaluation`: what `headwater eval --segments --json` wrote."""
+    columns, comparisons = evaluation["columns"], evaluation["comparisons"]
+    whole = columns[WHOLE]["all"][0]
+    lines = [
+        Line("questions", None, whole["items"]),
+        Line(f"{NAMES[WHOLE]}: right", None, 100 * whole["exact"]["mean"], _interval(whole["exact"])),
+        *(_by_kind(WHOLE, columns[WHOLE])),
+    ]
+    lost = {}
+    for way, name in NAMES.items():
+        if way == WHOLE:
+            continue
+        found, difference = columns[way]["all"][0], comparisons[way]["difference"]
+        lost[way] = 100 * difference["mean"]
+        cached = 100 * found["cached_tokens"] / found["prompt_tokens"]
+        lines += [
+            Line(f"{name}: less {NAMES[WHOLE]}", PAPER_LOST.get(way), lost[way], _interval(difference)),
+            Line(f"{name}: prompt tokens not computed", None, cached, "%"),
+            *_by_kind(way, columns[way]),
+        ]
+    return Found(
+        tuple(lines),
+        (
+            Shape("a prefix cache changes no answer", comparisons[PREFIXES]["equal"] == comparisons[PREFIXES]["items"]),
+            Shape(f"balanced is within {WITHIN:g} point of full recompute", lost[BALANCED] >= -WITHIN),
+            Shape(
+                "naive addition is clearly worse: its interval ends below balanced's loss",
+                100 * comparisons[NAIVE]["difference"]["high"] < lost[BALANCED],
+            ),
+            Shape("wider seams lose less: w = 0, 8, 32", lost["w0"] <= lost["fast"] <= lost["w32"]),
+        ),
+    )
+
+
+def _by_kind(way: str, column: Mapping[str, Any]) -> list[Line]:
+    rows = {row["value"]: row["exact"] for row in column["kind"]}
+    return [
+        Line(f"{NAMES[way]}: {name}", None, 100 * rows[kind]["mean"], _interval(rows[kind]))
+        for kind, name in KINDS.items()
+        if kind in rows
+    ]
+
+
+def _interval(estimate: Mapping[str, Any]) -> str:
+    if estimate["low"] is None:
+        return "%"
+    return f"% [{100 * estimate['low']:.1f}, {100 * estimate['high']:.1f}]"
+
+
+FIG_10 = Figure(
+    name="hypic-10",
+    title="Right answers of composed prompts, by way of composing",
+    paper="HYPIC, figures 10 and 13",
+    claim="8 tokens at each end of a segment lose 1.36 points on Qwen3.5, 5.31 on Ring, 3.34 on average; naive "
+    "addition 25.3.",
+    difference=(
+        "The embedded model on held-out questions about 4 to 48 documents (`python -m benchmarks.segment_quality`), "
+        "the documents in another order in each prompt of a group; the paper has F1 and ROUGE-L of models of 16B to "
+        "122B. "
+        "Of tokens not computed the segments that a group's first question has made are left out; the paper warms all. "
+        "This model was trained with segments computed apart, as those models were not: without that it lost far more "
+        "(docs/decisions/025-training-on-independent-segments.md)."
+    ),
     run=None,
 )

@@ -12,14 +12,14 @@ from headwater.traces.arrivals import Recorded
 from headwater.traces.read import read_trace
 from papers.figure import Figure, Found, Line, Shape
 from papers.lab import Lab
-from papers.marconi.workloads import GB, MODEL, setup_of
+from papers.marconi.setting import GB, MODEL, setup_of
 
 CELLS = {"chat": (0.5, 1, 2, 3.5, 6), "agent": (2, 3, 5, 8), "fewshot": (0.5, 1, 2, 4)}  # GB
 ALPHAS = (0.0, 0.1, 0.5, 1.0, 2.0)
 LOSSES = 5  # of the simulator's tuned policy against its LRU, in 13 cells
 
 
-def run(lab: Lab) -> Found:
+def tuners(lab: Lab) -> Found:
     lines, there, here = [], [], []
     for name, memories in CELLS.items():
         ours = _ours(lab, name)
@@ -73,7 +73,7 @@ def _chunks(values: list[float], size: int) -> Iterator[list[float]]:
     return (values[i : i + size] for i in range(0, len(values), size))
 
 
-FIGURE = Figure(
+TUNERS = Figure(
     name="marconi-tuners",
     title="The published simulator and the shipped policy, on the simulator's traces",
     paper="Marconi's published simulator",
@@ -85,5 +85,5 @@ FIGURE = Figure(
         "is short and its window too early. A static alpha in hindsight beats the tuner in most cells, here as "
         "there."
     ),
-    run=run,
+    run=tuners,
 )

@@ -1,1 +1,0 @@
-"""The tables of "Rethinking Prefix Caching for Hybrid LLMs" (SegLen)."""
