@@ -16,7 +16,7 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 
 from headwater.cache.eviction.flop_aware import FlopAware
-from headwater.cache.index import Index
+from headwater.cache.index import Index, Observer
 from headwater.cache.node import Node
 from headwater.plan import CacheLayout
 
@@ -63,16 +63,10 @@ class Leaf:
     node: Node = field(compare=False)
 
 
-class PathLru:
+class PathLru(Observer):
     """v1, "SGLang+": of the leaves, the one that was visited longest ago goes."""
 
     keeps_history = False
-
-    def changed(self, node: Node) -> None:
-        """The tree is walked when something has to go."""
-
-    def touched(self, node: Node) -> None:
-        """Likewise."""
 
     def victims(self, root: Node, now: int) -> Iterator[Node]:
         heap = [Leaf(node.kv_time, node) for node in preorder(root) if not node.children]

@@ -13,7 +13,7 @@ class Edges:
     """The keys that were noted, as a tree that only grows."""
 
     def __init__(self, unit_bytes: int) -> None:
-        self._tree = Index(unit_bytes, 0, _Nobody())
+        self._tree = Index(unit_bytes, 0)
         self.units = 0  # that the edges hold
 
     @classmethod
@@ -73,14 +73,6 @@ class History:
     def depth(self, namespace: str, key: bytes, limit: int) -> int:
         """How far `key` goes along what is remembered."""
         return max(self._young.depth(namespace, key, limit), self._old.depth(namespace, key, limit))
-
-
-class _Nobody:
-    def changed(self, node: Node) -> None:
-        """Nothing is evicted from bare edges."""
-
-    def touched(self, node: Node) -> None:
-        """Nor have they times."""
 
 
 def _no_pages(count: int) -> array[int]:

@@ -10,29 +10,29 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 from headwater.cache.losses import Losses
 from headwater.cache.node import Node, Root
 
 
-class Observer(Protocol):
-    """Who wants to know what happens to nodes: the eviction policy."""
+class Observer:
+    """Observer of the changes of an index's nodes. This one does nothing; an eviction policy is one that does."""
 
     def changed(self, node: Node) -> None:
-        """The node's checkpoint, holds, children or edge changed, or a leaf's pins, or it left the tree.
+        """Note that the node's checkpoint, holds, children or edge changed, or a leaf's pins, or that it left the tree.
 
-        One that has neither a checkpoint nor an end of its own to trim may leave unannounced, absorbed by its child.
+        A node that has neither a checkpoint nor an end of its own to trim may leave without notice, absorbed by its
+        child.
         """
 
     def touched(self, node: Node) -> None:
-        """One of the node's two times was refreshed; if the KV's, then also all nodes' above it."""
+        """Note that one of the node's two times was refreshed; if the KV's, then also those of all nodes above it."""
 
 
 class Index:
     """The trees of all namespaces. It owns no free pages: what it gives up it hands to the caller."""
 
-    def __init__(self, unit_bytes: int, unit_pages: int, observer: Observer) -> None:
+    def __init__(self, unit_bytes: int, unit_pages: int, observer: Observer | None = None) -> None:
         self.unit_bytes, self.unit_pages = unit_bytes, unit_pages
         self.roots: dict[str, Root] = {}
         self.losses = Losses()
@@ -43,7 +43,7 @@ class Index:
         self.saved = 0  # checkpoints that were ever taken
         self.saved_speculative = 0  # of them
         self.serial = 0  # of the node that was made last
-        self._observer = observer
+        self._observer = observer or Observer()
 
     # ---- reading
 

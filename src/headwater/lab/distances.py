@@ -50,7 +50,7 @@ class Distances:
         self._trace, self._layout = trace, layout
         self._unit_pages = layout.kv_pages_per_unit * (layout.unit_tokens // layout.page_size)
         self._more_pages = max(0.0, checkpoints - 1) * layout.checkpoint_pages
-        self._tree = Index(layout.unit_bytes, 0, _Nobody())
+        self._tree = Index(layout.unit_bytes, 0)
         self._used: dict[int, int] = {}  # serial of a node: number of the request that used it last
         self._resumed: dict[int, int] = {}  # likewise, of the checkpoint at its end
         self._weights = Weights(requests)
@@ -132,11 +132,3 @@ def distances(trace: Trace, layout: CacheLayout, requests: Iterable[Request], ch
     for request in seen:
         model.see(request)
     return model.curve()
-
-
-class _Nobody:
-    def changed(self, node: Node) -> None:
-        """Nothing is evicted from the model's tree."""
-
-    def touched(self, node: Node) -> None:
-        """Nor has it times."""

@@ -228,8 +228,9 @@ def test_splitting_and_merging_edges_keeps_efficiencies_right() -> None:
         policy = toy.cache.policy
         assert isinstance(policy, FlopAware)
         policy.settle()
-        assert {node: policy._kept.value(node) for node in policy._kept._nodes} == {
-            node: policy.value(node) for node in toy.cache._index if node in policy._kept._row
+        kept = policy._kept
+        assert dict(zip(kept._nodes, kept._value, strict=False)) == {
+            node: policy.value(node) for node in toy.cache._index if node in kept._row
         }
 
 

@@ -17,7 +17,7 @@ from tests.cache.toy import LAYOUT, Toy, words
 
 def length(policy: SegLen, node: Node) -> float:
     policy.settle()
-    return policy._kept.value(node)
+    return float(policy._kept._value[policy._kept._row[node]])
 
 
 def article_tree(policy: str) -> tuple[Index, dict[str, Node]]:

@@ -1,53 +1,49 @@
-"""The lab's bound: who knows the future gives up what is used last, weighed by what it saves."""
+"""Clairvoyant: a bound for the lab. It knows the whole trace and evicts what is used last, weighted by its worth."""
 
 from __future__ import annotations
 
 from headwater.cache.node import Node
-from headwater.cache.order import Kind, Room, Victim
-from headwater.cache.order.future import Future
-from headwater.cache.order.leaves import Leaves, is_free_leaf
-from headwater.cache.order.ranked import next_below
-from headwater.cache.order.ranking import Ranking
-from headwater.cache.order.urgency import Urgency
-from headwater.cache.order.users import Users
-from headwater.cache.order.worth import Worth
+from headwater.cache.order import Eviction, Kind, Room, Victim, is_free_leaf
+from headwater.cache.order.future import Future, Users
+from headwater.cache.order.heap import LazyHeap, Rank
+from headwater.cache.order.leaves import Leaves
+from headwater.cache.order.table import Columns, OverDistance
+from headwater.cache.order.worth import Bases, Worth, next_below
 from headwater.plan import CacheLayout
 
 
-class Clairvoyant:
+class Clairvoyant(Eviction):
     """Lowest (FLOPs saved over the nearest ancestor with a checkpoint / pages) / (next use - now) goes.
 
     Now and next use count requests. A checkpoint's next use is the first request that passes it and finds no deeper
-    one on its own path; what nobody will use goes first, the oldest use before the rest. Bare leaves go before all.
+    checkpoint on its own path. Checkpoints without a next use go first, the oldest use before the rest. Leaves without
+    checkpoint go before all.
     For one request after the other: `foresee` before the first one, then `now_at(i)` before request i's match, which
     is the i-th of the future; all that is committed until the next `now_at` is on its key. Without a future it is LRU.
-    KV without a checkpoint goes by its time, as under LRU, so it bounds nothing where work can resume at every page.
+    KV without a checkpoint goes by its time, as under LRU, so it bounds nothing if work can resume at every page.
     A greedy bound: it does not search for the best set of checkpoints, which is a knapsack over a tree.
     """
-
-    keeps_history = True
 
     def __init__(self, layout: CacheLayout) -> None:
         self._worth = Worth(layout)
         self._users = Users()
-        self._used = Urgency()
-        self._unused, self._unused_leaves = Ranking(lambda node: not node.holds), Ranking(is_free_leaf)
+        self._used = Columns()  # with a next use
+        self._unused, self._unused_leaves = LazyHeap[Rank](lambda node: not node.holds), LazyHeap[Rank](is_free_leaf)
         self._leaves = Leaves()
-        self._bases: set[Node] = set()
+        self._bases = Bases()
 
     def foresee(self, future: Future) -> None:
-        """Hand over what is asked for from request 0 on."""
+        """Set the requests from number 0 on."""
         self._users = Users(future)
 
     def now_at(self, request: int) -> None:
-        """Request `request` begins."""
+        """Begin request number `request`."""
         for node in self._users.begin(request):
             self._place(node)
 
     def changed(self, node: Node) -> None:
         self._place(node)
-        if (node.checkpoint is not None) != (node in self._bases):
-            self._bases ^= {node}
+        if self._bases.toggles(node):
             for moved in (*next_below(node), *(() if node.checkpoint is not None else self._users.leave(node))):
                 self._place(moved)
 
@@ -59,11 +55,12 @@ class Clairvoyant:
             return bare, Kind.TAIL
         leaves = room is Room.KV
         node = (self._unused_leaves if leaves else self._unused).lowest()
-        node = node or self._used.lowest(self._users.now, leaves)
+        if node is None and (used := self._used.lowest(OverDistance(self._users.now), leaves)) is not None:
+            node = used[2]
         return None if node is None else (node, Kind.CHECKPOINT)
 
     def surplus(self, node: Node, now: int) -> Victim | None:
-        """Nothing is; but what was saved on the way to `node` learns who comes next."""
+        """Return None, after giving each checkpoint on the committed path its next use."""
         climb: Node | None = node
         while climb is not None:
             if climb.checkpoint is not None and not self._users.knows(climb):

@@ -1,12 +1,12 @@
-"""Marconi's eviction: how much prefill a checkpoint saves for the memory it takes, and how recently it was used."""
+"""FLOP-aware: the FLOPs that a checkpoint saves for the memory that it takes, weighed against its recency."""
 
 from __future__ import annotations
 
 from headwater.cache.node import Node
 from headwater.cache.order import Kind, Room, Victim
 from headwater.cache.order.leaves import Leaves
-from headwater.cache.order.rows import RECENCIES
-from headwater.cache.order.scored import Scored, base
+from headwater.cache.order.scored import RECENCIES, Scored
+from headwater.cache.order.worth import base
 from headwater.plan import CacheLayout
 
 
@@ -14,13 +14,13 @@ class FlopAware(Scored):
     """Lowest S = minmax(recency) + alpha · minmax(efficiency) goes (Marconi, section 4.2).
 
     Efficiency = (FLOPs that the node saves - FLOPs that its parent saves) / memory of its checkpoint and its KV.
-    Candidates have at most one child. A leaf loses checkpoint and KV; of others the checkpoint goes, and their KV is
-    the child's. In split pools that is for checkpoints, and KV goes leaf to root by its own time.
-    What has no checkpoint saves nothing, unless work can resume at every page.
+    Candidates have at most one child. A leaf loses checkpoint and KV; another node loses its checkpoint, and its child
+    absorbs its KV. In split pools this is for checkpoints, and KV goes leaf to root by its own time.
+    A node without checkpoint saves nothing, unless work can resume at every page.
 
-    over: `candidates`, or `all` nodes are what the ranges are taken of. recency: `inverse_age`, or `linear` in time.
-    memory: KV of the node's `edge`, or of its whole `prefix`. parent: the nearest ancestor with a `checkpoint`, or
-    the `immediate` one.
+    over: take the ranges of `candidates` or of `all` nodes. recency: `inverse_age`, or `linear` in time. memory: KV of
+    the node's `edge`, or of its whole `prefix`. parent: the nearest ancestor with a `checkpoint`, or the `immediate`
+    one.
     """
 
     leaf_loses = Kind.NODE
@@ -55,7 +55,7 @@ class FlopAware(Scored):
         self.weight = alpha
 
     def value(self, node: Node) -> float:
-        """FLOPs a page."""
+        """Return FLOPs per page."""
         parent = node.parent
         if parent is None or (node.checkpoint is None and not self._every_page):
             return 0.0

@@ -1,16 +1,16 @@
-"""Greedy dual size frequency (Cherkasova 1998): what is worth least for its size goes, and all else grows older."""
+"""GDSF, greedy dual size frequency (Cherkasova 1998): frequency times cost over size, plus an age."""
 
 from __future__ import annotations
 
 from headwater.cache.node import Node
+from headwater.cache.order.heap import Rank
 from headwater.cache.order.ranked import Ranked
-from headwater.cache.order.ranking import Rank
 from headwater.cache.order.worth import Worth
 from headwater.plan import CacheLayout
 
 
 class Gdsf(Ranked):
-    """Lowest H = L + frequency x cost / size goes; L is the H of the last that went, as it was when the node was used.
+    """Lowest H = L + frequency x cost / size goes. L is the H of the last victim, as of the node's last use.
 
     Frequency = 1 + requests that resumed there; cost = FLOPs saved over the nearest ancestor with a checkpoint; size
     = pages that go with it (`Worth`).

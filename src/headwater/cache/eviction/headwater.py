@@ -1,26 +1,25 @@
-"""The project's own: how recently, how often, for how much a checkpoint served, and whether a deeper one took over."""
+"""Headwater's own policy: recency, frequency and worth of a checkpoint, and whether a deeper one took its place."""
 
 from __future__ import annotations
 
 from math import sqrt
 
 from headwater.cache.node import Node
-from headwater.cache.order import Kind, Room, Victim
-from headwater.cache.order.leaves import Leaves, is_free_leaf
-from headwater.cache.order.ranked import next_below
-from headwater.cache.order.urgency import Urgency
-from headwater.cache.order.worth import Worth
+from headwater.cache.order import Eviction, Kind, Room, Victim, is_free_leaf
+from headwater.cache.order.leaves import Leaves
+from headwater.cache.order.table import Columns, OverDistance
+from headwater.cache.order.worth import Bases, Worth, base_node, next_below
 from headwater.plan import CacheLayout
 
-MOST_HITS = 2  # more say no more
+MOST_HITS = 2  # further hits do not count
 
 
-class Headwater:
+class Headwater(Eviction):
     """Lowest V = (1 + hits) x sqrt(worth) x place / age goes; dead KV before all, then speculative checkpoints.
 
     Hits are requests that resumed there, at most 2; worth is FLOPs saved over the nearest ancestor with a checkpoint,
     a page, and its root, since a long prefix is also less likely to come again; age is time since the last use.
-    Place: a session resumes at its deepest checkpoint, so one with another below it was superseded and counts
+    Place: a session resumes at its deepest checkpoint, so a checkpoint with another below it was superseded and counts
     1/`superseded`; one with others on several branches below is where new sessions begin, and counts `branch` times.
     """
 
@@ -29,23 +28,19 @@ class Headwater:
     def __init__(self, layout: CacheLayout, superseded: float = 8.0, branch: float = 2.0) -> None:
         if superseded <= 0 or branch <= 0:
             raise ValueError(f"superseded is {superseded} and branch {branch}; both must be above 0")
-        self._places = 1.0, 1 / superseded, branch  # by the branches with a checkpoint below: none, one, several
+        self._places = 1.0, 1 / superseded, branch  # by the number of branches with a checkpoint below: 0, 1, more
         self._worth = Worth(layout)
-        self._checkpoints = Urgency()
+        self._checkpoints = Columns()
         self._leaves = Leaves()
-        self._bases: set[Node] = set()  # nodes with a checkpoint
+        self._bases = Bases()
 
     def changed(self, node: Node) -> None:
         self._leaves.changed(node)
         self._place(node)
-        if (node.checkpoint is not None) != (node in self._bases):
-            self._bases ^= {node}
+        if self._bases.toggles(node):
             for below in next_below(node):
                 self._place(below)
-            above = node.parent
-            while above is not None and above.checkpoint is None:
-                above = above.parent
-            if above is not None:
+            if (above := base_node(node)) is not None:
                 self._place(above)
 
     def touched(self, node: Node) -> None:
@@ -54,11 +49,8 @@ class Headwater:
     def victim(self, room: Room, now: int) -> Victim | None:
         if room is not Room.STATE and (dead := self._leaves.bare()) is not None:
             return dead, Kind.TAIL
-        node = self._checkpoints.lowest(now, room is Room.KV)
-        return None if node is None else (node, Kind.CHECKPOINT)
-
-    def surplus(self, node: Node, now: int) -> Victim | None:
-        return None
+        found = self._checkpoints.lowest(OverDistance(now), room is Room.KV)
+        return None if found is None else (found[2], Kind.CHECKPOINT)
 
     def _place(self, node: Node) -> None:
         if node.checkpoint is None or node.holds:
@@ -67,7 +59,7 @@ class Headwater:
             self._checkpoints.put(node, self._value(node), node.checkpoint_time, is_free_leaf(node))
 
     def _value(self, node: Node) -> float:
-        """V x age."""
+        """Return V x age."""
         if node.speculative:
             return 0.0
         place = self._places[min(node.live - 1, 2)]

@@ -1,22 +1,21 @@
-"""The last n entries, as the sparse paper's experiments keep them."""
+"""Last n: only the n newest entries are kept, as in the experiments of the sparse prefix caching paper."""
 
 from __future__ import annotations
 
 from headwater.cache.eviction.lru import Lru
 from headwater.cache.node import Node
-from headwater.cache.order import Kind, Victim
-from headwater.cache.order.leaves import is_free_leaf
+from headwater.cache.order import Kind, Victim, is_free_leaf
 from headwater.plan import CacheLayout
 
 
 class LastN(Lru):
-    """Whatever is on no path of the last `n` entries goes at commit (the sparse paper, section 5: "exactly the last").
+    """Nodes on no path of the last `n` entries go at commit (sparse prefix caching, section 5: "exactly the last").
 
     An entry is the path that one request committed: its KV and all checkpoints along it. A path that goes on where an
-    entry ends takes its place, so legs of one request, and turns of one session, are one entry, and requests that
-    share a document are one each. One that ends within another, without a checkpoint, is part of that. What entries
-    share goes with the last of them; what is pinned goes at the next commit after it was let go. Where memory is
-    short before that, as LRU.
+    entry ends replaces that entry, so the legs of one request, and the turns of one session, are one entry, and
+    requests that share a document are one each. A path that ends within another, without a checkpoint, is part of that
+    entry. Shared nodes go with the last entry that has them; pinned nodes go at the next commit after their release.
+    If memory is short before that, LRU decides.
     """
 
     keeps_history = True
@@ -26,8 +25,8 @@ class LastN(Lru):
             raise ValueError(f"n is {n}, and must be at least 1")
         super().__init__(layout)
         self._n = n
-        self._entries: dict[Node, None] = {}  # nodes at which they end, the last one last
-        self._spare: dict[Node, None] = {}  # unpinned leaves at which none ends
+        self._entries: dict[Node, None] = {}  # nodes at which entries end, the newest last
+        self._spare: dict[Node, None] = {}  # unpinned leaves at which no entry ends
 
     def changed(self, node: Node) -> None:
         super().changed(node)

@@ -1,4 +1,4 @@
-"""Least frequently used."""
+"""LFU: the least frequently used checkpoint goes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from headwater.plan import CacheLayout
 
 
 class Lfu(Ranked):
-    """The checkpoint with the fewest requests that resumed there since it was taken goes; of equals the oldest use.
+    """Fewest requests that resumed at the checkpoint since it was taken goes; of equals the oldest use.
 
-    Counts live as long as the checkpoint: nothing decays, and one that is taken again begins at 0.
+    A count lives as long as its checkpoint: it does not decay, and a checkpoint that is taken again begins at 0.
     """
 
     def __init__(self, layout: CacheLayout) -> None:

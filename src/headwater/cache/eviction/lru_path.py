@@ -1,31 +1,29 @@
-"""Least recently used as the baselines of Marconi's evaluation have it: whoever is passed is refreshed."""
+"""LRU as in the baselines of Marconi's evaluation: a request refreshes every checkpoint on its path."""
 
 from __future__ import annotations
 
 from operator import attrgetter
 
 from headwater.cache.node import Node
-from headwater.cache.order import Kind, Room, Victim
-from headwater.cache.order.age_queue import AgeQueue
-from headwater.cache.order.leaves import Leaves, is_free_leaf
+from headwater.cache.order import Eviction, Kind, Room, Victim, is_free_leaf
+from headwater.cache.order.heap import LazyHeap
+from headwater.cache.order.leaves import Leaves
 from headwater.plan import CacheLayout
 
 
-class LruPath:
+class LruPath(Eviction):
     """The leaf whose path was used longest ago loses its checkpoint and all KV of its edge (vLLM+, SGLang+).
 
-    A node and its checkpoint have one time, refreshed along the whole path (Marconi, section 5.1, baselines). Only
-    leaves go, and nodes with one child keep their checkpoint, while there is an unpinned leaf. In split pools
+    A node and its checkpoint have one time, refreshed along the whole path (Marconi, section 5.1, baselines). While
+    there is an unpinned leaf, only leaves go, and nodes with one child keep their checkpoint. In split pools
     checkpoints go by that time, at any node, and KV leaf to root. Speculative checkpoints go before all others.
     """
 
-    keeps_history = True
-
     def __init__(self, layout: CacheLayout) -> None:
         by_time = attrgetter("kv_time")
-        self._speculative = AgeQueue(by_time, lambda node: node.speculative and not node.holds)
-        self._checkpoints = AgeQueue(by_time, lambda node: node.checkpoint is not None and not node.holds)
-        self._ends = AgeQueue(by_time, is_free_leaf)
+        self._speculative = LazyHeap[int](lambda node: node.speculative and not node.holds, by_time)
+        self._checkpoints = LazyHeap[int](lambda node: node.checkpoint is not None and not node.holds, by_time)
+        self._ends = LazyHeap[int](is_free_leaf, by_time)
         self._leaves = Leaves()
 
     def changed(self, node: Node) -> None:
@@ -37,17 +35,11 @@ class LruPath:
         if node.speculative:
             self._speculative.add(node)
 
-    def touched(self, node: Node) -> None:
-        """Times are read when they are needed."""
-
     def victim(self, room: Room, now: int) -> Victim | None:
         if room is Room.KV:
             return self._leaves.oldest()
-        guess = self._speculative.oldest()
-        if guess is None and room is Room.ANY and (leaf := self._ends.oldest()) is not None:
+        speculative = self._speculative.lowest()
+        if speculative is None and room is Room.ANY and (leaf := self._ends.lowest()) is not None:
             return leaf, Kind.NODE
-        node = guess or self._checkpoints.oldest()
+        node = speculative or self._checkpoints.lowest()
         return None if node is None else (node, Kind.CHECKPOINT)
-
-    def surplus(self, node: Node, now: int) -> Victim | None:
-        return None

@@ -1,4 +1,4 @@
-"""Marconi: FLOP-aware eviction whose alpha is found on the traffic itself."""
+"""Marconi: FLOP-aware eviction whose alpha is found by replaying the cache's own traffic."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from headwater.plan import CacheLayout
 
 
 class Marconi(FlopAware):
-    """`flop_aware` with alpha 0 until the tuner (lab/tuner.py) sets it; alone it stays there (Marconi, section 4.2).
+    """`flop_aware` with alpha 0 until a tuner (lab/tuner.py) sets it; else it stays 0 (Marconi, section 4.2).
 
-    multiplier: the tuner replays so many times the requests that came until the first eviction; 5 to 15 in the paper.
-    guard: it keeps 0 unless the best alpha gains more than so many points of token hit rate over it. Others as there.
+    multiplier: the tuner replays that many times as many requests as came before the first eviction; 5 to 15 in the
+    paper. guard: alpha stays 0 unless the best one gains more than that many points of token hit rate over it. The
+    other options are those of `flop_aware`.
     """
 
     def __init__(self, layout: CacheLayout, multiplier: int = 5, guard: float = 0.0, **options: str) -> None:
@@ -21,6 +22,6 @@ class Marconi(FlopAware):
         self._options = options
 
     def static(self, alpha: float) -> str:
-        """How the policy with this alpha for good is written."""
+        """Return the spelling of `flop_aware` with this alpha and this policy's options."""
         options = "".join(f", {name}={value!r}" for name, value in self._options.items())
         return f"flop_aware({alpha}{options})"

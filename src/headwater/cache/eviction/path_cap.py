@@ -1,4 +1,4 @@
-"""LRU under which a path keeps only its deepest checkpoints."""
+"""Path cap: LRU under which a path keeps only its k deepest checkpoints."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from headwater.plan import CacheLayout
 
 
 class PathCap(Lru):
-    """At commit all checkpoints of the path go but the `k` deepest unpinned ones, and those at branch points.
+    """All checkpoints of a committed path go, except its `k` deepest unpinned ones and those at branch points.
 
-    What a running request's path ends at is pinned: it is neither counted nor given up. A branch point is a node with
-    several children. Then as LRU.
+    The end of a running request's path is pinned: it neither counts nor goes. A branch point is a node with several
+    children. If memory is short, LRU decides.
     """
 
     keeps_history = True

@@ -1,9 +1,10 @@
-"""SegLen: a checkpoint is worth what would have to be replayed without it, and how recently it was used."""
+"""SegLen: the tokens that would be replayed without a checkpoint, weighed against how recently it was used."""
 
 from __future__ import annotations
 
 from headwater.cache.node import Node
-from headwater.cache.order.scored import Scored, base
+from headwater.cache.order.scored import Scored
+from headwater.cache.order.worth import base
 from headwater.plan import CacheLayout
 
 
@@ -18,4 +19,5 @@ class SegLen(Scored):
         super().__init__(w, single_child)
 
     def value(self, node: Node) -> float:
+        """Return L, in units."""
         return node.end - base(node)

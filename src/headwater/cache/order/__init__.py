@@ -1,15 +1,16 @@
-"""What an eviction policy is."""
+"""Order of eviction: the interface of a policy, and the heaps, tables and scores that policies share."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from enum import Enum, auto
-from typing import Protocol
 
+from headwater.cache.index import Observer
 from headwater.cache.node import Node
 
 
 class Room(Enum):
-    """What pages are wanted for."""
+    """The region that lacks pages."""
 
     ANY = auto()  # one pool: whatever gives a page
     KV = auto()  # split pool: pages of KV
@@ -17,36 +18,34 @@ class Room(Enum):
 
 
 class Kind(Enum):
-    """What is taken from a victim."""
+    """The part of a victim that is evicted."""
 
     CHECKPOINT = auto()
-    TAIL = auto()  # the last pages of an unpinned leaf without checkpoint, as many as are wanted
+    TAIL = auto()  # the last pages of an unpinned leaf without checkpoint, as many as are needed
     NODE = auto()  # an unpinned leaf's checkpoint, if it has one, and all the KV of its edge
 
 
 Victim = tuple[Node, Kind]
 
 
-class Eviction(Protocol):
-    """Chooses what goes. It is told of every change of a node, and keeps its own order of them.
+class Eviction(Observer, ABC):
+    """An eviction policy: observes every change of a node, keeps its own order of nodes and chooses what to evict.
 
-    A checkpoint may go from any node that has no holds; a tail from any leaf that has neither pins nor checkpoint; all
-    of a node where it is a leaf without pins. Ages are at least 1; ties go to the node with the lower serial.
+    A checkpoint may go from any node that has no holds; a tail from any leaf that has neither pins nor checkpoint; a
+    whole node if it is a leaf without pins. Ages are at least 1; ties go to the node with the lower serial.
     """
 
-    keeps_history: bool  # where prompts left the tree is found by edges that outlive their pages, too
+    keeps_history: bool = True  # whether branch points are also found along edges whose KV is gone (see History)
 
-    def changed(self, node: Node) -> None:
-        """The node's checkpoint, holds, children or edge changed, or a leaf's pins, or it left the tree (no parent).
-
-        One that has neither a checkpoint nor an end of its own to trim may leave unannounced, absorbed by its child.
-        """
-
-    def touched(self, node: Node) -> None:
-        """One of the node's two times was refreshed; if the KV's, then also all nodes' above it."""
-
+    @abstractmethod
     def victim(self, room: Room, now: int) -> Victim | None:
-        """What to give up next; None if nothing that would help may go."""
+        """Return what to evict next; None if nothing that helps `room` may go. Changes nothing."""
 
     def surplus(self, node: Node, now: int) -> Victim | None:
-        """What goes whether room is needed or not, now that a path down to `node` was committed; None: nothing more."""
+        """Return what to evict although no room is needed, after a commit of a path to `node`; None: nothing (more)."""
+        return None
+
+
+def is_free_leaf(node: Node) -> bool:
+    """Return whether KV may go from the node once it has no checkpoint."""
+    return not node.children and not node.pins and node.parent is not None

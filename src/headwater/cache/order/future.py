@@ -1,4 +1,4 @@
-"""What is asked for later, as far as a cache needs to know it. Depths in units, requests by their number from 0."""
+"""Next uses of checkpoints in a trace that is known in advance. Depths in units, requests by their number from 0."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from typing import NamedTuple
 from headwater.cache.index import Index
 from headwater.cache.node import Node
 
+HOPS = 256  # requests to look past for one that no deeper checkpoint serves; then the last of them counts
+
 
 class Asked(NamedTuple):
-    """A request: what will be cached of it, and how much of that is looked up."""
+    """A future request: the part of it that is cached, and the part that is looked up."""
 
     namespace: str
     key: bytes  # prompt, and answer as far as it is cached; whole units count
@@ -22,23 +24,23 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Who comes next along one request's key: up to `depths[k]` it is `users[k]`. Both ascend."""
+    """Next users along one request's key: up to `depths[k]` it is request `users[k]`. Both ascend."""
 
     depths: array[int]
     users: array[int]
 
     def next(self, depth: int) -> int | None:
-        """The first later request whose lookup shares the key's first `depth` units; None: none does."""
+        """Return the first later request whose lookup shares the key's first `depth` units; None if none does."""
         at = bisect_left(self.depths, depth)
         return self.users[at] if at < len(self.users) else None
 
 
 class Future:
-    """A profile of each request, found by walking the requests backwards over a trie of what is looked up."""
+    """A profile of each request, found by walking the requests backwards over a trie of their lookups."""
 
     def __init__(self, unit_bytes: int, last_to_first: Iterable[Asked]) -> None:
-        self._trie = Index(unit_bytes, 0, _Nobody())
-        self._user: dict[Node, int] = {}  # who passes the node first, of those that were walked so far
+        self._trie = Index(unit_bytes, 0)
+        self._user: dict[Node, int] = {}  # the first request, of those walked so far, that passes the node
         passed = [self._pass(back, asked) for back, asked in enumerate(last_to_first)]
         for profile in passed:
             for at, back in enumerate(profile.users):
@@ -48,7 +50,7 @@ class Future:
         self._trie.roots.clear()
 
     def _pass(self, back: int, asked: Asked) -> Profile:
-        """Note the profile of the request that is the `back`-th from the end, then its own lookup."""
+        """Return the profile of the request that is the `back`-th from the end, then add its own lookup."""
         trie, user = self._trie, self._user
         root = trie.root(asked.namespace)
         last, end = trie.walk(root, asked.key, len(asked.key) // trie.unit_bytes)
@@ -71,9 +73,86 @@ class Future:
         return Profile(depths, users)
 
 
-class _Nobody:
-    def changed(self, node: Node) -> None:
-        """Nothing is evicted from the future."""
+class Users:
+    """The next request to resume at each checkpoint. A request resumes at the deepest checkpoint that it passes.
 
-    def touched(self, node: Node) -> None:
-        """Nor has it times."""
+    At most one checkpoint serves a request.
+    """
+
+    def __init__(self, future: Future | None = None) -> None:
+        self._profiles = [] if future is None else future.profiles
+        self._user: dict[Node, int | None] = {}
+        self._server: dict[int, Node] = {}
+        self.now = 0
+
+    def knows(self, node: Node) -> bool:
+        """Return whether the checkpoint's next user, or that there is none, is known and still to come."""
+        return node in self._user and ((user := self._user[node]) is None or user > self.now)
+
+    def of(self, node: Node) -> int | None:
+        """Return the checkpoint's next user."""
+        return self._user.get(node)
+
+    def begin(self, request: int) -> list[Node]:
+        """End all requests before `request`. Returns the checkpoints whose next user changed."""
+        moved: list[Node] = []
+        for over in range(self.now, request):
+            if (node := self._server.get(over)) is not None:
+                moved += self._assign(node, self._next(over, node))
+        self.now = request
+        return moved
+
+    def enter(self, node: Node) -> list[Node]:
+        """Add a checkpoint that the current request left at `node`. Returns the checkpoints whose next user changed."""
+        return self._assign(node, self._next(self.now, node))
+
+    def leave(self, node: Node) -> list[Node]:
+        """Remove a checkpoint. Returns the ancestor that serves its user in its place, if one does."""
+        user = self._user.pop(node, None)
+        if user is None or self._server.get(user) is not node:
+            return []
+        del self._server[user]
+        climb = node.parent
+        while climb is not None and climb not in self._user:
+            climb = climb.parent
+        if climb is None or ((later := self._user[climb]) is not None and later <= user):
+            return []
+        self._set(climb, user)
+        return [climb]
+
+    def _assign(self, node: Node, user: int | None) -> list[Node]:
+        """Let `node` serve `user`, or the first request after it that no deeper checkpoint serves."""
+        moved = [node]
+        for _ in range(HOPS):
+            other = None if user is None else self._server.get(user)
+            if user is None or other is None or other is node:
+                break
+            if other.end < node.end:
+                del self._server[user]
+                self._set(node, user)
+                node, other = other, node
+                moved.append(node)
+            user = self._beyond(user, node, other)
+        self._set(node, user)
+        return moved
+
+    def _beyond(self, user: int, node: Node, deeper: Node) -> int | None:
+        """Return the first request after `user` that passes `node` and not `deeper`."""
+        for _ in range(HOPS):
+            following = self._next(user, node)
+            if following is None or following != self._next(user, deeper):
+                return following
+            user = following
+        return user
+
+    def _next(self, request: int, node: Node) -> int | None:
+        """Return the next request that passes `node`, which is on the key of `request`."""
+        return self._profiles[request].next(node.end) if request < len(self._profiles) else None
+
+    def _set(self, node: Node, user: int | None) -> None:
+        before = self._user.get(node)
+        if before is not None and self._server.get(before) is node:
+            del self._server[before]
+        self._user[node] = user
+        if user is not None:
+            self._server.setdefault(user, node)

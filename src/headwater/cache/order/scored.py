@@ -1,48 +1,97 @@
-"""Checkpoints by a score: how much each is worth, and how recently it was used, both from 0 to 1."""
+"""Eviction by a weighted sum of value and recency, each scaled to 0..1: the base of seglen and flop_aware."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
 from operator import attrgetter
+from typing import NamedTuple
+
+import numpy as np
 
 from headwater.cache.node import Node
-from headwater.cache.order import Kind, Room, Victim
-from headwater.cache.order.age_queue import AgeQueue
-from headwater.cache.order.leaves import is_free_leaf
-from headwater.cache.order.rows import INVERSE_AGE, Bounds, Recency, Rows, Scale
+from headwater.cache.order import Eviction, Kind, Room, Victim, is_free_leaf
+from headwater.cache.order.heap import LazyHeap
+from headwater.cache.order.table import Bounds, Column, Columns
+from headwater.cache.order.worth import Bases, measured_from
 
 MAX_UNSETTLED = 4096
 
 
-class Scored(ABC):
-    """Lowest weight · minmax(value) + minmax(recency) goes. A subclass says what a node's value is.
+@dataclass(frozen=True, slots=True)
+class Recency:
+    """Recency of a node that was used `age` ago: of one age, and of a column in place, times a factor."""
+
+    of: Callable[[float], float]
+    scale: Callable[[Column, float], object]
+
+
+INVERSE_AGE = Recency(lambda age: 1 / age, lambda age, factor: np.divide(factor, age, out=age))
+LINEAR = Recency(lambda age: -age, lambda age, factor: np.multiply(age, -factor, out=age))
+RECENCIES = {"inverse_age": INVERSE_AGE, "linear": LINEAR}
+
+
+class Scale(NamedTuple):
+    """Factors that bring value and recency to ranges of width 1; the value's includes its weight.
+
+    What minmax subtracts is the same for all nodes, and left out.
+    """
+
+    by_value: float
+    by_recency: float
+    recency: Recency
+    now: int
+    newest: float  # no time is beyond it
+
+    @classmethod
+    def of(cls, bounds: list[Bounds], weight: float, recency: Recency, now: int) -> Scale:
+        """Return the scale for tables with these bounds. A range without width counts the same for all nodes."""
+        oldest, newest = min(table.oldest for table in bounds), max(table.newest for table in bounds)
+        spread = max(table.high for table in bounds) - min(table.low for table in bounds)
+        width = recency.of(max(1.0, now - newest)) - recency.of(max(1.0, now - oldest))
+        return cls(weight / spread if spread else 0.0, 1 / width if width else 0.0, recency, now, newest)
+
+    def into(self, score: Column, value: Column, time: Column, scratch: Column) -> None:
+        """Write weight · minmax(value) + minmax(recency), but for a constant, to `score`."""
+        np.subtract(self.now, time, out=score)
+        if self.now <= self.newest:
+            np.maximum(score, 1.0, out=score)
+        self.recency.scale(score, self.by_recency)
+        np.multiply(value, self.by_value, out=scratch)
+        np.add(score, scratch, out=score)
+
+
+class Scored(Eviction):
+    """Lowest weight · minmax(value) + minmax(recency) goes. A subclass defines a node's value.
 
     Candidates are checkpoints of nodes with at most one child (with `single_child=False`, of any node) and leaves
-    without checkpoint, by the same score and their KV's time. Where there are none, the others' turn comes.
+    without checkpoint, by the same score and their KV's time. If there are none, the other checkpoints are candidates.
     Speculative checkpoints go before all others. A range without width counts the same for all.
     """
 
-    keeps_history = True
-    leaf_loses = Kind.CHECKPOINT  # what is taken from a leaf with a checkpoint where one pool holds all
+    leaf_loses = Kind.CHECKPOINT  # what is taken from a leaf with a checkpoint if one pool holds all
 
     def __init__(
         self, weight: float, single_child: bool = True, recency: Recency = INVERSE_AGE, over_all: bool = False
     ) -> None:
         self.weight = weight
         self._single_child, self._recency, self._over_all = single_child, recency, over_all
-        self._kept = Rows()  # checkpoints
-        self._bare = Rows()  # leaves without checkpoint
-        self._wide = Rows()  # checkpoints at nodes with several children, under `single_child`
-        self._held = Rows()  # checkpoints that may not go
+        self._kept = Columns()  # checkpoints
+        self._bare = Columns()  # leaves without checkpoint
+        self._wide = Columns()  # checkpoints at nodes with several children, under `single_child`
+        self._held = Columns()  # checkpoints that may not go
         self._tables = (self._kept, self._bare, self._wide, self._held)
-        self._rows: dict[Node, Rows] = {}  # the table that a node is in
-        self._speculative = AgeQueue(attrgetter("checkpoint_time"), lambda node: node.speculative and not node.holds)
-        self._unsettled: set[Node] = set()  # changed since the tables were right
-        self._bases: set[Node] = set()  # nodes with a checkpoint: where their descendants' work would begin
+        self._table_of: dict[Node, Columns] = {}
+        self._speculative = LazyHeap[int](
+            lambda node: node.speculative and not node.holds, attrgetter("checkpoint_time")
+        )
+        self._unsettled: set[Node] = set()  # nodes that changed since the tables were up to date
+        self._bases = Bases()
 
     @abstractmethod
     def value(self, node: Node) -> float:
-        """What the node is worth. It may depend on its edge, its depth and its nearest ancestor with a checkpoint."""
+        """Return the node's value. It may depend on its edge, its depth and its nearest ancestor with a checkpoint."""
 
     def changed(self, node: Node) -> None:
         self._unsettled.add(node)
@@ -55,52 +104,39 @@ class Scored(ABC):
     def settle(self) -> None:
         """Bring the tables up to date. Most nodes change many times between two evictions."""
         changed, self._unsettled = self._unsettled, set()
-        for node in [node for node in changed if (node.checkpoint is not None) != (node in self._bases)]:
-            self._bases ^= {node}
-            changed.update(_measured_from(node))
+        for node in [node for node in changed if self._bases.toggles(node)]:
+            changed.update(measured_from(node))
         for node in changed:
             self._place(node)
 
     def victim(self, room: Room, now: int) -> Victim | None:
         self.settle()
-        if room is not Room.KV and (guess := self._speculative.oldest()) is not None:
-            return guess, Kind.CHECKPOINT
+        if room is not Room.KV and (speculative := self._speculative.lowest()) is not None:
+            return speculative, Kind.CHECKPOINT
         tables = [self._kept] if room is Room.STATE else [self._kept, self._bare]
         leaves = room is Room.KV
         node = self._lowest(tables, now, leaves) or self._lowest([self._wide], now, leaves)
-        node = node or self._speculative.oldest()
+        node = node or self._speculative.lowest()
         if node is None:
             return None
         if node.checkpoint is None:
             return node, Kind.TAIL
         return node, self.leaf_loses if room is Room.ANY and is_free_leaf(node) else Kind.CHECKPOINT
 
-    def surplus(self, node: Node, now: int) -> Victim | None:
-        return None
-
-    def _lowest(self, tables: list[Rows], now: int, leaves: bool) -> Node | None:
-        """The node with the lowest score of all tables; of equals the one with the least serial.
-
-        What minmax subtracts is the same for all and left out.
-        """
+    def _lowest(self, tables: list[Columns], now: int, leaves: bool) -> Node | None:
+        """Return the node with the lowest score in `tables`; of equals the one with the lowest serial."""
         tables = [rows for rows in tables if len(rows)]
         compared = self._tables if self._over_all else tables
         bounds = [found for rows in compared if (found := rows.bounds(leaves and not self._over_all)) is not None]
         if not bounds:
             return None
-        scale = self._scale(bounds, now)
+        scale = Scale.of(bounds, self.weight, self._recency, now)
         lowest = [rows.lowest(scale, leaves) for rows in tables]
         return min((found for found in lowest if found is not None), default=(0, 0, None))[2]
 
-    def _scale(self, bounds: list[Bounds], now: int) -> Scale:
-        oldest, newest = min(table.oldest for table in bounds), max(table.newest for table in bounds)
-        spread = max(table.high for table in bounds) - min(table.low for table in bounds)
-        width = self._recency.of(max(1.0, now - newest)) - self._recency.of(max(1.0, now - oldest))
-        return Scale(self.weight / spread if spread else 0.0, 1 / width if width else 0.0, self._recency, now, newest)
-
     def _place(self, node: Node) -> None:
         leaf = is_free_leaf(node)
-        table: Rows | None = None
+        table: Columns | None = None
         if node.checkpoint is None:
             table = self._bare if leaf else None
         elif node.speculative:
@@ -109,36 +145,9 @@ class Scored(ABC):
             table = self._held
         else:
             table = self._wide if self._single_child and len(node.children) > 1 else self._kept
-        before = self._rows.get(node)
+        before = self._table_of.get(node)
         if before is not None and before is not table:
-            self._rows.pop(node).discard(node)
+            self._table_of.pop(node).discard(node)
         if table is not None:
-            self._rows[node] = table
-            table.put(node, self.value(node), _time(node), leaf)
-
-
-def _measured_from(node: Node) -> list[Node]:
-    """Whose nearest ancestor with a checkpoint is the node, if it has one: its next ones, and what is between.
-
-    One that left the tree still leads to what was below it.
-    """
-    found = []
-    stack = list(node.children.values())
-    while stack:
-        below = stack.pop()
-        found.append(below)
-        if below.checkpoint is None:
-            stack.extend(below.children.values())
-    return found
-
-
-def base(node: Node) -> int:
-    """Depth of the nearest ancestor with a checkpoint; 0 if there is none."""
-    climb = node.parent
-    while climb is not None and climb.checkpoint is None:
-        climb = climb.parent
-    return 0 if climb is None else climb.end
-
-
-def _time(node: Node) -> int:
-    return node.kv_time if node.checkpoint is None else node.checkpoint_time
+            self._table_of[node] = table
+            table.put(node, self.value(node), node.kv_time if node.checkpoint is None else node.checkpoint_time, leaf)

@@ -1,17 +1,18 @@
-"""What a checkpoint saves whoever resumes there, for the memory that goes with it."""
+"""The worth of a checkpoint: the FLOPs that it saves over the nearest checkpoint above it, per page."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from headwater.cache.node import Node
-from headwater.cache.order.scored import base
 from headwater.plan import CacheLayout
 
 
 class Worth:
-    """FLOPs saved over the nearest ancestor with a checkpoint, a page.
+    """FLOPs saved over the nearest ancestor with a checkpoint, divided by the pages that go with the checkpoint.
 
-    Pages are the checkpoint's own, and those of KV that nobody else would need: of a leaf, back to the last node with
-    a checkpoint or another child.
+    These are its own pages, and for a leaf the pages of KV that serve no other prefix: back to the last node with a
+    checkpoint or with another child.
     """
 
     def __init__(self, layout: CacheLayout) -> None:
@@ -19,6 +20,7 @@ class Worth:
         self._unit_pages = layout.kv_pages_per_unit * (layout.unit_tokens // layout.page_size)
 
     def of(self, node: Node) -> float:
+        """Return FLOPs per page."""
         saved = self._flops.between(base(node) * self._unit, node.end * self._unit)
         return saved / max(1, self._checkpoint_pages + self._kv(node))
 
@@ -29,3 +31,50 @@ class Worth:
         while top is not None and top.checkpoint is None and len(top.children) == 1 and top.parent is not None:
             top = top.parent
         return (node.end - (top.end if top is not None else 0)) * self._unit_pages
+
+
+class Bases:
+    """All nodes with a checkpoint: the worth of what is below a node depends on whether it is one of them."""
+
+    def __init__(self) -> None:
+        self._nodes: set[Node] = set()
+
+    def toggles(self, node: Node) -> bool:
+        """Return whether the node has got or lost its checkpoint since the last call with it."""
+        if (node.checkpoint is not None) == (node in self._nodes):
+            return False
+        self._nodes ^= {node}
+        return True
+
+
+def base(node: Node) -> int:
+    """Return the depth of the nearest ancestor with a checkpoint; 0 if there is none."""
+    above = base_node(node)
+    return 0 if above is None else above.end
+
+
+def base_node(node: Node) -> Node | None:
+    """Return the nearest ancestor with a checkpoint."""
+    climb = node.parent
+    while climb is not None and climb.checkpoint is None:
+        climb = climb.parent
+    return climb
+
+
+def measured_from(node: Node) -> Iterator[Node]:
+    """Yield the nodes whose nearest ancestor with a checkpoint is `node`, if it has one.
+
+    They are the nearest nodes with a checkpoint below it, and all nodes in between. A node that left the tree still
+    leads to what was below it.
+    """
+    stack = list(node.children.values())
+    while stack:
+        below = stack.pop()
+        yield below
+        if below.checkpoint is None:
+            stack.extend(below.children.values())
+
+
+def next_below(node: Node) -> Iterator[Node]:
+    """Yield the nearest nodes with a checkpoint below `node`."""
+    return (below for below in measured_from(node) if below.checkpoint is not None)

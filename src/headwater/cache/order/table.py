@@ -1,10 +1,8 @@
-"""Candidates for eviction as columns of numbers, so that all of them can be scored at once."""
+"""Candidates for eviction as columns of numbers, so that all of them are scored at once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -13,21 +11,8 @@ from headwater.cache.node import Node
 Column = np.ndarray[Any, np.dtype[Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Recency:
-    """How recent something is that was used `age` ago: of one, and of a column in place, times a factor."""
-
-    of: Callable[[float], float]
-    scale: Callable[[Column, float], object]
-
-
-INVERSE_AGE = Recency(lambda age: 1 / age, lambda age, factor: np.divide(factor, age, out=age))
-LINEAR = Recency(lambda age: -age, lambda age, factor: np.multiply(age, -factor, out=age))
-RECENCIES = {"inverse_age": INVERSE_AGE, "linear": LINEAR}
-
-
 class Bounds(NamedTuple):
-    """Least and greatest of both columns."""
+    """The least and the greatest number of both columns."""
 
     low: float
     high: float
@@ -35,18 +20,28 @@ class Bounds(NamedTuple):
     newest: float
 
 
-class Scale(NamedTuple):
-    """What brings value and recency to ranges of width 1, the value's then times its weight."""
+class Score(Protocol):
+    """A score of all candidates; the lowest goes."""
 
-    by_value: float
-    by_recency: float
-    recency: Recency
+    def into(self, score: Column, value: Column, time: Column, scratch: Column) -> None:
+        """Write each row's score to `score`. `scratch` is as long as the columns."""
+
+
+class OverDistance(NamedTuple):
+    """Value divided by the time between `now` and a row's time, past or to come, at least 1."""
+
     now: int
-    newest: float  # no time is beyond it
+
+    def into(self, score: Column, value: Column, time: Column, scratch: Column) -> None:
+        """Write value / max(1, |time - now|) to `score`."""
+        np.subtract(time, self.now, out=scratch)
+        np.abs(scratch, out=scratch)
+        np.maximum(scratch, 1.0, out=scratch)
+        np.divide(value, scratch, out=score)
 
 
-class Rows:
-    """Value, time and a mark of each candidate, without holes: who leaves is replaced by the last one."""
+class Columns:
+    """Value, time and a mark (whether KV may go, too) of each candidate, without gaps: the last row fills a gap."""
 
     def __init__(self) -> None:
         self._nodes: list[Node] = []
@@ -58,7 +53,7 @@ class Rows:
         return len(self._nodes)
 
     def put(self, node: Node, value: float, time: int, leaf: bool) -> None:
-        """Add the node, or set its numbers anew. leaf: KV may go from it."""
+        """Add the node, or replace its numbers. leaf: KV may go from it."""
         row = self._row.get(node)
         if row is None:
             row = self._row[node] = len(self._nodes)
@@ -67,13 +62,8 @@ class Rows:
                 self._widen()
         self._value[row], self._time[row], self._leaf[row] = value, time, leaf
 
-    def refresh(self, node: Node, time: int) -> None:
-        self._time[self._row[node]] = time
-
-    def value(self, node: Node) -> float:
-        return float(self._value[self._row[node]])
-
     def discard(self, node: Node) -> None:
+        """Remove the node, if it is in the table."""
         row = self._row.pop(node, None)
         if row is None:
             return
@@ -86,7 +76,7 @@ class Rows:
                 column[row] = column[end]
 
     def bounds(self, leaves: bool) -> Bounds | None:
-        """Of all rows, or of those that are leaves; None if there are none."""
+        """Return the bounds of all rows, or of the leaves among them; None if there are none."""
         count = len(self._nodes)
         value, time = self._value[:count], self._time[:count]
         if leaves:
@@ -94,19 +84,19 @@ class Rows:
             value, time = value[mask], time[mask]
         if not len(value):
             return None
-        low, high = np.minimum.reduce, np.maximum.reduce  # what min() and max() come to, in less time
+        low, high = np.minimum.reduce, np.maximum.reduce  # faster than min() and max() of an array
         return Bounds(float(low(value)), float(high(value)), float(low(time)), float(high(time)))
 
-    def lowest(self, scale: Scale, leaves: bool) -> tuple[float, int, Node] | None:
-        """The least score, its node's serial and its node; of equals the lowest serial's. Ages are at least 1."""
+    def lowest(self, by: Score, leaves: bool = False) -> tuple[float, int, Node] | None:
+        """Return the least score, its node's serial and its node, of equals the lowest serial's; None if there is none.
+
+        leaves: of nodes whose KV may go.
+        """
         count = len(self._nodes)
-        score, part = self._score[:count], self._scratch[:count]
-        np.subtract(scale.now, self._time[:count], out=score)
-        if scale.now <= scale.newest:
-            np.maximum(score, 1.0, out=score)
-        scale.recency.scale(score, scale.by_recency)
-        np.multiply(self._value[:count], scale.by_value, out=part)
-        np.add(score, part, out=score)
+        if not count:
+            return None
+        score = self._score[:count]
+        by.into(score, self._value[:count], self._time[:count], self._scratch[:count])
         if leaves:
             score[~self._leaf[:count]] = np.inf
         least = score[score.argmin()]
