@@ -11,10 +11,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from headwater.lab.report import write_report
-from headwater.lab.report.chart import round_steps
+from headwater.chart import Shape, round_steps
+from headwater.lab.report import environment, write_report
 from headwater.lab.report.line import Lines
-from headwater.lab.report.markup import VOID, tag
 from headwater.lab.row import Result, Row, Spread
 from headwater.lab.tally import Held, Outcome
 
@@ -22,6 +21,7 @@ os.environ["SE_OFFLINE"] = "true"  # the driver that is there, or none
 EVIL = "</script><img src=x onerror=document.title='broken'>\"'&"
 POLICIES = (("structural", "lru"), ("structural", "seglen(w=0.85)"), ("branch", "marconi"), ("none", "none"))
 REASONS = ("full", "cold", "diverged", "no_checkpoint", "evicted")
+VOID = frozenset({"meta", "link", "input", "br"})  # elements without an end
 SECTIONS = ("rows", "memory", "ttft", "length", "held", "reasons", "reuse", "notes")
 
 
@@ -203,10 +203,9 @@ def test_what_traces_and_policies_are_called_is_text(report):
 
 
 def test_markup_is_escaped_once_and_attributes_without_value_are_left_out():
-    inner = tag("b", "1 < 2", class_='a"b', data_tip=None, hidden=True, open=False)
-    assert tag("p", inner, ["&", inner]) == (
-        '<p><b class="a&quot;b" hidden>1 &lt; 2</b>&amp;<b class="a&quot;b" hidden>1 &lt; 2</b></p>'
-    )
+    drawn = environment().get_template("blocks.html.jinja").module.shape
+    one = Shape("b", {"class": 'a"b', "data-tip": None, "title": "&"}, "1 < 2")
+    assert drawn(one).strip() == '<b class="a&#34;b" title="&amp;">1 &lt; 2</b>'
 
 
 def test_the_page_needs_nothing_but_itself(report):

@@ -1,37 +1,37 @@
-"""What tells the rows' policies apart: each (placement, eviction, pool, reuse) has a colour, a dash and a mark."""
+"""Colours, dashes and marks of lines: one for each combination of placement, eviction, pool and reuse."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headwater.lab.report.markup import Markup, join, tag
 from headwater.lab.report.numbers import size
 from headwater.lab.row import Result, Row
 
-COLOURS, DASHES, MARKS = 8, 5, 7  # without a common divisor: 280 differ
+COLOURS, DASHES, MARKS = 8, 5, 7  # without a common divisor: 280 combinations differ
 SHOWN = 8  # lines that are drawn until others are chosen
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One (placement, eviction, pool, reuse of segments), in the order in which they first come."""
+    """A combination of policies, numbered in the order in which rows first have it."""
 
     number: int
     name: str
 
     @property
     def colour(self) -> str:
-        """A CSS class, as all of these."""
+        """CSS class of the colour."""
         return f"c{self.number % COLOURS}"
 
     @property
     def dash(self) -> str:
+        """CSS class of the dash."""
         return f"d{self.number % DASHES}"
 
     @property
     def look(self) -> str:
-        """Colour and dash, and by which it is hidden and shown."""
+        """CSS classes of colour and dash, and the one by which the line is hidden."""
         return f"{self.colour} {self.dash} of-{self.number}"
 
     @property
@@ -51,14 +51,15 @@ class Lines:
         for row in rows:
             self._lines.setdefault(_key(row), Line(len(self._lines), self._name(row)))
 
-    def __len__(self) -> int:
-        return len(self._lines)
+    @property
+    def all(self) -> list[Line]:
+        return list(self._lines.values())
 
     def of(self, row: Row) -> Line:
         return self._lines[_key(row)]
 
     def title(self, row: Row) -> str:
-        """The line's name and, where they differ, the row's memory."""
+        """Return the line's name, with the row's memory if rows differ in it."""
         name = self.of(row).name
         return f"{name}, {size(row.memory)}" if len(self._memories) > 1 else name
 
@@ -68,56 +69,9 @@ class Lines:
         parts = [row.placement, row.eviction, *([row.pool] if len(self._pools) > 1 else [])]
         return " · ".join([*parts, *([reuse_of(row)] if len(self._reuses) > 1 else [])])
 
-    def styles(self) -> str:
-        """Rules by which an unchecked box hides its line in its section, without a script."""
-        return "".join(
-            f'section:has(input[value="{line.number}"]:not(:checked)) .of-{line.number}{{display:none}}'
-            for line in self._lines.values()
-        )
-
-    def legend(self, label: str, all_shown: bool = False) -> Markup:
-        """What looks how, and boxes to choose what is drawn."""
-        keys = [
-            tag(
-                "label",
-                tag("input", type="checkbox", value=line.number, checked=all_shown or line.number < SHOWN),
-                swatch(line),
-                line.name,
-                class_=line.colour,
-            )
-            for line in self._lines.values()
-        ]
-        return tag("div", keys, class_="keys", role="group", aria_label=label)
-
-
-def swatch(line: Line) -> Markup:
-    """A piece of the line, with its mark."""
-    return tag(
-        "svg",
-        tag("line", x1=0, x2=30, y1=7, y2=7, class_=f"line {line.dash}"),
-        tag("use", href=line.mark, x=15, y=7, class_="mark"),
-        class_=f"swatch {line.colour}",
-        aria_hidden="true",
-    )
-
-
-def marks() -> Markup:
-    """The shapes, once a page; each is around (0, 0)."""
-    shapes = (
-        tag("circle", r=4),
-        tag("path", d="M-4-4H4V4H-4Z"),
-        tag("path", d="M0-5L5 4H-5Z"),
-        tag("path", d="M0-5.5L5 0L0 5.5L-5 0Z"),
-        tag("path", d="M0 5L5-4H-5Z"),
-        tag("path", d="M-1.6-5H1.6V-1.6H5V1.6H1.6V5H-1.6V1.6H-5V-1.6H-1.6Z"),
-        tag("path", d="M-5-2.5L0-5.5L5-2.5V2.5L0 5.5L-5 2.5Z"),
-    )
-    symbols = [tag("g", shape, id=f"mark-{number}") for number, shape in enumerate(shapes)]
-    return tag("svg", tag("defs", join(symbols)), width=0, height=0, class_="defs", aria_hidden="true")
-
 
 def reuse_of(row: Row) -> str:
-    """What is reused of prompts made of segments, and which segment goes first."""
+    """Return the kinds of content that prompts made of segments reuse, and the eviction of segments; "" without any."""
     return "" if row.segments is None else row.segments.name
 
 

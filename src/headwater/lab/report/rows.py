@@ -1,22 +1,23 @@
-"""The table of rows, and the few figures that stand above it."""
+"""The table of rows, and the few figures above it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from headwater.lab.report.line import Lines, reuse_of, swatch
-from headwater.lab.report.markup import Child, Markup, tag
+from headwater.lab.report.blocks import Cell, Empty, Section, Table
+from headwater.lab.report.line import Lines, reuse_of
 from headwater.lab.report.numbers import count, milliseconds, percent, short, size
-from headwater.lab.report.section import empty, section
 from headwater.lab.row import Result, Row
 
-BOUND = "clairvoyant"  # knows the future, so it is nobody's best choice
+BOUND = "clairvoyant"  # knows the future: a bound, never the best choice
 Value = float | str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
+    """A column of the table: its value of a row, and the format of numbers."""
+
     name: str
     of: Callable[[Row], Value]
     write: Callable[[float], str] = count
@@ -24,7 +25,7 @@ class Column:
 
 
 def best_of(rows: Sequence[Row]) -> frozenset[int]:
-    """Numbers of the rows with the highest hit rate of their memory, bounds apart."""
+    """Return the numbers of the rows with the highest hit rate of their memory size, bounds apart."""
     most: dict[int, float] = {}
     able = [(number, row) for number, row in enumerate(rows) if not row.eviction.startswith(BOUND)]
     for _, row in able:
@@ -32,18 +33,18 @@ def best_of(rows: Sequence[Row]) -> frozenset[int]:
     return frozenset(number for number, row in able if row.token_hit_rate == most[row.memory] > 0)
 
 
-def tiles(results: Sequence[Result]) -> Markup:
-    """The run in five figures."""
+def tiles(results: Sequence[Result]) -> list[tuple[str, str, str]]:
+    """Return the run in a few figures: (name, value, explanation)."""
     rows = [result.row for result in results]
     if not rows:
-        return Markup("")
+        return []
     able = [row for row in rows if not row.eviction.startswith(BOUND)] or rows
     best = max(able, key=lambda row: (row.token_hit_rate, -row.memory))
     ideal = max(row.ideal_hit_rate for row in rows)
     shown = [
         ("Best hit rate", percent(best.token_hit_rate), Lines(results).title(best)),
         ("Ideal hit rate", percent(ideal), "endless memory, a checkpoint at every unit"),
-        ("Of the ideal", percent(best.token_hit_rate / ideal, 0) if ideal else "–", "what the best row reaches"),
+        ("Of the ideal", percent(best.token_hit_rate / ideal, 0) if ideal else "–", "reached by the best row"),
         ("FLOPs saved", percent(best.flops_saved_share), "of all prompts, by the best row"),
     ]
     timed = [row for row in able if row.ttft_ms is not None]
@@ -51,59 +52,39 @@ def tiles(results: Sequence[Result]) -> Markup:
         fast = min(timed, key=lambda row: row.ttft_ms.p95 if row.ttft_ms else 0.0)
         assert fast.ttft_ms is not None
         shown.append(("Best p95 of TTFT", milliseconds(fast.ttft_ms.p95), Lines(results).title(fast)))
-    shown.append(("Requests", count(rows[0].requests), f"{short(rows[0].prompt_tokens)} prompt tokens a row"))
-    cells = [
-        tag("div", tag("dt", name), tag("dd", value), tag("dd", about, class_="note")) for name, value, about in shown
-    ]
-    return tag("dl", cells, id="tiles", aria_label="The run in a few figures")
+    return [*shown, ("Requests", count(rows[0].requests), f"{short(rows[0].prompt_tokens)} prompt tokens a row")]
 
 
-def table(results: Sequence[Result], lines: Lines) -> Markup:
-    """All rows, as they were given; a script lets one sort them."""
+def table(results: Sequence[Result], lines: Lines) -> Section:
+    """Return all rows in their given order; a script sorts them."""
     rows = [result.row for result in results]
     if not rows:
-        return section("rows", "Rows", "", empty("No row was run to its end."))
+        return Section("rows", "Rows", "", [Empty("No row was run to its end.")])
     columns, best = _columns(rows), best_of(rows)
-    head = tag("tr", map(_head, columns, (column.of(rows[0]) for column in columns)))
-    body = (
-        tag("tr", _cells(columns, row, lines, number in best), class_="best" if number in best else None)
+    heads = [(column.name, column.about, not isinstance(column.of(rows[0]), str)) for column in columns]
+    body = [
+        (number in best, [_cell(column, row, lines, number in best) for column in columns])
         for number, row in enumerate(rows)
-    )
-    scroll = tag(
-        "div",
-        tag("table", tag("thead", head), tag("tbody", body), class_="sortable"),
-        class_="scroll",
-        tabindex=0,
-        role="region",
-        aria_labelledby="rows-title",
-    )
-    return section("rows", "Rows", "★ the highest hit rate of its memory; bounds that know the future apart", scroll)
+    ]
+    about = "★ the highest hit rate of its memory; bounds that know the future apart"
+    return Section("rows", "Rows", about, [Table(heads, body)])
 
 
-def _head(column: Column, value: Value) -> Markup:
-    align = None if isinstance(value, str) else "number"
-    return tag("th", column.name, scope="col", title=column.about or None, class_=align)
-
-
-def _cells(columns: Sequence[Column], row: Row, lines: Lines, best: bool) -> list[Markup]:
-    cells = []
-    for column in columns:
-        value = column.of(row)
-        if value is None or isinstance(value, str):
-            text: list[Child] = [swatch(lines.of(row))] if column.name == "Placement" else []
-            cells.append(tag("td", *text, "–" if value is None else value, class_=None if value else "number"))
-            continue
-        star = tag("b", "★", role="img", aria_label="best of its memory") if best and column.name == "Hit rate" else ""
-        cells.append(tag("td", star, tag("data", column.write(value), value=value), class_="number"))
-    return cells
+def _cell(column: Column, row: Row, lines: Lines, best: bool) -> Cell:
+    value = column.of(row)
+    if value is None:
+        return Cell("–")
+    if isinstance(value, str):
+        return Cell(value, is_text=bool(value), line=lines.of(row) if column.name == "Placement" else None)
+    return Cell(column.write(value), value, star=best and column.name == "Hit rate")
 
 
 def _segments() -> list[Column]:
     columns = [
         ("Prefix tokens", "prefix_tokens", "at which requests resumed"),
         ("Composed tokens", "composed_tokens", "of stored segments, not computed"),
-        ("Seam tokens", "seam_tokens", "of those segments, computed anew"),
-        ("Made tokens", "made_tokens", "computed so that segments are stored"),
+        ("Seam tokens", "seam_tokens", "of those segments, recomputed"),
+        ("Made tokens", "made_tokens", "computed to build stored segments"),
         ("Segment uses", "uses", "how often a request was composed of one"),
         ("Segments stored", "stored", "at the end"),
     ]
@@ -116,7 +97,7 @@ def _of_segments(field: str) -> Callable[[Row], Value]:
 
 
 def _columns(rows: Sequence[Row]) -> list[Column]:
-    """Those that say something of one of the rows."""
+    """Return the columns that have a value in at least one row."""
     kinds = sorted({kind for row in rows for kind in row.evictions})
     columns = [
         Column("Memory", lambda row: row.memory, size),
