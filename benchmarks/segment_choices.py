@@ -16,8 +16,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 from headwater.cache.segments.compose import Widths
-from headwater.cache.segments.method import METHODS
-from headwater.cache.segments.relevance import asked_about
+from headwater.cache.segments.method import METHODS, relevant
 from headwater.evaluate.fidelity.attention import AttentionWatch
 from headwater.evaluate.fidelity.distance import Measured
 from headwater.evaluate.fidelity.prompt import Prompt, Prompts
@@ -95,7 +94,7 @@ def recipes(prompt: Prompt, taps: int, number: int, watch: AttentionWatch) -> di
     attended = by_attention(prompt, watch, base)
     ways = {str(fidelity): Recipe.of(fidelity, taps, prompt) for fidelity in Fidelity}
     for k in (1, 2, 3):
-        asked = asked_about(prompt.key, prompt.segments, k)
+        asked = relevant(prompt.key, prompt.segments, k)
         recipe = Recipe(base, whole=frozenset(i for i, span in enumerate(prompt.segments) if span in asked))
         anew = share(prompt, recipe)
         ways[f"{k} asked about"] = recipe

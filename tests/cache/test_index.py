@@ -11,8 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from headwater.cache.eviction.lru import Lru
 from headwater.cache.index import Index
-from headwater.cache.losses import Losses
-from headwater.cache.node import Node
+from headwater.cache.node import EvictionLog, Node
 from tests.cache.toy import LAYOUT
 
 
@@ -131,7 +130,7 @@ def test_check_finds_a_broken_edge_a_wrong_count_and_a_node_that_should_be_merge
 
 
 def test_the_oldest_losses_are_forgotten() -> None:
-    losses = Losses(capacity=2)
+    losses = EvictionLog(capacity=2)
     for position in (1, 2, 1, 3):
         losses.add("", position, b"u")
     assert len(losses) == 2

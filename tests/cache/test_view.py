@@ -7,8 +7,7 @@ from dataclasses import fields, replace
 import pytest
 
 from headwater.cache import view as view_module
-from headwater.cache.fingerprint import Fingerprints
-from headwater.cache.view import NodeView
+from headwater.cache.view import Fingerprints, NodeView
 from tests.cache.toy import LAYOUT, Toy, key_of, words
 
 

@@ -58,7 +58,7 @@ def dump(cache: PrefixCache) -> Any:
         {request: lease(at) for request, at in cache._leases.items()},
         sorted(cache._plans),
         (sorted(cache._pool.kv.free_ids()), sorted(cache._pool.states.free_ids())),
-        list(cache._index.losses._entries),
+        list(cache._index.eviction_log._entries),
         [(s.key, s.ready, s.pins, s.used) for s in cache.segments],
         cache._now,
         cache.stats(),

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from headwater.cache.segments.mark import LARGEST_ID
+from headwater.cache.segments.compose import LARGEST_ID
 from headwater.engine.selfcheck import SelfCheck
 from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process

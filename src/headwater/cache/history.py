@@ -1,4 +1,4 @@
-"""Bare edges: where keys went, without anything that is kept there. Lengths and positions are in units."""
+"""Ghost entries: edges of the tree that outlive their pages. Lengths and positions are in units."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headwater.cache.snapshot import Tree
 
 
 class Edges:
-    """The keys that were noted, as a tree that only grows."""
+    """Keys without pages, as a tree that only grows."""
 
     def __init__(self, unit_bytes: int) -> None:
         self._tree = Index(unit_bytes, 0)
@@ -18,17 +18,18 @@ class Edges:
 
     @classmethod
     def planted(cls, unit_bytes: int, tree: Tree) -> Edges:
-        """Those that `rows` told of."""
+        """Build the edges of a snapshot."""
         edges = cls(unit_bytes)
         edges.units = sum(len(row.edge) for row in tree.rows) // unit_bytes
         tree.plant(edges._tree, _no_pages, _no_pages)
         return edges
 
     def rows(self) -> Tree:
+        """Return a snapshot."""
         return Tree.of(self._tree)
 
     def note(self, namespace: str, key: bytes, units: int) -> int:
-        """Remember the first `units` of `key`; returns how many of them were known."""
+        """Add the first `units` of `key`; returns how many of them were there already."""
         last, end = self._tree.walk(self._tree.root(namespace), key, units)
         if end < units:
             joint = last if last.end == end else self._tree.boundary(last, end)
@@ -37,15 +38,15 @@ class Edges:
         return end
 
     def depth(self, namespace: str, key: bytes, limit: int) -> int:
-        """How far `key` goes along what was noted, at most to `limit`."""
+        """Return the length of the longest prefix of `key` that was added, at most `limit`."""
         root = self._tree.roots.get(namespace)
         return 0 if root is None else self._tree.walk(root, key, limit)[1]
 
 
 class History:
-    """What prompts began with whose KV is gone: a branch point is found there, too (Marconi, section 4.1).
+    """Prefixes whose KV was evicted: a branch point is found along them, too (Marconi, section 4.1).
 
-    Two generations: when the young one holds `capacity` units the old one is forgotten, and it takes its place.
+    Two generations: when the young one holds `capacity` units, it replaces the old one.
     """
 
     def __init__(self, unit_bytes: int, capacity: int) -> None:
@@ -53,14 +54,15 @@ class History:
         self._young, self._old = Edges(unit_bytes), Edges(unit_bytes)
 
     def rows(self) -> tuple[Tree, Tree]:
+        """Return a snapshot of both generations."""
         return self._young.rows(), self._old.rows()
 
     def plant(self, young: Tree, old: Tree) -> None:
-        """Remember what `rows` told of."""
+        """Replace the history by a snapshot."""
         self._young, self._old = Edges.planted(self._unit_bytes, young), Edges.planted(self._unit_bytes, old)
 
     def note(self, namespace: str, node: Node) -> None:
-        """The KV at the end of `node` is about to go: remember how one gets there."""
+        """Remember the path to `node`, whose KV is about to be evicted."""
         edges = []
         climb: Node | None = node
         while climb is not None:
@@ -71,7 +73,7 @@ class History:
             self._old, self._young = self._young, Edges(self._unit_bytes)
 
     def depth(self, namespace: str, key: bytes, limit: int) -> int:
-        """How far `key` goes along what is remembered."""
+        """Return the length of the longest remembered prefix of `key`, at most `limit`."""
         return max(self._young.depth(namespace, key, limit), self._old.depth(namespace, key, limit))
 
 

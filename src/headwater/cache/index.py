@@ -11,8 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 
-from headwater.cache.losses import Losses
-from headwater.cache.node import Node, Root
+from headwater.cache.node import EvictionLog, Node, Root
 
 
 class Observer:
@@ -35,7 +34,7 @@ class Index:
     def __init__(self, unit_bytes: int, unit_pages: int, observer: Observer | None = None) -> None:
         self.unit_bytes, self.unit_pages = unit_bytes, unit_pages
         self.roots: dict[str, Root] = {}
-        self.losses = Losses()
+        self.eviction_log = EvictionLog()
         self.nodes = 0  # roots not counted
         self.kv_pages = 0
         self.dead_pages = 0  # KV of nodes with no checkpoint at or below them
@@ -309,7 +308,7 @@ class Index:
         keep = end - parent.end
         cut = keep * self.unit_bytes
         if evicted:
-            self.losses.add(self.namespace(parent), end, node.edge[cut : cut + self.unit_bytes])
+            self.eviction_log.add(self.namespace(parent), end, node.edge[cut : cut + self.unit_bytes])
         pages = node.pages[keep * self.unit_pages :]
         self.kv_pages -= len(pages)
         self.dead_pages -= len(pages)
@@ -342,7 +341,7 @@ class Index:
             self._merge(node)
         elif not node.pages:
             if evicted and node.parent is not None:
-                self.losses.add(self.namespace(node), node.parent.end, node.unit)
+                self.eviction_log.add(self.namespace(node), node.parent.end, node.unit)
             self._remove(node)
 
     def _merge(self, upper: Node) -> None:

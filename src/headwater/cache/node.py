@@ -5,6 +5,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
+LOGGED = 4096  # evicted edges that are remembered
+
 
 class Node:
     """An edge and what is kept of it: the KV of its units, and at most one checkpoint, at its end."""
@@ -77,3 +79,27 @@ class Root(Node):
     def __init__(self, namespace: str, serial: int) -> None:
         super().__init__(None, b"", array("i"), 0, serial)
         self.namespace = namespace
+
+
+class EvictionLog:
+    """Recently evicted edges: the first unit of each, with its namespace and position. The oldest are forgotten.
+
+    It tells misses whose reason is `evicted` from those that are `cold` or `diverged`.
+    """
+
+    def __init__(self, capacity: int = LOGGED) -> None:
+        self._capacity = capacity
+        self._entries: dict[tuple[str, int, bytes], None] = {}
+
+    def add(self, namespace: str, position: int, unit: bytes) -> None:
+        """Log an edge of `namespace` that began at unit `position` with the bytes `unit`."""
+        self._entries.pop((namespace, position, unit), None)
+        self._entries[namespace, position, unit] = None
+        if len(self._entries) > self._capacity:
+            del self._entries[next(iter(self._entries))]
+
+    def __contains__(self, entry: tuple[str, int, bytes]) -> bool:
+        return entry in self._entries
+
+    def __len__(self) -> int:
+        return len(self._entries)

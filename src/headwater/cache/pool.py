@@ -1,4 +1,4 @@
-"""Page ids that are free. One region for everything, or two, of fixed size or such as trade pages in whole steps."""
+"""Free page ids: one region for everything, or two, of fixed size or trading pages in whole steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Shortage = tuple[int, int, int]  # pages needed, free, and evictable
 
 
 class Region:
-    """Page ids that belong together and those of them that nobody owns, as a stack: what was freed last is warm."""
+    """A set of page ids and a stack of those that are free: the page that was freed last is still in the caches."""
 
     def __init__(self, first: int, last: int) -> None:
         self.size = last - first
@@ -19,24 +19,25 @@ class Region:
 
     @property
     def free(self) -> int:
-        """Pages that nobody owns."""
+        """Number of free pages."""
         return len(self._stack)
 
     def take(self, count: int) -> array[int]:
-        """`count` page ids. The caller has made sure that there are as many; ValueError if not."""
+        """Take `count` page ids. Raises ValueError if fewer are free: the caller checks before."""
         if count == 0:
             return array("i")
         if count > len(self._stack):
-            raise ValueError(f"{count} pages asked for, {len(self._stack)} are free")
+            raise ValueError(f"{count} pages are needed, {len(self._stack)} are free")
         taken = self._stack[-count:]
         del self._stack[-count:]
         return taken
 
     def give(self, pages: Sequence[int]) -> None:
-        """Pages that their owner needs no more."""
+        """Return pages to the region."""
         self._stack.extend(pages)
 
     def free_ids(self) -> tuple[int, ...]:
+        """Return the free page ids."""
         return tuple(self._stack)
 
 
@@ -59,14 +60,16 @@ class Pool:
 
     @property
     def split(self) -> bool:
+        """Whether KV and states have a region each."""
         return self.kv is not self.states
 
     @property
     def free(self) -> int:
+        """Number of free pages in all regions."""
         return self.kv.free + self.states.free if self.split else self.kv.free
 
     def shortage(self, kv: int, states: int, evictable: tuple[int, int] = (0, 0)) -> Shortage | None:
-        """What is missing for `kv` and `states` pages if those `evictable` of either kind went; None: nothing."""
+        """Return the shortage for `kv` and `states` pages after evicting `evictable` ones; None if there is none."""
         if not self.split:
             short = (kv + states, self.kv.free, sum(evictable))
             return short if short[0] > short[1] + short[2] else None
@@ -80,7 +83,7 @@ class Pool:
         return None
 
     def trade(self, kv: int, states: int) -> None:
-        """Move free pages, in whole steps, to the region that has less than is wanted from what the other can spare."""
+        """Move free pages, in whole steps, from the region that can spare some to the one that has too few."""
         sides = (self.kv, kv), (self.states, states)
         for (poor, wanted), (rich, kept) in (sides, sides[::-1]):
             steps = min(-((poor.free - wanted) // self.step), (rich.free - kept) // self.step)
@@ -96,7 +99,7 @@ class Pool:
         poor.give(pages)
 
     def check(self, kv: list[int], states: list[int]) -> None:
-        """Every page has exactly one owner or is free, in the region it belongs to. kv, states: owned as such."""
+        """Verify that every page has exactly one owner or is free, in its own region. kv, states: owned pages."""
         if not self.split:
             _check_region(self.kv, [*kv, *states])
             return

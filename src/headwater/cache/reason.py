@@ -31,7 +31,7 @@ def explain(index: Index, namespace: str, key: bytes, last: Node | None, reach: 
 
 def _dropped_at(index: Index, namespace: str, key: bytes, position: int) -> bool:
     width = index.unit_bytes
-    return (namespace, position, key[position * width : (position + 1) * width]) in index.losses
+    return (namespace, position, key[position * width : (position + 1) * width]) in index.eviction_log
 
 
 def _lost_between(node: Node | None, checkpoint: int, kv: int) -> bool:

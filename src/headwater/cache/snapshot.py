@@ -1,7 +1,7 @@
-"""What a tree holds, as rows: to go on from there in another cache, here or in another process.
+"""Snapshot of a cache as rows, from which another cache continues, in this process or in another one.
 
-Rows, since nodes refer to each other: to follow them would recurse as deep as the tree. Page ids are not kept, nor
-leases, nor what was given up: the copy takes pages of its own, and nobody runs on it yet.
+Rows rather than nodes: pickling nodes that refer to each other recurses as deep as the tree. Page ids, leases and the
+eviction log are left out: the copy takes pages of its own, and no request runs on it yet.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Pages = Callable[[int], "array[int]"]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A node. Parents come before children."""
+    """One node. Parents come before children."""
 
-    parent: int  # its row; -1 - n: the n-th root
+    parent: int  # row of the parent; -1 - n: the n-th root
     edge: bytes
     serial: int
-    checkpoint: int | None  # its pages
+    checkpoint: int | None  # number of its pages
     speculative: bool
     times: tuple[int, int]  # KV's and the checkpoint's
     hits: int
@@ -33,7 +33,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """An index."""
+    """All nodes of an index."""
 
     roots: tuple[str, ...]
     rows: tuple[Row, ...]
@@ -41,6 +41,7 @@ class Tree:
 
     @classmethod
     def of(cls, index: Index) -> Tree:
+        """Return the rows of an index."""
         places: dict[Node, int] = {root: -1 - place for place, root in enumerate(index.roots.values())}
         rows: list[Row] = []
         for node in index:
@@ -53,7 +54,7 @@ class Tree:
         return cls(tuple(index.roots), tuple(rows), index.serial)
 
     def plant(self, index: Index, kv: Pages, states: Pages) -> None:
-        """Let an empty index hold all this. kv, states: give so many pages."""
+        """Add all nodes to an empty index. kv, states: functions that take N pages from the pool."""
         roots = [index.root(name) for name in self.roots]
         nodes: list[Node] = []
         width = index.unit_bytes
@@ -72,18 +73,18 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A cache: its tree, the edges that it remembers (none, or those of two generations), and its clock."""
+    """State of a cache: its tree, its history (no generations, or two), and its clock."""
 
     tree: Tree
     history: tuple[Tree, ...]
     now: int
 
     def plant(self, index: Index, pool: Pool) -> None:
-        """Let an empty index hold the tree, with pages of an untouched pool as large as the one before."""
+        """Fill an empty index with the tree, with pages of an unused pool of the same size."""
         kv = sum(len(row.edge) for row in self.tree.rows) // index.unit_bytes * index.unit_pages
         if pool.step:
             pool.trade(kv, sum(row.checkpoint or 0 for row in self.tree.rows))
         self.tree.plant(index, pool.kv.take, pool.states.take)
-        for node in reversed(list(index)):  # what stood only for a lease that is not here
+        for node in reversed(list(index)):  # remove nodes that only a lease of the original kept
             if node.parent is not None:
                 index.tidy(node)

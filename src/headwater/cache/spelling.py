@@ -1,4 +1,4 @@
-"""How a policy with options is written on the command line: `name`, `name(4)`, `name(w=0.85)`."""
+"""Spelling of a policy with options on the command line: `name`, `name(4)`, `name(w=0.85)`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def classes(package: str, names: Mapping[str, str]) -> dict[str, Any]:
 
 
 def build(kind: str, spelling: str, table: Mapping[str, Callable[..., T]]) -> T:
-    """Make the policy that `spelling` names out of `table`. Raises ConfigError where it names none."""
+    """Build the policy of `table` that `spelling` names. Raises ConfigError for an unknown name or a wrong option."""
     name, bracket, rest = spelling.strip().partition("(")
     if name not in table:
         raise ConfigError(f"{kind} {spelling!r} is unknown; there are {', '.join(sorted(table))}")
@@ -41,7 +41,7 @@ def _arguments(brackets: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _check_types(make: Callable[..., Any], positional: tuple[Any, ...], named: dict[str, Any]) -> None:
-    """Raise TypeError for an option that is not what its annotation says: a number in words, half a page."""
+    """Raise TypeError for an option whose value does not have the annotated type."""
     signature = inspect.signature(make, eval_str=True)
     for name, value in signature.bind(*positional, **named).arguments.items():
         parameter = signature.parameters[name]

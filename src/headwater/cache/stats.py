@@ -1,4 +1,4 @@
-"""What the cache holds and has done."""
+"""Statistics of a cache: its pages by owner, and counters of what it has done."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class CacheStats:
     pages_free: int
     pages_kv: int  # KV that the index holds
     pages_checkpoint: int  # checkpoints that the index holds
-    pages_private: int  # KV that is a request's own, and checkpoints of open plans
-    pages_slot: int  # what backs the slots of running requests
-    pages_segment: int  # stored segments, and such as are being made
+    pages_private: int  # KV of one request only, and checkpoints of open plans
+    pages_slot: int  # pages behind the slots of running requests
+    pages_segment: int  # segments, stored and being built
     dead_kv_tokens: int  # KV that no checkpoint at or below it can use
     checkpoints: int
     nodes: int
@@ -27,17 +27,17 @@ class CacheStats:
     abandons: int
     saved_checkpoints: int
     saved_speculative: int  # of them
-    resumes: int  # requests that began at a checkpoint (or a page, where every page will do)
-    resumed_tokens: int  # that those did not compute
+    resumes: int  # requests that began at a checkpoint (or at a page, for a model without recurrent layers)
+    resumed_tokens: int  # tokens that these requests did not compute
     evicted_checkpoints: int
     evicted_speculative: int  # of them
     evicted_kv_pages: int
     segments: int
-    segment_uses: int  # how often a request was composed of one
+    segment_uses: int  # uses of a segment by a request
     evicted_segments: int
 
     def pages_by_use(self) -> dict[str, int]:
-        """They add up to `pages_total`."""
+        """Return the pages by use; they add up to `pages_total`."""
         return {
             "kv": self.pages_kv,
             "checkpoint": self.pages_checkpoint,
@@ -48,7 +48,7 @@ class CacheStats:
         }
 
     def evictions_by_kind(self) -> dict[str, int]:
-        """Checkpoints, speculative ones apart, and pages of KV."""
+        """Return the evictions of checkpoints (speculative ones apart), pages of KV and segments."""
         return {
             "checkpoint": self.evicted_checkpoints - self.evicted_speculative,
             "speculative_checkpoint": self.evicted_speculative,
@@ -57,6 +57,7 @@ class CacheStats:
         }
 
     def saved_by_kind(self) -> dict[str, int]:
+        """Return the checkpoints that were saved, speculative ones apart."""
         return {
             "checkpoint": self.saved_checkpoints - self.saved_speculative,
             "speculative_checkpoint": self.saved_speculative,

@@ -1,18 +1,22 @@
-"""The tree as one may look at it: its largest parts and its most used checkpoints, in integers.
+"""View of the tree for monitoring: its largest subtrees, its most used checkpoints, and fingerprints of prefixes.
 
-Whoever looks holds the caller's lock only while `look` runs. Edges are named, not copied: they are immutable, so that
-fingerprints can be taken after the lock is free.
+The caller's lock is held only while `look` runs. Edges are referred to, not copied: they are immutable, so
+fingerprints are taken after the lock is released.
 """
 
 from __future__ import annotations
 
+import hmac
+import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, nlargest
 
 from headwater.cache.index import Index
 from headwater.cache.node import Node, Root
 
-MAX_WALKED = 10_000  # nodes: what lies beyond is told by number only
+SHOWN = 12  # hexadecimal digits of a fingerprint
+MAX_WALKED = 10_000  # nodes; the rest is only counted
 
 Sizes = dict[Node, int]
 
@@ -54,7 +58,7 @@ class HotPrefix:
 
 @dataclass(frozen=True, slots=True)
 class CacheView:
-    """What is shown of the tree, parents before children."""
+    """The nodes that are shown, parents before children."""
 
     nodes: tuple[NodeView, ...]
     hottest: tuple[HotPrefix, ...]  # most hits first
@@ -65,7 +69,7 @@ class CacheView:
 
 
 def look(index: Index, unit_tokens: int, now: int, limit: int, hottest: int) -> CacheView:
-    """The `limit` nodes with the largest subtrees, and the `hottest` prefixes that requests resumed from most often."""
+    """Return the `limit` nodes with the largest subtrees, and the `hottest` prefixes by requests that resumed there."""
     walked = _walk(index)
     sizes = _sizes(walked, index)
     shown = _largest(index, sizes[0], limit)
@@ -81,9 +85,9 @@ def look(index: Index, unit_tokens: int, now: int, limit: int, hottest: int) -> 
 
 
 def _walk(index: Index) -> list[Node]:
-    """At most MAX_WALKED nodes, level by level, so that parents come first and what is cut off is deep."""
+    """Return at most MAX_WALKED nodes, level by level: parents come first, and the deepest are left out."""
     walked = [child for root in index.roots.values() for child in root.children.values()]
-    for node in walked:  # it grows while it is gone through
+    for node in walked:  # the list grows during the loop
         if len(walked) >= MAX_WALKED:
             break
         walked.extend(node.children.values())
@@ -92,7 +96,7 @@ def _walk(index: Index) -> list[Node]:
 
 
 def _sizes(walked: list[Node], index: Index) -> tuple[Sizes, Sizes]:
-    """Units and nodes of each subtree."""
+    """Return the units and the nodes of each subtree."""
     units: Sizes = dict.fromkeys(index.roots.values(), 0)
     nodes: Sizes = dict(units)
     nodes.update(dict.fromkeys(walked, 1))
@@ -106,7 +110,7 @@ def _sizes(walked: list[Node], index: Index) -> tuple[Sizes, Sizes]:
 
 
 def _largest(index: Index, units: Sizes, limit: int) -> dict[Node, None]:
-    """A child's subtree is never larger than its parent's: going by size meets parents first."""
+    """Return the `limit` nodes with the largest subtrees. A child's is never larger, so parents come first."""
     heap: list[tuple[int, int, Node]] = [(-units[root], root.serial, root) for root in index.roots.values()]
     heapify(heap)
     shown: dict[Node, None] = {}
@@ -146,3 +150,40 @@ def _view(node: Node, sizes: tuple[Sizes, Sizes], shown: dict[Node, None], unit_
 def _hot(index: Index, node: Node, unit_tokens: int, now: int) -> HotPrefix:
     edges = tuple(part.edge for part in index.path(node))
     return HotPrefix(node.serial, node.end * unit_tokens, node.hits, now - node.kv_time, index.namespace(node), edges)
+
+
+class Fingerprints:
+    """Names of prefixes that reveal nothing of their content: equal only if the prefixes are, within one process.
+
+    HMAC-SHA-256 under a random key that never leaves the process.
+    """
+
+    def __init__(self) -> None:
+        self._key = secrets.token_bytes(32)
+
+    def namespace(self, name: str) -> str:
+        return _shown(self._begin(name))
+
+    def prefix(self, namespace: str, edges: Iterable[bytes]) -> str:
+        """Return the fingerprint of the joined edges, wherever they are cut."""
+        mac = self._begin(namespace)
+        for edge in edges:
+            mac.update(edge)
+        return _shown(mac)
+
+    def of_nodes(self, view: CacheView) -> dict[int, str]:
+        """Return, by node id, the fingerprint of the prefix that ends there. Every edge is read once."""
+        macs: dict[int, hmac.HMAC] = {}
+        for node in view.nodes:
+            mac = self._begin(node.namespace) if node.parent is None else macs[node.parent].copy()
+            mac.update(node.edge)
+            macs[node.id] = mac
+        return {node: _shown(mac) for node, mac in macs.items()}
+
+    def _begin(self, namespace: str) -> hmac.HMAC:
+        name = namespace.encode(errors="surrogatepass")
+        return hmac.new(self._key, len(name).to_bytes(8, "big") + name, "sha256")
+
+
+def _shown(mac: hmac.HMAC) -> str:
+    return mac.hexdigest()[:SHOWN]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwater.cache.segments.mark import marked
+from headwater.cache.segments.compose import marked
 from headwater.request import Generation, SamplingParams, Span
 from headwater.schedule.sequence import Sequence
 from headwater.traces.request import Request, Trace

@@ -6,10 +6,8 @@ from collections.abc import Sequence as Sequence_
 from dataclasses import dataclass, replace
 
 from headwater.cache.prefix_cache import PrefixCache
-from headwater.cache.segments.compose import Widths, runs, usable
-from headwater.cache.segments.mark import marked
-from headwater.cache.segments.method import METHODS
-from headwater.cache.segments.relevance import asked_about
+from headwater.cache.segments.compose import Widths, marked, runs, usable
+from headwater.cache.segments.method import METHODS, relevant
 from headwater.cache.segments.store import SegmentKey, StoredSegment
 from headwater.errors import OutOfPages
 from headwater.plan import Composed, Making, Plan
@@ -55,7 +53,7 @@ class Composer:
         if seq.anew is None:
             segments = seq.generation.segments
             most = METHODS[seq.generation.fidelity].whole_of(len(segments))
-            seq.anew = asked_about(seq.prompt_ids, segments, most)
+            seq.anew = relevant(seq.prompt_ids, segments, most)
         reused = (span for span in seq.generation.segments if span not in seq.anew)
         return usable(reused, widths, first, seq.n_prompt - 1)
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from headwater.account import CacheAccount
-from headwater.cache.segments.compose import Widths
-from headwater.cache.segments.mark import marked
+from headwater.cache.segments.compose import Widths, marked
 from headwater.cache.segments.store import SegmentKey, StoredSegment
 from headwater.plan import Match
 from headwater.request import Generation, Span

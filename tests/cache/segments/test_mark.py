@@ -6,7 +6,7 @@ from array import array
 
 import pytest
 
-from headwater.cache.segments.mark import ANEW, LARGEST_ID, LEVELS, marked
+from headwater.cache.segments.compose import LARGEST_ID, LEVELS, RECOMPUTED, marked
 from headwater.request import Fidelity, Span
 
 
@@ -25,7 +25,7 @@ def test_marks_begin_where_they_are_to() -> None:
 def test_no_two_fidelities_have_the_same_key() -> None:
     keys = {marked(key(0, 0), 0, fidelity) for fidelity in Fidelity}
     assert len(keys | {key(0, 0)}) == 1 + len(Fidelity) == 1 + len(LEVELS)
-    assert max(LEVELS.values()) < ANEW < 16
+    assert max(LEVELS.values()) < RECOMPUTED < 16
 
 
 def test_which_segments_were_computed_whole_is_part_of_the_key() -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from array import array
 
-from headwater.cache.segments.method import METHODS
-from headwater.cache.segments.relevance import asked_about
+from headwater.cache.segments.method import METHODS, relevant
 from headwater.request import Fidelity, Span
 
 SEGMENTS = (Span(1, 3), Span(3, 5), Span(5, 7))
 
 
 def asked(*ids: int, count: int = 1) -> tuple[Span, ...]:
-    return asked_about(array("i", ids).tobytes(), SEGMENTS, count)
+    return relevant(array("i", ids).tobytes(), SEGMENTS, count)
 
 
 def test_rare_tokens_of_the_question_count_more_than_common_ones() -> None:
@@ -39,12 +38,12 @@ def test_long_segments_are_not_preferred() -> None:
     """Two tokens in common of sixteen are less than one of two."""
     spans = (Span(0, 16), Span(16, 18))
     ids = [*range(16), 20, 21, 3, 4, 20]
-    assert asked_about(array("i", ids).tobytes(), spans, 1) == spans[1:]
+    assert relevant(array("i", ids).tobytes(), spans, 1) == spans[1:]
 
 
 def test_without_a_question_or_segments_there_are_none() -> None:
     assert asked(9, 1, 2, 3, 4, 5, 6) == ()
-    assert asked_about(b"", (), 2) == ()
+    assert relevant(b"", (), 2) == ()
 
 
 def test_how_many_are_computed_whole_depends_on_how_many_there_are() -> None:

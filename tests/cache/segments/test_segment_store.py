@@ -45,7 +45,7 @@ def test_half_a_segment_is_never_used_and_gives_all_back() -> None:
     toy = Toy(WITH_TRANSITIONS)
     free = toy.cache.stats().pages_free
     made = toy.cache.open_segment(key(1))
-    with pytest.raises(ValueError, match="being made"):
+    with pytest.raises(ValueError, match="being built"):
         toy.cache.use_segment(made)
     with pytest.raises(ValueError, match="stored or being made"):
         toy.cache.open_segment(key(1))

@@ -1,4 +1,4 @@
-"""Stored segments: which there are, which of them are in use, and which goes when memory is short. Integers only."""
+"""Stored segments: their pages, their use, and the order in which they are evicted. Integers only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headwater.request import SegmentEviction
 
 @dataclass(frozen=True, slots=True)
 class SegmentKey:
-    """What makes two segments the same. The model is the server's."""
+    """Identity of a segment within one model: equal keys are equal segments."""
 
     namespace: str
     ids: bytes  # token ids, four bytes each
@@ -32,18 +32,18 @@ class SegmentKey:
 
 @dataclass(slots=True, eq=False)
 class StoredSegment:
-    """One segment and the pages that hold it, or are going to."""
+    """One segment, complete or being built, and the pages that hold it."""
 
     key: SegmentKey
     kv: array[int]  # of tokens [0, L − tail), keys rotated from position 0
     state: array[int]  # zero-start states of the interior, laid out as a checkpoint
     transition: array[int]  # of the interior, all recurrent layers
-    lent: array[int] = field(default_factory=lambda: array("i"))  # back the slot of the sequence that makes it
-    ready: bool = False  # all of it is written
-    pins: int = 0  # requests that wait for it or read it, and the one that makes it
+    lent: array[int] = field(default_factory=lambda: array("i"))  # back the slot of the sequence that builds it
+    ready: bool = False  # it is complete: all pages are written
+    pins: int = 0  # requests that wait for it or read it, and the one that builds it
     used: int = 0  # tick of its last use
     uses: int = 0
-    worth: float = 0.0  # GDSF's, at its last use
+    worth: float = 0.0  # GDSF's H, at its last use
 
     @property
     def pages(self) -> int:
@@ -52,10 +52,10 @@ class StoredSegment:
 
 @dataclass
 class SegmentStore:
-    """All segments of a cache. The pool is the prefix cache's; who calls `open` has seen to it that there is room.
+    """All segments of a cache. The pool is shared with the prefix cache; `open` needs enough free pages.
 
-    `budget` is the share of all pages up to which segments may grow at the expense of prefixes, and beyond which they
-    go before prefixes do. Where the pool is split in two of fixed size it is never exceeded.
+    `budget` is a share of all pages: below it segments may displace prefixes, above it segments are evicted before
+    prefixes. In a pool of two regions of fixed size the budget is never exceeded.
     """
 
     layout: CacheLayout
@@ -66,16 +66,16 @@ class SegmentStore:
     pages: int = 0  # of all segments
     evicted: int = 0
     uses: int = 0
-    _clock: float = 0.0  # GDSF's: the worth of what was evicted last
+    _clock: float = 0.0  # GDSF's L: the worth of the last victim
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.budget <= 1.0:
             raise ConfigError(f"the share of memory for segments is {self.budget}, must be between 0 and 1")
 
-    # -- what is there
+    # -- finding
 
     def find(self, key: SegmentKey) -> StoredSegment | None:
-        """The segment, complete or still being made."""
+        """Return the segment, complete or being built; None if there is none."""
         return self._stored.get(key)
 
     def __iter__(self) -> Iterator[StoredSegment]:
@@ -88,31 +88,33 @@ class SegmentStore:
 
     @property
     def budget_pages(self) -> int:
+        """The budget in pages."""
         return round(self.layout.n_pages * self.budget)
 
     @property
     def is_hard(self) -> bool:
+        """Whether the budget may never be exceeded."""
         return self.layout.state_fraction is not None and not self.layout.elastic_pages
 
     def needs(self, key: SegmentKey) -> tuple[int, int]:
-        """Pages of KV, and of states and transitions, that this segment takes."""
+        """Return the pages of KV, and of states and transitions, that this segment takes."""
         layout = self.layout
         kv = -(-(key.tokens - key.widths.tail) // layout.page_size) * layout.kv_pages_per_unit
         return kv, layout.checkpoint_pages + layout.transition_pages
 
     @property
     def evictable(self) -> tuple[int, int]:
-        """Pages of KV, and of states and transitions, of segments that nobody uses."""
+        """Pages of KV, and of states and transitions, of segments that are not pinned."""
         idle = [s for s in self if not s.pins]
         return sum(len(s.kv) for s in idle), sum(len(s.state) + len(s.transition) for s in idle)
 
     @property
     def goes_first(self) -> bool:
-        """Whether a segment goes before a prefix does."""
+        """Whether the next eviction takes a segment rather than a prefix."""
         return self.pages > self.budget_pages and self._victim() is not None
 
     def evict(self) -> bool:
-        """Give up one segment that nobody uses; False if there is none."""
+        """Evict one segment that is not pinned; return False if there is none."""
         victim = self._victim()
         if victim is None:
             return False
@@ -128,9 +130,9 @@ class SegmentStore:
         return min(idle, key=lambda s: s.used, default=None)
 
     def make_way(self, pages: int) -> None:
-        """Where the budget is never exceeded: evict until so many pages more are within it. Else nothing.
+        """Evict until `pages` more are within a budget that may not be exceeded; nothing for a budget that may.
 
-        Raises OutOfPages, with nothing changed, if they would not be.
+        Raises OutOfPages, with nothing changed, if evicting all unpinned segments is not enough.
         """
         if not self.is_hard or self.pages + pages <= self.budget_pages:
             return
@@ -140,15 +142,15 @@ class SegmentStore:
         while self.pages + pages > self.budget_pages:
             self.evict()
 
-    # -- making, using, giving up
+    # -- building, using, evicting
 
     def open(self, key: SegmentKey) -> StoredSegment:
-        """Take the pages of a segment that is to be made, and pin it. ValueError if it is there already."""
+        """Take the pages of a segment that is about to be built, and pin it. Raises ValueError if it exists already."""
         if key in self._stored:
-            raise ValueError(f"a segment of {key.tokens:,} tokens is stored or being made already")
+            raise ValueError(f"a segment of {key.tokens:,} tokens is stored or being built already")
         kv, states = self.needs(key)
         take = self.pool.states.take
-        made = StoredSegment(
+        segment = StoredSegment(
             key,
             self.pool.kv.take(kv),
             take(self.layout.checkpoint_pages),
@@ -156,27 +158,27 @@ class SegmentStore:
             take(self.layout.slot_pages),
             pins=1,
         )
-        self._stored[key] = made
-        self.pages += made.pages
-        return made
+        self._stored[key] = segment
+        self.pages += segment.pages
+        return segment
 
-    def publish(self, made: StoredSegment, now: int) -> None:
-        """All of it is written: from now on requests may use it."""
-        made.ready = True
-        self._give_slot(made)
-        self._note(made, now)
-        self.unpin(made)
+    def publish(self, segment: StoredSegment, now: int) -> None:
+        """Mark a segment as complete: from now on requests may use it."""
+        segment.ready = True
+        self._give_slot(segment)
+        self._note(segment, now)
+        self.unpin(segment)
 
-    def drop(self, made: StoredSegment) -> None:
-        """It will not be made: half a segment is never used."""
-        if made.ready:
+    def drop(self, segment: StoredSegment) -> None:
+        """Remove a segment whose building has stopped. Raises ValueError for a complete one."""
+        if segment.ready:
             raise ValueError("a segment that is complete is evicted, not dropped")
-        self._give_slot(made)
-        self._remove(made)
+        self._give_slot(segment)
+        self._remove(segment)
 
-    def _give_slot(self, made: StoredSegment) -> None:
-        self.pool.states.give(made.lent)
-        made.lent = array("i")
+    def _give_slot(self, segment: StoredSegment) -> None:
+        self.pool.states.give(segment.lent)
+        segment.lent = array("i")
 
     def pin(self, stored: StoredSegment) -> None:
         stored.pins += 1
@@ -185,22 +187,22 @@ class SegmentStore:
         stored.pins -= 1
 
     def use(self, stored: StoredSegment, now: int) -> None:
-        """A request is composed of it. ValueError if it is not complete."""
+        """Count a request that is composed of the segment. Raises ValueError if it is not complete."""
         if not stored.ready:
-            raise ValueError("a segment that is being made cannot be used")
+            raise ValueError("a segment that is being built cannot be used")
         stored.uses += 1
         self.uses += 1
         self._note(stored, now)
 
     def expect(self, stored: StoredSegment, now: int) -> None:
-        """A request waits to be composed of it: no use yet, but it is as young as with one."""
+        """Refresh the segment for a request that waits to be composed of it. This does not count as a use."""
         self._note(stored, now)
 
     def _note(self, stored: StoredSegment, now: int) -> None:
         stored.used = now
         saved = self.layout.flops.between(stored.key.widths.head, stored.key.tokens - stored.key.widths.tail)
-        asked = max(1, stored.uses)  # whoever had it made is its first use: until then it is worth as much as after
-        stored.worth = self._clock + asked * saved / max(1, stored.pages)
+        uses = max(1, stored.uses)  # the request that it was built for counts as one use from the beginning
+        stored.worth = self._clock + uses * saved / max(1, stored.pages)
 
     def _remove(self, gone: StoredSegment) -> None:
         del self._stored[gone.key]
@@ -210,7 +212,7 @@ class SegmentStore:
         self.pool.states.give(gone.transition)
 
     def check(self) -> None:
-        """Verify what must hold of it alone: AssertionError says what is broken."""
+        """Verify the store's own invariants. Raises AssertionError, which names the broken one."""
         assert self.pages == sum(s.pages for s in self), f"{self.pages} pages counted, {sum(s.pages for s in self)} are"
         for key, stored in self._stored.items():
             assert stored.key == key, "a segment stands under another's key"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headwater.cache.segments.compose import Widths, usable
-from headwater.cache.segments.method import METHODS
-from headwater.cache.segments.relevance import asked_about
+from headwater.cache.segments.method import METHODS, relevant
 from headwater.evaluate.fidelity.prompt import Prompt
 from headwater.request import Fidelity, Span
 
@@ -23,7 +22,7 @@ class Recipe:
     def of(cls, fidelity: Fidelity, conv_taps: int, prompt: Prompt) -> Recipe:
         """As the server composes this prompt."""
         method, spans = METHODS[fidelity], prompt.segments
-        anew = asked_about(prompt.key, spans, method.whole_of(len(spans)))
+        anew = relevant(prompt.key, spans, method.whole_of(len(spans)))
         whole = frozenset(i for i, span in enumerate(spans) if span in anew)
         return cls(method.widths(conv_taps), method.carries, whole)
 

@@ -15,8 +15,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.concurrency import run_in_threadpool
 
 from headwater.account import Reason
-from headwater.cache.fingerprint import Fingerprints
-from headwater.cache.view import CacheView, NodeView
+from headwater.cache.view import CacheView, Fingerprints, NodeView
 from headwater.engine.stats import EngineStats
 from headwater.server.http.refusals import refusals
 from headwater.server.observe.metrics import computed_by_kind
