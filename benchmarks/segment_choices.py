@@ -17,12 +17,11 @@ from statistics import fmean, median
 
 from headwater.cache.segments.compose import Widths
 from headwater.cache.segments.method import METHODS, relevant
-from headwater.evaluate.fidelity.attention import AttentionWatch
-from headwater.evaluate.fidelity.distance import Measured
-from headwater.evaluate.fidelity.prompt import Prompt, Prompts
-from headwater.evaluate.fidelity.recipe import Recipe
-from headwater.evaluate.fidelity.workbench import Workbench
-from headwater.evaluate.item import DEFAULT_TASKS, read_items
+from headwater.evaluate.fidelity import Measured
+from headwater.evaluate.fidelity_forward import Recipe, Workbench
+from headwater.evaluate.fidelity_measures import AttentionWatch, measured
+from headwater.evaluate.fidelity_prompts import Prompt, Prompts
+from headwater.evaluate.items import DEFAULT_TASKS, read_items
 from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.embedded import embedded
@@ -52,17 +51,17 @@ def main() -> None:
     for number, prompt in enumerate(islice(prompts(Prompts(loaded), options), options.prompts)):
         whole = bench.whole(prompt)
         for name, recipe in recipes(prompt, taps, number, watch).items():
-            one = Measured.of(spec, prompt, recipe, bench.composed(prompt, recipe), whole)
+            one = measured(spec, prompt, recipe, bench.composed(prompt, recipe), whole)
             found.setdefault(name, []).append((share(prompt, recipe), one))
     if not found:
         raise SystemExit(f"0 prompts of {options.shortest:,} to {options.longest:,} tokens have three segments, 1 must")
     count = len(next(iter(found.values())))
     print(f"{loaded.name}, {count} prompts of {options.shortest} to {options.longest} tokens")
     print(f"{'way':24} {'computed':>8} {'KL':>7} {'median':>7} {'same token':>10}")
-    for name, measured in found.items():
-        far = [one.divergence for _, one in measured]
-        same = fmean(one.same_first for _, one in measured)
-        print(f"{name:24} {fmean(s for s, _ in measured):8.1%} {fmean(far):7.4f} {median(far):7.4f} {same:10.1%}")
+    for name, of_recipe in found.items():
+        far = [one.divergence for _, one in of_recipe]
+        same = fmean(one.same_first for _, one in of_recipe)
+        print(f"{name:24} {fmean(s for s, _ in of_recipe):8.1%} {fmean(far):7.4f} {median(far):7.4f} {same:10.1%}")
 
 
 def prompts(maker: Prompts, options: argparse.Namespace) -> Iterator[Prompt]:

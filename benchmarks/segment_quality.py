@@ -17,7 +17,7 @@ from pathlib import Path
 import zstandard
 
 from headwater.cli import run
-from headwater.evaluate.item import DEFAULT_TASKS
+from headwater.evaluate.items import DEFAULT_TASKS
 from papers.hypic.engine import FIG_10, quality
 from papers.lab import Lab, document
 

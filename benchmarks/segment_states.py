@@ -18,8 +18,10 @@ from pathlib import Path
 
 import torch
 
-from headwater.evaluate.fidelity.distance import Distance
-from headwater.evaluate.fidelity.study import Wanted, studied
+from headwater.evaluate.fidelity import Distance
+from headwater.evaluate.fidelity_measures import distance
+from headwater.evaluate.fidelity_prompts import Wanted
+from headwater.evaluate.fidelity_study import studied
 from headwater.layers.lightning import Lightning
 from headwater.mixers.composing import composed
 from headwater.mixers.numerics import prepare_process
@@ -60,7 +62,7 @@ def drifts_of(case: Case) -> tuple[Drift, Drift]:
     segments = tuple(replace(s, transition_X=s.transition_X.bfloat16().float()) for s in rig.state.segments)  # type: ignore[union-attr]
     rig.state = replace(rig.state, segments=segments)
     rounded = composed_state(rig, x_LD, each, head)
-    return drift(Distance.of(exact, wanted_X)), drift(Distance.of(rounded, wanted_X))
+    return drift(distance(exact, wanted_X)), drift(distance(rounded, wanted_X))
 
 
 def composed_state(rig: LayerRig, x_LD: torch.Tensor, each: int, head: int) -> torch.Tensor:
@@ -72,8 +74,8 @@ def composed_state(rig: LayerRig, x_LD: torch.Tensor, each: int, head: int) -> t
     return rig.state.recurrent[SLOT].clone()
 
 
-def drift(distance: Distance) -> Drift:
-    return Drift(distance.error, distance.degrees)
+def drift(far: Distance) -> Drift:
+    return Drift(far.error, far.degrees)
 
 
 def deepest() -> Found:
@@ -87,7 +89,7 @@ def deepest() -> Found:
 
 def _deepest(model: Path, skip_attention: bool) -> Drift:
     wanted = Wanted(cut=states.TOKENS, parts=states.PARTS)
-    layers = studied(model, "float32", 1, wanted, [Fidelity.W0], skip_attention).ways["w0"].states
+    layers = studied(model, "float32", 1, wanted, [Fidelity.W0], skip_attention).means["w0"].states
     return drift(layers[max(layers)])
 
 

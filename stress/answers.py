@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from headwater.load.sse import EventParser
+from headwater.load.answer import EventParser
 
 Body = dict[str, Any]
 

@@ -12,8 +12,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from headwater.engine.detokenizer import TextStream
-from headwater.load.answer import Answer
-from headwater.load.sse import EventParser
+from headwater.load.answer import Answer, EventParser
 from headwater.models.embedded import embedded
 from headwater.request import SamplingParams
 from headwater.server.answer.formats import REASONING, TOOLS

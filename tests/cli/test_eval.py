@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -16,6 +18,12 @@ from tests.evaluate.test_asking import remembering, reply
 from tests.load.openai_server import OpenAiServer, Script
 from tests.server.conftest import engine
 from tests.server.routes.test_serving import Server
+
+TOOL = {
+    "tools": list(tool_item().tools),
+    "call": {"name": "look_up", "arguments": {"code": "K1"}},
+    "answers": [],
+}
 
 __all__ = ["engine"]  # a fixture
 
@@ -247,3 +255,30 @@ def test_its_own_server_changes_no_bit_and_hits(tmp_path, capsys):
     again = json.loads(out.read_text())["comparisons"]["prefix, again"]
     assert (again["equal"], again["same_bits"], again["items"]) == (2, 2, 2)
     assert again["saved_tokens"] > 0.5 * again["prompt_tokens"]
+
+
+def test_another_server_is_evaluated_without_torch(tmp_path):
+    """Items with tool calls, a text, and two servers: nothing imports torch, nor a web framework."""
+    (tmp_path / "tasks.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in (fields(), fields(kind="tool", **TOOL)))
+    )
+    (tmp_path / "text").write_text("ab " * 10)
+    with OpenAiServer(scoring(0.5)) as fake:
+        asked = ["eval", "--url", fake.url, "--tasks", str(tmp_path / "tasks.jsonl"), "--max-tokens", "3"]
+        lines = [asked, [*asked, "--segments"], [*asked, "--against", fake.url],
+                 ["eval", "--url", fake.url, "--text", str(tmp_path / "text")]]  # fmt: skip
+        program = (
+            f"import sys; from headwater.cli import run; codes = [run(line) for line in {lines!r}]; "
+            "print(codes, *({'torch', 'fastapi', 'uvicorn'} & {*sys.modules}))"
+        )
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[0, 0, 0, 0]"
+
+
+def test_tool_calls_without_jsonschema_are_an_error_before_anything_is_asked(tmp_path, monkeypatch, capsys):
+    (tmp_path / "tasks.jsonl").write_text(json.dumps(fields(kind="tool", **TOOL)) + "\n")
+    monkeypatch.setitem(sys.modules, "jsonschema", None)
+    with OpenAiServer(scoring(0.5)) as fake:
+        assert run(["eval", "--url", fake.url, "--tasks", str(tmp_path / "tasks.jsonl")]) == 2
+        assert fake.bodies == []
+    assert "pip install 'headwater[eval]'" in capsys.readouterr().err

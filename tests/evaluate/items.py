@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from headwater.evaluate.answered import Answered
 from headwater.evaluate.asking import Scored
-from headwater.evaluate.item import Item, item_of
-from headwater.evaluate.score import Score
+from headwater.evaluate.items import Item, item_of
+from headwater.evaluate.scoring import Score
+from headwater.evaluate.server import Answer
 
 LOOK_UP = {
     "type": "function",
@@ -47,9 +47,9 @@ def tool_item(**changed: Any) -> Item:
     return item(**{"kind": "tool", "tools": [LOOK_UP], "answers": [], "call": call, **changed})
 
 
-def answered(text: str = "", *calls: tuple[str, str], **changed: Any) -> Answered:
+def answered(text: str = "", *calls: tuple[str, str], **changed: Any) -> Answer:
     made = tuple({"name": name, "arguments": arguments} for name, arguments in calls)
-    return Answered(**{"item": 0, "column": "served", "outcome": "ok", "text": text, "calls": made, **changed})
+    return Answer(**{"item": 0, "column": "served", "outcome": "ok", "text": text, "calls": made, **changed})
 
 
 def scored(exact: float, group: int = 0, text: str = "x", **changed: Any) -> Scored:

@@ -7,9 +7,10 @@ from contextlib import closing
 import pytest
 
 from headwater.evaluate.asking import Run
-from headwater.evaluate.server import Server, ServerFault
+from headwater.evaluate.modes import PAIRED, SINGLE
+from headwater.evaluate.server import Server
 from headwater.evaluate.summary import Comparison, Summary, about_tokens, most_documents, sliced
-from headwater.evaluate.ways import PAIRED, SINGLE
+from headwater.load.endpoint import ServerError
 from tests.evaluate.items import item, scored, tool_item
 from tests.load.openai_server import OpenAiServer, Script
 
@@ -30,30 +31,30 @@ def remembering(server, body):
     return Script(body=reply(cached=8 if known else 0))
 
 
-def asked(url, items=ITEMS, ways=SINGLE, **options):
+def asked(url, items=ITEMS, modes=SINGLE, **options):
     """The columns of a run."""
     with closing(Server(url, None, None, 20.0)) as server:
-        return Run(server, items, **options).asked(ways)
+        return Run(server, items, **options).asked(modes)
 
 
 def test_cold_requests_share_no_namespace_and_those_of_prefix_share_one():
     with OpenAiServer(remembering) as fake:
-        columns = asked(fake.url, ways=PAIRED)
+        columns = asked(fake.url, modes=PAIRED)
         salts = [body["cache_salt"] for body in fake.bodies]
     assert list(columns) == ["cold", "prefix, first", "prefix, again"]
     cold, prefix = salts[:4], salts[4:]
     assert len(set(cold)) == 4
     assert len(set(prefix)) == 1
     assert set(prefix).isdisjoint(cold)
-    assert [one.answered.cached_tokens for one in columns["cold"]] == [0] * 4
-    assert [one.answered.cached_tokens for one in columns["prefix, again"]] == [8] * 4
-    assert [one.answered.reason for one in columns["prefix, again"]] == ["full"] * 4
+    assert [one.answer.cached_tokens for one in columns["cold"]] == [0] * 4
+    assert [one.answer.cached_tokens for one in columns["prefix, again"]] == [8] * 4
+    assert [one.answer.reason for one in columns["prefix, again"]] == ["full"] * 4
 
 
 def test_two_runs_share_no_namespace():
     with OpenAiServer(remembering) as fake:
         for _ in range(2):
-            asked(fake.url, ways=PAIRED)
+            asked(fake.url, modes=PAIRED)
         first, second = fake.bodies[:12], fake.bodies[12:]
     assert {body["cache_salt"] for body in first}.isdisjoint(body["cache_salt"] for body in second)
 
@@ -68,7 +69,7 @@ def test_a_column_has_the_items_in_the_file_s_order_however_many_are_asked_at_on
 
     with OpenAiServer(echo) as fake:
         column = asked(fake.url, items, at_once=at_once)["served"]
-    assert [one.answered.text for one in column] == [f"w{group}" for group in range(6)]
+    assert [one.answer.text for one in column] == [f"w{group}" for group in range(6)]
     assert all(one.score.exact for one in column)
 
 
@@ -93,8 +94,8 @@ def test_a_refusal_is_an_outcome_of_its_item_alone():
 
     with OpenAiServer(answer) as fake:
         column = asked(fake.url)["served"]
-    assert [one.answered.outcome for one in column] == ["ok", "refused", "error", "ok"]
-    assert "9,000" in column[1].answered.detail
+    assert [one.answer.outcome for one in column] == ["ok", "refused", "error", "ok"]
+    assert "9,000" in column[1].answer.detail
     assert Summary.of(column, 0).failed == 2
     assert Summary.of(column, 0).exact.mean == 0.25  # of Ada, Bo, Ada, Bo the first alone is right
 
@@ -112,13 +113,13 @@ def test_an_answer_that_has_not_what_it_should_is_wrong_and_no_more(body):
     with OpenAiServer(lambda *_: Script(body=body)) as fake:
         text, call = asked(fake.url, [item(), tool_item()])["served"]
     assert text.score.exact == call.score.exact == call.score.well_formed == 0
-    assert text.answered.text == ""
+    assert text.answer.text == ""
 
 
 def test_nobody_there_is_a_fault_before_anything_is_asked():
     with OpenAiServer() as gone:
         url = gone.url
-    with pytest.raises(ServerFault, match=url):
+    with pytest.raises(ServerError, match=url):
         Server(url, None, None, 1.0)
 
 

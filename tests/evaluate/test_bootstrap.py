@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from headwater.evaluate.bootstrap import Estimate, estimate
+from headwater.evaluate.summary import Estimate, estimate
 
 
 def test_equal_values_have_an_interval_without_width():

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from headwater.evaluate.divergence import Divergence, Pair, divergence
-from headwater.evaluate.server import ServerFault
+from headwater.load.endpoint import ServerError
 
 
 def of(**parts):
@@ -53,5 +53,5 @@ def test_positions_are_summed_up_with_what_failed():
 
 
 def test_nothing_told_is_a_fault_with_its_reason():
-    with pytest.raises(ServerFault, match="gone"):
+    with pytest.raises(ServerError, match="gone"):
         Divergence.of([], {"gone": 2}, 0)

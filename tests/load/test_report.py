@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from headwater.load.report import LiveProgress
-from headwater.load.result import Result
+from headwater.load.results import Result
 
 
 @pytest.mark.parametrize("terminal", [True, False])

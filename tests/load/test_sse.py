@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.load.answer import Answer
-from headwater.load.sse import EventParser
+from headwater.load.answer import Answer, EventParser
 from tests.load.openai_server import chunk, usage
 
 STREAM = ': hello\n\ndata: {"a": "ü"}\n\nid: 7\nevent: x\ndata:one\ndata:  two\nretry: 3\n\n\ndata: [DONE]\n\ndata: cut'

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.evaluate.item import Item, read_items
+from headwater.evaluate.items import Item, read_items
 from headwater.server.prompt.chat import ChatPrompter
 from headwater.server.requests.messages import conversation
 from tests.training.reader import Reader

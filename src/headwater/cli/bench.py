@@ -19,15 +19,14 @@ from rich.console import Console
 from headwater import machine
 from headwater.cli.common import commands, console
 from headwater.errors import ConfigError
-from headwater.load.drawn import DRAWN, Drawing
 from headwater.load.endpoint import Endpoint, about, first_model
-from headwater.load.load import Limits
+from headwater.load.generator import Limits
 from headwater.load.plots import draw_plots, require_matplotlib
 from headwater.load.recorded import read_sessions
 from headwater.load.report import LiveProgress, as_json, comparison_table, phase_tables
+from headwater.load.results import Slo, Summary
 from headwater.load.scenario import Pace, Phase, Scenario
-from headwater.load.session import Session
-from headwater.load.summary import Slo, Summary
+from headwater.load.session import DRAWN, Drawing, Session
 from headwater.traces.processes import PROCESSES
 
 REQUESTS = 100  # where neither a number nor a duration is given

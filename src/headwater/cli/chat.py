@@ -17,7 +17,8 @@ from rich.markup import escape
 from headwater.cli.common import commands
 from headwater.errors import ConfigError
 from headwater.load.answer import Answer
-from headwater.load.conversation import Conversation, ServerError
+from headwater.load.conversation import Conversation
+from headwater.load.endpoint import ServerError
 
 DEEPEST = 2  # levels of /cache that are shown
 

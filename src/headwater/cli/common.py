@@ -1,20 +1,67 @@
-"""What the commands share: the command group, the console, and options that several of them take."""
+"""The command group, and helpers of several commands: options, consoles, files."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from headwater.config import SETTINGS
+from headwater.errors import ConfigError
+
+WIDTH = 140  # of tables that are written to a file or a pipe
 
 commands = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
 console = Console()
 
 HELP = {one.name: one.help for one in SETTINGS}
-Model = Annotated[Path | None, typer.Argument(help="Folder of a checkpoint; without it, the embedded default.")]
+Model = Annotated[Path | None, typer.Argument(help="Folder of a checkpoint; without it, the embedded model.")]
 Memory = Annotated[str, typer.Option(help=HELP["memory"])]
 Dtype = Annotated[str, typer.Option(help=HELP["dtype"])]
 PageSize = Annotated[int, typer.Option(help=HELP["page_size"])]
+ApiKey = Annotated[str | None, typer.Option(envvar="HEADWATER_API_KEY", help="API key of the server.")]
+ServedModel = Annotated[str | None, typer.Option(help="Name of the model; without it, the first one listed.")]
+
+
+def show(*shown: Table | str) -> None:
+    """Print tables and lines: as wide as the terminal, or WIDTH if there is none."""
+    wide = console if console.is_terminal else Console(width=WIDTH)
+    for one in shown:
+        wide.print(one, markup=False, highlight=False)
+
+
+def one_of(name: str, value: str, allowed: Iterable[str]) -> str:
+    """Return a value if it is allowed. Raises ConfigError."""
+    if value not in (names := tuple(allowed)):
+        raise ConfigError(f"{name} is {value!r}, must be one of {', '.join(names)}")
+    return value
+
+
+def jsonable(value: object) -> object:
+    """Return the value of an option as JSON has it."""
+    if isinstance(value, list):
+        return [jsonable(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def check_writable(*paths: Path | None) -> None:
+    """Raise ConfigError, before a command computes anything, for a file that cannot be written."""
+    for path in paths:
+        if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK)):
+            raise ConfigError(f"{path} cannot be written: it is a folder, or its folder is missing or read-only")
+
+
+def write_whole(path: Path, parts: Iterable[str]) -> None:
+    """Write a file beside `path`, and rename it to `path` when it is complete."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with unfinished.open("w", encoding="utf-8") as file:
+            file.writelines(parts)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)

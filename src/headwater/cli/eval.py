@@ -1,59 +1,84 @@
-"""`headwater eval`: how right a server's answers are, and whether its cache changes them."""
+"""`headwater eval`: quality of a server's answers, and whether its cache changes them.
+
+Each measure reads its files before a server is started, then prints tables, and returns their figures as JSON and
+whether there was any answer.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from headwater import machine
-from headwater.cli.common import HELP, Model, commands
-from headwater.cli.eval_measures import measure_of, server_at
-from headwater.cli.lab_output import check_writable, write_whole
+from headwater.cli.common import HELP, ApiKey, Model, ServedModel, check_writable, commands, jsonable, show, write_whole
 from headwater.errors import ConfigError
-from headwater.evaluate.item import DEFAULT_TASKS
-from headwater.evaluate.own_server import own_server
-from headwater.evaluate.server import Server
-from headwater.evaluate.ways import PAIRED, SEGMENTS
+from headwater.evaluate import divergence, perplexity, tables
+from headwater.evaluate.asking import Run, Scored
+from headwater.evaluate.items import DEFAULT_TASKS, Item, read_items
+from headwater.evaluate.modes import MODES, PAIRED, SEGMENTS, SINGLE
+from headwater.evaluate.scoring import require_jsonschema
+from headwater.evaluate.server import Server, own_server
+from headwater.evaluate.summary import Comparison, as_json, sliced
+
+Json = dict[str, Any]
+Measure = Callable[[Server], tuple[Json, bool]]
 
 
 @commands.command("eval")
 def evaluate(
     context: typer.Context,
     model: Model = None,
-    url: Annotated[str | None, typer.Option(help="Of a running server; without it, one is started.")] = None,
-    api_key: Annotated[str | None, typer.Option(envvar="HEADWATER_API_KEY")] = None,
-    model_name: Annotated[str | None, typer.Option(help="Without it, the first that the server lists.")] = None,
+    url: Annotated[str | None, typer.Option(help="A running server; without it, one is started.")] = None,
+    api_key: ApiKey = None,
+    model_name: ServedModel = None,
     memory: Annotated[str, typer.Option(help=f"Of a server that is started. {HELP['memory']}")] = "1GB",
-    tasks: Annotated[Path, typer.Option(help="JSON lines, plain or packed.", show_default=False)] = DEFAULT_TASKS,
-    limit: Annotated[int | None, typer.Option(min=1, help="The first so many items only.")] = None,
+    tasks: Annotated[
+        Path, typer.Option(help="Items to ask: JSON lines, plain or packed.", show_default="held-out set")
+    ] = DEFAULT_TASKS,
+    limit: Annotated[int | None, typer.Option(min=1, help="Ask only the first N items.")] = None,
     text: Annotated[
         Path | None,
         typer.Option(
-            help="In place of tasks, a text's perplexity: UTF-8, plain or packed.", exists=True, dir_okay=False
+            help="Measure the perplexity of a text instead: UTF-8, plain or packed.", exists=True, dir_okay=False
         ),
     ] = None,
-    window: Annotated[int, typer.Option(min=2, help="Tokens of the text that are scored in one go.")] = 1024,
+    window: Annotated[int, typer.Option(min=2, help="Tokens of the text that one request scores.")] = 1024,
     against: Annotated[
-        str | None, typer.Option(help="URL of another server: the divergence of next tokens, in place of scores.")
+        str | None, typer.Option(help="URL of another server: measure the divergence of next tokens instead.")
     ] = None,
-    paired: Annotated[bool, typer.Option("--paired", help=f"Each item under: {', '.join(PAIRED)}.")] = False,
-    segments: Annotated[
-        bool, typer.Option("--segments", help=f"Each item with documents, marked, under: {', '.join(SEGMENTS)}.")
+    paired: Annotated[
+        bool, typer.Option("--paired", help=f"Ask each item in the modes {', '.join(PAIRED)}, and compare.")
     ] = False,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Of each answer.")] = 128,
+    segments: Annotated[
+        bool,
+        typer.Option(
+            "--segments",
+            help=f"Ask each item with documents, marked as segments, in the modes {', '.join(SEGMENTS)}.",
+        ),
+    ] = False,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Limit of each answer's length.")] = 128,
     thinking: Annotated[bool, typer.Option("--thinking", help="Let the model reason first.")] = False,
-    concurrency: Annotated[int, typer.Option(min=1, help="Groups of items asked at once.")] = 4,
-    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds that an answer may take.")] = 600.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write every figure and every answer.")] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Groups of items that are asked in parallel.")] = 4,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Limit in seconds for each answer.")] = 600.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap.")] = 0,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write every figure and every answer to this file.")
+    ] = None,
 ) -> None:
-    """Ask a server questions whose answers are known: exact match, token F1, tool calls, cached tokens."""
+    """Score a server's answers to questions with known answers.
+
+    Prints exact match, token F1, well-formed tool calls and cached tokens.
+    """
     options = SimpleNamespace(**context.params)  # the same values under the same names
     if model is not None and url is not None:
         raise ConfigError(f"model is {model} and url is {url}: give one of them")
@@ -62,7 +87,7 @@ def evaluate(
     with serving(options) as server:
         found, answered = measure(server)
         if json_file is not None:
-            settings = {name: shown(value) for name, value in vars(options).items() if name != "api_key"}
+            settings = {name: jsonable(value) for name, value in vars(options).items() if name != "api_key"}
             about = {"settings": settings, "machine": machine.describe(), "server": server.about}
             write_whole(json_file, [json.dumps({**about, **found}, indent=1) + "\n"])
     if not answered:
@@ -71,7 +96,7 @@ def evaluate(
 
 @contextmanager
 def serving(options: SimpleNamespace) -> Iterator[Server]:
-    """The server that was named, or one that is started."""
+    """Connect to the server of --url, or start one."""
     if options.url is None:
         with own_server(options.model, options.memory) as url, closing(server_at(options, url)) as server:
             yield server
@@ -80,6 +105,105 @@ def serving(options: SimpleNamespace) -> Iterator[Server]:
             yield server
 
 
-def shown(value: object) -> object:
-    """A setting as JSON has it."""
-    return str(value) if isinstance(value, Path) else value
+def server_at(options: SimpleNamespace, url: str) -> Server:
+    try:
+        return Server(url, options.api_key, options.model_name, options.timeout)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def measure_of(options: SimpleNamespace) -> Measure:
+    """Choose what to measure. Raises ConfigError or TraceError for a malformed file."""
+    compared = [f"--{name}" for name in ("paired", "segments", "against") if getattr(options, name)]
+    if len(compared) > 1 or (options.text is not None and compared not in ([], ["--against"])):
+        asked = [*(["--text"] if options.text is not None else []), *compared]
+        raise ConfigError(f"{' and '.join(asked)} measure different things: give one of them")
+    if options.text is not None:
+        return partial(of_text, options, perplexity.read_utf8(options.text))
+    items = read_items(options.tasks)[: options.limit]
+    if options.segments:
+        items = [item for item in items if item.documents]
+        if not items:
+            raise ConfigError(f"{options.tasks} has 0 items with documents, --segments needs at least 1")
+    if options.against is not None:
+        return partial(of_servers, options, items)
+    if any(item.kind == "tool" for item in items):
+        require_jsonschema()
+    return partial(of_items, options, items)
+
+
+def of_items(options: SimpleNamespace, items: Sequence[Item], server: Server) -> tuple[Json, bool]:
+    """Score answers to items, in one mode or several."""
+    modes = PAIRED if options.paired else SEGMENTS if options.segments else SINGLE
+    with progress("asking", len(items) * sum(len(MODES[mode].columns) for mode in modes)) as advance:
+        run = run_of(options, items, server, logprobs=modes is not SINGLE, on_answer=lambda answer: advance())
+        columns = run.asked(modes)
+    answered = any(one.answer.ok for column in columns.values() for one in column)
+    return shown(options, columns), answered
+
+
+def shown(options: SimpleNamespace, columns: dict[str, list[Scored]]) -> Json:
+    """Print the tables of the scored columns; returns their figures."""
+    first, *others = columns
+    slices = {name: sliced(column, options.seed) for name, column in columns.items()}
+    comparisons = {name: Comparison.of(columns[name], columns[first], options.seed) for name in others}
+    show(tables.sliced_table(first, slices[first]), tables.kinds_by_context(columns[first], options.seed))
+    if comparisons:
+        show(tables.comparison_table(first, comparisons))
+    show(*(f"{name}: {fault}" for name, column in columns.items() for fault in tables.faults(column)))
+    return as_json(columns, slices, comparisons)
+
+
+def of_servers(options: SimpleNamespace, items: Sequence[Item], server: Server) -> tuple[Json, bool]:
+    """Measure the divergence of the first token after each item's prompt from another server's."""
+    with (
+        closing(server_at(options, options.against)) as other,
+        progress("asking both servers", len(items)) as advance,
+    ):
+        pairs, failed = divergence.of_items(run_of(options, items, server), other, advance)
+    found = divergence.Divergence.of(pairs, failed, options.seed)
+    faults = (f"{count:,} x {message}" for message, count in failed.items())
+    show(tables.divergence_table(options.against, found), *faults)
+    return {"divergence": asdict(found)}, True
+
+
+def of_text(options: SimpleNamespace, content: str, server: Server) -> tuple[Json, bool]:
+    """Measure a text's perplexity; with another server, its perplexity too, and the divergence at every token."""
+    tokens, found = server.tokenize(content), {}
+    if options.against is None:
+        found[server.url] = perplexity.Perplexity.of(content, windows(options, server, tokens, 0))
+        apart = None
+    else:
+        with closing(server_at(options, options.against)) as other:
+            perplexity.check_equal(tokens, server, other.tokenize(content), other)
+            ours, theirs = (windows(options, one, tokens, divergence.MOST) for one in (server, other))
+        found[server.url] = perplexity.Perplexity.of(content, ours)
+        found[other.url] = perplexity.Perplexity.of(content, theirs)
+        apart = divergence.Divergence.of(divergence.of_windows(ours, theirs), {}, options.seed)
+    show(tables.perplexity_table(options.window, found))
+    figures: Json = {"perplexity": {url: one.as_json() for url, one in found.items()}}
+    if apart is not None:
+        show(tables.divergence_table(options.against, apart))
+        figures["divergence"] = asdict(apart)
+    return figures, True
+
+
+def windows(options: SimpleNamespace, server: Server, tokens: Sequence[int], k: int) -> list[perplexity.Window]:
+    """Score a text, with the `k` most likely tokens at each position."""
+    parts = perplexity.cut(tokens, options.window)
+    with progress(f"scoring, {server.url}", len(parts)) as advance:
+        return perplexity.scored(server, parts, k, options.concurrency, advance)
+
+
+def run_of(options: SimpleNamespace, items: Sequence[Item], server: Server, **more: Any) -> Run:
+    return Run(server, items, options.max_tokens, options.thinking, options.concurrency, **more)
+
+
+@contextmanager
+def progress(name: str, total: int) -> Iterator[Callable[[], None]]:
+    """Show a progress bar on a terminal; gives the function that advances it."""
+    terminal = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as bars:
+        task = bars.add_task(name, total=total)
+        yield lambda: bars.advance(task)

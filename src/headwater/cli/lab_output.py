@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.table import Table
 
-from headwater.errors import ConfigError
+from headwater.cli.common import write_whole
 from headwater.lab.report import write_report
 from headwater.lab.report.line import reuse_of
 from headwater.lab.row import Result, Row
@@ -38,24 +37,6 @@ class Outputs:
             write_whole(self.per_request, _lines(results))
         if self.report is not None:
             write_report(self.report, self.trace.name, self.model, self.trace.notes, results)
-
-
-def write_whole(path: Path, parts: Iterable[str]) -> None:
-    """Write a file beside `path` and put it in its place."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with unfinished.open("w", encoding="utf-8") as file:
-            file.writelines(parts)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
-def check_writable(*paths: Path | None) -> None:
-    """Raise ConfigError for a file that could not be written, before anything is replayed for it."""
-    for path in paths:
-        if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK)):
-            raise ConfigError(f"{path} cannot be written: it is a folder, or in none that can be written to")
 
 
 def results_table(trace: Trace, model: str, results: Sequence[Result], width: int) -> Table:

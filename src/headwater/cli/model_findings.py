@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -43,8 +44,9 @@ def of_model(intended: Intended) -> Iterator[Finding]:
 def of_torch() -> Finding:
     have = torch.__version__
     build = f"{have}, kernels for {torch.backends.cpu.get_cpu_capability()}"
-    build += f", MKL {'yes' if torch.backends.mkl.is_available() else 'no'}"
-    build += f", oneDNN {'yes' if torch.backends.mkldnn.is_available() else 'no'}"
+    libraries: tuple[tuple[str, Any], ...] = (("MKL", torch.backends.mkl), ("oneDNN", torch.backends.mkldnn))
+    for name, library in libraries:
+        build += f", {name} {'yes' if library.is_available() else 'no'}"
     if have.split("+")[0] != BUILT_FOR:
         return Finding("torch", WARN, build, f"measured with {BUILT_FOR}: the self-check below decides")
     return Finding("torch", OK, build)

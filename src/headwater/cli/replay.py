@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from headwater.cache.eviction import make_eviction
 from headwater.cache.placement import make_placement
-from headwater.cli.common import commands, console
+from headwater.cli.common import check_writable, commands, console
 from headwater.cli.lab import (
     Arrival,
     Data,
@@ -31,7 +31,7 @@ from headwater.cli.lab import (
     progress_console,
     read,
 )
-from headwater.cli.lab_output import Outputs, check_writable, results_table
+from headwater.cli.lab_output import Outputs, results_table
 from headwater.errors import ConfigError
 from headwater.lab.cost import StepCost
 from headwater.lab.devices import load_device

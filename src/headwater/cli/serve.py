@@ -80,7 +80,7 @@ def _parameter(one: Setting) -> inspect.Parameter:
     """An option that is None where it is not given: whatever text is, the setting reads it."""
     facts = ["|".join(one.choices)] if one.choices else []
     default = one.unset if one.default is None else one.show(one.default) or "none"
-    shared = {
+    shared: dict[str, Any] = {
         "help": f"{one.help} [{'; '.join([*facts, f'default: {default}'])}]",
         "show_default": False,
         "rich_help_panel": one.group,

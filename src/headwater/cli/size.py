@@ -14,7 +14,7 @@ from rich.table import Table
 from headwater.cache.eviction import make_eviction
 from headwater.cache.eviction.clairvoyant import Clairvoyant
 from headwater.cache.placement import make_placement
-from headwater.cli.common import commands, console
+from headwater.cli.common import check_writable, commands, console, write_whole
 from headwater.cli.lab import (
     Arrival,
     Data,
@@ -29,7 +29,6 @@ from headwater.cli.lab import (
     progress_console,
     read,
 )
-from headwater.cli.lab_output import check_writable, write_whole
 from headwater.errors import ConfigError
 from headwater.lab.advice import advice, curve
 from headwater.lab.setup import Setup

@@ -1,4 +1,4 @@
-"""Asks a server all items in some ways, and scores the answers."""
+"""A run of an evaluation: every item, asked of a server in each serving mode, and scored."""
 
 from __future__ import annotations
 
@@ -8,46 +8,45 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from headwater.evaluate.answered import Answered
-from headwater.evaluate.item import Item, Json
-from headwater.evaluate.score import Score, score
-from headwater.evaluate.server import Server
-from headwater.evaluate.ways import WAYS, Asking
-
-Number = tuple[int, Item]  # an item and its place in the file
+from headwater.evaluate.items import Item, Json
+from headwater.evaluate.modes import MODES, Asking
+from headwater.evaluate.scoring import Score, score
+from headwater.evaluate.server import Answer, Server
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
+    """An item, an answer to it, and the answer's score."""
+
     item: Item
-    answered: Answered
+    answer: Answer
     score: Score
 
 
 @dataclass
 class Run:
-    """All items under all ways. Groups are asked `at_once` beside each other, a group's items one after the other."""
+    """All items under all modes. `at_once` groups are asked in parallel, the items of a group one after the other."""
 
     server: Server
     items: Sequence[Item]
     max_tokens: int = 128
     thinking: bool = False
     at_once: int = 1
-    logprobs: bool = False  # ask for them, so that not only texts can be compared
-    on_answer: Callable[[Answered], None] = lambda answered: None
+    logprobs: bool = False  # request them, so that answers are compared by more than their text
+    on_answer: Callable[[Answer], None] = lambda answer: None
     name: str = field(default_factory=lambda: secrets.token_hex(8))
 
-    def asked(self, ways: Sequence[str]) -> dict[str, list[Scored]]:
-        """Columns of these ways, in order, each with every item in the file's order."""
+    def asked(self, modes: Sequence[str]) -> dict[str, list[Scored]]:
+        """Ask every item in every mode. Returns the columns in order, each with the items in the file's order."""
         columns: dict[str, list[Scored]] = {}
-        for way in ways:
-            answers = self._way(way)
-            for column in WAYS[way].columns:
-                columns[column] = [scored for scored in answers if scored.answered.column == column]
+        for mode in modes:
+            answers = self._mode(mode)
+            for column in MODES[mode].columns:
+                columns[column] = [scored for scored in answers if scored.answer.column == column]
         return columns
 
     def fields(self, item: Item) -> Json:
-        """What a request of this item says under every way."""
+        """Return the fields of an item's request that all modes share."""
         fields: Json = {
             "messages": list(item.messages),
             "max_tokens": self.max_tokens,
@@ -59,19 +58,19 @@ class Run:
             fields["logprobs"] = True
         return fields
 
-    def _way(self, way: str) -> list[Scored]:
+    def _mode(self, mode: str) -> list[Scored]:
         groups = [list(members) for _, members in groupby(enumerate(self.items), key=lambda pair: pair[1].group)]
         with ThreadPoolExecutor(self.at_once) as pool:
-            done = list(pool.map(lambda group: self._group(way, group), groups))
-        return sorted((scored for group in done for scored in group), key=lambda scored: scored.answered.item)
+            done = list(pool.map(lambda group: self._group(mode, group), groups))
+        return sorted((scored for group in done for scored in group), key=lambda scored: scored.answer.item)
 
-    def _group(self, way: str, group: Sequence[Number]) -> list[Scored]:
-        """Each item as often as the way asks it, before the next one."""
+    def _group(self, mode: str, group: Sequence[tuple[int, Item]]) -> list[Scored]:
+        """Ask each item of a group, by its index in the file, in all rounds of the mode before the next item."""
         done = []
         for number, item in group:
-            for time, column in enumerate(WAYS[way].columns):
-                added = WAYS[way].fields(Asking(item, number, time, self.name))
-                answered = self.server.answered(number, column, {**self.fields(item), **added})
-                self.on_answer(answered)
-                done.append(Scored(item, answered, score(item, answered)))
+            for time, column in enumerate(MODES[mode].columns):
+                added = MODES[mode].fields(Asking(item, number, time, self.name))
+                answer = self.server.answer(number, column, {**self.fields(item), **added})
+                self.on_answer(answer)
+                done.append(Scored(item, answer, score(item, answer)))
         return done

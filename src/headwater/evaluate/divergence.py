@@ -1,45 +1,47 @@
-"""How far two servers' next tokens are apart: Kullback-Leibler divergence (1951), as far as an API tells it.
+"""Kullback-Leibler divergence (1951) of next-token distributions of two servers, as far as an API reports them.
 
-An API tells the most likely tokens alone. What both tell is compared one by one, and all else as one bucket, so the
-figure is at most the divergence of the whole distributions (grouping outcomes never adds to it: Cover and Thomas
-2006, section 2.7).
+An API reports the most likely tokens only. Tokens that both servers report are compared one by one, all others as one
+bucket, so the figure is at most the divergence of the whole distributions: grouping outcomes never adds to it (Cover
+and Thomas 2006, section 2.7).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from headwater.evaluate.answered import Json
 from headwater.evaluate.asking import Run
-from headwater.evaluate.bootstrap import Estimate, estimate
-from headwater.evaluate.server import Server, ServerFault
-from headwater.evaluate.text import Distribution, Window
+from headwater.evaluate.items import Json
+from headwater.evaluate.perplexity import Distribution, Window
+from headwater.evaluate.server import Server
+from headwater.evaluate.summary import Estimate, estimate
+from headwater.load.endpoint import ServerError
 from headwater.percentile import percentile
 
-MOST = 20  # tokens that the API tells
-FLOOR = 1e-9  # the least that the other's bucket has: sums of rounded numbers come to 1
+MOST = 20  # tokens that the API reports at most
+FLOOR = 1e-9  # the least probability of the other server's bucket: sums of rounded numbers reach 1
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Of one server from another, in nats, at some positions."""
+    """The divergence of one server from another over some positions, in nats."""
 
     positions: int
     mean: Estimate
     p50: float
     p99: float
     max: float
-    same_first: int  # positions where both have the same token as the most likely one
-    failed: dict[str, int]  # positions that one of the two did not tell, by what it said
+    same_first: int  # positions at which both have the same most likely token
+    failed: Mapping[str, int]  # positions that a server did not report, by its error
 
     @classmethod
-    def of(cls, pairs: Sequence[Pair], failed: dict[str, int], seed: int) -> Divergence:
-        """Raises ServerFault where nothing was told."""
+    def of(cls, pairs: Sequence[Pair], failed: Mapping[str, int], seed: int) -> Divergence:
+        """Summarise the positions; raises ServerError if there are none."""
         if not pairs:
-            raise ServerFault("; ".join(failed) or "0 positions have no divergence")
+            raise ServerError("; ".join(failed) or "0 positions have no divergence")
         nats = [divergence(pair.ours, pair.theirs) for pair in pairs]
         ascending = sorted(nats)
         return cls(
@@ -55,15 +57,15 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two servers' most likely tokens after the same text."""
+    """The most likely tokens of two servers after the same text. Pairs of a group are not independent."""
 
     ours: Distribution
     theirs: Distribution
-    group: int  # those of a group are no independent observations
+    group: int
 
 
 def divergence(p: Distribution, q: Distribution) -> float:
-    """KL(p || q) in nats over the tokens that both have, and a bucket for the rest."""
+    """Return KL(p || q) in nats over the tokens that both have, and a bucket for the rest."""
     shared = p.keys() & q.keys()
     rest_p = max(0.0, 1 - math.fsum(math.exp(p[token]) for token in shared))
     rest_q = max(FLOOR, 1 - math.fsum(math.exp(q[token]) for token in shared))
@@ -78,7 +80,7 @@ def likeliest(one: Distribution) -> str:
 
 
 def of_windows(ours: Sequence[Window], theirs: Sequence[Window]) -> list[Pair]:
-    """Of a text that both servers scored; positions of a window are a group."""
+    """Pair the positions of a text that both servers scored; positions of a window are a group."""
     return [
         Pair(p, q, number)
         for number, (a, b) in enumerate(zip(ours, theirs, strict=True))
@@ -87,34 +89,32 @@ def of_windows(ours: Sequence[Window], theirs: Sequence[Window]) -> list[Pair]:
 
 
 def of_items(run: Run, other: Server, on_item: Callable[[], None]) -> tuple[list[Pair], dict[str, int]]:
-    """After the prompts of a run's items, on its server and another; what was not told is counted by its message."""
-    failed: dict[str, int] = {}
+    """Ask a run's server and another for the first token after each item's prompt. Counts errors by message."""
 
-    def asked(number: int) -> Pair | str:
-        item = run.items[number]
+    def asked(item_number: int) -> Pair | str:
+        item = run.items[item_number]
         fields = {**run.fields(item), "max_tokens": 1, "logprobs": True, "top_logprobs": MOST}
         try:
             return Pair(next_token(run.server, fields), next_token(other, fields), item.group)
-        except ServerFault as error:
+        except ServerError as error:
             return str(error)
         finally:
             on_item()
 
     with ThreadPoolExecutor(run.at_once) as pool:
-        told = list(pool.map(asked, range(len(run.items))))
-    for message in (one for one in told if isinstance(one, str)):
-        failed[message] = failed.get(message, 0) + 1
-    return [one for one in told if isinstance(one, Pair)], failed
+        found = list(pool.map(asked, range(len(run.items))))
+    failed = Counter(one for one in found if isinstance(one, str))
+    return [one for one in found if isinstance(one, Pair)], dict(failed)
 
 
 def next_token(server: Server, fields: Json) -> Distribution:
-    """The most likely first tokens of an answer. Raises ServerFault."""
+    """Return the most likely first tokens of an answer. Raises ServerError."""
     answer = server.chat(fields)
     try:
-        told = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
-        found = {str(top["token"]): float(top["logprob"]) for top in told}
+        tops = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+        found = {str(top["token"]): float(top["logprob"]) for top in tops}
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise ServerFault(f"{server.url}: the answer has no log probabilities") from error
+        raise ServerError(f"{server.url}: the answer has no log probabilities") from error
     if not found:
-        raise ServerFault(f"{server.url}: the answer has 0 of {MOST} most likely tokens")
+        raise ServerError(f"{server.url}: the answer has 0 of {MOST} most likely tokens")
     return found

@@ -1,26 +1,26 @@
-"""An evaluation on the terminal."""
+"""Tables of an evaluation and of a fidelity study, for the terminal."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
 from headwater.evaluate.asking import Scored
-from headwater.evaluate.bootstrap import Estimate
 from headwater.evaluate.divergence import Divergence
-from headwater.evaluate.summary import SLICES, Comparison, Sliced, Summary, split
-from headwater.evaluate.text import Perplexity
+from headwater.evaluate.fidelity import Deviation, Distance, MeanFidelity
+from headwater.evaluate.perplexity import Perplexity
+from headwater.evaluate.summary import SLICES, Comparison, Estimate, Sliced, Summary, split
 
 NONE = "–"
 MOST_FAULTS = 5  # messages of a table
 
 
 def sliced_table(title: str, slices: Sliced) -> Table:
-    """A row for each slice, what a slice is of in the first column."""
-    table = _table(
-        title, ("", ""), ("items", "exact match %", "token F1 %", "well-formed %", "tokens", "cached", "failed")
-    )
+    """Return a row for each slice, with the slice's name in the first column."""
+    names = ("items", "exact match %", "token F1 %", "well-formed %", "tokens", "cached", "failed")
+    table = _table(title, ("", ""), names)
     for name, rows in slices.items():
         for place, (value, summary) in enumerate(rows.items()):
             table.add_row("" if place else name, _named(name, value), *_figures(summary))
@@ -29,7 +29,7 @@ def sliced_table(title: str, slices: Sliced) -> Table:
 
 
 def kinds_by_context(scored: Sequence[Scored], seed: int) -> Table:
-    """Exact match, a row a length and a column a kind."""
+    """Return exact match with a row for each length and a column for each kind."""
     kinds = list(split(scored, SLICES["kind"]))
     table = _table("exact match %", ("context",), [str(kind) for kind in kinds])
     for length, members in split(scored, SLICES["context"]).items():
@@ -40,11 +40,11 @@ def kinds_by_context(scored: Sequence[Scored], seed: int) -> Table:
 
 
 def comparison_table(first: str, comparisons: Mapping[str, Comparison]) -> Table:
-    """A row for each column that was compared with the first."""
+    """Return a row for each column that was compared with the first."""
     names = ("equal answers", "equal log probs", "exact match: difference", "tokens", "saved")
     table = _table(f"item by item, against {first}", ("",), names)
     for name, one in comparisons.items():
-        bits = "not told" if one.same_bits is None else f"{one.same_bits:,} of {one.items:,}"
+        bits = "not reported" if one.same_bits is None else f"{one.same_bits:,} of {one.items:,}"
         table.add_row(
             name,
             f"{one.equal:,} of {one.items:,}",
@@ -57,16 +57,16 @@ def comparison_table(first: str, comparisons: Mapping[str, Comparison]) -> Table
 
 
 def perplexity_table(window: int, found: Mapping[str, Perplexity]) -> Table:
-    """A row a server."""
+    """Return a row for each server."""
     names = ("perplexity", "bits a byte", "tokens", "bytes")
-    table = _table(f"held-out text, in windows of {window:,} tokens", ("",), names)
+    table = _table(f"perplexity, in windows of {window:,} tokens", ("",), names)
     for name, one in found.items():
         table.add_row(name, f"{one.per_token:,.3f}", f"{one.bits_per_byte:.4f}", f"{one.tokens:,}", f"{one.bytes:,}")
     return table
 
 
 def divergence_table(other: str, found: Divergence) -> Table:
-    """One row, in nats."""
+    """Return one row, in nats."""
     names = ("positions", "mean", "p50", "p99", "max", "same first token", "failed")
     table = _table(f"divergence from {other}, nats", (), names)
     mean = f"{found.mean.mean:.3g}"
@@ -79,18 +79,53 @@ def divergence_table(other: str, found: Divergence) -> Table:
 
 
 def faults(scored: Sequence[Scored]) -> list[str]:
-    """What failed, the most frequent first."""
-    counts: dict[str, int] = {}
-    for one in scored:
-        if not one.answered.ok:
-            said = f"{one.answered.outcome}: {one.answered.detail}"
-            counts[said] = counts.get(said, 0) + 1
-    most = sorted(counts.items(), key=lambda pair: -pair[1])[:MOST_FAULTS]
-    return [f"{count:,} x {said}" for said, count in most]
+    """List refusals and errors by their number, the most frequent first."""
+    counts = Counter(f"{one.answer.outcome}: {one.answer.detail}" for one in scored if not one.answer.ok)
+    return [f"{count:,} x {message}" for message, count in counts.most_common(MOST_FAULTS)]
+
+
+def means_table(means: Mapping[str, MeanFidelity]) -> Table:
+    """Return a row for each method of composing."""
+    names = ("prompts", "computed", "KL, nats", "same first token", "last state")
+    table = _table("composed against whole", ("method",), names)
+    for name, one in means.items():
+        *_, last = (None, *one.states.values())
+        table.add_row(
+            name, f"{one.prompts:,}", f"{one.anew:.1%}", f"{one.divergence:.4f}", f"{one.same_first:.1%}", _far(last)
+        )
+    return table
+
+
+def states_table(means: Mapping[str, MeanFidelity]) -> Table:
+    """Return relative error and angle of each recurrent layer's state after the last token."""
+    table = _table("states after the last token: relative error, angle", ("layer",), list(means))
+    for layer in next(iter(means.values())).states:
+        table.add_row(str(layer), *(_far(one.states[layer]) for one in means.values()))
+    return table
+
+
+def kept_table(means: Mapping[str, MeanFidelity]) -> Table:
+    """Return the same for keys and values of reused tokens; a method that reused none has no figures."""
+    table = _table("keys and values of reused tokens: relative error, angle", ("layer",), list(means))
+    for layer, names in next(iter(means.values())).kept.items():
+        for name in names:
+            shown = (_far(one.kept[layer][name] if one.anew < 1 else None) for one in means.values())
+            table.add_row(f"{layer}, {name}", *shown)
+    return table
+
+
+def deviations_table(found: Mapping[int, Deviation], ends: int) -> Table:
+    """Return the deviation of attention at the ends of segments, and its ratio to that of the interior."""
+    names = ("head", "interior", "tail", "head/interior", "tail/interior")
+    title = f"segments computed alone: deviation of attention by key, ends of {ends} tokens"
+    table = _table(title, ("layer",), names)
+    for layer, one in found.items():
+        ratios = (f"{end / one.interior:.2f}" if one.interior else NONE for end in (one.head, one.tail))
+        table.add_row(str(layer), f"{one.head:.2e}", f"{one.interior:.2e}", f"{one.tail:.2e}", *ratios)
+    return table
 
 
 def _named(slice_name: str, value: str | int) -> str:
-    """A slice's value for readers."""
     if slice_name == "context":
         return f"about {value:,}"
     if slice_name == "documents" and isinstance(value, int) and value > 2:
@@ -120,8 +155,12 @@ def _percent(one: Estimate | None, signed: bool = False) -> str:
 
 def _share(part: int | None, whole: int) -> str:
     if part is None:
-        return "not told"
+        return "not reported"
     return f"{part:,} ({part / whole:.0%})" if whole else f"{part:,}"
+
+
+def _far(one: Distance | None) -> str:
+    return NONE if one is None else f"{one.error:.2e}, {one.degrees:.2f}°"
 
 
 def _table(title: str, labels: Sequence[str], numbers: Sequence[str]) -> Table:

@@ -1,4 +1,4 @@
-"""A streamed answer of an OpenAI-compatible server: what it said, what it cost, and when its parts came."""
+"""A streamed answer of an OpenAI-compatible server: its text, its cost, and the times at which its parts arrived."""
 
 from __future__ import annotations
 
@@ -7,39 +7,36 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from headwater.load import received
-from headwater.load.sse import EventParser
-
 Json = dict[str, Any]
-REFUSALS = ("queue_full", "rate_limit_exceeded")  # codes of errors that say "too much to do"
-REASONING = ("reasoning_content", "reasoning")  # two names that servers have for it
+REFUSALS = ("queue_full", "rate_limit_exceeded")  # codes of errors that mean overload
+REASONING = ("reasoning_content", "reasoning")  # both names are in use
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What may be shown now."""
+    """A part of an answer that can be shown."""
 
     kind: str  # "text" | "reasoning" | "tool"
     text: str
 
 
 class Answer:
-    """Fed with a response's bytes, of either endpoint. Times are the caller's clock, in seconds."""
+    """An answer that is read from a response's bytes, of either endpoint. Times are seconds of the caller's clock."""
 
     def __init__(self) -> None:
-        self.first: float | None = None  # when the first text, reasoning or tool call came
+        self.first: float | None = None  # time of the first text, reasoning or tool call
         self.last: float | None = None
-        self.gaps: list[float] = []  # seconds between the events that carried something
+        self.gaps: list[float] = []  # seconds between the events that carried any of these
         self.usage: Json = {}
-        self.account: Json = {}  # Headwater's own: where it resumed, and why not deeper
+        self.account: Json = {}  # Headwater's: the position it resumed at, and the reason
         self.finish_reason: str | None = None
         self.error: str | None = None
         self._error_code: str | None = None
-        self._said: dict[str, list[str]] = {"text": [], "reasoning": [], "tool": []}
+        self._parts: dict[str, list[str]] = {"text": [], "reasoning": [], "tool": []}
         self._events = EventParser()
 
     def feed(self, chunk: bytes, now: float) -> list[Piece]:
-        """The pieces that are new."""
+        """Read the next bytes; returns the pieces that they complete."""
         pieces: list[Piece] = []
         for data in self._events.feed(chunk):
             if data != b"[DONE]":
@@ -48,11 +45,11 @@ class Answer:
 
     @property
     def text(self) -> str:
-        return "".join(self._said["text"])
+        return "".join(self._parts["text"])
 
     @property
     def reasoning(self) -> str:
-        return "".join(self._said["reasoning"])
+        return "".join(self._parts["reasoning"])
 
     @property
     def prompt_tokens(self) -> int | None:
@@ -60,8 +57,8 @@ class Answer:
 
     @property
     def cached_tokens(self) -> int | None:
-        """None where the server does not tell."""
-        return received.object_of(self.usage.get("prompt_tokens_details")).get("cached_tokens")
+        """Cached tokens of the prompt; None if the server does not report them."""
+        return object_of(self.usage.get("prompt_tokens_details")).get("cached_tokens")
 
     @property
     def output_tokens(self) -> int | None:
@@ -69,14 +66,14 @@ class Answer:
 
     @property
     def fault(self) -> str | None:
-        """What kept the answer from being whole, once its stream has ended."""
+        """The reason why the answer is incomplete, after the end of its stream; None if it is complete."""
         if self.error is None and self.finish_reason is None:
             return "the stream ended before the answer did"
         return self.error
 
     @property
     def refused(self) -> bool:
-        """A place in the queue was given and taken back, after the status line was out."""
+        """Whether the server refused the request after it had sent the status line."""
         return self.first is None and self._error_code in REFUSALS
 
     def _take(self, data: bytes, now: float) -> list[Piece]:
@@ -91,32 +88,28 @@ class Answer:
         if event.get("error"):
             self.error = error_message(event)
             self._error_code = event["error"].get("code") if isinstance(event["error"], dict) else None
-        self.usage = received.object_of(event.get("usage")) or self.usage
-        self.account = received.object_of(event.get("headwater")) or self.account
-        pieces = [
-            piece
-            for choice in received.list_of(event.get("choices"))
-            for piece in self._choice(received.object_of(choice))
-        ]
+        self.usage = object_of(event.get("usage")) or self.usage
+        self.account = object_of(event.get("headwater")) or self.account
+        pieces = [piece for choice in list_of(event.get("choices")) for piece in self._choice(object_of(choice))]
         if pieces:
-            self._came(now)
+            self._time(now)
         for piece in pieces:
-            self._said[piece.kind].append(piece.text)
+            self._parts[piece.kind].append(piece.text)
         return pieces
 
     def _choice(self, choice: Json) -> Iterator[Piece]:
-        self.finish_reason = received.text_of(choice.get("finish_reason")) or self.finish_reason
-        delta = received.object_of(choice.get("delta"))
+        self.finish_reason = text_of(choice.get("finish_reason")) or self.finish_reason
+        delta = object_of(choice.get("delta"))
         for name in REASONING:
-            if text := received.text_of(delta.get(name)):
+            if text := text_of(delta.get(name)):
                 yield Piece("reasoning", text)
-        if text := received.text_of(choice.get("text")) or received.text_of(delta.get("content")):
+        if text := text_of(choice.get("text")) or text_of(delta.get("content")):
             yield Piece("text", text)
-        for call in received.list_of(delta.get("tool_calls")):
-            function = received.object_of(received.object_of(call).get("function"))
-            yield Piece("tool", received.text_of(function.get("name")) + received.text_of(function.get("arguments")))
+        for call in list_of(delta.get("tool_calls")):
+            function = object_of(object_of(call).get("function"))
+            yield Piece("tool", text_of(function.get("name")) + text_of(function.get("arguments")))
 
-    def _came(self, now: float) -> None:
+    def _time(self, now: float) -> None:
         if self.last is not None:
             self.gaps.append(now - self.last)
         else:
@@ -125,7 +118,50 @@ class Answer:
 
 
 def error_message(body: object) -> str:
-    """Of an error in OpenAI's form, or whatever else a server says."""
+    """Return the message of an error in OpenAI's form, or the body if it has another form."""
     error = body.get("error", body) if isinstance(body, dict) else body
     message = error.get("message") if isinstance(error, dict) else None
     return str(message or error)
+
+
+class EventParser:
+    """A parser of server-sent events from bytes that are cut anywhere (WHATWG HTML, section 9.2).
+
+    It keeps the data of events; other fields and comments are dropped.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""  # of a line that is not complete
+        self._data: list[bytes] = []  # lines of an event that is not complete
+        self._after_return = False  # the last line ended with CR: an LF that follows belongs to it
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """Parse the next bytes; returns the data of each event that they complete."""
+        if self._after_return and chunk:
+            chunk = chunk.removeprefix(b"\n")
+            self._after_return = False
+        if b"\r" in chunk:
+            self._after_return = chunk.endswith(b"\r")
+            chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        events = []
+        for line in lines:
+            if line.startswith(b"data:"):
+                self._data.append(line[5:].removeprefix(b" "))
+            elif not line and self._data:
+                events.append(b"\n".join(self._data))
+                self._data = []
+        return events
+
+
+def object_of(value: object) -> Json:
+    """Return a value of a server's JSON if it is an object, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def list_of(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def text_of(value: object) -> str:
+    return value if isinstance(value, str) else ""

@@ -1,49 +1,39 @@
-"""A chat with a server, turn by turn: what was said so far, and the next answer as it comes."""
+"""A chat with a server, turn by turn, whose answers are streamed."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 
 from headwater.load.answer import Answer, Piece
-from headwater.load.endpoint import CHAT, base_url, first_model, headers, refusal_text, streamed
+from headwater.load.endpoint import CHAT, Client, ServerError, first_model, refusal_text, streamed
 from headwater.load.session import Message
-
-CONNECT = 10.0  # seconds
-
-
-class ServerError(Exception):
-    """The server refused, failed, or could not be reached; the conversation is as it was before the turn."""
 
 
 class Conversation:
-    """Sends the whole history each time, as it was sent and answered, so that a server's cache can know it."""
+    """A chat that sends its whole history unchanged at each turn, so that the server's cache matches it."""
 
     def __init__(
         self, url: str, api_key: str | None = None, model: str | None = None, system: str = "", max_tokens: int = 1024
     ) -> None:
-        """Raises ValueError for what is no URL; the server is first spoken to when it is needed."""
-        timeout = httpx.Timeout(None, connect=CONNECT)
-        self._client = httpx.Client(base_url=base_url(url), headers=headers(api_key), timeout=timeout, trust_env=False)
+        """Raises ValueError for a malformed URL. The first turn connects."""
+        self._client = Client(url, api_key, None)
+        self.get, self.close = self._client.get, self._client.close
         self._model, self._max_tokens = model, max_tokens
         self.system = system
-        self.messages: list[Message] = []  # without the system's
-        self._asked: str | None = None  # the last question, also where it got no answer
-        self.answer = Answer()  # the last one
-        self.started = 0.0  # when its request was sent
+        self.messages: list[Message] = []  # without the system prompt
+        self._asked: str | None = None  # the last question, even if it got no answer
+        self.answer = Answer()  # to the last question
+        self.started = 0.0  # time at which that was sent
 
-    def close(self) -> None:
-        self._client.close()
+    def say(self, text: str) -> Generator[Piece, None, None]:
+        """Send a message; yields the answer's pieces. `close()` of the generator keeps the pieces so far.
 
-    def say(self, text: str) -> Iterator[Piece]:
-        """Send a message; yields the answer's pieces. Ended early, by `close()` of the generator, it keeps what came.
-
-        Raises ServerError.
+        Raises ServerError; the conversation is then as it was before the turn.
         """
         self._asked = text
         self.messages.append({"role": "user", "content": text})
@@ -51,7 +41,7 @@ class Conversation:
             yield from self._stream()
         except httpx.HTTPError as error:
             self._forget()
-            raise ServerError(f"{self._client.base_url}: {error}") from error
+            raise ServerError(f"{self._client.url}: {error}") from error
         except ServerError:
             self._forget()
             raise
@@ -60,10 +50,7 @@ class Conversation:
                 self._keep()
 
     def retry(self) -> str:
-        """Forget the last question and its answer, if it got one; returns the question.
-
-        Raises ServerError if nothing was asked.
-        """
+        """Remove the last question and its answer, and return the question. Raises ServerError if there is none."""
         if self._asked is None:
             raise ServerError("nothing was asked yet")
         if self.answer.text:
@@ -71,29 +58,19 @@ class Conversation:
         return self._asked
 
     def restart(self) -> None:
-        """Forget all but the system's text."""
+        """Remove all messages; the system prompt stays."""
         self.messages.clear()
         self.answer, self._asked = Answer(), None
 
-    def get(self, path: str) -> Any:
-        """A page of the server's as JSON; raises ServerError."""
-        try:
-            response = self._client.get(path, timeout=CONNECT)
-            if not response.is_success:
-                raise ServerError(f"{path}: {refusal_text(response.content, response.status_code)}")
-            return response.json()
-        except (httpx.HTTPError, ValueError) as error:
-            raise ServerError(f"{self._client.base_url}{path}: {error}") from error
-
     def save(self, path: Path) -> None:
-        """One line that `headwater bench serve` takes as a recorded session."""
+        """Write the chat as a recorded session that `headwater bench serve` can send."""
         messages = self._sent()
         calls = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         path.write_text(json.dumps({"session": path.stem, "messages": messages, "calls": calls}) + "\n")
 
     @property
     def ttft(self) -> float | None:
-        """Seconds to the last answer's first token."""
+        """Seconds from the last question to its answer's first token."""
         return None if self.answer.first is None else self.answer.first - self.started
 
     def _sent(self) -> list[Message]:
@@ -105,7 +82,7 @@ class Conversation:
         body = streamed(self._model, {"messages": self._sent(), "max_tokens": self._max_tokens})
         answer = self.answer = Answer()
         self.started = time.perf_counter()
-        with self._client.stream("POST", CHAT, json=body) as response:
+        with self._client.http.stream("POST", CHAT, json=body) as response:
             if response.status_code != 200:
                 raise ServerError(refusal_text(response.read(), response.status_code))
             for chunk in response.iter_bytes():
@@ -114,7 +91,7 @@ class Conversation:
             raise ServerError(answer.fault)
 
     def _keep(self) -> None:
-        """What came of the answer stays; where nothing came, the question goes too."""
+        """Keep the pieces of the answer; without any, remove the question."""
         if self.answer.text:
             self.messages.append({"role": "assistant", "content": self.answer.text})
         else:

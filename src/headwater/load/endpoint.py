@@ -1,4 +1,4 @@
-"""A server's URL, and requests to it that are measured."""
+"""A server's URL, and requests to it: measured streams of the load generator, and blocking ones."""
 
 from __future__ import annotations
 
@@ -12,15 +12,53 @@ from typing import Any
 
 import httpx
 
+from headwater.errors import HeadwaterError
 from headwater.load.answer import Answer, Json, error_message
 from headwater.load.session import Message, Turn
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 ABOUT_SERVER = ("/health", "/v1/models", "/version")
+CONNECT = 10.0  # seconds to connect in
+
+
+class ServerError(HeadwaterError):
+    """A server's refusal or failure; `status` is None if no response came."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Client:
+    """Blocking requests to one server, without any proxy of the environment; threads may share it."""
+
+    def __init__(self, url: str, api_key: str | None, timeout: float | None) -> None:
+        """Raises ValueError for a malformed URL. `timeout` is in seconds; None is no limit."""
+        limits = httpx.Timeout(timeout, connect=CONNECT)
+        self.url = base_url(url)
+        self.http = httpx.Client(base_url=self.url, headers=headers(api_key), timeout=limits, trust_env=False)
+        self.close = self.http.close
+
+    def get(self, path: str) -> Any:
+        """Return a page's JSON. Raises ServerError."""
+        return self._json("GET", path, timeout=CONNECT)
+
+    def post(self, path: str, body: Json) -> Any:
+        """Return a response's JSON. Raises ServerError."""
+        return self._json("POST", path, json=body)
+
+    def _json(self, method: str, path: str, **options: Any) -> Any:
+        try:
+            response = self.http.request(method, path, **options)
+            if response.is_success:
+                return response.json()
+        except (httpx.HTTPError, ValueError) as error:
+            raise ServerError(f"{self.url}{path}: {type(error).__name__}: {error}") from error
+        raise ServerError(refusal_text(response.content, response.status_code), response.status_code)
 
 
 def base_url(url: str) -> str:
-    """Without the /v1 that users may copy along. Raises ValueError for what is no http(s) URL."""
+    """Strip a trailing /v1 from a URL. Raises ValueError if it is no http(s) URL."""
     url = url.rstrip("/").removesuffix("/v1")
     try:
         parsed = httpx.URL(url)
@@ -36,33 +74,36 @@ def headers(api_key: str | None) -> dict[str, str]:
 
 
 def streamed(model: str, fields: Json) -> Json:
-    """What all requests have in common."""
+    """Return the body of a streamed request."""
     return {"model": model, "stream": True, "stream_options": {"include_usage": True}, **fields}
 
 
 def about(url: str, api_key: str | None, timeout: float) -> dict[str, Any]:
-    """What a server says of itself, by path; a status where it says nothing. Raises httpx.HTTPError if none answers."""
-    said: dict[str, Any] = {}
-    with httpx.Client(base_url=base_url(url), headers=headers(api_key), timeout=timeout, trust_env=False) as client:
-        for path in ABOUT_SERVER:
-            response = client.get(path)
-            try:
-                said[path] = response.json() if response.is_success else response.status_code
-            except ValueError:
-                said[path] = response.text[:200]
-    return said
+    """Return the pages that describe a server by path, or their status. Raises ServerError if none answers."""
+    pages: dict[str, Any] = {}
+    try:
+        with httpx.Client(base_url=base_url(url), headers=headers(api_key), timeout=timeout, trust_env=False) as client:
+            for path in ABOUT_SERVER:
+                response = client.get(path)
+                try:
+                    pages[path] = response.json() if response.is_success else response.status_code
+                except ValueError:
+                    pages[path] = response.text[:200]
+    except httpx.HTTPError as error:
+        raise ServerError(f"{url}: {error}") from error
+    return pages
 
 
-def first_model(said: dict[str, Any]) -> str:
-    """The model that a server lists first, or a name that servers of one model take."""
-    models = said.get("/v1/models")
+def first_model(pages: dict[str, Any]) -> str:
+    """Return the model that a server lists first, or a name that servers of one model accept."""
+    models = pages.get("/v1/models")
     listed = models.get("data") if isinstance(models, dict) else None
     return listed[0]["id"] if listed else "default"
 
 
 @dataclass(slots=True)
 class Exchange:
-    """One request and what came back; times are of `time.perf_counter`."""
+    """One request and its response; times are of `time.perf_counter`."""
 
     sent: float
     outcome: str = "interrupted"
@@ -73,9 +114,9 @@ class Exchange:
 
 
 class Endpoint:
-    """As many connections as there are requests at once.
+    """A server under load, with one connection for each concurrent request.
 
-    Each has a client of its own: a common pool looks at all of its connections, several times, for each request.
+    Each connection has a client of its own: a common pool scans all of its connections, several times a request.
     """
 
     def __init__(self, url: str, api_key: str | None, model: str, fields: Json, timeout: float) -> None:
@@ -92,7 +133,7 @@ class Endpoint:
 
     @contextlib.contextmanager
     def _client(self) -> Iterator[httpx.AsyncClient]:
-        """One that nobody uses, with its connection."""
+        """Lend an idle client with its connection, or a new one."""
         if self._free:
             client = self._free.pop()
         else:
@@ -106,7 +147,7 @@ class Endpoint:
             self._free.append(client)
 
     def payload(self, turn: Turn, messages: list[Message], tenant: str) -> tuple[str, bytes]:
-        """Path and body of a turn; `messages` are the conversation with it."""
+        """Return path and body of a turn; `messages` are the conversation up to and including it."""
         body = streamed(self._model, {**self._fields, **turn.fields})
         if turn.output_tokens is not None:
             body["max_tokens"] = turn.output_tokens
@@ -117,11 +158,12 @@ class Endpoint:
         return path, json.dumps(body).encode()
 
     async def exchange(self, path: str, body: bytes) -> Exchange:
-        """Send it and read the answer to its end. Failures are outcomes; being cancelled is one too."""
+        """Send a request and read its answer to the end. A failure or a cancellation is an outcome."""
         done = Exchange(time.perf_counter())
         try:
-            async with asyncio.timeout(self._timeout):
-                await self._read(done, path, body)
+            with self._client() as client:
+                async with asyncio.timeout(self._timeout):
+                    await self._stream(client, done, path, body)
         except TimeoutError:
             done.outcome, done.detail = "timeout", f"not complete after {self._timeout:g} s"
         except httpx.HTTPError as error:
@@ -130,10 +172,6 @@ class Endpoint:
             done.outcome = "interrupted"
         done.ended = time.perf_counter()
         return done
-
-    async def _read(self, done: Exchange, path: str, body: bytes) -> None:
-        with self._client() as client:
-            await self._stream(client, done, path, body)
 
     async def _stream(self, client: httpx.AsyncClient, done: Exchange, path: str, body: bytes) -> None:
         sent = client.stream("POST", path, content=body, headers={"content-type": "application/json"})
@@ -151,12 +189,12 @@ class Endpoint:
 
 
 def is_refusal(response: httpx.Response) -> bool:
-    """Too much to do, and said so: not an error."""
+    """Whether a response says that the server is overloaded, which counts apart from errors."""
     return response.status_code == 429 or (response.status_code == 503 and "retry-after" in response.headers)
 
 
 def refusal_text(body: bytes, status: int) -> str:
-    """The message of an answer that is none."""
+    """Return the message of a response that is an error."""
     try:
         return error_message(json.loads(body))
     except ValueError:

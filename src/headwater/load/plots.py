@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from headwater.errors import ConfigError
-from headwater.load.result import Result
+from headwater.load.results import Result
 
 SECONDS = 100  # columns of a plot over time, at most
 Runs = dict[str, list[Result]]

@@ -1,17 +1,17 @@
-"""Recorded traffic out of files that the user names, one request or session a line.
+"""Recorded traffic, read from files with one request or session a line.
 
-What a line may hold:
+Forms of a line:
 
 - `messages` and `calls` [n, ...]: a session. Call i asked for messages[:n_i] and was answered by messages[n_i], at
   seconds `t`[i] after `t0`. `branches` [{`at`, `messages`, `reply`}] are requests that fork off messages[:at].
 - `messages` that end with an assistant's: a chat. Each assistant's message answers what comes before it.
-- Other `messages`, or `prompt`: an OpenAI request; also inside `body`, as OpenAI's batches have it.
+- Other `messages`, or `prompt`: an OpenAI request; also inside `body`, as in OpenAI's batches.
 - A list of integers, or `prompt_token_ids`: a prompt of token ids.
 - `hash_ids`, `input_length`, `output_length`: a request in hashed blocks of 512 tokens (Mooncake's traces). Its tokens
-  are drawn, equal ones for equal ids.
+  are drawn, the same for the same id.
 
 Single requests take their time from `t` or `time` (seconds) or `timestamp` (milliseconds). A .csv has the columns
-TIMESTAMP, ContextTokens, GeneratedTokens (Azure): prompts of that length are drawn. .gz and .zst are read as they are.
+TIMESTAMP, ContextTokens, GeneratedTokens (Azure): prompts of that length are drawn. Any file may be .gz or .zst.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ from headwater.traces.source import open_bytes
 
 Json = dict[str, Any]
 BLOCK = 512  # tokens of a hashed block
-NOT_SENT = ("model", "stream", "stream_options", "messages", "prompt", "prompt_token_ids", "max_tokens")
-NOT_SENT += ("max_completion_tokens", "t", "time", "timestamp", "custom_id", "n")
+NOT_SENT = (
+    "model", "stream", "stream_options", "messages", "prompt", "prompt_token_ids", "max_tokens",
+    "max_completion_tokens", "t", "time", "timestamp", "custom_id", "n",
+)  # fmt: skip
 
 
 def read_sessions(path: Path, vocab: int | None = None) -> Iterator[Session]:
-    """All sessions of a file. `vocab`: token ids are drawn below it, where the file has lengths only.
+    """Read all sessions of a file. `vocab`: token ids are drawn below it if the file has lengths only.
 
-    Raises ConfigError, with file and line, for what cannot be understood.
+    Raises ConfigError, with file and line, for a malformed line.
     """
     if ".csv" in path.suffixes:
         yield from _from_csv(path, vocab)
@@ -50,18 +52,18 @@ def read_sessions(path: Path, vocab: int | None = None) -> Iterator[Session]:
             try:
                 yield from _from_line(json.loads(line), f"{path.name}:{number}", vocab)
             except (ValueError, KeyError, TypeError, IndexError) as error:
-                raise ConfigError(f"{path}:{number}: no request that is known: {error}") from error
+                raise ConfigError(f"{path}:{number}: no known form of a request: {error}") from error
 
 
 def _opened(path: Path) -> TextIO:
     return io.TextIOWrapper(open_bytes(path), encoding="utf-8", errors="replace")
 
 
-def _from_line(line: object, name: str, vocab: int | None) -> Iterator[Session]:
+def _from_line(line: Any, name: str, vocab: int | None) -> Iterator[Session]:
     if isinstance(line, list):
         line = {"prompt": line}
     if not isinstance(line, dict):
-        raise ValueError(f"it is {str(line)[:40]!r}, must be an object or a list of token ids")
+        raise ValueError(f"the line is {str(line)[:40]!r}, must be an object or a list of token ids")
     at = _time(line)
     if isinstance(line.get("body"), dict):
         line = line["body"]
@@ -85,15 +87,15 @@ def _request(line: Json, at: float | None) -> Turn:
     if not isinstance(prompt, str):
         prompt = tuple(int(token) for token in prompt)
     if not prompt:
-        raise ValueError("its prompt is empty")
+        raise ValueError("the prompt is empty")
     return Turn(prompt=prompt, at=at, output_tokens=wanted, fields=_fields(line))
 
 
 def _from_calls(line: Json, name: str) -> Iterator[Session]:
-    """The session itself, and one of a single turn for each branch that forks off it."""
+    """Yield the session, and one of a single turn for each branch that forks off it."""
     messages, calls = line["messages"], line["calls"]
     if sorted(set(calls)) != calls:
-        raise ValueError(f"its calls are {calls}, must ascend")
+        raise ValueError(f"calls are {calls}, must ascend")
     start = float(line.get("t0") or 0)
     times = [start + t for t in line["t"]] if line.get("t") else [None] * len(calls)
     name = str(line.get("session", name))
@@ -105,7 +107,7 @@ def _from_calls(line: Json, name: str) -> Iterator[Session]:
 
 
 def _turns(messages: list[Message], replies: list[int], times: list[float | None], fields: Json) -> tuple[Turn, ...]:
-    """One turn for each index of a reply, with the messages since the reply before."""
+    """Return a turn for each index of a reply, with the messages since the reply before."""
     turns, begin = [], 0
     for end, at in zip(replies, times, strict=True):
         new = tuple(_message(message) for message in messages[begin:end])
@@ -144,7 +146,7 @@ def _from_csv(path: Path, vocab: int | None) -> Iterator[Session]:
                 at = datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp()
                 n_in, n_out = int(row["ContextTokens"]), int(row["GeneratedTokens"])
             except (ValueError, KeyError, TypeError) as error:
-                raise ConfigError(f"{path}, row {number}: no request that is known: {error}") from error
+                raise ConfigError(f"{path}, row {number}: no known form of a request: {error}") from error
             prompt = tuple(random.Random(number).choices(ids, k=max(1, n_in)))
             turn = Turn(prompt=prompt, at=at, output_tokens=max(1, n_out))
             yield Session(f"{path.name}:{number}", (turn,))
@@ -152,5 +154,5 @@ def _from_csv(path: Path, vocab: int | None) -> Iterator[Session]:
 
 def _needed(vocab: int | None) -> int:
     if vocab is None:
-        raise ValueError("it has no text, so its tokens are drawn: say how many token ids there are with --vocab")
+        raise ValueError("the file has no text, so its tokens are drawn: give the number of token ids with --vocab")
     return vocab

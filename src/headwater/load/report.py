@@ -1,4 +1,4 @@
-"""A run on the terminal while it goes, as tables when it is over, and as JSON."""
+"""Reports of a run: a progress bar, tables, and JSON."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from headwater.load.result import OUTCOMES, Result
+from headwater.load.results import OUTCOMES, PERCENTS, Distribution, Result, Slo, Summary
 from headwater.load.scenario import Phase
-from headwater.load.summary import PERCENTS, Distribution, Slo, Summary
 
 DIGITS = 6  # of seconds in a report
 MOST_ERRORS = 5  # messages of a table
 
 
 class LiveProgress:
-    """A bar with what came so far; nothing where the console is no terminal."""
+    """A progress bar with counts and rates so far, on a terminal only."""
 
     def __init__(self, console: Console) -> None:
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         self._progress = Progress(
-            *columns, TimeElapsedColumn(), TextColumn("{task.fields[told]}"), console=console,
+            *columns, TimeElapsedColumn(), TextColumn("{task.fields[counts]}"), console=console,
             disable=not console.is_terminal,
         )  # fmt: skip
         self._task: TaskID | None = None
@@ -39,7 +38,7 @@ class LiveProgress:
 
     def phase(self, name: str, requests: int | None) -> None:
         self._reset()
-        self._task = self._progress.add_task(name, total=requests, told="")
+        self._task = self._progress.add_task(name, total=requests, counts="")
 
     def result(self, result: Result) -> None:
         self._counts[result.outcome] += 1
@@ -48,20 +47,20 @@ class LiveProgress:
             self._cached += result.cached_tokens
             self._prompts += result.prompt_tokens or 0
         assert self._task is not None
-        self._progress.update(self._task, advance=1, told=self._told(result.ended))
+        self._progress.update(self._task, advance=1, counts=self._shown(result.ended))
 
     def _reset(self) -> None:
         self._counts = dict.fromkeys(OUTCOMES, 0)
         self._tokens = self._cached = self._prompts = 0
 
-    def _told(self, now: float) -> str:
+    def _shown(self, now: float) -> str:
         counts = " ".join(f"{name} {n:,}" for name, n in self._counts.items() if n)
         hits = f", hits {self._cached / self._prompts:.0%}" if self._prompts else ""
         return f"{counts}, {self._tokens / max(now, 1e-9):,.0f} tok/s{hits}"
 
 
 def as_json(phases: Iterable[Phase], slo: Slo, **about: Any) -> dict[str, Any]:
-    """Everything: what was asked, where it was run, and for each phase its summary and a row for each request."""
+    """Return `about`, and for each phase its summary and a row for each request."""
     return {
         **about,
         "slo": asdict(slo),
@@ -85,7 +84,7 @@ def row(result: Result) -> dict[str, Any]:
 
 
 def by_tenant(results: list[Result], slo: Slo) -> dict[str, Summary]:
-    """Nothing where there is but one."""
+    """Summarise each tenant; returns {} for a single one."""
     tenants = sorted({result.tenant for result in results})
     return {t: Summary.of([r for r in results if r.tenant == t], slo) for t in tenants} if len(tenants) > 1 else {}
 
@@ -106,10 +105,10 @@ def counts_table(phase: Phase, summary: Summary, slo: Slo) -> Table:
     table.add_row(
         "answered", f"{summary.requests_per_s:.2f} requests/s, {summary.output_tokens_per_s:,.1f} output tok/s"
     )
-    within = f"first token within {slo.ttft:g} s of being due, {slo.itl:g} s a token after it"
+    within = f"first token within {slo.ttft:g} s of being due, then {slo.itl:g} s a token"
     table.add_row("goodput", f"{summary.goodput_per_s:.2f} requests/s ({summary.good:,}: {within})")
     table.add_row("tokens", f"{summary.prompt_tokens:,} in, {summary.output_tokens:,} out")
-    hits = "not told by the server"
+    hits = "not reported by the server"
     if summary.hit_rate is not None:
         hits = f"{summary.hit_rate:.1%} ({summary.cached_tokens:,} tokens)"
     table.add_row("cached", hits)
@@ -143,7 +142,7 @@ def milliseconds(times: Distribution) -> list[str]:
 
 
 def comparison_table(what: str, summaries: dict[str, Summary]) -> Table:
-    """One row for each phase, or each tenant."""
+    """Return a row for each phase, or each tenant."""
     table = Table(title=f"by {what}", title_justify="left")
     columns = ("requests", "ok", "refused", "other", "ok/s", "good/s", "TTFT p50", "TTFT p99", "ITL p50", "hits")
     table.add_column(what, no_wrap=True)

@@ -1,7 +1,7 @@
-"""Runs of the load generator that answer a question: one load, overload, or one tenant beside a flood.
+"""Scenarios of the load generator: one load, overload, or one tenant beside a flood.
 
-The sessions come from one source, so a later phase goes on where the one before stopped: drawn prompts don't repeat
-between phases, shared prefixes do.
+All phases take their sessions from one source, each where the last one stopped: drawn prompts do not repeat between
+phases, shared prefixes do.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from itertools import repeat
 
 from headwater.load.endpoint import Endpoint
-from headwater.load.load import Limits, Load
-from headwater.load.result import Result
+from headwater.load.generator import Limits, Load
+from headwater.load.results import Result
 from headwater.load.session import Call, Session, as_recorded, scheduled
 from headwater.traces.processes import PROCESSES
 
@@ -23,14 +23,14 @@ QUIET, FLOOD = "quiet", "flood"  # the tenants of a run for fairness: values of 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """When requests are sent: `clients` (closed loop), `rate`, or as recorded."""
+    """Arrival of requests: from `clients` (closed loop), at a `rate`, or as recorded."""
 
     rate: float | None = None  # requests a second
     clients: int | None = None
     process: str = "poisson"
     cv: float = 2.0  # of gamma's gaps
     speed: float = 1.0  # of recorded times
-    chats: int = 16  # sessions that are open at once where arrivals are drawn
+    chats: int = 16  # open sessions if arrivals are drawn
     seed: int = 0
 
     @property
@@ -44,7 +44,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One load and what came of it."""
+    """One load and its results."""
 
     name: str
     pace: str
@@ -52,7 +52,7 @@ class Phase:
 
 
 class Scenario:
-    """Phases of load, one after the other. `on_phase` hears of each before it starts: name, requests or None."""
+    """Phases of load, one after the other. `on_phase` is called before each with its name and requests, or None."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Scenario:
 
     @property
     def running(self) -> int:
-        """Requests on their way, or clients at work."""
+        """Number of running requests, or of clients."""
         return self._load.running if self._load else 0
 
     def stop(self) -> None:
@@ -80,14 +80,14 @@ class Scenario:
             self._load.stop()
 
     async def warm(self, clients: int, requests: int) -> None:
-        """Send so many requests that do not count."""
+        """Send requests that do not count."""
         await self._phase("warm-up", Pace(clients=clients), Limits(requests))
 
     async def once(self, pace: Pace) -> list[Phase]:
         return [await self._phase("load", pace, self._limits)]
 
     async def overload(self, pace: Pace, factors: Iterable[float]) -> list[Phase]:
-        """Measure the answers a second of a closed loop, then send so many times as much, whatever becomes of it."""
+        """Measure the answers a second of a closed loop, then send each multiple of that rate in an open loop."""
         phases = [await self._phase("capacity", pace, self._limits)]
         capacity = answers_per_second(phases[0].results)
         for number, factor in enumerate(factors, 1):
@@ -99,7 +99,7 @@ class Scenario:
         return phases
 
     async def fairness(self, pace: Pace, flood: float) -> list[Phase]:
-        """One tenant at `pace.rate` alone, then beside another who sends `flood` times as much."""
+        """Measure one tenant at `pace.rate` alone, then beside another one that sends `flood` times as much."""
         assert pace.rate is not None
         limits = self._limits
         phases = [await self._phase("alone", pace, limits, self._calls(pace, QUIET))]

@@ -1,37 +1,56 @@
-"""What is sent: sessions of turns, where a turn follows the answer to the one before."""
+"""Sessions of a load: turns that follow one another's answers, in the order in which they are due; and drawn ones.
+
+Drawn sessions are endless, and the same for the same seed. Their lengths are exact as token ids; as text, a word stands
+for a token, which is about right for vocabularies of common size.
+"""
 
 from __future__ import annotations
 
+import random
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
+
+from headwater.errors import ConfigError
+
+COMMON = """
+the of and to in is that it was for on are as with his they be at one have this from or had by but some what
+there we can out other were all your when up use word how said an each she which do their time if will way about
+many then them would write like so these her long make thing see him two has look more day could go come did my
+sound no most number who over know water than call first people may down side been now find any new work part
+take get place made live where after back little only round man year came show every good me give our under name
+"""
+WORDS = tuple(COMMON.split())
 
 Message = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One request: what it adds to the conversation, or a prompt of its own."""
+    """One request: messages that it adds to the conversation, or a prompt of its own."""
 
     messages: tuple[Message, ...] = ()  # new since the last answer
-    prompt: str | tuple[int, ...] | None = None  # in place of messages: text or token ids, for /v1/completions
+    prompt: str | tuple[int, ...] | None = None  # text or token ids for /v1/completions, in place of messages
     reply: str | None = None  # as recorded
     at: float | None = None  # seconds on the recording's clock
-    output_tokens: int | None = None  # None: as many as the run asks for
-    fields: dict[str, Any] = field(default_factory=dict)  # what else its request said: tools, temperature, ...
+    output_tokens: int | None = None  # None: the run's
+    fields: dict[str, Any] = field(default_factory=dict)  # other fields of the request: tools, temperature, ...
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
+    """Turns of one conversation."""
+
     id: str
     turns: tuple[Turn, ...]
-    tenant: str = ""  # sent as cache_salt; "" is none
+    tenant: str = ""  # sent as cache_salt, if not empty
 
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """A turn that is due at a time; calls of one session are in the order of its turns."""
+    """A turn with the time at which it is due. Calls of one session are in the order of its turns."""
 
     due: float  # seconds after the run's start
     session: Session
@@ -39,28 +58,28 @@ class Call:
 
 
 def interleaved(sessions: Iterable[Session], at_once: int) -> Iterator[tuple[Session, int]]:
-    """Turns of `at_once` sessions in rotation; one that is over makes room for the next."""
-    coming = iter(sessions)
-    going: deque[tuple[Session, int]] = deque()
+    """Yield turns of `at_once` sessions in rotation; the next session takes the place of one that has ended."""
+    upcoming = iter(sessions)
+    open: deque[tuple[Session, int]] = deque()
     while True:
-        while len(going) < at_once and (fresh := next(coming, None)) is not None:
-            going.append((fresh, 0))
-        if not going:
+        while len(open) < at_once and (new := next(upcoming, None)) is not None:
+            open.append((new, 0))
+        if not open:
             return
-        session, turn = going.popleft()
+        session, turn = open.popleft()
         yield session, turn
         if turn + 1 < len(session.turns):
-            going.append((session, turn + 1))
+            open.append((session, turn + 1))
 
 
 def scheduled(times: Iterator[float], sessions: Iterable[Session], at_once: int) -> Iterator[Call]:
-    """An arrival for each turn."""
+    """Yield each turn with the next arrival time as the time at which it is due."""
     for session, turn in interleaved(sessions, at_once):
         yield Call(next(times), session, turn)
 
 
 def as_recorded(sessions: Iterable[Session], speed: float) -> list[Call]:
-    """Calls at their recorded times, `speed` times as fast, from 0 on. Raises ValueError where no time is known."""
+    """List calls at their recorded times from 0 on, `speed` times as fast. Raises ValueError for one without a time."""
     calls = []
     for session in sessions:
         for number, turn in enumerate(session.turns):
@@ -72,3 +91,70 @@ def as_recorded(sessions: Iterable[Session], speed: float) -> list[Call]:
     for call in calls:
         call.due = (call.due - start) / speed
     return calls
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """Sizes of drawn sessions."""
+
+    prompt_tokens: int = 128  # of each turn's own text
+    prefix_tokens: int = 1024  # of a shared prefix or system prompt
+    prefixes: int = 4  # different ones
+    turns: int = 4  # of a chat
+    vocab: int | None = None  # token ids are drawn below it; None: words are drawn
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("prompt_tokens", "prefixes", "turns"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}, must be at least 1")
+
+
+def shared(drawing: Drawing) -> Iterator[Session]:
+    """Draw single requests that begin with one of a pool of prefixes."""
+    rng = random.Random(f"shared {drawing.seed}")
+    prefixes = _prefixes(drawing)
+    for number in count():
+        prefix = rng.choice(prefixes)
+        own = _draw(rng, drawing.prompt_tokens, drawing.vocab)
+        yield Session(f"shared/{number}", (_turn(prefix, own),))
+
+
+def chat(drawing: Drawing) -> Iterator[Session]:
+    """Draw chats with one of a pool of system prompts."""
+    if drawing.vocab is not None:
+        raise ConfigError(f"chats are messages, so vocab ({drawing.vocab:,}) does not apply: leave it out")
+    rng = random.Random(f"chat {drawing.seed}")
+    prefixes = _prefixes(drawing)
+    for number in count():
+        first = _turn(rng.choice(prefixes), _draw(rng, drawing.prompt_tokens, None))
+        later = (_turn((), _draw(rng, drawing.prompt_tokens, None)) for _ in range(drawing.turns - 1))
+        yield Session(f"chat/{number}", (first, *later))
+
+
+def unique(drawing: Drawing) -> Iterator[Session]:
+    """Draw single requests that share nothing."""
+    rng = random.Random(f"unique {drawing.seed}")
+    for number in count():
+        yield Session(f"unique/{number}", (_turn((), _draw(rng, drawing.prompt_tokens, drawing.vocab)),))
+
+
+DRAWN: dict[str, Callable[[Drawing], Iterator[Session]]] = {"shared": shared, "chat": chat, "unique": unique}
+
+
+def _prefixes(drawing: Drawing) -> list[tuple[int | str, ...]]:
+    rng = random.Random(f"prefixes {drawing.seed}")
+    return [_draw(rng, drawing.prefix_tokens, drawing.vocab) for _ in range(drawing.prefixes)]
+
+
+def _draw(rng: random.Random, n: int, vocab: int | None) -> tuple[int | str, ...]:
+    return tuple(rng.choices(WORDS if vocab is None else range(vocab), k=n))
+
+
+def _turn(prefix: tuple[int | str, ...], own: tuple[int | str, ...]) -> Turn:
+    if isinstance(own[0], int):
+        return Turn(prompt=(*prefix, *own))  # type: ignore[arg-type]
+    messages = [{"role": "user", "content": " ".join(map(str, own))}]
+    if prefix:
+        messages.insert(0, {"role": "system", "content": " ".join(map(str, prefix))})
+    return Turn(tuple(messages))

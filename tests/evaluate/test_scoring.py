@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
-from headwater.evaluate.schema import misfit
-from headwater.evaluate.score import exact_match, malformed, normalised, score, token_f1
+from headwater.errors import ConfigError
+from headwater.evaluate.scoring import exact_match, malformed, misfit, normalised, score, token_f1
 from tests.evaluate.items import LOOK_UP, answered, item, tool_item
 
 
@@ -83,7 +85,7 @@ def test_what_is_malformed_is_told():
     assert "'look_down'" in malformed({"name": "look_down", "arguments": "{}"}, [LOOK_UP])
     assert "no JSON" in malformed({"name": "look_up", "arguments": "code"}, [LOOK_UP])
     assert "no JSON" in malformed({"name": "look_up", "arguments": "[" * 100_000}, [LOOK_UP])
-    assert "arguments.code is missing" in malformed({"name": "look_up", "arguments": "{}"}, [LOOK_UP])
+    assert "arguments: 'code' is a required property" in malformed({"name": "look_up", "arguments": "{}"}, [LOOK_UP])
 
 
 @pytest.mark.parametrize(
@@ -112,3 +114,22 @@ def test_what_is_malformed_is_told():
 )
 def test_values_fit_schemas(value, schema, fits):
     assert (misfit(value, schema, "value") is None) is fits
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "text"},  # no type of JSON schema
+        {"$ref": "http://127.0.0.1:9/schema.json"},
+        {"$ref": "#/$defs/none"},
+    ],
+)
+def test_no_value_fits_a_schema_that_cannot_be_applied_and_nothing_is_fetched(schema):
+    assert "unknown type or reference" in misfit("x", {"properties": {}, **schema}, "value")
+
+
+def test_without_jsonschema_tool_calls_are_an_error_that_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jsonschema", None)
+    assert score(item(), answered("Ada")).exact == 1
+    with pytest.raises(ConfigError, match=r"pip install 'headwater\[eval\]'"):
+        score(tool_item(), answered("", ("look_up", '{"code": "K1"}')))

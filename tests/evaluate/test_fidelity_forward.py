@@ -11,13 +11,10 @@ import torch
 
 from headwater.cache.segments.compose import Widths
 from headwater.engine.selfcheck import SelfCheck
-from headwater.evaluate.fidelity.attention import AttentionWatch
-from headwater.evaluate.fidelity.distance import Measured
-from headwater.evaluate.fidelity.prompt import Prompt
-from headwater.evaluate.fidelity.recipe import Recipe
-from headwater.evaluate.fidelity.skipping import without_attention
-from headwater.evaluate.fidelity.study import compared
-from headwater.evaluate.fidelity.workbench import Workbench
+from headwater.evaluate.fidelity_forward import Recipe, Workbench, without_attention
+from headwater.evaluate.fidelity_measures import AttentionWatch, measured
+from headwater.evaluate.fidelity_prompts import Prompt
+from headwater.evaluate.fidelity_study import compared
 from headwater.models.load import load_model
 from headwater.request import Fidelity, Span
 from tests.checkpoints import SMALLEST
@@ -63,7 +60,7 @@ def test_a_prompt_none_of_whose_segments_is_reused_is_the_whole_one(name: str, c
     assert composed.anew == len(one.tokens)
     assert torch.equal(composed.logits_V, whole.logits_V)
     assert all(torch.equal(composed.states[layer], whole.states[layer]) for layer in whole.states)
-    found = Measured.of(model.spec, one, recipe, composed, whole)
+    found = measured(model.spec, one, recipe, composed, whole)
     assert (found.divergence, found.same_first) == (0.0, True)
     distances = [*found.states.values(), *(one for kept in found.kept.values() for one in kept.values())]
     assert all(distance.error == distance.degrees == 0.0 for distance in distances)
@@ -80,7 +77,7 @@ def test_of_a_window_all_is_compared_that_is_in_it_after_the_prompt(
     composed, whole = bench.composed(one, recipe), bench.whole(one)
     n_tokens = min(192, len(one.tokens))
     assert [len(kept_TW) for kept in composed.windows.values() for kept_TW in kept] == [n_tokens] * 4
-    found = Measured.of(model.spec, one, recipe, composed, whole)
+    found = measured(model.spec, one, recipe, composed, whole)
     deepest = max(model.mixers.windows)
     assert list(found.kept) == sorted(model.mixers.windows)
     assert all((found.kept[deepest][name].error > 1e-5) == differs for name in ("keys", "values"))
@@ -126,7 +123,7 @@ def test_attention_that_is_watched_is_what_the_layer_reads(checkpoint: Checkpoin
     """Each query's sums to 1, and a key gets none from queries before it."""
     model = load_model(checkpoint("qwen3_5"), "float32").model
     watch = AttentionWatch(model, 200)
-    for seen_HTT in watch._attention(prompt(150).tokens).values():
+    for seen_HTT in watch.attention(prompt(150).tokens).values():
         assert torch.allclose(seen_HTT.sum(dim=-1), torch.ones(seen_HTT.shape[:2]))
         assert not seen_HTT.triu(1).any()
 
@@ -135,7 +132,7 @@ def test_what_the_last_token_gives_segments_is_the_watched_attention(checkpoint:
     watch = AttentionWatch(load_model(checkpoint("qwen3_5"), "float32").model, 300)
     one = prompt(50, 100, 80)
     given = watch.of_last(one, Recipe(Widths(8, 8), whole=frozenset({0, 1})))
-    seen = watch._attention(one.tokens)
+    seen = watch.attention(one.tokens)
     last_T = seen[max(seen)][:, -1].mean(dim=0)
     assert given == pytest.approx([float(last_T[50:150].sum()), float(last_T[150:230].sum())])
     assert sum(watch.of_last(one, Recipe(Widths(8, 8)))) < 1

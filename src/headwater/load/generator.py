@@ -1,7 +1,7 @@
-"""The load generator: sends sessions, at given times or from so many clients, and measures each request.
+"""The load generator: sends sessions, at given times or from a number of clients, and measures each request.
 
-Open loop: a request is sent when it is due, whatever became of the others, and its time is also counted from then. The
-one exception is a turn whose session still waits for the answer before it: nobody could send that earlier.
+In an open loop a request is sent when it is due, whatever the state of the others, and its latency is also counted from
+then. The one exception is a turn whose session still waits for the previous answer: no client could send it earlier.
 """
 
 from __future__ import annotations
@@ -12,31 +12,32 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from headwater.load.answer import Answer
 from headwater.load.endpoint import Endpoint, Exchange
-from headwater.load.result import Result
+from headwater.load.results import Result
 from headwater.load.session import Call, Message, Session
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When to stop sending; what is on its way is waited for. None: no such limit."""
+    """Limits after which no request is sent; running ones are awaited. None: no such limit."""
 
     requests: int | None = None
     duration: float | None = None  # seconds
 
 
 class Talk:
-    """A session on its way: what was said so far, and whose turn it is."""
+    """A running session: its messages so far, and a lock that its turns take in order."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self.messages: list[Message] = []
-        self.turns = asyncio.Lock()  # serves in order of asking
-        self.broken = False  # an answer is missing, so nothing can follow
+        self.turns = asyncio.Lock()  # fair: first come, first served
+        self.broken = False  # an answer is missing, so no turn can follow
 
 
 class Load:
-    """One run against one endpoint. `on_result` hears of each request as it ends."""
+    """One run against one endpoint. `on_result` is called with each request that ends."""
 
     def __init__(
         self,
@@ -45,14 +46,14 @@ class Load:
         keep_recorded: bool = False,
         on_result: Callable[[Result], None] = lambda result: None,
     ) -> None:
-        """`keep_recorded`: histories go on with the recorded answers, not with those that came."""
+        """`keep_recorded`: histories continue with the recorded answers instead of the received ones."""
         self._endpoint, self._limits, self._keep_recorded = endpoint, limits, keep_recorded
         self._on_result = on_result
         self._results: list[Result] = []
         self._stop = asyncio.Event()
         self._sent = 0
         self._running: set[asyncio.Task[None]] = set()
-        self._fault: BaseException | None = None  # of the generator's own: no result of a request
+        self._fault: BaseException | None = None  # an error of the generator itself, not of a request
         self._start = 0.0
 
     @property
@@ -60,7 +61,7 @@ class Load:
         return len(self._running)
 
     def stop(self) -> None:
-        """Send no more and leave what runs: the results so far are what the run returns."""
+        """Send no more requests and cancel the running ones; the run returns the results so far."""
         self._stop.set()
         for task in self._running:
             task.cancel()
@@ -74,12 +75,12 @@ class Load:
                 break
             talk = talks.setdefault(id(call.session), Talk(call.session))
             if call.turn + 1 == len(call.session.turns):
-                del talks[id(call.session)]  # its tasks hold it; endless runs must not
+                del talks[id(call.session)]  # the tasks still hold it; an endless run must not
             self._begin(self._turn(talk, call.turn, self._number(), call.due))
         return await self._ended()
 
     async def closed_loop(self, sessions: Iterable[Session], clients: int) -> list[Result]:
-        """Each client sends its session's next turn as soon as it has the answer to the last one."""
+        """Send from `clients` clients, each of which sends its session's next turn after the answer to the last one."""
         self._start = time.perf_counter()
         coming = iter(sessions)
         for _ in range(clients):
@@ -120,7 +121,7 @@ class Load:
         return limits.duration is None or due < limits.duration
 
     async def _wait_until(self, due: float) -> bool:
-        """False if the run was stopped."""
+        """Sleep until a call is due; returns False if the run was stopped."""
         try:
             async with asyncio.timeout_at(asyncio.get_running_loop().time() + due - self._now()):
                 await self._stop.wait()
@@ -139,7 +140,7 @@ class Load:
         try:
             async with talk.turns:
                 result = await self._send(talk, index, number, due)
-        except asyncio.CancelledError:  # while it waited for the answer before it
+        except asyncio.CancelledError:  # while it waited for the previous answer
             result = self._skipped(talk, index, number, due, "the run was stopped")
         self._results.append(result)
         self._on_result(result)
@@ -162,22 +163,24 @@ class Load:
         return Result(number, talk.session.id, index, talk.session.tenant, "skipped", due, now, now, detail=why)
 
     def _result(self, talk: Talk, index: int, number: int, due: float, done: Exchange) -> Result:
-        answer = done.answer
-        base = (number, talk.session.id, index, talk.session.tenant, done.outcome, due)
-        times = (done.sent - self._start, done.ended - self._start)
-        if answer is None:
-            return Result(*base, *times, done.status, done.detail)
+        session, answer = talk.session, done.answer or Answer()
         return Result(
-            *base,
-            *times,
+            number,
+            session.id,
+            index,
+            session.tenant,
+            done.outcome,
+            due,
+            done.sent - self._start,
+            done.ended - self._start,
             done.status,
             done.detail,
-            ttft=None if answer.first is None else answer.first - done.sent,
-            gaps=tuple(answer.gaps),
-            prompt_tokens=answer.prompt_tokens,
-            cached_tokens=answer.cached_tokens,
-            output_tokens=answer.output_tokens,
-            finish_reason=answer.finish_reason,
-            reason=answer.account.get("reason"),
-            resumed_at=answer.account.get("resumed_at"),
+            None if answer.first is None else answer.first - done.sent,
+            tuple(answer.gaps),
+            answer.prompt_tokens,
+            answer.cached_tokens,
+            answer.output_tokens,
+            answer.finish_reason,
+            answer.account.get("reason"),
+            answer.account.get("resumed_at"),
         )

@@ -1,4 +1,4 @@
-"""A question whose right answer is known, and a file of them."""
+"""Evaluation items: questions whose right answers are known, read from files of JSON lines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEFAULT_TASKS = Path(__file__).parent.parent / "assets" / "held-out.jsonl.zst"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A tool call that is the right one."""
+    """The right tool call of an item."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -26,27 +26,30 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """Items of one group share their documents, so they are no independent observations."""
+    """A question with its documents and right answers.
+
+    Items of one group share their documents, so they are not independent observations.
+    """
 
     kind: str  # of KINDS
     n_documents: int
-    tokens: int  # of the context, as whoever made the item counts
-    messages: tuple[Json, ...]  # with the documents, up to and with the question
+    tokens: int  # of the context, as counted by the file's author
+    messages: tuple[Json, ...]  # with the documents; the last one is the question
     tools: tuple[Json, ...]
     documents: tuple[str, ...]
-    answers: tuple[str, ...]  # any of them is right
+    answers: tuple[str, ...]  # each of them is right
     call: Call | None
     group: int
 
 
 def read_items(path: Path) -> list[Item]:
-    """The items of a file of JSON lines, plain or packed, in its order.
+    """Read the items of a file of JSON lines, plain or packed, in its order.
 
-    Raises TraceError, which names the line, for one that is no item, and for a file without any.
+    Raises TraceError, which names the line, for a malformed item, and for a file without items.
     """
     if not path.is_file():
-        what = "the package has no held-out set: name a file with --tasks" if path == DEFAULT_TASKS else "is no file"
-        raise TraceError(f"{path}: {what}")
+        why = "the package has no held-out set: name a file with --tasks" if path == DEFAULT_TASKS else "is no file"
+        raise TraceError(f"{path}: {why}")
     source = Source(path)
     items = []
     for line in source.lines():
@@ -61,7 +64,7 @@ def read_items(path: Path) -> list[Item]:
 
 
 def item_of(value: Any) -> Item:
-    """Raises ValueError for what is no item; it names the field."""
+    """Build an item from a line's JSON. Raises ValueError, which names the field, if it is malformed."""
     if not isinstance(value, dict):
         raise ValueError(f"is {_kind_of(value)}, must be an object")
     kind = _field(value, "kind", str)

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from headwater.errors import ConfigError
-from headwater.evaluate.fidelity.prompt import Prompts
-from headwater.evaluate.fidelity.study import Wanted
-from headwater.evaluate.ways import SEPARATOR
+from headwater.evaluate.fidelity_prompts import Prompts, Wanted
+from headwater.evaluate.modes import SEPARATOR
 from headwater.models.embedded import embedded
 from headwater.models.load import LoadedModel, load_model
 from tests.evaluate.items import LOOK_UP, fields, item
@@ -76,7 +75,7 @@ def test_a_prompt_is_cut_into_equal_parts_with_one_token_after_them(loaded: Load
 )
 def test_what_there_is_not_is_refused_with_both_numbers(loaded: LoadedModel, wanted: Wanted, part: str) -> None:
     with pytest.raises(ConfigError, match=part):
-        wanted.of(loaded)
+        wanted.prompts(loaded)
 
 
 def test_as_many_parts_as_tokens_are_segments_of_one(loaded: LoadedModel) -> None:
@@ -105,4 +104,4 @@ def test_prompts_without_segments_are_refused(loaded: LoadedModel, tmp_path: Pat
     file = tmp_path / "prompt.txt"
     file.write_text("Nothing is marked here.")
     with pytest.raises(ConfigError, match="1 prompts, 0 of them with segments"):
-        Wanted(file).of(loaded)
+        Wanted(file).prompts(loaded)

@@ -1,64 +1,88 @@
-"""Runs a prompt whole, or composed of segments, and tells what is in memory after its last token.
+"""Forward passes of one prompt without the engine: whole, or composed of segments; with or without attention.
 
-T tokens of the prompt, V vocabulary, X shape of a layer's state, W elements that a layer keeps of a token.
+T tokens of the prompt, N rows of a step, C channels, V vocabulary, X shape of a layer's state, W elements that a layer
+keeps of a token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
 
 import torch
 
-from headwater.cache.segments.compose import computed_tokens, runs
-from headwater.evaluate.fidelity.prompt import Prompt
-from headwater.evaluate.fidelity.recipe import Recipe
+from headwater.cache.segments.compose import Widths, computed_tokens, runs, usable
+from headwater.cache.segments.method import METHODS, relevant
+from headwater.evaluate.fidelity_prompts import Prompt
 from headwater.memory.arena import Arena
 from headwater.memory.segments import LaidOut, Segment
 from headwater.memory.slots import StateMemory
 from headwater.mixers.batch import Slice, StepBatch
 from headwater.mixers.window.rings import Rings
-from headwater.models.hybrid import HybridModel
+from headwater.models.hybrid import Function, HybridModel, Mixers, Step
 from headwater.plan import Run
-from headwater.request import Span
+from headwater.request import Fidelity, Span
 
 PROMPT, SEGMENT, HEAD = range(3)  # rows of the state memory; the last one: after the segment's head
 
 
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """The segments of one prompt that are composed, with seams of the same widths, and those that are computed."""
+
+    widths: Widths
+    carries: bool = True  # whether transitions are applied
+    whole: frozenset[int] = frozenset()  # indices of the segments of which nothing is reused
+
+    @classmethod
+    def of(cls, fidelity: Fidelity, conv_taps: int, prompt: Prompt) -> Recipe:
+        """Choose as the server does for this prompt."""
+        method, spans = METHODS[fidelity], prompt.segments
+        anew = relevant(prompt.key, spans, method.whole_of(len(spans)))
+        whole = frozenset(i for i, span in enumerate(spans) if span in anew)
+        return cls(method.widths(conv_taps), method.carries, whole)
+
+    def composed(self, prompt: Prompt) -> tuple[Span, ...]:
+        """Return the segments that are reused; one at the prompt's end, or without an interior, never is."""
+        spans = (span for i, span in enumerate(prompt.segments) if i not in self.whole)
+        return usable(spans, self.widths, 0, len(prompt.tokens) - 1)
+
+
 @dataclass(frozen=True)
 class Computed:
-    """What is there after a prompt."""
+    """States, keys, values and logits after a prompt."""
 
-    states: Mapping[int, torch.Tensor]  # recurrent layer -> its state [X] after the last token
-    kept: Mapping[int, tuple[torch.Tensor, ...]]  # attention layer -> what it keeps of the tokens, [T, W] each
-    windows: Mapping[int, tuple[torch.Tensor, ...]]  # layer with a window -> of the last tokens, in order, likewise
+    states: Mapping[int, torch.Tensor]  # by recurrent layer, after the last token: [X]
+    kept: Mapping[int, tuple[torch.Tensor, ...]]  # by attention layer, of the prompt's tokens: [T, W] each
+    windows: Mapping[int, tuple[torch.Tensor, ...]]  # by layer with a window, of its last tokens, likewise
     logits_V: torch.Tensor  # of the next token
     anew: int  # tokens that were computed
 
 
 class Workbench:
-    """A model with memory for one prompt of at most so many tokens, and for a segment of it."""
+    """A model with memory for one prompt of at most `tokens` tokens, and for a segment of it."""
 
     def __init__(self, model: HybridModel, tokens: int) -> None:
         self.model, spec = model, model.spec
         n_pages = -(-tokens // spec.page_size)
         self.arena = Arena(spec, 2 * n_pages)
-        self.prompt_table, self.segment_table = torch.arange(2 * n_pages).split(n_pages)
+        self.prompt_table, self.segment_table = torch.arange(2 * n_pages).chunk(2)
         self.states = StateMemory(spec.state, 3, max(1, spec.state.bytes))
         self.transitions = StateMemory(spec.transition, 1, max(1, spec.transition.bytes))
 
     def whole(self, prompt: Prompt) -> Computed:
-        """All of it computed."""
+        """Compute the whole prompt."""
         return self._run(prompt, (Run(0, len(prompt.tokens), ()),), (), ())
 
     def composed(self, prompt: Prompt, recipe: Recipe) -> Computed:
-        """Composed, each segment being computed alone first."""
+        """Compute each reused segment alone, and compose the prompt of them."""
         spans = recipe.composed(prompt)
-        segments = [self._made(prompt, span, recipe) for span in spans]
+        segments = [self._built(prompt, span, recipe) for span in spans]
         return self._run(prompt, runs(spans, recipe.widths, 0, len(prompt.tokens)), spans, segments)
 
-    def _made(self, prompt: Prompt, span: Span, recipe: Recipe) -> Segment:
-        """A segment's states, and its KV where the prompt has it."""
+    def _built(self, prompt: Prompt, span: Span, recipe: Recipe) -> Segment:
+        """Compute a segment alone: its states are returned, its KV is written at its place in the prompt."""
         model, tokens = self.model, prompt.tokens[span.start : span.end]
         head, end = recipe.widths.head, len(tokens) - recipe.widths.tail
         self.states.zero(SEGMENT)
@@ -97,14 +121,42 @@ class Workbench:
         )
 
     def _window(self, layer: int, window: int, n_tokens: int) -> tuple[torch.Tensor, ...]:
-        """Keys and values of the last of the prompt's tokens."""
+        """Return keys and values of the prompt's last tokens."""
         rings = (Rings(self.states.view(layer, name)) for name in ("keys", "values"))
         return tuple(ring.read(PROMPT, max(0, n_tokens - window), n_tokens).flatten(1) for ring in rings)
 
     def _step(self, tokens: Sequence[int], slices: Sequence[Slice], segments: Sequence[Segment]) -> torch.Tensor:
-        """The logits after the last token."""
+        """Run one step; returns the logits after the last token."""
         none = torch.empty(0, dtype=torch.int64)
         position_N = torch.cat([torch.arange(s.start, s.end) for s in slices])
         last = torch.tensor([len(tokens) - 1])
         batch = StepBatch(torch.tensor(tokens), position_N, tuple(slices), none, (), last)
         return self.model.forward(batch, self.arena, self.states, segments, self.transitions)[0]
+
+
+def with_attention(model: HybridModel, change: Callable[[int, Function], Function]) -> HybridModel:
+    """Return the same model with the function of each attention layer, with or without a window, changed."""
+    attention = {*model.mixers.attention, *model.mixers.windows}
+    changed, blocks, layer = copy(model), [], 0
+    for block in model.blocks:
+        functions = []
+        for function in block.functions:
+            functions.append(change(layer, function) if layer in attention else function)
+            layer += 1
+        blocks.append(replace(block, functions=tuple(functions)))
+    changed.blocks = blocks
+    return changed
+
+
+def without_attention(model: HybridModel) -> HybridModel:
+    """Return the model, with the same weights, without attention (HYPIC, section 6.3, table 4).
+
+    Attention layers add nothing to the residual stream and keep nothing.
+    """
+
+    def nothing(x_NC: torch.Tensor, step: Step) -> torch.Tensor:
+        return torch.zeros_like(x_NC)
+
+    skipping = with_attention(model, lambda layer, function: nothing)
+    skipping.mixers = Mixers(model.mixers.recurrent, {}, {})
+    return skipping

@@ -10,8 +10,8 @@ import pytest
 import zstandard
 
 from headwater.errors import ConfigError
-from headwater.evaluate.server import ServerFault
-from headwater.evaluate.text import Perplexity, Window, check_equal, cut, read_utf8, window_of
+from headwater.evaluate.perplexity import Perplexity, Window, check_equal, cut, read_utf8, window_of
+from headwater.load.endpoint import ServerError
 
 
 @pytest.mark.parametrize(("n", "window"), [(2, 2), (10, 4), (11, 4), (12, 4), (13, 4), (5, 100), (3, 3)])
@@ -56,7 +56,7 @@ HERE, THERE = (SimpleNamespace(url=url) for url in ("http://here", "http://there
 @pytest.mark.parametrize(("theirs", "equal"), [([1, 2, 4], 2), ([1, 2], 2), ([7, 2, 3, 4], 0)])
 def test_two_servers_with_other_tokens_are_not_compared(theirs, equal):
     check_equal([1, 2, 3], HERE, [1, 2, 3], THERE)
-    with pytest.raises(ServerFault, match=f"here has 3 .*there {len(theirs)}; the first {equal} of them"):
+    with pytest.raises(ServerError, match=f"here has 3 .*there {len(theirs)}; the first {equal} of them"):
         check_equal([1, 2, 3], HERE, theirs, THERE)
 
 
@@ -64,5 +64,5 @@ def test_most_likely_tokens_that_are_not_told_are_missed_where_they_are_asked_fo
     told = {"token_logprobs": [None, -1.0], "top_logprobs": [None, None], "text_offset": [0, 1]}
     answer = {"choices": [{"text": "ab", "logprobs": told}]}
     assert window_of(HERE, answer, 2, 0) == Window((-1.0,), ({},), 1)
-    with pytest.raises(ServerFault, match="here: the answer has 0 of 20 most likely tokens"):
+    with pytest.raises(ServerError, match="here: the answer has 0 of 20 most likely tokens"):
         window_of(HERE, answer, 2, 20)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.load.result import Result
-from headwater.load.summary import Distribution, Slo, Summary
+from headwater.load.results import Distribution, Result, Slo, Summary
 
 
 def result(number=0, outcome="ok", due=0.0, sent=0.0, ended=1.0, **more):

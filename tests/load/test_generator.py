@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from headwater.load.endpoint import Endpoint, base_url
-from headwater.load.load import Limits, Load
+from headwater.load.generator import Limits, Load
 from headwater.load.scenario import Pace, Scenario
 from headwater.load.session import Call, Session, Turn
 from tests.load.openai_server import PATIENCE, OpenAiServer, Script, chunk, words_of

@@ -7,7 +7,7 @@ import io
 from rich.console import Console
 
 from headwater.evaluate.asking import Scored
-from headwater.evaluate.score import Score
+from headwater.evaluate.scoring import Score
 from headwater.evaluate.summary import Summary, sliced
 from headwater.evaluate.tables import faults, kinds_by_context, sliced_table
 from tests.evaluate.items import answered, item, scored, tool_item
@@ -57,7 +57,7 @@ def test_a_narrow_terminal_loses_no_figure():
 def test_a_server_that_does_not_tell_what_it_cached_is_not_told_to_have_cached_nothing():
     column = [scored(1, prompt_tokens=10)]
     assert Summary.of(column, 0).cached_tokens is None
-    assert rows(sliced_table("served", sliced(column, 0)))[0][-2] == "not told"
+    assert rows(sliced_table("served", sliced(column, 0)))[0][-2] == "not reported"
 
 
 def test_faults_are_counted_by_what_was_said():

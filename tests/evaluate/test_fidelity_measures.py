@@ -7,39 +7,38 @@ import math
 import pytest
 import torch
 
-from headwater.evaluate.fidelity.attention import Deviation
-from headwater.evaluate.fidelity.distance import Distance, Measured, divergence
-from headwater.evaluate.fidelity.prompt import Prompt
-from headwater.evaluate.fidelity.summary import Summary, mean_deviations, mean_distance
-from headwater.evaluate.fidelity.tables import kept_table, ways_table
+from headwater.evaluate.fidelity import Deviation, Distance, MeanFidelity, Measured
+from headwater.evaluate.fidelity_measures import deviation, distance, divergence
+from headwater.evaluate.fidelity_prompts import Prompt
+from headwater.evaluate.tables import kept_table, means_table
 from headwater.request import Span
 
 
 def test_a_distance_is_relative_to_what_is_right_and_has_an_angle() -> None:
-    found = Distance.of(torch.tensor([[3.0, 4.0]]), torch.tensor([[3.0, 0.0]]))
+    found = distance(torch.tensor([[3.0, 4.0]]), torch.tensor([[3.0, 0.0]]))
     assert found.error == pytest.approx(4 / 3)
     assert found.degrees == pytest.approx(math.degrees(math.atan2(4, 3)))
-    assert Distance.of(torch.tensor([2.0, 0.0]), torch.tensor([1.0, 0.0])) == Distance(1.0, 0.0)
-    assert Distance.of(torch.tensor([-1.0]), torch.tensor([1.0])).degrees == pytest.approx(180)
+    assert distance(torch.tensor([2.0, 0.0]), torch.tensor([1.0, 0.0])) == Distance(1.0, 0.0)
+    assert distance(torch.tensor([-1.0]), torch.tensor([1.0])).degrees == pytest.approx(180)
 
 
 def test_an_angle_of_a_billionth_is_seen() -> None:
-    found = Distance.of(torch.tensor([1.0, 1e-9], dtype=torch.float64), torch.tensor([1.0, 0.0], dtype=torch.float64))
+    found = distance(torch.tensor([1.0, 1e-9], dtype=torch.float64), torch.tensor([1.0, 0.0], dtype=torch.float64))
     assert found.degrees == pytest.approx(math.degrees(1e-9))
 
 
 def test_equal_tensors_are_no_distance_apart_and_zeros_are_far_from_others() -> None:
     zeros, ones = torch.zeros(3), torch.ones(3)
-    assert Distance.of(zeros, zeros) == Distance.of(ones, ones) == Distance(0.0, 0.0)
-    assert Distance.of(zeros, ones) == Distance(1.0, 90.0)
-    assert Distance.of(ones, zeros) == Distance(math.inf, 90.0)
+    assert distance(zeros, zeros) == distance(ones, ones) == Distance(0.0, 0.0)
+    assert distance(zeros, ones) == Distance(1.0, 90.0)
+    assert distance(ones, zeros) == Distance(math.inf, 90.0)
 
 
 def test_divergence_is_in_nats_and_of_the_second_from_the_first() -> None:
     p, q = torch.tensor([0.5, 0.5]), torch.tensor([0.25, 0.75])
     assert divergence(p.log(), q.log()) == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(2 / 3))
     assert divergence(p.log() + 7, p.log()) == pytest.approx(0.0, abs=1e-12)
-    with pytest.raises(ValueError, match="no numbers"):
+    with pytest.raises(ValueError, match="NaN"):
         divergence(torch.tensor([math.nan, 0.0]), p)
 
 
@@ -47,7 +46,7 @@ def test_deviations_are_means_over_heads_and_over_queries_that_see_the_key() -> 
     """One segment of four tokens after one of a prefix; its ends are one token long."""
     whole = torch.tril(torch.ones(2, 5, 5)) / torch.arange(1, 6)[None, :, None]
     alone = torch.tril(torch.ones(2, 4, 4)) / torch.arange(1, 5)[None, :, None]
-    found = Deviation.of(Prompt((0,) * 5, (Span(1, 5),)), 1, whole, [alone])
+    found = deviation(Prompt((0,) * 5, (Span(1, 5),)), 1, whole, [alone])
     off = [1 / n - 1 / (n + 1) for n in range(1, 5)]  # of every key that the n-th query sees
     assert found.head == pytest.approx(sum(off) / 4)
     assert found.interior == pytest.approx((sum(off[1:]) + sum(off[2:])) / 5)
@@ -55,33 +54,33 @@ def test_deviations_are_means_over_heads_and_over_queries_that_see_the_key() -> 
 
 
 def test_means_leave_out_prompts_without_long_segments() -> None:
-    assert mean_deviations([{}, {3: Deviation(1.0, 2.0, 3.0)}, {3: Deviation(3.0, 2.0, 1.0)}]) == {
+    assert Deviation.means([{}, {3: Deviation(1.0, 2.0, 3.0)}, {3: Deviation(3.0, 2.0, 1.0)}]) == {
         3: Deviation(2.0, 2.0, 2.0)
     }
-    assert mean_deviations([{}]) == {}
-    assert mean_distance([Distance(1.0, 10.0), Distance(3.0, 20.0)]) == Distance(2.0, 15.0)
+    assert Deviation.means([{}]) == {}
+    assert Distance.mean([Distance(1.0, 10.0), Distance(3.0, 20.0)]) == Distance(2.0, 15.0)
 
 
 def test_what_is_kept_is_a_mean_over_prompts_of_which_anything_was_reused() -> None:
     far, none = Distance(1.0, 10.0), Distance(0.0, 0.0)
     some = Measured(100, 40, 0.5, False, {0: far}, {1: {"keys": far}})
     whole = Measured(100, 100, 0.0, True, {0: none}, {1: {"keys": none}})
-    found = Summary.of([some, whole])
+    found = MeanFidelity.of([some, whole])
     assert (found.anew, found.divergence, found.same_first) == (0.7, 0.25, 0.5)
     assert found.states[0] == Distance(0.5, 5.0)
     assert found.kept[1]["keys"] == far
-    assert Summary.of([whole]).kept[1]["keys"] == none
+    assert MeanFidelity.of([whole]).kept[1]["keys"] == none
 
 
 def test_of_a_way_that_reused_nothing_no_keys_and_values_are_told() -> None:
     far, none = Distance(1.0, 10.0), Distance(0.0, 0.0)
-    some = Summary.of([Measured(100, 40, 0.5, False, {0: far}, {1: {"keys": far}})])
-    whole = Summary.of([Measured(100, 100, 0.0, True, {0: none}, {1: {"keys": none}})])
+    some = MeanFidelity.of([Measured(100, 40, 0.5, False, {0: far}, {1: {"keys": far}})])
+    whole = MeanFidelity.of([Measured(100, 100, 0.0, True, {0: none}, {1: {"keys": none}})])
     table = kept_table({"fast": some, "w32": whole})
     assert [list(column.cells) for column in table.columns] == [["1, keys"], ["1.00e+00, 10.00°"], ["–"]]
 
 
 def test_a_model_without_recurrent_layers_has_no_last_state() -> None:
-    one = Summary.of([Measured(100, 40, 0.5, False, {}, {1: {"keys": Distance(1.0, 10.0)}})])
-    *_, last = ways_table({"fast": one}).columns
+    one = MeanFidelity.of([Measured(100, 40, 0.5, False, {}, {1: {"keys": Distance(1.0, 10.0)}})])
+    *_, last = means_table({"fast": one}).columns
     assert list(last.cells) == ["–"]

@@ -8,7 +8,7 @@ import pytest
 import zstandard
 
 from headwater.errors import TraceError
-from headwater.evaluate.item import Call, read_items
+from headwater.evaluate.items import Call, read_items
 from tests.evaluate.items import LOOK_UP, fields, tool_item
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.evaluate.item import DEFAULT_TASKS, read_items
-from headwater.evaluate.ways import COMPOSED, SEGMENTS, SEPARATOR, WAYS, Asking, marked, standing
+from headwater.evaluate.items import DEFAULT_TASKS, read_items
+from headwater.evaluate.modes import COMPOSED, MODES, SEGMENTS, SEPARATOR, Asking, marked, places
 from headwater.request import Fidelity
 from tests.evaluate.items import item
 
@@ -50,10 +50,10 @@ def test_in_the_held_out_set_all_documents_are_found() -> None:
 
 def test_all_ways_of_segments_ask_the_same_prompt() -> None:
     asking = Asking(item(), 3, 0, "run")
-    fields = {way: WAYS[way].fields(asking) for way in SEGMENTS}
+    fields = {mode: MODES[mode].fields(asking) for mode in SEGMENTS}
     assert len({str(one["messages"]) for one in fields.values()}) == 1
     assert fields["whole"]["exact"] is fields["prefixes"]["exact"] is True
-    assert [fields[way].get("fidelity") for way in SEGMENTS] == [None, None, *COMPOSED]
+    assert [fields[mode].get("fidelity") for mode in SEGMENTS] == [None, None, *COMPOSED]
     assert set(COMPOSED) == set(Fidelity)
     assert len({one["cache_salt"] for one in fields.values()}) == len(SEGMENTS)
 
@@ -69,7 +69,7 @@ def test_all_ways_of_segments_ask_the_same_prompt() -> None:
     ],
 )
 def test_a_document_stands_where_no_other_one_does(content: str, documents: list[str], stand: list[tuple]) -> None:
-    assert [(place.start, place.stop) for place in standing(content, documents)] == stand
+    assert [(place.start, place.stop) for place in places(content, documents)] == stand
 
 
 @pytest.mark.parametrize("documents", [["D1", "D1 and more"], ["D1 and more", "D1"], ["D1", "D1"], ["Read.", "D1"]])
@@ -78,7 +78,7 @@ def test_marking_loses_and_doubles_nothing(documents: list[str]) -> None:
     for number in range(5):
         (message,) = marked(item(messages=[{"role": "user", "content": content}], documents=documents), number)
         assert sorted(message["content"].replace(SEPARATOR, "").split()) == sorted(content.split())
-        assert message["content"].count(SEPARATOR) == 1 + len(standing(content, documents))
+        assert message["content"].count(SEPARATOR) == 1 + len(places(content, documents))
 
 
 def test_content_that_holds_no_document_is_as_it_was() -> None:
