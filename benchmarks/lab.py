@@ -16,8 +16,7 @@ from benchmarks import measure
 from benchmarks.measure import Row
 from headwater.cache.eviction import EVICTION
 from headwater.cache.positions.program import solve
-from headwater.lab.cost import StepCost
-from headwater.lab.devices import load_device
+from headwater.lab.cost import StepCost, load_device
 from headwater.lab.replay import replay
 from headwater.lab.row import Row as LabRow
 from headwater.lab.serving import Engine

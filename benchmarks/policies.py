@@ -16,7 +16,7 @@ from itertools import product
 from pathlib import Path
 
 from headwater.cache.eviction import EVICTION
-from headwater.lab.grid import run_grid
+from headwater.lab.replay import run_grid
 from headwater.lab.setup import Setup
 from headwater.models.profiles import load_profile
 from headwater.traces.loads import make_arrivals

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headwater.errors import ConfigError
-from headwater.lab.grid import run_grid
+from headwater.lab.replay import run_grid
 from headwater.lab.row import Result
 from headwater.lab.serving import Engine
 from headwater.lab.setup import Setup

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headwater.lab.cost import StepCost
-from headwater.lab.devices import load_device
+from headwater.lab.cost import StepCost, load_device
 from headwater.lab.row import Row
 from headwater.lab.serving import Engine
 from headwater.lab.setup import Setup

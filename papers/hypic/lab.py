@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from headwater.lab.cost import StepCost
-from headwater.lab.devices import load_device
+from headwater.lab.cost import StepCost, load_device
 from headwater.lab.row import Row
 from headwater.lab.serving import Engine
 from headwater.lab.setup import Setup

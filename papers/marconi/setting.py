@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from headwater.lab import cost as costs
-from headwater.lab.cost import StepCost
-from headwater.lab.devices import load_device
+from headwater.lab.cost import StepCost, load_device
 from headwater.lab.row import Result
 from headwater.lab.setup import SYSTEMS, Setup
 from headwater.lab.tally import Outcome

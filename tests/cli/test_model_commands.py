@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 
 from headwater.cli import run
-from headwater.lab.cost import StepCost
-from headwater.lab.devices import DEVICES, load_device
-from headwater.lab.fit import prefill_loads
-from headwater.lab.points import Point
+from headwater.lab.cost import DEVICES, StepCost, load_device
+from headwater.lab.fit import Point, prefill_loads
 from headwater.models.profiles import PROFILES
 
 

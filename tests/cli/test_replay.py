@@ -9,7 +9,7 @@ import pytest
 
 import headwater.cli.replay as command
 from headwater.cli import run
-from headwater.lab.grid import run_grid
+from headwater.lab.replay import run_grid
 
 ROW = [
     "memory", "pool", "placement", "eviction", "requests", "prompt_tokens", "hit_tokens", "token_hit_rate",

@@ -18,7 +18,7 @@ from headwater.engine.live import NoObserver
 from headwater.engine.selfcheck import SelfCheck
 from headwater.errors import DeadlineExceeded, EngineStopped, HeadwaterError, QueueFull, RequestTooLarge
 from headwater.events import FailedEvent, FinishedEvent, TokenEvent
-from headwater.lab.tuning import ServerTuning
+from headwater.lab.tuner import ServerTuning
 from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.load import LoadedModel, load_model

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.errors import ConfigError
-from headwater.lab.cost import Load, StepCost, sum_of_larger
-from headwater.lab.devices import DEVICES, load_device
+from headwater.lab.cost import DEVICES, Load, StepCost, load_device, sum_of_larger
 from headwater.models.profiles import PROFILES
 
 QWEN = PROFILES["qwen3.5-9b"]

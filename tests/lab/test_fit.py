@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from headwater.errors import ConfigError
-from headwater.lab.cost import StepCost
-from headwater.lab.devices import DEVICES, Device
-from headwater.lab.fit import fit, observe, prefill_loads
-from headwater.lab.points import Point, read_points
+from headwater.lab.cost import DEVICES, Device, StepCost
+from headwater.lab.fit import Point, fit, observe, prefill_loads, read_points
 from headwater.models.profiles import PROFILES
 
 QWEN = PROFILES["qwen3.5-9b"]

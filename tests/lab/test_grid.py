@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-import headwater.lab.grid as grid
+import headwater.lab.replay as grid
 from headwater.errors import HeadwaterError
 from headwater.lab.setup import Setup
 from headwater.traces.loads import make_arrivals

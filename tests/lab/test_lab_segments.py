@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from headwater.errors import ConfigError
-from headwater.lab.cost import StepCost, load_of
-from headwater.lab.devices import load_device
+from headwater.lab.cost import StepCost, load_device, load_of
 from headwater.lab.replay import replay
 from headwater.lab.report import write_report
 from headwater.lab.row import Result

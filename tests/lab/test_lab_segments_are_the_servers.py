@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from headwater.engine.selfcheck import SelfCheck
-from headwater.lab.cost import StepCost
-from headwater.lab.devices import load_device
+from headwater.lab.cost import StepCost, load_device
 from headwater.lab.replay import replay
 from headwater.lab.serving import Engine, Serving
 from headwater.lab.setup import Setup

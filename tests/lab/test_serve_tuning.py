@@ -6,8 +6,7 @@ import pytest
 
 from headwater.cache import PrefixCache
 from headwater.cache.placement import make_placement
-from headwater.lab.tuner import Tuner
-from headwater.lab.tuning import server_tuning
+from headwater.lab.tuner import Tuner, server_tuning
 from headwater.request import Boundaries, Generation, SamplingParams
 from headwater.schedule.limits import Limits
 from headwater.schedule.scheduler import Scheduler

@@ -13,15 +13,12 @@ import pytest
 import headwater.lab.size as sizing_module
 from headwater.cli import run
 from headwater.errors import ConfigError
-from headwater.lab.advice import Step, advice, curve, round_up
-from headwater.lab.distances import distances
-from headwater.lab.estimate import Sampled, estimate, student
-from headwater.lab.ideal import Ideal
+from headwater.lab.distances import Weights, distances
 from headwater.lab.replay import replay
-from headwater.lab.sample import groups, parts
+from headwater.lab.sample import Sampled, estimate, groups, parts, student
 from headwater.lab.setup import Setup
-from headwater.lab.size import Sampling, Size, Sizing
-from headwater.lab.weights import Weights
+from headwater.lab.size import Sampling, Size, Sizing, Step, advice, curve, round_up
+from headwater.lab.tally import Ideal
 from headwater.models.profiles import load_profile
 from headwater.plan import CacheLayout
 from headwater.traces.loads import make_arrivals

@@ -8,8 +8,7 @@ import pytest
 
 import headwater.lab.serving as serving_module
 from headwater.errors import ConfigError
-from headwater.lab.cost import StepCost
-from headwater.lab.devices import load_device
+from headwater.lab.cost import StepCost, load_device
 from headwater.lab.replay import replay
 from headwater.lab.row import Result, Spread
 from headwater.lab.serving import Engine, Serving

@@ -10,9 +10,8 @@ import typer
 from rich.table import Table
 
 from headwater.cli.common import commands, console
-from headwater.lab.devices import DEVICES, load_device
-from headwater.lab.fit import NAMES, Fitted, fit, observe
-from headwater.lab.points import read_points
+from headwater.lab.cost import DEVICES, load_device
+from headwater.lab.fit import NAMES, Fitted, fit, observe, read_points
 from headwater.models.profiles import load_profile
 
 SHOWN = 12  # observations of the table of residuals

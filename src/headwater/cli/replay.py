@@ -33,9 +33,8 @@ from headwater.cli.lab import (
 )
 from headwater.cli.lab_output import Outputs, results_table
 from headwater.errors import ConfigError
-from headwater.lab.cost import StepCost
-from headwater.lab.devices import load_device
-from headwater.lab.grid import run_grid
+from headwater.lab.cost import StepCost, load_device
+from headwater.lab.replay import run_grid
 from headwater.lab.row import Result
 from headwater.lab.serving import Engine, check_clock
 from headwater.lab.setup import OFF, Setup, system

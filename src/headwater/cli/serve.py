@@ -137,7 +137,7 @@ def serve_until_stopped(config: ServeConfig) -> None:
 def load_engine(config: ServeConfig) -> Engine:
     """Load the model into an engine, with Marconi's tuner as its observer if the eviction policy has one."""
     from headwater.engine.engine import Engine
-    from headwater.lab.tuning import server_tuning
+    from headwater.lab.tuner import server_tuning
 
     engine = Engine.load(config)
     tuning = server_tuning(engine.scheduler)

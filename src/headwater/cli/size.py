@@ -30,9 +30,8 @@ from headwater.cli.lab import (
     read,
 )
 from headwater.errors import ConfigError
-from headwater.lab.advice import advice, curve
 from headwater.lab.setup import Setup
-from headwater.lab.size import Sampling, Size, Sizing
+from headwater.lab.size import Sampling, Size, Sizing, advice, curve
 from headwater.models.profiles import load_profile
 from headwater.setting import parse_bytes
 from headwater.traces.loads import make_arrivals

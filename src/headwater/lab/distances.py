@@ -1,7 +1,7 @@
-"""The memory that each hit takes if what was used last is kept: all sizes in one pass (Mattson et al. 1970).
+"""Memory that each hit takes if the most recently used content is kept: all sizes in one pass (Mattson et al. 1970).
 
 It is a model and not the cache: a state can be resumed at every unit, checkpoints weigh as many pages as a request's
-do on average, and what is given up goes strictly by its last use. `lab/size.py` corrects it by what the cache does.
+do on average, and eviction is strictly by last use. `lab/size.py` corrects it by replays of the cache.
 """
 
 from __future__ import annotations
@@ -14,9 +14,31 @@ from itertools import accumulate
 
 from headwater.cache.index import Index
 from headwater.cache.node import Node
-from headwater.lab.weights import Weights
 from headwater.plan import CacheLayout
 from headwater.traces.request import Request, Trace
+
+
+class Weights:
+    """Adding and summing take the logarithm of `size` steps."""
+
+    def __init__(self, size: int) -> None:
+        self.total = 0.0
+        self._sums = [0.0] * (size + 1)
+
+    def add(self, position: int, weight: float) -> None:
+        self.total += weight
+        at, sums = position + 1, self._sums
+        while at < len(sums):
+            sums[at] += weight
+            at += at & -at
+
+    def since(self, position: int) -> float:
+        """The sum of the weights at `position` and behind it."""
+        before, sums = 0.0, self._sums
+        while position:
+            before += sums[position]
+            position &= position - 1
+        return self.total - before
 
 
 @dataclass(frozen=True, slots=True)

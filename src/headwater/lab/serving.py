@@ -8,12 +8,10 @@ from headwater.cache.eviction.clairvoyant import Clairvoyant
 from headwater.cache.order import Eviction
 from headwater.errors import ConfigError, OutOfPages, RequestTooLarge
 from headwater.lab.cost import Load, StepCost, load_of
-from headwater.lab.ideal import Ideal
 from headwater.lab.replayed import Counted, Replayed
-from headwater.lab.segment_work import SegmentWork
 from headwater.lab.setup import Setup, as_reused
-from headwater.lab.tally import Tally
-from headwater.lab.tuning import TraceTuning
+from headwater.lab.tally import Ideal, SegmentWork, Tally
+from headwater.lab.tuner import TraceTuning
 from headwater.schedule.leap import decode_ahead, free_steps
 from headwater.schedule.limits import Limits
 from headwater.schedule.sequence import Sequence

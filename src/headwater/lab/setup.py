@@ -1,4 +1,4 @@
-"""One row of the lab: which model, how much memory, and which policies."""
+"""The setup of one row of the lab: model, memory and policies."""
 
 from __future__ import annotations
 
@@ -8,15 +8,31 @@ from typing import Literal
 from headwater.cache import NoCache, PrefixCache
 from headwater.cache.placement import make_placement
 from headwater.errors import ConfigError
-from headwater.lab.leading import LeadingParts
 from headwater.models.profiles import Profile
-from headwater.plan import CacheLayout
+from headwater.plan import CacheLayout, Draft, Plan
 from headwater.request import SegmentEviction
 from headwater.schedule.composer import Composer
 from headwater.schedule.limits import Limits
 from headwater.schedule.planner import Planner
 from headwater.schedule.scheduler import DecodeReuse, Scheduler
 from headwater.traces.request import Request, Trace
+
+
+class LeadingParts(PrefixCache):
+    """Publishes what a request's key tells, and takes no checkpoint behind that: the rest stays the request's own."""
+
+    def reserve(self, draft: Draft) -> Plan:
+        known = len(draft.key) // self.layout.unit_bytes * self.layout.unit_tokens
+        publish = min(draft.publish, known)
+        return super().reserve(
+            replace(
+                draft,
+                publish=publish,
+                checkpoints=tuple(at for at in draft.checkpoints if at <= publish),
+                speculative=tuple(at for at in draft.speculative if at <= publish),
+            )
+        )
+
 
 PoolKind = Literal["unified", "split", "elastic"]
 Reuse = Literal["prefix", "segments", "both"]

@@ -1,4 +1,4 @@
-"""What came of the requests of one row, counted as it happens."""
+"""Outcomes of the requests of one row, counted as they happen."""
 
 from __future__ import annotations
 
@@ -7,9 +7,62 @@ from dataclasses import dataclass, field
 
 from headwater.account import CacheAccount
 from headwater.cache import PrefixCache
-from headwater.lab.segment_work import Saved, SegmentWork
-from headwater.plan import PrefillFlops
-from headwater.traces.request import Request
+from headwater.cache.history import Edges
+from headwater.plan import Plan, PrefillFlops
+from headwater.schedule.step import Step
+from headwater.traces.request import Request, Trace
+
+
+class Ideal:
+    """Sees requests in the order in which they come."""
+
+    def __init__(self, trace: Trace, unit_tokens: int) -> None:
+        self._trace, self._unit = trace, unit_tokens
+        self._width = unit_tokens // trace.block_tokens * trace.element_bytes
+        self._edges = Edges(self._width)
+
+    def hit(self, request: Request) -> int:
+        """Tokens at which this request would resume; what it computes is there from now on."""
+        key = self._trace.key(request, request.known_tokens)
+        cap = min(max(0, request.prompt_tokens - 1) // self._unit, len(key) // self._width)
+        return min(cap, self._edges.note(request.namespace, key, len(key) // self._width)) * self._unit
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What one request owes to segments."""
+
+    seam_tokens: int = 0  # of them, what was computed anew
+    flops: float = 0.0  # of their interiors, where they stood
+
+
+@dataclass(slots=True)
+class SegmentWork:
+    """Sums over all steps so far. FLOPs are a plain prefill's: what transitions and composing add is left out."""
+
+    flops: PrefillFlops
+    made_tokens: int = 0
+    made_flops: float = 0.0
+    _saved: dict[int, Saved] = field(default_factory=dict)
+
+    def note(self, step: Step) -> None:
+        """Call between a step's plan and its end."""
+        for leg in step.legs:
+            plan, composition = leg.plan, leg.seq.composition
+            if plan.making is not None:
+                self.made_tokens += plan.computed_tokens
+                self.made_flops += self.flops.between(plan.start, plan.end)
+            elif plan.composed and composition is not None:
+                tokens = sum(span.end - span.start for span in composition.spans)
+                self._saved[leg.seq.id] = Saved(tokens - composition.interiors, self._composed(plan))
+
+    def of(self, request: int) -> Saved:
+        """Of a request whose prompt is computed; it is asked once."""
+        return self._saved.pop(request, Saved())
+
+    def _composed(self, plan: Plan) -> float:
+        return sum(self.flops.between(part.at + part.start, part.at + part.end) for part in plan.composed)
+
 
 SAMPLES = 240  # of what the memory holds, over a run
 NOTHING = Saved()
