@@ -26,7 +26,7 @@ SCENARIOS = {
     "cold": "prompts never seen before: 512, 2,048 and 4,096 tokens",
     "resend": "the same prompts again",
     "chat": "one conversation of 12 turns",
-    "shared": "3,000 shared and 1,000 own tokens, five requests, twice",
+    "shared": "3,000 shared and 1,000 unique tokens, five requests, twice",
     "agents": "8 clients at once, one system prompt, 6 turns each",
     "thinking": "8 turns, reasoning stripped from the history",
 }
@@ -157,15 +157,15 @@ def page(runs: dict[str, Run], machine: str, notes: list[str]) -> str:
     """The comparison as Markdown."""
     names = list(runs)
     lines = [
-        "# Beside other engines",
+        "# Comparison with other engines",
         "",
-        "One random Qwen3.5 checkpoint (37.9 M parameters, bfloat16), one thread a server, the same requests over",
+        "One random Qwen3.5 checkpoint (37.9 M parameters, bfloat16), one thread per server, the same requests over",
         f"HTTP, one server after the other on one machine: {machine}.",
         "Made by `benchmarks/comparison.py` from the run's JSON (`benchmarks/results/comparison.json`).",
         "",
-        "Of each scenario: hit rate, hits counted in whole pages of 64 tokens; median time to the first token of the",
-        "requests that could hit; answers after a hit whose text is that of the same prompt past the cache, and",
-        "the largest difference of a token's log-probability over the part that is equal. Cold: median time",
+        "For each scenario: hit rate, with hits counted in whole pages of 64 tokens; median time to the first token of the",
+        "requests that could hit; number of answers after a hit with the same text as for the same prompt without the cache,",
+        "and the largest difference of a token's log-probability over the equal part. Cold: median time",
         "to the first token.",
         "",
         "| scenario | " + " | ".join(names) + " |",
@@ -181,7 +181,7 @@ def page(runs: dict[str, Run], machine: str, notes: list[str]) -> str:
     lines.append(
         "| resident memory, start / peak, MB | " + " | ".join(f"{m['start']} / {m['peak']}" for m in memory) + " |"
     )
-    lines += ["", "## What was to be reached", "", "| goal | figures | reached |", "| --- | --- | --- |"]
+    lines += ["", "## Goals", "", "| goal | figures | reached |", "| --- | --- | --- |"]
     lines += [f"| {what} | {shown} | {'yes' if reached else '**no**'} |" for what, shown, reached in goals(runs)]
     lines += ["", "## Versions and flags", ""]
     for name in names:
