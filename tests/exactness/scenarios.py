@@ -23,12 +23,12 @@ def resend(make: Make) -> list[Answer]:
 
 def chat_turn(make: Make) -> list[Answer]:
     with make(AMPLE) as rig:
-        turn = rig.ask(words(710, "chat"), 80)
+        turn = rig.ask(words(702, "chat"), 70)  # a page is decoded whole
         answers = [turn]
-        for i in range(2):
+        for own, tokens in ((110, 16), (115, 8)):  # the second answer reaches into another page
             rig.settle()
             before = len(turn.everything)
-            turn = rig.ask(turn.everything + words(75, "turn", i), 80)
+            turn = rig.ask(turn.everything + words(own, "turn", own), tokens)
             assert turn.account.cached_tokens == before // PAGE * PAGE
             answers.append(turn)
     return answers
@@ -71,10 +71,10 @@ def after_eviction_and_refill(make: Make) -> list[Answer]:
 
 
 def after_preemption(make: Make) -> list[Answer]:
-    with make(kv_pages(make, 26) + 6 * make.checkpoint_pages) as rig:
+    with make(kv_pages(make, 20) + 6 * make.checkpoint_pages) as rig:
         system = words(640, "system")
         rig.ask(system + words(20, "first"), 2)
-        answers = [rig.submit(system + words(60 + i, i), 180) for i in range(5)]
+        answers = [rig.submit(system + words(60 + i, i), 76) for i in range(5)]
         for answer in answers:
             rig.wait(answer)
     grows = bool(make.loaded.spec.attention_layers)  # else a running request takes no page more, and none has to leave
@@ -87,8 +87,8 @@ def with_seven_other_requests_running(make: Make) -> list[Answer]:
     with make(AMPLE) as rig:
         prompt = words(800, "target")
         rig.ask(prompt, 4)
-        others = [rig.submit(words(300 + 40 * i, "other", i), 40) for i in range(7)]
-        target = rig.submit(prompt + words(5, "more"), 40)
+        others = [rig.submit(words(300 + 40 * i, "other", i), 16) for i in range(7)]
+        target = rig.submit(prompt + words(5, "more"), 16)
         answers = [rig.wait(answer) for answer in (*others, target)]
     assert target.account.cached_tokens == 768
     assert target.most_running >= 8
