@@ -251,7 +251,7 @@ def test_many_requests_in_little_memory_all_end(make: Make) -> None:
             assert len(answer.tokens) == 6
 
 
-@pytest.mark.parametrize("kv_pages", [26, 34])
+@pytest.mark.parametrize("kv_pages", [26, pytest.param(34, marks=pytest.mark.full)])
 def test_preemption_and_eviction_beside_composed_requests_change_no_bit(make: Make, kv_pages: int) -> None:
     """Of exact requests, against a server that has no cache; of composed ones that stayed, against one with room."""
     documents = [DOCUMENTS[1], words(120, "another")]

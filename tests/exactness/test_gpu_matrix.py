@@ -43,12 +43,12 @@ def replayed(rig: Rig) -> Replay:
 
 def turns_in_company(rig: Rig) -> list[Answer]:
     """Two turns of a chat; beside the second one, which hits, others run."""
-    first = rig.ask(words(120, "chat"), 10)
+    first = rig.ask(words(60, "chat"), 6)
     rig.settle()
-    others = [rig.submit(words(30 + 50 * i, "other", i), 6) for i in range(2)]
-    second = rig.submit(first.everything + words(20, "turn"), 6)
+    others = [rig.submit(words(30 + 40 * i, "other", i), 4) for i in range(2)]
+    second = rig.submit(first.everything + words(20, "turn"), 4)
     answers = [first, *(rig.wait(answer) for answer in (*others, second))]
-    assert second.account.cached_tokens == 128
+    assert second.account.cached_tokens == 64
     assert second.most_running > 1
     return answers
 

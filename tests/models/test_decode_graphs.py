@@ -51,13 +51,16 @@ class Recorded:
 
 def benches(model: HybridModel, lengths: tuple[int, ...]) -> tuple[Bench, Bench]:
     """An eager one and one that replays, each with the same sequences prefilled."""
-    both = Bench(model, poison=True), Bench(Replaying(model), poison=True)
-    for bench in both:
-        seqs = [bench.sequence(length + 80) for length in lengths]
-        for i, (seq, length) in enumerate(zip(seqs, lengths, strict=True)):
-            bench.step([(seq, list(range(300 + i, 300 + i + length)))])
-        bench.seqs = seqs
-    return both
+    return prefilled(model, lengths), prefilled(Replaying(model), lengths)
+
+
+def prefilled(model: HybridModel | Replaying, lengths: tuple[int, ...]) -> Bench:
+    """A bench with one sequence of each length."""
+    bench = Bench(model, poison=True)
+    bench.seqs = [bench.sequence(length + 80) for length in lengths]
+    for i, (seq, length) in enumerate(zip(bench.seqs, lengths, strict=True)):
+        bench.step([(seq, list(range(300 + i, 300 + i + length)))])
+    return bench
 
 
 def same(one: Bench, other: Bench) -> bool:
@@ -101,7 +104,7 @@ def test_a_longer_page_table_is_recorded_anew(
 def test_only_wanted_rows_have_logits(gpu_path: Callable[[bool], None], checkpoint: Callable[[str], Path]) -> None:
     gpu_path(True)
     model = load_model(checkpoint("mamba2"), "float32").model
-    _, replayed = benches(model, (5, 6, 7))
+    replayed = prefilled(Replaying(model), (5, 6, 7))
     step = replayed.model.forward
     wanted = []
 
@@ -118,7 +121,7 @@ def test_no_family_waits_for_the_device(
     name: str, gpu_path: Callable[[bool], None], checkpoint: Callable[[str], Path]
 ) -> None:
     gpu_path(True)
-    bench, _ = benches(load_model(checkpoint(name), "float32").model, (3, 2))
+    bench = prefilled(load_model(checkpoint(name), "float32").model, (3, 2))
     bench.model = Recorded(bench.model)
     decode(bench, [0, 1], 400)
 

@@ -52,6 +52,12 @@ CASES = {
 }
 
 
+# Odd widths are held to the CPU's results in `make test`; their cuts, transitions and compositions are behind the mark.
+ODD_IN_FULL = pytest.mark.parametrize(
+    "case", [pytest.param(name, marks=[pytest.mark.full] if "odd" in name else []) for name in CASES], indirect=True
+)
+
+
 @pytest.fixture(params=CASES)
 def case(request: pytest.FixtureRequest) -> Case:
     return CASES[request.param]
@@ -129,7 +135,8 @@ def test_prefill_saves_and_decode_are_those_of_the_cpu(case: Case, run: Callable
     assert states[1].recurrent[untouched].isnan().all()
 
 
-@pytest.mark.parametrize("cut", [64, 128])
+@ODD_IN_FULL
+@pytest.mark.parametrize("cut", [64, pytest.param(128, marks=pytest.mark.full)])
 def test_cuts_and_company_change_no_bit(case: Case, run: Callable[..., torch.Tensor], cut: int) -> None:
     x_LD, y_LD = tokens(170), tokens(70, 2)
     whole, parts = state_of(case), state_of(case)
@@ -148,6 +155,7 @@ def test_cuts_and_company_change_no_bit(case: Case, run: Callable[..., torch.Ten
     assert torch.equal(alone[0], among[1])
 
 
+@ODD_IN_FULL
 def test_a_transition_is_that_of_the_cpu_and_changes_no_bit(
     case: Case, layer: RecurrentMixer, run: Callable[..., torch.Tensor]
 ) -> None:
@@ -170,6 +178,7 @@ def test_a_transition_is_that_of_the_cpu_and_changes_no_bit(
     assert changed == [False, False, False, True, False]
 
 
+@ODD_IN_FULL
 def test_composed_slices_are_those_of_the_cpu_and_change_no_bit_of_others(
     case: Case, layer: RecurrentMixer, run: Callable[..., torch.Tensor]
 ) -> None:
