@@ -1,0 +1,91 @@
+"""The built package, installed where there is no source tree, serves its page and writes a report."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.test_serve import PATIENCE
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "src" / "headwater" / "server" / "observe" / "page"
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """Output of a command that must succeed, without this process's PYTHONPATH."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Python of an environment with this one's other packages, and with headwater from its wheel alone."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"  # a build writes into its tree
+    shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, source)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    run(*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", folder, source, cwd=folder)
+    shutil.rmtree(source)
+    venv.create(folder / "venv", with_pip=False, symlinks=True)
+    packages = next((folder / "venv").glob("lib/python*/site-packages"))
+    # Folders that a .pth names are searched, and their own .pth, which may name a source tree, are not read.
+    (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    (wheel,) = folder.glob("*.whl")
+    run(*pip, "install", "--no-deps", "--no-compile", "--target", packages, wheel, cwd=folder)
+    return folder / "venv" / "bin" / "python"
+
+
+def test_the_package_comes_from_the_wheel(python: Path, tmp_path: Path) -> None:
+    where = run(python, "-c", "import headwater; print(headwater.__file__)", cwd=tmp_path)
+    assert Path(where.strip()).is_relative_to(python.parents[1])
+
+
+def test_every_file_of_the_live_page_is_served(python: Path, tmp_path: Path) -> None:
+    files = [path.name for path in PAGE.iterdir() if path.suffix in (".html", ".js", ".css", ".svg")]
+    assert "main.js" in files
+    with serving(python, tmp_path) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
+        answers = {name: client.get("/" if name == "index.html" else f"/page/{name}") for name in files}
+    for name, answer in answers.items():
+        assert answer.status_code == 200, name
+        assert answer.text == (PAGE / name).read_text(encoding="utf-8"), name
+
+
+@contextmanager
+def serving(python: Path, folder: Path) -> Iterator[str]:
+    """The address of `headwater serve` with its embedded model."""
+    command = [python, "-m", "headwater", "serve", "--memory", "200MB", "--port", "0"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(2)]
+        address = re.search(r"http://127\.0\.0\.1:\d+", lines[1])
+        assert address, lines
+        yield address[0]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_report_of_the_lab_is_written(python: Path, tmp_path: Path) -> None:
+    options = ["--limit", "4", "--memory", "1GB", "--jobs", "1", "--report", "report.html"]
+    run(python, "-m", "headwater", "replay", "rag(sessions=4)", *options, cwd=tmp_path)
+    report = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert report.lstrip().lower().startswith("<!doctype html>")
+    assert "<svg" in report
+    assert "<script" in report
