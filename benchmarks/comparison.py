@@ -1,4 +1,4 @@
-"""What do the servers that people use today do on the same requests?
+"""Comparison of Headwater with other servers on the same requests.
 
     python -m benchmarks.comparison RESULTS... --out docs/comparison.md
 
@@ -39,13 +39,13 @@ def answered(run: Run, scenario: str) -> list[Run]:
 
 
 def hit_rate(run: Run, scenario: str) -> float:
-    """Of all prompt tokens, hits in whole pages."""
+    """Return the share of prompt tokens that hit, counted in whole pages."""
     requests = answered(run, scenario)
     return sum(r["cached"] // PAGE * PAGE for r in requests) / sum(r["prompt_tokens"] for r in requests)
 
 
 def is_first(scenario: str, request: Run) -> bool:
-    """Whether a request can have no hit: the first of a chat, of a shared prompt, of anything cold."""
+    """Return whether a request cannot hit: the first of a chat or of a shared prompt, and any cold one."""
     return scenario == "cold" or request["label"] in ("turn 1", "request 1")
 
 
@@ -108,7 +108,7 @@ def figures(run: Run) -> Run:
 
 
 def goals(runs: dict[str, Run]) -> list[tuple[str, str, bool]]:
-    """(what, figures, reached) of each thing to reach beside the peers."""
+    """Return (goal, figures, reached) for each goal against the peers."""
     ours, peers = runs[OURS], {name: run for name, run in runs.items() if name != OURS}
     rows = []
 

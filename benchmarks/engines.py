@@ -97,7 +97,7 @@ class Model:
 
 
 def params(max_tokens: int) -> SamplingParams:
-    """Of an answer of that many tokens."""
+    """Return greedy sampling parameters for an answer of `max_tokens` tokens."""
     return SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
 
 

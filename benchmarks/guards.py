@@ -1,4 +1,4 @@
-"""What do the guards cost that make a row's bits independent of its company?
+"""Cost of the guards that make the bits of a row independent of its batch.
 
     python -m benchmarks.guards [--repeats 7] [--threads 2] [--small]
 

@@ -1,4 +1,4 @@
-"""How fast is the index, and how small?
+"""Speed and memory of the index.
 
     python -m benchmarks.index [--repeats 7] [--sequences 2000] [--peers FOLDER] [--peer-python PYTHON]
 
@@ -168,7 +168,7 @@ def request_us(shared: int, n_pages: int, n_requests: int = 400) -> float:
 
 
 def reporting(n_chains: int = 2500) -> dict[str, float]:
-    """Of a cache of 10,000 nodes, in chains of four: what a scrape asks for, and what the live page does."""
+    """Measure a metrics scrape and a view of the live page, on a cache of 10,000 nodes in chains of four."""
     cache = PrefixCache(CacheLayout(40 * n_chains, checkpoint_pages=1, slot_pages=0))
     for chain in range(n_chains):
         key, end = fresh(np.random.default_rng(chain), 16 * PAGE).tobytes(), 16 * PAGE

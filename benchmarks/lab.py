@@ -1,4 +1,4 @@
-"""How fast is the lab? One core, CPU time of the replay; reading and tokenising apart.
+"""Speed of the lab: CPU time of a replay on one core, without reading and tokenising.
 
     python -m benchmarks.lab [--repeats 1] [--data FOLDER] [--peers FOLDER] [--small]
 

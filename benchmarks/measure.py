@@ -1,4 +1,4 @@
-"""What all benchmarks share: repetitions in turns, rows with the goal they are held to, and where they were run."""
+"""Shared parts of all benchmarks: interleaved repetitions, rows with their goals, the machine of a run."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def timed(run: Callable[[], object]) -> Callable[[], float]:
 
 
 def in_turns(work: Mapping[str, Callable[[], float]], repeats: int) -> Figures:
-    """What each piece of work returns, by repetition, after a round that does not count.
+    """Return the results of each piece of work by repetition, after a warm-up round.
 
     Each repetition runs all pieces and begins with another one, so that none always follows the same neighbour.
     """
@@ -120,7 +120,7 @@ def busy_with_others(begun: tuple[float, float, float]) -> float:
 
 
 def machine() -> dict[str, object]:
-    """What a figure depends on beside the code, and which code it was."""
+    """Return the machine, versions and commit that a figure depends on."""
     describe = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     commit = subprocess.run(describe, cwd=HERE, capture_output=True, text=True).stdout.strip()
     return {

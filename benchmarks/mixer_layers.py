@@ -70,7 +70,7 @@ def run_oracle(module: torch.nn.Module, x_TD: torch.Tensor) -> object:
 
 
 def products_of(layer: RecurrentMixer[Any] | torch.nn.Module, n_tokens: int) -> Callable[[], object]:
-    """Its products with weights, and nothing else."""
+    """Return a function that runs the layer's products with weights, and nothing else."""
     if isinstance(layer, torch.nn.Module):
         inputs = [(part, part.in_features) for part in layer.modules() if isinstance(part, torch.nn.Linear)]
     else:

@@ -1,4 +1,4 @@
-"""How fast is each recurrent layer: against transformers' in prefill, with states and transitions kept, and decoding?
+"""Speed of each recurrent layer: prefill against transformers, with states and transitions kept, and decode.
 
     python -m benchmarks.mixers [--repeats 5] [--threads 2] [--small]
 
@@ -88,7 +88,7 @@ def prefill_rows(name: str, compared: Compared, lengths: tuple[int, ...], figure
 
 
 def between_products(at: str, figures: Figures) -> list[float]:
-    """How much faster all is that stands between the products with weights, which are the same on both sides."""
+    """Return the speed-up of all work other than the products with weights, which are the same on both sides."""
     theirs, ours = (
         [
             whole - products

@@ -1,4 +1,4 @@
-"""What does caching cost where it cannot help?
+"""Cost of caching for requests that cannot hit.
 
     python -m benchmarks.overhead [--repeats 5] [--threads 2] [--small]
 

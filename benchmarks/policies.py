@@ -1,4 +1,4 @@
-"""What every policy hits on every trace, at four sizes of memory: docs/policies.md.
+"""Hit rates of every policy on every trace, at four sizes of memory: docs/policies.md.
 
     python -m benchmarks.policies [--data FOLDER] [--seed 0] [--traces NAME,...]
 

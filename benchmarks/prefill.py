@@ -1,4 +1,4 @@
-"""How fast does the model prefill and decode, and how does prefill compare with transformers on the same checkpoint?
+"""Speed of prefill and decode, and of prefill against transformers on the same checkpoint.
 
     python -m benchmarks.prefill [--repeats 5] [--threads 2] [--small]
 

@@ -41,7 +41,7 @@ LONGEST = 1800  # seconds that one question may take
 
 
 def run(name: str, given: argparse.Namespace, out: Path) -> bool:
-    """Whether the benchmark ran to its end."""
+    """Run one benchmark, and return whether it ran to its end."""
     command = [sys.executable, "-m", f"benchmarks.{name}", "--out", str(out)]
     if given.small:
         command += SMALL.get(name, ["--repeats", "1", "--small"])

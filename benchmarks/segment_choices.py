@@ -1,4 +1,4 @@
-"""Of all segments' tokens a share is computed anew: which ones bring a composed prompt closest to the whole one?
+"""Choices of the segment tokens to recompute, by the divergence of the composed prompt from the whole one.
 
     python -m benchmarks.segment_choices [MODEL] [--prompts 20] [--segment 128] [--shortest 900] [--longest 1500]
 
@@ -112,7 +112,7 @@ def by_attention(prompt: Prompt, watch: AttentionWatch, base: Widths) -> list[in
 
 
 def share(prompt: Prompt, recipe: Recipe) -> float:
-    """Of the segments' tokens, those that are computed."""
+    """Return the share of the segments' tokens that is computed."""
     total = sum(span.end - span.start for span in prompt.segments)
     return 1 - sum(recipe.widths.interior(s.end - s.start) for s in recipe.composed(prompt)) / total
 

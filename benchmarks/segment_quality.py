@@ -1,4 +1,4 @@
-"""What does composing cost in answers?
+"""Cost of composition in right answers.
 
     python -m benchmarks.segment_quality [--model FOLDER] [--every 6] [--out docs/results]
 

@@ -52,7 +52,7 @@ def first_layer() -> Found:
 
 
 def drifts_of(case: Case) -> tuple[Drift, Drift]:
-    """Of LAYER_TOKENS tokens whose first segment is computed, the others composed; and with transitions in bfloat16."""
+    """Return the drift with all segments but the first composed, with transitions in float32 and in bfloat16."""
     rig, x_LD, each = LayerRig(case), tokens(LAYER_TOKENS), LAYER_TOKENS // SEGMENTS
     head = getattr(case.layer, "conv", 1) - 1  # what a convolution looks back is computed anew
     for start in range(each, LAYER_TOKENS, each):
@@ -79,7 +79,7 @@ def drift(far: Distance) -> Drift:
 
 
 def deepest() -> Found:
-    """Of the embedded model, and of random weights."""
+    """Measure the deepest state's drift of the embedded model and of random weights."""
     with tempfile.TemporaryDirectory() as scratch:
         models = {name: checkpoints.checkpoint(Path(scratch), recipe) for name, recipe in RANDOM.items()}
         models = {TRAINED: embedded(), **models}

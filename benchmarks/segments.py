@@ -1,4 +1,4 @@
-"""What do segments save? HYPIC's figures 12 and 11 on this engine.
+"""Savings of segments: HYPIC's figures 12 and 11 on this engine.
 
     python -m benchmarks.segments [hypic-12] [hypic-11] [--repeats 5] [--threads 2] [--small] [--out docs/results]
 
@@ -46,7 +46,7 @@ FIDELITIES = {HYPIC: Fidelity.FAST}
 
 @dataclass(frozen=True)
 class Prompts:
-    """Of documents of one size, and a leading part that all prompts have."""
+    """Prompts with a common leading part and documents of one size."""
 
     leading: list[int]
     documents: list[list[int]]

@@ -1,4 +1,4 @@
-"""How long until the server answers, and how much memory does it take when its memory is full?
+"""Start-up time of the server, and its resident memory with a full cache.
 
     python -m benchmarks.startup [--repeats 5] [--threads 2] [--small]
 

@@ -1,4 +1,4 @@
-"""How much does a warm request take beyond the work that is left to do?
+"""Overhead of a warm request over the work that remains to be computed.
 
     python -m benchmarks.warm_ttft [--repeats 7] [--threads 2] [--small]
 

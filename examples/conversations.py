@@ -1,4 +1,4 @@
-"""What the demo asks, and what is right: a made-up town in fourteen documents, and a few things to call."""
+"""Conversations of the demo with their right answers: a fictional town in fourteen documents, and a few tools."""
 
 from __future__ import annotations
 

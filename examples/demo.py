@@ -160,7 +160,7 @@ def documents_in_any_order(demo: Demo) -> None:
 
 
 def stripped_reasoning(demo: Demo) -> None:
-    """What was thought is sent back with its answer, as clients do, and the template strips it."""
+    """Send the reasoning back together with its answer, as clients do; the template strips it."""
     conversation = "stripped reasoning"
     questions = (
         ("On which day was Kanor Milstead born?", "3 August"),

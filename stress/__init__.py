@@ -1,1 +1,1 @@
-"""What breaks servers: long random traffic, hostile bytes, clocks in the wrong hands. See README.md."""
+"""Stress tests of the server: long random traffic, hostile bytes, timing attacks. See README.md."""

@@ -1,4 +1,4 @@
-"""What a server may answer, and what it may not: an answer read and judged."""
+"""Checks of a server's answers: parse an answer and raise Wrong for an invalid one."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def judge_refusal(status: int, body: Any, retry_after: str | None) -> str:
 
 
 def choices_of(body: Body) -> Choices:
-    """Of a whole answer; raises Wrong for one that has no choices, or one without an end."""
+    """Return the choices of a whole answer; raise Wrong if it has none, or one without a finish reason."""
     choices: Choices = {}
     for choice in body["choices"]:
         said = choice["text"] if "text" in choice else _said(choice["message"])

@@ -1,4 +1,4 @@
-"""What lives in the process: objects of the package by class, and what their containers hold.
+"""Census of the process: objects of the package by class, and the sizes of their containers.
 
 A leak of anything, a request, an id, a namespace, shows as a number that grows with the requests.
 """
@@ -33,7 +33,7 @@ def census() -> Counter[str]:
 
 
 def grown(before: Counter[str], after: Counter[str], capacities: dict[str, int], slack: int) -> dict[str, tuple]:
-    """What grew by more than `slack`, and is over its capacity where it has one: (before, after)."""
+    """Return (before, after) of each count that grew by more than `slack` and exceeds its capacity, if it has one."""
     return {
         name: (before[name], count)
         for name, count in after.items()

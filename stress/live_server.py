@@ -82,7 +82,7 @@ class LiveServer:
 
 
 def resident_bytes() -> int:
-    """This process's resident memory."""
+    """Return the resident memory of this process, in bytes."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * 4096
 

@@ -33,7 +33,7 @@ class NoModel:
 
 @dataclass
 class Ended:
-    """How requests ended."""
+    """Counts of requests by outcome."""
 
     answered: int = 0
     failed: int = 0

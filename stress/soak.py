@@ -43,7 +43,7 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True)
 class Limits:
-    """How long a soak goes on: until the first of the two."""
+    """Limits of a soak, which ends at the first of the two."""
 
     seconds: float
     visits: int
@@ -135,7 +135,7 @@ class Soak:
             self.faults.append(f"{when}: {error}")
 
     async def compare(self, reference: LiveServer) -> int:
-        """How many of the samples a server without a cache answers with the same tokens and log probabilities."""
+        """Return the number of samples for which a server without a cache has the same tokens and log probabilities."""
         equal = 0
         async with httpx.AsyncClient(base_url=reference.url, timeout=PATIENCE) as http:
             client = Client(http, reference.port, Draw(0), lambda *_: None, MAX_RUNNING)
@@ -206,7 +206,7 @@ def soak(seed: int, limits: Limits, model: tuple[Any, Any], console: Console) ->
 
 
 def seconds(text: str) -> float:
-    """Of "90", "90s", "3m" or "2h"."""
+    """Return the seconds of "90", "90s", "3m" or "2h"."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
     if found is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no time such as 90s, 3m or 2h")

@@ -70,7 +70,7 @@ def ks_statistic(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def permutation_p(a: np.ndarray, b: np.ndarray, permutations: int, seed: int) -> float:
-    """How often labels dealt at random give a statistic as large: the p-value, never 0."""
+    """Return the p-value, never 0: the share of random labellings with a statistic at least as large."""
     rng, pooled, observed = np.random.default_rng(seed), np.concatenate([a, b]), ks_statistic(a, b)
     as_large = 0
     for _ in range(permutations):

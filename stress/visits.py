@@ -1,4 +1,4 @@
-"""What clients do to a server, one function a kind of visit. Each returns what came of it, or raises Wrong."""
+"""Visits of clients to a server, one function per kind. Each returns its outcome, or raises Wrong."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TINY_BUFFER = 2048  # bytes that a slow reader's socket takes
 
 @dataclass(frozen=True)
 class Client:
-    """Who visits: its connections, its own draws, and where it puts answers that are to be compared."""
+    """Client of the soak: its connections, its random draws, and the sample of answers to compare."""
 
     http: httpx.AsyncClient
     port: int
@@ -171,7 +171,7 @@ async def brings_tools(client: Client) -> str:
 
 
 async def wants_json(client: Client) -> str:
-    """What is complete must be what was asked for; where the server takes no schemas it must say so."""
+    """Check that a complete answer fits its schema, or that a server without schemas refuses it."""
     form = {"type": "json_schema", "json_schema": {"name": "trip", "schema": SCHEMA}}
     body = client.draw.chat(response_format=form, max_tokens=100)
     for name in ("stop", "logit_bias", "ignore_eos"):

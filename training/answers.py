@@ -1,4 +1,4 @@
-"""Which answers of a batch are right throughout."""
+"""Answers of a batch that are right in every token."""
 
 from __future__ import annotations
 

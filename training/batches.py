@@ -52,7 +52,7 @@ def draw(recipe: Recipe, source: Source, step: int) -> Batch:
 
 
 def _seen(recipe: Recipe, source: Source, step: int, token_BT: np.ndarray) -> torch.Tensor | None:
-    """What tokens see in a step that is one of the recipe's share with segments apart."""
+    """Return the first token that each token sees, in a step with independent segments; None in any other step."""
     rng = random.Random(f"{recipe.seed}/{step}/apart")
     if rng.random() >= recipe.apart:
         return None

@@ -75,7 +75,7 @@ class Scan(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Chunks:
-    """What chunks contribute, whatever the state before them."""
+    """Contributions of chunks that do not depend on the state before them."""
 
     system_Mntt: torch.Tensor  # A
     known_MntK: torch.Tensor  # β e^G K

@@ -1,4 +1,4 @@
-"""How a model does on names, values and wordings that it was not trained on.
+"""Score of a model on held-out names, values and wordings.
 
 N sequences of a length, T tokens of each.
 """

@@ -1,4 +1,4 @@
-"""What a process must settle before torch is imported, to be fast on a CPU that it shares."""
+"""Settings of a process before torch is imported, for speed on a shared CPU."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 class Norm(NamedTuple):
-    """Of a layer's input."""
+    """Norm of a layer's input."""
 
     weight_C: torch.Tensor
     offset: float  # added to the weight
@@ -85,7 +85,7 @@ class DeltaNetLayer(Weights):
         return self.after(x_BTC, (chunks.read_MntK, chunks.attend_Mntt), advance(chunks), z, alone_BT)
 
     def project(self, x_BTC: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, ...]:
-        """What goes through the convolution, and what makes the gates: z, b, a."""
+        """Return the input of the convolution, and z, b and a, from which the gates are made."""
         s = self.shape
         return self.product(norm(x_BTC), *NAMES).split((s.channels, s.v_heads * s.v_dim, s.v_heads, s.v_heads), -1)
 
@@ -97,7 +97,7 @@ class DeltaNetLayer(Weights):
         a: torch.Tensor,
         forget_BT1: torch.Tensor | None = None,
     ) -> tuple[Chunks, torch.Tensor]:
-        """What the recurrence takes, and the gate of its output.
+        """Return the inputs of the recurrence, and the gate of its output.
 
         With logarithms of decays that segments begin with, all sequences come a second time, with those.
         """
@@ -245,7 +245,7 @@ class TrainedHybrid(nn.Module):
         return model
 
     def hidden(self, token_BT: torch.Tensor, apart: Apart | None = None) -> torch.Tensor:
-        """What the head takes, float32 [B, T, C]; any token ids of the vocabulary will do."""
+        """Return the input of the head, float32 [B, T, C], for any token ids of the vocabulary."""
         a = self.architecture
         x_BTC = F.embedding(token_BT, self.embed)
         for norm_C, part in zip(self.norms, self.parts, strict=True):

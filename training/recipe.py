@@ -1,4 +1,4 @@
-"""What is trained, for how long, on what: one table."""
+"""Recipes of training: model, stages, tasks and rates in one table."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ class Recipe:
         raise ValueError(f"step {step} of {self.steps}")
 
     def lengths_until(self, step: int) -> list[int]:
-        """Where a stage ends after so many steps: the lengths of sequences up to there. Elsewhere none."""
+        """Return the lengths of sequences so far if a stage ends after `step` steps, else an empty list."""
         ends = list(accumulate(stage.steps for stage in self.stages))
         done = self.stages[: ends.index(step) + 1] if step in ends else ()
         return list(dict.fromkeys(stage.length for stage in done))
 
     def rate_at(self, step: int) -> float:
-        """What the learning rates are multiplied by."""
+        """Return the factor of the learning rates at a step."""
         to_end = (self.steps - step) / max(1, round(self.cool * self.steps))
         return min(1.0, (step + 1) / self.warm_up, to_end)
 

@@ -44,7 +44,7 @@ def first_seen(ids: list[int], marks: Marks, seam: int) -> np.ndarray:
 
 
 class Apart:
-    """Which tokens of a batch see only their segment, in the shapes that layers take.
+    """Tokens of a batch that see only their segment, in the shapes that layers take.
 
     `seen_BT` [B, T] is of `first_seen`.
     """
@@ -58,7 +58,7 @@ class Apart:
         self.allowed_B1TT = ((at_T <= at_T[:, None]) & (at_T >= seen_BT[..., None]))[:, None]
 
     def first(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where the first so many tokens of each segment stand: two of [segments, tokens]."""
+        """Return the indices of the first `tokens` tokens of each segment: two tensors [segments, tokens]."""
         row_S, at_S = self.begins
         at_St = at_S[:, None] + torch.arange(tokens, device=at_S.device)
         return row_S[:, None].expand_as(at_St), at_St

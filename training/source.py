@@ -28,7 +28,7 @@ LABELS = (PROMPT, OTHER, *KINDS)  # of tokens: not to be said, said but no answe
 
 @dataclass(frozen=True)
 class Source:
-    """What examples are drawn from."""
+    """Source of examples: a tokenizer and plain text."""
 
     tokenizer: Tokenizer
     texts: Passages

@@ -39,7 +39,7 @@ def train(texts: Passages | None = None, vocab_size: int = VOCAB, seed: int = 0,
 
 
 def load(path: Path | None = None) -> Tokenizer:
-    """Of a tokenizer.json; without one, of the embedded model's."""
+    """Load the tokenizer of a tokenizer.json, by default the embedded model's."""
     return Tokenizer.from_file(str(path or embedded() / "tokenizer.json"))
 
 
@@ -59,7 +59,7 @@ def encode(example: Example, tokenizer: Tokenizer | None = None) -> tuple[list[i
 
 
 def counter(tokenizer: Tokenizer | None = None) -> Count:
-    """What `training.tasks.draw` takes to count tokens exactly."""
+    """Return the exact token counter for `training.tasks.draw`."""
     tokenizer = tokenizer or _loaded()
     return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
 

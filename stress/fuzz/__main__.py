@@ -27,7 +27,7 @@ MOST_BYTES = 4096  # of an input
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run of one target came to."""
+    """Outcome of a run of one target."""
 
     executions: int
     coverage: int  # edges that were met

@@ -1,5 +1,5 @@
-"""What a server reads at its start: settings, a checkpoint's config.json, a safetensors file. Only ConfigError and
-CheckpointError may come out."""
+"""Targets for files read at start-up: settings, a checkpoint's config.json, a safetensors file. Only ConfigError and
+CheckpointError may be raised."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a conversation, and a schema for its answer, can do to the server: hostile messages through chat templates,
-and constraints that are meant to be slow."""
+"""Targets for conversations and schemas: hostile messages through chat templates, and constraints that are meant
+to be slow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fuzz target is: a function that takes bytes and raises only where the code is wrong."""
+"""Fuzz target: a function that takes bytes and raises only if the code has a defect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many tokens a text will take, before there is a tokenizer or without waiting for one."""
+"""Estimate of the tokens of a text, without a tokenizer."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from training.tasks.example import Example, Message, Tool
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What the user says and what the assistant answers to it."""
+    """Turn of a conversation: the user's message and the assistant's answer."""
 
     user: str
     answer: Message

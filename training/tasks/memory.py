@@ -54,7 +54,7 @@ UNTOLD = 0.12  # of questions
 
 
 class Talk:
-    """What the user has told so far and what can be asked."""
+    """Facts that the user has told so far, and the questions about them."""
 
     def __init__(self, drawer: Drawer, others: list[Fact]) -> None:
         self._drawer, self._rng, self._split = drawer, drawer.rng, drawer.split

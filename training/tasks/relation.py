@@ -21,5 +21,5 @@ class Relation:
 
     @property
     def links(self) -> bool:
-        """Whether the value is an entity, of which documents can say more."""
+        """Return whether the value is an entity with documents of its own."""
         return self.value in SUBJECTS

@@ -1,4 +1,4 @@
-"""What documents say about people, firms, towns, things and events, and how it is asked."""
+"""Relations of people, firms, towns, things and events: statements for documents, and questions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What belongs to training and what to the test: decided by a checksum of the text itself, so never by order."""
+"""Split into training and test by a checksum of the text, independent of its order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WORD = re.compile(r"[\w']+|\{[^}]*\}")
 
 
 def belongs(text: str, split: str) -> bool:
-    """Whether a name or a value is drawn in this split."""
+    """Return whether a name or a value belongs to this split."""
     return (crc32(text.encode()) % SHARE == 0) == (split == TEST)
 
 

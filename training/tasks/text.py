@@ -86,7 +86,7 @@ class Passages:
 
 
 def passages(folder: Path) -> Passages:
-    """Of the folder's novels and manuals; raises FileNotFoundError where there are no novels."""
+    """Return the passages of the folder's novels and manuals; raise FileNotFoundError if there are no novels."""
     novels = sorted((folder / NOVELS).glob("*.jsonl.zst"))
     if not novels:
         raise FileNotFoundError(f"{folder / NOVELS} has no *.jsonl.zst")
@@ -115,7 +115,7 @@ def held_out(name: str) -> bool:
 
 
 def simple(paragraph: str) -> bool:
-    """Whether it is prose in short words and sentences."""
+    """Return whether a paragraph is prose in short words and sentences."""
     words = paragraph.split()
     letters = sum(map(str.isalpha, paragraph))
     sentences = max(1, len(SENTENCE_END.findall(paragraph)))

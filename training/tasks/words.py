@@ -104,7 +104,7 @@ class Drawer:
         self._used: set[str] = set()
 
     def draw(self, what: str) -> str:
-        """`what` is "person", "town", "firm", "street", or a key of POOLS or NUMBERS."""
+        """Draw a name or value: `what` is "person", "town", "firm", "street", or a key of POOLS or NUMBERS."""
         if what == "person":
             return f"{self._unused('first')} {self._any('last')}"  # families share a name
         if what == "town":

@@ -76,7 +76,7 @@ def _facts_of(
 
 
 class World:
-    """What can be known from facts."""
+    """Knowledge that follows from facts."""
 
     def __init__(self, facts: Iterable[Fact]) -> None:
         self.facts = tuple(facts)
@@ -95,7 +95,7 @@ class World:
         return found
 
     def could_know(self, name: str, relation: Relation) -> bool:
-        """Whether the facts say it, or something from which a reader could conclude it."""
+        """Return whether the facts state the relation, or imply it for a reader."""
         if (name, relation.name) in self.value:
             return True
         return (SUGGESTED_BY.get(relation.name), name) in self._offices
