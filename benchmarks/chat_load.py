@@ -182,10 +182,10 @@ def main() -> None:
         with ServerThread(watched, config) as server:
             client = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", timeout=PATIENCE)
             for run in range(given.repeats):
-                salt, before = f"{given.seed}, {run}", engine.scheduler.answer_tokens
+                salt, before = f"{given.seed}, {run}", engine.stats().answer_tokens
                 load(client, model, salt, SMALL_TURNS if given.small else TURNS)
                 settle(engine)
-                answers.append(engine.scheduler.answer_tokens - before)
+                answers.append(engine.stats().answer_tokens - before)
                 by_run.append([record for record in watched.records if record.namespace == salt])
     measure.report(given, rows_of(by_run, answers), model=f"random {RECIPE}", clients=CLIENTS, turns=TURNS)
 

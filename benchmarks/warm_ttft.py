@@ -22,8 +22,9 @@ from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
 from headwater.plan import Draft
 from headwater.request import Generation, SamplingParams
+from headwater.schedule.kinds.request import Request
 from headwater.schedule.limits import EXTRA_SLOTS
-from headwater.schedule.sequence import Sequence, key_of
+from headwater.schedule.sequence import key_of
 from headwater.schedule.step import Leg, Step
 from headwater.server.prompt.encoding import encode
 
@@ -55,7 +56,7 @@ class Warm:
             0, "", key_of(prompt), start, len(prompt), slot=True, publish=start
         )  # the engine's ids begin at 1
         plan = cache.reserve(draft)
-        seq = Sequence(0, Generation(tuple(prompt), SamplingParams()))
+        seq = Request(0, Generation(tuple(prompt), SamplingParams()))
         seq.slot = engine.scheduler.limits.max_running + EXTRA_SLOTS - 1
         runner.states.restore(seq.slot, runner.arena.pages, plan.restore)
         step = Step((Leg(seq, replace(plan, restore=())),), ())

@@ -60,6 +60,15 @@ class Match:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """A position in a key, in tokens."""
+
+    namespace: str
+    key: bytes
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
 class Draft:
     """A leg in counts and positions, before it owns anything."""
 
@@ -76,6 +85,7 @@ class Draft:
     reuse: bool = True  # False: no match is held; all of [0, end) is in pages of its own
     counts: bool = True  # False: finding its prefix here is no hit (the prefill of a finished answer)
     hold_checkpoint: bool = True  # False: the matched checkpoint is unpinned as soon as it is restored
+    spares: Place | None = None  # what is cached beyond this place is not evicted for the leg, nor what ranks above it
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +118,8 @@ class Composed:
 
 
 @dataclass(frozen=True, slots=True)
-class Making:
-    """What a leg that makes a segment leaves besides its KV: from the head on, transitions move on."""
+class Build:
+    """Output of a leg that builds a segment, besides its KV: transitions are computed from the head's end on."""
 
     head: int  # tokens before the interior
     state: Sequence[int]  # pages: of the state after the head until the last leg, then of zero-start states
@@ -132,7 +142,7 @@ class Plan:
     lent: Sequence[int] = ()  # pages that back the request's slot from now on: nobody reads or writes them
     composed: tuple[Composed, ...] = ()  # of a leg around segments: these
     runs: tuple[Run, ...] = ()  # and what it computes; otherwise that is [start, end)
-    making: Making | None = None  # where the leg makes a segment
+    build: Build | None = None  # of a leg that builds a segment
 
     @property
     def computed_tokens(self) -> int:

@@ -12,7 +12,7 @@ from headwater.cache.branch import Place
 from headwater.cache.segments.compose import Widths
 from headwater.cache.segments.store import SegmentKey
 from headwater.plan import CacheLayout
-from tests.cache.toy import LAYOUT, PAGE, Toy, floor, key_of, words
+from tests.cache.toy import LAYOUT, PAGE, Toy, floor, key_of, publish_segment, reserve_segment, words
 
 A, B, C = words(1, 40), words(2, 40), words(3, 40)
 MIXER_ONLY = replace(LAYOUT, kv_pages_per_unit=0)
@@ -180,7 +180,7 @@ def test_segments_beyond_their_share_go_before_any_prefix() -> None:
     toy.serve(A)
     toy.serve(B)
     made = SegmentKey("", key_of(C), Widths(2, 2))
-    toy.cache.publish_segment(toy.cache.open_segment(made))
+    publish_segment(toy.cache, reserve_segment(toy.cache, made))
     toy.cache.segments.budget = 0.1
     free = toy.cache.stats().pages_free
     assert toy.cache.branches.make_room_below(free + 1, 0, Place("", key_of(A), 0), NOWHERE)

@@ -16,7 +16,7 @@ from headwater.cache.segments.compose import Widths
 from headwater.cache.segments.store import SegmentKey, StoredSegment
 from headwater.errors import OutOfPages
 from headwater.plan import Draft, Plan
-from tests.cache.toy import LAYOUT, PAGE, Tokens, Toy, dump, floor, key_of
+from tests.cache.toy import LAYOUT, PAGE, Tokens, Toy, dump, floor, key_of, publish_segment, reserve_segment
 
 LAYOUTS = {
     "unified": replace(LAYOUT, n_pages=26),
@@ -54,7 +54,8 @@ class CacheMachine(RuleBasedStateMachine):
         self.running: dict[int, Running] = {}
         self.published: set[tuple[str, bytes]] = set()
         self.saved: set[tuple[str, bytes]] = set()
-        self.making: list[StoredSegment] = []
+        self.building: dict[int, StoredSegment] = {}  # by request
+        self.builds = 0
         self.used: list[StoredSegment] = []
 
     def reserve(self, draft: Draft) -> Plan | None:
@@ -126,25 +127,27 @@ class CacheMachine(RuleBasedStateMachine):
             del self.running[request]
 
     @rule(name=st.integers(0, 5), length=st.integers(5, 14), salt=st.sampled_from(["", "b"]))
-    def open_segment(self, name: int, length: int, salt: str) -> None:
+    def begin_segment(self, name: int, length: int, salt: str) -> None:
         cache = self.toy.cache
         key = SegmentKey(salt, key_of((name,) * length), Widths(2, 2))
         if cache.segments.find(key) is not None:
             return
         before = dump(cache)
         try:
-            self.making.append(cache.open_segment(key))
+            self.builds -= 1
+            self.building[self.builds] = reserve_segment(cache, key, self.builds)
         except OutOfPages:
             assert dump(cache) == before
 
     @rule(good=st.booleans())
     def close_segment(self, good: bool) -> None:
-        if self.making:
-            made = self.making.pop(0)
+        if self.building:
+            request = max(self.building)
+            stored = self.building.pop(request)
             if good:
-                self.toy.cache.publish_segment(made)
+                publish_segment(self.toy.cache, stored, request)
             else:
-                self.toy.cache.segments.drop(made)
+                self.toy.cache.release(request)
 
     @rule(data=st.data())
     def use_segment(self, data: st.DataObject) -> None:
@@ -201,7 +204,7 @@ class CacheMachine(RuleBasedStateMachine):
     def pages_add_up_and_what_is_used_stays(self) -> None:
         cache = self.toy.cache
         cache.check()
-        for kept in (*self.making, *self.used):
+        for kept in (*self.building.values(), *self.used):
             assert cache.segments.find(kept.key) is kept
         if cache.segments.is_hard:
             assert cache.segments.pages <= cache.segments.budget_pages
@@ -218,8 +221,8 @@ class CacheMachine(RuleBasedStateMachine):
                 assert self.toy.state(now.plan.restore) == (now.draft.namespace, now.plan.start, key)
 
     def teardown(self) -> None:
-        for made in getattr(self, "making", ()):
-            self.toy.cache.segments.drop(made)
+        for request in getattr(self, "building", ()):
+            self.toy.cache.release(request)
         for request, now in getattr(self, "running", {}).items():
             if now.plan is not None:
                 self.toy.cache.abandon(now.plan)

@@ -8,6 +8,7 @@ from typing import Any
 
 from headwater.cache import PrefixCache
 from headwater.cache.node import Node
+from headwater.cache.segments.store import SegmentKey, StoredSegment
 from headwater.plan import CacheLayout, Draft, Match, Plan
 
 PAGE = 4
@@ -28,6 +29,17 @@ def floor(tokens: int) -> int:
 def words(first: int, count: int) -> Tokens:
     """`count` tokens that appear in no other run of words."""
     return tuple(range(first * 10_000, first * 10_000 + count))
+
+
+def reserve_segment(cache: PrefixCache, key: SegmentKey, request: int = -1) -> StoredSegment:
+    """Reserve the pages of a segment that is built under this request id."""
+    return cache.reserve_segment(request, key)
+
+
+def publish_segment(cache: PrefixCache, stored: StoredSegment, request: int = -1) -> None:
+    """Build the segment in one leg."""
+    cache.commit(cache.plan_segment(request, 0, stored.key.tokens - stored.key.widths.tail))
+    cache.release(request)
 
 
 def dump(cache: PrefixCache) -> Any:

@@ -14,6 +14,7 @@ from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.load import load_model
 from headwater.request import Fidelity, Span
+from headwater.schedule.sequence import Purpose
 from tests.checkpoints import checkpoint
 from tests.exactness.rig import Answer, Make, Rig, words
 
@@ -67,11 +68,11 @@ def distance(answer: Answer, exact: Answer) -> float:
 def test_segments_are_made_once_and_reused_in_any_order(make: Make) -> None:
     with make(PAGES) as rig:
         first = ask(rig, DOCUMENTS)
-        made = rig.engine.scheduler.segment_tokens
+        made = rig.engine.scheduler.computed[Purpose.SEGMENT]
         assert made == sum(len(d) - 8 for d in DOCUMENTS)
         second = ask(rig, DOCUMENTS[::-1])
         third = ask(rig, DOCUMENTS[1:])
-        assert rig.engine.scheduler.segment_tokens == made
+        assert rig.engine.scheduler.computed[Purpose.SEGMENT] == made
         interiors = sum(len(d) - 16 for d in DOCUMENTS)
         assert (first.account.segments, first.account.composed_tokens) == (3, interiors)
         assert (first.account.cold_tokens, first.account.cached_tokens) == (interiors, 0)
@@ -135,10 +136,12 @@ def test_the_segment_that_is_asked_about_is_computed_whole(make: Make) -> None:
             assert one.recomputed_tokens == len(document) + others * 16
             assert (two.segments, two.recomputed_tokens) == (0, 0)
             assert two.approximate_tokens > 400
-        assert rig.engine.scheduler.segment_tokens == sum(len(d) - 8 for d in DOCUMENTS)
+        assert rig.engine.scheduler.computed[Purpose.SEGMENT] == sum(len(d) - 8 for d in DOCUMENTS)
         fast = ask(rig, DOCUMENTS)
         assert (fast.account.segments, fast.account.approximate_tokens) == (3, 0)
-        assert rig.engine.scheduler.segment_tokens == sum(len(d) - 8 for d in DOCUMENTS), "all have the same seams"
+        assert rig.engine.scheduler.computed[Purpose.SEGMENT] == sum(len(d) - 8 for d in DOCUMENTS), (
+            "all have the same seams"
+        )
 
 
 FULL = [pytest.param(name, marks=pytest.mark.full) for name in ("mamba2", "granite", "minimax", "falcon_h1")]
@@ -166,7 +169,7 @@ def test_a_request_with_segments_that_are_too_short_is_exact(make: Make) -> None
     with make(PAGES) as rig:
         answer = ask(rig, short)
         assert (answer.account.segments, answer.account.recomputed_tokens) == (0, 48)
-        assert rig.engine.scheduler.segment_tokens == 0
+        assert rig.engine.scheduler.computed[Purpose.SEGMENT] == 0
     assert answer.same_bits(exact)
 
 
@@ -212,9 +215,9 @@ def test_the_same_composed_request_has_the_same_bits(make: Make) -> None:
 def test_namespaces_do_not_share_segments(make: Make) -> None:
     with make(PAGES) as rig:
         ask(rig, DOCUMENTS)
-        made = rig.engine.scheduler.segment_tokens
+        made = rig.engine.scheduler.computed[Purpose.SEGMENT]
         answer = ask(rig, DOCUMENTS, namespace="b")
-        assert rig.engine.scheduler.segment_tokens == 2 * made
+        assert rig.engine.scheduler.computed[Purpose.SEGMENT] == 2 * made
         assert (answer.account.cached_tokens, answer.account.cold_tokens) == (0, answer.account.composed_tokens)
 
 
@@ -225,7 +228,7 @@ def test_requests_that_wait_for_the_same_segment_make_it_once(make: Make) -> Non
         for answer in answers:
             account = rig.wait(answer).account
             assert account.segments == 3 or account.approximate_tokens > 600
-        assert rig.engine.scheduler.segment_tokens == sum(len(d) - 8 for d in DOCUMENTS)
+        assert rig.engine.scheduler.computed[Purpose.SEGMENT] == sum(len(d) - 8 for d in DOCUMENTS)
 
 
 def test_where_there_is_no_room_for_segments_the_answer_is_exact(make: Make) -> None:
@@ -277,11 +280,11 @@ def test_warm_segments_are_there_when_they_are_asked_for(make: Make) -> None:
     with make(PAGES) as rig:
         texts = [tuple(document) for document in DOCUMENTS]
         assert rig.engine.warm_segments([*texts, tuple(words(16, "short"))], "") == [*["stored"] * 3, "too_short"]
-        made = rig.engine.scheduler.segment_tokens
+        made = rig.engine.scheduler.computed[Purpose.SEGMENT]
         prompt, spans = prompt_of(DOCUMENTS)
         answer = rig.ask(prompt, segments=spans, fidelity=Fidelity.BALANCED)
         assert answer.account.segments == 2, "what is asked about is computed"
-        assert rig.engine.scheduler.segment_tokens == made
+        assert rig.engine.scheduler.computed[Purpose.SEGMENT] == made
         assert rig.engine.warm_segments(texts[:1], "") == ["held"]
 
 
@@ -314,7 +317,7 @@ def test_what_a_request_waits_to_be_composed_of_is_not_evicted_for_the_rest(make
     with make(PAGES, **split) as rig:
         rig.engine.warm_segments([tuple(document) for document in documents[:2]], "")
         assert ask(rig, [documents[0], documents[2]]).account.segments == 2
-        assert rig.engine.scheduler.segment_tokens == 3 * (200 - 8), "each was made once"
+        assert rig.engine.scheduler.computed[Purpose.SEGMENT] == 3 * (200 - 8), "each was made once"
 
 
 def test_a_prompt_that_is_one_segment_stores_it(make: Make) -> None:

@@ -15,6 +15,8 @@ from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.load import load_model
 from headwater.request import Fidelity, Healing, Span
+from headwater.schedule.kinds.healing import HEALERS
+from headwater.schedule.kinds.request import Request
 from headwater.schedule.step import Step
 from tests.checkpoints import checkpoint
 from tests.exactness.rig import Answer, Make, Rig, words
@@ -85,7 +87,7 @@ class Watch:
     def run(self, step: Step) -> torch.Tensor:
         seqs = [item.seq for item in step.items]
         heals = self.rig.engine.scheduler.healer.seq in seqs
-        self.steps.append("healing" if heals else "request" if any(s.samples for s in seqs) else "other")
+        self.steps.append("healing" if heals else "request" if any(isinstance(s, Request) for s in seqs) else "other")
         if self.steps.count("healing") == self.at and not self.acted.is_set():
             act, self.act = self.act, lambda: None
             self.result = act()
@@ -141,7 +143,7 @@ def test_what_others_share_of_it_stays(make: Make) -> None:
         rig.ask(other, segments=spans, **FAST)
         rig.settle()
         assert marked_ends(rig) == [768, 832, 832, 960]
-        rig.engine.scheduler.healer.when = Healing.IDLE
+        rig.engine.scheduler.healer = HEALERS[Healing.IDLE](rig.engine.scheduler.cache)
         first_turn(rig)
         rig.settle()
         assert rig.engine.stats().healed == 1

@@ -14,9 +14,9 @@ from headwater.lab.row import Result
 from headwater.lab.serving import Engine
 from headwater.lab.setup import Setup
 from headwater.models.profiles import load_profile
-from headwater.plan import Composed, Making, Plan, Run
+from headwater.plan import Build, Composed, Plan, Run
 from headwater.request import Boundaries, Fidelity, Generation, SamplingParams, SegmentEviction, Span
-from headwater.schedule.sequence import Sequence
+from headwater.schedule.kinds.request import Request as Answered
 from headwater.schedule.step import Leg, Step
 from headwater.traces.arrivals import Poisson, natural
 from headwater.traces.drawn import make_trace
@@ -154,9 +154,9 @@ def test_a_step_that_composes_costs_what_it_computes_and_what_it_moves() -> None
     """A leg [64, 400) whose 200 tokens from 108 on are taken from a segment, and one that ends a segment."""
     runs = Run(64, 108, ()), Run(308, 400, (0,))
     composing = Plan(1, 1, 64, 400, (), (), 0, (), composed=(Composed(100, 8, 208, (), (), ()),), runs=runs)
-    making = Plan(2, 2, 0, 300, (), (), 0, (), making=Making(8, (), (), True))
+    making = Plan(2, 2, 0, 300, (), (), 0, (), build=Build(8, (), (), True))
     step = Step(
-        tuple(Leg(Sequence(plan.id, Generation((), SamplingParams())), plan) for plan in (composing, making)), ()
+        tuple(Leg(Answered(plan.id, Generation((), SamplingParams())), plan) for plan in (composing, making)), ()
     )
     load = load_of(step)
     assert load.prefill_tokens == (108 - 64) + (400 - 308) + 300

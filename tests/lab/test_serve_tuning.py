@@ -8,9 +8,9 @@ from headwater.cache import PrefixCache
 from headwater.cache.placement import make_placement
 from headwater.lab.tuner import Tuner, server_tuning
 from headwater.request import Boundaries, Generation, SamplingParams
+from headwater.schedule.kinds.request import Request
 from headwater.schedule.limits import Limits
 from headwater.schedule.scheduler import Scheduler
-from headwater.schedule.sequence import Sequence
 from tests.cache.toy import LAYOUT, PAGE, key_of
 
 LIMITS = Limits(4, 64, 1, 1000)
@@ -19,7 +19,7 @@ PROMPT = tuple(range(1, 4 * PAGE))
 
 def reported(eviction: str, keep_output: bool = True, known: int = 3) -> list[object]:
     """Return the requests that the tuner has noted after one request was reported, its answer `known` tokens long."""
-    scheduler = Scheduler(PrefixCache(LAYOUT, eviction), make_placement("branch"), LAYOUT, LIMITS)
+    scheduler = Scheduler(PrefixCache(LAYOUT, eviction), make_placement("branch"), LIMITS)
     tuning = server_tuning(scheduler)
     if tuning is None:
         return []
@@ -27,7 +27,7 @@ def reported(eviction: str, keep_output: bool = True, known: int = 3) -> list[ob
     tuning._tuner._begin = scheduler.cache.snapshot(), scheduler.placement
     tuning._tuner._requests = 100
     generation = Generation(PROMPT, SamplingParams(), "tenant", Boundaries(system_end=5), keep_output)
-    seq = Sequence(1, generation)
+    seq = Request(1, generation)
     seq.tokens.extend(range(50, 50 + known))
     tuning.completed(seq)
     tuning.close()
@@ -49,7 +49,7 @@ def test_an_answer_that_is_not_kept_is_not_noted() -> None:
 def test_a_tuner_that_breaks_does_not_end_the_engine(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tuning = server_tuning(Scheduler(PrefixCache(LAYOUT, "marconi"), make_placement("branch"), LAYOUT, LIMITS))
+    tuning = server_tuning(Scheduler(PrefixCache(LAYOUT, "marconi"), make_placement("branch"), LIMITS))
     assert tuning is not None
 
     def broken(self: Tuner, request: object) -> None:
@@ -57,7 +57,7 @@ def test_a_tuner_that_breaks_does_not_end_the_engine(
 
     monkeypatch.setattr(Tuner, "observe", broken)
     for number in range(2):
-        tuning.completed(Sequence(number, Generation(PROMPT, SamplingParams())))
+        tuning.completed(Request(number, Generation(PROMPT, SamplingParams())))
     assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["no more processes"]
 
 

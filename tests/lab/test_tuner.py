@@ -13,7 +13,7 @@ import pytest
 from headwater.cache import PrefixCache
 from headwater.cache.placement import make_placement
 from headwater.cache.positions import Placement
-from headwater.lab.tuner import ALPHAS, ReplayedSequence, Served, Tuner, prefill
+from headwater.lab.tuner import ALPHAS, ReplayedPrompt, Served, Tuner, prefill
 from headwater.plan import PrefillFlops
 from headwater.schedule.planner import Planner
 from tests.cache.toy import LAYOUT, PAGE, key_of, words
@@ -41,13 +41,13 @@ class Lab:
     def __init__(self, eviction: str = "marconi(multiplier=2)", **options: object) -> None:
         self.cache = PrefixCache(SMALL, eviction)
         placement = make_placement("branch")
-        self.planner = Planner(self.cache, placement, SMALL)
+        self.planner = Planner(self.cache, placement)
         self.tuner = Tuner(self.cache, placement, **options)  # type: ignore[arg-type]
         self.hits: list[int] = []
         self.alphas: list[float] = []
 
     def serve(self, request: Served) -> None:
-        seq = ReplayedSequence(len(self.hits), request)
+        seq = ReplayedPrompt(len(self.hits), request, request.prompt_tokens)
         assert prefill(self.planner, self.cache, seq)
         assert seq.account is not None
         self.hits.append(seq.account.resumed_at)

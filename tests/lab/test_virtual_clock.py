@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-import headwater.lab.serving as serving_module
 from headwater.errors import ConfigError
 from headwater.lab.cost import StepCost, load_device
 from headwater.lab.replay import replay
@@ -14,6 +13,8 @@ from headwater.lab.row import Result, Spread
 from headwater.lab.serving import Engine, Serving
 from headwater.lab.setup import Setup
 from headwater.models.profiles import load_profile
+from headwater.schedule.scheduler import Scheduler
+from headwater.schedule.sequence import Purpose
 from headwater.traces.loads import make_arrivals
 from headwater.traces.request import Trace
 from tests.lab.test_sequential import PAGE, PROFILE, chat
@@ -57,7 +58,7 @@ def test_every_request_is_answered_and_sessions_keep_their_order() -> None:
 def test_steps_taken_at_once_are_steps_one_by_one(decode_reuse: str, monkeypatch: pytest.MonkeyPatch) -> None:
     trace = sessions(6)
     leaping = serve(trace, decode_reuse=decode_reuse)
-    monkeypatch.setattr(serving_module, "free_steps", lambda scheduler, most: 0)
+    monkeypatch.setattr(Scheduler, "free_steps", lambda scheduler, most: 0)
     walking = serve(trace, decode_reuse=decode_reuse)
     assert [o.resumed_at for o in leaping.outcomes] == [o.resumed_at for o in walking.outcomes]
     for one, other in zip(leaping.outcomes, walking.outcomes, strict=True):
@@ -72,7 +73,9 @@ def test_many_steps_are_taken_at_once() -> None:
     run = Serving(trace, setup, Engine(COST))
     run.run(make_arrivals(trace, "poisson(rate=5, think=0.5)"))
     tokens = sum(request.output_tokens for request in trace.requests)
-    assert run.scheduler.decode_tokens == tokens - len(trace.requests)  # the first of each comes with its prompt
+    assert run.scheduler.computed[Purpose.DECODE] == tokens - len(
+        trace.requests
+    )  # the first of each comes with its prompt
     assert run.steps < tokens / 10
 
 

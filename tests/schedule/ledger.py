@@ -13,10 +13,12 @@ from headwater.cache.placement import make_placement
 from headwater.cache.prefix_cache import NoCache, PrefixCache
 from headwater.errors import OutOfPages
 from headwater.plan import CacheLayout
-from headwater.request import Generation, SamplingParams
+from headwater.request import Generation, Healing, SamplingParams
+from headwater.schedule.kinds.request import Request
 from headwater.schedule.limits import Limits
-from headwater.schedule.scheduler import DecodeReuse, Scheduler
-from headwater.schedule.sequence import Phase, Sequence
+from headwater.schedule.planner import DecodeReuse
+from headwater.schedule.scheduler import Scheduler
+from headwater.schedule.sequence import Phase
 from headwater.schedule.step import Leg, Step
 
 PREFILL, DECODE = "prefill", "decode"
@@ -33,7 +35,7 @@ class Ledger:
         self.prefilled = 0
         self._labels: dict[int, list[int]] = {}
 
-    def label(self, seq: Sequence, n: int) -> int:
+    def label(self, seq: Request, n: int) -> int:
         """Stands for a sequence's first n tokens."""
         labels = self._labels.setdefault(seq.id, [0])
         for token in seq.tokens[len(labels) - 1 : n]:
@@ -79,14 +81,14 @@ class Ledger:
             self._save(save.pages, (self.label(seq, save.position), PREFILL))
         self.slots[seq.slot] = (self.label(seq, plan.end), PREFILL)
 
-    def _decode(self, seq: Sequence, token: int, position: int) -> None:
+    def _decode(self, seq: Request, token: int, position: int) -> None:
         assert token == seq.tokens[position]
         assert self.slots[seq.slot][0] == self.label(seq, position)
         self._check_kv(seq, seq.table, position, only=None)
         self._write(seq.table, position, (self.label(seq, position + 1), DECODE))
         self.slots[seq.slot] = (self.label(seq, position + 1), DECODE)
 
-    def _check_kv(self, seq: Sequence, table: tuple[int, ...], end: int, only: str | None) -> None:
+    def _check_kv(self, seq: Request, table: tuple[int, ...], end: int, only: str | None) -> None:
         """All KV of [0, end) is this request's; the prompt's is a prefill's, the output's its own decode's."""
         for position in range(end):
             held, who = self.pages[table[position // self.page_size]][position % self.page_size]
@@ -123,6 +125,7 @@ class Lab:
         eviction: str = "lru",
         decode_reuse: DecodeReuse = "canonical",
         cache: bool = True,
+        healing: Healing = Healing.OFF,
         state_fraction: float | None = None,
         elastic_pages: int = 0,
         max_model_len: int = 10_000,
@@ -139,11 +142,11 @@ class Lab:
         )
         self.cache = PrefixCache(self.layout, eviction) if cache else NoCache(self.layout)
         limits = Limits(max_running, tokens_per_step, saves_per_step=16, max_model_len=max_model_len)
-        self.scheduler = Scheduler(self.cache, make_placement(placement), self.layout, limits, decode_reuse)
+        self.scheduler = Scheduler(self.cache, make_placement(placement), limits, decode_reuse, healing=healing)
         self.ledger = Ledger(page_size, exact=decode_reuse != "raw")
         self.steps = 0
 
-    def submit(self, prompt: list[int], max_tokens: int = 1, **generation) -> Sequence:
+    def submit(self, prompt: list[int], max_tokens: int = 1, **generation) -> Request:
         params = SamplingParams(max_tokens=max_tokens, temperature=0)
         return self.scheduler.submit(Generation(tuple(prompt), params, **generation))
 
@@ -167,7 +170,7 @@ class Lab:
             self.step()
         raise AssertionError(f"not idle after {most} steps: {self.scheduler}")
 
-    def ask(self, prompt: list[int], max_tokens: int = 1, **generation) -> Sequence:
+    def ask(self, prompt: list[int], max_tokens: int = 1, **generation) -> Request:
         seq = self.submit(prompt, max_tokens, **generation)
         self.run()
         assert seq.phase is Phase.DONE

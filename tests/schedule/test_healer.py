@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from headwater.errors import OutOfPages
 from headwater.request import Generation, Healing, SamplingParams
-from headwater.schedule.healer import QUEUED
-from headwater.schedule.sequence import Phase, Sequence, key_of
+from headwater.schedule.kinds.healing import QUEUED
+from headwater.schedule.kinds.request import Request
+from headwater.schedule.sequence import Phase, Purpose, key_of
 from tests.schedule.ledger import Lab, Ledger, words
 from tests.schedule.traffic import check_nothing_is_lost, drawn_sizes, run_traffic
 
@@ -21,7 +22,7 @@ SETTINGS = settings(max_examples=60, deadline=None, suppress_health_check=list(H
 class MarkedLedger(Ledger):
     """Approximate states of a prefix are not those of the same tokens computed exactly."""
 
-    def label(self, seq: Sequence, n: int) -> int:
+    def label(self, seq: Request, n: int) -> int:
         labels = self._labels.setdefault(seq.id, [0])
         begin = len(seq.tokens) if seq.marked_from is None else seq.marked_from
         for at in range(len(labels) - 1, n):
@@ -33,13 +34,12 @@ class HealingLab(Lab):
     """Requests with `marked_from` stand for composed ones: what is cached of them is marked from there on."""
 
     def __init__(self, healing: Healing = Healing.IDLE, **sizes) -> None:
-        super().__init__(**sizes)
+        super().__init__(**sizes, healing=healing)
         self.ledger = MarkedLedger(self.layout.page_size, exact=self.ledger.exact)
-        self.scheduler.healer.when = healing
 
-    def compose(self, prompt: list[int], max_tokens: int = 1, marked_from: int = 8, namespace: str = "") -> Sequence:
+    def compose(self, prompt: list[int], max_tokens: int = 1, marked_from: int = 8, namespace: str = "") -> Request:
         params = SamplingParams(max_tokens=max_tokens, temperature=0)
-        seq = Sequence(self.scheduler.new_id(), Generation(tuple(prompt), params, namespace), marked_from=marked_from)
+        seq = Request(self.scheduler.new_id(), Generation(tuple(prompt), params, namespace), marked_from=marked_from)
         seq.key = seq.key_until(len(prompt))
         self.scheduler.enqueue(seq)
         return seq
@@ -49,7 +49,7 @@ class HealingLab(Lab):
         while scheduler.computing or len(scheduler.waiting) or scheduler.answers:
             self.step()
 
-    def resumes_at(self, seq: Sequence) -> int:
+    def resumes_at(self, seq: Request) -> int:
         """Where the next turn would, at the end of this one."""
         keys = key_of(seq.tokens), seq.key_until(len(seq.tokens))
         return max(self.cache.match(key, len(seq.tokens) + 1).checkpoint_tokens for key in keys)
@@ -70,7 +70,7 @@ def test_random_traffic_reads_only_what_was_promised_and_loses_nothing(healing: 
     eviction, decode_reuse = rng.choice(["lru", "seglen", "headwater"]), rng.choice(["canonical", "none"])
     it = HealingLab(healing, **sizes, eviction=eviction, decode_reuse=decode_reuse)
 
-    def ask(prompt: list[int], most: int, namespace: str) -> Sequence:
+    def ask(prompt: list[int], most: int, namespace: str) -> Request:
         if rng.random() < 0.6:
             return it.compose(prompt, most, rng.choice([2, 8, 17]), namespace)
         return it.submit(prompt, most, namespace=namespace)
@@ -90,7 +90,7 @@ def test_the_next_turn_resumes_exactly_where_it_would_have_resumed() -> None:
     turn = it.ask([*first.tokens, *words(9, 2)])
     assert turn.account is not None
     assert (turn.account.resumed_at, turn.account.approximate_tokens) == (80, 0)
-    assert it.scheduler.healer.tokens == 80 - first.marked_from
+    assert it.scheduler.computed[Purpose.HEALING] == 80 - first.marked_from
 
 
 def test_what_is_healed_takes_no_more_memory_than_if_it_had_not_been_composed() -> None:
@@ -103,9 +103,7 @@ def test_what_is_healed_takes_no_more_memory_than_if_it_had_not_been_composed() 
 
 def test_a_session_that_went_on_is_healed_once() -> None:
     it = HealingLab()
-    it.scheduler.healer.when = Healing.ALWAYS
     companion = it.submit(words(8, 3), 400)
-    it.scheduler.healer.when = Healing.IDLE
     first = it.compose(words(50, 1), 6)
     while first.phase is not Phase.DONE:
         it.step()
@@ -129,7 +127,7 @@ def test_a_leg_of_healing_is_as_short_as_where_requests_share_a_step() -> None:
     it = HealingLab(n_pages=2000, tokens_per_step=1024)
     it.compose(words(1000, 1))
     it.step_until_it_heals()
-    assert 0 < it.scheduler.healer.tokens <= it.scheduler.limits.shared_step
+    assert 0 < it.scheduler.computed[Purpose.HEALING] <= it.scheduler.limits.shared_step
 
 
 def test_what_is_parked_goes_on_where_its_last_leg_ended_and_leaves_no_checkpoint_there() -> None:
@@ -144,7 +142,7 @@ def test_what_is_parked_goes_on_where_its_last_leg_ended_and_leaves_no_checkpoin
         assert visitor.phase is not Phase.WAITING
         it.step_until_it_heals()
     it.run()
-    assert it.scheduler.healer.tokens == 204, "no token twice"
+    assert it.scheduler.computed[Purpose.HEALING] == 204, "no token twice"
     assert it.cache.branches.checkpoints(key_of(first.tokens), "") == (196, 204)
 
 
@@ -181,11 +179,11 @@ def test_what_waits_for_memory_is_healed_once_a_running_request_has_left() -> No
     while healer.seq is not None:
         it.step()
     assert (len(healer.queue), healer.given_up, healer.healed) == (1, 0, 0)
-    computed = healer.tokens
+    computed = it.scheduler.computed[Purpose.HEALING]
     for _ in range(3):
         it.step()
     assert companion.phase is Phase.DECODE
-    assert healer.tokens == computed, "it is not begun over and over"
+    assert it.scheduler.computed[Purpose.HEALING] == computed, "it is not begun over and over"
     it.scheduler.cancel(companion)
     it.run()
     assert (healer.healed, healer.given_up, it.scheduler.preemptions) == (1, 0, 0)
@@ -209,7 +207,7 @@ def test_healing_is_charged_to_nobody() -> None:
     it.step_until_it_heals()
     served = dict(it.scheduler.shares._served)
     it.run()
-    assert it.scheduler.healer.tokens > 0
+    assert it.scheduler.computed[Purpose.HEALING] > 0
     assert dict(it.scheduler.shares._served) == served
 
 
@@ -294,7 +292,7 @@ def test_who_has_other_marks_on_the_same_tokens_is_healed_as_well() -> None:
     healer = it.scheduler.healer
     assert (healer.healed, healer.superseded, healer.given_up) == (2, 0, 0)
     for marked_from in (8, 16):
-        marks = Sequence(0, seq.generation, marked_from=marked_from)
+        marks = Request(0, seq.generation, marked_from=marked_from)
         marks.tokens = seq.tokens
         assert max(it.cache.branches.checkpoints(marks.key_until(56), ""), default=0) <= marked_from
 
@@ -306,7 +304,7 @@ def test_what_is_healed_counts_among_those_that_wait() -> None:
     healer = it.scheduler.healer
     for number in range(QUEUED + 2):
         generation = Generation(tuple(words(20, "other", number)), SamplingParams())
-        healer.remember(Sequence(it.scheduler.new_id(), generation, marked_from=8))
+        healer.remember(Request(it.scheduler.new_id(), generation, marked_from=8))
     assert (len(healer.queue), healer.given_up) == (QUEUED - 1, 3)
     it.submit(words(9, "visitor"))
     it.step()
@@ -322,7 +320,7 @@ def test_who_stops_counts_what_it_gives_up() -> None:
             it.step()
     it.scheduler.cancel(companion)
     it.step_until_it_heals()
-    it.scheduler.healer.stop()
+    it.scheduler.stop_healing()
     it.run()
     assert (it.scheduler.healer.healed, it.scheduler.healer.given_up) == (0, 3)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from headwater.account import Reason
 from headwater.request import Generation, SamplingParams
 from headwater.schedule.limits import SCORED_LEG
+from headwater.schedule.sequence import Purpose
 from tests.schedule.ledger import Lab, words
 
 SCORED = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
@@ -17,10 +18,10 @@ def scored(lab, prompt):
 def test_all_of_a_cached_prompt_is_computed_and_nothing_kept():
     lab, prompt = Lab(), words(100, 1)
     lab.ask(prompt)
-    before, free = lab.scheduler.prefill_tokens, lab.cache.stats().pages_free
+    before, free = lab.scheduler.computed[Purpose.PROMPT], lab.cache.stats().pages_free
     seq = scored(lab, prompt)
     lab.run()
-    assert lab.scheduler.prefill_tokens - before == 100
+    assert lab.scheduler.computed[Purpose.PROMPT] - before == 100
     assert lab.cache.stats().pages_free == free
     assert (seq.account.cached_tokens, seq.account.reason) == (0, Reason.PROMPT_LOGPROBS)
 

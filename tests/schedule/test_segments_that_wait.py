@@ -11,10 +11,11 @@ from headwater.cache.prefix_cache import PrefixCache
 from headwater.errors import RequestTooLarge
 from headwater.plan import CacheLayout
 from headwater.request import Fidelity, Generation, SamplingParams, Span
-from headwater.schedule.composer import Composer
+from headwater.schedule.kinds.request import Request
+from headwater.schedule.kinds.segment import Composer
 from headwater.schedule.limits import Limits
 from headwater.schedule.scheduler import Scheduler
-from headwater.schedule.sequence import Phase, Sequence
+from headwater.schedule.sequence import Phase
 
 PAGE, PAGES = 16, 60
 TWO = SamplingParams(max_tokens=2)
@@ -41,11 +42,9 @@ class Rig:
         self.cache = PrefixCache(layout(), "lru")
         limits = Limits(8, 256, 16, 10_000)
         placement = make_placement("structural")
-        self.scheduler = Scheduler(
-            self.cache, placement, self.cache.layout, limits, composer=Composer(self.cache, conv_taps=4)
-        )
+        self.scheduler = Scheduler(self.cache, placement, limits, composer=Composer(self.cache, conv_taps=4))
 
-    def ask(self, leading: range, question: range) -> Sequence:
+    def ask(self, leading: range, question: range) -> Request:
         prompt = (*leading, *DOCUMENT, *question)
         span = Span(len(leading), len(leading) + len(DOCUMENT))
         return self.scheduler.submit(Generation(prompt, TWO, segments=(span,), fidelity=Fidelity.FAST))
@@ -68,7 +67,7 @@ class Rig:
     def pins(self) -> int:
         return sum(stored.pins for stored in self.cache.segments)
 
-    def follower(self) -> Sequence:
+    def follower(self) -> Request:
         """It waits for one that computes the same leading part; their document is stored."""
         self.ask(range(3000, 3032), range(1, 4))
         self.run()
@@ -81,16 +80,16 @@ class Rig:
         return waits
 
 
-def gone(rig: Rig, seq: Sequence) -> None:
+def gone(rig: Rig, seq: Request) -> None:
     rig.scheduler.cancel(seq)
 
 
-def given_up(rig: Rig, seq: Sequence) -> None:
+def given_up(rig: Rig, seq: Request) -> None:
     rig.scheduler.give_up(seq, RequestTooLarge("its time is over"))
     rig.scheduler.failures.clear()
 
 
-def served(rig: Rig, seq: Sequence) -> None:
+def served(rig: Rig, seq: Request) -> None:
     rig.run()
     assert seq.phase is Phase.DONE
     assert seq.account is not None
@@ -98,7 +97,7 @@ def served(rig: Rig, seq: Sequence) -> None:
 
 
 @pytest.mark.parametrize("end", [gone, given_up, served])
-def test_who_waits_holds_no_segments(end: Callable[[Rig, Sequence], None]) -> None:
+def test_who_waits_holds_no_segments(end: Callable[[Rig, Request], None]) -> None:
     rig = Rig()
     waits = rig.follower()
     assert waits.composition is None

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from headwater.request import Generation, SamplingParams
-from headwater.schedule.queue import Queue
+from headwater.schedule.kinds.request import Request
+from headwater.schedule.queue import REMEMBERED, Queue, Shares
 from headwater.schedule.scheduler import Phase
-from headwater.schedule.sequence import Sequence
-from headwater.schedule.shares import REMEMBERED, Shares
 from tests.schedule.ledger import Lab, words
 
 
-def seq(number: int, namespace: str, length: int = 10) -> Sequence:
-    return Sequence(number, Generation(tuple(range(length)), SamplingParams(), namespace))
+def seq(number: int, namespace: str, length: int = 10) -> Request:
+    return Request(number, Generation(tuple(range(length)), SamplingParams(), namespace))
 
 
 def ids(ordered) -> list[int]:

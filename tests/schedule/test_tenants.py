@@ -13,7 +13,7 @@ import pytest
 
 from headwater.account import Reason
 from headwater.request import Boundaries
-from headwater.schedule.sequence import Sequence
+from headwater.schedule.kinds.request import Request
 from tests.schedule.ledger import Lab, words
 
 A, B = "salt of A", "salt of B"
@@ -44,7 +44,7 @@ class Watched(Lab):
 
         self.scheduler.plan_step = noted
 
-    def probe(self, prompt: Say, **generation) -> Sequence:
+    def probe(self, prompt: Say, **generation) -> Request:
         """B's request, from an empty trace on, until nothing is left to do."""
         self.trace.clear()
         seq = self.submit(prompt, max_tokens=6, namespace=B, **generation)
@@ -120,7 +120,7 @@ LABS = {
 }
 
 
-def watched(lab: str, history: History, said: Say, probe: Say) -> tuple[list[tuple], Sequence]:
+def watched(lab: str, history: History, said: Say, probe: Say) -> tuple[list[tuple], Request]:
     world = Watched(**LABS[lab])
     history(world, said)
     seq = world.probe(probe, boundaries=BOUNDARIES)

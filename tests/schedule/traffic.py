@@ -6,10 +6,11 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from headwater.schedule.sequence import Phase, Sequence
+from headwater.schedule.kinds.request import Request
+from headwater.schedule.sequence import Phase
 from tests.schedule.ledger import Lab
 
-Ask = Callable[[list[int], int, str], Sequence]  # a prompt, how many tokens its answer has, its namespace
+Ask = Callable[[list[int], int, str], Request]  # a prompt, how many tokens its answer has, its namespace
 
 
 def drawn_sizes(rng: random.Random) -> tuple[int, dict[str, Any]]:
@@ -25,14 +26,14 @@ def drawn_sizes(rng: random.Random) -> tuple[int, dict[str, Any]]:
     }
 
 
-def run_traffic(rng: random.Random, it: Lab, longest: int, ask: Ask) -> list[Sequence]:
+def run_traffic(rng: random.Random, it: Lab, longest: int, ask: Ask) -> list[Request]:
     """Requests that share beginnings, some going on from answers, some cancelled; until all others are answered.
 
     Returns those.
     """
     heads = [[rng.randrange(5) for _ in range(longest)] for _ in range(3)]
     said: list[list[int]] = []
-    asked: list[Sequence] = []
+    asked: list[Request] = []
     for _ in range(rng.randrange(1, 60)):
         if rng.random() < 0.4:
             start = rng.choice(said) if said and rng.random() < 0.5 else rng.choice(heads)
@@ -51,7 +52,7 @@ def run_traffic(rng: random.Random, it: Lab, longest: int, ask: Ask) -> list[Seq
     return asked
 
 
-def check_nothing_is_lost(it: Lab, asked: list[Sequence]) -> None:
+def check_nothing_is_lost(it: Lab, asked: list[Request]) -> None:
     """All are answered whole, and every page is free or cached."""
     assert all(seq.n_output == seq.generation.params.max_tokens for seq in asked)
     stats = it.cache.stats()

@@ -11,16 +11,7 @@ from headwater.cache.index import Index
 from headwater.cache.node import Node
 from headwater.cache.pool import Pool
 from headwater.cache.survey import Survey
-from headwater.plan import CacheLayout
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """So many tokens into a key."""
-
-    namespace: str
-    key: bytes
-    at: int
+from headwater.plan import CacheLayout, Place
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from headwater.account import Reason
 from headwater.cache.audit import audit
 from headwater.cache.branch import Branches
+from headwater.cache.builds import Builds
 from headwater.cache.evictable import Evictable
 from headwater.cache.eviction import make_eviction
 from headwater.cache.evictor import Evictor
@@ -25,7 +26,7 @@ from headwater.cache.stats import CacheStats
 from headwater.cache.survey import Survey, Surveyor
 from headwater.cache.view import CacheView, look
 from headwater.errors import OutOfPages, PlanClosed
-from headwater.plan import CacheLayout, Draft, Match, Plan, Save
+from headwater.plan import CacheLayout, Draft, Match, Place, Plan, Save
 from headwater.request import SegmentEviction
 
 
@@ -50,6 +51,7 @@ class PrefixCache:
         self._pool = Pool(layout)
         self._history = History(layout.unit_bytes, 4 * layout.n_pages) if self.policy.keeps_history else None
         self.segments = SegmentStore(layout, self._pool, segment_share, segment_eviction)
+        self._builds = Builds(self.segments)
         self._evictor = Evictor(self._index, self._pool, self.policy, self.segments, self._history)
         self._every_page = layout.resumable == "every_page"
         self._surveyor = Surveyor(layout, self._index)
@@ -102,6 +104,8 @@ class PrefixCache:
         request's earlier legs or names a checkpoint that is gone (match again); both leave everything as it was.
         """
         lease = self._leases.get(draft.request)
+        if draft.spares is not None:
+            self._make_room_beside(draft, draft.spares, lease)
         survey = self._surveyor.survey(draft, lease)
         self._require_room(survey, None if draft.hold_checkpoint else lease)
         self._now += 1
@@ -125,26 +129,33 @@ class PrefixCache:
         if shortage is not None:
             raise OutOfPages(*shortage)
 
+    def _make_room_beside(self, draft: Draft, spared: Place, lease: Lease | None) -> None:
+        """Evict what ranks below `spared` until a leg that ends in a checkpoint fits; raise OutOfPages if it cannot."""
+        layout = self.layout
+        kv = self._surveyor.table_pages(draft.end - draft.start)
+        states = layout.checkpoint_pages + (0 if lease is not None and lease.slot else layout.slot_pages)
+        if not self.branches.make_room_below(kv, states, spared, Place(draft.namespace, draft.key, draft.start)):
+            raise OutOfPages(kv + states, self._pool.free, 0)
+
     # ---- segments
 
-    def open_segment(self, key: SegmentKey) -> StoredSegment:
-        """Take the pages of a segment that is to be made, and of the slot that makes it, evicting where need be.
+    def reserve_segment(self, request: int, key: SegmentKey) -> StoredSegment:
+        """Take the pages of a segment that `request` builds, and of the slot in which it does, evicting if need be.
 
-        Raises OutOfPages if it would not fit even then, ValueError if it is there already; both change nothing.
+        Raises OutOfPages if they would not fit even then, ValueError if the segment exists; both change nothing.
         """
         if self.segments.find(key) is not None:
-            raise ValueError(f"a segment of {key.tokens:,} tokens is stored or being made already")
+            raise ValueError(f"a segment of {key.tokens:,} tokens is stored or being built already")
         kv, states = self.segments.needs(key)
         self._require_room(Survey([], 0, None, (), (), kv, states + self.layout.slot_pages))
         self.segments.make_way(kv + states)
         self._now += 1
         self._evictor.make_rooms(kv, states + self.layout.slot_pages, self._now)
-        return self.segments.open(key)
+        return self._builds.begin(request, key)
 
-    def publish_segment(self, made: StoredSegment) -> None:
-        """All of it is written: from now on requests may use it."""
-        self._now += 1
-        self.segments.publish(made, self._now)
+    def plan_segment(self, request: int, start: int, end: int) -> Plan:
+        """Return the plan that computes tokens [start, end) of the segment that `request` builds."""
+        return self._builds.leg(request, start, end)
 
     def expect_segment(self, stored: StoredSegment) -> None:
         """A request is going to be composed of it, once others are made."""
@@ -257,6 +268,9 @@ class PrefixCache:
 
         KV that somebody else published meanwhile stays the request's own until its release.
         """
+        if plan.build is not None:
+            self._now += self._builds.commit(plan, self._now + 1)
+            return
         lease, opened = self._close(plan)
         self._now += 1
         self._commits += 1
@@ -318,6 +332,9 @@ class PrefixCache:
 
     def abandon(self, plan: Plan) -> None:
         """Give back what the leg took; what was committed stays. Raises PlanClosed if the plan is not open."""
+        if plan.build is not None:
+            self._builds.abandon(plan)
+            return
         lease, opened = self._close(plan)
         self._abandons += 1
         self._pool.kv.give(lease.table[max(lease.own_from, opened.pages_before) :])
@@ -348,6 +365,9 @@ class PrefixCache:
 
     def release(self, request: int) -> None:
         """The request ended or was preempted: it gives back all that it held. KeyError for an unknown request."""
+        if request in self._builds:
+            self._builds.release(request)
+            return
         lease = self._leases[request]
         if lease.plan is not None:
             raise ValueError(f"request {request} has plan {lease.plan} open")

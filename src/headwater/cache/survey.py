@@ -42,7 +42,7 @@ class Surveyor:
         saves = tuple(at for at in draft.checkpoints if at not in have) if wanted else ()
         guesses = tuple(at for at in draft.speculative if at not in have) if wanted else ()
         named = 0 if lease is None else len(lease.table)
-        kv = self._table_pages(draft.end) - max(end * self._index.unit_pages, named)
+        kv = self.table_pages(draft.end) - max(end * self._index.unit_pages, named)
         states = len(saves) * self.layout.checkpoint_pages
         if draft.slot and (lease is None or not lease.slot):
             states += self.layout.slot_pages
@@ -95,6 +95,6 @@ class Surveyor:
                 return node
         raise ValueError(f"leg starts at {draft.start}, where no checkpoint is")
 
-    def _table_pages(self, end: int) -> int:
-        """Pages of KV of `end` tokens."""
+    def table_pages(self, end: int) -> int:
+        """Return the number of KV pages of `end` tokens."""
         return -(-end // self.layout.page_size) * self.layout.kv_pages_per_unit

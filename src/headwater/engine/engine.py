@@ -44,7 +44,7 @@ from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.embedded import embedded
 from headwater.models.load import LoadedModel, load_model, read_spec
 from headwater.request import Generation, Healing, SegmentEviction
-from headwater.schedule.composer import Composer
+from headwater.schedule.kinds.segment import Composer
 from headwater.schedule.limits import EXTRA_SLOTS, Limits
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.sequence import Phase, Sequence
@@ -128,7 +128,6 @@ class Engine:
         scheduler = Scheduler(
             cache=cache,
             placement=make_placement(config.placement if config.cache else "none"),
-            layout=layout,
             limits=limits,
             decode_reuse=config.decode_reuse if config.cache else "none",
             composer=Composer(cache, spec.conv_taps) if config.cache else None,
@@ -162,7 +161,7 @@ class Engine:
         """From now on `submit` raises EngineStopped; what waits or runs goes on to its end, and nothing is healed."""
         with self._changed:
             self._refusing = True
-            self.scheduler.healer.stop()
+            self.scheduler.stop_healing()
 
     def submit(self, generation: Generation, on_event: OnEvent) -> int:
         """Queue a request; returns its id. Raises RequestTooLarge, ConstraintError, QueueFull or EngineStopped at once.

@@ -6,6 +6,7 @@ import math
 
 from headwater.engine.stats import EngineStats
 from headwater.schedule.scheduler import Scheduler
+from headwater.schedule.sequence import Purpose
 
 RECENT = 20  # requests whose durations make the estimate
 MOST_SECONDS = 60  # that a client is told to wait
@@ -32,6 +33,7 @@ class Meter:
 
     def stats(self, scheduler: Scheduler) -> EngineStats:
         """All that is held and has been done, as of now."""
+        computed = scheduler.computed
         return EngineStats(
             cache=scheduler.cache.stats(),
             running=scheduler.computing,
@@ -41,11 +43,11 @@ class Meter:
             steps=self.steps,
             failed_steps=self.failed_steps,
             step_seconds=self.step_seconds,
-            prefill_tokens=scheduler.prefill_tokens,
-            answer_tokens=scheduler.answer_tokens,
-            segment_tokens=scheduler.segment_tokens,
-            healing_tokens=scheduler.healer.tokens,
-            decode_tokens=scheduler.decode_tokens,
+            prefill_tokens=computed[Purpose.PROMPT],
+            answer_tokens=computed[Purpose.ANSWER],
+            segment_tokens=computed[Purpose.SEGMENT],
+            healing_tokens=computed[Purpose.HEALING],
+            decode_tokens=computed[Purpose.DECODE],
             healings_waiting=len(scheduler.healer.queue),
             healed=scheduler.healer.healed,
             healings_superseded=scheduler.healer.superseded,

@@ -123,13 +123,13 @@ class Runner:
         """One for each run of adjacent tokens that the leg computes, and one for a segment's head."""
         plan, slot = leg.plan, leg.seq.slot
         runs = plan.runs or (Run(plan.start, plan.end, ()),)
-        if plan.making is not None and plan.start < plan.making.head:
-            runs = (Run(0, plan.making.head, ()), Run(plan.making.head, plan.end, ()))
+        if plan.build is not None and plan.start < plan.build.head:
+            runs = (Run(0, plan.build.head, ()), Run(plan.build.head, plan.end, ()))
         table_P = self._tensor(plan.table)
         slices = []
         for run in runs:
-            makes = plan.making is not None
-            in_head = makes and run.end == plan.making.head
+            makes = plan.build is not None
+            in_head = makes and run.end == plan.build.head
             slices.append(
                 Slice(
                     first=first,

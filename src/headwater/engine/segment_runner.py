@@ -27,7 +27,7 @@ class SegmentRunner:
         """Make ready what legs compose, in their order, and the transitions of segments that are begun."""
         segments: list[Segment] = []
         for leg in legs:
-            if leg.plan.making is not None and leg.plan.start == 0:
+            if leg.plan.build is not None and leg.plan.start == 0:
                 self.model.identities(self.transitions, leg.seq.slot)
                 self.states.zero(self.slots + leg.seq.slot)
             segments += self._composed(leg.plan)
@@ -49,11 +49,11 @@ class SegmentRunner:
     def after(self, legs: Sequence[Leg]) -> None:
         """Save the states and transitions of segments that are complete."""
         for leg in legs:
-            making, slot = leg.plan.making, leg.seq.slot
-            if making is not None and making.is_last:
+            build, slot = leg.plan.build, leg.seq.slot
+            if build is not None and build.is_last:
                 self.model.zero_start(self.states, self.slots + slot, slot, self.transitions, slot)
-                self.states.save(slot, self.arena.pages, making.state)
-                self.transitions.save(slot, self.arena.pages, making.transition)
+                self.states.save(slot, self.arena.pages, build.state)
+                self.transitions.save(slot, self.arena.pages, build.transition)
 
     def release(self, slot: int) -> None:
         """Give back the memory that the slot's segment took."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from headwater.cache.segments.store import SegmentKey
-from headwater.errors import ConfigError, EngineStopped
+from headwater.errors import EngineStopped
 from headwater.schedule.scheduler import Scheduler
 
 Outcome = Literal["stored", "held", "too_short", "no_memory"]  # held: it was stored before
@@ -28,14 +28,11 @@ class Warming:
 
         Raises ConfigError where no segments are stored, EngineStopped.
         """
-        composer = self.scheduler.composer
-        if composer is None:
-            raise ConfigError("no segments are stored here: the cache is off")
-        keys = [composer.wanted(ids, namespace) for ids in segments]
+        keys = [self.scheduler.composer.wanted(ids, namespace) for ids in segments]
         held = {key for key in keys if key is not None and self._is_ready(key)}
         asked = dict.fromkeys(key for key in keys if key is not None and key not in held)
         for key in asked:
-            self.scheduler.want(key)
+            self.scheduler.wanted.append(key)
         self.changed.notify_all()
         while any(self._is_open(key) for key in asked):
             if self.is_ending():
@@ -51,10 +48,10 @@ class Warming:
         return "stored" if self._is_ready(key) else "no_memory"
 
     def _is_ready(self, key: SegmentKey) -> bool:
-        found = None if self.scheduler.composer is None else self.scheduler.composer.cache.segments.find(key)
+        found = self.scheduler.composer.find(key)
         return found is not None and found.ready
 
     def _is_open(self, key: SegmentKey) -> bool:
         """Still to be made, or being made."""
-        found = None if self.scheduler.composer is None else self.scheduler.composer.cache.segments.find(key)
+        found = self.scheduler.composer.find(key)
         return key in self.scheduler.wanted or (found is not None and not found.ready)

@@ -126,7 +126,7 @@ def load_of(step: Step) -> Load:
         squares += sum(end * end - start * start for start, end in runs)
         before += plan.start + composed
         moved += composed
-        segments += len(plan.composed) + (plan.making is not None and plan.making.is_last)
+        segments += len(plan.composed) + (plan.build is not None and plan.build.is_last)
         states += 1 + len(plan.saves) + bool(plan.restore)
         logits += leg.wants_token
     rows = len(step.rows)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from headwater.cache.segments.compose import marked
 from headwater.request import Generation, SamplingParams, Span
+from headwater.schedule.kinds.answer import FinishedAnswer
+from headwater.schedule.kinds.request import Request as Answered
 from headwater.schedule.sequence import Sequence
 from headwater.traces.request import Request, Trace
 
@@ -26,56 +27,62 @@ class Counted(list[int]):
         self.count_ += count
 
 
-class Replayed(Sequence):
-    """A prompt of a trace, or the prefill of what was answered to it."""
+class _FromTrace(Sequence):
+    """The first `length` tokens of a recorded request."""
 
-    def __init__(self, id: int, trace: Trace, request: Request, answer_until: int | None = None) -> None:
-        self.trace, self.request = trace, request
-        self._n_prompt = request.prompt_tokens if answer_until is None else answer_until
+    def __init__(self, id: int, trace: Trace, request: Request, length: int, segments: tuple[Span, ...]) -> None:
+        self.trace, self.request, self.length = trace, request, length
         generation = Generation(
             prompt=(),
             params=SamplingParams(max_tokens=request.output_tokens),
             namespace=request.namespace,
             boundaries=request.boundaries,
             keep_output=request.known_tokens > request.prompt_tokens,
-            segments=request.segments if answer_until is None else (),
+            segments=segments,
             fidelity=request.fidelity,
         )
-        super().__init__(id, generation, samples=answer_until is None)
+        super().__init__(id, generation)
 
     def __post_init__(self) -> None:
-        self.tokens = Counted(self._n_prompt)
-        self.key = self.key_until(self._n_prompt)
+        self.tokens = Counted(self.length)
+        self.key = self.key_until(self.length)
 
     @property
     def n_prompt(self) -> int:
-        return self._n_prompt
+        return self.length
 
     @property
     def known_tokens(self) -> int:
         return self.request.known_tokens
 
+    def key_until(self, end: int) -> bytes:
+        key = self.trace.key(self.request, end)
+        return key if self.marked_from is None else self.marked_key(key, self.marked_from)
+
+
+class ReplayedAnswer(_FromTrace, FinishedAnswer):
+    """The prefill of what was answered to a recorded request."""
+
+
+class Replayed(_FromTrace, Answered):
+    """The prompt of a recorded request."""
+
+    def __init__(self, id: int, trace: Trace, request: Request) -> None:
+        super().__init__(id, trace, request, request.prompt_tokens, request.segments)
+
     @property
     def prompt_ids(self) -> bytes:
-        return self.trace.ids(self.request, Span(0, self._n_prompt))
+        return self.trace.ids(self.request, Span(0, self.length))
 
     @property
     def exact_key(self) -> bytes:
-        return self.trace.key(self.request, self._n_prompt)
+        return self.trace.key(self.request, self.length)
 
     def segment_ids(self, span: Span) -> bytes:
         return self.trace.ids(self.request, span)
 
-    def key_until(self, end: int) -> bytes:
-        key = self.trace.key(self.request, end)
-        return (
-            key
-            if self.marked_from is None
-            else marked(key, self.marked_from, self.generation.fidelity, self.anew or ())
-        )
-
-    def answer(self, id: int, end: int) -> Replayed:
-        answer = Replayed(id, self.trace, self.request, end)
-        answer.marked_from, answer.anew = self.marked_from, self.anew
+    def answer(self, id: int, end: int) -> ReplayedAnswer:
+        answer = ReplayedAnswer(id, self.trace, self.request, end, ())
+        answer.marked_from, answer.whole = self.marked_from, self.whole
         answer.key = answer.key_until(end)
         return answer

@@ -86,7 +86,7 @@ def run_one_by_one(trace: Trace, setup: Setup, arrivals: Arrivals, workers: int 
         return _run_scheduled(trace, setup, arrivals, workers)
     layout = setup.layout(trace)
     cache = setup.cache(layout)
-    planner = setup.planner(cache, layout)
+    planner = setup.planner(cache)
     alone, ideal = OneByOne(trace, cache, planner), Ideal(trace, layout.unit_tokens)
     tuning = TraceTuning(trace, cache, planner.placement, planner.keeps_answers, workers)
     order = list(in_order(arrivals))

@@ -12,9 +12,8 @@ from headwater.lab.replayed import Counted, Replayed
 from headwater.lab.setup import Setup, as_reused
 from headwater.lab.tally import Ideal, SegmentWork, Tally
 from headwater.lab.tuner import TraceTuning
-from headwater.schedule.leap import decode_ahead, free_steps
+from headwater.schedule.kinds.request import Request as Answered
 from headwater.schedule.limits import Limits
-from headwater.schedule.sequence import Sequence
 from headwater.schedule.step import Step
 from headwater.traces.arrivals import Arrivals
 from headwater.traces.request import Request, Trace
@@ -117,7 +116,7 @@ class Serving:
         self.waited += seconds * waiting
         self.steps += 1
 
-    def _token(self, seq: Sequence, arrivals: Arrivals, tally: Tally) -> None:
+    def _token(self, seq: Answered, arrivals: Arrivals, tally: Tally) -> None:
         """A token of the answer is there; with the last one the request ends."""
         visit = self._visits[seq.id]
         if visit.first_token is None:
@@ -130,7 +129,7 @@ class Serving:
         if seq.n_output >= max(1, visit.request.output_tokens):
             self._end(seq, visit, arrivals)
 
-    def _end(self, seq: Sequence, visit: _Visit, arrivals: Arrivals) -> None:
+    def _end(self, seq: Answered, visit: _Visit, arrivals: Arrivals) -> None:
         self.scheduler.finish(seq)
         del self._visits[seq.id]
         self.tuning.completed(visit.request)
@@ -156,15 +155,15 @@ class Serving:
         rows = list(self.scheduler.running.values())
         if not rows:
             return False
-        if not all(seq.samples for seq in rows):
+        if not all(isinstance(seq, Answered) for seq in rows):
             return False
         left = min(max(1, self._visits[seq.id].request.output_tokens) - seq.n_output for seq in rows)
-        steps = free_steps(self.scheduler, left - 1)
+        steps = self.scheduler.free_steps(left - 1)
         if steps < 2:
             return False
         load = Load(rows=len(rows), kv_tokens=sum(seq.computed for seq in rows), logits=len(rows), states=len(rows))
         steps = self._before(arrivals.due(), load, steps)
-        if steps < 2 or not decode_ahead(self.scheduler, steps):
+        if steps < 2 or not self.scheduler.decode_ahead(steps):
             return False
         for seq in rows:
             assert isinstance(seq.tokens, Counted), "the lab's requests count their tokens"

@@ -11,10 +11,10 @@ from headwater.errors import ConfigError
 from headwater.models.profiles import Profile
 from headwater.plan import CacheLayout, Draft, Plan
 from headwater.request import SegmentEviction
-from headwater.schedule.composer import Composer
+from headwater.schedule.kinds.segment import Composer
 from headwater.schedule.limits import Limits
-from headwater.schedule.planner import Planner
-from headwater.schedule.scheduler import DecodeReuse, Scheduler
+from headwater.schedule.planner import DecodeReuse, Planner
+from headwater.schedule.scheduler import Scheduler
 from headwater.traces.request import Request, Trace
 
 
@@ -94,9 +94,9 @@ class Setup:
         share, eviction = self.segment_share, self.segment_eviction
         return kind(layout, self.eviction, segment_share=share, segment_eviction=eviction)
 
-    def planner(self, cache: PrefixCache, layout: CacheLayout) -> Planner:
+    def planner(self, cache: PrefixCache) -> Planner:
         placement = make_placement("none" if self.eviction == OFF else self.placement)
-        return Planner(cache, placement, layout, self.keeps_answers)
+        return Planner(cache, placement, self.keeps_answers)
 
     def scheduler(self, cache: PrefixCache, limits: Limits) -> Scheduler:
         """The server's. Without a cache, or for prefixes alone, and for a model that cannot, it composes nothing."""
@@ -105,7 +105,6 @@ class Setup:
         return Scheduler(
             cache,
             make_placement("none" if off else self.placement),
-            cache.layout,
             limits,
             "none" if off else self.decode_reuse,
             composer=Composer(cache, self.profile.state.conv_taps) if composes else None,

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from headwater.cache import PrefixCache
 from headwater.errors import ConfigError
 from headwater.lab.distances import Curve, distances
 from headwater.lab.replay import run_grid
@@ -196,8 +195,8 @@ class Sizing:
         tokens = sum(request.known_tokens for _, request in probed)
         pages = tokens // self.layout.page_size + (8 * len(probed) + 8) * self.layout.checkpoint_pages
         ample = replace(self.setup, memory=(pages + self._beside) * self.page_bytes, eviction="lru", pool="unified")
-        cache: PrefixCache = ample.cache(layout := ample.layout(self.trace))
-        alone = OneByOne(self.trace, cache, ample.planner(cache, layout))
+        cache = ample.cache(ample.layout(self.trace))
+        alone = OneByOne(self.trace, cache, ample.planner(cache))
         for _, request in probed:
             alone.serve(request)
         stats = cache.stats()

@@ -9,6 +9,7 @@ from headwater.account import CacheAccount
 from headwater.cache import PrefixCache
 from headwater.cache.history import Edges
 from headwater.plan import Plan, PrefillFlops
+from headwater.schedule.kinds.request import Request as Answered
 from headwater.schedule.step import Step
 from headwater.traces.request import Request, Trace
 
@@ -48,13 +49,13 @@ class SegmentWork:
     def note(self, step: Step) -> None:
         """Call between a step's plan and its end."""
         for leg in step.legs:
-            plan, composition = leg.plan, leg.seq.composition
-            if plan.making is not None:
+            plan, seq = leg.plan, leg.seq
+            if plan.build is not None:
                 self.made_tokens += plan.computed_tokens
                 self.made_flops += self.flops.between(plan.start, plan.end)
-            elif plan.composed and composition is not None:
-                tokens = sum(span.end - span.start for span in composition.spans)
-                self._saved[leg.seq.id] = Saved(tokens - composition.interiors, self._composed(plan))
+            elif plan.composed and isinstance(seq, Answered) and seq.composition is not None:
+                tokens = sum(span.end - span.start for span in seq.composition.spans)
+                self._saved[seq.id] = Saved(tokens - seq.composition.interiors, self._composed(plan))
 
     def of(self, request: int) -> Saved:
         """Of a request whose prompt is computed; it is asked once."""

@@ -24,7 +24,10 @@ from headwater.cache.snapshot import Snapshot
 from headwater.errors import OutOfPages
 from headwater.plan import CacheLayout
 from headwater.request import Boundaries, Generation, SamplingParams
-from headwater.schedule.planner import Budget, Planner
+from headwater.schedule.kinds.answer import FinishedAnswer
+from headwater.schedule.kinds.request import Request as Answered
+from headwater.schedule.limits import Budget
+from headwater.schedule.planner import Planner
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.sequence import Sequence
 from headwater.traces.request import Request, Trace
@@ -44,44 +47,51 @@ class Served:
     boundaries: Boundaries = field(default_factory=Boundaries)
 
 
-class ReplayedSequence(Sequence):
-    """The prompt of a served request, or the prefill of its answer."""
+class _Replayed(Sequence):
+    """The first `length` tokens of a served request, of which no more than the key is needed."""
 
-    def __init__(self, id: int, served: Served, answer_until: int | None = None) -> None:
-        self.served = served
-        self._n_prompt = served.prompt_tokens if answer_until is None else answer_until
+    def __init__(self, id: int, served: Served, length: int) -> None:
+        self.served, self.length = served, length
         keeps = served.known_tokens > served.prompt_tokens
         generation = Generation(
             (), SamplingParams(max_tokens=0), served.namespace, served.boundaries, keep_output=keeps
         )
-        super().__init__(id, generation, samples=answer_until is None)
+        super().__init__(id, generation)
 
     def __post_init__(self) -> None:
         self.key = self.served.key  # longer than the prompt; a match stops at `n_prompt`
 
     @property
     def n_prompt(self) -> int:
-        return self._n_prompt
+        return self.length
 
     @property
     def known_tokens(self) -> int:
         return self.served.known_tokens
 
 
+class ReplayedPrompt(_Replayed, Answered):
+    """The prompt of a served request."""
+
+
+class ReplayedAnswer(_Replayed, FinishedAnswer):
+    """The prefill of a served request's answer."""
+
+
 def replay_window(cache: PrefixCache, placement: Placement, window: Requests[Served]) -> int:
     """Serve the requests one by one; return the prompt tokens that hit."""
-    planner = Planner(cache, placement, cache.layout)
+    planner = Planner(cache, placement)
     unit = cache.layout.unit_tokens
     hits = 0
     for number, served in enumerate(window):
-        prompt = ReplayedSequence(2 * number, served)
+        prompt = ReplayedPrompt(2 * number, served, served.prompt_tokens)
         if not prefill(planner, cache, prompt):
             continue
         assert prompt.account is not None, "a request that was planned has an account"
         hits += prompt.account.resumed_at
         end = prompt.answer_end(unit) if prompt.generation.keep_output else None
         if end is not None:
-            prefill(planner, cache, ReplayedSequence(2 * number + 1, served, end))
+            prefill(planner, cache, ReplayedAnswer(2 * number + 1, served, end))
     return hits
 
 

@@ -1,4 +1,4 @@
-"""How much may run at once, and how many may wait for it."""
+"""Limits of what runs at once, what waits, and what a step may hold."""
 
 from __future__ import annotations
 
@@ -8,18 +8,26 @@ from headwater.errors import RequestTooLarge
 from headwater.plan import CacheLayout
 
 ANSWERS_AT_ONCE = 4  # finished answers that are prefilled side by side; each has a slot of its own
-GUESTS = 1  # requests beyond `max_running`, each of a namespace that has nothing running while others fill all places
-MADE_AT_ONCE = 4  # segments that are prefilled side by side; each has a slot of its own
-EXTRA_SLOTS = ANSWERS_AT_ONCE + GUESTS + MADE_AT_ONCE
-LOOKED_AT = 256  # requests of a namespace that wait and may be begun in one step
-OTHERS = 64  # requests that wait and are compared with one that begins: where they leave it, it takes a checkpoint
+RESERVED = 1  # slots beyond `max_running`, for a namespace that has nothing running while others fill all slots
+BUILDS_AT_ONCE = 4  # segments that are built side by side; each has a slot of its own
+EXTRA_SLOTS = ANSWERS_AT_ONCE + RESERVED + BUILDS_AT_ONCE
+LOOKED_AT = 256  # waiting requests of a namespace that may be begun in one step
+OTHERS = 64  # waiting requests that are compared with one that begins: where they leave it, it takes a checkpoint
 SCORED_LEG = 256  # tokens of a leg whose rows all have logits: 150 MB of them for a vocabulary of 150,000
-SHARED_STEP = 256  # tokens of a step on which more than one request waits: a long one would cost all of them its time
+SHARED_STEP = 256  # tokens of a step on which more than one request waits: a long one would delay all of them
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Tokens and checkpoints that a step has left for prefill."""
+
+    tokens: int
+    saves: int
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of a scheduler: requests, tokens, and checkpoints that a step may take."""
+    """Limits of a scheduler: requests, tokens, and checkpoints that a step may take."""
 
     max_running: int
     tokens_per_step: int
@@ -29,7 +37,7 @@ class Limits:
     shared_step: int = SHARED_STEP
 
     def check_fits(self, tokens: int, layout: CacheLayout) -> None:
-        """Raises RequestTooLarge where a prompt and its output could never be served."""
+        """Raise RequestTooLarge if a prompt and its output, `tokens` together, could never be served."""
         if tokens > self.max_model_len:
             limit = self.max_model_len
             raise RequestTooLarge(f"prompt and max_tokens together are {tokens:,} tokens, the model takes {limit:,}")

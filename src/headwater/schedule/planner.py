@@ -1,38 +1,28 @@
-"""Drafts a sequence's next leg and gets it reserved, with less ambition each time memory falls short."""
+"""Planner: drafts a sequence's next leg and reserves it, asking for less each time memory falls short."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Literal
 
 import numpy as np
 
 from headwater.account import Reason
-from headwater.cache.branch import Branches
-from headwater.cache.positions import Path, Placement, PlacementQuery
-from headwater.errors import OutOfPages
+from headwater.cache.positions import Placement, PlacementQuery
+from headwater.cache.prefix_cache import PrefixCache
+from headwater.errors import OutOfPages, PlanClosed
 from headwater.plan import CacheLayout, Draft, Match, Plan
-from headwater.schedule.limits import SCORED_LEG
+from headwater.schedule.limits import SCORED_LEG, Budget
 from headwater.schedule.sequence import Sequence
 
-
-class Cache(Protocol):
-    """What planner and scheduler use of PrefixCache or NoCache (closing a lease is the scheduler's)."""
-
-    branches: Branches
-
-    def match(self, key: bytes, length: int, namespace: str = "") -> Match: ...
-    def path(self, key: bytes, length: int, namespace: str = "") -> Path: ...
-    def reserve(self, draft: Draft) -> Plan: ...
-    def commit(self, plan: Plan) -> None: ...
-    def abandon(self, plan: Plan) -> None: ...
-    def release(self, request: int) -> None: ...
+DecodeReuse = Literal["canonical", "raw", "none"]
 
 
 def common_tokens(a: bytes, b: bytes, layout: CacheLayout) -> int:
-    """Length in tokens of the longest common prefix of two keys, in whole units."""
+    """Return the length in tokens of the longest common prefix of two keys, in whole units."""
     width = layout.unit_bytes
     units = min(len(a), len(b)) // width
     if not units or a[:width] != b[:width]:
@@ -43,16 +33,8 @@ def common_tokens(a: bytes, b: bytes, layout: CacheLayout) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
-    """What a step has left for prefill."""
-
-    tokens: int
-    saves: int
-
-
-@dataclass(frozen=True, slots=True)
 class Wish:
-    """How much a leg asks for beside its own pages."""
+    """Pages that a leg asks for in addition to its own."""
 
     speculative: bool = True
     checkpoints: bool = True
@@ -60,7 +42,7 @@ class Wish:
     reuse: bool = True
 
 
-# From the full wish to the bare minimum; the last rung only helps a request that has not begun.
+# From the full wish to the bare minimum; the last one only helps a sequence that has not begun.
 LADDER = (
     Wish(),
     Wish(speculative=False),
@@ -71,22 +53,22 @@ LADDER = (
 
 
 class Planner:
-    """The one way from a sequence to a frozen plan. Holds no state beside its collaborators."""
+    """The one path from a sequence to a frozen plan. It has no state of its own."""
 
-    def __init__(self, cache: Cache, placement: Placement, layout: CacheLayout, keeps_answers: bool = True) -> None:
+    def __init__(self, cache: PrefixCache, placement: Placement, keeps_answers: bool = True) -> None:
         self.cache = cache
         self.placement = placement
-        self.layout = layout
-        self.unit = layout.unit_tokens  # positions are on this grid
+        self.layout = cache.layout
+        self.unit = cache.layout.unit_tokens  # positions are on this grid
         self.keeps_answers = keeps_answers
 
     # -- first leg ---------------------------------------------------------
 
     def leader_of(self, seq: Sequence, match: Match, open_prefills: Iterable[Sequence]) -> Sequence | None:
-        """The running prefill that `seq` should wait for, or None.
+        """Return the running prefill that `seq` should wait for, or None.
 
-        That is one which shares at least a page more with it than it could resume from now, and which has a
-        checkpoint in that stretch still ahead, or can be given one there.
+        It shares at least a page more with `seq` than is cached, and has a checkpoint in that stretch still ahead, or
+        can be given one there.
         """
         best, best_shared = None, match.checkpoint_tokens + self.unit - 1
         if seq.scores_prompt:
@@ -100,18 +82,18 @@ class Planner:
         return best
 
     def _will_stop_at(self, leader: Sequence, after: int, shared: int) -> bool:
-        """Not among segments: there is no state between what is composed."""
+        """Whether the leader saves its state in (`after`, `shared`]; if possible it takes a checkpoint at `shared`."""
         if any(after < c <= shared for c in (*leader.checkpoints, *leader.speculative)):
             return True
-        if leader.planned < shared <= self._composes_from(leader, shared):
+        if leader.may_stop_at(shared, self.unit):
             leader.checkpoints = tuple(sorted({*leader.checkpoints, shared}))
             return True
         return False
 
     def first_leg(self, seq: Sequence, budget: Budget, others: Iterable[Sequence]) -> Plan | None:
-        """Match, place and reserve. None if the budget is too small for a leg; raises OutOfPages.
+        """Match, place and reserve. None: the budget is too small for a leg. Raises OutOfPages.
 
-        `others` are the requests that wait beside it: where they leave its prompt, it takes a checkpoint.
+        `others` are the other waiting requests: where they leave the prompt, it takes a checkpoint.
         """
         match = self.cache.match(seq.key, seq.n_prompt, seq.namespace)
         if seq.scores_prompt:
@@ -130,18 +112,17 @@ class Planner:
                     seq.placed_until = start
                 if start < match.checkpoint_tokens:
                     match = replace(match, reason=Reason.NO_MEMORY)
-                seq.resumed(match, start)
-                if seq.samples:
-                    self.placement.learn(query)
+                seq.begun(match, start, self.placement, query)
             return plan
         raise short
 
     def _whole_leg(self, seq: Sequence, budget: Budget, match: Match) -> Plan | None:
-        """Of a prompt that is computed whatever is cached: it finds nothing, and leaves nothing behind."""
+        """Reserve the first leg of a prompt that is computed whole: it reuses nothing, and caches nothing."""
         plan = self._reserve(seq, 0, budget, LADDER[-1])
         if plan is not None:
             off = match.reason is Reason.CACHE_OFF
-            seq.resumed(Match(0, 0, 0, Reason.CACHE_OFF if off else Reason.PROMPT_LOGPROBS), 0)
+            found = Match(0, 0, 0, Reason.CACHE_OFF if off else Reason.PROMPT_LOGPROBS)
+            seq.begun(found, 0, self.placement, None)
         return plan
 
     def _query(self, seq: Sequence, match: Match) -> PlacementQuery:
@@ -155,11 +136,7 @@ class Planner:
         )
 
     def _place(self, seq: Sequence, query: PlacementQuery, others: Iterable[Sequence]) -> None:
-        if not seq.samples:
-            placed = self.placement.place_answer(query)
-            seq.checkpoints, seq.speculative = placed.checkpoints, placed.speculative
-            return
-        placed, match = self.placement.place(query), query.match
+        placed, match = seq.place(self.placement, query), query.match
         branches = set()
         if match.reason is not Reason.CACHE_OFF:
             branches = {
@@ -175,7 +152,7 @@ class Planner:
     # -- later legs ----------------------------------------------------------
 
     def next_leg(self, seq: Sequence, budget: Budget) -> Plan | None:
-        """The next leg of a running prefill. None if the budget is too small; raises OutOfPages."""
+        """Reserve the next leg of a running prefill. None: the budget is too small. Raises OutOfPages."""
         for wish in LADDER[:-1]:
             try:
                 return self._reserve(seq, seq.computed, budget, wish)
@@ -183,10 +160,22 @@ class Planner:
                 short = error
         raise short
 
-    def decode_page(self, seq: Sequence) -> Plan:
-        """A private page for the token at `seq.computed` and the rest of its page; raises OutOfPages."""
+    def extend(self, seq: Sequence, end: int) -> None:
+        """Reserve private pages for the tokens before `end`. Raises OutOfPages; pages reserved until then are kept."""
+        while self.layout.kv_pages_per_unit and len(seq.table) * self.layout.page_size < end:
+            plan = self._decode_page(seq)
+            try:
+                self.cache.commit(plan)
+            except Exception:
+                with suppress(PlanClosed):
+                    self.cache.abandon(plan)
+                raise
+            seq.table = plan.table
+
+    def _decode_page(self, seq: Sequence) -> Plan:
+        """Reserve a private page for the tokens after the last page."""
         page = self.layout.page_size
-        last = (seq.computed // page + 1) * page - (page > 1)  # its last token may be a leg of its own
+        last = (len(seq.table) + 1) * page - (page > 1)  # its last token may be a leg of its own
         draft = Draft(seq.id, seq.namespace, seq.key, seq.planned, last)
         try:
             plan = self.cache.reserve(draft)
@@ -196,10 +185,10 @@ class Planner:
         return plan
 
     def raw_page(self, seq: Sequence) -> Plan | None:
-        """Publish decode's own KV of the page that the token at `seq.computed` completes, and the state after it.
+        """Reserve a leg that publishes decode's KV of the page that the next token completes, and the state after it.
 
-        That is what other engines do (decode-reuse raw); it is not bit-exact. None where that page is cached already:
-        a preempted sequence's own, say, which it would pin beside its new one. Raises OutOfPages.
+        Other engines do so (decode-reuse raw); it is not bit-exact. None: that page is cached already, for example
+        by the same sequence before it was preempted. Raises OutOfPages.
         """
         end = seq.computed + 1
         if self.cache.match(seq.key_until(end), end + 1, seq.namespace).kv_tokens >= end:
@@ -226,8 +215,7 @@ class Planner:
         end = self._leg_end(seq, start, budget)
         if end <= start:
             return None
-        if seq.composition is not None:
-            end = self._composed_end(seq, start, end)
+        end = seq.leg_end(start, end, self.unit)
         draft = Draft(
             request=seq.id,
             namespace=seq.namespace,
@@ -239,30 +227,15 @@ class Planner:
             slot=True,
             publish=end // self.unit * self.unit,
             reuse=wish.reuse,
-            counts=seq.samples,
+            counts=seq.counts_as_hit,
             hold_checkpoint=wish.hold_checkpoint,
         )
         plan = self.cache.reserve(draft)
         seq.planned = plan.end
-        return plan
-
-    def _composes_from(self, seq: Sequence, otherwise: int) -> int:
-        """Where the leg begins that composes `seq`: on the last multiple of the grid before its first segment."""
-        return otherwise if seq.composition is None else seq.composition.spans[0].start // self.unit * self.unit
-
-    def _composed_end(self, seq: Sequence, start: int, end: int) -> int:
-        """The leg ends where segments begin; one that begins there, with the page on which their text ends."""
-        composition, first = seq.composition, self._composes_from(seq, 0)
-        assert composition is not None, "only who has segments composes"
-        if start < first:
-            return min(end, first)
-        after = min(seq.n_prompt, (composition.tail_start // self.unit + 1) * self.unit)
-        seq.checkpoints = tuple(c for c in seq.checkpoints if c >= after)
-        seq.speculative = tuple(c for c in seq.speculative if c >= after)
-        return after
+        return seq.complete(plan)
 
     def _leg_end(self, seq: Sequence, start: int, budget: Budget) -> int:
-        """As far as tokens and saves reach: the prompt's end or a multiple of the grid."""
+        """Return how far tokens and saves reach: the prompt's end or a multiple of the grid."""
         end = start + (min(budget.tokens, SCORED_LEG) if seq.scores_prompt else budget.tokens)
         if end >= seq.n_prompt:
             end = seq.n_prompt
@@ -272,6 +245,5 @@ class Planner:
         return end if len(ahead) <= budget.saves else ahead[budget.saves - 1] if budget.saves else start
 
     def _last_page(self, seq: Sequence) -> int:
-        """The deepest position at which `seq` could resume: one token at least is computed."""
-        last = seq.n_prompt - 1 if seq.samples else seq.n_prompt
-        return last // self.unit * self.unit
+        """Return the deepest position on the grid at which `seq` could resume."""
+        return seq.last_resumable // self.unit * self.unit

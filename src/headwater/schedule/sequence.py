@@ -1,22 +1,22 @@
-"""A request on its way through the engine: a small object that the scheduler moves from phase to phase."""
+"""Sequences: tokens that are prefilled leg by leg. Their types, in `schedule/kinds/`, say for what purpose."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Container
 from collections.abc import Sequence as Pages
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+from typing import ClassVar, Protocol
 
-from headwater.account import CacheAccount
-from headwater.cache.segments.compose import Widths, marked
-from headwater.cache.segments.store import SegmentKey, StoredSegment
-from headwater.plan import Match
+from headwater.cache.positions import Placed, Placement, PlacementQuery
+from headwater.cache.segments.compose import marked
+from headwater.plan import Match, Plan
 from headwater.request import Generation, Span
+from headwater.schedule.limits import Budget
 
 
 class Phase(Enum):
-    """Where a sequence is. Preemption leads back to WAITING."""
+    """Progress of a sequence. Preemption leads back to WAITING."""
 
     WAITING = "waiting"
     PREFILL = "prefill"
@@ -24,155 +24,149 @@ class Phase(Enum):
     DONE = "done"
 
 
+class Purpose(StrEnum):
+    """Purpose of a computed token."""
+
+    PROMPT = "prompt"
+    DECODE = "decode"
+    ANSWER = "answer"  # recomputed so that the next turn resumes after a finished answer
+    SEGMENT = "segment"  # computed so that segments can be composed
+    HEALING = "healing"  # recomputed exactly after an answer from composed states
+
+
+class Legs(Protocol):
+    """The planner, as far as a sequence needs it."""
+
+    def next_leg(self, seq: Sequence, budget: Budget) -> Plan | None: ...
+
+
 def key_of(tokens: list[int] | tuple[int, ...]) -> bytes:
-    """Token ids as the index compares them: 4 bytes each, so a page of 64 is a unit of 256 bytes."""
+    """Encode token ids as the index compares them: 4 bytes each, so a page of 64 is a unit of 256 bytes."""
     return array("i", tokens).tobytes()
-
-
-@dataclass(frozen=True, slots=True)
-class Composition:
-    """Stored segments that a request is going to be composed of, pinned, and where they stand in its prompt."""
-
-    spans: tuple[Span, ...]
-    stored: tuple[StoredSegment, ...]
-    widths: Widths
-
-    @property
-    def interiors(self) -> int:
-        """Tokens that are not computed."""
-        return sum(self.widths.interior(span.end - span.start) for span in self.spans)
-
-    def interiors_of(self, keys: Container[SegmentKey]) -> int:
-        """Of those, tokens of the segments that have one of these keys."""
-        return sum(self.widths.interior(stored.key.tokens) for stored in self.stored if stored.key in keys)
-
-    @property
-    def tail_start(self) -> int:
-        """Where what comes after the last interior begins."""
-        return self.spans[-1].end - self.widths.tail
 
 
 @dataclass(eq=False)
 class Sequence:
-    """One request. With `samples` false the prefill of a finished answer, so that its next turn finds it, or `made`."""
+    """Tokens to prefill, and the progress made so far. The scheduler moves it from phase to phase."""
 
-    id: int
+    purpose: ClassVar[Purpose]  # of its prefill
+    counts_as_hit: ClassVar[bool] = False  # whether resuming from a cached prefix is a hit of the cache
+
+    id: int  # ids grow with arrival
     generation: Generation
-    samples: bool = True
-    tokens: list[int] = field(default_factory=list)  # the prompt, then what was generated
+    tokens: list[int] = field(default_factory=list)  # the prompt, then the generated tokens
     key: bytes = b""  # of the prompt
     phase: Phase = Phase.WAITING
     slot: int | None = None  # row of the state memory
     computed: int = 0  # tokens whose KV and states are in place
     planned: int = 0  # one past the last token of the leg that is reserved or running
-    table: Pages[int] = ()  # page ids of [0, computed), and of what is reserved beyond
-    checkpoints: tuple[int, ...] = ()  # positions still ahead at which the prefill saves its state
+    table: Pages[int] = ()  # page ids of [0, computed), and of the reserved tokens beyond
+    checkpoints: tuple[int, ...] = ()  # positions ahead at which the prefill saves its state
     speculative: tuple[int, ...] = ()
     placed_until: int = 0  # the deepest checkpoint that the prompt has or takes
-    account: CacheAccount | None = None
-    waited: bool = False
-    preemptions: int = 0
-    started_over: bool = False  # being alone, for want of memory
-    composition: Composition | None = None  # until its composed leg ran
-    marked_from: int | None = None  # where what is cached of it begins to be approximate, and its key to be marked
-    anew: tuple[Span, ...] | None = None  # its segments that are computed whole for what is asked, once chosen
-    asked: set[SegmentKey] = field(default_factory=set)  # segments that it had made, or tried to, or waited for
-    had_made: set[SegmentKey] = field(default_factory=set)  # of these, those that nobody else had asked for
-    plain: bool = False  # its segments could not be held beside it: it does without
-    made: StoredSegment | None = None  # the segment that this makes
+    marked_from: int | None = None  # position from which cached states are approximate and the key is marked
+    whole: tuple[Span, ...] | None = None  # segments that are computed whole, once chosen
 
     def __post_init__(self) -> None:
         self.tokens = list(self.generation.prompt)
         self.key = key_of(self.generation.prompt)
 
-    def cut(self, end: int) -> None:
-        """Only the first `end` tokens of its prompt are to be computed; it has not begun."""
-        self.generation = replace(self.generation, prompt=self.generation.prompt[:end])
-        self.__post_init__()
-
-    def answer_end(self, unit: int) -> int | None:
-        """Up to where its answer is to be prefilled, so that the next turn resumes there. `unit`: the grid.
-
-        None where prompt and answer end on the same page, and the prompt's own last checkpoint does as well.
-        """
-        end = self.known_tokens // unit * unit
-        if end > self.n_prompt // unit * unit:
-            return end
-        return None if self.placed_until >= (self.n_prompt - 1) // unit * unit else end or None
+    # -- tokens and keys
 
     @property
-    def prompt_ids(self) -> bytes:
-        """Token ids of the prompt, four bytes each."""
-        return key_of(self.generation.prompt)
-
-    @property
-    def exact_key(self) -> bytes:
-        """The key of the prompt, whatever of it is composed."""
-        return self.prompt_ids
-
-    def segment_ids(self, span: Span) -> bytes:
-        """What tells one of its segments from others: the token ids, four bytes each."""
-        return key_of(self.generation.prompt[span.start : span.end])
-
-    def key_until(self, end: int) -> bytes:
-        """The key of the first `end` tokens, output included."""
-        key = key_of(self.tokens[:end])
-        if self.marked_from is None:
-            return key
-        return marked(key, self.marked_from, self.generation.fidelity, self.anew or ())
-
-    def answer(self, id: int, end: int) -> Sequence:
-        """The prefill of its first `end` tokens, output included, once it is complete."""
-        fidelity = self.generation.fidelity
-        generation = Generation(tuple(self.tokens[:end]), self.generation.params, self.namespace, fidelity=fidelity)
-        answer = Sequence(id, generation, samples=False, marked_from=self.marked_from, anew=self.anew)
-        answer.key = self.key_until(end)
-        return answer
+    def namespace(self) -> str:
+        return self.generation.namespace
 
     @property
     def n_prompt(self) -> int:
+        """Tokens to prefill."""
         return len(self.generation.prompt)
 
     @property
     def known_tokens(self) -> int:
-        """Of prompt and output, what can be cached: all."""
+        """Number of tokens of prompt and output whose ids are known, so that they can be cached."""
         return len(self.tokens)
 
     @property
     def n_output(self) -> int:
         return len(self.tokens) - self.n_prompt
 
+    def key_until(self, end: int) -> bytes:
+        """Return the key of the first `end` tokens, output included."""
+        key = key_of(self.tokens[:end])
+        return key if self.marked_from is None else self.marked_key(key, self.marked_from)
+
+    def marked_key(self, key: bytes, start: int) -> bytes:
+        """Mark `key` as approximate from position `start` on, by this sequence's fidelity and segments."""
+        return marked(key, start, self.generation.fidelity, self.whole or ())
+
+    # -- placing checkpoints: overridden by kinds whose prefixes are placed by a policy
+
+    @property
+    def last_resumable(self) -> int:
+        """The deepest position at which the sequence could resume."""
+        return self.n_prompt
+
+    def place(self, placement: Placement, query: PlacementQuery) -> Placed:
+        """Ask the policy for checkpoint positions."""
+        return Placed(self.checkpoints, self.speculative)
+
+    def begun(self, match: Match, start: int, placement: Placement, query: PlacementQuery | None) -> None:
+        """Note that the first leg is reserved from position `start`. `query`: None if no checkpoints were placed."""
+
+    # -- legs
+
+    def next_leg(self, legs: Legs, budget: Budget) -> Plan | None:
+        """Reserve the next leg. None: the budget is too small for one, or nothing is left. Raises OutOfPages."""
+        return legs.next_leg(self, budget)
+
+    def leg_end(self, start: int, end: int, unit: int) -> int:
+        """Return the end of a leg from `start` that may reach `end`. `unit`: the grid of positions."""
+        return end
+
+    def may_stop_at(self, position: int, unit: int) -> bool:
+        """Whether a leg that is not planned yet could end at `position`, with a checkpoint there."""
+        return self.planned < position
+
+    def complete(self, plan: Plan) -> Plan:
+        """Add to a reserved plan what the cache does not know of."""
+        return plan
+
+    def leg_ended(self, plan: Plan) -> None:
+        """Note that the leg was committed."""
+        self.computed = plan.end
+        self.checkpoints = tuple(c for c in self.checkpoints if c > self.computed)
+        self.speculative = tuple(c for c in self.speculative if c > self.computed)
+
+    def release_segments(self) -> bool:
+        """Unpin the stored segments that the sequence was to be composed of. False: there are none."""
+        return False
+
+    def compute_segments(self) -> bool:
+        """Compute the remaining segments as plain text, for want of memory to hold them. False: there are none."""
+        return False
+
+    # -- ends
+
+    def prefill_ended(self) -> Phase:
+        """Do what follows the last leg, and return the next phase: DECODE or DONE."""
+        return Phase.DONE
+
+    def ended(self) -> None:
+        """Note that the sequence is done, or was cancelled."""
+
+    @property
+    def charged_to(self) -> str | None:
+        """The namespace whose share pays for its tokens; None: they are free."""
+        return self.namespace
+
+    # -- logits
+
     @property
     def scores_prompt(self) -> bool:
-        """Whether the logits of all of its prompt are wanted."""
-        return self.samples and self.generation.params.prompt_logprobs is not None
+        """Whether the logits of every prompt token are wanted."""
+        return False
 
-    @property
-    def composes(self) -> bool:
-        """Whether stored segments may be part of it."""
-        return bool(self.generation.segments) and not (self.plain or self.scores_prompt)
-
-    @property
-    def namespace(self) -> str:
-        return self.generation.namespace
-
-    def resumed(self, match: Match, at: int) -> None:
-        """Note what the cache did for it. A preempted request keeps the account of its first start."""
-        if self.account is None:
-            composition, from_ = self.composition, self.n_prompt if self.marked_from is None else self.marked_from
-            interiors = 0 if composition is None else composition.interiors
-            made = 0 if composition is None else composition.interiors_of(self.had_made)
-            ahead = sum(span.end - max(span.start, min(at, span.end)) for span in self.generation.segments)
-            self.account = CacheAccount(
-                prompt_tokens=self.n_prompt,
-                cached_tokens=at + interiors - made,
-                resumed_at=at,
-                stranded_tokens=match.kv_tokens - at,
-                reason=match.reason,
-                waited_for_leader=self.waited,
-                segments=0 if composition is None else len(composition.spans),
-                composed_tokens=interiors,
-                cold_tokens=made,
-                recomputed_tokens=ahead - interiors,
-                approximate_tokens=max(0, at - from_),
-            )
+    def wants_token_after(self, end: int) -> bool:
+        """Whether a token is sampled from the logits of a leg that ends at `end`."""
+        return False

@@ -1,8 +1,9 @@
-"""What runs next. One step is a ragged batch: a row for each decoding sequence, and prefill legs under a budget."""
+"""Steps: ragged batches of a row for each decoding sequence, and of prefill legs under a budget."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 from headwater.plan import Plan
 from headwater.schedule.sequence import Sequence
@@ -17,11 +18,11 @@ class Leg:
 
     @property
     def wants_token(self) -> bool:
-        return self.seq.samples and self.plan.end == len(self.seq.tokens)
+        return self.seq.wants_token_after(self.plan.end)
 
     @property
     def n_scored(self) -> int:
-        """How many of its first rows have logits that are wanted for the prompt's next token."""
+        """Number of leading rows whose logits are wanted for the prompt's next token."""
         return min(self.plan.end, self.seq.n_prompt - 1) - self.plan.start if self.seq.scores_prompt else 0
 
 
@@ -30,13 +31,19 @@ class DecodeRow:
     """One token of one decoding sequence. `plan` saves the state after it (decode-reuse raw, a full page)."""
 
     seq: Sequence
-    token: int
-    position: int
     plan: Plan | None = None
 
     @property
+    def position(self) -> int:
+        return self.seq.computed
+
+    @property
+    def token(self) -> int:
+        return self.seq.tokens[self.seq.computed]
+
+    @property
     def wants_token(self) -> bool:
-        return self.position + 1 == len(self.seq.tokens)
+        return self.seq.wants_token_after(self.position + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +55,36 @@ class Step:
 
     @property
     def items(self) -> tuple[Leg | DecodeRow, ...]:
-        """Both, in the order of the batch."""
+        """Legs and rows, in the order of the batch."""
         return (*self.legs, *self.rows)
 
     def __bool__(self) -> bool:
         return bool(self.legs or self.rows)
+
+
+class SlotIds:
+    """Free slots. Low ids are taken first: these keep their memory between sequences."""
+
+    def __init__(self, count: int) -> None:
+        self._free = list(range(count))  # a heap
+        self._left: set[int] = set()
+
+    def __len__(self) -> int:
+        """Return the number of free slots."""
+        return len(self._free)
+
+    def take(self) -> int:
+        """Return the lowest free slot, which is taken from now on."""
+        slot = heappop(self._free)
+        self._left.discard(slot)
+        return slot
+
+    def give(self, slot: int) -> None:
+        """Give a slot back."""
+        heappush(self._free, slot)
+        self._left.add(slot)
+
+    def take_left(self) -> set[int]:
+        """Return the slots that were given back since the last call and are still free."""
+        left, self._left = self._left, set()
+        return left

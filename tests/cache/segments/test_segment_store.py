@@ -13,7 +13,7 @@ from headwater.cache.segments.store import SegmentKey, SegmentStore, StoredSegme
 from headwater.errors import ConfigError, OutOfPages
 from headwater.plan import CacheLayout
 from headwater.request import SegmentEviction
-from tests.cache.toy import LAYOUT, PAGE, Toy, words
+from tests.cache.toy import LAYOUT, PAGE, Toy, publish_segment, reserve_segment, words
 
 WIDTHS = Widths(2, 2)
 WITH_TRANSITIONS = replace(LAYOUT, transition_pages=1)
@@ -24,18 +24,18 @@ def key(first: int, tokens: int = 10, namespace: str = "") -> SegmentKey:
 
 
 def stored(cache: PrefixCache, wanted: SegmentKey) -> StoredSegment:
-    made = cache.open_segment(wanted)
-    cache.publish_segment(made)
+    made = reserve_segment(cache, wanted)
+    publish_segment(cache, made)
     cache.check()
     return made
 
 
 def test_a_segment_takes_pages_of_its_kv_states_and_transitions() -> None:
     toy = Toy(WITH_TRANSITIONS)
-    made = toy.cache.open_segment(key(1, 11))
+    made = reserve_segment(toy.cache, key(1, 11))
     assert (len(made.kv), len(made.state), len(made.transition), len(made.lent)) == (3, 2, 1, 2)
     assert toy.cache.stats().pages_slot == 2
-    toy.cache.publish_segment(made)
+    publish_segment(toy.cache, made)
     stats = toy.cache.stats()
     assert (stats.pages_segment, stats.pages_slot, stats.segments) == (6, 0, 1)
     toy.cache.check()
@@ -44,12 +44,12 @@ def test_a_segment_takes_pages_of_its_kv_states_and_transitions() -> None:
 def test_half_a_segment_is_never_used_and_gives_all_back() -> None:
     toy = Toy(WITH_TRANSITIONS)
     free = toy.cache.stats().pages_free
-    made = toy.cache.open_segment(key(1))
+    made = reserve_segment(toy.cache, key(1))
     with pytest.raises(ValueError, match="being built"):
         toy.cache.use_segment(made)
-    with pytest.raises(ValueError, match="stored or being made"):
-        toy.cache.open_segment(key(1))
-    toy.cache.segments.drop(made)
+    with pytest.raises(ValueError, match="stored or being built"):
+        reserve_segment(toy.cache, key(1))
+    toy.cache.release(-1)
     toy.cache.check()
     assert toy.cache.stats().pages_free == free
     assert toy.cache.segments.find(key(1)) is None
@@ -109,7 +109,7 @@ def test_what_is_pinned_stays() -> None:
 def test_a_segment_that_does_not_fit_changes_nothing() -> None:
     toy = Toy(replace(WITH_TRANSITIONS, n_pages=8))
     with pytest.raises(OutOfPages) as short:
-        toy.cache.open_segment(key(1, 30))
+        reserve_segment(toy.cache, key(1, 30))
     assert (short.value.needed, short.value.free) == (7 + 2 + 1 + 2, 8)
     toy.cache.check()
     assert not len(toy.cache.segments)
@@ -123,7 +123,7 @@ def test_a_split_pool_never_exceeds_the_budget() -> None:
         assert toy.cache.segments.pages <= 12
     assert [toy.cache.segments.find(key(10 + i)) is not None for i in range(4)] == [False, False, True, True]
     with pytest.raises(OutOfPages):
-        toy.cache.open_segment(key(30, 50))
+        reserve_segment(toy.cache, key(30, 50))
     toy.cache.check()
 
 
@@ -160,8 +160,8 @@ def test_a_budget_is_a_share() -> None:
 
 def test_the_first_use_of_a_segment_is_whoever_had_it_made() -> None:
     toy = Toy(replace(WITH_TRANSITIONS, n_pages=200))
-    made = toy.cache.open_segment(key(1))
-    toy.cache.publish_segment(made)
+    made = reserve_segment(toy.cache, key(1))
+    publish_segment(toy.cache, made)
     fresh = made.worth
     toy.cache.use_segment(made)
     assert made.worth == fresh

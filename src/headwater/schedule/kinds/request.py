@@ -1,0 +1,228 @@
+"""Answering a request: its prompt is prefilled, then it decodes a token a step."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass, field, replace
+
+from headwater.account import CacheAccount
+from headwater.cache.positions import Placed, Placement, PlacementQuery
+from headwater.cache.prefix_cache import PrefixCache
+from headwater.cache.segments.compose import Widths, runs
+from headwater.cache.segments.store import SegmentKey, StoredSegment
+from headwater.plan import Composed, Match, Plan
+from headwater.request import Generation, Span
+from headwater.schedule.kinds.answer import FinishedAnswer
+from headwater.schedule.sequence import Phase, Purpose, Sequence, key_of
+
+
+@dataclass(frozen=True, slots=True)
+class Composition:
+    """Stored segments that a request is going to be composed of, pinned, and their places in its prompt."""
+
+    cache: PrefixCache
+    spans: tuple[Span, ...]
+    stored: tuple[StoredSegment, ...]
+    widths: Widths
+    carries: bool  # whether a segment's transition is applied to the state before it
+
+    @property
+    def interiors(self) -> int:
+        """Number of tokens that are not computed."""
+        return sum(self.widths.interior(span.end - span.start) for span in self.spans)
+
+    def interiors_of(self, keys: Container[SegmentKey]) -> int:
+        """Number of these tokens that belong to segments with one of `keys`."""
+        return sum(self.widths.interior(stored.key.tokens) for stored in self.stored if stored.key in keys)
+
+    def start(self, unit: int) -> int:
+        """Begin of the composed leg: the last multiple of the grid before the first segment."""
+        return self.spans[0].start // unit * unit
+
+    @property
+    def tail_start(self) -> int:
+        """Position after the last interior."""
+        return self.spans[-1].end - self.widths.tail
+
+    def applied_to(self, plan: Plan) -> Plan:
+        """Return the plan of the leg from before the first segment until after the last one."""
+        parts = tuple(
+            Composed(
+                at=span.start,
+                start=self.widths.head,
+                end=span.end - span.start - self.widths.tail,
+                table=stored.kv,
+                state=stored.state,
+                transition=stored.transition if self.carries else (),
+            )
+            for span, stored in zip(self.spans, self.stored, strict=True)
+        )
+        return replace(plan, composed=parts, runs=runs(self.spans, self.widths, plan.start, plan.end))
+
+    def use(self) -> None:
+        """Count one use of each segment."""
+        for stored in self.stored:
+            self.cache.use_segment(stored)
+
+    def release(self) -> None:
+        """Unpin the segments."""
+        for stored in self.stored:
+            self.cache.segments.unpin(stored)
+
+
+@dataclass(eq=False)
+class Request(Sequence):
+    """A request with a client: it hits the cache, is charged to its namespace, and samples tokens."""
+
+    purpose = Purpose.PROMPT
+    counts_as_hit = True
+
+    account: CacheAccount | None = None
+    waited: bool = False  # for a request that computes the same prefix
+    preemptions: int = 0
+    started_over: bool = False  # preempted while it ran alone, for want of memory
+    composition: Composition | None = None  # until its composed leg ran
+    tried: set[SegmentKey] = field(default_factory=set)  # segments built for it, or tried, or awaited
+    built: set[SegmentKey] = field(default_factory=set)  # segments whose build it started
+    plain: bool = False  # computed without segments: they could not be held beside it
+
+    # -- prompt and output
+
+    @property
+    def prompt_ids(self) -> bytes:
+        """Token ids of the prompt, four bytes each."""
+        return key_of(self.generation.prompt)
+
+    @property
+    def exact_key(self) -> bytes:
+        """The prompt's key without marks."""
+        return self.prompt_ids
+
+    def segment_ids(self, span: Span) -> bytes:
+        """Token ids of a segment of the prompt, four bytes each: the segment's identity."""
+        return key_of(self.generation.prompt[span.start : span.end])
+
+    @property
+    def composes(self) -> bool:
+        """Whether stored segments may be part of the prompt."""
+        return bool(self.generation.segments) and not (self.plain or self.scores_prompt)
+
+    def answer_end(self, unit: int) -> int | None:
+        """Position up to which the answer is to be prefilled, so that the next turn resumes there.
+
+        None if prompt and answer end on the same page, and the prompt's own last checkpoint does as well.
+        """
+        end = self.known_tokens // unit * unit
+        if end > self.n_prompt // unit * unit:
+            return end
+        return None if self.placed_until >= (self.n_prompt - 1) // unit * unit else end or None
+
+    def answer(self, id: int, end: int) -> FinishedAnswer:
+        """Return the prefill of the first `end` tokens, output included."""
+        fidelity = self.generation.fidelity
+        generation = Generation(tuple(self.tokens[:end]), self.generation.params, self.namespace, fidelity=fidelity)
+        answer = FinishedAnswer(id, generation, marked_from=self.marked_from, whole=self.whole)
+        answer.key = self.key_until(end)
+        return answer
+
+    @property
+    def scores_prompt(self) -> bool:
+        return self.generation.params.prompt_logprobs is not None
+
+    def wants_token_after(self, end: int) -> bool:
+        return end == len(self.tokens)
+
+    # -- prefill
+
+    @property
+    def last_resumable(self) -> int:
+        """At least one token is computed, for its logits."""
+        return self.n_prompt - 1
+
+    def place(self, placement: Placement, query: PlacementQuery) -> Placed:
+        return placement.place(query)
+
+    def begun(self, match: Match, start: int, placement: Placement, query: PlacementQuery | None) -> None:
+        if self.account is None:  # a preempted request keeps the account of its first start
+            self.account = self._account(match, start)
+        if query is not None:
+            placement.learn(query)
+
+    def _account(self, match: Match, start: int) -> CacheAccount:
+        composition, marked_from = self.composition, self.n_prompt if self.marked_from is None else self.marked_from
+        interiors = 0 if composition is None else composition.interiors
+        cold = 0 if composition is None else composition.interiors_of(self.built)
+        ahead = sum(span.end - max(span.start, min(start, span.end)) for span in self.generation.segments)
+        return CacheAccount(
+            prompt_tokens=self.n_prompt,
+            cached_tokens=start + interiors - cold,
+            resumed_at=start,
+            stranded_tokens=match.kv_tokens - start,
+            reason=match.reason,
+            waited_for_leader=self.waited,
+            segments=0 if composition is None else len(composition.spans),
+            composed_tokens=interiors,
+            cold_tokens=cold,
+            recomputed_tokens=ahead - interiors,
+            approximate_tokens=max(0, start - marked_from),
+        )
+
+    def leg_end(self, start: int, end: int, unit: int) -> int:
+        """A leg ends where segments begin; one that begins there ends with the page on which their text ends."""
+        if self.composition is None:
+            return end
+        if start < self.composition.start(unit):
+            return min(end, self.composition.start(unit))
+        after = min(self.n_prompt, (self.composition.tail_start // unit + 1) * unit)
+        self.checkpoints = tuple(c for c in self.checkpoints if c >= after)
+        self.speculative = tuple(c for c in self.speculative if c >= after)
+        return after
+
+    def may_stop_at(self, position: int, unit: int) -> bool:
+        """No state exists between composed segments."""
+        before = self.composition is None or position <= self.composition.start(unit)
+        return before and super().may_stop_at(position, unit)
+
+    def complete(self, plan: Plan) -> Plan:
+        if self.composition is None or plan.end <= self.composition.tail_start:
+            return plan
+        return self.composition.applied_to(plan)
+
+    def leg_ended(self, plan: Plan) -> None:
+        super().leg_ended(plan)
+        if plan.composed and self.composition is not None:
+            self.composition.use()
+            self.release_segments()
+
+    def prefill_ended(self) -> Phase:
+        return Phase.DECODE
+
+    # -- segments
+
+    def release_segments(self) -> bool:
+        if self.composition is None:
+            return False
+        self.composition.release()
+        self.composition = None
+        return True
+
+    def start_without_segments(self) -> None:
+        """Compute the whole prompt exactly, under its exact key. The first leg is not reserved yet."""
+        self.release_segments()
+        self.key, self.marked_from, self.plain = self.exact_key, None, True
+
+    def compute_segments(self) -> bool:
+        """Some legs have run under the marked key: later ones stay under it, and the account is corrected."""
+        if not self.release_segments():
+            return False
+        self.plain = True
+        if self.account is not None:
+            self.account = replace(
+                self.account,
+                cached_tokens=self.account.resumed_at,
+                segments=0,
+                composed_tokens=0,
+                cold_tokens=0,
+                recomputed_tokens=self.account.recomputed_tokens + self.account.composed_tokens,
+            )
+        return True
