@@ -21,7 +21,7 @@ import uvicorn
 
 from headwater.config import ServeConfig
 from headwater.server.app import create_app
-from headwater.server.routes.service import ServedEngine
+from headwater.server.http.exchange import ServedEngine
 
 PATIENCE = 120  # seconds
 JSON = {"content-type": "application/json"}

@@ -18,7 +18,7 @@ from headwater.request import SamplingParams
 from headwater.server.answer.formats import REASONING, TOOLS
 from headwater.server.answer.formats.delta import Delta, joined
 from headwater.server.answer.formats.parser import AnswerParser
-from headwater.server.answer.formats.tools import Tool
+from headwater.server.requests.tools import Tool
 from stress.fuzz.target import Drawn, Target, pieces
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "any": {}}}

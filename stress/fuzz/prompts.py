@@ -57,7 +57,7 @@ def messages(data: bytes) -> None:
         return
     known = prompt.boundaries
     for at in (known.system_end, known.query_start, known.query_end, *known.extra):
-        assert at is None or 0 <= at <= len(prompt.tokens), (known, len(prompt.tokens))
+        assert at is None or 0 <= at <= len(prompt.prompt), (known, len(prompt.prompt))
 
 
 @cache

@@ -47,7 +47,7 @@ def test_a_prompt_and_its_boundaries_are_the_servers(vocabulary, prompter, reply
     chat = Chat(vocabulary, LONG)
     request = chat.request("a", chat.text(), reply)
     prompt = prompter.prepare(Conversation(tuple(LONG[:reply])))
-    assert ids(request) == prompt.tokens
+    assert ids(request) == prompt.prompt
     assert request.boundaries == prompt.boundaries
 
 
@@ -55,7 +55,7 @@ def test_a_prompt_and_its_boundaries_are_the_servers(vocabulary, prompter, reply
 def test_a_prompt_without_its_answer_is_the_servers_too(vocabulary, prompter, messages):
     text, boundaries = Chat(vocabulary, messages).asked()
     prompt = prompter.prepare(Conversation(tuple(messages)))
-    assert tuple(array("i", text)) == prompt.tokens
+    assert tuple(array("i", text)) == prompt.prompt
     assert boundaries == prompt.boundaries
 
 

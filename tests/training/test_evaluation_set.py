@@ -42,7 +42,7 @@ def test_tokens_are_the_server_s(items: list[Item]) -> None:
     prompter = ChatPrompter(TOKENIZER, chat_template())
     for item in items[::5]:
         sent = conversation([dict(message) for message in item.messages], list(item.tools) or None)
-        assert len(prompter.prepare(sent).tokens) == item.tokens
+        assert len(prompter.prepare(sent).prompt) == item.tokens
 
 
 def test_a_reader_of_the_documents_gives_the_answers(items: list[Item]) -> None:

@@ -30,7 +30,7 @@ def test_a_prompt_is_encoded_as_the_server_does(kind: str) -> None:
         ids, _ = tokenizer.encode(example)
         for turn in example.turns:
             sent = conversation(example.messages[:turn], example.tools)
-            prompt = prompter.prepare(sent).tokens
+            prompt = prompter.prepare(sent).prompt
             assert list(prompt) == ids[: len(prompt)]
 
 

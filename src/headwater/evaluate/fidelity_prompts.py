@@ -65,7 +65,7 @@ class Prompts:
             asked["tools"] = list(item.tools)
         body = ChatRequest.model_validate(asked)
         made = self._chat.prepare(body.conversation)
-        return Prompt(made.tokens, made.segments)
+        return Prompt(made.prompt, made.segments)
 
     def read(self, path: Path) -> Iterator[Prompt]:
         """Read a file of JSON lines, or else a text with separators, plain or packed.

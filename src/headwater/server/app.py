@@ -1,38 +1,34 @@
-"""The OpenAI-compatible API over an engine: a list of what installs its routes."""
+"""App of the OpenAI-compatible API over an engine."""
 
 from __future__ import annotations
 
 from fastapi import FastAPI
 
 from headwater.config import ServeConfig
-from headwater.server.http import access, errors, refusals
-from headwater.server.observe import recording, telemetry
+from headwater.server.http import errors
+from headwater.server.http.exchange import ServedEngine
+from headwater.server.http.middleware import install_access
 from headwater.server.requests.body import JsonRoute
-from headwater.server.routes import absent, generate, health, models, responses, tokens, warming
-from headwater.server.routes.service import ServedEngine, Service
-
-# each adds its routes, or its middleware: the last one added sees a request first
-PARTS = (
-    recording.install,
-    access.install,
-    telemetry.install,
-    health.install,
-    models.install,
-    generate.install,
-    responses.install,
-    tokens.install,
-    warming.install,
-    absent.install,
-)
+from headwater.server.routes import generation, info, observe, tokens
+from headwater.server.routes.service import Service
 
 
 def create_app(engine: ServedEngine, config: ServeConfig) -> FastAPI:
-    """The engine is started and stopped by the caller."""
+    """Return an app over this engine, which the caller starts and stops.
+
+    Middleware that is installed later is outside: it sees a request first.
+    """
     app = FastAPI(title="Headwater", docs_url=None, redoc_url=None, strict_content_type=False)
     app.router.route_class = JsonRoute
     service = Service(engine, config)
     errors.install(app)
-    refusals.install(app)
-    for install in PARTS:
-        install(app, service)
+    observe.install_recording(app, service)
+    install_access(app, config)
+    observe.install(app, service)
+    info.install_health(app, service)
+    info.install_models(app, service)
+    generation.install(app, service)
+    tokens.install(app, service)
+    tokens.install_warming(app, service)
+    info.install_absent(app, service)
     return app

@@ -10,7 +10,7 @@ import torch
 from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
 from headwater.engine.selfcheck import SelfCheck
-from headwater.server.answer.echo import text_of_tokens
+from headwater.server.answer.reply import text_of_tokens
 from tests.engine.test_detokenizer import metaspace
 from tests.engine.test_engine import loaded
 from tests.engine.test_prompt_scores import reference

@@ -6,7 +6,7 @@ import json
 import math
 
 from headwater.events import TokenEvent, TokenLogprob
-from headwater.server.answer.logprobs import TokenNames, chat_logprobs, completion_logprobs
+from headwater.server.answer.forms import TokenNames, chat_logprobs, completion_logprobs
 from tests.engine.test_detokenizer import byte_level, metaspace
 
 IMPOSSIBLE = TokenEvent(1, "a", -math.inf, (TokenLogprob(1, -math.inf), TokenLogprob(2, -0.25)))

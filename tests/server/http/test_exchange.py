@@ -10,8 +10,7 @@ from headwater.account import CacheAccount, Reason
 from headwater.errors import EngineStopped
 from headwater.events import FailedEvent, FinishedEvent, TokenEvent
 from headwater.request import Generation, SamplingParams
-from headwater.server.http.exchange import Exchange
-from headwater.server.http.stream import MAX_HELD, EventStream
+from headwater.server.http.exchange import MAX_HELD, EventStream, Exchange
 
 ASK = Generation((1,), SamplingParams())
 END = FinishedEvent("stop", "", CacheAccount(1, 0, 0, 0, Reason.COLD), 1)

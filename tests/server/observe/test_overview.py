@@ -12,10 +12,9 @@ from fastapi.testclient import TestClient
 from headwater.config import ServeConfig
 from headwater.plan import Draft
 from headwater.server.app import create_app
-from headwater.server.http.context import RequestContext
-from headwater.server.observe import recent, timeline
-from headwater.server.observe.overview import TreeWatch
-from headwater.server.observe.timeline import COLUMNS
+from headwater.server.http.middleware import RequestContext
+from headwater.server.observe import overview
+from headwater.server.observe.overview import COLUMNS, TreeWatch
 from tests.server.fake_engine import byte_tokenizer
 
 SECRET = "zanzibar" * 40
@@ -117,16 +116,16 @@ def test_it_says_what_waits_to_be_healed_and_what_came_of_the_others(client, eng
 
 
 def test_the_list_of_last_requests_is_bounded():
-    ring = recent.Recent()
-    for _ in range(3 * recent.KEPT):
+    ring = overview.Recent()
+    for _ in range(3 * overview.KEPT_REQUESTS):
         ring.lost(RequestContext(), "chat", None)
-    assert len(ring.since(0)) == recent.KEPT
-    assert ring.since(3 * recent.KEPT - 1) == [ring.since(0)[-1]]
+    assert len(ring.since(0)) == overview.KEPT_REQUESTS
+    assert ring.since(3 * overview.KEPT_REQUESTS - 1) == [ring.since(0)[-1]]
 
 
 def test_samples_are_taken_in_order_and_the_oldest_go(engine, monkeypatch):
-    monkeypatch.setattr(timeline, "KEPT", 3)
-    line = timeline.Timeline(engine.stats, recent.Recent())
+    monkeypatch.setattr(overview, "KEPT_SAMPLES", 3)
+    line = overview.Timeline(engine.stats, overview.Recent())
 
     async def take(count):
         for _ in range(count):
@@ -140,7 +139,7 @@ def test_samples_are_taken_in_order_and_the_oldest_go(engine, monkeypatch):
 
 
 def test_samples_are_taken_while_the_app_runs_and_one_that_fails_does_not_end_them(engine, monkeypatch):
-    monkeypatch.setattr(timeline, "INTERVAL", 0.001)
+    monkeypatch.setattr(overview, "INTERVAL", 0.001)
     stats, failures = engine.stats, iter([True, False])
 
     def failing():

@@ -20,6 +20,7 @@ from headwater.request import Boundaries, Generation, SamplingParams
 from headwater.server.app import create_app
 from headwater.server.observe import recording
 from headwater.server.observe.recording import Heard, RecordedEngine, Recorder
+from headwater.server.routes import observe
 from headwater.traces.read import read_trace
 from headwater.traces.recordings import PageHashes
 
@@ -144,7 +145,7 @@ def test_a_folder_that_is_not_there_is_told_before_anything_starts(tmp_path):
 
 
 def test_without_the_setting_nothing_is_recorded(engine, monkeypatch):
-    monkeypatch.setattr(recording, "Recorder", None)  # which cannot be called
+    monkeypatch.setattr(observe, "Recorder", None)  # which cannot be called
     create_app(engine, ServeConfig())
     with pytest.raises(TypeError):
         create_app(engine, ServeConfig(record=Path("my.trace")))

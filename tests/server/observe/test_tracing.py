@@ -11,10 +11,12 @@ from fastapi.testclient import TestClient
 from headwater.account import CacheAccount, Reason
 from headwater.config import ServeConfig
 from headwater.errors import ConfigError
+from headwater.events import FinishedEvent
 from headwater.server.app import create_app
-from headwater.server.http.context import RequestContext
-from headwater.server.observe import telemetry, tracing
+from headwater.server.http.middleware import RequestContext
+from headwater.server.observe import tracing
 from headwater.server.observe.record import GenerationEnd
+from headwater.server.routes import observe
 
 export = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter", reason="needs headwater[otel]")
 
@@ -26,7 +28,7 @@ CONFIG = ServeConfig(otlp_endpoint="http://127.0.0.1:1")
 def spans(engine, monkeypatch):
     """Run requests against an app; gives the spans that were out when the app had ended."""
     exporter = export.InMemorySpanExporter()
-    monkeypatch.setattr(telemetry, "otlp_exporter", lambda endpoint: exporter)
+    monkeypatch.setattr(observe, "otlp_exporter", lambda endpoint: exporter)
 
     def run(*requests):
         with TestClient(create_app(engine, CONFIG), raise_server_exceptions=False) as client:
@@ -85,7 +87,7 @@ def test_without_the_extra_the_setting_is_refused_by_name(engine, monkeypatch):
 
 def test_without_the_setting_nothing_of_opentelemetry_is_loaded(engine, monkeypatch):
     made = []
-    monkeypatch.setattr(tracing, "otlp_exporter", made.append)
+    monkeypatch.setattr(observe, "otlp_exporter", made.append)
     create_app(engine, ServeConfig())
     assert made == []
 
@@ -99,7 +101,8 @@ def test_the_time_in_the_queue_is_a_child_of_its_own():
     exporter = export.InMemorySpanExporter()
     tracer = tracing.Tracing(exporter, "m")
     account = CacheAccount(200, 128, 128, 0, Reason.DIVERGED)
-    tracer.ended(GenerationEnd(RequestContext(started_at=1000.0), "chat", 0, account, 8, "stop", 0.5, 1.0, 2.0, 4.0))
+    event = FinishedEvent("stop", "", account, 8, queued_seconds=1.0)
+    tracer.ended(GenerationEnd(RequestContext(started_at=1000.0), "chat", 0, event, 0.5, 2.0, 4.0))
     asyncio.run(leave(tracer.running()))
     spans = {
         span.name: (span.start_time / 1e9 - 1000, span.end_time / 1e9 - 1000) for span in exporter.get_finished_spans()

@@ -40,7 +40,7 @@ def prepare(template, messages, tools=None, **variables):
 
 def text_before(prompt, position):
     """The prompt's text up to a boundary and one token more, since boundaries leave their last token out."""
-    return byte_tokenizer().decode(prompt.tokens[: position + 1], skip_special_tokens=False)
+    return byte_tokenizer().decode(prompt.prompt[: position + 1], skip_special_tokens=False)
 
 
 def test_parts_of_a_reasoning_chat_are_found():
@@ -63,7 +63,7 @@ def test_output_is_kept_where_a_tool_may_answer_it():
 def test_output_is_kept_where_nothing_is_stripped():
     prompt = prepare(templates.DEFAULT_SYSTEM, [user("one?")])
     assert prompt.keep_output is True
-    assert prompt.boundaries.query_end == len(prompt.tokens) - 1
+    assert prompt.boundaries.query_end == len(prompt.prompt) - 1
 
 
 def test_output_is_kept_where_the_template_puts_a_space_before_answers_without_one():
@@ -80,8 +80,8 @@ def test_the_next_turn_begins_with_what_the_boundary_promises():
     now = prepare(templates.REASONING, messages)
     later = prepare(templates.REASONING, [*messages, assistant("Hm.\n</think>\n\n1"), user("two?")])
     kept = now.boundaries.query_end
-    assert later.tokens[: kept + 1] == now.tokens[: kept + 1]
-    assert later.tokens[: len(now.tokens)] != now.tokens
+    assert later.prompt[: kept + 1] == now.prompt[: kept + 1]
+    assert later.prompt[: len(now.prompt)] != now.prompt
 
 
 def test_a_default_system_prompt_belongs_to_the_system_part():
@@ -121,9 +121,9 @@ def test_a_tools_result_sent_as_a_users_message_is_not_the_last_query(template):
 
 def test_a_tools_result_that_the_template_gives_to_the_user_is_not_the_last_query():
     prompt = prepare(templates.ALTERNATING, [SYSTEM, user("add 1 and 2"), assistant("I call add."), tool("3")])
-    assert "<|im_start|>user\n3<|im_end|>" in byte_tokenizer().decode(prompt.tokens, skip_special_tokens=False)
+    assert "<|im_start|>user\n3<|im_end|>" in byte_tokenizer().decode(prompt.prompt, skip_special_tokens=False)
     assert text_before(prompt, prompt.boundaries.query_start).endswith("Be brief.<|im_end|>\n<|im_start|>user\n")
-    assert prompt.boundaries.query_end == len(prompt.tokens) - 1  # nothing is stripped: the next turn keeps it all
+    assert prompt.boundaries.query_end == len(prompt.prompt) - 1  # nothing is stripped: the next turn keeps it all
 
 
 def test_a_conversation_without_a_user_has_no_query():
@@ -136,7 +136,7 @@ def test_probes_that_fail_drop_their_boundaries_and_nothing_else():
     prompt = prepare(templates.BROKEN, [user("hello")])
     assert prompt.boundaries == Boundaries()
     assert prompt.keep_output is True
-    assert byte_tokenizer().decode(prompt.tokens) == "hello"
+    assert byte_tokenizer().decode(prompt.prompt) == "hello"
 
 
 def test_a_probe_that_changes_nothing_drops_its_boundary():
@@ -160,7 +160,7 @@ def test_a_template_cannot_leave_its_sandbox():
 
 def test_json_in_templates_is_not_escaped():
     prompt = prepare("{{ messages[0].content | tojson }}", [user("<é & 'b'>")])
-    assert byte_tokenizer().decode(prompt.tokens) == "\"<é & 'b'>\""
+    assert byte_tokenizer().decode(prompt.prompt) == "\"<é & 'b'>\""
 
 
 def test_templates_may_tell_the_date_and_break_loops():

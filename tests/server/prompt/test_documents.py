@@ -32,8 +32,8 @@ def test_documents_stand_before_the_last_query_as_if_written_there_by_hand(token
     prompt = prepare(tokenizer(), [*earlier, user("ask"), {"role": "tool", "content": "3"}])
     by_hand = user("".join(SEP + text for text in SHOWN) + f"{SEP}ask")
     written = prepare(tokenizer(), [*earlier, by_hand, {"role": "tool", "content": "3"}], documents=[])
-    assert (prompt.tokens, prompt.segments) == (written.tokens, written.segments)
-    assert shown(tokenizer(), prompt.tokens, prompt.segments) == SHOWN
+    assert (prompt.prompt, prompt.segments) == (written.prompt, written.segments)
+    assert shown(tokenizer(), prompt.prompt, prompt.segments) == SHOWN
 
 
 @BOTH
@@ -41,14 +41,14 @@ def test_a_tools_result_sent_as_a_users_message_has_no_documents_before_it(token
     result = user("<tool_response>\n3\n</tool_response>")
     prompt = prepare(tokenizer(), [user("ask"), result])
     ending = ids_of(tokenizer(), SEP, f"ask<|im_end|>\n<|im_start|>user\n{result['content']}")
-    assert str(ending)[1:-1] in str(prompt.tokens)
+    assert str(ending)[1:-1] in str(prompt.prompt)
 
 
 @BOTH
 def test_a_template_that_reads_documents_shows_them(tokenizer):
     prompt = prepare(tokenizer(), [user("ask")], READS + templates.SILENT)
-    assert shown(tokenizer(), prompt.tokens, prompt.segments) == [document["text"] for document in DOCUMENTS]
-    text = tokenizer().decode(prompt.tokens, skip_special_tokens=False).replace(SEP, "")
+    assert shown(tokenizer(), prompt.prompt, prompt.segments) == [document["text"] for document in DOCUMENTS]
+    text = tokenizer().decode(prompt.prompt, skip_special_tokens=False).replace(SEP, "")
     assert text.startswith('<|im_start|>document {"title": "Rivers", "text": "The Onda is long."}<|im_end|>')
     assert "<|im_start|>user\nask<|im_end|>" in text
 
@@ -56,8 +56,8 @@ def test_a_template_that_reads_documents_shows_them(tokenizer):
 @BOTH
 def test_a_template_that_separates_documents_itself_is_left_to_it(tokenizer):
     prompt = prepare(tokenizer(), [user("ask")], "sys" + BY_ITSELF + "{{ messages[0].content }}")
-    assert prompt.tokens == ids_of(tokenizer(), "sys", SEP, DOCUMENTS[0]["text"], SEP, DOCUMENTS[1]["text"], SEP, "ask")
-    assert shown(tokenizer(), prompt.tokens, prompt.segments) == [document["text"] for document in DOCUMENTS]
+    assert prompt.prompt == ids_of(tokenizer(), "sys", SEP, DOCUMENTS[0]["text"], SEP, DOCUMENTS[1]["text"], SEP, "ask")
+    assert shown(tokenizer(), prompt.prompt, prompt.segments) == [document["text"] for document in DOCUMENTS]
 
 
 def test_the_next_turn_may_have_other_documents():

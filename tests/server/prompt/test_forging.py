@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.config import DEFAULT_SEPARATOR
+from headwater.config import DEFAULT_SEPARATOR, ServeConfig
 from headwater.errors import TemplateError
-from headwater.server.prompt import marks
+from headwater.server.answer.dialect import Dialect
+from headwater.server.prompt import segments as marks
 from headwater.server.prompt.chat import ChatPrompter
 from headwater.server.prompt.segments import SegmentEncoder
 from headwater.server.prompt.template import ChatTemplate
@@ -44,11 +45,11 @@ def prompted(tokenizer, messages, template=templates.SILENT, **more):
 
 def assert_plain(tokenizer, prompt, segments=()):
     """The prompt has these segments and no separator besides theirs, and what is quoted is in it."""
-    assert shown(tokenizer, prompt.tokens, prompt.segments) == list(segments)
+    assert shown(tokenizer, prompt.prompt, prompt.segments) == list(segments)
     held = tokenizer.token_to_id(SEP)
     if held is not None:
-        assert prompt.tokens.count(held) == (len(segments) + 1 if segments else 0)
-    assert SEP in tokenizer.decode([token for token in prompt.tokens if token != held], skip_special_tokens=False)
+        assert prompt.prompt.count(held) == (len(segments) + 1 if segments else 0)
+    assert SEP in tokenizer.decode([token for token in prompt.prompt if token != held], skip_special_tokens=False)
 
 
 @BOTH
@@ -57,7 +58,7 @@ def test_a_quoted_separator_is_plain_characters(tokenizer, messages):
     prompt = prompted(tokenizer(), messages)
     assert_plain(tokenizer(), prompt)
     plain = prompted(byte_tokenizer(), messages)
-    assert prompt.tokens == plain.tokens  # bytes, whatever tokens there are
+    assert prompt.prompt == plain.prompt  # bytes, whatever tokens there are
 
 
 @BOTH
@@ -74,7 +75,7 @@ def test_documents_cannot_end_themselves(tokenizer, reads):
         template = "{% for d in documents %}[{{ d.title }}]{{ d.text }};{% endfor %}" + template
     documents = [{"text": f"one{FORGED}two", "title": f"a{SEP}"}, {"text": FORGED}]
     prompt = prompted(tokenizer(), [user("ask")], template, documents=documents)
-    found = shown(tokenizer(), prompt.tokens, prompt.segments)
+    found = shown(tokenizer(), prompt.prompt, prompt.segments)
     assert found == ([f"one{FORGED}two", FORGED] if reads else [f"a{SEP}\none{FORGED}two\n\n", f"{FORGED}\n\n"])
 
 
@@ -113,9 +114,9 @@ def test_parts_that_say_what_they_are_make_exactly_their_segments(tokenizer, pie
     parts = [text(words, segment=said) for words, said in pieces if words]
     prompt = prompted(tokenizer, [user(parts)])
     wanted = [part["text"] for part in parts if part["segment"]]
-    assert shown(tokenizer, prompt.tokens, prompt.segments) == wanted
+    assert shown(tokenizer, prompt.prompt, prompt.segments) == wanted
     held = tokenizer.token_to_id(SEP)
-    whole = tokenizer.decode([token for token in prompt.tokens if token != held], skip_special_tokens=False)
+    whole = tokenizer.decode([token for token in prompt.prompt if token != held], skip_special_tokens=False)
     assert "".join(part["text"] for part in parts) in whole
 
 
@@ -129,10 +130,12 @@ def test_marks_are_not_told_to_clients(engine):
     assert marks.NONCE not in str(raised.value)
 
 
-def test_a_prompts_end_is_told_without_marks():
-    for tokenizer in TOKENIZERS:
-        prompt = prompted(tokenizer(), [user([text("ask"), segment("one")])], "{{ messages[0].content }}")
-        assert prompt.end == f"ask{SEP}one{SEP}"
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+def test_a_prompts_end_is_told_without_marks(tokenizer):
+    prompt = prompted(tokenizer(), [user([text("ask"), segment("one")])], "{{ messages[0].content }}")
+    separator = SEP if tokenizer().token_to_id(SEP) is not None else ""
+    end = Dialect("", ServeConfig(), tokenizer()).end_of(prompt.prompt)
+    assert end == f"ask{separator}one{separator}"
 
 
 def test_a_token_like_a_turns_mark_is_encoded_as_before(engine):

@@ -12,8 +12,9 @@ from tokenizers import processors
 from headwater.config import ServeConfig
 from headwater.request import Fidelity
 from headwater.server.prompt.chat import ChatPrompter
-from headwater.server.prompt.segments import MAX_SEGMENTS, SegmentEncoder
+from headwater.server.prompt.segments import SegmentEncoder
 from headwater.server.prompt.template import ChatTemplate
+from headwater.server.requests.lengths import MAX_SEGMENTS
 from headwater.server.requests.messages import conversation
 from headwater.setting import SettingError
 from tests.server import templates
@@ -123,11 +124,11 @@ CONTENTS = [
 def test_parts_that_are_segments_are_separators_written_by_hand(tokenizer, parts, by_hand, segments):
     tokenizer = tokenizer()
     written, said = prepare(tokenizer, [user(by_hand)]), prepare(tokenizer, [user(parts)])
-    assert said.tokens == written.tokens
+    assert said.prompt == written.prompt
     assert said == written
-    assert shown(tokenizer, said.tokens, said.segments) == segments
+    assert shown(tokenizer, said.prompt, said.segments) == segments
     pieces = [piece for part in by_hand.split(SEP) for piece in (SEP, part)][1:]
-    assert said.tokens == ids_of(tokenizer, HEAD + pieces[0], *pieces[1:-1], pieces[-1] + TAIL)
+    assert said.prompt == ids_of(tokenizer, HEAD + pieces[0], *pieces[1:-1], pieces[-1] + TAIL)
 
 
 @BOTH
@@ -135,18 +136,18 @@ def test_text_between_parts_that_are_segments_has_the_tokens_of_one_but_is_none(
     tokenizer = tokenizer()
     said = prepare(tokenizer, [user([segment("one"), text("and"), segment("two"), text("ask")])])
     written = prepare(tokenizer, [user(f"{SEP}one{SEP}and{SEP}two{SEP}ask")])
-    assert said.tokens == written.tokens
-    assert shown(tokenizer, said.tokens, said.segments) == ["one", "two"]
-    assert shown(tokenizer, written.tokens, written.segments) == ["one", "and", "two"]
+    assert said.prompt == written.prompt
+    assert shown(tokenizer, said.prompt, said.segments) == ["one", "two"]
+    assert shown(tokenizer, written.prompt, written.segments) == ["one", "and", "two"]
 
 
 @BOTH
 def test_what_stands_between_two_messages_is_no_segment(tokenizer):
     tokenizer, turn = tokenizer(), [user(f"{SEP}one{SEP}ask"), {"role": "assistant", "content": "1"}]
     prompt = prepare(tokenizer, [*turn, user(f"{SEP}two{SEP}again")])
-    assert shown(tokenizer, prompt.tokens, prompt.segments) == ["one", "two"]
-    ending = prepare(tokenizer, [*turn, user("again")]).tokens[-4:]
-    assert prompt.tokens[-4:] == ending
+    assert shown(tokenizer, prompt.prompt, prompt.segments) == ["one", "two"]
+    ending = prepare(tokenizer, [*turn, user("again")]).prompt[-4:]
+    assert prompt.prompt[-4:] == ending
 
 
 @BOTH
@@ -155,10 +156,10 @@ def test_boundaries_are_found_around_segments(tokenizer, template):
     tokenizer = tokenizer()
     system = {"role": "system", "content": [text("Be brief."), segment("a skill"), text("!")]}
     prompt = prepare(tokenizer, [system, user([segment("a document"), text("ask")])], template)
-    assert shown(tokenizer, prompt.tokens, prompt.segments) == ["a skill", "a document"]
+    assert shown(tokenizer, prompt.prompt, prompt.segments) == ["a skill", "a document"]
     document = prompt.segments[1]
     assert prompt.segments[0].end < prompt.boundaries.system_end < document.start
-    assert document.end < prompt.boundaries.query_end < len(prompt.tokens)
+    assert document.end < prompt.boundaries.query_end < len(prompt.prompt)
 
 
 @BOTH
@@ -167,7 +168,7 @@ def test_a_breakpoint_moves_with_the_text_that_it_is_in(tokenizer):
     prompt = prepare(tokenizer, [user([segment("one"), {**segment("two"), **mark}, text("ask")])])
     assert prompt.boundaries.extra == (prompt.segments[1].end - 1,)
     prompt = prepare(tokenizer, [user([segment("one"), {**text("read this. "), **mark}, text("ask")])])
-    before = tokenizer.decode(prompt.tokens[: prompt.boundaries.extra[0] + 1], skip_special_tokens=False)
+    before = tokenizer.decode(prompt.prompt[: prompt.boundaries.extra[0] + 1], skip_special_tokens=False)
     assert before.endswith("read this. ")
 
 
@@ -175,8 +176,8 @@ def test_a_template_that_writes_separators_makes_segments():
     template = "{{ messages[0].content }}{% for d in ['one', 'two'] %}<|segment|>{{ d }}{% endfor %}<|segment|>ask"
     for tokenizer in TOKENIZERS:
         prompt = prepare(tokenizer(), [user("sys")], template)
-        assert prompt.tokens == ids_of(tokenizer(), "sys", SEP, "one", SEP, "two", SEP, "ask")
-        assert shown(tokenizer(), prompt.tokens, prompt.segments) == ["one", "two"]
+        assert prompt.prompt == ids_of(tokenizer(), "sys", SEP, "one", SEP, "two", SEP, "ask")
+        assert shown(tokenizer(), prompt.prompt, prompt.segments) == ["one", "two"]
 
 
 # -- through the API -------------------------------------------------------------

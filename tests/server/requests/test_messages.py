@@ -74,7 +74,7 @@ def prepared(template, messages, tools=None):
 
 
 def before(prompt, position):
-    return byte_tokenizer().decode(prompt.tokens[: position + 1], skip_special_tokens=False)
+    return byte_tokenizer().decode(prompt.prompt[: position + 1], skip_special_tokens=False)
 
 
 def test_a_developer_is_the_system_where_the_template_knows_no_other():
@@ -98,7 +98,7 @@ def test_breakpoints_stand_where_their_parts_end(parts, ends):
     plain = prepared(
         templates.REASONING, [{"role": "system", "content": "".join(p["text"] for p in parts)}, messages[1]]
     )
-    assert prompt.tokens == plain.tokens
+    assert prompt.prompt == plain.prompt
     assert [before(prompt, at) for at in prompt.boundaries.extra] == [
         f"<|im_start|>system\n{end}"[: len(f"<|im_start|>system\n{end}")] for end in ends
     ]
@@ -114,7 +114,7 @@ def test_a_message_or_a_tool_may_carry_the_breakpoint():
         prepared(templates.REASONING, messages[1:], tools),
         prepared(templates.REASONING, messages[1:], TOOLS),
     )
-    assert marked.tokens == plain.tokens  # templates do not see it
+    assert marked.prompt == plain.prompt  # templates do not see it
     (at,) = marked.boundaries.extra
     assert json.dumps(TOOLS[0]) in before(marked, at)
     assert '"add"' not in before(marked, at)

@@ -1,4 +1,4 @@
-"""What takes long is done on other threads: one large request must not keep the others' tokens waiting."""
+"""Slow work is done on other threads: one large request must not delay the tokens of others."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 from headwater.server.answer.dialect import Dialect
 from headwater.server.prompt.chat import ChatPrompter
-from headwater.server.requests import body
-from headwater.server.requests.chat import ChatRequest
+from headwater.server.requests import body, chat
+from headwater.server.routes import tokens
 from headwater.server.routes.service import Service
 from tests.server.client import error, send
 
@@ -28,7 +28,7 @@ def watched(monkeypatch, owner, name):
     return threads
 
 
-@pytest.mark.parametrize(("owner", "name"), [(ChatPrompter, "prepare"), (Dialect, "shape")])
+@pytest.mark.parametrize(("owner", "name"), [(ChatPrompter, "prepare"), (Dialect, "shaped")])
 def test_prompts_and_grammars_are_made_on_another_thread(engine, monkeypatch, owner, name):
     threads = watched(monkeypatch, owner, name)
     assert send(engine, "POST", "/v1/chat/completions", json={"messages": HELLO}).status_code == 200
@@ -36,15 +36,10 @@ def test_prompts_and_grammars_are_made_on_another_thread(engine, monkeypatch, ow
     assert threading.main_thread() not in threads
 
 
-def test_conversations_are_shaped_on_another_thread(engine, monkeypatch):
-    threads, shaped = [], ChatRequest.conversation.fget
-
-    def noting(self):
-        threads.append(threading.current_thread())
-        return shaped(self)
-
-    monkeypatch.setattr(ChatRequest, "conversation", property(noting))
-    assert send(engine, "POST", "/tokenize", json={"messages": HELLO}).status_code == 200
+@pytest.mark.parametrize(("owner", "path"), [(tokens, "/tokenize"), (chat, "/v1/chat/completions")])
+def test_conversations_are_shaped_on_another_thread(engine, monkeypatch, owner, path):
+    threads = watched(monkeypatch, owner, "conversation_of")
+    assert send(engine, "POST", path, json={"messages": HELLO}).status_code == 200
     assert threads
     assert threading.main_thread() not in threads
 
@@ -57,7 +52,7 @@ def test_large_bodies_are_parsed_on_another_thread(engine, monkeypatch, size):
 
 
 def test_too_many_prompts_are_refused_before_they_are_tokenised(engine, monkeypatch):
-    threads = watched(monkeypatch, Service, "_tokens")
+    threads = watched(monkeypatch, Service, "completion")
     told = error(send(engine, "POST", "/v1/completions", json={"prompt": ["a"] * 10_000}))
     assert told["param"] == "n"
     assert "10,000 answers" in told["message"]

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+
 import openai
 import pytest
 
+from headwater.account import CacheAccount, Reason
 from headwater.errors import EngineStopped
-from headwater.server.answer.responses_output import Output
+from headwater.events import FinishedEvent, TokenEvent
+from headwater.server.answer.formats import REASONING, TOOLS
+from headwater.server.answer.formats.delta import CallArguments, CallBegin, Content, Reasoning, joined
+from headwater.server.answer.formats.parser import AnswerParser
+from headwater.server.answer.responses import Output, ResponsesReply
 from headwater.server.requests.responses import ResponsesRequest, messages_of
+from tests.server.answer.formats.cases import WEATHER_TOOLS, WRITTEN
 from tests.server.client import error, send
 from tests.server.fake_engine import byte_tokenizer
 from tests.server.routes.test_serving import client, url  # noqa: F401  fixtures
@@ -112,32 +121,32 @@ def test_formats_tools_and_choices_are_spelled_as_chats():
     body = ResponsesRequest(
         input="x", tools=[TOOL], tool_choice={"type": "function", "name": "look_up"}, text={"format": schema}, top_k=3
     )
-    own = body._own()
-    assert own["response_format"] == {
+    assert body.chat_format() == {
         "type": "json_schema",
         "json_schema": {"name": "s", "schema": {"type": "object"}, "strict": True},
     }
-    assert own["tools"] == [
+    assert body.answer_schema == {"type": "object"}
+    assert [tool.sent for tool in body.chat_tools()] == [
         {"type": "function", "function": {"name": "look_up", "description": "d", "parameters": {"type": "object"}}}
     ]
-    assert own["tool_choice"] == {"type": "function", "function": {"name": "look_up"}}
+    assert body.chat_choice() == {"type": "function", "function": {"name": "look_up"}}
+    assert body.tool_use.mode == "required"
 
 
 def test_reasoning_text_and_calls_become_items_in_their_order():
-    call = {"index": 0, "id": "c1", "type": "function", "function": {"name": "f", "arguments": ""}}
     deltas = [
-        {"role": "assistant", "content": ""},
-        {"reasoning_content": "H"},
-        {"reasoning_content": "m."},
-        {"content": "Wait."},
-        {"tool_calls": [call]},
-        {"tool_calls": [{"index": 0, "function": {"arguments": '{"a"'}}]},
-        {"tool_calls": [{"index": 0, "function": {"arguments": ": 1}"}}]},
-        {"tool_calls": [{**call, "index": 1, "id": "c2", "function": {"name": "g", "arguments": "{}"}}]},
-        {},
+        [Content("")],
+        [Reasoning("H")],
+        [Reasoning("m.")],
+        [Content("Wait.")],
+        [CallBegin("f", "c1")],
+        [CallArguments('{"a"')],
+        [CallArguments(": 1}")],
+        [CallBegin("g", "c2"), CallArguments("{}")],
+        [],
     ]
     output = Output()
-    events = [event for delta in deltas for event in output.take(delta)] + list(output.end("completed"))
+    events = [event for some in deltas for event in output.take(joined(some))] + list(output.end("completed"))
     assert [item["type"] for item in output.items] == ["reasoning", "message", "function_call", "function_call"]
     assert output.items[0]["content"][0]["text"] == "Hm."
     assert [item["arguments"] for item in output.items[2:]] == ['{"a": 1}', "{}"]
@@ -148,12 +157,31 @@ def test_reasoning_text_and_calls_become_items_in_their_order():
     assert done == output.items
 
 
-def test_a_whole_message_gives_the_items_that_its_deltas_give():
-    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    output = Output()
-    list(output.take({"role": "assistant", "content": None, "reasoning_content": "Hm.", "tool_calls": [call, call]}))
-    list(output.end("completed"))
-    assert [item["type"] for item in output.items] == ["reasoning", "function_call", "function_call"]
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_a_whole_message_gives_the_items_that_its_deltas_give(size):
+    text = "Hm.\n</think>\n\n" + "\n".join(WRITTEN["hermes"]([("ping", {})]) for _ in range(2))
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    end = FinishedEvent("stop", "", CacheAccount(9, 0, 0, 0, Reason.COLD), 8)
+
+    async def events():
+        for piece in pieces:
+            yield 0, TokenEvent(1, piece)
+        yield 0, end
+
+    def reply():
+        parser = AnswerParser(REASONING["think"], True, TOOLS["hermes"], WEATHER_TOOLS)
+        return ResponsesReply(ResponsesRequest(input="x"), "m", parser)
+
+    async def streamed():
+        return [event async for event in reply().stream(events(), False)]
+
+    def told(output):
+        return [{name: value for name, value in item.items() if name not in ("id", "call_id")} for item in output]
+
+    whole = asyncio.run(reply().whole(events()))["output"]
+    last = json.loads(asyncio.run(streamed())[-1].split("data: ")[1])["response"]["output"]
+    assert [item["type"] for item in whole] == ["reasoning", "function_call", "function_call"]
+    assert told(last) == told(whole)
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""Answers from the engine's events: formats of reasoning and calls, whole replies, streams."""
+"""Answers: formats of reasoning and tool calls, OpenAI's forms, whole replies and streams."""

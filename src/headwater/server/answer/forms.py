@@ -1,4 +1,4 @@
-"""How each of OpenAI's two endpoints words its answers: whole ones, and pieces of streamed ones."""
+"""OpenAI's forms of answers, completions and chat completions: whole choices, streamed pieces and log probabilities."""
 
 from __future__ import annotations
 
@@ -6,31 +6,37 @@ import uuid
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from tokenizers import Tokenizer
+
+from headwater.engine.detokenizer import byte_table
 from headwater.events import TokenEvent
 from headwater.server.answer.formats.delta import CallArguments, CallBegin, Content, Delta, Reasoning, joined
 from headwater.server.answer.formats.parser import AnswerParser
-from headwater.server.answer.logprobs import TokenNames, chat_logprobs, completion_logprobs
+
+LEAST = -9999.0  # OpenAI's value for an impossible token; JSON has no infinity
 
 Json = dict[str, Any]
 
 
 class Voice(Protocol):
-    """Says one streamed answer: its text in pieces, and how it ended."""
+    """Writer of one streamed answer, piece by piece."""
 
     def piece(self, text: str) -> Json | None:
-        """What can be said now; None for nothing yet. The first piece is never nothing."""
+        """Return the fields of a piece, or None if nothing can be shown yet; the first piece is never None."""
         ...
 
     def last(self, text: str, reason: str) -> Json:
-        """The rest, with its finish_reason."""
+        """Return the fields of the last piece, with its finish_reason."""
         ...
 
 
 class Form(Protocol):
+    """Form of the answers of one endpoint."""
+
     id_prefix: str
     object: str
     chunk_object: str
-    nothing: Json  # a piece that says nothing
+    nothing: Json  # an empty piece
 
     def choice(self, text: str, reason: str) -> Json: ...
 
@@ -40,7 +46,7 @@ class Form(Protocol):
 
 
 class CompletionForm:
-    """Text as it is."""
+    """Form of completions: text without changes."""
 
     id_prefix = "cmpl-"
     object = chunk_object = "text_completion"
@@ -57,20 +63,22 @@ class CompletionForm:
 
 
 class CompletionVoice:
+    """Writer of a streamed completion."""
+
     def __init__(self) -> None:
         self._begun = False
 
     def piece(self, text: str) -> Json | None:
-        said = {"text": text} if text or not self._begun else None
+        fields = {"text": text} if text or not self._begun else None
         self._begun = True
-        return said
+        return fields
 
     def last(self, text: str, reason: str) -> Json:
         return {"text": text, "finish_reason": reason}
 
 
 class ChatForm:
-    """Messages: content, reasoning and tool calls, as the model's formats tell them apart."""
+    """Form of chat completions: messages with content, reasoning and tool calls, split by the model's formats."""
 
     id_prefix = "chatcmpl-"
     object = "chat.completion"
@@ -78,13 +86,13 @@ class ChatForm:
     nothing: Json = {"delta": {"content": ""}}  # noqa: RUF012
 
     def __init__(self, parser: Callable[[], AnswerParser]) -> None:
-        """`parser` makes one for each answer."""
+        """`parser` returns a new parser for each answer."""
         self._parser = parser
 
     def choice(self, text: str, reason: str) -> Json:
         parser = self._parser()
         deltas = joined(parser.push(text) + parser.finish())
-        message = said(deltas, ToolCalls())
+        message = message_fields(deltas, ToolCalls())
         calls = [
             {key: value for key, value in call.items() if key != "index"} for call in message.get("tool_calls", ())
         ]
@@ -100,54 +108,61 @@ class ChatForm:
 
 
 class ChatVoice:
+    """Writer of a streamed message."""
+
     def __init__(self, parser: AnswerParser) -> None:
         self._parser = parser
         self._calls = ToolCalls()
         self._begun = False
 
     def piece(self, text: str) -> Json | None:
-        message = self._said(self._parser.push(text))
+        message = self._fields(self._parser.push(text))
         return {"delta": message} if message else None
 
     def last(self, text: str, reason: str) -> Json:
-        message = self._said(self._parser.push(text) + self._parser.finish())
+        message = self._fields(self._parser.push(text) + self._parser.finish())
         return {"delta": message or {"content": ""}, "finish_reason": finish_reason(reason, self._calls.count > 0)}
 
-    def _said(self, deltas: list[Delta]) -> Json:
-        message = said(joined(deltas), self._calls)
+    def _fields(self, deltas: list[Delta]) -> Json:
+        message = message_fields(joined(deltas), self._calls)
         if not self._begun:
             self._begun = True
             message = {"role": "assistant", "content": None if "tool_calls" in message else "", **message}
         return message
 
 
+def new_call_id() -> str:
+    """Return an id for a call to which the model gave none."""
+    return f"call_{uuid.uuid4().hex[:24]}"
+
+
 class ToolCalls:
-    """Numbers an answer's calls and names them."""
+    """Numbers and ids of an answer's calls."""
 
     def __init__(self) -> None:
         self.count = 0
 
     def begin(self, name: str, id_: str | None) -> Json:
-        """`id_`: what the model calls it; its template will write that again."""
+        """Return the first piece of a call. `id_` is the model's own id, which its template will write again."""
         self.count += 1
         function = {"name": name, "arguments": ""}
         return {
             "index": self.count - 1,
-            "id": id_ or f"call_{uuid.uuid4().hex[:24]}",
+            "id": id_ or new_call_id(),
             "type": "function",
             "function": function,
         }
 
     def go_on(self) -> Json:
+        """Return a further piece of the open call."""
         return {"index": self.count - 1, "function": {"arguments": ""}}
 
 
-def said(deltas: list[Delta], calls: ToolCalls) -> Json:
-    """A message's fields, or what is new in them; those that have nothing are left out.
+def message_fields(deltas: list[Delta], calls: ToolCalls) -> Json:
+    """Return the fields of a message, or of a piece of one, without empty fields.
 
-    Reasoning has two names: DeepSeek's `reasoning_content`, which most clients read, and `reasoning`, which
-    OpenRouter and newer vLLM have in its place. Both are given, with equal text; no client that reads one
-    adds the other to it.
+    Reasoning has two names: DeepSeek's `reasoning_content`, which most clients read, and `reasoning`, which OpenRouter
+    and newer vLLM use. Both are sent with the same text; no client that reads one adds the other to it.
     """
     message: Json = {}
     for delta in deltas:
@@ -167,4 +182,63 @@ def said(deltas: list[Delta], calls: ToolCalls) -> Json:
 
 
 def finish_reason(reason: str, called: bool) -> str:
+    """Return "tool_calls" for an answer that stopped after calls, else the engine's reason."""
     return "tool_calls" if called and reason == "stop" else reason
+
+
+class TokenNames:
+    """Names of single tokens, many of which are not whole characters."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._table = byte_table(tokenizer)
+
+    def raw(self, token: int) -> bytes:
+        """Return the token's bytes."""
+        if self._table is not None:
+            return self._table.raw(token)
+        return self._tokenizer.decode([token], skip_special_tokens=False).encode()
+
+    def name(self, token: int) -> str:
+        """Return the token's text, or "bytes:\\xf0\\x9f" if it is not UTF-8, so that no two tokens share a name."""
+        raw = self.raw(token)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def chat_logprobs(names: TokenNames, tokens: list[TokenEvent]) -> Json:
+    """Return log probabilities as chat completions write them."""
+
+    def entry(token: int, logprob: float | None) -> Json:
+        return {"token": names.name(token), "logprob": finite(logprob), "bytes": list(names.raw(token))}
+
+    content = [
+        {**entry(t.token, t.logprob), "top_logprobs": [entry(top.token, top.logprob) for top in t.top]} for t in tokens
+    ]
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(names: TokenNames, tokens: list[TokenEvent], offset: int) -> Json:
+    """Return log probabilities as completions write them; `offset`: characters of the answer before these tokens.
+
+    The first token of a prompt has no log probability: null in both lists, as OpenAI writes it.
+    """
+    offsets = []
+    for token in tokens:
+        offsets.append(offset)
+        offset += len(token.text)
+    return {
+        "tokens": [names.name(t.token) for t in tokens],
+        "token_logprobs": [finite(t.logprob) for t in tokens],
+        "top_logprobs": [
+            None if t.logprob is None else {names.name(top.token): finite(top.logprob) for top in t.top} for t in tokens
+        ],
+        "text_offset": offsets,
+    }
+
+
+def finite(logprob: float | None) -> float | None:
+    """Replace minus infinity."""
+    return None if logprob is None else max(logprob, LEAST)

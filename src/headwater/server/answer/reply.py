@@ -1,4 +1,4 @@
-"""OpenAI's answers, whole or as a stream of server-sent events, in both of its forms."""
+"""Replies in OpenAI's two older forms, whole or as server-sent events, with prompts echoed if wanted."""
 
 from __future__ import annotations
 
@@ -6,36 +6,43 @@ import json
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
-from headwater.events import FinishedEvent, TokenEvent
-from headwater.server.answer.forms import Form, Json, Voice
-from headwater.server.answer.logprobs import TokenNames
+from tokenizers import Tokenizer
+
+from headwater.engine.detokenizer import decoder_for
+from headwater.events import FinishedEvent, PromptEvent, TokenEvent
+from headwater.server.answer.forms import Form, Json, TokenNames, Voice
 from headwater.server.http.errors import error_body
 from headwater.server.http.exchange import Events
+from headwater.server.prompt.encoding import Encoded, encode, whole_characters
+from headwater.server.requests.chat import CompletionRequest
 
-LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}  # JSON itself escapes all others
+LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}  # JSON escapes all other line ends
+ECHO = -1  # token of an event that holds a whole prompt's text
+Echo = Callable[[Events], Events]
 
 
 class Reply:
-    """The answer to one request. `names` is None where no log probabilities were asked for."""
+    """Answer to one request, whole or streamed. `names` is None if no log probabilities are wanted."""
 
     def __init__(self, form: Form, model: str, names: TokenNames | None, answers: int = 1) -> None:
-        """`answers`: how many of each prompt; the generations of one prompt have numbers side by side."""
+        """`answers`: number of answers to each prompt; the generations of one prompt have consecutive numbers."""
         self._form = form
         self._names = names
         self._answers = answers
         self._head = {"id": form.id_prefix + uuid.uuid4().hex, "created": int(time.time()), "model": model}
 
     async def whole(self, events: Events) -> Json:
-        """The answer once all generations ended; raises the error of one that failed."""
+        """Return the answer when all generations have ended; raises the error of one that failed."""
         tokens: dict[int, list[TokenEvent]] = defaultdict(list)
         finished: dict[int, FinishedEvent] = {}
         async for number, event in events:
             if isinstance(event, TokenEvent):
                 tokens[number].append(event)
-            else:
+            elif isinstance(event, FinishedEvent):
                 finished[number] = event
         ends = sorted(finished.items())
         choices = [self._choice(number, tokens[number], end) for number, end in ends]
@@ -46,16 +53,16 @@ class Reply:
         return {**self._head, "object": self._form.object, "choices": choices, **outcome}
 
     async def stream(self, events: Events, include_usage: bool) -> AsyncIterator[str]:
-        """Server-sent events; one that fails midway ends with its error."""
+        """Yield server-sent events; if a generation fails midway, its error is the last but one."""
         try:
             async for chunk in self.chunks(events, include_usage):
                 yield sse(chunk)
-        except Exception as error:  # the status line is gone: this is the only place left to say it
+        except Exception as error:  # the status was sent already, so the error can only be sent as an event
             yield sse(error_body(error)[1])
         yield "data: [DONE]\n\n"
 
     async def chunks(self, events: Events, include_usage: bool) -> AsyncIterator[Json]:
-        """What a stream consists of; raises the error of a generation that failed."""
+        """Yield the chunks of a stream; raises the error of a generation that failed."""
         streams: dict[int, Stream] = defaultdict(lambda: Stream(self._form.voice()))
         finished: dict[int, FinishedEvent] = {}
         async for number, event in events:
@@ -63,6 +70,7 @@ class Reply:
                 finished[number] = event
                 chunk = self._last_chunk(streams[number], event)
             else:
+                assert isinstance(event, TokenEvent)
                 chunk = self._chunk(streams[number], event)
             if chunk is not None:
                 chunk["choices"][0]["index"] = number
@@ -82,7 +90,7 @@ class Reply:
         }
 
     def _chunk(self, stream: Stream, event: TokenEvent) -> Json | None:
-        """One token as a chunk; None if it shows nothing, and has no log probability to show."""
+        """Return the chunk of one token; None if it has neither text nor log probability to show."""
         piece = stream.voice.piece(event.text)
         if piece is None and self._names is None:
             return None
@@ -103,23 +111,24 @@ class Reply:
 
 @dataclass(slots=True)
 class Stream:
-    """Where one streamed choice stands."""
+    """State of one streamed choice."""
 
     voice: Voice
-    shown: int = 0  # characters that the engine gave
+    shown: int = 0  # characters that came from the engine
 
 
 def sse(value: Json) -> str:
+    """Return a server-sent event with this value as its data."""
     return f"data: {one_line(value)}\n\n"
 
 
 def one_line(value: Json) -> str:
-    """JSON in which nothing ends a line, not even for clients that split streams at all of Unicode's line ends."""
+    """Encode as JSON without line ends, also for clients that split streams at all of Unicode's line ends."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).translate(LINE_ENDS)
 
 
 def usage(ends: list[FinishedEvent], answers: int) -> Json:
-    """Tokens of all generations of a request together. A prompt counts once, however many answers it has."""
+    """Sum the tokens of a request's generations. A prompt counts once, however many answers it has."""
     prompts = [end.account for end in ends[::answers]]
     prompt = sum(account.prompt_tokens for account in prompts)
     output = sum(end.output_tokens for end in ends)
@@ -132,6 +141,64 @@ def usage(ends: list[FinishedEvent], answers: int) -> Json:
 
 
 def account(finished: list[FinishedEvent]) -> Json | list[Json]:
-    """What the cache did: one account, or a list of them for a request of several prompts."""
+    """Return the cache's account of the request, or a list of them for a request with several generations."""
     accounts = [end.account.as_dict() for end in finished]
     return accounts[0] if len(accounts) == 1 else accounts
+
+
+def echo_of(tokenizer: Tokenizer, body: CompletionRequest, encoded: Sequence[Encoded]) -> Echo:
+    """Return a function that adds to each answer's events its prompt; `encoded` are the prompts."""
+    n, prompts = body.answers, list(zip(body.prompts, encoded, strict=True))
+    if body.scores_prompt:
+        tokens = [text_of_tokens(tokenizer, prompt, one.ends) for prompt, one in prompts]
+        return partial(scored, texts=[text for text in tokens for _ in range(n)])
+    texts = [whole_text(tokenizer, prompt) for prompt in body.prompts]
+    return partial(echoed, texts=[text for text in texts for _ in range(n)])
+
+
+async def echoed(events: Events, texts: Sequence[str]) -> Events:
+    """Yield the events, with a text before each answer as if it were its first token's."""
+    for number, text in enumerate(texts):
+        yield number, TokenEvent(ECHO, text)
+    async for number, event in events:
+        yield number, event
+
+
+async def scored(events: Events, texts: Sequence[Sequence[str]]) -> Events:
+    """Yield the events, with a prompt's tokens as if they were an answer's first; `texts` by answer and token."""
+    async for number, event in events:
+        if isinstance(event, PromptEvent):
+            for token, text in zip(event.tokens, texts[number], strict=True):
+                yield number, replace(token, text=text)
+        else:
+            yield number, event
+
+
+def whole_text(tokenizer: Tokenizer, prompt: str | list[int]) -> str:
+    """Return the text of a prompt."""
+    return prompt if isinstance(prompt, str) else tokenizer.decode(prompt, skip_special_tokens=False)
+
+
+def text_of_tokens(tokenizer: Tokenizer, prompt: str | list[int], ends: Sequence[int] | None = None) -> list[str]:
+    """Return the text that each token adds to the prompt's; a character of several tokens belongs to the first one.
+
+    In a prompt of token ids it belongs to the last one, with which it is complete. `ends` are the ends of the tokens in
+    the text, for a text that was not encoded as a whole.
+    """
+    if isinstance(prompt, str):
+        whole = [end for _, end in encode(tokenizer, prompt, True).offsets] if ends is None else ends
+        return _cut(whole_characters(prompt), whole)
+    special = frozenset(id_ for id_, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+    decoder = decoder_for(tokenizer, (), special)
+    texts = [decoder.push(token) for token in prompt]
+    texts[-1] += decoder.flush()
+    return texts
+
+
+def _cut(text: str, ends: Sequence[int]) -> list[str]:
+    """Cut the text at these ends; the last piece extends to the end of the text."""
+    pieces, at = [], 0
+    for end in (*ends[:-1], len(text)):
+        pieces.append(text[at:end])
+        at = max(at, end)
+    return pieces

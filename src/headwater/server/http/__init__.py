@@ -1,1 +1,1 @@
-"""HTTP apart from the API: the listening socket, access, errors, events that go out, the orderly end."""
+"""HTTP itself: listening, access, request ids, errors, the exchange with the engine, and the orderly shutdown."""

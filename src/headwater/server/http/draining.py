@@ -1,21 +1,39 @@
-"""The ordered end: no new requests, time for the running ones, then the engine, then the connections."""
+"""Start and end of a server: work beside its requests, and draining before it stops.
+
+Draining refuses new requests, leaves time to the running ones, then stops the engine, then closes the connections.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol
 
 import uvicorn
+from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-LINGER = 5  # seconds that open answers have to be written once the engine has ended them
+LINGER = 5  # seconds for open answers to be written after the engine has ended them
+
+
+def during(app: FastAPI, part: Callable[[], AbstractAsyncContextManager[None]]) -> None:
+    """Enter `part` when the app starts, after the parts that were added before, and leave it when the app ends."""
+    outer = app.router.lifespan_context
+
+    @asynccontextmanager
+    async def both(started: FastAPI) -> AsyncIterator[Any]:
+        async with outer(started) as state, part():
+            yield state
+
+    app.router.lifespan_context = both
 
 
 class DrainedEngine(Protocol):
-    """What the end needs of an engine."""
+    """Engine that can be drained."""
 
     def refuse_new(self) -> None: ...
 
@@ -23,12 +41,14 @@ class DrainedEngine(Protocol):
 
 
 class InFlight:
-    """Counts the requests that compute, until the last byte of their answers is written."""
+    """Count of the requests that compute, until the last byte of their answers is written."""
 
     def __init__(self) -> None:
         self.count = 0
 
     def counting(self, app: ASGIApp) -> ASGIApp:
+        """Wrap an app so that its POST requests are counted."""
+
         async def counted(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] != "http" or scope["method"] != "POST":
                 await app(scope, receive, send)
@@ -43,28 +63,28 @@ class InFlight:
 
 
 class DrainingServer(uvicorn.Server):
-    """At SIGTERM or SIGINT the engine takes no more; `drain` seconds later it is stopped, or as soon as it is idle.
+    """Server that drains at SIGTERM or SIGINT: it stops the engine when it is idle, or after `drain` seconds.
 
-    Until then new requests are refused, and /health says that it drains. A second SIGINT waits for nobody:
-    `interrupted` says whether there was one.
+    Until then new requests are refused, and /health reports "draining". A second SIGINT stops at once and sets
+    `interrupted`.
     """
 
     def __init__(self, config: uvicorn.Config, in_flight: InFlight, engine: DrainedEngine, drain: float) -> None:
         super().__init__(config)
         self._in_flight, self._engine, self._drain = in_flight, engine, drain
-        self._deadline: float | None = None  # of the clock; None: nobody has asked for an end
+        self._deadline: float | None = None  # monotonic; None: no signal has come
         self.interrupted = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal: only noted here, for the engine's lock may be held by whoever it interrupts."""
+        """Record a signal, and no more: the interrupted thread may hold the engine's lock."""
         if self._deadline is None:
             self._deadline = time.monotonic() + self._drain
         elif sig == signal.SIGINT:
-            self.force_exit = self.interrupted  # a third leaves what is not written yet
+            self.force_exit = self.interrupted  # a third SIGINT drops the answers that are not written yet
             self.interrupted = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Called by uvicorn ten times a second; true ends it."""
+        """Return whether the server ends; uvicorn calls this ten times a second."""
         ends = await super().on_tick(counter)
         if self._deadline is None:
             return ends

@@ -1,4 +1,4 @@
-"""Errors in OpenAI's form: {"error": {"message", "type", "param", "code"}}."""
+"""Errors in OpenAI's form, {"error": {"message", "type", "param", "code"}}, and their description in /openapi.json."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from headwater.errors import (
@@ -21,14 +22,14 @@ from headwater.errors import (
     RequestTooLarge,
     TemplateError,
 )
-from headwater.server.http.context import current_request_id
+from headwater.server.http.middleware import current_request_id
 
 log = logging.getLogger("headwater.request")
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How errors of one class are answered."""
+    """HTTP status, type, code and headers of the answer to one class of errors."""
 
     status: int
     type: str
@@ -36,11 +37,11 @@ class Kind:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-RETRY_AFTER = 5  # seconds after which another server should have taken over from one that stopped
+RETRY_AFTER = 5  # seconds after which another server should have taken over from a stopped one
 
-# OpenAI's clients send again what was answered with 408, 409, 429 or 5xx, unless `x-should-retry` says no. A queue
-# that is full asks for it, and says when. A deadline that was missed does not: the same request would take as long
-# once more, from a server that is late already.
+# OpenAI's clients repeat a request that was answered with 408, 409, 429 or 5xx, unless `x-should-retry` says no. A full
+# queue asks for it and says when. A missed deadline does not: the same request would take as long again, from a server
+# that is late already.
 KINDS: dict[type[Exception], Kind] = {
     RequestTooLarge: Kind(400, "invalid_request_error", "context_length_exceeded"),
     TemplateError: Kind(400, "invalid_request_error", "chat_template"),
@@ -55,7 +56,7 @@ MAX_ECHO = 100  # characters of a bad value that an error repeats
 
 
 class BadRequest(Exception):
-    """A request that is the client's to mend; `param` is the field at fault."""
+    """Invalid request; `param` is the field that the client has to change."""
 
     def __init__(self, message: str, param: str) -> None:
         super().__init__(message)
@@ -63,7 +64,7 @@ class BadRequest(Exception):
 
 
 def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
-    """HTTP status and body. What nobody foresaw is logged here, and told without its insides, by the request's id."""
+    """Return HTTP status and body. An unexpected error is logged here, and its answer has only its type and an id."""
     if isinstance(error, BadRequest):
         return 400, _body(str(error), "invalid_request_error", error.param, None)
     kind = kind_of(error)
@@ -76,7 +77,7 @@ def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
 
 
 def error_headers(error: Exception) -> dict[str, str]:
-    """When, and whether, to try again."""
+    """Return the headers that say whether and when to retry."""
     if isinstance(error, QueueFull):
         return {"retry-after": str(error.retry_after)}
     kind = kind_of(error)
@@ -84,34 +85,35 @@ def error_headers(error: Exception) -> dict[str, str]:
 
 
 def kind_of(error: Exception) -> Kind | None:
-    """How an error is answered that was foreseen; None for one that was not."""
+    """Return the answer's kind for an expected error, None for an unexpected one."""
     return next((kind for name, kind in KINDS.items() if isinstance(error, name)), None)
 
 
 def install(app: FastAPI) -> None:
-    """Let every error that leaves a route be answered in OpenAI's form."""
+    """Answer every error that leaves a route in OpenAI's form."""
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
     for kind in (*KINDS, BadRequest, Exception):
         app.add_exception_handler(kind, _raised)
+    _describe_no_422(app)
 
 
 async def _raised(request: Request, error: Exception) -> JSONResponse:
-    noted = _invalid_field(error.param) if isinstance(error, BadRequest) else None
-    return _refuse(request, *error_body(error), error_headers(error), noted)
+    logged = _invalid_field(error.param) if isinstance(error, BadRequest) else None
+    return _refuse(request, *error_body(error), error_headers(error), logged)
 
 
 async def _invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    param = ".".join(str(part) for part in first["loc"][1:])[:MAX_ECHO] or None  # keys in it are the client's
-    own = first["type"] == "value_error"  # our words, which name the fields that they are about
+    param = ".".join(str(part) for part in first["loc"][1:])[:MAX_ECHO] or None  # may hold keys that the client chose
+    own = first["type"] == "value_error"  # raised by this server: the message begins with a field's name
     message = first["msg"].removeprefix("Value error, ")
     if param and isinstance(first["input"], int | float | str):
         message += f"; it is {shown(first['input'])}"
     text = message if own and not param else f"{param or 'body'}: {message}"
-    at_fault = param or (message.split()[0] if own else "body")  # our words begin with a field's name
-    return _refuse(request, 400, _body(text, "invalid_request_error", param, None), noted=_invalid_field(at_fault))
+    at_fault = param or (message.split()[0] if own else "body")
+    return _refuse(request, 400, _body(text, "invalid_request_error", param, None), logged=_invalid_field(at_fault))
 
 
 async def _http(request: Request, error: Exception) -> JSONResponse:
@@ -121,7 +123,7 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
 
 
 def _invalid_field(param: str) -> str:
-    """What the log says of a value that is refused: not the value, which may be a part of a prompt."""
+    """Describe a refused value for the log, without the value, which may be a part of a prompt."""
     return f"{param[:MAX_ECHO]} is invalid"
 
 
@@ -130,17 +132,76 @@ def _refuse(
     status: int,
     body: dict[str, Any],
     headers: Mapping[str, str] | None = None,
-    noted: str | None = None,
+    logged: str | None = None,
 ) -> JSONResponse:
-    """`noted`: what the log says in the place of the message."""
-    log.info("refused %s status=%d: %s", request.url.path, status, noted or body["error"]["message"])
+    """`logged` replaces the message in the log."""
+    log.info("refused %s status=%d: %s", request.url.path, status, logged or body["error"]["message"])
     return JSONResponse(body, status, headers)
 
 
 def shown(value: object) -> str:
-    """As much of a bad value as an error repeats; nothing in it that could not be written as UTF-8."""
+    """Shorten a bad value for an error, in ASCII: any other text might not be valid UTF-8."""
     return ascii(value[:MAX_ECHO] if isinstance(value, str) else value)[:MAX_ECHO]
 
 
 def _body(message: str, kind: str, param: str | None, code: str | None) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Refusal(BaseModel):
+    """OpenAI's form of an error."""
+
+    error: ErrorDetail
+
+
+def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Describe a route's error answers."""
+    return {status: {"model": Refusal, "description": DESCRIPTIONS[status]} for status in statuses}
+
+
+DESCRIPTIONS = {
+    400: "The request is invalid; the message names the field and both numbers",
+    401: "An API key is needed",
+    404: "Not found",
+    413: "The body is too large",
+    415: "The content type is not JSON",
+    500: "The server failed; the message names the request's id",
+    501: "The server's engine does not support this",
+    503: "The queue is full, or the server stops; Retry-After says when to retry",
+    504: "The request's deadline passed",
+}
+OF_A_BODY = refusals(400, 401, 413, 415, 500, 503, 504)
+
+EVENT = {  # of a stream: `data` is JSON, or [DONE] at the end
+    "type": "object",
+    "required": ["data"],
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+}
+
+
+def generated(*fields: str) -> dict[int | str, dict[str, Any]]:
+    """Describe the answers of a route that generates: an object with these fields, server-sent events, or an error."""
+    whole = {"type": "object", "required": list(fields)}
+    content = {"application/json": {"schema": whole}, "text/event-stream": {"schema": EVENT}}
+    return {200: {"description": "The answer; as events if `stream` is true", "content": content}, **OF_A_BODY}
+
+
+def _describe_no_422(app: FastAPI) -> None:
+    """Remove status 422, which FastAPI adds to every route, from the description: this server never answers with it."""
+    described = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            for path in described()["paths"].values():
+                for operation in path.values():
+                    operation["responses"].pop("422", None)
+        return described()
+
+    app.openapi = openapi  # type: ignore[method-assign]

@@ -1,4 +1,7 @@
-"""The generations of one API request: their events come from the engine's thread to the event loop."""
+"""Exchange of one HTTP request with the engine: generations go in, events come back, and are streamed to the client.
+
+Events come from the engine's thread to the event loop. If the client disconnects, its generations are cancelled.
+"""
 
 from __future__ import annotations
 
@@ -6,33 +9,58 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
+from fastapi import Request
+from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+from tokenizers import Tokenizer
+
+from headwater.cache.view import CacheView
+from headwater.engine.stats import EngineStats
 from headwater.events import Event, FailedEvent, FinishedEvent, PromptEvent, TokenEvent
 from headwater.request import Generation
+from headwater.spec import ModelSpec
+
+MAX_HELD = 16_384  # characters of events that a stream holds before it writes them
 
 Progress = PromptEvent | TokenEvent | FinishedEvent
-Events = AsyncIterator[tuple[int, Progress]]
+Events = AsyncIterator[tuple[int, Progress]]  # each with the number of its generation within the request
+Outcome = TypeVar("Outcome")
 
 
-class Submits(Protocol):
-    """What an exchange needs of an engine."""
+class ServedEngine(Protocol):
+    """Engine as the server uses it."""
+
+    tokenizer: Tokenizer
+    chat_template: str | None
+    special_tokens: dict[str, str]  # bos_token and others, by the names that the template uses
+    max_model_len: int
+    model_name: str
+    spec: ModelSpec
+    generation_defaults: dict[str, Any]
 
     def submit(self, generation: Generation, on_event: Callable[[Event], None]) -> int: ...
 
     def cancel(self, request_id: int) -> None: ...
 
+    def health(self) -> dict[str, Any]: ...
+
+    def stats(self) -> EngineStats: ...
+
+    def view(self) -> CacheView: ...
+
 
 class Exchange:
-    """Submits generations, numbered from 0, and yields their events in the order in which the engine made them."""
+    """Generations of one request, numbered from 0, and their events in the order in which the engine sent them."""
 
-    def __init__(self, engine: Submits) -> None:
+    def __init__(self, engine: ServedEngine) -> None:
         self._engine = engine
         self._loop = asyncio.get_running_loop()
         self._arrived: deque[tuple[int, Event]] = deque()
         self._awake = asyncio.Event()
-        self._waking = False  # the loop was asked to wake us, and has not yet: one call for all that arrives till then
-        self.before_waiting: Callable[[], Awaitable[None]] | None = None  # called when all that arrived is taken
+        self._waking = False  # a wake-up is scheduled on the loop: one serves all events that arrive before it
+        self.before_waiting: Callable[[], Awaitable[None]] | None = None  # called when all arrived events are taken
         self._open: dict[int, int] = {}  # number of a generation that has not ended -> the engine's id
 
     def submit_all(self, generations: list[Generation]) -> None:
@@ -45,7 +73,7 @@ class Exchange:
             raise
 
     async def events(self) -> Events:
-        """(number, event) until all generations ended; raises the error of one that failed."""
+        """Yield (number, event) until all generations have ended; raises the error of one that failed."""
         while self._open:
             if not self._arrived:
                 await self._wait()
@@ -57,7 +85,7 @@ class Exchange:
             yield number, event
 
     def cancel(self) -> None:
-        """Give up what has not ended. Harmless at any time."""
+        """Cancel the generations that have not ended; may be called at any time."""
         for request_id in self._open.values():
             self._engine.cancel(request_id)
         self._open.clear()
@@ -65,7 +93,7 @@ class Exchange:
     async def _wait(self) -> None:
         if self.before_waiting is not None:
             await self.before_waiting()
-        while not self._arrived:  # a call may come late, for what was taken already
+        while not self._arrived:  # a late wake-up may be for events that were taken already
             self._awake.clear()
             await self._awake.wait()
 
@@ -74,7 +102,7 @@ class Exchange:
             self._arrived.append((number, event))
             if not self._waking:
                 self._waking = True
-                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+                with contextlib.suppress(RuntimeError):  # the loop is closed
                     self._loop.call_soon_threadsafe(self._wake)
 
         return on_event
@@ -82,3 +110,61 @@ class Exchange:
     def _wake(self) -> None:
         self._waking = False
         self._awake.set()
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events. `close` is called when the stream ends for any reason, also when the client disconnects.
+
+    Events are held until `flush`, or until there are many: events that are ready together are written together.
+    """
+
+    def __init__(self, content: AsyncIterator[str], close: Callable[[], None]) -> None:
+        super().__init__(content, media_type="text/event-stream", headers={"cache-control": "no-cache"})
+        self._close = close
+        self._held: list[str] = []
+        self._send: Send | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._close()
+
+    async def stream_response(self, send: Send) -> None:
+        self._send = send
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        held = 0
+        async for text in self.body_iterator:
+            assert isinstance(text, str)
+            self._held.append(text)
+            held += len(text)
+            if held > MAX_HELD:
+                held = 0
+                await self.flush()
+                await asyncio.sleep(0)  # a stream that always has events ready must not block other requests
+        await self.flush()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def flush(self) -> None:
+        """Write the held events."""
+        if self._held and self._send is not None:
+            body = "".join(self._held).encode()
+            self._held.clear()
+            await self._send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+async def unless_gone(request: Request, work: Awaitable[Outcome]) -> Outcome | None:
+    """Return the result of `work`, or None if the client disconnects first."""
+    working = asyncio.ensure_future(work)
+    watching = asyncio.create_task(_disconnected(request))
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        working.cancel()
+        watching.cancel()
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

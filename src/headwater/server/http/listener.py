@@ -1,4 +1,4 @@
-"""The socket that a server listens on: an address and port, or a path."""
+"""Listening socket of a server: an address and port, or a path."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from headwater.errors import ConfigError
 from headwater.setting import SettingError
 
 SOCKET_MASK = 0o117  # a Unix socket is for its owner and group: mode 660
-KNOCK = 1.0  # seconds that another server has to take a connection on a socket that is there already
+KNOCK = 1.0  # seconds for another server to accept a connection on an existing socket
 
 
 @contextmanager
 def listener(config: ServeConfig) -> Iterator[socket.socket]:
-    """A bound socket, closed at the end and, if it is a path, removed. Raises ConfigError if it cannot be had."""
+    """Bind a socket; close it at the end and remove its path, if any. Raises ConfigError if that fails."""
     if config.uds is None:
         with tcp_listener(config.host, config.port) as sock:
             yield sock
@@ -31,12 +31,12 @@ def listener(config: ServeConfig) -> Iterator[socket.socket]:
             yield sock
         finally:
             with suppress(FileNotFoundError):
-                if config.uds.stat().st_ino == inode:  # and not that of a server that came after
+                if config.uds.stat().st_ino == inode:  # and not that of a later server
                     config.uds.unlink()
 
 
 def url(sock: socket.socket, config: ServeConfig) -> str:
-    """What a client is pointed at."""
+    """Return the base URL for clients."""
     if config.uds is not None:
         return f"unix:{config.uds}"
     host, port = sock.getsockname()[:2]
@@ -45,6 +45,7 @@ def url(sock: socket.socket, config: ServeConfig) -> str:
 
 
 def tcp_listener(host: str, port: int) -> socket.socket:
+    """Bind a TCP socket. Raises ConfigError if that fails."""
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -56,7 +57,7 @@ def tcp_listener(host: str, port: int) -> socket.socket:
 
 
 def unix_listener(path: Path) -> socket.socket:
-    """A socket at `path`. What a server left there that is gone is replaced, all else refused."""
+    """Bind a Unix socket. The socket file of a server that has ended is replaced; any other file is an error."""
     _clear(path)
     sock = socket.socket(socket.AF_UNIX)
     mask = os.umask(SOCKET_MASK)
@@ -71,11 +72,11 @@ def unix_listener(path: Path) -> socket.socket:
 
 
 def check_tls(config: ServeConfig) -> None:
-    """Raises ConfigError if certificate and key are not what TLS takes, or not of each other."""
+    """Raise ConfigError if certificate or key is invalid, or they do not belong together."""
     if config.tls_cert is None or config.tls_key is None:
         return
     try:
-        # an empty password: an encrypted key fails here and does not ask at a terminal that may not be there
+        # with an empty password an encrypted key fails here instead of asking at a terminal
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(config.tls_cert, config.tls_key, password="")
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
@@ -84,6 +85,7 @@ def check_tls(config: ServeConfig) -> None:
 
 
 def _clear(path: Path) -> None:
+    """Remove the socket file of a server that has ended; raise SettingError for any other file."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
@@ -95,7 +97,7 @@ def _clear(path: Path) -> None:
         try:
             knocker.connect(str(path))
         except ConnectionRefusedError:
-            path.unlink()  # whoever bound it is gone
+            path.unlink()  # its server has ended
             return
         except OSError as error:
             raise SettingError("uds", repr(str(path)), f"which is there already: {error.strerror or error}") from error

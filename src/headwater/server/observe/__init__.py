@@ -1,1 +1,1 @@
-"""Metrics, logs, traces, recordings, and the data of the live page."""
+"""Observation of requests and engine: metrics, logs, traces, recordings, and the data and files of the live page."""

@@ -1,4 +1,4 @@
-"""The log: one line a request, as text or as one JSON object. It never holds text of prompts or answers."""
+"""Log with one line for each answer, as text or JSON. It never holds text of prompts or answers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import re
 import sys
 from datetime import UTC, datetime
 
-from headwater.server.http.context import RequestContext, current_request_id
-from headwater.server.observe.record import GenerationEnd
+from headwater.server.http.middleware import RequestContext, current_request_id
+from headwater.server.observe.record import GenerationEnd, Watcher
 
 TEXT = "%(asctime)s %(name)s %(message)s"
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -18,7 +18,7 @@ log = logging.getLogger("headwater.request")
 
 
 class TextFormatter(logging.Formatter):
-    """One line a record, whatever was in a request's path or fields; an exception's traceback follows it."""
+    """Formatter that writes one line, with control characters escaped; an exception's traceback follows it."""
 
     def __init__(self) -> None:
         super().__init__(TEXT)
@@ -28,7 +28,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line: time, level, logger, message, the request's id, and what `extra={"fields": ...}` adds."""
+    """Formatter that writes one object: time, level, logger, message, the request's id, and `extra={"fields": ...}`."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
@@ -50,22 +50,19 @@ FORMATTERS: dict[str, type[logging.Formatter]] = {"text": TextFormatter, "json":
 
 
 def configure_logging(log_format: str) -> None:
-    """Log to standard error from `info` up, in one of FORMATTERS."""
+    """Log to standard error from level `info`, in one of FORMATTERS."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(FORMATTERS[log_format]())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
 
 
-class RequestLog:
-    """Writes a line for each answer, and for each request that got none."""
-
-    def token(self, gap: float) -> None:
-        """Not worth a line."""
+class RequestLog(Watcher):
+    """Watcher that writes a line for each answer, and for each request without one."""
 
     def ended(self, end: GenerationEnd) -> None:
         account = " ".join(f"{name}={_shown(value)}" for name, value in end.account.as_dict().items())
         times = f"ttft={end.first_token:.3f}s total={end.total:.3f}s"
-        text = f"{account} output={end.output_tokens:,} finish={end.finish_reason} {times}"
+        text = f"{account} output={end.event.output_tokens:,} finish={end.event.finish_reason} {times}"
         extra = {"fields": end.as_dict()}
         log.info("%s[%d] %s id=%s", end.endpoint, end.number, text, end.request.id, extra=extra)
 

@@ -1,26 +1,20 @@
-"""Prometheus metrics: what requests met, as they end, and what the engine holds, whenever somebody asks.
+"""Prometheus metrics: of requests, counted as they end, and of the engine, read at each scrape.
 
-No label takes a value that a client could choose: what is not in a closed list counts as "other".
+No label takes a value that a client could choose: values that are not in a closed list count as "other".
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
-from typing import Any
 
-from fastapi import FastAPI, Request
-from fastapi.responses import Response
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
-from starlette.concurrency import run_in_threadpool
 
 from headwater.account import Reason
 from headwater.engine.stats import EngineStats
-from headwater.server.http.context import RequestContext
-from headwater.server.http.refusals import refusals
-from headwater.server.observe.record import GenerationEnd
+from headwater.server.http.middleware import RequestContext
+from headwater.server.observe.record import GenerationEnd, Watcher
 
 ENDPOINTS = {
     "/v1/chat/completions": "chat",
@@ -36,36 +30,30 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120,
 GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
 TOKENS = (0, *(2**power for power in range(6, 19)))  # 0, and 64 to 262,144
 
-# of /metrics, as /openapi.json describes it
-EXPOSITION: dict[str, Any] = {
-    "description": "In Prometheus' text format, or as OpenMetrics for who accepts that",
-    "content": {kind: {"schema": {"type": "string"}} for kind in ("text/plain", "application/openmetrics-text")},
-}
-
 Stats = Callable[[], EngineStats]
 
 
-class Metrics:
-    """All metrics of one app, in a registry of its own."""
+class Metrics(Watcher):
+    """Metrics of one app, in a registry of its own."""
 
     def __init__(self, model: str, stats: Stats, page_bytes: int) -> None:
         self.registry = registry = CollectorRegistry()
         count, spread = _counters(registry), _histograms(registry)
-        self._requests = count("requests", "Requests that ended, by how", ("endpoint", "outcome"))
+        self._requests = count("requests", "Requests that ended, by outcome", ("endpoint", "outcome"))
         self._prompt = count("prompt_tokens", "Tokens of prompts that were answered")
         self._cached = count("cached_tokens", "Tokens of prompts that were not computed")
         self._stranded = count("stranded_tokens", "Tokens whose KV was cached beyond the deepest checkpoint")
         self._output = count("output_tokens", "Tokens of answers")
         self._hits = count("hits", "Prompts of which something was cached")
-        self._misses = count("misses", "Prompts that could have resumed deeper, by why they did not", ("reason",))
-        self._waited = count("waited_for_leader", "Prompts that waited for another one to compute the same prefix")
+        self._misses = count("misses", "Prompts that could have resumed deeper, by reason", ("reason",))
+        self._waited = count("waited_for_leader", "Prompts that waited for another request to compute the same prefix")
         self._ttft = spread("time_to_first_token_seconds", "From a request's arrival to its first token", SECONDS)
         self._queued = spread("queue_seconds", "From a request's submission until its first leg ran", SECONDS)
         self._gap = spread("inter_token_latency_seconds", "Between two tokens of an answer", GAPS)
         self._total = spread("request_seconds", "From a request's arrival to its answer's end", SECONDS)
-        self._prompt_length = spread("prompt_length_tokens", "Of a prompt", TOKENS)
-        self._hit_length = spread("hit_length_tokens", "Of a prompt, that were not computed", TOKENS)
-        info = Gauge("headwater_build_info", "What serves", ("version", "model"), registry=registry)
+        self._prompt_length = spread("prompt_length_tokens", "Tokens of a prompt", TOKENS)
+        self._hit_length = spread("hit_length_tokens", "Tokens of a prompt that were not computed", TOKENS)
+        info = Gauge("headwater_build_info", "Version and model of the server", ("version", "model"), registry=registry)
         info.labels(version("headwater"), model).set(1)
         registry.register(EngineCollector(stats, page_bytes))
         for reason in Reason:
@@ -83,7 +71,7 @@ class Metrics:
         self._prompt.inc(account.prompt_tokens)
         self._cached.inc(account.cached_tokens)
         self._stranded.inc(account.stranded_tokens)
-        self._output.inc(end.output_tokens)
+        self._output.inc(end.event.output_tokens)
         self._waited.inc(account.waited_for_leader)
         if account.cached_tokens:
             self._hits.inc()
@@ -93,22 +81,19 @@ class Metrics:
         self._total.observe(end.total)
         self._prompt_length.observe(account.prompt_tokens)
         self._hit_length.observe(account.cached_tokens)
-        if end.queued is not None:
-            self._queued.observe(end.queued)
-
-    def lost(self, request: RequestContext, endpoint: str, error: Exception | None) -> None:
-        """Counted when the request ends."""
+        if end.event.queued_seconds is not None:
+            self._queued.observe(end.event.queued_seconds)
 
     def request_ended(self, request: RequestContext) -> None:
-        """Every request of the API's own endpoints, answered or refused."""
+        """Count a request, answered or refused."""
         self._requests.labels(ENDPOINTS.get(request.path, "other"), outcome_of(request)).inc()
 
 
 def outcome_of(request: RequestContext) -> str:
-    """One of OUTCOMES: what the record said, or what the status says."""
+    """Return one of OUTCOMES, from the context's outcome or the HTTP status."""
     if request.outcome is not None:
         return request.outcome
-    if request.status is None or request.status == 499:  # nothing was sent, or nobody was left to read it
+    if request.status is None or request.status == 499:  # nothing was sent, or the client had disconnected
         return "cancelled"
     if request.status == 503:
         return "unavailable"
@@ -130,13 +115,13 @@ def _histograms(registry: CollectorRegistry) -> Callable[..., Histogram]:
 
 
 class EngineCollector:
-    """Reads the engine once a scrape."""
+    """Collector that reads the engine once for each scrape."""
 
     def __init__(self, stats: Stats, page_bytes: int) -> None:
         self._stats, self._page_bytes = stats, page_bytes
 
     def describe(self) -> list[Metric]:
-        """Nothing: the engine is not asked before it has started."""
+        """Return nothing: the engine is not read before it has started."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -150,14 +135,14 @@ class EngineCollector:
         yield GaugeMetricFamily("headwater_page_bytes", "Size of a page", self._page_bytes)
         for name, text, value in (
             ("dead_kv_tokens", "Tokens of KV that no checkpoint can use", cache.dead_kv_tokens),
-            ("checkpoints", "Checkpoints that are held", cache.checkpoints),
+            ("checkpoints", "Checkpoints in the cache", cache.checkpoints),
             ("nodes", "Nodes of the index", cache.nodes),
-            ("namespaces", "Namespaces that hold or read something", cache.namespaces),
-            ("segments", "Segments that are held", cache.segments),
+            ("namespaces", "Namespaces with cached content or running requests", cache.namespaces),
+            ("segments", "Segments in the cache", cache.segments),
             ("requests_running", "Requests that compute", stats.running),
             ("requests_waiting", "Requests that wait for a slot", stats.waiting),
-            ("answers_waiting", "Finished answers that wait to be made resumable", stats.answers_waiting),
-            ("healings_waiting", "Composed prefixes that wait to be made exact", stats.healings_waiting),
+            ("answers_waiting", "Finished answers that wait to be cached", stats.answers_waiting),
+            ("healings_waiting", "Composed prefixes that wait for exact recomputation", stats.healings_waiting),
         ):
             yield GaugeMetricFamily(f"headwater_{name}", text, value)
 
@@ -166,18 +151,18 @@ def _totals(stats: EngineStats) -> Iterator[Metric]:
     cache = stats.cache
     tables = (
         ("computed_tokens", "Tokens that went through the model", "kind", computed_by_kind(stats)),
-        ("evictions", "Checkpoints and pages of KV given up for memory", "kind", cache.evictions_by_kind()),
-        ("checkpoints_taken", "Checkpoints that were kept", "kind", cache.saved_by_kind()),
-        ("healings", "Composed prefixes that were to be made exact", "outcome", stats.healings_by_outcome()),
+        ("evictions", "Checkpoints and pages of KV evicted", "kind", cache.evictions_by_kind()),
+        ("checkpoints_taken", "Checkpoints that were stored", "kind", cache.saved_by_kind()),
+        ("healings", "Exact recomputations of composed prefixes, by outcome", "outcome", stats.healings_by_outcome()),
     )
     for name, text, label, values in tables:
         yield _by(CounterMetricFamily, name, text, label, values)
     for name, text, value in (
-        ("resumes", "Requests that began at a checkpoint", cache.resumes),
-        ("resumed_tokens", "Tokens that those did not compute", cache.resumed_tokens),
+        ("resumes", "Requests that resumed at a checkpoint", cache.resumes),
+        ("resumed_tokens", "Tokens that resumed requests did not compute", cache.resumed_tokens),
         ("segment_uses", "Segments that requests were composed of", cache.segment_uses),
-        ("preemptions", "Requests that gave way and began again", stats.preemptions),
-        ("refused", "Requests that a full queue turned away", stats.refused),
+        ("preemptions", "Requests that were preempted", stats.preemptions),
+        ("refused", "Requests refused by a full queue", stats.refused),
         ("expired", "Requests that passed their deadline", stats.expired),
         ("steps", "Steps of the engine", stats.steps),
         ("failed_steps", "Steps that raised", stats.failed_steps),
@@ -187,6 +172,7 @@ def _totals(stats: EngineStats) -> Iterator[Metric]:
 
 
 def computed_by_kind(stats: EngineStats) -> dict[str, int]:
+    """Return the tokens that went through the model, by kind of work."""
     return {
         "prefill": stats.prefill_tokens,
         "answer": stats.answer_tokens,
@@ -201,11 +187,3 @@ def _by(family: type[Metric], name: str, text: str, label: str, values: dict[str
     for key, value in values.items():
         metric.add_metric([key], value)  # type: ignore[attr-defined]
     return metric
-
-
-def install(app: FastAPI, metrics: Metrics) -> None:
-    @app.get("/metrics", response_model=None, responses={200: EXPOSITION, **refusals(401)})
-    async def scrape(request: Request) -> Response:
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        text = await run_in_threadpool(encode, metrics.registry)  # it waits for the engine's lock
-        return Response(text, media_type=content_type)

@@ -1,36 +1,170 @@
-"""`/cache`: what is held, where the memory goes, the tree by its largest parts, the last requests, the last minutes.
+"""Data of the live page (`/cache`): the cache's memory and tree, the last requests, the last 15 minutes.
 
-Numbers, names of closed lists and fingerprints: nothing of what anybody said.
+It holds numbers, names of closed lists and fingerprints, and no text of prompts or answers.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable
-from typing import Annotated, Any
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
 
-from fastapi import FastAPI, Query
-from fastapi.responses import JSONResponse, Response
 from starlette.concurrency import run_in_threadpool
 
 from headwater.account import Reason
 from headwater.cache.view import CacheView, Fingerprints, NodeView
 from headwater.engine.stats import EngineStats
-from headwater.server.http.refusals import refusals
+from headwater.server.http.exchange import ServedEngine
+from headwater.server.http.middleware import RequestContext
 from headwater.server.observe.metrics import computed_by_kind
-from headwater.server.observe.recent import Recent
-from headwater.server.observe.timeline import COLUMNS, Timeline
-from headwater.server.routes.service import ServedEngine, Service
+from headwater.server.observe.record import GenerationEnd, Watcher
 
-MIN_AGE = 1.0  # seconds for which a view of the tree is good
-MAX_SHARE = 0.02  # of the time may go into looking at the tree, under the engine's lock
+MIN_AGE = 1.0  # seconds for which a view of the tree is reused
+MAX_SHARE = 0.02  # of the time may be spent on viewing the tree, which holds the engine's lock
+KEPT_REQUESTS = 100
+KEPT_SAMPLES = 900
+INTERVAL = 1.0  # seconds between two samples
+COLUMNS = (
+    "serial",
+    "time",
+    "kv",
+    "checkpoint",
+    "private",
+    "slot",
+    "segment",
+    "free",
+    "dead_kv_tokens",
+    "running",
+    "waiting",
+    "prompt_tokens",
+    "cached_tokens",
+    "output_tokens",
+)
+
+log = logging.getLogger("headwater.server")
 
 Json = dict[str, Any]
+Sample = tuple[float, ...]  # in the order of COLUMNS; pages, tokens and requests
+
+
+class Overview:
+    """All data of the live page."""
+
+    def __init__(self, engine: ServedEngine) -> None:
+        self.recent = Recent()
+        self.timeline = Timeline(engine.stats, self.recent)
+        self._engine, self._tree = engine, TreeWatch(engine)
+        self._started = time.time()
+
+    async def since(self, sample: int, request: int, tick: int) -> Json:
+        """Return the data, without the samples, requests and tree that the client already has."""
+        stats, tree = await run_in_threadpool(self._engine.stats), await self._tree.tree()
+        return {
+            "started": self._started,
+            "time": time.time(),
+            "model": self._engine.model_name,
+            "memory": _memory(stats, self._engine.spec.page_bytes),
+            "held": _held(stats),
+            "requests_running": stats.running,
+            "requests_waiting": stats.waiting,
+            "answers_waiting": stats.answers_waiting,
+            "healings_waiting": stats.healings_waiting,
+            "since_start": _since_start(stats, self.recent),
+            "tree": None if tree["tick"] == tick else tree,
+            "requests": self.recent.since(request),
+            "timeline": {"columns": COLUMNS, "rows": self.timeline.since(sample)},
+        }
+
+
+class Recent(Watcher):
+    """Ring of the last answers, and sums over all of them."""
+
+    def __init__(self) -> None:
+        self._ring: deque[tuple[int, Json]] = deque(maxlen=KEPT_REQUESTS)
+        self._serial = 0
+        self.prompts = self.hits = self.prompt_tokens = self.cached_tokens = self.output_tokens = 0
+        self.reasons: Counter[Reason] = Counter({reason: 0 for reason in Reason})
+
+    def ended(self, end: GenerationEnd) -> None:
+        account = end.account
+        self.prompts += 1
+        self.hits += account.cached_tokens > 0
+        self.prompt_tokens += account.prompt_tokens
+        self.cached_tokens += account.cached_tokens
+        self.output_tokens += end.event.output_tokens
+        self.reasons[account.reason] += 1
+        self._add(end.as_dict())
+
+    def lost(self, request: RequestContext, endpoint: str, error: Exception | None) -> None:
+        finish = "cancelled" if error is None else type(error).__name__
+        entry = {"request_id": request.id, "endpoint": endpoint, "number": 0, "finish_reason": finish}
+        self._add(entry | {"total_seconds": round(request.seconds, 6)})
+
+    def since(self, serial: int) -> list[Json]:
+        """Return the entries after the one with that serial, oldest first."""
+        return [entry for at, entry in self._ring if at > serial]
+
+    def _add(self, entry: dict[str, object]) -> None:
+        self._serial += 1
+        self._ring.append((self._serial, {"serial": self._serial, "time": round(time.time(), 3), **entry}))
+
+
+class Timeline:
+    """Ring of samples. Token counts run from the start; all other values are current."""
+
+    def __init__(self, stats: Callable[[], EngineStats], recent: Recent) -> None:
+        self._stats, self._recent = stats, recent
+        self._ring: deque[Sample] = deque(maxlen=KEPT_SAMPLES)
+        self._serial = 0
+
+    def since(self, serial: int) -> list[Sample]:
+        """Return the samples after the one with that serial, oldest first."""
+        return [sample for sample in self._ring if sample[0] > serial]
+
+    async def sample(self) -> None:
+        """Take a sample. The engine is read on another thread, since its lock may be held while it plans a step."""
+        stats, recent = await run_in_threadpool(self._stats), self._recent
+        self._serial += 1
+        self._ring.append(
+            (
+                self._serial,
+                round(time.time(), 3),
+                *stats.cache.pages_by_use().values(),
+                stats.cache.dead_kv_tokens,
+                stats.running,
+                stats.waiting,
+                recent.prompt_tokens,
+                recent.cached_tokens,
+                recent.output_tokens,
+            )
+        )
+
+    @asynccontextmanager
+    async def sampling(self) -> AsyncIterator[None]:
+        """Take one sample a second until the block ends."""
+        task = asyncio.create_task(self._sample_on())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    async def _sample_on(self) -> None:
+        while True:
+            try:
+                await self.sample()
+            except Exception:  # one failed sample must not end the timeline
+                log.exception("no sample was taken")
+            await asyncio.sleep(INTERVAL)
 
 
 class TreeWatch:
-    """The newest view of the tree, shared by all who look: a crowd of them costs the engine no more than one."""
+    """Newest view of the tree, shared by all clients: many of them cost the engine no more than one."""
 
     def __init__(self, engine: ServedEngine, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine, self._clock = engine, clock
@@ -40,7 +174,7 @@ class TreeWatch:
         self._tree: Json = {}
 
     async def tree(self) -> Json:
-        """The tree, at most a second old, or as old as keeps looking at it below MAX_SHARE of the time."""
+        """Return the tree, at most a second old, or older if views would take more than MAX_SHARE of the time."""
         async with self._looking:
             if self._clock() >= self._good_until:
                 started = self._clock()
@@ -94,35 +228,6 @@ def _node(node: NodeView, fingerprint: str) -> Json:
         "folded_nodes": node.folded_nodes,
         "folded_tokens": node.folded_tokens,
     }
-
-
-def install(app: FastAPI, service: Service, recent: Recent, timeline: Timeline) -> None:
-    watch, engine = TreeWatch(service.engine), service.engine
-    started = time.time()
-
-    @app.get("/cache", response_model=dict[str, Any], responses=refusals(400, 401))
-    async def cache(
-        sample: Annotated[int, Query(ge=0, description="The last sample of the timeline that is known already.")] = 0,
-        request: Annotated[int, Query(ge=0, description="The last request that is known already.")] = 0,
-        tick: Annotated[int, Query(ge=-1, description="The tick of the tree that is known already.")] = -1,
-    ) -> Response:
-        stats, tree = await run_in_threadpool(engine.stats), await watch.tree()
-        body = {
-            "started": started,
-            "time": time.time(),
-            "model": engine.model_name,
-            "memory": _memory(stats, engine.spec.page_bytes),
-            "held": _held(stats),
-            "requests_running": stats.running,
-            "requests_waiting": stats.waiting,
-            "answers_waiting": stats.answers_waiting,
-            "healings_waiting": stats.healings_waiting,
-            "since_start": _since_start(stats, recent),
-            "tree": None if tree["tick"] == tick else tree,
-            "requests": recent.since(request),
-            "timeline": {"columns": COLUMNS, "rows": timeline.since(sample)},
-        }
-        return JSONResponse(body, headers={"cache-control": "no-store"})
 
 
 def _memory(stats: EngineStats, page_bytes: int) -> Json:

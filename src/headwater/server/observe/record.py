@@ -1,7 +1,6 @@
-"""What is known of a request when it has ended: what it asked, what the cache did for it and why, and how long it took.
+"""Record of a request: its answers, what the cache did for them, and times, reported to watchers.
 
-A record watches the events of one request go by and tells those who want to know: the log, the metrics, the list of
-last requests, the traces.
+A record passes a request's events on, and reports to the log, the metrics, the live page and the traces.
 """
 
 from __future__ import annotations
@@ -9,53 +8,54 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from headwater.account import CacheAccount
 from headwater.events import FinishedEvent, TokenEvent
-from headwater.server.http.context import RequestContext, current_context
 from headwater.server.http.exchange import Events
+from headwater.server.http.middleware import RequestContext, current_context
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationEnd:
-    """One answer of a request that came to its end. Times are seconds from the request's arrival."""
+    """End of one answer of a request. Times are seconds from the request's arrival."""
 
     request: RequestContext
     endpoint: str
     number: int  # within the request
-    account: CacheAccount
-    output_tokens: int
-    finish_reason: str
-    submitted: float  # when it was handed to the engine
-    queued: float | None  # how long it waited there; None: not told
+    event: FinishedEvent
+    submitted: float  # time at which the generation was submitted to the engine
     first_token: float
     total: float
 
+    @property
+    def account(self) -> CacheAccount:
+        return self.event.account
+
     def as_dict(self) -> dict[str, object]:
+        """Return the fields of the log and of /cache."""
         return {
             "request_id": self.request.id,
             "endpoint": self.endpoint,
             "number": self.number,
             **self.account.as_dict(),
-            "output_tokens": self.output_tokens,
-            "finish_reason": self.finish_reason,
+            "output_tokens": self.event.output_tokens,
+            "finish_reason": self.event.finish_reason,
             "ttft_seconds": round(self.first_token, 6),
             "total_seconds": round(self.total, 6),
         }
 
 
-class Watcher(Protocol):
-    """Who wants to know what becomes of requests. Called on the event loop: must not block."""
+class Watcher:
+    """Watcher of requests, with methods that do nothing unless overridden. They are called on the event loop."""
 
     def token(self, gap: float) -> None:
-        """An answer's token came `gap` seconds after the one before."""
+        """Note a token of an answer, `gap` seconds after the one before."""
 
     def ended(self, end: GenerationEnd) -> None:
-        """An answer is complete."""
+        """Note a complete answer."""
 
     def lost(self, request: RequestContext, endpoint: str, error: Exception | None) -> None:
-        """A request failed, or (error None) its client left."""
+        """Note a request that failed, or whose client disconnected (error None)."""
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class _Times:
 
 @dataclass
 class RequestRecord:
-    """Watches a request's events go by."""
+    """Record of one request."""
 
     endpoint: str
     watchers: Sequence[Watcher] = ()
@@ -77,7 +77,7 @@ class RequestRecord:
         self._times: dict[int, _Times] = {}
 
     async def watch(self, events: Events) -> Events:
-        """The same events; tells of each generation's end, or that there was none."""
+        """Yield the events, and report the end or failure of each generation."""
         submitted = self.context.seconds
         try:
             async for number, event in events:
@@ -92,7 +92,7 @@ class RequestRecord:
             raise
 
     def close(self) -> None:
-        """Call when the answer is out; tells if the client left before."""
+        """Close the record after the answer; reports a request whose client disconnected before."""
         if self._open:
             self._close("cancelled", None)
 
@@ -113,17 +113,7 @@ class RequestRecord:
 
     def _end(self, number: int, event: FinishedEvent, submitted: float) -> None:
         times, total = self._times.get(number), self.context.seconds
-        end = GenerationEnd(
-            request=self.context,
-            endpoint=self.endpoint,
-            number=number,
-            account=event.account,
-            output_tokens=event.output_tokens,
-            finish_reason=event.finish_reason,
-            submitted=submitted,
-            queued=event.queued_seconds,
-            first_token=total if times is None else times.first - self.context.started,
-            total=total,
-        )
+        first_token = total if times is None else times.first - self.context.started
+        end = GenerationEnd(self.context, self.endpoint, number, event, submitted, first_token, total)
         for watcher in self.watchers:
             watcher.ended(end)

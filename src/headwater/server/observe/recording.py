@@ -1,7 +1,7 @@
-"""`--record`: the traffic, without its text, in a file that `headwater replay` takes.
+"""Recording of traffic without its text (`--record`), in a file for `headwater replay`.
 
-Requests are told to a thread of their own, which hashes and writes. Neither the event loop nor the engine waits for it:
-where it falls behind, requests are left out and counted.
+A thread of its own hashes and writes the requests. Neither the event loop nor the engine waits for it: if it falls
+behind, requests are dropped and counted.
 """
 
 from __future__ import annotations
@@ -21,14 +21,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import zstandard
-from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
 from headwater.errors import ConfigError
 from headwater.events import Event, FinishedEvent, TokenEvent
 from headwater.request import Generation
-from headwater.server.http import lifespan
-from headwater.server.routes.service import Service
+from headwater.server.http.exchange import ServedEngine
 from headwater.traces.recordings import PageHashes, first_line, line_of
 from headwater.traces.request import Request
 
@@ -37,50 +35,49 @@ WAITING = 256  # requests that may wait to be written
 log = logging.getLogger("headwater.record")
 
 
-def install(app: FastAPI, service: Service) -> None:
-    """Record what the service's engine is asked for, if a file is set. ConfigError where it cannot be written."""
-    config = service.config
-    if config.record is None:
-        return
-    recorder = Recorder(config.record, config.page_size, service.engine.model_name)
-    service.engine = RecordedEngine(service.engine, recorder)
-    lifespan.during(app, recorder.running)
-
-
 @dataclass(slots=True)
 class Heard:
-    """A request as it went by."""
+    """Request that is being recorded."""
 
     generation: Generation
-    at: float  # of the wall's clock
+    at: float  # wall clock
     number: int | None = None  # the engine's id
     output: list[int] = field(default_factory=list)
-    kept: bool = False  # its answer is complete, and may be cached
+    kept: bool = False  # the answer is complete, and may be cached
     ended: bool = False
 
     def request(self, hashes: PageHashes) -> Request:
-        """With page hashes in the place of tokens."""
-        prompt, one = self.generation.prompt, self.generation
-        known = (*prompt, *self.output) if self.kept else prompt
-        lengths = len(prompt), len(self.output), len(known)
-        name = hashes.name(one.namespace)
-        parts = one.boundaries, name, one.segments, one.fidelity
-        return Request("", hashes.of(one.namespace, known), *lengths, round(self.at, 3), None, *parts)
+        """Return the request with page hashes instead of tokens."""
+        one = self.generation
+        known = (*one.prompt, *self.output) if self.kept else one.prompt
+        return Request(
+            "",
+            hashes.of(one.namespace, known),
+            len(one.prompt),
+            len(self.output),
+            len(known),
+            round(self.at, 3),
+            None,
+            one.boundaries,
+            hashes.name(one.namespace),
+            one.segments,
+            one.fidelity,
+        )
 
     def line(self, hashes: PageHashes) -> bytes:
-        """As it is written."""
+        """Return the request's line in the file."""
         one = self.generation
         segments = [hashes.segment(one.namespace, one.prompt[span.start : span.end]) for span in one.segments]
         return line_of(self.request(hashes), segments)
 
 
 class RecordedEngine:
-    """An engine that tells a recorder what it answered. What was never begun is not told."""
+    """Engine that passes answered requests to a recorder, and leaves out requests without any output."""
 
-    def __init__(self, engine: Any, recorder: Recorder) -> None:
+    def __init__(self, engine: ServedEngine, recorder: Recorder) -> None:
         self._engine, self._recorder = engine, recorder
         self._open: dict[int, Heard] = {}
-        self._lock = threading.Lock()  # the engine's thread and the event loop may both end a request
+        self._lock = threading.Lock()  # both the engine's thread and the event loop may end a request
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -88,14 +85,14 @@ class RecordedEngine:
     def submit(self, generation: Generation, on_event: Callable[[Event], None]) -> int:
         heard = Heard(generation, time.time())
 
-        def told(event: Event) -> None:
+        def heard_event(event: Event) -> None:
             if isinstance(event, TokenEvent):
                 heard.output.append(event.token)
             else:
                 self._end(heard, isinstance(event, FinishedEvent) and generation.keep_output)
             on_event(event)
 
-        number = self._engine.submit(generation, told)
+        number = self._engine.submit(generation, heard_event)
         with self._lock:
             heard.number = number
             if not heard.ended:
@@ -121,7 +118,7 @@ class RecordedEngine:
 
 
 class Sink(Protocol):
-    """Where lines go."""
+    """Writer of lines."""
 
     def write(self, lines: bytes) -> object: ...
 
@@ -129,10 +126,10 @@ class Sink(Protocol):
 
 
 class Recorder:
-    """Writes requests to a file as they end. What has been written can be read, even if the process is killed."""
+    """Writer of requests to a file as they end. Written requests are readable even if the process is killed."""
 
     def __init__(self, path: Path, page_size: int, model: str) -> None:
-        """The file is a new one: where there is one of that name, a number is added. Raises ConfigError."""
+        """Create the file, with a number added to its name if that exists. Raises ConfigError if that fails."""
         self._hashes = PageHashes(secrets.token_bytes(32), page_size)
         self._first = first_line(page_size, model)
         self._waiting: queue.Queue[Heard | None] = queue.Queue(WAITING)
@@ -141,7 +138,7 @@ class Recorder:
         self.path, self._file = _new_file(path)
 
     def add(self, heard: Heard) -> None:
-        """From any thread; does not wait."""
+        """Queue a request to be written, or drop it if the queue is full. May be called from any thread."""
         try:
             self._waiting.put_nowait(heard)
         except queue.Full:
@@ -149,7 +146,7 @@ class Recorder:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Until the block ends; then what waits is written."""
+        """Write until the block ends, then write the requests that still wait."""
         self._thread.start()
         log.info("recording to %s: page hashes, lengths and times, no text", self.path)
         try:
@@ -175,13 +172,13 @@ class Recorder:
                 for batch in batches:
                     sink.write(b"".join(heard.line(self._hashes) for heard in batch))
                     sink.flush()
-        except OSError as error:  # a full disk must not end the service
+        except OSError as error:  # a full disk must not stop the server
             log.error("recording to %s has ended: %s", self.path, error)
         for batch in batches:
             self.dropped += len(batch)
 
     def _batches(self) -> Iterator[list[Heard]]:
-        """All that waits, as often as something does, until the end."""
+        """Yield all waiting requests together, again and again, until the end."""
         while True:
             batch = [self._waiting.get()]
             while batch[-1] is not None and not self._waiting.empty():
@@ -201,11 +198,12 @@ class Recorder:
 
 
 def _new_file(path: Path) -> tuple[Path, Any]:
+    """Create a file that does not exist yet."""
     stem, dot, endings = path.name.partition(".")
     for number in count(1):
         name = path if number == 1 else path.with_name(f"{stem}-{number}{dot}{endings}")
         try:
-            return name, open(name, "xb", opener=partial(os.open, mode=0o600))  # for nobody else to read
+            return name, open(name, "xb", opener=partial(os.open, mode=0o600))  # readable by its owner only
         except FileExistsError:
             continue
         except OSError as error:

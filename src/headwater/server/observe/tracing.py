@@ -1,7 +1,7 @@
-"""OpenTelemetry spans: one a request, with children for its wait, its prefill and its decoding.
+"""OpenTelemetry spans: one for each answer, with children for its wait, prefill and decoding.
 
-Attributes follow the semantic conventions for generative AI where they have a name, and are headwater.* where not.
-Spans are made when an answer has ended, with the times at which things happened.
+Attributes follow the semantic conventions for generative AI if these have a name, else they are headwater.*. Spans are
+created when an answer has ended, with the times of its events.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any
 from starlette.concurrency import run_in_threadpool
 
 from headwater.errors import ConfigError
-from headwater.server.http.context import RequestContext
-from headwater.server.observe.record import GenerationEnd
+from headwater.server.http.middleware import RequestContext
+from headwater.server.observe.record import GenerationEnd, Watcher
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
-OPERATIONS = {"chat": "chat", "completion": "text_completion"}  # others are named as they are
+OPERATIONS = {"chat": "chat", "completion": "text_completion"}  # other endpoints keep their names
 NANOSECONDS = 1_000_000_000
 
 
 def otlp_exporter(endpoint: str) -> SpanExporter:
-    """Sends spans to `endpoint` over HTTP; ConfigError if the extra is not installed."""
+    """Return an exporter to `endpoint` over HTTP. Raises ConfigError if the extra is not installed."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError as error:
@@ -36,8 +36,8 @@ def otlp_exporter(endpoint: str) -> SpanExporter:
     return OTLPSpanExporter(endpoint.rstrip("/") + path)
 
 
-class Tracing:
-    """Makes the spans of one app's requests and hands them to `exporter`, in batches, on a thread of its own."""
+class Tracing(Watcher):
+    """Watcher that creates spans, and exports them in batches on a thread of its own."""
 
     def __init__(self, exporter: SpanExporter, model: str) -> None:
         from opentelemetry.sdk.resources import Resource
@@ -52,25 +52,23 @@ class Tracing:
         self._propagator = TraceContextTextMapPropagator()
         self._model = model
 
-    def token(self, gap: float) -> None:
-        """Too many for spans."""
-
     def ended(self, end: GenerationEnd) -> None:
         root = self._begin(end.request, end.endpoint)
         root.set_attributes(
             {
                 "gen_ai.response.model": self._model,
-                "gen_ai.response.finish_reasons": [end.finish_reason],
+                "gen_ai.response.finish_reasons": [end.event.finish_reason],
                 "gen_ai.usage.input_tokens": end.account.prompt_tokens,
-                "gen_ai.usage.output_tokens": end.output_tokens,
+                "gen_ai.usage.output_tokens": end.event.output_tokens,
                 "gen_ai.usage.cache_read.input_tokens": end.account.cached_tokens,
                 "headwater.generation": end.number,
             }
         )
         root.set_attributes({f"headwater.{name}": _plain(value) for name, value in end.account.as_dict().items()})
-        waited = end.submitted + (end.queued or 0.0)
+        queued = end.event.queued_seconds
+        waited = end.submitted + (queued or 0.0)
         self._child(root, end.request, "prepare", 0.0, end.submitted)
-        if end.queued is not None:
+        if queued is not None:
             self._child(root, end.request, "queue", end.submitted, waited)
         self._child(root, end.request, "prefill", waited, end.first_token)
         self._child(root, end.request, "decode", end.first_token, end.total)
@@ -89,7 +87,7 @@ class Tracing:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Until the block ends; then what is left is sent."""
+        """Export until the block ends, then send the remaining spans."""
         try:
             yield
         finally:
@@ -118,7 +116,7 @@ class Tracing:
 
 
 def _at(request: RequestContext, seconds: float) -> int:
-    """Nanoseconds of the wall's clock, `seconds` after the request arrived."""
+    """Return the wall-clock time in nanoseconds, `seconds` after the request arrived."""
     return int((request.started_at + seconds) * NANOSECONDS)
 
 

@@ -1,1 +1,1 @@
-"""Prompts from conversations and texts: template, tokens, segments, boundaries."""
+"""Prompts: the chat template, tokens, boundaries found by probing, and segments with their marks."""

@@ -1,4 +1,4 @@
-"""Prompts to tokens. What begins at a token that always splits the text is encoded once for each namespace."""
+"""Encoding of prompts. Pieces between tokens that always split the text are encoded once for each namespace."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from headwater.request import Span
 
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 CACHE_BYTES = 64 * 2**20
-KEPT_FROM = 64  # characters: shorter pieces are encoded faster than they are kept
+KEPT_FROM = 64  # characters: encoding a shorter piece is faster than keeping it
 OVERHEAD = 400  # bytes of an entry besides its text and its numbers
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
+    """Tokens of a text, and the segments among them."""
+
     ids: tuple[int, ...]
     ends: Sequence[int]  # of each token, in characters of the text, ascending
     segments: tuple[Span, ...] = ()  # of the ids
@@ -32,21 +34,22 @@ Piece: TypeAlias = "tuple[array[int], array[int]]"  # token ids, and their ends 
 
 
 def whole_characters(text: str) -> str:
-    """Half of a surrogate pair, as clients send that cut their texts by UTF-16 units, becomes U+FFFD."""
+    """Replace halves of surrogate pairs, sent by clients that cut texts by UTF-16 units, by U+FFFD."""
     return LONE_SURROGATE.sub("\ufffd", text)
 
 
 def encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> Encoding:
-    """As a batch of one, because `Tokenizer.encode` keeps all other threads waiting: 25 ms for 16,000 tokens."""
+    """Encode as a batch of one: `Tokenizer.encode` holds the GIL, for 25 ms with 16,000 tokens."""
     return tokenizer.encode_batch([whole_characters(text)], add_special_tokens=add_special_tokens)[0]
 
 
 class PromptEncoder:
-    """Encodes prompts without adding tokens; the same ids and ends as encoding the whole. Thread safe.
+    """Encoder of prompts that keeps encoded pieces; ids and ends are those of the whole text. Thread safe.
 
-    A text is cut before each token that splits it whatever stands beside it (<|im_start|> and its like), and the
-    pieces are encoded by themselves: of a growing chat only the new messages are. Pieces are kept in at most
-    `capacity` bytes, the least recently used go first. One namespace never sees, nor times, what another sent.
+    A text is cut before each token that always splits it, such as <|im_start|>, and the pieces are encoded separately:
+    of a growing chat only the new messages are encoded. Pieces are kept in at most `capacity` bytes; the least recently
+    used are dropped first. A namespace cannot observe the pieces of another, not even by timing. No special tokens are
+    added.
     """
 
     def __init__(self, tokenizer: Tokenizer, capacity: int = CACHE_BYTES) -> None:
@@ -59,13 +62,14 @@ class PromptEncoder:
         self._cut = re.compile(f"(?={'|'.join(map(re.escape, tokens))})") if tokens else None
 
     def encode(self, text: str, namespace: str = "") -> Encoded:
+        """Encode a text."""
         pieces = self._pieces(text)
         if len(pieces) < 2:
             return self._joined(pieces, [self._encoded([piece])[0] for piece in pieces])
         return self._joined(pieces, self._known(pieces, namespace))
 
     def encode_each(self, texts: Sequence[str], namespace: str = "") -> list[Encoded]:
-        """Each text by itself, and kept even if it is one piece: a segment comes again."""
+        """Encode each text separately, and keep it even if it is one piece, since segments are reused."""
         pieces = [self._pieces(text) for text in texts]
         known = iter(self._known([piece for cut in pieces for piece in cut], namespace))
         return [self._joined(cut, [next(known) for _ in cut]) for cut in pieces]
@@ -75,7 +79,7 @@ class PromptEncoder:
         return [piece for piece in self._cut.split(text) if piece] if self._cut else [text]
 
     def _known(self, pieces: Sequence[str], namespace: str) -> list[Piece]:
-        """Those that were kept, and the others encoded now."""
+        """Return the kept encodings, and encode and keep the others."""
         keys = [(namespace, piece) for piece in pieces]
         with self._lock:
             found = {key: self._kept[key] for key in keys if key in self._kept}
@@ -112,15 +116,16 @@ class PromptEncoder:
 
 
 def entry_bytes(key: tuple[str, str], piece: Piece) -> int:
+    """Return the memory of a kept piece."""
     ids, _ = piece
     return sys.getsizeof(key[0]) + sys.getsizeof(key[1]) + 2 * len(ids) * ids.itemsize + OVERHEAD
 
 
 def splitting_tokens(tokenizer: Tokenizer) -> list[str]:
-    """Added tokens that are found in a text wherever they stand, so that what is before and after does not meet.
+    """Return the added tokens that always split a text, so that the tokens before and after are independent.
 
-    They are matched before any normalisation, take no white space with them, and overlap with no other added token;
-    their first character is no part of a word, which is all that tokens before them could look at.
+    They are matched before any normalisation, absorb no white space, and overlap with no other added token. Their first
+    character is not part of a word, and a token before them can depend on no more than that.
     """
     if tokenizer.encode_special_tokens:
         return []
@@ -137,7 +142,7 @@ def _stands_alone(token: AddedToken, others: list[str]) -> bool:
 
 
 def overlap(text: str, other: str) -> bool:
-    """Whether occurrences of the two (or two of one) can share characters."""
+    """Return whether occurrences of the two texts, or two occurrences of one, can share characters."""
     if text != other and (text in other or other in text):
         return True
     shorter = min(len(text), len(other))

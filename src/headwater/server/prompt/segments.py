@@ -1,26 +1,142 @@
-"""Texts with segments to tokens: each segment by itself, so that its tokens do not depend on its neighbours."""
+"""Segments of a prompt: marks in its text that delimit them, and their encoding each on its own.
+
+A segment's tokens do not depend on its neighbours. A separator that a client sends as markup becomes a mark with a
+secret nonce. So a separator that is only quoted, in a tool's result or in a document, stays plain characters, whatever
+a template does to it.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import replace
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
 
 from tokenizers import Tokenizer
 
 from headwater.config import DEFAULT_SEPARATOR
 from headwater.request import Span
 from headwater.server.prompt.encoding import Encoded, PromptEncoder, encode
-from headwater.server.prompt.marks import Edge, Mark, resolved, separators
+from headwater.server.requests.messages import Breakpoint, Conversation, Message
 
-MAX_SEGMENTS = 1_024  # of one request
+QUOTING = ("assistant", "tool")  # roles whose texts come from models and tools: separators in them are quotes
+NONCE = f"x{secrets.token_hex(16)}"  # only letters and digits: no filter of a template changes it
+
+
+class Edge(Enum):
+    """Kind of a mark, and the text that stands for it in a rendered prompt."""
+
+    OPEN = f"{NONCE}o"  # begins a segment
+    CLOSE = f"{NONCE}c"  # ends a segment and begins none
+    SEPARATOR = f"{NONCE}s"  # either one, depending on the next mark
+
+
+RENDERED = re.compile("|".join(edge.value for edge in Edge))
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Mark at characters [start, end) of a text; these belong to no segment."""
+
+    start: int
+    end: int
+    edge: Edge
+
+
+def separators(text: str, separator: str) -> list[Mark]:
+    """Find the separators of a text in which they are markup."""
+    return [Mark(*found.span(), Edge.SEPARATOR) for found in re.finditer(re.escape(separator), text)]
+
+
+def rendered_marks(text: str) -> list[Mark]:
+    """Find the marks of a rendered text."""
+    return [Mark(*found.span(), Edge(found[0])) for found in RENDERED.finditer(text)]
+
+
+def resolved(marks: Sequence[Mark]) -> list[Mark]:
+    """Resolve separators to marks that open or close.
+
+    A separator opens a segment if another separator is next, else it closes one. A closing mark is merged into a
+    mark that follows immediately.
+    """
+    merged: list[Mark] = []
+    start = None  # of a mark that was merged into the next one
+    for number, mark in enumerate(marks):
+        following = marks[number + 1] if number + 1 < len(marks) else None
+        opens = mark.edge is Edge.OPEN
+        if mark.edge is Edge.SEPARATOR:
+            opens = following is not None and following.edge is Edge.SEPARATOR
+        start = mark.start if start is None else start
+        if opens or following is None or following.start > mark.end:
+            merged.append(Mark(start, mark.end, Edge.OPEN if opens else Edge.CLOSE))
+            start = None
+    return merged
+
+
+def shown(text: str, separator: str) -> str:
+    """Replace the marks of a text by separators, as a client may see it."""
+    return RENDERED.sub(lambda _: separator, text)
+
+
+def as_segment(text: str) -> str:
+    """Put the marks of a segment around a text."""
+    return f"{Edge.OPEN.value}{text}{Edge.CLOSE.value}"
+
+
+def marked(conversation: Conversation, separator: str) -> Conversation:
+    """Write marks into the contents of a conversation's messages, and move its breakpoints accordingly."""
+    messages, breakpoints = list(conversation.messages), list(conversation.breakpoints)
+    for number, message in enumerate(messages):
+        marks = _marks(conversation, number, message, separator)
+        if not marks:
+            continue
+        messages[number] = {**message, "content": _written(message["content"], marks)}
+        for i, point in enumerate(breakpoints):
+            if point.message == number:
+                breakpoints[i] = Breakpoint(number, _moved(point.characters, marks))
+    return replace(conversation, messages=tuple(messages), breakpoints=tuple(breakpoints))
+
+
+def _marks(conversation: Conversation, number: int, message: Message, separator: str) -> list[Mark]:
+    """Return the marks of one message: around declared segments, and for separators outside of declared parts."""
+    content, declared = message["content"], [part for part in conversation.parts if part.message == number]
+    found: list[Mark] = []
+    for part in declared:
+        if part.segment:
+            found += Mark(part.start, part.start, Edge.OPEN), Mark(part.end, part.end, Edge.CLOSE)
+    if message["role"] not in QUOTING:
+        at = 0
+        for start, end in [*((part.start, part.end) for part in declared), (len(content), len(content))]:
+            found += _moved_marks(separators(content[at:start], separator), at)
+            at = end
+    found.sort(key=lambda mark: (mark.start, mark.edge is not Edge.CLOSE))
+    return resolved(found)
+
+
+def _moved_marks(marks: Iterable[Mark], characters: int) -> list[Mark]:
+    return [replace(mark, start=mark.start + characters, end=mark.end + characters) for mark in marks]
+
+
+def _written(content: str, marks: Sequence[Mark]) -> str:
+    pieces: list[str] = []
+    at = 0
+    for mark in marks:
+        pieces += content[at : mark.start], mark.edge.value
+        at = mark.end
+    return "".join([*pieces, content[at:]])
+
+
+def _moved(characters: int, marks: Iterable[Mark]) -> int:
+    """Return a position of the content after the marks before it are written out."""
+    return characters + sum(len(m.edge.value) - (m.end - m.start) for m in marks if m.start < characters)
 
 
 class SegmentEncoder:
-    """Encodes prompts part by part: what is before the first segment, each segment, and what is between and after.
+    """Encoder of prompts part by part: texts before, between and after segments, and each segment.
 
-    Where the tokenizer has an added token for the separator, that begins each part but the first; otherwise nothing of
-    a separator is left. A separator that is no mark is encoded as plain characters, never as that token. Thread safe.
+    If the tokenizer has an added token for the separator, it begins each part but the first; otherwise separators leave
+    no tokens. A separator that is no mark is encoded as plain characters, never as that token. Thread safe.
     """
 
     def __init__(self, tokenizer: Tokenizer, separator: str = DEFAULT_SEPARATOR) -> None:
@@ -34,7 +150,7 @@ class SegmentEncoder:
         self._before, self._after = _frame(tokenizer)
 
     def encode(self, text: str, marks: Sequence[Mark] = (), namespace: str = "") -> Encoded:
-        """Without tokens that are added to a text; `ends` are in characters of the text with its marks."""
+        """Encode without the tokens that begin and end a text; `ends` are in characters of the text with its marks."""
         if not marks and (self._token is None or self.separator not in text):
             return self._encoder.encode(text, namespace)
         marks = resolved(marks)
@@ -58,7 +174,7 @@ class SegmentEncoder:
         return Encoded(tuple(ids), ends, spans(cuts, opens, len(ids), len(self._kept)))
 
     def encode_prompt(self, text: str, add_special_tokens: bool = True, namespace: str = "") -> Encoded:
-        """A text that is markup as a whole, as a completion's prompt is; with the tokens that begin and end a text."""
+        """Encode a completion's prompt, in which separators are markup, with the tokens that begin and end a text."""
         marks = separators(text, self.separator)
         if not marks:
             whole = encode(self._tokenizer, text, add_special_tokens)
@@ -68,35 +184,35 @@ class SegmentEncoder:
             return inner
         before, after = self._before, self._after
         ends = [*[0] * len(before), *inner.ends, *[len(text)] * len(after)]
-        return Encoded((*before, *inner.ids, *after), ends, _shifted(inner.segments, len(before)))
+        return Encoded((*before, *inner.ids, *after), ends, _moved_spans(inner.segments, len(before)))
 
     def encode_segment(self, text: str, namespace: str = "") -> tuple[int, ...]:
-        """The tokens that this text has as a segment of a prompt."""
+        """Return the tokens of a text as a segment of a prompt."""
         return self.encode(text, [Mark(0, 0, Edge.OPEN)], namespace).ids
 
     def segments_of(self, ids: Sequence[int]) -> tuple[Span, ...]:
-        """Those of a prompt of token ids, where the separator is a token."""
+        """Return the segments of a prompt of token ids; there are none unless the separator is a token."""
         begin = len(self._before) if tuple(ids[: len(self._before)]) == self._before else 0
         inner = ids[begin:]
         cuts = [at for at, token in enumerate(inner) if token == self._token]
         opens = [at < cuts[-1] for at in cuts]
-        return _shifted(spans(cuts, opens, len(inner), len(self._kept)), begin)
+        return _moved_spans(spans(cuts, opens, len(inner), len(self._kept)), begin)
 
     @property
     def _kept(self) -> tuple[int, ...]:
-        """What of a separator is in the prompt."""
+        """Tokens that a separator leaves in the prompt."""
         return () if self._token is None else (self._token,)
 
     def _plain(self, text: str) -> list[str]:
-        """The text in pieces, none of which holds the separator if it is a token."""
+        """Split a text so that no piece holds the separator, if it is a token."""
         return [text] if self._token is None else self._within.split(text)
 
 
 def spans(cuts: Sequence[int], opens: Sequence[bool], end: int, separator: int) -> tuple[Span, ...]:
-    """The segments of a prompt of `end` tokens that is cut at these positions; `separator`: its tokens at each cut.
+    """Return the segments of a prompt of `end` tokens that is cut at these positions, `separator` tokens at each cut.
 
-    A segment that nothing precedes is the leading part, kept whole by prefix caching, and is not among them; but one
-    that nothing follows either is: it was sent so that it is stored.
+    A segment at the start of the prompt is left to prefix caching, which keeps it whole. But a segment that is the
+    whole prompt is returned: it was sent to be stored.
     """
     alone = len(cuts) == 2 and cuts[-1] + separator == end
     ends = [*cuts[1:], end][: len(cuts)]
@@ -104,12 +220,12 @@ def spans(cuts: Sequence[int], opens: Sequence[bool], end: int, separator: int) 
     return tuple(Span(a, b) for a, b, is_open in found if is_open and b > a and (a > 0 or alone))
 
 
-def _shifted(segments: Sequence[Span], tokens: int) -> tuple[Span, ...]:
+def _moved_spans(segments: Sequence[Span], tokens: int) -> tuple[Span, ...]:
     return tuple(replace(span, start=span.start + tokens, end=span.end + tokens) for span in segments)
 
 
 def _frame(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The special tokens that the tokenizer puts before and after each text."""
+    """Return the special tokens that the tokenizer puts before and after each text."""
     example = encode(tokenizer, "a", add_special_tokens=True)
     own = [at for at, special in enumerate(example.special_tokens_mask) if not special]
     if not own:

@@ -1,4 +1,4 @@
-"""A checkpoint's chat template, run in jinja2's sandbox with what Hugging Face templates expect to find."""
+"""Chat template of a checkpoint, run in jinja2's sandbox with the functions that Hugging Face templates expect."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from headwater.errors import TemplateError
 
-MAX_STEPS = 1_000_000  # rounds of loops in one rendering: about a second
-MACRO_STEPS = 10  # what a call of a macro counts for, as long as it takes
-MAX_CHARACTERS = 32_000_000  # of one rendering, and of what a repetition in a template makes
+MAX_STEPS = 1_000_000  # iterations of loops in one rendering: about a second
+MACRO_STEPS = 10  # steps that a call of a macro counts as, by the time it takes
+MAX_CHARACTERS = 32_000_000  # of one rendering, and of one repetition in a template
 MAX_EXPONENT = 1_000
 STEPS = "headwater_steps"  # name of the counter, and of the filter that counts
 
 
 class ChatTemplate:
-    """Renders conversations to text. The conventions are those of Hugging Face's chat templates documentation."""
+    """Template that renders conversations to text, by the conventions of Hugging Face's chat templates."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
         """`special_tokens` are names such as bos_token. Raises TemplateError if the source does not compile."""
@@ -36,23 +36,25 @@ class ChatTemplate:
             raise TemplateError(f"the model's chat template does not compile: {error}") from error
 
     def mentions(self, word: str) -> bool:
+        """Return whether the source holds this text."""
         return word in self._source
 
     def reads(self, variable: str) -> bool:
+        """Return whether the template uses this variable."""
         return variable in self._reads
 
     def replacing(self, text: str, by: str) -> ChatTemplate:
-        """The template that writes another text in the place of this one."""
+        """Return a template that writes `by` in place of `text`."""
         if text not in self._source and text not in self._special_tokens.values():
             return self
         special_tokens = {name: by if token == text else token for name, token in self._special_tokens.items()}
         return ChatTemplate(self._source.replace(text, by), special_tokens)
 
     def render(self, messages: list[dict[str, Any]], now: datetime, variables: Mapping[str, Any]) -> str:
-        """The text of the conversation.
+        """Render the conversation.
 
-        Raises TemplateError, with the template's own words where it refuses, and with both numbers where it takes
-        more than MAX_STEPS steps or makes more than MAX_CHARACTERS characters.
+        Raises TemplateError, with the template's own message if it refuses, and with both numbers if it takes more than
+        MAX_STEPS steps or writes more than MAX_CHARACTERS characters.
         """
 
         def strftime_now(pattern: str) -> str:
@@ -63,14 +65,14 @@ class ChatTemplate:
         try:
             return "".join(_bounded(self._template.generate(values)))
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-            # a template computes with what clients send, so any of these is theirs to see
+            # a template computes with the client's values, so any of these errors is reported to the client
             raise TemplateError(f"the model's chat template refuses these messages: {error}") from error
         except (RecursionError, MemoryError) as error:
             raise TemplateError(f"the model's chat template does not end: {type(error).__name__}") from error
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Makes no text or number out of all proportion by repetition or powers."""
+    """Sandbox that bounds repetitions of texts and powers of numbers."""
 
     intercepted_binops = frozenset(["*", "**"])
 
@@ -86,7 +88,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 def _compiled(environment: jinja2.Environment, source: str) -> jinja2.Template:
-    """The template, with a count at the start of each loop's body and each macro's."""
+    """Compile the template with a step counted at the start of each body of a loop or macro."""
     tree = environment.parse(source)
     bodies: tuple[type[Any], ...] = (jinja2.nodes.For, jinja2.nodes.Macro, jinja2.nodes.CallBlock)
     for node in tree.find_all(bodies):
@@ -100,7 +102,7 @@ def _compiled(environment: jinja2.Environment, source: str) -> jinja2.Template:
 
 
 class _Steps:
-    """Counts the steps of one rendering."""
+    """Number of steps that one rendering has taken."""
 
     __slots__ = ("taken",)
 
@@ -142,7 +144,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as it is: jinja2's own filter writes <, >, & and ' as escapes, which models were not trained on."""
+    """Encode as plain JSON: jinja2's own filter escapes <, >, & and ', which models were not trained on."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

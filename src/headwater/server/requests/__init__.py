@@ -1,1 +1,1 @@
-"""Requests as clients send them, checked: completions, chats, responses, and what they share."""
+"""Requests as clients send them, checked: completions, chats, responses, and the fields that they share."""

@@ -1,4 +1,4 @@
-"""A request's body: JSON, of a bounded size and depth, whose texts can be written as UTF-8."""
+"""Body of a request: JSON of bounded size and depth, whose texts are valid UTF-8."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 MAX_BYTES = 64 * 2**20
-AT_ONCE = 2**20  # bytes that are parsed on the event loop: more of them would keep the other requests waiting
-MAX_DEPTH = 64  # of lists and objects in one another
+AT_ONCE = 2**20  # bytes that are parsed on the event loop; larger bodies would block other requests
+MAX_DEPTH = 64  # of nested lists and objects
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class JsonRoute(APIRoute):
-    """A route whose body, if it has one, is read as a JsonRequest's."""
+    """Route that reads its body, if any, as a JsonRequest."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -32,7 +32,7 @@ class JsonRoute(APIRoute):
 
 
 class JsonRequest(Request):
-    """Raises HTTPException, the one kind of error that FastAPI lets through while it reads a body."""
+    """Request that checks its body; it raises HTTPException, the only error that FastAPI passes on then."""
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -54,26 +54,27 @@ class JsonRequest(Request):
 
 
 def too_large(size: int) -> HTTPException:
-    """The connection is closed: nobody wants to read the rest."""
+    """Return the error for a body that is too large; it closes the connection, so that the rest is not read."""
     message = f"body has {size:,} bytes or more, at most {MAX_BYTES:,} are taken"
     return HTTPException(413, message, {"connection": "close"})
 
 
 def parse(raw: bytes) -> Any:
-    """The JSON's value. Halves of surrogate pairs, as clients send that cut texts by UTF-16 units, become U+FFFD."""
+    """Decode JSON. Halves of surrogate pairs, sent by clients that cut texts by UTF-16 units, become U+FFFD."""
     try:
         value = json.loads(raw, parse_constant=_refuse_constant)
     except RecursionError as error:
         raise too_deep() from error
-    except ValueError as error:  # no JSON, no UTF-8, or an integer of thousands of digits
+    except ValueError as error:  # not JSON, not UTF-8, or an integer of thousands of digits
         raise HTTPException(400, f"body is no JSON: {error}") from error
-    # most bodies have too few brackets to be deep, and no surrogates: they need not be walked
+    # most bodies have too few brackets to be deep, and no surrogates: they are not walked
     if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH or b"\0" in raw[:4] or SURROGATE_ESCAPE.search(raw):
         return _mended(value, MAX_DEPTH)
     return value
 
 
 def too_deep() -> HTTPException:
+    """Return the error for a body that is nested too deep."""
     return HTTPException(400, f"body has lists and objects nested more than {MAX_DEPTH} deep, at most that is taken")
 
 
@@ -82,7 +83,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def _mended(value: Any, levels: int) -> Any:
-    """The value without halves of surrogate pairs; `levels`: lists and objects that may still nest in it."""
+    """Replace halves of surrogate pairs; `levels`: lists and objects that may still be nested in the value."""
     if isinstance(value, str):
         return LONE_SURROGATE.sub("\ufffd", value)
     if not isinstance(value, list | dict):

@@ -1,41 +1,43 @@
-"""OpenAI's two older requests, checked, with the extensions that other engines have made common."""
+"""Requests of completions and chat completions, with the extensions that other engines have made common."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from headwater.server.prompt.documents import Document
-from headwater.server.prompt.segments import MAX_SEGMENTS
+from headwater.server.requests.lengths import MAX_SEGMENTS, MAX_TOKENS
 from headwater.server.requests.messages import Conversation, conversation
-from headwater.server.requests.response_format import answer_schema
-from headwater.server.requests.sampling import MAX_TOKENS, SamplingRequest, TokenId, refuse_others
-from headwater.server.requests.tools import MAX_TOOLS, ToolDefinition, ToolUse, tool_use
+from headwater.server.requests.sampling import SamplingRequest, TokenId, refuse_others
+from headwater.server.requests.tools import MAX_TOOLS, ToolDefinition, ToolUse, answer_schema, tool_use
 
 MAX_TOP_LOGPROBS = 20
 DEFAULT_COMPLETION_TOKENS = 16
 
+# chat fields with their neutral values: a completion that ignored other values would be wrong
 CHAT_ONLY = {
     "response_format": ({"type": "text"},),
     "tools": ([],),
     "documents": ([],),
-}  # to ignore them would be a wrong answer
+}
 
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 Texts = Annotated[list[str], Field(min_length=1, fail_fast=True)]
 
 
 class CompletionRequest(SamplingRequest):
+    """Body of /v1/completions."""
+
     prompt: str | TokenIds | Texts | Annotated[list[TokenIds], Field(min_length=1, fail_fast=True)]
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     echo: bool | None = None
     best_of: int | None = None
-    max_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS)  # 0: the prompt is scored, and nothing said
+    max_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS)  # 0: the prompt is scored, and no token generated
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_what_chats_have(cls, values: Any) -> Any:
+    def _refuse_chat_fields(cls, values: Any) -> Any:
         return refuse_others(values, CHAT_ONLY)
 
     @field_validator("prompt", mode="wrap")
@@ -56,13 +58,13 @@ class CompletionRequest(SamplingRequest):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """One entry a prompt."""
+        """The prompts, as texts or token ids."""
         one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
         return [self.prompt] if one else self.prompt  # type: ignore[list-item,return-value]
 
     @property
     def scores_prompt(self) -> bool:
-        """Whoever has the prompt echoed wants log probabilities of it, too."""
+        """Whether log probabilities of the prompt are wanted, as they are if it is echoed with `logprobs`."""
         return bool(self.echo) and self.logprobs is not None
 
     @property
@@ -75,7 +77,7 @@ class CompletionRequest(SamplingRequest):
 
 
 class ChatMessage(BaseModel):
-    """A message; templates may read more of it than is named here."""
+    """Message of a conversation; fields that are not named here are passed on to the template."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -84,17 +86,92 @@ class ChatMessage(BaseModel):
     tool_calls: list[dict[str, Any]] | None = None
 
 
+class Document(BaseModel):
+    """Document beside a conversation; fields that are not named here are passed on to the template."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    text: str = Field(min_length=1)
+    title: str | None = None
+
+
+Messages = Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
+ToolDefinitions = Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS, fail_fast=True)]
 Documents = Annotated[list[Document], Field(max_length=MAX_SEGMENTS, fail_fast=True)]
 
 
-class ChatRequest(SamplingRequest):
-    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
-    tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+def conversation_of(
+    messages: Sequence[ChatMessage],
+    tools: Sequence[ToolDefinition] | None,
+    variables: dict[str, Any] | None,
+    documents: Sequence[Document] | None,
+) -> Conversation:
+    """Return the conversation for the template. Raises ValueError for content without text, and for bad breakpoints.
+
+    Templates show the tools whatever tool_choice is, so that it does not change what can be cached.
+    """
+    return conversation(
+        [message.model_dump() for message in messages],
+        [definition.sent for definition in tools or ()],
+        variables,
+        [document.model_dump(exclude_none=True) for document in documents or ()],
+    )
+
+
+class ConversationRequest(SamplingRequest):
+    """Fields and properties that chat completions and responses share."""
+
     documents: Documents | None = None
-    tool_choice: Any = None
     parallel_tool_calls: bool | None = None
-    response_format: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    def chat_messages(self) -> list[ChatMessage]:
+        """Return the messages as chat completions write them."""
+        raise NotImplementedError
+
+    def chat_tools(self) -> list[ToolDefinition]:
+        """Return the tools as chat completions write them."""
+        raise NotImplementedError
+
+    def chat_choice(self) -> Any:
+        """Return the `tool_choice` as chat completions write it."""
+        raise NotImplementedError
+
+    def chat_format(self) -> Any:
+        """Return the `response_format` as chat completions write it."""
+        raise NotImplementedError
+
+    @property
+    def conversation(self) -> Conversation:
+        """The conversation for the template; raises ValueError as `conversation_of` does."""
+        return conversation_of(self.chat_messages(), self.chat_tools(), self.chat_template_kwargs, self.documents)
+
+    @property
+    def tool_use(self) -> ToolUse:
+        """Tools that may be called; raises BadRequest for an invalid tool_choice."""
+        return tool_use(self.chat_tools(), self.chat_choice(), self.parallel_tool_calls)
+
+    @property
+    def answer_schema(self) -> dict[str, Any] | None:
+        """JSON schema that the answer has to fit; raises BadRequest for an invalid response_format."""
+        return answer_schema(self.chat_format())
+
+    @property
+    def wanted_tokens(self) -> int | None:
+        raise NotImplementedError
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        return None
+
+
+class ChatRequest(ConversationRequest):
+    """Body of /v1/chat/completions."""
+
+    messages: Messages
+    tools: ToolDefinitions | None = None
+    tool_choice: Any = None
+    response_format: Any = None
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
@@ -105,25 +182,17 @@ class ChatRequest(SamplingRequest):
             raise ValueError(f"top_logprobs is {self.top_logprobs}, but logprobs is {self.logprobs}: it needs true")
         return self
 
-    @property
-    def conversation(self) -> Conversation:
-        """Raises ValueError for content that is no text, and for bad breakpoints.
+    def chat_messages(self) -> list[ChatMessage]:
+        return self.messages
 
-        Tools are shown to the model whatever tool_choice says, so that it changes nothing of what is cached.
-        """
-        tools = [definition.sent for definition in self.tools or ()]
-        documents = [document.sent for document in self.documents or ()]
-        return conversation([m.model_dump() for m in self.messages], tools, self.chat_template_kwargs, documents)
+    def chat_tools(self) -> list[ToolDefinition]:
+        return self.tools or []
 
-    @property
-    def tool_use(self) -> ToolUse:
-        """Raises BadRequest for a tool_choice that cannot be."""
-        return tool_use(self.tools or (), self.tool_choice, self.parallel_tool_calls)
+    def chat_choice(self) -> Any:
+        return self.tool_choice
 
-    @property
-    def answer_schema(self) -> dict[str, Any] | None:
-        """Raises BadRequest for a response_format that is none."""
-        return answer_schema(self.response_format)
+    def chat_format(self) -> Any:
+        return self.response_format
 
     @property
     def wanted_tokens(self) -> int | None:

@@ -1,4 +1,4 @@
-"""From API messages, in the many forms in which clients send them, to messages as chat templates expect them."""
+"""Messages as chat templates expect them, from the many forms in which clients send them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Message = dict[str, Any]
 
 MAX_BREAKPOINTS = 4  # of cache_control in a request, as at Anthropic
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}  # type -> its field
-THOUGHT_PARTS = ("thinking", "redacted_thinking", "reasoning")  # not content: clients send them back all the same
-# Fields of answers that clients send back and no template reads.
+THOUGHT_PARTS = ("thinking", "redacted_thinking", "reasoning")  # not content, but clients send them back
+# fields of answers that clients send back and no template reads
 LEFTOVERS = (
     "refusal",
     "audio",
@@ -27,15 +27,15 @@ LEFTOVERS = (
 
 @dataclass(frozen=True, slots=True)
 class Breakpoint:
-    """A place up to which the client wants the prompt kept: so many characters into a message's content."""
+    """Position up to which the client wants the prompt cached, in characters of a message's content."""
 
     message: int
     characters: int
 
 
 @dataclass(frozen=True, slots=True)
-class SaidPart:
-    """Characters [start, end) of a message's content whose part says whether it is a segment."""
+class DeclaredPart:
+    """Characters [start, end) of a message's content whose part has a field `segment`."""
 
     message: int
     start: int
@@ -45,15 +45,15 @@ class SaidPart:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a template renders. `now` is fixed, so that a probe cannot differ by the clock."""
+    """Conversation as a template renders it. `now` is fixed, so that probes cannot differ by the clock."""
 
     messages: tuple[Message, ...]
     tools: list[dict[str, Any]] | None = None
     variables: dict[str, Any] = field(default_factory=dict)
     now: datetime = field(default_factory=datetime.now)
     breakpoints: tuple[Breakpoint, ...] = ()
-    tool_breakpoints: tuple[int, ...] = ()  # numbers of tools up to which the client wants the prompt kept
-    parts: tuple[SaidPart, ...] = ()  # ascending
+    tool_breakpoints: tuple[int, ...] = ()  # numbers of tools up to which the client wants the prompt cached
+    parts: tuple[DeclaredPart, ...] = ()  # ascending
     documents: tuple[dict[str, Any], ...] = ()  # each with a text
 
 
@@ -63,28 +63,30 @@ def conversation(
     variables: dict[str, Any] | None = None,
     documents: Iterable[dict[str, Any]] = (),
 ) -> Conversation:
-    """Raises ValueError for content that is no text, for breakpoints that are too many or of another type, and for
-    segments that are no part with a text.
+    """Translate messages for templates, and find breakpoints and declared parts in them.
+
+    Raises ValueError for content that is not text, for breakpoints that are too many or of an unknown type, and for a
+    `segment` that is not on a part with a text.
     """
     sent = list(messages)
     breakpoints = [Breakpoint(i, at) for i, message in enumerate(sent) for at in _breakpoints(message)]
     tool_breakpoints = tuple(i for i, tool in enumerate(tools or ()) if any(map(_is_breakpoint, _tool_parts(tool))))
-    asked = len(breakpoints) + len(tool_breakpoints)
-    if asked > MAX_BREAKPOINTS:
-        raise ValueError(f"{asked:,} parts have cache_control, at most {MAX_BREAKPOINTS:,} may")
+    total = len(breakpoints) + len(tool_breakpoints)
+    if total > MAX_BREAKPOINTS:
+        raise ValueError(f"{total:,} parts have cache_control, at most {MAX_BREAKPOINTS:,} may")
     return Conversation(
         tuple(template_message(message) for message in sent),
         [_plain_tool(tool) for tool in tools] if tools else None,
         variables or {},
         breakpoints=tuple(breakpoints),
         tool_breakpoints=tool_breakpoints,
-        parts=tuple(part for i, message in enumerate(sent) for part in _said_parts(i, message)),
+        parts=tuple(part for i, message in enumerate(sent) for part in _declared_parts(i, message)),
         documents=tuple(documents),
     )
 
 
 def template_message(message: Message) -> Message:
-    """Text as one string, tool calls' arguments as values, older and other spellings as today's."""
+    """Return a message with its text as one string, arguments of calls decoded, and older spellings replaced."""
     shaped = {key: value for key, value in message.items() if value is not None and key not in LEFTOVERS}
     shaped["content"] = "".join(text for text, _ in _texts(message))
     if shaped.get("role") == "function":
@@ -100,7 +102,7 @@ def template_message(message: Message) -> Message:
 
 
 def _texts(message: Message) -> list[tuple[str, Any]]:
-    """The texts of a message's content, each with the part that it stands in; raises ValueError for other parts."""
+    """Return the texts of a message's content, each with its part; raise ValueError for parts without text."""
     content = message.get("content")
     if not isinstance(content, list):
         return [(content or message.get("refusal") or "", message)]
@@ -117,7 +119,7 @@ def _texts(message: Message) -> list[tuple[str, Any]]:
 
 
 def _thought(message: Message) -> str | None:
-    """Reasoning that comes back as parts of the content."""
+    """Return the reasoning that a client sends back as parts of the content."""
     content = message.get("content")
     parts = content if isinstance(content, list) else []
     texts = [part.get("thinking", part.get("text")) for part in parts if part.get("type") in THOUGHT_PARTS]
@@ -125,7 +127,7 @@ def _thought(message: Message) -> str | None:
 
 
 def _breakpoints(message: Message) -> list[int]:
-    """Characters of the content before each breakpoint in it."""
+    """Return the number of characters of the content before each breakpoint."""
     found, characters = [], 0
     for text, part in _texts(message):
         characters += len(text)
@@ -135,7 +137,7 @@ def _breakpoints(message: Message) -> list[int]:
 
 
 def _is_breakpoint(holder: Any) -> bool:
-    """Raises ValueError for a cache_control of a type other than "ephemeral", as Anthropic does."""
+    """Return whether it has a cache_control; raise ValueError for a type other than "ephemeral", as Anthropic does."""
     control = holder.get("cache_control") if isinstance(holder, dict) else None
     if control is None:
         return False
@@ -144,21 +146,21 @@ def _is_breakpoint(holder: Any) -> bool:
     return True
 
 
-def _said_parts(number: int, message: Message) -> list[SaidPart]:
-    """Raises ValueError for a segment of no text, and for a message that says of itself that it is one."""
+def _declared_parts(number: int, message: Message) -> list[DeclaredPart]:
+    """Return the parts with a field `segment`; raise ValueError for an empty segment, or the field on a message."""
     found, characters = [], 0
     for text, part in _texts(message):
         start, characters = characters, characters + len(text)
-        said = part.get("segment")
-        if said is None:
+        declared = part.get("segment")
+        if declared is None:
             continue
-        if not isinstance(said, bool):
-            raise ValueError(f"segment of message {number} is {repr(said)[:100]}, it must be true or false")
+        if not isinstance(declared, bool):
+            raise ValueError(f"segment of message {number} is {repr(declared)[:100]}, it must be true or false")
         if part is message:
             raise ValueError(f"message {number} has a segment of its own, but only parts of a content with a text do")
-        if said and not text:
+        if declared and not text:
             raise ValueError(f"a segment of message {number} has 0 characters, at least 1 is needed")
-        found.append(SaidPart(number, start, characters, said))
+        found.append(DeclaredPart(number, start, characters, declared))
     return found
 
 
@@ -167,7 +169,7 @@ def _tool_parts(tool: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def _plain_tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """The tool without cache_control: templates show all of it, and a prompt must not change with its breakpoints."""
+    """Remove cache_control from a tool: templates show all of it, and breakpoints must not change the prompt."""
     plain = {key: value for key, value in tool.items() if key != "cache_control"}
     if isinstance(function := plain.get("function"), dict):
         plain["function"] = {key: value for key, value in function.items() if key != "cache_control"}
@@ -175,11 +177,12 @@ def _plain_tool(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def _decoded(call: dict[str, Any]) -> dict[str, Any]:
+    """Decode the arguments of a call; arguments that are not JSON stay as they are, for the template to handle."""
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
     try:
         arguments = json.loads(function["arguments"] or "{}")
     except (ValueError, RecursionError):
-        return call  # a model's slip, sent back as it was: what to make of it is the template's matter
+        return call
     return {**call, "function": {**function, "arguments": arguments}}

@@ -1,16 +1,20 @@
-"""OpenAI's Responses request, checked, and the chat request that it comes to."""
+"""Request of OpenAI's Responses API, and its items, tools and formats as chat completions write them."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi.exceptions import RequestValidationError
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, TypeAdapter, ValidationError, field_validator, model_validator
 
-from headwater.server.requests.chat import ChatRequest, Documents
-from headwater.server.requests.sampling import MAX_TOKENS, SamplingRequest, refuse_others
+from headwater.server.http.errors import BadRequest
+from headwater.server.requests.chat import ChatMessage, ConversationRequest, Messages, ToolDefinitions
+from headwater.server.requests.lengths import MAX_TOKENS
+from headwater.server.requests.messages import Message
+from headwater.server.requests.sampling import refuse_others
+from headwater.server.requests.tools import ToolDefinition
 
-# nothing is kept between requests, and one answer is given
+# the server keeps nothing between requests, and gives one answer
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "store": (False,),
     "previous_response_id": (),
@@ -22,24 +26,24 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),
 }
 TEXT_PARTS = ("input_text", "output_text", "text")
-OWN_FIELDS = ("input", "instructions", "max_output_tokens", "text", "tools", "tool_choice", "max_tokens")
 
-Message = dict[str, Any]
+MESSAGES, TOOLS = TypeAdapter(Messages), TypeAdapter(ToolDefinitions)
+
+Checked = TypeVar("Checked")
 
 
-class ResponsesRequest(SamplingRequest):
+class ResponsesRequest(ConversationRequest):
+    """Body of /v1/responses."""
+
     input: str | list[dict[str, Any]]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
-    documents: Documents | None = None
     text: dict[str, Any] | None = None
     reasoning: dict[str, Any] | None = None
     metadata: dict[str, str] | None = Field(None, max_length=16)
     user: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -53,38 +57,49 @@ class ResponsesRequest(SamplingRequest):
             raise ValueError("has 0 items, at least 1 is needed")
         return value
 
-    def chat(self) -> ChatRequest:
-        """The same as a chat completion; raises RequestValidationError where an item has no counterpart there."""
-        shared = self.model_dump(exclude=set(OWN_FIELDS), exclude_none=True, include=set(ChatRequest.model_fields))
-        try:
-            return ChatRequest.model_validate({**shared, **self._own()})
-        except ValidationError as error:
-            raise RequestValidationError([{**e, "loc": ("body", *e["loc"])} for e in error.errors()]) from error
-        except ValueError as error:
-            found = {"type": "value_error", "loc": ("body",), "msg": str(error), "input": None}
-            raise RequestValidationError([found]) from error
+    def chat_messages(self) -> list[ChatMessage]:
+        messages = with_instructions(self.instructions, messages_of(self.input))
+        return checked(MESSAGES, messages, "messages")
 
-    def _own(self) -> dict[str, Any]:
-        """What chat completions spell otherwise."""
-        spelled = {
-            "messages": with_instructions(self.instructions, messages_of(self.input)),
-            "max_completion_tokens": self.max_output_tokens,
-            "tools": [chat_tool(tool) for tool in self.tools or ()] or None,
-            "tool_choice": chat_choice(self.tool_choice),
-            "response_format": chat_format((self.text or {}).get("format")),
-        }
-        return {name: value for name, value in spelled.items() if value is not None}
+    def chat_tools(self) -> list[ToolDefinition]:
+        return checked(TOOLS, [chat_tool(tool) for tool in self.tools or ()], "tools")
+
+    def chat_choice(self) -> Any:
+        if not isinstance(self.tool_choice, dict):
+            return self.tool_choice
+        kind = self.tool_choice.get("type")
+        if kind != "function":
+            raise BadRequest(f"tool_choice is of type {kind!r}, this server takes 'function' only", "tool_choice")
+        return {"type": "function", "function": {"name": self.tool_choice.get("name")}}
+
+    def chat_format(self) -> Any:
+        chosen = (self.text or {}).get("format")
+        if not isinstance(chosen, dict) or chosen.get("type") != "json_schema":
+            return chosen
+        return {"type": "json_schema", "json_schema": {name: v for name, v in chosen.items() if name != "type"}}
+
+    @property
+    def wanted_tokens(self) -> int | None:
+        return self.max_output_tokens
+
+
+def checked(adapter: TypeAdapter[Checked], value: Any, field: str) -> Checked:
+    """Validate a value of chat completions; raise RequestValidationError, which names its place, if it is invalid."""
+    try:
+        return adapter.validate_python(value)
+    except ValidationError as error:
+        raise RequestValidationError([{**e, "loc": ("body", field, *e["loc"])} for e in error.errors()]) from error
 
 
 def messages_of(items: str | list[dict[str, Any]]) -> list[Message]:
-    """Input items as messages: an assistant's reasoning, text and calls that follow each other are one message."""
+    """Translate input items to messages: consecutive reasoning, text and calls of an assistant are one message."""
     if isinstance(items, str):
         return [{"role": "user", "content": items}]
     messages: list[Message] = []
     for item in items:
         kind = str(item.get("type", "message"))
         if kind not in ITEMS:
-            raise ValueError(f"input has an item of type {kind!r}, this server takes {', '.join(ITEMS)}")
+            raise BadRequest(f"input has an item of type {kind!r}, this server takes {', '.join(ITEMS)}", "input")
         ITEMS[kind](messages, item)
     return messages
 
@@ -126,7 +141,7 @@ ITEMS = {
 
 
 def text_parts(content: Any) -> Any:
-    """Content with its parts named as chat completions name them; what is no text stays, to be refused there."""
+    """Name the text parts of a content as chat completions do; other parts stay, and are refused there."""
     if not isinstance(content, list):
         return content
     named = {"type": "text"}
@@ -136,28 +151,15 @@ def text_parts(content: Any) -> Any:
 
 
 def with_instructions(instructions: str | None, messages: list[Message]) -> list[Message]:
-    """Instructions come first; templates take one system message, so texts of several at the start are joined."""
-    told = [instructions] if instructions else []
+    """Put the instructions first. Templates take one system message, so system texts at the start are joined."""
+    texts = [instructions] if instructions else []
     while messages and messages[0]["role"] == "system" and isinstance(messages[0]["content"], str):
-        told.append(messages.pop(0)["content"])
-    return [{"role": "system", "content": "\n\n".join(told)}, *messages] if told else messages
+        texts.append(messages.pop(0)["content"])
+    return [{"role": "system", "content": "\n\n".join(texts)}, *messages] if texts else messages
 
 
 def chat_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    """Translate a tool; raises BadRequest for one that is not a function."""
     if tool.get("type") != "function":
-        raise ValueError(f"tools has one of type {tool.get('type')!r}, this server takes 'function' only")
+        raise BadRequest(f"tools has one of type {tool.get('type')!r}, this server takes 'function' only", "tools")
     return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
-
-
-def chat_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
-    if not isinstance(choice, dict):
-        return choice
-    if choice.get("type") != "function":
-        raise ValueError(f"tool_choice is of type {choice.get('type')!r}, this server takes 'function' only")
-    return {"type": "function", "function": {"name": choice.get("name")}}
-
-
-def chat_format(chosen: Any) -> dict[str, Any] | None:
-    if not isinstance(chosen, dict) or chosen.get("type") != "json_schema":
-        return chosen  # type: ignore[no-any-return]
-    return {"type": "json_schema", "json_schema": {name: v for name, v in chosen.items() if name != "type"}}

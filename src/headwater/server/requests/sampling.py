@@ -1,4 +1,4 @@
-"""What every request that generates may say of how to choose tokens, checked; unknown fields are ignored."""
+"""Fields that all requests share, mostly of sampling; unknown fields are ignored."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
-from headwater.request import Constraint, Fidelity, SamplingParams
+from headwater.request import Fidelity, SamplingParams
+from headwater.server.requests.lengths import MAX_N, MAX_TOKENS
 
-# Known fields that would change an answer and are not built, with the values that ask for nothing: to ignore any
-# other would be a wrong answer. Some are OpenAI's, some other engines' extensions.
+# Fields that would change an answer and are not supported, with their neutral values: an answer that ignored any other
+# value would be wrong. Some are OpenAI's, some are extensions of other engines.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "audio": (),
@@ -37,12 +38,10 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "lora_request": (),
 }
 
-MAX_N = 128  # answers to one prompt
 MAX_STOPS = 64
-MAX_STOP_CHARACTERS = 8_192  # of all stop strings together: each token's text is held against every one
+MAX_STOP_CHARACTERS = 8_192  # of all stop strings together: each token's text is compared with every one
 MAX_BIASES = 1_024
 MAX_SALT = 1_024  # characters
-MAX_TOKENS = 2**31 - 1  # far above any model; what is below is held against the model and the memory
 MAX_TIMEOUT = 7 * 24 * 3600.0  # seconds
 
 TokenId = Annotated[int, Field(ge=0, strict=True)]
@@ -62,11 +61,11 @@ class StreamOptions(BaseModel):
 
 
 class SamplingRequest(BaseModel):
-    """What all forms of request share. A null is as good as nothing."""
+    """Fields that all requests share. A null is the same as no field."""
 
     model_config = ConfigDict(allow_inf_nan=False, strict=True)
 
-    model: str | None = None  # there is one, whatever it is called
+    model: str | None = None  # ignored: the server has one model
     max_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
@@ -85,12 +84,12 @@ class SamplingRequest(BaseModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: str | None = Field(None, max_length=MAX_SALT)
-    exact: bool | None = None  # true: no segment is reused, the prompt's tokens stay the same
-    fidelity: Fidelity | None = Field(None, strict=False)  # where segments are reused
+    exact: bool | None = None  # true: no segment is reused; the prompt's tokens are the same
+    fidelity: Fidelity | None = Field(None, strict=False)  # used if segments are reused
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_what_is_not_built(cls, values: Any) -> Any:
+    def _refuse_unsupported(cls, values: Any) -> Any:
         return refuse_others(values, NEUTRAL)
 
     @field_validator("stop")
@@ -113,7 +112,7 @@ class SamplingRequest(BaseModel):
 
     @property
     def answers(self) -> int:
-        """How many are wanted of each prompt."""
+        """Number of answers to each prompt."""
         return 1 if self.n is None else self.n
 
     @property
@@ -132,10 +131,8 @@ class SamplingRequest(BaseModel):
     def biases(self) -> tuple[tuple[int, float], ...]:
         return tuple((int(token), bias) for token, bias in (self.logit_bias or {}).items())
 
-    def params(
-        self, defaults: dict[str, Any], max_tokens: int, logprobs: int | None, constraint: Constraint | None = None
-    ) -> SamplingParams:
-        """Sampling as the engine takes it; what the request leaves open comes from the model, then from OpenAI."""
+    def params(self, defaults: dict[str, Any], max_tokens: int, logprobs: int | None) -> SamplingParams:
+        """Return the engine's sampling parameters; absent fields take the model's defaults, then OpenAI's."""
 
         def chosen(name: str, otherwise: float) -> Any:
             offered = (getattr(self, name), defaults.get(name), otherwise)
@@ -157,12 +154,11 @@ class SamplingRequest(BaseModel):
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
             logit_bias=self.biases,
-            constraint=constraint,
         )
 
 
 def refuse_others(values: Any, neutral: dict[str, tuple[Any, ...]]) -> Any:
-    """The same values; raises ValueError for a field that is in the table with none of the values there."""
+    """Return the values; raise ValueError for a field of the table whose value is not neutral."""
     for name, allowed in neutral.items() if isinstance(values, dict) else ():
         if values.get(name) is not None and values[name] not in allowed:
             takes = f"it takes {allowed[0]!r} only" if allowed else "leave it out"

@@ -1,14 +1,13 @@
-"""The tools of a request and which of them it wants called, checked."""
+"""Tools of a request, which of them may be called, and the schema that an answer has to fit."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
-from headwater.server.answer.formats.tools import Tool, Tools
 from headwater.server.http.errors import BadRequest
 
 MODES = ("none", "auto", "required")
@@ -16,7 +15,21 @@ MAX_TOOLS = 512
 MAX_NAME = 256  # characters
 
 
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """Function that the model may call. `parameters` is the JSON schema of its arguments."""
+
+    name: str
+    parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object"})
+    strict: bool = False
+
+
+Tools = Mapping[str, Tool]  # by name
+
+
 class FunctionDefinition(BaseModel):
+    """Function of a tool, as OpenAI defines it."""
+
     model_config = ConfigDict(strict=True)
 
     name: str = Field(min_length=1, max_length=MAX_NAME, pattern=r"^[^<>\s]+$")
@@ -26,7 +39,7 @@ class FunctionDefinition(BaseModel):
 
 
 class ToolDefinition(BaseModel):
-    """A tool as it was sent; templates show it so, in the order of its keys."""
+    """Tool of a request. `sent` is its JSON unchanged: templates show it in the order of its keys."""
 
     model_config = ConfigDict(strict=True)
 
@@ -37,10 +50,10 @@ class ToolDefinition(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _keep_what_was_sent(cls, value: Any, handler: Any) -> ToolDefinition:
-        made: ToolDefinition = handler(value)
+        definition: ToolDefinition = handler(value)
         if isinstance(value, dict):
-            made._sent = value
-        return made
+            definition._sent = value
+        return definition
 
     @property
     def sent(self) -> dict[str, Any]:
@@ -54,7 +67,7 @@ class ToolDefinition(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """What may become of a request's tools."""
+    """Tools that an answer may call, and whether it must."""
 
     mode: str = "auto"  # "auto" | "none" | "required"
     tools: Tools = field(default_factory=dict)
@@ -62,9 +75,9 @@ class ToolUse:
 
 
 def tool_use(definitions: Sequence[ToolDefinition], choice: Any, parallel: bool | None) -> ToolUse:
-    """The tools that may be called, and whether one must be. Raises BadRequest for a choice that names no tool.
+    """Read `tool_choice` and `parallel_tool_calls`. Raises BadRequest for a choice that names no tool.
 
-    "none" and "auto" without tools ask for nothing, and are let pass: frameworks send them with every request.
+    "none" and "auto" are accepted without tools: frameworks send them with every request.
     """
     tools = {definition.function.name: definition.tool for definition in definitions}
     mode, names = _chosen(choice)
@@ -78,7 +91,7 @@ def tool_use(definitions: Sequence[ToolDefinition], choice: Any, parallel: bool 
 
 
 def _chosen(choice: Any) -> tuple[str, list[str] | None]:
-    """The mode, and the names that are allowed, None for all."""
+    """Return the mode, and the names of the allowed tools, None for all."""
     match choice:
         case None:
             return "auto", None
@@ -100,6 +113,26 @@ def _allowed_name(tool: Any) -> str:
         case {"type": "function", "function": {"name": str(name)}}:
             return name
     raise BadRequest(f"tool_choice allows {_short(tool)}, which is no function with a name", "tool_choice")
+
+
+def answer_schema(response_format: Any) -> dict[str, Any] | None:
+    """Return the JSON schema of a response_format, None for text. Raises BadRequest for any other response_format.
+
+    A schema is enforced whether it is "strict" or not: an answer that fits it is always valid.
+    """
+    match response_format:
+        case None | {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return {"type": "object"}
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
+            return schema
+        case {"type": "json_schema"}:
+            raise BadRequest("response_format is of type 'json_schema' without a json_schema.schema", "response_format")
+    raise BadRequest(
+        f"response_format is {_short(response_format)}, its type must be 'text', 'json_object' or 'json_schema'",
+        "response_format",
+    )
 
 
 def _short(value: Any) -> str:

@@ -1,1 +1,1 @@
-"""Endpoints, each installed on the app by a function."""
+"""Endpoints, installed on the app by one function a file."""

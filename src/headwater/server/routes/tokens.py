@@ -1,34 +1,38 @@
-"""/tokenize and /detokenize, in the form that vLLM has made common."""
+"""Endpoints about tokens: /tokenize and /detokenize in vLLM's form, and /cache/segments, which stores segments."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 
+from headwater.engine.warming import Outcome
+from headwater.errors import ConfigError
 from headwater.request import Span
-from headwater.server.http.refusals import OF_A_BODY
-from headwater.server.requests.chat import ChatMessage, ChatRequest, Documents
+from headwater.server.http.errors import OF_A_BODY, BadRequest, refusals
+from headwater.server.requests.chat import Documents, Messages, ToolDefinitions, conversation_of
+from headwater.server.requests.lengths import MAX_SEGMENTS
 from headwater.server.requests.sampling import MAX_SALT, TokenId
-from headwater.server.requests.tools import MAX_TOOLS, ToolDefinition
 from headwater.server.routes.service import Service
 
 
 class TokenizeRequest(BaseModel):
-    """Text, or a conversation in place of it, which the chat template renders first."""
+    """Text, or a conversation that the chat template renders."""
 
     model_config = ConfigDict(strict=True)
 
     prompt: str | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)] | None = None
-    tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    messages: Messages | None = None
+    tools: ToolDefinitions | None = None
     documents: Documents | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool = True
     return_token_strs: bool | None = None
-    cache_salt: str | None = Field(None, max_length=MAX_SALT)  # what is tokenised is kept for its namespace alone
+    cache_salt: str | None = Field(None, max_length=MAX_SALT)  # encoded pieces are kept for this namespace only
 
     @model_validator(mode="after")
     def _one_of_two(self) -> TokenizeRequest:
@@ -43,7 +47,7 @@ class Tokens(BaseModel):
     count: int
     max_model_len: int
     token_strs: list[str] | None = None
-    segments: list[list[int]]  # start and end of those tokens that may be reused at any position
+    segments: list[list[int]]  # start and end of the tokens that may be reused at any position
 
 
 class DetokenizeRequest(BaseModel):
@@ -56,28 +60,59 @@ class Text(BaseModel):
     prompt: str
 
 
+class WarmRequest(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    texts: Annotated[
+        list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_SEGMENTS, fail_fast=True)
+    ]
+    cache_salt: str | None = Field(None, max_length=MAX_SALT)
+
+
+class Warmed(BaseModel):
+    index: int  # of the text
+    tokens: int
+    outcome: Outcome
+
+
+class AllWarmed(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[Warmed]
+
+
+@runtime_checkable
+class WarmsSegments(Protocol):
+    """Engine that can store segments before a prompt holds them."""
+
+    def warm_segments(self, segments: Sequence[tuple[int, ...]], namespace: str) -> list[Outcome]:
+        """Store segments of these token ids; return the outcome of each.
+
+        Blocks until all are stored; called on a thread. Raises QueueFull, EngineStopped and DeadlineExceeded, as
+        requests do, and ConfigError if the engine stores no segments.
+        """
+        ...
+
+
 def install(app: FastAPI, service: Service) -> None:
+    """Add /tokenize and /detokenize."""
     tokenizer = service.engine.tokenizer
 
-    async def prompt_of(body: TokenizeRequest) -> tuple[tuple[int, ...], tuple[Span, ...]]:
-        if body.prompt is None:
-            chat = ChatRequest.model_construct(
-                messages=body.messages,
-                tools=body.tools,
-                documents=body.documents,
-                chat_template_kwargs=body.chat_template_kwargs,
-                cache_salt=body.cache_salt,
-            )
-            prompt = await run_in_threadpool(service.chat_prompt, chat)
-            return prompt.tokens, prompt.segments
-        encode, salt = service.encoder.encode_prompt, body.cache_salt or ""
-        encoded = await run_in_threadpool(encode, body.prompt, body.add_special_tokens, salt)
-        return encoded.ids, encoded.segments
+    def prompt_of(body: TokenizeRequest) -> tuple[tuple[int, ...], tuple[Span, ...]]:
+        salt = body.cache_salt or ""
+        if body.prompt is not None:
+            encoded = service.encoder.encode_prompt(body.prompt, body.add_special_tokens, salt)
+            return encoded.ids, encoded.segments
+        try:
+            sent = conversation_of(body.messages or (), body.tools, body.chat_template_kwargs, body.documents)
+        except ValueError as error:
+            raise BadRequest(str(error), "messages") from error
+        prompt = service.chat_prompt(sent, salt)
+        return prompt.prompt, prompt.segments
 
     @app.post("/tokenize", responses=OF_A_BODY)
     async def tokenize(body: TokenizeRequest) -> Tokens:
-        tokens, segments = await prompt_of(body)
-        names = [tokenizer.id_to_token(token) for token in tokens] if body.return_token_strs else None
+        tokens, segments = await run_in_threadpool(prompt_of, body)
+        names = [tokenizer.id_to_token(token) or "" for token in tokens] if body.return_token_strs else None
         return Tokens(
             tokens=list(tokens),
             count=len(tokens),
@@ -90,3 +125,28 @@ def install(app: FastAPI, service: Service) -> None:
     async def detokenize(body: DetokenizeRequest) -> Text:
         service.check_tokens(body.tokens, "tokens")
         return Text(prompt=await run_in_threadpool(tokenizer.decode, body.tokens, skip_special_tokens=False))
+
+
+def install_warming(app: FastAPI, service: Service) -> None:
+    """Add /cache/segments."""
+    engine = service.engine
+
+    def segments_of(texts: Sequence[str], salt: str) -> list[tuple[int, ...]]:
+        """Return each text's tokens as a segment. Raises RequestTooLarge for a text that no prompt could hold."""
+        segments = [service.encoder.encode_segment(text, salt) for text in texts]
+        for number, ids in enumerate(segments):
+            service.lengths.check_segment(number, len(ids))
+        return segments
+
+    @app.post("/cache/segments", responses={**OF_A_BODY, **refusals(501)})
+    async def warm(body: WarmRequest) -> AllWarmed:
+        if not isinstance(engine, WarmsSegments):
+            raise HTTPException(501, "this server's engine stores no segments")
+        salt = body.cache_salt or ""
+        segments = await run_in_threadpool(segments_of, body.texts, salt)
+        try:
+            outcomes = await run_in_threadpool(engine.warm_segments, segments, salt)
+        except ConfigError as error:
+            raise HTTPException(501, str(error)) from error
+        stored = enumerate(zip(segments, outcomes, strict=True))
+        return AllWarmed(data=[Warmed(index=i, tokens=len(ids), outcome=outcome) for i, (ids, outcome) in stored])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from headwater.server.answer.formats import REASONING, TOOLS
 from headwater.server.answer.formats.delta import CallArguments, CallBegin, Content, Reasoning, joined
 from headwater.server.answer.formats.parser import AnswerParser
-from headwater.server.answer.formats.tools import Tool
+from headwater.server.requests.tools import Tool
 
 WEATHER = {
     "type": "object",

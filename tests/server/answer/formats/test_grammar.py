@@ -9,7 +9,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from headwater.server.answer.formats import TOOLS
 from headwater.server.answer.formats.grammar import Grammar, literal, quoted, tag_tokens
-from headwater.server.answer.formats.tools import Tool
+from headwater.server.requests.tools import Tool
 from tests.checkpoints.tokenizer import train
 from tests.server.answer.formats.cases import WEATHER_TOOLS, WRITTEN, parse, shape
 from tests.server.fake_engine import byte_tokenizer

@@ -6,10 +6,9 @@ import pytest
 
 from headwater.server.answer.formats import TOOLS
 from headwater.server.answer.formats.delta import CallArguments, CallBegin, Content
-from headwater.server.answer.formats.grammar import Grammar
+from headwater.server.answer.formats.grammar import ANY, Grammar, encoded, property_schema, types_of
 from headwater.server.answer.formats.parser import AnswerParser
-from headwater.server.answer.formats.schema import ANY, encoded, property_schema, types_of
-from headwater.server.answer.formats.tools import Tool
+from headwater.server.requests.tools import Tool
 from tests.server.answer.formats.cases import WEATHER, WEATHER_TOOLS, parse, shape
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from headwater.server.answer.formats import REASONING
 from headwater.server.answer.formats.delta import Content, Reasoning
 from headwater.server.answer.formats.parser import AnswerParser
-from headwater.server.answer.formats.think import THINK
 from tests.server.answer.formats.cases import parse
 
 
@@ -34,17 +34,17 @@ def test_reasoning_is_split_off(text, thinking, deltas):
 
 
 def test_reasoning_streams_as_it_comes():
-    parser = AnswerParser(THINK, True)
+    parser = AnswerParser(REASONING["think"], True)
     assert parser.push("Let me ") == [Reasoning("Let me ")]
     assert parser.push("see.\n") == [Reasoning("see.")]
     assert parser.push("\nSo") == [Reasoning("\n\nSo")]
 
 
 def test_prompts_tell_whether_they_end_in_reasoning():
-    assert THINK.left_open_by("<|im_start|>assistant\n<think>\n")
-    assert not THINK.left_open_by("<|im_start|>assistant\n")
-    assert THINK.closed_by("<think>\n\n</think>\n\n")
-    assert not THINK.closed_by("<|im_start|>assistant\n<think>\n")
+    assert REASONING["think"].left_open_by("<|im_start|>assistant\n<think>\n")
+    assert not REASONING["think"].left_open_by("<|im_start|>assistant\n")
+    assert REASONING["think"].closed_by("<think>\n\n</think>\n\n")
+    assert not REASONING["think"].closed_by("<|im_start|>assistant\n<think>\n")
 
 
 def test_without_a_format_all_is_content():

@@ -1,52 +1,48 @@
-"""How model families write reasoning and tool calls: one file a format, by name in these tables."""
+"""Formats in which model families write reasoning and tool calls, by name in two tables."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TypeVar
 
-from headwater.server.answer.formats.granite import GRANITE
-from headwater.server.answer.formats.hermes import HERMES
-from headwater.server.answer.formats.jamba import JAMBA
+from headwater.server.answer.formats import json_calls, xml_calls
 from headwater.server.answer.formats.kimi import Kimi
-from headwater.server.answer.formats.minimax import MINIMAX
-from headwater.server.answer.formats.minimax_xml import MINIMAX_XML
-from headwater.server.answer.formats.nemotron import NEMOTRON
-from headwater.server.answer.formats.qwen_xml import QWEN_XML
-from headwater.server.answer.formats.reasoning import ReasoningFormat
-from headwater.server.answer.formats.think import THINK
-from headwater.server.answer.formats.tools import ToolFormat
+from headwater.server.answer.formats.parser import ReasoningFormat, ToolFormat
 
 Format = TypeVar("Format", ReasoningFormat, ToolFormat)
 
-# The first whose marks are in a chat template is the model's.
-REASONING: dict[str, ReasoningFormat] = {"think": THINK}
+# "auto" takes the first format whose marks are in the chat template.
+REASONING: dict[str, ReasoningFormat] = {
+    # Qwen, DeepSeek, Nemotron, Ring, MiniMax-M1, Falcon-H1R and most others. M1's chat template leaves reasoning to the
+    # model and has no tag; it names the model in its system prompt.
+    "think": ReasoningFormat("<think>", "</think>", ("MiniMax-M1",)),
+}
 TOOLS: dict[str, ToolFormat] = {
-    "qwen_xml": QWEN_XML,
-    "hermes": HERMES,
-    "nemotron": NEMOTRON,
+    "qwen_xml": xml_calls.QWEN_XML,
+    "hermes": json_calls.HERMES,
+    "nemotron": json_calls.NEMOTRON,
     "kimi": Kimi(),
-    "jamba": JAMBA,
-    "minimax": MINIMAX,
-    "minimax_xml": MINIMAX_XML,
-    "granite": GRANITE,
+    "jamba": json_calls.JAMBA,
+    "minimax": json_calls.MINIMAX,
+    "minimax_xml": xml_calls.MINIMAX_XML,
+    "granite": json_calls.GRANITE,
 }
 
 
 def reasoning_format(name: str, template: str) -> ReasoningFormat | None:
-    """By name, or told from the chat template ("auto"); None for "none" and where nothing tells.
+    """Return the reasoning format by name, or for "auto" the one that the chat template uses; None for "none".
 
-    Raises KeyError for a name that is not in the table.
+    None also if "auto" recognises no format. Raises KeyError for a name that is not in the table.
     """
     return _chosen(REASONING, name, template)
 
 
 def tool_format(name: str, template: str) -> ToolFormat | None:
-    """Likewise for tool calls."""
+    """Return the format of tool calls by name, as `reasoning_format` does for reasoning."""
     return _chosen(TOOLS, name, template)
 
 
 def _chosen(table: Mapping[str, Format], name: str, template: str) -> Format | None:
     if name == "auto":
-        return next((format_ for format_ in table.values() if format_.told_by(template)), None)
+        return next((format_ for format_ in table.values() if format_.used_by(template)), None)
     return None if name == "none" else table[name]

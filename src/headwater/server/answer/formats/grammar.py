@@ -1,7 +1,7 @@
-"""Grammars in llguidance's dialect of Lark, put together from rules.
+"""Grammars in llguidance's dialect of Lark, built from rules, and the JSON schemas that they refer to.
 
-To llguidance a token such as <think> is no text, whether the tokenizer calls it special or not: texts and regular
-expressions never match it. A grammar has to name it, so it has to know which tags are tokens.
+To llguidance a token such as <think> is no text, whether the tokenizer calls it special or not: literals and regular
+expressions never match it. A grammar has to name it, and so has to know which tags are tokens.
 """
 
 from __future__ import annotations
@@ -12,14 +12,24 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-# White space between a JSON's parts, as much as pretty printing needs: without a bound a weak model never stops.
+Schema = Mapping[str, Any]
+
+# White space between the parts of a JSON, enough for pretty printing: without a bound a weak model never stops.
 FLEXIBLE = {"whitespace_pattern": r"[ \n\t]{0,40}"}
-# as chat templates write values, so that the next turn's prompt repeats what was generated
+# White space as chat templates write it, so that the next turn's prompt repeats the generated text.
 SPACED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+MAX_DEPTH = 16  # of references and alternatives; deeper ones allow any type
+ANY = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
+NOTHING: Schema = {}  # one object, which is compared by identity
+PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}  # written by templates that print Python values
+NAMES: dict[type, str] = {
+    str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null", dict: "object", list: "array"
+}  # fmt: skip
 
 
 class Grammar:
-    """Collects rules. Expressions are pieces of rule bodies: a rule's name, a literal, `%json` with a schema."""
+    """Collection of rules. Expressions are parts of rule bodies: a rule's name, a literal, `%json` with a schema."""
 
     def __init__(self, tag_tokens: Mapping[str, int]) -> None:
         """`tag_tokens`: ids of the tags that are tokens."""
@@ -27,48 +37,128 @@ class Grammar:
         self._rules: list[str] = []
 
     def rule(self, body: str, lazy: bool = False) -> str:
-        """Add a rule; gives its name. A lazy one has a regular expression, and ends as soon as that can."""
+        """Add a rule and return its name. A lazy rule is a regular expression that ends at its first match."""
         name = f"r{len(self._rules)}"
         self._rules.append(f"{name}{'[lazy]' if lazy else ''}: {body}")
         return name
 
     def tag(self, text: str) -> str:
-        """A tag, as the token that it is, or spelled out."""
+        """Return an expression for a tag, as its token or spelled out."""
         return f"<[{self._tokens[text]}]>" if text in self._tokens else literal(text)
 
     def text(self) -> str:
-        """Any text without tags that are tokens."""
+        """Add a rule for any text without tags that are tokens."""
         return self.rule("/(.|\\n)*/")
 
     def until(self, end: str) -> str:
-        """Any text up to the first `end`, and that."""
+        """Return an expression for any text up to and including the first `end`."""
         if end in self._tokens:
             return f"{self.text()} {self.tag(end)}"
         return self.rule(f"/(.|\\n)*{quoted(end)}/", lazy=True)
 
-    def json(self, schema: Mapping[str, Any], spaced: bool = False) -> str:
-        """A JSON text that fits the schema."""
+    def json(self, schema: Schema, spaced: bool = False) -> str:
+        """Return an expression for a JSON text that fits the schema."""
         return f"%json {json.dumps({**schema, 'x-guidance': SPACED if spaced else FLEXIBLE})}"
 
     def source(self, start: str) -> str:
-        """The grammar whose texts are those of `start`."""
+        """Return the grammar whose start rule is the expression `start`."""
         return "\n".join([f"start: {start}", *self._rules])
 
 
 def tag_tokens(tokenizer: Tokenizer) -> dict[str, int]:
-    """Ids of the tokens that llguidance takes for no text."""
+    """Return the ids of the tokens that llguidance does not treat as text."""
     added = tokenizer.get_added_tokens_decoder()
     return {t.content: i for i, t in added.items() if t.special or (t.content[:1] == "<" and t.content[-1:] == ">")}
 
 
 def literal(text: str) -> str:
+    """Return an expression for exactly this text."""
     return json.dumps(text)
 
 
 def quoted(text: str) -> str:
-    """The regular expression, between slashes, that matches the text alone."""
+    """Return the regular expression, without its slashes, that matches exactly this text."""
     return "".join(c if c.isalnum() or c == "_" else f"\\x{{{ord(c):x}}}" for c in text)
 
 
 def either(options: list[str]) -> str:
+    """Return an expression for any one of the options."""
     return options[0] if len(options) == 1 else f"({' | '.join(options)})"
+
+
+def property_schema(schema: Schema, name: str) -> Any:
+    """Return the schema of a property, {} if there is none."""
+    properties = resolved(schema, schema).get("properties")
+    return properties.get(name, {}) if isinstance(properties, Mapping) else {}
+
+
+def resolved(schema: Any, root: Schema) -> Schema:
+    """Follow the schema's references within `root`; return NOTHING for a value that is no schema."""
+    for _ in range(MAX_DEPTH):
+        if not isinstance(schema, Mapping):
+            return NOTHING
+        reference = schema.get("$ref")
+        if not isinstance(reference, str) or not reference.startswith("#"):
+            return schema
+        target: Any = root
+        for step in reference.split("/")[1:]:
+            key = step.replace("~1", "/").replace("~0", "~")
+            target = target.get(key) if isinstance(target, Mapping) else None
+        schema = target
+    return NOTHING
+
+
+def types_of(schema: Any, root: Schema) -> frozenset[str]:
+    """Return the JSON types that a schema allows, as far as it names them. Linear in the size of `root`."""
+    return _types_of(schema, root, {}, 0)
+
+
+def _types_of(schema: Any, root: Schema, known: dict[int, frozenset[str]], depth: int) -> frozenset[str]:
+    """`known` holds the types of visited schemas by identity: references may lead to one any number of times."""
+    schema = resolved(schema, root)
+    if depth > MAX_DEPTH:
+        return ANY
+    if id(schema) not in known:
+        known[id(schema)] = ANY  # for references of the schema to itself
+        known[id(schema)] = _named_types(schema, root, known, depth)
+    return known[id(schema)]
+
+
+def _named_types(schema: Schema, root: Schema, known: dict[int, frozenset[str]], depth: int) -> frozenset[str]:
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(values, list):
+        return frozenset(NAMES.get(type(value), "string") for value in values)
+    types = schema.get("type")
+    if isinstance(types, str):
+        return frozenset({types})
+    if isinstance(types, list):
+        return frozenset(t for t in types if isinstance(t, str))
+    for word in ("anyOf", "oneOf", "allOf"):
+        if isinstance(parts := schema.get(word), list) and parts:
+            sets = [_types_of(part, root, known, depth + 1) for part in parts]
+            return frozenset.intersection(*sets) if word == "allOf" else frozenset.union(*sets)
+    return ANY
+
+
+def encoded(text: str, types: frozenset[str]) -> str:
+    """Encode a bare value as JSON: a string, unless it parses as another type that is allowed."""
+    bare = PYTHON_WORDS.get(text.strip(), text.strip())
+    try:
+        name = NAMES[type(decoded(bare))]
+    except ValueError:
+        name = "string"
+    if name != "string" and (name in types or (name == "integer" and "number" in types)):
+        return bare
+    return json.dumps(text, ensure_ascii=False)
+
+
+def decoded(text: str) -> Any:
+    """Return the value of a JSON text; raise ValueError if it is not valid JSON, or NaN."""
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError as error:
+        raise ValueError("nested too deep") from error
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")

@@ -1,30 +1,35 @@
-"""Calls as JSON objects between tags: one, a line each, or a list of them."""
+"""Tool calls written as JSON objects between tags: one object, one on each line, or a list of them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from headwater.server.answer.formats.delta import Content, Delta
-from headwater.server.answer.formats.grammar import Grammar, either, literal
-from headwater.server.answer.formats.json_call import JsonCall
-from headwater.server.answer.formats.tags import may_become
-from headwater.server.answer.formats.tools import CallParser, Tool, Tools
+from headwater.server.answer.formats.delta import CallArguments, CallBegin, Content, Delta, may_become
+from headwater.server.answer.formats.grammar import Grammar, decoded, either, literal
+from headwater.server.answer.formats.parser import CallParser, Section
+from headwater.server.requests.tools import Tool, Tools
 
 SPACE = " \t\r\n"
+OUTSIDE = re.compile(r'["{}\[\]<]')  # the characters that matter in JSON outside of a string, where "<" never occurs
+INSIDE = re.compile(r'["\\]')  # and inside of a string
+# the start of a call whose arguments can be passed on as they come
+HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)+")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class JsonCalls:
-    """A format, as its family writes it. What is read need not keep to it: brackets, commas and lines are optional."""
+    """Format of a family. The parser is more tolerant than the format: brackets, commas and lines are optional."""
 
     open: str
-    close: str  # empty where the list's end is the end
-    before: str  # what stands between the opening tag and the first call
-    between: str | None  # two calls; None: each call has tags of its own
-    after: str  # the last call and the closing tag
-    marks: tuple[str, ...]  # all of them are in the chat templates of this format
+    close: str  # empty if the end of the list ends the calls
+    before: str  # text between the opening tag and the first call
+    between: str | None  # text between two calls; None: each call has its own tags
+    after: str  # text between the last call and the closing tag
+    marks: tuple[str, ...]  # texts that occur in each chat template of this format
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -34,7 +39,7 @@ class JsonCalls:
     def several(self) -> bool:
         return self.between is not None
 
-    def told_by(self, template: str) -> bool:
+    def used_by(self, template: str) -> bool:
         plain = template.replace("\\", "")
         return all(mark in plain for mark in self.marks)
 
@@ -53,34 +58,50 @@ def _call(grammar: Grammar, tool: Tool) -> str:
     return f"{literal(head)} {grammar.json(tool.parameters, spaced=True)} {literal('}')}"
 
 
-class JsonSection:
-    """All calls that follow one opening tag."""
+# <tool_call>
+# {"name": "weather", "arguments": {"city": "Bonn"}}
+# </tool_call>
+# Hermes, Qwen3 and Qwen3-Next, Granite 4 (the chat template of ibm-granite/granite-4.0-h-*, vLLM's granite4 parser),
+# Falcon-H1, Ling and Ring 2.0.
+HERMES = JsonCalls("<tool_call>", "</tool_call>", "\n", None, "\n", ("<tool_call>", '"arguments"'))
+
+# <TOOLCALL>[{"name": "weather", "arguments": {"city": "Bonn"}}, {"name": "ping", "arguments": {}}]</TOOLCALL>
+# Nemotron-H and Nemotron-Nano v2 (the chat template of NVIDIA-Nemotron-Nano-9B-v2, also in the examples of vLLM and
+# llama.cpp). Nemotron 3 writes qwen_xml.
+NEMOTRON = JsonCalls("<TOOLCALL>", "</TOOLCALL>", "[", ", ", "]", ("<TOOLCALL>",))
+
+# <tool_calls>[
+#     {"name": "weather", "arguments": {"city": "Bonn"}},
+#     {"name": "ping", "arguments": {}}
+# ]</tool_calls>
+# Jamba 1.5 and later (vLLM's jamba parser and the outputs in its tests). <|bom|> begins a message of Jamba's templates.
+JAMBA = JsonCalls("<tool_calls>", "</tool_calls>", "[\n    ", ",\n    ", "\n]", ("<tool_calls>", "<|bom|>"))
+
+# <tool_calls>
+# {"name": "weather", "arguments": {"city": "Bonn"}}
+# {"name": "ping", "arguments": {}}
+# </tool_calls>
+# MiniMax-M1 and MiniMax-Text-01 (vLLM's examples/tool_chat_template_minimax_m1.jinja).
+MINIMAX = JsonCalls("<tool_calls>", "</tool_calls>", "\n", "\n", "\n", ("<tool_calls>", '"arguments"'))
+
+# <|tool_call|>[{"name": "weather", "arguments": {"city": "Bonn"}}, {"name": "ping", "arguments": {}}]
+# Granite 3 (vLLM's granite parser). Only the end of the list ends the calls. Granite 4 writes hermes.
+GRANITE = JsonCalls("<|tool_call|>", "", "[", ", ", "]", ("<|tool_call|>",))
+
+
+class JsonSection(Section):
+    """Parser of all calls after one opening tag."""
 
     def __init__(self, raw: str, close: str) -> None:
-        self._raw = raw
+        super().__init__(raw, self._first)
         self._close = close
-        self._text = ""
-        self._unread = ""  # all text, until a call begins
-        self._begun = self._listed = False
+        self._listed = False
         self._call: JsonCall | None = None
-        self._step: Callable[[list[Delta]], bool] = self._first
-        self._rest: str | None = None
-
-    def push(self, text: str) -> tuple[list[Delta], str | None]:
-        self._text += text
-        if not self._begun:
-            self._unread += text
-        out: list[Delta] = []
-        while self._rest is None and self._step(out):
-            pass
-        return out, self._rest
 
     def finish(self) -> tuple[list[Delta], str]:
-        """What was held back; at most a part of the closing tag is lost."""
+        """Release the text that was held back; at most a part of the closing tag is dropped."""
         out, rest = self._call.finish() if self._call is not None else ([], "")
         return (out, rest) if out or self._begun else ([Content(self._raw)], self._unread)
-
-    # Each step reads one thing from the text; it gives False where it needs more.
 
     def _first(self, out: list[Delta]) -> bool:
         self._text = self._text.lstrip(SPACE)
@@ -88,7 +109,7 @@ class JsonSection:
             self._text, self._listed = self._text[1:], True
             return True
         if self._text and self._text[0] != "{":
-            return self._none(out)
+            return self._leave(out, self._unread)
         return self._enter()
 
     def _enter(self) -> bool:
@@ -105,11 +126,8 @@ class JsonSection:
         self._begun = self._begun or self._call.begun
         if rest is None:
             return False
-        if not self._begun:
-            return self._none(out)
         if not self._call.begun:
-            self._rest = rest
-            return False
+            return self._leave(out, rest)
         self._call, self._text, self._step = None, rest, self._next
         return True
 
@@ -128,8 +146,117 @@ class JsonSection:
             self._rest = self._text.removeprefix(self._close)
         return False
 
-    def _none(self, out: list[Delta]) -> bool:
-        """There is no call here."""
-        out.append(Content(self._raw))
-        self._rest = self._unread
-        return False
+
+class JsonCall:
+    """Parser of one call, from the object's first brace on.
+
+    If the name comes before the arguments, these are passed on as they come; any other object is parsed when complete.
+    """
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._whole = JsonEnd()  # of the object
+        self._arguments: JsonEnd | None = None  # set while arguments are passed on
+        self.begun = False  # the object is a call
+
+    def push(self, text: str) -> tuple[list[Delta], str | None]:
+        """Return deltas and the text after the object, or None before its end; all text if the object is no call."""
+        self._text += text
+        out: list[Delta] = []
+        if not self.begun and not self._head(out):
+            return self._other(text)
+        if self._arguments is not None:
+            self._pass_on(out, self._arguments)
+        if self._arguments is not None:
+            return out, None
+        self._text = self._text.lstrip(" \t\r\n}")  # surplus braces are dropped
+        return out, self._text or None
+
+    def finish(self) -> tuple[list[Delta], str]:
+        """Release the text that was held back."""
+        if self.begun:
+            return [], ""
+        call = whole_call(self._text)
+        return (call, "") if call else ([], self._text)
+
+    def _head(self, out: list[Delta]) -> bool:
+        """Begin the call if its name is complete, and arguments follow that can be passed on."""
+        found = HEAD.match(self._text)
+        name = found and _decoded(found[1])
+        if found is None or not isinstance(name, str):
+            return False
+        out.append(CallBegin(name))
+        self.begun, self._arguments, self._text = True, JsonEnd(), self._text[found.end() :]
+        return True
+
+    def _other(self, text: str) -> tuple[list[Delta], str | None]:
+        """Parse an object that has not begun a call; `text` is its last piece."""
+        end = self._whole.push(text)
+        if end is None:
+            return [], None
+        end += len(self._text) - len(text)
+        call = whole_call(self._text[:end])
+        self.begun = bool(call)
+        return call, self._text[end:] if call else self._text
+
+    def _pass_on(self, out: list[Delta], arguments: JsonEnd) -> None:
+        end = arguments.push(self._text)
+        out.append(CallArguments(self._text[:end]))
+        if end is not None:
+            self._text, self._arguments = self._text[end:], None
+        else:
+            self._text = ""
+
+
+class JsonEnd:
+    """Finder of a JSON object's end in pieces of text: after its last brace, or before a "<" outside of strings."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._quoted = self._escaped = False
+
+    def push(self, text: str) -> int | None:
+        """Return the position in this piece at which the object ends, or None if it continues."""
+        at = 0
+        if self._escaped and text:
+            self._escaped, at = False, 1
+        while found := (INSIDE if self._quoted else OUTSIDE).search(text, at):
+            at = found.end()
+            match found[0]:
+                case '"':
+                    self._quoted = not self._quoted
+                case "\\":
+                    self._escaped = at == len(text)
+                    at += 1
+                case "<":
+                    return found.start()
+                case "{" | "[":
+                    self._depth += 1
+                case _:
+                    self._depth -= 1
+                    if self._depth <= 0:
+                        return at
+        return None
+
+
+def whole_call(text: str) -> list[Delta]:
+    """Parse a complete text as one call; return no delta if it is none."""
+    call = _decoded(text)
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not call["name"]:
+        return []
+    arguments = call.get("arguments", call.get("parameters"))
+    if isinstance(arguments, str):
+        arguments = _decoded(arguments)
+    if arguments is None:
+        arguments = {}
+    if not isinstance(arguments, dict):
+        return []
+    return [CallBegin(call["name"]), CallArguments(json.dumps(arguments, ensure_ascii=False))]
+
+
+def _decoded(text: str) -> Any:
+    """Return the value of a JSON text, or None if it is not valid JSON."""
+    try:
+        return decoded(text)
+    except ValueError:
+        return None

@@ -1,7 +1,7 @@
-"""Calls in sections of tokens of their own: Kimi-Linear and Kimi K2.
+"""Tool calls in sections that are delimited by tokens of their own: Kimi-Linear and Kimi K2.
 
-As the chat templates of moonshotai/Kimi-K2-* and SGLang's kimi_k2 detector have it, without white space. A call's id
-names the function, and counts the calls of the conversation; templates write it again, so it is passed on:
+The chat templates of moonshotai/Kimi-K2-* and SGLang's kimi_k2 detector write them without white space. A call's id
+names the function and counts the calls of the conversation; templates repeat it, so it is passed on:
 
 <|tool_calls_section_begin|>
 <|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{"city": "Bonn"}<|tool_call_end|>
@@ -11,13 +11,20 @@ names the function, and counts the calls of the conversation; templates write it
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from headwater.server.answer.formats.delta import CallArguments, CallBegin, Content, Delta
+from headwater.server.answer.formats.delta import (
+    CallArguments,
+    CallBegin,
+    Content,
+    Delta,
+    may_become,
+    possible_start,
+)
 from headwater.server.answer.formats.grammar import Grammar, either, literal
-from headwater.server.answer.formats.json_end import JsonEnd
-from headwater.server.answer.formats.tags import may_become, possible_start
-from headwater.server.answer.formats.tools import CallParser, Tool, Tools
+from headwater.server.answer.formats.json_calls import JsonEnd
+from headwater.server.answer.formats.parser import CallParser, Section
+from headwater.server.requests.tools import Tool, Tools
 
 OPEN, CLOSE = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL, ARGUMENTS, CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
@@ -25,11 +32,13 @@ ID = re.compile(r"(?:functions\.)?([^\s<>]+?)(?::\d+)?")
 
 
 class Kimi:
+    """Format of the Kimi family."""
+
     open, close = OPEN, CLOSE
     several = True
     tags = (OPEN, CLOSE, CALL, ARGUMENTS, CALL_END)
 
-    def told_by(self, template: str) -> bool:
+    def used_by(self, template: str) -> bool:
         return OPEN in template
 
     def parser(self, raw: str, tools: Tools) -> CallParser:
@@ -45,34 +54,18 @@ class Kimi:
         return f"{grammar.tag(CALL)} {name} {grammar.tag(ARGUMENTS)} {arguments} {grammar.tag(CALL_END)}"
 
 
-class KimiSection:
-    """All calls of one section; arguments are passed on as they come."""
+class KimiSection(Section):
+    """Parser of all calls of one section; arguments are passed on as they come."""
 
     def __init__(self, raw: str) -> None:
-        self._raw = raw
-        self._text = ""
-        self._unread = ""  # all text, until a call begins
-        self._begun = False
+        super().__init__(raw, self._between)
         self._arguments = JsonEnd()
-        self._step: Callable[[list[Delta]], bool] = self._between
-        self._rest: str | None = None
-
-    def push(self, text: str) -> tuple[list[Delta], str | None]:
-        self._text += text
-        if not self._begun:
-            self._unread += text
-        out: list[Delta] = []
-        while self._rest is None and self._step(out):
-            pass
-        return out, self._rest
 
     def finish(self) -> tuple[list[Delta], str]:
-        """What was held back; at most a part of a tag is lost."""
+        """Release the text that was held back; at most a part of a tag is dropped."""
         if not self._begun:
             return [Content(self._raw)], self._unread
         return [], self._text if self._step == self._head else ""
-
-    # Each step reads one thing from the text; it gives False where it needs more.
 
     def _between(self, out: list[Delta]) -> bool:
         text = self._text.lstrip()
@@ -84,12 +77,12 @@ class KimiSection:
         return self._leave(out, text.removeprefix(CLOSE))
 
     def _head(self, out: list[Delta]) -> bool:
-        """The call's id, up to the first brace of its arguments."""
+        """Read the call's id, up to the first brace of its arguments."""
         after = self._text[len(CALL) :]
         end = after.find(ARGUMENTS)
-        said = after[: possible_start(after, ARGUMENTS) if end < 0 else end]
-        found = ID.fullmatch(said.strip())
-        if end < 0 and "<" not in said:
+        head = after[: possible_start(after, ARGUMENTS) if end < 0 else end]
+        found = ID.fullmatch(head.strip())
+        if end < 0 and "<" not in head:
             return False
         arguments = after[end + len(ARGUMENTS) :].lstrip()
         if end >= 0 and found and not arguments:
@@ -110,15 +103,9 @@ class KimiSection:
         return end is not None
 
     def _end(self, out: list[Delta]) -> bool:
-        """The call's closing tag, or whatever stands in its place; braces too many are dropped."""
+        """Read the call's closing tag, or any text in its place; surplus braces are dropped."""
         self._text = self._text.lstrip(" \t\r\n}")
         if not self._text or may_become(self._text, CALL_END):
             return False
         self._text, self._step = self._text.removeprefix(CALL_END), self._between
         return True
-
-    def _leave(self, out: list[Delta], rest: str) -> bool:
-        if not self._begun:
-            out.append(Content(self._raw))
-        self._rest = rest if self._begun else self._unread
-        return False

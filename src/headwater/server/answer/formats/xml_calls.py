@@ -1,18 +1,32 @@
-"""Calls in tags, one a parameter. Values stand there bare; the tool's schema says what they are."""
+"""Tool calls in tags, one for each parameter. Values are written bare; the tool's schema gives their types."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headwater.server.answer.formats.delta import CallArguments, CallBegin, Content, Delta
-from headwater.server.answer.formats.grammar import Grammar, either, literal
-from headwater.server.answer.formats.schema import encoded, property_schema, resolved, types_of
-from headwater.server.answer.formats.tags import may_become, possible_start
-from headwater.server.answer.formats.tools import CallParser, Tool, Tools
+from headwater.server.answer.formats.delta import (
+    CallArguments,
+    CallBegin,
+    Content,
+    Delta,
+    may_become,
+    possible_start,
+)
+from headwater.server.answer.formats.grammar import (
+    Grammar,
+    either,
+    encoded,
+    literal,
+    property_schema,
+    resolved,
+    types_of,
+)
+from headwater.server.answer.formats.parser import CallParser, Section
+from headwater.server.requests.tools import Tool, Tools
 
 NOT_OF_A_NAME = re.compile(r"[<\n]")
 STRING = frozenset({"string"})
@@ -20,22 +34,22 @@ STRING = frozenset({"string"})
 
 @dataclass(frozen=True, slots=True)
 class XmlCalls:
-    """A format, as its family writes it."""
+    """Format of a family."""
 
     open: str
     close: str
-    function: tuple[str, str]  # what stands around a call's name
+    function: tuple[str, str]  # text before and after a call's name
     function_end: str
-    parameter: tuple[str, str]  # and around a parameter's
+    parameter: tuple[str, str]  # text before and after a parameter's name
     parameter_end: str
-    line: str  # what stands around a value: a line end, or nothing
-    several: bool  # calls between one pair of tags
+    line: str  # text before and after a value: a line end, or nothing
+    several: bool  # several calls may stand between one pair of tags
 
     @property
     def tags(self) -> tuple[str, ...]:
         return (self.open, self.close)
 
-    def told_by(self, template: str) -> bool:
+    def used_by(self, template: str) -> bool:
         plain = template.replace("\\", "")
         return all(mark in plain for mark in (self.open, self.function[0], self.parameter[0]))
 
@@ -48,7 +62,7 @@ class XmlCalls:
         return grammar.rule(f"{literal(chr(10))} {call} {more} {grammar.tag(self.close)}")
 
     def _call(self, grammar: Grammar, tool: Tool) -> str:
-        """Keys come in the schema's order. Of bare strings only the choices of an enum are enforced."""
+        """Build a call with keys in the schema's order. For bare strings only the choices of an enum are enforced."""
         schema = resolved(tool.parameters, tool.parameters)
         properties = schema.get("properties")
         properties = properties if isinstance(properties, Mapping) else {}
@@ -66,8 +80,45 @@ class XmlCalls:
         return " ".join([literal(head), *parts, literal(tail)])
 
 
+# <tool_call>
+# <function=name>
+# <parameter=key>
+# value
+# </parameter>
+# </function>
+# </tool_call>
+# Qwen3-Coder, Qwen3.5 and Nemotron 3.
+QWEN_XML = XmlCalls(
+    open="<tool_call>",
+    close="</tool_call>",
+    function=("<function=", ">"),
+    function_end="</function>",
+    parameter=("<parameter=", ">"),
+    parameter_end="</parameter>",
+    line="\n",
+    several=False,
+)
+
+# <minimax:tool_call>
+# <invoke name="name">
+# <parameter name="key">value</parameter>
+# </invoke>
+# </minimax:tool_call>
+# MiniMax-M2 (its chat template; llama.cpp's models/templates has Unsloth's version).
+MINIMAX_XML = XmlCalls(
+    open="<minimax:tool_call>",
+    close="</minimax:tool_call>",
+    function=('<invoke name="', '">'),
+    function_end="</invoke>",
+    parameter=('<parameter name="', '">'),
+    parameter_end="</parameter>",
+    line="",
+    several=True,
+)
+
+
 def _value(grammar: Grammar, root: Mapping[str, Any], schema: Any, end: str) -> str:
-    """An expression for a bare value of this schema, and the tag that ends it."""
+    """Return an expression for a bare value of this schema, and the tag that ends it."""
     plain = resolved(schema, root)
     choices = plain.get("enum")
     if isinstance(choices, list) and choices and all(isinstance(choice, str) for choice in choices):
@@ -78,37 +129,28 @@ def _value(grammar: Grammar, root: Mapping[str, Any], schema: Any, end: str) -> 
     return f"{grammar.json({**shared, **plain}, spaced=True)} {literal(end)}"
 
 
-class XmlSection:
-    """Strings are passed on as they come, other values when they are whole. A call that ends early stays cut off."""
+class XmlSection(Section):
+    """Parser of all calls after one opening tag; a call that is cut off stays incomplete.
+
+    Strings are passed on as they come, other values when they are complete.
+    """
 
     def __init__(self, tags: XmlCalls, raw: str, tools: Tools) -> None:
+        super().__init__(raw, self._function)
         self._tags = tags
-        self._raw = raw
         self._tools = tools
-        self._text = ""
         self._schema: Mapping[str, Any] = {}
         self._types = STRING  # of the open parameter
-        self._begun = False  # a call has
-        self._first = True  # no parameter of it has come
-        self._opened = False  # the open string's first quote is out
-        self._step: Callable[[list[Delta]], bool] = self._function
-        self._rest: str | None = None
-
-    def push(self, text: str) -> tuple[list[Delta], str | None]:
-        self._text += text
-        out: list[Delta] = []
-        while self._rest is None and self._step(out):
-            pass
-        return out, self._rest
+        self._first = True  # no parameter of the call has come
+        self._opened = False  # the open string's first quote was returned
 
     def finish(self) -> tuple[list[Delta], str]:
+        """Release the text that was held back."""
         if self._step == self._function:
             return ([] if self._begun else [Content(self._raw)]), self._text
         if self._step == self._string and self._opened:
             return [CallArguments(_escaped(self._text))], ""
         return ([CallArguments(self._text)], "") if self._step == self._other else ([], "")
-
-    # Each step reads one thing from the text; it gives False where it needs more.
 
     def _function(self, out: list[Delta]) -> bool:
         before, after = self._tags.function
@@ -119,9 +161,7 @@ class XmlSection:
         if name is None:
             return False
         if not name.strip():
-            out += [] if self._begun else [Content(self._raw)]
-            self._rest = self._text
-            return False
+            return self._leave(out, self._text)
         tool = self._tools.get(name.strip())
         self._schema = tool.parameters if tool else {}
         out += [CallBegin(name.strip()), CallArguments("{")]
@@ -143,7 +183,7 @@ class XmlSection:
             self._parameter(out, name.strip())
             self._text = self._text[len(before) + len(name) + len(after) :]
         elif name == "":
-            self._rest = self._text  # the arguments stay without their end: nobody should act on half of them
+            self._rest = self._text  # the arguments stay incomplete, so that no client acts on half of them
         return bool(name)
 
     def _parameter(self, out: list[Delta], key: str) -> None:
@@ -181,7 +221,7 @@ class XmlSection:
         return True
 
     def _close(self, out: list[Delta]) -> bool:
-        """The closing tag, another call where there may be several, or whatever stands in its place."""
+        """Read the closing tag, another call if there may be several, or any text in its place."""
         close, function = self._tags.close, self._tags.function[0]
         after = self._text.lstrip()
         if not after or may_become(after, close) or (self._tags.several and may_become(after, function)):
@@ -194,7 +234,7 @@ class XmlSection:
 
 
 def _named(text: str, end: str) -> str | None:
-    """The name before that end; None if it may still come, "" if it does not."""
+    """Return the name before `end`; None if `end` may still come, "" if the text cannot be a name."""
     at, wrong = text.find(end), NOT_OF_A_NAME.search(text)
     if wrong is not None and not 0 <= at < wrong.start():
         return ""

@@ -1,0 +1,233 @@
+"""Reply of OpenAI's Responses API: output items, whole or as a stream of typed events."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import Any, Protocol
+
+from headwater.events import FinishedEvent, TokenEvent
+from headwater.server.answer.formats.delta import CallBegin, Content, Delta, Reasoning, joined
+from headwater.server.answer.formats.parser import AnswerParser
+from headwater.server.answer.forms import Json, new_call_id
+from headwater.server.answer.reply import one_line
+from headwater.server.http.errors import error_body
+from headwater.server.http.exchange import Events
+from headwater.server.requests.responses import ResponsesRequest
+
+ID_PREFIXES = {"reasoning": "rs_", "message": "msg_", "function_call": "fc_"}
+PART_TYPES = {"reasoning": "reasoning_text", "message": "output_text"}
+ORDER = (Reasoning, Content)  # of a whole answer's items, before its calls
+
+
+class ResponsesReply:
+    """Answer to one request, from the events of its only generation."""
+
+    def __init__(self, body: ResponsesRequest, model: str, parser: AnswerParser) -> None:
+        self._parser = parser
+        self._output = Output()
+        self._head = {"id": f"resp_{uuid.uuid4().hex}", "object": "response", "created_at": int(time.time())}
+        self._head |= {"model": model, **repeated(body)}
+        self._events = 0
+
+    async def whole(self, events: Events) -> Json:
+        """Return the answer when the generation has ended; raises its error if it failed."""
+        deltas: list[Delta] = []
+        async for _, event in events:
+            deltas += self._parsed(event)
+        assert isinstance(event, FinishedEvent)
+        deltas.sort(key=lambda delta: ORDER.index(type(delta)) if type(delta) in ORDER else len(ORDER))
+        for _ in (*self._output.take(joined(deltas)), *self._output.end(status(event))):
+            pass  # only a stream sends the events of the items
+        return self._response(event)
+
+    async def stream(self, events: Events, include_usage: bool) -> AsyncIterator[str]:
+        """Yield server-sent events; a failure midway ends them with an error event. Usage is always included."""
+        try:
+            yield self._sse("response.created", response=self._unfinished())
+            yield self._sse("response.in_progress", response=self._unfinished())
+            async for _, event in events:
+                for item_event in self._output.take(joined(self._parsed(event))):
+                    yield self._sse(**item_event)
+            assert isinstance(event, FinishedEvent)
+            for item_event in self._output.end(status(event)):
+                yield self._sse(**item_event)
+            yield self._sse(f"response.{status(event)}", response=self._response(event))
+        except Exception as error:  # the status was sent already, so the error can only be sent as an event
+            sent = error_body(error)[1]["error"]
+            plain = {name: sent[name] for name in ("code", "message", "param")}
+            yield self._sse("error", **plain, error=sent)  # clients raise the value of `error`
+
+    def _parsed(self, event: object) -> list[Delta]:
+        """Return the deltas of an event's text."""
+        if isinstance(event, FinishedEvent):
+            return self._parser.push(event.text) + self._parser.finish()
+        return self._parser.push(event.text) if isinstance(event, TokenEvent) else []
+
+    def _unfinished(self) -> Json:
+        return {**self._head, "status": "in_progress", "output": [], "usage": None}
+
+    def _response(self, end: FinishedEvent) -> Json:
+        ended = {"status": status(end), "output": self._output.items, "usage": usage(end)}
+        if end.finish_reason == "length":
+            ended["incomplete_details"] = {"reason": "max_output_tokens"}
+        return {**self._head, **ended, "headwater": end.account.as_dict()}
+
+    def _sse(self, type: str, **fields: Any) -> str:
+        event = {"type": type, "sequence_number": self._events, **fields}
+        self._events += 1
+        return f"event: {type}\ndata: {one_line(event)}\n\n"
+
+
+def status(end: FinishedEvent) -> str:
+    """Return the status of a response that ended so."""
+    return "incomplete" if end.finish_reason == "length" else "completed"
+
+
+def usage(end: FinishedEvent) -> Json:
+    """Return the tokens of a response."""
+    account = end.account
+    return {
+        "input_tokens": account.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": account.cached_tokens},
+        "output_tokens": end.output_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": account.prompt_tokens + end.output_tokens,
+    }
+
+
+def repeated(body: ResponsesRequest) -> Json:
+    """Return the fields of the request that a response repeats. Nothing is stored, whatever OpenAI's default is."""
+    given = ("instructions", "max_output_tokens", "metadata", "reasoning", "temperature", "top_p", "user")
+    return {
+        **{name: getattr(body, name) for name in given},
+        "metadata": body.metadata or {},
+        "tools": body.tools or [],
+        "tool_choice": body.tool_choice or "auto",
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "text": body.text or {"format": {"type": "text"}},
+        "truncation": "disabled",
+        "store": False,
+        "background": False,
+        "previous_response_id": None,
+        "error": None,
+        "incomplete_details": None,
+    }
+
+
+class Output:
+    """Output items in the order in which the model writes them. At most the last one is open."""
+
+    def __init__(self) -> None:
+        self.items: list[Json] = []  # complete items
+        self._open: Item | None = None
+        self._kind: str | None = None  # of the open item
+
+    def take(self, deltas: Iterable[Delta]) -> Iterator[Json]:
+        """Add deltas to the items, and yield the events of that."""
+        for delta in deltas:
+            if isinstance(delta, CallBegin):
+                yield from self._begin("function_call", CallItem(delta.id or new_call_id(), delta.name))
+                continue
+            if isinstance(delta, Reasoning | Content):
+                kind = "reasoning" if isinstance(delta, Reasoning) else "message"
+                if kind != self._kind:
+                    yield from self._begin(kind, TextItem(kind))
+            assert self._open is not None
+            yield self._placed(self._open.add(delta.text))
+
+    def end(self, status: str) -> Iterator[Json]:
+        """Close the last item; an empty answer has an empty message."""
+        if self._open is None and not self.items:
+            yield from self._begin("message", TextItem("message"))
+        yield from self._close(status)
+
+    def _begin(self, kind: str, item: Item) -> Iterator[Json]:
+        yield from self._close("completed")
+        self._kind, self._open = kind, item
+        yield self._placed({"type": "response.output_item.added", "item": item.shown("in_progress")})
+        yield from map(self._placed, item.begin())
+
+    def _close(self, status: str) -> Iterator[Json]:
+        if self._open is None:
+            return
+        yield from map(self._placed, self._open.end())
+        shown = self._open.shown(status)
+        yield self._placed({"type": "response.output_item.done", "item": shown})
+        self.items.append(shown)
+        self._open = self._kind = None
+
+    def _placed(self, event: Json) -> Json:
+        return {**event, "output_index": len(self.items)}
+
+
+class Item(Protocol):
+    """Output item that is being written."""
+
+    def shown(self, status: str) -> Json: ...
+
+    def begin(self) -> list[Json]: ...
+
+    def add(self, text: str) -> Json: ...
+
+    def end(self) -> list[Json]: ...
+
+
+class TextItem:
+    """Reasoning or a message: an item with one part of text."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.text = ""
+        self.id = ID_PREFIXES[kind] + uuid.uuid4().hex
+        self._part = PART_TYPES[kind]
+
+    def shown(self, status: str) -> Json:
+        content = [] if status == "in_progress" else [self._shown_part(self.text)]
+        own: Json = {"role": "assistant"} if self.kind == "message" else {"summary": []}
+        return {"id": self.id, "type": self.kind, "status": status, "content": content, **own}
+
+    def begin(self) -> list[Json]:
+        return [self._event("response.content_part.added", part=self._shown_part(""))]
+
+    def add(self, text: str) -> Json:
+        self.text += text
+        return self._event(f"response.{self._part}.delta", delta=text, **self._logprobs())
+
+    def end(self) -> list[Json]:
+        done = self._event(f"response.{self._part}.done", text=self.text, **self._logprobs())
+        return [done, self._event("response.content_part.done", part=self._shown_part(self.text))]
+
+    def _event(self, kind: str, **fields: Any) -> Json:
+        return {"type": kind, "item_id": self.id, "content_index": 0, **fields}
+
+    def _shown_part(self, text: str) -> Json:
+        own: Json = {"annotations": []} if self.kind == "message" else {}
+        return {"type": self._part, "text": text, **own, **self._logprobs()}
+
+    def _logprobs(self) -> Json:
+        return {"logprobs": []} if self.kind == "message" else {}
+
+
+class CallItem:
+    """Call of a function."""
+
+    def __init__(self, call_id: str, name: str) -> None:
+        self.arguments = ""
+        self.id = ID_PREFIXES["function_call"] + uuid.uuid4().hex
+        self._named = {"call_id": call_id, "name": name}
+
+    def shown(self, status: str) -> Json:
+        return {"id": self.id, "type": "function_call", "status": status, "arguments": self.arguments, **self._named}
+
+    def begin(self) -> list[Json]:
+        return []
+
+    def add(self, text: str) -> Json:
+        self.arguments += text
+        return {"type": "response.function_call_arguments.delta", "item_id": self.id, "delta": text}
+
+    def end(self) -> list[Json]:
+        done = {"type": "response.function_call_arguments.done", "item_id": self.id}
+        return [{**done, "name": self._named["name"], "arguments": self.arguments}]

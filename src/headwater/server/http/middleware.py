@@ -1,0 +1,176 @@
+"""Middleware around every HTTP request: its id and context, the API key, and pages of other origins (CORS)."""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import logging
+import re
+import time
+import uuid
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from fastapi import FastAPI
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from headwater.config import ServeConfig
+from headwater.server.http.draining import InFlight
+
+HEADER = "x-request-id"
+USABLE = re.compile(r"[A-Za-z0-9._:-]{1,64}")  # the ids that a client may choose
+OPEN_PATHS = ("/health",)  # need no key
+EXPOSED = ("retry-after", HEADER)  # headers that a browser's script may read
+
+log = logging.getLogger("headwater.request")
+
+_current: ContextVar[RequestContext | None] = ContextVar("request", default=None)
+
+
+@dataclass(eq=False)
+class RequestContext:
+    """One HTTP request, from its head to the last byte of its answer. Its answer, log lines and spans share its id."""
+
+    id: str = field(default_factory=lambda: f"req-{uuid.uuid4().hex}")
+    traceparent: str | None = None  # W3C Trace Context, as the client sent it
+    tracestate: str | None = None
+    path: str = ""
+    started_at: float = field(default_factory=time.time)  # wall clock
+    started: float = field(default_factory=time.perf_counter)
+    status: int | None = None  # HTTP status; None: no head of an answer was sent
+    outcome: str | None = None  # an outcome that the status does not show: "cancelled", "failed"
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the request arrived."""
+        return time.perf_counter() - self.started
+
+
+def current_context() -> RequestContext:
+    """Return the context of the request that is being answered, or a new one outside of any request."""
+    return _current.get() or RequestContext()
+
+
+def current_request_id() -> str | None:
+    """Return the id of the request that is being answered, None outside of any request."""
+    context = _current.get()
+    return None if context is None else context.id
+
+
+class Identified:
+    """Middleware that gives each request its context and each answer its id, and calls `ended` at the request's end."""
+
+    def __init__(self, app: ASGIApp, ended: Callable[[RequestContext], None]) -> None:
+        self._app, self._ended = app, ended
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        context = _context_of(scope)
+        _current.set(context)  # uvicorn answers each request in a task of its own: nothing to reset
+
+        async def identify(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                context.status = message["status"]
+                MutableHeaders(scope=message)[HEADER] = context.id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, identify)
+        except Exception:
+            context.outcome = "failed"
+            raise
+        finally:
+            self._ended(context)
+
+
+def _context_of(scope: Scope) -> RequestContext:
+    headers = Headers(scope=scope)
+    context = RequestContext(
+        traceparent=headers.get("traceparent"), tracestate=headers.get("tracestate"), path=scope["path"]
+    )
+    chosen = headers.get(HEADER, "")
+    if USABLE.fullmatch(chosen):
+        context.id = chosen
+    return context
+
+
+def around(app: FastAPI, wrap: Callable[[ASGIApp], ASGIApp]) -> None:
+    """Wrap the app's whole stack of middleware, including the middleware that answers errors.
+
+    The last wrapper added sees a request first.
+    """
+    build = app.build_middleware_stack
+    app.build_middleware_stack = lambda: wrap(build())  # type: ignore[method-assign]
+
+
+def install_access(app: FastAPI, config: ServeConfig) -> None:
+    """Guard every path, outside of error handling: a page of another origin may read the answer to an error, too.
+
+    The app's `state.in_flight` counts the requests that were admitted.
+    """
+    in_flight, key = InFlight(), config.required_key()
+
+    def guarded(stack: ASGIApp) -> ASGIApp:
+        stack = in_flight.counting(stack)
+        if key is not None:
+            stack = KeyCheck(stack, key)
+        if config.cors:
+            stack = CORSMiddleware(stack, config.cors, allow_methods="*", allow_headers="*", expose_headers=EXPOSED)
+        return stack
+
+    app.state.in_flight = in_flight
+    around(app, guarded)
+
+
+class KeyCheck:
+    """Middleware that answers 401 to every request without the key.
+
+    A client sends it as `Authorization: Bearer KEY`, as `x-api-key: KEY`, or as the password of HTTP Basic with any
+    user name, so that a browser can ask for it.
+    """
+
+    def __init__(self, app: ASGIApp, key: str) -> None:
+        self._app = app
+        self._key = key.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._has_key(Headers(scope=scope)):
+            await self._app(scope, receive, send)
+        else:
+            await self._refuse(scope, receive, send)
+
+    def _has_key(self, headers: Headers) -> bool:
+        """Compare in a time that does not depend on the key."""
+        keys = [header.encode("latin-1") for header in headers.getlist("x-api-key")]
+        keys += [_of_authorization(header) for header in headers.getlist("authorization")]
+        return any([hmac.compare_digest(key, self._key) for key in keys])
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        by_browser = scope["method"] == "GET" and "text/html" in headers.get("accept", "")
+        scheme = 'Basic realm="headwater", charset="UTF-8"' if by_browser else 'Bearer realm="headwater"'
+        sent = "authorization" in headers or "x-api-key" in headers
+        message = "the API key is wrong" if sent else "an API key is needed: send it as 'Authorization: Bearer KEY'"
+        log.info("refused %s status=401: %s", scope["path"], message)
+        error = {"message": message, "type": "authentication_error", "param": None, "code": "invalid_api_key"}
+        response = JSONResponse({"error": error}, 401, {"www-authenticate": scheme})
+        await response(scope, receive, send)
+
+
+def _of_authorization(header: str) -> bytes:
+    """Return the key in an Authorization header; empty, which no key is, if there is none."""
+    scheme, _, credentials = header.partition(" ")
+    if scheme.lower() == "bearer":
+        return credentials.strip().encode("latin-1")
+    if scheme.lower() == "basic":
+        try:
+            return base64.b64decode(credentials.strip(), validate=True).partition(b":")[2]
+        except ValueError:  # not base64, or not ASCII
+            return b""
+    return b""

@@ -1,0 +1,110 @@
+"""Endpoints /metrics and /cache, the live page at /, and the watchers of requests that these need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Query, Request
+from fastapi.responses import JSONResponse, Response
+from prometheus_client.exposition import choose_encoder
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+
+from headwater.server import observe
+from headwater.server.http.draining import during
+from headwater.server.http.errors import refusals
+from headwater.server.http.middleware import Identified, around
+from headwater.server.observe.logs import RequestLog
+from headwater.server.observe.metrics import Metrics
+from headwater.server.observe.overview import Overview
+from headwater.server.observe.recording import RecordedEngine, Recorder
+from headwater.server.observe.tracing import Tracing, otlp_exporter
+from headwater.server.routes.service import Service
+
+# description of /metrics in /openapi.json
+EXPOSITION: dict[str, Any] = {
+    "description": "In Prometheus' text format, or as OpenMetrics if the client accepts that",
+    "content": {kind: {"schema": {"type": "string"}} for kind in ("text/plain", "application/openmetrics-text")},
+}
+PAGE = Path(observe.__file__).parent / "page"
+PAGE_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+PAGE_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+PAGE_HEADERS = {
+    "content-security-policy": PAGE_POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+
+
+def install_recording(app: FastAPI, service: Service) -> None:
+    """Record the engine's requests if a file is set. Raises ConfigError if it cannot be created."""
+    config = service.config
+    if config.record is None:
+        return
+    recorder = Recorder(config.record, config.page_size, service.engine.model_name)
+    service.engine = RecordedEngine(service.engine, recorder)
+    during(app, recorder.running)
+
+
+def install(app: FastAPI, service: Service) -> None:
+    """Watch every request, outside of all other middleware, so that refused requests have an id and are counted, too.
+
+    Raises ConfigError if traces are configured and OpenTelemetry is not installed.
+    """
+    engine, endpoint = service.engine, service.config.otlp_endpoint
+    metrics, overview = Metrics(engine.model_name, engine.stats, engine.spec.page_bytes), Overview(engine)
+    tracing = None if endpoint is None else Tracing(otlp_exporter(endpoint), engine.model_name)
+    service.watchers = (RequestLog(), metrics, overview.recent, *([] if tracing is None else [tracing]))
+    around(app, lambda stack: Identified(stack, metrics.request_ended))
+    during(app, overview.timeline.sampling)
+    if tracing is not None:
+        during(app, tracing.running)
+    _install_data(app, metrics, overview)
+    _install_page(app)
+
+
+def _install_data(app: FastAPI, metrics: Metrics, overview: Overview) -> None:
+    @app.get("/metrics", response_model=None, responses={200: EXPOSITION, **refusals(401)})
+    async def scrape(request: Request) -> Response:
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        text = await run_in_threadpool(encode, metrics.registry)  # waits for the engine's lock
+        return Response(text, media_type=content_type)
+
+    @app.get("/cache", response_model=dict[str, Any], responses=refusals(400, 401))
+    async def cache(
+        sample: Annotated[int, Query(ge=0, description="The last sample of the timeline that is known already.")] = 0,
+        request: Annotated[int, Query(ge=0, description="The last request that is known already.")] = 0,
+        tick: Annotated[int, Query(ge=-1, description="The tick of the tree that is known already.")] = -1,
+    ) -> Response:
+        body = await overview.since(sample, request, tick)
+        return JSONResponse(body, headers={"cache-control": "no-store"})
+
+
+def _install_page(app: FastAPI) -> None:
+    files = {path.name: path.read_bytes() for path in PAGE.iterdir() if path.suffix in PAGE_TYPES}
+
+    def sent(name: str) -> Response:
+        if name not in files:
+            raise HTTPException(404, "Not Found")
+        return Response(files[name], media_type=PAGE_TYPES[Path(name).suffix], headers=PAGE_HEADERS)
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        return sent("index.html")
+
+    @app.get("/page/{name}", include_in_schema=False)
+    async def part(name: str) -> Response:
+        return sent(name)
