@@ -15,8 +15,7 @@ from headwater.lab.row import Result
 from headwater.lab.serving import Engine
 from headwater.lab.setup import Setup
 from headwater.traces.arrivals import Load, natural
-from headwater.traces.drawn import make_trace
-from headwater.traces.read import read_trace
+from headwater.traces.read import make_trace, read_trace
 from headwater.traces.request import Trace
 from papers.figure import Figure, Found
 

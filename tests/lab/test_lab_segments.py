@@ -19,7 +19,7 @@ from headwater.request import Boundaries, Fidelity, Generation, SamplingParams, 
 from headwater.schedule.kinds.request import Request as Answered
 from headwater.schedule.step import Leg, Step
 from headwater.traces.arrivals import Poisson, natural
-from headwater.traces.drawn import make_trace
+from headwater.traces.read import make_trace
 from headwater.traces.request import Request, Trace
 from tests.lab.workload import Texts
 

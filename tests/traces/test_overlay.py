@@ -9,9 +9,9 @@ from itertools import pairwise
 import pytest
 
 from headwater.errors import ConfigError, TraceError
-from headwater.traces import azure, servegen
 from headwater.traces.arrivals import in_order
 from headwater.traces.loads import make_arrivals
+from headwater.traces.points import Azure, ServeGen, _Client
 from headwater.traces.request import Request, Trace
 from headwater.traces.source import Source
 
@@ -38,19 +38,19 @@ def trace(n=4, session="s{}"):
 
 
 def test_azures_rows_are_points(file):
-    points = list(azure.points(Source(file / "azure.csv"), 0))
+    points = list(Azure.read(Source(file / "azure.csv"), 0))
     assert [point.at for point in points] == pytest.approx([0.0, 4.0, 4.5])
     assert [(point.input_tokens, point.output_tokens) for point in points] == [(374, 44), (396, 2), (879, 55)]
 
 
 def test_servegens_windows_have_their_rates_shapes_and_lengths(file):
-    points = list(servegen.points(Source(file / "gen.jsonl"), 0))
+    points = list(ServeGen.read(Source(file / "gen.jsonl"), 0))
     first = [point.at for point in points if point.at < 600]
     second = [point.at for point in points if point.at >= 600]
     assert first + second == [point.at for point in points] == sorted(first + second)
     assert len(first) == pytest.approx(2 * 5 * 600, rel=0.05)
     assert len(second) == pytest.approx(2 * 20 * 600, rel=0.1)
-    own = list(servegen._Client(CLIENT, __import__("random").Random(1)).points())
+    own = list(_Client(CLIENT, __import__("random").Random(1)).points())
     gaps = [b.at - a.at for a, b in pairwise(own) if a.at >= 600]
     assert statistics.stdev(gaps) / statistics.fmean(gaps) > 2  # a Weibull of 0.4 has 3.1
     assert {point.input_tokens for point in points} == {7}

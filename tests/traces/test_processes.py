@@ -9,7 +9,7 @@ from itertools import islice, pairwise
 import pytest
 
 from headwater.load.session import Session, Turn, as_recorded, interleaved, scheduled
-from headwater.traces.processes import PROCESSES
+from headwater.traces.arrivals import PROCESSES
 
 N = 20_000
 

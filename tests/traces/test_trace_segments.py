@@ -9,8 +9,7 @@ import pytest
 
 from headwater.errors import ConfigError, TraceError
 from headwater.request import Boundaries, Fidelity, Span
-from headwater.traces.drawn import make_trace
-from headwater.traces.read import read_trace
+from headwater.traces.read import make_trace, read_trace
 from headwater.traces.recordings import PageHashes, first_line, line_of
 from headwater.traces.request import Request
 from headwater.traces.tokens import Words

@@ -27,7 +27,7 @@ from headwater.load.report import LiveProgress, as_json, comparison_table, phase
 from headwater.load.results import Slo, Summary
 from headwater.load.scenario import Pace, Phase, Scenario
 from headwater.load.session import DRAWN, Drawing, Session
-from headwater.traces.processes import PROCESSES
+from headwater.traces.arrivals import PROCESSES
 
 REQUESTS = 100  # where neither a number nor a duration is given
 CLIENTS = 8  # of a closed loop, where no pace is given

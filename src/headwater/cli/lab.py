@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from headwater.errors import ConfigError
-from headwater.traces.drawn import make_trace
+from headwater.traces.read import make_trace
 from headwater.traces.request import Trace
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from headwater.load.endpoint import Endpoint
 from headwater.load.generator import Limits, Load
 from headwater.load.results import Result
 from headwater.load.session import Call, Session, as_recorded, scheduled
-from headwater.traces.processes import PROCESSES
+from headwater.traces.arrivals import PROCESSES
 
 QUIET, FLOOD = "quiet", "flood"  # the tenants of a run for fairness: values of cache_salt
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from headwater.errors import ConfigError
-from headwater.traces.processes import poisson
 from headwater.traces.request import Request, Trace
 
 RATE, THINK = 1.0, 5.0  # sessions a second, and seconds on average, where nothing else is known (Marconi, section 5.1)
 AT_ONCE = -math.inf
+# endless ascending times in seconds, of a rate, a coefficient of variation and a random generator
+Process = Callable[[float, float, random.Random], Iterator[float]]
 
 
 class Arrivals(Protocol):
@@ -211,3 +212,28 @@ def positive(**values: float) -> None:
 def _checked(think: float | None) -> None:
     if think is not None and not (isinstance(think, int | float) and 0 <= think < math.inf):
         raise ConfigError(f"think is {think!r}, must be a number of 0 or more")
+
+
+def poisson(rate: float, cv: float, rng: random.Random) -> Iterator[float]:
+    """Yield independent arrivals, `rate` a second on average: gaps are exponential."""
+    return _sums(lambda: rng.expovariate(rate))
+
+
+def gamma(rate: float, cv: float, rng: random.Random) -> Iterator[float]:
+    """Yield arrivals with gamma distributed gaps of coefficient of variation `cv`: 1 is Poisson, more is bursts."""
+    return _sums(lambda: rng.gammavariate(1 / cv**2, cv**2 / rate))
+
+
+def constant(rate: float, cv: float, rng: random.Random) -> Iterator[float]:
+    """Yield an arrival every 1/rate seconds."""
+    return _sums(lambda: 1 / rate)
+
+
+PROCESSES: dict[str, Process] = {"poisson": poisson, "gamma": gamma, "constant": constant}
+
+
+def _sums(gap: Callable[[], float]) -> Iterator[float]:
+    now = 0.0
+    while True:
+        now += gap()
+        yield now

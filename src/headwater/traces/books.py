@@ -1,8 +1,4 @@
-"""Books, a chapter a line in reading order: `id` (book/chapter) and `text`.
-
-A book is a session: each request has all that was read so far. What does not fit into a model's context is read from
-the next chapter on, as a text of its own.
-"""
+"""Plain texts that grow, to which nothing is generated: books chapter by chapter, prompts version by version."""
 
 from __future__ import annotations
 
@@ -10,22 +6,18 @@ from array import array
 from collections.abc import Iterator
 from typing import Any
 
-from headwater.traces.reader import has
+from headwater.traces.reader import Reader, has
 from headwater.traces.request import Request
 from headwater.traces.source import Source
-from headwater.traces.tokens import Tokens
 
 CONTEXT = 131_072  # tokens
 
 
-class Books:
-    """A prompt of plain text, to which nothing is generated."""
+class Books(Reader):
+    """Books, a chapter a line in reading order: `id` (book/chapter) and `text`.
 
-    block_tokens = 1
-    interleaved = False
-
-    def __init__(self, tokens: Tokens) -> None:
-        self._tokens = tokens
+    A book is a session: each request has all chapters so far. After CONTEXT tokens the next chapter begins a new text.
+    """
 
     @staticmethod
     def matches(first: Any) -> bool:
@@ -46,6 +38,22 @@ class Books:
 
     def notes(self) -> tuple[str, ...]:
         return (f"a book is read on chapter by chapter, and anew after {CONTEXT:,} tokens",)
+
+
+class PromptVersions(Reader):
+    """Versions of prompts, one a line: `family`, `version`, `text`. A family is a session, its versions its prompts."""
+
+    @staticmethod
+    def matches(first: Any) -> bool:
+        return has(first, "family", "version", "text")
+
+    def requests(self, source: Source) -> Iterator[Request]:
+        for record in source.records():
+            ids = self._tokens.header("system") + self._tokens.of(record["text"]) + self._tokens.footer()
+            yield Request(str(record["family"]), ids.tobytes(), len(ids), 0, len(ids))
+
+    def notes(self) -> tuple[str, ...]:
+        return ("a version is a prompt by itself: nothing is asked, nothing generated",)
 
 
 def _requests(name: str, part: int, read: array[int], ends: list[int]) -> Iterator[Request]:

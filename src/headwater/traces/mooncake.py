@@ -10,20 +10,15 @@ from array import array
 from collections.abc import Iterator
 from typing import Any
 
-from headwater.traces.reader import has, seconds, whole
+from headwater.traces.reader import Reader, has, seconds, whole
 from headwater.traces.request import Request
 from headwater.traces.source import Source
-from headwater.traces.tokens import Tokens
 
 BLOCK = 512
 
 
-class Mooncake:
+class Mooncake(Reader):
     block_tokens = BLOCK
-    interleaved = False
-
-    def __init__(self, tokens: Tokens) -> None:
-        pass  # there is nothing to tokenise
 
     @staticmethod
     def matches(first: Any) -> bool:

@@ -12,10 +12,9 @@ from pathlib import Path
 
 from headwater.errors import ConfigError
 from headwater.request import Boundaries, Fidelity, Span
-from headwater.traces.passages import texts_of
-from headwater.traces.place import find
+from headwater.traces.questions import texts_of
 from headwater.traces.request import Request, Trace
-from headwater.traces.source import MALFORMED, Source
+from headwater.traces.source import MALFORMED, Source, find
 from headwater.traces.tokens import Tokens
 
 SPREAD = 0.5  # of the logarithm of a document's length

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+from headwater.cache.spelling import build
 from headwater.errors import TraceError
-from headwater.traces.books import Books
+from headwater.traces.books import Books, PromptVersions
 from headwater.traces.claude_code import ClaudeCode
 from headwater.traces.mooncake import Mooncake
-from headwater.traces.passages import Passages
-from headwater.traces.place import find, name_of
-from headwater.traces.prompt_versions import PromptVersions
+from headwater.traces.questions import Passages, Stories
+from headwater.traces.rag import Rag
 from headwater.traces.reader import Reader
 from headwater.traces.recordings import Recordings
 from headwater.traces.request import Request, Trace
 from headwater.traces.request_logs import RequestLogs
-from headwater.traces.sessions import Sessions
-from headwater.traces.sharegpt import ShareGpt
-from headwater.traces.source import MALFORMED, Source
-from headwater.traces.stories import Stories
+from headwater.traces.sessions import Sessions, ShareGpt
+from headwater.traces.source import MALFORMED, Source, find, name_of
 from headwater.traces.token_lists import TokenLists
 from headwater.traces.tokens import Tokens, Vocabulary, Words
 
@@ -37,6 +36,19 @@ READERS: dict[str, type[Reader]] = {
     "books": Books,
     "versions of prompts": PromptVersions,
 }
+DRAWN = {"rag": Rag}
+
+
+def make_trace(
+    spelling: str, data: Path | None = None, tokenizer: Path | None = None, limit: int | None = None, seed: int = 0
+) -> Trace:
+    """Read a recorded trace (see `read_trace`), or draw one of DRAWN, spelled with its options in brackets."""
+    if spelling.partition("(")[0].strip() not in DRAWN or "(" not in spelling:
+        return read_trace(Path(spelling), data=data, tokenizer=tokenizer, limit=limit)
+    drawing = build("trace", spelling, DRAWN)
+    if limit is not None:
+        drawing = replace(drawing, sessions=min(limit, drawing.sessions))
+    return drawing.trace(spelling, tokens_of(tokenizer), data, seed)
 
 
 def read_trace(

@@ -1,44 +1,50 @@
-"""What a reader is, and how it checks what it reads."""
+"""Interface of a trace reader, and checks of the fields that it reads."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from headwater.traces.request import Request
 from headwater.traces.source import Source
 from headwater.traces.tokens import Tokens
 
 
-class Reader(Protocol):
-    """Reads one format. Made for one file.
+class Reader(ABC):
+    """Reader of one format, created for one file.
 
-    What a record lacks or has wrong is raised as KeyError, TypeError, ValueError or IndexError.
+    A record with a missing or wrong field raises KeyError, TypeError, ValueError or IndexError.
     """
 
-    block_tokens: int  # of the trace, known once it is read
-    interleaved: bool  # whether a session may go on after another has begun
+    block_tokens = 1  # of the trace; known once the file is read
+    interleaved = False  # whether a session may continue after another has begun
 
-    def __init__(self, tokens: Tokens) -> None: ...
+    def __init__(self, tokens: Tokens) -> None:
+        self._tokens = tokens
 
     @staticmethod
+    @abstractmethod
     def matches(first: Any) -> bool:
-        """Whether a file whose first record is this has the format."""
+        """Return whether a file whose first record is `first` has the format."""
 
+    @abstractmethod
     def requests(self, source: Source) -> Iterator[Request]:
-        """In the file's order."""
+        """Yield the requests in the file's order."""
 
     def notes(self) -> tuple[str, ...]:
-        """What was inferred or left out, once it is read."""
+        """Return remarks on what was inferred or left out; called after the file is read."""
+        return ()
 
 
 def has(record: Any, *names: str) -> bool:
+    """Return whether the record is an object with all these fields."""
     return isinstance(record, dict) and all(name in record for name in names)
 
 
 def whole(record: Mapping[str, Any], name: str) -> int:
-    """A field that counts something. Raises KeyError, or ValueError with what it is."""
+    """Return a field that is a count. Raises KeyError if it is missing, ValueError with its value if it is none."""
     value = record[name]
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ValueError(f"{name} is {str(value)[:40]!r}, must be a whole number of 0 or more")
@@ -46,7 +52,7 @@ def whole(record: Mapping[str, Any], name: str) -> int:
 
 
 def seconds(record: Mapping[str, Any]) -> float | None:
-    """`t` or `time` in seconds, or `timestamp` in milliseconds; None: not recorded. Raises ValueError."""
+    """Return `t` or `time` (seconds) or `timestamp` (milliseconds) in seconds; None if none is recorded."""
     for name, scale in (("t", 1.0), ("time", 1.0), ("timestamp", 1000.0)):
         value = record.get(name)
         if value is not None:
@@ -55,7 +61,7 @@ def seconds(record: Mapping[str, Any]) -> float | None:
 
 
 def finite(value: Any, name: str) -> float:
-    """A number of seconds. Raises ValueError with what it is; JSON as Python reads it has NaN and Infinity."""
+    """Return a finite number. Raises ValueError with its value: JSON as Python reads it has NaN and Infinity."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
         raise ValueError(f"{name} is {str(value)[:40]!r}, must be a number")
     return float(value)

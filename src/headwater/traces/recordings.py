@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from hashlib import blake2b
+from itertools import count
 from typing import Any
 
 from headwater.request import Boundaries
-from headwater.traces.reader import finite, has, whole
-from headwater.traces.recorded_segments import Recorded, as_tokens, fields_of, recorded
+from headwater.traces.reader import Reader, finite, has, whole
 from headwater.traces.request import BLOCK_BYTES, Request
+from headwater.traces.segments import fidelity_of, spans_of
 from headwater.traces.source import Source
 from headwater.traces.tokens import Tokens
 
@@ -72,13 +74,57 @@ def _line(record: dict[str, object]) -> bytes:
     return json.dumps(record, separators=(",", ":")).encode() + b"\n"
 
 
-class Recordings:
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A request of page hashes, and the hash of each of its segments."""
+
+    request: Request
+    hashes: tuple[str, ...] = ()
+
+
+def fields_of(request: Request, hashes: Sequence[str]) -> dict[str, object]:
+    """What a line says of them: `segments` [[start, end, hash], ...] and `fidelity`; nothing where there are none."""
+    if not request.segments:
+        return {}
+    named = [[span.start, span.end, name] for span, name in zip(request.segments, hashes, strict=True)]
+    return {"segments": named, "fidelity": request.fidelity}
+
+
+def recorded(request: Request, line: Mapping[str, Any]) -> Recorded:
+    """The request with what its line says of segments. Raises ValueError for what is none."""
+    told = line.get("segments") or ()
+    pairs = [one[:2] for one in told]
+    spans = spans_of({"segments": pairs}, request.prompt_tokens)
+    return Recorded(replace(request, segments=spans, fidelity=fidelity_of(line)), tuple(str(one[2]) for one in told))
+
+
+def as_tokens(requests: Sequence[Recorded], page: int) -> Iterator[Request]:
+    """Yield each request with token ids in place of page hashes, which segments need.
+
+    All tokens of one page get one id, and so do those of one segment, wherever it stands; those after the last full
+    page equal no others. So equal prefixes of whole pages, and equal segments, have equal ids.
+    """
+    ids: defaultdict[tuple[str, object], int] = defaultdict(count().__next__)
+    for number, one in enumerate(requests):
+        request = one.request
+        pages = request.known_tokens // page
+        hashes = (request.text[at * BLOCK_BYTES : (at + 1) * BLOCK_BYTES] for at in range(pages))
+        text: array[int] = array("i")
+        for prefix in hashes:
+            text += array("i", [ids[request.namespace, prefix]]) * page
+        text += array("i", [ids["", number]]) * (request.known_tokens - pages * page)
+        for span, name in zip(request.segments, one.hashes, strict=True):
+            text[span.start : span.end] = array("i", [ids["segment", name]]) * (span.end - span.start)
+        yield replace(request, text=text.tobytes())
+
+
+class Recordings(Reader):
     """Requests in the order in which they came, which is not that in which they ended."""
 
     block_tokens = 0  # as the first line says
-    interleaved = False
 
     def __init__(self, tokens: Tokens) -> None:
+        super().__init__(tokens)
         self._torn = False
         self._page = 0
 

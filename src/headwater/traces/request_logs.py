@@ -13,7 +13,7 @@ from typing import Any
 
 from headwater.request import Boundaries
 from headwater.traces.chat import Chat, text_of
-from headwater.traces.reader import has, seconds
+from headwater.traces.reader import Reader, has, seconds
 from headwater.traces.request import TOKEN_BYTES, Request
 from headwater.traces.segments import documents_of, encoded, fidelity_of, pieces_of_prompt
 from headwater.traces.shared_text import Prompt, SharedTexts
@@ -25,14 +25,13 @@ ANSWERS = ("response", "completion")
 SESSIONS = ("session", "session_id", "conversation_id")
 
 
-class RequestLogs:
+class RequestLogs(Reader):
     """What is generated is known where the answer was logged; where only its length was, that."""
 
-    block_tokens = 1
     interleaved = True
 
     def __init__(self, tokens: Tokens) -> None:
-        self._tokens = Remembered(tokens)
+        super().__init__(Remembered(tokens))
         self._unknown = 0
 
     @staticmethod

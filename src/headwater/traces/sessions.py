@@ -1,9 +1,4 @@
-"""Sessions with their messages, one a line: of agents, with calls and times, and of chats.
-
-`messages` and `calls` [n, ...]: call i asked for messages[:n_i] and was answered by messages[n_i], `t`[i] seconds after
-`t0`. `branches` [{`at`, `messages`, `reply`}] are requests that fork off messages[:at]. Without `calls`, messages that
-end with the assistant's are a chat: each assistant's message answers what comes before it.
-"""
+"""Sessions with their messages: of agents, with calls and times, and of chats."""
 
 from __future__ import annotations
 
@@ -11,20 +6,25 @@ from collections.abc import Iterator
 from typing import Any
 
 from headwater.traces.chat import Chat
-from headwater.traces.reader import finite, has
+from headwater.traces.reader import Reader, finite, has
 from headwater.traces.request import Request
 from headwater.traces.source import Source
 from headwater.traces.tokens import Tokens
 
+ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant"}
+ROLES |= {"bard": "assistant", "assistant": "assistant", "system": "system", "tool": "tool"}
 
-class Sessions:
-    """A session's requests share one text."""
 
-    block_tokens = 1
-    interleaved = False
+class Sessions(Reader):
+    """Sessions, one a line. A session's requests share one text.
+
+    `messages` and `calls` [n, ...]: call i has messages[:n_i] as its prompt and messages[n_i] as its answer, `t`[i]
+    seconds after `t0`. `branches` [{`at`, `messages`, `reply`}] are requests that fork off messages[:at]. Without
+    `calls`, messages that end with the assistant's are a chat: each assistant's message answers those before it.
+    """
 
     def __init__(self, tokens: Tokens) -> None:
-        self._tokens = tokens
+        super().__init__(tokens)
         self._prompt_tokens = self._logged_tokens = 0
 
     @staticmethod
@@ -70,6 +70,42 @@ class Sessions:
         prompt = [*messages[: fork["at"]], *fork["messages"]]
         chat = Chat(self._tokens, [*prompt, {"role": "assistant", "content": fork["reply"]}])
         return chat.request(name, chat.text(), len(prompt))
+
+
+class ShareGpt(Reader):
+    """ShareGPT's JSON: an array of {"id", "conversations": [{"from": "human" | "gpt" | "system", "value"}]}.
+
+    Each answer that follows another message is a request's.
+    """
+
+    def __init__(self, tokens: Tokens) -> None:
+        super().__init__(tokens)
+        self._unanswered = 0
+
+    @staticmethod
+    def matches(first: Any) -> bool:
+        return has(first, "conversations")
+
+    def requests(self, source: Source) -> Iterator[Request]:
+        for number, record in enumerate(source.records(), 1):
+            messages = [{"role": _role(turn["from"]), "content": turn["value"]} for turn in record["conversations"]]
+            replies = _replies(messages)
+            if not replies:
+                self._unanswered += 1
+                continue
+            chat = Chat(self._tokens, messages)
+            text, name = chat.text(), f"{record.get('id', '')} {number}".strip()  # ids are not unique in these files
+            for reply in replies:
+                yield chat.request(name, text, reply)
+
+    def notes(self) -> tuple[str, ...]:
+        return (f"{self._unanswered:,} conversations without an answer are left out",) if self._unanswered else ()
+
+
+def _role(name: str) -> str:
+    if name not in ROLES:
+        raise ValueError(f"from is {name!r}, must be one of {', '.join(ROLES)}")
+    return ROLES[name]
 
 
 def _replies(messages: list[Any]) -> list[int]:

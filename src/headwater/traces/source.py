@@ -1,4 +1,4 @@
-"""A recorded file, read as a stream: plain, gzip or zstd, JSON lines or one JSON array."""
+"""Recorded files: found by name, and read as a stream: plain, gzip or zstd, JSON lines or one JSON array."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import gzip
 import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -16,15 +16,59 @@ import zstandard
 from headwater.errors import TraceError
 
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"  # RFC 1952, section 2.3.1; RFC 8878, section 3.1.1
-# what a record leads to that has not what it should
+# raised by reading a malformed record
 MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError)
 CHUNK = 1 << 20  # bytes read at once
+ENDINGS = {".jsonl", ".json", ".csv", ".trace"}  # of traces in a folder, .zst or .gz aside
 ARRAY_OF_OBJECTS = re.compile(rb"\s*\[\s*\{")
 BETWEEN = re.compile(r"[\s,]*")
 
 
+def find(path: Path, data: Path | None = None) -> Path:
+    """Return the file of that name, also below `data`, also without its endings, or the only trace of a folder.
+
+    Raises TraceError if there is none, or more than one.
+    """
+    for candidate in (path, *([data / path] if data is not None else ())):
+        found = _files(candidate)
+        if len(found) == 1:
+            return found[0]
+        if found:
+            names = ", ".join(sorted(stem(file) for file in found))
+            raise TraceError(f"{candidate} is {len(found)} files, must be one of {names}")
+    raise TraceError(f"{path} is no file{'' if data is None else f', nor is there one below {data}'}")
+
+
+def stem(path: Path) -> str:
+    """Return the name without any endings."""
+    return path.name.partition(".")[0]
+
+
+def name_of(path: Path) -> str:
+    """Return the path as the user wrote it, without endings; of a path from elsewhere, its last part."""
+    far = path.is_absolute() or ".." in path.parts
+    return stem(path) if far else (path.parent / stem(path)).as_posix()
+
+
+def _files(path: Path) -> list[Path]:
+    """Return the file itself, or a folder's traces, or the trace of that name, or the traces that begin with it."""
+    if path.is_file():
+        return [path]
+    if path.is_dir():
+        return _traces(path, lambda name: True)
+    if not path.parent.is_dir():
+        return []
+    exact = _traces(path.parent, lambda name: name == path.name)
+    return exact or _traces(path.parent, lambda name: name.startswith(path.name))
+
+
+def _traces(folder: Path, wanted: Callable[[str], bool]) -> list[Path]:
+    files = (file for file in sorted(folder.iterdir()) if file.is_file())
+    return [file for file in files if wanted(stem(file)) and ENDINGS & set(file.suffixes)]
+
+
 def open_bytes(path: Path) -> BinaryIO:
-    """The file's bytes, unpacked. Its first bytes tell what it is packed with."""
+    """Open a file and decompress it, by the format that its first bytes show."""
     file = path.open("rb")
     magic = file.read(4)
     file.seek(0)
@@ -39,14 +83,14 @@ def open_bytes(path: Path) -> BinaryIO:
 
 
 class Source:
-    """The records of one file. `place` tells which of them was given out last, for errors."""
+    """Records of one file. `place` names the last one that was read, for errors."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.place = "line 1"
 
     def lines(self) -> Iterator[bytes]:
-        """Lines that are not empty."""
+        """Yield the lines that are not empty."""
         with open_bytes(self.path) as file:
             for number, line in enumerate(self._readable(iter(file)), 1):
                 self.place = f"line {number:,}"
@@ -54,7 +98,7 @@ class Source:
                     yield line
 
     def records(self) -> Iterator[Any]:
-        """The JSON value of each line, or each element of the one array that the file is."""
+        """Yield the JSON value of each line, or each element if the file is one JSON array."""
         with open_bytes(self.path) as file:
             head = next(self._readable(iter(lambda: file.read(4096), b"")), b"")
         if ARRAY_OF_OBJECTS.match(head):
@@ -63,17 +107,18 @@ class Source:
             yield from map(self.parsed, self.lines())
 
     def parsed(self, line: bytes) -> Any:
-        """A line's value. Raises TraceError where it is no JSON."""
+        """Return a line's value. Raises TraceError if it is not JSON."""
         try:
             return json.loads(line)
         except ValueError as error:
             raise self.error(f"no JSON: {error}") from error
 
     def error(self, what: str) -> TraceError:
+        """Return an error that names the file and the place."""
         return TraceError(f"{self.path}, {self.place}: {what}")
 
     def malformed(self, error: Exception) -> TraceError:
-        """The place, and what one of MALFORMED says of it."""
+        """Return an error for one of MALFORMED."""
         what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         return self.error(f"no request that is known: {what}")
 
@@ -84,7 +129,7 @@ class Source:
             raise TraceError(f"{self.path}, after {self.place}: cannot be unpacked: {error}") from error
 
     def _elements(self) -> Iterator[Any]:
-        """The elements of an array; no more than one of them is held, or a chunk of the file if that is longer."""
+        """Yield the elements of an array; memory holds one of them, or a chunk of the file if that is longer."""
         decoder = json.JSONDecoder()
         with open_bytes(self.path) as file:
             chunks = codecs.iterdecode(self._readable(iter(lambda: file.read(CHUNK), b"")), "utf-8", "replace")

@@ -11,22 +11,17 @@ from array import array
 from collections.abc import Iterator
 from typing import Any
 
-from headwater.traces.reader import has, seconds
+from headwater.traces.reader import Reader, has, seconds
 from headwater.traces.request import Request
 from headwater.traces.segments import fidelity_of, spans_of
 from headwater.traces.shared_text import Prompt, SharedTexts
 from headwater.traces.source import Source
-from headwater.traces.tokens import Tokens
 
 INPUTS = ("input", "prompt_token_ids", "prompt")
 
 
-class TokenLists:
-    block_tokens = 1
+class TokenLists(Reader):
     interleaved = True
-
-    def __init__(self, tokens: Tokens) -> None:
-        pass  # there is nothing to tokenise
 
     @staticmethod
     def matches(first: Any) -> bool:
@@ -46,6 +41,3 @@ class TokenLists:
             known = Prompt(prompt.tobytes(), segments=spans_of(record, len(prompt)), fidelity=fidelity_of(record))
             texts.add(session, known, output.tobytes(), seconds(record))
         yield from texts.requests()
-
-    def notes(self) -> tuple[str, ...]:
-        return ()

@@ -1,0 +1,74 @@
+"""Questions about texts: about one long document each, or about passages that were retrieved for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from headwater.traces.chat import Chat
+from headwater.traces.reader import Reader, has
+from headwater.traces.request import Request
+from headwater.traces.segments import Piece, document_text
+from headwater.traces.source import Source
+from headwater.traces.tokens import Remembered, Tokens
+
+
+class Passages(Reader):
+    """Questions with retrieved passages, one a line: `question`, `passages` [{`title`, `text`}].
+
+    Each question is a session. Its prompt has the passages as segments, in their order, and the question after them.
+    The first of `answers` is the generated text.
+    """
+
+    def __init__(self, tokens: Tokens) -> None:
+        super().__init__(Remembered(tokens))
+        self._seen: set[str] = set()
+        self._count = 0
+
+    @staticmethod
+    def matches(first: Any) -> bool:
+        return has(first, "question", "passages")
+
+    def requests(self, source: Source) -> Iterator[Request]:
+        for number, record in enumerate(source.records(), 1):
+            texts = texts_of(record)
+            self._count += len(texts)
+            self._seen.update(texts)
+            chat = Chat(self._tokens)
+            chat.say({"role": "user", "content": record["question"]}, [Piece(text, True) for text in texts])
+            chat.say({"role": "assistant", "content": (record.get("answers") or [""])[0]})
+            yield chat.request(f"{record.get('id', '')} {number}".strip(), chat.text(), 1)
+
+    def notes(self) -> tuple[str, ...]:
+        return (f"{self._count:,} passages, {len(self._seen):,} of them different",)
+
+
+class Stories(Reader):
+    """Long documents with questions, one document a line: `text` and `questions` [{`question`, `answers`}] (SQuALITY).
+
+    A document is a session: each question is put to the document alone, without the questions before. The first of
+    `answers` is the generated text.
+    """
+
+    @staticmethod
+    def matches(first: Any) -> bool:
+        return has(first, "text", "questions") and bool(first["questions"])
+
+    def requests(self, source: Source) -> Iterator[Request]:
+        for number, record in enumerate(source.records(), 1):
+            document = self._tokens.of(record["text"])
+            for question in record["questions"]:
+                chat = Chat(self._tokens)
+                chat.add("user", document + self._tokens.of(f"\n\n{question['question']}"))
+                chat.add("assistant", self._tokens.of((question.get("answers") or [""])[0]))
+                yield chat.request(str(record.get("id", number)), chat.text(), 1)
+
+    def notes(self) -> tuple[str, ...]:
+        return ("a question is asked of its document alone, without those before",)
+
+
+def texts_of(record: Any) -> list[str]:
+    """Return the passages of a record, or its one document, as a prompt contains them."""
+    if "passages" in record:
+        return [document_text(passage["text"], passage.get("title")) for passage in record["passages"]]
+    return [document_text(record["text"], record.get("title"))]
