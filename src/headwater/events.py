@@ -1,4 +1,4 @@
-"""Events of a request, from the engine to whoever submitted it."""
+"""Events of a request, from the engine to its submitter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """One generated token. `text` is what may be shown now: whole characters, nothing that may begin a stop string."""
+    """One generated token. `text` has complete characters only, and no possible beginning of a stop string."""
 
     token: int
     text: str
@@ -25,9 +25,9 @@ class TokenEvent:
 
 @dataclass(frozen=True, slots=True)
 class PromptEvent:
-    """The prompt's tokens with their log probabilities, before the first token; told where they were asked for.
+    """The prompt's tokens with their log probabilities, if requested; sent before the first token.
 
-    The first has none, nothing being before it. Texts are left empty.
+    The first prompt token has no log probability. Texts are empty.
     """
 
     tokens: tuple[TokenEvent, ...]
@@ -36,11 +36,11 @@ class PromptEvent:
 @dataclass(frozen=True, slots=True)
 class FinishedEvent:
     finish_reason: str  # "stop" | "length"
-    text: str  # what was held back and may be shown after all
+    text: str  # text held back so far
     account: CacheAccount
     output_tokens: int
-    stop: str | int | None = None  # the stop string or token that ended it
-    queued_seconds: float | None = None  # from its submission until its first leg ran; None: not told
+    stop: str | int | None = None  # the stop string or token that ended the answer
+    queued_seconds: float | None = None  # from submission until the first leg ran; None: unknown
 
 
 @dataclass(frozen=True, slots=True)

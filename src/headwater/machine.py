@@ -12,7 +12,7 @@ from pathlib import Path
 CPU_FEATURES = ("avx2", "avx512f", "avx512bw", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16")
 CPUINFO = Path("/proc/cpuinfo")
 NATIVE_BFLOAT16 = {"avx512_bf16", "amx_bf16"}
-# What ONEDNN_MAX_CPU_ISA and ATEN_CPU_CAPABILITY hide from the libraries that read them.
+# Features hidden by ONEDNN_MAX_CPU_ISA and ATEN_CPU_CAPABILITY from the libraries that read them.
 HIDDEN_BY_ONEDNN = {
     **dict.fromkeys(("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2"), ("avx512", "amx")),
     **dict.fromkeys(("AVX512_CORE", "AVX512_CORE_VNNI"), ("avx512_bf16", "avx512_fp16", "amx")),
@@ -31,7 +31,7 @@ class Cpu:
 
     @property
     def native_bfloat16(self) -> bool:
-        """Whether it multiplies bfloat16 faster than float32 (AVX512-BF16 or AMX)."""
+        """True if the processor multiplies bfloat16 faster than float32 (AVX512-BF16 or AMX)."""
         return not NATIVE_BFLOAT16.isdisjoint(self.features)
 
     @property

@@ -12,8 +12,8 @@ class Boundaries:
 
     system_end: int | None = None  # one past system prompt and tools
     query_start: int | None = None  # first token of the last real user query
-    query_end: int | None = None  # one past the last real user query: what the next turn keeps
-    extra: tuple[int, ...] = ()  # asked for by the client
+    query_end: int | None = None  # one past the last real user query: the next turn keeps the prompt up to here
+    extra: tuple[int, ...] = ()  # requested by the client
 
     @property
     def known(self) -> bool:
@@ -22,7 +22,7 @@ class Boundaries:
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What an output must be: every token that could not lead there is ruled out before sampling."""
+    """Constraint on an output: before sampling, tokens that violate it are masked."""
 
     kind: str  # "json_schema" (a schema's JSON), "regex", or "lark" (a grammar in llguidance's dialect of Lark)
     source: str
@@ -30,9 +30,9 @@ class Constraint:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to choose tokens. temperature 0 is greedy; top_k 0, top_p 1, min_p 0 and penalties 1, 0, 0 are off.
+    """Sampling parameters. temperature 0 is greedy; top_k 0, top_p 1, min_p 0 and penalties 1, 0, 0 are off.
 
-    With max_tokens 0 none are chosen: a prompt is scored.
+    With max_tokens 0 no token is generated: the prompt is scored.
     """
 
     max_tokens: int = 16
@@ -47,11 +47,11 @@ class SamplingParams:
     logprobs: int | None = None  # None: none; k: the chosen token's and the k most likely
     repetition_penalty: float = 1.0  # of tokens in the prompt or the output (Keskar et al. 2019, section 4.1)
     presence_penalty: float = 0.0  # subtracted from the logits of tokens in the output, as OpenAI does
-    frequency_penalty: float = 0.0  # likewise, times the number of times each is there
+    frequency_penalty: float = 0.0  # the same, times the number of occurrences
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token, added to its logit)
-    prompt_logprobs: int | None = None  # likewise of each token of the prompt, which is then computed as a whole
+    prompt_logprobs: int | None = None  # the same for each prompt token; the prompt is then computed whole
     constraint: Constraint | None = None
-    shown_tokens: tuple[int, ...] = ()  # special tokens whose text is shown all the same
+    shown_tokens: tuple[int, ...] = ()  # special tokens whose text is part of the answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,31 +63,31 @@ class Span:
 
 
 class Fidelity(StrEnum):
-    """How much of a prompt made of segments is computed anew."""
+    """Amount of a composed prompt that is recomputed."""
 
     FAST = "fast"  # the seams alone, eight tokens on each side (HYPIC, section 4.3)
-    BALANCED = "balanced"  # and a few segments that are asked about, whole
+    BALANCED = "balanced"  # and a few segments relevant to the question, whole
     HIGH = "high"  # and more of them, with wider seams
-    NAIVE = "naive"  # for studies, as all that follow: states are added, nothing is computed anew (section 3.1)
-    W0 = "w0"  # no seams, but what warms a convolution up (section 4.2)
+    NAIVE = "naive"  # baseline, as all below: states are added, nothing is recomputed (section 3.1)
+    W0 = "w0"  # no seams, only the first inputs of a convolution (section 4.2)
     W4 = "w4"  # seams of four tokens
     W16 = "w16"
     W32 = "w32"
 
 
 class SegmentEviction(StrEnum):
-    """Which unpinned segment goes first."""
+    """Order of eviction among unpinned segments."""
 
-    LRU = "lru"  # the one whose last use is longest ago
-    COST = "cost"  # the one that saved least a page: GDSF (Cherkasova 1998), with FLOPs of its prefill as the cost
+    LRU = "lru"  # least recently used first
+    COST = "cost"  # least saved FLOPs per page first: GDSF (Cherkasova 1998), with prefill FLOPs as the cost
 
 
 class Healing(StrEnum):
-    """When the exact states are computed of what was answered from composed ones."""
+    """Time of healing: exact recomputation of sessions that were answered from composed states."""
 
     OFF = "off"  # never
-    IDLE = "idle"  # while nothing else runs
-    ALWAYS = "always"  # behind running requests, too, in what they leave of a step
+    IDLE = "idle"  # while no request runs
+    ALWAYS = "always"  # also beside running requests, in the unused part of their steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,5 +100,5 @@ class Generation:
     boundaries: Boundaries = field(default_factory=Boundaries)
     keep_output: bool = True  # False: the next turn's template will strip the output, so none of it is cached
     deadline: float | None = None  # seconds from its submission until it fails with DeadlineExceeded; None: never
-    segments: tuple[Span, ...] = ()  # of the prompt, ascending and disjoint; none: the answer is to be exact
-    fidelity: Fidelity = Fidelity.BALANCED  # where there are segments
+    segments: tuple[Span, ...] = ()  # of the prompt, ascending and disjoint; empty: exact answer
+    fidelity: Fidelity = Fidelity.BALANCED  # used if there are segments

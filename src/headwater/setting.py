@@ -1,4 +1,4 @@
-"""What a setting is: its name, kind, group and help, from which flags, environment, files and documents are made."""
+"""Settings as values: name, kind, group and help, from which flags, variables, files and docs are made."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MASK = "***"  # shown in place of a secret
 
 
 class SettingError(ConfigError):
-    """A setting that cannot be: `name` is `shown`, `must`. `origin` says where it was set, once that is known."""
+    """Invalid setting: `name` is `shown`, `must`. `origin` is the source of its value, if known."""
 
     def __init__(self, name: str, shown: str, must: str, origin: str = "") -> None:
         super().__init__(f"{name} is {shown}{f' (from {origin})' if origin else ''}, {must}")
@@ -31,11 +31,11 @@ class SettingError(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How values of one kind are written. `parse` raises ValueError, or ConfigError, for what it cannot read."""
+    """Syntax of one kind of value. `parse` raises ValueError, or ConfigError, for an invalid text."""
 
     metavar: str
     parse: Callable[[str], Any]
-    natives: tuple[type, ...]  # what a TOML file may hold in place of text
+    natives: tuple[type, ...]  # types of TOML values accepted besides text
     must: str
     show: Callable[[Any], str] = str
 
@@ -75,7 +75,7 @@ def _parse_names(text: str) -> tuple[str, ...]:
 def _parse_path(text: str) -> Path:
     try:
         return Path(text).expanduser()
-    except RuntimeError as error:  # ~ of a user that there is not
+    except RuntimeError as error:  # ~ of an unknown user
         raise ValueError(text) from error
 
 
@@ -91,13 +91,13 @@ NAMES = Kind("A,B,...", _parse_names, (list,), "must be names with commas betwee
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting of a server, as flags, environment, files and documents know it."""
+    """One setting of a server, with its flag, variable, TOML key and row of the docs."""
 
     group: str
     help: str
     kind: Kind
     choices: tuple[str, ...] = ()
-    unset: str = ""  # what its absence means; "": it has a value always
+    unset: str = ""  # meaning of None, shown as the default; "": the setting always has a value
     secret: bool = False
     name: str = ""
     default: Any = None
@@ -111,7 +111,7 @@ class Setting:
         return "HEADWATER_" + self.name.upper()
 
     def read(self, given: object) -> Any:
-        """The value of a text, or of what a TOML file holds. Raises SettingError where it is neither."""
+        """Parse a text or check a TOML value. Raises SettingError if it is invalid."""
         shown = MASK if self.secret else repr(given)
         try:
             if isinstance(given, str):
@@ -125,7 +125,7 @@ class Setting:
         return given
 
     def show(self, value: Any) -> str:
-        """A text that `read` takes for `value`; not of a secret."""
+        """Return a text that `read` parses back to `value`; a mask for a secret."""
         if value is None:
             return self.unset
         return MASK if self.secret else self.kind.show(value)

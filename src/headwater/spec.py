@@ -1,4 +1,4 @@
-"""What a model costs: the only place that knows sizes, in bytes and FLOPs. No torch."""
+"""Costs of a model, in bytes and FLOPs: all sizes are computed here and in `layers/`. No torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PREFIXES = ("model.", "model.language_model.", "language_model.model.", "")  # o
 
 @dataclass(frozen=True, slots=True)
 class StatePart:
-    """One tensor of a checkpoint: what one layer must remember of all tokens before."""
+    """One tensor of a checkpoint: a layer's state after all earlier tokens."""
 
     layer: int
     name: str  # "recurrent", "conv", …
@@ -36,7 +36,7 @@ class StatePart:
 
 @dataclass(frozen=True, slots=True)
 class StateLayout:
-    """Where each layer's states stand in a checkpoint: one flat run of bytes."""
+    """Layout of all layers' states in a checkpoint, one contiguous array of bytes."""
 
     parts: tuple[StatePart, ...]
     bytes: int
@@ -53,7 +53,7 @@ class StateLayout:
 
     @property
     def conv_taps(self) -> int:
-        """Of the widest convolution before a recurrence; 1 where there is none."""
+        """Taps of the widest convolution before a recurrence; 1 if there is none."""
         return 1 + max((part.shape[-1] for part in self.parts if part.name == "conv"), default=0)
 
     def part(self, layer: int, name: str) -> StatePart:
@@ -66,13 +66,13 @@ class StateLayout:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A layer of a model, and where a checkpoint keeps its tensors."""
+    """A layer of a model, and the names of its tensors in a checkpoint."""
 
     layer: Layer
-    at: str  # what their names begin with, below the text model: "layers.0.self_attn"
+    at: str  # prefix of the tensors' names within the text model: "layers.0.self_attn"
     names: tuple[tuple[str, str], ...] = ()  # (ours, the checkpoint's) for the parts of names that differ
-    in_scale: float = 1.0  # what it takes is multiplied by this
-    out_scale: float = 1.0  # and what it gives by this
+    in_scale: float = 1.0  # factor of the layer's input
+    out_scale: float = 1.0  # factor of the layer's output
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +80,15 @@ class Block:
     """x ← keep · x + scale · Σ parts(norm(x)): one step of the residual stream."""
 
     norm: str  # name of the norm's weight: "layers.0.input_layernorm.weight"
-    parts: tuple[Part, ...]  # they all see the same, and are added up in this order
+    parts: tuple[Part, ...]  # all have the same input; their outputs are added in this order
     keep: float = 1.0
     scale: float = 1.0
-    keeps_normed: bool = False  # keep · norm(x) in the place of keep · x (MiniMax)
+    keeps_normed: bool = False  # keep · norm(x) instead of keep · x (MiniMax)
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """What a checkpoint's config.json says of a text model, whatever its family."""
+    """Architecture of a text model of any family, read from a checkpoint's config.json."""
 
     model_type: str
     vocab_size: int
@@ -96,27 +96,27 @@ class Architecture:
     blocks: tuple[Block, ...]
     max_length: int  # tokens
     norm_eps: float
-    norm_offset: float = 0.0  # what is added to the weights of norms: some checkpoints keep them around zero
+    norm_offset: float = 0.0  # added to the weights of norms: some checkpoints store them centred at zero
     tied: bool = False  # the head's weight is the embedding's
     embedding: str = "embed_tokens.weight"
     final_norm: str = "norm.weight"
     head: str = "lm_head.weight"
-    prefixes: tuple[str, ...] = PREFIXES  # one of them stands before all names but the head's
+    prefixes: tuple[str, ...] = PREFIXES  # one of them precedes all names except the head's
     embedding_scale: float = 1.0
     logits_scale: float = 1.0
-    float32_residual: bool = False  # the residual stream is kept in float32, whatever the layers compute in
+    float32_residual: bool = False  # the residual stream is float32, independent of the layers' dtype
 
 
 @dataclass(frozen=True)
 class ModelSpec(Architecture):
-    """An architecture in the dtype and the pages that it is served in, and what follows from them."""
+    """An architecture with its serving dtype and page size, and the costs that follow from them."""
 
     dtype_name: str = "float32"
     page_size: int = 64  # tokens a page
 
     @classmethod
     def of(cls, architecture: Architecture, dtype: str, page_size: int = 64) -> ModelSpec:
-        """Raises CheckpointError for a page size that is no multiple of 64, or a dtype that is none of ours."""
+        """Build a spec. Raises CheckpointError for a page size that is not a multiple of 64, or an unknown dtype."""
         if page_size <= 0 or page_size % 64:
             raise CheckpointError(f"page size is {page_size}, must be a multiple of 64")
         if dtype not in BYTES_OF_DTYPE:
@@ -125,7 +125,7 @@ class ModelSpec(Architecture):
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
-        """All layers in the order of work. A layer's index here is its number in state memory and arena."""
+        """All layers in the order of computation. A layer's index here is its number in state memory and arena."""
         return tuple(part for block in self.blocks for part in block.parts)
 
     @cached_property
@@ -134,7 +134,7 @@ class ModelSpec(Architecture):
 
     @cached_property
     def state(self) -> StateLayout:
-        """Where a checkpoint's parts stand."""
+        """Layout of a checkpoint's parts."""
         return StateLayout.of(
             [
                 (i, name, shape, "float32" if name == "recurrent" else self.dtype_name)
@@ -145,7 +145,7 @@ class ModelSpec(Architecture):
 
     @cached_property
     def transition(self) -> StateLayout:
-        """Where the transitions of all recurrent layers stand, one after the other."""
+        """Layout of the transitions of all recurrent layers, one after the other."""
         return StateLayout.of(
             [
                 (i, "transition", layer.transition, "float32")
@@ -156,12 +156,12 @@ class ModelSpec(Architecture):
 
     @property
     def conv_taps(self) -> int:
-        """Of the widest convolution before a recurrence; 1 where there is none."""
+        """Taps of the widest convolution before a recurrence; 1 if there is none."""
         return self.state.conv_taps
 
     @cached_property
     def attention_layers(self) -> tuple[int, ...]:
-        """Those that keep something of each token in the arena."""
+        """Indices of the layers that store keys, values or latents per token in the arena."""
         return tuple(i for i, layer in enumerate(self.layers) if layer.kv_widths)
 
     @property
@@ -170,7 +170,7 @@ class ModelSpec(Architecture):
 
     @cached_property
     def routes(self) -> bool:
-        """Whether rows choose experts."""
+        """True if the model has layers with routed experts."""
         return any(isinstance(layer, Experts) for layer in self.layers)
 
     @property
@@ -184,7 +184,7 @@ class ModelSpec(Architecture):
 
     @property
     def page_bytes(self) -> int:
-        """KV of one page over all attention layers, rounded up to 512; 64 KiB where there is none."""
+        """KV of one page over all attention layers, rounded up to 512 bytes; 64 KiB if the model has none."""
         kv_bytes = self.kv_bytes_per_token * self.page_size
         return -(-kv_bytes // PAGE_ALIGN) * PAGE_ALIGN if kv_bytes else PAGE_BYTES_WITHOUT_KV
 
@@ -212,13 +212,13 @@ class ModelSpec(Architecture):
 
     @property
     def resumable(self) -> str:
-        """Where work can resume: at every page of a model without recurrent layers, else at checkpoints."""
+        """Possible resume positions: "every_page" for a model without recurrent layers, else "checkpoints"."""
         return "checkpoints" if self.state.parts else "every_page"
 
     def layout(self, memory_bytes: int, state_fraction: float | None = None) -> CacheLayout:
-        """What `memory_bytes` hold. A `state_fraction` makes it two static pools, else there is one.
+        """Return the page layout of `memory_bytes`: two static pools with a `state_fraction`, else one.
 
-        Raises ConfigError where the memory holds no page.
+        Raises ConfigError if the memory is smaller than a page.
         """
         n_pages = memory_bytes // self.page_bytes
         if n_pages < 1:

@@ -1,4 +1,4 @@
-"""What a model is made of, as shapes and costs: one class a kind of layer. No torch.
+"""Shapes and costs of layers, one class for each kind. No torch.
 
 `mixers` computes what stands here; a checkpoint's family (`models/families`) says which of them follow each other.
 """

@@ -55,7 +55,7 @@ class GroupedAttention(Layer):
         return (self.kv_heads * self.head_dim,) * 2
 
     def kv_elements(self, tensor_parallel: int) -> int:
-        """Where there are fewer KV heads than devices, each device keeps a whole one."""
+        """Return KV elements per token over all devices; with fewer KV heads than devices, each stores a whole head."""
         few, many = sorted((self.kv_heads, tensor_parallel))
         if many % few or self.heads % tensor_parallel:
             raise ConfigError(

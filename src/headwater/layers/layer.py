@@ -1,4 +1,4 @@
-"""What every kind of layer says of itself."""
+"""Protocol of layers: tensors, FLOPs, KV and states."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Layer(ABC):
 
     @property
     def composes(self) -> bool:
-        """Whether it is known how what it keeps of a segment is used at any position."""
+        """True if the stored tensors of a segment can be reused at any position."""
         return True
 
     @property
@@ -79,5 +79,5 @@ class Layer(ABC):
 
 
 def is_product(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether that tensor is the weight of a product (a convolution's has three dimensions, too, and is none)."""
+    """Return whether a tensor is the weight of a product; a convolution's, with three dimensions, is not."""
     return len(shape) >= 2 and name.endswith("weight") and "conv" not in name

@@ -37,7 +37,7 @@ class Mamba2(Layer):
 
     @property
     def channels(self) -> int:
-        """What the convolution runs over: x, B and C."""
+        """Channels of the convolution: x, B and C."""
         return self.inner + 2 * self.groups * self.state
 
     def tensors(self) -> Shapes:

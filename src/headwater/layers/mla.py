@@ -13,7 +13,7 @@ from headwater.plan import PrefillFlops
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention(Layer):
-    """What is cached is one latent row and one key part that all heads share.
+    """Multi-head latent attention (MLA): caches one latent row and one key part shared by all heads.
 
     FLOPs are those of prefill, with keys and values taken from the latent row once a token.
     """

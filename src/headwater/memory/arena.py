@@ -47,7 +47,7 @@ class Arena:
             pages.view(self.n_pages, self.page_size, flat_WX.shape[1])[page_W, offset_W] = flat_WX
 
     def read(self, layer: int, table_P: torch.Tensor, start: int, end: int) -> tuple[torch.Tensor, ...]:
-        """What a layer keeps of a sequence's tokens [start, end), [end − start, width] each: a copy."""
+        """Return a copy of a layer's stored tensors of tokens [start, end), each [end − start, width]."""
         first, last = start // self.page_size, -(-end // self.page_size)
         at = slice(start - first * self.page_size, end - first * self.page_size)
         return tuple(
@@ -56,13 +56,13 @@ class Arena:
         )
 
     def pages_of(self, layer: int) -> tuple[torch.Tensor, ...]:
-        """All pages of what a layer keeps, [pages, page_size · width] each; they share memory, and are strided."""
+        """Return all pages of a layer's stored tensors, each [pages, page_size · width]: strided views."""
         return self._layers[layer]
 
     def gather(self, layer: int, table_P: torch.Tensor, length: int) -> tuple[torch.Tensor, ...]:
-        """What a layer keeps of a sequence's first `length` tokens, [K, width] each, K rounded up to 512.
+        """Return a layer's stored tensors of the first `length` tokens, each [K, width], K rounded up to 512.
 
-        They are views of scratch, valid until the next call. Rows from `length` on are zeros, whatever the pages hold
+        The results are views of scratch, valid until the next call. Rows from `length` on are zeros, whatever the pages hold
         there: they get masked, and a mask does not hide a NaN.
         """
         pages = self._layers[layer]
@@ -71,7 +71,7 @@ class Arena:
         )
 
     def gather_batch(self, layer: int, table_BP: torch.Tensor, unused_T: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """What a layer keeps of several sequences, [B, P · page size, width] each: views of scratch, as above.
+        """Return a layer's stored tensors of several sequences, each [B, P · page size, width]: views of scratch.
 
         Tokens of `unused_T`, counted over all of B · P pages, are zeros.
         """

@@ -1,4 +1,4 @@
-"""What is stored of a segment beside its KV, as the tensors that a step takes.
+"""Stored states and transitions of segments, as the tensors that a step takes.
 
 B bytes, P pages of the arena.
 """
@@ -41,7 +41,7 @@ class LaidOut:
 
 @dataclass(frozen=True)
 class Segment:
-    """What is stored of a segment's interior: zero-start states with the convolutions' last inputs, and transitions.
+    """Stored interior of a segment: zero-start states with the convolutions' last inputs, and transitions.
 
     Of layers with a window it is what their rings hold after the interior, computed as if the segment began at
     position 0.

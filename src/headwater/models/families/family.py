@@ -1,4 +1,4 @@
-"""What a family of checkpoints says: how its config.json is read. No torch."""
+"""Family of checkpoints: the reader of its config.json, and the configurations that it refuses. No torch."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from headwater.spec import Architecture
 
 @dataclass(frozen=True)
 class Refusal:
-    """A part that the model code does not have, and what is said to a config.json that asks for it."""
+    """Unsupported part of a model, and the error for a config.json that has it."""
 
-    part: str  # as people call it: "biases of attention"
-    keys: dict[str, Any]  # what such a config.json has
-    error: str  # part of what it is refused with
+    part: str  # in plain words: "biases of attention"
+    keys: dict[str, Any]  # keys of such a config.json
+    error: str  # part of the error text
 
 
 @dataclass(frozen=True)
 class Family:
-    """One way to configure and store models; nothing but its own file knows it."""
+    """Family of models with one configuration format; only the family's own file depends on it."""
 
-    name: str  # as people call it
-    model_types: tuple[str, ...]  # of its text models' config.json
-    read: Callable[[ConfigKeys], Architecture]  # raises CheckpointError that names the key it does not take
-    oracle: str = ""  # what tests compare logits with
-    profile: str = ""  # the lab's profile that docs/families.md gives its sizes of
-    refuses: tuple[Refusal, ...] = ()  # beside what all families refuse
+    name: str  # display name
+    model_types: tuple[str, ...]  # `model_type` of its text models' config.json
+    read: Callable[[ConfigKeys], Architecture]  # raises CheckpointError that names an unsupported key
+    oracle: str = ""  # implementation with which tests compare logits
+    profile: str = ""  # lab profile whose sizes docs/families.md shows
+    refuses: tuple[Refusal, ...] = ()  # in addition to the refusals of all families
 
 
 def only(part: str, key: str, asked: Any, taken: Any) -> Refusal:
-    """Of a key that has one value only."""
+    """Return the refusal of all values of a key except the one that is supported."""
     return Refusal(part, {key: asked}, f"key {key!r} is {asked!r}, only {taken!r} is supported")

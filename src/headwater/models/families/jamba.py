@@ -42,7 +42,7 @@ def _norm_eps(keys: ConfigKeys) -> float:
 
 
 def _every(keys: ConfigKeys, kind: str, period: int, offset: int) -> range:
-    """Which layers are of that kind: one in `…_period`, from `…_offset` on."""
+    """Return the layers of a kind: one in `…_period`, from `…_offset` on."""
     period, offset = keys.positive(f"{kind}_period", period), keys.integer(f"{kind}_offset", offset)
     if not 0 <= offset < period:
         raise CheckpointError(f"config.json: key '{kind}_offset' is {offset}, must be below '{kind}_period', {period}")

@@ -25,7 +25,7 @@ EXPERT_NAMES = {"expert.gate_proj": "w1", "expert.up_proj": "w3", "expert.down_p
 
 @dataclass(frozen=True)
 class Dialect:
-    """What the two kinds of config.json, and the codes that read them, differ in."""
+    """Differences between the two kinds of config.json, and between the codes that read them."""
 
     alpha: str  # of a block's norm(x), with the block's name put in
     beta: str  # of what it adds

@@ -55,7 +55,7 @@ def read_nemotron_h(keys: ConfigKeys) -> Architecture:
 
 
 def _read_types(keys: ConfigKeys) -> list[str]:
-    """What each layer is: a list of names, or a pattern with a sign for each."""
+    """Return the kind of each layer, from a list of names or a pattern with one character for each."""
     key, known = "hybrid_override_pattern", SIGNS
     for other in ("layers_block_type", "layer_types"):
         if keys.optional(other) is not None:

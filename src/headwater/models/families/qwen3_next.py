@@ -45,7 +45,7 @@ def read_qwen(keys: ConfigKeys, by_key_head: bool) -> Architecture:
 
 
 def _routed(keys: ConfigKeys, n_layers: int) -> list[bool]:
-    """Which layers have experts, where there are any."""
+    """Return the layers that have experts, possibly none."""
     step = keys.positive("decoder_sparse_step", 1)
     dense = keys.listed("mlp_only_layers", [])
     return [i not in dense and (i + 1) % step == 0 for i in range(n_layers)]

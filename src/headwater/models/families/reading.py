@@ -14,7 +14,7 @@ MAX_LAYERS = 10_000  # far above any model: a config.json that asks for more is 
 
 
 def read_count(keys: ConfigKeys, key: str = "num_hidden_layers") -> int:
-    """How many layers there are."""
+    """Return the number of layers."""
     n = keys.positive(key)
     if n > MAX_LAYERS:
         raise CheckpointError(f"config.json: key {key!r} is {n:,}, at most {MAX_LAYERS:,} are taken")
@@ -58,7 +58,7 @@ def read_numbers(keys: ConfigKeys, key: str, default: tuple[float, ...]) -> tupl
 
 
 def read_step_limits(keys: ConfigKeys, key: str = "time_step_limit") -> tuple[float, float]:
-    """What a Mamba-2's steps are kept within."""
+    """Return the limits of a Mamba-2 layer's time steps."""
     low, high = read_numbers(keys, key, (0.0, float("inf")))
     if not 0 <= low < high:  # NaN, too
         raise CheckpointError(f"config.json: key {key!r} is {[low, high]}, must be 0 or more, and then more than that")
