@@ -59,7 +59,7 @@ class Experts(Layer):
     bias: bool = False  # of the shared expert and of the products around a latent
 
     def tensors(self) -> Shapes:
-        """Those of experts have a dimension of experts before the others."""
+        """Return names and shapes; tensors of experts have a leading dimension of experts."""
         hidden = self.hidden
         shapes: Shapes = {"gate.weight": (self.experts, hidden)}
         if self.corrected:

@@ -62,8 +62,8 @@ class Arena:
     def gather(self, layer: int, table_P: torch.Tensor, length: int) -> tuple[torch.Tensor, ...]:
         """Return a layer's stored tensors of the first `length` tokens, each [K, width], K rounded up to 512.
 
-        The results are views of scratch, valid until the next call. Rows from `length` on are zeros, whatever the pages hold
-        there: they get masked, and a mask does not hide a NaN.
+        The results are views of scratch, valid until the next call. Rows from `length` on are zeros, not the content of
+        the pages: these rows get masked, and a mask does not hide a NaN.
         """
         pages = self._layers[layer]
         return self._scratch[tuple(p.shape[1] // self.page_size for p in pages)].gather(
