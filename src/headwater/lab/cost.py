@@ -20,7 +20,7 @@ from headwater.schedule.step import Step
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Peaks in FLOPs and bytes a second; `overhead` in seconds a step, whatever the step holds."""
+    """Peaks of a device in FLOPs and bytes a second; `overhead` in seconds a step, whatever its work."""
 
     name: str
     flops32: float  # with float32 weights (TF32, on a GPU)
@@ -34,11 +34,11 @@ class Device:
     source: str = "data sheet; efficiencies and overhead are guesses"
 
     def peak(self, dtype_name: str) -> float:
-        """FLOPs a second with weights of that dtype."""
+        """Return FLOPs a second with weights of that dtype."""
         return {"float32": self.flops32, "float8": self.flops8}.get(dtype_name, self.flops16)
 
     def as_toml(self) -> str:
-        """What `load_device` reads."""
+        """Return the TOML that `load_device` reads."""
         values = ((one.name, getattr(self, one.name)) for one in fields(self))
         return "".join(
             f'{name} = "{_escaped(v)}"\n' if isinstance(v, str) else f"{name} = {v!r}\n" for name, v in values
@@ -63,7 +63,7 @@ DEVICES = {
 
 
 def load_device(name: str) -> Device:
-    """A device by its name, or by the path of a TOML file as `headwater fit` writes.
+    """Return a device by its name, or by the path of a TOML file written by `headwater fit`.
 
     Raises ConfigError for a name that is neither, and for a file that does not describe a device.
     """
@@ -101,7 +101,7 @@ Line = tuple[float, float]  # value at 0, and slope
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One step's work in sums over its prefill legs and decode rows."""
+    """Work of one step, as sums over its prefill legs and decode rows."""
 
     prefill_tokens: int = 0  # of all legs
     prefill_squares: int = 0  # end² - start² of each leg
@@ -109,14 +109,14 @@ class Load:
     legs: int = 0
     rows: int = 0  # decode rows, a token each
     kv_tokens: int = 0  # before the rows: their KV is read
-    states: int = 0  # that are read and written: of each leg and row, and of each checkpoint saved or restored
-    logits: int = 0  # rows of them
-    segments: int = 0  # stored ones that are composed: their states and transitions are read; or made: written
+    states: int = 0  # read and written: of each leg and row, and of each checkpoint saved or restored
+    logits: int = 0  # rows
+    segments: int = 0  # composed or built ones: their states and transitions are read or written
     moved_tokens: int = 0  # of composed segments: their KV is read and written before it is read as a prefix
 
 
 def load_of(step: Step) -> Load:
-    """The sums that a step's time follows from."""
+    """Return the load of a step."""
     tokens = squares = before = states = logits = segments = moved = 0
     for leg in step.legs:
         plan = leg.plan
@@ -145,7 +145,7 @@ def load_of(step: Step) -> Load:
 
 
 class StepCost:
-    """A model on a device: seconds of a step.
+    """Seconds of a step of a model on a device.
 
     FLOPs are the profile's (attention's pairs at 16 bits, also where weights have 8). Bytes are the weights once (of
     experts those that the step's tokens are expected to choose), KV read and written, states, and the head where there
@@ -184,7 +184,7 @@ class StepCost:
         self._overhead = device.overhead
 
     def seconds(self, load: Load, steps: int = 1) -> float:
-        """Of `steps` such steps; after each, every decode row has one token more to read."""
+        """Return the seconds of `steps` such steps; after each, every decode row has one more token to read."""
         compute, memory = self.sides(load)
         fixed = steps * (self._overhead + self._reduce * (load.prefill_tokens + load.rows))
         if steps == 1:
@@ -193,7 +193,7 @@ class StepCost:
         return fixed + sum_of_larger((compute, growth[0]), (memory, growth[1]), steps)
 
     def sides(self, load: Load) -> tuple[float, float]:
-        """Seconds that one step's FLOPs take, and seconds that its bytes take."""
+        """Return the seconds of one step's FLOPs, and of its bytes."""
         rows, kv_tokens, tokens = load.rows, load.kv_tokens, load.prefill_tokens + load.rows
         squares = load.prefill_squares + 2 * kv_tokens + rows  # a row that ends at e adds e² - (e - 1)²
         compute = self._token * tokens + self._square * squares + self._logits * load.logits
@@ -207,9 +207,9 @@ class StepCost:
 
 
 def sum_of_larger(one: Line, other: Line, n: int) -> float:
-    """Sum over i in 0..n-1 of the larger of two lines."""
+    """Return the sum over i in 0..n-1 of the larger of two lines."""
     high, low = (one, other) if one >= other else (other, one)
-    before = n  # how many times the line that begins higher is the larger
+    before = n  # number of steps at which the line that begins higher is the larger
     if (high[0] - low[0]) < n * (low[1] - high[1]):
         before = min(n, int((high[0] - low[0]) / (low[1] - high[1])) + 1)
     after = n - before

@@ -19,7 +19,7 @@ from headwater.traces.request import Request, Trace
 
 
 class Weights:
-    """Adding and summing take the logarithm of `size` steps."""
+    """Weights on positions in a row, with sums from a position on in O(log size) steps (Fenwick 1994)."""
 
     def __init__(self, size: int) -> None:
         self.total = 0.0
@@ -33,7 +33,7 @@ class Weights:
             at += at & -at
 
     def since(self, position: int) -> float:
-        """The sum of the weights at `position` and behind it."""
+        """Return the sum of the weights from `position` on."""
         before, sums = 0.0, self._sums
         while position:
             before += sums[position]
@@ -43,7 +43,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Tokens that hit with so many pages: `tokens[i]` from `pages[i]` pages on. Both ascend."""
+    """Tokens that hit by number of pages: `tokens[i]` from `pages[i]` pages on. Both ascend."""
 
     pages: list[float]
     tokens: list[int]
@@ -59,16 +59,16 @@ class Curve:
         return self.tokens[found - 1] if found else 0
 
     def pages_for(self, tokens: float) -> float:
-        """The fewest pages with which so many tokens hit; all that are of use if there are never so many."""
+        """Return the fewest pages with which `tokens` hit; the most useful number of pages if that is never reached."""
         found = bisect_left(self.tokens, tokens)
         return self.pages[min(found, len(self.pages) - 1)] if self.pages else 0
 
 
 class Distances:
-    """Sees requests in the order in which they come."""
+    """LRU stack distances of requests in the order of their arrival."""
 
     def __init__(self, trace: Trace, layout: CacheLayout, requests: int, checkpoints: float) -> None:
-        """`requests`: how many will come. `checkpoints`: what one takes on average."""
+        """Expect `requests` requests, each of which takes `checkpoints` checkpoints on average."""
         self._trace, self._layout = trace, layout
         self._unit_pages = layout.kv_pages_per_unit * (layout.unit_tokens // layout.page_size)
         self._more_pages = max(0.0, checkpoints - 1) * layout.checkpoint_pages
@@ -97,7 +97,7 @@ class Distances:
         return Curve([pages for pages, _ in hits], list(accumulate(n for _, n in hits)), self._prompt_tokens)
 
     def _entered(self, namespace: str, key: bytes, units: int) -> Node:
-        """The node at whose end the key leaves what was seen."""
+        """Return the node at whose end the key leaves the tree of earlier requests."""
         node, end = self._tree.walk(self._tree.root(namespace), key, units)
         if end == node.end:
             return node
@@ -106,7 +106,7 @@ class Distances:
         return upper
 
     def _count_hits(self, path: list[Node], cap: int) -> None:
-        """A part of the path is there if all that was used since its last use fits, itself and a slot with it."""
+        """Record for each part of the path the pages with which it hits: those used since its last use, and a slot."""
         start, needed = 0, dict[int, float]()
         for node in path:
             used = self._used[node.serial]
@@ -118,7 +118,7 @@ class Distances:
             start = node.end
 
     def _use(self, path: list[Node], last: Node, cap: int) -> None:
-        """The path, and the deepest checkpoint on it, count from now on as used last."""
+        """Mark the path, and the deepest checkpoint on it, as most recently used."""
         start, moved = 0, dict[int, float]()
         for node in path:
             used = self._used[node.serial]
@@ -135,7 +135,7 @@ class Distances:
         self._weights.add(self._number, sum(moved.values()))
 
     def _keep(self, last: Node, key: bytes, units: int) -> None:
-        """What the request adds: the rest of its path, a checkpoint at its end, and its others."""
+        """Add the rest of the request's path, a checkpoint at its end, and its other checkpoints."""
         pages = self._more_pages
         if units > last.end:
             pages += (units - last.end) * self._unit_pages
@@ -148,7 +148,7 @@ class Distances:
 
 
 def distances(trace: Trace, layout: CacheLayout, requests: Iterable[Request], checkpoints: float) -> Curve:
-    """The curve of all of them."""
+    """Return the curve of these requests."""
     seen = list(requests)
     model = Distances(trace, layout, len(seen), checkpoints)
     for request in seen:

@@ -18,7 +18,7 @@ from headwater.models.profiles.profile import Profile
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A request that was alone on the engine."""
+    """A measured request that was alone on the engine."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -28,10 +28,10 @@ class Point:
 
 
 def read_points(path: Path) -> tuple[list[Point], int]:
-    """The points of a file, and how many requests were left out as they failed or were not alone.
+    """Read the points of a file; return them and the number of requests left out: failed ones, or not alone.
 
     A file is JSON: a list of {"prompt_tokens", "cached_tokens", "ttft_ms"} with "output_tokens" and "itl_ms" beside
-    them where they are known, or what `headwater bench serve --json` writes. Raises ConfigError for anything else.
+    them if they are known, or the report of `headwater bench serve --json`. Raises ConfigError for anything else.
     """
     try:
         found = json.loads(path.read_text())
@@ -59,7 +59,7 @@ def _listed(where: str, one: object) -> Point:
 
 
 def _of_bench(path: Path, phases: Sequence[Any]) -> tuple[list[Point], int]:
-    """Requests that were answered while no other was: what others take is not the model's to tell."""
+    """Return the requests that overlap with no other one: the model has no term for others."""
     points: list[Point] = []
     left_out = 0
     for phase in phases:
@@ -111,15 +111,15 @@ def _number(where: str, values: Mapping[str, Any], name: str, default: float | N
 
 Array = NDArray[np.float64]
 NAMES = ("compute_efficiency", "memory_efficiency", "overhead")
-MOST_RATIOS = 64  # that are tried
+MOST_RATIOS = 64  # ratios that are tried
 ROUNDS = 8
 FAR = 1.345 * 1.4826  # median errors from which on a point weighs less (Huber's constant for normal errors)
-SAME = 1e-3  # columns whose normalised least singular value is below are not told apart
+SAME = 1e-3  # columns with a smaller normalised singular value cannot be distinguished
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Steps that were run one after the other, and the seconds that they took."""
+    """Consecutive steps, and the seconds that they took."""
 
     what: str  # "first token" | "later token"
     point: Point
@@ -129,28 +129,28 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A device with what was fitted to it, and how well it explains the observations."""
+    """A device with fitted parameters, and the quality of the fit."""
 
     device: Device
     deviations: tuple[float, float, float]  # standard errors of the two efficiencies and the overhead
-    kept: tuple[str, ...]  # what the points do not tell: it is as it was, or an overhead 0 that would be below
+    kept: tuple[str, ...]  # parameters that the points do not determine: unchanged, or an overhead of 0
     r2: float  # of seconds
     observations: tuple[Observation, ...]
     predicted: tuple[float, ...]  # seconds, of each
 
     @property
     def errors(self) -> tuple[float, ...]:
-        """Relative ones: 0.1 is predicted a tenth too long."""
+        """Relative errors: 0.1 is predicted a tenth too long."""
         return tuple(p / o.seconds - 1 for p, o in zip(self.predicted, self.observations, strict=True))
 
     @property
     def median_error(self) -> float:
-        """Half of the observations are off by less."""
+        """Median of the absolute relative errors."""
         return float(np.median(np.abs(self.errors)))
 
 
 def observe(points: Sequence[Point], tokens_per_step: int) -> list[Observation]:
-    """Of each point the prefill that its first token waited for, and a step in the middle of its answer."""
+    """Return for each point the prefill before its first token, and a step in the middle of its answer."""
     found: list[Observation] = []
     for point in points:
         found.append(Observation("first token", point, prefill_loads(point, tokens_per_step), point.ttft))
@@ -162,7 +162,7 @@ def observe(points: Sequence[Point], tokens_per_step: int) -> list[Observation]:
 
 
 def prefill_loads(point: Point, tokens_per_step: int) -> tuple[Load, ...]:
-    """A prompt alone: legs as long as a step takes; the first restores a checkpoint if anything was cached."""
+    """Return the loads of a prompt's legs, one a step; the first restores a checkpoint if anything was cached."""
     loads = []
     for start in range(point.cached_tokens, point.prompt_tokens, tokens_per_step):
         end = min(start + tokens_per_step, point.prompt_tokens)
@@ -173,9 +173,9 @@ def prefill_loads(point: Point, tokens_per_step: int) -> tuple[Load, ...]:
 
 
 def fit(profile: Profile, device: Device, observations: Sequence[Observation]) -> Fitted:
-    """`device` with the efficiencies and overhead that explain the observations best.
+    """Fit the efficiencies and the overhead of `device` to the observations.
 
-    Raises ConfigError where there are fewer observations than parameters.
+    Raises ConfigError if there are not more observations than parameters.
     """
     if len(observations) <= len(NAMES):
         raise ConfigError(f"{len(observations)} measured times for {len(NAMES)} parameters, one more is needed")
@@ -199,8 +199,10 @@ def fit(profile: Profile, device: Device, observations: Sequence[Observation]) -
 
 @dataclass(frozen=True, slots=True)
 class _Solution:
+    """Parameters at one ratio, and which of them the observations determine."""
+
     values: Array  # x, z, overhead
-    told: list[bool]  # whether the observations tell it; if not, it is what it was
+    told: list[bool]  # whether the observations determine the value; otherwise it is unchanged
     columns_N3: Array  # relative change of each observation's seconds with each value
     error_N: Array
 
@@ -219,7 +221,7 @@ class _Solution:
 
 
 class _System:
-    """The observations as arrays: N of them, S steps altogether."""
+    """Observations as arrays: N observations, S steps in total."""
 
     def __init__(self, cost: StepCost, observations: Sequence[Observation]) -> None:
         sides = [cost.sides(load) for one in observations for load in one.loads]
@@ -231,20 +233,20 @@ class _System:
         self.y = np.array([one.seconds for one in observations])
 
     def ratios(self) -> list[float]:
-        """Values of x/z between which steps change sides."""
+        """Return values of x/z between which steps change between compute-bound and memory-bound."""
         edges = np.unique(self.memory_S / self.compute_S)
         edges = np.concatenate(([edges[0] / 2], np.sqrt(edges[1:] * edges[:-1]), [edges[-1] * 2]))
         picked = np.linspace(0, len(edges) - 1, min(len(edges), MOST_RATIOS)).astype(int)
         return [float(edges[at]) for at in np.unique(picked)]
 
     def solve(self, ratio: float, start: Array) -> _Solution:
-        """The least squares if x/z is `ratio`, without what they do not tell or would make negative."""
+        """Solve by least squares with x/z = `ratio`, leaving out values that are undetermined or would be negative."""
         bound = ratio * self.compute_S > self.memory_S
         sums = [self._sum(self.compute_S * bound), self._sum(self.memory_S * ~bound), self.steps_N]
         columns_N3 = np.stack(sums, axis=1)
         told = [bool(column.any()) for column in columns_N3.T]
         if not _distinct((columns_N3 / self.y[:, None])[:, told]):
-            told[2] = False  # a step's overhead looks like the weights that it reads
+            told[2] = False  # a step's overhead cannot be distinguished from reading its weights
         seconds_N, weight_N = self.y, np.ones(len(self.y))
         for _ in range(ROUNDS):
             target_N = 1 + np.log(self.y / seconds_N) - self.fixed_N / seconds_N
@@ -255,7 +257,7 @@ class _System:
         return _Solution(values, left, columns_N3 / seconds_N[:, None], error_N)
 
     def predict(self, values: Array) -> Array:
-        """Seconds of each observation."""
+        """Return the predicted seconds of each observation."""
         sides_S: Array = np.maximum(values[0] * self.compute_S, values[1] * self.memory_S)
         seconds_N: Array = self._sum(sides_S) + values[2] * self.steps_N + self.fixed_N
         return seconds_N
@@ -268,16 +270,16 @@ class _System:
 
 
 def _weights(error_N: Array) -> Array:
-    """Square roots of Huber's weights."""
+    """Return the square roots of Huber's weights."""
     far = FAR * float(np.median(np.abs(error_N)))
     weight_N: Array = np.sqrt(far / np.maximum(np.abs(error_N), far)) if far else np.ones(len(error_N))
     return weight_N
 
 
 def _positive(columns: Array, target: Array, start: Array, told: list[bool]) -> tuple[Array, list[bool]]:
-    """Linear least squares in which what would be 0 or below is `start`'s instead, or an overhead of 0.
+    """Solve linear least squares with positive values; others keep `start`'s value, an overhead becomes 0.
 
-    Returns the values, and which of them it tells.
+    Returns the values, and which of them the observations determine.
     """
     values, told = start.copy(), list(told)
     while any(told):
@@ -292,6 +294,6 @@ def _positive(columns: Array, target: Array, start: Array, told: list[bool]) -> 
 
 
 def _distinct(columns: Array) -> bool:
-    """Whether no column looks like a mix of the others."""
+    """Return whether the columns are linearly independent."""
     scaled = columns / np.linalg.norm(columns, axis=0)
     return bool(np.linalg.svd(scaled, compute_uv=False)[-1] > SAME)

@@ -22,10 +22,10 @@ from headwater.traces.request import Trace
 
 
 def replay(trace: Trace, setup: Setup, arrivals: Arrivals, engine: Engine | None = None, workers: int = 0) -> Result:
-    """Run `trace` as it arrives; with an engine under a virtual clock, without one request by request.
+    """Replay `trace` as it arrives: under a virtual clock with an engine, one request at a time without.
 
     `workers` are processes that Marconi's tuner may use; 0: none.
-    Raises ConfigError where memory and model do not go together.
+    Raises ConfigError if memory and model do not go together.
     """
     begin = time.process_time()
     if engine is None:
@@ -93,15 +93,15 @@ def _row(
 
 NewArrivals = Callable[[Trace], Arrivals]  # every row needs its own: they are used up
 
-_job: tuple[Trace, NewArrivals, Engine | None] | None = None  # what forked processes find in their memory
+_job: tuple[Trace, NewArrivals, Engine | None] | None = None  # inherited by forked processes
 
 
 def run_grid(
     trace: Trace, setups: Sequence[Setup], arrivals: NewArrivals, engine: Engine | None = None, jobs: int = 0
 ) -> Iterator[tuple[int, Result]]:
-    """(number of the setup, its result) as they are done; jobs: processes, 0 is one a core.
+    """Yield (number of the setup, its result) as they complete. jobs: processes; 0: one a core.
 
-    An exception of a row is raised here; rows that were yielded before are complete.
+    An error of a row is raised here; rows that were yielded before are complete.
     """
     jobs = min(len(setups), jobs or len(os.sched_getaffinity(0)))
     if jobs <= 1:

@@ -1,4 +1,4 @@
-"""A request of a trace as the scheduler takes it: it knows its key and how long it is, and needs no tokens."""
+"""A request of a trace as the scheduler's sequence: it has a key and a length, but no tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headwater.traces.request import Request, Trace
 
 
 class Counted(list[int]):
-    """Tokens of which only the number matters."""
+    """A list of tokens that stores only its length."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Counted(list[int]):
         return 0
 
     def grow(self, count: int) -> None:
-        """So many tokens were generated."""
+        """Add `count` generated tokens."""
         self.count_ += count
 
 

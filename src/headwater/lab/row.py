@@ -1,4 +1,4 @@
-"""One row of the lab's table, as it is printed and written."""
+"""One row of the lab's table, with the details that a report draws."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headwater.percentile import percentile
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of times to the first token, in milliseconds."""
+    """Distribution of times to the first token, in milliseconds."""
 
     mean: float
     p5: float
@@ -31,14 +31,14 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """What became of requests that are made of segments. Tokens, bytes."""
+    """Reuse of segments, for prompts made of them. Tokens, bytes."""
 
     reuse: str  # prefix, segments, both
-    eviction: str  # which of them goes first
+    eviction: str  # policy of segments
     prefix_tokens: int  # at which requests resumed
     composed_tokens: int  # of stored segments, not computed
-    seam_tokens: int  # of those segments, computed anew
-    made_tokens: int  # computed so that segments are stored
+    seam_tokens: int  # of those segments, recomputed
+    made_tokens: int  # computed to build stored segments
     uses: int  # how often a request was composed of one
     stored: int  # at the end, as the next
     bytes: int
@@ -46,13 +46,13 @@ class Segments:
 
     @property
     def name(self) -> str:
-        """What is reused, and which segment goes first."""
+        """Name of the kinds of reuse and the eviction of segments."""
         return self.reuse if self.reuse == "prefix" else f"{self.reuse}, {self.eviction}"
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one setup made of one trace. Bytes, tokens, FLOPs, seconds, MB of 10^6 bytes."""
+    """Outcome of one setup on one trace. Bytes, tokens, FLOPs, seconds, MB of 10^6 bytes."""
 
     memory: int
     pool: str
@@ -60,14 +60,14 @@ class Row:
     eviction: str
     requests: int
     prompt_tokens: int
-    hit_tokens: int  # that were not computed: prefixes and composed ones, less those that segments were made of
+    hit_tokens: int  # not computed: prefixes and composed ones, less those computed to build segments
     token_hit_rate: float  # tokens that were not computed, of all prompt tokens
     ideal_hit_rate: float  # the same with endless memory and a checkpoint at every unit
     stranded_tokens: int
     flops_saved: float
     flops_saved_share: float
     checkpoints_taken: int
-    checkpoints_hit: int  # of them, those that a request resumed at
+    checkpoints_hit: int  # those at which a request resumed
     evictions: dict[str, int]
     misses_by_reason: dict[str, int]
     ttft_ms: Spread | None  # None: without --serve nothing takes time
@@ -83,7 +83,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A row, and what a report draws."""
+    """A row, and the details of its requests and its memory."""
 
     row: Row
     outcomes: tuple[Outcome, ...]

@@ -12,18 +12,18 @@ from headwater.plan import CacheLayout
 from headwater.schedule.planner import common_tokens
 from headwater.traces.request import Request
 
-EVERYBODY = 4  # one session in so many has what everybody has
+COMMON = 4  # a prefix of one session in 4 or more is common, and forms no group
 
 
 def groups(requests: Sequence[Request], layout: CacheLayout, most: int) -> list[int]:
-    """Of each request, the number of its group: sessions that share a prefix.
+    """Return the group number of each request: sessions that share a prefix form a group.
 
-    Not one that is everybody's, or that more than `most` sessions have: that one will be in any sample.
+    A prefix that more than `most` sessions have, or one in 4 of all, forms none: every sample has it.
     """
     texts = sorted({(r.namespace, r.text, r.session) for r in requests if len(r.text) >= layout.unit_bytes})
-    limit = min(most, len({request.session for request in requests}) // EVERYBODY)
+    limit = min(most, len({request.session for request in requests}) // COMMON)
     union = _Union()
-    shares: list[tuple[int, set[str]]] = []  # prefixes that the text goes on with: tokens, and sessions so far
+    shares: list[tuple[int, set[str]]] = []  # prefixes of the current text: tokens, and sessions so far
     for (space, text, session), after in zip(texts, [*texts[1:], None], strict=True):
         same = after is not None and after[0] == space
         shared = common_tokens(text, after[1], layout) if same and after is not None else 0
@@ -41,7 +41,7 @@ def groups(requests: Sequence[Request], layout: CacheLayout, most: int) -> list[
 
 
 def parts(group_of: Sequence[int], count: int, seed: int) -> list[int]:
-    """Of each request, which of `count` parts it is in. Groups are numbered in the order in which they begin."""
+    """Return for each request's group one of `count` parts. Groups are numbered in the order in which they begin."""
     rng = random.Random(f"parts {count} {seed}")
     of_group: list[int] = []
     while len(of_group) <= max(group_of):
@@ -50,13 +50,13 @@ def parts(group_of: Sequence[int], count: int, seed: int) -> list[int]:
 
 
 class _Union:
-    """Sessions that belong together."""
+    """Disjoint sets of sessions."""
 
     def __init__(self) -> None:
         self._above: dict[str, str] = {}
 
     def first(self, session: str) -> str:
-        """The session that stands for all of them."""
+        """Return the session that represents the set."""
         while (above := self._above.get(session, session)) != session:
             self._above[session] = self._above.get(above, above)
             session = above
@@ -74,7 +74,7 @@ T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One sample at one size, in tokens."""
+    """Result of one sample at one size, in tokens."""
 
     prompt: int
     hit: int  # by the cache
@@ -83,13 +83,15 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
+    """Estimated hit rate at one size."""
+
     hit_rate: float
     error: float  # half the 95% interval
     correction: float  # what the samples added to the model
 
 
 def estimate(modelled: float, samples: Sequence[Sampled], parts: int) -> Estimate:
-    """A ratio estimate over samples of unequal length, out of `parts` (Cochran, Sampling Techniques, chapter 6)."""
+    """Estimate a ratio from samples of unequal length out of `parts` (Cochran, Sampling Techniques, chapter 6)."""
     prompts = sum(one.prompt for one in samples)
     correction = sum(one.hit - one.modelled for one in samples) / max(1, prompts)
     left = [one.hit - one.modelled - correction * one.prompt for one in samples]
@@ -101,4 +103,5 @@ def estimate(modelled: float, samples: Sequence[Sampled], parts: int) -> Estimat
 
 
 def student(degrees: int) -> float:
+    """Return the 97.5% quantile of Student's t."""
     return T[degrees - 1] if degrees <= len(T) else 1.96 + 2.4 / degrees

@@ -18,16 +18,19 @@ from headwater.schedule.planner import Planner
 from headwater.traces.arrivals import Arrivals, in_order
 from headwater.traces.request import Request, Trace
 
+ENDLESS = 1 << 60
+
 
 class OneByOne:
-    """Requests one after the other: a prompt's prefill is one leg, its answer's another."""
+    """The server's planner and cache without its queue: a prompt's prefill is one leg, its answer's another."""
 
     def __init__(self, trace: Trace, cache: PrefixCache, planner: Planner) -> None:
         self._trace, self._cache, self._planner = trace, cache, planner
-        self._ids = 0
+        self.placement, self.work = planner.placement, SegmentWork(cache.layout.flops)
+        self.last = 0  # id of the latest sequence
 
     def serve(self, request: Request) -> CacheAccount | None:
-        """Its prompt, and what was answered as far as it is known. None: it does not fit into the memory at all."""
+        """Prefill the prompt, and the known part of the answer. Return None if the whole memory is too small."""
         seq = Replayed(self._next_id(), self._trace, request)
         if not prefill(self._planner, self._cache, seq):
             return None
@@ -38,25 +41,25 @@ class OneByOne:
         return seq.account
 
     def _next_id(self) -> int:
-        self._ids += 1
-        return self._ids
-
-
-ENDLESS = 1 << 60
+        self.last += 1
+        return self.last
 
 
 class Scheduled:
-    """Each has the whole machine: steps are as long as they need to be, and its answer takes none."""
+    """The server's scheduler with one request at a time, which builds segments before it composes them.
+
+    Steps have no limit, and answers take none.
+    """
 
     def __init__(self, trace: Trace, setup: Setup, cache: PrefixCache) -> None:
         self._trace, self._reuse = trace, setup.reuse
         limits = Limits(1, ENDLESS, ENDLESS, ENDLESS, ENDLESS, ENDLESS)
         self.scheduler = setup.scheduler(cache, limits)
-        self.work = SegmentWork(cache.layout.flops)
-        self.last = 0  # id of the request that was served last
+        self.placement, self.work = self.scheduler.placement, SegmentWork(cache.layout.flops)
+        self.last = 0  # id of the latest request
 
     def serve(self, request: Request) -> CacheAccount | None:
-        """Its prompt, and what was answered as far as it is known. None: it does not fit into the memory at all."""
+        """Serve the prompt, and the known part of the answer. Return None if the whole memory is too small."""
         seq = Replayed(self.scheduler.new_id(), self._trace, as_reused(request, self._reuse))
         self.last = seq.id
         try:
@@ -78,39 +81,27 @@ class Scheduled:
 
 
 def run_one_by_one(trace: Trace, setup: Setup, arrivals: Arrivals, workers: int = 0) -> tuple[Tally, PrefixCache]:
-    """All requests to the end of `arrivals`, whose answers take no time. `workers`: processes of Marconi's tuner.
+    """Replay all requests of `arrivals`, whose answers take no time. workers: processes of Marconi's tuner.
 
-    Where requests are made of segments the scheduler takes them; otherwise the planner alone does the same, sooner.
+    The planner alone gives the scheduler's results in less time, but prompts made of segments need the scheduler.
     """
-    if trace.has_segments:
-        return _run_scheduled(trace, setup, arrivals, workers)
     layout = setup.layout(trace)
     cache = setup.cache(layout)
-    planner = setup.planner(cache)
-    alone, ideal = OneByOne(trace, cache, planner), Ideal(trace, layout.unit_tokens)
-    tuning = TraceTuning(trace, cache, planner.placement, planner.keeps_answers, workers)
+    if trace.has_segments and isinstance(cache.policy, Clairvoyant):
+        raise ConfigError("eviction 'clairvoyant' knows the prefixes of future requests, but not their segments")
+    alone: OneByOne | Scheduled
+    if trace.has_segments:
+        alone = Scheduled(trace, setup, cache)
+    else:
+        alone = OneByOne(trace, cache, setup.planner(cache))
+    tuning = TraceTuning(trace, cache, alone.placement, setup.keeps_answers, workers)
     order = list(in_order(arrivals))
     if isinstance(cache.policy, Clairvoyant):
         cache.policy.foresee(_future(trace, cache, [request for _, request in order]))
-    tally = Tally(layout.flops, len(order), SegmentWork(layout.flops))
+    tally, ideal = Tally(layout.flops, len(order), alone.work), Ideal(trace, layout.unit_tokens)
     for number, (at, request) in enumerate(order):
         if isinstance(cache.policy, Clairvoyant):
             cache.policy.now_at(number)
-        tally.add(request, alone.serve(request), ideal.hit(request), at)
-        tally.sample(cache)
-        tuning.completed(request)
-    tuning.close()
-    return tally, cache
-
-
-def _run_scheduled(trace: Trace, setup: Setup, arrivals: Arrivals, workers: int) -> tuple[Tally, PrefixCache]:
-    cache = setup.cache(setup.layout(trace))
-    if isinstance(cache.policy, Clairvoyant):
-        raise ConfigError("eviction 'clairvoyant' knows what prefixes are asked for, and nothing of segments")
-    alone, ideal = Scheduled(trace, setup, cache), Ideal(trace, cache.layout.unit_tokens)
-    tuning = TraceTuning(trace, cache, alone.scheduler.placement, setup.keeps_answers, workers)
-    tally = Tally(cache.layout.flops, len(arrivals), alone.work)
-    for at, request in in_order(arrivals):
         account = alone.serve(request)
         tally.add(request, account, ideal.hit(request), at, saved=alone.work.of(alone.last))
         tally.sample(cache)

@@ -1,4 +1,4 @@
-"""The real scheduler under a virtual clock: queues, chunked prefill and batching, with steps that only cost time."""
+"""The server's scheduler under a virtual clock: queues, chunked prefill and batching, steps that only cost time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SAVES = 1 << 20  # checkpoints that a step may take: as many as are placed
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What the requests are served by."""
+    """Cost model and limits of the simulated engine."""
 
     cost: StepCost
     max_running: int = 128
@@ -40,7 +40,7 @@ class _Visit:
 
 @dataclass
 class Serving:
-    """One run: `run` returns when the last request is answered."""
+    """One run under the virtual clock; `run` returns when the last request is answered."""
 
     trace: Trace
     setup: Setup
@@ -71,13 +71,13 @@ class Serving:
 
     @property
     def queue_depth(self) -> float:
-        """Requests that waited, on average over the run's time."""
+        """Waiting requests, averaged over the run's time."""
         return self.waited / self.now if self.now else 0.0
 
     def run(self, arrivals: Arrivals) -> Tally:
         tally = Tally(self.layout.flops, len(arrivals), self.work)
         while True:
-            self._welcome(arrivals, tally)
+            self._take_arrivals(arrivals, tally)
             if self._leap(arrivals, tally):
                 continue
             step = self.scheduler.plan_step()
@@ -90,8 +90,8 @@ class Serving:
                 self.tuning.close()
                 return tally
 
-    def _welcome(self, arrivals: Arrivals, tally: Tally) -> None:
-        """Queue all that have come by now."""
+    def _take_arrivals(self, arrivals: Arrivals, tally: Tally) -> None:
+        """Queue all requests that have arrived by now."""
         while (due := arrivals.due()) is not None and due <= self.now:
             request = arrivals.take()
             seq = Replayed(self.scheduler.new_id(), self.trace, as_reused(request, self.setup.reuse))
@@ -117,7 +117,7 @@ class Serving:
         self.steps += 1
 
     def _token(self, seq: Answered, arrivals: Arrivals, tally: Tally) -> None:
-        """A token of the answer is there; with the last one the request ends."""
+        """Count a token of the answer; the last one ends the request."""
         visit = self._visits[seq.id]
         if visit.first_token is None:
             visit.first_token = self.now
@@ -136,10 +136,10 @@ class Serving:
         arrivals.answered(visit.request, self.now)
 
     def _count_failures(self, arrivals: Arrivals, tally: Tally) -> None:
-        """Requests that the scheduler gave up: alone, and still too large."""
+        """Count requests that failed: too large for the whole memory."""
         for seq, error in self.scheduler.failures:
             visit = self._visits.pop(seq.id, None)
-            if visit is None:  # the prefill of an answer: nobody waits for it
+            if visit is None:  # the prefill of an answer, which is no request
                 continue
             if not isinstance(error, OutOfPages):
                 raise error
@@ -148,10 +148,10 @@ class Serving:
             arrivals.answered(visit.request, self.now)
         self.scheduler.failures.clear()
 
-    # -- where only decode rows run --------------------------------------------
+    # -- steps with decode rows only --------------------------------------------
 
     def _leap(self, arrivals: Arrivals, tally: Tally) -> bool:
-        """Take as many steps at once as hold decode rows alone. False: the next step has to be planned."""
+        """Take at once all next steps that have only decode rows. Return False if the next step must be planned."""
         rows = list(self.scheduler.running.values())
         if not rows:
             return False
@@ -172,7 +172,7 @@ class Serving:
         return True
 
     def _before(self, due: float | None, load: Load, steps: int) -> int:
-        """At most so many steps that the last one is the one in which somebody comes."""
+        """Return at most `steps`: the steps up to and including the one in which the next request arrives."""
         if due is None or self.now + self.engine.cost.seconds(load, steps) <= due:
             return steps
         low, high = 1, steps
@@ -186,7 +186,7 @@ class Serving:
 
 
 def check_clock(setup: Setup, policy: Eviction) -> None:
-    """Raise ConfigError for what runs with requests one by one only."""
+    """Raise ConfigError for policies that run with requests one by one only."""
     if isinstance(policy, Clairvoyant):
         raise ConfigError("eviction 'clairvoyant' knows the order of requests one by one only, not under a clock")
     if setup.decode_reuse == "raw" and setup.page_size == 1:

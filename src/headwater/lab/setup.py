@@ -19,7 +19,7 @@ from headwater.traces.request import Request, Trace
 
 
 class LeadingParts(PrefixCache):
-    """Publishes what a request's key tells, and takes no checkpoint behind that: the rest stays the request's own."""
+    """A cache of the leading parts of prompts: publishes a request's known key and takes no checkpoint beyond it."""
 
     def reserve(self, draft: Draft) -> Plan:
         known = len(draft.key) // self.layout.unit_bytes * self.layout.unit_tokens
@@ -40,11 +40,11 @@ Reuse = Literal["prefix", "segments", "both"]
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """Policies that belong together."""
+    """Policies of a published system."""
 
     placement: str
     eviction: str
-    page_size: int | None = None  # None: as the user says
+    page_size: int | None = None  # None: the user's
 
 
 # The baselines as Marconi's authors built them (section 5.1), their system, SegLen's, and ours.
@@ -61,7 +61,7 @@ OFF = "none"  # in the place of an eviction policy: no cache at all
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What one row runs with. Bytes, tokens."""
+    """Model, memory and policies of one row. Bytes, tokens."""
 
     profile: Profile
     memory: int
@@ -72,12 +72,12 @@ class Setup:
     page_size: int = 64
     slots: int = 1  # states that a running request takes
     decode_reuse: DecodeReuse = "canonical"
-    reuse: Reuse = "both"  # what is reused of prompts that are made of segments
+    reuse: Reuse = "both"  # content that prompts made of segments reuse
     segment_share: float = 0.5  # of the memory, up to which segments grow at the expense of prefixes
     segment_eviction: SegmentEviction = SegmentEviction.COST
 
     def layout(self, trace: Trace) -> CacheLayout:
-        """What the memory holds; raises ConfigError where it is too little, or page and block do not go together."""
+        """Return the memory's layout. Raises ConfigError if it is too small, or page and block do not go together."""
         return self.profile.layout(
             self.memory,
             self.page_size,
@@ -99,7 +99,7 @@ class Setup:
         return Planner(cache, placement, self.keeps_answers)
 
     def scheduler(self, cache: PrefixCache, limits: Limits) -> Scheduler:
-        """The server's. Without a cache, or for prefixes alone, and for a model that cannot, it composes nothing."""
+        """Return the server's scheduler. It composes segments if there is a cache, `reuse` and the model permit."""
         off = self.eviction == OFF
         composes = self.profile.composes and not off and self.reuse != "prefix"
         return Scheduler(
@@ -116,7 +116,7 @@ class Setup:
 
 
 def as_reused(request: Request, reuse: Reuse) -> Request:
-    """The request as it is asked where only prefixes, or only segments and what leads to the first, are reused."""
+    """Return the request limited to the content that is reused: prefixes, or segments and the part before the first."""
     if not request.segments or reuse == "both":
         return request
     if reuse == "prefix":
@@ -125,7 +125,7 @@ def as_reused(request: Request, reuse: Reuse) -> Request:
 
 
 def system(name: str) -> System:
-    """The system of that name; raises ConfigError where there is none."""
+    """Return the system of that name. Raises ConfigError if there is none."""
     if name not in SYSTEMS:
         raise ConfigError(f"system {name!r} is unknown; there are {', '.join(SYSTEMS)}")
     return SYSTEMS[name]

@@ -29,7 +29,7 @@ Order = Sequence[tuple[float, Request]]
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How much of the trace is replayed."""
+    """Number and size of the samples that are replayed."""
 
     samples: int = 4
     rate: float | None = None  # of the trace, a sample; None: by size, and with full replays where that is not enough
@@ -47,20 +47,20 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What one size of memory hits, of all prompt tokens."""
+    """Hit rate at one size of memory, as a share of all prompt tokens."""
 
     memory: int  # bytes
     hit_rate: float
     error: float  # half the 95% interval; 0: replayed in full
-    rate: float  # of the trace, what each sample had; 1: replayed in full
-    modelled: float  # what the model alone says
+    rate: float  # share of the trace in each sample; 1: replayed in full
+    modelled: float  # by the model alone
 
 
 class Sizing:
-    """One trace, one policy, any size."""
+    """Hit rates of one trace under one policy at any memory size."""
 
     def __init__(self, trace: Trace, setup: Setup, arrivals: Arrivals, sampling: Sampling | None = None) -> None:
-        """Raises ConfigError where model and trace do not go together."""
+        """Raise ConfigError if model and trace do not go together."""
         self.trace, self.setup = trace, setup
         self.sampling = sampling or Sampling()
         self.order = list(in_order(arrivals))
@@ -72,7 +72,7 @@ class Sizing:
 
     @property
     def ideal(self) -> float:
-        """The hit rate with endless memory and a checkpoint at every unit."""
+        """Hit rate with endless memory and a checkpoint at every unit."""
         return self.model.ideal / self.prompt_tokens
 
     @cached_property
@@ -80,21 +80,21 @@ class Sizing:
         return self._model(self.order)
 
     def range(self) -> tuple[int, int]:
-        """From twice the longest request to where nothing more is to be had, in bytes."""
+        """Return the useful sizes in bytes: from twice the longest request to the least that nearly hits the ideal."""
         longest = max(request.known_tokens for _, request in self.order)
         least = 2 * (longest // self.layout.page_size + self._beside) * self.page_bytes
         return least, max(2 * least, math.ceil(self.model.pages_for(0.999 * self.model.ideal)) * self.page_bytes)
 
     @property
     def least(self) -> int:
-        """Bytes below which nothing could be cached at all."""
+        """Bytes of the smallest memory that can cache anything."""
         return (1 + self.layout.slot_pages + self.layout.checkpoint_pages) * self.page_bytes
 
     def modelled(self, memory: float) -> float:
         return self.model.hits(memory / self.page_bytes) / self.prompt_tokens
 
     def sizes(self, memories: Sequence[int]) -> list[Size]:
-        """The hit rate at each of these sizes, in bytes."""
+        """Return the hit rate at each of these sizes in bytes."""
         counts = {memory: self.parts_for(memory) for memory in memories}
         found = dict(self._sampled(counts))
         full = self.replayed([memory for memory in memories if memory not in found])
@@ -109,7 +109,7 @@ class Sizing:
         ]
 
     def parts_for(self, memory: int) -> int:
-        """Into how many parts the trace is cut at that size: powers of two; 1 where samples would not be worth it."""
+        """Return the number of parts of the trace at that size: a power of two; 1 if samples do not pay off."""
         if self.sampling.rate is not None:
             return 1 if self.sampling.rate == 1 else max(self.sampling.samples, round(1 / self.sampling.rate))
         wanted = self.prompt_tokens * self.sampling.samples / TARGET
@@ -122,7 +122,7 @@ class Sizing:
         return 1
 
     def replayed(self, memories: Sequence[int]) -> dict[int, float]:
-        """Hit rates of full replays, by size."""
+        """Return hit rates of full replays by size."""
         hits = self._hits(self.order, memories)
         return {memory: hit / self.prompt_tokens for memory, hit in zip(memories, hits, strict=True)}
 
@@ -137,7 +137,7 @@ class Sizing:
                 yield memory, estimate(self.modelled(memory), [row[number] for row in rows], count)
 
     def _sample(self, part_of: Sequence[int], part: int, memories: Sequence[int]) -> list[Sampled]:
-        """What cache and model hit in one part, at the sizes that stand there for those of the whole trace."""
+        """Return the hits of cache and model in one part, at sizes that correspond to those of the whole trace."""
         order = [come for come, of in zip(self.order, part_of, strict=True) if of == part]
         model = self._model(order)
         share = model.ideal / max(1, self.model.ideal)
@@ -147,7 +147,7 @@ class Sizing:
         return [Sampled(prompts, hit, model.hits(count)) for hit, count in zip(hits, pages, strict=True)]
 
     def _matching(self, model: Curve, memory: int, share: float) -> int:
-        """Pages at which the sample's model hits as large a part of its ideal as the trace's does with `memory`."""
+        """Return the pages at which the sample's model hits the same share of its ideal as the trace's model."""
         pages = memory // self.page_bytes
         hits = self.model.hits(pages)
         if hits >= self.model.ideal:
@@ -155,7 +155,7 @@ class Sizing:
         return max(1, min(pages, math.ceil(model.pages_for(hits * share))))
 
     def _checked(self, estimates: dict[int, Estimate]) -> dict[int, float]:
-        """Full replays where the model was corrected most, until they show that the correction was right."""
+        """Replay in full where the model was corrected most, until the replays confirm the estimates."""
         full: dict[int, float] = {}
         doubted = sorted(estimates, key=lambda memory: -abs(estimates[memory].correction))
         for at in range(0, len(doubted), CHECKED):
@@ -165,10 +165,10 @@ class Sizing:
                 break
         return full
 
-    # ---- what all of it is made of
+    # ---- parts of both
 
     def _groups(self, count: int) -> list[int]:
-        """Of each request, for `count` parts: the larger ones of EACH make fewer groups, and better ones."""
+        """Return the group of each request for `count` parts, with the largest value of EACH that has enough groups."""
         if count not in self._groups_for:
             requests = [request for _, request in self.order]
             for each in EACH:
@@ -179,18 +179,18 @@ class Sizing:
 
     @cached_property
     def _beside(self) -> int:
-        """Pages that a request takes beside its KV."""
+        """Pages that a request takes in addition to its KV."""
         return self.layout.slot_pages + 2 * self.layout.checkpoint_pages
 
     @cached_property
     def _typical(self) -> float:
-        """Pages of a request, where each prompt token is asked for its own."""
+        """Pages of a request, averaged over prompt tokens."""
         squares = sum(request.prompt_tokens**2 for _, request in self.order)
         return squares / max(1, self.prompt_tokens) / self.layout.page_size + self._beside
 
     @cached_property
     def _checkpoints(self) -> float:
-        """That a request takes on average where memory is ample; those that are only guessed do not count."""
+        """Checkpoints of a request on average with ample memory, speculative ones apart."""
         probed = self.order[:PROBED]
         tokens = sum(request.known_tokens for _, request in probed)
         pages = tokens // self.layout.page_size + (8 * len(probed) + 8) * self.layout.checkpoint_pages
@@ -206,7 +206,7 @@ class Sizing:
         return distances(self.trace, self.layout, [request for _, request in order], self._checkpoints)
 
     def _hits(self, order: Order, memories: Sequence[int]) -> list[int]:
-        """Tokens that hit in a replay of `order`, by size."""
+        """Return the tokens that hit in a replay of `order`, by size."""
         if not memories:
             return []
         requests = tuple(request for _, request in order)
@@ -219,19 +219,21 @@ class Sizing:
         return [hits[number] for number in range(len(memories))]
 
 
-LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)  # of what endless memory would hit
+LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)  # of the hits with endless memory
 DOUBLED = 0.9  # the level whose size is doubled
 STEPS = 400  # at which the curve is read, evenly spaced by ratio
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
+    """A point of the curve of hit rate over memory."""
+
     memory: float  # bytes
     hit_rate: float
 
 
 def curve(sizes: Sequence[Size], modelled: Callable[[float], float]) -> list[Step]:
-    """The model between the sizes that were estimated, corrected as they are, and never falling."""
+    """Return the model's curve between the estimated sizes, corrected by them, without descents."""
     first, last = sizes[0].memory, sizes[-1].memory
     steps: list[Step] = []
     best = 0.0
@@ -243,7 +245,7 @@ def curve(sizes: Sequence[Size], modelled: Callable[[float], float]) -> list[Ste
 
 
 def _correction(sizes: Sequence[Size], memory: float) -> float:
-    """Between two sizes linear in the logarithm of the memory."""
+    """Interpolate the correction between two sizes, linear in the logarithm of the memory."""
     above = next((number for number, size in enumerate(sizes) if size.memory >= memory), len(sizes) - 1)
     low, high = sizes[max(0, above - 1)], sizes[above]
     corrections = low.hit_rate - low.modelled, high.hit_rate - high.modelled
@@ -254,7 +256,7 @@ def _correction(sizes: Sequence[Size], memory: float) -> float:
 
 
 def advice(steps: Sequence[Step], ideal: float) -> list[str]:
-    """The smallest sizes that reach each level, in steps of two digits, and what doubling one would bring."""
+    """Return sentences: the smallest sizes that reach each level, rounded up, and the gain of doubling one."""
     if not ideal:
         return ["Nothing in this traffic begins like anything before it: no memory would help."]
     reached: dict[float, float] = {}  # memory: level
@@ -278,12 +280,12 @@ def advice(steps: Sequence[Step], ideal: float) -> list[str]:
 
 
 def hit_rate(steps: Sequence[Step], memory: float) -> float:
-    """At that size or the next smaller one that was read."""
+    """Return the hit rate at that size, or at the next smaller step."""
     return max((step.hit_rate for step in steps if step.memory <= memory), default=steps[0].hit_rate)
 
 
 def round_up(memory: float) -> float:
-    """To two digits, upward."""
+    """Round up to two digits."""
     unit = 10.0 ** (math.floor(math.log10(memory)) - 1)
     return math.ceil(memory / unit - 1e-9) * unit
 
@@ -297,7 +299,7 @@ def _share(steps: Sequence[Step], memory: float, ideal: float) -> str:
 
 
 class Played:
-    """Arrivals that no answer moves."""
+    """Arrivals at fixed times, whatever the answers' times."""
 
     def __init__(self, order: Sequence[tuple[float, Request]]) -> None:
         self._order, self._next = order, 0
@@ -313,4 +315,4 @@ class Played:
         return self._order[self._next - 1][1]
 
     def answered(self, request: Request, now: float) -> None:
-        """Nothing waits for it."""
+        """Ignore the answer: no later arrival depends on it."""

@@ -15,7 +15,7 @@ from headwater.traces.request import Request, Trace
 
 
 class Ideal:
-    """Sees requests in the order in which they come."""
+    """Ideal hits: those with endless memory and a checkpoint at every unit, request by request in order of arrival."""
 
     def __init__(self, trace: Trace, unit_tokens: int) -> None:
         self._trace, self._unit = trace, unit_tokens
@@ -23,7 +23,7 @@ class Ideal:
         self._edges = Edges(self._width)
 
     def hit(self, request: Request) -> int:
-        """Tokens at which this request would resume; what it computes is there from now on."""
+        """Return the tokens at which this request would resume, and add its own tokens."""
         key = self._trace.key(request, request.known_tokens)
         cap = min(max(0, request.prompt_tokens - 1) // self._unit, len(key) // self._width)
         return min(cap, self._edges.note(request.namespace, key, len(key) // self._width)) * self._unit
@@ -31,15 +31,15 @@ class Ideal:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What one request owes to segments."""
+    """Savings of one request by segments."""
 
-    seam_tokens: int = 0  # of them, what was computed anew
-    flops: float = 0.0  # of their interiors, where they stood
+    seam_tokens: int = 0  # of the segments, recomputed
+    flops: float = 0.0  # of their interiors, at their positions in the prompt
 
 
 @dataclass(slots=True)
 class SegmentWork:
-    """Sums over all steps so far. FLOPs are a plain prefill's: what transitions and composing add is left out."""
+    """Tokens and FLOPs that steps spend on segments. FLOPs are a plain prefill's, without transitions and composing."""
 
     flops: PrefillFlops
     made_tokens: int = 0
@@ -47,7 +47,7 @@ class SegmentWork:
     _saved: dict[int, Saved] = field(default_factory=dict)
 
     def note(self, step: Step) -> None:
-        """Call between a step's plan and its end."""
+        """Count a step; call between its plan and its end."""
         for leg in step.legs:
             plan, seq = leg.plan, leg.seq
             if plan.build is not None:
@@ -58,21 +58,21 @@ class SegmentWork:
                 self._saved[seq.id] = Saved(tokens - seq.composition.interiors, self._composed(plan))
 
     def of(self, request: int) -> Saved:
-        """Of a request whose prompt is computed; it is asked once."""
+        """Return, once, the savings of a request whose prompt is computed."""
         return self._saved.pop(request, Saved())
 
     def _composed(self, plan: Plan) -> float:
         return sum(self.flops.between(part.at + part.start, part.at + part.end) for part in plan.composed)
 
 
-SAMPLES = 240  # of what the memory holds, over a run
+SAMPLES = 240  # samples of the memory's contents over a run
 NOTHING = Saved()
-TOO_LARGE = "too_large"  # in the place of a reason: no amount of waiting could have served it
+TOO_LARGE = "too_large"  # in the place of a reason: the whole memory is too small for the request
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One request: tokens, seconds."""
+    """Outcome of one request. Tokens, seconds."""
 
     number: int  # in the order in which requests came
     session: str
@@ -81,7 +81,7 @@ class Outcome:
     resumed_at: int
     stranded_tokens: int
     reason: str
-    ideal: int  # where it would have resumed with endless memory and a checkpoint at every unit
+    ideal: int  # resumed_at with endless memory and a checkpoint at every unit
     ttft: float | None = None
     at: float = 0.0
     composed_tokens: int = 0
@@ -89,7 +89,7 @@ class Outcome:
 
     @property
     def hit_tokens(self) -> int:
-        """Prompt tokens that were not computed for it."""
+        """Prompt tokens that were not computed."""
         return self.resumed_at + self.composed_tokens
 
     def as_dict(self) -> dict[str, object]:
@@ -113,7 +113,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What the memory held after so many requests, in pages."""
+    """Contents of the memory after a number of requests, in pages."""
 
     requests: int
     kv: int
@@ -126,7 +126,7 @@ class Held:
 
 @dataclass(slots=True)
 class Tally:
-    """Sums over all requests so far, and what the memory held on the way."""
+    """Sums over all requests so far, and samples of the memory's contents."""
 
     flops: PrefillFlops
     expected: int  # requests, as far as known: samples of memory are spread over them
@@ -145,7 +145,7 @@ class Tally:
 
     @property
     def hit_tokens(self) -> int:
-        """Prompt tokens that were not computed, less those that were to make segments."""
+        """Prompt tokens that were not computed, less those computed to build segments."""
         return self.prefix_tokens + self.composed_tokens - self.work.made_tokens
 
     @property
@@ -161,41 +161,35 @@ class Tally:
         ttft: float | None = None,
         saved: Saved = NOTHING,
     ) -> None:
-        """A request's prompt was computed; without an account it was refused."""
+        """Count a request whose prompt was computed, or that was refused if it has no account."""
         composed = 0 if account is None else account.composed_tokens
-        if not composed:
-            saved = NOTHING
-        hit = 0 if account is None else account.resumed_at
-        stranded = 0 if account is None else account.stranded_tokens
-        reason = TOO_LARGE if account is None else str(account.reason)
-        self.outcomes.append(
-            Outcome(
-                len(self.outcomes),
-                request.session,
-                request.prompt_tokens,
-                request.output_tokens,
-                hit,
-                stranded,
-                reason,
-                ideal,
-                ttft,
-                at,
-                composed,
-                saved.seam_tokens,
-            )
+        one = Outcome(
+            number=len(self.outcomes),
+            session=request.session,
+            prompt_tokens=request.prompt_tokens,
+            output_tokens=request.output_tokens,
+            resumed_at=0 if account is None else account.resumed_at,
+            stranded_tokens=0 if account is None else account.stranded_tokens,
+            reason=TOO_LARGE if account is None else str(account.reason),
+            ideal=ideal,
+            ttft=ttft,
+            at=at,
+            composed_tokens=composed,
+            seam_tokens=saved.seam_tokens if composed else 0,
         )
-        self.reasons[reason] += 1
-        self.prompt_tokens += request.prompt_tokens
-        self.prefix_tokens += hit
+        self.outcomes.append(one)
+        self.reasons[one.reason] += 1
+        self.prompt_tokens += one.prompt_tokens
+        self.prefix_tokens += one.resumed_at
         self.composed_tokens += composed
-        self.seam_tokens += saved.seam_tokens
+        self.seam_tokens += one.seam_tokens
         self.ideal_tokens += ideal
-        self.stranded_tokens += stranded
-        self.flops_all += self.flops.between(0, request.prompt_tokens)
-        self._flops_spared += self.flops.between(0, hit) + saved.flops
+        self.stranded_tokens += one.stranded_tokens
+        self.flops_all += self.flops.between(0, one.prompt_tokens)
+        self._flops_spared += self.flops.between(0, one.resumed_at) + (saved.flops if composed else 0.0)
 
     def sample(self, cache: PrefixCache) -> None:
-        """Note what the memory holds, once in a while."""
+        """Sample the memory's contents, SAMPLES times over the run."""
         if len(self.outcomes) * SAMPLES < len(self.held) * self.expected:
             return
         stats = cache.stats()
