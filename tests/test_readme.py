@@ -56,6 +56,13 @@ def test_paths_in_examples_are_left_out() -> None:
     }
 
 
+def test_the_files_of_a_request_s_way_exist() -> None:
+    drawing = (DOCS / "path.md").read_text(encoding="utf-8").split("```")[1]
+    files = re.findall(r"(?:[a-z]\w*/)+(?:\w+\.py)?", drawing)
+    assert len(files) > 15
+    assert [file for file in files if not (ROOT / "src" / "headwater" / file).exists()] == []
+
+
 def test_the_classes_of_the_glossary_exist() -> None:
     glossary = (DOCS / "glossary.md").read_text(encoding="utf-8")
     for module, name in re.findall(r"`(\w+)\.([A-Z]\w+)`", glossary):
