@@ -66,7 +66,7 @@ def _measured(figure: Figure, lab: Lab) -> dict[str, Any]:
 
 
 def _documents(folder: Path | None) -> dict[str, Any]:
-    """What earlier runs wrote. Raises ConfigError where no folder is named."""
+    """Read the documents of earlier runs. Raises ConfigError without a folder."""
     if folder is None:
         raise ConfigError("--page is made of figures' files: say with --out where they are")
     return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}

@@ -105,7 +105,7 @@ def _layer(profile: str, kind: str) -> Layer:
 
 
 def _bytes(layer: Layer, element: int) -> int:
-    """Of one head, or one channel of Mamba-1's."""
+    """Return the bytes of one head's transition, or of one channel's for Mamba-1."""
     assert layer.transition is not None
     elements = prod(layer.transition[1:])
     return SCALAR if elements == 1 else element * elements

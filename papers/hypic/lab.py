@@ -49,12 +49,12 @@ def rows(
 
 
 def rates(label: str, found: dict[str, Row]) -> list[Line]:
-    """What was not computed, by way."""
+    """Return a line for each mode of reuse: the share of tokens that was not computed."""
     return [Line(f"{label}: {way}", None, 100 * row.token_hit_rate, "% not computed") for way, row in found.items()]
 
 
 def parts(label: str, row: Row) -> list[Line]:
-    """What it is made of, where both are reused."""
+    """Return the parts of the hit rate if prefixes and segments are reused."""
     of = row.segments
     assert of is not None, "its requests are made of segments"
     tokens = {
@@ -153,7 +153,7 @@ def passages(lab: Lab) -> Found:
 
 
 def _fast(trace: Trace) -> Trace:
-    """Its requests with the paper's seams."""
+    """Return the trace with the paper's seams in all of its requests."""
     return replace(trace, requests=[replace(request, fidelity=Fidelity.FAST) for request in trace.requests])
 
 

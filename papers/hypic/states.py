@@ -71,7 +71,7 @@ ENVELOPE = 0.10  # "within a 10% state-drift envelope" (section 6.3)
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """Of a composed state from that of one pass over all tokens."""
+    """Drift of a composed state from the state of one pass over all tokens."""
 
     relative: float  # ‖composed − full‖ / ‖full‖
     degrees: float  # angle between the two

@@ -108,7 +108,7 @@ def cost() -> StepCost:
 
 
 def ttft_ms(model: StepCost, prompt: int, resumed: int) -> float:
-    """Of one prefill that runs alone, in one step."""
+    """Return the TTFT of a prefill that runs alone in one step, in milliseconds."""
     load = costs.Load(
         prefill_tokens=prompt - resumed,
         prefill_squares=prompt**2 - resumed**2,

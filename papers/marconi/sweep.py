@@ -25,7 +25,7 @@ def fig7(lab: Lab) -> Found:
 
 
 def ratios(found: list[Cell]) -> list[float]:
-    """Of hit rates; a cell in which vLLM+ hits nothing has none."""
+    """Return ratios of hit rates, without the cells in which vLLM+ hits nothing."""
     return [cell.hit_rate("marconi") / cell.hit_rate("vllm+") for cell in found if cell.hit_rate("vllm+")]
 
 
@@ -83,7 +83,7 @@ def fig8(lab: Lab) -> Found:
 
 
 def gains(found: list[Cell]) -> list[float]:
-    """Of hit rates, in percent of SGLang+'s."""
+    """Return gains of hit rates, in percent of SGLang+'s."""
     return [
         100 * (cell.hit_rate("marconi") / cell.hit_rate("sglang+") - 1) for cell in found if cell.hit_rate("sglang+")
     ]

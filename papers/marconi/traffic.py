@@ -48,7 +48,7 @@ class Reuse:
         self._states.update(new)
 
     def percent(self) -> tuple[float, float]:
-        """Of all blocks that were computed: those whose KV, and those whose state, was used again."""
+        """Return the percentages of computed blocks whose KV, and whose state, was reused."""
         return 100 * self.kv_used / self.computed, 100 * self.states_used / self.computed
 
     def _path(self, request: Request) -> list[int]:

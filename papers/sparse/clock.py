@@ -1,4 +1,4 @@
-"""What the placements take on a clock: an engine measures it (benchmarks/sparse.py), here is what its times say."""
+"""Times of placements, measured with an engine by benchmarks/sparse.py and evaluated here."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Of prompts of one length: seconds by tokens to recompute, and of what a resumption begins with."""
+    """Times of prompts of one length, in seconds: by tokens to recompute, and for the start of a resumption."""
 
     length: int
     by_tokens: Mapping[int, float]

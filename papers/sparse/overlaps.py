@@ -86,7 +86,7 @@ class Dataset:
         return Trace(self.ours, shuffled(requests, f"{self.name} {lab.seed}"))
 
     def seen(self, lab: Lab) -> list[Overlap]:
-        """How deep each of the requests overlaps what is retained; the lab notes what was used."""
+        """Return the overlap of each request with the retained entries; the lab records the data that was used."""
         requests = self.order(lab)
         tokens = sum(request.prompt_tokens for request in requests)
         lab.used[Used(self.ours, len(requests), tokens, f"the last {self.entries} entries", PAGE, str(self.load))] = (

@@ -34,7 +34,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """Where requests resume, 0: at the beginning; and how many checkpoints the entries had that they overlapped."""
+    """Resume positions of requests (0: the beginning), and numbers of checkpoints of the overlapped entries."""
 
     at: tuple[int, ...]
     checkpoints: float
@@ -58,7 +58,7 @@ def resumptions(spelling: str, seen: Sequence[Overlap]) -> Resumed:
 
 
 def score(spelling: str, seen: Sequence[Overlap]) -> Score:
-    """Of the requests that overlap something."""
+    """Return the score of a placement over the requests that overlap any entry."""
     resumed = resumptions(spelling, seen)
     hits = max(1, sum(overlap.depth > 0 for overlap in seen))
     depths = sum(overlap.depth for overlap in seen)
@@ -125,7 +125,7 @@ def gains(found: Scores) -> list[float]:
 
 
 def close(found: Scores) -> list[str]:
-    """Those optimal placements that save nearly what a checkpoint at every block saves."""
+    """Return the optimal placements whose savings are close to those of a checkpoint at every block."""
     block = saved(found, UNBUDGETED["every block"])
     return [optimal(k) for k in BUDGETS if saved(found, optimal(k)) >= block - CLOSE]
 
@@ -161,7 +161,7 @@ def _shapes(found: Scores) -> tuple[Shape, ...]:
 
 
 def _meets(found: Scores, rule: str) -> bool:
-    """Whether a fixed placement's distance to the optimal one shrinks to a tenth over the budgets."""
+    """Return whether a fixed placement's distance to the optimal one shrinks to a tenth over the budgets."""
     first, last = (abs(saved(found, optimal(k)) - saved(found, rule.format(k=k))) for k in (BUDGETS[0], BUDGETS[-1]))
     return last <= first / 10
 

@@ -10,7 +10,7 @@ from headwater.spec import ModelSpec
 
 
 def profile_of(spec: ModelSpec, folder: Path) -> Profile:
-    """What that model costs, named after its folder."""
+    """Return the profile of a model's spec, named after its folder."""
     return Profile(
         name=folder.resolve().name,
         source=str(folder / "config.json"),

@@ -19,7 +19,7 @@ FLOAT32_ASSUMED = "states are taken to be float32: the configuration does not sa
 
 @dataclass(frozen=True)
 class Profile:
-    """What a model costs. Bytes are over all `tensor_parallel` devices together, FLOPs too."""
+    """Costs of a model. Bytes and FLOPs are totals over all `tensor_parallel` devices."""
 
     name: str
     source: str
@@ -56,14 +56,14 @@ class Profile:
 
     @property
     def transition_bytes(self) -> int:
-        """What a segment's transitions take, laid out as the engine does."""
+        """Bytes of a segment's transitions, in the engine's layout."""
         layers = [layer for layer, n in self.layers for _ in range(n)]
         wanted = [(i, "transition", x.transition, "float32") for i, x in enumerate(layers) if x.transition is not None]
         return StateLayout.of(wanted).bytes
 
     @property
     def composes(self) -> bool:
-        """Whether prompts can be composed of stored segments."""
+        """True if prompts can be composed of stored segments."""
         return all(layer.composes for layer, _ in self.layers)
 
     @property
@@ -116,7 +116,7 @@ class Profile:
 
     @property
     def head_bytes(self) -> int:
-        """What a step that makes logits reads beside."""
+        """Bytes of the head's weights, which a step with logits reads in addition."""
         return self.vocab_size * self.hidden_size * self.element_bytes
 
     def page_bytes(self, page_size: int) -> int:
@@ -133,7 +133,7 @@ class Profile:
         elastic: bool = False,
         slots: int = 1,
     ) -> CacheLayout:
-        """What `memory_bytes` hold; `block_tokens` of a recorded trace's blocks, `slots` states a running request.
+        """Return the layout of `memory_bytes`; `block_tokens` per recorded block, `slots` states per running request.
 
         Raises ConfigError where the memory holds no page, a recorded block is no whole number of them, or a pool would
         be without any.

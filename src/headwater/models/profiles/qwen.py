@@ -16,7 +16,7 @@ GROUP = 4  # layers, of which the last has attention
 
 @dataclass(frozen=True, slots=True)
 class Qwen:
-    """What the family's configurations differ in; heads of attention have 256 channels, those of DeltaNet 128."""
+    """Differences between the family's configurations; attention heads have 256 channels, DeltaNet heads 128."""
 
     name: str
     source: str
