@@ -22,6 +22,7 @@ from headwater.machine import cpu
 
 PAGE = 64  # tokens
 OURS = "headwater"
+FIGURES = Path(__file__).parent / "results" / "comparison.json"
 SCENARIOS = {
     "cold": "prompts never seen before: 512, 2,048 and 4,096 tokens",
     "resend": "the same prompts again",
@@ -203,11 +204,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs="+", type=Path)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--figures", type=Path, default=FIGURES, help="file for what the page shows, as JSON")
     parser.add_argument("--note", action="append", default=[], help="a line under the dates: versions and flags")
     given = parser.parse_args()
     raw = [json.loads(path.read_text()) for path in given.results]
     runs = {run["name"]: figures(run) for run in sorted(raw, key=lambda r: r["name"] != OURS)}
-    (Path(__file__).parent / "results" / "comparison.json").write_text(json.dumps(runs, indent=1) + "\n")
+    given.figures.write_text(json.dumps(runs, indent=1) + "\n")
     given.out.write_text(page(runs, machine_name(), given.note))
     for what, shown, reached in goals(runs):
         print(f"{'reached' if reached else 'MISSED ':8} {what:45} {shown}")

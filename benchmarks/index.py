@@ -1,6 +1,6 @@
 """Speed and memory of the index.
 
-    python -m benchmarks.index [--repeats 7] [--sequences 2000] [--peers FOLDER] [--peer-python PYTHON]
+    python -m benchmarks.index [--repeats 7] [--small] [--peers FOLDER] [--peer-python PYTHON]
 
 One core, page 64, no checks. Each repetition runs all pieces in turn, `bytes.startswith` over the same bytes among
 them, and ratios are taken within a repetition. Times are CPU time of the one thread, since cores are shared. `--peers`
@@ -34,6 +34,7 @@ from headwater.plan import CacheLayout, Draft
 
 HERE = Path(__file__).parent
 PAGE, SEED = 64, 7
+SEQUENCES, SMALL_SEQUENCES = 2000, 100
 BIG = 1 << 25  # tokens: more than the workload holds
 STARTSWITH = "bytes.startswith over the same bytes"
 
@@ -284,12 +285,12 @@ def machine() -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--sequences", type=int, default=2000)
+    parser.add_argument("--small", action="store_true", help="sizes that only show that it runs")
     parser.add_argument("--peers", type=Path)
     parser.add_argument("--peer-python", default=sys.executable)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "index.json")
     options = parser.parse_args()
-    rows = measure(options.repeats, options.sequences)
+    rows = measure(options.repeats, SMALL_SEQUENCES if options.small else SEQUENCES)
     if options.peers is not None:
         rows += peers(options.peers, options.peer_python, options.repeats)
     print(f"{'':<44}{'median':>12}{'best':>12}")

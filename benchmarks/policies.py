@@ -1,6 +1,6 @@
 """Hit rates of every policy on every trace, at four sizes of memory: docs/policies.md.
 
-    python -m benchmarks.policies [--data FOLDER] [--seed 0] [--traces NAME,...]
+    python -m benchmarks.policies [--data FOLDER] [--seed 0] [--traces NAME,...] [--small]
 
 Requests come one by one, Qwen3.5-9B, pages of 64 tokens; where sessions have no recorded starts they are drawn.
 Writes results/policies.json, which the page is made of.
@@ -35,15 +35,15 @@ SIZES = {  # GB: from a few of the trace's requests to most of what the ideal hi
 }
 
 
-def measured(name: str, data: Path, seed: int) -> dict[str, object]:
+def measured(name: str, data: Path, seed: int, small: bool) -> dict[str, object]:
     """All eviction policies under `branch`, and `structural` with ours; on short traces all placements under lru."""
-    trace = read_trace(Path(name), data=data)
+    trace = read_trace(Path(name), data=data, limit=5 if small else None)
     evictions = [policy + OPTIONS.get(policy, "") for policy in EVICTION]
     pairs = [("branch", e) for e in evictions] + [("structural", "headwater")]
     if len(trace.requests) < LONG:
         pairs += [(placement, "lru") for placement in PLACEMENTS]
     profile = load_profile(MODEL)
-    setups = [Setup(profile, int(gb * 1e9), p, e) for gb, (p, e) in product(SIZES[name], pairs)]
+    setups = [Setup(profile, int(gb * 1e9), p, e) for gb, (p, e) in product(SIZES[name][: 1 if small else None], pairs)]
     results = dict(run_grid(trace, setups, partial(make_arrivals, seed=seed)))
     rows = [results[number].row.as_dict() for number in range(len(setups))]
     return {"trace": name, "requests": len(trace.requests), "notes": trace.notes, "seed": seed, "rows": rows}
@@ -89,14 +89,17 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=HERE.parents[1] / "shared" / "data")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--traces", default=",".join(SIZES))
+    parser.add_argument("--small", action="store_true", help="sizes that only show that it runs; keeps no results")
     given = parser.parse_args()
     out = HERE / "results" / "policies.json"
     known = {document["trace"]: document for document in json.loads(out.read_text())} if out.exists() else {}
     for name in given.traces.split(","):
-        known[name] = measured(name, given.data, given.seed)
+        known[name] = measured(name, given.data, given.seed, given.small)
+        print(f"{name}: {len(known[name]['rows'])} rows")
+        if given.small:
+            continue
         out.write_text(json.dumps([known[trace] for trace in SIZES if trace in known], indent=1) + "\n")
         (HERE.parent / "docs" / "policies.md").write_text(page(json.loads(out.read_text())))
-        print(f"{name}: {len(known[name]['rows'])} rows")
 
 
 if __name__ == "__main__":

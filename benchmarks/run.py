@@ -31,11 +31,6 @@ QUESTIONS = {
     "chat_load": "Is anything computed twice in chats?",
     "startup": "How long until the server answers, and how much memory does it take?",
 }
-SMALL = {
-    "index": ["--repeats", "1", "--sequences", "100"],
-    "mixers": ["--repeats", "1", "--small"],
-    "prefill": ["--repeats", "1", "--small"],
-}
 BUSY = 0.1  # cores: more than that disturbs
 LONGEST = 1800  # seconds that one question may take
 
@@ -44,7 +39,7 @@ def run(name: str, given: argparse.Namespace, out: Path) -> bool:
     """Run one benchmark, and return whether it ran to its end."""
     command = [sys.executable, "-m", f"benchmarks.{name}", "--out", str(out)]
     if given.small:
-        command += SMALL.get(name, ["--repeats", "1", "--small"])
+        command += ["--repeats", "1", "--small"]
     if name == "index" and given.peers:
         command += ["--peers", str(given.peers), "--peer-python", given.peer_python]
     try:

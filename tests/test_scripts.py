@@ -1,9 +1,13 @@
-"""Scripts of `benchmarks/`, `examples/`, `stress/` and `training/`: each imports and shows its options."""
+"""Scripts beside the package: each imports, shows its options and does its smallest run."""
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import json
 import runpy
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +15,36 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("benchmarks", "examples", "stress", "training")
+SHARED = ROOT.parent / "shared"
+PEERS = [str(path) for path in sorted(SHARED.glob("peers/serve/results/*.json"))]
+# The smallest run of a script, where that is not `--small --repeats 1`; OUT is a folder with the log of a training run.
+SMALLEST = {
+    "benchmarks.comparison": ["OUT/ours.json", *PEERS, "--out", "OUT/page.md", "--figures", "OUT/figures.json"],
+    "benchmarks.policies": ["--small", "--traces", "mini_swe_agent"],
+    "benchmarks.run": ["--small", "index"],
+    "benchmarks.segment_choices": ["--prompts", "1"],
+    "benchmarks.segment_quality": ["--every", "40", "--out", "OUT"],
+    "benchmarks.segment_states": ["hypic-table2", "--out", "OUT"],
+    "benchmarks.segments": ["--small", "--repeats", "1", "--out", "OUT"],
+    "benchmarks.sparse": ["--small", "--repeats", "1", "--data", str(SHARED / "data"), "--out", "OUT"],
+    "examples.demo": [],
+    "examples.screenshot": ["--seconds", "10", "--out", "OUT/page.png"],
+    "stress.fuzz.__main__": ["--for", "2s", "config"],
+    "stress.fuzz.drive": ["config", "-runs=20"],
+    "stress.memory": ["--requests", "2000", "--over-http", "100"],
+    "stress.soak": ["--for", "60s", "--visits", "30", "--clients", "4"],
+    "stress.tenant_timing": ["--trials", "40"],
+    "training.__main__": ["--recipe", "smoke", "--no-compile", "--out", "OUT/run"],
+    "training.curve": ["OUT", "OUT/curve.png"],
+    "training.evaluation_set": ["OUT/set.jsonl.zst", "--items", "1"],
+}
+RESULTS = ["--small", "--repeats", "1", "--out", "OUT/results.json"]
+NEEDS = {  # what a script cannot run without, and whether it is here
+    "benchmarks.comparison": ("peers' results", PEERS),
+    **dict.fromkeys(("benchmarks.lab", "benchmarks.policies", "benchmarks.sparse"), ("traffic", SHARED.exists())),
+    "examples.screenshot": ("chromedriver", shutil.which("chromedriver")),
+    **dict.fromkeys(("stress.fuzz.__main__", "stress.fuzz.drive"), ("atheris", importlib.util.find_spec("atheris"))),
+}
 
 
 def modules() -> list[str]:
@@ -43,3 +77,20 @@ def test_it_imports_and_shows_its_options(
         runpy.run_module(module, run_name="__main__")
     assert ended.value.code == 0
     assert "usage:" in capsys.readouterr().out
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("module", filter(is_script, modules()))
+def test_it_does_its_smallest_run(module: str, tmp_path: Path) -> None:
+    needed, here = NEEDS.get(module, ("", True))
+    if not here:
+        pytest.skip(f"no {needed} here")
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps({"tokens": 10, "loss": 4.0 - i}) + "\n" for i in range(3)))
+    if PEERS:
+        (tmp_path / "ours.json").write_text(json.dumps({**json.loads(Path(PEERS[0]).read_text()), "name": "headwater"}))
+    options = [option.replace("OUT", str(tmp_path)) for option in SMALLEST.get(module, RESULTS)]
+    command = [sys.executable, "-m", module.removesuffix(".__main__"), *options]
+    if module.startswith("examples."):
+        command[1:3] = [str(ROOT / module.replace(".", "/")) + ".py"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

@@ -36,7 +36,7 @@ FAMILIES = (
 # their mixers are another family's: what takes longest is behind the mark
 ALIKE = ("qwen3_5_moe", "qwen3_next", "bamba", "minimax", "ling", "falcon_h1", "nemotron_h")
 BRIEF = ("chat_turn", "with_seven_other_requests_running")
-IN_BOTH_DTYPES = ("qwen3_5_wide", TRAINED)  # of these, two scenarios
+IN_BOTH_DTYPES = ("qwen3_5_wide", TRAINED)  # of these, one scenario
 ROOT = Path(__file__).parents[2]
 
 
@@ -48,7 +48,7 @@ def cells():
                 for scenario in SCENARIOS:
                     narrow = recipe in FAMILIES and dtype == "float32" and threads == 2
                     narrow = narrow and (recipe not in ALIKE or scenario in BRIEF)
-                    both = recipe in IN_BOTH_DTYPES and threads == 2 and scenario in ("chat_turn", "resend")
+                    both = recipe in IN_BOTH_DTYPES and threads == 2 and scenario == "chat_turn"
                     marks = [] if narrow or both else [pytest.mark.full]
                     yield pytest.param(recipe, dtype, threads, scenario, marks=marks)
 

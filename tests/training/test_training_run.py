@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from headwater.models.load import load_model
 from tests.support import Bench
 from training.curve import circles, draw, lines
@@ -16,34 +14,27 @@ from training.curve import circles, draw, lines
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("run")
+def test_one_command_trains_a_checkpoint_that_is_served_and_its_picture(tmp_path: Path) -> None:
+    """One test of one run, so that two test processes do not train twice."""
+    folder = tmp_path / "run"
     command = [sys.executable, "-m", "training", "--recipe", "smoke", "--no-compile", "--out", str(folder)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
     assert "step 20 of 25" in ended.stdout
     assert ended.stdout.count("held out  length") == 3
-    return folder
 
-
-def test_the_loss_falls(run: Path) -> None:
-    losses = [json.loads(line)["loss"] for line in (run / "log.jsonl").read_text().splitlines()]
+    losses = [json.loads(line)["loss"] for line in (folder / "log.jsonl").read_text().splitlines()]
     assert len(losses) == 25
     assert sum(losses[-5:]) / 5 < 0.9 * losses[0]
 
-
-def test_the_checkpoint_is_served(run: Path) -> None:
-    loaded = load_model(run / "checkpoint", "float32")
+    loaded = load_model(folder / "checkpoint", "float32")
     tokens = loaded.tokenizer.encode("Documents:\n\nThe mayor of Port Oslen is Mara Teldin.").ids
     bench = Bench(loaded.model)
     logits = bench.prefill(bench.sequence(len(tokens)), tokens)
     assert logits.isfinite().all()
     assert logits.std() > 0
 
-
-def test_its_picture_is_drawn(run: Path, tmp_path: Path) -> None:
-    draw(run / "log.jsonl", tmp_path / "curve.png")
+    draw(folder / "log.jsonl", tmp_path / "curve.png")
     assert (tmp_path / "curve.png").stat().st_size > 5000
 
 
