@@ -69,7 +69,7 @@ def verdict(holds: bool) -> str:
 
 
 def _footer(figure: Figure, document: Mapping[str, Any]) -> str:
-    """Return the figure's footer: data, model and machine of the run."""
+    """Return the figure's footer: the traces and settings of its runs."""
     runs: dict[tuple[str, int, int], dict[str, None]] = {}
     for run in document["runs"]:
         setting = runs.setdefault((run["trace"], run["requests"], run["prompt_tokens"]), {})

@@ -1,4 +1,4 @@
-"""docs/families.md, made of what families and profiles say: `python -m headwater.models.families.page FILE`."""
+"""Generator of docs/families.md from families and profiles: `python -m headwater.models.families.page FILE`."""
 
 from __future__ import annotations
 
@@ -13,44 +13,43 @@ from headwater.models.profiles import PROFILES, Profile
 HEAD = """\
 # Families of models
 
-What `headwater serve` loads, what it costs, how it is tested, and what it does not take. Made from the code by
-`make families`; a test compares them.
+The families that `headwater serve` loads, their cache costs, their tests, and unsupported configurations. Generated
+from the code by `make families`; a test compares both.
 
-A checkpoint is a folder in Hugging Face's format. Of a multimodal one the text model is loaded, and what else there is
-(a vision tower, layers that predict further tokens) is skipped with a line in the log that says how much it was.
+A checkpoint is a folder in Hugging Face's format. From a multimodal checkpoint only the text model is loaded; other
+parts (a vision tower, layers that predict further tokens) are skipped, and a log line reports their size.
 Weights may be float32, bfloat16 or float16.
 """
 TESTED = """\
-## What is tested, of each family
+## Tests of each family
 
-On small random checkpoints with odd numbers of heads, with biases and without, tied and untied, with experts and
-without, as far as the family has them:
+Tests use small random checkpoints with odd numbers of heads, with and without biases, with tied and untied embeddings,
+with and without experts, as far as the family supports them:
 
-| what | against what | where |
+| property | compared with | test |
 | --- | --- | --- |
 | logits of every token within 1e-4, and 24 tokens of greedy text | the oracle of the table above | `tests/models/test_hybrid.py` |
-| a prompt cut at any pages, other prompts beside it: no bit changes | itself, whole and alone | `tests/models/test_hybrid.py` |
+| a prompt cut at any pages, in a batch with other prompts: no bit changes | the same prompt, whole and alone | `tests/models/test_hybrid.py` |
 | a hit changes no bit of the answer, in seven situations | a server without a cache | `tests/exactness/test_matrix.py` |
 | every mixer: outputs, states, transitions, extreme gates | its recurrence token by token in float64 | `tests/contract/test_mixers.py` |
-| FLOPs, weights, bytes of KV and of a checkpoint | what is counted, stored and written | `tests/models/test_counted_costs.py` |
-| the server answers the `openai` client, cold and from the cache; `headwater inspect` | itself | `tests/test_families_serve.py` |
-| every refusal below | the config.json of the small checkpoint, with those keys | `tests/models/test_families.py` |
+| FLOPs, weights, bytes of KV and of a checkpoint | the operations counted and the bytes stored | `tests/models/test_counted_costs.py` |
+| the server answers the `openai` client, cold and from the cache; `headwater inspect` | the cold answer | `tests/test_families_serve.py` |
+| every refusal below | the config.json of the small checkpoint with these keys | `tests/models/test_families.py` |
 """  # noqa: E501
 REFUSED = """\
-## What is not supported
+## Unsupported configurations
 
-A config.json that asks for something that there is no code for is refused before any weight is read, by the key that
-asks for it.
+A config.json with an unsupported value is refused before any weight is read; the error names the key.
 """
 
 
 def page() -> str:
-    """The whole of it."""
+    """Return the whole page."""
     return "\n".join([HEAD, *families(), "", TESTED, REFUSED, *refusals()]) + "\n"
 
 
 def families() -> list[str]:
-    """One row a family, with the sizes of a published model."""
+    """Return a table with one row for each family, with the sizes of a published model."""
     rows = [(family, PROFILES.get(family.profile)) for family in FAMILIES]
     header = (
         "family", "model types", "for example", "layers", "bytes of KV a token", "bytes of a checkpoint", "oracle",
@@ -68,10 +67,12 @@ def _row(family: Family, profile: Profile | None) -> tuple[str, ...]:
 
 
 def refusals() -> list[str]:
-    """One row for each thing that is refused."""
+    """Return a table with one row for each unsupported configuration."""
     rows = [("all", refusal) for refusal in ALL_REFUSE]
     rows += [(family.name, refusal) for family in FAMILIES for refusal in family.refuses]
-    return table(("family", "what", "asked for by", "error"), [_refusal(name, refusal) for name, refusal in rows])
+    return table(
+        ("family", "unsupported part", "configuration", "error"), [_refusal(name, refusal) for name, refusal in rows]
+    )
 
 
 def _refusal(family: str, refusal: Refusal) -> tuple[str, ...]:
@@ -80,7 +81,7 @@ def _refusal(family: str, refusal: Refusal) -> tuple[str, ...]:
 
 
 def table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
-    """In markdown."""
+    """Return a table in Markdown."""
     lines = [header, ("---",) * len(header), *rows]
     return [f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines]
 
