@@ -15,8 +15,7 @@ import torch
 from benchmarks import measure
 from benchmarks.measure import Figures, Row, ratios, timed
 from benchmarks.mixer_layers import LAYERS, WIDTH, Compared, products_of, run_oracle
-from headwater.mixers.batch import Slice, StepBatch
-from headwater.mixers.chunks import CHUNK
+from headwater.mixers.batch import CHUNK, Slice, StepBatch
 from headwater.mixers.recurrent import LayerState, RecurrentMixer
 
 TOKENS, SMALL_TOKENS = (2048, 8192), (64, 128)

@@ -23,7 +23,6 @@ from headwater.evaluate.fidelity_measures import distance
 from headwater.evaluate.fidelity_prompts import Wanted
 from headwater.evaluate.fidelity_study import studied
 from headwater.layers.lightning import Lightning
-from headwater.mixers.composing import composed
 from headwater.mixers.numerics import prepare_process
 from headwater.models.embedded import embedded
 from headwater.request import Fidelity
@@ -107,8 +106,8 @@ def addition() -> Found:
         rig.make(tokens(length), 0, 0)
         (segment,) = rig.state.segments
         state_HKV = torch.randn(segment.zero_start_X.shape, generator=torch.Generator().manual_seed(0))
-        right = composed(rig.layer, state_HKV, segment, 0)
-        added = composed(rig.layer, state_HKV, replace(segment, transition_X=None), 0)
+        right = rig.layer.composed(state_HKV, segment, 0)
+        added = rig.layer.composed(state_HKV, replace(segment, transition_X=None), 0)
         error_H = (right - added).flatten(1).norm(dim=1) / state_HKV.flatten(1).norm(dim=1)
         found |= {(n, length): float(error) for n, error in zip(DECAYS, error_H, strict=True)}
     return states.addition(found)

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from headwater.mixers.batch import Slice, StepBatch
-from headwater.mixers.composing import SegmentState, zero_start
-from headwater.mixers.recurrent import LayerState
+from headwater.mixers.recurrent import LayerState, SegmentState
 from tests.contract.recurrences import Case
 
 ROWS, TRANSITIONS = 40, 4
@@ -73,7 +72,7 @@ class LayerRig:
         self.copy(0, 1)
         self.step([*of_head, Piece(x_LD[head:end], 0, head, transition=0)])
         transition_X, recurrent = self.state.transition[0].clone(), self.state.recurrent
-        zero_start_X = zero_start(self.layer, recurrent[0], transition_X, recurrent[1])
+        zero_start_X = self.layer.zero_start(recurrent[0], transition_X, recurrent[1])
         conv_Cw = None if self.state.conv is None else self.state.conv[0].clone()
         made = SegmentState(transition_X, zero_start_X, conv_Cw)
         self.state = replace(self.state, segments=(*self.state.segments, made))

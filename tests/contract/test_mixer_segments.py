@@ -11,7 +11,6 @@ from itertools import pairwise
 import pytest
 import torch
 
-from headwater.mixers.composing import composed, zero_start
 from tests.contract.layer_rig import LayerRig, Piece, relative_error
 from tests.contract.recurrences import EXTREMES, MIXERS, Case
 from tests.contract.recurrences.case import tokens
@@ -118,8 +117,8 @@ def test_an_identity_as_a_transition_is_naive_addition(mixer: Case) -> None:
     rig.make(tokens(100), 0, 0)
     (made,) = rig.state.segments
     state_X = torch.randn(made.zero_start_X.shape, generator=torch.Generator().manual_seed(0))
-    naive_X = composed(rig.layer, state_X, replace(made, transition_X=None), 30)
-    carried_X = composed(rig.layer, state_X, replace(made, transition_X=rig.layer.identity()), 30)
+    naive_X = rig.layer.composed(state_X, replace(made, transition_X=None), 30)
+    carried_X = rig.layer.composed(state_X, replace(made, transition_X=rig.layer.identity()), 30)
     assert close(carried_X, naive_X.double())
 
 
@@ -129,9 +128,9 @@ def test_naive_addition_errs_by_what_the_transition_would_have_taken_away(mixer:
     rig.make(tokens(100), SEAM, SEAM)
     (made,) = rig.state.segments
     state_X = torch.randn(made.zero_start_X.shape, generator=torch.Generator().manual_seed(0))
-    naive_X = composed(rig.layer, state_X, replace(made, transition_X=None), 30)
+    naive_X = rig.layer.composed(state_X, replace(made, transition_X=None), 30)
     error_X = mixer.moved(made.transition_X, state_X) - state_X.double()
-    assert close(composed(rig.layer, state_X, made, 30), naive_X.double() + error_X)
+    assert close(rig.layer.composed(state_X, made, 30), naive_X.double() + error_X)
 
 
 @pytest.mark.parametrize("interior", [1, 17, 64, 200])
@@ -145,7 +144,7 @@ def test_the_zero_start_state_is_that_of_the_interior_after_zeros(mixer: Case, i
     (made,) = rig.state.segments
     # what is left of a subtraction is as exact as what was subtracted
     assert (made.zero_start_X - rig.state.recurrent[2]).abs().max() < 1e-6 * end_X.abs().max()
-    assert torch.equal(zero_start(rig.layer, end_X, made.transition_X, head_X), made.zero_start_X)
+    assert torch.equal(rig.layer.zero_start(end_X, made.transition_X, head_X), made.zero_start_X)
 
 
 def test_a_transition_carries_a_state_as_the_reference_does(mixer: Case) -> None:

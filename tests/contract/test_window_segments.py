@@ -7,12 +7,12 @@ from itertools import pairwise
 
 import pytest
 import torch
-from tests.mixers.window_attention.rig import NONE, Rig, shape_of
 
 from headwater.layers.rotary import Rotary
 from headwater.layers.window import WindowAttention
 from headwater.mixers.batch import Slice
 from tests.contract.layer_rig import relative_error
+from tests.mixers.window.rig import NONE, Rig, shape_of
 
 PREFIX, REST, SEAM = 70, 30, 8  # tokens
 SLOT, PLAIN = 5, 6

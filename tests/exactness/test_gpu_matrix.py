@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("triton", reason="no Triton here: it comes with the test extra")
 
-from headwater.mixers.gpu.path import GpuPath
+from headwater.mixers.gpu.recurrent import RecurrentOnGpu
 from headwater.models.decode_graphs import DecodeGraphs
 from headwater.models.load import LoadedModel, load_model
 from tests.exactness.rig import Answer, Make, Rig, words
@@ -55,8 +55,8 @@ def turns_in_company(rig: Rig) -> list[Answer]:
 
 @pytest.mark.parametrize("recipe", ["qwen3_5", "mamba2", "kimi_linear", "qwen3_window"])
 def test_a_hit_changes_no_bit_on_a_gpu(make, same_bits_as_without_a_cache, monkeypatch, recipe):
-    prefill, ran = GpuPath.prefill, []
-    monkeypatch.setattr(GpuPath, "prefill", lambda *given: (ran.append(1), prefill(*given))[1])
+    prefill, ran = RecurrentOnGpu.prefill, []
+    monkeypatch.setattr(RecurrentOnGpu, "prefill", lambda *given: (ran.append(1), prefill(*given))[1])
     with make(PAGES + 6 * make.checkpoint_pages) as rig:
         recorder = replayed(rig)
         answers = turns_in_company(rig)

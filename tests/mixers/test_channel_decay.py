@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.mixers.channel_decay import seen
-from headwater.mixers.chunks import CHUNK
+from headwater.mixers.batch import CHUNK
+from headwater.mixers.gla.fast import seen
 
 HEADS, KINDS, WIDTH = 5, 2, 24
 FLUSHED = torch.finfo(torch.float32).tiny  # what is smaller is zero, here as in the server

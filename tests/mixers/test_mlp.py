@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from headwater.layers.feed_forward import Mlp
-from headwater.mixers.mlp import mlp_of
+from headwater.mixers.feed_forward import mlp_of
 from headwater.mixers.weights import Weights
 
 WIDTH = 48

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from headwater.layers.feed_forward import Experts, Mlp
-from headwater.mixers.moe import MixtureOfExperts
+from headwater.mixers.feed_forward import MixtureOfExperts
 from headwater.mixers.weights import Weights
 
 WIDTH = 48
@@ -39,8 +39,10 @@ def weights_of(shape: Experts) -> dict[str, torch.Tensor]:
     }
 
 
-def module(shape: Experts, dtype: torch.dtype = torch.float32) -> MixtureOfExperts:
-    return MixtureOfExperts.of(shape, Weights(weights_of(shape), dtype))
+def module(
+    shape: Experts, dtype: torch.dtype = torch.float32, kind: type[MixtureOfExperts] = MixtureOfExperts
+) -> MixtureOfExperts:
+    return kind.of(shape, Weights(weights_of(shape), dtype))
 
 
 class Plain:

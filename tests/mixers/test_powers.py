@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.mixers.powers import PIECE, empty_vectors, exp2_
+from headwater.mixers.activations import PIECE, empty_vectors, exp2_
 
 
 def powers(x_N: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ import torch
 from headwater.memory.segments import Segment
 from headwater.memory.slots import StateMemory
 from headwater.mixers.batch import Slice, StepBatch
-from headwater.mixers.window.rings import Rings
+from headwater.mixers.window.fast import Rings
 from headwater.models.hybrid import HybridModel
 from tests.support import Bench, Sequence
 

@@ -12,8 +12,8 @@ import torch
 
 pytest.importorskip("triton", reason="no Triton here: it comes with the test extra")
 
-from headwater.mixers.attention import gpu
 from headwater.mixers.batch import StepBatch
+from headwater.mixers.gpu import attention as gpu
 from headwater.models import decode_graphs
 from headwater.models.decode_graphs import CudaRecorder, DecodeGraphs
 from headwater.models.hybrid import HybridModel

@@ -13,22 +13,17 @@ from typing import Any
 
 import torch
 
-from headwater.engine import kernel_check
 from headwater.layers.attention import GroupedAttention
-from headwater.layers.feed_forward import Experts
 from headwater.layers.layer import Layer
 from headwater.layers.mla import LatentAttention
-from headwater.layers.window import WindowAttention
 from headwater.mixers import activations
 from headwater.mixers.activations import silu
-from headwater.mixers.attention import kernel
-from headwater.mixers.attention.decoding import KEYS
-from headwater.mixers.batch import StepBatch
-from headwater.mixers.chunks import CHUNK
+from headwater.mixers.attention import fast
+from headwater.mixers.attention.fast import KEYS
+from headwater.mixers.batch import CHUNK, StepBatch
 from headwater.mixers.gpu import has_kernels
 from headwater.mixers.linear import Linear, first_bad_height
-from headwater.mixers.mla.absorbed import TILE, AbsorbedHeads
-from headwater.mixers.mla.expanded import expanded_heads
+from headwater.mixers.mla.fast import TILE, AbsorbedHeads, expanded_heads
 from headwater.mixers.numerics import Numerics
 from headwater.mixers.recurrent import RecurrentMixer
 from headwater.mixers.weights import Weights
@@ -37,6 +32,7 @@ from headwater.spec import KEY_BLOCK, ModelSpec
 
 # Heights at which kernels were seen to change, and what lies between; as many as the budget allows.
 HEIGHTS = (1, 2, 3, 4, 7, 8, 16, 17, 32, 33, 64, 128, 255, 256, 512, 1024, 2048)
+Narrow = tuple[Layer, RecurrentMixer[Any]]  # a recurrent layer, and what computes it
 MULTIPLY_ADDS = 5 * 10**9  # for one weight: about a tenth of a second
 MOST_OUTPUTS = 1024  # of a weight: more are more of the same blocks
 FUSED_ROWS = 33  # rows: what follows a product works on blocks of few of them
@@ -69,7 +65,7 @@ def self_check(spec: ModelSpec, device: str = "cpu", reproducible: bool = True) 
 
 
 def weight_shapes(spec: ModelSpec) -> set[tuple[int, int]]:
-    """(inputs, outputs) of the model's products, as far as they matter to the choice of a kernel."""
+    """(inputs, outputs) of the model's products, as far as they matter to the choice of a fast."""
     return {(n_in, n_out) for n_in, n_out, _ in _products(spec)}
 
 
@@ -154,27 +150,30 @@ def _affordable(multiply_adds_a_row: int) -> tuple[int, ...]:
 def _broken_kernels(spec: ModelSpec, device: str) -> Iterator[str]:
     random = _random(spec, device)
     layers = set(spec.layers)
-    paged = {layer for layer in layers if has_kernels(device) and isinstance(layer, GroupedAttention)}
-    for shape in sorted({shape for layer in paged for shape in attended(layer)}):
-        yield from kernel_check.broken_attention(shape, random, device)
-    others = layers - {
-        layer for layer in paged if not isinstance(layer, WindowAttention)
-    }  # which prefill as on the CPU
-    for shape in sorted({shape for layer in others for shape in attended(layer)}):
+    if has_kernels(device):
+        from headwater.mixers.gpu import check  # needs Triton
+
+        recurrent = {layer: _narrowed(layer, random, device) for layer in layers if type(layer) in RECURRENT}
+        yield from check.broken_kernels(layers, recurrent, random, device)
+        layers = {layer for layer in layers if not check.is_covered(layer, recurrent)}
+    for shape in sorted({shape for layer in layers for shape in attended(layer)}):
         yield from _broken_attention(*shape, random)
-    for layer in sorted({layer for layer in layers if isinstance(layer, LatentAttention)}, key=repr):
-        yield from _broken_absorption(layer, random)
-        if has_kernels(device):
-            yield from kernel_check.broken_latent_attention(layer, random, device)
-    for layer in sorted({layer for layer in spec.layers if type(layer) in RECURRENT}, key=repr):
-        yield from _broken_recurrence(layer, random, device)
-    for layer in sorted({layer for layer in layers if has_kernels(device) and isinstance(layer, Experts)}, key=repr):
-        yield from kernel_check.broken_experts(layer, random, device)
-    x_RK = random(max(HEIGHTS[:-2]), 75).float()  # a width off every vector's
+    for latent in sorted({layer for layer in layers if isinstance(layer, LatentAttention)}, key=repr):
+        yield from _broken_absorption(latent, random)
+    for layer in sorted({layer for layer in layers if type(layer) in RECURRENT}, key=repr):
+        yield from _broken_recurrence(_narrowed(layer, random, device), random, device)
+    x_RK = random(max(HEIGHTS[:-2]), 75).float()  # a width that is no multiple of any vector's
     for name in ("sigmoid", "silu", "softplus", "inverse_l2"):
         height = first_bad_height(getattr(activations, name), x_RK, HEIGHTS[:-2])
         if height is not None:
             yield f"{name} at {height} rows"
+
+
+def _narrowed(layer: Layer, random: Callable[..., torch.Tensor], device: str) -> Narrow:
+    """Build a recurrent layer with random weights: its own heads, in a narrow model."""
+    narrow = replace(layer, hidden=NARROW)
+    tensors = {name: random(*shape).float() * NARROW**-0.5 for name, shape in narrow.tensors().items()}
+    return narrow, RECURRENT[type(layer)](narrow, Weights(tensors, device=device))
 
 
 def attended(layer: Layer) -> tuple[tuple[int, int, int], ...]:
@@ -192,7 +191,7 @@ def _broken_attention(heads: int, sharing: int, width: int, random: Callable[...
     mask_RK = torch.zeros(KEY_BLOCK, KEY_BLOCK, dtype=q_GRD.dtype, device=q_GRD.device)
 
     def attend(rows: slice) -> torch.Tensor:
-        return kernel.attend(q_GRD[:, :, rows], k_GKD, v_GKD, mask_RK[rows])
+        return fast.attend(q_GRD[:, :, rows], k_GKD, v_GKD, mask_RK[rows])
 
     whole_GRD = attend(slice(None))
     for n in ATTENTION_ROWS:
@@ -203,7 +202,7 @@ def _broken_attention(heads: int, sharing: int, width: int, random: Callable[...
     mask_B11K = torch.zeros(len(q_BGQD), 1, 1, KEYS, dtype=q_BGQD.dtype, device=q_BGQD.device)
 
     def decode(at_B: torch.Tensor) -> torch.Tensor:
-        return kernel.decode(q_BGQD[at_B], (k_BKGD[at_B],) * 2, mask_B11K[at_B])
+        return fast.decode(q_BGQD[at_B], (k_BKGD[at_B],) * 2, mask_B11K[at_B])
 
     count = first_bad_height(decode, torch.arange(len(q_BGQD), device=q_BGQD.device), SEQUENCES)
     if count is not None:
@@ -219,14 +218,9 @@ def _broken_absorption(layer: LatentAttention, random: Callable[..., torch.Tenso
             yield f"{layer.kind} at {count} decoding sequences"
 
 
-def _broken_recurrence(layer: Layer, random: Callable[..., torch.Tensor], device: str) -> Iterator[str]:
-    """Chunks computed together or apart, sequences decoded together or apart; the layer's own heads, a narrow model."""
-    layer = replace(layer, hidden=NARROW)
-    tensors = {name: random(*shape).float() * NARROW**-0.5 for name, shape in layer.tensors().items()}
-    mixer: RecurrentMixer[Any] = RECURRENT[type(layer)](layer, Weights(tensors, device=device))
-    if has_kernels(device) and mixer.gpu.kernels is not None:
-        yield from kernel_check.broken_recurrence(layer, mixer, random, device)
-        return
+def _broken_recurrence(narrow: Narrow, random: Callable[..., torch.Tensor], device: str) -> Iterator[str]:
+    """Name chunks whose bits depend on other chunks, and sequences whose bits depend on others in decode."""
+    layer, mixer = narrow
     n = max(*CHUNK_COUNTS, *SEQUENCES)
     none = torch.empty(0, dtype=torch.int64)
     positions = torch.arange(CHUNK, device=device).repeat(n)

@@ -19,7 +19,7 @@ from headwater.memory.arena import Arena
 from headwater.memory.segments import LaidOut, Segment
 from headwater.memory.slots import StateMemory
 from headwater.mixers.batch import Slice, StepBatch
-from headwater.mixers.window.rings import Rings
+from headwater.mixers.window.fast import Rings
 from headwater.models.hybrid import Function, HybridModel, Mixers, Step
 from headwater.plan import Run
 from headwater.request import Fidelity, Span

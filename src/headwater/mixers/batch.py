@@ -1,36 +1,34 @@
-"""One ragged step as tensors: what the model computes on.
+"""One ragged step of the model as tensors, and its prefill slices cut into chunks of 64 tokens.
 
-Rows of the step are tokens: first those of all prefill slices, one slice after the other, then one row for each
-decoding sequence, then idle ones, of which nothing is kept, where products are faster with a few rows more.
-N = all rows, P = prefill rows, B = decoding sequences (N ≥ P + B).
+Rows of the step are tokens: first the rows of all prefill slices, one slice after the other, then one row for each
+decoding sequence, then idle rows, which fill the step up to a height at which products are faster. Results of idle rows
+are discarded. N = all rows, P = prefill rows, B = decoding sequences (N ≥ P + B).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, zip_longest
-from typing import TYPE_CHECKING
+from itertools import zip_longest
 
 import torch
 import torch.nn.functional as F
 
-if TYPE_CHECKING:
-    from headwater.mixers.gpu.ragged import Ragged
+CHUNK = 64  # tokens: recurrences are cut at absolute multiples of it
 
 
 @dataclass(frozen=True)
 class Slice:
     """The next tokens of one sequence that is being prefilled.
 
-    `start` is a multiple of 64; only around segments it is any position. The state before the first token is in row
-    `slot` of the state memory (the runner has zeroed or restored it); the state after the last token is left there. For
-    each `(position, row)` of `saves` (position a multiple of 64 tokens from `start`, or the end) the state after
-    `position` tokens is also left in `row`.
+    `start` is a multiple of 64, except around segments, where it is any position. Before the step, row `slot` of the
+    state memory holds the state before the first token (zeroed or restored by the runner); after the step it holds the
+    state after the last token. For each `(position, row)` of `saves` (a position that is a multiple of 64 tokens after
+    `start`, or the end) the state after `position` tokens is also copied to `row`.
 
-    For each `(segment, at)` of `composes`, in order, the state in `slot` is first composed with one of the step's
-    segments, which begins at position `at` of the sequence.
+    For each `(segment, at)` of `composes`, in order, the state in `slot` is first composed with that segment of the
+    step; the segment begins at position `at` of the sequence.
     """
 
     first: int  # index of its first row in the step
@@ -38,9 +36,9 @@ class Slice:
     start: int  # position of its first token in the sequence
     slot: int
     table_P: torch.Tensor  # int64, the pages that hold KV of positions [0, start + length)
-    write_from: int  # index into table_P: KV of earlier pages is there already and is not written
+    write_from: int  # index into table_P: earlier pages hold their KV already and are not written
     saves: tuple[tuple[int, int], ...] = ()
-    transition: int | None = None  # row of the transitions that moves on with the slice, where one is wanted
+    transition: int | None = None  # row of the transitions that the slice updates; None: its transition is not needed
     composes: tuple[tuple[int, int], ...] = ()
 
     @property
@@ -49,33 +47,75 @@ class Slice:
         return self.start + self.length
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """At most 64 tokens of a slice."""
+
+    slice: Slice
+    index: int
+
+    @property
+    def first(self) -> int:
+        """Index of its first row in the step."""
+        return self.slice.first + self.index * CHUNK
+
+    @property
+    def length(self) -> int:
+        """Tokens: 64, or fewer in the last chunk of a slice."""
+        return min(CHUNK, self.slice.length - self.index * CHUNK)
+
+    @property
+    def rows(self) -> slice:
+        """Rows of the step."""
+        return slice(self.first, self.first + self.length)
+
+    @property
+    def is_last(self) -> bool:
+        """True if the slice ends with this chunk."""
+        return (self.index + 1) * CHUNK >= self.slice.length
+
+    @property
+    def state_rows(self) -> list[int]:
+        """Rows of the state memory that receive the state after this chunk."""
+        end = self.slice.start + self.index * CHUNK + self.length
+        rows = [row for position, row in self.slice.saves if position == end]
+        return [*rows, self.slice.slot] if self.is_last else rows
+
+
+def blocks(group: list[Slice], limit: int) -> Iterator[tuple[int, list[Chunk]]]:
+    """Yield the chunks of slices (longest first) in the order of time: the n-th of each sequence, then the next.
+
+    Each item is (number of sequences with a chunk in the block, chunks): at most `limit` chunks, at least one step, and
+    the same sequences in every step.
+    """
+    n_chunks = [-(-s.length // CHUNK) for s in group]
+    step = 0
+    while step < n_chunks[0]:
+        n_active = sum(n > step for n in n_chunks)
+        n_steps = min(max(1, limit // n_active), n_chunks[n_active - 1] - step)
+        yield n_active, [Chunk(s, i) for i in range(step, step + n_steps) for s in group[:n_active]]
+        step += n_steps
+
+
+@dataclass(frozen=True, eq=False)
 class Round:
-    """Slices of a step that are worked through together: at most one of each slot."""
+    """Slices of a step that are computed together: at most one of each slot."""
 
     slices: tuple[Slice, ...]
-    rows: tuple[slice, ...]  # of the step, where the slices' rows are
+    rows: tuple[slice, ...]  # rows of the step, one range for each slice or one for all
     device: torch.device
 
-    @cached_property
-    def ragged(self) -> Ragged:
-        """The slices as GPU kernels read them, `rows` one after the other."""
-        from headwater.mixers.gpu.ragged import Ragged
-
-        firsts = accumulate((s.length for s in self.slices), initial=0)
-        return Ragged.of([replace(s, first=first) for s, first in zip(self.slices, firsts, strict=False)], self.device)
-
     def of(self, x_NX: torch.Tensor) -> torch.Tensor:
-        """These rows of all of a step's."""
+        """Select the rows of this round from all rows of the step."""
         parts = [x_NX[at] for at in self.rows]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 @dataclass(frozen=True)
 class StepBatch:
-    """Everything one forward pass needs to know beside the weights.
+    """Everything that one forward pass needs beside the weights.
 
-    Several slices may have one slot: they are of one sequence, in the order of positions.
+    Several slices may share a slot: they belong to one sequence, in the order of positions.
     """
 
     token_N: torch.Tensor  # int64
@@ -83,26 +123,26 @@ class StepBatch:
     slices: tuple[Slice, ...]
     decode_slot_B: torch.Tensor  # int64, rows of the state memory, updated in place
     decode_tables: tuple[torch.Tensor, ...]  # B int64 tensors: pages that hold KV of [0, position + 1)
-    logits_row_R: torch.Tensor  # int64, the rows whose logits are wanted
+    logits_row_R: torch.Tensor  # int64, rows whose logits are returned
 
     @cached_property
     def n_prefill(self) -> int:
-        """Rows that belong to prefill slices."""
+        """Rows of prefill slices."""
         return sum(s.length for s in self.slices)
 
     @property
     def n_decode(self) -> int:
-        """Rows that belong to decoding sequences; they come after those of slices."""
+        """Rows of decoding sequences; they follow the rows of slices."""
         return len(self.decode_tables)
 
     @cached_property
     def decode_table_BT(self) -> torch.Tensor:
-        """Tables of decoding sequences as one."""
+        """Page tables of the decoding sequences as one tensor."""
         return padded_tables(self.decode_tables, self.position_N)
 
     @cached_property
     def sequences(self) -> tuple[tuple[Slice, ...], ...]:
-        """The slices of each slot."""
+        """Slices grouped by slot."""
         by_slot: dict[int, list[Slice]] = {}
         for s in self.slices:
             by_slot.setdefault(s.slot, []).append(s)
@@ -110,7 +150,7 @@ class StepBatch:
 
     @cached_property
     def rounds(self) -> tuple[Round, ...]:
-        """The slices in the order of work: the n-th of each sequence, then the next. One round in an ordinary step."""
+        """Slices in the order of work: the n-th of each sequence, then the next. One round in an ordinary step."""
         device = self.position_N.device
         if len(self.sequences) == len(self.slices):
             return (Round(self.slices, (slice(0, self.n_prefill),), device),) if self.slices else ()
@@ -121,17 +161,17 @@ class StepBatch:
 
     @cached_property
     def decode_rows(self) -> slice:
-        """Where they are."""
+        """Rows of the step that belong to decoding sequences."""
         return slice(self.n_prefill, self.n_prefill + self.n_decode)
 
     @cached_property
     def decode_lengths(self) -> list[int]:
-        """Tokens of each, the one of this step included."""
+        """Tokens of each decoding sequence, including the token of this step."""
         return [position + 1 for position in self.position_N[self.decode_rows].tolist()]
 
 
 def padded_tables(tables: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-    """Page tables as one, [tables, pages of the longest], filled up with zeros; without any, empty as `like` is."""
+    """Stack page tables, [tables, pages of the longest], padded with zeros; without tables, an empty one as `like`."""
     width = max((len(table) for table in tables), default=0)
     missing = ((table, width - len(table)) for table in tables)
     rows = [F.pad(table, (0, n)) if n else table for table, n in missing]
@@ -139,10 +179,10 @@ def padded_tables(tables: Sequence[torch.Tensor], like: torch.Tensor) -> torch.T
 
 
 def batch_height(n_rows: int, least: int) -> int:
-    """Rows that a step is filled up to, at a cost of a sixteenth or so: one of few heights.
+    """Return the number of rows that a step is padded to, one of few heights; padding costs about a sixteenth.
 
-    A product's kernel is made for each height that comes up (half a millisecond and 0.7 MB for each shape of weight, in
-    bfloat16 on AVX-512). With `least` 1 nothing is filled up.
+    oneDNN builds a kernel for each height (half a millisecond and 0.7 MB for each shape of weight, in bfloat16 on
+    AVX-512). With `least` 1 nothing is padded.
     """
     if least == 1:
         return n_rows

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from headwater.mixers.activations import silu
-from headwater.mixers.chunks import CHUNK, Chunk
+from headwater.mixers.batch import CHUNK, Chunk
 
 
 class ShortConvolution:

@@ -24,23 +24,25 @@ class RotaryTable:
         exponent_F = torch.arange(0, width, 2, dtype=torch.float, device=device) / width
         self._frequency_F = 1.0 / (rotary.theta**exponent_F)
         self._cos_sin = torch.empty(0, 2, width // 2, device=device)
-        self._last: tuple[torch.Tensor, torch.Tensor] | None = None  # positions and what they gave: of all layers' step
+        self._last: tuple[torch.Tensor, torch.Tensor] | None = (
+            None  # the last positions and their result, shared by all layers of a step
+        )
 
     def at(self, position_N: torch.Tensor) -> torch.Tensor:
-        """Cosines and sines at these positions, [N, 2, F]."""
+        """Return cosines and sines at these positions, [N, 2, F]."""
         if self._last is None or self._last[0] is not position_N:
             self._last = position_N, self._looked_up(position_N)
         return self._last[1]
 
     def turn(self, by: int) -> torch.Tensor:
-        """What turns everything by so many positions, [1, 2, F], from angles in float64."""
+        """Return the rotation by `by` positions, [1, 2, F], from angles in float64."""
         angle_1F = by * self._frequency_F.double()[None]
         return torch.stack([angle_1F.cos(), angle_1F.sin()], dim=1).float()
 
     def between(self, from_N: torch.Tensor, to_N: torch.Tensor) -> torch.Tensor:
-        """What turns a key that stood at one position to another, [N, 2, F].
+        """Return the rotation of keys from some positions to others, [N, 2, F].
 
-        The difference of the very angles that `at` gives: those are rounded, the more the larger the position.
+        It is the difference of the angles that `at` returns, which are rounded, more so at larger positions.
         """
         (cos_from, sin_from), (cos_to, sin_to) = (self._looked_up(x).unbind(1) for x in (from_N, to_N))
         cos_NF = (cos_to * cos_from).addcmul_(sin_to, sin_from)
@@ -48,8 +50,6 @@ class RotaryTable:
         return torch.stack([cos_NF, sin_NF], dim=1)
 
     def _looked_up(self, position_N: torch.Tensor) -> torch.Tensor:
-        if has_kernels(position_N.device):  # elementwise there, too; to ask for the largest would be to wait for it
-            return self._computed(position_N)
         end = int(position_N.max()) + 1
         while self._cos_sin.shape[0] < end:
             start = self._cos_sin.shape[0]
@@ -62,16 +62,27 @@ class RotaryTable:
         return torch.stack([angle_NF.cos(), angle_NF.sin()], dim=1)
 
 
+class RotaryOnGpu(RotaryTable):
+    """Cosines and sines computed at each use: finding the largest position would make the host wait for the device."""
+
+    def _looked_up(self, position_N: torch.Tensor) -> torch.Tensor:
+        return self._computed(position_N)
+
+
+def rotary_table(rotary: Rotary, device: torch.device | str) -> RotaryTable:
+    """Return the table that all layers with this rotation share."""
+    return _shared(RotaryOnGpu if has_kernels(device) else RotaryTable, rotary, str(device))
+
+
 @cache
-def rotary_table(rotary: Rotary, device: str) -> RotaryTable:
-    """One table for all layers that rotate alike."""
-    return RotaryTable(rotary, device)
+def _shared(kind: type[RotaryTable], rotary: Rotary, device: str) -> RotaryTable:
+    return kind(rotary, device)
 
 
 def rotate_into(x_NHD: torch.Tensor, cos_sin_N2F: torch.Tensor, neighbours: bool = False) -> None:
     """Rotate the first 2F channels of each head in place; x is float32.
 
-    Pairs are (i, i + F), or neighbours (2i, 2i + 1), in which the rotation was first written down.
+    Pairs are (i, i + F), or neighbours (2i, 2i + 1), as in the original paper.
     """
     half = cos_sin_N2F.shape[-1]
     cos_N1F, sin_N1F = cos_sin_N2F[:, 0, None], cos_sin_N2F[:, 1, None]

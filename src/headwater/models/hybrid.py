@@ -1,56 +1,136 @@
-"""A hybrid model: a residual stream, and layers that take it through a norm and add to it.
+"""A hybrid model: a residual stream, and blocks of layers that read it through a norm and add to it.
 
 Shapes: N rows of a step, C model width, R rows whose logits are wanted, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from headwater.memory.arena import Arena
 from headwater.memory.segments import Segment
 from headwater.memory.slots import StateMemory
+from headwater.mixers.activations import RMSNorm
 from headwater.mixers.attention.layer import Attention
 from headwater.mixers.attention.step import AttentionStep
 from headwater.mixers.batch import StepBatch
-from headwater.mixers.composing import zero_start
+from headwater.mixers.feed_forward import FeedForward
 from headwater.mixers.linear import Embedding, Linear
 from headwater.mixers.mla import LatentAttentionMixer
-from headwater.mixers.norm import RMSNorm
-from headwater.mixers.recurrent import RecurrentMixer
+from headwater.mixers.recurrent import LayerState, RecurrentMixer, SegmentState
 from headwater.mixers.window import WindowAttentionMixer
+from headwater.mixers.window.fast import Rings
+from headwater.mixers.window.layer import SegmentWindow
 from headwater.spec import Block, ModelSpec
 
 
 @dataclass(frozen=True)
 class Step:
-    """What the layers of one forward pass work on."""
+    """The inputs and memory that the layers of one forward pass share."""
 
     batch: StepBatch
     attention: AttentionStep | None  # None for a model without attention layers
     states: StateMemory
-    dtype: torch.dtype  # that layers compute in
-    segments: Sequence[Segment]  # that slices compose with
-    transitions: StateMemory | None  # rows that move on with slices, where any are wanted
+    dtype: torch.dtype  # dtype that layers compute in
+    segments: Sequence[Segment]  # segments that slices compose with
+    transitions: StateMemory | None  # rows that slices update, if any segment is being built
+
+    def state(self, layer: int, convolved: bool) -> LayerState:
+        """Return views of a recurrent layer's states, transitions and segments."""
+        transition = self.transitions.view(layer, "transition") if self.transitions else None
+        segments = tuple(
+            SegmentState(
+                segment.transitions.view(layer, "transition") if segment.transitions else None,
+                segment.states.view(layer, "recurrent"),
+                segment.states.view(layer, "conv") if convolved else None,
+            )
+            for segment in self.segments
+        )
+        conv = self.states.view(layer, "conv") if convolved else None
+        return LayerState(self.states.view(layer, "recurrent"), conv, transition, segments)
+
+    def rings(self, layer: int) -> tuple[Rings, Rings]:
+        """Return the keys and the values of a layer with a window."""
+        return Rings(self.states.view(layer, "keys")), Rings(self.states.view(layer, "values"))
+
+    def windows(self, layer: int) -> tuple[SegmentWindow, ...]:
+        """Return what a layer with a window stores for each segment."""
+        return tuple(
+            SegmentWindow(s.states.view(layer, "keys"), s.states.view(layer, "values"), s.interior)
+            for s in self.segments
+        )
+
+
+# -- dispatch: each kind of layer takes its own views of the step ----------------
 
 
 Function = Callable[[torch.Tensor, Step], torch.Tensor]  # rows [N, C] in, rows out
 
 
+class RecurrentLayer(Protocol):
+    """A recurrent mixer, or one with kernels."""
+
+    def forward(self, x_ND: torch.Tensor, batch: StepBatch, state: LayerState) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True)
+class RecurrentFunction:
+    """A layer with a recurrent state."""
+
+    index: int  # number of the layer in the state memory
+    layer: RecurrentLayer
+    convolved: bool
+
+    def __call__(self, x_NC: torch.Tensor, step: Step) -> torch.Tensor:
+        return self.layer.forward(x_NC, step.batch, step.state(self.index, self.convolved))
+
+
+@dataclass(frozen=True)
+class WindowFunction:
+    """A layer of sliding-window attention."""
+
+    index: int  # number of the layer in the state memory
+    layer: WindowAttentionMixer
+
+    def __call__(self, x_NC: torch.Tensor, step: Step) -> torch.Tensor:
+        return self.layer.forward(x_NC, step.batch, *step.rings(self.index), step.windows(self.index))
+
+
+@dataclass(frozen=True)
+class AttentionFunction:
+    """A layer with pages in the arena."""
+
+    layer: Attention | LatentAttentionMixer
+
+    def __call__(self, x_NC: torch.Tensor, step: Step) -> torch.Tensor:
+        assert step.attention is not None
+        return self.layer.forward(x_NC, step.attention)
+
+
+@dataclass(frozen=True)
+class FeedForwardFunction:
+    """A layer that keeps nothing of a sequence."""
+
+    layer: FeedForward
+
+    def __call__(self, x_NC: torch.Tensor, step: Step) -> torch.Tensor:
+        return self.layer.forward(x_NC, step.batch.n_prefill)
+
+
 @dataclass(frozen=True)
 class Residual:
-    """A block of the spec, with the functions of its parts."""
+    """A block of the spec with the functions of its parts."""
 
     block: Block
     norm: RMSNorm
     functions: tuple[Function, ...]
 
     def forward(self, x_NC: torch.Tensor, step: Step) -> torch.Tensor:
-        """The residual stream after this block; `x_NC` is not needed any more."""
+        """Return the residual stream after this block; `x_NC` is overwritten."""
         block = self.block
         normed_NC = self.norm(x_NC).to(step.dtype)
         kept_NC = normed_NC.clone() if block.keeps_normed else x_NC
@@ -64,25 +144,33 @@ class Residual:
 
 @dataclass(frozen=True)
 class Mixers:
-    """The layers that remember something of a sequence, by their number."""
+    """The layers that keep pages or states of a sequence, by their number."""
 
-    recurrent: Mapping[int, RecurrentMixer[Any]]
-    attention: Mapping[int, Attention | LatentAttentionMixer]
-    windows: Mapping[int, WindowAttentionMixer]
+    recurrent: dict[int, RecurrentMixer[Any]]
+    attention: dict[int, Attention | LatentAttentionMixer]
+    windows: dict[int, WindowAttentionMixer]
 
 
 class HybridModel:
-    """Weights, and the one function over them. It owns no state: keys, values and states come with the call."""
+    """The weights of a model and its forward pass. It owns no state: arena and state memory are arguments."""
 
     def __init__(
-        self, spec: ModelSpec, blocks: list[Residual], mixers: Mixers, embed: Embedding, norm: RMSNorm, head: Linear
+        self,
+        spec: ModelSpec,
+        blocks: list[Residual],
+        mixers: Mixers,
+        embed: Embedding,
+        norm: RMSNorm,
+        head: Linear,
+        attention_step: type[AttentionStep] = AttentionStep,
     ) -> None:
         self.spec = spec
         self.blocks = blocks
         self.mixers = mixers
         self.embed, self.norm, self.head = embed, norm, head
-        self.dtype = getattr(torch, spec.dtype_name)
-        # Rows of a step: with fewer, each product would have to be filled up. Not where idle rows would choose experts.
+        self.attention_step = attention_step
+        self.dtype: torch.dtype = getattr(torch, spec.dtype_name)
+        # Least rows of a step: with fewer, each product would be padded. 1 if idle rows would choose experts.
         self.least_rows = 1 if spec.routes else head.least_rows
 
     @torch.inference_mode()
@@ -94,11 +182,11 @@ class HybridModel:
         segments: Sequence[Segment] = (),
         transitions: StateMemory | None = None,
     ) -> torch.Tensor:
-        """Compute one step: write its KV to the arena, move its states on; float32 logits [R, V] of `logits_row_R`.
+        """Compute one step: write KV to the arena, update states; return float32 logits [R, V] of `logits_row_R`.
 
-        Slices name `segments` by their index, and rows of `transitions`, a memory of `spec.transition`.
+        Slices name `segments` by index, and rows of `transitions`, a memory laid out as `spec.transition`.
         """
-        attention = AttentionStep.of(batch, arena, self.dtype) if self.spec.attention_layers else None
+        attention = self.attention_step.of(batch, arena, self.dtype) if self.spec.attention_layers else None
         step = Step(batch, attention, states, self.dtype, segments, transitions)
         x_NC = _scaled(self.embed(batch.token_N), self.spec.embedding_scale)
         x_NC = x_NC.float() if self.spec.float32_residual else x_NC
@@ -107,11 +195,11 @@ class HybridModel:
         last_RC = self.norm(x_NC[batch.logits_row_R]).to(self.dtype)
         return _scaled(self.head(last_RC).float(), self.spec.logits_scale)
 
-    # -- segments: what is computed apart and composed -------------------------
+    # -- segments ----------------------------------------------------------------
 
     @torch.inference_mode()
     def identities(self, transitions: StateMemory, row: int) -> None:
-        """The transitions of no tokens, with which the making of a segment begins."""
+        """Set a row of transitions to those of no tokens, with which building a segment begins."""
         for layer, mixer in self.mixers.recurrent.items():
             transitions.view(layer, "transition")[row] = mixer.identity()
 
@@ -119,14 +207,14 @@ class HybridModel:
     def zero_start(
         self, states: StateMemory, head_row: int, end_row: int, transitions: StateMemory, transition_row: int
     ) -> None:
-        """Make the states after a segment's interior, in `end_row`, those of a start from zeros: S_end − T·S_head.
+        """Replace the states after a segment's interior, in `end_row`, by its zero-start states: S_end − T·S_head.
 
-        `head_row` holds the states before the interior. The convolutions' inputs stay as they are, and so do windows.
+        `head_row` holds the states before the interior. Inputs of convolutions and windows stay as they are.
         """
         for layer, mixer in self.mixers.recurrent.items():
             recurrent = states.view(layer, "recurrent")
             transition_X = transitions.view(layer, "transition")[transition_row]
-            recurrent[end_row] = zero_start(mixer, recurrent[end_row], transition_X, recurrent[head_row])
+            recurrent[end_row] = mixer.zero_start(recurrent[end_row], transition_X, recurrent[head_row])
 
     @torch.inference_mode()
     def place(
@@ -134,8 +222,8 @@ class HybridModel:
     ) -> None:
         """Copy KV of a segment's tokens [start, end) to positions [at + start, at + end) of a sequence.
 
-        Keys are rotated on by `at`. Tables are int64, the pages of the segment (which are not written) and of the
-        sequence, from position 0 of each.
+        Keys are re-rotated by `at`. Tables are int64: the pages of the segment (read only) and of the sequence, each
+        from position 0.
         """
         if not self.mixers.attention:
             return

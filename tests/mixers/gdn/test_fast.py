@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.mixers.chunks import CHUNK
+from headwater.mixers.batch import CHUNK
 from headwater.mixers.gdn.fast import advance_into, decode_step, prepare
 from headwater.mixers.gdn.reference import delta_rule
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.mixers.chunks import CHUNK
+from headwater.mixers.batch import CHUNK
 from headwater.mixers.gla.fast import advance_into, decode_step, prepare
 from headwater.mixers.gla.reference import decayed_by_channel
 

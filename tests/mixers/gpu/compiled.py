@@ -14,13 +14,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from headwater.engine import kernel_check
 from headwater.layers.feed_forward import Experts
 from headwater.layers.gdn import DeltaNet
 from headwater.layers.kda import DeltaAttention
 from headwater.layers.mamba2 import Mamba2
 from headwater.layers.mla import LatentAttention
 from headwater.mixers import gpu
+from headwater.mixers.gpu import check as kernel_check
 from headwater.mixers.numerics import Numerics, use
 from headwater.mixers.weights import Weights
 from headwater.models.build import RECURRENT

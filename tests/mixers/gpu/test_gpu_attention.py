@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.mixers.attention import gpu
-from headwater.mixers.attention.gpu import PagedStep
 from headwater.mixers.batch import Slice, StepBatch
+from headwater.mixers.gpu import attention as gpu
+from headwater.mixers.gpu.attention import PagedStep
 
 PAGES, PAGE = 40, 64
 NONE = torch.empty(0, dtype=torch.int64)

@@ -12,11 +12,11 @@ import pytest
 
 SHARED = 99 * 1024  # bytes that a program may have on every card since compute capability 8.0
 KERNELS = {
-    "gpu.convolution._convolve", "gpu.convolution._keep_tail", "gpu.experts._product",
-    "gated_delta_net.gpu._invert", "gated_delta_net.gpu._advance", "gated_delta_net.gpu._decode",
-    "delta_attention.gpu._advance", "delta_attention.gpu._decode", "mamba2.gpu._advance", "mamba2.gpu._decode",
-    "attention.gpu._prefill", "attention.gpu._decode_split", "attention.gpu._merge",
-    "latent_attention.gpu._decode_split",
+    "gpu.ragged._convolve", "gpu.ragged._keep_tail", "gpu.experts._product",
+    "gpu.gdn._invert", "gpu.gdn._advance", "gpu.gdn._decode",
+    "gpu.kda._advance", "gpu.kda._decode", "gpu.mamba2._advance", "gpu.mamba2._decode",
+    "gpu.attention._prefill", "gpu.attention._decode_split", "gpu.attention._merge",
+    "gpu.mla._decode_split",
 }  # fmt: skip
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 
 from headwater.mixers.gpu import experts
+from headwater.mixers.gpu.experts import ExpertsOnGpu
 from tests.mixers.test_moe import FORMS, WIDTH, module
 
 PREFILLED, DECODED = 3, 4
@@ -15,13 +14,11 @@ PREFILLED, DECODED = 3, 4
 
 @pytest.mark.parametrize("form", FORMS)
 def test_decoding_rows_go_through_their_experts_whatever_the_company(
-    form: str, gpu_path: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
+    form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x_NC = torch.randn(PREFILLED + DECODED, WIDTH, generator=torch.Generator().manual_seed(1))
-    gpu_path(False)
     wanted_NC = module(FORMS[form]).forward(x_NC, PREFILLED)
-    gpu_path(True)
-    mixture, ran = module(FORMS[form]), []
+    mixture, ran = module(FORMS[form], kind=ExpertsOnGpu), []
     product = experts.routed_product
     monkeypatch.setattr(experts, "routed_product", lambda x, *rest: (ran.append(len(x)), product(x, *rest))[1])
     together_NC = mixture.forward(x_NC, PREFILLED)

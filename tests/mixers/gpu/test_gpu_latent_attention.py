@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.mixers.attention import gpu as paged_attention
-from headwater.mixers.attention.gpu import PagedStep
-from headwater.mixers.mla import gpu
+from headwater.mixers.gpu import attention as paged_attention
+from headwater.mixers.gpu import mla as gpu
+from headwater.mixers.gpu.attention import PagedStep
 from tests.mixers.gpu.test_gpu_attention import PAGE, PAGES, batch_of, random
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from headwater.mixers.attention import gpu as attention
-from headwater.mixers.gdn.gpu import GatedDeltaNetOnGpu
-from headwater.mixers.kda.gpu import KimiDeltaAttentionOnGpu
-from headwater.mixers.mla import gpu as latent_attention
+from headwater.mixers.gpu import attention as attention
+from headwater.mixers.gpu import mla as latent_attention
+from headwater.mixers.gpu.gdn import GatedDeltaNetKernels
+from headwater.mixers.gpu.kda import KimiDeltaAttentionKernels
 from headwater.models.load import load_model
 from tests.checkpoints import checkpoint
 from tests.models.segment_rig import SegmentRig
@@ -21,8 +21,8 @@ KERNELS = (
     (attention, "prefill"),
     (attention, "decode"),
     (latent_attention, "decode"),
-    (GatedDeltaNetOnGpu, "prefill"),
-    (KimiDeltaAttentionOnGpu, "prefill"),
+    (GatedDeltaNetKernels, "prefill"),
+    (KimiDeltaAttentionKernels, "prefill"),
 )
 
 
@@ -50,7 +50,7 @@ def test_a_model_computes_what_it_does_on_the_cpu(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model = load_model(checkpoint(tmp_path, name), "float32").model
+    folder = checkpoint(tmp_path, name)
     ran: list[str] = []
     for module, kernel in KERNELS:
         monkeypatch.setattr(module, kernel, noted(getattr(module, kernel), ran))
@@ -59,6 +59,7 @@ def test_a_model_computes_what_it_does_on_the_cpu(
     for gpu in (False, True):
         gpu_path(gpu)
         assert not ran
+        model = load_model(folder, "float32").model
         bench = Bench(model, poison=True)
         seq = bench.sequence(110)
         first = bench.prefill(seq, tokens)
@@ -76,11 +77,11 @@ def test_a_model_computes_what_it_does_on_the_cpu(
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_window_odd_heads"])
 def test_a_composed_prompt_is_that_of_the_cpu(name: str, gpu_path: Callable[[bool], None], tmp_path: Path) -> None:
     """What it computes around interiors, and what is decoded then: out of pages, and out of rings."""
-    model = load_model(checkpoint(tmp_path, name), "float32").model
+    folder = checkpoint(tmp_path, name)
     found = []
     for gpu in (False, True):
         gpu_path(gpu)
-        rig = SegmentRig(model)
+        rig = SegmentRig(load_model(folder, "float32").model)
         first, second = rig.make(list(range(300, 350))), rig.make(list(range(400, 420)))
         sequence, logits = rig.compose([list(range(500, 520)), second, first, list(range(600, 605))])
         decoded = [rig.step([], [(sequence, token)]) for token in (301, 302)]

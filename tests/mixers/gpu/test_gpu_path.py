@@ -17,14 +17,14 @@ from headwater.layers.mamba import Mamba
 from headwater.layers.mamba2 import Mamba2
 from headwater.layers.rotary import Rotary
 from headwater.mixers.batch import Slice, StepBatch
-from headwater.mixers.composing import SegmentState
 from headwater.mixers.gdn import GatedDeltaNet
 from headwater.mixers.gla import GatedLinearAttentionMixer
+from headwater.mixers.gpu.recurrent import KERNELS, RecurrentOnGpu
 from headwater.mixers.kda import KimiDeltaAttention
 from headwater.mixers.lightning import LightningAttention
 from headwater.mixers.mamba import SelectiveStateSpace
 from headwater.mixers.mamba2 import StateSpaceDual
-from headwater.mixers.recurrent import LayerState, RecurrentMixer
+from headwater.mixers.recurrent import LayerState, RecurrentMixer, SegmentState
 from headwater.mixers.weights import Weights
 
 WIDTH, ROWS = 32, 12
@@ -68,18 +68,18 @@ def layer(case: Case) -> RecurrentMixer:
     generator = torch.Generator().manual_seed(0)
     tensors = {name: torch.randn(size, generator=generator) * 0.3 for name, size in case.shape.tensors().items()}
     layer = case.mixer(case.shape, Weights(tensors))
-    assert (layer.kernels() is not None) == case.kernels
+    assert (type(layer) in KERNELS) == case.kernels
     return layer
 
 
 @pytest.fixture
-def run(layer: RecurrentMixer, gpu_path: Callable[[bool], None]) -> Callable[..., torch.Tensor]:
+def run(layer: RecurrentMixer) -> Callable[..., torch.Tensor]:
     """The layer's forward, on the GPU's path or the CPU's."""
+    on_gpu = RecurrentOnGpu(layer)
 
     def forward(x_ND: torch.Tensor, batch: StepBatch, state: LayerState, gpu: bool = True) -> torch.Tensor:
-        gpu_path(gpu)
         with torch.inference_mode():
-            return layer.forward(x_ND, batch, state)
+            return (on_gpu if gpu else layer).forward(x_ND, batch, state)
 
     return forward
 

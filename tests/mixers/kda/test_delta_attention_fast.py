@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.mixers.chunks import CHUNK
+from headwater.mixers.batch import CHUNK
 from headwater.mixers.kda.fast import advance_into, decode_step, prepare, transition_into
 from headwater.mixers.kda.reference import delta_rule
 

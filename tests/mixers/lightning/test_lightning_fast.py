@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from headwater.layers.lightning import alibi_slopes, geometric_slopes
-from headwater.mixers.chunks import CHUNK
+from headwater.mixers.batch import CHUNK
 from headwater.mixers.lightning.fast import Decays, advance_into, decode_step, prepare
 from headwater.mixers.lightning.reference import fixed_decay
 

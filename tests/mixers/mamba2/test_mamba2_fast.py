@@ -7,7 +7,7 @@ from dataclasses import fields
 import pytest
 import torch
 
-from headwater.mixers.chunks import CHUNK
+from headwater.mixers.batch import CHUNK
 from headwater.mixers.mamba2.fast import Chunks, Inputs, advance_into, decode_step, prepare
 from headwater.mixers.mamba2.reference import state_space
 

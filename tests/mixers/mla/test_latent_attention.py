@@ -14,7 +14,7 @@ from headwater.memory.arena import Arena
 from headwater.mixers.attention.step import AttentionStep
 from headwater.mixers.batch import Slice, StepBatch
 from headwater.mixers.mla import LatentAttentionMixer
-from headwater.mixers.mla.absorbed import TILE
+from headwater.mixers.mla.fast import TILE
 from headwater.mixers.weights import Weights
 from headwater.spec import Architecture, Block, ModelSpec, Part
 

@@ -10,8 +10,8 @@ from headwater.memory.slots import StateMemory
 from headwater.mixers.batch import Slice, StepBatch
 from headwater.mixers.weights import Weights
 from headwater.mixers.window import WindowAttentionMixer
-from headwater.mixers.window.composing import SegmentWindow
-from headwater.mixers.window.rings import Rings
+from headwater.mixers.window.fast import Rings
+from headwater.mixers.window.layer import SegmentWindow
 from headwater.spec import StateLayout
 
 HIDDEN = 48

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.mixers.window_attention.rig import LENGTH, NONE, Rig, shape_of
 
 from headwater.mixers.batch import Slice
+from tests.mixers.window.rig import LENGTH, NONE, Rig, shape_of
 
 WINDOWS = (1, 20, 65, 100, 600, 1000)
 

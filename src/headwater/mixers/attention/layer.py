@@ -1,28 +1,91 @@
 """One layer of full attention with grouped queries over paged keys and values.
 
+Queries and keys may have norms and rotated channels, projections may have biases, and the output may have a sigmoid
+gate (Qwen3-Next, Qwen3.5).
+
 Shapes: N rows of a step (prefill first, then decode), C model width, B decoding sequences of a batch, G KV heads,
 Q queries that share one, H = G Q heads, D head width, K keys, T tokens of a segment.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import torch
 
 from headwater.layers.attention import GroupedAttention
-from headwater.mixers.attention import kernel
-from headwater.mixers.attention.decoding import PagedBatch
-from headwater.mixers.attention.heads import Heads
+from headwater.mixers.activations import RMSNorm, sigmoid
+from headwater.mixers.attention import fast
+from headwater.mixers.attention.fast import PagedBatch
 from headwater.mixers.attention.step import AttentionStep
+from headwater.mixers.batch import StepBatch
+from headwater.mixers.rotary import rotary_table, rotate_into
 from headwater.mixers.weights import Weights
 
-if TYPE_CHECKING:
-    from headwater.mixers.attention.gpu import PagedStep
+
+@dataclass(frozen=True)
+class Projected:
+    """Rows of a step, split into heads."""
+
+    q_NGQD: torch.Tensor
+    k_NGD: torch.Tensor
+    v_NGD: torch.Tensor
+    gate_NHD: torch.Tensor | None
+
+
+class Heads:
+    """Projections around an attention: rows to heads, and the heads' outputs back to rows."""
+
+    def __init__(self, shape: GroupedAttention, weights: Weights) -> None:
+        self.shape = shape
+        self.qkv = weights.linear("q_proj", "k_proj", "v_proj")
+        self.out = weights.linear("o_proj")
+        self.rotation = rotary_table(shape.rotary, str(weights.device)) if shape.rotary else None
+        names = ("q_norm.weight", "k_norm.weight")
+        norms = (RMSNorm(weights.vector(name), shape.norm_eps, shape.norm_offset) for name in names)
+        self.q_norm, self.k_norm = norms if shape.normed else (None, None)
+
+    def project(self, x_NC: torch.Tensor, batch: StepBatch) -> Projected:
+        """Compute queries, keys and values, normed and rotated, and the output's gate."""
+        shape = self.shape
+        queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        qkv_NX = self.qkv(x_NC, batch.n_prefill)
+        q_NX, k_NX, v_NX = qkv_NX.split([(2 if shape.gated else 1) * queries, keys, keys], dim=1)
+        q_NHD = q_NX.unflatten(1, (shape.heads, -1))
+        gate_NHD = None
+        if shape.gated:
+            q_NHD, gate_NHD = q_NHD.chunk(2, dim=2)
+        q_NGQD = self._placed(q_NHD, self.q_norm, batch).unflatten(1, (shape.kv_heads, -1))
+        k_NGD = self._placed(k_NX.unflatten(1, (shape.kv_heads, -1)), self.k_norm, batch)
+        return Projected(q_NGQD, k_NGD, v_NX.unflatten(1, (shape.kv_heads, -1)), gate_NHD)
+
+    def _placed(self, x_NHD: torch.Tensor, norm: RMSNorm | None, batch: StepBatch) -> torch.Tensor:
+        """Norm each head and rotate it, in float32; round once."""
+        if norm is None and self.rotation is None:
+            return x_NHD
+        placed_NHD = x_NHD.float() if norm is None else norm.in_float32(x_NHD)
+        if self.rotation is not None:
+            placed_NHD = placed_NHD.clone() if placed_NHD is x_NHD else placed_NHD
+            rotate_into(placed_NHD, self.rotation.at(batch.position_N), self.rotation.neighbours)
+        return placed_NHD.to(x_NHD.dtype)
+
+    def moved(self, k_TGD: torch.Tensor, from_T: torch.Tensor, to_T: torch.Tensor) -> torch.Tensor:
+        """Re-rotate keys from some positions to others, in float32; round once."""
+        if self.rotation is None:
+            return k_TGD
+        turned_TGD = k_TGD.to(torch.float32, copy=True)
+        rotate_into(turned_TGD, self.rotation.between(from_T, to_T), self.rotation.neighbours)
+        return turned_TGD.to(k_TGD.dtype)
+
+    def finish(self, read_NHD: torch.Tensor, gate_NHD: torch.Tensor | None, n_prefill: int) -> torch.Tensor:
+        """Gate and project what each head read to rows [N, C]."""
+        if gate_NHD is not None:
+            read_NHD = read_NHD.mul_(sigmoid(gate_NHD))
+        return self.out(read_NHD.flatten(1), n_prefill)
 
 
 class Attention:
-    """Owns weights only: keys and values live in the arena."""
+    """A layer of full attention; owns weights only, keys and values are in the arena."""
 
     def __init__(self, layer: int, shape: GroupedAttention, weights: Weights) -> None:
         self.layer = layer
@@ -30,7 +93,7 @@ class Attention:
         self.heads = Heads(shape, weights)
 
     def forward(self, x_NC: torch.Tensor, step: AttentionStep) -> torch.Tensor:
-        """Write the step's keys and values, and let each row attend to what its sequence has up to it."""
+        """Write the step's keys and values; attend from each row to its sequence up to that row."""
         projected = self.heads.project(x_NC, step.batch)
         self._write(projected.k_NGD, projected.v_NGD, step)
         read_NHD = self._attend(projected.q_NGQD, step)
@@ -39,7 +102,7 @@ class Attention:
     def moved(
         self, kept: tuple[torch.Tensor, ...], from_T: torch.Tensor, to_T: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        """What the arena keeps of tokens, keys and values [T, G · D], as if they stood at other positions."""
+        """Return keys, re-rotated from some positions to others, and values: [T, G · D], as the arena keeps them."""
         keys, values = kept
         return self.heads.moved(keys.unflatten(-1, (self.shape.kv_heads, -1)), from_T, to_T).flatten(1), values
 
@@ -50,36 +113,22 @@ class Attention:
         out_NGQD = torch.empty_like(q_NGQD, memory_format=torch.contiguous_format)
         decoding = step.batch.decode_rows
         out_NGQD[decoding.stop :] = 0
-        if step.on_gpu is not None:
-            self._on_gpu_into(out_NGQD, q_NGQD, step, step.on_gpu)
-            return out_NGQD.flatten(1, 2)
         for slices in step.batch.sequences:
             keys_values = self._heads_of(step.arena.gather(self.layer, slices[-1].table_P, slices[-1].end))
             for s in slices:
                 rows = slice(s.first, s.first + s.length)
-                kernel.prefill_into(out_NGQD[rows], q_NGQD[rows], keys_values, s.start, step, self.shape.scale)
+                fast.prefill_into(out_NGQD[rows], q_NGQD[rows], keys_values, s.start, step.mask, self.shape.scale)
         out_DGQD, q_DGQD = out_NGQD[decoding], q_NGQD[decoding]
         for batch in step.decodes:
             out_DGQD[batch.at] = self._decode(q_DGQD[batch.at], batch, step)
         return out_NGQD.flatten(1, 2)
 
-    def _on_gpu_into(self, out_NGQD: torch.Tensor, q_NGQD: torch.Tensor, step: AttentionStep, paged: PagedStep) -> None:
-        from headwater.mixers.attention import gpu
-
-        k_pages, v_pages = step.arena.pages_of(self.layer)
-        scale = self.shape.head_dim**-0.5 if self.shape.scale is None else self.shape.scale
-        for attend, rows in ((gpu.prefill, slice(0, step.batch.n_prefill)), (gpu.decode, step.batch.decode_rows)):
-            if rows.start < rows.stop:
-                q_nHD = q_NGQD[rows].flatten(1, 2)
-                read_nHD = attend(q_nHD, (k_pages, v_pages), paged, step.arena.page_size, scale)
-                out_NGQD[rows] = read_nHD.view(q_NGQD[rows].shape)
-
     def _decode(self, q_BGQD: torch.Tensor, batch: PagedBatch, step: AttentionStep) -> torch.Tensor:
         gathered = step.arena.gather_batch(self.layer, batch.table_BP, batch.unused_T)
         k_BKGD, v_BKGD = self._heads_of(tuple(x[:, : batch.n_keys] for x in gathered))
-        return kernel.decode(q_BGQD, (k_BKGD, v_BKGD), batch.mask_B11K, self.shape.scale)
+        return fast.decode(q_BGQD, (k_BKGD, v_BKGD), batch.mask_B11K, self.shape.scale)
 
     def _heads_of(self, keys_values: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values head by head, [..., G, D] each."""
+        """Split keys and values into heads, [..., G, D] each."""
         keys, values = keys_values
         return keys.unflatten(-1, (self.shape.kv_heads, -1)), values.unflatten(-1, (self.shape.kv_heads, -1))

@@ -22,8 +22,8 @@ from functools import cache
 import torch
 
 from headwater.mixers.activations import inverse_l2
-from headwater.mixers.chunks import CHUNK
-from headwater.mixers.scratch import scratch
+from headwater.mixers.batch import CHUNK
+from headwater.mixers.recurrent import scratch
 
 
 @dataclass(frozen=True)

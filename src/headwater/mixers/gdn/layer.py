@@ -6,22 +6,16 @@ H value heads, K key width, V value width, D model width.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from headwater.layers.gdn import DeltaNet
 from headwater.mixers.activations import gated_rms_norm, sigmoid, softplus
-from headwater.mixers.batch import StepBatch
-from headwater.mixers.chunks import CHUNK
+from headwater.mixers.batch import CHUNK, StepBatch
 from headwater.mixers.convolution import ShortConvolution
 from headwater.mixers.gdn.fast import Chunks, advance_into, decode_step, prepare, transition_into
 from headwater.mixers.linear import Linear
 from headwater.mixers.recurrent import RecurrentMixer, Rows
 from headwater.mixers.weights import Weights
-
-if TYPE_CHECKING:
-    from headwater.mixers.gpu.path import Kernels
 
 HEADS_A_BLOCK = 32  # chunks × heads whose intermediates stay in cache: 2-4 chunks of a small model, 1 of a large
 
@@ -69,11 +63,6 @@ class GatedDeltaNet(RecurrentMixer[Chunks]):
 
     def decode(self, mixed_BC: torch.Tensor, gates_BX: torch.Tensor, state_BX: torch.Tensor) -> torch.Tensor:
         return decode_step(*self._heads(mixed_BC), gates_BX[:, 0, :, None], gates_BX[:, 1], state_BX)
-
-    def kernels(self) -> Kernels:
-        from headwater.mixers.gdn.gpu import GatedDeltaNetOnGpu
-
-        return GatedDeltaNetOnGpu(self.shape)
 
     def finish_into(self, rows: Rows, at: slice, read_nX: torch.Tensor) -> None:
         assert rows.z_NX is not None

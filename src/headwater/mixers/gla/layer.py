@@ -10,8 +10,7 @@ import torch
 
 from headwater.layers.gla import GatedLinearAttention
 from headwater.mixers.activations import gated_rms_norm, softplus
-from headwater.mixers.batch import StepBatch
-from headwater.mixers.chunks import CHUNK
+from headwater.mixers.batch import CHUNK, StepBatch
 from headwater.mixers.gla.fast import Chunks, advance_into, decode_step, prepare
 from headwater.mixers.recurrent import RecurrentMixer, Rows
 from headwater.mixers.weights import Weights

@@ -1,17 +1,18 @@
-"""Triton kernels that have no folder of their own, and where all are used; a mixer's are in its folder's gpu.py.
+"""Triton kernels of all mixers, and the classes that compute layers with them. They have run on no card yet.
 
-Triton comes with CUDA builds of torch, and nothing that needs it is imported where a model is on the CPU. Tests run the
-kernels in Triton's interpreter. Tile shapes are fixed, and one program works through one sequence in order, so a
-sequence's bits depend neither on its company nor on where slices are cut.
+Triton comes with CUDA builds of torch; only this package imports it, and only models on a GPU import this package's
+modules (`models/build.py` chooses them once). Tests run the kernels in Triton's interpreter. Tile shapes are fixed, and
+one program processes one sequence in order, so a sequence's bits depend neither on the other sequences of a step nor on
+where slices are cut.
 """
 
 from __future__ import annotations
 
 import torch
 
-DEVICES = ("cuda",)  # types of those that kernels run on
+DEVICES = ("cuda",)  # types of devices that the kernels run on
 
 
 def has_kernels(device: torch.device | str) -> bool:
-    """Whether layers on that device are computed by these kernels."""
+    """Return whether layers on that device are computed by these kernels."""
     return torch.device(device).type in DEVICES

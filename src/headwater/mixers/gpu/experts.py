@@ -1,7 +1,7 @@
-"""Decoding rows through the experts that they chose, in Triton: nobody asks how many rows an expert has.
+"""Routed experts of decoding rows in Triton, without a count of the rows of each expert.
 
-Each row reads its experts' weights by itself, so its bits depend on it alone, and what is launched on the number of
-rows. Prefill, where many rows share an expert, goes expert by expert.
+Each row reads its experts' weights by itself, so its bits depend on the row alone, and the launch depends on the number
+of rows alone. Prefill, in which many rows share an expert, is computed expert by expert.
 
 R rows times experts a row, J experts a row, E experts, K inputs and N outputs of a product.
 """
@@ -14,7 +14,10 @@ import torch
 import triton
 import triton.language as tl
 
+from headwater.layers.feed_forward import Experts
 from headwater.mixers.activations import ACTIVATIONS
+from headwater.mixers.feed_forward import MixtureOfExperts, parts_of, stacked_weights
+from headwater.mixers.weights import Weights
 
 OUTPUTS, INPUTS = 32, 64  # of a tile
 
@@ -37,7 +40,7 @@ def _product(
 
 
 def routed_product(x: torch.Tensor, weight_ENK: torch.Tensor, expert_R: torch.Tensor) -> torch.Tensor:
-    """[R, N]: each row times its expert's weight; successive rows of `expert_R` may share one of x."""
+    """Multiply each row by its expert's weight, [R, N]; successive entries of `expert_R` may share a row of x."""
     n_out, n_in = weight_ENK.shape[1:]
     out_RN = x.new_empty(len(expert_R), n_out)
     _product[len(expert_R), triton.cdiv(n_out, OUTPUTS)](
@@ -49,7 +52,7 @@ def routed_product(x: torch.Tensor, weight_ENK: torch.Tensor, expert_R: torch.Te
 
 @dataclass(frozen=True)
 class StackedExperts:
-    """The weights of all experts of a layer, [E, N, K] each; without a gate where experts have none."""
+    """The weights of all experts of a layer, [E, N, K] each; experts may have no gate."""
 
     gate_ENK: torch.Tensor | None
     up_ENK: torch.Tensor
@@ -57,7 +60,7 @@ class StackedExperts:
     activation: str
 
     def forward(self, x_NX: torch.Tensor, expert_NJ: torch.Tensor) -> torch.Tensor:
-        """Each row through each of its experts, [N, J, X]."""
+        """Send each row through each of its experts, [N, J, X]."""
         expert_R = expert_NJ.flatten()
         hidden_RI, activate = routed_product(x_NX, self.up_ENK, expert_R), ACTIVATIONS[self.activation]
         if self.gate_ENK is None:
@@ -65,3 +68,27 @@ class StackedExperts:
         else:
             hidden_RI.mul_(activate(routed_product(x_NX, self.gate_ENK, expert_R)))
         return routed_product(hidden_RI, self.down_ENK, expert_R).view(*expert_NJ.shape, -1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsOnGpu(MixtureOfExperts):
+    """Routed experts whose decoding rows run in Triton; weights are held twice, packed and stacked."""
+
+    on_gpu: StackedExperts
+
+    @classmethod
+    def of(cls, shape: Experts, weights: Weights) -> ExpertsOnGpu:
+        """Pack the weights, and keep those of routed experts stacked on the device."""
+        stacked = [weights.cast(tensor).contiguous() for tensor in stacked_weights(shape, weights)]
+        gate_ENK = stacked[0] if shape.gated else None
+        on_gpu = StackedExperts(gate_ENK, stacked[-2], stacked[-1], shape.activation)
+        return cls(**parts_of(shape, weights, stacked), on_gpu=on_gpu)
+
+    def run(self, x_NX: torch.Tensor, expert_NJ: torch.Tensor, n_prefill: int) -> torch.Tensor:
+        """Send each token through each of its experts, [N, J, X]; decoding rows by the kernel."""
+        if n_prefill == len(x_NX):
+            return super().run(x_NX, expert_NJ, n_prefill)
+        decoded_BJX = self.on_gpu.forward(x_NX[n_prefill:], expert_NJ[n_prefill:])
+        if n_prefill == 0:
+            return decoded_BJX
+        return torch.cat([super().run(x_NX[:n_prefill], expert_NJ[:n_prefill], n_prefill), decoded_BJX])

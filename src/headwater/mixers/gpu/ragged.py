@@ -1,51 +1,56 @@
-"""The slices of a step as kernels read them: int32 tensors on the device, made once a step.
+"""The slices of a step as Triton kernels read them, and the short causal convolution over them.
 
-S slices, P prefill rows, n chunks of 64 tokens (of all slices, one after the other).
+S slices, P prefill rows, n chunks of 64 tokens (of all slices, one after the other), C channels, W taps, w = W − 1,
+R rows of the state memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import accumulate
 
 import torch
+import triton
+import triton.language as tl
 
-from headwater.mixers.batch import Slice
-from headwater.mixers.chunks import CHUNK
+from headwater.mixers.batch import CHUNK, Round, Slice
 
+ROWS, CHANNELS = 32, 64  # of a tile of the convolution
 NO_ROW = -1
-# Of the loop over chunks: what comes next is not loaded ahead. Triton's default of three would take 230 to 295 KB of
-# shared memory a program at heads of 128 channels, which no card has; so it takes 41 to 98.
+# Pipeline stages of a kernel's loop over chunks: the next chunk is not loaded ahead. Triton's default of three would
+# take 230 to 295 KB of shared memory a program at heads of 128 channels, more than any card has; one takes 41 to 98 KB.
 STAGES = 1
 
 
 @dataclass(frozen=True)
 class Ragged:
-    """Where each slice's rows, states and chunks are."""
+    """Rows, states and chunks of each slice: int32 tensors on the device, built once a step."""
 
-    first_S: torch.Tensor  # its first row in the step
+    first_S: torch.Tensor  # first row in the step
     length_S: torch.Tensor
     slot_S: torch.Tensor  # row of the state memory
-    chunk_S: torch.Tensor  # its first chunk
-    slice_P: torch.Tensor  # which slice a row belongs to
-    slice_n: torch.Tensor  # which slice a chunk belongs to
-    save_n: torch.Tensor  # row of the state memory that also takes the state after a chunk, or -1
+    chunk_S: torch.Tensor  # first chunk
+    slice_P: torch.Tensor  # slice of each row
+    slice_n: torch.Tensor  # slice of each chunk
+    save_n: torch.Tensor  # row of the state memory that also receives the state after a chunk, or -1
 
     @property
     def rows_of_chunks(self) -> torch.Tensor:
-        """The row of each token of each chunk, int64 [n, 64]; -1 after a slice's last one. Rows come in this order."""
+        """Row of each token of each chunk, int64 [n, 64]; -1 after the last token of a slice. Rows ascend."""
         index_nt = torch.arange(CHUNK, device=self.first_S.device) + CHUNK * self._index_n.unsqueeze(1)
         inside_nt = index_nt < self.length_S[self.slice_n].unsqueeze(1)
         return torch.where(inside_nt, self.first_S[self.slice_n].unsqueeze(1) + index_nt, NO_ROW).long()
 
     @property
     def _index_n(self) -> torch.Tensor:
-        """Which of its slice's chunks each one is."""
+        """Index of each chunk within its slice."""
         return torch.arange(len(self.slice_n), device=self.slice_n.device) - self.chunk_S[self.slice_n]
 
     @classmethod
     def of(cls, slices: Sequence[Slice], device: torch.device | str) -> Ragged:
-        """Raises ValueError where two saves of one slice are at the same position."""
+        """Copy positions and rows to the device. Raises ValueError if two saves of a slice have the same position."""
         counts = [-(-s.length // CHUNK) for s in slices]
         saves: list[int] = []
         for s, count in zip(slices, counts, strict=True):
@@ -66,3 +71,92 @@ class Ragged:
             slice_n=tensor([i for i, count in enumerate(counts) for _ in range(count)]),
             save_n=tensor(saves),
         )
+
+
+@lru_cache(maxsize=8)
+def ragged_of(together: Round) -> Ragged:
+    """Return the slices of a round, its rows one after the other; all layers of a step share the result."""
+    firsts = accumulate((s.length for s in together.slices), initial=0)
+    slices = [replace(s, first=first) for s, first in zip(together.slices, firsts, strict=False)]
+    return Ragged.of(slices, together.device)
+
+
+@triton.jit
+def _input(x, state, row, first, slot, channel, mask, x_row, state_row, before: tl.constexpr):
+    """Load the inputs at `row`: from this step, or from the state if the row is before the slice's first one."""
+    here = row >= first
+    now = tl.load(x + row * x_row + channel, mask=mask & here, other=0.0).to(tl.float32)
+    then = tl.load(
+        state + slot * state_row + channel * before + (row - first + before), mask=mask & (row < first), other=0.0
+    )
+    return tl.where(here, now, then.to(tl.float32))
+
+
+@triton.jit
+def _convolve(
+    x, state, weight, bias, out, slice_P, first_S, slot_S, n_rows, n_channels, x_row, state_row,
+    before: tl.constexpr, has_bias: tl.constexpr, rows: tl.constexpr, channels: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * rows + tl.arange(0, rows)
+    channel = tl.program_id(1) * channels + tl.arange(0, channels)
+    inside = row < n_rows
+    which = tl.load(slice_P + row, mask=inside, other=0)
+    first = tl.load(first_S + which)[:, None].to(tl.int64)
+    slot = tl.load(slot_S + which)[:, None].to(tl.int64)
+    mask = inside[:, None] & (channel < n_channels)[None, :]
+    total = tl.zeros((rows, channels), tl.float32)
+    for tap in tl.static_range(before + 1):
+        w = tl.load(weight + tap * n_channels + channel, mask=channel < n_channels, other=0.0)[None, :]
+        at = row[:, None].to(tl.int64) - before + tap
+        total += w * _input(x, state, at, first, slot, channel[None, :], mask, x_row, state_row, before)
+    if has_bias:
+        total += tl.load(bias + channel, mask=channel < n_channels, other=0.0)[None, :]
+    total = total / (1.0 + tl.exp(-total))
+    tl.store(out + row[:, None].to(tl.int64) * n_channels + channel[None, :], total, mask=mask)
+
+
+@triton.jit
+def _keep_tail(
+    x, state, slice_n, first_S, length_S, slot_S, chunk_S, save_n, n_channels, x_row, state_row,
+    before: tl.constexpr, chunk: tl.constexpr, channels: tl.constexpr,
+):  # fmt: skip
+    """Write the last inputs to the state memory after each chunk with a save and after the last chunk of each slice."""
+    at = tl.program_id(0)
+    channel = tl.program_id(1) * channels + tl.arange(0, channels)
+    mask = channel < n_channels
+    which = tl.load(slice_n + at)
+    first, slot = tl.load(first_S + which).to(tl.int64), tl.load(slot_S + which).to(tl.int64)
+    length = tl.load(length_S + which)
+    end = tl.minimum((at - tl.load(chunk_S + which) + 1) * chunk, length)
+    save = tl.load(save_n + at).to(tl.int64) + 0 * channel  # as vectors: masked operands must be vectors
+    row = first + end - before + 0 * channel
+    is_last = end + 0 * channel == length
+    for i in tl.static_range(before):
+        value = _input(x, state, row + i, first, slot, channel, mask, x_row, state_row, before)
+        value = value.to(state.dtype.element_ty)
+        tl.store(state + save * state_row + channel * before + i, value, mask=mask & (save >= 0))
+        tl.store(state + slot * state_row + channel * before + i, value, mask=mask & is_last)
+
+
+def convolve(
+    x_PC: torch.Tensor, weight_WC: torch.Tensor, bias_C: torch.Tensor | None, state_RCw: torch.Tensor, ragged: Ragged
+) -> torch.Tensor:
+    """Return silu of the convolution of all slices' rows, [P, C] float32; update the state memory and write saves.
+
+    Rows of x and of the state may be strided, each is contiguous.
+    """
+    n_rows, n_channels = len(ragged.slice_P), weight_WC.shape[1]
+    before = weight_WC.shape[0] - 1
+    out_PC = torch.empty(n_rows, n_channels, dtype=torch.float32, device=x_PC.device)
+    columns = triton.cdiv(n_channels, CHANNELS)
+    strides = (n_channels, x_PC.stride(0), state_RCw.stride(0))
+    _convolve[triton.cdiv(n_rows, ROWS), columns](
+        x_PC, state_RCw, weight_WC, weight_WC if bias_C is None else bias_C, out_PC,
+        ragged.slice_P, ragged.first_S, ragged.slot_S, n_rows, *strides,
+        before=before, has_bias=bias_C is not None, rows=ROWS, channels=CHANNELS,
+    )  # fmt: skip
+    _keep_tail[len(ragged.slice_n), columns](
+        x_PC, state_RCw, ragged.slice_n, ragged.first_S, ragged.length_S, ragged.slot_S, ragged.chunk_S, ragged.save_n,
+        *strides, before=before, chunk=CHUNK, channels=CHANNELS,
+    )  # fmt: skip
+    return out_PC

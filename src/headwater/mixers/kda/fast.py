@@ -18,9 +18,9 @@ from __future__ import annotations
 import torch
 
 from headwater.mixers.activations import inverse_l2
-from headwater.mixers.channel_decay import seen
-from headwater.mixers.chunks import CHUNK
+from headwater.mixers.batch import CHUNK
 from headwater.mixers.gdn.fast import Chunks, advance_into, decode_step, transition_into
+from headwater.mixers.gla.fast import seen
 
 __all__ = ["Chunks", "advance_into", "decode_step", "prepare", "transition_into"]
 

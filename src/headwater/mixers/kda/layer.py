@@ -6,21 +6,15 @@ of their keys and V of their values (equal), D model width.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from headwater.layers.kda import DeltaAttention
 from headwater.mixers.activations import inverse_rms, sigmoid, softplus
-from headwater.mixers.batch import StepBatch
-from headwater.mixers.chunks import CHUNK
+from headwater.mixers.batch import CHUNK, StepBatch
 from headwater.mixers.convolution import ShortConvolution
 from headwater.mixers.kda.fast import Chunks, advance_into, decode_step, prepare, transition_into
 from headwater.mixers.recurrent import RecurrentMixer, Rows
 from headwater.mixers.weights import Weights
-
-if TYPE_CHECKING:
-    from headwater.mixers.gpu.path import Kernels
 
 HEADS_A_BLOCK = 32  # chunks × heads whose intermediates stay in cache
 
@@ -83,11 +77,6 @@ class KimiDeltaAttention(RecurrentMixer[Chunks]):
 
     def decode(self, mixed_BC: torch.Tensor, gates_BX: torch.Tensor, state_BX: torch.Tensor) -> torch.Tensor:
         return decode_step(*self._heads(mixed_BC), *self._gates(gates_BX), state_BX)
-
-    def kernels(self) -> Kernels:
-        from headwater.mixers.kda.gpu import KimiDeltaAttentionOnGpu
-
-        return KimiDeltaAttentionOnGpu(self.shape)
 
     def finish_into(self, rows: Rows, at: slice, read_nX: torch.Tensor) -> None:
         assert rows.z_NX is not None

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 import torch
 
-from headwater.mixers.chunks import CHUNK
-from headwater.mixers.scratch import scratch
+from headwater.mixers.batch import CHUNK
+from headwater.mixers.recurrent import scratch
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ import torch
 
 from headwater.layers.lightning import Lightning
 from headwater.mixers.activations import inverse_rms
-from headwater.mixers.batch import StepBatch
-from headwater.mixers.chunks import CHUNK
+from headwater.mixers.batch import CHUNK, StepBatch
 from headwater.mixers.lightning.fast import Chunks, Decays, advance_into, decode_step, prepare
 from headwater.mixers.linear import Linear
 from headwater.mixers.recurrent import RecurrentMixer, Rows

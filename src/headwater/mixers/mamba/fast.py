@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 import torch
 
-from headwater.mixers.chunks import CHUNK
-from headwater.mixers.powers import empty_vectors, exp2_
+from headwater.mixers.activations import empty_vectors, exp2_
+from headwater.mixers.batch import CHUNK
 
 STRETCH = 1 << 17  # elements of a and of h: half a megabyte each
 

@@ -9,13 +9,10 @@ from __future__ import annotations
 import torch
 
 from headwater.layers.mamba import Mamba
-from headwater.mixers.activations import silu, softplus
-from headwater.mixers.batch import StepBatch
-from headwater.mixers.chunks import CHUNK
+from headwater.mixers.activations import LOG2_E, RMSNorm, silu, softplus
+from headwater.mixers.batch import CHUNK, StepBatch
 from headwater.mixers.convolution import ShortConvolution
 from headwater.mixers.mamba.fast import Chunks, advance_into, decay, decode_step, prepare, transition_into
-from headwater.mixers.norm import RMSNorm
-from headwater.mixers.powers import LOG2_E
 from headwater.mixers.recurrent import RecurrentMixer, Rows
 from headwater.mixers.weights import Weights
 

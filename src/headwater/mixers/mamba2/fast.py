@@ -25,9 +25,9 @@ from functools import cache
 
 import torch
 
-from headwater.mixers.chunks import CHUNK
-from headwater.mixers.powers import LOG2_E, empty_vectors, exp2_
-from headwater.mixers.scratch import scratch
+from headwater.mixers.activations import LOG2_E, empty_vectors, exp2_
+from headwater.mixers.batch import CHUNK
+from headwater.mixers.recurrent import scratch
 
 FORGOTTEN = 160.0  # binary digits
 GRID_BITS = 24 - math.ceil(math.log2(CHUNK * FORGOTTEN))  # of a fraction, so that sums over a chunk have 24 in all

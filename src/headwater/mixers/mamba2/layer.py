@@ -6,24 +6,17 @@ P channels a head, I = H·P, G groups of heads, D model width.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from headwater.layers.mamba2 import Mamba2
 from headwater.mixers.activations import inverse_rms, silu, softplus
-from headwater.mixers.batch import StepBatch
-from headwater.mixers.chunks import CHUNK
+from headwater.mixers.batch import CHUNK, StepBatch
 from headwater.mixers.convolution import ShortConvolution
 from headwater.mixers.mamba2.fast import Chunks, Inputs, advance_into, decode_step, prepare, transition_into
 from headwater.mixers.recurrent import RecurrentMixer, Rows
 from headwater.mixers.weights import Weights
 
 HEADS_A_BLOCK = 48  # chunks × heads whose intermediates stay in cache
-
-
-if TYPE_CHECKING:
-    from headwater.mixers.gpu.path import Kernels
 
 
 class StateSpaceDual(RecurrentMixer[Chunks]):
@@ -67,11 +60,6 @@ class StateSpaceDual(RecurrentMixer[Chunks]):
     def decode(self, mixed_BC: torch.Tensor, gates_BX: torch.Tensor, state_BX: torch.Tensor) -> torch.Tensor:
         given = self._inputs(mixed_BC.unsqueeze(1), gates_BX.unsqueeze(1))
         return decode_step(given, self.rate_H, self.skip_H, state_BX)
-
-    def kernels(self) -> Kernels:
-        from headwater.mixers.mamba2.gpu import StateSpaceDualOnGpu
-
-        return StateSpaceDualOnGpu(self.shape, self.rate_H, self.skip_H)
 
     def finish_into(self, rows: Rows, at: slice, read_nX: torch.Tensor) -> None:
         """The output's gate, and the norm of each group before or after it."""

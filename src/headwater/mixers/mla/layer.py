@@ -1,8 +1,8 @@
-"""A layer of multi-head latent attention: what is down-projected is kept, what is up-projected is computed anew.
+"""A layer of multi-head latent attention: latents are cached, up-projections of keys and values are recomputed.
 
 A token's row is its normed latent and the key part that all heads share. Prefill expands keys and values of all rows
-and attends as usual: on CPU that takes half the time of attention among latents even for 64 queries. Decode stays among
-latents: the up-projection of keys moves to the query, that of values to the output (DeepSeek-V2, section 2.1.2).
+and attends to them: on CPU that takes half the time of attention over latents even for 64 queries. Decode attends over
+latents: the up-projection of keys is applied to the query, that of values to the output (DeepSeek-V2, section 2.1.2).
 
 Shapes: N rows of a step (prefill first, then decode), B decoding sequences, C model width, H heads, L latent, D
 channels of a head's key (without position, then with it), V of a value, X = L + position channels, K keys.
@@ -10,26 +10,19 @@ channels of a head's key (without position, then with it), V of a value, X = L +
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from headwater.layers.mla import LatentAttention
-from headwater.mixers.activations import sigmoid
-from headwater.mixers.attention import kernel
+from headwater.mixers.activations import RMSNorm, sigmoid
+from headwater.mixers.attention import fast
 from headwater.mixers.attention.step import AttentionStep
-from headwater.mixers.mla.absorbed import AbsorbedHeads
-from headwater.mixers.mla.expanded import ExpandedHeads
-from headwater.mixers.norm import RMSNorm
+from headwater.mixers.mla.fast import AbsorbedHeads, ExpandedHeads
 from headwater.mixers.rotary import rotary_table, rotate_into
 from headwater.mixers.weights import Weights
 
-if TYPE_CHECKING:
-    from headwater.mixers.attention.gpu import PagedStep
-
 
 class LatentAttentionMixer:
-    """Owns weights only: latents live in the arena."""
+    """A layer of latent attention; owns weights only, latents are in the arena."""
 
     def __init__(self, layer: int, shape: LatentAttention, weights: Weights) -> None:
         self.layer = layer
@@ -46,7 +39,7 @@ class LatentAttentionMixer:
         self.rotation = rotary_table(shape.rotary, str(weights.device)) if shape.rotary else None
 
     def forward(self, x_NC: torch.Tensor, step: AttentionStep) -> torch.Tensor:
-        """Write the step's latents, and let each row attend to what its sequence has up to it."""
+        """Write the step's latents; attend from each row to its sequence up to that row."""
         shape, n_prefill = self.shape, step.batch.n_prefill
         widths = (shape.q_latent or shape.heads * shape.key_dim, shape.latent, shape.rope_dim)
         down_NE = self.down(x_NC, n_prefill)
@@ -62,7 +55,7 @@ class LatentAttentionMixer:
         return self.out(out_NHV.flatten(1), n_prefill)
 
     def _placed(self, x_NHD: torch.Tensor, step: AttentionStep) -> torch.Tensor:
-        """With the last channels of each head rotated, in float32, then rounded once."""
+        """Rotate the last channels of each head, in float32; round once."""
         return x_NHD if self.rotation is None else self._turned(x_NHD, self.rotation.at(step.batch.position_N))
 
     def _turned(self, x_NHD: torch.Tensor, cos_sin_N2F: torch.Tensor) -> torch.Tensor:
@@ -75,7 +68,7 @@ class LatentAttentionMixer:
     def moved(
         self, kept: tuple[torch.Tensor, ...], from_T: torch.Tensor, to_T: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        """What the arena keeps of tokens, rows [T, X], as if they stood at other positions."""
+        """Return rows [T, X], as the arena keeps them, for tokens at other positions: key parts are re-rotated."""
         if self.rotation is None:
             return kept
         (row_TX,) = kept
@@ -90,27 +83,22 @@ class LatentAttentionMixer:
         out_NHV[batch.decode_rows.stop :] = 0
         for slices in batch.sequences:
             row_KX = step.arena.gather(self.layer, slices[-1].table_P, slices[-1].end)[0]
-            self.expanded.prefill_into(out_NHV, q_NHD, row_KX, slices, step)
+            self.expanded.prefill_into(out_NHV, q_NHD, row_KX, slices, step.mask)
         if batch.n_decode:
             out_NHV[batch.decode_rows] = self._decoded(q_NHD[batch.decode_rows], step)
         return out_NHV
 
     def _decoded(self, q_BHD: torch.Tensor, step: AttentionStep) -> torch.Tensor:
-        """The heads' products are of all sequences together, attention is of those with as many keys."""
-        q_BHX = self.absorbed.query(q_BHD)
-        if step.on_gpu is not None:
-            return self.absorbed.value(self._read_on_gpu(q_BHX, step, step.on_gpu))
+        """Attend from the decoding rows: the heads' products are computed for all sequences together."""
+        return self.absorbed.value(self._read(self.absorbed.query(q_BHD), step))
+
+    def _read(self, q_BHX: torch.Tensor, step: AttentionStep) -> torch.Tensor:
+        """Return the latents that decoding rows read, [B, H, L]; sequences with as many keys are one batch."""
         read_BHL = torch.empty_like(q_BHX[..., : self.shape.latent])
         for batch in step.decodes:
             row_BKX = step.arena.gather_batch(self.layer, batch.table_BP, batch.unused_T)[0][:, : batch.n_keys]
             rows = (row_BKX[:, :, None],) * 2
             q_B1HX, scale = q_BHX[batch.at, None], self.shape.key_dim**-0.5
-            read_B1HX = kernel.decode(q_B1HX, rows, batch.mask_B11K, scale)
+            read_B1HX = fast.decode(q_B1HX, rows, batch.mask_B11K, scale)
             read_BHL[batch.at] = read_B1HX[:, 0, :, : self.shape.latent]
-        return self.absorbed.value(read_BHL)
-
-    def _read_on_gpu(self, q_BHX: torch.Tensor, step: AttentionStep, paged: PagedStep) -> torch.Tensor:
-        from headwater.mixers.mla import gpu
-
-        (pages,) = step.arena.pages_of(self.layer)
-        return gpu.decode(q_BHX, pages, paged, step.arena.page_size, self.shape.key_dim**-0.5, self.shape.latent)
+        return read_BHL

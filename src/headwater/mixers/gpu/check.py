@@ -1,30 +1,31 @@
-"""The self-check's part for a GPU: do its kernels give a sequence the same bits alone, in company, and cut?
+"""The start-up self-check of the Triton kernels: a sequence has the same bits alone, beside others, and cut.
 
-They are the kernels that the model runs, at its heads and widths. What they read is random; how a row is projected is
-the products' own check.
+It runs the kernels of the model, at its heads and widths, on random inputs; projections have a check of their own.
 
 L tokens of a sequence, C convolved channels, G KV heads, H heads, D head width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from headwater.layers.attention import GroupedAttention
 from headwater.layers.feed_forward import Experts
 from headwater.layers.layer import Layer
 from headwater.layers.mla import LatentAttention
-from headwater.mixers.batch import Slice, StepBatch
-from headwater.mixers.chunks import CHUNK
+from headwater.mixers.batch import CHUNK, Slice, StepBatch
+from headwater.mixers.gpu import attention, mla
+from headwater.mixers.gpu import experts as routed
+from headwater.mixers.gpu.attention import Decoding, PagedStep
+from headwater.mixers.gpu.ragged import ragged_of
+from headwater.mixers.gpu.recurrent import KERNELS, RecurrentOnGpu
 from headwater.mixers.recurrent import LayerState, RecurrentMixer
 
-if TYPE_CHECKING:  # it needs Triton
-    from headwater.mixers.attention.gpu import Decoding
-
-LENGTH, COMPANY = 2 * CHUNK + 9, CHUNK + 5  # tokens of the sequence that is watched, and of the one before it
+LENGTH, COMPANY = 2 * CHUNK + 9, CHUNK + 5  # tokens of the sequence under test, and of the sequence before it
 CUTS = (CHUNK, 2 * CHUNK)
 SEQUENCES = (1, 2, 3, 7)
 LENGTHS = (1, 64, 65, 300, 1024, 1025, 130)  # tokens of sequences that decode together: of one split of keys, and two
@@ -35,22 +36,22 @@ Random = Callable[..., torch.Tensor]
 
 @dataclass(frozen=True)
 class Piece:
-    """Some of a sequence's rows, [first, first + length) of all, that are computed next."""
+    """The next rows of a sequence to compute: [first, first + length) of all rows."""
 
     first: int
     length: int
-    start: int  # position in its sequence
+    start: int  # position in the sequence
     slot: int
 
 
 def steps(cut: int) -> Iterator[tuple[Piece, ...]]:
-    """A sequence in two pieces, the second one behind another sequence."""
+    """Yield two steps: a sequence's first piece, then its second piece after another sequence."""
     yield (Piece(0, cut, 0, 0),)
     yield Piece(LENGTH, COMPANY, 0, 1), Piece(cut, LENGTH - cut, cut, 0)
 
 
 def batch_of(pieces: tuple[Piece, ...], tables: list[torch.Tensor], position_B: torch.Tensor) -> StepBatch:
-    """A step of these pieces, whose pages are by slot, or of decoding sequences (slots in order)."""
+    """Build a step of these pieces, with pages by slot, or of decoding sequences (slots in order)."""
     slices, first = [], 0
     for piece in pieces:
         slices.append(Slice(first, piece.length, piece.start, piece.slot, tables[piece.slot], 0))
@@ -61,8 +62,31 @@ def batch_of(pieces: tuple[Piece, ...], tables: list[torch.Tensor], position_B: 
     return StepBatch(position_N, position_N, tuple(slices), slot_B, decoding, slot_B)
 
 
+Recurrent = Mapping[Layer, tuple[Layer, RecurrentMixer[Any]]]  # by layer: the layer in a narrow model, and its mixer
+
+
+def is_covered(layer: Layer, recurrent: Recurrent) -> bool:
+    """Return whether the kernels compute all of a layer; windows and latents prefill as on the CPU."""
+    return type(layer) is GroupedAttention or (layer in recurrent and type(recurrent[layer][1]) in KERNELS)
+
+
+def broken_kernels(layers: Collection[Layer], recurrent: Recurrent, random: Random, device: str) -> Iterator[str]:
+    """Name each kernel of these layers whose bits depend on cuts or on other sequences."""
+    grouped = [layer for layer in layers if isinstance(layer, GroupedAttention)]
+    for shape in sorted({(x.kv_heads, x.heads // x.kv_heads, x.head_dim) for x in grouped}):
+        yield from broken_attention(shape, random, device)
+    for latent in sorted({layer for layer in layers if isinstance(layer, LatentAttention)}, key=repr):
+        yield from broken_latent_attention(latent, random, device)
+    for narrow, mixer in recurrent.values():
+        if type(mixer) in KERNELS:
+            yield from broken_recurrence(narrow, mixer, random, device)
+    for experts in sorted({layer for layer in layers if isinstance(layer, Experts)}, key=repr):
+        yield from broken_experts(experts, random, device)
+
+
 def broken_recurrence(layer: Layer, mixer: RecurrentMixer[Any], random: Random, device: str) -> Iterator[str]:
-    """The mixer's kernels and its convolution's."""
+    """Name what breaks bits among the kernels of a recurrence and its convolution."""
+    layer_on_gpu = RecurrentOnGpu(mixer)
     n_rows = LENGTH + COMPANY
     positions = torch.arange(n_rows, device=device)
     rows = mixer.project(random(n_rows, layer.hidden).float(), batch_of((), [], positions[:0]))
@@ -71,20 +95,20 @@ def broken_recurrence(layer: Layer, mixer: RecurrentMixer[Any], random: Random, 
     tables = [positions[:0]] * max(SEQUENCES)
 
     def prefill(*in_turn: tuple[Piece, ...]) -> tuple[torch.Tensor, ...]:
-        """What the last piece of each step reads, and its sequence's states after all of them."""
+        """Return what the last piece of each step reads, and its sequence's states after all steps."""
         state = _state(before)
         reads = []
         for pieces in in_turn:
             at = torch.cat([positions[p.first : p.first + p.length] for p in pieces])
-            ragged = batch_of(pieces, tables, positions[:0]).rounds[0].ragged
-            read = mixer.gpu.prefill(rows.mixed_NC[at], rows.gates_NX[at], ragged, state.recurrent, state.conv)
+            ragged = ragged_of(batch_of(pieces, tables, positions[:0]).rounds[0])
+            read = layer_on_gpu.prefill(rows.mixed_NC[at], rows.gates_NX[at], ragged, state)
             reads.append(read[-pieces[-1].length :])
         return torch.cat(reads), *(t[0] for t in (state.recurrent, state.conv) if t is not None)
 
     def decode(at: slice) -> tuple[torch.Tensor, ...]:
         state = _state({name: t[at] for name, t in before.items()})
-        batch = batch_of((), tables, positions[at])
-        read = mixer.gpu.decode(rows.mixed_NC[at], rows.gates_NX[at], batch, state.recurrent, state.conv)
+        slot_B = torch.arange(at.stop - at.start, device=device)
+        read = layer_on_gpu.decode(rows.mixed_NC[at], rows.gates_NX[at], slot_B, state)
         return read, *(t for t in (state.recurrent, state.conv) if t is not None)
 
     whole = prefill((Piece(0, LENGTH, 0, 0),))
@@ -95,9 +119,7 @@ def broken_recurrence(layer: Layer, mixer: RecurrentMixer[Any], random: Random, 
 
 
 def broken_attention(shape: tuple[int, int, int], random: Random, device: str) -> Iterator[str]:
-    """Paged attention; `shape` is KV heads, query heads that share one, and channels."""
-    from headwater.mixers.attention import gpu
-
+    """Name what breaks bits in paged attention; `shape` is KV heads, query heads that share one, and channels."""
     n_kv, sharing, width = shape
     tables, position_B = _paged(device)
     n_pages = sum(len(table) for table in tables)
@@ -108,12 +130,12 @@ def broken_attention(shape: tuple[int, int, int], random: Random, device: str) -
         reads = []
         for pieces in in_turn:
             q_PHD = torch.cat([q_NHD[p.first : p.first + p.length] for p in pieces])
-            step = gpu.PagedStep.of(batch_of(pieces, tables, position_B[:0]), PAGE)
-            reads.append(gpu.prefill(q_PHD, keys_values, step, PAGE, width**-0.5)[-pieces[-1].length :])
+            step = PagedStep.of(batch_of(pieces, tables, position_B[:0]), PAGE)
+            reads.append(attention.prefill(q_PHD, keys_values, step, PAGE, width**-0.5)[-pieces[-1].length :])
         return torch.cat(reads)
 
     def decode(at: slice) -> tuple[torch.Tensor, ...]:
-        return (gpu.decode(q_NHD[at], keys_values, _decoding(tables[at], position_B[at]), PAGE, width**-0.5),)
+        return (attention.decode(q_NHD[at], keys_values, _decoding(tables[at], position_B[at]), PAGE, width**-0.5),)
 
     whole = prefill((Piece(0, LENGTH, 0, 0),))
     for cut in CUTS:
@@ -123,45 +145,39 @@ def broken_attention(shape: tuple[int, int, int], random: Random, device: str) -
 
 
 def broken_latent_attention(layer: LatentAttention, random: Random, device: str) -> Iterator[str]:
-    """Decode among latents."""
-    from headwater.mixers.mla import gpu
-
+    """Name what breaks bits in decode over latents."""
     (width,) = layer.kv_widths
     tables, position_B = _paged(device)
     pages = random(sum(len(table) for table in tables), PAGE * width)
     q_BHX, scale = random(len(LENGTHS), layer.heads, width), layer.key_dim**-0.5
 
     def decode(at: slice) -> tuple[torch.Tensor, ...]:
-        return (gpu.decode(q_BHX[at], pages, _decoding(tables[at], position_B[at]), PAGE, scale, layer.latent),)
+        return (mla.decode(q_BHX[at], pages, _decoding(tables[at], position_B[at]), PAGE, scale, layer.latent),)
 
     yield from (f"{layer.kind} at {n} decoding sequences" for n in _broken_counts(decode))
 
 
 def broken_experts(layer: Experts, random: Random, device: str) -> Iterator[str]:
-    """A product of decoding rows, each with a weight of its own; two weights do for all."""
-    from headwater.mixers.gpu.experts import routed_product
-
+    """Name what breaks bits in products of decoding rows, each with a weight of its own (one of two)."""
     expert = layer.expert
     x_RK, weight_ENK = random(max(SEQUENCES), expert.hidden), random(2, expert.intermediate, expert.hidden)
     expert_R = torch.arange(len(x_RK), device=device) % 2
 
     def decode(at: slice) -> tuple[torch.Tensor, ...]:
-        return (routed_product(x_RK[at], weight_ENK, expert_R[at]),)
+        return (routed.routed_product(x_RK[at], weight_ENK, expert_R[at]),)
 
     yield from (f"{layer.kind} at {n} decoding sequences" for n in _broken_counts(decode))
 
 
 def _paged(device: str) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Page tables of decoding sequences, each long enough for any, and their last positions."""
+    """Return page tables of decoding sequences, each as long as the longest needs, and their last positions."""
     longest = -(-max(*LENGTHS, LENGTH) // PAGE)
     tables = torch.arange(len(LENGTHS) * longest, device=device).view(len(LENGTHS), longest)
     return list(tables), torch.tensor(LENGTHS, device=device) - 1
 
 
 def _decoding(tables: list[torch.Tensor], position_B: torch.Tensor) -> Decoding:
-    """Tables as long as the longest of these sequences asks for: splits are as many as they are in this company."""
-    from headwater.mixers.attention.gpu import PagedStep
-
+    """Build a step with tables as long as the longest of these sequences needs, which fixes the number of splits."""
     n_pages = int(position_B.max()) // PAGE + 1
     return PagedStep.of(batch_of((), [table[:n_pages] for table in tables], position_B), PAGE)
 
@@ -171,7 +187,7 @@ def _state(rows: dict[str, torch.Tensor]) -> LayerState:
 
 
 def _broken_counts(decode: Callable[[slice], tuple[torch.Tensor, ...]]) -> Iterator[int]:
-    """How many sequences are too few, or too many, for the bits that they have all together."""
+    """Yield each count of sequences at which bits differ from those of all sequences together."""
     n = max(SEQUENCES)
     whole = decode(slice(0, n))
     for count in SEQUENCES:

@@ -12,9 +12,9 @@ import torch
 import triton
 import triton.language as tl
 
-from headwater.layers.mamba2 import Mamba2
-from headwater.mixers.chunks import CHUNK
+from headwater.mixers.batch import CHUNK
 from headwater.mixers.gpu.ragged import STAGES, Ragged
+from headwater.mixers.mamba2 import StateSpaceDual
 
 CHANNELS = 32  # of a head that a program keeps in registers
 
@@ -86,11 +86,11 @@ def _decode(
     tl.store(out + (which * heads + head) * n_channels + channel, read, mask=channel < n_channels)
 
 
-class StateSpaceDualOnGpu:
-    """What `RecurrentMixer` hands its recurrence to where the model is on a GPU."""
+class StateSpaceDualKernels:
+    """The kernels of one `StateSpaceDual` layer, with their launches."""
 
-    def __init__(self, shape: Mamba2, rate_H: torch.Tensor, skip_H: torch.Tensor) -> None:
-        self.shape, self.rate_H, self.skip_H = shape, rate_H, skip_H
+    def __init__(self, mixer: StateSpaceDual) -> None:
+        self.shape, self.rate_H, self.skip_H = mixer.shape, mixer.rate_H, mixer.skip_H
 
     def prefill(
         self, mixed_YC: torch.Tensor, dt_YH: torch.Tensor, state_RHNP: torch.Tensor, ragged: Ragged

@@ -1,7 +1,7 @@
-"""Decode among latents on a GPU, in Triton: the queries of several heads over one row a token, which is read once.
+"""Decode over latents on a GPU, in Triton: the queries of several heads over one row a token, which is read once.
 
 Keys are rows of the arena, values are their latents. Blocks and splits stand at absolute positions, as those of
-`attention/gpu.py`, which also merges splits: a query's bits depend on its own sequence alone.
+`gpu/attention.py`, which also merges splits: a query's bits depend on its own sequence alone.
 
 B decoding sequences, H heads, L latent, E position channels, X = L + E, T pages of a table.
 """
@@ -12,8 +12,10 @@ import torch
 import triton
 import triton.language as tl
 
-from headwater.mixers.attention import gpu
-from headwater.mixers.attention.gpu import Decoding
+from headwater.mixers.attention.step import AttentionStep
+from headwater.mixers.gpu import attention
+from headwater.mixers.gpu.attention import Decoding, paged
+from headwater.mixers.mla import LatentAttentionMixer
 
 HEADS = 16  # of a program
 TILE = 32  # tokens of a block: 32 KB of a row with 512 channels in bfloat16; pages are multiples of it
@@ -25,7 +27,7 @@ def _decode_split(
     latent: tl.constexpr, padded: tl.constexpr, place: tl.constexpr, place_padded: tl.constexpr,
     heads: tl.constexpr, tile: tl.constexpr, split: tl.constexpr,
 ):  # fmt: skip
-    """Some heads of a sequence over one split of its rows: maximum, sum and what was read."""
+    """Attend from some heads of a sequence to one split of its rows; write maximum, sum and what was read."""
     which, part = tl.program_id(0), tl.program_id(2)
     head = tl.program_id(1) * heads + tl.arange(0, heads)
     channel, at_place = tl.arange(0, padded), tl.arange(0, place_padded)
@@ -42,7 +44,7 @@ def _decode_split(
     first = part * (split // tile)
     for block in range(first, tl.minimum(first + split // tile, (length + tile - 1) // tile)):
         key = block * tile + tl.arange(0, tile)
-        written = (key < length)[:, None]  # what stands in a page after the last token may be anything
+        written = (key < length)[:, None]  # memory of a page after the last token may hold anything
         page = tl.load(table_BT + which * table_row + block * tile // page_size).to(tl.int64)
         token = block * tile % page_size + tl.arange(0, tile)
         at_row = pages + page * page_row + token[:, None] * width
@@ -67,7 +69,7 @@ def _decode_split(
 def decode(
     q_BHX: torch.Tensor, pages: torch.Tensor, step: Decoding, page_size: int, scale: float, latent: int
 ) -> torch.Tensor:
-    """The latents that each sequence's one query reads, [B, H, L]; `pages` are [pages, page_size · X], strided."""
+    """Return the latents that one query of each sequence reads, [B, H, L]; `pages` are [pages, page_size · X]."""
     n, n_heads, width = q_BHX.shape
     q_BHX = q_BHX.contiguous()
     out_BHL = q_BHX.new_empty(n, n_heads, latent)
@@ -77,7 +79,16 @@ def decode(
     _decode_split[n, triton.cdiv(n_heads, HEADS), step.splits](
         q_BHX, pages, best_sum, reads, step.table_BT, step.length_B, scale, step.table_BT.stride(0), n_heads, page_size,
         pages.stride(0), step.splits, latent=latent, padded=padded, place=place,
-        place_padded=max(16, triton.next_power_of_2(place)), heads=HEADS, tile=TILE, split=gpu.SPLIT,
+        place_padded=max(16, triton.next_power_of_2(place)), heads=HEADS, tile=TILE, split=attention.SPLIT,
     )  # fmt: skip
-    gpu.merge_into(out_BHL, best_sum, reads, step)
+    attention.merge_into(out_BHL, best_sum, reads, step)
     return out_BHL
+
+
+class LatentAttentionOnGpu(LatentAttentionMixer):
+    """Latent attention whose decode runs in Triton; prefill runs in torch, as on the CPU."""
+
+    def _read(self, q_BHX: torch.Tensor, step: AttentionStep) -> torch.Tensor:
+        (pages,) = step.arena.pages_of(self.layer)
+        scale = self.shape.key_dim**-0.5
+        return decode(q_BHX, pages, paged(step), step.arena.page_size, scale, self.shape.latent)

@@ -12,10 +12,10 @@ import torch
 import triton
 import triton.language as tl
 
-from headwater.layers.kda import DeltaAttention
 from headwater.mixers.activations import inverse_l2
-from headwater.mixers.chunks import CHUNK
+from headwater.mixers.batch import CHUNK
 from headwater.mixers.gpu.ragged import STAGES, Ragged
+from headwater.mixers.kda import KimiDeltaAttention
 from headwater.mixers.kda.fast import prepare
 
 VALUES = 32  # value channels that a program keeps in registers
@@ -78,11 +78,11 @@ def _decode(
     tl.store(out + (which * heads + head) * v_width + at_value, read, mask=at_value < v_width)
 
 
-class KimiDeltaAttentionOnGpu:
-    """What `RecurrentMixer` hands its recurrence to where the model is on a GPU."""
+class KimiDeltaAttentionKernels:
+    """The kernels of one `KimiDeltaAttention` layer, with their launches."""
 
-    def __init__(self, shape: DeltaAttention) -> None:
-        self.shape = shape
+    def __init__(self, mixer: KimiDeltaAttention) -> None:
+        self.shape = mixer.shape
 
     def prefill(
         self, mixed_PC: torch.Tensor, gates_PX: torch.Tensor, state_RHKV: torch.Tensor, ragged: Ragged

@@ -13,9 +13,9 @@ import torch
 import triton
 import triton.language as tl
 
-from headwater.layers.gdn import DeltaNet
 from headwater.mixers.activations import inverse_l2
-from headwater.mixers.chunks import CHUNK
+from headwater.mixers.batch import CHUNK
+from headwater.mixers.gdn import GatedDeltaNet
 from headwater.mixers.gpu.ragged import STAGES, Ragged
 
 VALUES = 32  # value channels that a program keeps in registers
@@ -129,11 +129,11 @@ def _decode(
     tl.store(out + (which * n_heads + head) * v_width + value, tl.sum(state_KV * q_K[:, None], 0), mask=value < v_width)
 
 
-class GatedDeltaNetOnGpu:
-    """What `RecurrentMixer` hands its recurrence to where the model is on a GPU."""
+class GatedDeltaNetKernels:
+    """The kernels of one `GatedDeltaNet` layer, with their launches."""
 
-    def __init__(self, shape: DeltaNet) -> None:
-        self.shape = shape
+    def __init__(self, mixer: GatedDeltaNet) -> None:
+        self.shape = mixer.shape
 
     def prefill(
         self, mixed_PC: torch.Tensor, gates_P2H: torch.Tensor, state_RHKV: torch.Tensor, ragged: Ragged

@@ -1,8 +1,8 @@
 """Attention over paged keys and values on a GPU, in Triton: prefill in tiles of 64 queries, decode in fixed splits.
 
 Keys are read in blocks of 64 tokens, in order, straight from their pages. A block that a query may not see leaves its
-running maximum, sum and output as they are, bit for bit; splits stand at absolute positions. So a query's bits depend
-neither on the tile nor on the company it is computed in.
+running maximum, sum and output as they are, bit for bit; splits are at absolute positions. So a query's bits depend
+neither on the tile nor on the other sequences of the step.
 
 P prefill rows, B decoding sequences, S slices, T pages of a table (padded), H heads, G KV heads, D head width, n tiles,
 s splits.
@@ -10,13 +10,19 @@ s splits.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import triton
 import triton.language as tl
 
+from headwater.mixers.attention.layer import Attention
+from headwater.mixers.attention.step import AttentionStep
 from headwater.mixers.batch import StepBatch, padded_tables
+from headwater.mixers.window import WindowAttentionMixer
+from headwater.mixers.window.fast import Rings
 
 TILE = 64  # queries, and keys of a block: pages are multiples of it
 SPLIT = 1024  # keys that one program of a decoding sequence reads
@@ -24,38 +30,38 @@ SPLIT = 1024  # keys that one program of a decoding sequence reads
 
 @dataclass(frozen=True)
 class Decoding:
-    """Where the keys of decoding sequences are, int32 on the device."""
+    """Page tables and lengths of decoding sequences, int32 on the device."""
 
     table_BT: torch.Tensor
-    length_B: torch.Tensor  # tokens of each, the one of this step included
-    splits: int  # that the longest table has room for
+    length_B: torch.Tensor  # tokens of each sequence, including the token of this step
+    splits: int  # splits that the longest table has room for
 
     @classmethod
     def of_rings(cls, batch: StepBatch, window: int) -> Decoding:
-        """Each sequence has one page, of `window` tokens: its row of the state memory, which is a ring."""
+        """Describe rings: each sequence has one page of `window` tokens, its row of the state memory."""
         length_B = (batch.position_N[batch.decode_rows] + 1).clamp(max=window)
         return cls(batch.decode_slot_B[:, None].int(), length_B.int(), -(-window // SPLIT))
 
 
 @dataclass(frozen=True)
 class PagedStep(Decoding):
-    """Where queries and pages of a step are; made once a step."""
+    """Queries and page tables of a step, int32 on the device; built once a step."""
 
     table_ST: torch.Tensor
     start_S: torch.Tensor
     length_S: torch.Tensor
     first_S: torch.Tensor
-    slice_n: torch.Tensor  # which slice a tile is of
-    tile_n: torch.Tensor  # and which of its tiles
+    slice_n: torch.Tensor  # slice of each tile
+    tile_n: torch.Tensor  # index of each tile within its slice
 
     @classmethod
     def of(cls, batch: StepBatch, page_size: int) -> PagedStep:
-        """Raises ValueError for pages that blocks of 64 keys do not fill."""
+        """Describe a step. Raises ValueError for pages that are not multiples of 64 tokens."""
         if page_size % TILE:
             raise ValueError(f"a page has {page_size} tokens, kernels take multiples of {TILE}")
 
         def tensor(values: list[int]) -> torch.Tensor:
-            if not values:  # even that would be a copy to the device, which must not be where a graph is recorded
+            if not values:  # no copy to the device, not even an empty one, is allowed while a graph is recorded
                 return batch.position_N.new_empty(0, dtype=torch.int32)
             return torch.tensor(values, dtype=torch.int32, device=batch.position_N.device)
 
@@ -76,7 +82,7 @@ class PagedStep(Decoding):
 
 @triton.jit
 def _keys(pages, table, block, page_size, page_row, token_row, at, channel, mask, tile: tl.constexpr):
-    """One block of 64 tokens of one KV head: [tile, D]."""
+    """Load one block of 64 tokens of one KV head: [tile, D]."""
     page = tl.load(table + block * tile // page_size).to(tl.int64)
     token = block * tile % page_size + tl.arange(0, tile)
     return tl.load(pages + page * page_row + token[:, None] * token_row + at + channel[None, :], mask=mask, other=0.0)
@@ -87,10 +93,10 @@ def _attend(
     q, k_pages, v_pages, table, first_block, end_block, n_keys, limit, at, channel, in_head, best, total, out, scale,
     page_size, page_row, token_row, tile: tl.constexpr,
 ):  # fmt: skip
-    """Blocks of keys in order, online softmax (Milakov and Gimelshein 2018): `limit` is what each query may see."""
+    """Attend to blocks of keys in order by online softmax (Milakov and Gimelshein 2018), to keys below `limit`."""
     for block in range(first_block, end_block):
         key = block * tile + tl.arange(0, tile)
-        mask = (key < n_keys)[:, None] & in_head  # what stands in a page after the last token may be anything
+        mask = (key < n_keys)[:, None] & in_head  # memory of a page after the last token may hold anything
         k_tD = _keys(k_pages, table, block, page_size, page_row, token_row, at, channel, mask, tile)
         v_tD = _keys(v_pages, table, block, page_size, page_row, token_row, at, channel, mask, tile)
         score = tl.dot(q, tl.trans(k_tD), input_precision="ieee") * scale
@@ -138,7 +144,7 @@ def _decode_split(
     table_row, shared, page_size, page_row, token_row, splits,
     width: tl.constexpr, padded: tl.constexpr, rows: tl.constexpr, tile: tl.constexpr, split: tl.constexpr,
 ):  # fmt: skip
-    """All queries that share a KV head, over one split of a sequence's keys: maximum, sum and what was read."""
+    """Attend from queries that share a KV head to one split of a sequence's keys; write maximum, sum and the read."""
     which, group, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     groups = tl.num_programs(1)
     length = tl.load(length_B + which)
@@ -167,7 +173,7 @@ def _decode_split(
 def _merge(
     best_sum, reads, out, length_B, heads, splits, width: tl.constexpr, padded: tl.constexpr, split: tl.constexpr
 ):
-    """The splits of one head, in order."""
+    """Merge the splits of one head, in order."""
     which, head = tl.program_id(0), tl.program_id(1)
     channel = tl.arange(0, padded)
     first = (which * heads + head) * splits
@@ -188,7 +194,7 @@ def _merge(
 def prefill(
     q_PHD: torch.Tensor, keys_values: tuple[torch.Tensor, torch.Tensor], step: PagedStep, page_size: int, scale: float
 ) -> torch.Tensor:
-    """Attention of all slices' queries; `keys_values` are the layer's pages [pages, page_size · G · D], strided."""
+    """Compute attention of all slices' queries; `keys_values` are pages [pages, page_size · G · D], strided."""
     _, heads, width = q_PHD.shape
     k_pages, v_pages = keys_values
     kv_width = k_pages.shape[1] // page_size
@@ -205,7 +211,7 @@ def prefill(
 def decode(
     q_BHD: torch.Tensor, keys_values: tuple[torch.Tensor, torch.Tensor], step: Decoding, page_size: int, scale: float
 ) -> torch.Tensor:
-    """Attention of the one query of each decoding sequence. A page that is a table's only one has tokens at will."""
+    """Compute attention of one query of each decoding sequence. A table's only page may have any number of tokens."""
     n, heads, width = q_BHD.shape
     k_pages, v_pages = keys_values
     kv_width = k_pages.shape[1] // page_size
@@ -226,9 +232,63 @@ def decode(
 
 
 def merge_into(out_BHD: torch.Tensor, best_sum: torch.Tensor, reads: torch.Tensor, step: Decoding) -> None:
-    """What each head read, of its splits: maximum and sum [B, H, s, 2], and reads [B, H, s, D], all float32."""
+    """Merge what each head read in its splits: maximum and sum [B, H, s, 2], and reads [B, H, s, D], all float32."""
     n, heads, width = out_BHD.shape
     _merge[n, heads](
         best_sum, reads, out_BHD, step.length_B, heads, step.splits, width=width,
         padded=max(16, triton.next_power_of_2(width)), split=SPLIT,
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class AttentionStepOnGpu(AttentionStep):
+    """A step of attention whose tables are computed on the device: in decode the host waits for nothing."""
+
+    @cached_property
+    def paged(self) -> PagedStep:
+        """Queries and page tables for the kernels, which need neither masks nor batches."""
+        return PagedStep.of(self.batch, self.arena.page_size)
+
+    @staticmethod
+    def _decode_pages(batch: StepBatch, page_size: int) -> torch.Tensor:
+        n_pages_B = batch.position_N[batch.decode_rows] // page_size + 1
+        return batch.decode_table_BT.gather(1, n_pages_B[:, None] - 1)[:, 0]
+
+
+def paged(step: AttentionStep) -> PagedStep:
+    """Return the kernels' view of a step, which was built for a GPU."""
+    assert isinstance(step, AttentionStepOnGpu)
+    return step.paged
+
+
+class AttentionOnGpu(Attention):
+    """Full attention whose prefill and decode run in Triton, straight from pages."""
+
+    def _attend(self, q_NGQD: torch.Tensor, step: AttentionStep) -> torch.Tensor:
+        out_NGQD = torch.empty_like(q_NGQD, memory_format=torch.contiguous_format)
+        out_NGQD[step.batch.decode_rows.stop :] = 0
+        k_pages, v_pages = step.arena.pages_of(self.layer)
+        scale = self.shape.head_dim**-0.5 if self.shape.scale is None else self.shape.scale
+        kernels: tuple[tuple[Callable[..., torch.Tensor], slice], ...] = (
+            (prefill, slice(0, step.batch.n_prefill)),
+            (decode, step.batch.decode_rows),
+        )
+        for attend, rows in kernels:
+            if rows.start < rows.stop:
+                q_nHD = q_NGQD[rows].flatten(1, 2)
+                read_nHD = attend(q_nHD, (k_pages, v_pages), paged(step), step.arena.page_size, scale)
+                out_NGQD[rows] = read_nHD.view(q_NGQD[rows].shape)
+        return out_NGQD.flatten(1, 2)
+
+
+class WindowAttentionOnGpu(WindowAttentionMixer):
+    """Sliding-window attention whose decode runs in Triton; prefill runs in torch, as on the CPU."""
+
+    def _attend_into(
+        self, out_BGQD: torch.Tensor, q_BGQD: torch.Tensor, batch: StepBatch, rings: tuple[Rings, Rings]
+    ) -> None:
+        k_RX, v_RX = (ring.memory_RWGD.flatten(1) for ring in rings)
+        scale = self.shape.head_dim**-0.5 if self.shape.scale is None else self.shape.scale
+        step = Decoding.of_rings(batch, self.shape.window)
+        read_BHD = decode(q_BGQD.flatten(1, 2), (k_RX, v_RX), step, self.shape.window, scale)
+        out_BGQD.copy_(read_BHD.view(out_BGQD.shape))

@@ -9,16 +9,16 @@ import torch
 
 pytest.importorskip("triton", reason="no Triton here: it comes with the test extra")
 
-from headwater.engine import kernel_check
 from headwater.engine.selfcheck import self_check
 from headwater.layers.gdn import DeltaNet
 from headwater.layers.kda import DeltaAttention
 from headwater.layers.layer import Layer
 from headwater.layers.mamba2 import Mamba2
-from headwater.mixers.attention import gpu as paged_attention
-from headwater.mixers.gpu import experts, path
-from headwater.mixers.mamba2.gpu import StateSpaceDualOnGpu
-from headwater.mixers.mla import gpu as latent_attention
+from headwater.mixers.gpu import attention as paged_attention
+from headwater.mixers.gpu import check as kernel_check
+from headwater.mixers.gpu import experts, recurrent
+from headwater.mixers.gpu import mla as latent_attention
+from headwater.mixers.gpu.mamba2 import StateSpaceDualKernels
 from headwater.mixers.weights import Weights
 from headwater.models.build import RECURRENT
 from headwater.spec import ModelSpec
@@ -46,7 +46,7 @@ def small() -> ModelSpec:
 
 def test_the_kernels_of_a_gpu_are_found_deterministic(small: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: set[str] = set()
-    for module, name in ((paged_attention, "prefill"), (paged_attention, "decode"), (path, "convolve")):
+    for module, name in ((paged_attention, "prefill"), (paged_attention, "decode"), (recurrent, "convolve")):
         kernel = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *given, k=kernel: (ran.add(k.__qualname__), k(*given))[1])
     check = self_check(small)
@@ -71,19 +71,19 @@ def test_recurrences_are_found_deterministic(layer: Layer) -> None:
 
 
 def test_a_recurrence_that_depends_on_its_company_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    prefill = StateSpaceDualOnGpu.prefill
+    prefill = StateSpaceDualKernels.prefill
 
-    def odd(self: StateSpaceDualOnGpu, mixed_PC: torch.Tensor, gates, state, ragged) -> torch.Tensor:
+    def odd(self: StateSpaceDualKernels, mixed_PC: torch.Tensor, gates, state, ragged) -> torch.Tensor:
         return prefill(self, mixed_PC, gates, state, ragged) * (1 + (len(ragged.first_S) == 2))
 
-    monkeypatch.setattr(StateSpaceDualOnGpu, "prefill", odd)
+    monkeypatch.setattr(StateSpaceDualKernels, "prefill", odd)
     assert broken(LAYERS[2]) == [f"mamba2 cut at {cut} tokens, in company" for cut in (64, 128)]
 
 
 def test_decoding_that_depends_on_its_company_is_named_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    decode = StateSpaceDualOnGpu.decode
+    decode = StateSpaceDualKernels.decode
     monkeypatch.setattr(
-        StateSpaceDualOnGpu, "decode", lambda self, mixed, *rest: decode(self, mixed, *rest) * (1 + (len(mixed) == 3))
+        StateSpaceDualKernels, "decode", lambda self, mixed, *rest: decode(self, mixed, *rest) * (1 + (len(mixed) == 3))
     )
     assert set(broken(LAYERS[2])) == {"mamba2 at 3 decoding sequences"}
 

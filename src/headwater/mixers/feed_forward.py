@@ -1,0 +1,188 @@
+"""Feed-forward layers: MLPs with a gate and without, and routed experts with a shared expert and without.
+
+Shapes: N rows of a step, C model width, I intermediate width, X width that experts take (C, or a latent's), E experts,
+J experts a token, G groups of experts, R rows routed to one expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from headwater.layers.feed_forward import Experts, Mlp
+from headwater.mixers.activations import ACTIVATIONS, sigmoid
+from headwater.mixers.linear import Linear
+from headwater.mixers.weights import Weights
+
+SCORES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "softmax": lambda logits_NE: torch.softmax(logits_NE, dim=-1),
+    "sigmoid": sigmoid,
+}
+
+
+@dataclass(frozen=True)
+class GatedMlp:
+    """down(activation(scale · gate(x)) · up(x))."""
+
+    gate: Linear  # C -> I
+    up: Linear  # C -> I
+    down: Linear  # I -> C
+    activation: str = "silu"
+    gate_scale: float = 1.0
+
+    def forward(self, x_NC: torch.Tensor, n_prefill: int = 0) -> torch.Tensor:
+        return self.down(self.up.times(x_NC, self._opened(x_NC, n_prefill), n_prefill), n_prefill)
+
+    def _opened(self, x_NC: torch.Tensor, n_prefill: int) -> torch.Tensor:
+        if self.activation == "silu" and self.gate_scale == 1.0:
+            return self.gate.swish(x_NC, n_prefill)
+        return ACTIVATIONS[self.activation](self.gate(x_NC, n_prefill).mul_(self.gate_scale))
+
+
+@dataclass(frozen=True)
+class PlainMlp:
+    """down(activation(up(x)))."""
+
+    up: Linear  # C -> I
+    down: Linear  # I -> C
+    activation: str
+
+    def forward(self, x_NC: torch.Tensor, n_prefill: int = 0) -> torch.Tensor:
+        if self.activation == "silu":
+            return self.down(self.up.swish(x_NC, n_prefill), n_prefill)
+        return self.down(ACTIVATIONS[self.activation](self.up(x_NC, n_prefill)), n_prefill)
+
+
+AnyMlp = GatedMlp | PlainMlp
+
+
+def mlp_of(shape: Mlp, weights: Weights) -> AnyMlp:
+    """Build the MLP of that shape."""
+    if shape.gated:
+        gate, up, down = (weights.linear(name) for name in ("gate_proj", "up_proj", "down_proj"))
+        return GatedMlp(gate, up, down, shape.activation, shape.gate_scale)
+    return PlainMlp(weights.linear("up_proj"), weights.linear("down_proj"), shape.activation)
+
+
+@dataclass(frozen=True)
+class Router:
+    """Choice of experts for each token, and their weights."""
+
+    shape: Experts
+    product: Linear  # C -> E
+    correction_E: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, shape: Experts, weights: Weights) -> Router:
+        """Build a router; sigmoid scores of large logits are close to each other, so they are computed in float32."""
+        if shape.scores == "sigmoid":
+            weights = weights.in_float32()
+        correction_E = weights.vector("correction") if shape.corrected else None
+        return cls(shape, weights.linear("gate"), correction_E)
+
+    def choose(self, x_NC: torch.Tensor, n_prefill: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return weights (in x's dtype) and indices of each token's experts, the first choice first."""
+        score_NE = SCORES[self.shape.scores](self.product(x_NC.to(self.product.dtype), n_prefill).float())
+        rank_NE = score_NE if self.correction_E is None else score_NE + self.correction_E
+        if self.shape.groups > 1:
+            rank_NE = self._of_best_groups(rank_NE)
+        expert_NJ = torch.topk(rank_NE, self.shape.per_token, dim=-1).indices
+        weight_NJ = score_NE.gather(1, expert_NJ)
+        if self.shape.normalise:
+            weight_NJ = weight_NJ / weight_NJ.sum(dim=-1, keepdim=True).clamp_min(1e-20)  # sigmoids may all be zero
+        return weight_NJ.mul_(self.shape.scale).to(x_NC.dtype), expert_NJ
+
+    def _of_best_groups(self, rank_NE: torch.Tensor) -> torch.Tensor:
+        """Set experts outside the best groups to -inf; a group's rank is the sum of its two best experts'."""
+        rank_NGX = rank_NE.unflatten(1, (self.shape.groups, -1))
+        two = min(2, rank_NGX.shape[-1])
+        of_group_NG = rank_NGX.topk(two, dim=-1).values.sum(dim=-1)
+        best_NX = of_group_NG.topk(self.shape.groups_per_token, dim=-1).indices
+        left_out_NG = torch.ones_like(of_group_NG, dtype=torch.bool).scatter_(1, best_NX, False)
+        return rank_NGX.masked_fill(left_out_NG[:, :, None], float("-inf")).flatten(1)
+
+
+@dataclass(frozen=True)
+class MixtureOfExperts:
+    """Each token's J experts, weighted, and the shared expert, with a sigmoid gate or without.
+
+    A row's bits depend on the row alone: an expert computes rows independently of each other, and a token's experts are
+    added in the order of choice.
+    """
+
+    router: Router
+    experts: tuple[AnyMlp, ...]
+    shared: AnyMlp | None = None
+    shared_gate: Linear | None = None  # C -> 1
+    latent: tuple[Linear, Linear] | None = None  # C -> X and X -> C, around the routed experts
+
+    @classmethod
+    def of(cls, shape: Experts, weights: Weights) -> MixtureOfExperts:
+        """Pack the weights of router, experts, shared expert and latent projections."""
+        return cls(**parts_of(shape, weights, stacked_weights(shape, weights)))
+
+    def forward(self, x_NC: torch.Tensor, n_prefill: int = 0) -> torch.Tensor:
+        total_NC = self._routed(x_NC, n_prefill)
+        if self.shared is None:
+            return total_NC
+        shared_NC = self.shared.forward(x_NC, n_prefill)
+        if self.shared_gate is not None:
+            shared_NC = sigmoid(self.shared_gate(x_NC, n_prefill)) * shared_NC
+        return total_NC.add_(shared_NC)
+
+    def _routed(self, x_NC: torch.Tensor, n_prefill: int) -> torch.Tensor:
+        """Return the weighted sum of each token's experts."""
+        weight_NJ, expert_NJ = self.router.choose(x_NC, n_prefill)
+        x_NX = x_NC if self.latent is None else self.latent[0](x_NC, n_prefill)
+        routed_NJX = self.run(x_NX, expert_NJ, n_prefill)
+        total_NX = torch.zeros_like(x_NX)
+        for routed_NX, weight_N in zip(routed_NJX.unbind(1), weight_NJ.unbind(1), strict=True):
+            total_NX += routed_NX * weight_N[:, None]
+        return total_NX if self.latent is None else self.latent[1](total_NX, n_prefill)
+
+    def run(self, x_NX: torch.Tensor, expert_NJ: torch.Tensor, n_prefill: int) -> torch.Tensor:
+        """Send each token through each of its experts, [N, J, X]: one product for each expert that has rows."""
+        order_R = torch.argsort(expert_NJ.flatten(), stable=True)
+        counts = torch.bincount(expert_NJ.flatten(), minlength=len(self.experts)).tolist()
+        out_RX = x_NX.new_empty(order_R.shape[0], x_NX.shape[1])
+        for expert, rows_R in zip(self.experts, order_R.split(counts), strict=True):
+            if rows_R.shape[0]:
+                out_RX[rows_R] = expert.forward(x_NX[rows_R // expert_NJ.shape[1]])
+        return out_RX.view(*expert_NJ.shape, -1)
+
+
+def stacked_weights(shape: Experts, weights: Weights) -> list[torch.Tensor]:
+    """Return the weights of all experts as stored, a tensor [E, N, K] for each product."""
+    names = ("gate_proj", "up_proj", "down_proj")[not shape.gated :]
+    return [weights.stored(f"experts.{name}.weight") for name in names]
+
+
+def packed_experts(shape: Experts, weights: Weights, stacked: list[torch.Tensor]) -> tuple[AnyMlp, ...]:
+    """Pack each expert on its own."""
+    experts: list[AnyMlp] = []
+    for parts in zip(*stacked, strict=True):
+        products = [weights.packed(part) for part in parts]
+        if shape.gated:
+            gate, up, down = products
+            experts.append(GatedMlp(gate, up, down, shape.activation))
+        else:
+            experts.append(PlainMlp(products[0], products[1], shape.activation))
+    return tuple(experts)
+
+
+def parts_of(shape: Experts, weights: Weights, stacked: list[torch.Tensor]) -> dict[str, Any]:
+    """Return the fields of a `MixtureOfExperts`, its experts packed from the `stacked` weights."""
+    below = weights.below("shared_expert")
+    return {
+        "router": Router.of(shape, weights),
+        "experts": packed_experts(shape, weights, stacked),
+        "shared": mlp_of(shape.shared_expert, below) if shape.shared else None,
+        "shared_gate": weights.linear("shared_expert_gate") if shape.shared_gate else None,
+        "latent": (weights.linear("latent_in"), weights.linear("latent_out")) if shape.latent else None,
+    }
+
+
+FeedForward = AnyMlp | MixtureOfExperts

@@ -1,0 +1,102 @@
+"""A recurrent layer on a GPU: a few kernels for all slices of a round, and one batch of decoding rows.
+
+P prefill rows, B decoding sequences, C channels, R rows of the state memory, X any trailing dimensions of the mixer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from headwater.mixers.batch import Round, StepBatch
+from headwater.mixers.gdn import GatedDeltaNet
+from headwater.mixers.gpu.gdn import GatedDeltaNetKernels
+from headwater.mixers.gpu.kda import KimiDeltaAttentionKernels
+from headwater.mixers.gpu.mamba2 import StateSpaceDualKernels
+from headwater.mixers.gpu.ragged import Ragged, convolve, ragged_of
+from headwater.mixers.kda import KimiDeltaAttention
+from headwater.mixers.mamba2 import StateSpaceDual
+from headwater.mixers.recurrent import LayerState, RecurrentMixer, Rows
+
+
+class Kernels(Protocol):
+    """The kernels of one mixer's recurrence; `mixed` is float32, and convolved if there is a convolution."""
+
+    def prefill(
+        self, mixed_PC: torch.Tensor, gates_PX: torch.Tensor, state_RX: torch.Tensor, ragged: Ragged
+    ) -> torch.Tensor:
+        """Return what all slices' rows read, a token a row; write slots and rows of saves."""
+
+    def decode(
+        self, mixed_BC: torch.Tensor, gates_BX: torch.Tensor, state_RX: torch.Tensor, slot_B: torch.Tensor
+    ) -> torch.Tensor:
+        """Return what one token of each sequence reads; update their slots in place."""
+
+
+KERNELS: dict[type[RecurrentMixer[Any]], Callable[[Any], Kernels]] = {
+    GatedDeltaNet: GatedDeltaNetKernels,
+    KimiDeltaAttention: KimiDeltaAttentionKernels,
+    StateSpaceDual: StateSpaceDualKernels,
+}
+
+
+class RecurrentOnGpu:
+    """One mixer with its kernels. A mixer without kernels computes chunks in torch and decodes copies of states."""
+
+    def __init__(self, mixer: RecurrentMixer[Any]) -> None:
+        self.mixer = mixer
+        kernels = KERNELS.get(type(mixer))
+        self.kernels = None if kernels is None else kernels(mixer)
+
+    def forward(self, x_ND: torch.Tensor, batch: StepBatch, state: LayerState) -> torch.Tensor:
+        """Compute the layer as `RecurrentMixer.forward` does; in decode the host never waits for the device."""
+        rows = self.mixer.project(x_ND, batch)
+        rows.out_NX[batch.decode_rows.stop :] = 0
+        for together in batch.rounds:
+            if self.kernels is None:
+                self.mixer.prefill_into(rows, together, state)
+            else:
+                self._prefill_into(rows, together, state)
+        if batch.n_decode:
+            at = batch.decode_rows
+            read_BX = self.decode(rows.mixed_NC[at], rows.gates_NX[at], batch.decode_slot_B, state)
+            self.mixer.finish_into(rows, at, read_BX)
+        return self.mixer.out_proj(rows.out_NX.flatten(1), batch.n_prefill)
+
+    def _prefill_into(self, rows: Rows, together: Round, state: LayerState) -> None:
+        self.mixer.compose_into(state, together.slices)
+        self.mixer.transitions_into(rows, together.slices, state)
+        mixed_PC, gates_PX = together.of(rows.mixed_NC), together.of(rows.gates_NX)
+        if not len(mixed_PC):
+            return
+        read_PX = self.prefill(mixed_PC, gates_PX, ragged_of(together), state)
+        for at, read_nX in zip(together.rows, read_PX.split([at.stop - at.start for at in together.rows]), strict=True):
+            self.mixer.finish_into(rows, at, read_nX)
+
+    def prefill(
+        self, mixed_PC: torch.Tensor, gates_PX: torch.Tensor, ragged: Ragged, state: LayerState
+    ) -> torch.Tensor:
+        """Return what the rows of ragged slices read, by the kernels."""
+        assert self.kernels is not None
+        convolution = self.mixer.convolution
+        if convolution is not None and state.conv is not None:
+            mixed_PC = convolve(mixed_PC, convolution.weight_WC, convolution.bias_C, state.conv, ragged)
+        return self.kernels.prefill(mixed_PC.float(), gates_PX, state.recurrent, ragged)
+
+    def decode(
+        self, mixed_BC: torch.Tensor, gates_BX: torch.Tensor, slot_B: torch.Tensor, state: LayerState
+    ) -> torch.Tensor:
+        """Return what the decoding rows read. The host waits for nothing, so this can be recorded as a graph."""
+        convolution = self.mixer.convolution
+        if convolution is not None and state.conv is not None:
+            conv_BCw = state.conv.index_select(0, slot_B)
+            mixed_BC = convolution.decode(mixed_BC, conv_BCw)
+            state.conv.index_copy_(0, slot_B, conv_BCw)
+        if self.kernels is not None:
+            return self.kernels.decode(mixed_BC.float(), gates_BX, state.recurrent, slot_B)
+        state_BX = state.recurrent.index_select(0, slot_B)
+        read_BX = self.mixer.decode(mixed_BC.float(), gates_BX, state_BX)
+        state.recurrent.index_copy_(0, slot_B, state_BX)
+        return read_BX
