@@ -1,4 +1,4 @@
-"""What a user may set of a server. Checked once, on construction; every error names the setting and its value."""
+"""Settings of a server. They are checked on construction; every error names the setting and its value."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from headwater.setting import (
 __all__ = ["DECODE_REUSE", "DEVICES", "DTYPES", "POOLS", "SETTINGS", "ServeConfig", "parse_bytes"]
 
 DEVICES = ("cpu", "cuda")
+NEVER_RAN = "the Triton kernels have never run on a card"  # until the exactness matrix has passed on one
 DTYPES = ("auto", "float32", "bfloat16")
 POOLS = ("unified", "split")
 DECODE_REUSE = ("canonical", "raw", "none")
@@ -50,92 +51,115 @@ class ServeConfig:
     """The settings of one server. Raises ConfigError where one is out of range or contradicts another."""
 
     model: Path | None = setting(
-        None, FILE, MODEL, "Folder of a checkpoint in Hugging Face format.", unset="the embedded default"
+        None, FILE, MODEL, "Folder of a checkpoint in Hugging Face format.", unset="the embedded model"
     )
-    model_name: str | None = setting(None, TEXT, MODEL, "The model's name for clients.", unset="the folder's name")
-    device: str = setting("cpu", TEXT, MODEL, "Where to compute.", choices=DEVICES)
-    dtype: str = setting("auto", TEXT, MODEL, "To compute in.", choices=DTYPES)
-    threads: int | None = setting(None, COUNT, MODEL, "Threads to compute with.", unset="as many as torch takes")
-    reproducible: bool = setting(True, SWITCH, MODEL, "Off: a hit may change an answer's last bits.")
+    model_name: str | None = setting(None, TEXT, MODEL, "Name of the model for clients.", unset="the folder's name")
+    device: str = setting("cpu", TEXT, MODEL, "Device that computes; cuda needs --unproven.", choices=DEVICES)
+    unproven: bool = setting(False, SWITCH, MODEL, f"Allow cuda, although {NEVER_RAN}: answers may be wrong.")
+    dtype: str = setting("auto", TEXT, MODEL, "Data type of the computation.", choices=DTYPES)
+    threads: int | None = setting(None, COUNT, MODEL, "Threads that compute.", unset="torch's own choice")
+    reproducible: bool = setting(True, SWITCH, MODEL, "Off: a hit may change the last bits of an answer.")
     tool_format: str = setting(
-        "auto", TEXT, MODEL, "How the model writes tool calls; auto: as its chat template tells.", choices=TOOL_FORMATS
+        "auto",
+        TEXT,
+        MODEL,
+        "Format of the model's tool calls; auto: detected in its chat template.",
+        choices=TOOL_FORMATS,
     )
     reasoning_format: str = setting(
-        "auto", TEXT, MODEL, "How the model marks its reasoning; auto: likewise.", choices=REASONING_FORMATS
+        "auto",
+        TEXT,
+        MODEL,
+        "Format of the model's reasoning; auto: detected in its chat template.",
+        choices=REASONING_FORMATS,
     )
 
     memory: int = setting(
-        4 * 10**9, BYTES, MEMORY, "For KV, checkpoints and running states together: 4GB is 10^9, 4GiB is 2^30."
+        4 * 10**9, BYTES, MEMORY, "Memory for KV, checkpoints and running states; GB is 10^9 bytes, GiB 2^30."
     )
-    page_size: int = setting(64, COUNT, MEMORY, f"Tokens a page: a multiple of {PAGE_GRID}.")
-    cache: bool = setting(True, SWITCH, MEMORY, "Off: every prompt is computed whole.")
+    page_size: int = setting(64, COUNT, MEMORY, f"Tokens of a page, a multiple of {PAGE_GRID}.")
+    cache: bool = setting(True, SWITCH, MEMORY, "Reuse of earlier prompts. Off: every prompt is computed whole.")
     placement: str = setting(
-        "structural", TEXT, MEMORY, "Where checkpoints go: structural, branch, every_block(4), none."
+        "structural", TEXT, MEMORY, "Placement of checkpoints: structural, branch, every_block(4), none."
     )
-    eviction: str = setting(
-        "headwater", TEXT, MEMORY, "What goes first when memory is full: headwater, lru, seglen, ..."
-    )
-    pool: str = setting("unified", TEXT, MEMORY, "One memory for KV and states, or two.", choices=POOLS)
+    eviction: str = setting("headwater", TEXT, MEMORY, "Eviction policy: headwater, lru, seglen, ...")
+    pool: str = setting("unified", TEXT, MEMORY, "One pool of memory for KV and states, or two.", choices=POOLS)
     state_fraction: float | None = setting(
-        None, NUMBER, MEMORY, "States' share of a split pool, between 0 and 1.", unset="for a split pool only"
+        None, NUMBER, MEMORY, "Share of states in a split pool, between 0 and 1.", unset="only with a split pool"
     )
     decode_reuse: str = setting(
-        "canonical", TEXT, MEMORY, "What of an answer the next turn may reuse.", choices=DECODE_REUSE
+        "canonical",
+        TEXT,
+        MEMORY,
+        "Cached form of answers: recomputed, as decoded, none.",
+        choices=DECODE_REUSE,
     )
     segment_separator: str = setting(
-        DEFAULT_SEPARATOR, TEXT, MEMORY, "Stands between segments in prompts and messages: PIC_SEPARATOR."
+        DEFAULT_SEPARATOR, TEXT, MEMORY, "Separator of segments in prompts and messages (PIC_SEPARATOR)."
     )
     segment_share: float = setting(
-        0.5, NUMBER, MEMORY, "Of memory, up to which segments grow at the expense of prefixes; 0 to 1."
+        0.5, NUMBER, MEMORY, "Share of memory up to which segments displace prefixes, 0 to 1."
     )
     segment_eviction: str = setting(
         "cost",
         TEXT,
         MEMORY,
-        "Which segment goes first: cost, the one that saved least for its memory, or lru.",
+        "Segment to evict first: cost (least work saved for its memory) or lru.",
         choices=SEGMENT_EVICTION,
     )
     healing: str = setting(
-        "idle", TEXT, MEMORY, "When what was composed of segments is made exact for the next turn.", choices=HEALING
+        "idle",
+        TEXT,
+        MEMORY,
+        "Exact recomputation of composed prompts, so that the next turn is exact.",
+        choices=HEALING,
     )
 
-    max_running: int = setting(16, COUNT, SCHEDULING, "Requests that compute at once.")
-    max_tokens_per_step: int = setting(1024, COUNT, SCHEDULING, "Tokens of one step, prefill and decode.")
-    max_waiting: int = setting(256, COUNT, SCHEDULING, "Requests that may wait for a slot; more are refused with 503.")
+    max_running: int = setting(16, COUNT, SCHEDULING, "Requests that compute at the same time.")
+    max_tokens_per_step: int = setting(1024, COUNT, SCHEDULING, "Tokens of one step, prefill and decode together.")
+    max_waiting: int = setting(
+        256, COUNT, SCHEDULING, "Requests that may wait for a slot; further ones are refused with 503."
+    )
     request_timeout: float | None = setting(
-        None, SECONDS, SCHEDULING, "The longest that a request may take, waiting included.", unset="no limit"
+        None, SECONDS, SCHEDULING, "Limit for a request, waiting included.", unset="no limit"
     )
-    drain: float = setting(30.0, SECONDS, SCHEDULING, "What running requests have to end in after SIGTERM.")
+    drain: float = setting(30.0, SECONDS, SCHEDULING, "Time for running requests to finish after SIGTERM.")
 
-    host: str = setting("127.0.0.1", TEXT, NETWORK, "Address to listen on; 0.0.0.0 and :: are all.")
-    port: int = setting(8000, COUNT, NETWORK, "Port to listen on; 0: any that is free.")
+    host: str = setting("127.0.0.1", TEXT, NETWORK, "Address to listen on; 0.0.0.0 and :: are all addresses.")
+    port: int = setting(8000, COUNT, NETWORK, "Port to listen on; 0 is any free port.")
     uds: Path | None = setting(
-        None, FILE, NETWORK, "Unix socket to listen on, in place of host and port.", unset="host and port"
+        None, FILE, NETWORK, "Unix socket to listen on, instead of host and port.", unset="host and port"
     )
     tls_cert: Path | None = setting(
-        None, FILE, NETWORK, "Certificate (PEM), with its chain; needs --tls-key.", unset="plain HTTP"
+        None, FILE, NETWORK, "Certificate with its chain (PEM); needs --tls-key.", unset="plain HTTP"
     )
-    tls_key: Path | None = setting(None, FILE, NETWORK, "The certificate's private key (PEM).", unset="plain HTTP")
+    tls_key: Path | None = setting(None, FILE, NETWORK, "Private key of the certificate (PEM).", unset="plain HTTP")
 
     api_key: str | None = setting(
-        None, TEXT, ACCESS, "Key that every request but /health must bring.", unset="nobody needs one", secret=True
+        None, TEXT, ACCESS, "Key that every request but /health must send.", unset="no key is needed", secret=True
     )
     api_key_file: Path | None = setting(
-        None, FILE, ACCESS, "File that holds the key, so that no list of processes shows it.", unset="no file"
+        None, FILE, ACCESS, "File that holds the key, to keep it out of process lists.", unset="no file"
     )
-    cors: tuple[str, ...] = setting((), NAMES, ACCESS, "Origins that browsers may call from; * is any.")
+    cors: tuple[str, ...] = setting((), NAMES, ACCESS, "Origins that browsers may call from; * is any origin.")
 
-    log_format: str = setting("text", TEXT, LOGGING, "How log lines are written.", choices=LOG_FORMATS)
+    log_format: str = setting("text", TEXT, LOGGING, "Format of log lines.", choices=LOG_FORMATS)
     otlp_endpoint: str | None = setting(
-        None, TEXT, LOGGING, "URL that OpenTelemetry spans go to, over HTTP.", unset="nowhere"
+        None, TEXT, LOGGING, "URL that receives OpenTelemetry spans over HTTP.", unset="no spans are sent"
     )
 
     record: Path | None = setting(
-        None, FILE, LOGGING, "New file for traffic that can be replayed: no text, only hashes.", unset="nothing is kept"
+        None,
+        FILE,
+        LOGGING,
+        "New file that records traffic for a replay: hashes, no text.",
+        unset="no recording",
     )
 
     def __post_init__(self) -> None:
         self._check_choices()
+        if self.device == "cuda" and not self.unproven:
+            raise SettingError("device", "'cuda'", f"but {NEVER_RAN}: --unproven accepts that answers may be wrong")
         if self.model is not None and not (self.model / "config.json").is_file():
             raise SettingError("model", repr(str(self.model)), "which is no folder with a config.json")
         if self.page_size < PAGE_GRID or self.page_size % PAGE_GRID:

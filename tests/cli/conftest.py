@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import subprocess
 import sys
@@ -36,3 +37,13 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def url(recorded: Path) -> Iterator[str]:
     with real_server("--record", str(recorded)) as url:
         yield url
+
+
+@pytest.fixture(autouse=True)
+def logging_stays_as_it_was() -> Iterator[None]:
+    """`headwater serve` sets up logging before it refuses a socket: its handler would outlive the captured stderr."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = [one for one in root.handlers if one in handlers]
+    root.setLevel(level)

@@ -60,8 +60,21 @@ def test_the_help_of_serve_has_the_settings_in_groups(capsys):
     words = " ".join(printed.split())
     for one in SETTINGS:
         assert one.help in words, one.name
-    assert "[unified|split; default: unified]" in words
+    assert "[unified, split; default: unified]" in words
     assert "HEADWATER_MAX_RUNNING" in words
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["", "serve", "chat", "doctor", "eval", "fidelity", "inspect", "bench serve", "replay", "size", "fit", "profiles"],
+)
+def test_help_fits_80_columns_and_cuts_no_sentence(capsys, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run([*command.split(), "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    if not command:
+        assert not any(line.endswith("...") for line in lines[1:])
 
 
 def test_settings_come_from_flags_environment_and_file(capsys, monkeypatch, tmp_path):
@@ -99,6 +112,7 @@ def test_version_and_help(capsys):
         (["serve", "/nonexistent/model"], "/nonexistent/model"),
         (["serve", "--memory", "4XB"], "4XB"),
         (["serve", "--port", "abc"], "--port"),
+        (["serve", "--device", "cuda"], "--unproven"),
         (["serve", "--page-size", "60"], "60"),
         (["serve", "--eviction", "newest"], "newest"),
         (["serve", "--placement", "nowhere"], "nowhere"),

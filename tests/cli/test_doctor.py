@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from headwater.cli import doctor, findings, run
-from headwater.cli.findings import FAIL, OK, WARN, Finding, Intended
+from headwater.cli import doctor, run
+from headwater.cli.doctor import FAIL, OK, WARN, Finding, Intended
 
 INTENDED = Intended(None, 10**9, None, "127.0.0.1", 0)
 
@@ -41,7 +41,7 @@ def cgroup(tmp_path):
     ],
 )
 def test_the_quota_of_cores(cgroup, files, quota):
-    assert findings.cpu_quota(cgroup(**files)) == quota
+    assert doctor.cpu_quota(cgroup(**files)) == quota
 
 
 @pytest.mark.parametrize(
@@ -55,20 +55,20 @@ def test_the_quota_of_cores(cgroup, files, quota):
     ],
 )
 def test_the_limit_of_memory(cgroup, files, limit):
-    assert findings.memory_limit(cgroup(**files)) == limit
+    assert doctor.memory_limit(cgroup(**files)) == limit
 
 
 @pytest.mark.parametrize(("wanted", "level"), [(1, OK), (9 * 10**9, WARN), (11 * 10**9, FAIL)])
 def test_memory_is_held_against_what_is_available(monkeypatch, wanted, level):
-    monkeypatch.setattr(findings, "meminfo", {"MemTotal": 32 * 10**9, "MemAvailable": 10 * 10**9}.get)
-    monkeypatch.setattr(findings, "memory_limit", lambda: None)
-    assert findings.of_memory(wanted).level == level
+    monkeypatch.setattr(doctor, "meminfo", {"MemTotal": 32 * 10**9, "MemAvailable": 10 * 10**9}.get)
+    monkeypatch.setattr(doctor, "memory_limit", lambda: None)
+    assert doctor.of_memory(wanted).level == level
 
 
 def test_memory_is_held_against_the_limit(monkeypatch):
-    monkeypatch.setattr(findings, "meminfo", {"MemTotal": 32 * 10**9, "MemAvailable": 10 * 10**9}.get)
-    monkeypatch.setattr(findings, "memory_limit", lambda: 2 * 10**9)
-    found = findings.of_memory(4 * 10**9)
+    monkeypatch.setattr(doctor, "meminfo", {"MemTotal": 32 * 10**9, "MemAvailable": 10 * 10**9}.get)
+    monkeypatch.setattr(doctor, "memory_limit", lambda: 2 * 10**9)
+    found = doctor.of_memory(4 * 10**9)
     assert found.level == FAIL
     assert "limit 2.0 GB" in found.value
 
@@ -84,17 +84,17 @@ def test_memory_is_held_against_the_limit(monkeypatch):
     ],
 )
 def test_threads_are_held_against_cores(monkeypatch, threads, quota, level, advice):
-    monkeypatch.setattr(findings, "usable_cores", lambda: 4)
-    monkeypatch.setattr(findings, "cpu_quota", lambda: quota)
-    found = findings.of_cores(threads)
+    monkeypatch.setattr(doctor, "usable_cores", lambda: 4)
+    monkeypatch.setattr(doctor, "cpu_quota", lambda: quota)
+    found = doctor.of_cores(threads)
     assert found.level == level
     assert advice in found.advice
 
 
 def test_a_taken_port_is_a_warning():
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        assert findings.of_port("127.0.0.1", taken.getsockname()[1]).level == WARN
-    assert findings.of_port("127.0.0.1", 0).level == OK
+        assert doctor.of_port("127.0.0.1", taken.getsockname()[1]).level == WARN
+    assert doctor.of_port("127.0.0.1", 0).level == OK
 
 
 @pytest.mark.parametrize(("levels", "code"), [([OK, OK], 0), ([OK, WARN], 0), ([WARN, FAIL], 1)])
@@ -122,6 +122,21 @@ def test_a_kernel_that_breaks_bits_is_told(monkeypatch, tmp_path):
     assert "attention at 8 rows" in check.value
     assert "tiled" in check.value
     assert "GFLOP/s" in products.value
+
+
+@pytest.mark.parametrize(("cards", "level"), [([], OK), (["NVIDIA L4"], WARN)])
+def test_kernels_that_never_ran_on_a_card_are_reported(monkeypatch, cards, level):
+    from headwater.cli import model_findings
+
+    monkeypatch.setattr(model_findings.torch.cuda, "is_available", lambda: bool(cards))
+    monkeypatch.setattr(model_findings.torch.cuda, "device_count", lambda: len(cards))
+    monkeypatch.setattr(model_findings.torch.cuda, "get_device_name", cards.__getitem__)
+    found = model_findings.of_gpu()
+    assert found.level == level
+    assert "the Triton kernels have never run on a card" in found.value + found.advice
+    if cards:
+        assert found.value == "NVIDIA L4"
+        assert "--unproven" in found.advice
 
 
 def test_a_torch_that_cannot_be_imported_is_a_finding(monkeypatch):

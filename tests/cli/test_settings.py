@@ -93,6 +93,12 @@ def test_a_file_holds_toml_values_or_what_a_flag_would(toml, tmp_path):
         ({"memory": "4XB"}, {}, "", r"memory is '4XB' \(from --memory\).*4GiB"),
         ({"drain": "inf"}, {}, "", r"drain is 'inf' \(from --drain\).*seconds"),
         ({"pool": "split"}, {}, "", r"pool is 'split' \(from --pool\), so state_fraction"),
+        (
+            {},
+            {"HEADWATER_DEVICE": "cuda"},
+            "",
+            r"device is 'cuda' \(from HEADWATER_DEVICE\), but .*never run .*--unproven",
+        ),
         ({"model": Path("/nonexistent")}, {}, "", r"model is '/nonexistent' \(from the command line\)"),
         ({"placement": "nowhere"}, {}, "", r"placement is 'nowhere' \(from --placement\).*structural"),
         ({}, {}, 'eviction = "newest"', r"eviction is 'newest' \(from .*toml\).*lru"),
@@ -156,7 +162,7 @@ def test_the_settings_as_toml_say_where_each_is_from_and_no_secret():
     assert "page_size = 128  # --page-size\n" in text
     assert "port = 8000  # default\n" in text
     assert '# api_key = "***"  # HEADWATER_API_KEY\n' in text
-    assert "# threads is not set: as many as torch takes\n" in text
+    assert "# threads is not set: torch's own choice\n" in text
     assert "sesame" not in text
     assert "api_key" not in tomllib.loads(text)
 

@@ -1,4 +1,4 @@
-"""The command line. An error of the user's is one line, and exit code 2."""
+"""The command line, one file a command. A user's error is one line on standard error, and exit code 2."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def main(
     context: typer.Context,
     show_version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
-    """Exact prefix caching for hybrid language models."""
+    """Serve hybrid language models with exact prefix caching."""
     if show_version:
         print(f"headwater {version('headwater')}")
     elif context.invoked_subcommand is None:

@@ -1,4 +1,4 @@
-"""`headwater bench`: what a running server does under load."""
+"""`headwater bench`: speed and cache hits of a running server under load."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
 
-import httpx
 import typer
 from rich.console import Console
 
 from headwater import machine
-from headwater.cli.common import commands, console
+from headwater.cli.common import ApiKey, ServedModel, commands, jsonable, one_of, show
 from headwater.errors import ConfigError
 from headwater.load.endpoint import Endpoint, about, first_model
 from headwater.load.generator import Limits
@@ -29,12 +28,11 @@ from headwater.load.scenario import Pace, Phase, Scenario
 from headwater.load.session import DRAWN, Drawing, Session
 from headwater.traces.arrivals import PROCESSES
 
-REQUESTS = 100  # where neither a number nor a duration is given
-CLIENTS = 8  # of a closed loop, where no pace is given
+REQUESTS = 100  # of a phase without --requests and --duration
+CLIENTS = 8  # of a closed loop without --concurrency
 HISTORIES = ("answered", "recorded")
 RECORDED = "recorded"
-PATIENCE = 30.0  # seconds for the server to say what it is
-WIDTH = 120  # of tables in a file
+ABOUT_SECONDS = 30.0  # limit for the pages that describe the server
 
 bench_commands = typer.Typer(
     add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, help="Measure a running server."
@@ -46,67 +44,74 @@ commands.add_typer(bench_commands, name="bench")
 def serve(
     context: typer.Context,
     files: Annotated[list[Path] | None, typer.Argument(help="Recorded traffic; without it, traffic is drawn.")] = None,
-    url: Annotated[str, typer.Option(help="Of an OpenAI-compatible server.")] = "http://127.0.0.1:8000",
-    api_key: Annotated[str | None, typer.Option(envvar="HEADWATER_API_KEY")] = None,
-    model: Annotated[str | None, typer.Option(help="Without it, the first that the server lists.")] = None,
-    draw: Annotated[str, typer.Option(help=f"Without files: {', '.join(DRAWN)}.")] = "shared",
-    prompt_tokens: Annotated[int, typer.Option(help="Of each drawn turn's own.")] = 128,
-    prefix_tokens: Annotated[int, typer.Option(help="Of each drawn prefix or system prompt.")] = 1024,
-    prefixes: Annotated[int, typer.Option(help="Drawn prefixes that requests share.")] = 4,
-    turns: Annotated[int, typer.Option(help="Of each drawn chat.")] = 4,
-    vocab: Annotated[int | None, typer.Option(help="Draw token ids below it; without, words of about a token.")] = None,
-    output_tokens: Annotated[int, typer.Option(help="max_tokens, where the traffic does not say.")] = 64,
+    url: Annotated[str, typer.Option(help="URL of an OpenAI-compatible server.")] = "http://127.0.0.1:8000",
+    api_key: ApiKey = None,
+    model: ServedModel = None,
+    draw: Annotated[str, typer.Option(help=f"Kind of drawn traffic: {', '.join(DRAWN)}.")] = "shared",
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens of each drawn turn's own text.")] = 128,
+    prefix_tokens: Annotated[int, typer.Option(help="Tokens of each drawn prefix or system prompt.")] = 1024,
+    prefixes: Annotated[int, typer.Option(help="Number of drawn prefixes that requests share.")] = 4,
+    turns: Annotated[int, typer.Option(help="Turns of each drawn chat.")] = 4,
+    vocab: Annotated[int | None, typer.Option(help="Draw token ids below N instead of words.")] = None,
+    output_tokens: Annotated[int, typer.Option(help="max_tokens of requests without their own.")] = 64,
     ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Answers go on to max_tokens (an extension).")
+        bool, typer.Option("--ignore-eos", help="Answers continue to max_tokens (an extension).")
     ] = False,
-    temperature: Annotated[float, typer.Option()] = 0.0,
-    history: Annotated[str, typer.Option(help=f"Of later turns: {', '.join(HISTORIES)}.")] = "answered",
-    rate: Annotated[str | None, typer.Option(help="Open loop: requests a second, or 'recorded'.")] = None,
-    process: Annotated[str, typer.Option(help=f"Of a rate's arrivals: {', '.join(PROCESSES)}.")] = "poisson",
-    cv: Annotated[float, typer.Option(help="Of gamma's gaps: 1 is Poisson, more is burstier.")] = 2.0,
-    speed: Annotated[float, typer.Option(help="Of recorded times: 2 is twice as fast.")] = 1.0,
-    chats: Annotated[int, typer.Option(help="Sessions open at once under a rate.")] = 8,
-    concurrency: Annotated[int | None, typer.Option(help="Closed loop: so many clients.")] = None,
-    requests: Annotated[int | None, typer.Option(help=f"In each phase; {REQUESTS} if there is no duration.")] = None,
-    warmup: Annotated[int, typer.Option(min=0, help="Requests that are sent first and do not count.")] = 0,
-    duration: Annotated[float | None, typer.Option(help="Seconds of sending, in each phase.")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds that an answer may take.")] = 600.0,
-    overload: Annotated[str | None, typer.Option(help="After a closed loop, so many times its rate: 1,2,4.")] = None,
-    fairness: Annotated[
-        float | None, typer.Option(help="A tenant alone, then beside one with so many times as much.")
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 0.0,
+    history: Annotated[str, typer.Option(help="Answers that later turns contain: answered, recorded.")] = "answered",
+    rate: Annotated[str | None, typer.Option(help="Open loop: requests a second, or `recorded` times.")] = None,
+    process: Annotated[str, typer.Option(help=f"Arrivals under --rate: {', '.join(PROCESSES)}.")] = "poisson",
+    cv: Annotated[float, typer.Option(help="Variation of gamma: 1 is Poisson, more is burstier.")] = 2.0,
+    speed: Annotated[float, typer.Option(help="Speed of recorded times: 2 is twice as fast.")] = 1.0,
+    chats: Annotated[int, typer.Option(help="Sessions that are open at the same time under --rate.")] = 8,
+    concurrency: Annotated[int | None, typer.Option(help="Closed loop: number of clients.")] = None,
+    requests: Annotated[
+        int | None, typer.Option(help=f"Requests of each phase; {REQUESTS} without --duration.")
     ] = None,
-    slo_ttft: Annotated[float, typer.Option(help="Seconds from due to first token of a good answer.")] = 1.0,
-    slo_itl: Annotated[float, typer.Option(help="Seconds a token after it.")] = 0.1,
-    seed: Annotated[int, typer.Option(help="Runs of different seeds share no text.")] = 0,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write everything that was measured.")] = None,
+    warmup: Annotated[int, typer.Option(min=0, help="Requests that are sent first and not counted.")] = 0,
+    duration: Annotated[float | None, typer.Option(help="Seconds of sending in each phase.")] = None,
+    timeout: Annotated[float, typer.Option(help="Limit in seconds for each answer.")] = 600.0,
+    overload: Annotated[
+        str | None, typer.Option(help="After a closed loop, send multiples of its rate: 1,2,4.")
+    ] = None,
+    fairness: Annotated[
+        float | None, typer.Option(help="A tenant at --rate alone, then beside X times its rate.")
+    ] = None,
+    slo_ttft: Annotated[float, typer.Option(help="SLO: seconds from due time to first token.")] = 1.0,
+    slo_itl: Annotated[float, typer.Option(help="SLO: mean seconds between the tokens of an answer.")] = 0.1,
+    seed: Annotated[int, typer.Option(help="Seed of drawn traffic; different seeds share no text.")] = 0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all measurements to this file.")] = None,
     plots: Annotated[Path | None, typer.Option(help="Folder for PNG plots (needs the extra `plots`).")] = None,
 ) -> None:
-    """Send traffic to a server and report how it was answered. Ctrl-C ends it with what there is."""
+    """Send traffic to a running server, and report times and cache hits.
+
+    Ctrl-C ends the run and reports the results so far.
+    """
     options = SimpleNamespace(**context.params)  # the same values under the same names
     try:
         phases = measured(options)
-    except (ValueError, httpx.HTTPError) as error:
-        raise ConfigError(f"{url}: {error}" if isinstance(error, httpx.HTTPError) else str(error)) from error
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     if not any(result.outcome == "ok" for phase in phases for result in phase.results):
         raise typer.Exit(1)
 
 
 def measured(options: SimpleNamespace) -> list[Phase]:
-    """Check, run, tell."""
-    one_of("draw", options.draw, tuple(DRAWN))
+    """Check the options, run the load, print and write the report."""
+    one_of("draw", options.draw, DRAWN)
     one_of("history", options.history, HISTORIES)
     pace, slo = paced(options), Slo(options.slo_ttft, options.slo_itl)
     if options.plots is not None:
         require_matplotlib()
     sessions = source(options)
-    said = about(options.url, options.api_key, min(options.timeout, PATIENCE))
-    options.model = options.model or first_model(said)
+    pages = about(options.url, options.api_key, min(options.timeout, ABOUT_SECONDS))
+    options.model = options.model or first_model(pages)
     with LiveProgress(Console(stderr=True)) as progress:
         phases = asyncio.run(load(options, pace, sessions, progress))
-    tell(phases, slo)
+    print_tables(phases, slo)
     if options.json_file is not None:
-        settings = {name: shown(value) for name, value in vars(options).items() if name != "api_key"}
-        report = as_json(phases, slo, settings=settings, machine=machine.describe(), server=said)
+        settings = {name: jsonable(value) for name, value in vars(options).items() if name != "api_key"}
+        report = as_json(phases, slo, settings=settings, machine=machine.describe(), server=pages)
         options.json_file.write_text(json.dumps(report, indent=1) + "\n")
     if options.plots is not None:
         draw_plots(options.plots, {phase.name: phase.results for phase in phases})
@@ -114,7 +119,7 @@ def measured(options: SimpleNamespace) -> list[Phase]:
 
 
 def source(options: SimpleNamespace) -> Iterator[Session]:
-    """The sessions to send."""
+    """Read or draw the sessions to send."""
     if options.files:
         for path in options.files:
             if not path.is_file():
@@ -125,8 +130,8 @@ def source(options: SimpleNamespace) -> Iterator[Session]:
 
 
 def paced(options: SimpleNamespace) -> Pace:
-    """When to send. Raises ConfigError for settings that contradict each other."""
-    one_of("process", options.process, tuple(PROCESSES))
+    """Return the arrival of requests. Raises ConfigError for options that contradict each other."""
+    one_of("process", options.process, PROCESSES)
     for name in ("cv", "speed", "chats", "timeout", "requests", "duration", "concurrency", "fairness"):
         value = getattr(options, name)
         if value is not None and value <= 0:
@@ -134,7 +139,7 @@ def paced(options: SimpleNamespace) -> Pace:
     if options.rate is not None and options.concurrency is not None:
         raise ConfigError(f"rate is {options.rate} and concurrency is {options.concurrency}: give one of them")
     if options.overload is not None and (options.rate is not None or options.fairness is not None):
-        raise ConfigError("overload measures its rates with --concurrency: give neither rate nor fairness beside it")
+        raise ConfigError("overload measures its rates with --concurrency: give neither rate nor fairness")
     rate = None
     if options.rate not in (None, RECORDED):
         rate = positive("rate", options.rate)
@@ -149,6 +154,7 @@ def paced(options: SimpleNamespace) -> Pace:
 async def load(
     options: SimpleNamespace, pace: Pace, sessions: Iterator[Session], progress: LiveProgress
 ) -> list[Phase]:
+    """Run the phases that the options ask for."""
     fields: dict[str, Any] = {"temperature": options.temperature, "max_tokens": options.output_tokens}
     if options.ignore_eos:
         fields["ignore_eos"] = True
@@ -157,7 +163,7 @@ async def load(
     endpoint = Endpoint(options.url, options.api_key, options.model, fields, options.timeout)
     keep_recorded = options.history == "recorded"
     scenario = Scenario(endpoint, sessions, limits, keep_recorded, progress.phase, progress.result)
-    with contextlib.suppress(RuntimeError, ValueError, NotImplementedError):  # only a main thread hears of signals
+    with contextlib.suppress(RuntimeError, ValueError, NotImplementedError):  # signals reach the main thread only
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, scenario.stop)
     try:
         if options.warmup:
@@ -171,21 +177,14 @@ async def load(
         await endpoint.close()
 
 
-def tell(phases: list[Phase], slo: Slo) -> None:
-    wide = console if console.is_terminal else Console(width=WIDTH)
-    for phase in phases:
-        for table in phase_tables(phase, slo):
-            wide.print(table)
+def print_tables(phases: list[Phase], slo: Slo) -> None:
+    show(*(table for phase in phases for table in phase_tables(phase, slo)))
     if len(phases) > 1:
-        wide.print(comparison_table("phase", {phase.name: Summary.of(phase.results, slo) for phase in phases}))
-
-
-def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{name} is {value!r}, must be one of {', '.join(allowed)}")
+        show(comparison_table("phase", {phase.name: Summary.of(phase.results, slo) for phase in phases}))
 
 
 def positive(name: str, text: str) -> float:
+    """Parse a number above 0. Raises ConfigError."""
     try:
         value = float(text)
     except ValueError:
@@ -193,10 +192,3 @@ def positive(name: str, text: str) -> float:
     if not 0 < value < float("inf"):
         raise ConfigError(f"{name} is {text!r}, must be a number above 0")
     return value
-
-
-def shown(value: object) -> object:
-    """A setting as JSON has it."""
-    if isinstance(value, list):
-        return [shown(item) for item in value]
-    return str(value) if isinstance(value, Path) else value

@@ -1,4 +1,4 @@
-"""`headwater chat`: a chat in the terminal that shows what was cached."""
+"""`headwater chat`: a chat in the terminal that shows the cached tokens of each turn."""
 
 from __future__ import annotations
 
@@ -14,24 +14,27 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from headwater.cli.common import commands
+from headwater.cli.common import ApiKey, ServedModel, commands
 from headwater.errors import ConfigError
 from headwater.load.answer import Answer
 from headwater.load.conversation import Conversation
 from headwater.load.endpoint import ServerError
 
-DEEPEST = 2  # levels of /cache that are shown
+DEEPEST = 2  # levels of /cache that are printed
 
 
 @commands.command()
 def chat(
-    url: Annotated[str, typer.Option(help="Of a running server.")] = "http://127.0.0.1:8000",
-    api_key: Annotated[str | None, typer.Option(envvar="HEADWATER_API_KEY")] = None,
-    system: Annotated[str, typer.Option(help="What the model is told first.")] = "",
-    max_tokens: Annotated[int, typer.Option(help="Of each answer.")] = 1024,
-    model: Annotated[str | None, typer.Option(help="Without it, the first that the server lists.")] = None,
+    url: Annotated[str, typer.Option(help="URL of a running server.")] = "http://127.0.0.1:8000",
+    api_key: ApiKey = None,
+    system: Annotated[str, typer.Option(help="System prompt.")] = "",
+    max_tokens: Annotated[int, typer.Option(help="Limit of each answer's length.")] = 1024,
+    model: ServedModel = None,
 ) -> None:
-    """Chat with a running server; each answer says what of its prompt was cached. Lines may also be piped in."""
+    """Chat with a running server; shows how many tokens were cached.
+
+    Lines may also be piped in; /help lists the commands of the chat.
+    """
     try:
         conversation = Conversation(url, api_key, model, system, max_tokens)
     except ValueError as error:
@@ -44,7 +47,7 @@ def chat(
 
 
 class Terminal:
-    """Reads lines and shows answers. `failed`: something went wrong that a script should hear of."""
+    """A loop that reads lines and prints answers. `failed`: an error occurred, so the exit code is 1."""
 
     def __init__(self, conversation: Conversation, console: Console, interactive: bool) -> None:
         self._conversation, self._console, self._interactive = conversation, console, interactive
@@ -53,9 +56,9 @@ class Terminal:
 
     def run(self) -> None:
         if self._interactive:
-            with contextlib.suppress(ImportError):  # where there is one, lines can be edited
+            with contextlib.suppress(ImportError):  # makes lines editable, if there is one
                 importlib.import_module("readline")
-            self._note("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves.")
+            self._note("/help lists the commands, Ctrl-C stops an answer, Ctrl-D ends the chat.")
         while self._open and (line := self._line()) is not None:
             if line.startswith("/"):
                 self._command(line)
@@ -68,7 +71,7 @@ class Terminal:
             try:
                 return input("> " if self._interactive else "")
             except KeyboardInterrupt:
-                self._note("\nCtrl-D or /quit leaves.")
+                self._note("\nCtrl-D or /quit ends the chat.")
             except EOFError:
                 return None
 
@@ -82,7 +85,7 @@ class Terminal:
                 self._note("\n(stopped)")
                 return
             self._console.print()
-            self._note(told(self._conversation.answer, self._conversation.ttft))
+            self._note(account_line(self._conversation.answer, self._conversation.ttft))
 
     def _command(self, line: str) -> None:
         name, _, rest = line[1:].partition(" ")
@@ -108,34 +111,34 @@ class Terminal:
     # -- commands --------------------------------------------------------------
 
     def new(self, rest: str) -> None:
-        """Begin a new conversation; the system text stays."""
+        """Start a new conversation; the system prompt stays."""
         self._conversation.restart()
-        self._note("A new conversation.")
+        self._note("A new conversation starts.")
 
     def system(self, rest: str) -> None:
-        """TEXT: tell the model this first from the next turn on; without TEXT, show what it is told."""
+        """TEXT: use TEXT as the system prompt from the next turn on; without TEXT, show it."""
         if rest:
             self._conversation.system = rest
-        self._note(self._conversation.system or "Nothing is said first.")
+        self._note(self._conversation.system or "There is no system prompt.")
 
     def retry(self, rest: str) -> None:
         """Ask the last question again."""
         self._turn(self._conversation.retry())
 
     def cache(self, rest: str) -> None:
-        """What the server's cache holds."""
+        """Show the contents of the server's cache."""
         for line in outline(self._conversation.get("/cache")):
             self._note(line)
 
     def save(self, rest: str) -> None:
-        """FILE: write the conversation as a line of JSON, which `headwater bench serve FILE` can send again."""
+        """FILE: write the conversation for `headwater bench serve FILE`, which sends it again."""
         if not rest:
             raise ServerError("/save needs the name of a file")
         self._conversation.save(Path(rest).expanduser())
-        self._note(f"{len(self._conversation.messages):,} messages are in {rest}.")
+        self._note(f"{len(self._conversation.messages):,} messages were written to {rest}.")
 
     def quit(self, rest: str) -> None:
-        """Leave."""
+        """End the chat."""
         self._open = False
 
     def help(self, rest: str) -> None:
@@ -155,8 +158,8 @@ COMMANDS: dict[str, Callable[[Terminal, str], None]] = {
 }
 
 
-def told(answer: Answer, ttft: float | None) -> str:
-    """One line: what the prompt cost, what of it was cached and why not more, and how fast the answer was."""
+def account_line(answer: Answer, ttft: float | None) -> str:
+    """Describe a turn in one line: prompt tokens, cached tokens and the reason for no more, times."""
     account, parts = answer.account, []
     for name, count in (("prompt", answer.prompt_tokens), ("cached", answer.cached_tokens)):
         if count is not None:
@@ -172,7 +175,7 @@ def told(answer: Answer, ttft: float | None) -> str:
 
 
 def outline(value: Any, depth: int = 0) -> list[str]:
-    """A page of JSON as indented lines, not too deep."""
+    """Format a JSON page as indented lines, down to DEEPEST levels."""
     if not isinstance(value, dict):
         return ["  " * depth + json.dumps(value)[:200]]
     lines = []

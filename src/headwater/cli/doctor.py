@@ -1,35 +1,78 @@
-"""`headwater doctor`: is this machine fit to serve a model, and what should be changed?"""
+"""`headwater doctor`: features of this machine, whether hits are exact on it, and what to change."""
 
 from __future__ import annotations
 
 import json
+import os
+import platform
+import socket
 import time
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
-from headwater.cli.common import Memory, Model, commands, console
-from headwater.cli.findings import FAIL, OK, WARN, Finding, Intended, of_machine
-from headwater.config import parse_bytes
+from headwater import machine
+from headwater.cli.common import HELP, Memory, Model, commands, show
+from headwater.machine import CPU_FEATURES, usable_cores, versions
+from headwater.setting import parse_bytes
 
+OK, WARN, FAIL = "ok", "warn", "FAIL"
+PACKAGES = (
+    "headwater",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "fastapi",
+    "uvicorn",
+    "httpx",
+    "llguidance",
+    "matplotlib",
+)
+NEEDED_PYTHON = (3, 11)
+CGROUPS = Path("/sys/fs/cgroup")
+MEMINFO = Path("/proc/meminfo")
 STYLES = {OK: "green", WARN: "yellow", FAIL: "bold red"}
-WIDTH = 120  # of a table in a file
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report: a FAIL breaks a promise of the server; advice says what to change."""
+
+    name: str
+    level: str
+    value: str
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Intended:
+    """The settings that the server is to run with."""
+
+    model: Path | None
+    memory: int  # bytes
+    threads: int | None
+    host: str
+    port: int
 
 
 @commands.command()
 def doctor(
     model: Model = None,
     memory: Memory = "4GB",
-    threads: Annotated[int | None, typer.Option(min=1, help="As for `serve`.")] = None,
-    host: Annotated[str, typer.Option()] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
+    threads: Annotated[int | None, typer.Option(min=1, help=HELP["threads"])] = None,
+    host: Annotated[str, typer.Option(help=HELP["host"])] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help=HELP["port"])] = 8000,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check this machine for serving a model; exit code 1 if something is broken."""
+    """Check whether this machine can serve a model exactly.
+
+    The exit code is 1 if any finding is a FAIL.
+    """
     started = time.perf_counter()
     intended = Intended(model, parse_bytes(memory), threads, host, port)
     findings = examined(intended)
@@ -38,16 +81,16 @@ def doctor(
         report = {"ok": not broken, "seconds": round(time.perf_counter() - started, 2)}
         print(json.dumps(report | {"findings": [asdict(finding) for finding in findings]}, indent=1))
     else:
-        (console if console.is_terminal else Console(width=WIDTH)).print(table_of(findings))
+        show(table_of(findings))
     if broken:
         raise typer.Exit(1)
 
 
 def examined(intended: Intended) -> list[Finding]:
-    """Everything that can be found out; a torch that cannot be imported is a finding too."""
+    """Examine machine and model; a torch that cannot be imported is a finding, too."""
     findings = list(of_machine(intended))
     try:
-        from headwater.cli.model_findings import of_model  # imports torch: a second that `--help` does without
+        from headwater.cli.model_findings import of_model  # imports torch, which takes a second
     except (ImportError, OSError) as error:
         return [*findings, Finding("torch", FAIL, f"cannot be imported: {error}", "reinstall headwater")]
     return findings + list(of_model(intended))
@@ -56,7 +99,105 @@ def examined(intended: Intended) -> list[Finding]:
 def table_of(findings: list[Finding]) -> Table:
     table = Table(show_header=False)
     for finding in findings:
-        advice = f"\n[{STYLES[finding.level]}]{escape(finding.advice)}[/]" if finding.advice else ""
-        level = f"[{STYLES[finding.level]}]{finding.level}[/]"
-        table.add_row(level, escape(finding.name), escape(finding.value) + advice)
+        style = STYLES[finding.level]
+        value = Text.assemble(finding.value, *([(f"\n{finding.advice}", style)] if finding.advice else []))
+        table.add_row(Text(finding.level, style), finding.name, value)
     return table
+
+
+def of_machine(intended: Intended) -> Iterator[Finding]:
+    """Examine everything that needs no torch."""
+    yield of_python()
+    yield of_cpu()
+    yield of_cores(intended.threads)
+    yield of_memory(intended.memory)
+    yield of_port(intended.host, intended.port)
+    found = versions(*PACKAGES)
+    yield Finding("packages", OK, ", ".join(f"{name} {v}" for name, v in found.items() if v is not None))
+
+
+def of_python() -> Finding:
+    level = OK if tuple(map(int, platform.python_version_tuple()[:2])) >= NEEDED_PYTHON else FAIL
+    needed = ".".join(map(str, NEEDED_PYTHON))
+    advice = "" if level == OK else f"needs Python {needed} or later"
+    return Finding("python", level, f"{platform.python_version()} on {platform.platform()}", advice)
+
+
+def of_cpu() -> Finding:
+    name, features = machine.cpu().name, machine.cpu().features
+    have = ", ".join(features) or f"none of {', '.join(CPU_FEATURES)}"
+    if "avx2" not in features and platform.machine() in ("x86_64", "AMD64"):
+        return Finding("cpu", WARN, f"{name}: {have}", "without AVX2 products are slow, and no kernel was tested")
+    return Finding("cpu", OK, f"{name}: {have}")
+
+
+def of_cores(threads: int | None) -> Finding:
+    """Compare the threads with the cores that affinity and the control group's quota allow."""
+    usable, quota = usable_cores(), cpu_quota()
+    found = f"{usable} usable of {os.cpu_count()}" + (f", quota {quota:g}" if quota is not None else "")
+    have = min(usable, quota) if quota is not None else usable
+    if threads is not None and threads > have:
+        return Finding(
+            "cores", WARN, f"{found}; {threads} threads", f"more threads than cores: --threads {max(1, int(have))}"
+        )
+    if threads is None and quota is not None and quota < usable:
+        advice = f"torch would use {usable} threads, the quota is {quota:g}: --threads {max(1, int(quota))}"
+        return Finding("cores", WARN, found, advice)
+    return Finding("cores", OK, found)
+
+
+def cpu_quota(root: Path = CGROUPS) -> float | None:
+    """Return the cores that the control group may use (cgroup v2 or v1); None: no limit."""
+    two = read_words(root / "cpu.max")
+    if len(two) == 2 and two[0] != "max":
+        return int(two[0]) / int(two[1])
+    quota, period = (read_words(root / "cpu" / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+    return int(quota[0]) / int(period[0]) if quota and period and int(quota[0]) > 0 else None
+
+
+def of_memory(wanted: int) -> Finding:
+    total, available = (meminfo(name) for name in ("MemTotal", "MemAvailable"))
+    limit = memory_limit()
+    found = f"{gigabytes(total)} in all, {gigabytes(available)} available"
+    found += f", limit {gigabytes(limit)}" if limit is not None else ""
+    found += f"; --memory {gigabytes(wanted)}"
+    room = min(value for value in (available, limit, 2**63) if value is not None)
+    if wanted > room:
+        return Finding("memory", FAIL, found, f"--memory is too large: at most {gigabytes(room)}, less the weights")
+    if wanted > 0.8 * room:
+        return Finding("memory", WARN, found, "the weights and the process need memory besides --memory")
+    return Finding("memory", OK, found)
+
+
+def memory_limit(root: Path = CGROUPS) -> int | None:
+    """Return the bytes that the control group may use; None: no limit."""
+    for path in (root / "memory.max", root / "memory" / "memory.limit_in_bytes"):
+        words = read_words(path)
+        if words and words[0] != "max" and int(words[0]) < 2**60:
+            return int(words[0])
+    return None
+
+
+def meminfo(name: str) -> int | None:
+    """Return a field of /proc/meminfo in bytes, or None if there is none."""
+    lines = MEMINFO.read_text().splitlines() if MEMINFO.exists() else []
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)
+
+
+def of_port(host: str, port: int) -> Finding:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            advice = "another server may be running there; choose another port with --port"
+            return Finding("port", WARN, f"{host}:{port}: {error.strerror}", advice)
+    return Finding("port", OK, f"{host}:{port} is free")
+
+
+def read_words(path: Path) -> list[str]:
+    return path.read_text().split() if path.is_file() else []
+
+
+def gigabytes(n: int | None) -> str:
+    return "unknown" if n is None else f"{n / 1e9:.1f} GB"

@@ -48,7 +48,7 @@ def fidelity(
         Path | None, typer.Option("--json", help="Write every figure of every prompt to this file.")
     ] = None,
 ) -> None:
-    """Measure prompts composed of segments against the same prompts computed whole.
+    """Measure prompts composed of segments against whole prompts.
 
     Prints distances of states, keys and values, and the divergence of next tokens.
     """

@@ -26,7 +26,10 @@ def fit_device(
     tokens_per_step: Annotated[int, typer.Option(min=1, help="Of the measured engine.")] = 1024,
     tensor_parallel: Annotated[int, typer.Option(min=1, help="Devices that shared the model.")] = 1,
 ) -> None:
-    """Fit efficiencies and overhead of the cost model to measured requests, each alone on the engine."""
+    """Fit the cost model of a device to measured requests.
+
+    Each request must have been alone on the engine.
+    """
     profile, base = replace(load_profile(model), tensor_parallel=tensor_parallel), load_device(device)
     files = [read_points(path) for path in points]
     measured, left_out = [point for found, _ in files for point in found], sum(count for _, count in files)

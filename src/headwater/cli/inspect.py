@@ -1,4 +1,4 @@
-"""`headwater inspect`: what a model's cache costs."""
+"""`headwater inspect`: costs of a model's cache."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def inspect(
     dtype: Dtype = "auto",
     page_size: PageSize = 64,
 ) -> None:
-    """Print what a model's cache costs, without loading its weights."""
+    """Print the costs of a model's cache, without loading its weights."""
     spec = read_spec(model or embedded(), dtype, page_size)
     budget = parse_bytes(memory)
     n_pages = spec.layout(budget).n_pages
@@ -38,7 +38,7 @@ def inspect(
 
 
 def read_spec(path: Path, dtype: str, page_size: int) -> ModelSpec:
-    """The sizes of a checkpoint's model; `auto` is the dtype that its weights are kept in."""
+    """Read the sizes of a checkpoint's model; dtype `auto` is that of its weights."""
     ServeConfig(model=path, dtype=dtype, page_size=page_size)  # checks the three
     return read_folder(path, dtype, page_size)
 
@@ -48,7 +48,7 @@ def cost_table(spec: ModelSpec) -> Table:
     table = Table(title=f"{spec.model_type}, {spec.dtype_name}: {layers}", title_justify="left")
     table.add_column("", no_wrap=True)
     table.add_column("bytes", justify="right")
-    table.add_column("as much as", justify="right")
+    table.add_column("equals", justify="right")
     table.add_row("weights", f"{spec.parameter_bytes:,}", "")
     table.add_row("KV of a token", f"{spec.kv_bytes_per_token:,}", "")
     table.add_row(f"a page ({spec.page_size} tokens)", f"{spec.page_bytes:,}", "")
@@ -59,7 +59,7 @@ def cost_table(spec: ModelSpec) -> Table:
 
 
 def flops_table(spec: ModelSpec) -> Table:
-    """FLOPs of one more token after so many, and of the prefill that a hit of that length saves."""
+    """Return FLOPs of one more token after each length, and of the prefill that a hit of that length saves."""
     table = Table(title="FLOPs", title_justify="left")
     for name in ("after tokens", "one more token", "of that attention", "saved by a hit"):
         table.add_column(name, justify="right")

@@ -1,4 +1,4 @@
-"""What `headwater doctor` finds out with torch: whether this machine's kernels keep bits, and how fast they are."""
+"""Findings of `headwater doctor` that need torch: exactness and speed of this machine's kernels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from headwater.cli.findings import FAIL, OK, WARN, Finding, Intended
+from headwater.cli.doctor import FAIL, OK, WARN, Finding, Intended
+from headwater.config import NEVER_RAN
 from headwater.engine.selfcheck import SelfCheck, self_check, weight_shapes
 from headwater.errors import HeadwaterError
 from headwater.mixers.linear import Linear, weight_layout
@@ -18,15 +19,16 @@ from headwater.models.embedded import embedded
 from headwater.models.load import read_spec
 from headwater.spec import ModelSpec
 
-BUILT_FOR = "2.13.0"  # the torch that the kernels were measured with
+BUILT_FOR = "2.13.0"  # version of torch that the kernels were measured with
 DTYPES = ("float32", "bfloat16")
 ROWS = 256
-MOST_SHAPES = 4  # that are timed
+MOST_SHAPES = 4  # shapes that are timed
 SECONDS = 0.2  # of timing one shape
-LEAST_TIMES = 5  # the first ones are slow
+LEAST_TIMES = 5  # at least: the first ones are slow
 
 
 def of_model(intended: Intended) -> Iterator[Finding]:
+    """Examine torch, and the model in each data type."""
     prepare_process(intended.threads)
     yield of_torch()
     yield of_threads()
@@ -36,7 +38,7 @@ def of_model(intended: Intended) -> Iterator[Finding]:
         try:
             spec = read_spec(intended.model or embedded(), dtype, "cpu", 64)
         except (HeadwaterError, OSError) as error:
-            yield Finding(f"model in {dtype}", FAIL, str(error), "give the folder of a checkpoint that is whole")
+            yield Finding(f"model in {dtype}", FAIL, str(error), "give the folder of a complete checkpoint")
             return
         yield from of_dtype(spec)
 
@@ -48,7 +50,9 @@ def of_torch() -> Finding:
     for name, library in libraries:
         build += f", {name} {'yes' if library.is_available() else 'no'}"
     if have.split("+")[0] != BUILT_FOR:
-        return Finding("torch", WARN, build, f"measured with {BUILT_FOR}: the self-check below decides")
+        return Finding(
+            "torch", WARN, build, f"the kernels were measured with {BUILT_FOR}: the self-check below decides"
+        )
     return Finding("torch", OK, build)
 
 
@@ -63,39 +67,42 @@ def of_settings() -> Iterator[Finding]:
     yield Finding("MKL_CBWR", OK, os.environ.get("MKL_CBWR", "not set"))
     isa = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA")
     if isa:
-        yield Finding("ONEDNN_MAX_CPU_ISA", WARN, isa, "oneDNN is held to fewer instructions than the CPU may have")
+        yield Finding("ONEDNN_MAX_CPU_ISA", WARN, isa, "oneDNN uses fewer instructions than the CPU may have")
     denormal = torch.tensor([1e-38]).mul_(1e-3).item()
     flushed = denormal == 0.0
-    advice = "" if flushed else "decaying states become denormals, which are slow, and rounded in different ways"
+    advice = "" if flushed else "decaying states become denormals, which are slow and rounded differently"
     yield Finding("denormals", OK if flushed else WARN, "flushed to zero" if flushed else "kept", advice)
 
 
 def of_gpu() -> Finding:
+    """Report the GPUs that torch can use, and that their kernels are unproven."""
     if not torch.cuda.is_available():
-        return Finding("gpu", OK, "none that this torch can use; the CPU computes")
-    return Finding("gpu", OK, ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())))
+        return Finding("gpu", OK, f"none that torch can use; the CPU computes ({NEVER_RAN})")
+    names = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+    advice = f"{NEVER_RAN}: serve with --device cpu; --device cuda needs --unproven, and its answers may be wrong"
+    return Finding("gpu", WARN, names, advice)
 
 
 def of_dtype(spec: ModelSpec) -> Iterator[Finding]:
-    """The start-up self-check of a model's shapes in one dtype, and the speed of its products in the way chosen."""
+    """Run the start-up self-check of a model's shapes in one data type, and time its products."""
     started = time.perf_counter()
     check = self_check(spec)
     took = time.perf_counter() - started
     name = f"{spec.model_type} in {spec.dtype_name}"
     layout = weight_layout(check.mode, getattr(torch, spec.dtype_name))
-    told = f"deterministic, weights {layout} ({took:.1f} s)"
+    found = f"deterministic, weights {layout} ({took:.1f} s)"
     if check.deterministic:
-        yield Finding(name, OK, told)
+        yield Finding(name, OK, found)
     else:
-        told = f"not deterministic: {check.broken_by}; weights {layout} ({took:.1f} s)"
+        found = f"not deterministic: {check.broken_by}; weights {layout} ({took:.1f} s)"
         yield Finding(
-            name, FAIL, told, "a hit may change an answer's last bits; try the other dtype, or other --threads"
+            name, FAIL, found, "a hit may change an answer's last bits; try the other --dtype, or fewer --threads"
         )
     yield Finding(f"products in {spec.dtype_name}", OK, speeds(spec, check))
 
 
 def speeds(spec: ModelSpec, check: SelfCheck) -> str:
-    """Of the largest weights, at a prefill's height and a decoding sequence's."""
+    """Describe the speed of products with the largest weights, at the heights of prefill and of decode."""
     dtype = getattr(torch, spec.dtype_name)
     shapes = sorted(weight_shapes(spec), key=lambda shape: -shape[0] * shape[1])[:MOST_SHAPES]
     parts = []
@@ -108,7 +115,7 @@ def speeds(spec: ModelSpec, check: SelfCheck) -> str:
 
 
 def seconds_of(linear: Linear, x_RK: torch.Tensor) -> float:
-    """Of one product, the best of as many as fit into half of SECONDS."""
+    """Return the best time of one product, of as many as fit into half of SECONDS."""
     times: list[float] = []
     end = time.perf_counter() + SECONDS / 2
     while (start := time.perf_counter()) < end or len(times) < LEAST_TIMES:

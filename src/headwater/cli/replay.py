@@ -82,7 +82,10 @@ def replay(
     per_request: Annotated[Path | None, typer.Option(help="Write a JSON line a request to this file.")] = None,
     report: Annotated[Path | None, typer.Option(help="Write one self-contained HTML page to this file.")] = None,
 ) -> None:
-    """Replay recorded traffic through the cache that serves, under each choice of policy and memory."""
+    """Replay recorded traffic under each policy and memory size.
+
+    The code is that of the server, with a counting executor in place of a model.
+    """
     base = Setup(
         profile=replace(load_profile(model), tensor_parallel=tensor_parallel),
         memory=0,

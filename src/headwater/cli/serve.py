@@ -1,4 +1,4 @@
-"""`headwater serve`: from settings to a listening server, and back to an ordered end."""
+"""`headwater serve`: settings, a listening server, and its orderly end."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from headwater.server.http.draining import DrainingServer
 
 EPILOG = (
-    "Every setting is also read from the environment, as HEADWATER_ and its name (HEADWATER_MAX_RUNNING), and from "
-    "the file of --config, as its name (max_running = 32). A flag goes before the environment, that before the file."
+    "Every setting is also a variable of the environment (HEADWATER_MAX_RUNNING=32), and a line of the file of "
+    "--config (max_running = 32). Flags override the environment, which overrides the file."
 )
 
 
 class GroupedCommand(TyperCommand):
-    """A command whose help shows its options by their panels, as plain text."""
+    """A command whose help lists its options in groups, as plain text."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         panels: dict[str, list[tuple[str, str]]] = {}
@@ -50,7 +50,7 @@ def serve(
         typer.Option(metavar="PATH", envvar="HEADWATER_CONFIG", show_envvar=False, help="TOML file with settings."),
     ] = None,
     print_config: Annotated[
-        bool, typer.Option("--print-config", help="Print the settings and where each comes from; serve nothing.")
+        bool, typer.Option("--print-config", help="Print the settings and the source of each, then exit.")
     ] = False,
     **flags: Any,
 ) -> None:
@@ -65,7 +65,7 @@ def serve(
 
 
 def with_options(command: Any, settings: tuple[Setting, ...]) -> Any:
-    """Give `command` a parameter for each setting in place of its `**flags`."""
+    """Replace a command's `**flags` by one parameter for each setting."""
     own = [
         one for one in inspect.signature(command, eval_str=True).parameters.values() if one.kind is not one.VAR_KEYWORD
     ]
@@ -77,8 +77,8 @@ def with_options(command: Any, settings: tuple[Setting, ...]) -> Any:
 
 
 def _parameter(one: Setting) -> inspect.Parameter:
-    """An option that is None where it is not given: whatever text is, the setting reads it."""
-    facts = ["|".join(one.choices)] if one.choices else []
+    """Return the parameter of a setting: None if it is not given, otherwise a text that the setting parses."""
+    facts = [", ".join(one.choices)] if one.choices else []
     default = one.unset if one.default is None else one.show(one.default) or "none"
     shared: dict[str, Any] = {
         "help": f"{one.help} [{'; '.join([*facts, f'default: {default}'])}]",
@@ -104,12 +104,12 @@ commands.command(cls=GroupedCommand, epilog=EPILOG)(with_options(serve, SETTINGS
 
 
 def serve_until_stopped(config: ServeConfig) -> None:
-    """Bind first, so that a taken port is told before a model is loaded; then load, serve, and stop in order.
+    """Bind, so that a taken port is an error before a model is loaded; then load, serve, and stop in order.
 
-    Raises KeyboardInterrupt where a second SIGINT cut that short.
+    Raises KeyboardInterrupt if a second SIGINT ends the draining early.
     """
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until requests are taken there is nothing to end
-    # these import the web framework, and the engine's torch: `--help` and `inspect` do without
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # without requests there is nothing to drain
+    # imports of the web framework and of torch, without which `--help` and `inspect` start faster
     from headwater.server.http.listener import check_tls, listener, url
     from headwater.server.observe.logs import configure_logging
 
@@ -119,10 +119,10 @@ def serve_until_stopped(config: ServeConfig) -> None:
         from headwater.server.app import create_app
 
         if config.model is None:
-            print("No model given: serving the embedded headwater-tiny, a small model of short answers.", flush=True)
+            print("No model given: serving the embedded headwater-tiny, a small model with short answers.", flush=True)
         engine = load_engine(config)
         server = make_server(create_app(engine, config), engine, config)
-        sock.listen()  # from the next line on who connects is heard
+        sock.listen()  # before the line that announces the URL
         print(f"Headwater {version('headwater')} serves {engine.model_name} on {url(sock, config)}", flush=True)
         print(f"Deterministic: {engine.health()['deterministic']}", flush=True)
         engine.start()

@@ -1,4 +1,4 @@
-"""Where settings come from: a flag goes before the environment, that before a file, that before the default."""
+"""Sources of settings: a flag overrides the environment, which overrides a file, which overrides the default."""
 
 from __future__ import annotations
 
@@ -20,32 +20,34 @@ from headwater.setting import FILE, MASK, NAMES, NUMBER, SECONDS, SWITCH, Settin
 
 PREFIX = "HEADWATER_"
 NAMED = {one.name: one for one in SETTINGS}
-NOT_SETTINGS = ("HEADWATER_CONFIG",)  # variables that are known all the same
+NOT_SETTINGS = ("HEADWATER_CONFIG",)  # known variables that are no settings
 POLICIES: dict[str, Callable[[str], object]] = {
     "placement": make_placement,
-    "eviction": lambda spelling: make_eviction(spelling, CacheLayout(n_pages=1)),  # any layout tells a wrong spelling
+    "eviction": lambda spelling: make_eviction(
+        spelling, CacheLayout(n_pages=1)
+    ),  # any layout detects a malformed spelling
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value as it was written, and where."""
+    """A value as it was written, and its source."""
 
     value: object
     origin: str
-    folder: Path | None = None  # that a relative path begins at; None: the working one
+    folder: Path | None = None  # that relative paths start from; None: the working directory
 
 
 @dataclass(frozen=True, slots=True)
 class Effective:
-    """The settings of one server, and where those that are no defaults came from."""
+    """The settings of one server, and the sources of those that differ from the default."""
 
     config: ServeConfig
     origins: Mapping[str, str]
 
 
 def effective(flags: Mapping[str, object], environment: Mapping[str, str], file: Path | None) -> Effective:
-    """Raises ConfigError, which names the setting, its value, where it came from and what is allowed."""
+    """Combine all sources. Raises ConfigError, which names setting, value, source and allowed values."""
     given = from_file(file) if file is not None else {}
     given |= from_environment(environment) | from_flags(flags)
     origins = {name: one.origin for name, one in given.items()}
@@ -60,18 +62,19 @@ def effective(flags: Mapping[str, object], environment: Mapping[str, str], file:
 
 
 def from_flags(flags: Mapping[str, object]) -> dict[str, Given]:
+    """Read the flags of a command line; None is not given."""
     given = {name: value for name, value in flags.items() if value is not None}
     return {name: Given(_plain(value), _flag(NAMED[name], value)) for name, value in given.items()}
 
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, Given]:
-    """An empty variable is one that is not set."""
+    """Read the variables of an environment; an empty one is not set."""
     found = {name: environment.get(one.variable) for name, one in NAMED.items()}
     return {name: Given(value, NAMED[name].variable) for name, value in found.items() if value}
 
 
 def from_file(path: Path) -> dict[str, Given]:
-    """The settings of a TOML file: fields' names at its top, with _ or -. Paths are relative to the file."""
+    """Read a TOML file with settings at its top level, their names with _ or -. Paths are relative to the file."""
     try:
         keys = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -88,7 +91,7 @@ def from_file(path: Path) -> dict[str, Given]:
 
 
 def misspelt(environment: Mapping[str, str]) -> list[str]:
-    """A line for each variable that looks like a setting's and is none."""
+    """Return a line for each variable whose name is close to that of a setting."""
     known = (*(one.variable for one in SETTINGS), *NOT_SETTINGS)
     unknown = (name for name in sorted(environment) if name.startswith(PREFIX) and name not in known)
     lines = {name: _nearest(name, known) for name in unknown}
@@ -126,7 +129,7 @@ def _check_policy(name: str, spelling: str, make: Callable[[str], object]) -> No
 
 
 def as_toml(settings: Effective) -> str:
-    """A file that `--config` takes, with each value's origin; secrets are masked, and what is unset is a comment."""
+    """Format a file for `--config` with the source of each value. Secrets are masked; unset settings are comments."""
     return "\n".join(_toml_lines(settings)) + "\n"
 
 
@@ -153,7 +156,7 @@ def _toml_value(one: Setting, value: Any) -> str:
 
 
 def settings_table() -> str:
-    """The settings as Markdown, a table for each group."""
+    """Format the settings as Markdown, with a table for each group."""
     parts = []
     for group, members in groupby(SETTINGS, lambda one: one.group):
         rows = [f"### {group}", "", "| setting | default | what |", "| --- | --- | --- |"]

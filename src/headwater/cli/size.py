@@ -63,9 +63,10 @@ def size(
     jobs: Jobs = 0,
     json_file: JsonFile = None,
 ) -> None:
-    """Say how much memory recorded traffic needs: its hit rate over memory, from samples, and advice in words.
+    """Estimate the memory that recorded traffic needs.
 
-    Prefixes alone are counted, of prompts made of segments, too.
+    Prints the hit rate for each size of memory, from samples of the trace, and advice. Only prefixes count, also in
+    prompts made of segments.
     """
     sampling = Sampling(samples, _rate(rate), seed, jobs)
     setup = Setup(load_profile(model), 0, placement, eviction, page_size=page_size, reuse="prefix")
