@@ -1,4 +1,4 @@
-"""What all tests share: settings of the process, which hold only if they come before torch computes.
+"""Settings of the test process, which must be made before torch computes.
 
 Triton's kernels run in its interpreter, which must be chosen before anything imports Triton. Worker threads sleep
 while they wait: test processes that share cores would otherwise take them from each other.
@@ -36,7 +36,7 @@ def gpu_path(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
 
 
 def pytest_report_header() -> str:
-    """Which processors the exactness matrix runs on here, and which it does not."""
+    """Report the processors on which the exactness matrix runs here, and the others."""
     had = processors.had()
     missing = [name for name in processors.ENVIRONMENTS if name not in had]
     return f"processors: {', '.join(had)}; not had, so not run: {', '.join(missing) or 'none'}"

@@ -59,7 +59,7 @@ def counted(patch: pytest.MonkeyPatch) -> Iterator[Flops]:
 
 
 def _channels(x: torch.Tensor) -> int:
-    """Those that hold anything: others are there to make keys and values as wide as each other."""
+    """Return the number of channels with values; the others only pad keys and values to equal widths."""
     return int(x.flatten(0, -2).any(0).sum())
 
 

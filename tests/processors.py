@@ -32,7 +32,7 @@ def had() -> list[str]:
 
 
 def environment(name: str) -> dict[str, str]:
-    """This process's environment, held down to the processor of that name."""
+    """Return the environment of this process, restricted to the processor of that name."""
     kept = {key: value for key, value in os.environ.items() if key != "MKL_CBWR"}
     return kept | ENVIRONMENTS[name][0]
 

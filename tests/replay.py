@@ -103,7 +103,7 @@ def _refused(name: str) -> Callable[..., Any]:
 
 @contextmanager
 def recorded() -> Iterator[list[Callable[[], object]]]:
-    """What is done within it, one entry a launch."""
+    """Record the operations in the block, one entry per launch."""
     launch = GridExecutor.__call__
     mode = Recording()
 

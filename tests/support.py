@@ -15,7 +15,7 @@ from headwater.models.hybrid import HybridModel
 
 @dataclass
 class Sequence:
-    """What one running sequence needs: a slot, pages, and how far it got."""
+    """One running sequence: its slot, its pages and its length so far."""
 
     slot: int
     table: torch.Tensor

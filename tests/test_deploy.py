@@ -24,13 +24,13 @@ VARIABLES = {one.variable for one in SETTINGS}
 
 
 def instructions(name):
-    """What follows each instruction of that name, its lines joined."""
+    """Return the arguments of each instruction of that name, its lines joined."""
     joined = re.sub(r"\\\n\s*", "", "\n".join(line for line in DOCKERFILE.splitlines() if not line.startswith("#")))
     return re.findall(rf"^{name} (.*)$", joined, re.M)
 
 
 def options(command):
-    """Of a command of `headwater`."""
+    """Return the options of a command of `headwater`."""
     return {opt for parameter in typer.main.get_command(commands).commands[command].params for opt in parameter.opts}
 
 

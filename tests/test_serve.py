@@ -85,7 +85,7 @@ def computed(said, what):
 
 
 def test_answers_of_the_embedded_model_are_kept(server):
-    """Its template puts a space before an answer that has none, and its answers begin with one."""
+    """The model's template adds a space before an answer without one, and its answers begin with a space."""
     _, said, client = server
     messages = [{"role": "user", "content": PROMPT}]
     asked = {"max_tokens": 130, "temperature": 0, "extra_body": {"ignore_eos": True}}

@@ -1,4 +1,4 @@
-"""What a family's file says of a checkpoint, and how it is written.
+"""Recipe of a family's small checkpoint, and the function that writes it.
 
 Weights make caching visible: states decay slowly, so what came long before changes the logits, and only words that
 encode back to themselves are ever likely, so greedy text does not end early.

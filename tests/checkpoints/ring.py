@@ -71,7 +71,7 @@ class Ring:
 
 @dataclass
 class Memory:
-    """What one layer keeps of the tokens so far."""
+    """State of one layer after the tokens so far."""
 
     length: int = 0
     state: torch.Tensor | None = None
@@ -80,7 +80,7 @@ class Memory:
 
 
 class Norm(nn.Module):
-    """Of `groups` equal parts of a row."""
+    """Norm of each of `groups` equal parts of a row."""
 
     def __init__(self, width: int, eps: float, groups: int = 1) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What all tests of mixers run in."""
+"""Fixtures of all mixer tests."""
 
 from __future__ import annotations
 

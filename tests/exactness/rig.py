@@ -38,7 +38,7 @@ class Answer:
         return self.prompt + self.tokens
 
     def same_bits(self, other: Answer) -> bool:
-        """Whether the logits of every generated token are the same, bit for bit."""
+        """Return whether the logits of every generated token are equal, bit for bit."""
         assert len(self.logits) == self.max_tokens == len(other.logits)
         return torch.equal(torch.stack(self.logits), torch.stack(other.logits))
 

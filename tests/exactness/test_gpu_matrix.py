@@ -34,7 +34,7 @@ def make(load, gpu_path, kept, recipe) -> Make:
 
 
 def replayed(rig: Rig) -> Replay:
-    """Its decode steps are recorded and replayed from now on."""
+    """Record the rig's decode steps and replay them from now on."""
     runner = rig.engine.runner
     recorder = Replay(runner.arena.pages, runner.states.bytes_RB)
     runner.graphs = DecodeGraphs(runner.model, runner.arena, runner.states, recorder)

@@ -41,7 +41,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def cells():
-    """What `make test` runs, and behind the mark what `make test-full` adds."""
+    """Yield the cells of `make test`, and behind the mark those that `make test-full` adds."""
     for recipe in (*FAMILIES, *IN_BOTH_DTYPES, "mamba", "qwen3_5_bench"):
         for dtype in ("float32", "bfloat16"):
             for threads in (2, 1):

@@ -12,7 +12,7 @@ from tests.checkpoints import checkpoint
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> tuple[LoadedModel, Path]:
-    """Of the recipe that a test names, or of a model with recurrent layers."""
+    """Serve the recipe that a test names, or a model with recurrent layers."""
     prepare_process(2)
     numerics.use(Numerics())
     path: Path = checkpoint(tmp_path_factory.mktemp("lab"), getattr(request, "param", "qwen3_5"))

@@ -1,4 +1,4 @@
-"""What an engine reaches of a device's peaks is found again from times that were made with it."""
+"""A fit recovers the efficiencies with which its times were generated."""
 
 import json
 import random

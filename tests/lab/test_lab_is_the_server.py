@@ -1,4 +1,4 @@
-"""What the lab says a request hits is what the engine that runs the model hits: the same code, the same requests."""
+"""The lab's hits equal those of an engine that runs the model: the same code, the same requests."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_flops_saved_are_those_of_interiors_where_they_stand_less_those_of_makin
 
 
 def test_prefixes_alone_are_those_of_a_trace_without_segments(trace: Trace) -> None:
-    """Of the scheduler there, and of the planner here."""
+    """The scheduler's hits equal the planner's."""
     drawn = make_trace("rag(sessions=60, documents=40, turns=2)")
     for one in (trace, drawn):
         plain = replace(one, requests=[replace(request, segments=()) for request in one.requests])

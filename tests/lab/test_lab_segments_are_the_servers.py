@@ -1,4 +1,4 @@
-"""What the lab says is composed of segments is what the engine that runs the model composes, request by request."""
+"""The lab composes the same segments as an engine that runs the model, request by request."""
 
 from __future__ import annotations
 

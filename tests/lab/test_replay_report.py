@@ -75,7 +75,7 @@ def grid(n=60, memories=(10**10, 43 * 10**9), timed=True):
 
 
 class Page(HTMLParser):
-    """What a browser would find: cells of tables, sections with their texts, attributes. Tags must pair."""
+    """Parsed report: cells of tables, sections with their texts, attributes. Tags must pair."""
 
     def __init__(self, text):
         super().__init__()
@@ -258,7 +258,7 @@ def test_pools_and_memories_are_named_only_where_they_differ(report):
 
 
 def test_lines_differ_in_more_than_their_colour():
-    """Those of one colour differ in dash and mark, and so do neighbours."""
+    """Lines of one colour differ in dash and mark, and so do neighbours."""
     requests = outcomes(2)
     rows = [result(10**10, f"every_block({number})", "lru", requests) for number in range(40)]
     lines = Lines(rows)

@@ -26,7 +26,7 @@ def served(prompt: tuple[int, ...], answer: tuple[int, ...] = ()) -> Served:
 
 
 def turns_among_strays(strays: int = 4, rounds: int = 40) -> Iterator[Served]:
-    """Of three long prompts one comes again in every round, after short ones that never come again."""
+    """Yield rounds in which one of three long prompts repeats, after short ones that never repeat."""
     stray = 1000
     for round_ in range(rounds):
         yield served((*words(round_ % 3, 8 * PAGE), 1))

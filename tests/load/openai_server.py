@@ -17,7 +17,7 @@ PATIENCE = 20  # seconds after which something that must happen has not
 
 @dataclass
 class Script:
-    """How one request is answered."""
+    """Script of the answer to one request."""
 
     events: list[Json] = field(default_factory=list)
     status: int = 200
@@ -37,7 +37,7 @@ def words_of(body: Json) -> list[str]:
 
 
 def chunk(text: str, finish: str | None = None, **delta: Any) -> Json:
-    """Of a chat's stream."""
+    """Return a chunk of a chat's stream."""
     return {"choices": [{"index": 0, "delta": {"content": text, **delta}, "finish_reason": finish}]}
 
 

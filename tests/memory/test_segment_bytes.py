@@ -1,4 +1,4 @@
-"""What a segment stores, read out of pages as tensors."""
+"""Stored tensors of a segment, read from pages."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def estimate(mean, low, high):
 
 
 def evaluated(lost):
-    """What `headwater eval --segments` writes, with so many points lost by each way of composing."""
+    """Return the JSON of `headwater eval --segments`, with given points lost by each method of composition."""
     ways = {"whole": 0, "prefixes": 0} | lost
     exact = {way: estimate(0.8 + points / 100, 0.7, 0.9) for way, points in ways.items()}
     return {

@@ -1,4 +1,4 @@
-"""What figures run on: sessions drawn with the seed, runs shared between figures."""
+"""Runs of the figures: sessions drawn with the seed, runs shared between figures."""
 
 from __future__ import annotations
 

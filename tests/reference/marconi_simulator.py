@@ -49,7 +49,7 @@ def flops(length: int) -> int:
 
 @dataclass(frozen=True)
 class Served:
-    """What happened to one request: tokens found; (kind, prefix length, edge length) of each node evicted for it."""
+    """Outcome of one request: tokens found; (kind, prefix length, edge length) of each node evicted for it."""
 
     hit: int
     evictions: tuple[tuple[str, int, int], ...]

@@ -1,4 +1,4 @@
-"""What tests of traces share."""
+"""Fixtures of the tests of traces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is trained is what is served."""
+"""The served model equals the trained one."""
 
 from __future__ import annotations
 
