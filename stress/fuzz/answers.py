@@ -18,11 +18,14 @@ from headwater.request import SamplingParams
 from headwater.server.answer.formats import REASONING, TOOLS
 from headwater.server.answer.formats.delta import Delta, joined
 from headwater.server.answer.formats.parser import AnswerParser
-from headwater.server.requests.tools import Tool
+from headwater.server.requests.tools import FunctionDefinition
 from stress.fuzz.target import Drawn, Target, pieces
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "any": {}}}
-GIVEN = {"weather": Tool("weather", SCHEMA), "ping": Tool("ping")}
+GIVEN = {
+    "weather": FunctionDefinition(name="weather", parameters=SCHEMA),
+    "ping": FunctionDefinition(name="ping"),
+}
 FORMATS = (None, *TOOLS.values())
 MARKUP = (
     "<think>", "</think>", "<tool_call>", "</tool_call>", "<function=weather>", "</function>", "<parameter=city>\n",

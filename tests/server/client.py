@@ -1,4 +1,4 @@
-"""Requests to an app in this process, and what every error looks like."""
+"""Requests to an app in this process, and the form of every error."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from headwater.server.app import create_app
 
 
 def send(engine, method, path, config=None, **kwargs):
-    """One request to a new app over this engine."""
+    """Send one request to a new app over this engine."""
     return send_all(engine, [(method, path, kwargs)], config)[0]
 
 
 def send_all(engine, requests, config=None):
-    """Requests, one after the other, to one app; they must be answered, whatever they are."""
+    """Send requests, one after the other, to one app, which must answer all of them."""
 
     async def go():
         transport = httpx.ASGITransport(create_app(engine, config or ServeConfig()), raise_app_exceptions=False)
@@ -27,7 +27,7 @@ def send_all(engine, requests, config=None):
 
 
 def error(response, status=400):
-    """The error, which must be in OpenAI's form."""
+    """Return the error, which must be in OpenAI's form."""
     assert response.status_code == status, response.text[:2000]
     body = response.json()
     assert set(body) == {"error"}

@@ -1,4 +1,4 @@
-"""An engine without a model: it says its script, on a thread of its own, and remembers prompts as a cache would."""
+"""Engine without a model: it answers with its script, on a thread of its own, and matches prompts as a cache would."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SEAM = 8  # tokens
 
 @cache
 def byte_tokenizer() -> Tokenizer:
-    """Every byte is a token, so texts and positions are easy to tell; <|im_start|> and <|im_end|> are special."""
+    """Return a tokenizer whose tokens are bytes, and the special tokens <|im_start|> and <|im_end|>."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -42,7 +42,7 @@ def byte_tokenizer() -> Tokenizer:
 
 @dataclass
 class FakeEngine:
-    """Has the interface of headwater.engine.engine.Engine; the other fields are what a test may set or look at."""
+    """Fake with the interface of headwater.engine.engine.Engine; tests may set and read its other fields."""
 
     script: str = "Grüße 🙂 from the fake."
     hold_after: int | None = None  # tokens after which a request waits until it is cancelled
@@ -90,7 +90,7 @@ class FakeEngine:
         return {"status": status, "model": self.model_name, "deterministic": "yes"}
 
     def stats(self) -> EngineStats:
-        """As of a cache that holds whole pages of all prompts."""
+        """Return statistics of a cache that holds whole pages of all prompts."""
         kv = sum(len(prompt) // PAGE for known in list(self._prompts.values()) for prompt in list(known))
         counts = dict.fromkeys((field.name for field in fields(CacheStats)), 0)
         counts |= {"pages_total": 1000, "pages_kv": kv, "pages_free": 1000 - kv, "namespaces": len(self._prompts)}
@@ -98,7 +98,7 @@ class FakeEngine:
         return EngineStats(cache=CacheStats(**counts), **rest | self.figures)
 
     def view(self) -> CacheView:
-        """Of `tree`, a cache that a test may fill."""
+        """Return a view of `tree`, a cache that a test may fill."""
         return self.tree.view()
 
     def submit(self, generation: Generation, on_event: Callable[[Event], None]) -> int:
@@ -112,7 +112,7 @@ class FakeEngine:
         return len(self.seen) - 1
 
     def warm_segments(self, segments: Sequence[tuple[int, ...]], namespace: str) -> list[str]:
-        """Stores what has more tokens than two seams."""
+        """Store the segments that have more tokens than two seams."""
         if not self._running:
             raise EngineStopped("the engine has stopped")
         return [self._warm((namespace, ids)) for ids in segments]
@@ -162,7 +162,7 @@ class FakeEngine:
         return TokenEvent(token, text, -0.5, top)
 
     def _account(self, generation: Generation) -> CacheAccount:
-        """As a cache of whole pages that keeps everything would have it."""
+        """Return the account of a cache of whole pages that keeps everything."""
         prompt, known = generation.prompt, self._prompts[generation.namespace]
         shared = max((_common(prompt, other) for other in known), default=0)
         cached = min(shared, len(prompt) - 1) // PAGE * PAGE

@@ -1,4 +1,4 @@
-"""A model that knows nothing still calls the tools it must, and answers in the form it is asked for."""
+"""Constrained answers of an untrained model: required calls are made, and answers fit their schema."""
 
 from __future__ import annotations
 

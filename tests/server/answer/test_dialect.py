@@ -1,4 +1,4 @@
-"""What sampling is asked to see to, for a tokenizer whose tags are tokens."""
+"""Sampling for tools and schemas, with a tokenizer whose tags are tokens."""
 
 from __future__ import annotations
 

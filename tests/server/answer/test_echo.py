@@ -1,4 +1,4 @@
-"""Prompts that are given back with log probabilities, whole and streamed, in OpenAI's form."""
+"""Echoed prompts with log probabilities, whole and streamed, in OpenAI's form."""
 
 from __future__ import annotations
 

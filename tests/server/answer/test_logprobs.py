@@ -1,4 +1,4 @@
-"""Tokens have names of their own in log probabilities, whatever their bytes, and every number is JSON."""
+"""Log probabilities: each token has a name of its own, whatever its bytes, and every number is JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tool calls, reasoning and response formats through the API: whole and streamed, and what sampling is held to."""
+"""Tool calls, reasoning and response formats through the API: whole and streamed, and the constraints of sampling."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def chat(engine, config=None, **body):
 
 
 def streamed(response):
-    """The message and finish_reason that a client puts together from a stream."""
+    """Return the message and finish_reason that a client assembles from a stream."""
     message, reason = {}, None
     for line in response.text.split("\n\n")[:-2]:
         (choice,) = json.loads(line.removeprefix("data: "))["choices"]
@@ -132,7 +132,7 @@ def test_tools_stay_in_the_prompt_when_none_may_be_called(engine):
 
 
 def held_to(engine, script, **body):
-    """How much of a script the request's constraint takes, and whether it may end there."""
+    """Return the part of a script that the request's constraint accepts, and whether it may end there."""
     chat(engine, **body)
     constraint = engine.seen[-1].params.constraint
     if constraint.kind == "lark":

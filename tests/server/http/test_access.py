@@ -1,4 +1,4 @@
-"""Who may call: keys, origins, and that neither holds up a stream."""
+"""Access: keys and origins, neither of which delays a stream."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HELLO = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
 
 @pytest.fixture
 def call(engine):
-    """One request to a server that needs a key and lets one origin in."""
+    """Send one request to a server that needs a key and admits one origin."""
     return partial(request, engine, ServeConfig(api_key=KEY, cors=(PAGE,)))
 
 
@@ -111,7 +111,7 @@ def test_another_origin_is_not_let_in(call):
 
 
 def test_a_page_may_read_every_error(call, engine):
-    """A refused key, a path that is not there, a bad body, and an error that nobody foresaw."""
+    """Errors: a refused key, an unknown path, a bad body, and an unexpected exception."""
     opened = {"origin": PAGE, **bearer(KEY)}
     engine.fail = RuntimeError("unforeseen")
     answers = [
@@ -125,7 +125,7 @@ def test_a_page_may_read_every_error(call, engine):
 
 
 def test_a_stream_passes_as_it_is_made(engine):
-    """The first event is there while the engine still holds the rest back."""
+    """The first event arrives while the engine still holds the rest back."""
     engine.hold_after = 3
     config = ServeConfig(api_key=KEY, cors=("*",))
     with socket.create_server(("127.0.0.1", 0)) as sock, Server(create_app(engine, config), sock):

@@ -1,4 +1,4 @@
-"""The ordered end, over a fake engine; tests/test_serve.py has it with signals and a process."""
+"""Draining over a fake engine; tests/test_serve.py tests it with signals and a process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BODY = {"prompt": "abc", "max_tokens": 50, "stream": True}
 
 
 class Draining(DrainingServer):
-    """On a thread and a port of its own; says when it listens."""
+    """Server on a thread and a port of its own, with an event that is set when it listens."""
 
     def __init__(self, engine, drain):
         app = create_app(engine, ServeConfig(cors=("*",)))

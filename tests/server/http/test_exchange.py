@@ -1,4 +1,4 @@
-"""Events come from the engine's thread in order, all of them, and what is ready at once is written at once."""
+"""Events from the engine's thread: all come, in order, and those that are ready together are written together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ END = FinishedEvent("stop", "", CacheAccount(1, 0, 0, 0, Reason.COLD), 1)
 
 
 class Mouths:
-    """An engine whose events a test gives by hand."""
+    """Engine whose events a test sends by hand."""
 
     def __init__(self):
         self.say, self.cancelled = [], []
@@ -81,7 +81,7 @@ def test_a_failure_comes_after_what_came_before_it():
 
 
 def written(bursts):
-    """The bodies that a stream sends for bursts of texts, each of which is ready at once."""
+    """Return the bodies that a stream sends for bursts of texts that are ready together."""
 
     async def go():
         engine, exchange, events = begun()

@@ -1,4 +1,4 @@
-"""What is listened on: ports, paths and certificates, and what is refused of them."""
+"""Listening sockets: ports, paths and certificates, and invalid ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headwater.server.http.listener import check_tls, listener, url
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
-    """Paths of a key and of a certificate for 127.0.0.1 that it signed itself."""
+    """Return the paths of a key and of a self-signed certificate for 127.0.0.1."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl makes the certificate, and is not installed")
     folder = tmp_path_factory.mktemp("tls")

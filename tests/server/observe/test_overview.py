@@ -1,4 +1,4 @@
-"""`/cache`: numbers and fingerprints of what is held and of what was asked, bounded however much that is."""
+"""`/cache`: numbers and fingerprints of the cache's content and of requests, of bounded size."""
 
 from __future__ import annotations
 

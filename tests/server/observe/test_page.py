@@ -1,4 +1,4 @@
-"""The live page in a browser: what it shows of requests, how one zooms, and what it does when the server is away."""
+"""The live page in a browser: requests, zooming, and a server that is away."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def chrome(tmp_path_factory):
 
 @pytest.fixture
 def driver(chrome):
-    """A browser that is as new."""
+    """Return a browser without state of earlier tests."""
     errors(chrome)
     yield chrome
     chrome.get("about:blank")
@@ -81,14 +81,14 @@ def driver(chrome):
 
 @pytest.fixture
 def page(driver, url):
-    """The page, live."""
+    """Open the live page."""
     driver.get(url)
     until(driver, lambda: text(driver, "#status") == "live")
     return driver
 
 
 def until(driver, condition):
-    """Wait for something that the page does by itself."""
+    """Wait for a change that the page makes by itself."""
     from selenium.common.exceptions import StaleElementReferenceException
     from selenium.webdriver.support.wait import WebDriverWait
 
@@ -108,7 +108,7 @@ def complete(url, prompt="x" * 200, **headers):
 
 
 def errors(driver):
-    """What the console has complained of since it was last asked."""
+    """Return the console's errors since the last call."""
     return [entry for entry in driver.get_log("browser") if entry["level"] == "SEVERE"]
 
 
@@ -117,7 +117,7 @@ def wide(driver):
 
 
 def node(driver, start, end):
-    """The cell of the tree that covers these tokens."""
+    """Return the cell of the tree that covers these tokens."""
     label = f"tokens {start} to {end} "
     return until(
         driver,
@@ -156,7 +156,7 @@ def test_requests_appear_with_what_they_resumed_from_and_why(page, url):
 
 
 def tiles(driver):
-    """What each says: its big figure and the note below, by title."""
+    """Return each tile's figure and note, by title."""
     told = [
         [part.text for part in tile.find_elements("css selector", "dt, dd")] for tile in all_of(driver, "#tiles > div")
     ]

@@ -1,4 +1,4 @@
-"""What --record writes of the traffic, and that nothing else is in it."""
+"""Files of --record: the traffic's lengths, times and hashes, and nothing else."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headwater.events import FailedEvent, FinishedEvent, TokenEvent
 from headwater.request import Boundaries, Generation, SamplingParams
 from headwater.server.app import create_app
 from headwater.server.observe import recording
-from headwater.server.observe.recording import Heard, RecordedEngine, Recorder
+from headwater.server.observe.recording import RecordedEngine, RecordedRequest, Recorder
 from headwater.server.routes import observe
 from headwater.traces.read import read_trace
 from headwater.traces.recordings import PageHashes
@@ -28,7 +28,7 @@ SHARED = "Zanzibar and its cloves, " * 8  # 200 tokens of a byte each: three pag
 
 
 def record(engine, path, *bodies):
-    """The trace of completions that an app answered and recorded."""
+    """Return the trace of completions that an app answered and recorded."""
     with TestClient(create_app(engine, ServeConfig(record=path))) as client:
         for body in bodies:
             assert client.post("/v1/completions", json={"max_tokens": 8, **body}).status_code == 200
@@ -152,7 +152,7 @@ def test_without_the_setting_nothing_is_recorded(engine, monkeypatch):
 
 
 class Scripted:
-    """An engine whose events a test sends itself."""
+    """Engine whose events a test sends itself."""
 
     def __init__(self):
         self.cancelled = []
@@ -230,7 +230,7 @@ def test_a_name_that_is_no_utf8_has_hashes_too():
 def test_what_comes_faster_than_it_is_written_is_left_out_and_counted(tmp_path):
     recorder = Recorder(tmp_path / "my.trace", 64, "fake")
     for _ in range(recording.WAITING + 3):
-        recorder.add(Heard(generation(), 0.0))
+        recorder.add(RecordedRequest(generation(), 0.0))
     assert recorder.dropped == 3
 
 
@@ -248,7 +248,7 @@ def test_a_full_disk_ends_the_recording_and_nothing_else(tmp_path, monkeypatch):
     monkeypatch.setattr(recording, "_new_file", lambda path: (path, Full()))
     recorder = Recorder(tmp_path / "my.trace", 64, "fake")
     recorder._thread.start()
-    recorder.add(Heard(generation(), 0.0))
+    recorder.add(RecordedRequest(generation(), 0.0))
     recorder._finish()
     assert recorder.dropped == 1
 
@@ -257,14 +257,14 @@ KILLED = """
     import sys, time
     from pathlib import Path
     from headwater.errors import TraceError
-    from headwater.server.observe.recording import Heard, Recorder
+    from headwater.server.observe.recording import RecordedRequest, Recorder
     from headwater.traces.read import read_trace
     from headwater.request import Generation, SamplingParams
     path = Path(sys.argv[1])
     recorder = Recorder(path, 64, "fake")
     recorder._thread.start()
     for number in range(20):
-        recorder.add(Heard(Generation(tuple(range(640)), SamplingParams()), float(number)))
+        recorder.add(RecordedRequest(Generation(tuple(range(640)), SamplingParams()), float(number)))
     def written():
         try:
             return len(read_trace(path).requests)

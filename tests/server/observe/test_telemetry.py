@@ -1,4 +1,4 @@
-"""What one may see of a server: metrics, log lines, ids. Nothing in them is a client's to choose."""
+"""Metrics, log lines and ids: none of them holds a value that a client can choose."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def complete(client, prompt="x" * 200, **body):
 
 
 def samples(client):
-    """{(name, labels): value} of a scrape."""
+    """Return {(name, labels): value} of a scrape."""
     text = client.get("/metrics").text
     return {
         (sample.name, *sample.labels.values()): sample.value
@@ -127,7 +127,7 @@ def test_an_unauthorised_request_has_an_id_and_counts(engine):
 
 @pytest.fixture
 def json_lines():
-    """What the JSON formatter writes of the loggers of Headwater."""
+    """Collect the JSON lines of Headwater's loggers."""
     stream, logger = io.StringIO(), logging.getLogger("headwater")
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter())

@@ -26,7 +26,7 @@ CONFIG = ServeConfig(otlp_endpoint="http://127.0.0.1:1")
 
 @pytest.fixture
 def spans(engine, monkeypatch):
-    """Run requests against an app; gives the spans that were out when the app had ended."""
+    """Run requests against an app; return the spans that were exported when the app had ended."""
     exporter = export.InMemorySpanExporter()
     monkeypatch.setattr(observe, "otlp_exporter", lambda endpoint: exporter)
 

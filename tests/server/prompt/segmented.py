@@ -1,4 +1,4 @@
-"""Tokenizers with and without a token for the separator, and what prompts made of segments look like in tokens."""
+"""Tokenizers with and without a token for the separator, and the tokens of prompts with segments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["SEP", "TOKENIZERS", "held_tokenizer", "ids_of", "segment", "shown", 
 
 @cache
 def held_tokenizer() -> Tokenizer:
-    """Bytes again; the separator is a special token, too."""
+    """Return the byte tokenizer with the separator as a special token."""
     tokenizer = Tokenizer.from_str(byte_tokenizer().to_str())
     tokenizer.add_special_tokens([AddedToken(SEP, special=True)])
     return tokenizer
@@ -25,7 +25,7 @@ TOKENIZERS = (byte_tokenizer, held_tokenizer)
 
 
 def ids_of(tokenizer: Tokenizer, *parts: str) -> tuple[int, ...]:
-    """Of texts in which no separator stands, and of separators, where they are a token."""
+    """Return the tokens of texts without separators, and of separators if they are a token."""
     held = tokenizer.token_to_id(SEP)
     ids: list[int] = []
     for part in parts:
@@ -34,7 +34,7 @@ def ids_of(tokenizer: Tokenizer, *parts: str) -> tuple[int, ...]:
 
 
 def shown(tokenizer: Tokenizer, tokens: tuple[int, ...], segments: tuple[Span, ...]) -> list[str]:
-    """The segments' texts, without separators."""
+    """Return the segments' texts, without separators."""
     held = tokenizer.token_to_id(SEP)
     kept = [[token for token in tokens[span.start : span.end] if token != held] for span in segments]
     return [tokenizer.decode(ids, skip_special_tokens=False) for ids in kept]

@@ -1,4 +1,4 @@
-"""Boundaries found by probing stand where the rendered text says, on templates with every awkward habit."""
+"""Boundaries found by probing, on templates with every difficult habit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def prepare(template, messages, tools=None, **variables):
 
 
 def text_before(prompt, position):
-    """The prompt's text up to a boundary and one token more, since boundaries leave their last token out."""
+    """Return the prompt's text up to a boundary and one token more, since boundaries leave out their last token."""
     return byte_tokenizer().decode(prompt.prompt[: position + 1], skip_special_tokens=False)
 
 

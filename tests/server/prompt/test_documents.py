@@ -61,7 +61,7 @@ def test_a_template_that_separates_documents_itself_is_left_to_it(tokenizer):
 
 
 def test_the_next_turn_may_have_other_documents():
-    """So the place up to which it begins alike is before them."""
+    """So the common prefix of the two turns ends before the documents."""
     earlier = [user("hello"), {"role": "assistant", "content": "hi"}]
     for tokenizer in TOKENIZERS:
         prompt = prepare(tokenizer(), [*earlier, user("ask")])

@@ -1,4 +1,4 @@
-"""Pieces encoded by themselves are the whole encoded at once, whatever the text and the tokenizer."""
+"""Pieces encoded separately give the tokens of the whole text, whatever the text and the tokenizer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def trained() -> Tokenizer:
 
 @cache
 def metaspace() -> Tokenizer:
-    """Puts a space before the text, and only there; one of its added tokens takes white space with it."""
+    """Return a tokenizer that puts a space before the text; one of its added tokens absorbs white space."""
     vocabulary = {"<unk>": 0, "▁": 1, "a": 2, "b": 3, "▁a": 4, "ab": 5}
     tokenizer = Tokenizer(models.BPE(vocabulary, [("▁", "a"), ("a", "b")], unk_token="<unk>"))
     tokenizer.normalizer = normalizers.NFC()
@@ -73,7 +73,7 @@ def test_overlaps():
 
 
 class Counting:
-    """A tokenizer that remembers what it was given."""
+    """Tokenizer that records its inputs."""
 
     def __init__(self, tokenizer):
         self._tokenizer, self.seen = tokenizer, []

@@ -1,4 +1,4 @@
-"""Nobody makes a separator of what is merely quoted: it stays in the prompt, as characters."""
+"""A quoted separator never delimits a segment: it stays in the prompt as characters."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def prompted(tokenizer, messages, template=templates.SILENT, **more):
 
 
 def assert_plain(tokenizer, prompt, segments=()):
-    """The prompt has these segments and no separator besides theirs, and what is quoted is in it."""
+    """Assert that the prompt has these segments, no other separator, and the quoted text."""
     assert shown(tokenizer, prompt.prompt, prompt.segments) == list(segments)
     held = tokenizer.token_to_id(SEP)
     if held is not None:

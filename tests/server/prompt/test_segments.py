@@ -1,4 +1,4 @@
-"""Prompts made of segments: their tokens and spans are those that a hand would make."""
+"""Prompts with segments: tokens and spans are those of an encoding by hand."""
 
 from __future__ import annotations
 

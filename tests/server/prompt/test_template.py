@@ -1,4 +1,4 @@
-"""A template that does too much is stopped, and says what it did; all others render as jinja2 does."""
+"""A template that does too much is stopped with an error; all others render as in jinja2."""
 
 from __future__ import annotations
 

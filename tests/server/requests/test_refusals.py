@@ -1,4 +1,4 @@
-"""Nothing that a client may send gives a 500 or ends the server: all of it is refused in OpenAI's form."""
+"""Invalid requests: each is refused in OpenAI's form, and none gives a 500 or ends the server."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_a_body_without_a_told_size_is_refused_while_it_is_read(engine, monkeypa
 
 
 async def raw_post(engine, receive, headers):
-    """Status and body of the answer to a POST whose body comes as `receive` gives it."""
+    """Return status and body of the answer to a POST whose body comes from `receive`."""
     sent = []
 
     async def send_message(message):

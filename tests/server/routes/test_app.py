@@ -1,4 +1,4 @@
-"""The API over a fake engine: OpenAI's forms, errors, streams, and what the cache says of itself."""
+"""The API over a fake engine: OpenAI's forms, errors, streams, and the cache's account."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 @pytest.fixture
 def call(engine):
-    """POST a body to a path (or GET it), and give the response."""
+    """POST a body to a path (or GET it), and return the response."""
     return partial(post, engine)
 
 
@@ -59,7 +59,7 @@ def chat(call, **body):
 
 
 def chunks(response):
-    """The JSON of a stream's events; the last line must say that it is done."""
+    """Return the JSON of a stream's events; the last event must be [DONE]."""
     assert response.headers["content-type"].startswith("text/event-stream")
     events = response.text.split("\n\n")
     assert events[-2:] == ["data: [DONE]", ""]

@@ -1,4 +1,4 @@
-"""The clients that people use, against a server on a real socket: tools, streams, structured answers."""
+"""Widely used clients against a server on a real socket: tools, streams, structured answers."""
 
 from __future__ import annotations
 

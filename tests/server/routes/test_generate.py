@@ -1,4 +1,4 @@
-"""Several answers, echoes and what of sampling reaches the engine, on both endpoints, whole and streamed."""
+"""Several answers, echoes and sampling fields, on both endpoints, whole and streamed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def chat(engine, **fields):
 
 
 def texts(response):
-    """The text of each choice of a completion's stream."""
+    """Return the text of each choice of a completion's stream."""
     found = {}
     for line in response.text.split("\n\n")[:-2]:
         for choice in json.loads(line.removeprefix("data: "))["choices"]:

@@ -1,4 +1,4 @@
-"""Two turns about documents, over HTTP: the second one's account says whether it went on from approximate states."""
+"""Two turns about documents, over HTTP: the second account tells if it resumed from approximate states."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def loaded(tmp_path_factory) -> LoadedModel:
 
 
 def two_turns(loaded, healing):
-    """The accounts of both, and the metrics after them."""
+    """Return the accounts of both turns, and the metrics after them."""
     config = ServeConfig(memory=PAGES * loaded.spec.page_bytes, healing=healing)
     engine = Engine.over(loaded, SelfCheck(True, None, "packed"), config)
     engine.start()

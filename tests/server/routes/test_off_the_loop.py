@@ -17,7 +17,7 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 
 def watched(monkeypatch, owner, name):
-    """The threads on which a function is called from now on."""
+    """Return a list to which each call of the function adds its thread."""
     threads, call = [], getattr(owner, name)
 
     def noting(*args, **named):

@@ -1,4 +1,4 @@
-"""/v1/responses on a real socket, with the official client, and how its items become messages and back."""
+"""/v1/responses on a real socket, with the official client, and the translation of its items."""
 
 from __future__ import annotations
 

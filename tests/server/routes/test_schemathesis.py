@@ -1,4 +1,4 @@
-"""What the server's own description promises, held against it: drawn requests, valid and not, in this process."""
+"""The server's OpenAPI description, tested with drawn requests, valid and invalid, in this process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ EXAMPLES = 60 if os.environ.get("HEADWATER_TEST_FULL") else 20  # of an operatio
 
 @pytest.fixture(autouse=True)
 def denormals():
-    """Drawing floats needs them; the tests' process does without, as the server does."""
+    """Allow denormal floats while drawing requests; the tests' process flushes them, as the server does."""
     torch.set_flush_denormal(False)
     yield
     torch.set_flush_denormal(True)

@@ -19,7 +19,7 @@ PATIENCE = 20  # seconds after which something that must happen has not
 
 
 class Server(uvicorn.Server):
-    """Says when it listens."""
+    """Server with an event that is set when it listens."""
 
     def __init__(self, app, sock):
         super().__init__(uvicorn.Config(app, log_level="warning"))
@@ -117,7 +117,7 @@ def test_a_client_that_leaves_before_its_answer_cancels_its_request(url, engine)
 
 
 def client_answers(url):
-    """The server still answers, so what it had to do for those who left is done."""
+    """Assert that the server still answers, so that it has handled the disconnected clients."""
     return httpx.get(f"{url}/health").status_code == 200
 
 

@@ -41,7 +41,7 @@ def engine(loaded):
 
 
 def post_all(engine, bodies):
-    """All at once, to one app."""
+    """Send requests concurrently to one app."""
 
     async def go():
         app = create_app(engine, ServeConfig())

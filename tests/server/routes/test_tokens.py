@@ -1,4 +1,4 @@
-"""Text and conversations to tokens and back, as the endpoints that generate would have them."""
+"""Tokens of texts and conversations, as in the endpoints that generate, and back."""
 
 from __future__ import annotations
 

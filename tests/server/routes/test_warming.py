@@ -52,7 +52,7 @@ def test_namespaces_store_for_themselves(engine):
 
 
 class WithoutSegments:
-    """An engine that has all that a server needs, and no more."""
+    """Engine that has only the methods that every server needs."""
 
     def __init__(self, engine):
         self._engine = engine

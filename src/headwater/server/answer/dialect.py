@@ -16,7 +16,7 @@ from headwater.server.answer import formats
 from headwater.server.answer.formats.grammar import FLEXIBLE, Grammar, either, tag_tokens
 from headwater.server.answer.formats.parser import AnswerParser, ToolFormat
 from headwater.server.http.errors import BadRequest
-from headwater.server.requests.tools import Tool, ToolUse
+from headwater.server.requests.tools import FunctionDefinition, ToolUse
 
 NEVER = -100.0  # added to a logit: OpenAI's way to ban a token
 GAP = "/\\n{0,2}/"  # line ends after reasoning
@@ -113,7 +113,7 @@ def call_list(grammar: Grammar, calls: ToolFormat, use: ToolUse) -> str:
 
 def text_with_calls(grammar: Grammar, calls: ToolFormat, use: ToolUse) -> str:
     """Add a rule for any text with calls in it; the arguments of strict tools fit their schemas."""
-    tools = [tool if tool.strict else Tool(tool.name) for tool in use.tools.values()]
+    tools = [tool if tool.strict else FunctionDefinition(name=tool.name) for tool in use.tools.values()]
     call = f"{grammar.until(calls.open)} {calls.rule(grammar, tools, use.one)}"
     return grammar.rule(f"({call}){'?' if use.one else '*'} {grammar.text()}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -18,39 +18,12 @@ LEAST = -9999.0  # OpenAI's value for an impossible token; JSON has no infinity
 Json = dict[str, Any]
 
 
-class Voice(Protocol):
-    """Writer of one streamed answer, piece by piece."""
-
-    def piece(self, text: str) -> Json | None:
-        """Return the fields of a piece, or None if nothing can be shown yet; the first piece is never None."""
-        ...
-
-    def last(self, text: str, reason: str) -> Json:
-        """Return the fields of the last piece, with its finish_reason."""
-        ...
-
-
-class Form(Protocol):
-    """Form of the answers of one endpoint."""
-
-    id_prefix: str
-    object: str
-    chunk_object: str
-    nothing: Json  # an empty piece
-
-    def choice(self, text: str, reason: str) -> Json: ...
-
-    def voice(self) -> Voice: ...
-
-    def logprobs(self, names: TokenNames, tokens: list[TokenEvent], offset: int) -> Json: ...
-
-
 class CompletionForm:
     """Form of completions: text without changes."""
 
     id_prefix = "cmpl-"
     object = chunk_object = "text_completion"
-    nothing: Json = {"text": ""}  # noqa: RUF012
+    nothing: Json = {"text": ""}  # noqa: RUF012  an empty piece
 
     def choice(self, text: str, reason: str) -> Json:
         return {"text": text, "finish_reason": reason}
@@ -69,11 +42,13 @@ class CompletionVoice:
         self._begun = False
 
     def piece(self, text: str) -> Json | None:
+        """Return the fields of a piece, or None if nothing can be shown yet; the first piece is never None."""
         fields = {"text": text} if text or not self._begun else None
         self._begun = True
         return fields
 
     def last(self, text: str, reason: str) -> Json:
+        """Return the fields of the last piece, with its finish_reason."""
         return {"text": text, "finish_reason": reason}
 
 
@@ -156,6 +131,10 @@ class ToolCalls:
     def go_on(self) -> Json:
         """Return a further piece of the open call."""
         return {"index": self.count - 1, "function": {"arguments": ""}}
+
+
+Form = CompletionForm | ChatForm
+Voice = CompletionVoice | ChatVoice
 
 
 def message_fields(deltas: list[Delta], calls: ToolCalls) -> Json:

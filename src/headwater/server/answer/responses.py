@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from headwater.events import FinishedEvent, TokenEvent
 from headwater.server.answer.formats.delta import CallBegin, Content, Delta, Reasoning, joined
@@ -162,18 +162,6 @@ class Output:
         return {**event, "output_index": len(self.items)}
 
 
-class Item(Protocol):
-    """Output item that is being written."""
-
-    def shown(self, status: str) -> Json: ...
-
-    def begin(self) -> list[Json]: ...
-
-    def add(self, text: str) -> Json: ...
-
-    def end(self) -> list[Json]: ...
-
-
 class TextItem:
     """Reasoning or a message: an item with one part of text."""
 
@@ -184,18 +172,22 @@ class TextItem:
         self._part = PART_TYPES[kind]
 
     def shown(self, status: str) -> Json:
+        """Return the item as a response shows it."""
         content = [] if status == "in_progress" else [self._shown_part(self.text)]
         own: Json = {"role": "assistant"} if self.kind == "message" else {"summary": []}
         return {"id": self.id, "type": self.kind, "status": status, "content": content, **own}
 
     def begin(self) -> list[Json]:
+        """Return the events after the item's own."""
         return [self._event("response.content_part.added", part=self._shown_part(""))]
 
     def add(self, text: str) -> Json:
+        """Append text, and return the event of that."""
         self.text += text
         return self._event(f"response.{self._part}.delta", delta=text, **self._logprobs())
 
     def end(self) -> list[Json]:
+        """Return the events before the item's last."""
         done = self._event(f"response.{self._part}.done", text=self.text, **self._logprobs())
         return [done, self._event("response.content_part.done", part=self._shown_part(self.text))]
 
@@ -231,3 +223,6 @@ class CallItem:
     def end(self) -> list[Json]:
         done = {"type": "response.function_call_arguments.done", "item_id": self.id}
         return [{**done, "name": self._named["name"], "arguments": self.arguments}]
+
+
+Item = TextItem | CallItem

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -44,6 +44,23 @@ COLUMNS = (
     "cached_tokens",
     "output_tokens",
 )
+NODE_FIELDS = (
+    "id",
+    "parent",
+    "start",
+    "end",
+    "kv_pages",
+    "checkpoint",
+    "speculative",
+    "dead",
+    "age",
+    "pins",
+    "hits",
+    "subtree_tokens",
+    "subtree_nodes",
+    "folded_nodes",
+    "folded_tokens",
+)
 
 log = logging.getLogger("headwater.server")
 
@@ -52,7 +69,7 @@ Sample = tuple[float, ...]  # in the order of COLUMNS; pages, tokens and request
 
 
 class Overview:
-    """All data of the live page."""
+    """Data of the live page."""
 
     def __init__(self, engine: ServedEngine) -> None:
         self.recent = Recent()
@@ -68,11 +85,10 @@ class Overview:
             "time": time.time(),
             "model": self._engine.model_name,
             "memory": _memory(stats, self._engine.spec.page_bytes),
-            "held": _held(stats),
+            "held": _fields(stats.cache, ("checkpoints", "nodes", "namespaces", "dead_kv_tokens")),
             "requests_running": stats.running,
             "requests_waiting": stats.waiting,
-            "answers_waiting": stats.answers_waiting,
-            "healings_waiting": stats.healings_waiting,
+            **_fields(stats, ("answers_waiting", "healings_waiting")),
             "since_start": _since_start(stats, self.recent),
             "tree": None if tree["tick"] == tick else tree,
             "requests": self.recent.since(request),
@@ -188,9 +204,7 @@ class TreeWatch:
         prints = self._prints.of_nodes(view)
         return {
             "tick": view.now,
-            "total_nodes": view.total_nodes,
-            "shown_nodes": view.shown_nodes,
-            "walked_nodes": view.walked_nodes,
+            **_fields(view, ("total_nodes", "shown_nodes", "walked_nodes")),
             "nodes": [_node(node, prints[node.id]) for node in view.nodes],
             "hottest": self._hottest(view),
         }
@@ -198,36 +212,20 @@ class TreeWatch:
     def _hottest(self, view: CacheView) -> list[Json]:
         return [
             {
-                "id": hot.id,
                 "fingerprint": self._prints.prefix(hot.namespace, hot.edges),
                 "namespace": self._prints.namespace(hot.namespace),
-                "tokens": hot.tokens,
-                "hits": hot.hits,
-                "age": hot.age,
+                **_fields(hot, ("id", "tokens", "hits", "age")),
             }
             for hot in view.hottest
         ]
 
 
 def _node(node: NodeView, fingerprint: str) -> Json:
-    return {
-        "id": node.id,
-        "parent": node.parent,
-        "fingerprint": fingerprint,
-        "start": node.start,
-        "end": node.end,
-        "kv_pages": node.kv_pages,
-        "checkpoint": node.checkpoint,
-        "speculative": node.speculative,
-        "dead": node.dead,
-        "age": node.age,
-        "pins": node.pins,
-        "hits": node.hits,
-        "subtree_tokens": node.subtree_tokens,
-        "subtree_nodes": node.subtree_nodes,
-        "folded_nodes": node.folded_nodes,
-        "folded_tokens": node.folded_tokens,
-    }
+    return {"fingerprint": fingerprint, **_fields(node, NODE_FIELDS)}
+
+
+def _fields(value: object, names: Iterable[str]) -> Json:
+    return {name: getattr(value, name) for name in names}
 
 
 def _memory(stats: EngineStats, page_bytes: int) -> Json:
@@ -239,24 +237,10 @@ def _memory(stats: EngineStats, page_bytes: int) -> Json:
     }
 
 
-def _held(stats: EngineStats) -> Json:
-    cache = stats.cache
-    return {
-        "checkpoints": cache.checkpoints,
-        "nodes": cache.nodes,
-        "namespaces": cache.namespaces,
-        "dead_kv_tokens": cache.dead_kv_tokens,
-    }
-
-
 def _since_start(stats: EngineStats, recent: Recent) -> Json:
     cache = stats.cache
     return {
-        "prompts": recent.prompts,
-        "hits": recent.hits,
-        "prompt_tokens": recent.prompt_tokens,
-        "cached_tokens": recent.cached_tokens,
-        "output_tokens": recent.output_tokens,
+        **_fields(recent, ("prompts", "hits", "prompt_tokens", "cached_tokens", "output_tokens")),
         "hit_rate": recent.cached_tokens / recent.prompt_tokens if recent.prompt_tokens else None,
         "misses": {str(reason): count for reason, count in recent.reasons.items() if reason is not Reason.FULL},
         "full_hits": recent.reasons[Reason.FULL],
@@ -265,8 +249,5 @@ def _since_start(stats: EngineStats, recent: Recent) -> Json:
         "checkpoints_taken": cache.saved_by_kind(),
         "resumes": cache.resumes,
         "healings": stats.healings_by_outcome(),
-        "preemptions": stats.preemptions,
-        "refused": stats.refused,
-        "expired": stats.expired,
-        "failed_steps": stats.failed_steps,
+        **_fields(stats, ("preemptions", "refused", "expired", "failed_steps")),
     }

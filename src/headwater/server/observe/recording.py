@@ -36,7 +36,7 @@ log = logging.getLogger("headwater.record")
 
 
 @dataclass(slots=True)
-class Heard:
+class RecordedRequest:
     """Request that is being recorded."""
 
     generation: Generation
@@ -76,45 +76,45 @@ class RecordedEngine:
 
     def __init__(self, engine: ServedEngine, recorder: Recorder) -> None:
         self._engine, self._recorder = engine, recorder
-        self._open: dict[int, Heard] = {}
+        self._open: dict[int, RecordedRequest] = {}
         self._lock = threading.Lock()  # both the engine's thread and the event loop may end a request
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
     def submit(self, generation: Generation, on_event: Callable[[Event], None]) -> int:
-        heard = Heard(generation, time.time())
+        request = RecordedRequest(generation, time.time())
 
-        def heard_event(event: Event) -> None:
+        def record(event: Event) -> None:
             if isinstance(event, TokenEvent):
-                heard.output.append(event.token)
+                request.output.append(event.token)
             else:
-                self._end(heard, isinstance(event, FinishedEvent) and generation.keep_output)
+                self._end(request, isinstance(event, FinishedEvent) and generation.keep_output)
             on_event(event)
 
-        number = self._engine.submit(generation, heard_event)
+        number = self._engine.submit(generation, record)
         with self._lock:
-            heard.number = number
-            if not heard.ended:
-                self._open[number] = heard
+            request.number = number
+            if not request.ended:
+                self._open[number] = request
         return number
 
     def cancel(self, request_id: int) -> None:
         with self._lock:
-            heard = self._open.get(request_id)
-        if heard is not None:
-            self._end(heard, kept=False)
+            request = self._open.get(request_id)
+        if request is not None:
+            self._end(request, kept=False)
         self._engine.cancel(request_id)
 
-    def _end(self, heard: Heard, kept: bool) -> None:
+    def _end(self, request: RecordedRequest, kept: bool) -> None:
         with self._lock:
-            if heard.ended:
+            if request.ended:
                 return
-            heard.ended, heard.kept = True, kept
-            if heard.number is not None:
-                self._open.pop(heard.number, None)
-        if heard.output:
-            self._recorder.add(heard)
+            request.ended, request.kept = True, kept
+            if request.number is not None:
+                self._open.pop(request.number, None)
+        if request.output:
+            self._recorder.add(request)
 
 
 class Sink(Protocol):
@@ -132,15 +132,15 @@ class Recorder:
         """Create the file, with a number added to its name if that exists. Raises ConfigError if that fails."""
         self._hashes = PageHashes(secrets.token_bytes(32), page_size)
         self._first = first_line(page_size, model)
-        self._waiting: queue.Queue[Heard | None] = queue.Queue(WAITING)
+        self._waiting: queue.Queue[RecordedRequest | None] = queue.Queue(WAITING)
         self._thread = threading.Thread(target=self._write, name="headwater-record", daemon=True)
         self.dropped = 0
         self.path, self._file = _new_file(path)
 
-    def add(self, heard: Heard) -> None:
+    def add(self, request: RecordedRequest) -> None:
         """Queue a request to be written, or drop it if the queue is full. May be called from any thread."""
         try:
-            self._waiting.put_nowait(heard)
+            self._waiting.put_nowait(request)
         except queue.Full:
             self.dropped += 1
 
@@ -170,21 +170,21 @@ class Recorder:
                 sink.write(self._first)
                 sink.flush()
                 for batch in batches:
-                    sink.write(b"".join(heard.line(self._hashes) for heard in batch))
+                    sink.write(b"".join(request.line(self._hashes) for request in batch))
                     sink.flush()
         except OSError as error:  # a full disk must not stop the server
             log.error("recording to %s has ended: %s", self.path, error)
         for batch in batches:
             self.dropped += len(batch)
 
-    def _batches(self) -> Iterator[list[Heard]]:
+    def _batches(self) -> Iterator[list[RecordedRequest]]:
         """Yield all waiting requests together, again and again, until the end."""
         while True:
             batch = [self._waiting.get()]
             while batch[-1] is not None and not self._waiting.empty():
                 batch.append(self._waiting.get())
-            if heard := [one for one in batch if one is not None]:
-                yield heard
+            if request := [one for one in batch if one is not None]:
+                yield request
             if batch[-1] is None:
                 return
 

@@ -64,7 +64,7 @@ class CompletionRequest(SamplingRequest):
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether log probabilities of the prompt are wanted, as they are if it is echoed with `logprobs`."""
+        """True if log probabilities of the prompt are wanted: it is echoed with `logprobs`."""
         return bool(self.echo) and self.logprobs is not None
 
     @property

@@ -13,30 +13,21 @@ from headwater.server.requests.lengths import MAX_N, MAX_TOKENS
 # value would be wrong. Some are OpenAI's, some are extensions of other engines.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
-    "audio": (),
     "modalities": (["text"],),
     "functions": ([],),
     "function_call": ("none",),
-    "web_search_options": (),
-    "prompt_logprobs": (),
-    "prompt_embeds": (),
     "use_beam_search": (False,),
     "length_penalty": (1,),
     "min_tokens": (0,),
     "bad_words": ([],),
-    "allowed_token_ids": (),
     "include_stop_str_in_output": (False,),
     "skip_special_tokens": (True,),
-    "truncate_prompt_tokens": (),
     "continue_final_message": (False,),
     "add_generation_prompt": (True,),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "lora_request": (),
 }
+NEUTRAL |= dict.fromkeys(("audio", "web_search_options", "prompt_logprobs", "prompt_embeds", "allowed_token_ids"), ())
+NEUTRAL |= dict.fromkeys(("truncate_prompt_tokens", "structured_outputs", "guided_json", "guided_regex"), ())
+NEUTRAL |= dict.fromkeys(("guided_choice", "guided_grammar", "lora_request"), ())
 
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 8_192  # of all stop strings together: each token's text is compared with every one

@@ -15,18 +15,6 @@ MAX_TOOLS = 512
 MAX_NAME = 256  # characters
 
 
-@dataclass(frozen=True, slots=True)
-class Tool:
-    """Function that the model may call. `parameters` is the JSON schema of its arguments."""
-
-    name: str
-    parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object"})
-    strict: bool = False
-
-
-Tools = Mapping[str, Tool]  # by name
-
-
 class FunctionDefinition(BaseModel):
     """Function of a tool, as OpenAI defines it."""
 
@@ -36,6 +24,14 @@ class FunctionDefinition(BaseModel):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """JSON schema of the arguments."""
+        return self.parameters or {"type": "object"}
+
+
+Tools = Mapping[str, FunctionDefinition]  # by name
 
 
 class ToolDefinition(BaseModel):
@@ -59,11 +55,6 @@ class ToolDefinition(BaseModel):
     def sent(self) -> dict[str, Any]:
         return self._sent
 
-    @property
-    def tool(self) -> Tool:
-        function = self.function
-        return Tool(function.name, function.parameters or {"type": "object"}, bool(function.strict))
-
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
@@ -79,7 +70,7 @@ def tool_use(definitions: Sequence[ToolDefinition], choice: Any, parallel: bool 
 
     "none" and "auto" are accepted without tools: frameworks send them with every request.
     """
-    tools = {definition.function.name: definition.tool for definition in definitions}
+    tools = {definition.function.name: definition.function for definition in definitions}
     mode, names = _chosen(choice)
     if not tools and (mode == "required" or names is not None):
         raise BadRequest(f"tool_choice is {_short(choice)}, but there are 0 tools to choose from", "tool_choice")

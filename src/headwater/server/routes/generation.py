@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Any, Protocol
-
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.concurrency import run_in_threadpool
 
 from headwater.request import Generation
 from headwater.server.answer.forms import ChatForm, CompletionForm, Form
-from headwater.server.answer.reply import Reply
+from headwater.server.answer.reply import Echo, Reply
 from headwater.server.answer.responses import ResponsesReply
 from headwater.server.http.errors import generated
 from headwater.server.http.exchange import Events, EventStream, Exchange, Progress, unless_gone
@@ -25,14 +22,6 @@ FIELDS = ("id", "object", "created", "model", "choices", "usage", "headwater")
 RESPONSES_FIELDS = ("id", "object", "created_at", "model", "status", "output", "usage", "headwater")
 
 
-class Replies(Protocol):
-    """Answer to a request from its events, whole or as server-sent events."""
-
-    async def whole(self, events: Events) -> dict[str, Any]: ...
-
-    def stream(self, events: Events, include_usage: bool) -> AsyncIterator[str]: ...
-
-
 def install(app: FastAPI, service: Service) -> None:
     """Add /v1/completions, /v1/chat/completions and /v1/responses."""
     model = service.engine.model_name
@@ -42,75 +31,69 @@ def install(app: FastAPI, service: Service) -> None:
 
     @app.post("/v1/completions", response_model=None, responses=generated(*FIELDS))
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        record = RequestRecord("completion", service.watchers)
         service.lengths.check_answers(len(body.prompts), body.answers)
         service.lengths.check_max_tokens(body.max_tokens, body.scores_prompt)
         generations, echo = await run_in_threadpool(service.completion, body)
-        exchange = await submitted(service, generations)
-        events = record.watch(exchange.events())
-        events = events if echo is None else echo(events)
-        return await answer(body, request, exchange, record, events, reply(CompletionForm(), body))
+        answering = Answering(service, "completion", body, request)
+        return await answering.answer(generations, reply(CompletionForm(), body), echo)
 
     @app.post("/v1/chat/completions", response_model=None, responses=generated(*FIELDS))
     async def chat(body: ChatRequest, request: Request) -> Response:
-        record = RequestRecord("chat", service.watchers)
         service.lengths.check_answers(1, body.answers)
         generations, parser = await run_in_threadpool(service.chat, body)
-        exchange = await submitted(service, generations)
-        events = record.watch(exchange.events())
-        return await answer(body, request, exchange, record, events, reply(ChatForm(parser), body))
+        return await Answering(service, "chat", body, request).answer(generations, reply(ChatForm(parser), body))
 
     @app.post("/v1/responses", response_model=None, responses=generated(*RESPONSES_FIELDS))
     async def responses(body: ResponsesRequest, request: Request) -> Response:
-        record = RequestRecord("responses", service.watchers)
         generations, parser = await run_in_threadpool(service.chat, body)
-        exchange = await submitted(service, generations)
-        events = record.watch(exchange.events())
-        return await answer(body, request, exchange, record, events, ResponsesReply(body, model, parser()))
+        answering = Answering(service, "responses", body, request)
+        return await answering.answer(generations, ResponsesReply(body, model, parser()))
 
 
-async def submitted(service: Service, generations: list[Generation]) -> Exchange:
-    """Submit the generations of a request; on a thread if a constraint has to be compiled, which may take a second."""
-    exchange = Exchange(service.engine)
-    if any(generation.params.constraint for generation in generations):
-        await run_in_threadpool(exchange.submit_all, generations)
-    else:
-        exchange.submit_all(generations)
-    return exchange
+class Answering:
+    """One request while it is answered: its exchange with the engine, and its record."""
 
+    def __init__(
+        self, service: Service, endpoint: str, body: CompletionRequest | ConversationRequest, request: Request
+    ) -> None:
+        self._body, self._request = body, request
+        self._exchange, self._record = Exchange(service.engine), RequestRecord(endpoint, service.watchers)
 
-async def answer(
-    body: CompletionRequest | ConversationRequest,
-    request: Request,
-    exchange: Exchange,
-    record: RequestRecord,
-    events: Events,
-    reply: Replies,
-) -> Response:
-    """Answer a request as its events come; cancel its generations if the client disconnects."""
-
-    def close() -> None:
-        exchange.cancel()
-        record.close()
-
-    streaming = False
-    try:
-        if body.stream:
-            # an error before the first event is answered with its own status, as without a stream
-            first = await unless_gone(request, anext(events))
-            if first is not None:
-                stream = EventStream(reply.stream(resumed(first, events), body.include_usage), close)
-                exchange.before_waiting = stream.flush
-                streaming = True
-                return stream
+    async def answer(
+        self, generations: list[Generation], reply: Reply | ResponsesReply, echo: Echo | None = None
+    ) -> Response:
+        """Submit the generations and answer as events come; cancel them if the client disconnects."""
+        if any(generation.params.constraint for generation in generations):
+            await run_in_threadpool(self._exchange.submit_all, generations)  # compiling one may take a second
         else:
-            whole = await unless_gone(request, reply.whole(events))
-            if whole is not None:
-                return JSONResponse(whole)
-    finally:
-        if not streaming:
-            close()
-    return Response(status_code=CLIENT_GONE)
+            self._exchange.submit_all(generations)
+        events = self._record.watch(self._exchange.events())
+        events = events if echo is None else echo(events)
+        if self._body.stream:
+            return await self._streamed(events, reply)
+        try:
+            whole = await unless_gone(self._request, reply.whole(events))
+        finally:
+            self._close()
+        return Response(status_code=CLIENT_GONE) if whole is None else JSONResponse(whole)
+
+    async def _streamed(self, events: Events, reply: Reply | ResponsesReply) -> Response:
+        """Return a stream after its first event; an error before that is answered with its own status."""
+        first = None
+        try:
+            first = await unless_gone(self._request, anext(events))
+        finally:
+            if first is None:
+                self._close()
+        if first is None:
+            return Response(status_code=CLIENT_GONE)
+        stream = EventStream(reply.stream(resumed(first, events), self._body.include_usage), self._close)
+        self._exchange.before_waiting = stream.flush
+        return stream
+
+    def _close(self) -> None:
+        self._exchange.cancel()
+        self._record.close()
 
 
 async def resumed(first: tuple[int, Progress], events: Events) -> Events:

@@ -15,24 +15,24 @@ from headwater.server.routes.service import Service
 
 SHOWN_SETTINGS = ("memory", "page_size", "cache", "placement", "eviction", "pool", "decode_reuse", "reproducible")
 ABSENT = (
-    "/v1/embeddings",
-    "/v1/audio/{rest:path}",
-    "/v1/images/{rest:path}",
-    "/v1/videos",
-    "/v1/moderations",
-    "/v1/rerank",
-    "/v1/score",
-    "/v1/pooling",
-    "/v1/classify",
-    "/v1/files",
-    "/v1/batches",
-    "/v1/fine_tuning/{rest:path}",
-    "/v1/assistants",
-    "/v1/threads",
-    "/v1/vector_stores",
-    "/v1/conversations",
-    "/v1/realtime",
-    "/v1/messages",
+    "embeddings",
+    "audio/{rest:path}",
+    "images/{rest:path}",
+    "videos",
+    "moderations",
+    "rerank",
+    "score",
+    "pooling",
+    "classify",
+    "files",
+    "batches",
+    "fine_tuning/{rest:path}",
+    "assistants",
+    "threads",
+    "vector_stores",
+    "conversations",
+    "realtime",
+    "messages",
 )
 OFFERED = "/v1/chat/completions, /v1/completions, /v1/responses, /v1/models, /tokenize and /detokenize"
 
@@ -103,4 +103,4 @@ def install_absent(app: FastAPI, service: Service) -> None:
         raise HTTPException(404, f"this server generates text and offers {OFFERED}, and nothing at this path")
 
     for path in ABSENT:
-        app.add_api_route(path, absent, methods=["GET", "POST", "DELETE"], include_in_schema=False)
+        app.add_api_route(f"/v1/{path}", absent, methods=["GET", "POST", "DELETE"], include_in_schema=False)

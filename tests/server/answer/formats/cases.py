@@ -1,4 +1,4 @@
-"""Parsing a text in one piece, in single characters, or cut at given places."""
+"""Parsing of a text in given pieces, and calls written in each format."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from headwater.server.answer.formats import REASONING, TOOLS
 from headwater.server.answer.formats.delta import CallArguments, CallBegin, Content, Reasoning, joined
 from headwater.server.answer.formats.parser import AnswerParser
-from headwater.server.requests.tools import Tool
+from headwater.server.requests.tools import FunctionDefinition
 
 WEATHER = {
     "type": "object",
@@ -26,11 +26,14 @@ WEATHER = {
     "additionalProperties": False,
     "$defs": {"Unit": {"enum": ["C", "F"], "type": "string"}},
 }
-WEATHER_TOOLS = {"weather": Tool("weather", WEATHER), "ping": Tool("ping")}
+WEATHER_TOOLS = {
+    "weather": FunctionDefinition(name="weather", parameters=WEATHER),
+    "ping": FunctionDefinition(name="ping"),
+}
 
 
 def parse(pieces, tool_format=None, thinking=False, reasoning="think", tools=WEATHER_TOOLS):
-    """The joined deltas of an answer that comes in these pieces."""
+    """Return the joined deltas of an answer that comes in these pieces."""
     parser = AnswerParser(
         REASONING[reasoning] if reasoning else None, thinking, TOOLS[tool_format] if tool_format else None, tools
     )
@@ -39,7 +42,7 @@ def parse(pieces, tool_format=None, thinking=False, reasoning="think", tools=WEA
 
 
 def cut(text, places):
-    """The text in pieces, cut at these places."""
+    """Cut the text at these places."""
     edges = [0, *sorted(place % (len(text) + 1) for place in places), len(text)]
     return [text[a:b] for a, b in pairwise(edges)]
 
@@ -97,7 +100,7 @@ cuts = st.lists(st.integers(0, 10_000), max_size=8)
 
 
 def shape(deltas):
-    """Calls as (name, decoded arguments), the rest as text with its kind's first letter."""
+    """Return calls as (name, decoded arguments), and other deltas as text with the first letter of their type."""
     out = []
     for delta in deltas:
         match delta:

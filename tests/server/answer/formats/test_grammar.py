@@ -1,4 +1,4 @@
-"""Grammars of calls take what their parsers read as calls that fit the schema, and nothing else."""
+"""Grammars of calls: they accept exactly the texts that the parsers read as calls that fit the schema."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from headwater.server.answer.formats import TOOLS
 from headwater.server.answer.formats.grammar import Grammar, literal, quoted, tag_tokens
-from headwater.server.requests.tools import Tool
+from headwater.server.requests.tools import FunctionDefinition
 from tests.checkpoints.tokenizer import train
 from tests.server.answer.formats.cases import WEATHER_TOOLS, WRITTEN, parse, shape
 from tests.server.fake_engine import byte_tokenizer
@@ -17,7 +17,7 @@ from tests.server.fake_engine import byte_tokenizer
 
 @cache
 def trained():
-    """Its tags are tokens, as in the tokenizers of most families."""
+    """Return a tokenizer whose tags are tokens, as in most families."""
     return train(600, 1)
 
 
@@ -28,7 +28,7 @@ def vocabulary(tokenizer):
 
 
 def taken(source, text, tokenizer=None):
-    """How much of the text the grammar takes, and whether it may end there."""
+    """Return the part of the text that the grammar accepts, and whether it may end there."""
     tokenizer = tokenizer or byte_tokenizer()
     matcher = LLMatcher(vocabulary(tokenizer), LLMatcher.grammar_from_lark(source))
     assert not matcher.get_error(), matcher.get_error()
@@ -111,7 +111,9 @@ def test_bad_calls_are_stopped_where_they_go_wrong(name, text, most):
 
 @pytest.mark.parametrize("name", TOOLS)
 def test_names_and_keys_with_any_sign_are_written_as_they_are(name):
-    tool = Tool('o"d/d\\é', {"type": "object", "properties": {"ü/k": {"type": "integer"}}, "required": ["ü/k"]})
+    tool = FunctionDefinition(
+        name='o"d/d\\é', parameters={"type": "object", "properties": {"ü/k": {"type": "integer"}}, "required": ["ü/k"]}
+    )
     source = grammar_of(name, [tool])
     value = {"ü/k": 1}
     text = WRITTEN[name]([(tool.name, value)])
@@ -130,7 +132,7 @@ def test_a_schema_of_schemas_keeps_its_references():
         ("hermes", hermes("go", {"at": {"x": 1.5}})),
         ("qwen_xml", xml("go", {"at": '{"x": 1.5}'})),
     ):
-        assert taken(grammar_of(name, [Tool("go", schema)]), text) == (text, True)
+        assert taken(grammar_of(name, [FunctionDefinition(name="go", parameters=schema)]), text) == (text, True)
 
 
 def test_free_text_ends_at_its_mark_and_signs_are_quoted():

@@ -1,4 +1,4 @@
-"""JSON between tags: calls as they should be, calls as models slip, and what is none."""
+"""JSON calls between tags: well-formed calls, calls with a model's mistakes, and texts that are no calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lists of calls: with brackets and commas or without, and what is none."""
+"""Lists of calls with and without brackets and commas, and texts that are no calls."""
 
 from __future__ import annotations
 

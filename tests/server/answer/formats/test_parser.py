@@ -1,4 +1,4 @@
-"""What every format keeps to: cuts don't matter, nothing raises, nothing is lost."""
+"""Properties of every format: cuts do not matter, no text raises, no text is lost."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_however_an_answer_is_cut_it_is_the_same(text, places, tool_format, thin
 
 @given(text=answers, tool_format=formats, thinking=st.booleans())
 def test_every_word_of_an_answer_comes_out_somewhere(text, tool_format, thinking):
-    """Markup apart, the letters are there, in their order."""
+    """Apart from markup, all letters are there in their order."""
     out = []
     for delta in parse([text], tool_format, thinking):
         out.append(delta.name if isinstance(delta, CallBegin) else delta.text)

@@ -1,4 +1,4 @@
-"""A tag for each parameter: values get their types from the tool's schema."""
+"""XML calls with a tag for each parameter: values get their types from the tool's schema."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from headwater.server.answer.formats import TOOLS
 from headwater.server.answer.formats.delta import CallArguments, CallBegin, Content
 from headwater.server.answer.formats.grammar import ANY, Grammar, encoded, property_schema, types_of
 from headwater.server.answer.formats.parser import AnswerParser
-from headwater.server.requests.tools import Tool
+from headwater.server.requests.tools import FunctionDefinition
 from tests.server.answer.formats.cases import WEATHER, WEATHER_TOOLS, parse, shape
 
 
@@ -98,14 +98,16 @@ def test_types_come_from_references_unions_and_choices():
 
 @pytest.mark.parametrize("refers", [lambda i: "x0", lambda i: f"x{i + 1}"], ids=["to itself", "to the next"])
 def test_schemas_that_refer_to_one_another_many_times_are_looked_at_once(refers):
-    """By every path there would be 8 to the power of 16 of them."""
+    """Visiting them by every path would take 8 to the power of 16 steps."""
     definitions = {f"x{i}": {"anyOf": [{"$ref": f"#/$defs/{refers(i)}"}] * 8} for i in range(16)}
     assert types_of({"$ref": "#/$defs/x0"}, {"$defs": definitions}) == ANY
 
 
 def test_a_schema_whose_required_is_no_list_requires_nothing():
     grammar = Grammar({})
-    rule = TOOLS["qwen_xml"].rule(grammar, [Tool("f", {"properties": {"a": {}}, "required": 5})], True)
+    rule = TOOLS["qwen_xml"].rule(
+        grammar, [FunctionDefinition(name="f", parameters={"properties": {"a": {}}, "required": 5})], True
+    )
     assert ")?" in grammar.source(rule)
 
 

@@ -1,4 +1,4 @@
-"""Reasoning is told from content by its tags, wherever the prompt left off."""
+"""Reasoning is split from content by its tags, wherever the prompt ends."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from headwater.server.answer.formats.delta import CallArguments, CallBegin, Content, Delta, may_become
 from headwater.server.answer.formats.grammar import Grammar, decoded, either, literal
-from headwater.server.answer.formats.parser import CallParser, Section
-from headwater.server.requests.tools import Tool, Tools
+from headwater.server.answer.formats.parser import CallParser
+from headwater.server.requests.tools import FunctionDefinition, Tools
 
 SPACE = " \t\r\n"
 OUTSIDE = re.compile(r'["{}\[\]<]')  # the characters that matter in JSON outside of a string, where "<" never occurs
@@ -46,16 +46,16 @@ class JsonCalls:
     def parser(self, raw: str, tools: Tools) -> CallParser:
         return JsonSection(raw, self.close)
 
-    def rule(self, grammar: Grammar, tools: Sequence[Tool], one: bool) -> str:
+    def rule(self, grammar: Grammar, tools: Sequence[FunctionDefinition], one: bool) -> str:
         call = grammar.rule(either([_call(grammar, tool) for tool in tools]))
         more = "" if one or self.between is None else f"({literal(self.between)} {call})*"
         end = grammar.tag(self.close) if self.close else ""
         return grammar.rule(f"{literal(self.before)} {call} {more} {literal(self.after)} {end}")
 
 
-def _call(grammar: Grammar, tool: Tool) -> str:
+def _call(grammar: Grammar, tool: FunctionDefinition) -> str:
     head = f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "arguments": '
-    return f"{literal(head)} {grammar.json(tool.parameters, spaced=True)} {literal('}')}"
+    return f"{literal(head)} {grammar.json(tool.arguments, spaced=True)} {literal('}')}"
 
 
 # <tool_call>
@@ -89,7 +89,7 @@ MINIMAX = JsonCalls("<tool_calls>", "</tool_calls>", "\n", "\n", "\n", ("<tool_c
 GRANITE = JsonCalls("<|tool_call|>", "", "[", ", ", "]", ("<|tool_call|>",))
 
 
-class JsonSection(Section):
+class JsonSection(CallParser):
     """Parser of all calls after one opening tag."""
 
     def __init__(self, raw: str, close: str) -> None:

@@ -23,8 +23,8 @@ from headwater.server.answer.formats.delta import (
 )
 from headwater.server.answer.formats.grammar import Grammar, either, literal
 from headwater.server.answer.formats.json_calls import JsonEnd
-from headwater.server.answer.formats.parser import CallParser, Section
-from headwater.server.requests.tools import Tool, Tools
+from headwater.server.answer.formats.parser import CallParser
+from headwater.server.requests.tools import FunctionDefinition, Tools
 
 OPEN, CLOSE = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL, ARGUMENTS, CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
@@ -44,17 +44,17 @@ class Kimi:
     def parser(self, raw: str, tools: Tools) -> CallParser:
         return KimiSection(raw)
 
-    def rule(self, grammar: Grammar, tools: Sequence[Tool], one: bool) -> str:
+    def rule(self, grammar: Grammar, tools: Sequence[FunctionDefinition], one: bool) -> str:
         call = grammar.rule(either([self._call(grammar, tool) for tool in tools]))
         return grammar.rule(f"{call} {'' if one else f'{call}*'} {grammar.tag(CLOSE)}")
 
-    def _call(self, grammar: Grammar, tool: Tool) -> str:
+    def _call(self, grammar: Grammar, tool: FunctionDefinition) -> str:
         name = f"{literal(f'functions.{tool.name}:')} /[0-9]{{1,4}}/"
-        arguments = grammar.json(tool.parameters, spaced=True)
+        arguments = grammar.json(tool.arguments, spaced=True)
         return f"{grammar.tag(CALL)} {name} {grammar.tag(ARGUMENTS)} {arguments} {grammar.tag(CALL_END)}"
 
 
-class KimiSection(Section):
+class KimiSection(CallParser):
     """Parser of all calls of one section; arguments are passed on as they come."""
 
     def __init__(self, raw: str) -> None:

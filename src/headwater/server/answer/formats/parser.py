@@ -9,7 +9,7 @@ from typing import Protocol
 
 from headwater.server.answer.formats.delta import CallBegin, Content, Delta, Reasoning, may_become, possible_start
 from headwater.server.answer.formats.grammar import Grammar
-from headwater.server.requests.tools import Tool, Tools
+from headwater.server.requests.tools import FunctionDefinition, Tools
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,20 +33,42 @@ class ReasoningFormat:
         return prompt.rstrip().endswith(self.close)
 
 
-class CallParser(Protocol):
-    """Parser of the text after one opening tag, which holds one call or several.
+class CallParser:
+    """Base of parsers of the text after one opening tag, which holds one call or several; it reads one element a step.
 
-    Both methods return deltas and the text after the calls. If the text turns out to be no call before any CallBegin,
-    the opening tag comes back as Content, and the text after it as text after the calls.
+    A step is a method that adds to a list of deltas; it returns False if it needs more text, or has set `_rest`. If the
+    text turns out to be no call before any CallBegin, all of it is given back.
     """
 
+    def __init__(self, raw: str, first: Callable[[list[Delta]], bool]) -> None:
+        """`raw`: the opening tag, with the white space before it."""
+        self._raw = raw
+        self._text = ""
+        self._unread = ""  # all text, until a call begins
+        self._begun = False  # a call has begun
+        self._step = first
+        self._rest: str | None = None  # the text after the calls
+
     def push(self, text: str) -> tuple[list[Delta], str | None]:
-        """Parse the next piece; the text after the calls is None as long as they have not ended."""
-        ...
+        """Parse the next piece; return deltas, and the text after the calls, None as long as they have not ended."""
+        self._text += text
+        if not self._begun:
+            self._unread += text
+        out: list[Delta] = []
+        while self._rest is None and self._step(out):
+            pass
+        return out, self._rest
 
     def finish(self) -> tuple[list[Delta], str]:
-        """Release the text that was held back; nothing may be pushed afterwards."""
-        ...
+        """Release the text that was held back, as deltas and text after the calls; nothing may be pushed afterwards."""
+        raise NotImplementedError
+
+    def _leave(self, out: list[Delta], rest: str) -> bool:
+        """End the calls before `rest`. If none has begun, the tag is content, and all text after it is unread."""
+        if not self._begun:
+            out.append(Content(self._raw))
+        self._rest = rest if self._begun else self._unread
+        return False
 
 
 class ToolFormat(Protocol):
@@ -62,11 +84,11 @@ class ToolFormat(Protocol):
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """All tags that may be tokens."""
+        """Tags of the format that may be tokens."""
 
     @property
     def several(self) -> bool:
-        """Whether several calls may stand between one pair of tags."""
+        """True if several calls may stand between one pair of tags."""
 
     def used_by(self, template: str) -> bool:
         """Return whether a chat template writes this format."""
@@ -76,41 +98,9 @@ class ToolFormat(Protocol):
         """Return a parser of the text after one opening tag; `raw` is that tag, with the white space before it."""
         ...
 
-    def rule(self, grammar: Grammar, tools: Sequence[Tool], one: bool) -> str:
+    def rule(self, grammar: Grammar, tools: Sequence[FunctionDefinition], one: bool) -> str:
         """Add a grammar rule for the text after an opening tag: calls whose arguments fit the tools' schemas."""
         ...
-
-
-class Section:
-    """Base of call parsers that read one element of the text a step.
-
-    A step is a method that adds to a list of deltas; it returns False if it needs more text, or has set `_rest`.
-    """
-
-    def __init__(self, raw: str, first: Callable[[list[Delta]], bool]) -> None:
-        self._raw = raw
-        self._text = ""
-        self._unread = ""  # all text, until a call begins
-        self._begun = False  # a call has begun
-        self._step = first
-        self._rest: str | None = None  # the text after the calls
-
-    def push(self, text: str) -> tuple[list[Delta], str | None]:
-        """Run steps as far as the text allows."""
-        self._text += text
-        if not self._begun:
-            self._unread += text
-        out: list[Delta] = []
-        while self._rest is None and self._step(out):
-            pass
-        return out, self._rest
-
-    def _leave(self, out: list[Delta], rest: str) -> bool:
-        """End the section before `rest`; if no call has begun, give all text back."""
-        if not self._begun:
-            out.append(Content(self._raw))
-        self._rest = rest if self._begun else self._unread
-        return False
 
 
 class AnswerParser:

@@ -25,8 +25,8 @@ from headwater.server.answer.formats.grammar import (
     resolved,
     types_of,
 )
-from headwater.server.answer.formats.parser import CallParser, Section
-from headwater.server.requests.tools import Tool, Tools
+from headwater.server.answer.formats.parser import CallParser
+from headwater.server.requests.tools import FunctionDefinition, Tools
 
 NOT_OF_A_NAME = re.compile(r"[<\n]")
 STRING = frozenset({"string"})
@@ -56,14 +56,14 @@ class XmlCalls:
     def parser(self, raw: str, tools: Tools) -> CallParser:
         return XmlSection(self, raw, tools)
 
-    def rule(self, grammar: Grammar, tools: Sequence[Tool], one: bool) -> str:
+    def rule(self, grammar: Grammar, tools: Sequence[FunctionDefinition], one: bool) -> str:
         call = grammar.rule(either([self._call(grammar, tool) for tool in tools]))
         more = f"{call}*" if self.several and not one else ""
         return grammar.rule(f"{literal(chr(10))} {call} {more} {grammar.tag(self.close)}")
 
-    def _call(self, grammar: Grammar, tool: Tool) -> str:
+    def _call(self, grammar: Grammar, tool: FunctionDefinition) -> str:
         """Build a call with keys in the schema's order. For bare strings only the choices of an enum are enforced."""
-        schema = resolved(tool.parameters, tool.parameters)
+        schema = resolved(tool.arguments, tool.arguments)
         properties = schema.get("properties")
         properties = properties if isinstance(properties, Mapping) else {}
         required = schema.get("required")
@@ -71,7 +71,7 @@ class XmlCalls:
         (begin, named), end = self.parameter, f"{self.line}{self.parameter_end}\n"
         parts = []
         for key in properties:
-            value = _value(grammar, tool.parameters, properties[key], end)
+            value = _value(grammar, tool.arguments, properties[key], end)
             part = f"{literal(f'{begin}{key}{named}{self.line}')} {value}"
             parts.append(part if key in required else f"({part})?")
         if not parts and schema.get("additionalProperties", True):
@@ -129,7 +129,7 @@ def _value(grammar: Grammar, root: Mapping[str, Any], schema: Any, end: str) -> 
     return f"{grammar.json({**shared, **plain}, spaced=True)} {literal(end)}"
 
 
-class XmlSection(Section):
+class XmlSection(CallParser):
     """Parser of all calls after one opening tag; a call that is cut off stays incomplete.
 
     Strings are passed on as they come, other values when they are complete.
@@ -163,7 +163,7 @@ class XmlSection(Section):
         if not name.strip():
             return self._leave(out, self._text)
         tool = self._tools.get(name.strip())
-        self._schema = tool.parameters if tool else {}
+        self._schema = tool.arguments if tool else {}
         out += [CallBegin(name.strip()), CallArguments("{")]
         self._begun = self._first = True
         self._text, self._step = begun[len(before) + len(name) + len(after) :], self._between
