@@ -53,10 +53,34 @@ class Chart:
     kind: str = ""
 
 
-def linear(most: float, write: Callable[[float], str], steps: int = 4, title: str = "") -> Axis:
-    """Return a scale from 0 to `most`."""
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Points of one run at their places in a chart, drawn as a line, as steps or as dots."""
+
+    label: str
+    points: Sequence[Point]
+    style: str = "line"
+
+
+@dataclass(frozen=True, slots=True)
+class XYChart:
+    """Series between two axes."""
+
+    x: Axis
+    y: Axis
+    series: Sequence[Series]
+
+
+def linear(most: float, write: Callable[[float], str], steps: int = 4) -> Axis:
+    """Return a scale from 0 to `most`, in equal steps."""
     most = most or 1.0
-    ticks = tuple((i / steps, write(most * i / steps)) for i in range(steps + 1))
+    return Axis(lambda value: value / most, tuple((i / steps, write(most * i / steps)) for i in range(steps + 1)))
+
+
+def rounded(most: float, write: Callable[[float], str], title: str) -> Axis:
+    """Return a scale from 0 to `most`, with ticks at round values."""
+    most = most or 1.0
+    ticks = tuple((tick / most, write(tick)) for tick in round_steps(most, 6, whole=False))
     return Axis(lambda value: value / most, ticks, title)
 
 
@@ -81,11 +105,12 @@ def round_up(value: float) -> float:
     return next((end for end in (0.05, 0.1, 0.2, 0.4, 0.6, 0.8) if value <= end), 1.0)
 
 
-def round_steps(most: float, steps: int) -> list[float]:
-    """Return 0, 500, 1000, ...: at most `steps` whole steps up to `most`, of 1, 2 or 5 times a power of ten."""
-    power = 10.0 ** max(0, math.floor(math.log10(most / steps)))
+def round_steps(most: float, steps: int, whole: bool = True) -> list[float]:
+    """Return 0, 500, 1000, ...: at most `steps` (whole) steps up to `most`, of 1, 2 or 5 times a power of ten."""
+    exponent = math.floor(math.log10(most / steps))
+    power = 10.0 ** (max(0, exponent) if whole else exponent)
     step = next(step for step in (power, 2 * power, 5 * power, 10 * power) if most / step <= steps)
-    return [step * i for i in range(math.floor(most / step) + 1)]
+    return [step * i for i in range(math.floor(most / step + 1e-9) + 1)]
 
 
 def decades(low: float, high: float) -> list[float]:

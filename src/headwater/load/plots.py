@@ -1,21 +1,22 @@
-"""Pictures of a run: distributions, rates over time, and what prompts cost."""
+"""Charts of a run as PNG files: distributions, rates over time, and times by prompt length."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
+from headwater.chart import Point, Series, XYChart, rounded
 from headwater.errors import ConfigError
 from headwater.load.results import Result
 
-SECONDS = 100  # columns of a plot over time, at most
+SECONDS = 100  # most columns of a plot over time
 Runs = dict[str, list[Result]]
+Moments = list[tuple[float, float]]  # (seconds into the run, value)
 
 
 def require_matplotlib() -> None:
-    """Raises ConfigError if it is not installed."""
+    """Raise ConfigError if matplotlib is not installed."""
     try:
         importlib.import_module("matplotlib")
     except ImportError as error:
@@ -23,43 +24,66 @@ def require_matplotlib() -> None:
 
 
 def draw_plots(folder: Path, runs: Runs) -> list[Path]:
-    """Write a PNG for each plot that there is data for; one line, or colour, for each run."""
+    """Write a PNG for each plot that has data, with a line or a colour for each run."""
     require_matplotlib()
-    figure = importlib.import_module("matplotlib.figure").Figure
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for name, draw in PLOTS.items():
-        canvas = figure(figsize=(7, 4.5), layout="constrained")
-        axes = canvas.add_subplot()
-        if any([draw(axes, label, results) for label, results in runs.items()]):
-            axes.grid(alpha=0.3)
-            axes.legend()
+    for name, (points_of, x_title, y_title, style, most) in PLOTS.items():
+        points = {label: points_of(results) for label, results in runs.items()}
+        if any(points.values()):
             paths.append(folder / f"{name}.png")
-            canvas.savefig(paths[-1], dpi=120)
+            _write_png(_chart(points, x_title, y_title, style, most), paths[-1])
     return paths
 
 
-def _ttft_cdf(axes: Any, label: str, results: list[Result]) -> bool:
-    return _cdf(axes, label, "seconds to the first token", (r.ttft for r in results if r.outcome == "ok"))
+def _chart(points: dict[str, list[Point]], x_title: str, y_title: str, style: str, most: float | None) -> XYChart:
+    """Scale the points of all runs to common axes; `most` is the end of the upright one."""
+    every = [point for run in points.values() for point in run]
+    x = rounded(max(x for x, _ in every), _tick, x_title)
+    y = rounded(max(y for _, y in every) if most is None else most, _tick, y_title)
+    series = [Series(label, [(x.at(a), y.at(b)) for a, b in run], style) for label, run in points.items() if run]
+    return XYChart(x, y, series)
 
 
-def _itl_cdf(axes: Any, label: str, results: list[Result]) -> bool:
-    gaps = (gap for r in results if r.outcome == "ok" for gap in r.gaps)
-    return _cdf(axes, label, "seconds between tokens", gaps)
+def _tick(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _cdf(axes: Any, label: str, unit: str, values: Iterable[float | None]) -> bool:
+def _write_png(chart: XYChart, path: Path) -> None:
+    canvas = importlib.import_module("matplotlib.figure").Figure(figsize=(7, 4.5), layout="constrained")
+    axes = canvas.add_subplot()
+    for one in chart.series:
+        places = list(zip(*one.points, strict=True))
+        if one.style == "dots":
+            axes.scatter(*places, s=9, alpha=0.6, label=one.label)
+        elif one.style == "steps":
+            axes.plot(*places, drawstyle="steps-post", label=one.label)
+        else:
+            axes.plot(*places, marker=".", label=one.label)
+    for axis, scale in ((axes.xaxis, chart.x), (axes.yaxis, chart.y)):
+        axis.set_ticks([at for at, _ in scale.ticks], labels=[text for _, text in scale.ticks])
+        axis.set_label_text(scale.title)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    canvas.savefig(path, dpi=120)
+
+
+def _ttft_cdf(results: list[Result]) -> list[Point]:
+    return _cdf(r.ttft for r in results if r.outcome == "ok")
+
+
+def _itl_cdf(results: list[Result]) -> list[Point]:
+    return _cdf(gap for r in results if r.outcome == "ok" for gap in r.gaps)
+
+
+def _cdf(values: Iterable[float | None]) -> list[Point]:
     ascending = sorted(value for value in values if value is not None)
-    n = len(ascending)
-    if n:
-        axes.plot(ascending, [(i + 1) / n for i in range(n)], drawstyle="steps-post", label=label)
-        axes.set(xlabel=unit, ylabel="share at most as long", ylim=(0, 1))
-    return bool(n)
+    return [(value, (i + 1) / len(ascending)) for i, value in enumerate(ascending)]
 
 
-def _throughput(axes: Any, label: str, results: list[Result]) -> bool:
-    """Output tokens by when they came: an answer's are spread over its gaps."""
-    moments: list[tuple[float, float]] = []
+def _throughput(results: list[Result]) -> list[Point]:
+    """Return output tokens a second over time; an answer's tokens are spread over its gaps."""
+    moments: Moments = []
     for r in results:
         if r.ttft is None or r.output_tokens is None:
             continue
@@ -68,44 +92,35 @@ def _throughput(axes: Any, label: str, results: list[Result]) -> bool:
         for gap in r.gaps:
             at += gap
             moments.append((at, share))
-    axes.set(xlabel="seconds into the run", ylabel="output tokens a second")
-    return _over_time(axes, label, moments, lambda values, width: sum(values) / width)
+    return _over_time(moments, lambda values, width: sum(values) / width)
 
 
-def _hit_rate(axes: Any, label: str, results: list[Result]) -> bool:
+def _hit_rate(results: list[Result]) -> list[Point]:
     told = [r for r in results if r.cached_tokens is not None and r.prompt_tokens]
     moments = [(r.ended, (r.cached_tokens or 0) / (r.prompt_tokens or 1)) for r in told]
-    axes.set(xlabel="seconds into the run", ylabel="share of prompt tokens cached, mean of requests", ylim=(0, 1))
-    return _over_time(axes, label, moments, lambda values, width: sum(values) / len(values) if values else float("nan"))
+    return _over_time(moments, lambda values, width: sum(values) / len(values) if values else float("nan"))
 
 
-def _over_time(
-    axes: Any, label: str, moments: list[tuple[float, float]], merge: Callable[[list[float], float], float]
-) -> bool:
+def _over_time(moments: Moments, merge: Callable[[list[float], float], float]) -> list[Point]:
+    """Merge the values of each column of time. NaN interrupts the line."""
     if not moments:
-        return False
+        return []
     width = max(1.0, max(at for at, _ in moments) / SECONDS)
     columns: dict[int, list[float]] = {}
     for at, value in moments:
         columns.setdefault(int(at / width), []).append(value)
-    last = max(columns)
-    middles = [(i + 0.5) * width for i in range(last + 1)]
-    axes.plot(middles, [merge(columns.get(i, []), width) for i in range(last + 1)], marker=".", label=label)
-    return True
+    return [((i + 0.5) * width, merge(columns.get(i, []), width)) for i in range(max(columns) + 1)]
 
 
-def _ttft_by_length(axes: Any, label: str, results: list[Result]) -> bool:
-    points = [(r.prompt_tokens, r.ttft) for r in results if r.prompt_tokens is not None and r.ttft is not None]
-    if points:
-        axes.scatter(*zip(*points, strict=True), s=9, alpha=0.6, label=label)
-        axes.set(xlabel="prompt tokens", ylabel="seconds to the first token")
-    return bool(points)
+def _ttft_by_length(results: list[Result]) -> list[Point]:
+    return [(r.prompt_tokens, r.ttft) for r in results if r.prompt_tokens is not None and r.ttft is not None]
 
 
-PLOTS: dict[str, Callable[[Any, str, list[Result]], bool]] = {
-    "ttft_cdf": _ttft_cdf,
-    "itl_cdf": _itl_cdf,
-    "throughput": _throughput,
-    "hit_rate": _hit_rate,
-    "ttft_by_prompt_length": _ttft_by_length,
+# points of a run, titles of the axes, style, end of the upright axis
+PLOTS: dict[str, tuple[Callable[[list[Result]], list[Point]], str, str, str, float | None]] = {
+    "ttft_cdf": (_ttft_cdf, "seconds to the first token", "share at most as long", "steps", 1.0),
+    "itl_cdf": (_itl_cdf, "seconds between tokens", "share at most as long", "steps", 1.0),
+    "throughput": (_throughput, "seconds into the run", "output tokens a second", "line", None),
+    "hit_rate": (_hit_rate, "seconds into the run", "share of prompt tokens cached, mean of requests", "line", 1.0),
+    "ttft_by_prompt_length": (_ttft_by_length, "prompt tokens", "seconds to the first token", "dots", None),
 }
