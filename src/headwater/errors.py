@@ -13,6 +13,10 @@ class OutOfPages(HeadwaterError):
         self.needed, self.free, self.evictable = needed, free, evictable
 
 
+class StaleMatch(HeadwaterError):
+    """A leg was to be reserved by a match that was looked up before the index changed. Nothing was changed."""
+
+
 class PlanClosed(HeadwaterError):
     """A plan was committed or abandoned a second time. Nothing was changed."""
 

@@ -9,7 +9,7 @@ All positions and lengths are in tokens, all page ids index the arena, unless a 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headwater.account import Reason
 
@@ -52,6 +52,7 @@ class Match:
     checkpoint_tokens: int  # the deepest checkpoint at or before kv_tokens: where work can resume
     branch_tokens: int  # where the prompt leaves the tree; more than kv_tokens only where edges outlive their pages
     reason: Reason
+    version: int = field(default=0, compare=False)  # of the index, which every change of nodes or checkpoints raises
 
     @property
     def stranded_tokens(self) -> int:

@@ -42,6 +42,7 @@ class Index:
         self.saved = 0  # checkpoints that were ever taken
         self.saved_speculative = 0  # of them
         self.serial = 0  # of the node that was made last
+        self.version = 0  # raised by each change of nodes, KV or checkpoints: matches of older versions are stale
         self._observer = observer or Observer()
 
     # ---- reading
@@ -130,6 +131,7 @@ class Index:
 
     def split(self, node: Node, end: int) -> Node:
         """Cut `node` at `end`. Returns the new upper part; checkpoint and pins stay with the lower one."""
+        self.version += 1
         parent = node.parent
         assert parent is not None, f"{node} is a root"
         assert parent.end < end < node.end, f"{node} cannot be split at {end}"
@@ -171,6 +173,7 @@ class Index:
 
     def add(self, parent: Node, key: bytes, end: int, pages: array[int]) -> Node:
         """Hang the rest of `key` up to `end` below `parent`, none of whose children begins like it."""
+        self.version += 1
         node = Node(parent, key[parent.end * self.unit_bytes : end * self.unit_bytes], pages, end, self._next_serial())
         parent.adopt(node.edge[: self.unit_bytes], node)
         self.nodes += 1
@@ -182,6 +185,7 @@ class Index:
 
     def load(self, nodes: Sequence[Node], serial: int) -> None:
         """Take over nodes, parents first, that were hung below roots with all that they keep; the last had `serial`."""
+        self.version += 1
         self.serial = serial
         for node in reversed(nodes):
             node.live += node.checkpoint is not None
@@ -197,6 +201,7 @@ class Index:
 
     def save(self, node: Node, pages: Sequence[int], now: int, speculative: bool = False) -> None:
         """Put a checkpoint at the end of a node that has none."""
+        self.version += 1
         assert node.checkpoint is None, f"{node} has a checkpoint"
         node.checkpoint, node.speculative, node.checkpoint_time, node.hits = pages, speculative, now, 0
         node.live += 1
@@ -283,6 +288,7 @@ class Index:
 
     def drop(self, node: Node, evicted: bool = True) -> Sequence[int]:
         """Take the node's checkpoint away and return its pages; `evicted` tells whether to remember it."""
+        self.version += 1
         pages = node.checkpoint
         assert pages is not None, f"{node} has no checkpoint"
         node.checkpoint, node.speculative = None, False
@@ -298,6 +304,7 @@ class Index:
 
     def trim(self, node: Node, units: int, evicted: bool = True) -> array[int]:
         """Take the last `units` of an unpinned leaf without checkpoint; returns their pages. `evicted` as in `drop`."""
+        self.version += 1
         assert not node.children, f"{node} is no leaf"
         assert not node.pins, f"{node} is pinned"
         assert node.checkpoint is None, f"{node} has a checkpoint"
@@ -322,6 +329,7 @@ class Index:
         return pages
 
     def _remove(self, node: Node) -> None:
+        self.version += 1
         parent = node.parent
         assert parent is not None, f"{node} is a root"
         parent.disown(node)
@@ -336,6 +344,7 @@ class Index:
             return
         if isinstance(node, Root):
             if not node.children:
+                self.version += 1
                 del self.roots[node.namespace]
         elif node.children:
             self._merge(node)
@@ -346,6 +355,7 @@ class Index:
 
     def _merge(self, upper: Node) -> None:
         """Let the only child absorb `upper`. The child stays the same object: pins name it."""
+        self.version += 1
         (child,) = upper.children.values()
         parent = upper.parent
         assert parent is not None, f"{upper} is a root"

@@ -18,8 +18,7 @@ from headwater.cache.index import Index
 from headwater.cache.lease import Lease, OpenPlan
 from headwater.cache.node import Node
 from headwater.cache.pool import Pool
-from headwater.cache.positions import Edge, Path
-from headwater.cache.reason import explain
+from headwater.cache.positions import Path
 from headwater.cache.segments.store import SegmentKey, SegmentStore, StoredSegment
 from headwater.cache.snapshot import Snapshot, Tree
 from headwater.cache.stats import CacheStats
@@ -54,7 +53,7 @@ class PrefixCache:
         self._builds = Builds(self.segments)
         self._evictor = Evictor(self._index, self._pool, self.policy, self.segments, self._history)
         self._every_page = layout.resumable == "every_page"
-        self._surveyor = Surveyor(layout, self._index)
+        self._surveyor = Surveyor(layout, self._index, self._history)
         self._leases: dict[int, Lease] = {}
         self._plans: dict[int, tuple[Lease, OpenPlan]] = {}
         self._evictable = Evictable(layout, self._index, self.segments, self._leases)
@@ -70,34 +69,26 @@ class PrefixCache:
 
     # ---- match
 
-    def match(self, key: bytes, length: int, namespace: str = "") -> Match:
-        """What is cached of the prompt `key` of `length` tokens, at most up to the last page before its last token."""
-        unit = self.layout.unit_tokens
-        cap = max(0, min((length - 1) // unit, len(key) // self.layout.unit_bytes))
-        root = self._index.roots.get(namespace)
-        last: Node | None = None
-        end = checkpoint = 0
-        if root is not None:
-            last, end = self._index.walk(root, key, cap)
-            resume = self._index.deepest_checkpoint(last, end)
-            checkpoint = end if self._every_page else 0 if resume is None else resume.end
-        reason = explain(self._index, namespace, key, last, (checkpoint, end, cap))
-        branch = end if self._history is None else max(end, self._history.depth(namespace, key, cap))
-        return Match(end * unit, checkpoint * unit, branch * unit, reason)
+    @property
+    def version(self) -> int:
+        """Version of the index. Matches of older versions are stale."""
+        return self._index.version
 
-    def path(self, key: bytes, length: int, namespace: str = "") -> Path:
-        """The edges that `key` enters, each with an id of its own and the position of its end, in tokens."""
-        unit = self.layout.unit_tokens
-        root = self._index.roots.get(namespace)
-        if root is None:
-            return ()
-        last, _ = self._index.walk(root, key, max(0, min((length - 1) // unit, len(key) // self.layout.unit_bytes)))
-        nodes = self._index.path(last)
-        return tuple(Edge(node.serial, node.end * unit, node.origins) for node in nodes)
+    def match(self, key: bytes, length: int, namespace: str = "", near: tuple[Match, int] | None = None) -> Match:
+        """Return what is cached of the prompt `key` of `length` tokens, up to the last page before its last token.
+
+        near: a match of this version in the same namespace, and the number of tokens that its key shares with `key`:
+        the walk continues from there. Changes nothing.
+        """
+        return self._surveyor.match(namespace, key, length, near)
+
+    def path(self, match: Match) -> Path:
+        """Return the edges that the match's key enters, each with an id and the position of its end, in tokens."""
+        return self._surveyor.path(match)
 
     # ---- reserve
 
-    def reserve(self, draft: Draft) -> Plan:
+    def reserve(self, draft: Draft, match: Match | None = None) -> Plan:
         """Take all that the leg needs, evicting where there is no room, and pin what it reads.
 
         Raises OutOfPages if it would not fit even then, ValueError for a draft that does not follow from the
@@ -106,7 +97,7 @@ class PrefixCache:
         lease = self._leases.get(draft.request)
         if draft.spares is not None:
             self._make_room_beside(draft, draft.spares, lease)
-        survey = self._surveyor.survey(draft, lease)
+        survey = self._surveyor.survey(draft, lease, match)
         self._require_room(survey, None if draft.hold_checkpoint else lease)
         self._now += 1
         self._reserves += 1
@@ -440,8 +431,8 @@ class PrefixCache:
 class NoCache(PrefixCache):
     """Caching that is off: finds nothing, publishes nothing; all pages are the request's own until its release."""
 
-    def match(self, key: bytes, length: int, namespace: str = "") -> Match:
+    def match(self, key: bytes, length: int, namespace: str = "", near: tuple[Match, int] | None = None) -> Match:
         return Match(0, 0, 0, Reason.CACHE_OFF)
 
-    def reserve(self, draft: Draft) -> Plan:
+    def reserve(self, draft: Draft, match: Match | None = None) -> Plan:
         return super().reserve(replace(draft, reuse=False, checkpoints=(), speculative=(), replaces=None))

@@ -1,41 +1,115 @@
-"""What a leg would find in the index and have to take: looked up before anything is changed."""
+"""Lookups: what the index has of a prompt, and what one leg of it would share and take. They change nothing."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from headwater.account import Reason
+from headwater.cache.history import History
 from headwater.cache.index import Index
 from headwater.cache.lease import Lease
 from headwater.cache.node import Node
-from headwater.plan import CacheLayout, Draft
+from headwater.cache.positions import Edge, Path
+from headwater.errors import StaleMatch
+from headwater.plan import CacheLayout, Draft, Match
+
+
+@dataclass(frozen=True, slots=True)
+class Found(Match):
+    """A match, with its place in the tree, so that reserving its first leg needs no second walk."""
+
+    namespace: str = field(default="", compare=False)
+    key: bytes = field(default=b"", compare=False, repr=False)
+    last: Node | None = field(default=None, compare=False)  # the node in which the walk ended
+    end: int = field(default=0, compare=False)  # depth of its end, in units: one unit more than a match may have
+    cap: int = field(default=0, compare=False)  # the greatest depth that a match may have, in units
 
 
 @dataclass(slots=True, eq=False)
 class Survey:
-    """The finds of one leg; depths in units."""
+    """Shared content and missing pages of one leg. Depths in units."""
 
     path: list[Node]  # from the lease's node (or the root) along the key
-    end: int  # depth to which KV is there; the last node of the path may go deeper
+    end: int  # depth of cached KV; the last node of the path may go deeper
     resume: Node | None  # the checkpoint to restore
-    saves: tuple[int, ...]  # token positions of checkpoints that are not there yet
+    saves: tuple[int, ...]  # token positions of checkpoints that are not cached yet
     guesses: tuple[int, ...]  # likewise, speculative
     kv: int  # pages of KV to take
     states: int  # pages of checkpoints and slot to take
 
 
 class Surveyor:
-    """Reads drafts against the index. Changes nothing."""
+    """Reads prompts and drafts against the index."""
 
-    def __init__(self, layout: CacheLayout, index: Index) -> None:
+    def __init__(self, layout: CacheLayout, index: Index, history: History | None) -> None:
         self.layout = layout
-        self._index = index
+        self._index, self._history = index, history
         self._every_page = layout.resumable == "every_page"
 
-    def survey(self, draft: Draft, lease: Lease | None) -> Survey:
-        """Look the leg up. ValueError for a draft that does not follow from the lease or names what is gone."""
+    # ---- prompts
+
+    def match(self, namespace: str, key: bytes, length: int, near: tuple[Match, int] | None) -> Found:
+        """Return what is cached of a prompt of `length` tokens, at most up to the last page before its last token.
+
+        near: a fresh match in the same namespace, and the number of tokens that its key shares with this one.
+        """
+        unit, index = self.layout.unit_tokens, self._index
+        units = len(key) // self.layout.unit_bytes
+        cap = max(0, min((length - 1) // unit, units))
+        start = self._start(namespace, near)
+        last: Node | None = None
+        walked = end = checkpoint = 0
+        if start is not None:
+            last, walked = index.walk(start, key, min(length // unit, units))
+            end = min(walked, cap)
+            resume = index.deepest_checkpoint(last, end)
+            checkpoint = end if self._every_page else 0 if resume is None else resume.end
+        reason = explain(index, namespace, key, last, (checkpoint, end, cap))
+        branch = end if self._history is None else max(end, self._history.depth(namespace, key, cap))
+        depths = end * unit, checkpoint * unit, branch * unit
+        return Found(*depths, reason, index.version, namespace, key, last, walked, cap)
+
+    def _start(self, namespace: str, near: tuple[Match, int] | None) -> Node | None:
+        """Return the node at which the walk begins: the root, or a node on the path of a match that shares it."""
+        if near is None or not isinstance(near[0], Found):
+            return self._index.roots.get(namespace)
+        node = self._fresh(near[0]).last
+        while node is not None and node.end * self.layout.unit_tokens > near[1]:
+            node = node.parent
+        return node
+
+    def _fresh(self, match: Match) -> Found:
+        """Return the match; StaleMatch if the index has changed since, or the match is not this cache's."""
+        if not isinstance(match, Found) or match.version != self._index.version:
+            raise StaleMatch(f"the match is of version {match.version} of the index, now {self._index.version}")
+        return match
+
+    def path(self, match: Match) -> Path:
+        """Return the edges that a match's key enters. It is looked up again if the index has changed since."""
+        if not isinstance(match, Found):
+            return ()
+        last, unit = match.last, self.layout.unit_tokens
+        if match.version != self._index.version:
+            root = self._index.roots.get(match.namespace)
+            last = None if root is None else self._index.walk(root, match.key, match.cap)[0]
+        nodes = [] if last is None else self._up_to(last, match.cap)
+        return tuple(Edge(node.serial, node.end * unit, node.origins) for node in nodes)
+
+    def _up_to(self, last: Node, limit: int) -> list[Node]:
+        """Return the path to `last`, without nodes that begin at depth `limit` or deeper."""
+        return [node for node in self._index.path(last) if node.parent is not None and node.parent.end < limit]
+
+    # ---- legs
+
+    def survey(self, draft: Draft, lease: Lease | None, match: Match | None = None) -> Survey:
+        """Look a leg up. A first leg is found by the request's match, or by a walk if none is given.
+
+        Raises ValueError for a draft that does not follow from the lease or names what is gone, StaleMatch for a match
+        that is older than the index.
+        """
         self._validate(draft, lease)
         unit = self.layout.unit_tokens
-        path, end, resume = self._find(draft, lease)
+        path, end, resume = self._find(draft, lease, match)
         have = {node.end * unit for node in path if node.checkpoint is not None and node.end <= end}
         shares = draft.reuse if lease is None else lease.node is not None
         wanted = shares and not self._every_page
@@ -64,16 +138,13 @@ class Surveyor:
             if not draft.start < at <= draft.publish or at % unit:
                 raise ValueError(f"checkpoint at {at} is not on the grid of {unit} in ({draft.start}, {draft.publish}]")
 
-    def _find(self, draft: Draft, lease: Lease | None) -> tuple[list[Node], int, Node | None]:
-        """The path and depth that the leg may share, and the checkpoint that a first one resumes from."""
+    def _find(self, draft: Draft, lease: Lease | None, match: Match | None) -> tuple[list[Node], int, Node | None]:
+        """Return the path and depth that the leg may share, and the checkpoint from which a first leg resumes."""
         unit = self.layout.unit_tokens
         if lease is None:
             if not draft.reuse:
                 return [], 0, None
-            root = self._index.roots.get(draft.namespace)
-            limit = max(draft.start, draft.publish) // unit
-            last, end = (None, 0) if root is None else self._index.walk(root, draft.key, limit)
-            path = [] if last is None else self._index.path(last)
+            path, end = self._find_first(draft, max(draft.start, draft.publish) // unit, match)
             return path, end, self._resume_node(draft, path, end)
         node = lease.node
         on_grid = lease.own_from == len(lease.table)  # no private page in between
@@ -81,6 +152,16 @@ class Surveyor:
             return [], 0, None
         last, end = self._index.walk(node, draft.key, draft.publish // unit)
         return self._index.path(last, node), end, None
+
+    def _find_first(self, draft: Draft, limit: int, match: Match | None) -> tuple[list[Node], int]:
+        if match is not None:
+            found = self._fresh(match)
+            return ([] if found.last is None else self._up_to(found.last, limit)), min(found.end, limit)
+        root = self._index.roots.get(draft.namespace)
+        if root is None:
+            return [], 0
+        last, end = self._index.walk(root, draft.key, limit)
+        return self._index.path(last), end
 
     def _resume_node(self, draft: Draft, path: list[Node], end: int) -> Node | None:
         if not draft.start:
@@ -98,3 +179,40 @@ class Surveyor:
     def table_pages(self, end: int) -> int:
         """Return the number of KV pages of `end` tokens."""
         return -(-end // self.layout.page_size) * self.layout.kv_pages_per_unit
+
+
+def explain(index: Index, namespace: str, key: bytes, last: Node | None, reach: tuple[int, int, int]) -> Reason:
+    """Return why a prompt resumes where it does and not deeper.
+
+    last: the node in which the walk along `key` ended. reach: depths of the deepest checkpoint and of KV, and the
+    greatest depth that could match, in units. Evictions are remembered up to a limit, and reported as far as they are.
+    """
+    checkpoint, kv, cap = reach
+    if not cap:
+        return Reason.TOO_SHORT
+    if checkpoint == cap:
+        return Reason.FULL
+    if _lost_between(last, checkpoint, kv) or _dropped_at(index, namespace, key, kv):
+        return Reason.EVICTED
+    if checkpoint < kv:
+        return Reason.NO_CHECKPOINT
+    if kv:
+        return Reason.DIVERGED
+    root = index.roots.get(namespace)
+    if root is not None and root.children:
+        return Reason.COLD
+    return Reason.OTHER_NAMESPACE if any(other.children for other in index.roots.values()) else Reason.COLD
+
+
+def _dropped_at(index: Index, namespace: str, key: bytes, position: int) -> bool:
+    width = index.unit_bytes
+    return (namespace, position, key[position * width : (position + 1) * width]) in index.eviction_log
+
+
+def _lost_between(node: Node | None, checkpoint: int, kv: int) -> bool:
+    """Whether a checkpoint was evicted on the path to `node`, beyond `checkpoint` and at `kv` or before."""
+    while node is not None and node.end > checkpoint:
+        if node.lost and any(checkpoint < at <= kv for at in node.lost):
+            return True
+        node = node.parent
+    return False

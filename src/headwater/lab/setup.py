@@ -9,7 +9,7 @@ from headwater.cache import NoCache, PrefixCache
 from headwater.cache.placement import make_placement
 from headwater.errors import ConfigError
 from headwater.models.profiles import Profile
-from headwater.plan import CacheLayout, Draft, Plan
+from headwater.plan import CacheLayout, Draft, Match, Plan
 from headwater.request import SegmentEviction
 from headwater.schedule.kinds.segment import Composer
 from headwater.schedule.limits import Limits
@@ -21,7 +21,7 @@ from headwater.traces.request import Request, Trace
 class LeadingParts(PrefixCache):
     """A cache of the leading parts of prompts: publishes a request's known key and takes no checkpoint beyond it."""
 
-    def reserve(self, draft: Draft) -> Plan:
+    def reserve(self, draft: Draft, match: Match | None = None) -> Plan:
         known = len(draft.key) // self.layout.unit_bytes * self.layout.unit_tokens
         publish = min(draft.publish, known)
         return super().reserve(
@@ -30,7 +30,8 @@ class LeadingParts(PrefixCache):
                 publish=publish,
                 checkpoints=tuple(at for at in draft.checkpoints if at <= publish),
                 speculative=tuple(at for at in draft.speculative if at <= publish),
-            )
+            ),
+            match,
         )
 
 

@@ -62,17 +62,24 @@ class Planner:
         self.unit = cache.layout.unit_tokens  # positions are on this grid
         self.keeps_answers = keeps_answers
 
-    # -- first leg ---------------------------------------------------------
+    # -- first leg
 
-    def leader_of(self, seq: Sequence, match: Match, open_prefills: Iterable[Sequence]) -> Sequence | None:
+    def match(self, seq: Sequence) -> Match:
+        """Return what is cached of the prompt; looked up again only if the index has changed since the last time."""
+        if seq.match is None or seq.match.version != self.cache.version:
+            seq.match = self.cache.match(seq.key, seq.n_prompt, seq.namespace)
+        return seq.match
+
+    def leader_of(self, seq: Sequence, open_prefills: Iterable[Sequence]) -> Sequence | None:
         """Return the running prefill that `seq` should wait for, or None.
 
         It shares at least a page more with `seq` than is cached, and has a checkpoint in that stretch still ahead, or
         can be given one there.
         """
-        best, best_shared = None, match.checkpoint_tokens + self.unit - 1
         if seq.scores_prompt:
             return None
+        match = self.match(seq)
+        best, best_shared = None, match.checkpoint_tokens + self.unit - 1
         for other in open_prefills:
             if other.namespace != seq.namespace or other is seq or other.scores_prompt:
                 continue
@@ -95,7 +102,7 @@ class Planner:
 
         `others` are the other waiting requests: where they leave the prompt, it takes a checkpoint.
         """
-        match = self.cache.match(seq.key, seq.n_prompt, seq.namespace)
+        match = self.match(seq)
         if seq.scores_prompt:
             return self._whole_leg(seq, budget, match)
         query = self._query(seq, match)
@@ -103,16 +110,16 @@ class Planner:
         for wish in LADDER:
             start = match.checkpoint_tokens if wish.reuse else 0
             try:
-                plan = self._reserve(seq, start, budget, wish)
+                plan = self._reserve(seq, start, budget, wish, match)
             except OutOfPages as error:
                 short = error
                 continue
             if plan is not None:
                 if not wish.checkpoints:
                     seq.placed_until = start
-                if start < match.checkpoint_tokens:
-                    match = replace(match, reason=Reason.NO_MEMORY)
-                seq.begun(match, start, self.placement, query)
+                seq.match = None
+                short_of = start < match.checkpoint_tokens
+                seq.begun(replace(match, reason=Reason.NO_MEMORY) if short_of else match, start, self.placement, query)
             return plan
         raise short
 
@@ -132,7 +139,7 @@ class Planner:
             boundaries=seq.generation.boundaries,
             page_size=self.unit,
             answered=self.keeps_answers and seq.generation.keep_output,
-            path=partial(self.cache.path, seq.key, seq.n_prompt, seq.namespace),
+            path=partial(self.cache.path, match),
         )
 
     def _place(self, seq: Sequence, query: PlacementQuery, others: Iterable[Sequence]) -> None:
@@ -211,7 +218,9 @@ class Planner:
 
     # -- drafting --------------------------------------------------------------
 
-    def _reserve(self, seq: Sequence, start: int, budget: Budget, wish: Wish) -> Plan | None:
+    def _reserve(
+        self, seq: Sequence, start: int, budget: Budget, wish: Wish, match: Match | None = None
+    ) -> Plan | None:
         end = self._leg_end(seq, start, budget)
         if end <= start:
             return None
@@ -230,7 +239,7 @@ class Planner:
             counts=seq.counts_as_hit,
             hold_checkpoint=wish.hold_checkpoint,
         )
-        plan = self.cache.reserve(draft)
+        plan = self.cache.reserve(draft, match)
         seq.planned = plan.end
         return seq.complete(plan)
 

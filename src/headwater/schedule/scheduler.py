@@ -183,8 +183,7 @@ class Scheduler(RunningSequences):
                     seq.built.add(key)
         if missing or waits:
             return True
-        match = self.cache.match(seq.key, seq.n_prompt, seq.namespace)
-        if self.planner.leader_of(seq, match, self._prefills()) is not None:
+        if self.planner.leader_of(seq, self._prefills()) is not None:
             seq.waited = True
             seq.release_segments()
             return True

@@ -65,6 +65,7 @@ class Sequence:
     speculative: tuple[int, ...] = ()
     placed_until: int = 0  # the deepest checkpoint that the prompt has or takes
     marked_from: int | None = None  # position from which cached states are approximate and the key is marked
+    match: Match | None = None  # of the prompt, as it was last looked up, until the first leg is reserved
     whole: tuple[Span, ...] | None = None  # segments that are computed whole, once chosen
 
     def __post_init__(self) -> None:

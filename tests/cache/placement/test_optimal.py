@@ -10,7 +10,7 @@ from headwater.cache.positions import Edge, Path, Placement, PlacementQuery
 from headwater.cache.positions.program import solve
 from headwater.plan import Match
 from headwater.request import Boundaries
-from tests.cache.toy import LAYOUT, Tokens, Toy, key_of, words
+from tests.cache.toy import LAYOUT, Tokens, Toy, words
 
 PAGE = LAYOUT.page_size
 
@@ -101,9 +101,7 @@ def test_a_shift_of_the_traffic_is_followed() -> None:
 def serve(toy: Toy, optimal: Placement, tokens: Tokens) -> int:
     """As the planner does: place, reserve, learn, commit. Returns where the request resumed."""
     match = toy.match(tokens)
-    asked = PlacementQuery(
-        len(tokens), match, Boundaries(), PAGE, path=lambda: toy.cache.path(key_of(tokens), len(tokens))
-    )
+    asked = PlacementQuery(len(tokens), match, Boundaries(), PAGE, path=lambda: toy.cache.path(toy.match(tokens)))
     draft = toy.draft(tokens, match.checkpoint_tokens, checkpoints=optimal.place(asked).checkpoints)
     plan = toy.reserve(draft)
     optimal.learn(asked)

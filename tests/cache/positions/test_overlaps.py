@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from headwater.cache.positions import Edge
 from headwater.cache.positions.overlaps import HEAVY, Overlaps
-from tests.cache.toy import PAGE, Tokens, Toy, floor, key_of
+from tests.cache.toy import PAGE, Tokens, Toy, floor
 
 
 def counting(every: int = 1, edges: int = 1000) -> Overlaps:
@@ -38,13 +38,13 @@ def test_along_a_path_are_those_that_left_it_whatever_was_split_meanwhile(
         for other, depth in before:
             if left := min(depth, common(other, tokens), match.kv_tokens):
                 expected[left] = expected.get(left, 0.0) + 1.0
-        assert overlaps.along(toy.cache.path(key_of(tokens), len(tokens)), match.kv_tokens) == expected
+        assert overlaps.along(toy.cache.path(toy.match(tokens)), match.kv_tokens) == expected
         stops = data.draw(st.sets(st.integers(1, len(pages)), max_size=2))
         places = tuple(sorted(PAGE * stop for stop in {*stops, len(pages)}))
         ahead = tuple(at for at in places if at > match.checkpoint_tokens)
         draft = toy.draft(tokens, match.checkpoint_tokens, checkpoints=ahead)
         plan = toy.reserve(draft)
-        overlaps.learn(toy.cache.path(key_of(tokens), len(tokens)), match.branch_tokens)
+        overlaps.learn(toy.cache.path(toy.match(tokens)), match.branch_tokens)
         toy.commit(plan, draft)
         toy.release(draft.request)
         before.append((tokens, match.branch_tokens))

@@ -209,7 +209,7 @@ class Request(Sequence):
     def start_without_segments(self) -> None:
         """Compute the whole prompt exactly, under its exact key. The first leg is not reserved yet."""
         self.release_segments()
-        self.key, self.marked_from, self.plain = self.exact_key, None, True
+        self.key, self.marked_from, self.match, self.plain = self.exact_key, None, None, True
 
     def compute_segments(self) -> bool:
         """Some legs have run under the marked key: later ones stay under it, and the account is corrected."""

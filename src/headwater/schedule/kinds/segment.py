@@ -118,19 +118,19 @@ class Composer:
         if not seq.composes:
             return ()
         widths, exact_key = self._widths(seq.generation.fidelity), seq.exact_key
-        exact = self._cache.match(exact_key, seq.n_prompt, seq.namespace).checkpoint_tokens
-        seq.key, seq.marked_from = exact_key, None
-        best, chosen = exact, self._usable(seq, widths, exact)
-        for first in (exact, 0):
+        exact = self._cache.match(exact_key, seq.n_prompt, seq.namespace)
+        seq.key, seq.marked_from, seq.match = exact_key, None, exact
+        best, chosen = exact.checkpoint_tokens, self._usable(seq, widths, exact.checkpoint_tokens)
+        for first in (exact.checkpoint_tokens, 0):
             spans = self._usable(seq, widths, first)
-            if not spans:
+            if not spans or spans[0].start + widths.head == seq.marked_from:
                 continue
             begin = spans[0].start + widths.head
             key = seq.marked_key(exact_key, begin)
-            resume = self._cache.match(key, seq.n_prompt, seq.namespace).checkpoint_tokens
-            if first == exact or resume > best:
-                best, seq.key, seq.marked_from = resume, key, begin
-                chosen = self._usable(seq, widths, resume)
+            match = self._cache.match(key, seq.n_prompt, seq.namespace, near=(exact, begin))
+            if first == exact.checkpoint_tokens or match.checkpoint_tokens > best:
+                best, seq.key, seq.marked_from, seq.match = match.checkpoint_tokens, key, begin, match
+                chosen = self._usable(seq, widths, best)
         return tuple((span, self._key(seq, span, widths)) for span in chosen)
 
     def _usable(self, seq: Request, widths: Widths, first: int) -> tuple[Span, ...]:
