@@ -130,12 +130,14 @@ class HeadwaterRequests:
 
     def evict_states(self, n: int) -> int:
         for _ in range(n):
-            self.cache._evictor.evict(Room.STATE, 1, self.requests)
+            with self.cache._evictor.reserving():
+                self.cache._evictor.evict(Room.STATE, 1, self.requests)
         return n
 
     def evict_kv(self, tokens: int) -> int:
         before, pool = self.cache._evictor.kv_pages, self.cache._pool
-        self.cache._evictor.make_room(Room.KV, pool.kv.free + -(-tokens // self.page), self.requests)
+        with self.cache._evictor.reserving():
+            self.cache._evictor.make_room(Room.KV, pool.kv.free + -(-tokens // self.page), self.requests)
         return (self.cache._evictor.kv_pages - before) * self.page
 
     def lock(self) -> None:

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.cache.branch import Place
 from headwater.cache.segments.compose import Widths
 from headwater.cache.segments.store import SegmentKey
-from headwater.plan import CacheLayout
+from headwater.plan import CacheLayout, Place
 from tests.cache.toy import LAYOUT, PAGE, Toy, floor, key_of, publish_segment, reserve_segment, words
 
 A, B, C = words(1, 40), words(2, 40), words(3, 40)
@@ -26,6 +25,10 @@ class Path(Toy):
     def drop(self, tokens: tuple[int, ...], above: int, namespace: str = "") -> None:
         self.cache.branches.drop(key_of(tokens[: floor(len(tokens))]), above, namespace)
         self.cache.check()
+
+    def make_room_below(self, kv: int, states: int, branch: Place, resume: Place) -> bool:
+        with self.cache._evictor.reserving():
+            return self.cache.branches.make_room_below(kv, states, branch, resume)
 
     def checkpoints(self, tokens: tuple[int, ...], namespace: str = "") -> tuple[int, ...]:
         return self.cache.branches.checkpoints(key_of(tokens[: floor(len(tokens))]), namespace)
@@ -130,11 +133,10 @@ def test_room_is_made_until_it_would_be_the_branch_s_own_turn() -> None:
         toy = Path(SMALL)
         toy.serve(A)
         toy.serve(B)
-        make = toy.cache.branches.make_room_below
         free = toy.cache.stats().pages_free
-        assert make(free, 0, Place("", key_of(asked), 0), NOWHERE)
+        assert toy.make_room_below(free, 0, Place("", key_of(asked), 0), NOWHERE)
         assert toy.cache.stats().pages_free == free
-        assert make(free + 1, 0, Place("", key_of(asked), 0), NOWHERE) == (asked == B), "A is older"
+        assert toy.make_room_below(free + 1, 0, Place("", key_of(asked), 0), NOWHERE) == (asked == B), "A is older"
         assert (toy.match((*other, -1)).checkpoint_tokens == 40) == (asked == A)
         assert toy.match((*kept, -1)).checkpoint_tokens == 40
         toy.cache.check()
@@ -145,7 +147,7 @@ def test_beyond_a_branch_s_place_alone_it_is_kept() -> None:
     toy.serve(A)
     toy.serve(B)
     free = toy.cache.stats().pages_free
-    assert toy.cache.branches.make_room_below(free + 1, 0, Place("", key_of(A), 40), NOWHERE)
+    assert toy.make_room_below(free + 1, 0, Place("", key_of(A), 40), NOWHERE)
     assert toy.match((*A, -1)).checkpoint_tokens == 0
 
 
@@ -154,7 +156,7 @@ def test_where_a_leg_is_to_resume_stays_for_it() -> None:
     toy.serve(A, checkpoints=(20, 40))
     toy.serve(B)
     pages = toy.cache.stats().pages_free + 2 + LAYOUT.checkpoint_pages
-    assert toy.cache.branches.make_room_below(pages, 0, Place("", key_of(B), 0), Place("", key_of(A), 20))
+    assert toy.make_room_below(pages, 0, Place("", key_of(B), 0), Place("", key_of(A), 20))
     assert toy.match(A).checkpoint_tokens == 20
     assert toy.match((*B, -1)).checkpoint_tokens == 40
     toy.cache.check()
@@ -167,11 +169,11 @@ def test_each_region_has_room_of_its_own(elastic: int) -> None:
         toy.serve(tokens)
     pool, branch = toy.cache._pool, Place("", key_of(B), 0)
     kv, states = pool.kv.free + 1, pool.states.free
-    assert toy.cache.branches.make_room_below(kv, states, branch, NOWHERE)
+    assert toy.make_room_below(kv, states, branch, NOWHERE)
     assert (pool.kv.free >= kv, pool.states.free >= states) == (True, True)
     toy.cache.check()
     assert toy.match((*B, -1)).checkpoint_tokens == 40
-    assert not toy.cache.branches.make_room_below(0, 40, branch, NOWHERE)
+    assert not toy.make_room_below(0, 40, branch, NOWHERE)
     assert toy.match((*B, -1)).checkpoint_tokens == 40
 
 
@@ -183,7 +185,7 @@ def test_segments_beyond_their_share_go_before_any_prefix() -> None:
     publish_segment(toy.cache, reserve_segment(toy.cache, made))
     toy.cache.segments.budget = 0.1
     free = toy.cache.stats().pages_free
-    assert toy.cache.branches.make_room_below(free + 1, 0, Place("", key_of(A), 0), NOWHERE)
+    assert toy.make_room_below(free + 1, 0, Place("", key_of(A), 0), NOWHERE)
     assert toy.cache.segments.find(made) is None
     assert toy.match((*A, -1)).checkpoint_tokens == toy.match((*B, -1)).checkpoint_tokens == 40
 

@@ -12,11 +12,24 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from headwater.cache.order import Room
 from headwater.cache.segments.compose import Widths
 from headwater.cache.segments.store import SegmentKey, StoredSegment
 from headwater.errors import OutOfPages
 from headwater.plan import Draft, Plan
-from tests.cache.toy import LAYOUT, PAGE, Tokens, Toy, dump, floor, key_of, publish_segment, reserve_segment
+from tests.cache.toy import (
+    LAYOUT,
+    PAGE,
+    Tokens,
+    Toy,
+    dump,
+    evict,
+    floor,
+    key_of,
+    publish_segment,
+    reserve_segment,
+    watch_evictions,
+)
 
 LAYOUTS = {
     "unified": replace(LAYOUT, n_pages=26),
@@ -51,6 +64,7 @@ class CacheMachine(RuleBasedStateMachine):
     def make(self, kind: str, eviction: str) -> None:
         self.ample = kind == "ample" and eviction not in CAPPED
         self.toy = Toy(LAYOUTS[kind], eviction)
+        watch_evictions(self.toy.cache, caps=eviction in CAPPED)
         self.running: dict[int, Running] = {}
         self.published: set[tuple[str, bytes]] = set()
         self.saved: set[tuple[str, bytes]] = set()
@@ -244,3 +258,11 @@ def test_the_machine_would_notice_a_checkpoint_of_another_prompt() -> None:
     toy.pages[plan.restore[0]] = (0, "", 8, key_of((1,) * 8))
     with pytest.raises(AssertionError):
         toy.commit(plan, draft)
+
+
+def test_the_machine_would_notice_an_eviction_outside_of_reserve() -> None:
+    toy = Toy()
+    toy.serve((0,) * 12)
+    watch_evictions(toy.cache, caps=False)
+    with pytest.raises(AssertionError, match="no operation"):
+        evict(toy.cache, Room.ANY)

@@ -8,7 +8,8 @@ import pytest
 
 from headwater.account import Reason
 from headwater.cache import NoCache
-from headwater.errors import OutOfPages, PlanClosed
+from headwater.errors import OutOfPages, PlanClosed, StaleMatch
+from headwater.plan import Place
 from tests.cache.toy import LAYOUT, PAGE, Toy, dump, floor, key_of, words
 
 A, B = words(1, 40), words(2, 40)
@@ -405,3 +406,51 @@ def test_stats_add_up_to_all_pages() -> None:
     assert parts == s.pages_total == 200
     assert (s.pages_kv, s.pages_checkpoint, s.pages_slot, s.checkpoints, s.open_plans) == (10, 2, 2, 1, 1)
     assert s.dead_kv_tokens == 20
+
+
+def test_a_match_that_is_older_than_the_index_is_refused_and_nothing_changes() -> None:
+    toy = Toy()
+    toy.serve(A)
+    stale = toy.match(A + B)
+    toy.serve(B)
+    draft, before = toy.draft(A + B, stale.checkpoint_tokens), dump(toy.cache)
+    with pytest.raises(StaleMatch, match="of version"):
+        toy.cache.reserve(draft, stale)
+    assert dump(toy.cache) == before
+    fresh = toy.match(A + B)
+    assert (fresh, fresh.version > stale.version) == (stale, True), "equal but for the version"
+    toy.commit(toy.cache.reserve(draft, fresh), draft)
+
+
+def test_a_lookup_pins_and_recency_leave_a_match_fresh() -> None:
+    toy = Toy()
+    toy.serve(A)
+    match = toy.match(A + B)
+    toy.match(B)
+    node = toy.cache._index.roots[""].children[key_of(A)[: 4 * PAGE]]
+    toy.cache._index.pin(node, hold=True)
+    toy.cache._index.touch(node, None, toy.cache._now)
+    toy.cache._index.unpin(node, hold=True)
+    assert match.version == toy.cache.version
+
+
+def test_a_walk_from_a_match_that_shares_the_key_s_beginning_finds_the_same() -> None:
+    toy = Toy()
+    toy.serve(A + B, checkpoints=(20, 60, 80))
+    toy.serve(A[:24] + B)
+    near = toy.match(A + B)
+    for tokens, shared in ((A[:24] + B, 24), (A[:24] + B, 3), (A + B[:8], 48), (B, 0)):
+        found = toy.cache.match(key_of(tokens), len(tokens), near=(near, shared))
+        assert found == toy.match(tokens)
+        assert toy.cache.path(found) == toy.cache.path(toy.match(tokens))
+
+
+def test_evicting_outside_of_reserve_raises() -> None:
+    toy = Toy(replace(LAYOUT, n_pages=40))
+    toy.serve(A)
+    place = Place("", key_of(B), 0)
+    with pytest.raises(RuntimeError, match="outside of reserve"):
+        toy.cache._evictor.make_rooms(40, 0, toy.cache._now)
+    with pytest.raises(RuntimeError, match="outside of reserve"):
+        toy.cache.branches.make_room_below(30, 0, place, place)
+    toy.cache.check()

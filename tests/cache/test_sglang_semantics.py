@@ -11,7 +11,7 @@ import pytest
 from headwater.cache import PrefixCache
 from headwater.cache.order import Room
 from headwater.plan import CacheLayout, Draft, Match, Plan
-from tests.cache.toy import Tokens, key_of, words
+from tests.cache.toy import Tokens, evict, key_of, words
 
 SYS = words(1, 1000)
 A, B = SYS + words(2, 500), SYS + words(3, 500)
@@ -55,7 +55,7 @@ class Tree:
 
     def evict(self, room: Room, times: int = 1) -> None:
         for _ in range(times):
-            self.cache._evictor.evict(room, 1, self.cache._now)
+            evict(self.cache, room)
             self.cache.check()
 
     @property

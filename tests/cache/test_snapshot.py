@@ -12,7 +12,7 @@ import pytest
 from headwater.cache import PrefixCache
 from headwater.cache.node import Node
 from headwater.cache.order import Room
-from tests.cache.toy import LAYOUT, PAGE, Toy, floor, key_of, words
+from tests.cache.toy import LAYOUT, PAGE, Toy, evict, floor, key_of, words
 
 SMALL = replace(LAYOUT, n_pages=80, slot_pages=0)
 policies = pytest.mark.parametrize("policy", ["lru", "seglen", "flop_aware(0.5)", "marconi"])
@@ -54,7 +54,7 @@ def victims(cache: PrefixCache) -> list[Any]:
     order = []
     while (victim := cache.policy.victim(Room.ANY, cache._now)) is not None:
         order.append((victim[0].serial, victim[1]))
-        cache._evictor.evict(Room.ANY, 1, cache._now)
+        evict(cache, Room.ANY)
     return order
 
 

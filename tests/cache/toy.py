@@ -8,6 +8,7 @@ from typing import Any
 
 from headwater.cache import PrefixCache
 from headwater.cache.node import Node
+from headwater.cache.order import Room
 from headwater.cache.segments.store import SegmentKey, StoredSegment
 from headwater.plan import CacheLayout, Draft, Match, Plan
 
@@ -29,6 +30,44 @@ def floor(tokens: int) -> int:
 def words(first: int, count: int) -> Tokens:
     """`count` tokens that appear in no other run of words."""
     return tuple(range(first * 10_000, first * 10_000 + count))
+
+
+def evict(cache: PrefixCache, room: Room) -> None:
+    """Evict one checkpoint, or one page, as `reserve` does for room."""
+    with cache._evictor.reserving():
+        cache._evictor.evict(room, 1, cache._now)
+
+
+def watch_evictions(cache: PrefixCache, caps: bool) -> None:
+    """Fail at any eviction outside of `reserve`, but for those of a policy that `caps`, which `commit` may evict."""
+    entries: list[str] = []
+
+    def entering(name: str) -> None:
+        operation = getattr(cache, name)
+
+        def entered(*args: Any) -> Any:
+            entries.append(name)
+            try:
+                return operation(*args)
+            finally:
+                entries.pop()
+
+        setattr(cache, name, entered)
+
+    def checked(owner: Any, name: str) -> None:
+        evict = getattr(owner, name)
+
+        def called(*args: Any, evicted: bool = True) -> Any:
+            may = entries in (["reserve"], ["reserve_segment"]) or (caps and entries == ["commit"])
+            assert may or not evicted, f"{name} evicts in {entries or 'no operation'}"
+            return evict(*args, evicted=evicted) if owner is cache._index else evict(*args)
+
+        setattr(owner, name, called)
+
+    for name in ("match", "reserve", "reserve_segment", "plan_segment", "commit", "abandon", "release"):
+        entering(name)
+    for owner, name in ((cache._index, "drop"), (cache._index, "trim"), (cache.segments, "evict")):
+        checked(owner, name)
 
 
 def reserve_segment(cache: PrefixCache, key: SegmentKey, request: int = -1) -> StoredSegment:

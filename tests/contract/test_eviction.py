@@ -12,7 +12,7 @@ from headwater.cache.eviction.clairvoyant import Clairvoyant
 from headwater.cache.order import Eviction, Kind, Room
 from headwater.cache.order.future import Asked, Future
 from headwater.errors import ConfigError
-from tests.cache.toy import LAYOUT, PAGE, Tokens, Toy, dump, floor, key_of, words
+from tests.cache.toy import LAYOUT, PAGE, Tokens, Toy, dump, evict, floor, key_of, words
 
 # Options of policies that cannot be made without, or that the table of hits below wants to be others than by default
 OPTIONS = {"path_cap": "(1)", "last_n": "(3)", "flop_aware": "(2.0)"}
@@ -64,7 +64,7 @@ def test_everything_unpinned_can_be_evicted_and_nothing_else(policy: str, fracti
         assert not node.holds
         assert kind is Kind.CHECKPOINT or not (node.pins or node.children)
         assert kind is not Kind.TAIL or node.checkpoint is None
-        cache._evictor.evict(room, 1, cache._now)
+        evict(cache, room)
         cache.check()
     stats = cache.stats()
     assert toy.match((*kept, 0)).checkpoint_tokens == 12
@@ -117,7 +117,7 @@ def test_speculative_checkpoints_go_before_other_checkpoints(policy: str) -> Non
     toy = Toy(replace(LAYOUT, n_pages=60, state_fraction=0.5), policy)
     toy.serve(words(1, 12))
     toy.serve(words(2, 12), checkpoints=(), speculative=(8,))
-    toy.cache._evictor.evict(Room.STATE, 1, toy.cache._now)
+    evict(toy.cache, Room.STATE)
     assert toy.match(words(2, 12)).checkpoint_tokens == 0
     assert toy.match((*words(1, 12), 0)).checkpoint_tokens == 12
 
@@ -143,7 +143,7 @@ def test_what_an_open_plan_names_stays(policy: str, fraction: float | None) -> N
     draft = toy.draft((*A[:12], *words(61, 4)), 8)
     plan = toy.reserve(draft)
     while toy.cache.policy.victim(Room.ANY, toy.cache._now) is not None:
-        toy.cache._evictor.evict(Room.ANY, 1, toy.cache._now)
+        evict(toy.cache, Room.ANY)
     toy.commit(plan, draft)  # the toy's executor compares what the pages hold
     assert toy.cache.stats().pages_kv == 4
 

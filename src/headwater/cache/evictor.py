@@ -1,12 +1,17 @@
-"""Carries out what the eviction policy chooses, until there is room.
+"""Evictor: carries out what the eviction policy chooses.
 
-`keep` are nodes of which nothing is to go: what would evict one stops right before it, and returns False.
+Two operations of the cache evict. `reserve` makes room, for legs, segments and healing alike. `commit` gives up what
+the policy's own cap excludes now that a path was committed (`path_cap`, `last_n`). Anywhere else eviction raises.
+
+`keep` are nodes that stay as they are: eviction stops before the first of them is chosen, and returns False.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
 
 from headwater.cache.history import History
 from headwater.cache.index import Index
@@ -20,7 +25,7 @@ NONE: Nodes = frozenset()
 
 
 class Evictor:
-    """Moves pages from the index, and from stored segments, to the pool."""
+    """Moves pages of the index and of stored segments to the pool."""
 
     def __init__(
         self, index: Index, pool: Pool, policy: Eviction, segments: SegmentStore, history: History | None = None
@@ -31,9 +36,19 @@ class Evictor:
         self.speculative = 0  # of them
         self.kv_pages = 0
         self.reuse: Counter[int] = Counter()  # evicted checkpoints by the number of requests that resumed there
+        self._reserving = False
+
+    @contextmanager
+    def reserving(self) -> Iterator[None]:
+        """Permit eviction for room. `reserve` alone opens this."""
+        self._reserving = True
+        try:
+            yield
+        finally:
+            self._reserving = False
 
     def make_room(self, room: Room, pages: int, now: int, keep: Nodes = NONE) -> bool:
-        """Evict until `pages` are free. The caller has made sure that as many can be, unless some are kept."""
+        """Evict until `pages` are free. The caller has checked that as many can be freed, unless some are kept."""
         region = self._pool.states if room is Room.STATE else self._pool.kv
         while region.free < pages:
             if self._segments.goes_first:
@@ -52,9 +67,9 @@ class Evictor:
         return self.make_room(Room.KV, kv, now, keep) and self.make_room(Room.STATE, states, now, keep)
 
     def _make_elastic(self, kv: int, states: int, now: int, keep: Nodes) -> bool:
-        """Regions first take what is free in the other one, then evict their own, then what the other one can.
+        """Take what is free in the other region, then evict in the own region, then in the other one.
 
-        A segment has pages in both, so after each one that goes what is free is looked at anew.
+        A segment has pages in both regions: after each eviction free pages are counted again.
         """
         pool = self._pool
         pool.trade(kv, states)
@@ -75,7 +90,9 @@ class Evictor:
         return True
 
     def evict(self, room: Room, pages: int, now: int, keep: Nodes = NONE) -> bool:
-        """Give up one checkpoint, or up to `pages` of one leaf's tail; where no prefix may go, a segment."""
+        """Evict one checkpoint, or up to `pages` of one leaf's tail; if no prefix may go, a segment."""
+        if not self._reserving:
+            raise RuntimeError("eviction for room outside of reserve")
         victim = self._policy.victim(room, now)
         if victim is None and self._segments.evict():
             return True
@@ -90,12 +107,12 @@ class Evictor:
         return True
 
     def give_up_surplus(self, node: Node, now: int) -> None:
-        """Evict what the policy does not want to keep now that a path down to `node` was committed."""
+        """Evict what the policy's cap excludes, after the commit of a path to `node`. `commit` alone calls this."""
         while (victim := self._policy.surplus(node, now)) is not None:
             self._give_up(*victim)
 
     def _give_up(self, node: Node, kind: Kind) -> None:
-        """One checkpoint; or (kind NODE) all that the leaf keeps."""
+        """Evict one checkpoint, or with kind NODE the checkpoint and KV of a leaf."""
         pages = len(node.pages)
         if node.checkpoint is not None:
             self.checkpoints += 1

@@ -89,11 +89,17 @@ class PrefixCache:
     # ---- reserve
 
     def reserve(self, draft: Draft, match: Match | None = None) -> Plan:
-        """Take all that the leg needs, evicting where there is no room, and pin what it reads.
+        """Take all pages that the leg needs, evicting if there is no room, and pin what it reads.
 
-        Raises OutOfPages if it would not fit even then, ValueError for a draft that does not follow from the
-        request's earlier legs or names a checkpoint that is gone (match again); both leave everything as it was.
+        match: of a first leg's prompt, so that it is not looked up again. Raises OutOfPages if the leg would not fit
+        even after eviction, StaleMatch if the index has changed since the match, ValueError for a draft that does not
+        follow from the request's earlier legs or names a checkpoint that was evicted. Then nothing is changed, except
+        by a draft that spares a branch: what ranks below this branch may be evicted.
         """
+        with self._evictor.reserving():
+            return self._reserve(draft, match)
+
+    def _reserve(self, draft: Draft, match: Match | None) -> Plan:
         lease = self._leases.get(draft.request)
         if draft.spares is not None:
             self._make_room_beside(draft, draft.spares, lease)
@@ -141,7 +147,8 @@ class PrefixCache:
         self._require_room(Survey([], 0, None, (), (), kv, states + self.layout.slot_pages))
         self.segments.make_way(kv + states)
         self._now += 1
-        self._evictor.make_rooms(kv, states + self.layout.slot_pages, self._now)
+        with self._evictor.reserving():
+            self._evictor.make_rooms(kv, states + self.layout.slot_pages, self._now)
         return self._builds.begin(request, key)
 
     def plan_segment(self, request: int, start: int, end: int) -> Plan:

@@ -14,7 +14,7 @@ from headwater.cache.order import Kind, Room
 from headwater.errors import ConfigError
 from headwater.plan import CacheLayout, PrefillFlops
 from tests.cache.test_index import add
-from tests.cache.toy import LAYOUT, Toy, words
+from tests.cache.toy import LAYOUT, Toy, evict, words
 
 # one token a page; with these FLOPs the article's efficiencies come out to both of their digits
 UNITS = CacheLayout(n_pages=1000, page_size=1, unit_tokens=1, unit_bytes=1, checkpoint_pages=7)
@@ -214,8 +214,8 @@ def test_only_the_node_that_was_hit_is_refreshed() -> None:
     toy.serve(words(1, 12), checkpoints=(4, 8, 12))
     toy.serve(words(2, 12))
     assert toy.serve((*words(1, 12), 5), checkpoints=()).checkpoint_tokens == 12
-    toy.cache._evictor.evict(Room.STATE, 1, toy.cache._now)
-    toy.cache._evictor.evict(Room.STATE, 1, toy.cache._now)
+    evict(toy.cache, Room.STATE)
+    evict(toy.cache, Room.STATE)
     assert toy.match(words(1, 12)).checkpoint_tokens == 0
     assert toy.match((*words(1, 12), 5)).checkpoint_tokens == 12
 

@@ -12,7 +12,7 @@ from headwater.cache.index import Index
 from headwater.cache.node import Node
 from headwater.cache.order import Kind, Room
 from tests.cache.test_index import add
-from tests.cache.toy import LAYOUT, Toy, words
+from tests.cache.toy import LAYOUT, Toy, evict, words
 
 
 def length(policy: SegLen, node: Node) -> float:
@@ -88,7 +88,7 @@ def test_nodes_with_several_children_keep_their_state_unless_asked() -> None:
         toy.serve(words(1, 4))
         for branch in (2, 3):
             toy.serve(words(1, 4) + words(branch, 12))
-        toy.cache._evictor.evict(Room.STATE, 1, toy.cache._now)
+        evict(toy.cache, Room.STATE)
         toy.cache.check()
         survivors.append(toy.match((*words(1, 4), 7)).checkpoint_tokens)
     assert survivors == [4, 0]
