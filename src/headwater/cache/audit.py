@@ -55,7 +55,7 @@ def _owned_pages(nodes: list[Node], leases: list[Lease], plans: list[OpenPlan]) 
 
 
 def _check_table(index: Index, lease: Lease) -> None:
-    """What a lease names is its own, or sits at the same position on its pinned path."""
+    """Check that each page of a lease is its own, or is at the same position on its pinned path."""
     own = set(lease.private_pages())
     path: dict[int, int] = {}
     node = lease.deep or lease.node

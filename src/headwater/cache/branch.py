@@ -1,4 +1,4 @@
-"""What is cached along one key: where work can resume on it, making room with less than it, giving up its own end."""
+"""Cached prefix along one key: its resume positions, eviction of content ranked below it, removal of its own end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Branches:
     now: Callable[[], int]  # the cache's tick
 
     def checkpoints(self, key: bytes, namespace: str) -> tuple[int, ...]:
-        """Where a prompt that goes on after `key` could resume on its path, ascending, guesses left out.
+        """Return the resume positions of a prompt that continues `key`, ascending, without speculative ones.
 
         Asking changes nothing.
         """

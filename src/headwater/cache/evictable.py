@@ -1,4 +1,4 @@
-"""How many pages may go while requests keep what they hold: what a reserve can count on."""
+"""Count of pages that can be evicted while requests keep theirs, for the decision of a reserve."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Evictable:
         return self._with_segments(kv, max(0, checkpoints))
 
     def beside(self, survey: Survey, letting_go: Lease | None, keep: Iterable[Node] = ()) -> tuple[int, int]:
-        """What may go while this leg and all leases keep what they name. One lease lets its checkpoint go.
+        """Return the evictable pages while this leg and all leases keep their pages; one lease releases its checkpoint.
 
         keep: nodes that stay with their checkpoints, and the KV before them.
         """

@@ -1,4 +1,4 @@
-"""What one request holds of the cache, from its first reserve to its release."""
+"""Lease: all pages and pins of one request, from its first reserve to its release."""
 
 from __future__ import annotations
 

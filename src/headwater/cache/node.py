@@ -72,7 +72,7 @@ class Node:
 
 
 class Root(Node):
-    """Where a namespace begins."""
+    """Root of a namespace."""
 
     __slots__ = ("namespace",)
 

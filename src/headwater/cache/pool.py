@@ -60,7 +60,7 @@ class Pool:
 
     @property
     def split(self) -> bool:
-        """Whether KV and states have a region each."""
+        """True if KV and states have separate regions."""
         return self.kv is not self.states
 
     @property

@@ -40,7 +40,7 @@ GRAMMAR = {
 
 
 class ConstraintMachine:
-    """Where one request stands in its constraint."""
+    """State of one request's constraint."""
 
     def __init__(self, matcher: LLMatcher, vocab_size: int, never: Sequence[int] = ()) -> None:
         self._matcher = matcher
@@ -48,7 +48,7 @@ class ConstraintMachine:
         self._never = list(never)  # ids that the library takes for end tokens and the model does not
 
     def allowed(self) -> torch.Tensor:
-        """Which tokens may come next, bool [V]: end tokens only where the output is complete.
+        """Return the tokens that may come next, bool [V]: end tokens only if the output is complete.
 
         Raises ConstraintError if that cannot be told within the limits.
         """
@@ -65,7 +65,7 @@ class ConstraintMachine:
 
     @property
     def finished(self) -> bool:
-        """Whether the output is complete and nothing may follow."""
+        """True if the output is complete and no token may follow."""
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
 

@@ -36,7 +36,7 @@ class TextStream:
         return self._stop.push(self._decoder.push(token))
 
     def flush(self) -> str:
-        """What was held back: an incomplete character as U+FFFD, and what began like a stop string."""
+        """Return the text held back: an incomplete character as U+FFFD, and a possible beginning of a stop string."""
         shown, hit = self._stop.push(self._decoder.flush())
         return shown if hit is not None else shown + self._stop.flush()
 
@@ -71,7 +71,7 @@ class StopStrings:
         return min(hits)[1:] if hits else None
 
     def _possible_start(self, window: str) -> int:
-        """Where the longest end of `window` begins that a stop string also begins with."""
+        """Return the begin of the longest end of `window` that is also the beginning of a stop string."""
         for start in range(max(0, len(window) - self._longest + 1), len(window)):
             if any(s.startswith(window[start:]) for s in self._stop):
                 return start

@@ -222,7 +222,7 @@ class Engine:
             self._changed.notify_all()
 
     def health(self) -> dict[str, object]:
-        """What /health says."""
+        """Return the content of /health."""
         status = "stopping" if self._stopping else "draining" if self._refusing else "ok"
         return {
             "status": status if self._broken is None else f"failed: {self._broken}",
@@ -237,12 +237,12 @@ class Engine:
         }
 
     def stats(self) -> EngineStats:
-        """What is held and has been done; waits at most for a step's planning."""
+        """Return counts of held memory and completed work; wait at most for the planning of a step."""
         with self._changed:
             return self._meter.stats(self.scheduler)
 
     def view(self) -> CacheView:
-        """What the cache's tree looks like; waits as `stats` does."""
+        """Return a view of the cache's tree; wait at most for the planning of a step."""
         with self._changed:
             return self.scheduler.cache.view()
 

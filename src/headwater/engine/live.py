@@ -18,7 +18,7 @@ OnEvent = Callable[[Event], None]
 
 @dataclass(eq=False)
 class Live:
-    """What the engine keeps of a request beside the scheduler's sequence."""
+    """Engine's data of a running request, in addition to the scheduler's sequence."""
 
     seq: Sequence
     on_event: OnEvent

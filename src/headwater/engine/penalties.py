@@ -1,4 +1,4 @@
-"""What a request adds to its logits: penalties on tokens that are there already, and biases it asks for.
+"""Changes of a request's logits: penalties on tokens of the prompt and the output, and requested biases.
 
 V: tokens of the vocabulary.
 """
@@ -35,7 +35,7 @@ class Penalties:
 
     @staticmethod
     def wanted(params: SamplingParams) -> bool:
-        """Whether these parameters change any logit."""
+        """Return whether these parameters change any logit."""
         off = params.repetition_penalty == 1 and params.presence_penalty == 0 and params.frequency_penalty == 0
         return bool(params.logit_bias) or not off
 

@@ -15,7 +15,7 @@ from headwater.request import SamplingParams
 
 
 class PromptScores:
-    """Of one request."""
+    """Log probabilities of one request's prompt."""
 
     def __init__(self, prompt: Sequence[int], k: int) -> None:
         self._prompt, self._k = prompt, k

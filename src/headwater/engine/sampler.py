@@ -30,10 +30,10 @@ class Choice:
 
 
 class Sampling:
-    """How one request's tokens are chosen, and what of its tokens matters for that.
+    """Sampling state of one request: parameters, generator, penalties and constraint.
 
-    It moves on with `take`, once for each token that is appended; a preempted request keeps it, so what is replayed
-    is not taken again.
+    `take` advances it once for each appended token. A preempted request keeps its state, and replayed tokens do not
+    advance it again.
     """
 
     def __init__(self, params: SamplingParams, prompt: Sequence[int], machine: ConstraintMachine | None = None) -> None:
@@ -48,12 +48,12 @@ class Sampling:
 
     @property
     def adjusts(self) -> bool:
-        """Whether tokens are chosen from other logits than the model's."""
+        """True if tokens are sampled from logits other than the model's."""
         return self._penalised or self.machine is not None
 
     @property
     def finished(self) -> bool:
-        """Whether the constraint lets nothing follow what was taken."""
+        """True if the constraint allows no further token."""
         return self.machine is not None and self.machine.finished
 
     def adjusted(self, logits_V: torch.Tensor) -> torch.Tensor:
@@ -143,7 +143,7 @@ def _most_likely(probs_V: torch.Tensor, top_k: int, top_p: float) -> tuple[torch
 
 
 def _reaching(probs_K: torch.Tensor, total: float) -> int:
-    """How many of the first have `total` together, at least 1; all of them if they have less."""
+    """Return the least number of leading entries, at least 1, that sum to `total`; all if they sum to less."""
     before_K = probs_K.cumsum(0, dtype=torch.float64) - probs_K
     return max(1, int((before_K < total).sum()))
 

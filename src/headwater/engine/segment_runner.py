@@ -1,4 +1,4 @@
-"""What a step does around its forward pass for segments: places their KV, gathers and saves their states."""
+"""Segment work around a step's forward pass: placing of KV, gathering and saving of states."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ NARROW = 64  # model width that recurrences are tried with
 
 @dataclass(frozen=True, slots=True)
 class SelfCheck:
-    """What was found: the way of products that keeps bits, or the first kernel that breaks them."""
+    """Result of the self-check: the mode of products that keeps bits, or the first kernel that breaks them."""
 
     deterministic: bool
     broken_by: str | None

@@ -1,4 +1,4 @@
-"""What the engine holds and has done, for /metrics, /cache and the live page."""
+"""Counts of the engine's memory and completed work, for /metrics, /cache and the live page."""
 
 from __future__ import annotations
 

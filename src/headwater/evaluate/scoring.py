@@ -103,6 +103,6 @@ def _jsonschema() -> tuple[Any, Any, tuple[type[Exception], ...]]:
 
 
 def is_right(call: Json, item: Item) -> bool:
-    """Whether a well-formed call is the one that the item asks for."""
+    """Return whether a well-formed call is the right call of the item."""
     right = item.call
     return right is not None and call["name"] == right.name and json.loads(call["arguments"]) == dict(right.arguments)

@@ -73,7 +73,7 @@ class Answer:
 
     @property
     def refused(self) -> bool:
-        """Whether the server refused the request after it had sent the status line."""
+        """True if the server refused the request after it had sent the status line."""
         return self.first is None and self._error_code in REFUSALS
 
     def _take(self, data: bytes, now: float) -> list[Piece]:

@@ -189,7 +189,7 @@ class Endpoint:
 
 
 def is_refusal(response: httpx.Response) -> bool:
-    """Whether a response says that the server is overloaded, which counts apart from errors."""
+    """Return whether a response reports an overloaded server, which is counted separately from errors."""
     return response.status_code == 429 or (response.status_code == 503 and "retry-after" in response.headers)
 
 

@@ -57,7 +57,7 @@ class Result:
         return sum(self.gaps) / max(len(self.gaps), (self.output_tokens or 0) - 1)
 
     def meets(self, slo_ttft: float, slo_itl: float) -> bool:
-        """Whether the answer is complete, and within these limits in seconds."""
+        """Return whether the answer is complete, and within these limits in seconds."""
         first = self.ttft_from_due
         return self.outcome == "ok" and first is not None and first <= slo_ttft and self.token_time <= slo_itl
 

@@ -32,14 +32,14 @@ class Arrivals(Protocol):
         """The request that is due next. Raises IndexError where none is."""
 
     def answered(self, request: Request, now: float) -> None:
-        """Its answer is complete, or it failed: its session may go on."""
+        """Record that a request was answered or failed, so that its session continues."""
 
     def __len__(self) -> int:
         """Requests still to come."""
 
 
 class Load(Protocol):
-    """How a trace's requests are to come."""
+    """Load: arrival times of a trace's requests."""
 
     def over(self, trace: Trace, seed: int = 0) -> Arrivals:
         """The load anew. Raises ConfigError where its options, or the trace, do not allow it."""

@@ -54,7 +54,7 @@ class Chat:
         self._ids += self._tokens.footer()
 
     def text(self) -> bytes:
-        """Of all messages: what all requests of this conversation share."""
+        """Tokens of all messages, shared by all requests of this conversation."""
         return self._ids.tobytes()
 
     def request(self, session: str, text: bytes, reply: int, at: float | None = None) -> Request:
@@ -69,7 +69,7 @@ class Chat:
         return ids.tobytes(), self._boundaries(len(self._starts), len(ids))
 
     def segments(self, end: int) -> tuple[Span, ...]:
-        """Of the first `end` tokens."""
+        """Return the segments within the first `end` tokens."""
         return tuple(span for span in self._segments if span.end <= end)
 
     def beginning(self) -> bytes:

@@ -160,7 +160,7 @@ class BlockTexts:
         return max(one.prompt_tokens, min(one.prompt_tokens + one.output_tokens, blocks * self._block))
 
     def _read(self, raw: bytes, thread: _Thread) -> tuple[int, array[int]]:
-        """How many blocks are those of the request before, and the ids of the others."""
+        """Return the number of leading blocks shared with the previous request, and the ids of the others."""
         end = _common_prefix(raw, thread.raw)
         if not (_ends_number(raw, end) and _ends_number(thread.raw, end)):
             end = raw.rfind(b",", 0, end)

@@ -78,7 +78,7 @@ def tokens_of(tokenizer: Path | None) -> Tokens:
 
 
 def _first(requests: Iterator[Request], limit: int | None, interleaved: bool) -> Iterator[Request]:
-    """Those of the first `limit` sessions; not read on for more where none of them can come."""
+    """Yield the requests of the first `limit` sessions; stop reading once no more of them can follow."""
     sessions: set[str] = set()
     for request in requests:
         if request.prompt_tokens < 1:

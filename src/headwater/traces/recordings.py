@@ -1,8 +1,8 @@
-"""What `headwater serve --record` writes, and its reader: page hashes under a random key, lengths, boundaries, times.
+"""Recordings of `headwater serve --record`, and their reader: keyed page hashes, lengths, boundaries, times.
 
-A line is a request; the first one says what a page is. A page's hash stands for all tokens up to its end, in one
-namespace: equal hashes of one recording are equal prefixes, and no hash can be compared with another recording's. The
-key is in no file, so that nobody can look for the hash of a text that he guesses. A segment has a hash of its own
+A line is a request; the first line has the page size. A page's hash covers all tokens up to its end, in one
+namespace: equal hashes within one recording are equal prefixes, and hashes of different recordings cannot be compared.
+The key is stored in no file, so that a guessed text cannot be verified by its hash. A segment has a hash of its own
 tokens (since version 2).
 """
 
@@ -36,7 +36,7 @@ class PageHashes:
     page_size: int  # tokens
 
     def of(self, namespace: str, tokens: Sequence[int]) -> bytes:
-        """Of all full pages, one after the other."""
+        """Return the hashes of all full pages, concatenated."""
         ids, page = array("i", tokens).tobytes(), self.page_size * 4
         hashes = [self._hash(b"pages " + namespace.encode(errors="surrogatepass"))]
         for end in range(page, len(ids) + 1, page):
@@ -44,12 +44,12 @@ class PageHashes:
         return b"".join(hashes[1:])
 
     def segment(self, namespace: str, tokens: Sequence[int]) -> str:
-        """Of a segment's tokens, wherever they stand."""
+        """Return the hash of a segment's tokens, independent of their position."""
         space = self._hash(b"segments " + namespace.encode(errors="surrogatepass"))
         return self._hash(space + array("i", tokens).tobytes()).hex()
 
     def name(self, namespace: str) -> str:
-        """What stands for a namespace; the one without a name has none."""
+        """Return the hash of a namespace's name; "" for the default namespace."""
         return self._hash(b"name " + namespace.encode(errors="surrogatepass")).hex() if namespace else ""
 
     def _hash(self, text: bytes) -> bytes:
@@ -83,7 +83,7 @@ class Recorded:
 
 
 def fields_of(request: Request, hashes: Sequence[str]) -> dict[str, object]:
-    """What a line says of them: `segments` [[start, end, hash], ...] and `fidelity`; nothing where there are none."""
+    """Return the segment fields of a line: `segments` [[start, end, hash], ...] and `fidelity`; {} without segments."""
     if not request.segments:
         return {}
     named = [[span.start, span.end, name] for span, name in zip(request.segments, hashes, strict=True)]

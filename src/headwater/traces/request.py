@@ -1,4 +1,4 @@
-"""What a trace says of one request, and a trace. Lengths and positions in tokens."""
+"""Requests of a trace, and the trace itself. Lengths and positions are in tokens."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Request:
 
     @property
     def ends_unknown(self) -> bool:
-        """Whether what was generated is not known, so that it cannot be cached."""
+        """True if the generated tokens are unknown, so that they cannot be cached."""
         return self.output_tokens > 0 and self.known_tokens == self.prompt_tokens
 
 

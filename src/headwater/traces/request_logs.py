@@ -26,7 +26,7 @@ SESSIONS = ("session", "session_id", "conversation_id")
 
 
 class RequestLogs(Reader):
-    """What is generated is known where the answer was logged; where only its length was, that."""
+    """Reader of request logs; generated tokens are known if the answer was logged, else at most their number."""
 
     interleaved = True
 
@@ -96,7 +96,7 @@ def _asked(line: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _text(answer: Any) -> str | None:
-    """What was said, of a text, a message, or an answer with choices; None: nothing that is known."""
+    """Return the text of a string, a message, or an answer with choices; None if it is unknown."""
     if answer is None or isinstance(answer, str):
         return answer
     if has(answer, "choices") and answer["choices"]:

@@ -1,4 +1,4 @@
-"""Which parts of a prompt are segments, as requests say it (docs/segments.md)."""
+"""Segments of a prompt, as marked by its request (docs/segments.md)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def pieces_of_prompt(prompt: str) -> list[Piece]:
 
 
 def documents_of(asked: Mapping[str, Any]) -> list[Piece]:
-    """What stands before the user's last message: each document with its title, a segment."""
+    """Return the pieces before the user's last message: each document with its title is a segment."""
     documents = asked.get("documents") or ()
     return [Piece(document_text(document["text"], document.get("title")), True) for document in documents]
 
@@ -62,7 +62,7 @@ def document_text(text: str, title: str | None) -> str:
 
 
 def encoded(tokens: Tokens, pieces: Iterable[Piece]) -> tuple[array[int], tuple[Span, ...]]:
-    """Their tokens one after the other, and which of them are segments."""
+    """Return the tokens of all pieces, concatenated, and the spans of the segments."""
     ids: array[int] = array("i")
     spans = []
     for piece in pieces:

@@ -22,10 +22,10 @@ class Tokens(Protocol):
         """A text's tokens."""
 
     def header(self, role: str) -> array[int]:
-        """What stands before a message of that role."""
+        """Return the tokens before a message of that role."""
 
     def footer(self) -> array[int]:
-        """What stands behind a message; the model writes the first of them."""
+        """Return the tokens after a message; the model generates the first of them."""
 
 
 class Words:

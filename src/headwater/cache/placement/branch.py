@@ -12,7 +12,7 @@ CUTS = ("exact", "chunk")
 
 @dataclass(frozen=True, slots=True)
 class StateAt:
-    """Where the state stands that one gets for a wanted position.
+    """Position of the state that is available for a requested position.
 
     `exact`: a pass ends there (two passes), or a kernel rolls the state on, so it stands on the page there or before.
     `chunk`: the kernels pass the state on from chunk to chunk of `chunk` tokens, and the last one passed on at the

@@ -1,4 +1,4 @@
-"""What a placement policy is."""
+"""Placement policies: their protocol, queries and results."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class PlacementQuery:
         return position // self.page_size * self.page_size
 
     def is_new(self, position: int) -> bool:
-        """Whether a checkpoint at this page boundary would be of use: beyond the match, before the last token."""
+        """Return whether a checkpoint at this page boundary is useful: beyond the match, before the last token."""
         return self.match.checkpoint_tokens < position <= self.last_page
 
     def fresh(self, positions: Iterable[int]) -> tuple[int, ...]:
-        """Those of use when floored to the grid, ascending, none of them twice."""
+        """Return the useful positions, floored to the grid, ascending and without duplicates."""
         return tuple(sorted({at for position in positions if self.is_new(at := self.on_grid(position))}))
 
     def end(self, wanted: bool) -> tuple[int, ...]:
@@ -56,7 +56,7 @@ class PlacementQuery:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Where to take checkpoints: ascending page multiples beyond the match's checkpoint."""
+    """Positions of new checkpoints: ascending page multiples beyond the match's checkpoint."""
 
     checkpoints: tuple[int, ...] = ()
     speculative: tuple[int, ...] = ()

@@ -69,7 +69,7 @@ def _bridge(x: Column, y: Column, dent: int) -> tuple[int, int]:
 
 
 def _tangent(x: Column, y: Column, window: tuple[int, int, int]) -> tuple[int, int] | None:
-    """Where the tangent from below touches the points before and after the middle; None if rounding hides it."""
+    """Return the points before and after the middle that the lower tangent touches; None if rounding hides it."""
     first, middle, last = window
     before, after = slice(first, middle), slice(middle + 1, last + 1)
     left = middle - 1

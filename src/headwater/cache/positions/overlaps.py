@@ -1,4 +1,4 @@
-"""How deep requests overlap what is cached: exponentially weighted histograms, one of all and one an edge."""
+"""Overlap depths of requests with cached prefixes: exponentially weighted histograms, one of all and one per edge."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Overlaps:
         self.unit = 1.0
 
     def _of(self, edge: Edge) -> Histogram:
-        """What is known of the edge; of a new upper part of a split edge, what is known of the lower."""
+        """Return the histogram of an edge; for the new upper part of a split edge, that of the lower part."""
         for name in (edge.id, *edge.origins):
             if name in self._edges:
                 return self._edges[name]
@@ -90,9 +90,9 @@ class Overlaps:
     # ---- reading
 
     def along(self, path: Path, end: int) -> Histogram:
-        """Where those that were on this path left it, up to `end`, which lies on the last edge.
+        """Return the depths at which requests left this path, up to `end`, which lies on the last edge.
 
-        Who goes through an edge and does not enter the next leaves where they meet.
+        A request that passes an edge and does not enter the next one leaves at the node between them.
         """
         left: Histogram = {}
         start, through = 0, 0.0

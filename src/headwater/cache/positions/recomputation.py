@@ -1,4 +1,4 @@
-"""What a set of checkpoints saves: the quantities of the sparse prefix caching paper, section 3."""
+"""Savings of a set of checkpoints: the quantities of the sparse prefix caching paper, section 3."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Recomputation:
 
 
 def recomputation(positions: Sequence[int], depths: Numbers, weights: Numbers | None = None) -> Recomputation:
-    """Of requests that overlap to `depths` (tokens; `weights` tell how many, or how likely each is)."""
+    """Return the recomputation for requests with overlaps of `depths` tokens, weighted by count or probability."""
     at = np.asarray(depths, dtype=float)
     weight = np.ones(len(at)) if weights is None else np.asarray(weights, dtype=float)
     total = float(weight.sum())

@@ -93,7 +93,7 @@ class SegmentStore:
 
     @property
     def is_hard(self) -> bool:
-        """Whether the budget may never be exceeded."""
+        """True if the budget may never be exceeded."""
         return self.layout.state_fraction is not None and not self.layout.elastic_pages
 
     def needs(self, key: SegmentKey) -> tuple[int, int]:
@@ -110,7 +110,7 @@ class SegmentStore:
 
     @property
     def goes_first(self) -> bool:
-        """Whether the next eviction takes a segment rather than a prefix."""
+        """True if the next eviction takes a segment rather than a prefix."""
         return self.pages > self.budget_pages and self._victim() is not None
 
     def evict(self) -> bool:
