@@ -56,7 +56,7 @@ def self_check(spec: ModelSpec, device: str = "cpu", reproducible: bool = True) 
     if not reproducible:
         return SelfCheck(False, "switched off", "plain")
     kernels = next(_broken_kernels(spec, device), None)
-    broken = ""
+    broken: str | None = None
     for mode in ("packed", "tiled"):
         broken = next(_broken_products(spec, device, mode), None)
         if broken is None:

@@ -62,13 +62,15 @@ def inverse_rms(x_RD: torch.Tensor, eps: float) -> torch.Tensor:
 
     The norm needs no squared copy of x: for 2,048 rows of 512 it takes 0.14 ms, `pow(2).mean()` takes 2.3 ms.
     """
-    mean_R1 = torch.linalg.vector_norm(x_RD, dim=-1, keepdim=True).square_().div_(x_RD.shape[-1])
+    norm_R1: torch.Tensor = torch.linalg.vector_norm(x_RD, dim=-1, keepdim=True)
+    mean_R1 = norm_R1.square_().div_(x_RD.shape[-1])
     return mean_R1.add_(eps).rsqrt_()
 
 
 def inverse_l2(x_RD: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
     """1 / √(Σx² + eps) over the last dimension of fp32 rows; R 1."""
-    return torch.linalg.vector_norm(x_RD, dim=-1, keepdim=True).square_().add_(eps).rsqrt_()
+    norm_R1: torch.Tensor = torch.linalg.vector_norm(x_RD, dim=-1, keepdim=True)
+    return norm_R1.square_().add_(eps).rsqrt_()
 
 
 class RMSNorm:

@@ -51,18 +51,18 @@ class Slice:
 class Chunk:
     """At most 64 tokens of a slice."""
 
-    slice: Slice
+    parent: Slice  # the slice that it is a part of
     index: int
 
     @property
     def first(self) -> int:
         """Index of its first row in the step."""
-        return self.slice.first + self.index * CHUNK
+        return self.parent.first + self.index * CHUNK
 
     @property
     def length(self) -> int:
         """Tokens: 64, or fewer in the last chunk of a slice."""
-        return min(CHUNK, self.slice.length - self.index * CHUNK)
+        return min(CHUNK, self.parent.length - self.index * CHUNK)
 
     @property
     def rows(self) -> slice:
@@ -72,14 +72,14 @@ class Chunk:
     @property
     def is_last(self) -> bool:
         """True if the slice ends with this chunk."""
-        return (self.index + 1) * CHUNK >= self.slice.length
+        return (self.index + 1) * CHUNK >= self.parent.length
 
     @property
     def state_rows(self) -> list[int]:
         """Rows of the state memory that receive the state after this chunk."""
-        end = self.slice.start + self.index * CHUNK + self.length
-        rows = [row for position, row in self.slice.saves if position == end]
-        return [*rows, self.slice.slot] if self.is_last else rows
+        end = self.parent.start + self.index * CHUNK + self.length
+        rows = [row for position, row in self.parent.saves if position == end]
+        return [*rows, self.parent.slot] if self.is_last else rows
 
 
 def blocks(group: list[Slice], limit: int) -> Iterator[tuple[int, list[Chunk]]]:

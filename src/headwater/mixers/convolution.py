@@ -33,7 +33,7 @@ class ShortConvolution:
             if chunk.index:
                 window_LC[: before + chunk.length] = mixed_NC[chunk.first - before : chunk.rows.stop]
             else:
-                window_LC[:before] = state_RCw[chunk.slice.slot].T
+                window_LC[:before] = state_RCw[chunk.parent.slot].T
                 window_LC[before : before + chunk.length] = mixed_NC[chunk.rows]
         return window_nLC
 

@@ -97,7 +97,7 @@ class Router:
 
     def _of_best_groups(self, rank_NE: torch.Tensor) -> torch.Tensor:
         """Set experts outside the best groups to -inf; a group's rank is the sum of its two best experts'."""
-        rank_NGX = rank_NE.unflatten(1, (self.shape.groups, -1))
+        rank_NGX: torch.Tensor = rank_NE.unflatten(1, (self.shape.groups, -1))
         two = min(2, rank_NGX.shape[-1])
         of_group_NG = rank_NGX.topk(two, dim=-1).values.sum(dim=-1)
         best_NX = of_group_NG.topk(self.shape.groups_per_token, dim=-1).indices

@@ -1,4 +1,4 @@
-"""Every product with a weight in the model goes through here.
+"""Products with weights: all of the model's, with rows that do not depend on how many rows there are.
 
 R rows, K inputs, N outputs, V vocabulary, D width.
 """
@@ -16,8 +16,8 @@ from headwater.mixers import numerics as numerics_of_process
 from headwater.mixers.activations import sigmoid, silu
 from headwater.mixers.numerics import Numerics
 
-PACK_ROWS = 8  # the height that a packed layout is made for: with 1, one row takes a kernel of its own
-# Rows of a oneDNN product at least: one row does so all the same if K ≥ 1,536, or the weight is not packed; in
+PACK_ROWS = 8  # the height that a packed layout is built for: with 1, one row takes a kernel of its own
+# Least rows of a oneDNN product: one row takes another kernel if K ≥ 1,536, or if the weight is not packed; in
 # bfloat16 four rows are faster than two (4.5 against 5.8 ms for all weights of a small model).
 LEAST_ROWS = {torch.float32: 2, torch.bfloat16: 4}
 
@@ -25,7 +25,7 @@ Product = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Linear:
-    """y = x Wᵀ + b, where a row of y depends on its row of x alone, not on how many rows come with it.
+    """The product y = x Wᵀ + b, in which a row of y depends on its row of x alone, not on the number of rows.
 
     `weight_NK` is copied into the packed layout in packed mode, so the caller drops its own; with `shared` it is
     kept as it is (an embedding that is its model's head too), at the price of slower small heights.
@@ -56,7 +56,7 @@ class Linear:
         self._product = self._onednn if self._on_onednn else self._plain
 
     def __call__(self, x_RK: torch.Tensor, n_prefill: int = 0) -> torch.Tensor:
-        """The first `n_prefill` rows are a step's prefill rows; it matters only where products are tiled."""
+        """Return y; the first `n_prefill` rows are a step's prefill rows, which matters only if products are tiled."""
         rows = x_RK.shape[0]
         if rows == 0:
             return x_RK.new_empty(0, self.n_out)
@@ -68,32 +68,33 @@ class Linear:
         return tiles_RN[0] if len(tiles_RN) == 1 else torch.cat(tiles_RN)
 
     def swish(self, x_RK: torch.Tensor, n_prefill: int = 0) -> torch.Tensor:
-        """silu(y): in packed mode the product does it on its way out, before the result is rounded and written."""
+        """Return silu(y); in packed mode the product applies it before the result is rounded and written."""
         return self._then("swish", silu, x_RK, n_prefill)
 
     def sigmoid(self, x_RK: torch.Tensor, n_prefill: int = 0) -> torch.Tensor:
-        """sigmoid(y), likewise."""
+        """Return sigmoid(y); in packed mode the product applies it before the result is rounded and written."""
         return self._then("sigmoid", sigmoid, x_RK, n_prefill)
 
     def times(self, x_RK: torch.Tensor, factor_RN: torch.Tensor, n_prefill: int = 0) -> torch.Tensor:
-        """y · factor, likewise."""
+        """Return y · factor; in packed mode the product applies it before the result is rounded and written."""
         if not self._on_onednn or len(x_RK) == 0:
             return self(x_RK, n_prefill).mul_(factor_RN)
         missing = (0, 0, 0, max(0, self.least_rows - len(x_RK)))
         x_PK, factor_PN = (F.pad(t, missing) if missing[-1] else t for t in (x_RK, factor_RN))
         product = torch.ops.mkldnn._linear_pointwise.binary
         x_PK, factor_PN = self._widened(x_PK).contiguous(), self._widened(factor_PN).contiguous()
-        return product(x_PK, factor_PN, self._weight, self.bias_N, "mul")[: len(x_RK)].to(self.dtype)
+        y_PN: torch.Tensor = product(x_PK, factor_PN, self._weight, self.bias_N, "mul")
+        return y_PN[: len(x_RK)].to(self.dtype)
 
     def _then(self, name: str, composed: Product, x_RK: torch.Tensor, n_prefill: int) -> torch.Tensor:
-        """The activation that oneDNN calls so, of the product."""
+        """Apply the activation that oneDNN calls `name` to the product."""
         if not self._on_onednn or len(x_RK) == 0:
             return composed(self(x_RK, n_prefill))
-        # At every height, one row included: the composed one has other bits than the product's own.
+        # At every height, one row included: the composed activation has other bits than oneDNN's.
         return self._padded(x_RK, self.least_rows, partial(self._onednn, then=name))
 
     def _padded(self, x_RK: torch.Tensor, height: int, product: Product | None = None) -> torch.Tensor:
-        """The product at `height` rows or more, the missing ones filled up with zeros."""
+        """Compute the product at `height` rows or more, padded with zeros."""
         product = product or self._product
         missing = height - x_RK.shape[0]
         if missing <= 0:
@@ -102,7 +103,8 @@ class Linear:
 
     def _onednn(self, x_RK: torch.Tensor, then: str = "none") -> torch.Tensor:
         x_RK = self._widened(x_RK).contiguous()
-        return torch.ops.mkldnn._linear_pointwise(x_RK, self._weight, self.bias_N, then, [], "").to(self.dtype)
+        y_RN: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x_RK, self._weight, self.bias_N, then, [], "")
+        return y_RN.to(self.dtype)
 
     def _plain(self, x_RK: torch.Tensor) -> torch.Tensor:
         return F.linear(self._widened(x_RK), self._weight, self.bias_N).to(self.dtype)
@@ -112,7 +114,7 @@ class Linear:
 
 
 def product_dtype(dtype: torch.dtype, device: torch.device | str = "cpu") -> torch.dtype:
-    """The dtype that products with a weight of `dtype` are computed in: float32 where bfloat16 is not native.
+    """Return the dtype that products with a weight of `dtype` are computed in: float32 if bfloat16 is not native.
 
     Without AVX512-BF16 or AMX a packed bfloat16 product takes 3 times as long as one in float32 (AVX-512), or torch
     has none and its fallback takes 5 to 50 times as long (AVX2).
@@ -122,7 +124,7 @@ def product_dtype(dtype: torch.dtype, device: torch.device | str = "cpu") -> tor
 
 
 def weight_layout(mode: str, dtype: torch.dtype, device: torch.device | str = "cpu") -> str:
-    """The form in which weights of `dtype` are kept for products, in words: `packed float32 copies of bfloat16`."""
+    """Describe how weights of `dtype` are kept for products: `packed float32 copies of bfloat16`."""
     stored, kept = (str(d).removeprefix("torch.") for d in (dtype, product_dtype(dtype, device)))
     form = mode if torch.device(device).type == "cpu" else "plain"
     return f"{form} {kept}" if kept == stored else f"{form} {kept} copies of {stored}"
@@ -142,12 +144,12 @@ class Embedding:
         return self.table_VD.index_select(0, token_N).to(self.dtype)
 
     def head(self) -> Linear:
-        """The product with the same table, without a second copy of it."""
+        """Return the product with the same table, without a second copy of it."""
         return Linear(self.table_VD, shared=True)
 
 
 def first_bad_height(product: Product, x_RK: torch.Tensor, heights: Iterable[int]) -> int | None:
-    """The first height at which a row comes out with other bits than among all of `x_RK`, first or last; else None."""
+    """Return the first height at which a row has other bits than among all of `x_RK`, or None."""
     whole_RN = product(x_RK)
     for height in heights:
         first = torch.equal(product(x_RK[:height]), whole_RN[:height])

@@ -148,7 +148,7 @@ class RecurrentMixer(ABC, Generic[Prepared]):
         for first in range(0, len(chunks), n_active):
             at = slice(first, first + n_active)
             self.advance_into(prepared, at, state_SX, read_nX[at])
-            self._apply_transitions(prepared, first, [chunk.slice for chunk in chunks[at]], state)
+            self._apply_transitions(prepared, first, [chunk.parent for chunk in chunks[at]], state)
             for i, chunk in enumerate(chunks[at]):
                 for row in chunk.state_rows:
                     state.recurrent[row] = state_SX[i]
@@ -179,8 +179,9 @@ class RecurrentMixer(ABC, Generic[Prepared]):
         if self.convolution is not None and state.conv is not None:
             return self.convolution.windows(rows.mixed_NC, chunks, state.conv)
         mixed_NC, adjacent = rows.mixed_NC, slice(chunks[0].first, chunks[0].first + len(chunks) * CHUNK)
-        if chunks[-1].slice is chunks[0].slice and chunks[-1].rows.stop == adjacent.stop:  # one sequence, all full
-            return mixed_NC[adjacent].float().unflatten(0, (len(chunks), CHUNK))
+        if chunks[-1].parent is chunks[0].parent and chunks[-1].rows.stop == adjacent.stop:  # one sequence, all full
+            whole_ntC: torch.Tensor = mixed_NC[adjacent].float().unflatten(0, (len(chunks), CHUNK))
+            return whole_ntC
         mixed_ntC = torch.empty((len(chunks), CHUNK, *mixed_NC.shape[1:]), dtype=torch.float32, device=mixed_NC.device)
         for mixed_tC, chunk in zip(mixed_ntC, chunks, strict=True):
             mixed_tC[: chunk.length] = mixed_NC[chunk.rows]

@@ -83,7 +83,8 @@ class CheckpointTensors:
         path = self._source[name]
         file = self._open(path)
         self._read_names.add(name)
-        return _or_checkpoint_error(path, lambda: file.get_tensor(name), f"tensor {name!r}: ")
+        tensor: torch.Tensor = _or_checkpoint_error(path, lambda: file.get_tensor(name), f"tensor {name!r}: ")
+        return tensor
 
 
 class PartTensors(Mapping[str, torch.Tensor]):
@@ -142,7 +143,8 @@ class PartTensors(Mapping[str, torch.Tensor]):
         if whole in self._tensors or joined not in self._tensors:
             return self._tensors.raw(whole, *shape)
         rows = [self._shapes[f"{part}.{of}"][0] for part in QKV]
-        return self._tensors.raw(joined, sum(rows), *shape[1:]).split(rows)[QKV.index(kind)]
+        parts: tuple[torch.Tensor, ...] = self._tensors.raw(joined, sum(rows), *shape[1:]).split(rows)
+        return parts[QKV.index(kind)]
 
     def _of_experts(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """[E, outputs, inputs], from however the checkpoint holds it."""

@@ -93,6 +93,6 @@ def test_blocks_hold_every_chunk_once_in_the_order_of_each_sequence() -> None:
         assert len(chunks) <= 4
         assert len(chunks) % n_active == 0
         for at, chunk in enumerate(chunks):
-            assert chunk.slice.slot == at % n_active
-            seen[chunk.slice.slot].append(chunk.index)
+            assert chunk.parent.slot == at % n_active
+            seen[chunk.parent.slot].append(chunk.index)
     assert [seen[i] for i in range(4)] == [list(range(n)) for n in (11, 3, 2, 1)]

@@ -42,8 +42,9 @@ class Heads:
         self.out = weights.linear("o_proj")
         self.rotation = rotary_table(shape.rotary, str(weights.device)) if shape.rotary else None
         names = ("q_norm.weight", "k_norm.weight")
-        norms = (RMSNorm(weights.vector(name), shape.norm_eps, shape.norm_offset) for name in names)
-        self.q_norm, self.k_norm = norms if shape.normed else (None, None)
+        self.q_norm, self.k_norm = (
+            RMSNorm(weights.vector(name), shape.norm_eps, shape.norm_offset) if shape.normed else None for name in names
+        )
 
     def project(self, x_NC: torch.Tensor, batch: StepBatch) -> Projected:
         """Compute queries, keys and values, normed and rotated, and the output's gate."""

@@ -97,7 +97,8 @@ class LightningAttention(RecurrentMixer[Chunks]):
 
     def _heads(self, mixed: torch.Tensor) -> torch.Tensor:
         """Channels as [..., 3, H, K]: queries, keys, values."""
-        return mixed.unflatten(-1, (3, self.shape.heads, self.shape.head_dim))
+        qkv: torch.Tensor = mixed.unflatten(-1, (3, self.shape.heads, self.shape.head_dim))
+        return qkv
 
 
 def _by_part(shape: Lightning, weights: Weights) -> Linear:
@@ -106,7 +107,8 @@ def _by_part(shape: Lightning, weights: Weights) -> Linear:
         return weights.linear("qkv_proj")
 
     def ordered(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.unflatten(0, (shape.heads, 3, -1)).transpose(0, 1).flatten(0, 2)
+        of_parts: torch.Tensor = tensor.unflatten(0, (shape.heads, 3, -1)).transpose(0, 1)
+        return of_parts.flatten(0, 2)
 
     bias = ordered(weights.stored("qkv_proj.bias")) if shape.bias else None
     return weights.packed(ordered(weights.stored("qkv_proj.weight")), bias)

@@ -95,7 +95,7 @@ def _weights(sum_nHt: torch.Tensor, dt_nHt: torch.Tensor) -> torch.Tensor:
     """D, from running sums of binary digits in float64: [n, H, t, t]."""
     coarse_nHt = (sum_nHt * 2**GRID_BITS).round_().mul_(2**-GRID_BITS)
     fine_nHt, coarse_nHt = (sum_nHt - coarse_nHt).float(), coarse_nHt.float()
-    weight_nHtt = coarse_nHt.unsqueeze(-1) - coarse_nHt.unsqueeze(-2)
+    weight_nHtt: torch.Tensor = coarse_nHt.unsqueeze(-1) - coarse_nHt.unsqueeze(-2)
     weight_nHtt.add_(fine_nHt.unsqueeze(-1))
     torch.minimum(weight_nHtt, _bound_above_diagonal(dt_nHt.device), out=weight_nHtt)
     exp2_(weight_nHtt.view(-1))

@@ -76,6 +76,7 @@ class StateSpaceDual(RecurrentMixer[Chunks]):
         """Each group's channels apart, in place."""
         y_nGX = y_nI.unflatten(-1, (self.shape.groups, -1))
         y_nGX.mul_(inverse_rms(y_nGX, self.shape.norm_eps))
+        assert self.norm_I is not None
         return y_nI.mul_(self.norm_I)
 
     def _by_head(self, at: slice) -> slice:
