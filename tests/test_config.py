@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
+from inspect import signature
 from pathlib import Path
 
 import pytest
 
+from headwater import config
+from headwater.cli import settings
+from headwater.cli.serve import with_options
 from headwater.config import LOG_FORMATS, REASONING_FORMATS, SETTINGS, TOOL_FORMATS, ServeConfig
 from headwater.errors import ConfigError
 from headwater.server.answer import formats
 from headwater.server.observe import logs
-from headwater.setting import parse_bytes, show_bytes
+from headwater.setting import COUNT, parse_bytes, setting, settings_of, show_bytes
+
+MANUAL = Path(__file__).parents[1] / "docs" / "operations.md"
 
 
 @pytest.mark.parametrize(
@@ -46,7 +53,7 @@ def test_a_size_is_shown_short():
 
 
 @pytest.mark.parametrize(
-    ("setting", "message"),
+    ("given", "message"),
     [
         ({"model": Path("/nonexistent")}, "/nonexistent"),
         ({"device": "tpu"}, "'tpu'.*cpu, cuda"),
@@ -86,9 +93,9 @@ def test_a_size_is_shown_short():
         ({"tls_cert": Path(__file__), "tls_key": Path(__file__), "uds": Path("s")}, "tls_key.*uds is 's'"),
     ],
 )
-def test_bad_settings_are_named_with_their_values(setting, message):
+def test_bad_settings_are_named_with_their_values(given, message):
     with pytest.raises(ConfigError, match=message):
-        ServeConfig(**setting)
+        ServeConfig(**given)
 
 
 def test_a_split_pool_needs_a_fraction_between_0_and_1():
@@ -106,6 +113,38 @@ def test_no_secret_is_in_what_is_printed_of_the_settings():
     assert "sesame" not in repr(ServeConfig(api_key="sesame"))
 
 
+@dataclass(frozen=True, slots=True)
+class MoreConfig(ServeConfig):
+    haste: int = setting(3, COUNT, "Scheduling", "Haste of the server.", least=1)  # the one line
+
+
+def test_a_setting_is_one_line_and_its_row_in_the_manual(monkeypatch, tmp_path):
+    more = settings_of(fields(MoreConfig))
+    for module in (settings, config):
+        monkeypatch.setattr(module, "SETTINGS", more)
+    monkeypatch.setattr(settings, "NAMED", {one.name: one for one in more})
+    monkeypatch.setattr(settings, "ServeConfig", MoreConfig)
+    (tmp_path / "file.toml").write_text("haste = 4\n")
+    variable = {"HEADWATER_HASTE": "5"}
+    assert settings.effective({}, {}, None).config.haste == 3
+    assert settings.effective({}, {}, tmp_path / "file.toml").config.haste == 4
+    assert settings.effective({}, variable, tmp_path / "file.toml").config.haste == 5
+    assert settings.effective({"haste": "6"}, variable, None).config.haste == 6
+    assert "haste = 3" in settings.as_toml(settings.effective({}, {}, None))
+    assert "| `haste` | `3` | Haste of the server. |" in settings.settings_table()
+    assert "haste" in signature(with_options(lambda **flags: None, more)).parameters
+    with pytest.raises(ConfigError, match=r"haste is 0 \(from HEADWATER_HASTE\), must be at least 1"):
+        settings.effective({}, {"HEADWATER_HASTE": "0"}, None)
+
+
+@pytest.mark.parametrize("one", SETTINGS, ids=lambda one: one.name)
+def test_every_setting_has_its_row_in_the_manual_and_its_names_come_from_its_line(one):
+    assert f"\n| `{one.name}` | " in MANUAL.read_text()
+    assert one.flag == "--" + one.name.replace("_", "-")
+    assert one.variable == "HEADWATER_" + one.name.upper()
+    assert settings.NAMED[one.name] is one
+
+
 def test_every_default_can_be_written_and_read_again():
     for one in SETTINGS:
         if one.default is not None:
@@ -119,9 +158,8 @@ def test_the_formats_that_may_be_set_are_those_that_there_are():
 
 
 def test_the_home_of_a_user_that_there_is_not_is_refused_by_name():
-    settings = {one.name: one for one in SETTINGS}
     with pytest.raises(ConfigError, match=r"model is '~nobody-at-all/x', must be a path"):
-        settings["model"].read("~nobody-at-all/x")
+        settings.NAMED["model"].read("~nobody-at-all/x")
 
 
 def test_an_unproven_device_is_accepted_if_it_is_wanted():

@@ -48,7 +48,7 @@ NETWORK, ACCESS, LOGGING = "Network", "Access", "Logging"
 
 @dataclass(frozen=True, slots=True)
 class ServeConfig:
-    """The settings of one server. Raises ConfigError where one is out of range or contradicts another."""
+    """The settings of one server. Raises ConfigError if one is out of range or contradicts another."""
 
     model: Path | None = setting(
         None, FILE, MODEL, "Folder of a checkpoint in Hugging Face format.", unset="the embedded model"
@@ -57,7 +57,7 @@ class ServeConfig:
     device: str = setting("cpu", TEXT, MODEL, "Device that computes; cuda needs --unproven.", choices=DEVICES)
     unproven: bool = setting(False, SWITCH, MODEL, f"Allow cuda, although {NEVER_RAN}: answers may be wrong.")
     dtype: str = setting("auto", TEXT, MODEL, "Data type of the computation.", choices=DTYPES)
-    threads: int | None = setting(None, COUNT, MODEL, "Threads that compute.", unset="torch's own choice")
+    threads: int | None = setting(None, COUNT, MODEL, "Threads that compute.", unset="torch's own choice", least=1)
     reproducible: bool = setting(True, SWITCH, MODEL, "Off: a hit may change the last bits of an answer.")
     tool_format: str = setting(
         "auto",
@@ -75,7 +75,7 @@ class ServeConfig:
     )
 
     memory: int = setting(
-        4 * 10**9, BYTES, MEMORY, "Memory for KV, checkpoints and running states; GB is 10^9 bytes, GiB 2^30."
+        4 * 10**9, BYTES, MEMORY, "Memory for KV, checkpoints and running states; GB is 10^9 bytes, GiB 2^30.", least=1
     )
     page_size: int = setting(64, COUNT, MEMORY, f"Tokens of a page, a multiple of {PAGE_GRID}.")
     cache: bool = setting(True, SWITCH, MEMORY, "Reuse of earlier prompts. Off: every prompt is computed whole.")
@@ -115,15 +115,15 @@ class ServeConfig:
         choices=HEALING,
     )
 
-    max_running: int = setting(16, COUNT, SCHEDULING, "Requests that compute at the same time.")
+    max_running: int = setting(16, COUNT, SCHEDULING, "Requests that compute at the same time.", least=1)
     max_tokens_per_step: int = setting(1024, COUNT, SCHEDULING, "Tokens of one step, prefill and decode together.")
     max_waiting: int = setting(
-        256, COUNT, SCHEDULING, "Requests that may wait for a slot; further ones are refused with 503."
+        256, COUNT, SCHEDULING, "Requests that may wait for a slot; further ones are refused with 503.", least=1
     )
     request_timeout: float | None = setting(
         None, SECONDS, SCHEDULING, "Limit for a request, waiting included.", unset="no limit"
     )
-    drain: float = setting(30.0, SECONDS, SCHEDULING, "Time for running requests to finish after SIGTERM.")
+    drain: float = setting(30.0, SECONDS, SCHEDULING, "Time for running requests to finish after SIGTERM.", least=0)
 
     host: str = setting("127.0.0.1", TEXT, NETWORK, "Address to listen on; 0.0.0.0 and :: are all addresses.")
     port: int = setting(8000, COUNT, NETWORK, "Port to listen on; 0 is any free port.")
@@ -157,17 +157,17 @@ class ServeConfig:
     )
 
     def __post_init__(self) -> None:
-        self._check_choices()
+        for one in SETTINGS:
+            one.check(getattr(self, one.name))
         if self.device == "cuda" and not self.unproven:
             raise SettingError("device", "'cuda'", f"but {NEVER_RAN}: --unproven accepts that answers may be wrong")
         if self.model is not None and not (self.model / "config.json").is_file():
             raise SettingError("model", repr(str(self.model)), "which is no folder with a config.json")
         if self.page_size < PAGE_GRID or self.page_size % PAGE_GRID:
             raise SettingError("page_size", str(self.page_size), f"must be a multiple of {PAGE_GRID}")
-        for name, least in {"memory": 1, "max_running": 1, "max_tokens_per_step": self.page_size}.items():
-            self._check_least(name, least)
-        for name, least in {"threads": 1, "max_waiting": 1, "drain": 0}.items():
-            self._check_least(name, least)
+        if self.max_tokens_per_step < self.page_size:
+            least = f"must be at least {self.page_size:,}"
+            raise SettingError("max_tokens_per_step", f"{self.max_tokens_per_step:,}", least)
         if self.request_timeout is not None and not self.request_timeout > 0:
             raise SettingError("request_timeout", f"{self.request_timeout:g}", "must be more than 0 seconds")
         if not 0 <= self.port <= 65535:
@@ -186,10 +186,10 @@ class ServeConfig:
         self.required_key()
 
     def required_key(self) -> str | None:
-        """The key that requests must bring, read from its file if it is in one; None: nobody needs one."""
+        """Return the key that requests must send, from its file if one is set; None if no key is needed."""
         if self.api_key_file is None:
             if self.api_key is not None and not self.api_key.strip():
-                raise SettingError("api_key", "empty", "must be a text that nobody guesses")
+                raise SettingError("api_key", "empty", "must be a text that cannot be guessed")
             return self.api_key
         if self.api_key is not None:
             raise SettingError("api_key_file", repr(str(self.api_key_file)), "but api_key is given too: one is enough")
@@ -201,17 +201,6 @@ class ServeConfig:
         if not key:
             raise SettingError("api_key_file", shown, "which is empty: a key is needed")
         return key
-
-    def _check_choices(self) -> None:
-        for one in SETTINGS:
-            value = getattr(self, one.name)
-            if one.choices and value not in one.choices:
-                raise SettingError(one.name, repr(value), f"must be one of {', '.join(one.choices)}")
-
-    def _check_least(self, name: str, least: int) -> None:
-        value = getattr(self, name)
-        if value is not None and not value >= least:
-            raise SettingError(name, f"{value:,}", f"must be at least {least:,}")
 
     def _check_pool(self) -> None:
         if self.pool == "split" and self.state_fraction is None:

@@ -99,15 +99,25 @@ class Setting:
     choices: tuple[str, ...] = ()
     unset: str = ""  # meaning of None, shown as the default; "": the setting always has a value
     secret: bool = False
+    least: float | None = None  # the smallest value
     name: str = ""
     default: Any = None
 
+    def check(self, value: Any) -> None:
+        """Raise SettingError for a value that is no choice, or below the least."""
+        if self.choices and value not in self.choices:
+            raise SettingError(self.name, repr(value), f"must be one of {', '.join(self.choices)}")
+        if self.least is not None and value is not None and not value >= self.least:
+            raise SettingError(self.name, f"{value:,}", f"must be at least {self.least:,}")
+
     @property
     def flag(self) -> str:
+        """The option of `headwater serve`."""
         return "--" + self.name.replace("_", "-")
 
     @property
     def variable(self) -> str:
+        """The environment variable."""
         return "HEADWATER_" + self.name.upper()
 
     def read(self, given: object) -> Any:
@@ -132,12 +142,12 @@ class Setting:
 
 
 def setting(default: Any, kind: Kind, group: str, help: str, **more: Any) -> Any:
-    """A dataclass's field that is a setting; `more` are choices, unset and secret of Setting."""
+    """Declare a dataclass's field as a setting; `more` are choices, unset, secret and least of Setting."""
     one = Setting(group, help, kind, **more)
     return field(default=default, metadata={"setting": one}, repr=not one.secret)
 
 
 def settings_of(fields: tuple[Any, ...]) -> tuple[Setting, ...]:
-    """The settings among a dataclass's fields, in order."""
+    """Return the settings among a dataclass's fields, in order."""
     kept = [one for one in fields if "setting" in one.metadata]
     return tuple(replace(one.metadata["setting"], name=one.name, default=one.default) for one in kept)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from typing import Any
 
 from headwater.cache import PrefixCache
@@ -79,6 +81,13 @@ def publish_segment(cache: PrefixCache, stored: StoredSegment, request: int = -1
     """Build the segment in one leg."""
     cache.commit(cache.plan_segment(request, 0, stored.key.tokens - stored.key.widths.tail))
     cache.release(request)
+
+
+def example(name: str, policy: Callable[..., object]) -> str:
+    """Spell a policy by its name, with 1 for each option that it cannot be built without."""
+    needed = [one for one in signature(policy).parameters.values() if one.default is one.empty]
+    needed = [one for one in needed if one.name != "layout" and one.kind is not one.VAR_KEYWORD]
+    return f"{name}({', '.join('1' for _ in needed)})" if needed else name
 
 
 def dump(cache: PrefixCache) -> Any:

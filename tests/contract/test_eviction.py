@@ -12,12 +12,12 @@ from headwater.cache.eviction.clairvoyant import Clairvoyant
 from headwater.cache.order import Eviction, Kind, Room
 from headwater.cache.order.future import Asked, Future
 from headwater.errors import ConfigError
-from tests.cache.toy import LAYOUT, PAGE, Tokens, Toy, dump, evict, floor, key_of, words
+from tests.cache.toy import LAYOUT, PAGE, Tokens, Toy, dump, evict, example, floor, key_of, words
 
-# Options of policies that cannot be made without, or that the table of hits below wants to be others than by default
-OPTIONS = {"path_cap": "(1)", "last_n": "(3)", "flop_aware": "(2.0)"}
+# Options that the table of hits below wants to be others than by default, or than 1
+OPTIONS = {"last_n": "last_n(3)", "flop_aware": "flop_aware(2.0)"}
 VARIANTS = ["lru(prefer_dead=False)", "seglen(w=0.2, single_child=False)", "path_cap(4)"]
-SPELLINGS = [*(name + OPTIONS.get(name, "") for name in sorted(EVICTION)), *VARIANTS]
+SPELLINGS = [*(OPTIONS.get(name, example(name, EVICTION[name])) for name in sorted(EVICTION)), *VARIANTS]
 policies = pytest.mark.parametrize("policy", SPELLINGS)
 fractions = pytest.mark.parametrize("fraction", [None, 0.4])
 
@@ -221,7 +221,7 @@ def hits(policy: str, trace: str) -> list[int]:
     return resumed
 
 
-@pytest.mark.parametrize("policy", SPELLINGS[: len(EVICTION)])
+@pytest.mark.parametrize("policy", sorted(FIRST_HITS))
 def test_hits_on_a_small_trace_are_those_worked_out_by_hand(policy: str) -> None:
     assert hits(policy, FIRST) == FIRST_HITS[policy]
 

@@ -13,15 +13,16 @@ from headwater.cache.placement import PLACEMENT, make_placement
 from headwater.cache.positions import Edge, Path, Placement, PlacementQuery
 from headwater.plan import Match
 from headwater.request import Boundaries
+from tests.cache.toy import example
 
-OPTIONS = {  # of those that need some
-    "every_block": "(3)",
-    "balanced": "(5)",
-    "logarithmic": "(5)",
-    "optimal": "(5, every=2)",
+OPTIONS = {  # more telling than 1
+    "every_block": "every_block(3)",
+    "balanced": "balanced(5)",
+    "logarithmic": "logarithmic(5)",
+    "optimal": "optimal(5, every=2)",
 }
 VARIANTS = ["branch(cut='chunk', chunk=48)", "balanced(3, end=False)", "sqrt(end=False)", "optimal(3, end=False)"]
-SPELLINGS = [name + OPTIONS.get(name, "") for name in sorted(PLACEMENT)] + VARIANTS
+SPELLINGS = [OPTIONS.get(name, example(name, PLACEMENT[name])) for name in sorted(PLACEMENT)] + VARIANTS
 BY_PROMPT = [policy for policy in SPELLINGS if not policy.startswith(("structural", "branch", "optimal"))]
 positions = st.none() | st.integers(0, 5000)
 
