@@ -9,9 +9,9 @@ from papers.figure import Figure
 
 HEAD = """# The papers' figures, on our data
 
-The papers' own data cannot be had, so each figure runs on recorded traffic that is as near as we have; what it ran on
-stands below it. `make results` runs all of them and writes this page out of [results/](results); nothing below a
-heading but the words was written by hand. "Came out" is computed from our rows.
+The papers' own data is not public, so each figure runs on recorded traffic that is as similar as possible; the data of
+each figure is named below it. `make results` runs all figures and generates this page from [results/](results): numbers
+and verdicts ("came out") are computed from our rows, and only the texts were written by hand.
 """
 
 
