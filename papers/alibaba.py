@@ -39,8 +39,9 @@ FIGURE = Figure(
     paper="Alibaba, benchmarks of SGLang 0.5.5",
     claim="Prefix matching brings the time to the first token down to 57.63%.",
     difference=(
-        "The article does not tell its traffic, so two of ours stand beside its number: chats with few prefixes in "
-        "common, and agents' sessions that repeat nearly everything. Dual LRU queues over two elastic pools, as there."
+        "The article does not describe its traffic, so its number is compared with two of our traces: chats with few "
+        "common prefixes, and agents' sessions that repeat nearly everything. Dual LRU queues over two elastic pools, "
+        "as in the article."
     ),
     run=run,
 )

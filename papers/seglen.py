@@ -65,11 +65,12 @@ def table(lab: Lab, trace: Trace, load: Poisson, paper: Paper) -> Found:
 
 SESSIONS = 100
 DIFFERENCE = (
-    "mini_swe_agent's sessions stand for SWE-bench's: 40 requests each on average, while the article tells of prefixes "
-    "that are used 5 or 10 times. So more tokens come a second than the device computes, requests wait for it, and "
-    "times are several times theirs; hit rates under LRU are alike. A session's states are all about as long, and it "
-    "comes back every few seconds: recency tells nearly all there is to know, and weighing by length adds little. "
-    "SGLang's own policy is played by `lru_path`, Marconi in SGLang by a static alpha of 1; times are the roofline's."
+    "mini_swe_agent's sessions replace SWE-bench's: 40 requests each on average, while the article's prefixes are used "
+    "5 or 10 times. So more tokens arrive per second than the device computes, requests wait for it, and times are "
+    "several times the article's; hit rates under LRU are similar. All prefixes of a session have about the same "
+    "length, and the session returns every few seconds: recency predicts reuse almost completely, and weighing by "
+    "length adds little. `lru_path` replaces SGLang's own policy, a static alpha of 1 Marconi in SGLang; times come "
+    "from the roofline."
 )
 
 

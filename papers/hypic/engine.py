@@ -203,9 +203,9 @@ FIG_10 = Figure(
         "The embedded model on held-out questions about 4 to 48 documents (`python -m benchmarks.segment_quality`), "
         "the documents in another order in each prompt of a group; the paper has F1 and ROUGE-L of models of 16B to "
         "122B. "
-        "Of tokens not computed the segments that a group's first question has made are left out; the paper warms all. "
-        "This model was trained with segments computed apart, as those models were not: without that it lost far more "
-        "(docs/decisions/025-training-on-independent-segments.md)."
+        "Segments that are built for the first question of a group do not count as saved tokens; the paper stores all "
+        "segments in advance. This model was trained on independent segments, unlike the paper's models: without this "
+        "training it lost far more (docs/decisions/025-training-on-independent-segments.md)."
     ),
     run=None,
 )

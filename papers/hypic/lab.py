@@ -108,9 +108,9 @@ ZIPF = Figure(
         "the system prompt and a session's first question with its documents; `segments` reuses the leading part "
         "and segments, and nothing else. Tokens that are computed so that a segment is stored count as computed, and "
         "so do seams of 8 tokens. Segments take memory from prefixes: one of Qwen3.5-9B holds 102 MB of states and "
-        "transitions beside its KV, one of Ring-mini 17 MB. With both, segments have half of the memory and sessions' "
-        "own prefixes the rest, most of which nobody asks for again: where memory is short more segments are made "
-        "again than with segments alone (decision 028)."
+        "transitions in addition to its KV, one of Ring-mini 17 MB. With both, segments have half of the memory and "
+        "prefixes of sessions the rest, most of which are never reused: if memory is short, more segments are "
+        "recomputed than with segments alone (decision 028)."
     ),
     run=zipf,
 )
@@ -163,10 +163,10 @@ PASSAGES = Figure(
     paper="HYPIC, section 6.1; its sets are HotpotQA, TriviaQA, MultiNews, GovReport",
     claim="segments save what prefix caching cannot, since passages come in any order.",
     difference=(
-        "In these sets a passage hardly ever comes twice, so `as asked` (200 questions at most) there is nothing to "
-        "reuse by any way, and to make a segment of each passage is wasted: its seams are computed twice. The paper "
-        "warms its segments first. `Zipf 1` draws 300 requests of 4 to 16 passages by popularity, out of 500 of the "
-        "same set. Seams are of 8 tokens; a passage has about 500 characters, one of Multi-News 3,700."
+        "In these sets a passage is rarely repeated, so the rows `as asked` (at most 200 questions) have nothing to "
+        "reuse in any mode, and to store a segment for each passage is wasted: its seams are computed twice. The paper "
+        "stores its segments in advance. `Zipf 1` draws 300 requests of 4 to 16 passages by popularity, out of 500 of "
+        "the same set. Seams have 8 tokens; a passage has about 500 characters, in Multi-News 3,700."
     ),
     run=passages,
 )

@@ -176,8 +176,8 @@ FIG_11 = Figure(
     difference=(
         "Memory is smaller here, for about the same hit rates under SGLang+. Marconi as tuned mostly loses, since"
         " its window ends before sessions do and favours too large an alpha; the best static alpha in hindsight "
-        "is a small one, and wins a little at moderate contention only, where the paper has its peak, too. What "
-        "sets our agents' sessions apart is told at marconi-8."
+        "is a small one, and wins a little at moderate contention only, where the paper has its peak, too. "
+        "The difference of our agents' sessions is explained at marconi-8."
     ),
     run=fig11,
 )
@@ -274,7 +274,7 @@ FIG_12B = Figure(
     claim="the win over vLLM+ grows with the state, from 5.7 to 35.4 times.",
     difference=(
         "Marconi and SGLang+ hardly depend on the state's size, as in the paper; vLLM+ does, as it keeps a state "
-        "at every block. What is missing over SGLang+ is told at marconi-8. The memory size is marconi-12a's."
+        "at every block. The missing gain over SGLang+ is explained at marconi-8. The memory size is marconi-12a's."
     ),
     run=fig12b,
 )

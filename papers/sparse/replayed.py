@@ -82,10 +82,10 @@ FIGURE = Figure(
     paper="Sparse prefix caching, section 5's setting end to end",
     claim="the same placements dominate where checkpoints are kept in a tree and only the last n entries are retained.",
     difference=(
-        "The paper places each entry as a whole. Here a prompt's matched part keeps the checkpoints it has, and the "
-        "law along it is that of its own edges, beyond that of all. One pass over the data, answers not cached; "
-        "`structural`, the default, has no budget. Where optimal stays behind the reasons are those within an entry: "
-        "depths that were never seen, and prompts of unlike length."
+        "The paper places each entry as a whole. Here the matched part of a prompt keeps its checkpoints, and the "
+        "overlap distribution comes from the prompt's own edges, beyond them from all requests. One pass over the "
+        "data, answers not cached; `structural`, the default, has no budget. If optimal saves less, the reasons are "
+        "the same as within an entry: depths that were never observed, and prompts of different lengths."
     ),
     run=run,
 )

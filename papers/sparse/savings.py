@@ -199,9 +199,9 @@ FIG_2_PROMPTS = _savings(
     "sparse-2-prompts",
     "figure 2's kind, on System Prompts",
     PROMPTS,
-    "Successive versions of prompts stand for System Prompts, and differ in length by two orders of magnitude. Who "
-    "overlaps a long one overlaps it deeper, which a single law of depths does not know; balanced does, as it goes by "
-    f"the length ([sparse-lengths](#sparse-lengths)). {COMMON}",
+    "Successive versions of prompts replace System Prompts, and differ in length by two orders of magnitude. Longer "
+    "prompts are overlapped deeper, which a single overlap distribution does not represent; balanced follows the "
+    f"length ([sparse-lengths](#sparse-lengths)). {COMMON}",
 )
 
 
@@ -266,10 +266,11 @@ BY_LENGTH = Figure(
     paper="Sparse prefix caching, figure 2's kind: a check of ours",
     claim="one distribution of overlap depths for all requests is what placement needs.",
     difference=(
-        "It is not where prompts differ in length as ours do: a longer prompt is overlapped deeper, and one law of all "
-        "puts its checkpoints where short prompts end. Among prompts of like length optimal saves what balanced saves, "
-        "or more; the longest are versions of very few prompts, and of depths that were never seen it knows nothing. "
-        "The paper has no such figure: this one was added because sparse-2-prompts did not come out."
+        "It is not sufficient if prompts differ in length as much as ours: a longer prompt is overlapped deeper, and "
+        "a single distribution places checkpoints at the ends of short prompts. Among prompts of similar length, "
+        "optimal saves as much as balanced or more; the longest prompts are versions of very few, with depths that "
+        "were never observed before. The paper has no such figure: it was added because sparse-2-prompts did not "
+        "come out."
     ),
     run=by_length,
 )
