@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from headwater.config import SETTINGS
@@ -35,7 +37,7 @@ def show(*shown: Table | str) -> None:
         wide.print(one, markup=False, highlight=False)
 
 
-def one_of(name: str, value: str, allowed: Iterable[str]) -> str:
+def one_of(name: str, value: str, allowed: Iterable[str]) -> Any:
     """Return a value if it is allowed. Raises ConfigError."""
     if value not in (names := tuple(allowed)):
         raise ConfigError(f"{name} is {value!r}, must be one of {', '.join(names)}")
@@ -65,3 +67,22 @@ def write_whole(path: Path, parts: Iterable[str]) -> None:
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+@contextmanager
+def progress(name: str, total: int) -> Iterator[Callable[[], None]]:
+    """Show a progress bar on a terminal; gives the function that advances it."""
+    terminal = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as bars:
+        task = bars.add_task(name, total=total)
+        yield lambda: bars.advance(task)
+
+
+def figures_table(title: str | None, label: str, *numbers: str) -> Table:
+    """Return a table with a column of labels, and columns of numbers."""
+    table = Table(title=title, title_justify="left")
+    table.add_column(label, no_wrap=True)
+    for number in numbers:
+        table.add_column(number, justify="right")
+    return table

@@ -16,11 +16,20 @@ from types import SimpleNamespace
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from headwater import machine
-from headwater.cli.common import HELP, ApiKey, Model, ServedModel, check_writable, commands, jsonable, show, write_whole
+from headwater.cli.common import (
+    HELP,
+    ApiKey,
+    Model,
+    ServedModel,
+    check_writable,
+    commands,
+    jsonable,
+    progress,
+    show,
+    write_whole,
+)
 from headwater.errors import ConfigError
 from headwater.evaluate import divergence, perplexity, tables
 from headwater.evaluate.asking import Run, Scored
@@ -197,13 +206,3 @@ def windows(options: SimpleNamespace, server: Server, tokens: Sequence[int], k: 
 
 def run_of(options: SimpleNamespace, items: Sequence[Item], server: Server, **more: Any) -> Run:
     return Run(server, items, options.max_tokens, options.thinking, options.concurrency, **more)
-
-
-@contextmanager
-def progress(name: str, total: int) -> Iterator[Callable[[], None]]:
-    """Show a progress bar on a terminal; gives the function that advances it."""
-    terminal = Console(stderr=True)
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as bars:
-        task = bars.add_task(name, total=total)
-        yield lambda: bars.advance(task)

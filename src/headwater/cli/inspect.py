@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from headwater.cli.common import Dtype, Memory, Model, PageSize, commands, console
+from headwater.cli.common import Dtype, Memory, Model, PageSize, commands, console, figures_table
 from headwater.config import ServeConfig
 from headwater.models.embedded import embedded
 from headwater.models.families import read_folder
@@ -29,9 +29,7 @@ def inspect(
     n_pages = spec.layout(budget).n_pages
     console.print(cost_table(spec))
     console.print(flops_table(spec))
-    fit = Table()
-    fit.add_column(f"what fits in {budget:,} bytes", no_wrap=True)
-    fit.add_column("alone", justify="right")
+    fit = figures_table(None, f"capacity of {budget:,} bytes", "alone")
     fit.add_row("tokens of KV", f"{n_pages * page_size:,}" if spec.kv_pages_per_unit else "any number")
     fit.add_row("checkpoints", f"{n_pages // spec.checkpoint_pages:,}" if spec.checkpoint_pages else "none needed")
     console.print(fit)
@@ -45,10 +43,7 @@ def read_spec(path: Path, dtype: str, page_size: int) -> ModelSpec:
 
 def cost_table(spec: ModelSpec) -> Table:
     layers = ", ".join(f"{n} {kind}" for kind, n in spec.layers_by_kind.items())
-    table = Table(title=f"{spec.model_type}, {spec.dtype_name}: {layers}", title_justify="left")
-    table.add_column("", no_wrap=True)
-    table.add_column("bytes", justify="right")
-    table.add_column("equals", justify="right")
+    table = figures_table(f"{spec.model_type}, {spec.dtype_name}: {layers}", "", "bytes", "equals")
     table.add_row("weights", f"{spec.parameter_bytes:,}", "")
     table.add_row("KV of a token", f"{spec.kv_bytes_per_token:,}", "")
     table.add_row(f"a page ({spec.page_size} tokens)", f"{spec.page_bytes:,}", "")
@@ -60,9 +55,7 @@ def cost_table(spec: ModelSpec) -> Table:
 
 def flops_table(spec: ModelSpec) -> Table:
     """Return FLOPs of one more token after each length, and of the prefill that a hit of that length saves."""
-    table = Table(title="FLOPs", title_justify="left")
-    for name in ("after tokens", "one more token", "of that attention", "saved by a hit"):
-        table.add_column(name, justify="right")
+    table = figures_table("FLOPs", "after tokens", "one more token", "share of attention", "saved by a hit")
     attention = {spec.layers[i].kind for i in spec.attention_layers}
     for length in (n for n in INSPECTED_LENGTHS if n < spec.max_length):
         kinds = spec.flops_by_kind(length, length + 1)

@@ -110,7 +110,7 @@ def speeds(spec: ModelSpec, check: SelfCheck) -> str:
         linear = Linear(torch.randn(n_out, n_in).to(dtype), numerics=Numerics(check.mode))
         many, one = (seconds_of(linear, torch.randn(rows, n_in).to(dtype)) for rows in (ROWS, 1))
         gflops = 2 * ROWS * n_in * n_out / many / 1e9
-        parts.append(f"{n_in}x{n_out}: {gflops:,.0f} GFLOP/s at {ROWS} rows, {1 / one:,.0f}/s at one")
+        parts.append(f"{n_in}x{n_out}: {gflops:,.0f} GFLOP/s at {ROWS} rows, {1 / one:,.0f} products/s at 1 row")
     return "; ".join(parts)
 
 

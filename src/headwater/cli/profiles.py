@@ -5,14 +5,11 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from headwater.cli.common import commands, console
+from headwater.cli.common import commands, figures_table, show
 from headwater.cli.inspect import INSPECTED_LENGTHS
 from headwater.models.profiles import PROFILES, Profile, load_profile
-
-WIDTH = 140  # of tables in a file
 
 
 @commands.command()
@@ -23,27 +20,15 @@ def profiles(
     ] = False,
 ) -> None:
     """List the models that the lab knows by name. A checkpoint's folder is one, too."""
-    wide = console if console.is_terminal else Console(width=WIDTH)
     chosen = [load_profile(name) for name in names] if names else list(PROFILES.values())
-    wide.print(sources_table(chosen) if sources else sizes_table(chosen))
+    show(sources_table(chosen) if sources else sizes_table(chosen))
     for profile in chosen if names and not sources else ():
-        wide.print(layers_table(profile))
-        wide.print(flops_table(profile))
+        show(layers_table(profile), flops_table(profile))
 
 
 def sizes_table(chosen: list[Profile]) -> Table:
-    table = Table()
-    table.add_column("profile", no_wrap=True)
-    for name in (
-        "parameters",
-        "attention",
-        "recurrent",
-        "KV a token",
-        "checkpoint",
-        "= tokens of KV",
-        "GFLOPs a token",
-    ):
-        table.add_column(name, justify="right")
+    numbers = ("parameters", "attention", "recurrent", "KV a token", "checkpoint", "= tokens of KV", "GFLOPs a token")
+    table = figures_table(None, "profile", *numbers)
     for profile in chosen:
         kv, attention = profile.kv_bytes_per_token, sum(n for layer, n in profile.layers if layer.kv_elements(1))
         table.add_row(
@@ -68,10 +53,8 @@ def sources_table(chosen: list[Profile]) -> Table:
 
 def layers_table(profile: Profile) -> Table:
     """Each kind of layer: how many, and what one of them has and costs."""
-    table = Table(title=f"{profile.name}: layers", title_justify="left")
-    table.add_column("kind", no_wrap=True)
-    for name in ("layers", "weights of each", "KV a token, elements", "state, elements", "MFLOPs a token"):
-        table.add_column(name, justify="right")
+    numbers = ("layers", "weights of each", "KV a token, elements", "state, elements", "MFLOPs a token")
+    table = figures_table(f"{profile.name}: layers", "kind", *numbers)
     for layer, n in profile.layers:
         state = sum(layer.state_elements.values())
         kv = layer.kv_elements(profile.tensor_parallel)
@@ -83,9 +66,8 @@ def layers_table(profile: Profile) -> Table:
 
 def flops_table(profile: Profile) -> Table:
     """FLOPs of one more token after so many, and of the prefill that a hit of that length saves."""
-    table = Table(title=f"{profile.name}: FLOPs", title_justify="left")
-    for name in ("after tokens", "one more token", "that grow with the length", "saved by a hit"):
-        table.add_column(name, justify="right")
+    numbers = ("one more token", "that grow with the length", "saved by a hit")
+    table = figures_table(f"{profile.name}: FLOPs", "after tokens", *numbers)
     for length in INSPECTED_LENGTHS:
         total = profile.flops.between(length, length + 1)
         share = 1 - profile.flops.linear / total

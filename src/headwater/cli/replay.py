@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -11,11 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from headwater.cache.eviction import make_eviction
 from headwater.cache.placement import make_placement
-from headwater.cli.common import check_writable, commands, console
+from headwater.cli.common import check_writable, commands, console, one_of, progress
 from headwater.cli.lab import (
     Arrival,
     Data,
@@ -23,15 +20,15 @@ from headwater.cli.lab import (
     JsonFile,
     Limit,
     ModelName,
+    Outputs,
     PageTokens,
     Seed,
     Tokenizer,
     TraceFile,
     choices,
-    progress_console,
     read,
+    results_table,
 )
-from headwater.cli.lab_output import Outputs, results_table
 from headwater.errors import ConfigError
 from headwater.lab.cost import StepCost, load_device
 from headwater.lab.replay import run_grid
@@ -92,13 +89,13 @@ def replay(
         state_fraction=state_fraction,
         page_size=page_size,
         slots=slots,
-        decode_reuse=_one_of("decode-reuse", decode_reuse, ("canonical", "raw", "none")),
+        decode_reuse=one_of("--decode-reuse", decode_reuse, ("canonical", "raw", "none")),
         segment_share=segment_share,
     )
     pairs = product(choices(placement, str), choices(eviction, str))
     policies = choices(systems, _of_system) if systems else [{"placement": p, "eviction": e} for p, e in pairs]
     reuses = _reuses(reuse, segment_eviction)
-    pools = choices(pool, lambda name: _one_of("pool", name, POOLS))
+    pools = choices(pool, lambda name: one_of("--pool", name, POOLS))
     setups = [
         replace(base, memory=size, pool=kind, **policy, **what)
         for size, kind, policy, what in product(choices(memory, parse_bytes), pools, policies, reuses)
@@ -116,7 +113,7 @@ def replay(
     outputs = Outputs(found, model, page_size, json_file, per_request, report)
     results: dict[int, Result] = {}
     try:
-        with _progress(len(setups)) as advance:
+        with progress("replaying", len(setups)) as advance:
             for number, result in run_grid(
                 found, setups, lambda trace: make_arrivals(trace, arrival, seed, data), engine, jobs
             ):
@@ -129,21 +126,15 @@ def replay(
             outputs.write(done)
 
 
-def _one_of(option: str, given: str, allowed: tuple[str, ...]) -> Any:
-    if given not in allowed:
-        raise ConfigError(f"--{option} is {given!r}, must be one of {', '.join(allowed)}")
-    return given
-
-
 def _reuses(reuse: str, segment_eviction: str) -> list[dict[str, Any]]:
     """Each of both; where no segments are stored, it does not matter which goes first."""
     evictions = [
-        SegmentEviction(_one_of("segment-eviction", name, tuple(SegmentEviction)))
+        SegmentEviction(one_of("--segment-eviction", name, tuple(SegmentEviction)))
         for name in choices(segment_eviction, str)
     ]
     return [
         {"reuse": name, "segment_eviction": eviction}
-        for name in choices(reuse, lambda name: _one_of("reuse", name, REUSES))
+        for name in choices(reuse, lambda name: one_of("--reuse", name, REUSES))
         for eviction in (evictions[:1] if name == "prefix" else evictions)
     ]
 
@@ -166,11 +157,3 @@ def _check(setups: list[Setup], under_clock: bool) -> None:
             make_placement(setup.placement)
             if under_clock:
                 check_clock(setup, policy)
-
-
-@contextmanager
-def _progress(rows: int) -> Iterator[Callable[[], None]]:
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=progress_console, transient=True) as bars:
-        task = bars.add_task("replaying", total=rows)
-        yield lambda: bars.advance(task)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 
 from headwater.evaluate.items import Item, Json
@@ -25,54 +24,37 @@ class Asking:
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """A serving mode: the fields it adds to a request's body, and a column of the results for each round."""
+    """A serving mode: the fields that it adds to a request's body, and a column of the results for each round."""
 
-    fields: Callable[[Asking], Json]
     columns: tuple[str, ...]
+    namespace: str = ""  # a format of the asking's fields; "" is the server's default, which holds earlier requests
+    exact: bool = False
+    segments: bool = False  # whether documents are marked
+    fidelity: str | None = None
+
+    def fields(self, asking: Asking) -> Json:
+        fields: Json = {}
+        if self.namespace:
+            fields["cache_salt"] = self.namespace.format(asking=asking)
+        if self.exact:
+            fields["exact"] = True
+        if self.fidelity is not None:
+            fields["fidelity"] = self.fidelity
+        if self.segments:
+            fields["messages"] = marked(asking.item, asking.number)
+        return fields
 
 
-def unchanged(asking: Asking) -> Json:
-    """Add nothing: the server's defaults, with whatever its cache already holds."""
-    return {}
-
-
-def uncached(asking: Asking) -> Json:
-    """Ask for an exact answer in a namespace of its own, so that nothing matches."""
-    return {"cache_salt": f"{asking.run}-cold-{asking.number}-{asking.time}", "exact": True}
-
-
-def shared_prefixes(asking: Asking) -> Json:
-    """Ask for an exact answer in the run's namespace: earlier requests of the run match, older ones do not."""
-    return {"cache_salt": f"{asking.run}-prefix", "exact": True}
-
-
-def uncached_segments(asking: Asking) -> Json:
-    """Ask for the prompt with marked segments, none of which is reused."""
-    return {**uncached(asking), "messages": marked(asking.item, asking.number)}
-
-
-def shared_prefixes_of_segments(asking: Asking) -> Json:
-    """Ask for the prompt with marked segments exactly, in the run's namespace."""
-    return {**shared_prefixes(asking), "messages": marked(asking.item, asking.number)}
-
-
-def composed(fidelity: str, asking: Asking) -> Json:
-    """Ask for the prompt to be composed of segments; a document of any earlier prompt is reused."""
-    return {
-        "messages": marked(asking.item, asking.number),
-        "fidelity": fidelity,
-        "cache_salt": f"{asking.run}-{fidelity}",
-    }
-
-
+EACH = "{asking.run}-cold-{asking.number}-{asking.time}"  # a namespace for each request: nothing matches
+RUN = "{asking.run}-prefix"  # one namespace for the run: earlier requests of the run match, older ones do not
 COMPOSED = ("naive", "w0", "w4", "w16", "w32", "fast", "balanced", "high")  # fidelities; the first five are baselines
 MODES = {
-    "served": Mode(unchanged, ("served",)),
-    "cold": Mode(uncached, ("cold",)),
-    "prefix": Mode(shared_prefixes, ("prefix, first", "prefix, again")),
-    "whole": Mode(uncached_segments, ("whole",)),
-    "prefixes": Mode(shared_prefixes_of_segments, ("prefixes",)),
-    **{fidelity: Mode(partial(composed, fidelity), (fidelity,)) for fidelity in COMPOSED},
+    "served": Mode(("served",)),
+    "cold": Mode(("cold",), EACH, exact=True),
+    "prefix": Mode(("prefix, first", "prefix, again"), RUN, exact=True),
+    "whole": Mode(("whole",), EACH, exact=True, segments=True),
+    "prefixes": Mode(("prefixes",), RUN, exact=True, segments=True),
+    **{name: Mode((name,), "{asking.run}-" + name, segments=True, fidelity=name) for name in COMPOSED},
 }
 SINGLE = ("served",)
 PAIRED = ("cold", "prefix")  # the columns after the first are compared with it
