@@ -170,7 +170,7 @@ def fig14(lab: Lab) -> Found:
     for tokens in LENGTHS:
         flops = profile.flops_by_kind(0, tokens)
         shares.update({(kind, tokens): 100 * flops[kind] / sum(flops.values()) for kind in KINDS})
-    layers = profile.layers_by_kind()
+    layers = profile.layers_by_kind
     lines = [Line("attention's share of the layers", 7.1, 100 * layers["attention"] / sum(layers.values()), "%")]
     lines += [Line(f"{kind}, {n:,} tokens", None, shares[kind, n], "% of FLOPs") for n in LENGTHS for kind in KINDS]
     short, long = LENGTHS[0], LENGTHS[-1]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -107,8 +108,119 @@ class Architecture:
     float32_residual: bool = False  # the residual stream is float32, independent of the layers' dtype
 
 
+class ModelCosts(ABC):
+    """Bytes and FLOPs of a model, from its layers: the part that `ModelSpec` and the lab's `Profile` share.
+
+    Bytes and FLOPs are totals over all `tensor_parallel` devices.
+    """
+
+    hidden_size: int
+    vocab_size: int
+    dtype_name: str  # of KV, convolutions' states, embedding and head
+    tied: bool  # the head's weight is the embedding's
+    state_dtype: str = "float32"  # of recurrent states
+    tensor_parallel: int = 1
+
+    @property
+    @abstractmethod
+    def counted(self) -> tuple[tuple[Layer, int], ...]:
+        """Layers in the order of work, each with the number of successive ones that are alike."""
+
+    @property
+    @abstractmethod
+    def norm_count(self) -> int:
+        """Norms of the model's width."""
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one element of KV."""
+        return BYTES_OF_DTYPE[self.dtype_name]
+
+    @cached_property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of KV that all layers keep of one token."""
+        return self.element_bytes * sum(n * layer.kv_elements(self.tensor_parallel) for layer, n in self.counted)
+
+    def bytes_of_page(self, page_size: int) -> int:
+        """Bytes of KV of a page over all attention layers, rounded up to 512; 64 KiB for a model without attention."""
+        kv_bytes = self.kv_bytes_per_token * page_size
+        return -(-kv_bytes // PAGE_ALIGN) * PAGE_ALIGN if kv_bytes else PAGE_BYTES_WITHOUT_KV
+
+    @cached_property
+    def state(self) -> StateLayout:
+        """Layout of a checkpoint: the states of all layers, each at a multiple of 64 bytes."""
+        return StateLayout.of(
+            [
+                (i, name, shape, self.state_dtype if name == "recurrent" else self.dtype_name)
+                for i, layer in enumerate(self._each)
+                for name, shape in layer.states
+            ]
+        )
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Bytes of one checkpoint."""
+        return self.state.bytes
+
+    @cached_property
+    def transition(self) -> StateLayout:
+        """Layout of a segment's transitions, those of all recurrent layers."""
+        return StateLayout.of(
+            [
+                (i, "transition", layer.transition, "float32")
+                for i, layer in enumerate(self._each)
+                if layer.transition is not None
+            ]
+        )
+
+    @property
+    def resumable(self) -> str:
+        """Positions at which work can resume: every page of a model without recurrent layers, else checkpoints."""
+        return "checkpoints" if self.state.parts else "every_page"
+
+    @property
+    def layers_by_kind(self) -> dict[str, int]:
+        """Number of layers of each kind."""
+        counts: dict[str, int] = {}
+        for layer, n in self.counted:
+            counts[layer.kind] = counts.get(layer.kind, 0) + n
+        return counts
+
+    def parameters_by_kind(self) -> dict[str, int]:
+        """Elements of all weights, by the kind of layer that holds them."""
+        count = {"embedding": self.vocab_size * self.hidden_size}
+        count["head"] = 0 if self.tied else count["embedding"]
+        count["norm"] = self.hidden_size * self.norm_count
+        for layer, n in self.counted:
+            count[layer.kind] = count.get(layer.kind, 0) + n * layer.weights
+        return count
+
+    @cached_property
+    def flops(self) -> PrefillFlops:
+        """FLOPs of a prefill, without its row of logits."""
+        parts = [(layer.flops, n) for layer, n in self.counted]
+        return PrefillFlops(sum(n * f.linear for f, n in parts), sum(n * f.quadratic for f, n in parts))
+
+    @property
+    def head_flops(self) -> int:
+        """FLOPs of one row of logits."""
+        return 2 * self.hidden_size * self.vocab_size
+
+    def flops_by_kind(self, start: int, end: int) -> dict[str, int]:
+        """FLOPs to prefill tokens [start, end) after a prefix of `start`, by kind of layer; the head runs once."""
+        flops = {"head": self.head_flops if end > start else 0}
+        for layer, n in self.counted:
+            flops[layer.kind] = flops.get(layer.kind, 0) + n * round(layer.flops.between(start, end))
+        return flops
+
+    @property
+    def _each(self) -> Iterator[Layer]:
+        """All layers in the order of work."""
+        return (layer for layer, n in self.counted for _ in range(n))
+
+
 @dataclass(frozen=True)
-class ModelSpec(Architecture):
+class ModelSpec(Architecture, ModelCosts):
     """An architecture with its serving dtype and page size, and the costs that follow from them."""
 
     dtype_name: str = "float32"
@@ -129,30 +241,18 @@ class ModelSpec(Architecture):
         return tuple(part for block in self.blocks for part in block.parts)
 
     @cached_property
+    def counted(self) -> tuple[tuple[Layer, int], ...]:
+        """Layers in the order of work, one by one."""
+        return tuple((layer, 1) for layer in self.layers)
+
+    @property
+    def norm_count(self) -> int:
+        """Norms of the model's width: one a block, and one before the head."""
+        return 1 + len(self.blocks)
+
+    @cached_property
     def layers(self) -> tuple[Layer, ...]:
         return tuple(part.layer for part in self.parts)
-
-    @cached_property
-    def state(self) -> StateLayout:
-        """Layout of a checkpoint's parts."""
-        return StateLayout.of(
-            [
-                (i, name, shape, "float32" if name == "recurrent" else self.dtype_name)
-                for i, layer in enumerate(self.layers)
-                for name, shape in layer.states
-            ]
-        )
-
-    @cached_property
-    def transition(self) -> StateLayout:
-        """Layout of the transitions of all recurrent layers, one after the other."""
-        return StateLayout.of(
-            [
-                (i, "transition", layer.transition, "float32")
-                for i, layer in enumerate(self.layers)
-                if layer.transition is not None
-            ]
-        )
 
     @property
     def conv_taps(self) -> int:
@@ -164,33 +264,15 @@ class ModelSpec(Architecture):
         """Indices of the layers that store keys, values or latents per token in the arena."""
         return tuple(i for i, layer in enumerate(self.layers) if layer.kv_widths)
 
-    @property
-    def layers_by_kind(self) -> dict[str, int]:
-        return dict(Counter(layer.kind for layer in self.layers))
-
     @cached_property
     def routes(self) -> bool:
         """True if the model has layers with routed experts."""
         return any(isinstance(layer, Experts) for layer in self.layers)
 
     @property
-    def element_bytes(self) -> int:
-        """Bytes of one weight, and of one element of KV."""
-        return BYTES_OF_DTYPE[self.dtype_name]
-
-    @cached_property
-    def kv_bytes_per_token(self) -> int:
-        return self.element_bytes * sum(sum(layer.kv_widths) for layer in self.layers)
-
-    @property
     def page_bytes(self) -> int:
         """KV of one page over all attention layers, rounded up to 512 bytes; 64 KiB if the model has none."""
-        kv_bytes = self.kv_bytes_per_token * self.page_size
-        return -(-kv_bytes // PAGE_ALIGN) * PAGE_ALIGN if kv_bytes else PAGE_BYTES_WITHOUT_KV
-
-    @property
-    def checkpoint_bytes(self) -> int:
-        return self.state.bytes
+        return self.bytes_of_page(self.page_size)
 
     @property
     def checkpoint_pages(self) -> int:
@@ -209,11 +291,6 @@ class ModelSpec(Architecture):
     @property
     def kv_pages_per_unit(self) -> int:
         return 1 if self.attention_layers else 0
-
-    @property
-    def resumable(self) -> str:
-        """Possible resume positions: "every_page" for a model without recurrent layers, else "checkpoints"."""
-        return "checkpoints" if self.state.parts else "every_page"
 
     def layout(self, memory_bytes: int, state_fraction: float | None = None) -> CacheLayout:
         """Return the page layout of `memory_bytes`: two static pools with a `state_fraction`, else one.
@@ -237,31 +314,9 @@ class ModelSpec(Architecture):
             flops=self.flops,
         )
 
-    def parameters_by_kind(self) -> dict[str, int]:
-        """Elements of all weights, by the kind of layer that holds them."""
-        count = {"embedding": self.vocab_size * self.hidden_size}
-        count["head"] = 0 if self.tied else count["embedding"]
-        count["norm"] = self.hidden_size * (1 + len(self.blocks))
-        for layer in self.layers:
-            count[layer.kind] = count.get(layer.kind, 0) + layer.weights
-        return count
-
     @property
     def parameter_bytes(self) -> int:
         return sum(self.parameters_by_kind().values()) * self.element_bytes
-
-    def flops_by_kind(self, start: int, end: int) -> dict[str, int]:
-        """FLOPs to prefill tokens [start, end) after a prefix of `start`, by kind of layer; the head runs once."""
-        flops = {"head": 2 * self.hidden_size * self.vocab_size if end > start else 0}
-        for layer in self.layers:
-            flops[layer.kind] = flops.get(layer.kind, 0) + round(layer.flops.between(start, end))
-        return flops
-
-    @cached_property
-    def flops(self) -> PrefillFlops:
-        """FLOPs of a prefill without its row of logits."""
-        of_layers = [layer.flops for layer in self.layers]
-        return PrefillFlops(sum(f.linear for f in of_layers), sum(f.quadratic for f in of_layers))
 
     def prefill_flops(self, start: int, end: int) -> int:
         """FLOPs to prefill tokens [start, end) after a prefix of `start` tokens, and one row of logits."""

@@ -185,7 +185,7 @@ def test_without_a_cache_nothing_is_made(trace: Trace) -> None:
 
 
 def test_a_request_that_memory_cannot_hold_is_refused_and_the_others_go_on(trace: Trace) -> None:
-    small = RING.page_bytes(64) * (12 + 2 * RING.layout(10**9).checkpoint_pages)
+    small = RING.bytes_of_page(64) * (12 + 2 * RING.layout(10**9).checkpoint_pages)
     drawn = make_trace("rag(sessions=5, documents=20, tokens=40, most=4)")
     both = replace(trace, requests=[*drawn.requests, replace(trace.requests[0], session="x", at=None)])
     long = [replace(request, prompt_tokens=1 << 20, output_tokens=0) for request in drawn.requests[:1]]

@@ -89,7 +89,7 @@ def test_a_published_model_costs_what_its_profile_says(config: Config, name: str
     assert spec.checkpoint_bytes == profile.checkpoint_bytes
     assert spec.flops == profile.flops
     assert spec.parameters_by_kind() == profile.parameters_by_kind()
-    assert spec.layers_by_kind == profile.layers_by_kind()
+    assert spec.layers_by_kind == profile.layers_by_kind
 
 
 def test_only_the_first_channels_of_minimax_rotate() -> None:

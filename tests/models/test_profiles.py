@@ -25,7 +25,7 @@ def test_marconi_7b_has_the_papers_bytes() -> None:
     """policies.md: 26,787,840 bytes a checkpoint, 65,536 of KV a token; 17.4 GB for 10K tokens in blocks of 16."""
     assert MARCONI.checkpoint_bytes == 26_787_840
     assert MARCONI.kv_bytes_per_token == 65_536
-    assert MARCONI.layers_by_kind() == {"attention": 4, "ssm": 24, "mlp": 28}
+    assert MARCONI.layers_by_kind == {"attention": 4, "ssm": 24, "mlp": 28}
 
 
 def test_marconi_7b_has_the_papers_flops() -> None:

@@ -64,7 +64,7 @@ class Sizing:
         self.trace, self.setup = trace, setup
         self.sampling = sampling or Sampling()
         self.order = list(in_order(arrivals))
-        self.page_bytes = setup.profile.page_bytes(setup.page_size)
+        self.page_bytes = setup.profile.bytes_of_page(setup.page_size)
         self.layout = replace(setup, memory=max(setup.memory, self.page_bytes)).layout(trace)
         self.prompt_tokens = sum(request.prompt_tokens for _, request in self.order)
         self.replayed_tokens = 0  # in all replays so far

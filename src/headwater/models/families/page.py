@@ -61,7 +61,7 @@ def _row(family: Family, profile: Profile | None) -> tuple[str, ...]:
     types = ", ".join(f"`{name}`" for name in family.model_types)
     if profile is None:
         return family.name, types, "", "", "", "", family.oracle
-    layers = ", ".join(f"{n} {kind}" for kind, n in profile.layers_by_kind().items())
+    layers = ", ".join(f"{n} {kind}" for kind, n in profile.layers_by_kind.items())
     sizes = (f"{profile.kv_bytes_per_token:,}", f"{profile.checkpoint_bytes:,}")
     return family.name, types, profile.name, layers, *sizes, family.oracle
 
