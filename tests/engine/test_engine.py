@@ -12,9 +12,8 @@ import torch
 
 from headwater.cli.serve import load_engine
 from headwater.config import ServeConfig
-from headwater.engine.deadlines import Deadlines
 from headwater.engine.engine import Engine
-from headwater.engine.live import NoObserver
+from headwater.engine.live import Deadlines, NoObserver
 from headwater.engine.selfcheck import SelfCheck
 from headwater.errors import DeadlineExceeded, EngineStopped, HeadwaterError, QueueFull, RequestTooLarge
 from headwater.events import FailedEvent, FinishedEvent, TokenEvent

@@ -18,7 +18,7 @@ from headwater.cache import PrefixCache
 from headwater.cache.stats import CacheStats
 from headwater.cache.view import CacheView
 from headwater.engine.detokenizer import TextStream
-from headwater.engine.stats import EngineStats
+from headwater.engine.meter import EngineStats
 from headwater.errors import EngineStopped, RequestTooLarge
 from headwater.events import Event, FailedEvent, FinishedEvent, PromptEvent, TokenEvent, TokenLogprob
 from headwater.plan import CacheLayout

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ LIMITS = LLParserLimits(
     verbose_errors=False,
 )
 
-GRAMMAR = {
+GRAMMAR: dict[str, Callable[[str], str]] = {
     "json_schema": LLMatcher.grammar_from_json_schema,
     "regex": LLMatcher.grammar_from_regex,
     "lark": LLMatcher.grammar_from_lark,

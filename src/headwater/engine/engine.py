@@ -1,12 +1,12 @@
-"""The engine: a thread that schedules, runs, samples and tells, step after step."""
+"""The engine: a thread that schedules, runs, samples and reports, step after step."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Iterable
+from typing import cast
 
 import torch
 
@@ -15,27 +15,22 @@ from headwater.cache.placement import make_placement
 from headwater.cache.prefix_cache import NoCache, PrefixCache
 from headwater.cache.view import CacheView
 from headwater.config import ServeConfig
+from headwater.engine.answering import Answering
 from headwater.engine.constraint import ConstraintCompiler
-from headwater.engine.deadlines import Deadlines
 from headwater.engine.detokenizer import TextStream
-from headwater.engine.live import Live, NoObserver, Observer, OnEvent
-from headwater.engine.meter import Meter
+from headwater.engine.live import Deadlines, Live, OnEvent
+from headwater.engine.meter import EngineStats
 from headwater.engine.prompt_scores import PromptScores
 from headwater.engine.runner import Runner
-from headwater.engine.sampler import Choice, Sampling, sample
+from headwater.engine.sampler import Sampling
 from headwater.engine.selfcheck import SelfCheck, self_check
-from headwater.engine.stats import EngineStats
 from headwater.engine.warming import Outcome, Warming
 from headwater.errors import (
-    ConstraintError,
     DeadlineExceeded,
     EngineStopped,
-    HeadwaterError,
-    InvalidLogits,
-    OutOfPages,
     QueueFull,
 )
-from headwater.events import Event, FailedEvent, FinishedEvent, TokenEvent
+from headwater.events import FailedEvent
 from headwater.memory.arena import Arena
 from headwater.memory.slots import StateMemory
 from headwater.mixers import numerics
@@ -46,9 +41,8 @@ from headwater.models.load import LoadedModel, load_model, read_spec
 from headwater.request import Generation, Healing, SegmentEviction
 from headwater.schedule.kinds.segment import Composer
 from headwater.schedule.limits import EXTRA_SLOTS, Limits
+from headwater.schedule.planner import DecodeReuse
 from headwater.schedule.scheduler import Scheduler
-from headwater.schedule.sequence import Phase, Sequence
-from headwater.schedule.step import Step
 
 # Checkpoints saved in the middle of a leg are staged in rows of their own: at most so many, and so many bytes.
 MAX_SAVES = 16
@@ -56,17 +50,16 @@ SAVE_BYTES = 256 * 2**20
 
 log = logging.getLogger("headwater.engine")
 
-LogitsTap = Callable[[int, torch.Tensor], None]
 
-
-class Engine:
-    """Takes requests from any thread and runs them on its own.
+class Engine(Answering):
+    """Runs requests from any thread on a thread of its own.
 
     `submit` and `cancel` may be called from anywhere; `on_event` is called on the engine's thread and must not block.
     """
 
     def __init__(self, loaded: LoadedModel, scheduler: Scheduler, runner: Runner, check: SelfCheck) -> None:
-        self.loaded, self.scheduler, self.runner, self.check = loaded, scheduler, runner, check
+        super().__init__(loaded, scheduler, runner)
+        self.check = check
         self.threads = torch.get_num_threads()
         self.tokenizer = loaded.tokenizer
         self.chat_template = loaded.chat_template
@@ -76,21 +69,16 @@ class Engine:
         self.max_model_len = scheduler.limits.max_model_len
         self.spec = loaded.spec
         self.constraints = ConstraintCompiler(loaded.tokenizer, loaded.spec.vocab_size, loaded.eos_token_ids)
-        self.logits_tap: LogitsTap | None = None  # for tests: sees (request id, logits [V]) of each sampled row
-        self._live: dict[int, Live] = {}
-        self._changed = threading.Condition()
         self._cancelled: set[int] = set()
         self._deadlines = Deadlines()
         self._refusing = False  # running requests end, new ones are refused
         self._stopping = False
-        self._broken: Exception | None = None  # what ended the thread before its time
+        self._broken: Exception | None = None  # the error that ended the thread
         self._thread: threading.Thread | None = None
-        self._meter = Meter()
-        self.observer: Observer = NoObserver()
 
     @classmethod
     def load(cls, config: ServeConfig) -> Engine:
-        """Load the checkpoint, lay out the memory and prove that the kernels do what exactness needs.
+        """Load the checkpoint, lay out the memory and check that the kernels are as exact as answers need.
 
         Raises CheckpointError or ConfigError; the engine is not started.
         """
@@ -111,7 +99,7 @@ class Engine:
 
     @classmethod
     def over(cls, loaded: LoadedModel, check: SelfCheck, config: ServeConfig) -> Engine:
-        """An engine with memory of its own over a model that is there already."""
+        """Return an engine, with memory of its own, over a loaded model."""
         spec = loaded.spec
         layout = spec.layout(config.memory, config.state_fraction)
         row_bytes = layout.checkpoint_pages * spec.page_bytes
@@ -129,7 +117,7 @@ class Engine:
             cache=cache,
             placement=make_placement(config.placement if config.cache else "none"),
             limits=limits,
-            decode_reuse=config.decode_reuse if config.cache else "none",
+            decode_reuse=cast(DecodeReuse, config.decode_reuse) if config.cache else "none",
             composer=Composer(cache, spec.conv_taps) if config.cache else None,
             healing=Healing(config.healing),
         )
@@ -138,7 +126,7 @@ class Engine:
     # -- from any thread -------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to serve. A stopped engine cannot be started again."""
+        """Start serving. A stopped engine cannot be started again."""
         self._thread = threading.Thread(target=self._loop, name="headwater-engine", daemon=True)
         self._thread.start()
 
@@ -158,7 +146,7 @@ class Engine:
             return self.scheduler.idle
 
     def refuse_new(self) -> None:
-        """From now on `submit` raises EngineStopped; what waits or runs goes on to its end, and nothing is healed."""
+        """Refuse requests from now on with EngineStopped; earlier ones run to their ends, and nothing is healed."""
         with self._changed:
             self._refusing = True
             self.scheduler.stop_healing()
@@ -166,10 +154,10 @@ class Engine:
     def submit(self, generation: Generation, on_event: OnEvent) -> int:
         """Queue a request; returns its id. Raises RequestTooLarge, ConstraintError, QueueFull or EngineStopped at once.
 
-        A full queue makes way for a namespace that waits less than others: the last of the one that waits most gets
-        QueueFull in its place. If `on_event` raises, the request is given up.
+        If the queue is full, the last request of the namespace with most waiting ones may be displaced, and gets
+        QueueFull. If `on_event` raises, the request is given up.
         """
-        # first of all: nobody makes way for what cannot be served
+        # first, so that no request is displaced by one that cannot be served
         self.scheduler.check_fits(len(generation.prompt) + generation.params.max_tokens)
         text = TextStream(self.loaded.tokenizer, generation.prompt[-8:], generation.params)
         constraint = generation.params.constraint
@@ -204,7 +192,7 @@ class Engine:
         self.scheduler.give_up(displaced, error)
 
     def warm_segments(self, segments: Iterable[tuple[int, ...]], namespace: str) -> list[Outcome]:
-        """Store segments of these token ids; what became of each, in their order. Blocks until all are done.
+        """Store segments of these token ids; return the outcome of each. Blocks until all are done.
 
         Raises ConfigError where no segments are stored, EngineStopped.
         """
@@ -254,21 +242,21 @@ class Engine:
             while self._turn():
                 pass
             error: Exception = EngineStopped("the engine was stopped before the answer was complete")
-        except Exception as unforeseen:  # nobody would answer any more: say so to all who wait
+        except Exception as unforeseen:  # open requests would wait forever: fail them
             log.exception("the engine failed")
             error = unforeseen
             with self._changed:
                 self._broken = unforeseen
                 self._changed.notify_all()
         for live in tuple(self._live.values()):
-            self._told(live, FailedEvent(error))
+            self._send(live, FailedEvent(error))
         self._live.clear()
 
     def _turn(self) -> bool:
         """Wait for work and do one step of it. False when the engine is to stop."""
         with self._changed:
             while self.scheduler.idle and not (self._cancelled or self._stopping or self.scheduler.failures):
-                self._changed.notify_all()  # whoever drains
+                self._changed.notify_all()  # a call of `drain`
                 self._changed.wait()
             if self._stopping:
                 return False
@@ -276,7 +264,7 @@ class Engine:
             self._take_expired()
             step = self.scheduler.plan_step()
             self.runner.release(self.scheduler.slots.take_left())
-        self._tell_failures()
+        self._report_failures()
         if step:
             self._run(step)
         return True
@@ -296,163 +284,3 @@ class Engine:
             if live is not None:
                 self._meter.expired += 1
                 self.scheduler.give_up(live.seq, DeadlineExceeded(now - live.submitted, live.seq.n_output))
-
-    def _tell_failures(self) -> None:
-        with self._changed:
-            failures, self.scheduler.failures = self.scheduler.failures, []
-        for seq, error in failures:
-            if not isinstance(error, OutOfPages | QueueFull | DeadlineExceeded):
-                log.error("request %d failed", seq.id, exc_info=error)
-                error = HeadwaterError(f"the step failed: {error}")
-            live = self._live.get(seq.id)
-            if live is not None:
-                self._close(live, FailedEvent(error))
-
-    def _run(self, step: Step) -> None:
-        """A step that fails, or its sampling, takes its own requests with it and nothing else."""
-        started = time.perf_counter()
-        self._note_started(step)
-        try:
-            logits_RV = self.runner.run(step)
-        except Exception as error:
-            self._meter.failed_steps += 1
-            with self._changed:
-                failed = self.scheduler.abandon_step(step)
-            self._fail(failed, error)
-            return
-        finally:
-            self._meter.steps += 1
-            self._meter.step_seconds += time.perf_counter() - started
-        wanting = [item.seq for item in step.items if item.wants_token]
-        with self._changed:
-            finished = self.scheduler.finish_step(step)
-        self._tell_failures()
-        logits_RV, prompt_RV = logits_RV[: len(wanting)], logits_RV[len(wanting) :]
-        self._score_prompts(step, prompt_RV)
-        finished = [seq for seq in finished if seq.id in self._live]
-        if len(finished) < len(wanting):
-            logits_RV = logits_RV[[i for i, seq in enumerate(wanting) if seq in finished]]
-        sampled = [self._live[seq.id] for seq in finished]
-        try:
-            choices = self._sample(logits_RV, sampled)
-        except Exception as error:
-            with self._changed:
-                for live in sampled:
-                    self.scheduler.cancel(live.seq)
-            self._fail([live.seq for live in sampled], error)
-            return
-        for live, choice in zip(sampled, choices, strict=True):
-            if isinstance(choice, Choice):
-                self._take(live, choice)
-            else:
-                self._fail_alone(live, choice)
-
-    def _score_prompts(self, step: Step, prompt_RV: torch.Tensor) -> None:
-        first = 0
-        for leg in step.legs:
-            live, end = self._live.get(leg.seq.id), first + leg.n_scored
-            try:
-                if live is not None and live.scores is not None and end > first:
-                    live.scores.take(leg.plan.start, prompt_RV[first:end])
-            except Exception as error:  # of this prompt's logits: nobody else's
-                self._fail_alone(live, error)
-            first = end
-
-    def _sample(self, logits_RV: torch.Tensor, sampled: list[Live]) -> list[Choice | InvalidLogits | ConstraintError]:
-        if not sampled:
-            return []
-        if self.logits_tap is not None:
-            for live, logits_V in zip(sampled, logits_RV, strict=True):
-                self.logits_tap(live.seq.id, logits_V)
-        return sample(logits_RV, [live.sampling for live in sampled])
-
-    def _fail(self, seqs: list[Sequence], error: Exception) -> None:
-        log.error("a step failed", exc_info=error)
-        for seq in seqs:
-            if seq.id in self._live:
-                self._close(self._live[seq.id], FailedEvent(HeadwaterError(f"the step failed: {error}")))
-
-    def _fail_alone(self, live: Live, error: Exception) -> None:
-        log.error("request %d failed: %s: %s", live.seq.id, type(error).__name__, error)
-        with self._changed:
-            self.scheduler.cancel(live.seq)
-        self._close(live, FailedEvent(error))
-
-    def _take(self, live: Live, choice: Choice) -> None:
-        """Append the token, tell the client, and end the request where it is to end."""
-        seq, params = live.seq, live.params
-        if live.scores is not None and not self._tell_scores(live):
-            return
-        if params.max_tokens == 0:
-            self._finish(live, "length", None)
-            return
-        ends = params.stop_token_ids if params.ignore_eos else (*self.loaded.eos_token_ids, *params.stop_token_ids)
-        ended = choice.token in ends
-        try:
-            live.sampling.take(choice.token)
-            text, stop = ("", None) if ended else live.text.push(choice.token)
-        except Exception as error:  # of its constraint, or its decoder: nobody else's
-            self._fail_alone(live, error)
-            return
-        seq.tokens.append(choice.token)
-        if ended:
-            self._finish(live, "stop", choice.token)
-        elif not self._told(live, TokenEvent(choice.token, text, choice.logprob, choice.top)):
-            self._give_up(live)
-        elif stop is not None:
-            self._finish(live, "stop", stop)
-        elif live.sampling.finished:
-            self._finish(live, "stop", None)
-        elif seq.n_output >= params.max_tokens:
-            self._finish(live, "length", None)
-
-    def _tell_scores(self, live: Live) -> bool:
-        """False: nobody listens any more, and the request was given up."""
-        assert live.scores is not None, "a prompt's scores are told once"
-        event, live.scores = live.scores.event(), None
-        told = self._told(live, event)
-        if not told:
-            self._give_up(live)
-        return told
-
-    def _give_up(self, live: Live) -> None:
-        with self._changed:
-            self.scheduler.cancel(live.seq)
-        self._forget(live)
-
-    def _finish(self, live: Live, reason: str, stop: str | int | None) -> None:
-        seq = live.seq
-        with self._changed:
-            self.scheduler.finish(seq)
-            self.observer.completed(seq)
-        assert seq.account is not None
-        account = replace(seq.account, preemptions=seq.preemptions)
-        held_back = "" if isinstance(stop, str) else live.text.flush()
-        queued = None if live.started is None else live.started - live.submitted
-        self._close(live, FinishedEvent(reason, held_back, account, seq.n_output, stop, queued))
-
-    def _note_started(self, step: Step) -> None:
-        now = time.monotonic()
-        for leg in step.legs:
-            live = self._live.get(leg.seq.id)  # finished answers have nobody who waits
-            if live is not None and live.started is None:
-                live.started = now
-
-    def _close(self, live: Live, event: Event) -> None:
-        self._told(live, event)
-        self._forget(live)
-
-    def _told(self, live: Live, event: Event) -> bool:
-        """False if the one who is to be told raised: a broken listener costs its own request alone."""
-        try:
-            live.on_event(event)
-        except Exception as error:
-            log.error("request %d could not be told of its answer", live.seq.id, exc_info=error)
-            return False
-        return True
-
-    def _forget(self, live: Live) -> None:
-        del self._live[live.seq.id]
-        self.runner.forget(live.seq.id)
-        self._meter.ended(time.monotonic() - live.submitted)
-        assert live.seq.phase is Phase.DONE

@@ -1,15 +1,44 @@
-"""Counts what the engine did, and tells from it when a refused client should come back."""
+"""Gauges and counters of the engine, for /metrics, /cache and the live page."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
-from headwater.engine.stats import EngineStats
+from headwater.cache.stats import CacheStats
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.sequence import Purpose
 
 RECENT = 20  # requests whose durations make the estimate
-MOST_SECONDS = 60  # that a client is told to wait
+MOST_SECONDS = 60  # the longest estimate that a client gets
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Gauges are of now; counters run from the engine's start."""
+
+    cache: CacheStats
+    running: int
+    waiting: int
+    answers_waiting: int  # finished answers whose prefill has not begun
+    preemptions: int
+    steps: int
+    failed_steps: int
+    step_seconds: float  # spent in the executor, all steps together
+    prefill_tokens: int  # computed in legs of requests
+    answer_tokens: int  # computed in legs of finished answers
+    segment_tokens: int  # computed in builds of segments
+    healing_tokens: int  # recomputed for sessions with composed prefixes
+    decode_tokens: int  # rows of decoding requests
+    healings_waiting: int  # composed prefixes that wait for exact recomputation
+    healed: int  # composed prefixes that were recomputed exactly
+    healings_superseded: int  # composed prefixes whose sessions went on: the longer one is healed
+    healings_given_up: int  # for want of memory
+    refused: int  # by QueueFull
+    expired: int  # by DeadlineExceeded
+
+    def healings_by_outcome(self) -> dict[str, int]:
+        return {"healed": self.healed, "superseded": self.healings_superseded, "given_up": self.healings_given_up}
 
 
 class Meter:
@@ -21,18 +50,18 @@ class Meter:
         self.step_seconds = 0.0
         self.refused = 0
         self.expired = 0
-        self._mean_seconds = 1.0  # that a request took of late, from its submission to its end
+        self._mean_seconds = 1.0  # of recent requests, from submission to end
 
     def ended(self, seconds: float) -> None:
-        """A request ended, so long after its submission."""
+        """Note a request that ended `seconds` after its submission."""
         self._mean_seconds += (seconds - self._mean_seconds) / RECENT
 
     def retry_after(self, waiting: int, at_once: int) -> int:
-        """Seconds until as many as wait now have probably had their turn."""
+        """Estimate the seconds until all requests that wait now have begun."""
         return max(1, math.ceil(min(MOST_SECONDS, waiting * self._mean_seconds / at_once)))
 
     def stats(self, scheduler: Scheduler) -> EngineStats:
-        """All that is held and has been done, as of now."""
+        """Return all gauges and counters."""
         computed = scheduler.computed
         return EngineStats(
             cache=scheduler.cache.stats(),

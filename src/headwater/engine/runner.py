@@ -6,18 +6,68 @@ from collections.abc import Sequence
 
 import torch
 
-from headwater.engine.segment_runner import SegmentRunner
 from headwater.memory.arena import Arena
+from headwater.memory.segments import Segment
 from headwater.memory.slots import StateMemory
 from headwater.mixers.batch import Slice, StepBatch, batch_height
 from headwater.models.decode_graphs import DecodeGraphs
 from headwater.models.hybrid import HybridModel
-from headwater.plan import Run
+from headwater.plan import Plan, Run
 from headwater.schedule.step import DecodeRow, Leg, Step
 
 # So many slots keep their memory between requests, and the pages that back them theirs: touching fresh memory costs
 # about 0.3 ms a MB, which one user's chat need not pay at every turn.
 WARM_SLOTS = 2
+
+
+class SegmentRunner:
+    """Row `slot` of the transitions belongs to the segment that the slot makes."""
+
+    def __init__(self, model: HybridModel, arena: Arena, states: StateMemory, slots: int) -> None:
+        self.model, self.arena, self.states, self.slots = model, arena, states, slots
+        spec = model.spec
+        row_bytes = spec.transition_pages * spec.page_bytes
+        self.transitions = StateMemory(spec.transition, slots, row_bytes, arena.pages.device)
+
+    def before(self, legs: Sequence[Leg]) -> list[Segment]:
+        """Make ready what legs compose, in their order, and the transitions of segments that are begun."""
+        segments: list[Segment] = []
+        for leg in legs:
+            if leg.plan.build is not None and leg.plan.start == 0:
+                self.model.identities(self.transitions, leg.slot)
+                self.states.zero(self.slots + leg.slot)
+            segments += self._composed(leg.plan)
+        return segments
+
+    def _composed(self, plan: Plan) -> list[Segment]:
+        segments = []
+        for part in plan.composed:
+            self.model.place(
+                self.arena, self._table(part.table), self._table(plan.table), part.start, part.end, part.at
+            )
+            segments.append(
+                Segment.gathered(
+                    self.model.spec, self.arena.pages, range(part.start, part.end), part.state, part.transition
+                )
+            )
+        return segments
+
+    def after(self, legs: Sequence[Leg]) -> None:
+        """Save the states and transitions of segments that are complete."""
+        for leg in legs:
+            build, slot = leg.plan.build, leg.slot
+            if build is not None and build.is_last:
+                self.model.zero_start(self.states, self.slots + slot, slot, self.transitions, slot)
+                self.states.save(slot, self.arena.pages, build.state)
+                self.transitions.save(slot, self.arena.pages, build.transition)
+
+    def release(self, slot: int) -> None:
+        """Give back the memory that the slot's segment took."""
+        self.states.release(self.slots + slot)
+        self.transitions.release(slot)
+
+    def _table(self, pages: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(pages, dtype=torch.int64, device=self.arena.pages.device)
 
 
 class Runner:
@@ -34,7 +84,7 @@ class Runner:
         self.device = arena.pages.device
         self.graphs = DecodeGraphs.over(model, arena, states)
         self.segments = SegmentRunner(model, arena, states, slots)
-        self._tables: dict[int, tuple[tuple[int, ...], torch.Tensor]] = {}
+        self._tables: dict[int, tuple[Sequence[int], torch.Tensor]] = {}  # by request: its page table twice
 
     @torch.inference_mode()
     def run(self, step: Step) -> torch.Tensor:
@@ -56,7 +106,7 @@ class Runner:
                 self.states.save(row, self.arena.pages, save.pages)
         for item in step.rows:
             for save in item.plan.saves if item.plan else ():
-                self.states.save(item.seq.slot, self.arena.pages, save.pages)
+                self.states.save(item.slot, self.arena.pages, save.pages)
         return logits_RV.cpu()  # tokens are chosen there
 
     def forget(self, request: int) -> None:
@@ -71,12 +121,12 @@ class Runner:
             self.segments.release(slot)
 
     def _restore(self, leg: Leg) -> None:
-        if leg.seq.slot >= WARM_SLOTS:
+        if leg.slot >= WARM_SLOTS:
             self.arena.discard(leg.plan.lent)
         if leg.plan.restore:
-            self.states.restore(leg.seq.slot, self.arena.pages, leg.plan.restore)
+            self.states.restore(leg.slot, self.arena.pages, leg.plan.restore)
         elif leg.plan.start == 0:
-            self.states.zero(leg.seq.slot)
+            self.states.zero(leg.slot)
 
     def _batch(self, step: Step) -> tuple[list[list[int]], StepBatch]:
         tokens: list[int] = []
@@ -91,7 +141,7 @@ class Runner:
             plan, first = leg.plan, len(tokens)
             rows = []
             for save in plan.saves:  # the state at the end of the leg is saved out of the slot itself
-                rows.append(leg.seq.slot if save.position == plan.end else next_row)
+                rows.append(leg.slot if save.position == plan.end else next_row)
                 next_row += save.position != plan.end
             rows_of_saves.append(rows)
             saves = tuple((save.position, row) for save, row in zip(plan.saves, rows, strict=True))
@@ -113,23 +163,22 @@ class Runner:
             token_N=self._tensor(tokens),
             position_N=torch.cat(positions),
             slices=tuple(slices),
-            decode_slot_B=self._tensor([row.seq.slot for row in step.rows]),
+            decode_slot_B=self._tensor([row.slot for row in step.rows]),
             decode_tables=tuple(self._table(row) for row in step.rows),
             logits_row_R=self._tensor(wanted + scored),
         )
         return rows_of_saves, batch
 
     def _slices(self, leg: Leg, first: int, saves: tuple[tuple[int, int], ...], first_segment: int) -> list[Slice]:
-        """One for each run of adjacent tokens that the leg computes, and one for a segment's head."""
-        plan, slot = leg.plan, leg.seq.slot
+        """Return a slice for each run of adjacent tokens that the leg computes, and one for a segment's head."""
+        plan, slot = leg.plan, leg.slot
         runs = plan.runs or (Run(plan.start, plan.end, ()),)
         if plan.build is not None and plan.start < plan.build.head:
             runs = (Run(0, plan.build.head, ()), Run(plan.build.head, plan.end, ()))
         table_P = self._tensor(plan.table)
         slices = []
         for run in runs:
-            makes = plan.build is not None
-            in_head = makes and run.end == plan.build.head
+            in_head = plan.build is not None and run.end == plan.build.head
             slices.append(
                 Slice(
                     first=first,
@@ -141,7 +190,7 @@ class Runner:
                     saves=((run.end, self.slots + slot),)
                     if in_head
                     else tuple((at, row) for at, row in saves if row != slot and run.start < at <= run.end),
-                    transition=slot if makes and not in_head else None,
+                    transition=slot if plan.build is not None and not in_head else None,
                     composes=tuple((first_segment + i, plan.composed[i].at) for i in run.composed),
                 )
             )

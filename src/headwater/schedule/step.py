@@ -9,12 +9,21 @@ from headwater.plan import Plan
 from headwater.schedule.sequence import Sequence
 
 
+def _slot(seq: Sequence) -> int:
+    assert seq.slot is not None, f"sequence {seq.id} is in a step, and has no slot"
+    return seq.slot
+
+
 @dataclass(frozen=True, slots=True)
 class Leg:
     """A prefill slice of one sequence, with the plan that owns its pages."""
 
     seq: Sequence
     plan: Plan
+
+    @property
+    def slot(self) -> int:
+        return _slot(self.seq)
 
     @property
     def wants_token(self) -> bool:
@@ -32,6 +41,10 @@ class DecodeRow:
 
     seq: Sequence
     plan: Plan | None = None
+
+    @property
+    def slot(self) -> int:
+        return _slot(self.seq)
 
     @property
     def position(self) -> int:

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from tokenizers import Tokenizer
 
 from headwater.cache.view import CacheView
-from headwater.engine.stats import EngineStats
+from headwater.engine.meter import EngineStats
 from headwater.events import Event, FailedEvent, FinishedEvent, PromptEvent, TokenEvent
 from headwater.request import Generation
 from headwater.spec import ModelSpec

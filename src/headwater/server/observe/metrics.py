@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from headwater.account import Reason
-from headwater.engine.stats import EngineStats
+from headwater.engine.meter import EngineStats
 from headwater.server.http.middleware import RequestContext
 from headwater.server.observe.record import GenerationEnd, Watcher
 

@@ -17,7 +17,7 @@ from starlette.concurrency import run_in_threadpool
 
 from headwater.account import Reason
 from headwater.cache.view import CacheView, Fingerprints, NodeView
-from headwater.engine.stats import EngineStats
+from headwater.engine.meter import EngineStats
 from headwater.server.http.exchange import ServedEngine
 from headwater.server.http.middleware import RequestContext
 from headwater.server.observe.metrics import computed_by_kind

@@ -1,0 +1,200 @@
+"""Answering: one step's run, its sampling, and the events that requests get of it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from headwater.engine.live import Live, NoObserver, Observer
+from headwater.engine.meter import Meter
+from headwater.engine.runner import Runner
+from headwater.engine.sampler import Choice, sample
+from headwater.errors import ConstraintError, DeadlineExceeded, HeadwaterError, InvalidLogits, OutOfPages, QueueFull
+from headwater.events import Event, FailedEvent, FinishedEvent, TokenEvent
+from headwater.models.load import LoadedModel
+from headwater.schedule.scheduler import Scheduler
+from headwater.schedule.sequence import Phase, Sequence
+from headwater.schedule.step import Step
+
+log = logging.getLogger("headwater.engine")
+
+LogitsTap = Callable[[int, torch.Tensor], None]
+
+
+class Answering:
+    """Requests with a client, on the engine's thread. `_changed` guards the scheduler, which other threads call."""
+
+    def __init__(self, loaded: LoadedModel, scheduler: Scheduler, runner: Runner) -> None:
+        self.loaded, self.scheduler, self.runner = loaded, scheduler, runner
+        self.logits_tap: LogitsTap | None = None  # for tests: gets (request id, logits [V]) of each sampled row
+        self.observer: Observer = NoObserver()
+        self._live: dict[int, Live] = {}
+        self._changed = threading.Condition()
+        self._meter = Meter()
+
+    def _report_failures(self) -> None:
+        with self._changed:
+            failures, self.scheduler.failures = self.scheduler.failures, []
+        for seq, error in failures:
+            if not isinstance(error, OutOfPages | QueueFull | DeadlineExceeded):
+                log.error("request %d failed", seq.id, exc_info=error)
+                error = HeadwaterError(f"the step failed: {error}")
+            live = self._live.get(seq.id)
+            if live is not None:
+                self._close(live, FailedEvent(error))
+
+    def _run(self, step: Step) -> None:
+        """Run a step. If it fails, or its sampling does, only its own requests fail."""
+        started = time.perf_counter()
+        self._note_started(step)
+        try:
+            logits_RV = self.runner.run(step)
+        except Exception as error:
+            self._meter.failed_steps += 1
+            with self._changed:
+                failed = self.scheduler.abandon_step(step)
+            self._fail(failed, error)
+            return
+        finally:
+            self._meter.steps += 1
+            self._meter.step_seconds += time.perf_counter() - started
+        wanting = [item.seq for item in step.items if item.wants_token]
+        with self._changed:
+            finished = self.scheduler.finish_step(step)
+        self._report_failures()
+        logits_RV, prompt_RV = logits_RV[: len(wanting)], logits_RV[len(wanting) :]
+        self._score_prompts(step, prompt_RV)
+        finished = [seq for seq in finished if seq.id in self._live]
+        if len(finished) < len(wanting):
+            logits_RV = logits_RV[[i for i, seq in enumerate(wanting) if seq in finished]]
+        sampled = [self._live[seq.id] for seq in finished]
+        try:
+            choices = self._sample(logits_RV, sampled)
+        except Exception as error:
+            with self._changed:
+                for live in sampled:
+                    self.scheduler.cancel(live.seq)
+            self._fail([live.seq for live in sampled], error)
+            return
+        for live, choice in zip(sampled, choices, strict=True):
+            if isinstance(choice, Choice):
+                self._take(live, choice)
+            else:
+                self._fail_alone(live, choice)
+
+    def _score_prompts(self, step: Step, prompt_RV: torch.Tensor) -> None:
+        first = 0
+        for leg in step.legs:
+            live, end = self._live.get(leg.seq.id), first + leg.n_scored
+            if live is None or live.scores is None or end == first:
+                first = end
+                continue
+            try:
+                live.scores.take(leg.plan.start, prompt_RV[first:end])
+            except Exception as error:  # of this prompt's logits alone
+                self._fail_alone(live, error)
+            first = end
+
+    def _sample(self, logits_RV: torch.Tensor, sampled: list[Live]) -> list[Choice | InvalidLogits | ConstraintError]:
+        if not sampled:
+            return []
+        if self.logits_tap is not None:
+            for live, logits_V in zip(sampled, logits_RV, strict=True):
+                self.logits_tap(live.seq.id, logits_V)
+        return sample(logits_RV, [live.sampling for live in sampled])
+
+    def _fail(self, seqs: list[Sequence], error: Exception) -> None:
+        log.error("a step failed", exc_info=error)
+        for seq in seqs:
+            if seq.id in self._live:
+                self._close(self._live[seq.id], FailedEvent(HeadwaterError(f"the step failed: {error}")))
+
+    def _fail_alone(self, live: Live, error: Exception) -> None:
+        log.error("request %d failed: %s: %s", live.seq.id, type(error).__name__, error)
+        with self._changed:
+            self.scheduler.cancel(live.seq)
+        self._close(live, FailedEvent(error))
+
+    def _take(self, live: Live, choice: Choice) -> None:
+        """Append the token, send it to the client, and finish the request if this is its end."""
+        seq, params = live.seq, live.params
+        if live.scores is not None and not self._send_scores(live):
+            return
+        if params.max_tokens == 0:
+            self._finish(live, "length", None)
+            return
+        ends = params.stop_token_ids if params.ignore_eos else (*self.loaded.eos_token_ids, *params.stop_token_ids)
+        ended = choice.token in ends
+        try:
+            live.sampling.take(choice.token)
+            text, stop = ("", None) if ended else live.text.push(choice.token)
+        except Exception as error:  # of its constraint or its decoder alone
+            self._fail_alone(live, error)
+            return
+        seq.tokens.append(choice.token)
+        if ended:
+            self._finish(live, "stop", choice.token)
+        elif not self._send(live, TokenEvent(choice.token, text, choice.logprob, choice.top)):
+            self._give_up(live)
+        elif stop is not None:
+            self._finish(live, "stop", stop)
+        elif live.sampling.finished:
+            self._finish(live, "stop", None)
+        elif seq.n_output >= params.max_tokens:
+            self._finish(live, "length", None)
+
+    def _send_scores(self, live: Live) -> bool:
+        """Send the prompt's log probabilities. False: the client is gone, and the request was given up."""
+        assert live.scores is not None, "a prompt's scores are sent once"
+        event, live.scores = live.scores.event(), None
+        sent = self._send(live, event)
+        if not sent:
+            self._give_up(live)
+        return sent
+
+    def _give_up(self, live: Live) -> None:
+        with self._changed:
+            self.scheduler.cancel(live.seq)
+        self._forget(live)
+
+    def _finish(self, live: Live, reason: str, stop: str | int | None) -> None:
+        seq = live.seq
+        with self._changed:
+            self.scheduler.finish(seq)
+            self.observer.completed(seq)
+        assert seq.account is not None
+        account = replace(seq.account, preemptions=seq.preemptions)
+        held_back = "" if isinstance(stop, str) else live.text.flush()
+        queued = None if live.started is None else live.started - live.submitted
+        self._close(live, FinishedEvent(reason, held_back, account, seq.n_output, stop, queued))
+
+    def _note_started(self, step: Step) -> None:
+        now = time.monotonic()
+        for leg in step.legs:
+            live = self._live.get(leg.seq.id)  # None for sequences without a client
+            if live is not None and live.started is None:
+                live.started = now
+
+    def _close(self, live: Live, event: Event) -> None:
+        self._send(live, event)
+        self._forget(live)
+
+    def _send(self, live: Live, event: Event) -> bool:
+        """Send an event. False: the listener raised, which ends its own request alone."""
+        try:
+            live.on_event(event)
+        except Exception as error:
+            log.error("request %d: its listener failed", live.seq.id, exc_info=error)
+            return False
+        return True
+
+    def _forget(self, live: Live) -> None:
+        del self._live[live.seq.id]
+        self.runner.forget(live.seq.id)
+        self._meter.ended(time.monotonic() - live.submitted)
+        assert live.seq.phase is Phase.DONE
