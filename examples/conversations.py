@@ -53,13 +53,13 @@ FACTS = (
 
 
 def library(first: int) -> dict[str, Any]:
-    """A system prompt with all documents, another one in front for each conversation."""
+    """Return a system prompt with all documents, which starts with document `first`."""
     shown = "\n\n".join(DOCUMENTS[first:] + DOCUMENTS[:first])
     return message("system", f"Answer each question from the documents. Give the bare value.\n\nDocuments:\n\n{shown}")
 
 
 def folders(order: tuple[int, ...], question: str) -> list[dict[str, Any]]:
-    """Five documents in some order, each a segment that is cached by itself, and a question."""
+    """Return a prompt of five documents in the given order, each a segment, and a question."""
     parts = [{"type": "text", "text": f"{FOLDERS[i]}\n\n", "segment": True} for i in order]
     content = [{"type": "text", "text": "Documents:\n\n"}, *parts, {"type": "text", "text": question}]
     return [message("system", "Answer from the documents."), {"role": "user", "content": content}]
@@ -84,7 +84,7 @@ def tool(name: str, types: dict[str, str]) -> dict[str, Any]:
 
 
 def called(name: str, arguments: str) -> str:
-    """A call as the demo prints and compares it: its arguments, where they are JSON, in one way of writing."""
+    """Format a tool call for printing and comparing; arguments that are JSON are normalised."""
     try:
         arguments = json.dumps(json.loads(arguments))
     except json.JSONDecodeError:

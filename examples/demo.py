@@ -1,7 +1,7 @@
-"""Serves the embedded model and holds seven conversations with it, as clients do.
+"""Demo: serves the embedded model and holds seven conversations with it, as clients do.
 
-Prints each answer, whether it is right, and what the cache did for it. Exits with 1 if a promise was broken; a wrong
-answer is the model's, and breaks none.
+It prints each answer, whether it is right, and the cached tokens of its prompt. The exit code is 1 if a promise was
+broken; a wrong answer breaks none.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ HOST = "127.0.0.1"
 START_SECONDS = 60
 ANSWER_TOKENS = 48
 PAGE = 64
-ASKED_ABOUT = 2  # documents that are computed anew at the usual fidelity
+ASKED_ABOUT = 2  # documents that are recomputed at the default fidelity
 SLACK = 2 * PAGE  # a boundary is floored to its page, and the generation prompt stands after it
 
 console = Console()
 
 
 class ServerFailed(Exception):
-    """`headwater serve` ended, or never answered."""
+    """`headwater serve` ended, or did not answer in time."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """One request, as its client saw it."""
+    """A request from the client's point of view."""
 
     conversation: str
     what: str
     answer: str
-    right: str | None  # the right answer, where there is one
+    right: str | None  # the right answer, if there is one
     ttft: float  # seconds
     account: dict[str, Any]
 
@@ -66,7 +66,7 @@ class Asked:
 
 @dataclass
 class Demo:
-    """Asks, remembers, and holds the server to its promises."""
+    """A client that keeps its requests, and the promises that the server broke."""
 
     client: OpenAI
     asked: list[Asked] = field(default_factory=list)
@@ -142,7 +142,7 @@ def growing_chat(demo: Demo) -> None:
 
 
 def shared_documents(demo: Demo) -> None:
-    """Two people ask about the same documents: the second one's first question finds them cached."""
+    """Ask about the same documents as two users: the second user's first question finds them cached."""
     conversation = "shared documents"
     ann, bob = "What is the price of the small clock?", "In which year was Lanby Works founded?"
     first = demo.ask(conversation, f"Ann: {ann}", [library(5), message("user", ann)], "310 crowns")
@@ -151,7 +151,7 @@ def shared_documents(demo: Demo) -> None:
 
 
 def documents_in_any_order(demo: Demo) -> None:
-    """No prefix is shared, and yet all documents are reused but those that are asked about."""
+    """Reuse documents without a shared prefix, all but those that are relevant to the question."""
     for turn, (order, question, right) in enumerate(ORDERS):
         asked = demo.ask("documents in any order", question, folders(order, question), right)
         composed, promised = asked.account["segments"], len(order) - ASKED_ABOUT if turn else 0
@@ -216,7 +216,7 @@ CONVERSATIONS = (
 
 @contextmanager
 def served() -> Iterator[str]:
-    """`headwater serve` on a free port, until it answers; stopped at the end, whatever happened."""
+    """Start `headwater serve` on a free port and wait until it answers; stop it at the end."""
     with socket.create_server((HOST, 0)) as probe:
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "headwater", "serve", "--host", HOST, "--port", str(port), "--memory", "1GB"]
@@ -250,7 +250,7 @@ def wait_until_healthy(url: str, process: subprocess.Popen[bytes]) -> None:
 
 
 def report(asked: list[Asked]) -> None:
-    table = Table(title="What was answered, and what the cache did", title_justify="left")
+    table = Table(title="Answers and cached tokens", title_justify="left")
     table.add_column("request", overflow="fold")
     table.add_column("answer", overflow="fold")
     table.add_column("right", justify="center")

@@ -1,4 +1,4 @@
-"""Serves the embedded default, lets several tenants chat with it for a while, and takes a picture of the live page.
+"""Screenshot of the live page, of a server with the embedded model that several tenants chat with.
 
     python examples/screenshot.py [--out docs/images/live-page.png] [--seconds 100] [--dark] [--width 1280]
 
@@ -29,7 +29,7 @@ from selenium.webdriver.support.wait import WebDriverWait
 
 os.environ["SE_OFFLINE"] = "true"
 OUT = Path(__file__).parent.parent / "docs" / "images" / "live-page.png"
-MEMORY = "64MB"  # little, so that something has to go
+MEMORY = "64MB"  # little, so that evictions happen
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars")
 QUIET = ("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage")
 WORDS = (
@@ -51,7 +51,7 @@ WORDS = (
 
 @contextmanager
 def server() -> Iterator[str]:
-    """The URL of a server with little memory."""
+    """Start a server with little memory, and give its URL."""
     command = [sys.executable, "-m", "headwater", "serve", "--port", "0", "--memory", MEMORY]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
@@ -66,7 +66,7 @@ def text(rng: random.Random, words: int) -> str:
 
 
 def converse(client: httpx.Client, tenant: int, until: float, seed: int) -> None:
-    """Chats with one of the tenant's handbooks, of several turns each; now and then a document that nobody shares."""
+    """Hold chats of several turns about one of the tenant's handbooks; 1 in 5 is about an unshared document."""
     rng = random.Random(seed)
     handbooks = [text(random.Random(100 * tenant + i), 500 + 400 * i) for i in range(3)]
     while time.monotonic() < until:
@@ -106,7 +106,7 @@ def browser(width: int, dark: bool) -> Iterator[webdriver.Chrome]:
 
 
 def picture(driver: webdriver.Chrome, url: str, out: Path, size: dict[str, Any]) -> None:
-    """The whole page, once it shows requests and the tree."""
+    """Save a picture of the whole page, once it shows requests and the tree."""
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     driver.get(url)
     wait = WebDriverWait(driver, 30)

@@ -175,7 +175,7 @@ def test_what_computes_nothing_needs_neither_torch_nor_a_web_framework(folder, a
 
 
 def completions(line):
-    """What a shell is offered for a line that ends in a word not finished."""
+    """Return the completions of a line that ends in an unfinished word."""
     words = line.split(" ")
     asked = {"_HEADWATER_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
     command = [sys.executable, "-m", "headwater"]

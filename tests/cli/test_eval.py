@@ -171,7 +171,7 @@ def test_a_text_s_perplexity_and_its_divergence_from_another_server_s(tmp_path, 
 
 
 def test_another_server_is_asked_before_anything_is_scored(tmp_path, capsys):
-    """One that is not there, and one with a tokenizer of its own."""
+    """The other server is gone, or has a different tokenizer."""
     (tmp_path / "text").write_text("ab " * 10)
 
     def spelling(server, body):

@@ -29,7 +29,7 @@ def test_it_tells_each_way_and_each_layer(tmp_path: Path, capsys: pytest.Capture
 def test_of_a_model_with_windows_keys_and_values_are_told(
     skipping: tuple[str, ...], checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """In layers of full attention and in those with a window; where attention is skipped, of none."""
+    """Layers of full attention and layers with a window report them; without attention no layer does."""
     file = tmp_path / "found.json"
     options = ("--cut", "300", "--parts", "3", "--way", "fast", "--threads", "2", "--json", str(file), *skipping)
     assert run(["fidelity", str(checkpoint("qwen3_window")), *options]) == 0

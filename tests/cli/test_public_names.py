@@ -65,14 +65,14 @@ def all_commands() -> dict[str, dict[str, Any]]:
 
 
 def all_settings() -> dict[str, str]:
-    """By the key that files have: flag, environment's name, default, choices."""
+    """Return flag, variable, default and choices of each setting by its key in files."""
     return {
         one.name: " ".join((one.flag, one.variable, one.show(one.default) or "none", *one.choices)) for one in SETTINGS
     }
 
 
 def metrics(page: str) -> Iterator[str]:
-    """Each series with its type and labels: `headwater_evictions_total counter {kind}`."""
+    """Yield each series with its type and labels: `headwater_evictions_total counter {kind}`."""
     for family in text_string_to_metric_families(page):
         for sample in family.samples:
             if sample.name.endswith("_created"):
@@ -119,7 +119,7 @@ def json_names(*files: Path) -> set[str]:
 
 
 def recorded_names(file: Path) -> set[str]:
-    """Of the head and of the lines of a recording, once the server has written them."""
+    """Return the fields of a recording's head and lines, once the server has written them."""
     deadline = time.monotonic() + 20
     while (lines := file.read_text().splitlines())[1:] == [] and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""Where settings come from, which goes before which, and that an error says where it was set."""
+"""Sources of settings, their order, and errors that name the source."""
 
 from __future__ import annotations
 
@@ -168,6 +168,6 @@ def test_the_settings_as_toml_say_where_each_is_from_and_no_secret():
 
 
 def test_the_manual_has_the_settings_as_they_are():
-    """To mend it: python -c "from headwater.cli.settings import settings_table as t; print(t())"."""
+    """Regenerate the table with: python -c "from headwater.cli.settings import settings_table as t; print(t())"."""
     assert settings_table() in MANUAL.read_text()
     assert re.findall(r"^\| `(\w+)` \|", settings_table(), re.M) == [one.name for one in SETTINGS]

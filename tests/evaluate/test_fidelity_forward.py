@@ -120,7 +120,7 @@ def test_without_attention_windows_are_skipped_too(checkpoint: Checkpoint) -> No
 
 
 def test_attention_that_is_watched_is_what_the_layer_reads(checkpoint: Checkpoint) -> None:
-    """Each query's sums to 1, and a key gets none from queries before it."""
+    """Attention of a query sums to 1, and a key gets none from queries before it."""
     model = load_model(checkpoint("qwen3_5"), "float32").model
     watch = AttentionWatch(model, 200)
     for seen_HTT in watch.attention(prompt(150).tokens).values():

@@ -43,7 +43,7 @@ def test_divergence_is_in_nats_and_of_the_second_from_the_first() -> None:
 
 
 def test_deviations_are_means_over_heads_and_over_queries_that_see_the_key() -> None:
-    """One segment of four tokens after one of a prefix; its ends are one token long."""
+    """The prompt is a token of prefix and a segment of four tokens, whose ends are one token long."""
     whole = torch.tril(torch.ones(2, 5, 5)) / torch.arange(1, 6)[None, :, None]
     alone = torch.tril(torch.ones(2, 4, 4)) / torch.arange(1, 5)[None, :, None]
     found = deviation(Prompt((0,) * 5, (Span(1, 5),)), 1, whole, [alone])

@@ -22,7 +22,7 @@ def loaded() -> LoadedModel:
 
 
 def texts(loaded: LoadedModel, prompt) -> list[str]:
-    """What its segments say."""
+    """Decode the segments of a prompt."""
     return [loaded.tokenizer.decode(prompt.tokens[span.start : span.end]).strip() for span in prompt.segments]
 
 

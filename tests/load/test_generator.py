@@ -39,7 +39,7 @@ def run(server, drive, limits=None, keep_recorded=False, timeout=PATIENCE, on_re
 
 
 def at_once(*sessions):
-    """All turns of all sessions are due at 0."""
+    """List all turns of all sessions as due at 0."""
     return [Call(0.0, session, turn) for session in sessions for turn in range(len(session.turns))]
 
 

@@ -66,7 +66,7 @@ class Terminal:
                 self._turn(line)
 
     def _line(self) -> str | None:
-        """None at the end of the input."""
+        """Read a line; returns None at the end of the input."""
         while True:
             try:
                 return input("> " if self._interactive else "")

@@ -1,4 +1,4 @@
-"""`headwater fit`: what an engine reaches of its device's peaks, from times that were measured on it."""
+"""`headwater fit`: efficiencies of an engine on its device, fitted to measured times."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ SHOWN = 12  # observations of the table of residuals
 @commands.command("fit")
 def fit_device(
     points: Annotated[list[Path], typer.Argument(help="JSON of `headwater bench serve --json`, or a list of points.")],
-    model: Annotated[str, typer.Option(help="What was measured: a profile's name or a checkpoint's folder.")],
-    device: Annotated[str, typer.Option(help=f"Whose peaks: {', '.join(DEVICES)}, or a file.")] = "cpu",
+    model: Annotated[str, typer.Option(help="Measured model: a profile's name or a checkpoint's folder.")],
+    device: Annotated[str, typer.Option(help=f"Device whose peaks hold: {', '.join(DEVICES)}, or a file.")] = "cpu",
     out: Annotated[Path | None, typer.Option(help="Write the device to this file, for `replay --serve`.")] = None,
-    tokens_per_step: Annotated[int, typer.Option(min=1, help="Of the measured engine.")] = 1024,
+    tokens_per_step: Annotated[int, typer.Option(min=1, help="Tokens of a step of the measured engine.")] = 1024,
     tensor_parallel: Annotated[int, typer.Option(min=1, help="Devices that shared the model.")] = 1,
 ) -> None:
     """Fit the cost model of a device to measured requests.
@@ -38,8 +38,8 @@ def fit_device(
     console.print(parameters_table(fitted))
     console.print(residuals_table(fitted))
     if out is not None:
-        told = f"fitted to {len(measured):,} requests of {profile.name}, R² {fitted.r2:.4f}; peaks of {base.name}"
-        out.write_text(replace(fitted.device, name=out.stem, source=told).as_toml())
+        source = f"fitted to {len(measured):,} requests of {profile.name}, R² {fitted.r2:.4f}; peaks of {base.name}"
+        out.write_text(replace(fitted.device, name=out.stem, source=source).as_toml())
         console.print(f"written to {out}", highlight=False)
 
 
@@ -52,12 +52,12 @@ def parameters_table(fitted: Fitted) -> Table:
         shown, error = (f"{1000 * value:.3f} ms", f"{1000 * deviation:.3f} ms") if name == "overhead" else (
             f"{value:.4f}", f"{deviation:.4f}"
         )  # fmt: skip
-        table.add_row(name.replace("_", " "), shown, "not told by the points" if name in fitted.kept else error)
+        table.add_row(name.replace("_", " "), shown, "not determined" if name in fitted.kept else error)
     return table
 
 
 def residuals_table(fitted: Fitted) -> Table:
-    """Some of the observations, from the shortest to the longest, and the median of all errors."""
+    """Return some observations, from the shortest to the longest, and the median of all errors."""
     errors = fitted.errors
     table = Table(title=f"median error {fitted.median_error:.1%}", title_justify="left")
     for name in ("", "prompt", "cached", "measured ms", "predicted ms", "error"):

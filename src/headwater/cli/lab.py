@@ -45,7 +45,7 @@ JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the figures
 
 
 def read(trace: str, data: Path | None, tokenizer: Path | None, limit: int | None, seed: int) -> Trace:
-    """Read a trace, or draw it, and say how long reading took."""
+    """Read or draw a trace, and print how long that took."""
     with progress_console.status(f"reading {trace}"):
         found = make_trace(trace, data, tokenizer, limit, seed)
     sessions = len({request.session for request in found.requests})
@@ -59,7 +59,7 @@ def read(trace: str, data: Path | None, tokenizer: Path | None, limit: int | Non
 
 
 def choices(text: str, of: Callable[[str], T]) -> list[T]:
-    """A list with commas, each item of which may have commas in brackets: `lru,seglen(w=0.5, single_child=False)`."""
+    """Split a list at its commas outside brackets: `lru,seglen(w=0.5, single_child=False)`."""
     items, depth = [""], 0
     for letter in text:
         depth += (letter == "(") - (letter == ")")
@@ -74,7 +74,7 @@ def choices(text: str, of: Callable[[str], T]) -> list[T]:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Files to write when all rows are done, or as many as there are. None is not wanted."""
+    """Output files of a replay, written when it ends; None is not wanted."""
 
     trace: Trace
     model: str
@@ -84,7 +84,7 @@ class Outputs:
     report: Path | None
 
     def write(self, results: Sequence[Result]) -> None:
-        """Each file whole, or not at all."""
+        """Write each file completely, or not at all."""
         if self.json_file is not None:
             rows = [result.row.as_dict() for result in results]
             document = {"trace": self.trace.name, "model": self.model, "page_size": self.page_size, "rows": rows}
@@ -96,9 +96,9 @@ class Outputs:
 
 
 def results_table(trace: Trace, model: str, results: Sequence[Result], width: int) -> Table:
-    """A row each, in the order in which they were asked for; what the reader inferred stands below.
+    """Return a row for each result in the order of the options, with the reader's inferences as a caption.
 
-    Of the figures those that go into `width` letters, the most telling first.
+    Columns of high rank are left out until the table fits into `width` characters.
     """
     rows = [result.row for result in results]
     shown = _fitting([column for column in COLUMNS if column.shown(rows)], rows, width)
@@ -114,15 +114,15 @@ def results_table(trace: Trace, model: str, results: Sequence[Result], width: in
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One figure of a row, and whether there is one at all."""
+    """A column of the table, and whether any row has its figure."""
 
     name: str
     cell: Callable[[Row], str]
-    rank: int = 0  # what has the highest makes way first
+    rank: int = 0  # columns of the highest rank are left out first
     shown: Callable[[Sequence[Row]], bool] = lambda rows: True
 
     def width(self, rows: Sequence[Row]) -> int:
-        """Letters, with the rule beside it; a policy may be folded."""
+        """Return the column's width in characters with its rule; a policy may be folded."""
         widest = max(len(self.name), *(len(self.cell(row)) for row in rows))
         return 3 + (min(widest, 20) if self.name == "policy" else widest)
 
@@ -155,7 +155,7 @@ def _of_segments(rows: Sequence[Row]) -> bool:
 
 
 def _share(name: str, rank: int) -> Column:
-    """Tokens of that kind, of all prompts'."""
+    """Return a column with the share of that kind of tokens in all prompt tokens."""
 
     def cell(row: Row) -> str:
         tokens = 0 if row.segments is None else getattr(row.segments, f"{name}_tokens")
@@ -184,7 +184,7 @@ COLUMNS = (
 
 
 def _short(number: int) -> str:
-    """At most five characters."""
+    """Format a number in at most five characters."""
     for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= unit:
             return f"{number / unit:.3g}{name}"

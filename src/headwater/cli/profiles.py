@@ -1,4 +1,4 @@
-"""`headwater profiles`: the models that the lab knows, and what they cost."""
+"""`headwater profiles`: models that the lab knows, and their costs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from headwater.models.profiles import PROFILES, Profile, load_profile
 
 @commands.command()
 def profiles(
-    names: Annotated[list[str] | None, typer.Argument(help="Show these only, in detail.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="Show only these, in detail.")] = None,
     sources: Annotated[
-        bool, typer.Option("--sources", help="Where each is from, and what is left open there.")
+        bool, typer.Option("--sources", help="Show the source of each, and what it leaves open.")
     ] = False,
 ) -> None:
-    """List the models that the lab knows by name. A checkpoint's folder is one, too."""
+    """List the models that the lab knows by name.
+
+    A checkpoint's folder is a profile, too.
+    """
     chosen = [load_profile(name) for name in names] if names else list(PROFILES.values())
     show(sources_table(chosen) if sources else sizes_table(chosen))
     for profile in chosen if names and not sources else ():
@@ -52,7 +55,7 @@ def sources_table(chosen: list[Profile]) -> Table:
 
 
 def layers_table(profile: Profile) -> Table:
-    """Each kind of layer: how many, and what one of them has and costs."""
+    """Return a row for each kind of layer: their number, and the sizes and costs of one of them."""
     numbers = ("layers", "weights of each", "KV a token, elements", "state, elements", "MFLOPs a token")
     table = figures_table(f"{profile.name}: layers", "kind", *numbers)
     for layer, n in profile.layers:
@@ -65,7 +68,7 @@ def layers_table(profile: Profile) -> Table:
 
 
 def flops_table(profile: Profile) -> Table:
-    """FLOPs of one more token after so many, and of the prefill that a hit of that length saves."""
+    """Return FLOPs of one more token after each length, and of the prefill that a hit of that length saves."""
     numbers = ("one more token", "that grow with the length", "saved by a hit")
     table = figures_table(f"{profile.name}: FLOPs", "after tokens", *numbers)
     for length in INSPECTED_LENGTHS:

@@ -1,4 +1,4 @@
-"""`headwater replay`: what each policy would have made of recorded traffic."""
+"""`headwater replay`: recorded traffic under each policy, without a model."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def replay(
     check_writable(json_file, per_request, report)
     found = read(trace, data, tokenizer, limit, seed)
     load = partial(make_arrivals, spelling=arrival, seed=seed, data=data)
-    load(found)  # what cannot be run is told before anything is
+    load(found)  # malformed arrivals are an error before anything runs
     for setup in setups:
         setup.layout(found)
     outputs = Outputs(found, model, page_size, json_file, per_request, report)
@@ -127,7 +127,7 @@ def replay(
 
 
 def _reuses(reuse: str, segment_eviction: str) -> list[dict[str, Any]]:
-    """Each of both; where no segments are stored, it does not matter which goes first."""
+    """Combine kinds of reuse with evictions of segments; without stored segments the eviction has no effect."""
     evictions = [
         SegmentEviction(one_of("--segment-eviction", name, tuple(SegmentEviction)))
         for name in choices(segment_eviction, str)
