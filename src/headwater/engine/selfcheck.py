@@ -225,8 +225,8 @@ def _broken_recurrence(narrow: Narrow, random: Callable[..., torch.Tensor], devi
     none = torch.empty(0, dtype=torch.int64)
     positions = torch.arange(CHUNK, device=device).repeat(n)
     rows = mixer.project(random(n * CHUNK, NARROW).float(), StepBatch(none, positions, (), none, (), none))
-    mixed = silu(rows.mixed_NC.float()).unflatten(0, (n, CHUNK))  # type: ignore[no-untyped-call]
-    gates = rows.gates_NX.unflatten(0, (n, CHUNK))  # type: ignore[no-untyped-call]
+    mixed = silu(rows.mixed_NC.float()).unflatten(0, (n, CHUNK))
+    gates = rows.gates_NX.unflatten(0, (n, CHUNK))
     shape = next(shape for name, shape in layer.states if name == "recurrent")
     state = random(n, *shape).float()
 
