@@ -15,8 +15,7 @@ import numpy as np
 from headwater.account import Reason
 from headwater.cache.placement import make_placement
 from headwater.cache.positions import PlacementQuery
-from headwater.cache.positions.program import solve
-from headwater.cache.positions.recomputation import Recomputation
+from headwater.cache.positions.program import Recomputation, solve
 from headwater.plan import Match
 from headwater.request import Boundaries
 from papers.figure import Figure, Found, Line, Shape

@@ -1,4 +1,4 @@
-"""Typed access to a checkpoint's config.json: every error names the key and what it holds."""
+"""Keys of a checkpoint's config.json, with their types: every error names the key and its value."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MAX_NUMBER = 1e30
 
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The text model's part of a config.json: the whole, unless it is a multimodal checkpoint's."""
+    """Return the text model's part of a config.json: all of it, except for a multimodal checkpoint."""
     text = config.get("text_config", config)
     if not isinstance(text, dict):
         raise CheckpointError(f"config.json: key 'text_config' is {text!r}, must be an object")
@@ -26,7 +26,7 @@ class ConfigKeys:
         if not isinstance(rope, dict):
             raise CheckpointError(f"config.json: key 'rope_parameters' is {rope!r}, must be an object")
         self._values: dict[str, Any] = {**text, **rope}
-        # A multimodal config says at its top whether the text model's embeddings are tied.
+        # A multimodal config has the key for tied embeddings at its top level.
         if "tie_word_embeddings" in config:
             self._values.setdefault("tie_word_embeddings", config["tie_word_embeddings"])
         self._values.setdefault("model_type", config.get("model_type"))
@@ -43,23 +43,26 @@ class ConfigKeys:
         return value
 
     def optional(self, key: str) -> Any:
-        """Whatever the key holds; None where it is missing."""
+        """Return the key's value, of any type; None if it is missing."""
         return self._values.get(key)
 
     def integer(self, key: str, default: int | None = None) -> int:
+        """Return a whole number."""
         return int(self._typed(key, (int,), default))
 
     def positive(self, key: str, default: int | None = None) -> int:
+        """Return a whole number of 1 or more."""
         value = self.integer(key, default)
         if value < 1:
             raise CheckpointError(f"config.json: key {key!r} is {value}, must be at least 1")
         return value
 
     def automatic(self, key: str, automatic: int) -> int:
-        """A positive number, or "auto" for what the others say that it is."""
+        """Return a positive number; `automatic` for "auto" and for a missing key."""
         return automatic if self._values.get(key) == "auto" else self.positive(key, automatic)
 
     def number(self, key: str, default: float | None = None) -> float:
+        """Return a finite number."""
         value = self._typed(key, (int, float), default)
         if not abs(value) < MAX_NUMBER:  # NaN, too
             raise CheckpointError(f"config.json: key {key!r} is {value}, must be a number below {MAX_NUMBER:g}")
@@ -79,6 +82,7 @@ class ConfigKeys:
             raise CheckpointError(f"config.json: key {key!r} is {found!r}, only {value!r} is supported")
 
     def divides(self, small: str, large: str) -> None:
+        """Raise unless the number of key `large` is a multiple of that of key `small`."""
         a, b = self.positive(small), self.positive(large)
         if b % a:
             raise CheckpointError(f"config.json: {large!r} is {b}, must be a multiple of {small!r}, which is {a}")

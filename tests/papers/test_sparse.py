@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from headwater.cache.positions.recomputation import Recomputation, recomputation
+from headwater.cache.positions.program import Recomputation, recomputation
 from headwater.traces.request import Request
 from papers import FIGURES, figures_named
 from papers.sparse.clock import Measured, Times, fit, frontier, proportional

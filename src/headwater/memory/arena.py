@@ -1,7 +1,7 @@
-"""The arena: one run of equal pages that holds all KV and all checkpoints.
+"""Arena: one array of equal pages that holds all KV and all checkpoints.
 
-Shapes: P pages of a table, B sequences of a batch, W rows written, K keys (rounded up), T tokens, X elements of what a
-layer keeps of a token.
+Shapes: P pages of a table, B sequences of a batch, W rows written, K keys (rounded up), T tokens, X elements of a
+layer's entry for a token.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Arena:
             self._scratch.setdefault(widths, Scratch([flat.new_empty(0, width) for width in widths]))
 
     def write(self, layer: int, page_W: torch.Tensor, offset_W: torch.Tensor, *rows_WX: torch.Tensor) -> None:
-        """Store what a layer keeps of W tokens (keys and values), each at its offset (in tokens) in its page."""
+        """Store a layer's entries of W tokens (keys and values), each at its offset (in tokens) in its page."""
         for pages, rows in zip(self._layers[layer], rows_WX, strict=True):
             flat_WX = rows.flatten(1)
             pages.view(self.n_pages, self.page_size, flat_WX.shape[1])[page_W, offset_W] = flat_WX
@@ -73,7 +73,7 @@ class Arena:
     def gather_batch(self, layer: int, table_BP: torch.Tensor, unused_T: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return a layer's stored tensors of several sequences, each [B, P · page size, width]: views of scratch.
 
-        Tokens of `unused_T`, counted over all of B · P pages, are zeros.
+        Tokens of `unused_T`, counted over all B · P pages, are zeros.
         """
         pages = self._layers[layer]
         return self._scratch[tuple(p.shape[1] // self.page_size for p in pages)].gather_batch(
@@ -81,14 +81,14 @@ class Arena:
         )
 
     def discard(self, page_ids: Iterable[int]) -> None:
-        """Give back the physical memory of pages that are lent to a slot, and so neither read nor written."""
+        """Return the physical memory of pages that are lent to a slot, and so neither read nor written."""
         size = self.pages.shape[1]
         for page in page_ids:
             self._memory.discard(page * size, size)
 
 
 class Scratch:
-    """Memory that pages are gathered into; it grows with the longest sequence."""
+    """Scratch memory for gathered pages; it grows with the longest sequence."""
 
     def __init__(self, empty: list[torch.Tensor]) -> None:
         self._rows = empty
@@ -97,7 +97,7 @@ class Scratch:
     def gather(
         self, pages: tuple[torch.Tensor, ...], table_P: torch.Tensor, length: int, page_size: int
     ) -> tuple[torch.Tensor, ...]:
-        """The pages of a table one after the other, [K, width] each; zeros from `length` on."""
+        """Gather the pages of a table one after the other, [K, width] each; zeros from `length` on."""
         n_keys = -(-length // KEY_BLOCK) * KEY_BLOCK
         n_pages = len(table_P)
         self._grow(max(n_keys, n_pages * page_size))
@@ -112,7 +112,7 @@ class Scratch:
     def gather_batch(
         self, pages: tuple[torch.Tensor, ...], table_BP: torch.Tensor, unused_T: torch.Tensor, page_size: int
     ) -> tuple[torch.Tensor, ...]:
-        """The same for several tables of equal length, one sequence after the other."""
+        """Gather the pages of several tables of equal length, one sequence after the other."""
         n_tokens = table_BP.numel() * page_size
         self._grow(n_tokens)
         self._dirty = max(self._dirty, n_tokens)

@@ -1,4 +1,4 @@
-"""Memory that the operating system provides as it is touched, and that can be given back piece by piece."""
+"""Lazy memory: the operating system provides it on first touch, and pieces of it can be returned."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LazyBytes:
         self.tensor = torch.frombuffer(self._map, dtype=torch.uint8)[:size]
 
     def discard(self, start: int, size: int) -> None:
-        """Give back the whole system pages within these bytes; what they held is lost."""
+        """Return the whole system pages within these bytes to the system; their content is lost."""
         if self._map is None:
             self.tensor[start : start + size].zero_()
             return

@@ -18,7 +18,7 @@ class LaidOut:
     """Typed views of one run of bytes, which holds all parts of a layout."""
 
     def __init__(self, layout: StateLayout, bytes_B: torch.Tensor) -> None:
-        """Raises ValueError for fewer bytes than the layout has."""
+        """Lay the parts out. Raises ValueError for fewer bytes than the layout has."""
         if len(bytes_B) < layout.bytes:
             raise ValueError(f"the parts take {layout.bytes:,} bytes, there are {len(bytes_B):,}")
         self._views = {
@@ -30,12 +30,12 @@ class LaidOut:
 
     @classmethod
     def gathered(cls, layout: StateLayout, arena_PB: torch.Tensor, page_ids: Sequence[int]) -> LaidOut:
-        """A copy of what pages of the arena hold, one after the other."""
+        """Return a copy of pages of the arena, one after the other."""
         page_P = torch.tensor(page_ids, dtype=torch.int64, device=arena_PB.device)
         return cls(layout, arena_PB.view(WORD).index_select(0, page_P).view(torch.uint8).flatten())
 
     def view(self, layer: int, name: str) -> torch.Tensor:
-        """One part, of its shape. KeyError if there is none."""
+        """Return one part in its shape. Raises KeyError if there is none."""
         return self._views[layer, name]
 
 
@@ -43,13 +43,12 @@ class LaidOut:
 class Segment:
     """Stored interior of a segment: zero-start states with the convolutions' last inputs, and transitions.
 
-    Of layers with a window it is what their rings hold after the interior, computed as if the segment began at
-    position 0.
+    For layers with a window these are their rings after the interior, computed as if the segment began at position 0.
     """
 
     interior: range  # its tokens, counted from the segment's first
     states: LaidOut
-    transitions: LaidOut | None  # None: they are taken for identities
+    transitions: LaidOut | None  # None: identities
 
     @classmethod
     def gathered(
@@ -60,9 +59,9 @@ class Segment:
         state_pages: Sequence[int],
         transition_pages: Sequence[int],
     ) -> Segment:
-        """A copy of what pages of the arena hold, laid out as `spec.state` and as `spec.transition`.
+        """Return a copy of pages of the arena, laid out as `spec.state` and as `spec.transition`.
 
-        Without pages of transitions these are identities.
+        Without pages of transitions, transitions are identities.
         """
         return cls(
             interior,

@@ -20,9 +20,9 @@ WORD = torch.complex128
 
 
 class StateMemory:
-    """`rows` blobs of `row_bytes`, and typed views of them. On the CPU a row that is not in use takes no memory.
+    """`rows` blobs of `row_bytes`, and typed views of them. On the CPU a free row takes no memory.
 
-    `row_bytes` is at least `layout.bytes`, and a multiple of the page size where rows are saved into pages.
+    `row_bytes` is at least `layout.bytes`, and a multiple of the page size if rows are saved into pages.
     """
 
     def __init__(self, layout: StateLayout, rows: int, row_bytes: int, device: torch.device | str = "cpu") -> None:
@@ -31,7 +31,7 @@ class StateMemory:
         self.layout = layout
         self.rows = rows
         on_cpu = torch.device(device).type == "cpu"
-        # Rows begin at boundaries of the system's pages, so that one can be given back without its neighbours.
+        # Rows begin at boundaries of the system's pages, so that one can be returned without its neighbours.
         self._stride = -(-row_bytes // mmap.PAGESIZE) * mmap.PAGESIZE if on_cpu else row_bytes
         self._memory = LazyBytes(rows * self._stride, device)
         self.bytes_RB = self._memory.tensor.view(rows, self._stride)[:, :row_bytes]
@@ -46,11 +46,11 @@ class StateMemory:
         return typed.as_strided((self.rows, *part.shape), (self._stride // element, *inner))
 
     def view(self, layer: int, name: str) -> torch.Tensor:
-        """All rows of one state: [rows, *shape], strided by row, sharing memory."""
+        """Return all rows of one state, [rows, *shape], as a view strided by row."""
         return self._views[layer, name]
 
     def zero(self, row: int) -> None:
-        """The state before the first token."""
+        """Set the row to the state before the first token."""
         self.bytes_RB[row].zero_()
 
     def restore(self, row: int, arena_PB: torch.Tensor, page_ids: Sequence[int]) -> None:
@@ -74,5 +74,5 @@ class StateMemory:
         return self.bytes_RB[row].view(n_pages, page_bytes)
 
     def release(self, row: int) -> None:
-        """Give the row's physical memory back to the system; it reads as zeros from now on."""
+        """Return the row's physical memory to the system; it reads as zeros from now on."""
         self._memory.discard(row * self._stride, self._stride)

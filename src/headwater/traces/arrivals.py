@@ -1,7 +1,7 @@
-"""When a trace's requests come: a session's next one never before the answer to the one before it.
+"""Arrival times of a trace's requests. A session's next request never arrives before the answer to the one before.
 
-What is drawn is drawn from a seed, request by request in the trace's order, so that the same seed gives the same load
-however long answers take.
+Random numbers are drawn from a seed, request by request in the trace's order, so that the same seed gives the same load
+whatever the answers' latency.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Protocol
 from headwater.errors import ConfigError
 from headwater.traces.request import Request, Trace
 
-RATE, THINK = 1.0, 5.0  # sessions a second, and seconds on average, where nothing else is known (Marconi, section 5.1)
+RATE, THINK = 1.0, 5.0  # sessions a second, and seconds on average, if nothing is recorded (Marconi, section 5.1)
 AT_ONCE = -math.inf
 # endless ascending times in seconds, of a rate, a coefficient of variation and a random generator
 Process = Callable[[float, float, random.Random], Iterator[float]]
@@ -26,28 +26,28 @@ class Arrivals(Protocol):
     """A load that reacts to answers. Times in seconds from its beginning."""
 
     def due(self) -> float | None:
-        """When the next request comes; None: none before an answer is complete, or none at all."""
+        """Return the time of the next request; None if none comes before an answer is complete, or none at all."""
 
     def take(self) -> Request:
-        """The request that is due next. Raises IndexError where none is."""
+        """Remove and return the next request. Raises IndexError if none is due."""
 
     def answered(self, request: Request, now: float) -> None:
         """Record that a request was answered or failed, so that its session continues."""
 
     def __len__(self) -> int:
-        """Requests still to come."""
+        """Return the number of requests still to come."""
 
 
 class Load(Protocol):
     """Load: arrival times of a trace's requests."""
 
     def over(self, trace: Trace, seed: int = 0) -> Arrivals:
-        """The load anew. Raises ConfigError where its options, or the trace, do not allow it."""
+        """Return new arrivals. Raises ConfigError if the options, or the trace, do not allow the load."""
 
 
 @dataclass(slots=True)
 class Script:
-    """A session and when its requests may come: `earliest` on the load's clock, `pauses` after the answer before."""
+    """A session with the earliest time of each request on the load's clock, and its pause after the answer before."""
 
     requests: Sequence[Request]
     earliest: list[float]
@@ -59,7 +59,7 @@ class Script:
 
 
 class ScriptedArrivals:
-    """Plays scripts: all of them from the beginning, or no more than `clients` at once."""
+    """Arrivals from scripts: all of them from the beginning, or at most `clients` at once."""
 
     def __init__(self, scripts: Sequence[Script], clients: int | None = None) -> None:
         self._scripts = {script.requests[0].session: script for script in scripts}
@@ -96,13 +96,13 @@ class ScriptedArrivals:
             self._push(script, now)
 
     def _push(self, script: Script, now: float) -> None:
-        self._order += 1  # of two that are due at once the one that was ready first comes first
+        self._order += 1  # ties go to the script that was ready first
         heapq.heappush(self._ready, (script.due(now), self._order, script))
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """At the recorded times, `speed` times as fast. Raises ConfigError where a request has none."""
+    """The recorded times, `speed` times as fast. Raises ConfigError if a request has none."""
 
     speed: float = 1.0
 
@@ -118,10 +118,10 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Poisson:
-    """Sessions begin independently, `rate` a second on average, in the trace's order.
+    """Sessions that begin independently, `rate` a second on average, in the trace's order.
 
-    Between an answer and the next request there are exponential times of `think` seconds on average; None: as
-    recorded, THINK where nothing is.
+    Think times between an answer and the next request are exponential, `think` seconds on average; None: as recorded,
+    or THINK on average if nothing is recorded.
     """
 
     rate: float = RATE
@@ -137,7 +137,7 @@ class Poisson:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """`clients` take the sessions in the trace's order, each its next one when its last is done."""
+    """Closed loop: `clients` take the sessions in the trace's order, each the next one when its last is done."""
 
     clients: int
     think: float | None = 0.0
@@ -150,7 +150,7 @@ class Closed:
 
 
 def at_times(requests: Sequence[Request], times: Sequence[float]) -> Arrivals:
-    """Each request at its time, or at its session's answer if that is later."""
+    """Return arrivals of each request at its time, or at its session's answer if that is later."""
     of = {id(request): at for request, at in zip(requests, times, strict=True)}
     scripts = [
         Script(session, [of[id(request)] for request in session], [0.0] * len(session))
@@ -160,12 +160,12 @@ def at_times(requests: Sequence[Request], times: Sequence[float]) -> Arrivals:
 
 
 def natural(trace: Trace) -> Load:
-    """As recorded; where nothing is, sessions come interleaved."""
+    """Return the recorded times as a load; interleaved sessions if a request has no time."""
     return Recorded() if all(request.at is not None for request in trace.requests) else Poisson()
 
 
 def in_order(arrivals: Arrivals) -> Iterator[tuple[float, Request]]:
-    """Time and request of each, if answers took no time."""
+    """Yield time and request of each arrival, as if answers took no time."""
     while (now := arrivals.due()) is not None:
         request = arrivals.take()
         arrivals.answered(request, now)
@@ -173,7 +173,7 @@ def in_order(arrivals: Arrivals) -> Iterator[tuple[float, Request]]:
 
 
 def sessions_of(requests: Sequence[Request]) -> list[list[Request]]:
-    """Sessions in the order of their first requests."""
+    """Return the sessions in the order of their first requests."""
     sessions: dict[str, list[Request]] = {}
     for request in requests:
         sessions.setdefault(request.session, []).append(request)
@@ -181,7 +181,7 @@ def sessions_of(requests: Sequence[Request]) -> list[list[Request]]:
 
 
 def _script(session: list[Request], start: float, think: float | None, seed: int) -> Script:
-    """From `start` on; with recorded times kept apart as they were where no think times are given or recorded."""
+    """Return a session's script from `start` on, with given, recorded or drawn think times, or recorded distances."""
     rng = random.Random(f"{seed} {session[0].session}")
 
     def draw(mean: float) -> float:
@@ -204,6 +204,7 @@ def _script(session: list[Request], start: float, think: float | None, seed: int
 
 
 def positive(**values: float) -> None:
+    """Raise ConfigError for a value that is not a number above 0."""
     for name, value in values.items():
         if not (isinstance(value, int | float) and 0 < value < math.inf):
             raise ConfigError(f"{name} is {value!r}, must be a number above 0")

@@ -1,4 +1,4 @@
-"""Plain texts that grow, to which nothing is generated: books chapter by chapter, prompts version by version."""
+"""Texts that grow and get no answers: books chapter by chapter, prompts version by version."""
 
 from __future__ import annotations
 

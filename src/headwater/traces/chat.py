@@ -1,4 +1,4 @@
-"""A conversation as tokens: each message is tokenised once, and its requests share one text."""
+"""Conversations as tokens: each message is tokenised once, and a conversation's requests share one text."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Chat:
             self.say(message)
 
     def say(self, message: Message, before: Sequence[Piece] = ()) -> None:
-        """A message, with documents in front of it."""
+        """Append a message, with documents in front of it."""
         pieces = [*before, *pieces_of(message)]
         if any(piece.segment for piece in pieces):
             self.add(str(message["role"]), *encoded(self._tokens, [*pieces, Piece(_calls_of(message))]))
@@ -42,7 +42,7 @@ class Chat:
             self.add(str(message["role"]), self._tokens.of(text_of(message)))
 
     def add(self, role: str, content: array[int], segments: Sequence[Span] = ()) -> None:
-        """`segments` of the content."""
+        """Append a message of tokens. segments: spans of its content."""
         if role == "user":
             self._users.append(len(self._starts))
         self._ids += self._tokens.header(role)
@@ -58,13 +58,13 @@ class Chat:
         return self._ids.tobytes()
 
     def request(self, session: str, text: bytes, reply: int, at: float | None = None) -> Request:
-        """The request that message `reply` answers. `text` is text(), which is made once for all of them."""
+        """Return the request that message `reply` answers. text: the result of text(), shared by all requests."""
         start, end = self._starts[reply], self._ends[reply]
         parts = self._boundaries(reply, start)
         return Request(session, text, start, end - start, end, at, boundaries=parts, segments=self.segments(start))
 
     def asked(self) -> tuple[bytes, Boundaries]:
-        """Text and boundaries of a prompt for all messages, whose answer is none of them."""
+        """Return text and boundaries of a prompt of all messages, whose answer is not among them."""
         ids = self._ids + self._tokens.header("assistant")
         return ids.tobytes(), self._boundaries(len(self._starts), len(ids))
 
@@ -73,7 +73,7 @@ class Chat:
         return tuple(span for span in self._segments if span.end <= end)
 
     def beginning(self) -> bytes:
-        """The text up to the end of the first user's message, or of the first message."""
+        """Return the text up to the end of the first user's message, or of the first message."""
         first = self._users[0] if self._users else 0
         return self._ids[: self._ends[first]].tobytes()
 
@@ -86,7 +86,7 @@ class Chat:
 
 
 def text_of(message: Message) -> str:
-    """All that a template writes of a message: its text, its parts' text, its tool calls."""
+    """Return the text of a message as a template writes it: its text, its parts' text, its tool calls."""
     content = message.get("content") or ""
     if not isinstance(content, str):
         content = "".join(part if isinstance(part, str) else str(part.get("text") or "") for part in content)

@@ -1,6 +1,6 @@
 """Sessions of Claude Code as hashed blocks of 64 tokens, one a line (kv-cache-tester's traces).
 
-`hash_id_scope` tells whether ids have a meaning beyond their session ("global") or not ("local"). A request has `in`,
+`hash_id_scope`: ids are comparable across sessions ("global") or only within one ("local"). A request has `in`,
 `out` and `hash_ids` of its full blocks; a sub-agent is an entry with `requests` of its own and its parent's ids. Some
 recordings hold a turn twice, streamed and not: the second of such a pair is dropped.
 """
@@ -19,7 +19,7 @@ from headwater.traces.request import Request
 from headwater.traces.source import Source
 from headwater.traces.tokens import Tokens
 
-SCOPE_BITS = 32  # a session's number stands above the ids that have a meaning in it only
+SCOPE_BITS = 32  # local ids have their session's number above these bits
 IDS = b'"hash_ids"'
 
 
@@ -63,7 +63,7 @@ class ClaudeCode(Reader):
     def _add(
         self, texts: BlockTexts, name: str, of: Mapping[str, Any], requests: list[dict[str, Any]], ids: list[bytes]
     ) -> None:
-        """The requests of one thread. `of` tells how long its system prompt is, with its tools."""
+        """Add the requests of one thread. of: the object with the lengths of its system prompt and tools."""
         before: dict[str, Any] | None = None
         system = (of.get("tool_tokens") or 0) + (of.get("system_tokens") or 0)
         for request in requests:
@@ -78,10 +78,9 @@ class ClaudeCode(Reader):
 
 
 def without_ids(line: bytes) -> tuple[bytes, list[bytes]]:
-    """The line with each list of ids replaced by its number, and the lists, unread.
+    """Return the line with each list of ids replaced by its number, and the lists, not parsed.
 
-    Reading 70 million numbers would take ten times as long as all else, and all but a few are those of the request
-    before.
+    Parsing 70 million numbers would take ten times as long as the rest, and most of them repeat the request before.
     """
     parts: list[bytes] = []
     lists: list[bytes] = []
@@ -97,7 +96,7 @@ def without_ids(line: bytes) -> tuple[bytes, list[bytes]]:
 
 @dataclass(slots=True)
 class _Text:
-    """Ids of those requests of a thread that extend each other, as many as the longest has."""
+    """Block ids shared by the requests of a thread that extend each other: those of the longest."""
 
     ids: array[int] = field(default_factory=lambda: array("q"))
     packed: bytes = b""
@@ -130,9 +129,9 @@ class BlockTexts:
         self._asked: list[_Asked] = []
 
     def add(self, session: str, raw: bytes, n_in: int, n_out: int, think: float | None, system: int) -> None:
-        """`raw`: ids of the prompt's full blocks with commas between. `system`: tokens of system prompt and tools.
+        """Add a request. raw: ids of the prompt's full blocks, comma-separated. system: tokens of system and tools.
 
-        What the request before generated is known as far as this prompt goes on from that one's.
+        The output of the request before is known as far as this prompt continues it.
         """
         thread = self._threads.setdefault(session, _Thread())
         common, more = self._read(raw, thread)
@@ -151,6 +150,7 @@ class BlockTexts:
         self._asked.append(thread.last)
 
     def requests(self) -> Iterator[Request]:
+        """Yield all requests; called when all have been added."""
         for one in self._asked:
             one.text.packed = one.text.packed or one.text.ids.tobytes()
             known = one.prompt_tokens, one.output_tokens, one.known_tokens
@@ -178,7 +178,7 @@ def _ends_number(raw: bytes, at: int) -> bool:
 
 
 def _common_prefix(a: bytes, b: bytes) -> int:
-    """Length in bytes, by bisection: each comparison is a memcmp of what is still open."""
+    """Return the length of the common prefix in bytes, by bisection with memcmp."""
     if a.startswith(b):
         return len(b)
     low, high = 0, min(len(a), len(b))

@@ -38,7 +38,7 @@ class Azure:
     def read(source: Source, seed: int) -> Iterator[Point]:
         begin: float | None = None
         for row in csv.DictReader(line.decode() for line in source.lines()):
-            at = datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp()  # it has a digit more than are read
+            at = datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp()  # without the last digit
             begin = at if begin is None else begin
             yield Point(at - begin, int(row["ContextTokens"]), int(row["GeneratedTokens"]))
 

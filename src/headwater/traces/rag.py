@@ -1,4 +1,4 @@
-"""Drawn RAG traffic: each request has some documents, popular ones more often, in any order, and a question behind."""
+"""Synthetic RAG traffic: prompts of documents in random order, popular ones more often, and a question."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SPREAD = 0.5  # of the logarithm of a document's length
 
 
 class _Texts:
-    """Token ids that were never there before."""
+    """Source of token ids that were never used before."""
 
     def __init__(self, first: int) -> None:
         self._next = first
@@ -33,7 +33,7 @@ class _Texts:
 
 @dataclass(frozen=True, slots=True)
 class Rag:
-    """`sessions` ask `turns` questions each of their documents, `fewest` to `most` of them.
+    """`sessions` with `turns` questions each about their documents, `fewest` to `most` of them.
 
     Of `documents` the r-th is drawn in proportion to 1/r^zipf, none twice in a session. They have `tokens` tokens in
     the median, log-normally distributed; or are the texts of a file of passages or documents, each of its own length.
@@ -42,7 +42,7 @@ class Rag:
     sessions: int = 1000
     zipf: float = 1.0
     documents: int = 1000
-    texts: str = ""  # a file below --data, in the place of drawn documents
+    texts: str = ""  # a file below --data, instead of drawn documents
     fewest: int = 4
     most: int = 16
     turns: int = 1
@@ -53,7 +53,7 @@ class Rag:
     fidelity: str = "balanced"
 
     def trace(self, name: str, tokens: Tokens, data: Path | None = None, seed: int = 0) -> Trace:
-        """The same for the same seed. Raises ConfigError for what cannot be drawn, TraceError for texts."""
+        """Draw the trace, the same for the same seed. Raises ConfigError for options, TraceError for texts."""
         self._check()
         rng = random.Random(f"rag {seed}")
         shelf = self._shelf(tokens, data, rng)
@@ -82,7 +82,7 @@ class Rag:
             raise ConfigError(f"zipf, system and answer are {self.zipf:g}, {self.system}, {self.answer}: 0 at least")
 
     def _shelf(self, tokens: Tokens, data: Path | None, rng: random.Random) -> list[array[int]]:
-        """The documents, the most popular one first: which that is does not depend on its length."""
+        """Return the documents, the most popular one first. Popularity does not depend on length."""
         if self.texts:
             found = [ids for text in _texts(Path(self.texts), data) if (ids := tokens.of(text))]
             rng.shuffle(found)
@@ -118,9 +118,9 @@ class Rag:
 
 
 def _drawn(weights: Sequence[float], count: int, rng: random.Random) -> list[int]:
-    """So many different ones, one after the other in proportion to their weights, then in any order.
+    """Draw `count` different numbers in proportion to their weights, in random order.
 
-    The first to ring of alarms at these rates are just that (Efraimidis and Spirakis 2006).
+    The smallest of exponential variables with these rates are such a sample (Efraimidis and Spirakis 2006).
     """
     drawn = heapq.nsmallest(count, range(len(weights)), key=lambda number: rng.expovariate(weights[number]))
     rng.shuffle(drawn)
@@ -128,7 +128,7 @@ def _drawn(weights: Sequence[float], count: int, rng: random.Random) -> list[int
 
 
 def _texts(file: Path, data: Path | None) -> list[str]:
-    """Each once, in the file's order."""
+    """Return the texts of a file in its order, each once."""
     source = Source(find(file, data))
     try:
         return list(dict.fromkeys(text for record in source.records() for text in texts_of(record)))

@@ -1,4 +1,4 @@
-"""A trace out of a file, whatever its format: the first record tells which reader understands it."""
+"""Reading of traces in any known format, which the first record shows."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def make_trace(
 def read_trace(
     path: Path, *, data: Path | None = None, tokenizer: Path | None = None, limit: int | None = None
 ) -> Trace:
-    """The requests of a file.
+    """Read the requests of a file.
 
     `path` may be a name below `data`, with or without its endings, or a folder with one trace. `tokenizer` is a
     tokenizer.json or the folder of one; without it, words. `limit`: no more sessions than that, from the beginning.
-    Raises TraceError, with file and line, for what cannot be understood.
+    Raises TraceError, with file and line, for a malformed file.
     """
     started = time.perf_counter()
     source = Source(find(path, data))
@@ -73,7 +73,7 @@ def read_trace(
 
 
 def tokens_of(tokenizer: Path | None) -> Tokens:
-    """A model's own tokens, or words."""
+    """Return a model's own tokenizer, or words."""
     return Words() if tokenizer is None else Vocabulary(tokenizer)
 
 

@@ -24,7 +24,7 @@ from headwater.traces.segments import fidelity_of, spans_of
 from headwater.traces.source import Source
 from headwater.traces.tokens import Tokens
 
-MARK, VERSIONS = "headwater_recording", (1, 2)  # that are read; the last is written
+MARK, VERSIONS = "headwater_recording", (1, 2)  # versions that are read; the last is written
 PARTS = ("system_end", "query_start", "query_end")
 
 
@@ -57,11 +57,12 @@ class PageHashes:
 
 
 def first_line(page_size: int, model: str) -> bytes:
+    """Return the first line of a recording."""
     return _line({MARK: VERSIONS[-1], "page_size": page_size, "model": model})
 
 
 def line_of(request: Request, segments: Sequence[str] = ()) -> bytes:
-    """`request` has page hashes as its text; `segments` are its segments' hashes."""
+    """Return the line of a request whose text is page hashes. segments: its segments' hashes."""
     known = {name: at for name in PARTS if (at := getattr(request.boundaries, name)) is not None}
     optional = {"namespace": request.namespace, "extra": request.boundaries.extra, **known}
     lengths = {"in": request.prompt_tokens, "out": request.output_tokens, "known": request.known_tokens}
@@ -76,7 +77,7 @@ def _line(record: dict[str, object]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A request of page hashes, and the hash of each of its segments."""
+    """Recorded request: its text is page hashes, with the hash of each of its segments."""
 
     request: Request
     hashes: tuple[str, ...] = ()
@@ -91,7 +92,7 @@ def fields_of(request: Request, hashes: Sequence[str]) -> dict[str, object]:
 
 
 def recorded(request: Request, line: Mapping[str, Any]) -> Recorded:
-    """The request with what its line says of segments. Raises ValueError for what is none."""
+    """Return the request with the segments of its line. Raises ValueError for invalid ones."""
     told = line.get("segments") or ()
     pairs = [one[:2] for one in told]
     spans = spans_of({"segments": pairs}, request.prompt_tokens)
@@ -119,7 +120,7 @@ def as_tokens(requests: Sequence[Recorded], page: int) -> Iterator[Request]:
 
 
 class Recordings(Reader):
-    """Requests in the order in which they came, which is not that in which they ended."""
+    """Reader of recordings. Requests are in the order of arrival, lines in the order of completion."""
 
     block_tokens = 0  # as the first line says
 

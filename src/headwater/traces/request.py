@@ -13,10 +13,10 @@ BLOCK_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request. `text` is what the index compares: token ids of 4 bytes, or ids of blocks of 8 bytes.
+    """One request. `text` is the index's key: token ids of 4 bytes, or ids of blocks of 8 bytes.
 
-    It holds the prompt, then the output as far as it is known, and may be shared with the session's other requests
-    and go on beyond: `known_tokens` tells how much of it is this request's prompt and output.
+    It holds the prompt, then the known part of the output. It may be shared with the session's other requests and be
+    longer than this one: its first `known_tokens` are this request's prompt and output.
     """
 
     session: str  # requests of one session come one after the other
@@ -49,16 +49,18 @@ class Trace:
 
     @property
     def element_bytes(self) -> int:
+        """Bytes of a token id, or of a block's id."""
         return TOKEN_BYTES if self.block_tokens == 1 else BLOCK_BYTES
 
     @property
     def has_segments(self) -> bool:
+        """True if a request has segments."""
         return any(request.segments for request in self.requests)
 
     def ids(self, request: Request, span: Span) -> bytes:
-        """The request's token ids there, four bytes each; in traces of tokens."""
+        """Return the request's token ids in a span, four bytes each; for traces of tokens."""
         return request.text[span.start * TOKEN_BYTES : span.end * TOKEN_BYTES]
 
     def key(self, request: Request, tokens: int) -> bytes:
-        """The key of the request's first `tokens`, at most its known ones: whole blocks only."""
+        """Return the key of the request's first `tokens`, at most the known ones: whole blocks only."""
         return request.text[: min(tokens, request.known_tokens) // self.block_tokens * self.element_bytes]

@@ -66,7 +66,7 @@ class RequestLogs(Reader):
         return Prompt(text, Boundaries(), namespace, text[: 64 * TOKEN_BYTES], *parts)
 
     def _answer(self, line: Mapping[str, Any], asked: Mapping[str, Any]) -> tuple[bytes, int]:
-        """The generated tokens as far as they are known, and their number."""
+        """Return the known generated tokens, and the number of all generated tokens."""
         answer = next((line[name] for name in ANSWERS if line.get(name) is not None), None)
         if isinstance(answer, dict) and isinstance(answer.get("body"), dict):
             answer = answer["body"]
@@ -83,7 +83,7 @@ class RequestLogs(Reader):
 
 
 def _chat(tokens: Tokens, asked: Mapping[str, Any]) -> Chat:
-    """Documents stand in front of the user's last message."""
+    """Return the conversation, with documents in front of the user's last message."""
     chat, messages, documents = Chat(tokens), asked["messages"], documents_of(asked)
     last = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=None)
     for i, message in enumerate(messages):

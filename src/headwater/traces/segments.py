@@ -11,19 +11,19 @@ from headwater.config import DEFAULT_SEPARATOR
 from headwater.request import Fidelity, Span
 from headwater.traces.tokens import Tokens
 
-MARKUP = ("system", "developer", "user")  # whose contents separators delimit in
+MARKUP = ("system", "developer", "user")  # roles whose contents separators divide
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A text that is tokenised by itself."""
+    """Text that is tokenised by itself."""
 
     text: str
     segment: bool = False
 
 
 def pieces_of(message: Mapping[str, Any]) -> list[Piece]:
-    """A message's content: what stands between separators, or in parts that say so, is a segment."""
+    """Return a message's content in pieces: texts between separators, and parts marked so, are segments."""
     content = message.get("content") or ""
     parts = [content] if isinstance(content, str) else content
     found: list[Piece] = []
@@ -46,7 +46,7 @@ def pieces_of(message: Mapping[str, Any]) -> list[Piece]:
 
 
 def pieces_of_prompt(prompt: str) -> list[Piece]:
-    """A completion's prompt. One that begins with a separator has its first segment as the leading part."""
+    """Return a completion's prompt in pieces. If it begins with a separator, its first segment is the leading part."""
     pieces = [piece for piece in pieces_of({"role": "user", "content": prompt}) if piece.text]
     return [Piece(pieces[0].text), *pieces[1:]] if prompt.startswith(DEFAULT_SEPARATOR) and pieces else pieces
 
@@ -58,6 +58,7 @@ def documents_of(asked: Mapping[str, Any]) -> list[Piece]:
 
 
 def document_text(text: str, title: str | None) -> str:
+    """Return a document as a prompt contains it."""
     return f"{title}\n{text}\n\n" if title else f"{text}\n\n"
 
 
@@ -74,16 +75,16 @@ def encoded(tokens: Tokens, pieces: Iterable[Piece]) -> tuple[array[int], tuple[
 
 
 def spans_of(record: Mapping[str, Any], length: int) -> tuple[Span, ...]:
-    """`segments` [[start, end], ...] of a prompt of `length` tokens; none where it asks for `exact`.
+    """Return the spans of a record's `segments` [[start, end], ...]; none if the record has `exact`.
 
-    Raises ValueError for what is no such list: in order, each with a token, and none over another.
+    Raises ValueError unless they are in order, disjoint, not empty, and within `length` tokens.
     """
     spans = tuple(_spans(record.get("segments") or (), length))
     return () if record.get("exact") else spans
 
 
 def fidelity_of(record: Mapping[str, Any]) -> Fidelity:
-    """Raises ValueError for one that is unknown."""
+    """Return a record's fidelity. Raises ValueError for an unknown one."""
     return Fidelity(record.get("fidelity") or Fidelity.BALANCED)
 
 

@@ -1,4 +1,4 @@
-"""One text for all requests of a conversation, as long as each begins with what the one before knew."""
+"""Shared text of a conversation's requests, while each prompt extends the prompt and answer before it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from headwater.traces.request import TOKEN_BYTES, Request
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
+    """A prompt's tokens, as the index's key, and what else the log has of it."""
+
     text: bytes
     boundaries: Boundaries = field(default_factory=Boundaries)
     namespace: str = ""
-    beginning: bytes | None = None  # what tells a conversation from others, where sessions are not known
+    beginning: bytes | None = None  # identifies the conversation if the log has no sessions
     segments: tuple[Span, ...] = ()
     fidelity: Fidelity = Fidelity.BALANCED
 
@@ -29,19 +31,19 @@ class _Asked:
     session: str
     text: _Text
     prompt: Prompt
-    tokens: tuple[int, int, int]  # of the prompt, of the output, and how many of both are known
+    tokens: tuple[int, int, int]  # of the prompt, of the output, and of the known part of both
     at: float | None
 
 
 class SharedTexts:
-    """Requests of token ids whose sessions may be interleaved. A long session is held once, not once a request."""
+    """Requests of token ids whose sessions may be interleaved. A long session's text is kept only once."""
 
     def __init__(self) -> None:
         self._asked: list[_Asked] = []
-        self._texts: dict[str | bytes, _Text] = {}  # of each conversation, the one that its last request has
+        self._texts: dict[str | bytes, _Text] = {}  # by conversation: the text of its last request
 
     def add(self, session: str, prompt: Prompt, output: bytes, at: float | None = None, output_tokens: int = 0) -> None:
-        """`output_tokens` where the number of generated tokens is known, and they are not, or not all."""
+        """Add a request. output_tokens: the number of generated tokens if `output` does not have all of them."""
         conversation = session if prompt.beginning is None else prompt.beginning
         text = self._texts.get(conversation)
         if text is None or not prompt.text.startswith(text.longest):
@@ -49,12 +51,12 @@ class SharedTexts:
         text.longest = prompt.text + output
         n_prompt, n_output = len(prompt.text) // TOKEN_BYTES, len(output) // TOKEN_BYTES
         tokens = n_prompt, max(n_output, output_tokens), n_prompt + n_output
-        # the prompt's own text is not held: that of the longest one stands for it
+        # the prompt's own text is not kept: it is a prefix of the longest one
         held = replace(prompt, text=b"", beginning=None)
         self._asked.append(_Asked(session, text, held, tokens, at))
 
     def requests(self) -> Iterator[Request]:
-        """In the order in which they were added. Call it when all are."""
+        """Yield the requests in the order of `add`; called when all have been added."""
         for one in self._asked:
             prompt = one.prompt
             parts = prompt.boundaries, prompt.namespace, prompt.segments, prompt.fidelity

@@ -1,4 +1,4 @@
-"""From text to tokens, for a lab that compares and counts them and reads nothing."""
+"""Tokenizers for the lab, which compares and counts tokens but never decodes them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ WORD = re.compile(r" ?[A-Za-z]{1,8}|\d| +|[^ A-Za-z\d]{1,3}")
 
 
 class Tokens(Protocol):
-    """Makes equal tokens of equal text."""
+    """Tokenizer: equal texts give equal tokens."""
 
     def of(self, text: str) -> array[int]:
-        """A text's tokens."""
+        """Return a text's tokens."""
 
     def header(self, role: str) -> array[int]:
         """Return the tokens before a message of that role."""
@@ -52,7 +52,7 @@ class Words:
 
 
 class Remembered:
-    """Tokens of texts that come again and again, as a log's messages do."""
+    """Tokenizer with a cache, for texts that repeat, as a log's messages do."""
 
     def __init__(self, tokens: Tokens, kept: int = 65_536) -> None:
         self.of = lru_cache(kept)(tokens.of)
@@ -60,16 +60,16 @@ class Remembered:
 
 
 class Vocabulary:
-    """A model's own tokenizer.json. Messages stand between the marks of ChatML."""
+    """Tokenizer of a model's tokenizer.json. Messages have the marks of ChatML."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ConfigError where the file holds no tokenizer."""
-        from tokenizers import Tokenizer  # half of what reading starts up in, and seldom wanted
+        """Load the tokenizer. Raises ConfigError if the file has none."""
+        from tokenizers import Tokenizer  # half of the start-up time, and seldom needed
 
         file = path / "tokenizer.json" if path.is_dir() else path
         try:
             self._tokenizer = Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises nothing more special
+        except Exception as error:  # the library raises no narrower type
             raise ConfigError(f"{str(file)!r} holds no tokenizer: {error}") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from headwater.cache.placement.balanced import balanced
 from headwater.cache.positions.overlaps import Overlaps
-from headwater.cache.positions.program import solve
-from headwater.cache.positions.recomputation import recomputation
+from headwater.cache.positions.program import recomputation, solve
 
 Law = np.ndarray[Any, np.dtype[np.float64]]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from headwater.cache.node import Node
 from headwater.cache.order import Eviction, Kind, Room, Victim, is_free_leaf
 from headwater.cache.order.future import Future, Users
-from headwater.cache.order.heap import LazyHeap, Rank
-from headwater.cache.order.leaves import Leaves
+from headwater.cache.order.heap import LazyHeap, Leaves, Rank
 from headwater.cache.order.table import Columns, OverDistance
 from headwater.cache.order.worth import Bases, Worth, next_below
 from headwater.plan import CacheLayout

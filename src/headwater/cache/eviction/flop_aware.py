@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headwater.cache.node import Node
 from headwater.cache.order import Kind, Room, Victim
-from headwater.cache.order.leaves import Leaves
+from headwater.cache.order.heap import Leaves
 from headwater.cache.order.scored import RECENCIES, Scored
 from headwater.cache.order.worth import base
 from headwater.plan import CacheLayout

@@ -6,7 +6,7 @@ from math import sqrt
 
 from headwater.cache.node import Node
 from headwater.cache.order import Eviction, Kind, Room, Victim, is_free_leaf
-from headwater.cache.order.leaves import Leaves
+from headwater.cache.order.heap import Leaves
 from headwater.cache.order.table import Columns, OverDistance
 from headwater.cache.order.worth import Bases, Worth, base_node, next_below
 from headwater.plan import CacheLayout

@@ -6,8 +6,7 @@ from operator import attrgetter
 
 from headwater.cache.node import Node
 from headwater.cache.order import Eviction, Kind, Room, Victim
-from headwater.cache.order.heap import LazyHeap
-from headwater.cache.order.leaves import Leaves
+from headwater.cache.order.heap import LazyHeap, Leaves
 from headwater.plan import CacheLayout
 
 

@@ -1,12 +1,14 @@
-"""Nodes in the order of a key, checked only when the first of them is needed."""
+"""Nodes in the order of a key, checked only when the first is needed; and leaves in LRU order."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush, heapreplace
+from operator import attrgetter
 from typing import Generic, TypeVar
 
 from headwater.cache.node import Node
+from headwater.cache.order import Kind, Victim, is_free_leaf
 
 Rank = tuple[float, ...]
 Key = TypeVar("Key", int, Rank)
@@ -71,3 +73,32 @@ class LazyHeap(Generic[Key]):
         self._heap = [(key, node.serial, node) for node, key in self._keys.items()]
         heapify(self._heap)
         self._sweep_at = 2 * len(self._heap) + 64
+
+
+class Leaves:
+    """Unpinned leaves by the time of their KV's last use: KV goes from the leaves to the root.
+
+    A leaf with a checkpoint loses the checkpoint first.
+    """
+
+    def __init__(self) -> None:
+        by_time = attrgetter("kv_time")
+        self._bare = LazyHeap[int](lambda node: node.checkpoint is None and is_free_leaf(node), by_time)
+        self._kept = LazyHeap[int](lambda node: node.checkpoint is not None and is_free_leaf(node), by_time)
+
+    def changed(self, node: Node) -> None:
+        if is_free_leaf(node):
+            (self._bare if node.checkpoint is None else self._kept).add(node)
+
+    def bare(self) -> Node | None:
+        """Return the oldest leaf without checkpoint."""
+        return self._bare.lowest()
+
+    def oldest(self) -> Victim | None:
+        """Return the oldest leaf's checkpoint, or its tail if it has none."""
+        bare, kept = self.bare(), self._kept.lowest()
+        if kept is None:
+            return None if bare is None else (bare, Kind.TAIL)
+        if bare is None or (kept.kv_time, kept.serial) < (bare.kv_time, bare.serial):
+            return kept, Kind.CHECKPOINT
+        return bare, Kind.TAIL

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from headwater.cache.node import Node
 from headwater.cache.order import Eviction, Kind, Room, Victim, is_free_leaf
-from headwater.cache.order.heap import LazyHeap, Rank
-from headwater.cache.order.leaves import Leaves
+from headwater.cache.order.heap import LazyHeap, Leaves, Rank
 from headwater.cache.order.worth import Bases, next_below
 
 

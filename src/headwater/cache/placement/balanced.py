@@ -1,4 +1,4 @@
-"""Checkpoints at equal distances."""
+"""Balanced: k checkpoints at equal distances."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from headwater.cache.positions import Placed, PlacementQuery, Unlearned
 
 
 def balanced(depths: int, k: int) -> list[int]:
-    """k of the positions 1..depths whose k + 1 gaps differ by at most 1.
+    """Return k of the positions 1..depths whose k + 1 gaps differ by at most 1.
 
-    Sparse prefix caching, theorem 1: no k positions cost less on average where all overlap depths are equally likely,
+    Sparse prefix caching, theorem 1: no k positions cost less on average if all overlap depths are equally likely,
     nor in the worst case.
     """
     return [part * (depths + 1) // (k + 1) for part in range(1, k + 1)]
@@ -17,10 +17,10 @@ def balanced(depths: int, k: int) -> list[int]:
 class Balanced(Unlearned):
     """k checkpoints that divide the prompt evenly, floored to the grid.
 
-    They are k of the whole prompt: those that lie in its matched part are not made up for. `end` adds the end of the
-    sequence, beyond the k: the prompt's last page, unless the answer's end is kept anyway. The paper has no such
-    checkpoint. Without it a chat whose answers are not cached would, each turn, compute the last gap of the turn before
-    again, which is a k + 1st of all of it; `end=False` is the paper's rule.
+    They are k of the whole prompt: those in its matched part are not replaced by others. `end` adds a checkpoint at the
+    end of the sequence, beyond the k: the prompt's last page, unless the answer's end is kept anyway. The paper has no
+    such checkpoint. Without it a chat whose answers are not cached recomputes, each turn, the last gap of the turn
+    before, which is 1/(k + 1) of it; `end=False` is the paper's rule.
     """
 
     def __init__(self, k: int, end: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""Marconi's admission: where the prompt leaves the tree, and its end."""
+"""Branch: Marconi's admission of two checkpoints, the branch point and the end of the sequence."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ class StateAt:
             raise ValueError(f"a chunk has {self.chunk} tokens; it needs at least 1")
 
     def floor(self, position: int, page: int) -> int:
-        """The deepest place at or before `position` at which there is a state and a page ends."""
+        """Return the deepest page boundary at or before `position` that has a state."""
         grid = page if self.cut == "exact" else math.lcm(page, self.chunk)
         return position // grid * grid
 
 
 class Branch(Unlearned):
-    """The branch point, found by looking the input up before prefill, and the end of the whole sequence.
+    """Branch point, found by looking the input up before prefill, and end of the whole sequence.
 
-    Marconi (section 4.1) keeps the state after the last token that is decoded, on the page grid the last page of it.
-    Where the output is not cached, that is the last page of the prompt. `cut="chunk"` takes states within the prefill
-    where the model's chunks of `chunk` tokens end, and not where they are wanted.
+    Marconi (section 4.1) keeps the state after the last decoded token, here floored to the page grid. If the output is
+    not cached, that is the last page of the prompt. With `cut="chunk"` states within the prefill are available only at
+    the ends of the model's chunks of `chunk` tokens.
     """
 
     def __init__(self, cut: str = "exact", chunk: int = 256) -> None:

@@ -1,4 +1,4 @@
-"""A checkpoint at every k-th page."""
+"""Every block: a checkpoint at every k-th page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints that stand ever further apart."""
+"""Logarithmic: k checkpoints whose distances grow exponentially."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Logarithmic(Unlearned):
     """k checkpoints whose k + 1 gaps grow by a factor of `base` from the start, floored to the grid.
 
     The i-th of a prompt that can be overlapped to a depth of N stands at (N + 1)·(baseⁱ − 1) / (baseᵏ⁺¹ − 1): with
-    base 2 half of the prompt lies beyond the last. Where k is large the first ones fall into one page and count as one.
+    base 2 half of the prompt lies beyond the last. With a large k the first ones fall into one page and count as one.
     `end` adds the end of the sequence, as in `balanced`.
     """
 

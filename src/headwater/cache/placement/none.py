@@ -6,7 +6,7 @@ from headwater.cache.positions import Placed, PlacementQuery, Unlearned
 
 
 class NoCheckpoints(Unlearned):
-    """The baseline that shows what KV without states is worth in a hybrid model: nothing."""
+    """No positions: the baseline for KV without states, which saves nothing in a hybrid model."""
 
     def place(self, query: PlacementQuery) -> Placed:
         return Placed()

@@ -1,4 +1,4 @@
-"""The best places under the law of overlap depths that the requests so far had."""
+"""Optimal: the best positions for the overlap distribution of the requests so far."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from headwater.cache.positions.program import solve
 
 
 class Optimal(EndOfAnswer):
-    """At most k checkpoints a prompt with the least expected recomputation (sparse prefix caching, theorem 2).
+    """At most k checkpoints per prompt with the least expected recomputation (sparse prefix caching, theorem 2).
 
-    Along one prompt the places where others leave it have one law, so one dynamic program over the whole prompt divides
-    the k among the edges of the tree, as it should be; those that fall into the matched part are not made up for.
-    As far as the prompt is in the tree the law is that of the edges it goes along, itself the newest sample. Beyond, it
-    is that of all requests (the paper's setting), given that they overlapped to more; a depth beyond the prompt's end
-    counts there. The two parts weigh as much as requests of all overlapped to less and to more. All are weighted by
-    `beta`, and counted when `every` new ones have come. As long as nothing overlapped, it is `balanced(k)`.
+    One overlap distribution per prompt, so one dynamic program over the whole prompt divides the k among the edges of
+    the tree; positions in the matched part are not replaced by others. Along the edges that the prompt shares with the
+    tree, the distribution is that of these edges, the prompt itself being the newest sample. Beyond, it is that of all
+    requests that overlapped to more (the paper's setting); a depth beyond the prompt's end counts at its end. The two
+    parts are weighted by the requests that overlapped to less and to more. Weights decay by `beta`, and are updated
+    every `every` requests. Before the first overlap, the positions are those of `balanced(k)`.
 
-    `end` adds the end of the sequence, beyond the k: the prompt's last page, unless the answer's end is kept anyway.
-    A growing chat is deeper each turn than anything seen, so its end is in no histogram. `end=False` is the paper's.
+    `end` adds a checkpoint at the end of the sequence, beyond the k: the prompt's last page, unless the answer's end is
+    kept anyway. A growing chat is deeper each turn than all requests before, so its end is in no histogram. `end=False`
+    is the paper's rule.
     """
 
     def __init__(self, k: int, beta: float = 0.99, every: int = 10, end: bool = True, edges: int = 32_768) -> None:
@@ -39,15 +40,15 @@ class Optimal(EndOfAnswer):
         if self._overlaps.empty and not query.match.branch_tokens:
             positions = balanced(max(0, query.length - 1), self._k)
         else:
-            positions = list(solve(*self._law(query), self._k, query.page_size).positions)
+            positions = list(solve(*self._distribution(query), self._k, query.page_size).positions)
         return Placed(query.fresh((*positions, *query.end(self._end))))
 
     def learn(self, query: PlacementQuery) -> None:
-        """Count where the prompt leaves the tree, on every edge that it goes along."""
+        """Count the depth at which the prompt leaves the tree, on every edge that it passes."""
         self._overlaps.learn(query.path(), query.match.branch_tokens)
 
-    def _law(self, query: PlacementQuery) -> tuple[Column, Column]:
-        """Depths at which the next request may leave this prompt, and weights."""
+    def _distribution(self, query: PlacementQuery) -> tuple[Column, Column]:
+        """Return the depths at which the next request may leave this prompt, and their weights."""
         branch, overlaps = query.match.branch_tokens, self._overlaps
         near = overlaps.along(query.path(), query.match.kv_tokens)
         weight = overlaps.up_to(branch)
@@ -61,7 +62,7 @@ class Optimal(EndOfAnswer):
         return self._within(query, depths, weights)
 
     def _within(self, query: PlacementQuery, depths: Column, weights: Column) -> tuple[Column, Column]:
-        """The law of what no end that is kept anyway will serve."""
+        """Return the distribution without depths that a checkpoint at an end serves anyway."""
         last = query.last_page
         if query.answered or self._end:
             served = depths > last if query.answered else depths >= last

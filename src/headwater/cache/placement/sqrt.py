@@ -1,4 +1,4 @@
-"""As many checkpoints as tokens between two of them."""
+"""Sqrt: a checkpoint every √N tokens."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from headwater.cache.positions import Placed, PlacementQuery, Unlearned
 class Sqrt(Unlearned):
     """Every ⌈√N⌉ tokens of a prompt that can be overlapped to a depth of N, floored to the grid.
 
-    The number of checkpoints and what is recomputed grow alike (sparse prefix caching, after theorem 1). `end` adds the
-    end of the sequence, as in `balanced`.
+    The number of checkpoints and the recomputed tokens grow alike (sparse prefix caching, after theorem 1). `end` adds
+    the end of the sequence, as in `balanced`.
     """
 
     def __init__(self, end: bool = True) -> None:

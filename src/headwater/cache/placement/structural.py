@@ -1,4 +1,4 @@
-"""The default: where the next request of a chat, or of another user, will leave this prompt."""
+"""Structural, the default: the positions at which a next turn or another user's prompt will leave this one."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from headwater.cache.positions import Placed, PlacementQuery, Unlearned
 
 
 class Structural(Unlearned):
-    """Ends of the prompt's known parts; where none are known, evenly spaced speculative checkpoints.
+    """Ends of the prompt's known parts; if none are known, evenly spaced speculative checkpoints.
 
-    Parts known: end of system and tools, start and end of the last query, the branch point, the last page, and what
-    the client asked for. Parts unknown: the branch point and the last page; then a prefix of n shared tokens hits on
-    its second request at n − prompt/8 − 64 or deeper, as far as free pages go.
+    Parts known: end of system and tools, start and end of the last query, the branch point, the last page, and the
+    client's own positions. Parts unknown: the branch point and the last page; a prefix of n shared tokens then hits on
+    its second request at n − prompt/8 − 64 or deeper, if enough pages are free.
     """
 
     def __init__(self, min_gap: int = 256, max_per_request: int = 8, max_speculative: int = 8) -> None:
@@ -24,9 +24,9 @@ class Structural(Unlearned):
         return Placed(tuple(chosen), speculative)
 
     def _ranked(self, query: PlacementQuery) -> dict[int, int]:
-        """Candidates by rank. 0 are those that stand whatever the gap: system end, query end, last page.
+        """Return the candidates and their ranks. Rank 0 is kept whatever the gap: system end, query end, last page.
 
-        Where no part is known the branch point is all there is to tell what others share, so it stands, too.
+        If no part is known, the branch point is the only sign of a shared prefix, so it has rank 0, too.
         """
         parts = query.boundaries
         branch = (query.match.branch_tokens, 1 if parts.known else 0)
@@ -39,7 +39,7 @@ class Structural(Unlearned):
         return ranks
 
     def _with_gaps(self, ranked: dict[int, int]) -> list[int]:
-        """Without those that stand less than the gap below another that is kept."""
+        """Return the candidates without those within the gap below another that is kept."""
         kept: list[int] = []
         for position in sorted(ranked, reverse=True):
             if not ranked[position] or not kept or kept[-1] - position >= self._min_gap:
@@ -47,7 +47,7 @@ class Structural(Unlearned):
         return kept
 
     def _speculative(self, query: PlacementQuery, taken: set[int]) -> tuple[int, ...]:
-        """As far apart as in a prompt of this length without a match: a short suffix needs none."""
+        """Return speculative positions, as far apart as in such a prompt without a match: a short suffix needs none."""
         start = query.match.checkpoint_tokens
         parts = -(-(self._max_speculative + 1) * (query.length - start) // max(1, query.length))
         spaced = {query.on_grid(start + (query.length - start) * part // parts) for part in range(1, parts)}

@@ -11,7 +11,7 @@ from headwater.request import Boundaries
 
 
 class Edge(NamedTuple):
-    """An edge of the tree that a prompt enters. Where one is split, the lower part keeps the id."""
+    """Edge of the tree that a prompt enters. When an edge is split, the lower part keeps the id."""
 
     id: int
     end: int  # in tokens
@@ -23,14 +23,14 @@ Path = tuple[Edge, ...]
 
 @dataclass(frozen=True, slots=True)
 class PlacementQuery:
-    """A prompt that is about to be prefilled. Lengths and positions in tokens."""
+    """Prompt that is about to be prefilled. Lengths and positions in tokens."""
 
     length: int
     match: Match
     boundaries: Boundaries
-    page_size: int  # the grid: a page, or a block of a trace whose blocks are longer
-    answered: bool = False  # the output will be cached, too, with a checkpoint at its end
-    path: Callable[[], Path] = tuple  # of the tree as it is now, from the root down; the last edge may be left midway
+    page_size: int  # the grid: a page, or a trace's block if that is longer
+    answered: bool = False  # whether the output is cached, too, with a checkpoint at its end
+    path: Callable[[], Path] = tuple  # current edges from the root down; the prompt may leave the last one midway
 
     @property
     def last_page(self) -> int:
@@ -38,7 +38,7 @@ class PlacementQuery:
         return max(0, self.length - 1) // self.page_size * self.page_size
 
     def on_grid(self, position: int) -> int:
-        """The page boundary at or before `position`."""
+        """Return the page boundary at or before `position`."""
         return position // self.page_size * self.page_size
 
     def is_new(self, position: int) -> bool:
@@ -50,7 +50,7 @@ class PlacementQuery:
         return tuple(sorted({at for position in positions if self.is_new(at := self.on_grid(position))}))
 
     def end(self, wanted: bool) -> tuple[int, ...]:
-        """The last page, if it is wanted and no deeper end is kept with the output."""
+        """Return the last page if `wanted`, unless a deeper end is kept with the output."""
         return (self.last_page,) if wanted and not self.answered else ()
 
 
@@ -63,27 +63,27 @@ class Placed:
 
 
 class Placement(Protocol):
-    """Chooses the positions of a prefill at which checkpoints are taken."""
+    """Policy that chooses the positions of a prefill at which checkpoints are taken."""
 
     def place(self, query: PlacementQuery) -> Placed:
-        """Positions for this prompt; none of them twice. Changes nothing."""
+        """Return the positions for this prompt, each once. Changes nothing."""
 
     def place_answer(self, query: PlacementQuery) -> Placed:
-        """Positions for the prefill of a finished answer, whose last page ends at `length`."""
+        """Return the positions for the prefill of a finished answer, whose last page ends at `length`."""
 
     def learn(self, query: PlacementQuery) -> None:
-        """The prompt's prefill begins: note where it left the tree. Called once a request."""
+        """Note where a prompt leaves the tree, at the beginning of its prefill. Called once per request."""
 
 
 class EndOfAnswer:
-    """A policy that has the next turn resume where the answer ended."""
+    """Policy with a checkpoint at the end of each answer, where the next turn resumes."""
 
     def place_answer(self, query: PlacementQuery) -> Placed:
         return Placed((query.length,))
 
 
 class Unlearned(EndOfAnswer):
-    """A policy that goes by the prompt alone."""
+    """Policy that depends on the prompt alone."""
 
     def learn(self, query: PlacementQuery) -> None:
-        """There is nothing to note."""
+        """Do nothing."""

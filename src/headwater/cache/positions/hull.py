@@ -1,4 +1,4 @@
-"""The lower hull of points in the plane, found with whole columns at a time."""
+"""Lower hull of points in the plane, computed on whole columns at a time."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import numpy as np
 
 Column = np.ndarray[Any, np.dtype[Any]]
 
-FEW = 32  # so few dents are bridged one by one; more are flattened together, a point each
-WINDOW = 64  # points on each side of a dent among which its bridge is sought first
-TURNS = 32  # a bridge that is not found by then, because of rounding, is left to the next round
-SLACK = 1e-13  # of the greatest y: how far above a chord a point has to be to be beyond doubt
+FEW = 32  # up to this many dents are bridged one by one; more are flattened together, a point each
+WINDOW = 64  # points on each side of a dent in the first search for its bridge
+TURNS = 32  # iterations; a bridge that rounding hides until then is left to the next round
+SLACK = 1e-13  # of the greatest y: distance above a chord from which a point is certainly above it
 
 
 def lower_hull(x: Column, y: Column, guess: Column | None = None) -> tuple[Column, Column]:
-    """Indices of the corners of the lower hull of (x, y), and the slopes between them; both ascend strictly.
+    """Return the indices of the corners of the lower hull of (x, y), and the slopes between them. Both ascend strictly.
 
-    x ascends strictly; y is not negative. A point on or above the chord of two others is no corner. So every point
-    that lies so between its neighbours goes, in rounds, until none does. guess: indices, first and last among them, of
-    what may be the corners (those of a similar curve): the better they are the fewer rounds it takes.
+    x ascends strictly; y is not negative. A point on or above the chord of two others is no corner. So every such point
+    between its neighbours is removed, in rounds, until none is left. guess: indices of probable corners (those of a
+    similar curve), the first and last index among them: good ones save rounds.
     """
     kept, at, height = np.arange(len(x)), x, y
     if guess is not None and len(guess) < len(x):
@@ -42,7 +42,7 @@ def lower_hull(x: Column, y: Column, guess: Column | None = None) -> tuple[Colum
 
 
 def _below(x: Column, y: Column, guess: Column) -> Column:
-    """The points of `guess`, and those that are not clearly above the line through them."""
+    """Return the points of `guess`, and those that are not clearly above the line through them."""
     line = np.interp(x, x[guess], y[guess])
     line += SLACK * y.max()
     stays = y <= line
@@ -51,10 +51,10 @@ def _below(x: Column, y: Column, guess: Column) -> Column:
 
 
 def _bridge(x: Column, y: Column, dent: int) -> tuple[int, int]:
-    """Two points, left and right of the dent, between which all points are on or above their chord.
+    """Return two points, left and right of the dent, between which all points are on or above their chord.
 
-    They are the touching points of the common tangent from below of all that is in a window, which is widened as long
-    as the tangent touches its rim.
+    The common tangent from below of all points in a window touches these two. The window is widened while the tangent
+    touches its rim.
     """
     width = WINDOW
     while True:

@@ -10,8 +10,8 @@ import numpy as np
 from headwater.cache.positions import Edge, Path
 from headwater.cache.positions.hull import Column
 
-FAINT = 1e-4  # of the newest request's weight: what weighs less is forgotten where there is much to keep
-MANY = 256  # depths that an edge may have before its faint ones are forgotten
+FAINT = 1e-4  # of the newest request's weight: smaller weights are dropped from large histograms
+MANY = 256  # depths that an edge may have before its faint ones are dropped
 ROUNDING = 1e-9  # of a sum of weights
 HEAVY = 1e100  # weight of a request at which all are scaled down
 
@@ -21,13 +21,13 @@ Histogram = dict[int, float]  # depth in tokens -> weight of the requests that o
 class Overlaps:
     """Each request weighs 1 / beta times as much as the one before (sparse prefix caching, theorem 4).
 
-    An edge's histogram holds those that entered it, each at the depth where it left, and at the edge's end those that
-    went on. Depths count from the root, so a split changes nothing in the lower part's; the upper part begins with a
-    copy of it. An edge that is absorbed by its child leaves nothing behind. Of edges, the `edges` last used are kept.
+    An edge's histogram holds the requests that entered it, each at the depth where it left, and at the edge's end those
+    that went on. Depths count from the root, so a split leaves the lower part's histogram as it is; the upper part
+    begins with a copy. An edge that is absorbed by its child loses its histogram. The `edges` last used are kept.
     """
 
     def __init__(self, beta: float, every: int, edges: int) -> None:
-        self.unit = 1.0  # what the next request will weigh, at least
+        self.unit = 1.0  # weight of the next request, at least
         self._beta, self._every, self._most = beta, every, edges
         self._seen = 0
         self._waiting: list[tuple[Path, int]] = []
@@ -37,7 +37,7 @@ class Overlaps:
         self._weights = np.zeros(0)
 
     def learn(self, path: Path, depth: int) -> None:
-        """A request overlaps to `depth`. It begins to count with the `every`-th since the last time some did."""
+        """Add a request that overlaps to `depth`. Requests are counted together, every `every` requests."""
         self._seen += 1
         if depth:
             self._waiting.append((path, depth))
@@ -115,11 +115,11 @@ class Overlaps:
         return left
 
     def up_to(self, depth: int) -> float:
-        """Weight of all requests that overlapped to `depth` or less."""
+        """Return the weight of all requests that overlapped to `depth` or less."""
         return float(self._weights[: bisect_right(self._depths, depth)].sum())
 
     def beyond(self, depth: int) -> tuple[list[int], Column]:
-        """Depths of all requests that overlapped to more than `depth`, ascending, and their weights."""
+        """Return the depths beyond `depth` to which requests overlapped, ascending, and their weights."""
         first = bisect_right(self._depths, depth)
         return self._depths[first:], self._weights[first:]
 
@@ -129,5 +129,5 @@ class Overlaps:
 
 
 def _clear(histogram: Histogram, least: float) -> Histogram:
-    """Without what weighs less than `least`."""
+    """Return the histogram without weights below `least`."""
     return {depth: weight for depth, weight in histogram.items() if weight >= least}

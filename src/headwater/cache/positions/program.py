@@ -1,4 +1,4 @@
-"""The best places for k checkpoints under a known law of overlap depths: the exact dynamic program.
+"""Optimal positions of k checkpoints under a known overlap distribution: the exact dynamic program.
 
 Sparse prefix caching, theorem 2. With depths x_1 < x_2 < ... of probability p, P and Q the prefix sums of p and x·p,
 and the last of k checkpoints at x_j, serving the first n depths costs
@@ -8,18 +8,23 @@ and the last of k checkpoints at x_j, serving the first n depths costs
 The bracket is a number b_j, so each layer is the lower envelope of the lines b_j − x_j·t at ascending t = P(n), and the
 lines on it are the corners of the lower hull of the points (x_j, b_j). A checkpoint at j > n costs at least
 V_{k−1}(n): it need not be ruled out.
+
+The savings of a set of checkpoints are those of the paper's section 3.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from headwater.cache.positions.hull import Column, lower_hull
-from headwater.cache.positions.recomputation import Numbers, recomputation
 
-DENSE = 160  # up to so many depths, comparing all pairs at once is faster than finding a hull
+Numbers = Sequence[int] | Sequence[float] | Column
+
+DENSE = 160  # up to this many depths, comparing all pairs at once is faster than finding a hull
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +34,11 @@ class Schedule:
 
 
 def solve(depths: Numbers, weights: Numbers, k: int, page: int = 1) -> Schedule:
-    """At most k positions on the page grid with the least expected recomputation, in O(k) passes over the depths.
+    """Return at most k positions on the page grid with the least expected recomputation, in O(k) passes.
 
     depths: tokens that requests overlap, in any order; weights: how likely each is, in any unit, not negative.
-    Only positions at which some overlap ends (floored to the grid) are needed, and only such are given: moving a
-    checkpoint on to the next one costs nothing. Of equal ones the same is chosen each time.
+    Only positions at which some overlap ends (floored to the grid) are returned: moving a checkpoint on to the next
+    such position costs nothing. Ties are always resolved in the same way.
     """
     if k < 0:
         raise ValueError(f"{k} checkpoints cannot be placed; 0 is the least")
@@ -45,7 +50,7 @@ def solve(depths: Numbers, weights: Numbers, k: int, page: int = 1) -> Schedule:
 
 
 def _on_grid(depths: Numbers, weights: Numbers, page: int) -> tuple[Column, Column]:
-    """Page numbers at which overlaps end, and their weights. Those within the first page no checkpoint can serve."""
+    """Return the pages at which overlaps end, and their weights; without the first page, which no checkpoint serves."""
     mass = np.bincount(np.asarray(depths, dtype=np.int64) // page, weights=np.asarray(weights, dtype=float))
     mass[:1] = 0
     pages = np.flatnonzero(mass)
@@ -53,7 +58,7 @@ def _on_grid(depths: Numbers, weights: Numbers, page: int) -> tuple[Column, Colu
 
 
 def _chosen(x: Column, p: Column, k: int) -> list[int]:
-    """Indices into x of k < len(x) checkpoints, ascending."""
+    """Return the indices into x of k < len(x) checkpoints, ascending."""
     below = np.concatenate(([0.0], np.cumsum(p)))
     moment = np.concatenate(([0.0], np.cumsum(x * p)))
     lines = _AllPairs(x, below) if len(x) <= DENSE else _Envelope(x, below)
@@ -73,29 +78,61 @@ def _chosen(x: Column, p: Column, k: int) -> list[int]:
 
 
 class _AllPairs:
-    """Lines with slopes −x, each compared at each place."""
+    """Lines with slopes −x, all compared at all places."""
 
     def __init__(self, x: Column, places: Column) -> None:
         self._heights = np.outer(places, -x)
 
     def lowest(self, offset: Column) -> Column:
-        """The lowest line at each place, the first of equals."""
+        """Return the lowest line at each place, of equals the first."""
         best: Column = (self._heights + offset).argmin(axis=1)
         return best
 
 
 class _Envelope:
-    """The same by the hull of the lines' offsets; places ascend. Each hull is the guess for the next."""
+    """Lines with slopes −x, compared by the hull of their offsets; places ascend. Each hull is the next one's guess."""
 
     def __init__(self, x: Column, places: Column) -> None:
         self._x, self._places = x, places
         self._hull: Column | None = None
 
     def lowest(self, offset: Column) -> Column:
-        """The lowest line at each place, the first of equals."""
+        """Return the lowest line at each place, of equals the first."""
         hull, turns = lower_hull(self._x, offset, self._hull)  # beyond each turn the next line of the hull is lower
         passed = np.ceil(np.interp(self._places, turns, np.arange(len(turns)), right=len(turns))).astype(np.intp)
         passed += np.append(turns, np.inf)[passed] < self._places  # interp may have rounded a turn just passed away
         self._hull = hull
         best: Column = hull[passed]
         return best
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputation:
+    """Expected recomputation: tokens that a request recomputes on average."""
+
+    cost: float  # from the deepest checkpoint at or before where its overlap ends
+    baseline: float  # from the beginning: E[r]
+
+    @property
+    def savings(self) -> float:
+        """Normalised savings 1 − E[cost] / E[r]; 0 if there is nothing to save."""
+        return 1 - self.cost / self.baseline if self.baseline else 0.0
+
+    @property
+    def reduction(self) -> float:
+        """Reduction factor E[r] / E[cost]; infinite if nothing is recomputed, 1 if there is nothing to save."""
+        if not self.baseline:
+            return 1.0
+        return self.baseline / self.cost if self.cost else math.inf
+
+
+def recomputation(positions: Sequence[int], depths: Numbers, weights: Numbers | None = None) -> Recomputation:
+    """Return the recomputation for requests with overlaps of `depths` tokens, weighted by count or probability."""
+    at = np.asarray(depths, dtype=float)
+    weight = np.ones(len(at)) if weights is None else np.asarray(weights, dtype=float)
+    total = float(weight.sum())
+    if not total:
+        return Recomputation(0.0, 0.0)
+    stops = np.array([0, *sorted(positions)], dtype=float)
+    resumed = stops[np.searchsorted(stops, at, "right") - 1]
+    return Recomputation(float(weight @ (at - resumed)) / total, float(weight @ at) / total)
