@@ -46,7 +46,7 @@ class CacheLayout:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What the index knows of a prompt. Asking changes nothing."""
+    """Match of a prompt in the index. A lookup changes nothing."""
 
     kv_tokens: int  # KV is cached up to here (a page multiple, at most the prompt less one token)
     checkpoint_tokens: int  # the deepest checkpoint at or before kv_tokens: where work can resume

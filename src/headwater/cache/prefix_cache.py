@@ -380,7 +380,7 @@ class PrefixCache:
     # ---- reporting
 
     def stats(self) -> CacheStats:
-        """What is held and what was done: counted as it happens, leases apart, which are few."""
+        """Return counts of held content and of operations: counted incrementally, except the leases, which are few."""
         index, layout, evictor, leases = self._index, self.layout, self._evictor, self._leases.values()
         saves = sum(len(opened.saves) for _, opened in self._plans.values())
         dead_units = 0 if self._every_page or not index.unit_pages else index.dead_pages // index.unit_pages
@@ -414,7 +414,7 @@ class PrefixCache:
         )
 
     def snapshot(self) -> Snapshot:
-        """What is cached now, for a cache of this layout to begin with; what leases hold beside that is left out."""
+        """Return the cached content as the start of another cache of this layout; pages held by leases alone are left out."""
         history = () if self._history is None else self._history.rows()
         return Snapshot(Tree.of(self._index), history, self._now)
 

@@ -210,7 +210,7 @@ def _dropped_at(index: Index, namespace: str, key: bytes, position: int) -> bool
 
 
 def _lost_between(node: Node | None, checkpoint: int, kv: int) -> bool:
-    """Whether a checkpoint was evicted on the path to `node`, beyond `checkpoint` and at `kv` or before."""
+    """Return whether a checkpoint was evicted on the path to `node`, beyond `checkpoint` and at `kv` or before."""
     while node is not None and node.end > checkpoint:
         if node.lost and any(checkpoint < at <= kv for at in node.lost):
             return True

@@ -89,7 +89,7 @@ class Planner:
         return best
 
     def _will_stop_at(self, leader: Sequence, after: int, shared: int) -> bool:
-        """Whether the leader saves its state in (`after`, `shared`]; if possible it takes a checkpoint at `shared`."""
+        """Return whether the leader saves its state in (`after`, `shared`]; if possible it takes a checkpoint at `shared`."""
         if any(after < c <= shared for c in (*leader.checkpoints, *leader.speculative)):
             return True
         if leader.may_stop_at(shared, self.unit):

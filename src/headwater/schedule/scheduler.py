@@ -170,7 +170,7 @@ class Scheduler(RunningSequences):
                 return
 
     def _is_taken(self, homes: list[str]) -> bool:
-        """Whether all slots for requests are taken, or the step has no tokens left."""
+        """Return whether all slots for requests are taken, or the step has no tokens left."""
         return self._budget().tokens <= 0 or len(homes) >= self.limits.max_running + RESERVED
 
     def _start_or_follow(self, seq: Request) -> bool:

@@ -126,7 +126,7 @@ class Sequence:
         return end
 
     def may_stop_at(self, position: int, unit: int) -> bool:
-        """Whether a leg that is not planned yet could end at `position`, with a checkpoint there."""
+        """Return whether a leg that is not planned yet could end at `position`, with a checkpoint there."""
         return self.planned < position
 
     def complete(self, plan: Plan) -> Plan:
@@ -165,9 +165,9 @@ class Sequence:
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether the logits of every prompt token are wanted."""
+        """True if the logits of every prompt token are requested."""
         return False
 
     def wants_token_after(self, end: int) -> bool:
-        """Whether a token is sampled from the logits of a leg that ends at `end`."""
+        """Return whether a token is sampled from the logits of a leg that ends at `end`."""
         return False

@@ -117,7 +117,7 @@ class Healer(ABC):
 
     @abstractmethod
     def may_run(self, computing: int, requests: int) -> bool:
-        """Whether to heal beside `computing` other sequences, of which `requests` are requests."""
+        """Return whether to heal beside `computing` other sequences, of which `requests` are requests."""
 
     def remember(self, ended: Request) -> None:
         """Queue an answered request's prefix, if it is cached under marks."""

@@ -104,7 +104,7 @@ class Request(Sequence):
 
     @property
     def composes(self) -> bool:
-        """Whether stored segments may be part of the prompt."""
+        """True if stored segments may be part of the prompt."""
         return bool(self.generation.segments) and not (self.plain or self.scores_prompt)
 
     def answer_end(self, unit: int) -> int | None:
