@@ -414,7 +414,7 @@ class PrefixCache:
         )
 
     def snapshot(self) -> Snapshot:
-        """Return the cached content as the start of another cache of this layout; pages held by leases alone are left out."""
+        """Return the cached content, without pages held by leases alone, as the start of another such cache."""
         history = () if self._history is None else self._history.rows()
         return Snapshot(Tree.of(self._index), history, self._now)
 

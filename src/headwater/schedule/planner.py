@@ -89,7 +89,7 @@ class Planner:
         return best
 
     def _will_stop_at(self, leader: Sequence, after: int, shared: int) -> bool:
-        """Return whether the leader saves its state in (`after`, `shared`]; if possible it takes a checkpoint at `shared`."""
+        """Return whether the leader saves a state in (`after`, `shared`]; make it save one at `shared` if possible."""
         if any(after < c <= shared for c in (*leader.checkpoints, *leader.speculative)):
             return True
         if leader.may_stop_at(shared, self.unit):
