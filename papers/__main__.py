@@ -35,7 +35,7 @@ def figures(
     seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0,
     jobs: Annotated[int, typer.Option(min=0, help="Processes; 0: one a core.")] = 0,
 ) -> None:
-    """Run the papers' figures on recorded traffic, and say what came out beside the papers' numbers."""
+    """Run the papers' figures on recorded traffic, and print our numbers beside the papers'."""
     chosen = figures_named(names or ())
     if page is not None:
         page.write_text(page_of(list(FIGURES.values()), _documents(out)), encoding="utf-8")
@@ -56,19 +56,19 @@ def figures(
 
 
 def _measured(figure: Figure, lab: Lab) -> dict[str, Any]:
-    """Raises TraceError for a trace that is not there, and says where it was looked for."""
+    """Run a figure. Raises TraceError for a missing trace, with a hint at --data if it was not given."""
     try:
         return measure(figure, lab)
     except TraceError as error:
         if lab.data is not None:
             raise
-        raise TraceError(f"{figure.name} needs recorded traffic: say where with --data ({error})") from error
+        raise TraceError(f"{figure.name} needs recorded traffic: name its folder with --data ({error})") from error
 
 
 def _documents(folder: Path | None) -> dict[str, Any]:
     """Read the documents of earlier runs. Raises ConfigError without a folder."""
     if folder is None:
-        raise ConfigError("--page is made of figures' files: say with --out where they are")
+        raise ConfigError("--page reads figures' files: name their folder with --out")
     return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
 
 

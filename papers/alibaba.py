@@ -1,4 +1,4 @@
-"""The Alibaba article's figure: time to the first token with prefix matching, against without."""
+"""The Alibaba article's figure: time to the first token with prefix matching, relative to none."""
 
 from __future__ import annotations
 

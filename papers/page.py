@@ -1,4 +1,4 @@
-"""The results page: every figure that has run, its numbers from its JSON and its words from its file."""
+"""The results page: figures with the numbers of their JSON documents and the words of their modules."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ and verdicts ("came out") are computed from our rows, and only the texts were wr
 
 
 def page_of(figures: Sequence[Figure], documents: Mapping[str, Mapping[str, Any]]) -> str:
-    """Markdown. `documents` by figure; a figure without one is left out."""
+    """Return the page as Markdown. `documents` by figure; a figure without one is left out."""
     shown = [figure for figure in figures if figure.name in documents]
     parts = [HEAD, _summary(shown, documents)]
     parts += [_section(figure, documents[figure.name]) for figure in shown]
@@ -24,12 +24,12 @@ def page_of(figures: Sequence[Figure], documents: Mapping[str, Mapping[str, Any]
 
 
 def given(value: float | None) -> str:
-    """As the paper has it."""
+    """Format a number of the paper."""
     return "" if value is None else f"{value:,}"
 
 
 def number(value: float | None) -> str:
-    """Three digits, or all of a whole number."""
+    """Format our number with three digits, or all digits of a whole number."""
     if value is None:
         return ""
     if 0 < abs(value) < 1e-3:

@@ -23,7 +23,7 @@ Paper = dict[str, tuple[float, float, float]]  # by policy: mean TTFT in ms, mea
 
 
 def rows(lab: Lab, trace: Trace, load: Poisson, fraction: float = FULL) -> dict[str, Row]:
-    """A row a policy. SGLang keeps the state after the last token that it decoded, as `raw` does."""
+    """Return a row for each policy. SGLang keeps the state after the last decoded token, as `raw` does."""
     profile = load_profile("qwen3.5-9b")
     weights = profile.weight_bytes
     memory = round(fraction / FULL * (POOLS + weights) - weights)
@@ -35,7 +35,7 @@ def rows(lab: Lab, trace: Trace, load: Poisson, fraction: float = FULL) -> dict[
 
 
 def lines(found: dict[str, Row], paper: Paper, label: str = "") -> list[Line]:
-    """Three lines a policy."""
+    """Return three lines for each policy."""
     made = []
     for name, row in found.items():
         ttft = None if row.ttft_ms is None else row.ttft_ms.mean
@@ -53,7 +53,7 @@ def ttft(row: Row) -> float:
 
 
 def table(lab: Lab, trace: Trace, load: Poisson, paper: Paper) -> Found:
-    """One of the article's tables by policy, and what it shows."""
+    """Return one of the article's tables by policy, and its shapes."""
     found = rows(lab, trace, load)
     shapes = [
         Shape("SegLen's mean TTFT is below LRU's", ttft(found["seglen"]) < ttft(found["lru"])),

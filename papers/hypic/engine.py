@@ -19,7 +19,7 @@ PAPER_SPEEDUPS = {(4, 1024): 1.37, (4, 4096): 4.91, (16, 1024): 4.80}  # by segm
 
 @dataclass(frozen=True, slots=True)
 class Ttft:
-    """Seconds to the first token by way, repetition by repetition in turns, of prompts of so many segments."""
+    """Seconds to the first token by method and repetition, of prompts of `segments` segments; methods take turns."""
 
     segments: int
     tokens: int  # of each
@@ -37,7 +37,7 @@ class Ttft:
 
 
 def alone(found: Sequence[Ttft]) -> Found:
-    """Figure 12: by tokens of a segment, and by number of segments."""
+    """Return figure 12: by tokens of a segment, and by number of segments."""
     lines = [line for one in found for line in _ttft_lines(one)]
     by_number = sorted((one for one in found if one.tokens == found[0].tokens), key=lambda one: one.segments)
     first, last = by_number[0], by_number[-1]
@@ -73,7 +73,7 @@ def _ttft_lines(one: Ttft) -> list[Line]:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """One run of the load."""
+    """One run under load."""
 
     ttft: Sequence[float]  # seconds, of each request
     seconds: float  # of all
@@ -85,7 +85,7 @@ class Loaded:
 
 
 def under_load(runs: Mapping[str, Sequence[Loaded]]) -> Found:
-    """Figure 11, by way; run i of each way has the same documents."""
+    """Return figure 11 by method; run i of each method has the same documents."""
     lines = []
     for way, of_way in runs.items():
         for label, share in (("p50", 0.5), ("p95", 0.95)):
@@ -139,12 +139,12 @@ NAMES = {
     "high": "high",
 }
 KINDS = {"single": "one hop", "two_hop": "two hops", "absent": "not there"}
-PAPER_LOST = {NAIVE: -25.3, "fast": -3.34}  # points lost on average of models and tasks
+PAPER_LOST = {NAIVE: -25.3, "fast": -3.34}  # points lost, average over models and tasks
 WITHIN = 1.0  # point of full recompute
 
 
 def quality(evaluation: Mapping[str, Any]) -> Found:
-    """`evaluation`: what `headwater eval --segments --json` wrote."""
+    """Return figures 10 and 13 from the document of `headwater eval --segments --json`."""
     columns, comparisons = evaluation["columns"], evaluation["comparisons"]
     whole = columns[WHOLE]["all"][0]
     lines = [

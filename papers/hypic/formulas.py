@@ -34,11 +34,11 @@ class Stored:
 
     @property
     def share(self) -> float:
-        """The transitions', of all of it."""
+        """Share of the transitions in the segment's bytes."""
         return self.transitions / (self.kv + self.states + self.transitions)
 
     def halved(self) -> Stored:
-        """With transitions in bfloat16."""
+        """Return the same with transitions in bfloat16."""
         return Stored(self.kv, self.states, self.transitions // 2)
 
 

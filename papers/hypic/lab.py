@@ -29,13 +29,13 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A profile, and sizes of memory from a few requests to nearly all documents, in GB."""
+    """A profile, with memory sizes in GB from a few requests to nearly all documents."""
 
     name: str
     memories: tuple[float, ...]
 
     def setups(self, memory: float, ways: Sequence[str] = tuple(WAYS)) -> dict[str, Setup]:
-        """By way."""
+        """Return the setups by kind of reuse."""
         base = Setup(load_profile(self.name), int(memory * GB))
         return {way: replace(base, **WAYS[way]) for way in ways}
 
@@ -43,7 +43,7 @@ class Model:
 def rows(
     lab: Lab, trace: Trace, setups: Mapping[str, Setup], load: Load | None = None, engine: Engine | None = None
 ) -> dict[str, Row]:
-    """By way."""
+    """Return rows by kind of reuse."""
     results = lab.run(trace, list(setups.values()), load, engine)
     return {way: result.row for way, result in zip(setups, results, strict=True)}
 
@@ -192,7 +192,7 @@ def requests_at_1s(lab: Lab) -> Found:
 
 
 def _sweep(lab: Lab, name: str, way: str) -> dict[float, float]:
-    """Median ms to the first token by rate, up to the first rate that is too much."""
+    """Return median ms to the first token by rate, up to the first rate above the target."""
     engine = Engine(StepCost(load_profile(name), load_device("h100")))
     setups = Model(name, (MEMORY,)).setups(MEMORY, (way,))
     found: dict[float, float] = {}
@@ -204,7 +204,7 @@ def _sweep(lab: Lab, name: str, way: str) -> dict[float, float]:
 
 
 def _most(swept: dict[float, float]) -> float:
-    """The highest rate that is borne; 0: none is."""
+    """Return the highest rate within the target; 0 if there is none."""
     return max((rate for rate, ms in swept.items() if ms <= TARGET), default=0.0)
 
 

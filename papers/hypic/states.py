@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from papers.figure import Figure, Found, Line, Shape
 
 LAYER_TOKENS, SEGMENTS = 1096, 4
-BOUND = 1e-5  # relative error that is float32's
+BOUND = 1e-5  # relative error of float32
 DECAYS, LENGTHS = (5, 7, 10), (256, 512, 1024)  # γ = 1 − 2^(−n); tokens of the segment after
 PAPER_ADDITION = {
     (5, 256): 1.000,
@@ -24,7 +24,7 @@ PAPER_ADDITION = {
 
 
 def first_layer(found: Mapping[str, Drift], rounded: Mapping[str, Drift]) -> Found:
-    """By kind of mixer; `rounded`: with transitions in bfloat16."""
+    """Return the first layer's errors by kind of mixer; `rounded`: with transitions in bfloat16."""
     lines = []
     for name, drift in found.items():
         lines += [
@@ -37,7 +37,7 @@ def first_layer(found: Mapping[str, Drift], rounded: Mapping[str, Drift]) -> Fou
 
 
 def addition(found: Mapping[tuple[int, int], float]) -> Found:
-    """Errors of naive addition by n of γ = 1 − 2^(−n) and tokens."""
+    """Return the errors of naive addition by n of γ = 1 − 2^(−n) and tokens."""
     table = PAPER_ADDITION.items()
     lines = tuple(Line(f"γ = 1 - 2^-{n}, {tokens:,} tokens", paper, found[n, tokens]) for (n, tokens), paper in table)
     return Found(lines, (Shape("every error is the table's", all(round(found[x], 3) == paper for x, paper in table)),))
@@ -79,7 +79,7 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Mean deviation of the attention that a segment's keys get, by where in it they stand."""
+    """Mean deviation of the attention on a segment's keys, by their place in the segment."""
 
     head: float
     interior: float
@@ -87,7 +87,7 @@ class Places:
 
 
 def deepest(skipped: Mapping[str, Drift], within: Mapping[str, Drift]) -> Found:
-    """Table 4, by model: with attention layers that add nothing, and with them in."""
+    """Return table 4 by model: with attention layers that add nothing, and with attention."""
     lines = []
     for found, where, in_paper in ((skipped, "attention skipped", True), (within, "attention in", False)):
         for name, drift in found.items():
@@ -108,7 +108,7 @@ def deepest(skipped: Mapping[str, Drift], within: Mapping[str, Drift]) -> Found:
 
 
 def boundaries(found: Mapping[str, Places]) -> Found:
-    """Figure 3, by attention layer of the trained model."""
+    """Return figure 3 by attention layer of the trained model."""
     lines = []
     for name, places in found.items():
         lines += [

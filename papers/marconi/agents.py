@@ -21,7 +21,7 @@ PAPER_TTFT = {0.05: -6.3, 0.5: 13.4, 0.95: 22.0}
 
 
 def trace_cell(lab: Lab) -> Cell:
-    """The memory size whose hit rate under SGLang+ is nearest to the paper's."""
+    """Return the memory size whose hit rate under SGLang+ is nearest to the paper's."""
     return min(cells(lab, AGENTS, SYSTEMS), key=lambda one: abs(one.hit_rate("sglang+") - PAPER_RATE))
 
 
@@ -50,7 +50,7 @@ def fig10a(lab: Lab) -> Found:
 
 
 def _gain(found: Cell, begin: int, end: int) -> float | None:
-    """Points of hit rate, on average over the requests of such a length; None: there are none."""
+    """Return the mean gain in points of hit rate over requests of such a length; None if there are none."""
     rates = []
     for system in SYSTEMS:
         requests = [one for one in found.results[system].outcomes if begin <= one.prompt_tokens < end]
@@ -146,7 +146,7 @@ def fig11(lab: Lab) -> Found:
 
 
 def best_static(lab: Lab) -> list[tuple[float, float]]:
-    """Hit rate in percent, and the alpha that gives it, for each memory size."""
+    """Return the best hit rate in percent and its alpha for each memory size."""
     profile = load_profile(MODEL)
     setups = [
         Setup(profile, int(memory * GB), "branch", f"flop_aware({alpha})", page_size=AGENTS.page_size)
@@ -250,7 +250,7 @@ def _column(rates: Rates, at: int) -> list[float]:
 
 
 def _wins_over(rates: Rates, at: int) -> list[float]:
-    """Marconi's hit rate over that of another."""
+    """Return Marconi's hit rate over that of another system, by profile."""
     return [ratio(row[-1], row[at]) for row in rates.values()]
 
 

@@ -99,7 +99,7 @@ def fig3b(lab: Lab) -> Found:
 
 
 def cached(profile: Profile, tokens: int, block: int) -> int:
-    """Bytes of a sequence with its KV and a checkpoint at every block."""
+    """Return the bytes of a sequence with its KV and a checkpoint at every block."""
     return profile.kv_bytes_per_token * tokens + tokens // block * profile.checkpoint_bytes
 
 
@@ -108,7 +108,7 @@ def _memory_ratio(hybrid: Profile, transformer: Profile, block: int) -> float:
 
 
 def _layer_ratio(profile: Profile) -> float:
-    """Without the convolution, as the paper's footnote has it."""
+    """Return an SSM layer's state over an attention layer's KV, without the convolution (the paper's footnote)."""
     layers = {layer.kind: layer for layer, _ in profile.layers}
     return layers["ssm"].state_elements["recurrent"] / (layers["attention"].kv_elements(1) * BLOCK)
 
@@ -142,7 +142,7 @@ def fig5(lab: Lab) -> Found:
 
 
 def efficiency(profile: Profile, tokens: int) -> float:
-    """FLOPs saved a byte by a prefix of so many tokens: its KV and one checkpoint at its end (equation 1)."""
+    """Return the FLOPs that a prefix saves per byte of its KV and one checkpoint at its end (equation 1)."""
     return profile.flops.between(0, tokens) / (profile.kv_bytes_per_token * tokens + profile.checkpoint_bytes)
 
 

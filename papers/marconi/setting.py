@@ -29,7 +29,7 @@ BASELINES = ("vllm+", "sglang+", "marconi")
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A trace under a sweep. `dataset` is the paper's that it stands for."""
+    """A trace under a sweep of loads and memory sizes. `dataset`: its counterpart in the paper."""
 
     name: str
     dataset: str
@@ -63,30 +63,30 @@ class Cell:
     results: dict[str, Result]
 
     def hit_rate(self, system: str) -> float:
-        """In percent of all prompt tokens."""
+        """Return the hit rate in percent of all prompt tokens."""
         return 100 * self.results[system].row.token_hit_rate
 
 
 def setup_of(system: str, memory: float, page_size: int, profile: Profile | None = None) -> Setup:
-    """A system with `memory` GB. A system's own page size gives way to a trace's blocks, which cannot be cut."""
+    """Return a system's setup with `memory` GB. A trace's blocks override the system's own page size."""
     known = SYSTEMS[system]
     page = known.page_size if known.page_size is not None and page_size == 1 else page_size
     return Setup(profile or load_profile(MODEL), int(memory * GB), known.placement, known.eviction, page_size=page)
 
 
 def cells(lab: Lab, workload: Workload, systems: Sequence[str] = BASELINES) -> list[Cell]:
-    """The whole sweep."""
+    """Return the cells of the whole sweep."""
     return [cell for load in workload.loads for cell in _under(lab, workload, load, systems)]
 
 
 def cells_at(lab: Lab, workload: Workload, load: Load, systems: Sequence[str] = BASELINES) -> list[Cell]:
-    """One load, all memory sizes."""
+    """Return the cells of one load, at all memory sizes."""
     return cells(lab, replace(workload, loads=(load,)), systems)
 
 
 def _under(lab: Lab, workload: Workload, load: Load, systems: Sequence[str]) -> Iterator[Cell]:
     pairs = list(product(workload.memories, systems))
-    # the largest first: a row that is begun last is waited for
+    # the largest first: the slowest rows should not start last
     setups = [setup_of(system, memory, workload.page_size) for memory, system in reversed(pairs)]
     results = dict(zip(pairs, reversed(lab.run(workload.read(lab), setups, load)), strict=True))
     for memory in workload.memories:

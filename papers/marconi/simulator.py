@@ -46,13 +46,13 @@ def tuners(lab: Lab) -> Found:
 
 
 def _published(lab: Lab, name: str, policy: str, memory: float) -> float:
-    """Token hit rate in percent, out of the simulator's result."""
+    """Return the token hit rate in percent from the simulator's result."""
     path = lab.peer("marconi", "results", f"{name}_{policy}_{int(memory * GB)}.json")
     return 100 * float(json.loads(path.read_text())["token_hit_rate"])
 
 
 def _ours(lab: Lab, name: str) -> dict[float, tuple[float, float, float, float]]:
-    """By memory: LRU, Marconi, the best static alpha's hit rate, and that alpha."""
+    """Return by memory the hit rates of LRU, Marconi and the best static alpha, and that alpha."""
     trace = replace(read_trace(lab.peer("marconi", "traces", f"{name}.jsonl.zst")), name=f"simulator's {name}")
     setups = [setup for memory in CELLS[name] for setup in _setups(memory)]
     rates = [100 * result.row.token_hit_rate for result in lab.run(trace, setups, Recorded())]

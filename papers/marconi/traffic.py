@@ -21,7 +21,7 @@ PAPER_3A = {32: (25.0, 0.4), 128: (None, 3.3)}  # by block: % of KV and of state
 
 @dataclass
 class Reuse:
-    """Blocks as they are computed, and what of them later requests use."""
+    """Counts of computed blocks, and of those whose KV or state a later request uses."""
 
     block: int
     computed: int = 0
@@ -32,7 +32,7 @@ class Reuse:
     _states: set[int] = field(default_factory=set)
 
     def add(self, request: Request, resumed_at: int) -> None:
-        """A request that resumed there and computed the rest of its prompt and answer."""
+        """Add a request that resumed at `resumed_at` and computed the rest of its prompt and answer."""
         known = resumed_at // self.block
         path = self._path(request)
         for block in path[:known]:
@@ -92,7 +92,7 @@ def _reuse(block: int, trace: Trace, outcomes: Iterable[Outcome], resumed: Itera
 
 
 def _in_order(trace: Trace, outcomes: Iterable[Outcome]) -> Iterator[Request]:
-    """The requests in the order in which they came."""
+    """Yield the requests in the order of their arrival."""
     sessions = {requests[0].session: iter(requests) for requests in sessions_of(trace.requests)}
     for outcome in outcomes:
         yield next(sessions[outcome.session])

@@ -15,13 +15,13 @@ RULES = FIXED | {"optimal": OPTIMAL.replace("{beta}", str(BETA))}
 PLACEMENTS = UNBUDGETED | {
     f"{label}, k = {k}": rule.format(k=k) for label, rule in RULES.items() for k in BUDGETS
 }  # spelling by label
-NEAR = 1.1  # times as long: as good as
-STRAIGHT = 0.99  # R² of what is called linear
+NEAR = 1.1  # times as long counts as equally good
+STRAIGHT = 0.99  # R² of a linear relation
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A placement on one data set."""
+    """Times of a placement on one data set."""
 
     seconds: tuple[float, ...]  # of each request
     checkpoints: float  # of an entry
@@ -39,7 +39,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """seconds = intercept + slope · tokens, by least squares."""
+    """Least squares fit: seconds = intercept + slope · tokens."""
 
     slope: float
     intercept: float
@@ -54,7 +54,7 @@ def fit(tokens: Sequence[float], seconds: Sequence[float]) -> Fit:
 
 
 def frontier(found: Mapping[str, Mapping[str, Measured]]) -> Found:
-    """Figure 3: `found` by data set and placement's label."""
+    """Return figure 3; `found` by data set and placement's label."""
     lines, shapes = [], []
     for name, measured in found.items():
         lines.append(Line(f"{name}: requests that were run", None, len(measured["KV only"].seconds)))
@@ -86,7 +86,7 @@ def _shapes(name: str, measured: Mapping[str, Measured]) -> list[Shape]:
 
 
 def proportional(times: Sequence[Times], spread: float, exact: bool) -> Found:
-    """Figure 4. `spread`: (most - least) / median of repetitions, the widest.
+    """Return figure 4. `spread`: (most - least) / median of repetitions, the widest.
 
     `exact`: whether a resumed prefill gave the logits of a cold one.
     """

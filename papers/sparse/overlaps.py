@@ -1,4 +1,4 @@
-"""Overlaps of requests with retained entries, on what stands for the paper's three data sets (figure 1)."""
+"""Overlaps of requests with retained entries, on counterparts of the paper's three data sets (figure 1)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEAD = PAGE * TOKEN_BYTES  # compared first: most entries are of other documents
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """One request in its turn. Tokens."""
+    """Overlap of one request with the retained entries. Tokens."""
 
     length: int  # of its prompt, which is the entry that it leaves
     depth: int = 0  # of its longest common prefix with a retained entry; 0: it is shorter than a page
@@ -28,7 +28,7 @@ class Overlap:
 
 
 def overlaps(requests: Sequence[Request], retained: int) -> list[Overlap]:
-    """Each request's overlap with the last `retained` entries. One that goes on where an entry ends takes its place."""
+    """Return each request's overlap with the last `retained` entries. A continuation of an entry replaces it."""
     entries: dict[int, Request] = {}  # by number, oldest first
     found = []
     for number, request in enumerate(requests):
@@ -48,7 +48,7 @@ def overlaps(requests: Sequence[Request], retained: int) -> list[Overlap]:
 
 
 def common_tokens(a: Request, b: Request) -> int:
-    """Length of the longest common prefix of two prompts of one namespace."""
+    """Return the length of the longest common prefix of two prompts of one namespace."""
     shorter = min(a.prompt_tokens, b.prompt_tokens)
     if a.namespace != b.namespace:
         return 0
@@ -67,7 +67,7 @@ def _first_difference(a: bytes, b: bytes, tokens: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """`passes` over all of it make the paper's 10 thousand requests; the last `entries` are retained."""
+    """A data set: `passes` over it make the paper's 10 thousand requests; the last `entries` are retained."""
 
     name: str  # the paper's
     ours: str
@@ -77,7 +77,7 @@ class Dataset:
     load: Poisson
 
     def trace(self, lab: Lab) -> Trace:
-        """All files as one trace. Each has a namespace of its own, because each counts its words from 0."""
+        """Return all files as one trace. Each has its own namespace, because each counts its words from 0."""
         requests = [
             replace(request, session=f"{name} {request.session}", namespace=name)
             for name in self.files
@@ -95,7 +95,7 @@ class Dataset:
         return overlaps(requests, self.entries)
 
     def order(self, lab: Lab) -> list[Request]:
-        """Pass after pass, sessions in another order each time."""
+        """Return the requests of all passes, with sessions in another order in each."""
         whole = self.trace(lab)
         made = []
         for number in range(self.passes):
@@ -105,7 +105,7 @@ class Dataset:
 
 
 def shuffled(requests: Sequence[Request], seed: str) -> tuple[Request, ...]:
-    """Sessions in another order, each as it is."""
+    """Shuffle the sessions; each keeps the order of its requests."""
     sessions = sessions_of(requests)
     random.Random(seed).shuffle(sessions)
     return tuple(request for session in sessions for request in session)

@@ -1,4 +1,4 @@
-"""The placements in the cache itself: a tree whose checkpoints cost memory, and last_n."""
+"""Placements in the cache itself: a tree whose checkpoints cost memory, with eviction by last_n."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _rows(lab: Lab, dataset: Dataset) -> Rows:
 
 
 def _lines(name: str, found: Rows) -> list[Line]:
-    """Hit tokens, and checkpoints that were taken; KV only hits nothing."""
+    """Return hit tokens and checkpoints taken; KV only is left out, as it hits nothing."""
     lines: list[Line] = []
     for label, spelling in PLAIN.items():
         if spelling != "none":

@@ -25,7 +25,7 @@ from papers.sparse.overlaps import NARRATIVE, PAGE, PROMPTS, QUALITY, Dataset, O
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """`checkpoints`: of an entry, on average over those that were overlapped."""
+    """Recomputation under a placement. `checkpoints`: mean over the entries that were overlapped."""
 
     recomputation: Recomputation
     checkpoints: float
@@ -40,7 +40,7 @@ class Resumed:
 
 
 def resumptions(spelling: str, seen: Sequence[Overlap]) -> Resumed:
-    """Every entry gets a placement's checkpoints as it is made; who overlaps it resumes at the deepest before.
+    """Place checkpoints in each entry when it is made; a request that overlaps it resumes at the deepest one before.
 
     The placement knows what came before, and no tree: an entry is placed as a whole, wherever it overlapped others.
     """
@@ -65,19 +65,19 @@ def score(spelling: str, seen: Sequence[Overlap]) -> Score:
 
 
 def scores(spellings: Sequence[str], seen: Sequence[Overlap], jobs: int = 0) -> dict[str, Score]:
-    """A score a placement; jobs: processes, 0 is one a core."""
+    """Return the score of each placement. jobs: processes; 0: one a core."""
     with ProcessPoolExecutor(jobs or len(os.sched_getaffinity(0))) as pool:
         return dict(zip(spellings, pool.map(partial(score, seen=seen), spellings), strict=True))
 
 
 def deepest(checkpoints: Sequence[int], depth: int) -> int:
-    """The deepest checkpoint at or before `depth`; 0: from the beginning."""
+    """Return the deepest checkpoint at or before `depth`; 0 if there is none."""
     before = bisect_right(checkpoints, depth)
     return checkpoints[before - 1] if before else 0
 
 
 def query(length: int, depth: int = 0) -> PlacementQuery:
-    """A prompt of which nothing is cached, though it overlaps an entry to `depth`."""
+    """Return a prompt of which nothing is cached, though it overlaps an entry to `depth`."""
     return PlacementQuery(length, Match(0, 0, depth, Reason.COLD), Boundaries(), PAGE)
 
 
@@ -119,7 +119,7 @@ def saved(found: Scores, spelling: str) -> float:
 
 
 def gains(found: Scores) -> list[float]:
-    """By budget: normalised savings beyond the better of the fixed placements."""
+    """Return by budget the normalised savings beyond the better of the fixed placements."""
     return [saved(found, optimal(k)) - max(saved(found, rule.format(k=k)) for rule in FIXED.values()) for k in BUDGETS]
 
 
@@ -246,7 +246,7 @@ def lead(found: Scores, k: int) -> float:
 
 
 def hindsight(seen: Sequence[Overlap], k: int) -> float:
-    """Normalised savings of the best k under one law of all depths, those of requests to come among them."""
+    """Return the normalised savings of the best k under the distribution of all depths, future ones included."""
     hits = [(seen[one.entry].length, one.depth) for one in seen if one.depth]
     depths = np.array([depth for _, depth in hits])
     placed: dict[int, tuple[int, ...]] = {}

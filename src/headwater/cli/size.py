@@ -1,4 +1,4 @@
-"""`headwater size`: how much memory recorded traffic needs."""
+"""`headwater size`: the memory that recorded traffic needs."""
 
 from __future__ import annotations
 
@@ -42,13 +42,15 @@ from headwater.traces.request import Trace
 def size(
     trace: TraceFile,
     model: ModelName = "qwen3.5-9b",
-    eviction: Annotated[str, typer.Option(help="What goes first.")] = "lru",
-    placement: Annotated[str, typer.Option(help="Where checkpoints are taken.")] = "structural",
+    eviction: Annotated[str, typer.Option(help="Eviction policy.")] = "lru",
+    placement: Annotated[str, typer.Option(help="Placement policy of checkpoints.")] = "structural",
     page_size: PageTokens = 64,
     smallest: Annotated[
         str | None, typer.Option("--from", help="Smallest size; else twice the longest request.")
     ] = None,
-    largest: Annotated[str | None, typer.Option("--to", help="Largest size; else where no more is to be had.")] = None,
+    largest: Annotated[
+        str | None, typer.Option("--to", help="Largest size; else the least that hits nearly the ideal.")
+    ] = None,
     points: Annotated[int, typer.Option(min=2, help="Sizes, evenly spaced by ratio.")] = 10,
     samples: Annotated[int, typer.Option(min=2, help="Samples of the trace, for the error bars.")] = 4,
     rate: Annotated[str, typer.Option(help="Share of the trace that a sample has; auto: by size, checked.")] = "auto",
@@ -98,7 +100,7 @@ def _rate(text: str) -> float | None:
 
 
 def _check_policies(setup: Setup) -> None:
-    """Raise ConfigError for what cannot be, before anything is read."""
+    """Raise ConfigError for invalid policies, before anything is read."""
     make_placement(setup.placement)
     ample = setup.profile.layout(1 << 40, setup.page_size)
     if isinstance(make_eviction(setup.eviction, ample), Clairvoyant):
@@ -106,7 +108,7 @@ def _check_policies(setup: Setup) -> None:
 
 
 def _spaced(sizing: Sizing, ends: Sequence[int | None], points: int) -> list[int]:
-    """Sizes of three digits between both ends."""
+    """Return sizes of three digits between both ends."""
     low, high = (own if given is None else given for given, own in zip(ends, sizing.range(), strict=True))
     if not low < high:
         raise ConfigError(f"sizes from {low:,} to {high:,} bytes: the second must be larger than the first")
@@ -119,7 +121,7 @@ def _spaced(sizing: Sizing, ends: Sequence[int | None], points: int) -> list[int
 
 
 def _replayed(sizing: Sizing, sizes: Sequence[Size]) -> dict[int, float]:
-    """Full replays of what was estimated."""
+    """Replay in full the sizes that were estimated."""
     begin = time.perf_counter()
     with progress_console.status("replaying in full"):
         full = sizing.replayed([one.memory for one in sizes if one.rate < 1])
