@@ -62,7 +62,7 @@ def _measured(figure: Figure, lab: Lab) -> dict[str, Any]:
     except TraceError as error:
         if lab.data is not None:
             raise
-        raise TraceError(f"{figure.name} needs recorded traffic: name its folder with --data ({error})") from error
+        raise TraceError(f"{figure.name} needs recorded traffic: say where with --data ({error})") from error
 
 
 def _documents(folder: Path | None) -> dict[str, Any]:
