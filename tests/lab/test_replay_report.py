@@ -13,7 +13,7 @@ import pytest
 
 from headwater.chart import Shape, round_steps
 from headwater.lab.report import environment, write_report
-from headwater.lab.report.line import Lines
+from headwater.lab.report.blocks import Lines
 from headwater.lab.row import Result, Row, Spread
 from headwater.lab.tally import Held, Outcome
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from headwater.cli.common import write_whole
 from headwater.errors import ConfigError
 from headwater.lab.report import write_report
-from headwater.lab.report.line import reuse_of
+from headwater.lab.report.blocks import reuse_of
 from headwater.lab.row import Result, Row
 from headwater.traces.read import make_trace
 from headwater.traces.request import Trace

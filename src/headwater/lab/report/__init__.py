@@ -12,12 +12,10 @@ from pathlib import Path
 import jinja2
 
 from headwater.chart import GRAIN, place
-from headwater.lab.report.blocks import Notes, Section
+from headwater.lab.report.blocks import Lines, Notes, Section
 from headwater.lab.report.contents import over_time, reuse
-from headwater.lab.report.hit_rates import by_length, over_memory
+from headwater.lab.report.hit_rates import by_length, over_memory, reasons
 from headwater.lab.report.latency import latency
-from headwater.lab.report.line import Lines
-from headwater.lab.report.reasons import reasons
 from headwater.lab.report.rows import table, tiles
 from headwater.lab.row import Result
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 from headwater.chart import Axis, Chart, Group, Shape, area, linear, place, rect, round_steps
-from headwater.lab.report.blocks import Empty, Figures, Legend, Panels, Section
-from headwater.lab.report.line import Lines
+from headwater.lab.report.blocks import Empty, Figures, Legend, Lines, Panels, Section
 from headwater.lab.report.numbers import count, percent, short, size
 from headwater.lab.row import Result
 from headwater.lab.tally import Held

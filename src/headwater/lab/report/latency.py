@@ -5,8 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headwater.chart import Axis, Chart, Group, Shape, decades, linear, logarithmic, marks, path, place, spots
-from headwater.lab.report.blocks import Empty, Heading, Keys, Legend, Panels, Section, Strip, Strips, by_memory
-from headwater.lab.report.line import SHOWN, Lines
+from headwater.lab.report.blocks import (
+    SHOWN,
+    Empty,
+    Heading,
+    Keys,
+    Legend,
+    Lines,
+    Panels,
+    Section,
+    Strip,
+    Strips,
+    by_memory,
+)
 from headwater.lab.report.numbers import duration, milliseconds, percent
 from headwater.lab.row import Result
 from headwater.percentile import percentile

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from headwater.lab.report.blocks import Cell, Empty, Section, Table
-from headwater.lab.report.line import Lines, reuse_of
+from headwater.lab.report.blocks import Cell, Empty, Lines, Section, Table, reuse_of
 from headwater.lab.report.numbers import count, milliseconds, percent, short, size
 from headwater.lab.row import Result, Row
 
