@@ -40,6 +40,16 @@ def test_within_the_gap_below_another_only_the_three_fixed_ones_stay() -> None:
     assert place(3700, close, kv=3136).checkpoints == (3200, 3456, 3648)
 
 
+def test_at_the_gap_itself_both_stay() -> None:
+    assert place(3700, Boundaries(system_end=64, query_start=3200, query_end=3456)).checkpoints == (
+        64,
+        3200,
+        3456,
+        3648,
+    )
+    assert place(3700, Boundaries(system_end=64, query_start=3264, query_end=3456)).checkpoints == (64, 3456, 3648)
+
+
 def test_a_branch_point_gets_a_checkpoint() -> None:
     assert place(4001, CHAT, kv=2048).checkpoints == (960, 2048, 2944, 3392, 3968)
 
