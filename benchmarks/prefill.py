@@ -30,7 +30,7 @@ PREFILL_LIMIT, DECODE_LIMIT = 1.5, 4  # times transformers; times the rate of ba
 
 def prefill_work(loaded: LoadedModel, folder: Path, tokens: list[int]) -> dict[str, Callable[[], object]]:
     """A cold prefill that ends in one row of logits, here and in transformers."""
-    oracle = checkpoints.oracle(folder, getattr(torch, loaded.spec.dtype_name))
+    oracle = checkpoints.recipe.oracle(folder, getattr(torch, loaded.spec.dtype_name))
     batch = torch.tensor([tokens])
     bench = Bench(loaded.model, n_pages=len(tokens) // 64 + 2)
     seq = bench.sequence(len(tokens))
