@@ -208,4 +208,4 @@ def _new_file(path: Path) -> tuple[Path, Any]:
             continue
         except OSError as error:
             raise ConfigError(f"record is {str(path)!r}, which cannot be written: {error}") from error
-    raise AssertionError("numbers do not end")
+    raise AssertionError("unreachable: the numbers are endless")

@@ -31,7 +31,7 @@ class Lengths:
     def check_max_tokens(self, max_tokens: int | None, scores_prompt: bool) -> None:
         """Raise BadRequest for a request of 0 tokens, unless it scores its prompt."""
         if max_tokens == 0 and not scores_prompt:
-            raise BadRequest("max_tokens is 0, at least 1 is needed but for echo with logprobs", "max_tokens")
+            raise BadRequest("max_tokens is 0, at least 1 is needed unless echo and logprobs are set", "max_tokens")
 
     def max_tokens(self, prompt: int, segments: int, wanted: int | None) -> int:
         """Return the answer's greatest length: `wanted`, or all that the prompt of this many tokens leaves.

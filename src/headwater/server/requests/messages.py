@@ -73,7 +73,7 @@ def conversation(
     tool_breakpoints = tuple(i for i, tool in enumerate(tools or ()) if any(map(_is_breakpoint, _tool_parts(tool))))
     total = len(breakpoints) + len(tool_breakpoints)
     if total > MAX_BREAKPOINTS:
-        raise ValueError(f"{total:,} parts have cache_control, at most {MAX_BREAKPOINTS:,} may")
+        raise ValueError(f"{total:,} parts have cache_control, at most {MAX_BREAKPOINTS:,} are taken")
     return Conversation(
         tuple(template_message(message) for message in sent),
         [_plain_tool(tool) for tool in tools] if tools else None,
@@ -157,7 +157,7 @@ def _declared_parts(number: int, message: Message) -> list[DeclaredPart]:
         if not isinstance(declared, bool):
             raise ValueError(f"segment of message {number} is {repr(declared)[:100]}, it must be true or false")
         if part is message:
-            raise ValueError(f"message {number} has a segment of its own, but only parts of a content with a text do")
+            raise ValueError(f"message {number} has a field segment, which only parts of its content may have")
         if declared and not text:
             raise ValueError(f"a segment of message {number} has 0 characters, at least 1 is needed")
         found.append(DeclaredPart(number, start, characters, declared))

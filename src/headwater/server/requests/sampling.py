@@ -153,5 +153,5 @@ def refuse_others(values: Any, neutral: dict[str, tuple[Any, ...]]) -> Any:
     for name, allowed in neutral.items() if isinstance(values, dict) else ():
         if values.get(name) is not None and values[name] not in allowed:
             takes = f"it takes {allowed[0]!r} only" if allowed else "leave it out"
-            raise ValueError(f"{name} is {repr(values[name])[:100]}, which this server does not do: {takes}")
+            raise ValueError(f"{name} is {repr(values[name])[:100]}, which this server does not support: {takes}")
     return values
