@@ -41,12 +41,12 @@ class Cpu:
 
 @cache
 def cpu() -> Cpu:
-    """The processor of this machine, within what ONEDNN_MAX_CPU_ISA and ATEN_CPU_CAPABILITY allow."""
+    """Return the processor of this machine, within what ONEDNN_MAX_CPU_ISA and ATEN_CPU_CAPABILITY allow."""
     return read_cpu(CPUINFO.read_text() if CPUINFO.exists() else "", dict(os.environ))
 
 
 def read_cpu(cpuinfo: str, environment: dict[str, str]) -> Cpu:
-    """The processor that the text of /proc/cpuinfo describes. Empty text, as on macOS, names no feature."""
+    """Return the processor that the text of /proc/cpuinfo describes. Empty text, as on macOS, names no feature."""
     fields = dict(line.replace("\t", "").split(": ", 1) for line in cpuinfo.splitlines() if ": " in line)
     have = fields.get("flags", "").split()
     isa = environment.get("ONEDNN_MAX_CPU_ISA") or environment.get("DNNL_MAX_CPU_ISA") or ""
@@ -57,12 +57,12 @@ def read_cpu(cpuinfo: str, environment: dict[str, str]) -> Cpu:
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on."""
+    """Return the number of cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def versions(*packages: str) -> dict[str, str | None]:
-    """Installed versions by package; None for a package that is not installed."""
+    """Return installed versions by package; None for a package that is not installed."""
     found: dict[str, str | None] = {}
     for package in packages:
         try:
@@ -73,7 +73,7 @@ def versions(*packages: str) -> dict[str, str | None]:
 
 
 def describe() -> dict[str, object]:
-    """The machine as a JSON object, for the reports of runs whose figures depend on it."""
+    """Describe the machine as a JSON object, for the reports of runs whose figures depend on it."""
     return {
         "cpu": cpu().name,
         "features": list(cpu().features),

@@ -58,7 +58,7 @@ class StateLayout:
         return 1 + max((part.shape[-1] for part in self.parts if part.name == "conv"), default=0)
 
     def part(self, layer: int, name: str) -> StatePart:
-        """The part of that layer and name; KeyError if there is none."""
+        """Return the part of that layer and name. Raises KeyError if there is none."""
         for part in self.parts:
             if part.layer == layer and part.name == name:
                 return part

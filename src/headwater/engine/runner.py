@@ -1,4 +1,4 @@
-"""Runs one step on the model: restores checkpoints, one ragged forward pass, saves checkpoints."""
+"""Execution of one step on the model: restore checkpoints, one ragged forward pass, save checkpoints."""
 
 from __future__ import annotations
 
@@ -88,9 +88,9 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, step: Step) -> torch.Tensor:
-        """Logits [R, vocabulary] in float32: a row for each leg, then each decode row, that wants a token.
+        """Run a step; return float32 logits [R, vocabulary] of each leg, then each decode row, that needs a token.
 
-        After these the rows of legs whose prompts are scored, `n_scored` of each.
+        Rows of legs whose prompts are scored follow, `n_scored` of each.
         """
         for leg in step.legs:
             self._restore(leg)
@@ -110,11 +110,11 @@ class Runner:
         return logits_RV.cpu()  # tokens are chosen there
 
     def forget(self, request: int) -> None:
-        """The request left: its page table is not needed any more."""
+        """Drop the page table of a request that has ended."""
         self._tables.pop(request, None)
 
     def release(self, slots: set[int]) -> None:
-        """Give back the physical memory of slots that nobody uses."""
+        """Return the physical memory of unused slots to the system."""
         for slot in slots:
             if slot >= WARM_SLOTS:
                 self.states.release(slot)
@@ -201,7 +201,7 @@ class Runner:
         return torch.tensor(values, dtype=torch.int64, device=self.device)
 
     def _table(self, row: DecodeRow) -> torch.Tensor:
-        """The page table as a tensor, made once a page."""
+        """Return the page table as a tensor, built once a page."""
         table = row.seq.table
         known = self._tables.get(row.seq.id)
         if known is None or known[0] is not table:

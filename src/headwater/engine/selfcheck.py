@@ -1,4 +1,4 @@
-"""Start-up self-check: do this machine's kernels give a row the same bits in whatever company it is computed?
+"""Start-up self-check: whether this machine's kernels give a row the same bits whatever other rows are computed.
 
 It runs the very functions that the model runs, at the model's shapes, dtype and thread count, before any weight is
 packed, since it chooses how weights are packed. R rows, K inputs, N outputs.
@@ -30,12 +30,12 @@ from headwater.mixers.weights import Weights
 from headwater.models.build import RECURRENT, layer_function
 from headwater.spec import KEY_BLOCK, ModelSpec
 
-# Heights at which kernels were seen to change, and what lies between; as many as the budget allows.
+# Heights at which kernels were seen to change, and heights between; as many as the budget allows.
 HEIGHTS = (1, 2, 3, 4, 7, 8, 16, 17, 32, 33, 64, 128, 255, 256, 512, 1024, 2048)
 Narrow = tuple[Layer, RecurrentMixer[Any]]  # a recurrent layer, and what computes it
 MULTIPLY_ADDS = 5 * 10**9  # for one weight: about a tenth of a second
 MOST_OUTPUTS = 1024  # of a weight: more are more of the same blocks
-FUSED_ROWS = 33  # rows: what follows a product works on blocks of few of them
+FUSED_ROWS = 33  # rows: fused activations work on blocks of few rows
 ATTENTION_ROWS = (8, 16, 64, 256)
 CHUNK_COUNTS = (1, 2, 3)
 SEQUENCES = (1, 2, 3, 7)
@@ -65,12 +65,12 @@ def self_check(spec: ModelSpec, device: str = "cpu", reproducible: bool = True) 
 
 
 def weight_shapes(spec: ModelSpec) -> set[tuple[int, int]]:
-    """(inputs, outputs) of the model's products, as far as they matter to the choice of a fast."""
+    """Return (inputs, outputs) of the model's products, as far as they matter to the choice of a kernel."""
     return {(n_in, n_out) for n_in, n_out, _ in _products(spec)}
 
 
 def _products(spec: ModelSpec) -> set[tuple[int, int, torch.dtype]]:
-    """The same with the dtype: some routers compute in float32, whatever the model does."""
+    """Return (inputs, outputs, dtype) of the products: some routers compute in float32, whatever the model does."""
     dtype = getattr(torch, spec.dtype_name)
     seen = {(spec.hidden_size, spec.vocab_size, dtype)}
     for layer in set(spec.layers):
@@ -79,7 +79,7 @@ def _products(spec: ModelSpec) -> set[tuple[int, int, torch.dtype]]:
 
 
 class Recorded(Weights):
-    """Weights without content, which write down (inputs, outputs, dtype) of the products that are made of them."""
+    """Weights without content that record (inputs, outputs, dtype) of the products built from them."""
 
     def __init__(self, layer: Layer, dtype: torch.dtype, seen: set[tuple[int, int, torch.dtype]]) -> None:
         zero = torch.zeros((), dtype=dtype)
@@ -126,7 +126,7 @@ def _broken_products(spec: ModelSpec, device: str, mode: str) -> Iterator[str]:
 
 
 def _bad_fused_height(linear: Linear, x_RK: torch.Tensor, heights: tuple[int, ...]) -> int | None:
-    """The same for products that go on with their result: activation and factor of a gated MLP."""
+    """Return the first height at which a gated MLP's activation and factor, fused into products, change bits."""
     few = [height for height in heights if height <= FUSED_ROWS]
 
     def gated(x_RK: torch.Tensor) -> torch.Tensor:
@@ -136,7 +136,7 @@ def _bad_fused_height(linear: Linear, x_RK: torch.Tensor, heights: tuple[int, ..
 
 
 def _affordable(multiply_adds_a_row: int) -> tuple[int, ...]:
-    """Ascending heights, at least the first ones up to 33."""
+    """Return ascending heights within the budget, at least those up to 33."""
     heights: tuple[int, ...] = ()
     spent = 0
     for height in HEIGHTS:
@@ -177,7 +177,7 @@ def _narrowed(layer: Layer, random: Callable[..., torch.Tensor], device: str) ->
 
 
 def attended(layer: Layer) -> tuple[tuple[int, int, int], ...]:
-    """KV heads, query heads that share one, and channels, of each attention that a layer computes."""
+    """Return KV heads, query heads that share one, and channels, for each attention that a layer computes."""
     if isinstance(layer, GroupedAttention):
         return ((layer.kv_heads, layer.heads // layer.kv_heads, layer.head_dim),)
     if isinstance(layer, LatentAttention):
@@ -186,7 +186,7 @@ def attended(layer: Layer) -> tuple[tuple[int, int, int], ...]:
 
 
 def _broken_attention(heads: int, sharing: int, width: int, random: Callable[..., torch.Tensor]) -> Iterator[str]:
-    """Queries of one sequence together or apart, and sequences decoded together or apart."""
+    """Name row counts and sequence counts at which attention changes bits."""
     q_GRD, k_GKD, v_GKD = (random(1, heads, KEY_BLOCK, width) for _ in range(3))
     mask_RK = torch.zeros(KEY_BLOCK, KEY_BLOCK, dtype=q_GRD.dtype, device=q_GRD.device)
 
@@ -210,7 +210,7 @@ def _broken_attention(heads: int, sharing: int, width: int, random: Callable[...
 
 
 def _broken_absorption(layer: LatentAttention, random: Callable[..., torch.Tensor]) -> Iterator[str]:
-    """Products of latent attention's heads, of sequences decoded together or apart."""
+    """Name sequence counts at which the products of latent attention's heads change bits."""
     absorbed = AbsorbedHeads(layer, random(layer.heads, layer.nope_dim + layer.v_dim, layer.latent))
     for product, width in ((absorbed.query, layer.key_dim), (absorbed.value, layer.latent)):
         count = first_bad_height(product, random(TILE + 1, layer.heads, width), range(1, TILE + 1))

@@ -12,7 +12,7 @@ from headwater.plan import PrefillFlops
 
 
 def with_pairs(weights: int, width: int) -> PrefillFlops:
-    """Products, and `width` multiply-adds for each pair of a query and a key that it may see: L(L+1)/2 of them."""
+    """Return FLOPs of products, and of `width` multiply-adds for each of L(L+1)/2 pairs of a query and a key."""
     return PrefillFlops(2 * weights + width, width)
 
 

@@ -11,7 +11,7 @@ from headwater.plan import PrefillFlops
 
 @dataclass(frozen=True, slots=True)
 class Mlp(Layer):
-    """Up and down, and the gate beside them where there is one."""
+    """An MLP: projections up and down, and a gate if it has one."""
 
     kind: ClassVar[str] = "mlp"
     intermediate: int
@@ -98,10 +98,10 @@ class Experts(Layer):
         return self._of(0) + self.expert_weights * self.hit(tokens)
 
     def hit(self, tokens: float) -> float:
-        """Distinct experts that so many tokens are expected to choose, if each chooses evenly and on its own."""
+        """Return the expected number of distinct experts that `tokens` tokens choose, if each chooses uniformly."""
         missed: float = (1 - self.per_token / self.experts) ** tokens
         return self.experts * (1 - missed)
 
     def _of(self, experts: int) -> int:
-        """Elements of products with so many routed experts."""
+        """Return the elements of products with `experts` routed experts."""
         return self.product_weights - (self.experts - experts) * self.expert_weights

@@ -24,7 +24,7 @@ class Layer(ABC):
 
     @abstractmethod
     def tensors(self) -> Shapes:
-        """Our names of the weights and their shapes, without the norm before the layer.
+        """Return Headwater's names of the weights and their shapes, without the norm before the layer.
 
         Products are named `….weight` with [outputs, inputs], and `….bias`; a family renames what it calls otherwise.
         """
@@ -45,7 +45,7 @@ class Layer(ABC):
         """FLOPs of a prefill; a layer that sees only its state, or only the token, has no quadratic part."""
 
     def weights_read(self, tokens: int) -> float:
-        """Elements of weights that a step over so many tokens reads: all, unless experts are chosen."""
+        """Return the elements of weights that a step over `tokens` tokens reads: all, unless experts are chosen."""
         return self.weights
 
     @property

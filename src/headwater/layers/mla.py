@@ -64,5 +64,5 @@ class LatentAttention(Layer):
         return (self.latent + self.rope_dim,)
 
     def kv_elements(self, tensor_parallel: int) -> int:
-        """Every device keeps the whole row: it has no heads to spread."""
+        """Return KV elements per token: every device stores the whole row, which has no heads to split."""
         return tensor_parallel * (self.latent + self.rope_dim)

@@ -1,4 +1,4 @@
-"""Rotary position embedding: which channels of a head turn, and how fast."""
+"""Rotary position embedding: the channels of a head that rotate, and their frequencies."""
 
 from __future__ import annotations
 

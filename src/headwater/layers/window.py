@@ -11,7 +11,7 @@ from headwater.plan import PrefillFlops
 
 @dataclass(frozen=True, slots=True)
 class WindowAttention(GroupedAttention):
-    """A query sees the last `window` tokens, its own included; their keys and values are the layer's state.
+    """Sliding-window attention: a query sees the last `window` tokens; their keys and values are the layer's state.
 
     FLOPs are those of a token with a full window before it.
     """
@@ -21,7 +21,7 @@ class WindowAttention(GroupedAttention):
 
     @classmethod
     def of(cls, full: GroupedAttention, window: int) -> WindowAttention:
-        """The same layer with a window."""
+        """Build the same layer with a window."""
         return cls(**{field.name: getattr(full, field.name) for field in fields(full)}, window=window)
 
     @property

@@ -1,4 +1,4 @@
-"""The short causal convolution that stands before a recurrence: depthwise, silu, its last inputs part of the state.
+"""The short causal convolution before a recurrence: depthwise, with silu; its last inputs are part of the state.
 
 N rows of a step, B decoding sequences, n chunks, t = 64, C channels, W taps, w = W − 1, L = w + t.
 """
@@ -12,7 +12,7 @@ from headwater.mixers.batch import CHUNK, Chunk
 
 
 class ShortConvolution:
-    """Weights [C, 1, W] or [C, W] as checkpoints hold them, and a bias or none. Computes in float32."""
+    """A depthwise convolution in float32, from weights [C, 1, W] or [C, W] and an optional bias."""
 
     def __init__(self, weight: torch.Tensor, bias_C: torch.Tensor | None = None) -> None:
         self.weight_WC = weight.flatten(1).float().T.contiguous()
@@ -20,7 +20,7 @@ class ShortConvolution:
         self.before, self.channels = self.weight_WC.shape[0] - 1, self.weight_WC.shape[1]
 
     def windows(self, mixed_NC: torch.Tensor, chunks: list[Chunk], state_RCw: torch.Tensor) -> torch.Tensor:
-        """The chunks' inputs, float32 [n, L, C], each with the w inputs before it; zeros fill them up.
+        """Collect the chunks' inputs, float32 [n, L, C], each with the w inputs before it, padded with zeros.
 
         `state_RCw` are all rows of the layer's state memory.
         """
@@ -38,11 +38,11 @@ class ShortConvolution:
         return window_nLC
 
     def tail(self, window_LC: torch.Tensor, length: int) -> torch.Tensor:
-        """What comes next needs these: the last w inputs of a window's first `length` tokens, [C, w]."""
+        """Return the last w inputs of a window's first `length` tokens, [C, w], which the next chunk needs."""
         return window_LC[length : length + self.before].T
 
     def __call__(self, window_nLC: torch.Tensor) -> torch.Tensor:
-        """silu of the convolution, as shifted multiply-adds; [n, L − w, C]."""
+        """Return silu of the convolution, computed as shifted multiply-adds; [n, L − w, C]."""
         length = window_nLC.shape[1] - self.before
         sum_ntC = window_nLC[:, :length] * self.weight_WC[0]
         for shift in range(1, self.before + 1):
@@ -50,7 +50,7 @@ class ShortConvolution:
         return silu(sum_ntC if self.bias_C is None else sum_ntC.add_(self.bias_C))
 
     def decode(self, mixed_BC: torch.Tensor, state_BCw: torch.Tensor) -> torch.Tensor:
-        """One token of each of B sequences, [B, C] float32; their inputs move on in place."""
+        """Convolve one token of each of B sequences, [B, C] float32; shift their stored inputs in place."""
         window_BLC = torch.cat((state_BCw.mT.float(), mixed_BC.float().unsqueeze(1)), 1)
         state_BCw.copy_(window_BLC[:, 1:].mT)
         return self(window_BLC)[:, 0]

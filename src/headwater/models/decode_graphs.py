@@ -1,4 +1,4 @@
-"""Decode steps as graphs: all that a step launches is recorded once for a number of sequences, then replayed as one.
+"""Decode steps as CUDA graphs: the launches of a step are recorded once for a number of sequences, then replayed.
 
 A graph runs on memory that stays where it is. So a step's tokens, positions, slots and page tables are copied into
 tensors that are there to stay; lengths and pages follow from them on the device. What layers launch for decoding
@@ -30,10 +30,10 @@ log = logging.getLogger("headwater.models")
 
 
 class Recorder(Protocol):
-    """Turns work into something that can be done again without its Python."""
+    """Recorder of work that can be repeated without running its Python."""
 
     def record(self, work: Work) -> tuple[torch.Tensor, Work]:
-        """Do the work, once. Returns what it gave, and what does it again on the same memory."""
+        """Do the work once; return its result, and a function that repeats it on the same memory."""
 
 
 class CudaRecorder:
@@ -65,7 +65,7 @@ class CudaRecorder:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a step reads, where its graph reads it."""
+    """Inputs of a recorded step, in the memory that its graph reads."""
 
     token_B: torch.Tensor
     position_B: torch.Tensor
@@ -78,7 +78,7 @@ class Inputs:
         return cls(zeros_B, zeros_B.clone(), zeros_B.clone(), zeros_B.new_zeros(n, width))
 
     def take(self, batch: StepBatch) -> None:
-        """Copy those of a step with as many sequences, and tables of at most as many pages."""
+        """Copy the inputs of a step with as many sequences, and tables of at most as many pages."""
         at = batch.decode_rows
         self.token_B.copy_(batch.token_N[at])
         self.position_B.copy_(batch.position_N[at])
@@ -112,7 +112,7 @@ class DecodeGraphs:
 
     @classmethod
     def over(cls, model: HybridModel, arena: Arena, states: StateMemory) -> DecodeGraphs | None:
-        """None where there are no CUDA graphs."""
+        """Return the graphs of a model, or None without CUDA."""
         return cls(model, arena, states, CudaRecorder()) if arena.pages.device.type == "cuda" else None
 
     def __len__(self) -> int:
@@ -120,7 +120,7 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch) -> torch.Tensor:
-        """As `HybridModel.forward` over this memory, for a step that prefills nothing."""
+        """Run a step without prefill, as `HybridModel.forward` does over this memory."""
         shape = batch.n_decode, _width(batch)
         if shape in self._known:
             inputs, again = self._known[shape]
@@ -139,6 +139,6 @@ class DecodeGraphs:
 
 
 def _width(batch: StepBatch) -> int:
-    """Pages of a recorded table that holds those of the batch; none in a model that keeps none."""
+    """Return the pages of a recorded table that holds the batch's; 0 for a model without pages."""
     longest = max(len(table) for table in batch.decode_tables)
     return max(LEAST_PAGES, 1 << (longest - 1).bit_length()) if longest else 0

@@ -1,4 +1,4 @@
-"""The model that is served where no other is given: headwater-tiny, which comes with the package."""
+"""The model that is served by default: headwater-tiny, which comes with the package."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FOLDER = Path(__file__).parent.parent / "assets" / "headwater-tiny"
 
 
 def embedded() -> Path:
-    """The folder of its checkpoint, in Hugging Face's files. Raises CheckpointError where the package lacks it."""
+    """Return the folder of its checkpoint, in Hugging Face's format. Raises CheckpointError if it is missing."""
     if not (FOLDER / "config.json").is_file():
         raise CheckpointError(f"{FOLDER}/config.json is missing: the embedded model was not installed; name another")
     return FOLDER

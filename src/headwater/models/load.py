@@ -1,4 +1,4 @@
-"""Loads a Hugging Face model folder: config, weights, tokenizer, chat template and end tokens."""
+"""Loading of a Hugging Face model folder: config, weights, tokenizer, chat template and end tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logging.getLogger("headwater.models")
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model, ready to compute, and what goes with it."""
+    """A loaded model with its tokenizer, chat template and generation settings."""
 
     name: str
     path: Path
@@ -39,7 +39,7 @@ class LoadedModel:
 
 
 def read_spec(path: Path | str, dtype: str = "auto", device: str = "cpu", page_size: int = 64) -> ModelSpec:
-    """The shapes of the model in this folder, and with `auto` the dtype to compute in. Raises CheckpointError."""
+    """Read the spec of the model in this folder; `auto` chooses the dtype. Raises CheckpointError."""
     folder = Path(path)
     config = read_json(folder / "config.json")
     text = _text_config(folder, config)
@@ -78,7 +78,7 @@ def load_model(path: Path | str, dtype: str = "auto", device: str = "cpu", page_
 
 
 def _tell_of_skipped(folder: Path, names: list[str]) -> None:
-    """One line, if a checkpoint has more than the text model: a vision tower, layers that predict further tokens."""
+    """Log one line if a checkpoint has more than the text model: a vision tower, layers that predict further tokens."""
     if names:
         parts = Counter(".".join(name.split(".")[:2]) for name in names)
         listed = ", ".join(f"{part} ({n})" for part, n in parts.items())
@@ -86,7 +86,7 @@ def _tell_of_skipped(folder: Path, names: list[str]) -> None:
 
 
 def fast_dtype(stored: str | None, device: str = "cpu") -> str:
-    """The dtype that products run fastest in here, by what the processor can do, so that it is always the same one.
+    """Return the dtype that products run fastest in, by the processor's features, so that the choice is repeatable.
 
     Weights stored in float32 are not rounded for speed.
     """
@@ -118,7 +118,7 @@ def _tokenizer(path: Path) -> Tokenizer:
 
 
 def _chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None:
-    """The file chat_template.jinja, or the tokenizer config's template (of several, the one named "default")."""
+    """Read chat_template.jinja, or the tokenizer config's template (of several, the one named "default")."""
     file = folder / "chat_template.jinja"
     if file.exists():
         return file.read_text(encoding="utf-8")
@@ -130,7 +130,7 @@ def _chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None
 
 
 def _special_tokens(tokenizer_config: dict[str, Any]) -> dict[str, str]:
-    """Named tokens; each stands as a string or as an object with its content."""
+    """Return the named tokens; each is stored as a string or as an object with its content."""
     tokens = {}
     for key, value in tokenizer_config.items():
         content = value.get("content") if isinstance(value, dict) else value
@@ -140,7 +140,7 @@ def _special_tokens(tokenizer_config: dict[str, Any]) -> dict[str, str]:
 
 
 def _end_tokens(config: dict[str, Any], generation: dict[str, Any], tokenizer_end: int | None) -> tuple[int, ...]:
-    """All ids that end an answer, wherever they are said: generation config, model config, tokenizer."""
+    """Return all ids that end an answer, from generation config, model config and tokenizer."""
     ids: list[int] = []
     for value in (generation.get("eos_token_id"), config.get("eos_token_id"), tokenizer_end):
         ids += value if isinstance(value, list) else [value] if value is not None else []

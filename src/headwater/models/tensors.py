@@ -20,7 +20,7 @@ INDEX = "model.safetensors.index.json"
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; CheckpointError names the file if there is none."""
+    """Read the object in a JSON file. Raises CheckpointError that names the file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -33,7 +33,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class CheckpointTensors:
-    """Tensors by name. What comes back in the file's dtype, and on the CPU, is a view of the mapped file."""
+    """A checkpoint's tensors by name. A tensor in the file's dtype, on the CPU, is a view of the mapped file."""
 
     def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype, self.device = dtype, device
@@ -43,7 +43,7 @@ class CheckpointTensors:
         self._read_names: set[str] = set()
 
     def _locate(self) -> dict[str, Path]:
-        """The file that holds each tensor."""
+        """Return the file that holds each tensor."""
         index = self._folder / INDEX
         if not index.exists():
             single = self._folder / SINGLE
@@ -64,11 +64,11 @@ class CheckpointTensors:
         return name in self._source
 
     def unread(self) -> list[str]:
-        """Names of those that nothing has asked for."""
+        """Return the names of tensors that were never read."""
         return [name for name in self._source if name not in self._read_names]
 
     def raw(self, name: str, *shape: int) -> torch.Tensor:
-        """The tensor in the file's dtype; dimensions of one are not looked at."""
+        """Return a tensor in the file's dtype; dimensions of size 1 are not compared."""
         tensor = self._read(name)
         found, wanted = list(tensor.shape), list(shape)
         if [n for n in found if n != 1] != [n for n in wanted if n != 1]:
@@ -88,7 +88,7 @@ class CheckpointTensors:
 
 
 class PartTensors(Mapping[str, torch.Tensor]):
-    """The tensors of one layer by our names, each read, and its shape checked, as it is asked for.
+    """The tensors of one layer by Headwater's names; each is read, and its shape checked, at its first use.
 
     `names` are (ours, the checkpoint's) for those beginnings or whole names that differ; of several for one of ours,
     the first that there is. Gate and up of an MLP may be one tensor, gate first: `gate_up_proj.weight`, of a shared
@@ -127,7 +127,7 @@ class PartTensors(Mapping[str, torch.Tensor]):
         return next((theirs for theirs in fits if self._prefix + theirs in self._tensors), fits[0] if fits else name)
 
     def _whole_or_half(self, name: str, shape: tuple[int, ...], dim: int = 0) -> torch.Tensor:
-        """The tensor, or its half of one that holds gate and up one after the other in that dimension."""
+        """Return the tensor, or half of a tensor that holds gate and up one after the other in that dimension."""
         whole = self._prefix + self._theirs(name)
         joined = self._prefix + self._theirs(JOINED.sub("gate_up_proj", name))
         half = JOINED.search(name)
@@ -137,7 +137,7 @@ class PartTensors(Mapping[str, torch.Tensor]):
         return both.chunk(2, dim)[half[1] == "up"]
 
     def _whole_or_third(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """The tensor, or its rows of one that holds queries, keys and values one after the other."""
+        """Return the tensor, or its rows of a tensor that holds queries, keys and values one after the other."""
         kind, _, of = name.partition(".")
         whole, joined = self._prefix + self._theirs(name), self._prefix + self._theirs(f"qkv_proj.{of}")
         if whole in self._tensors or joined not in self._tensors:
@@ -147,7 +147,7 @@ class PartTensors(Mapping[str, torch.Tensor]):
         return parts[QKV.index(kind)]
 
     def _of_experts(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """[E, outputs, inputs], from however the checkpoint holds it."""
+        """Return stacked weights [E, outputs, inputs], whichever way the checkpoint holds them."""
         stacked = name.removesuffix(".weight")
         kind, first = stacked.removeprefix("experts."), self._prefix + self._theirs("experts")
         theirs = self._theirs(f"expert.{kind}").removeprefix("expert.")

@@ -7,7 +7,7 @@ sum of g within the chunk, D[i, j] = e^(G_i − G_j), and A the part of β (K K�
     O  = e^G Q S + (Q Kᵀ ∘ D) E
     S' = e^(G_64) S + (e^(G_64 − G) K)ᵀ E
 
-What does not need S is done for several chunks at once; the rest is three batched products a chunk. Every exponent
+Work that does not need S is done for several chunks at once; the rest is three batched products a chunk. Every exponent
 is at most 0, so no decay overflows. A chunk is padded with β = 0 and g = 0, which leaves S as it is.
 
 n chunks (of any sequences), t = 64 tokens, G key heads, H value heads, K key width, V value width, B sequences;
@@ -28,7 +28,7 @@ from headwater.mixers.recurrent import scratch
 
 @dataclass(frozen=True)
 class Chunks:
-    """What chunks contribute, whatever the state before them."""
+    """The contributions of chunks that do not depend on the state before them."""
 
     read_MRK: torch.Tensor  # R = 128 rows: e^G q, then β e^G k
     value_MtV: torch.Tensor  # β v
@@ -40,14 +40,14 @@ class Chunks:
 
 @cache
 def _not_above_diagonal(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Upper bounds of G_i − G_j (−∞ above the diagonal, where it could overflow), and the unit matrix."""
+    """Return upper bounds of G_i − G_j (−∞ above the diagonal, where it could overflow), and the unit matrix."""
     bound_tt = torch.zeros(CHUNK, CHUNK, device=device)
     above_tt = torch.ones(CHUNK, CHUNK, device=device).triu(1).bool()
     return bound_tt.masked_fill(above_tt, float("-inf")), torch.eye(CHUNK, device=device)
 
 
 def prepare(qk_nt2GK: torch.Tensor, v_ntHV: torch.Tensor, g_ntH: torch.Tensor, beta_ntH: torch.Tensor) -> Chunks:
-    """Normalise and scale queries and keys, and do all the work on n chunks that needs no state."""
+    """Normalise and scale queries and keys, and do all work on n chunks that needs no state."""
     n, _, _, n_key_heads, key_width = qk_nt2GK.shape
     n_heads = v_ntHV.shape[2]
     bound_tt, unit_tt = _not_above_diagonal(qk_nt2GK.device)
@@ -89,7 +89,7 @@ def prepare(qk_nt2GK: torch.Tensor, v_ntHV: torch.Tensor, g_ntH: torch.Tensor, b
 
 
 def advance_into(chunks: Chunks, at: slice, state_MKV: torch.Tensor, out_MtV: torch.Tensor) -> None:
-    """One chunk of each of several sequences: their states are moved on in place, their outputs go to `out_MtV`.
+    """Advance several sequences by one chunk each: update their states in place, write their outputs to `out_MtV`.
 
     `at` are the chunks' rows in `chunks` (a run of M = sequences × heads).
     """
@@ -110,7 +110,7 @@ def transition_into(chunks: Chunks, at: slice, transition_MKK: torch.Tensor) -> 
 def decode_step(
     qk_B2GK: torch.Tensor, v_BHV: torch.Tensor, g_BHX: torch.Tensor, beta_BH: torch.Tensor, state_BHKV: torch.Tensor
 ) -> torch.Tensor:
-    """One token of each of B sequences: outputs [B, H, V]; the states (strided by sequence at will) change in place.
+    """Process one token of each of B sequences: return outputs [B, H, V]; update states (of any stride) in place.
 
     Decays are one a head (X = 1) or one a key channel (X = K).
 

@@ -17,7 +17,7 @@ from headwater.mixers.linear import Linear
 from headwater.mixers.recurrent import RecurrentMixer, Rows
 from headwater.mixers.weights import Weights
 
-HEADS_A_BLOCK = 32  # chunks × heads whose intermediates stay in cache: 2-4 chunks of a small model, 1 of a large
+HEADS_A_BLOCK = 32  # chunks × heads whose intermediates fit in cache: 2-4 chunks of a small model, 1 of a large
 
 
 class GatedDeltaNet(RecurrentMixer[Chunks]):
@@ -35,7 +35,7 @@ class GatedDeltaNet(RecurrentMixer[Chunks]):
         self.read_shape = (shape.v_heads, CHUNK, shape.v_dim)
 
     def project(self, x_ND: torch.Tensor, batch: StepBatch) -> Rows:
-        """Gates: log of the decay, −e^A softplus(a + dt), and the writing strength, sigmoid(b); [N, 2, H]."""
+        """Compute projections; gates [N, 2, H]: the log decay, −e^A softplus(a + dt), and the strength, sigmoid(b)."""
         s = self.shape
         projected_NE = self.in_proj(x_ND, batch.n_prefill)
         widths = (s.channels, s.v_heads * s.v_dim, s.v_heads, s.v_heads)
@@ -55,7 +55,7 @@ class GatedDeltaNet(RecurrentMixer[Chunks]):
         transition_into(prepared, self._by_head(at), transition_SX.flatten(0, 1))
 
     def identity(self) -> torch.Tensor:
-        """Dense: [H, K, K]."""
+        """Return the identity as a dense matrix for each head: [H, K, K]."""
         return torch.eye(self.shape.k_dim).repeat(self.shape.v_heads, 1, 1)
 
     def carried(self, transition_X: torch.Tensor, state_X: torch.Tensor) -> torch.Tensor:
@@ -72,7 +72,7 @@ class GatedDeltaNet(RecurrentMixer[Chunks]):
         return slice(at.start * self.shape.v_heads, at.stop * self.shape.v_heads)
 
     def _heads(self, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Channels as [..., 2, G, K] (queries, keys) and [..., H, V]."""
+        """Split channels into queries and keys, [..., 2, G, K], and values, [..., H, V]."""
         s = self.shape
         n_qk = 2 * s.k_heads * s.k_dim
         qk = mixed[..., :n_qk].unflatten(-1, (2, s.k_heads, s.k_dim))
@@ -80,10 +80,9 @@ class GatedDeltaNet(RecurrentMixer[Chunks]):
 
 
 def fused_projection(shape: DeltaNet, weights: Weights) -> Linear:
-    """One product whose outputs are [q | k | v | z | b | a], each in the order of heads.
+    """Build one product whose outputs are [q | k | v | z | b | a], each in the order of heads.
 
-    Where rows stand key head by key head, they are q, k, and then v and z of the value heads that share it (b and a
-    likewise).
+    Stored key head by key head, rows are q, k, then v and z of the value heads that share it (b and a likewise).
     """
     if not shape.by_key_head:
         return weights.linear(*(f"in_proj_{name}" for name in ("qkv", "z", "b", "a")))

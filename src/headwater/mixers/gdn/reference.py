@@ -1,4 +1,4 @@
-"""The gated delta rule, token by token: to read, and to hold the fast one to.
+"""The gated delta rule, token by token: the plain form that tests compare `fast.py` with.
 
 T tokens, H value heads (query and key heads are repeated to as many), K key width, V value width.
 """
@@ -16,7 +16,7 @@ def delta_rule(
     beta_TH: torch.Tensor,
     state_HKV: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Outputs [T, H, V] and the state after the last token, in the dtype of its arguments (float64 is fine).
+    """Return outputs [T, H, V] and the state after the last token, in the dtype of the arguments (float64 works).
 
     Gated Delta Networks (Yang, Kautz and Hatamizadeh, 2024), equation 10, with g the logarithm of its decay α:
     the state forgets, predicts v from k, and is corrected by β times the error. q and k come normalised and scaled.
@@ -34,7 +34,7 @@ def delta_rule(
 
 
 def causal_convolution(x_TC: torch.Tensor, weight_WC: torch.Tensor, tail_CW: torch.Tensor) -> torch.Tensor:
-    """Each channel's weighted sum of its last W inputs, the first tokens looking back into `tail_CW` (W − 1 wide)."""
+    """Return each channel's weighted sum of its last W inputs; inputs before the first token are in `tail_CW`."""
     width = weight_WC.shape[0]
     x_TC = torch.cat((tail_CW.T.to(x_TC.dtype), x_TC))
     return torch.stack([(x_TC[t : t + width] * weight_WC).sum(0) for t in range(x_TC.shape[0] - width + 1)])

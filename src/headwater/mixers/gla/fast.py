@@ -32,7 +32,7 @@ from headwater.mixers.recurrent import scratch
 
 @dataclass(frozen=True)
 class Chunks:
-    """What chunks contribute, whatever the state before them."""
+    """The contributions of chunks that do not depend on the state before them."""
 
     read_MtK: torch.Tensor  # e^G q
     within_MtV: torch.Tensor  # P V
@@ -42,7 +42,7 @@ class Chunks:
 
 
 def prepare(qk_nt2HK: torch.Tensor, v_ntHV: torch.Tensor, g_ntHK: torch.Tensor) -> Chunks:
-    """Scale queries, and do all the work on n chunks that needs no state."""
+    """Scale queries, and do all work on n chunks that needs no state."""
     width = qk_nt2HK.shape[-1]
     q_nHtK, k_nHtK = qk_nt2HK.permute(2, 0, 3, 1, 4)
     q_MtK = (q_nHtK * width**-0.5).reshape(-1, CHUNK, width)
@@ -60,7 +60,7 @@ def prepare(qk_nt2HK: torch.Tensor, v_ntHV: torch.Tensor, g_ntHK: torch.Tensor) 
 
 
 def advance_into(chunks: Chunks, at: slice, state_MKV: torch.Tensor, out_MtV: torch.Tensor) -> None:
-    """One chunk of each of several sequences: their states are moved on in place, their outputs go to `out_MtV`.
+    """Advance several sequences by one chunk each: update their states in place, write their outputs to `out_MtV`.
 
     `at` are the chunks' rows in `chunks` (a run of M = sequences × heads).
     """
@@ -71,7 +71,7 @@ def advance_into(chunks: Chunks, at: slice, state_MKV: torch.Tensor, out_MtV: to
 def decode_step(
     qk_B2HK: torch.Tensor, v_BHV: torch.Tensor, g_BHK: torch.Tensor, state_BHKV: torch.Tensor
 ) -> torch.Tensor:
-    """One token of each of B sequences: outputs [B, H, V]; the states (strided by sequence at will) change in place.
+    """Process one token of each of B sequences: return outputs [B, H, V]; update states (of any stride) in place.
 
     q reads the decayed state in a product of two rows (a single row is another kernel, whose bits depend on the batch);
     then S' = e^g S + k vᵀ gives o = S'ᵀ q = e^g Sᵀ q + (k·q) v.

@@ -15,11 +15,11 @@ from headwater.mixers.gla.fast import Chunks, advance_into, decode_step, prepare
 from headwater.mixers.recurrent import RecurrentMixer, Rows
 from headwater.mixers.weights import Weights
 
-HEADS_A_BLOCK = 32  # chunks × heads whose intermediates stay in cache
+HEADS_A_BLOCK = 32  # chunks × heads whose intermediates fit in cache
 
 
 class GatedLinearAttentionMixer(RecurrentMixer[Chunks]):
-    """As flash-linear-attention's layer has it, without its optional convolutions."""
+    """Gated linear attention as in flash-linear-attention, without its optional convolutions."""
 
     def __init__(self, shape: GatedLinearAttention, weights: Weights) -> None:
         self.shape = shape
@@ -31,7 +31,7 @@ class GatedLinearAttentionMixer(RecurrentMixer[Chunks]):
         self.read_shape = (shape.heads, CHUNK, shape.v_dim)
 
     def project(self, x_ND: torch.Tensor, batch: StepBatch) -> Rows:
-        """Gates: logarithms of the decays, log sigmoid(gk) / normaliser, [N, H, K]."""
+        """Compute projections; gates [N, H, K] are the log decays, log sigmoid(gk) / normaliser."""
         s = self.shape
         keys, values = s.heads * s.k_dim, s.heads * s.v_dim
         projected_NE = self.in_proj(x_ND, batch.n_prefill)
@@ -50,7 +50,7 @@ class GatedLinearAttentionMixer(RecurrentMixer[Chunks]):
         transition_SX.mul_(prepared.decay_MK1[self._by_head(at)].view(transition_SX.shape))
 
     def identity(self) -> torch.Tensor:
-        """Diagonal: a factor for each key channel, [H, K]."""
+        """Return the identity as a factor for each key channel: [H, K]."""
         return torch.ones(self.shape.heads, self.shape.k_dim)
 
     def carried(self, transition_X: torch.Tensor, state_X: torch.Tensor) -> torch.Tensor:
@@ -67,7 +67,7 @@ class GatedLinearAttentionMixer(RecurrentMixer[Chunks]):
         return slice(at.start * self.shape.heads, at.stop * self.shape.heads)
 
     def _heads(self, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Channels as [..., 2, H, K] (queries, keys) and [..., H, V]."""
+        """Split channels into queries and keys, [..., 2, H, K], and values, [..., H, V]."""
         s = self.shape
         n_qk = 2 * s.heads * s.k_dim
         qk = mixed[..., :n_qk].unflatten(-1, (2, s.heads, s.k_dim))

@@ -1,4 +1,4 @@
-"""Gated linear attention, token by token: to read, and to hold the fast one to.
+"""Gated linear attention, token by token: the plain form that tests compare `fast.py` with.
 
 T tokens, H heads, K key width, V value width.
 """
@@ -15,7 +15,7 @@ def decayed_by_channel(
     g_THK: torch.Tensor,
     state_HKV: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Outputs [T, H, V] and the state after the last token, in the dtype of its arguments (float64 is fine).
+    """Return outputs [T, H, V] and the state after the last token, in the dtype of the arguments (float64 works).
 
     Gated Linear Attention (Yang et al. 2023), equation 3, with g the logarithm of its decay α: each key channel of the
     state forgets at its own rate, and k vᵀ is added. Queries come scaled.

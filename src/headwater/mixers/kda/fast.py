@@ -26,7 +26,7 @@ __all__ = ["Chunks", "advance_into", "decode_step", "prepare", "transition_into"
 
 
 def prepare(qk_nt2HK: torch.Tensor, v_ntHV: torch.Tensor, g_ntHK: torch.Tensor, beta_ntH: torch.Tensor) -> Chunks:
-    """Normalise and scale queries and keys, and do all the work on n chunks that needs no state."""
+    """Normalise and scale queries and keys, and do all work on n chunks that needs no state."""
     n, _, _, n_heads, width = qk_nt2HK.shape
     beta_nHt1 = beta_ntH.transpose(1, 2).unsqueeze(-1).contiguous()
     scale_nt2H1 = inverse_l2(qk_nt2HK)

@@ -16,7 +16,7 @@ from headwater.mixers.kda.fast import Chunks, advance_into, decode_step, prepare
 from headwater.mixers.recurrent import RecurrentMixer, Rows
 from headwater.mixers.weights import Weights
 
-HEADS_A_BLOCK = 32  # chunks × heads whose intermediates stay in cache
+HEADS_A_BLOCK = 32  # chunks × heads whose intermediates fit in cache
 
 
 class KimiDeltaAttention(RecurrentMixer[Chunks]):
@@ -38,7 +38,7 @@ class KimiDeltaAttention(RecurrentMixer[Chunks]):
         self.read_shape = (shape.heads, CHUNK, shape.head_dim)
 
     def project(self, x_ND: torch.Tensor, batch: StepBatch) -> Rows:
-        """Gates: logarithms of the decays, and the writing strength, sigmoid(b), behind them; [N, H · K + H]."""
+        """Compute projections; gates [N, H · K + H] are the log decays, then the writing strength, sigmoid(b)."""
         s = self.shape
         between = s.head_dim if s.low_rank else s.width
         mixed_NC, f_NX, z_NX, b_NH = self.in_proj(x_ND, batch.n_prefill).split(
@@ -53,7 +53,7 @@ class KimiDeltaAttention(RecurrentMixer[Chunks]):
         return Rows(mixed_NC, gates_NX, z_NHV, x_ND.new_empty(z_NHV.shape))
 
     def _log_decays_into(self, f_NX: torch.Tensor, out_NX: torch.Tensor) -> None:
-        """−e^A softplus(f), or between a lower bound and 0: bound · sigmoid(e^A f). `f_NX` is written over."""
+        """Write −e^A softplus(f), or with a lower bound, bound · sigmoid(e^A f). `f_NX` is overwritten."""
         if self.shape.lowest is None:
             torch.mul(softplus(f_NX), self.rate_X, out=out_NX).neg_()
         else:
@@ -69,7 +69,7 @@ class KimiDeltaAttention(RecurrentMixer[Chunks]):
         transition_into(prepared, self._by_head(at), transition_SX.flatten(0, 1))
 
     def identity(self) -> torch.Tensor:
-        """Dense: [H, K, K]."""
+        """Return the identity as a dense matrix for each head: [H, K, K]."""
         return torch.eye(self.shape.head_dim).repeat(self.shape.heads, 1, 1)
 
     def carried(self, transition_X: torch.Tensor, state_X: torch.Tensor) -> torch.Tensor:
@@ -87,11 +87,11 @@ class KimiDeltaAttention(RecurrentMixer[Chunks]):
         return slice(at.start * self.shape.heads, at.stop * self.shape.heads)
 
     def _heads(self, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Channels as [..., 2, H, K] (queries, keys) and [..., H, V]."""
+        """Split channels into queries and keys, [..., 2, H, K], and values, [..., H, V]."""
         qkv = mixed.unflatten(-1, (3, self.shape.heads, self.shape.head_dim))
         return qkv[..., :2, :, :], qkv[..., 2, :, :]
 
     def _gates(self, gates: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[..., H, K] and [..., H]."""
+        """Split gates into log decays, [..., H, K], and writing strengths, [..., H]."""
         g, beta = gates.split((self.shape.width, self.shape.heads), -1)
         return g.unflatten(-1, (self.shape.heads, self.shape.head_dim)), beta

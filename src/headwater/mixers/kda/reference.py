@@ -1,4 +1,4 @@
-"""Kimi Delta Attention, token by token: to read, and to hold the fast one to.
+"""Kimi Delta Attention, token by token: the plain form that tests compare `fast.py` with.
 
 T tokens, H heads, K key width, V value width.
 """
@@ -16,7 +16,7 @@ def delta_rule(
     beta_TH: torch.Tensor,
     state_HKV: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Outputs [T, H, V] and the state after the last token, in the dtype of its arguments (float64 is fine).
+    """Return outputs [T, H, V] and the state after the last token, in the dtype of the arguments (float64 works).
 
     Kimi Linear (2025), equation 1: the gated delta rule, where each key channel of the state forgets at its own rate.
     q and k come normalised and scaled; g is the logarithm of the decay.

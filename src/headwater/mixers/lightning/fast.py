@@ -25,7 +25,7 @@ from headwater.mixers.recurrent import scratch
 
 @dataclass(frozen=True)
 class Decays:
-    """What follows from the decays of a layer's heads."""
+    """Powers of the decays of a layer's heads."""
 
     power_PH: torch.Tensor  # λ^p, p = 0 … 64
     attend_Htt: torch.Tensor  # scale · D
@@ -34,7 +34,7 @@ class Decays:
 
     @classmethod
     def of(cls, slope_H: torch.Tensor, scale: float) -> Decays:
-        """`slope_H` is −log λ, at least 0."""
+        """Compute the powers; `slope_H` is −log λ, at least 0."""
         position_t = torch.arange(CHUNK, dtype=torch.float64, device=slope_H.device)
         distance_tt = position_t[:, None] - position_t
         slope_H11 = slope_H.double()[:, None, None]
@@ -47,7 +47,7 @@ class Decays:
 
 @dataclass(frozen=True)
 class Chunks:
-    """What chunks contribute, whatever the state before them."""
+    """The contributions of chunks that do not depend on the state before them."""
 
     q_nHtK: torch.Tensor
     attend_nHtt: torch.Tensor  # Q Kᵀ ∘ D, zero above the diagonal
@@ -57,7 +57,7 @@ class Chunks:
 
 
 def prepare(qkv_nt3HK: torch.Tensor, length_n: torch.Tensor, decays: Decays) -> Chunks:
-    """All the work on n chunks that needs no state; `length_n` tokens of each count, int64."""
+    """Do all work on n chunks that needs no state; `length_n` are the tokens of each chunk, int64."""
     q_nHtK, k_nHtK, v_nHtK = qkv_nt3HK.permute(2, 0, 3, 1, 4)
     attend_nHtt = q_nHtK.new_empty(*q_nHtK.shape[:3], CHUNK)
     for attend_Htt, q_HtK, k_HtK in zip(attend_nHtt, q_nHtK, k_nHtK, strict=True):
@@ -71,9 +71,9 @@ def prepare(qkv_nt3HK: torch.Tensor, length_n: torch.Tensor, decays: Decays) -> 
 
 
 def advance_into(chunks: Chunks, at: int, decays: Decays, state_HKK: torch.Tensor, read_HtK: torch.Tensor) -> None:
-    """The chunk `at` that place: its sequence's state moves on in place, its outputs go to `read_HtK`.
+    """Advance one sequence by the chunk at index `at`: update its state in place, write its outputs to `read_HtK`.
 
-    Queries and values are read where the projection left them: a copy that made one batch of several sequences costs
+    Queries and values are read from the projection's output: a copy that makes one batch of several sequences costs
     more than it saves.
     """
     v_HtK = chunks.v_nHtK[at]
@@ -83,7 +83,7 @@ def advance_into(chunks: Chunks, at: int, decays: Decays, state_HKK: torch.Tenso
 
 
 def decode_step(qkv_B3HK: torch.Tensor, decays: Decays, state_BHKK: torch.Tensor) -> torch.Tensor:
-    """One token of each of B sequences: outputs [B, H, K]; the states (strided by sequence at will) change in place.
+    """Process one token of each of B sequences: return outputs [B, H, K]; update states (of any stride) in place.
 
     q reads the decayed state in a product of two rows (a single row is another kernel, whose bits depend on the batch);
     then S' = λS + k vᵀ gives o = S'ᵀ q = λ Sᵀ q + (k·q) v.

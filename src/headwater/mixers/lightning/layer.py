@@ -21,7 +21,7 @@ from headwater.mixers.recurrent import RecurrentMixer, Rows
 from headwater.mixers.rotary import rotary_table, rotate_into
 from headwater.mixers.weights import Weights
 
-HEADS_A_BLOCK = 16  # chunks × heads whose intermediates stay in cache: several chunks of a small model, 1 of a large
+HEADS_A_BLOCK = 16  # chunks × heads whose intermediates fit in cache: several chunks of a small model, 1 of a large
 
 
 class LightningAttention(RecurrentMixer[Chunks]):
@@ -42,7 +42,7 @@ class LightningAttention(RecurrentMixer[Chunks]):
         self.read_shape = (shape.heads, CHUNK, shape.head_dim)
 
     def project(self, x_ND: torch.Tensor, batch: StepBatch) -> Rows:
-        """Gates: 1 for each token, so that a chunk's sum is how many it has; the decays are the layer's own."""
+        """Compute projections; gates are 1 for each token, so that a chunk's sum is its length."""
         project = self.qkv_proj.swish if self.shape.activated else self.qkv_proj
         mixed_NC = project(x_ND, batch.n_prefill)
         if self.qk_norm_21K is not None or self.rotation is not None:
@@ -53,7 +53,7 @@ class LightningAttention(RecurrentMixer[Chunks]):
         return Rows(mixed_NC, token_N, gate_NW, torch.empty_like(gate_NW))
 
     def _place_into(self, qk_N2HK: torch.Tensor, batch: StepBatch) -> None:
-        """Queries and keys normed head by head and rotated, in place, in float32."""
+        """Norm queries and keys of each head and rotate them, in place, in float32."""
         if self.qk_norm_21K is not None:
             qk_N2HK.mul_(inverse_rms(qk_N2HK, self.shape.norm_eps)).mul_(self.qk_norm_21K)
         if self.rotation is not None:
@@ -70,14 +70,14 @@ class LightningAttention(RecurrentMixer[Chunks]):
         transition_SX.mul_(prepared.decay_nH[at])
 
     def identity(self) -> torch.Tensor:
-        """A factor a head: [H]."""
+        """Return the identity as a factor for each head: [H]."""
         return torch.ones(self.shape.heads)
 
     def carried(self, transition_X: torch.Tensor, state_X: torch.Tensor) -> torch.Tensor:
         return transition_X[:, None, None] * state_X
 
     def moved(self, zero_start_X: torch.Tensor, by: int) -> torch.Tensor:
-        """With the key channels turned, as keys are."""
+        """Rotate the key channels of a state, as keys rotate."""
         if self.rotation is None:
             return zero_start_X
         turned_HKK = zero_start_X.clone()
@@ -88,7 +88,7 @@ class LightningAttention(RecurrentMixer[Chunks]):
         return decode_step(self._heads(mixed_BC), self.decays, state_BX)
 
     def finish_into(self, rows: Rows, at: slice, read_nX: torch.Tensor) -> None:
-        """The norm over groups of the width, then the gate."""
+        """Apply the norm over groups of the width, then the gate."""
         assert rows.z_NX is not None
         read_nW = read_nX.flatten(1)
         read_nQX = read_nW.unflatten(1, (self.shape.norm_groups, -1))
@@ -96,13 +96,13 @@ class LightningAttention(RecurrentMixer[Chunks]):
         torch.mul(read_nW, rows.z_NX[at], out=rows.out_NX[at])
 
     def _heads(self, mixed: torch.Tensor) -> torch.Tensor:
-        """Channels as [..., 3, H, K]: queries, keys, values."""
+        """Split channels into queries, keys and values: [..., 3, H, K]."""
         qkv: torch.Tensor = mixed.unflatten(-1, (3, self.shape.heads, self.shape.head_dim))
         return qkv
 
 
 def _by_part(shape: Lightning, weights: Weights) -> Linear:
-    """The projection with outputs [q | k | v], each in the order of heads."""
+    """Build the projection with outputs [q | k | v], each in the order of heads."""
     if not shape.by_head:
         return weights.linear("qkv_proj")
 

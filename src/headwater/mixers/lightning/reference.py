@@ -1,4 +1,4 @@
-"""Linear attention with fixed decays, token by token: to read, and to hold the fast one to.
+"""Linear attention with fixed decays, token by token: the plain form that tests compare `fast.py` with.
 
 T tokens, H heads, K key width, V value width.
 """
@@ -15,7 +15,7 @@ def fixed_decay(
     slope_H: torch.Tensor,
     state_HKV: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Outputs [T, H, V] and the state after the last token, in the dtype of its arguments (float64 is fine).
+    """Return outputs [T, H, V] and the state after the last token, in the dtype of the arguments (float64 works).
 
     Lightning Attention-2 (Qin et al. 2024), equation 4, with λ = e^−slope: the state forgets, and k vᵀ is added.
     Queries come scaled.

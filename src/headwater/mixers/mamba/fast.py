@@ -1,7 +1,7 @@
 """The selective scan over chunks of 64 tokens (prefill) and one token at a time for many sequences (decode).
 
-Every channel has decays of its own for each of its states, and so there is no product of matrices in it: what is left
-is arithmetic on tokens × states × channels, five passes over it:
+Every channel has decays of its own for each of its states, so there is no product of matrices: the work is arithmetic
+on tokens × states × channels, in five passes:
 
     a = 2^(dt A log₂e)      b = dt x B      h_t = a_t h_(t−1) + b_t      y = C h
 
@@ -27,9 +27,9 @@ STRETCH = 1 << 17  # elements of a and of h: half a megabyte each
 
 @dataclass(frozen=True)
 class Chunks:
-    """What chunks contribute, whatever the state before them."""
+    """The contributions of chunks that do not depend on the state before them."""
 
-    dt_ntC: torch.Tensor  # 0 in rows that fill up
+    dt_ntC: torch.Tensor  # 0 in padding
     taken_ntC: torch.Tensor  # dt x
     skip_ntC: torch.Tensor  # D x
     b_ntN1: torch.Tensor
@@ -39,7 +39,7 @@ class Chunks:
 def prepare(
     x_ntC: torch.Tensor, dt_ntC: torch.Tensor, b_ntN: torch.Tensor, c_ntN: torch.Tensor, skip_C: torch.Tensor
 ) -> Chunks:
-    """All the work on n chunks that needs no state."""
+    """Do all work on n chunks that needs no state."""
     return Chunks(
         dt_ntC=dt_ntC,
         taken_ntC=dt_ntC * x_ntC,
@@ -52,7 +52,7 @@ def prepare(
 def advance_into(
     chunks: Chunks, at: slice, log2_rate_NC: torch.Tensor, state_SNC: torch.Tensor, out_StC: torch.Tensor
 ) -> None:
-    """One chunk of each of several sequences: their states are moved on in place, their outputs go to `out_StC`."""
+    """Advance several sequences by one chunk each: update their states in place, write their outputs to `out_StC`."""
     n_sequences, n_states, channels = state_SNC.shape
     length = _stretch(state_SNC.numel())
     h_LSNC = state_SNC.new_empty(length, *state_SNC.shape)
@@ -90,7 +90,7 @@ def transition_into(chunks: Chunks, at: slice, transition_SC: torch.Tensor) -> N
 
 
 def decay(transition_SC: torch.Tensor, log2_rate_NC: torch.Tensor) -> torch.Tensor:
-    """What a state is multiplied with over such sums of steps, [S, N, C]."""
+    """Return the factors of a state over sums of steps, [S, N, C]."""
     decay_SNC, vectors = empty_vectors(len(transition_SC), *log2_rate_NC.shape, device=transition_SC.device)
     torch.mul(transition_SC.unsqueeze(1), log2_rate_NC, out=decay_SNC)
     exp2_(vectors)
@@ -100,9 +100,9 @@ def decay(transition_SC: torch.Tensor, log2_rate_NC: torch.Tensor) -> torch.Tens
 def decode_step(
     taken_BC: torch.Tensor, b_BN: torch.Tensor, c_BN: torch.Tensor, decay_BNC: torch.Tensor, state_BNC: torch.Tensor
 ) -> torch.Tensor:
-    """One token of each of B sequences: what it reads, [B, C]; the states (strided by sequence) change in place.
+    """Process one token of each of B sequences: return what it reads, [B, C]; update states in place.
 
-    `decay_BNC` is used up: the new states are made there, contiguous, as a batch of products takes them.
+    `decay_BNC` is overwritten: it receives the new states, contiguous, as a batched product takes them.
     """
     h_BNC = decay_BNC.mul_(state_BNC).addcmul_(taken_BC.unsqueeze(1), b_BN.unsqueeze(-1))
     state_BNC.copy_(h_BNC)
@@ -114,7 +114,7 @@ def _twice(c_XN: torch.Tensor) -> torch.Tensor:
 
 
 def _stretch(state_size: int) -> int:
-    """Tokens of a stretch: a power of two."""
+    """Return the tokens of a stretch, a power of two."""
     length = CHUNK
     while length > 1 and length * state_size > STRETCH:
         length //= 2

@@ -39,7 +39,7 @@ class SelectiveStateSpace(RecurrentMixer[Chunks]):
         self.read_shape = (CHUNK, shape.inner)
 
     def project(self, x_ND: torch.Tensor, batch: StepBatch) -> Rows:
-        """Gates are ones: they tell rows of tokens from those that fill a chunk up, whose step must be zero."""
+        """Compute projections; gates are 1 for tokens and 0 for padding, whose step must be zero."""
         mixed_NC, z_NC = self.in_proj(x_ND, batch.n_prefill).chunk(2, -1)
         ones_N1 = torch.ones(len(x_ND), 1, device=x_ND.device)
         return Rows(mixed_NC, ones_N1, z_NC, torch.empty_like(z_NC, memory_format=torch.contiguous_format))
@@ -55,7 +55,7 @@ class SelectiveStateSpace(RecurrentMixer[Chunks]):
         transition_into(prepared, at, transition_SX)
 
     def identity(self) -> torch.Tensor:
-        """Sums of steps, [C]: a state is multiplied with e^(A sum)."""
+        """Return the identity as a sum of no steps, [C]: a state is multiplied by e^(A sum)."""
         return torch.zeros(self.shape.inner)
 
     def carried(self, transition_X: torch.Tensor, state_X: torch.Tensor) -> torch.Tensor:
@@ -74,7 +74,7 @@ class SelectiveStateSpace(RecurrentMixer[Chunks]):
         return read_X
 
     def _steps(self, mixed_XC: torch.Tensor, prefill: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Steps [X, C], and B and C [X, E], float32, as the convolved channels have them."""
+        """Compute steps [X, C], and B and C [X, E], in float32, from the convolved channels."""
         s = self.shape
         leading = mixed_XC.shape[:-1]
         mixed_NC = mixed_XC.flatten(0, -2).to(self.x_proj.dtype)
@@ -90,7 +90,7 @@ class SelectiveStateSpace(RecurrentMixer[Chunks]):
 
 
 def _norms(shape: Mamba, weights: Weights) -> tuple[RMSNorm | None, ...]:
-    """Of the step's channels, B and C."""
+    """Build the norms of the step's channels, B and C, or three times None."""
     if not shape.normed:
         return (None,) * 3
     norms = []

@@ -1,4 +1,4 @@
-"""The selective scan, token by token: to read, and to hold the fast one to.
+"""The selective scan, token by token: the plain form that tests compare `fast.py` with.
 
 T tokens, N states a channel, C channels.
 """
@@ -16,7 +16,7 @@ def selective_scan(
     c_TN: torch.Tensor,
     state_NC: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Outputs [T, C] without the skip, and the state after the last token, in the dtype of its arguments.
+    """Return outputs [T, C] without the skip, and the state after the last token, in the dtype of the arguments.
 
     Mamba (Gu and Dao, 2023), equations 2 and 4, with A (`rate_NC`, negative) diagonal in each channel, its decay
     discretised exactly and B to first order, as the authors' code does: a channel's states forget over a step `dt`,

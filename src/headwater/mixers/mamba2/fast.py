@@ -6,12 +6,12 @@ running sum of dt·a and D[i, j] = e^(G_i − G_j) dt_j on and below the diagona
     Y  = e^G C S + (C Bᵀ ∘ D) X + d X
     S' = e^(G_64) S + (e^(G_64 − G) dt X)ᵀ B        (S as [N, P]: its transpose)
 
-What does not need S is done for several chunks at once; the rest is two batched products a chunk. No exponent is above
-0, so no decay overflows. A chunk is padded with dt = 0, which leaves S as it is.
+Work that does not need S is done for several chunks at once; the rest is two batched products a chunk. No exponent is
+above 0, so no decay overflows. A chunk is padded with dt = 0, which leaves S as it is.
 
 The exponents are differences of sums, small ones of large sums where tokens forget much. So a sum is kept in two parts:
-multiples of 2^-GRID_BITS, whose differences are exact in float32, and what is left. A token that forgets more than
-2^-FORGOTTEN counts as one that forgets that much: either is 0 in float32.
+multiples of 2^-GRID_BITS, whose differences are exact in float32, and what is left. A decay below
+2^-FORGOTTEN counts as 2^-FORGOTTEN: either is 0 in float32.
 
 n chunks (of any sequences), t = 64 tokens, H heads, G groups of heads that share B and C, P channels a head, N state
 width, B sequences; M = n·H: chunks and heads as one batch. All float32.
@@ -35,7 +35,7 @@ GRID_BITS = 24 - math.ceil(math.log2(CHUNK * FORGOTTEN))  # of a fraction, so th
 
 @dataclass(frozen=True)
 class Inputs:
-    """What n chunks' tokens bring, B and C once for each group of heads."""
+    """Inputs of n chunks' tokens, with B and C once for each group of heads."""
 
     x_ntHP: torch.Tensor
     dt_ntH: torch.Tensor
@@ -45,7 +45,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Chunks:
-    """What chunks contribute, whatever the state before them."""
+    """The contributions of chunks that do not depend on the state before them."""
 
     read_MtN: torch.Tensor  # C of each head
     from_start_Mt1: torch.Tensor  # e^G
@@ -57,13 +57,13 @@ class Chunks:
 
 @cache
 def _bound_above_diagonal(device: torch.device) -> torch.Tensor:
-    """Upper bounds of the exponents: −∞ above the diagonal, where they could overflow, and none elsewhere."""
+    """Return upper bounds of the exponents: −∞ above the diagonal, where they could overflow, else +∞."""
     above_tt = torch.ones(CHUNK, CHUNK, device=device).triu(1).bool()
     return torch.full((CHUNK, CHUNK), float("inf"), device=device).masked_fill(above_tt, float("-inf"))
 
 
 def prepare(given: Inputs, a_H: torch.Tensor, skip_H: torch.Tensor) -> Chunks:
-    """All the work on n chunks that needs no state. `a_H` are the decay rates, below 0."""
+    """Do all work on n chunks that needs no state. `a_H` are the decay rates, below 0."""
     n, _, n_heads, _ = given.x_ntHP.shape
     grouped = (n, given.b_ntGN.shape[2], -1)
     dt_nHt = given.dt_ntH.transpose(1, 2)
@@ -92,7 +92,7 @@ def prepare(given: Inputs, a_H: torch.Tensor, skip_H: torch.Tensor) -> Chunks:
 
 
 def _weights(sum_nHt: torch.Tensor, dt_nHt: torch.Tensor) -> torch.Tensor:
-    """D, from running sums of binary digits in float64: [n, H, t, t]."""
+    """Return D, from running sums of binary digits in float64: [n, H, t, t]."""
     coarse_nHt = (sum_nHt * 2**GRID_BITS).round_().mul_(2**-GRID_BITS)
     fine_nHt, coarse_nHt = (sum_nHt - coarse_nHt).float(), coarse_nHt.float()
     weight_nHtt: torch.Tensor = coarse_nHt.unsqueeze(-1) - coarse_nHt.unsqueeze(-2)
@@ -103,7 +103,7 @@ def _weights(sum_nHt: torch.Tensor, dt_nHt: torch.Tensor) -> torch.Tensor:
 
 
 def _power(digits_nHt: torch.Tensor) -> torch.Tensor:
-    """2^x in new memory."""
+    """Return 2^x in new memory."""
     out_nHt, vectors = empty_vectors(*digits_nHt.shape, device=digits_nHt.device)
     out_nHt.copy_(digits_nHt)
     exp2_(vectors)
@@ -111,13 +111,13 @@ def _power(digits_nHt: torch.Tensor) -> torch.Tensor:
 
 
 def _of_heads(of_groups_nGtN: torch.Tensor, n_heads: int) -> torch.Tensor:
-    """B or C once for each head, [n·H, t, N]: no copy where one chunk of one group is all there is."""
+    """Repeat B or C for each head, [n·H, t, N]; one chunk of one group is not copied."""
     n, n_groups, *rest = of_groups_nGtN.shape
     return of_groups_nGtN.unsqueeze(2).expand(n, n_groups, n_heads // n_groups, *rest).reshape(-1, *rest)
 
 
 def advance_into(chunks: Chunks, at: slice, state_MNP: torch.Tensor, out_MtP: torch.Tensor) -> None:
-    """One chunk of each of several sequences: their states are moved on in place, their outputs go to `out_MtP`.
+    """Advance several sequences by one chunk each: update their states in place, write their outputs to `out_MtP`.
 
     `at` are the chunks' rows in `chunks` (a run of M = sequences × heads).
     """
@@ -132,7 +132,7 @@ def transition_into(chunks: Chunks, at: slice, transition_M: torch.Tensor) -> No
 
 
 def decode_step(given: Inputs, a_H: torch.Tensor, skip_H: torch.Tensor, state_BHNP: torch.Tensor) -> torch.Tensor:
-    """One token (t = 1) of each of B sequences: outputs [B, H, P]; states (strided by sequence) move on in place.
+    """Process one token (t = 1) of each of B sequences: return outputs [B, H, P]; update states in place.
 
     C is read from the decayed state as two rows of one product (a single row is another kernel, whose bits depend on
     the batch); then S' = e^(dt a) S + (dt x) Bᵀ gives y = C S' = e^(dt a) C S + (C·B) dt x.

@@ -16,7 +16,7 @@ from headwater.mixers.mamba2.fast import Chunks, Inputs, advance_into, decode_st
 from headwater.mixers.recurrent import RecurrentMixer, Rows
 from headwater.mixers.weights import Weights
 
-HEADS_A_BLOCK = 48  # chunks × heads whose intermediates stay in cache
+HEADS_A_BLOCK = 48  # chunks × heads whose intermediates fit in cache
 
 
 class StateSpaceDual(RecurrentMixer[Chunks]):
@@ -34,7 +34,7 @@ class StateSpaceDual(RecurrentMixer[Chunks]):
         self.read_shape = (shape.heads, CHUNK, shape.head_dim)
 
     def project(self, x_ND: torch.Tensor, batch: StepBatch) -> Rows:
-        """Gates are the steps dt, [N, H]."""
+        """Compute projections; gates [N, H] are the steps dt."""
         s = self.shape
         projected_NE = self.in_proj(x_ND, batch.n_prefill)
         z_NI, mixed_NC, dt_NH = projected_NE.split((s.inner, s.channels, s.heads), -1)
@@ -51,7 +51,7 @@ class StateSpaceDual(RecurrentMixer[Chunks]):
         transition_into(prepared, self._by_head(at), transition_SX.view(-1))
 
     def identity(self) -> torch.Tensor:
-        """A factor for each head: [H]."""
+        """Return the identity as a factor for each head: [H]."""
         return torch.ones(self.shape.heads)
 
     def carried(self, transition_X: torch.Tensor, state_X: torch.Tensor) -> torch.Tensor:
@@ -62,7 +62,7 @@ class StateSpaceDual(RecurrentMixer[Chunks]):
         return decode_step(given, self.rate_H, self.skip_H, state_BX)
 
     def finish_into(self, rows: Rows, at: slice, read_nX: torch.Tensor) -> None:
-        """The output's gate, and the norm of each group before or after it."""
+        """Apply the output's gate, and the norm of each group before or after it."""
         assert rows.z_NX is not None
         s, z_nI = self.shape, rows.z_NX[at].float()
         gate_nI = silu(z_nI if s.scales[0] == 1.0 else z_nI * s.scales[0])
@@ -73,7 +73,7 @@ class StateSpaceDual(RecurrentMixer[Chunks]):
         rows.out_NX[at] = self._norm_(gate_nI) if s.normed else gate_nI
 
     def _norm_(self, y_nI: torch.Tensor) -> torch.Tensor:
-        """Each group's channels apart, in place."""
+        """Norm the channels of each group, in place."""
         y_nGX = y_nI.unflatten(-1, (self.shape.groups, -1))
         y_nGX.mul_(inverse_rms(y_nGX, self.shape.norm_eps))
         assert self.norm_I is not None
@@ -83,7 +83,7 @@ class StateSpaceDual(RecurrentMixer[Chunks]):
         return slice(at.start * self.shape.heads, at.stop * self.shape.heads)
 
     def _inputs(self, mixed_ntC: torch.Tensor, dt_ntH: torch.Tensor) -> Inputs:
-        """Channels as x, B and C."""
+        """Split channels into x, B and C."""
         s = self.shape
         x_ntI, b_ntX, c_ntX = mixed_ntC.split((s.inner, s.groups * s.state, s.groups * s.state), -1)
         b_ntGN, c_ntGN = (t.unflatten(-1, (s.groups, s.state)) for t in (b_ntX, c_ntX))
@@ -91,7 +91,7 @@ class StateSpaceDual(RecurrentMixer[Chunks]):
 
 
 def scaled_convolution(shape: Mamba2, weights: Weights) -> ShortConvolution:
-    """The convolution of x, B and C, whose scales are one with its taps."""
+    """Build the convolution of x, B and C, with their scales multiplied into the taps."""
     widths = torch.tensor((shape.inner, shape.groups * shape.state, shape.groups * shape.state))
     scale_C11 = torch.tensor(shape.scales[1:4]).repeat_interleave(widths)[:, None, None].to(weights.device)
     bias_C = weights.optional("conv1d.bias")

@@ -1,4 +1,4 @@
-"""Mamba-2's recurrence, token by token: to read, and to hold the fast one to.
+"""Mamba-2's recurrence, token by token: the plain form that tests compare `fast.py` with.
 
 T tokens, H heads, P channels a head, G groups of heads, N state width.
 """
@@ -17,7 +17,7 @@ def state_space(
     skip_H: torch.Tensor,
     state_HNP: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Outputs [T, H, P] and the state after the last token, in the dtype of its arguments (float64 is fine).
+    """Return outputs [T, H, P] and the state after the last token, in the dtype of the arguments (float64 works).
 
     Transformers are SSMs (Dao and Gu, 2024), equation 2 with A scalar: the state decays by e^(dt a), a < 0, takes up
     dt x along B, and is read along C; what D lets through is added.

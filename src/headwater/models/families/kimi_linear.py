@@ -100,7 +100,7 @@ def _read_latent(keys: ConfigKeys) -> LatentAttention:
 
 
 def read_feed_forwards(keys: ConfigKeys, n_layers: int) -> tuple[str, ...]:
-    """All but the first few have experts, if not said otherwise."""
+    """Read the kind of each feed-forward; by default all but the first few have experts."""
     keys.require("moe_layer_freq", 1, default=1)
     dense = keys.integer("first_k_dense_replace", 1)
     regular = [DENSE if i < dense else SPARSE for i in range(n_layers)]

@@ -93,7 +93,7 @@ def _read_mamba(keys: ConfigKeys) -> Mamba2:
 
 
 def _read_attention(keys: ConfigKeys) -> GroupedAttention:
-    """Without positions: what is before what, the Mamba layers know."""
+    """Read attention without positions: the Mamba layers provide the order of tokens."""
     keys.require("attention_bias", False, default=False)
     heads, kv_heads, _ = read_heads(keys)
     head_dim = keys.positive("head_dim", keys.positive("attention_head_dim", 128))

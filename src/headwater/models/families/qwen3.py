@@ -42,12 +42,12 @@ def read_qwen3(keys: ConfigKeys) -> Architecture:
 
 
 def _read_window(keys: ConfigKeys) -> int:
-    """Tokens, or 0: a window's size counts only where windows are asked for."""
+    """Read the window's tokens, or 0: its size counts only if windows are enabled."""
     return keys.positive("sliding_window") if keys.flag("use_sliding_window", False) else 0
 
 
 def _read_types(keys: ConfigKeys, n_layers: int, window: int) -> tuple[str, ...]:
-    """With experts all layers have the window, else those from `max_window_layers` on, if nothing else is said."""
+    """Read layer types; by default layers from `max_window_layers` on have the window, with experts all layers."""
     first = 0 if keys.text("model_type") == MOE else keys.integer("max_window_layers", 28)
     types = read_types(keys, (FULL, SLIDING), [SLIDING if window and i >= first else FULL for i in range(n_layers)])
     if SLIDING in types and not window:

@@ -1,4 +1,4 @@
-"""Reading of keys that several families share."""
+"""Readers of config keys that several families share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def read_count(keys: ConfigKeys, key: str = "num_hidden_layers") -> int:
 def read_types(
     keys: ConfigKeys, known: tuple[str, ...], default: list[str], key: str = "layer_types"
 ) -> tuple[str, ...]:
-    """One of the `known` names for each layer; `default` says how many there are, and what they are if unsaid."""
+    """Read one of the `known` names for each layer; `default` has one for each, used if the key is missing."""
     names = keys.listed(key, default)
     if len(names) != len(default):
         raise CheckpointError(f"config.json: key {key!r} has {len(names)} entries for {len(default)} layers")
@@ -35,7 +35,7 @@ def read_types(
 
 
 def read_rotary(keys: ConfigKeys, head_dim: int, share: float = 1.0, theta: float = 10_000.0) -> Rotary:
-    """Rotation of `partial_rotary_factor` (by default `share`) of a head's channels."""
+    """Read the rotation of `partial_rotary_factor` (by default `share`) of a head's channels."""
     keys.require("rope_type", "default", default="default")
     keys.require("rope_scaling", None, default=None)
     dim = int(head_dim * keys.number("partial_rotary_factor", share))
@@ -45,12 +45,12 @@ def read_rotary(keys: ConfigKeys, head_dim: int, share: float = 1.0, theta: floa
 
 
 def said(keys: ConfigKeys, *names: str) -> str:
-    """The first of these keys that there is, if any: some are called differently by who wrote the file."""
+    """Return the first of these keys that the config has, else the first: writers name some keys differently."""
     return next((name for name in names if keys.optional(name) is not None), names[0])
 
 
 def read_numbers(keys: ConfigKeys, key: str, default: tuple[float, ...]) -> tuple[float, ...]:
-    """As many numbers as the default has; infinite ones, too, plain or as transformers writes them."""
+    """Read as many numbers as the default has; infinities may be plain or in transformers' notation."""
     found = [_plain(value) for value in keys.listed(key, list(default))]
     if len(found) != len(default) or any(isinstance(x, bool) or not isinstance(x, (int, float)) for x in found):
         raise CheckpointError(f"config.json: key {key!r} is {found!r}, must be {len(default)} numbers")
@@ -66,13 +66,13 @@ def read_step_limits(keys: ConfigKeys, key: str = "time_step_limit") -> tuple[fl
 
 
 def _plain(value: Any) -> Any:
-    """The number in {"__float__": "Infinity"}."""
+    """Return the number in {"__float__": "Infinity"}."""
     tagged = value.get("__float__") if isinstance(value, dict) else None
     return float(tagged) if tagged in ("Infinity", "-Infinity", "NaN") else value
 
 
 def block(i: int, norm: str, layer: Layer, at: str, **names: str) -> Block:
-    """`x += layer(norm(x))` of a model's i-th layer, by the usual names: `layers.i.norm`, `layers.i.at`.
+    """Build `x += layer(norm(x))` of a model's i-th layer, by the usual names: `layers.i.norm`, `layers.i.at`.
 
     `names` are (ours=theirs) parts of tensors' names that this family calls otherwise.
     """

@@ -57,7 +57,7 @@ def read_ring(keys: ConfigKeys) -> Architecture:
 
 
 def _is_full(i: int, n_layers: int, group: int) -> bool:
-    """The last layer of each group, and all of what does not make a whole group."""
+    """Return True for the last layer of each group, and for all layers after the last whole group."""
     return (i + 1) % group == 0 or i >= n_layers // group * group
 
 

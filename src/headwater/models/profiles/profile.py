@@ -1,4 +1,4 @@
-"""A model as the lab knows it: layers and their counts, and what follows from them in bytes and FLOPs."""
+"""The lab's profile of a model: layers and their counts, and their costs in bytes and FLOPs."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ PROFILES: dict[str, Profile] = {profile.name: profile for family in FAMILIES for
 
 
 def load_profile(name: str, dtype: str = "auto") -> Profile:
-    """A profile by its name, or that of a checkpoint's folder.
+    """Return a profile by its name, or the profile of a checkpoint's folder.
 
     `dtype` is of a folder's model; "auto" is the one that its weights are kept in. Raises ConfigError for a name that
     is neither, CheckpointError where a folder's config.json cannot be read.
