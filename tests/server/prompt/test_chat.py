@@ -126,6 +126,12 @@ def test_a_tools_result_that_the_template_gives_to_the_user_is_not_the_last_quer
     assert prompt.boundaries.query_end == len(prompt.prompt) - 1  # nothing is stripped: the next turn keeps it all
 
 
+def test_an_assistants_greeting_before_the_first_user_belongs_to_the_system_part():
+    greeting = "<|im_start|>assistant\nWelcome.<|im_end|>\n"
+    prompt = prepare(templates.DEFAULT_SYSTEM, [SYSTEM, assistant("Welcome."), user("one?")])
+    assert text_before(prompt, prompt.boundaries.system_end).endswith(greeting + "<|im_start|>user\n")
+
+
 def test_a_conversation_without_a_user_has_no_query():
     prompt = prepare(templates.DEFAULT_SYSTEM, [SYSTEM])
     assert prompt.boundaries.system_end is None

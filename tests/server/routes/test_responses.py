@@ -106,6 +106,11 @@ def test_a_turn_with_a_call_and_its_output_reaches_the_template(client, engine):
     assert "<tool_response>\n42" in prompt
 
 
+def test_a_developers_item_is_a_system_message():
+    items = [{"role": role, "content": "x"} for role in ("developer", "system", "user")]
+    assert [message["role"] for message in messages_of(items)] == ["system", "system", "user"]
+
+
 def test_an_assistants_items_that_follow_each_other_are_one_message():
     said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Wait."}]}
     calls = [{"type": "function_call", "call_id": c, "name": "f", "arguments": "{}"} for c in "ab"]
