@@ -13,7 +13,7 @@ $(BIN)/python:
 	$(BIN)/pip install --quiet $(TORCH)
 
 $(VENV)/.demo: pyproject.toml | $(BIN)/python
-	$(BIN)/pip install --quiet -e '.[demo]'
+	$(BIN)/pip install --quiet -e '.[demo,eval]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
