@@ -48,6 +48,23 @@ def test_the_paths_and_links_of_a_page_exist(page: Path) -> None:
     assert missing == set()
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_paths_from_the_top_and_modules_exist_in_examples_too(page: Path) -> None:
+    """Paths that begin with a folder of the repository, and `python -m benchmarks.x`, wherever a page has them."""
+    text = page.read_text(encoding="utf-8")
+    folders = "benchmarks|examples|papers|src/headwater|stress|tests|training"
+    named = set(re.findall(rf"(?<![\w/.-])((?:{folders})/[\w./*-]*[\w/])", text))
+    modules = set(re.findall(r"python3? -m ((?:benchmarks|papers|stress|training)[\w.]*\w)", text))
+    files = {module: module.replace(".", "/") for module in modules}
+    missing = {path for path in named if not list(ROOT.glob(path))}
+    missing |= {
+        module
+        for module, path in files.items()
+        if not ((ROOT / path).is_dir() or (ROOT / path).with_suffix(".py").exists())
+    }
+    assert missing == set()
+
+
 def test_paths_in_examples_are_left_out() -> None:
     assert paths("`cache/index.py` `lab/` `tests/a.py::test_b`\n```\n`no/such.py`\n```\n`4/5` `a/b`") == {
         "cache/index.py",
