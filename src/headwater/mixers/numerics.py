@@ -1,7 +1,7 @@
-"""How products are computed, so that a row's bits do not depend on how many rows there are.
+"""Numerics of products, chosen so that a row's bits do not depend on how many rows there are.
 
-Chosen once, at start, by the self-check (`engine/selfcheck.py`); weights are then packed for it. What was measured
-stands in docs/decisions and in design.md, "Exactness".
+The self-check chooses them once, at start-up (`engine/selfcheck.py`); weights are then packed for them. Decision 001
+has the measurements.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _current = Numerics()
 
 
 def current() -> Numerics:
-    """What weights made from now on are made for."""
+    """Return the numerics for which weights are packed from now on."""
     return _current
 
 

@@ -138,7 +138,7 @@ class GatedDeltaNetKernels:
     def prefill(
         self, mixed_PC: torch.Tensor, gates_P2H: torch.Tensor, state_RHKV: torch.Tensor, ragged: Ragged
     ) -> torch.Tensor:
-        """What all slices' rows read, [P, H, V]; slots and rows of saves are written."""
+        """Return the outputs of all slices' rows, [P, H, V]; write their slots and the rows of saves."""
         s = self.shape
         q_PGK, k_PGK, v_PX = self._split(mixed_PC)
         g_PH, beta_PH = (gates_P2H[:, i].contiguous() for i in (0, 1))

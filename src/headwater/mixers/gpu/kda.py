@@ -87,7 +87,7 @@ class KimiDeltaAttentionKernels:
     def prefill(
         self, mixed_PC: torch.Tensor, gates_PX: torch.Tensor, state_RHKV: torch.Tensor, ragged: Ragged
     ) -> torch.Tensor:
-        """What all slices' rows read, [P, H, V]; slots and rows of saves are written."""
+        """Return the outputs of all slices' rows, [P, H, V]; write their slots and the rows of saves."""
         s = self.shape
         row_nt = ragged.rows_of_chunks
         inside_nt1 = (row_nt >= 0).unsqueeze(-1)

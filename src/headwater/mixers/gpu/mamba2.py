@@ -95,7 +95,7 @@ class StateSpaceDualKernels:
     def prefill(
         self, mixed_YC: torch.Tensor, dt_YH: torch.Tensor, state_RHNP: torch.Tensor, ragged: Ragged
     ) -> torch.Tensor:
-        """What all slices' rows read, [Y, H, P]; slots and rows of saves are written."""
+        """Return the outputs of all slices' rows, [Y, H, P]; write their slots and the rows of saves."""
         s = self.shape
         mixed_YC, out_YHP = mixed_YC.contiguous(), self._out(mixed_YC)
         _advance[len(ragged.first_S), s.heads, triton.cdiv(s.head_dim, CHANNELS)](
