@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from headwater.cache.audit import check_index
 from headwater.cache.eviction.lru import Lru
 from headwater.cache.index import Index
 from headwater.cache.node import EvictionLog, Node
@@ -32,7 +33,7 @@ def add(index: Index, root: Node, key: bytes, stops: tuple[int, ...] = ()) -> li
             index.save(node, (), 1)
     if joint is not None:
         index.tidy(joint)
-    index.check()
+    check_index(index)
     return nodes
 
 
@@ -67,7 +68,7 @@ def test_dropping_a_checkpoint_merges_what_it_held_apart() -> None:
     index, root = make()
     inner, leaf = add(index, root, b"abcdef", (3,))
     index.drop(inner)
-    index.check()
+    check_index(index)
     assert list(index) == [leaf]
     assert (leaf.edge, tuple(leaf.pages), leaf.lost) == (b"abcdef", (0, 1, 2, 3, 4, 5), (3,))
 
@@ -101,7 +102,7 @@ def test_a_leaf_is_trimmed_page_by_page() -> None:
     assert index.walk(root, b"abcdef", 6)[1] == 4
     assert tuple(index.trim(leaf, 4)) == (0, 1, 2, 3)
     assert index.nodes == index.kv_pages == 0
-    index.check()
+    check_index(index)
 
 
 def test_an_empty_root_is_removed() -> None:
@@ -110,7 +111,7 @@ def test_an_empty_root_is_removed() -> None:
     index.drop(leaf)
     index.trim(leaf, 3)
     assert not index.roots
-    index.check()
+    check_index(index)
 
 
 def test_check_finds_a_broken_edge_a_wrong_count_and_a_node_that_should_be_merged() -> None:
@@ -119,14 +120,14 @@ def test_check_finds_a_broken_edge_a_wrong_count_and_a_node_that_should_be_merge
     inner.checkpoint = None
     index.checkpoints -= 1
     with pytest.raises(AssertionError, match="should have been merged"):
-        index.check()
+        check_index(index)
     inner.checkpoint = ()
     with pytest.raises(AssertionError, match="2 checkpoints, 1 counted"):
-        index.check()
+        check_index(index)
     index.checkpoints += 1
     leaf.end += 1
     with pytest.raises(AssertionError, match="does not end 3 below"):
-        index.check()
+        check_index(index)
 
 
 def test_the_oldest_losses_are_forgotten() -> None:
@@ -213,7 +214,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_page_is_where_its_prefix_is(self) -> None:
-        self.index.check()
+        check_index(self.index)
         held = {}
         for node in self.index:
             name = self.name(node)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import zstandard
 
+from headwater.cache.audit import check_index
 from tests.reference.marconi_simulator import CHECKPOINT_BYTES, KV_BYTES, Served, Simulator, Tuned, flops
 
 PUBLISHED = Path(__file__).parents[2] / "../shared/peers/marconi"
@@ -47,7 +48,7 @@ def test_every_published_result_comes_out(name: str) -> None:
     published = json.loads((PUBLISHED / f"results/{name}.json").read_text())
     simulated = simulator(policy, published)
     served = [simulated.serve(*request) for request in requests(trace)]
-    simulated.index.check()
+    check_index(simulated.index)
     assert [request.hit for request in served] == published["hits"]
     assert sum(flops(request.hit) for request in served) == published["flops_saved"]
     if "evictions" in published:

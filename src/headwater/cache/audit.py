@@ -15,7 +15,7 @@ def audit(
     index: Index, pool: Pool, segments: SegmentStore, leases: list[Lease], plans: list[tuple[Lease, OpenPlan]]
 ) -> None:
     """Raise AssertionError at the first thing that does not hold."""
-    index.check()
+    check_index(index)
     segments.check()
     nodes: list[Node] = list(index)
     kv, states = _owned_pages(nodes, leases, [opened for _, opened in plans])
@@ -65,3 +65,44 @@ def _check_table(index: Index, lease: Lease) -> None:
         node = node.parent
     for at, page in enumerate(lease.table):
         assert page in own or path.get(at) == page, f"page {page} at {at} of a table is neither its own nor pinned"
+
+
+def check_index(index: Index) -> None:
+    """Raise AssertionError unless edges, depths, pages and counters agree, and no node is superfluous."""
+    nodes = kv_pages = checkpoints = dead_pages = 0
+    for namespace, root in index.roots.items():
+        assert root.namespace == namespace, f"root of {namespace!r} is named {root.namespace!r}"
+        assert root.children or root.pins, f"the root of {namespace!r} is empty"
+        assert root.checkpoint is None, f"{root} has a checkpoint"
+        assert root.parent is None, f"{root} has a parent"
+        assert root.end == 0, f"{root} is a root"
+    for node in index:
+        _check_node(index, node)
+        nodes += 1
+        kv_pages += len(node.pages)
+        checkpoints += node.checkpoint is not None
+        dead_pages += 0 if node.live else len(node.pages)
+    assert nodes == index.nodes, f"{nodes} nodes, {index.nodes} counted"
+    assert kv_pages == index.kv_pages, f"{kv_pages} KV pages, {index.kv_pages} counted"
+    assert checkpoints == index.checkpoints, f"{checkpoints} checkpoints, {index.checkpoints} counted"
+    assert dead_pages == index.dead_pages, f"{dead_pages} dead KV pages, {index.dead_pages} counted"
+
+
+def _check_node(index: Index, node: Node) -> None:
+    parent = node.parent
+    assert parent is not None, f"{node} has no parent"
+    assert node.unit == node.edge[: index.unit_bytes], f"{node} is filed under another unit than its first"
+    assert parent.children.get(node.unit) is node, f"{node} is not its parent's child"
+    assert node.heir in (node.children.values() or (None,)), f"the heir of {node} is {node.heir}, no child"
+    units, rest = divmod(len(node.edge), index.unit_bytes)
+    assert units > 0, f"{node} has an edge of {len(node.edge)} bytes"
+    assert rest == 0, f"{node} has an edge of {len(node.edge)} bytes"
+    assert node.end == parent.end + units, f"{node} does not end {units} below {parent}"
+    assert len(node.pages) == units * index.unit_pages, f"{node}: {len(node.pages)} pages for {units} units"
+    assert 0 <= node.holds <= node.pins, f"{node}: {node.holds} holds, {node.pins} pins"
+    assert all(parent.end < at <= node.end for at in node.lost), f"{node} remembers {node.lost}"
+    bare = node.checkpoint is None and not node.pins
+    assert not (bare and len(node.children) == 1), f"{node} should have been merged"
+    assert not (bare and not node.children and not node.pages), f"{node} keeps nothing"
+    live = (node.checkpoint is not None) + sum(child.live > 0 for child in node.children.values())
+    assert node.live == live, f"{node} is kept alive {node.live} times, not {live}"

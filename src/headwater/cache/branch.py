@@ -38,10 +38,11 @@ class Branches:
         return tuple(node.end * unit for node in kept)
 
     def make_room_below(self, kv: int, states: int, branch: Place, resume: Place) -> bool:
-        """Evict what ranks below what is cached of `branch` beyond its place, until so many pages are free.
+        """Evict what ranks below the content of `branch` beyond its place, until `kv` and `states` pages are free.
 
-        False: it would be that branch's own turn. Nothing of it is gone then but guesses before its last checkpoint,
-        nor what a leg needs that starts at `resume`. Nothing at all goes where all else together would be too little.
+        False: the branch itself would be evicted next. It is complete then, except for speculative checkpoints before
+        its last one, and so is the prefix of a leg that starts at `resume`. If all else together would be too little,
+        nothing is evicted.
         """
         if self.pool.shortage(kv, states) is None:
             return True

@@ -23,7 +23,7 @@ class Evictable:
     leases: Mapping[int, Lease]
 
     def surely(self, survey: Survey) -> tuple[int, int]:
-        """At most what `beside` says, and found sooner: as if no two leases had a page in common."""
+        """Return a fast lower bound of `beside`: as if no two leases had a page in common."""
         named = survey.end
         for lease in self.leases.values():
             end = lease.deep or lease.node

@@ -1,8 +1,8 @@
 """A compressed radix tree over units of fixed byte width; KV pages and checkpoints sit on its nodes.
 
 Edges are `bytes`, compared whole with memcmp; children are found by an edge's first unit; every split, match and
-checkpoint stands at a unit boundary. Nothing is hashed in place of being compared. A pin sits on the node where
-somebody's path ends: KV is given up from the leaves to the root, so it covers all above without being counted there.
+checkpoint is at a unit boundary. Content is compared, never replaced by a hash. A pin is on the node where a request's
+path ends: KV is evicted from the leaves to the root, so the pin protects all nodes above without being counted there.
 Lengths and positions in this file are in units.
 """
 
@@ -101,7 +101,7 @@ class Index:
         return climb
 
     def __iter__(self) -> Iterator[Node]:
-        """All nodes but the roots, parents first."""
+        """Yield all nodes but the roots, parents first."""
         stack: list[Node] = [child for root in self.roots.values() for child in root.children.values()]
         while stack:
             node = stack.pop()
@@ -117,14 +117,14 @@ class Index:
     # ---- growing
 
     def root(self, namespace: str) -> Root:
-        """The root of `namespace`; made if there is none."""
+        """Return the root of `namespace`; it is created if there is none."""
         root = self.roots.get(namespace)
         if root is None:
             root = self.roots[namespace] = Root(namespace, self._next_serial())
         return root
 
     def boundary(self, node: Node, end: int) -> Node:
-        """The node on the path to `node` that ends at `end`; one is split if need be."""
+        """Return the node on the path to `node` that ends at `end`, after a split if necessary."""
         while node.parent is not None and node.parent.end >= end:
             node = node.parent
         return node if node.end == end else self.split(node, end)
@@ -172,7 +172,7 @@ class Index:
         return ends, joint
 
     def add(self, parent: Node, key: bytes, end: int, pages: array[int]) -> Node:
-        """Hang the rest of `key` up to `end` below `parent`, none of whose children begins like it."""
+        """Add the rest of `key` up to `end` as a child of `parent`; no child begins with its first unit."""
         self.version += 1
         node = Node(parent, key[parent.end * self.unit_bytes : end * self.unit_bytes], pages, end, self._next_serial())
         parent.adopt(node.edge[: self.unit_bytes], node)
@@ -215,7 +215,7 @@ class Index:
         self._observer.changed(node)
 
     def _revive(self, node: Node) -> None:
-        """The first checkpoint at or below `node` came: KV is alive up to where it already was."""
+        """Count KV as alive after the first checkpoint at or below `node`, up to an ancestor that was alive before."""
         climb: Node | None = node
         while climb is not None:
             self.dead_pages -= len(climb.pages)
@@ -226,7 +226,7 @@ class Index:
                     return
 
     def _bury(self, node: Node) -> None:
-        """The last checkpoint at or below `node` went: KV is dead up to where another one keeps it alive."""
+        """Count KV as dead after the last checkpoint at or below `node` went, up to an ancestor with another one."""
         climb: Node | None = node
         while climb is not None:
             self.dead_pages += len(climb.pages)
@@ -245,20 +245,20 @@ class Index:
         self._observer.touched(node)
 
     def resume(self, node: Node, now: int) -> None:
-        """Work resumes at the node's checkpoint: it is as new, and nobody's guess any more."""
+        """Mark the checkpoint as confirmed and just used: a request resumed there."""
         node.checkpoint_time, node.speculative = now, False
         self._observer.changed(node)
         self._observer.touched(node)
 
     def confirm(self, node: Node, now: int) -> None:
-        """Somebody asks for a checkpoint that stands here: if it was a guess, it is as one that is taken now."""
+        """Mark the checkpoint as confirmed if it was speculative: a placement asks for one at this position."""
         if node.speculative:
             self.resume(node, now)
 
     # ---- pins
 
     def pin(self, node: Node, hold: bool = False) -> None:
-        """Somebody's path ends here: KV up to here stays; with `hold` the checkpoint, too."""
+        """Protect KV up to this node from eviction; with `hold` the checkpoint, too."""
         node.pins += 1
         node.holds += hold
         if (node.pins == 1 and not node.children) or (hold and node.holds == 1):
@@ -274,7 +274,7 @@ class Index:
             self.tidy(node)
 
     def hold(self, node: Node) -> None:
-        """A pin of this node needs the checkpoint from now on."""
+        """Protect the checkpoint of a pinned node."""
         node.holds += 1
         if node.holds == 1:
             self._observer.changed(node)
@@ -339,7 +339,7 @@ class Index:
         self.tidy(parent)
 
     def tidy(self, node: Node, evicted: bool = False) -> None:
-        """Merge or remove a node that has lost a pin, a checkpoint or a child, if nothing needs it any more."""
+        """Merge or remove a node that has lost a pin, a checkpoint or a child, if it is not needed any more."""
         if node.pins or node.checkpoint is not None or len(node.children) > 1:
             return
         if isinstance(node, Root):
@@ -354,7 +354,7 @@ class Index:
             self._remove(node)
 
     def _merge(self, upper: Node) -> None:
-        """Let the only child absorb `upper`. The child stays the same object: pins name it."""
+        """Merge `upper` into its only child, which stays the same object: leases name it."""
         self.version += 1
         (child,) = upper.children.values()
         parent = upper.parent
@@ -373,44 +373,3 @@ class Index:
     def _next_serial(self) -> int:
         self.serial += 1
         return self.serial
-
-    # ---- invariants
-
-    def check(self) -> None:
-        """Edges, depths, pages and counters agree, and no node is left that should have been merged or removed."""
-        nodes = kv_pages = checkpoints = dead_pages = 0
-        for namespace, root in self.roots.items():
-            assert root.namespace == namespace, f"root of {namespace!r} is named {root.namespace!r}"
-            assert root.children or root.pins, f"the root of {namespace!r} is empty"
-            assert root.checkpoint is None, f"{root} has a checkpoint"
-            assert root.parent is None, f"{root} has a parent"
-            assert root.end == 0, f"{root} is a root"
-        for node in self:
-            self._check_node(node)
-            nodes += 1
-            kv_pages += len(node.pages)
-            checkpoints += node.checkpoint is not None
-            dead_pages += 0 if node.live else len(node.pages)
-        assert nodes == self.nodes, f"{nodes} nodes, {self.nodes} counted"
-        assert kv_pages == self.kv_pages, f"{kv_pages} KV pages, {self.kv_pages} counted"
-        assert checkpoints == self.checkpoints, f"{checkpoints} checkpoints, {self.checkpoints} counted"
-        assert dead_pages == self.dead_pages, f"{dead_pages} dead KV pages, {self.dead_pages} counted"
-
-    def _check_node(self, node: Node) -> None:
-        parent = node.parent
-        assert parent is not None, f"{node} has no parent"
-        assert node.unit == node.edge[: self.unit_bytes], f"{node} is filed under another unit than its first"
-        assert parent.children.get(node.unit) is node, f"{node} is not its parent's child"
-        assert node.heir in (node.children.values() or (None,)), f"the heir of {node} is {node.heir}, no child"
-        units, rest = divmod(len(node.edge), self.unit_bytes)
-        assert units > 0, f"{node} has an edge of {len(node.edge)} bytes"
-        assert rest == 0, f"{node} has an edge of {len(node.edge)} bytes"
-        assert node.end == parent.end + units, f"{node} does not end {units} below {parent}"
-        assert len(node.pages) == units * self.unit_pages, f"{node}: {len(node.pages)} pages for {units} units"
-        assert 0 <= node.holds <= node.pins, f"{node}: {node.holds} holds, {node.pins} pins"
-        assert all(parent.end < at <= node.end for at in node.lost), f"{node} remembers {node.lost}"
-        bare = node.checkpoint is None and not node.pins
-        assert not (bare and len(node.children) == 1), f"{node} should have been merged"
-        assert not (bare and not node.children and not node.pages), f"{node} keeps nothing"
-        live = (node.checkpoint is not None) + sum(child.live > 0 for child in node.children.values())
-        assert node.live == live, f"{node} is kept alive {node.live} times, not {live}"

@@ -5,7 +5,9 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
+from headwater.cache.index import Index
 from headwater.cache.node import Node
+from headwater.cache.pool import Pool
 from headwater.plan import Draft, Save
 
 
@@ -44,3 +46,62 @@ class Lease:
     def private_pages(self) -> array[int]:
         """KV pages that nobody else may read."""
         return self.table[self.own_from :] + self.duplicates
+
+    # ---- changes; index and pool are the cache's
+
+    def hold(self, index: Index) -> None:
+        """Protect the checkpoint at the lease's node."""
+        if not self.held and self.node is not None:
+            index.hold(self.node)
+            self.held = True
+
+    def unhold(self, index: Index) -> None:
+        """Give up the protection of the checkpoint."""
+        if self.held and self.node is not None:
+            index.unhold(self.node)
+            self.held = False
+
+    def publish(self, opened: OpenPlan, unit: int, index: Index, pool: Pool, now: int) -> None:
+        """Add the leg's KV and checkpoints to the index; the lease ends there from now on. `unit`: tokens of a unit."""
+        old, draft = self.node, opened.draft
+        assert old is not None, "a lease that publishes has a node"
+        end = draft.publish // unit
+        positions = [save.position // unit for save in opened.saves]
+        stops = positions if positions and positions[-1] == end else [*positions, end]
+        base = self.deep if self.deep is not None and self.deep.end <= stops[0] else old
+        nodes, joint = index.grow(base, draft.key, stops, self.table)
+        new_from = end if joint is None else joint.end
+        self.duplicates.extend(self.table[self.own_from : new_from * index.unit_pages])
+        self.own_from = max(self.own_from, end * index.unit_pages)
+        index.touch(nodes[-1], old, now)
+        for save, node in zip(opened.saves, nodes, strict=False):
+            _keep(save, node, save.position not in draft.checkpoints, index, pool, now)
+        index.pin(nodes[-1], draft.hold_checkpoint)
+        index.unpin(old, self.held)
+        self.node, self.held = nodes[-1], draft.hold_checkpoint
+        if joint is not None and joint is not old:
+            index.tidy(joint)
+        if self.deep is not None and self.deep.end <= end:
+            deep, self.deep = self.deep, None
+            if deep is not opened.deep_before:
+                index.unpin(deep)
+
+    def replace(self, position: int, index: Index, pool: Pool) -> None:
+        """Drop the rolling checkpoint at depth `position`, unless a request needs it or resumed there."""
+        climb = self.node
+        while climb is not None and climb.end > position:
+            climb = climb.parent
+        if climb is None or climb.end != position or climb.checkpoint is None:
+            return
+        if not (climb.pins or climb.hits) and len(climb.children) <= 1:
+            pool.states.give(index.drop(climb, evicted=False))
+
+
+def _keep(save: Save, node: Node, speculative: bool, index: Index, pool: Pool, now: int) -> None:
+    """Put a saved checkpoint at a node; if there is one already, give the pages back."""
+    if node.checkpoint is None:
+        index.save(node, save.pages, now, speculative)
+        return
+    pool.states.give(save.pages)
+    if not speculative:
+        index.confirm(node, now)

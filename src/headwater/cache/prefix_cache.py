@@ -1,4 +1,4 @@
-"""The cache of prefixes: `match` reads, `reserve` takes, `commit` publishes, `abandon` and `release` give back."""
+"""Prefix cache: `match` reads, `reserve` takes, `commit` publishes, `abandon` and `release` give back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from headwater.cache.evictor import Evictor
 from headwater.cache.history import History
 from headwater.cache.index import Index
 from headwater.cache.lease import Lease, OpenPlan
-from headwater.cache.node import Node
 from headwater.cache.pool import Pool
 from headwater.cache.positions import Path
 from headwater.cache.segments.store import SegmentKey, SegmentStore, StoredSegment
@@ -30,7 +29,7 @@ from headwater.request import SegmentEviction
 
 
 class PrefixCache:
-    """Index, pool and leases under one roof. All changes are atomic: a method that raises has changed nothing.
+    """Index, pool and leases of one cache. All changes are atomic: a method that raises has changed nothing.
 
     A request's legs share one lease, from its first `reserve` to its `release`; it has at most one open plan.
     """
@@ -57,7 +56,7 @@ class PrefixCache:
         self._leases: dict[int, Lease] = {}
         self._plans: dict[int, tuple[Lease, OpenPlan]] = {}
         self._evictable = Evictable(layout, self._index, self.segments, self._leases)
-        self._now = 0  # ticks: one a reserve, one a commit
+        self._now = 0  # logical ticks: one a reserve, one a commit
         self.branches = Branches(layout, self._index, self._pool, self._evictor, self._evictable, lambda: self._now)
         self._reserves = self._commits = self._abandons = 0
         self._resumes = self._resumed_tokens = 0
@@ -117,7 +116,7 @@ class PrefixCache:
     # ---- room
 
     def _require_room(self, survey: Survey, letting_go: Lease | None = None) -> None:
-        """Raise OutOfPages unless evicting all that may go would make room. One lease lets its checkpoint go."""
+        """Raise OutOfPages unless eviction could make room. `letting_go` is a lease that gives up its checkpoint."""
         if self._pool.shortage(survey.kv, survey.states) is None:
             return
         if self._pool.shortage(survey.kv, survey.states, self._evictable.surely(survey)) is None:
@@ -156,18 +155,18 @@ class PrefixCache:
         return self._builds.leg(request, start, end)
 
     def expect_segment(self, stored: StoredSegment) -> None:
-        """A request is going to be composed of it, once others are made."""
+        """Note that a request is going to be composed of the segment, once others are built: it counts as just used."""
         self._now += 1
         self.segments.expect(stored, self._now)
 
     def use_segment(self, stored: StoredSegment) -> None:
-        """A request is composed of it."""
+        """Note that a request was composed of the segment."""
         self.segments.use(stored, self._now)
 
     # ---- opening a plan
 
     def _new_lease(self, draft: Draft, survey: Survey) -> Lease:
-        """A lease that stands at the leg's start: its KV is named and pinned. Takes that off the survey's path."""
+        """Return a lease at the leg's start, whose KV it names and pins; the survey's path begins there from now on."""
         if not draft.reuse:
             return Lease(draft.namespace, None, 0)
         lease = Lease(draft.namespace, self._index.root(draft.namespace), draft.start)
@@ -215,10 +214,10 @@ class PrefixCache:
     def _protect(self, draft: Draft, lease: Lease, survey: Survey) -> None:
         """Pin, hold and refresh what the leg reads, before anything is evicted for it."""
         if survey.resume is not None:
-            self._hold(lease)
+            lease.hold(self._index)
             self._index.resume(survey.resume, self._now)
         elif not draft.hold_checkpoint:
-            self._let_go(lease)
+            lease.unhold(self._index)
         for node in survey.path:
             if node.end * self.layout.unit_tokens in draft.checkpoints:
                 self._index.confirm(node, self._now)
@@ -227,7 +226,7 @@ class PrefixCache:
             self._index.touch(lease.deep or lease.node, None, self._now)
 
     def _share(self, lease: Lease, survey: Survey) -> None:
-        """Name and pin the KV that the index has beyond what the table names: stranded, but nothing to allocate."""
+        """Name and pin the cached KV beyond the table's end: stranded, but needs no new pages."""
         node, table, pages = lease.node, lease.table, survey.end * self._index.unit_pages
         if node is None or not survey.path or survey.end <= max(node.end, lease.deep.end if lease.deep else 0):
             return
@@ -240,7 +239,7 @@ class PrefixCache:
         self._index.pin(lease.deep)
 
     def _take_saves(self, opened: OpenPlan, survey: Survey) -> None:
-        """Pages for each new checkpoint; for a speculative one only if some are free, the first ones first."""
+        """Take pages for each new checkpoint; for speculative ones, in order, as long as pages are free."""
         size, states = self.layout.checkpoint_pages, self._pool.states
         saves = [Save(at, states.take(size)) for at in survey.saves]
         for at in survey.guesses:
@@ -249,22 +248,12 @@ class PrefixCache:
             saves.append(Save(at, states.take(size)))
         opened.saves = tuple(sorted(saves, key=lambda save: save.position))
 
-    def _hold(self, lease: Lease) -> None:
-        if not lease.held and lease.node is not None:
-            self._index.hold(lease.node)
-            lease.held = True
-
-    def _let_go(self, lease: Lease) -> None:
-        if lease.held and lease.node is not None:
-            self._index.unhold(lease.node)
-            lease.held = False
-
     # ---- closing a plan
 
     def commit(self, plan: Plan) -> None:
-        """Publish the leg's KV and checkpoints, and stand at its end. Raises PlanClosed if that was done already.
+        """Publish the leg's KV and checkpoints, and pin its end. Raises PlanClosed if the plan was closed before.
 
-        KV that somebody else published meanwhile stays the request's own until its release.
+        Pages that another request published meanwhile stay private until the release.
         """
         if plan.build is not None:
             self._now += self._builds.commit(plan, self._now + 1)
@@ -278,58 +267,17 @@ class PrefixCache:
             return
         publish = draft.publish // self.layout.unit_tokens
         if publish > lease.node.end:
-            self._publish(lease, opened, publish)
+            lease.publish(opened, self.layout.unit_tokens, self._index, self._pool, self._now)
         if opened.deep_before is not None and opened.deep_before is not lease.deep:
             self._index.unpin(opened.deep_before)
         if not draft.hold_checkpoint:
-            self._let_go(lease)
+            lease.unhold(self._index)
         if draft.replaces is not None:
-            self._replace(lease.node, draft.replaces // self.layout.unit_tokens)
+            lease.replace(draft.replaces // self.layout.unit_tokens, self._index, self._pool)
         self._evictor.give_up_surplus(lease.node, self._now)
 
-    def _publish(self, lease: Lease, opened: OpenPlan, publish: int) -> None:
-        old, draft, index = lease.node, opened.draft, self._index
-        assert old is not None, "a lease that publishes has a node"
-        positions = [save.position // self.layout.unit_tokens for save in opened.saves]
-        stops = positions if positions and positions[-1] == publish else [*positions, publish]
-        base = lease.deep if lease.deep is not None and lease.deep.end <= stops[0] else old
-        nodes, joint = index.grow(base, draft.key, stops, lease.table)
-        new_from = publish if joint is None else joint.end
-        lease.duplicates.extend(lease.table[lease.own_from : new_from * index.unit_pages])
-        lease.own_from = max(lease.own_from, publish * index.unit_pages)
-        index.touch(nodes[-1], old, self._now)
-        for save, node in zip(opened.saves, nodes, strict=False):
-            self._keep(save, node, save.position not in draft.checkpoints)
-        index.pin(nodes[-1], draft.hold_checkpoint)
-        index.unpin(old, lease.held)
-        lease.node, lease.held = nodes[-1], draft.hold_checkpoint
-        if joint is not None and joint is not old:
-            index.tidy(joint)
-        if lease.deep is not None and lease.deep.end <= publish:
-            deep, lease.deep = lease.deep, None
-            if deep is not opened.deep_before:
-                index.unpin(deep)
-
-    def _keep(self, save: Save, node: Node, speculative: bool) -> None:
-        if node.checkpoint is None:
-            self._index.save(node, save.pages, self._now, speculative)
-            return
-        self._pool.states.give(save.pages)
-        if not speculative:
-            self._index.confirm(node, self._now)
-
-    def _replace(self, node: Node, position: int) -> None:
-        """Drop the rolling checkpoint at `position` above `node`, unless somebody else needs it or resumed there."""
-        climb: Node | None = node
-        while climb is not None and climb.end > position:
-            climb = climb.parent
-        if climb is None or climb.end != position or climb.checkpoint is None:
-            return
-        if not (climb.pins or climb.hits) and len(climb.children) <= 1:
-            self._pool.states.give(self._index.drop(climb, evicted=False))
-
     def abandon(self, plan: Plan) -> None:
-        """Give back what the leg took; what was committed stays. Raises PlanClosed if the plan is not open."""
+        """Give back the pages that the leg took; committed ones stay. Raises PlanClosed if the plan is not open."""
         if plan.build is not None:
             self._builds.abandon(plan)
             return
@@ -346,7 +294,7 @@ class PrefixCache:
         if opened.took_slot:
             self._give_slot(lease)
         if not opened.draft.hold_checkpoint:
-            self._let_go(lease)
+            lease.unhold(self._index)
 
     def _close(self, plan: Plan) -> tuple[Lease, OpenPlan]:
         if plan.id not in self._plans:
@@ -362,7 +310,7 @@ class PrefixCache:
         lease.slot = array("i")
 
     def release(self, request: int) -> None:
-        """The request ended or was preempted: it gives back all that it held. KeyError for an unknown request."""
+        """Give back all that a request holds, at its end or preemption. KeyError for an unknown request."""
         if request in self._builds:
             self._builds.release(request)
             return
@@ -419,7 +367,7 @@ class PrefixCache:
         return Snapshot(Tree.of(self._index), history, self._now)
 
     def reuse(self) -> dict[int, int]:
-        """Checkpoints, kept and evicted, by the number of requests that resumed there. Walks the tree."""
+        """Count checkpoints, cached and evicted, by the number of requests that resumed there. Walks the tree."""
         kept = Counter(node.hits for node in self._index if node.checkpoint is not None)
         return dict(sorted((self._evictor.reuse + kept).items()))
 
@@ -428,7 +376,7 @@ class PrefixCache:
         return look(self._index, self.layout.unit_tokens, self._now, limit, hottest)
 
     def check(self) -> None:
-        """Verify every invariant of index, pool and leases: AssertionError says what is broken. It never repairs."""
+        """Verify every invariant of index, pool and leases; AssertionError names the broken one. Repairs nothing."""
         audit(self._index, self._pool, self.segments, list(self._leases.values()), list(self._plans.values()))
         stats = self.stats()
         owned = sum(pages for use, pages in stats.pages_by_use().items() if use != "free")
@@ -436,7 +384,7 @@ class PrefixCache:
 
 
 class NoCache(PrefixCache):
-    """Caching that is off: finds nothing, publishes nothing; all pages are the request's own until its release."""
+    """Cache that is off: it finds and publishes nothing; all pages are private until the request's release."""
 
     def match(self, key: bytes, length: int, namespace: str = "", near: tuple[Match, int] | None = None) -> Match:
         return Match(0, 0, 0, Reason.CACHE_OFF)

@@ -1,4 +1,4 @@
-"""From generated tokens to text that may be shown: whole characters, and nothing that may begin a stop string."""
+"""Detokenizer: generated tokens to text of whole characters, without what may begin a stop string."""
 
 from __future__ import annotations
 

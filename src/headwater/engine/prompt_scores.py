@@ -26,9 +26,9 @@ class PromptScores:
         return None if params.prompt_logprobs is None else cls(prompt, params.prompt_logprobs)
 
     def take(self, start: int, logits_RV: torch.Tensor) -> None:
-        """Logits of positions from `start` on, each for the token after it. What is known of those is replaced.
+        """Add logits of positions from `start` on, each for the token after it; they replace earlier ones.
 
-        Raises InvalidLogits for rows that tell nothing.
+        Raises InvalidLogits for rows without a finite largest logit.
         """
         largest_R = logits_RV.amax(dim=-1)
         if not bool(largest_R.isfinite().all()):
@@ -47,5 +47,5 @@ class PromptScores:
         ]
 
     def event(self) -> PromptEvent:
-        """Once all legs are in."""
+        """Return the event, once all legs have been added."""
         return PromptEvent(tuple(self._tokens))

@@ -1,4 +1,4 @@
-"""From logits to tokens: greedy, or drawn after temperature, top-k, top-p and min-p.
+"""Sampling: logits to tokens, greedy, or drawn after temperature, top-k, top-p and min-p.
 
 R: rows of a step. V: tokens of the vocabulary. K: tokens that a filter has left.
 """

@@ -1,4 +1,4 @@
-"""Segments that are stored before a prompt holds them."""
+"""Warming: segments that are stored before a prompt has them."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ LOOKED_EVERY = 0.02  # seconds
 
 @dataclass(frozen=True)
 class Warming:
-    """Used by whoever holds the lock that `changed` is of; waiting lets it go."""
+    """Requests of one client to build segments. The caller holds the lock of `changed`; waiting releases it."""
 
     scheduler: Scheduler
     changed: threading.Condition
     is_ending: Callable[[], bool]
 
     def warm(self, segments: Iterable[tuple[int, ...]], namespace: str) -> list[Outcome]:
-        """Have segments of these token ids made, and wait until they are; what became of each, in their order.
+        """Build segments of these token ids and wait for them; return the outcome of each, in their order.
 
-        Raises ConfigError where no segments are stored, EngineStopped.
+        Raises ConfigError if segments are not stored, EngineStopped.
         """
         keys = [self.scheduler.composer.wanted(ids, namespace) for ids in segments]
         held = {key for key in keys if key is not None and self._is_ready(key)}
@@ -52,6 +52,6 @@ class Warming:
         return found is not None and found.ready
 
     def _is_open(self, key: SegmentKey) -> bool:
-        """Still to be made, or being made."""
+        """Return whether the segment waits to be built, or is being built."""
         found = self.scheduler.composer.find(key)
         return key in self.scheduler.wanted or (found is not None and not found.ready)
