@@ -37,7 +37,7 @@ class Books(Reader):
         yield from _requests(name, part, read, ends)
 
     def notes(self) -> tuple[str, ...]:
-        return (f"a book is read on chapter by chapter, and anew after {CONTEXT:,} tokens",)
+        return (f"a book is read chapter by chapter; a new text begins after {CONTEXT:,} tokens",)
 
 
 class PromptVersions(Reader):

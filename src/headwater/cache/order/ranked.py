@@ -14,7 +14,7 @@ class Ranked(Eviction):
     """Lowest rank goes. A leaf without checkpoint saves nothing and goes before, then speculative checkpoints.
 
     rank: called whenever a node changes or is used. relative: it depends on the nearest ancestor with a checkpoint.
-    A pool of KV alone gives up leaves without checkpoint, then the leaf with the lowest rank, its checkpoint first.
+    A pool of KV alone evicts leaves without checkpoint, then the leaf with the lowest rank, its checkpoint first.
     """
 
     def __init__(self, rank: Callable[[Node], Rank], relative: bool = False) -> None:
