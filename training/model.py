@@ -16,11 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from headwater.layers.attention import GroupedAttention
+from headwater.layers.attention import GroupedAttention, Rotary
 from headwater.layers.feed_forward import Mlp
 from headwater.layers.gdn import DeltaNet
 from headwater.layers.layer import Layer
-from headwater.layers.rotary import Rotary
 from headwater.spec import Architecture
 from training import convolution
 from training.convolution import ShortConvolution

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.layers.attention import GroupedAttention
-from headwater.layers.rotary import Rotary
+from headwater.layers.attention import GroupedAttention, Rotary
 from headwater.memory.arena import Arena
 from headwater.mixers.attention.layer import Attention
 from headwater.mixers.attention.step import AttentionStep

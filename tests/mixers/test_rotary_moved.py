@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.layers.rotary import Rotary
+from headwater.layers.attention import Rotary
 from headwater.mixers.rotary import rotary_table, rotate_into
 
 

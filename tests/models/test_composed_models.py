@@ -16,10 +16,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from headwater.layers.attention import GroupedAttention
+from headwater.layers.attention import GroupedAttention, Rotary
 from headwater.layers.layer import Layer
 from headwater.layers.mla import LatentAttention
-from headwater.layers.rotary import Rotary
 from headwater.layers.window import WindowAttention
 from headwater.mixers.batch import Slice
 from headwater.models.build import build_model

@@ -8,10 +8,10 @@ import pytest
 
 from headwater.cli.inspect import flops_table
 from headwater.errors import CheckpointError
+from headwater.layers.attention import Rotary
 from headwater.layers.feed_forward import Experts
 from headwater.layers.kda import DeltaAttention
 from headwater.layers.mla import LatentAttention
-from headwater.layers.rotary import Rotary
 from headwater.models.families import read_config
 from headwater.models.profiles import PROFILES
 

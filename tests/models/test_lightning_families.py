@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from headwater.errors import CheckpointError
-from headwater.layers.attention import GroupedAttention
+from headwater.layers.attention import GroupedAttention, Rotary
 from headwater.layers.lightning import Lightning
-from headwater.layers.rotary import Rotary
 from headwater.models.families import read_config
 from headwater.models.profiles import PROFILES
 

@@ -7,8 +7,16 @@ from typing import ClassVar
 
 from headwater.errors import ConfigError
 from headwater.layers.layer import Layer, Shapes
-from headwater.layers.rotary import Rotary
 from headwater.plan import PrefillFlops
+
+
+@dataclass(frozen=True, slots=True)
+class Rotary:
+    """The first `dim` channels of each head rotate (Su et al. 2021); pairs are (i, i + dim/2), or neighbours."""
+
+    dim: int
+    theta: float = 10_000.0
+    neighbours: bool = False  # pairs are (2i, 2i + 1)
 
 
 def with_pairs(weights: int, width: int) -> PrefillFlops:

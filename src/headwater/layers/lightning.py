@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from headwater.layers.attention import Rotary
 from headwater.layers.layer import Layer, Shapes
-from headwater.layers.rotary import Rotary
 from headwater.plan import PrefillFlops
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from headwater.layers.attention import with_pairs
+from headwater.layers.attention import Rotary, with_pairs
 from headwater.layers.layer import Layer, Shapes
-from headwater.layers.rotary import Rotary
 from headwater.plan import PrefillFlops
 
 

@@ -9,7 +9,7 @@ from functools import cache
 
 import torch
 
-from headwater.layers.rotary import Rotary
+from headwater.layers.attention import Rotary
 from headwater.mixers.gpu import has_kernels
 
 TABLE_BLOCK = 4096  # positions

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from headwater.layers.attention import Rotary
 from headwater.layers.lightning import Lightning, alibi_slopes
-from headwater.layers.rotary import Rotary
 from headwater.mixers.lightning.reference import fixed_decay
 from tests.contract.recurrences.case import WIDTH, Recurrence, Tensors
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
+from headwater.layers.attention import Rotary
 from headwater.layers.gdn import DeltaNet
 from headwater.layers.gla import GatedLinearAttention
 from headwater.layers.kda import DeltaAttention
@@ -15,7 +16,6 @@ from headwater.layers.layer import Layer
 from headwater.layers.lightning import Lightning
 from headwater.layers.mamba import Mamba
 from headwater.layers.mamba2 import Mamba2
-from headwater.layers.rotary import Rotary
 from headwater.mixers.batch import Slice, StepBatch
 from headwater.mixers.gdn import GatedDeltaNet
 from headwater.mixers.gla import GatedLinearAttentionMixer

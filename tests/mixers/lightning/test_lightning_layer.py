@@ -7,8 +7,8 @@ import torch
 from transformers.models.minimax.configuration_minimax import MiniMaxConfig
 from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
 
+from headwater.layers.attention import Rotary
 from headwater.layers.lightning import Lightning, alibi_slopes
-from headwater.layers.rotary import Rotary
 from headwater.mixers.batch import Slice, StepBatch
 from headwater.mixers.lightning import LightningAttention
 from headwater.mixers.recurrent import LayerState

@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from headwater.layers.attention import Rotary
 from headwater.layers.mla import LatentAttention
-from headwater.layers.rotary import Rotary
 from headwater.memory.arena import Arena
 from headwater.mixers.attention.step import AttentionStep
 from headwater.mixers.batch import Slice, StepBatch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from headwater.layers.rotary import Rotary
+from headwater.layers.attention import Rotary
 from headwater.layers.window import WindowAttention
 from headwater.memory.slots import StateMemory
 from headwater.mixers.batch import Slice, StepBatch

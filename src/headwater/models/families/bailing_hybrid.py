@@ -6,10 +6,10 @@ Keys and names are those of the checkpoints that inclusionAI publishes, and of t
 from __future__ import annotations
 
 from headwater.config_keys import ConfigKeys
+from headwater.layers.attention import Rotary
 from headwater.layers.feed_forward import Mlp
 from headwater.layers.kda import DeltaAttention
 from headwater.layers.mla import LatentAttention
-from headwater.layers.rotary import Rotary
 from headwater.models.families.family import Family, Refusal, only
 from headwater.models.families.kimi_linear import KDA, MLA, SPARSE, read_experts, read_feed_forwards
 from headwater.models.families.reading import block, read_count, read_types, said

@@ -6,8 +6,8 @@ from typing import Any
 
 from headwater.config_keys import ConfigKeys
 from headwater.errors import CheckpointError
+from headwater.layers.attention import Rotary
 from headwater.layers.layer import Layer
-from headwater.layers.rotary import Rotary
 from headwater.spec import Block, Part
 
 MAX_LAYERS = 10_000  # far above any model: a config.json that asks for more is broken

@@ -10,11 +10,10 @@ from dataclasses import replace
 
 from headwater.config_keys import ConfigKeys
 from headwater.errors import CheckpointError
-from headwater.layers.attention import GroupedAttention
+from headwater.layers.attention import GroupedAttention, Rotary
 from headwater.layers.feed_forward import Experts, Mlp
 from headwater.layers.layer import Layer
 from headwater.layers.lightning import Lightning, alibi_slopes
-from headwater.layers.rotary import Rotary
 from headwater.models.families.family import Family, Refusal, only
 from headwater.models.families.reading import block, read_count, read_rotary
 from headwater.spec import Architecture

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 from headwater.errors import ConfigError
 from headwater.models.families import read_folder
-from headwater.models.profiles import kimi, ling, mamba, marconi, minimax, qwen, ring
-from headwater.models.profiles.folder import profile_of
+from headwater.models.profiles import kimi, mamba, marconi, minimax, qwen, ring
 from headwater.models.profiles.profile import Profile
+from headwater.spec import ModelSpec
 
-FAMILIES = (marconi, qwen, ring, minimax, kimi, ling, mamba)
+FAMILIES = (marconi, qwen, ring, minimax, kimi, mamba)
 PROFILES: dict[str, Profile] = {profile.name: profile for family in FAMILIES for profile in family.MODELS}
 
 
@@ -26,3 +27,18 @@ def load_profile(name: str, dtype: str = "auto") -> Profile:
     if not (folder / "config.json").is_file():
         raise ConfigError(f"{name!r} is no folder with a config.json, and no profile of {', '.join(PROFILES)}")
     return profile_of(read_folder(folder, dtype), folder)
+
+
+def profile_of(spec: ModelSpec, folder: Path) -> Profile:
+    """Return the profile of a model's spec, named after its folder."""
+    return Profile(
+        name=folder.resolve().name,
+        source=str(folder / "config.json"),
+        hidden_size=spec.hidden_size,
+        vocab_size=spec.vocab_size,
+        layers=tuple(Counter(spec.layers).items()),
+        dtype_name=spec.dtype_name,
+        weight_dtype=spec.dtype_name,
+        tied=spec.tied,
+        norms=1 + len(spec.blocks),
+    )
