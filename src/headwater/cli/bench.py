@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 
 from headwater import machine
-from headwater.cli.common import ApiKey, ServedModel, commands, jsonable, one_of, show
+from headwater.cli.common import ApiKey, JsonFile, ServedModel, commands, jsonable, one_of, show
 from headwater.errors import ConfigError
 from headwater.load.endpoint import Endpoint, about, first_model
 from headwater.load.generator import Limits
@@ -80,7 +80,7 @@ def serve(
     slo_ttft: Annotated[float, typer.Option(help="SLO: seconds from due time to first token.")] = 1.0,
     slo_itl: Annotated[float, typer.Option(help="SLO: mean seconds between the tokens of an answer.")] = 0.1,
     seed: Annotated[int, typer.Option(help="Seed of drawn traffic; different seeds share no text.")] = 0,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write all measurements to this file.")] = None,
+    json_file: JsonFile = None,
     plots: Annotated[Path | None, typer.Option(help="Folder for PNG plots (needs the extra `plots`).")] = None,
 ) -> None:
     """Send traffic to a running server, and report times and cache hits.

@@ -26,6 +26,7 @@ Model = Annotated[Path | None, typer.Argument(help="Folder of a checkpoint; with
 Memory = Annotated[str, typer.Option(help=HELP["memory"])]
 Dtype = Annotated[str, typer.Option(help=HELP["dtype"])]
 PageSize = Annotated[int, typer.Option(help=HELP["page_size"])]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Write all figures to this file as JSON.")]
 ApiKey = Annotated[str | None, typer.Option(envvar="HEADWATER_API_KEY", help="API key of the server.")]
 ServedModel = Annotated[str | None, typer.Option(help="Name of the model; without it, the first one listed.")]
 

@@ -21,6 +21,7 @@ from headwater import machine
 from headwater.cli.common import (
     HELP,
     ApiKey,
+    JsonFile,
     Model,
     ServedModel,
     check_writable,
@@ -57,9 +58,7 @@ def evaluate(
     limit: Annotated[int | None, typer.Option(min=1, help="Ask only the first N items.")] = None,
     text: Annotated[
         Path | None,
-        typer.Option(
-            help="Measure the perplexity of a text instead: UTF-8, plain or packed.", exists=True, dir_okay=False
-        ),
+        typer.Option(help="Measure the perplexity of this text instead.", exists=True, dir_okay=False),
     ] = None,
     window: Annotated[int, typer.Option(min=2, help="Tokens of the text that one request scores.")] = 1024,
     against: Annotated[
@@ -70,19 +69,14 @@ def evaluate(
     ] = False,
     segments: Annotated[
         bool,
-        typer.Option(
-            "--segments",
-            help=f"Ask each item with documents, marked as segments, in the modes {', '.join(SEGMENTS)}.",
-        ),
+        typer.Option("--segments", help=f"Ask items with documents, as segments, in the modes {', '.join(SEGMENTS)}."),
     ] = False,
     max_tokens: Annotated[int, typer.Option(min=1, help="Limit of each answer's length.")] = 128,
     thinking: Annotated[bool, typer.Option("--thinking", help="Let the model reason first.")] = False,
     concurrency: Annotated[int, typer.Option(min=1, help="Groups of items that are asked in parallel.")] = 4,
     timeout: Annotated[float, typer.Option(min=0.001, help="Limit in seconds for each answer.")] = 600.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap.")] = 0,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write every figure and every answer to this file.")
-    ] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Score a server's answers to questions with known answers.
 

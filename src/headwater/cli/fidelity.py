@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from headwater import machine
-from headwater.cli.common import HELP, Dtype, Model, check_writable, commands, jsonable, show, write_whole
+from headwater.cli.common import HELP, Dtype, JsonFile, Model, check_writable, commands, jsonable, show, write_whole
 from headwater.models.embedded import embedded
 from headwater.request import Fidelity
 
@@ -21,12 +21,7 @@ def fidelity(
     model: Model = None,
     prompts: Annotated[
         Path | None,
-        typer.Option(
-            help="JSON lines with documents and a question, or a text with separators; without it, a sample of "
-            "held-out prompts.",
-            exists=True,
-            dir_okay=False,
-        ),
+        typer.Option(help="Prompts of JSON lines, or a text; without it, a sample.", exists=True, dir_okay=False),
     ] = None,
     cut: Annotated[
         int | None, typer.Option(min=2, help="Use one prompt: N tokens of documents, cut into equal parts.")
@@ -44,9 +39,7 @@ def fidelity(
     ] = False,
     dtype: Dtype = "float32",
     threads: Annotated[int | None, typer.Option(min=1, help=HELP["threads"])] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write every figure of every prompt to this file.")
-    ] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Measure prompts composed of segments against whole prompts.
 
