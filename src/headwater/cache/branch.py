@@ -76,7 +76,7 @@ class Branches:
         return node
 
     def drop(self, key: bytes, above: int, namespace: str) -> None:
-        """Give up what is cached of `key` beyond `above`, from its end on, as far as nobody reads it or shares it."""
+        """Give up what is cached of `key` beyond `above`, from its end on, unless it is pinned or shared."""
         floor = above // self.layout.unit_tokens
         path, end = self._path(key, namespace)
         node = path[-1] if path else None

@@ -15,7 +15,7 @@ from headwater.plan import CacheLayout
 
 @dataclass(frozen=True)
 class Evictable:
-    """Pages of KV and of checkpoints that may go, in one cache; those of segments that nobody uses, too."""
+    """Pages of KV and of checkpoints that may go, in one cache; unpinned segments included."""
 
     layout: CacheLayout
     index: Index

@@ -41,7 +41,7 @@ class Index:
         self.checkpoints = 0
         self.saved = 0  # checkpoints that were ever taken
         self.saved_speculative = 0  # of them
-        self.serial = 0  # of the node that was made last
+        self.serial = 0  # of the node that was created last
         self.version = 0  # raised by each change of nodes, KV or checkpoints: matches of older versions are stale
         self._observer = observer or Observer()
 

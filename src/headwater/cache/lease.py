@@ -40,11 +40,11 @@ class Lease:
 
     @property
     def n_private(self) -> int:
-        """KV pages that nobody else may read, in number."""
+        """Number of KV pages that are private to the lease."""
         return len(self.table) - self.own_from + len(self.duplicates)
 
     def private_pages(self) -> array[int]:
-        """KV pages that nobody else may read."""
+        """Return the KV pages that are private to the lease."""
         return self.table[self.own_from :] + self.duplicates
 
     # ---- changes; index and pool are the cache's

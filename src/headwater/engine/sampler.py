@@ -43,7 +43,7 @@ class Sampling:
             self.generator = torch.Generator()
             self.generator.seed() if params.seed is None else self.generator.manual_seed(params.seed)
         self._prompt = prompt
-        self._penalties: Penalties | None = None  # made with the first token: those who wait need no memory for it
+        self._penalties: Penalties | None = None  # created with the first token: waiting requests need no memory for it
         self._penalised = Penalties.wanted(params)
 
     @property
