@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -11,6 +12,8 @@ from headwater.memory.arena import Arena
 from headwater.memory.slots import StateMemory
 from headwater.mixers.batch import Slice, StepBatch
 from headwater.models.hybrid import HybridModel
+
+FULL = bool(os.environ.get("HEADWATER_TEST_FULL"))  # `make test-full`: as many steps as once; `make test`: fewer
 
 
 @dataclass

@@ -17,8 +17,10 @@ from stress.memory import CAPACITIES, SLACK
 from stress.short_requests import ShortRequests, send_over_http
 from stress.soak import Limits, soak
 from stress.visits import KINDS
+from tests.support import FULL
 
-VISITS = 30
+VISITS = 60 if FULL else 30
+VISITED = 150 if FULL else 80  # requests over HTTP, of each half
 PATIENCE = 300  # seconds: the number of visits ends a soak long before
 
 
@@ -50,7 +52,9 @@ def test_a_soak_notices_an_answer_that_differs_from_one_without_a_cache(model, m
         return run_step(server)
 
     monkeypatch.setattr(LiveServer, "__enter__", start)
-    run = soak(seed=2, limits=Limits(PATIENCE, 12, clients=4), model=model, console=Console(file=io.StringIO()))
+    run = soak(
+        seed=2, limits=Limits(PATIENCE, 25 if FULL else 12, clients=4), model=model, console=Console(file=io.StringIO())
+    )
     assert run.samples.kept
     assert sum("not as without a cache" in fault for fault in run.faults) == len(run.samples.kept)
 
@@ -74,8 +78,8 @@ def test_nothing_grows_with_the_number_of_requests_namespaces_or_clients(model):
         requests = ShortRequests(server.engine)
         counts = []
         for half in range(2):
-            requests.send(500)
-            asyncio.run(send_over_http(server.url, server.port, 80, first=80 * half))
+            requests.send(1000 if FULL else 500)
+            asyncio.run(send_over_http(server.url, server.port, VISITED, first=VISITED * half))
             server.check_idle()
             counts.append(census())
         assert server.engine.stats().cache.namespaces < 400

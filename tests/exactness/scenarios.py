@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from tests.exactness.rig import Answer, Make, words
+from tests.support import FULL
 
 PAGE = 64
 AMPLE = 2000  # pages
+# (tokens of a turn's message, of its answer)
+TURNS = ((710, 80), (75, 80), (75, 80)) if FULL else ((702, 70), (110, 16), (115, 8))
+PREEMPTING_PAGES, PREEMPTED_TOKENS = (26, 180) if FULL else (20, 76)
+COMPANY_TOKENS = 40 if FULL else 16
 
 
 def kv_pages(make: Make, n: int) -> int:
@@ -22,13 +27,14 @@ def resend(make: Make) -> list[Answer]:
 
 
 def chat_turn(make: Make) -> list[Answer]:
+    first, *later = TURNS
     with make(AMPLE) as rig:
-        turn = rig.ask(words(702, "chat"), 70)  # a page is decoded whole
+        turn = rig.ask(words(first[0], "chat"), first[1])  # a page is decoded whole
         answers = [turn]
-        for own, tokens in ((110, 16), (115, 8)):  # the second answer reaches into another page
+        for i, (own, tokens) in enumerate(later):  # an answer reaches into another page
             rig.settle()
             before = len(turn.everything)
-            turn = rig.ask(turn.everything + words(own, "turn", own), tokens)
+            turn = rig.ask(turn.everything + words(own, "turn", i), tokens)
             assert turn.account.cached_tokens == before // PAGE * PAGE
             answers.append(turn)
     return answers
@@ -71,10 +77,10 @@ def after_eviction_and_refill(make: Make) -> list[Answer]:
 
 
 def after_preemption(make: Make) -> list[Answer]:
-    with make(kv_pages(make, 20) + 6 * make.checkpoint_pages) as rig:
+    with make(kv_pages(make, PREEMPTING_PAGES) + 6 * make.checkpoint_pages) as rig:
         system = words(640, "system")
         rig.ask(system + words(20, "first"), 2)
-        answers = [rig.submit(system + words(60 + i, i), 76) for i in range(5)]
+        answers = [rig.submit(system + words(60 + i, i), PREEMPTED_TOKENS) for i in range(5)]
         for answer in answers:
             rig.wait(answer)
     grows = bool(make.loaded.spec.attention_layers)  # else a running request takes no page more, and none has to leave
@@ -87,8 +93,8 @@ def with_seven_other_requests_running(make: Make) -> list[Answer]:
     with make(AMPLE) as rig:
         prompt = words(800, "target")
         rig.ask(prompt, 4)
-        others = [rig.submit(words(300 + 40 * i, "other", i), 16) for i in range(7)]
-        target = rig.submit(prompt + words(5, "more"), 16)
+        others = [rig.submit(words(300 + 40 * i, "other", i), COMPANY_TOKENS) for i in range(7)]
+        target = rig.submit(prompt + words(5, "more"), COMPANY_TOKENS)
         answers = [rig.wait(answer) for answer in (*others, target)]
     assert target.account.cached_tokens == 768
     assert target.most_running >= 8

@@ -16,6 +16,7 @@ from headwater.models.decode_graphs import DecodeGraphs
 from headwater.models.load import LoadedModel, load_model
 from tests.exactness.rig import Answer, Make, Rig, words
 from tests.replay import Replay
+from tests.support import FULL
 
 PAGES = 20
 
@@ -43,12 +44,13 @@ def replayed(rig: Rig) -> Replay:
 
 def turns_in_company(rig: Rig) -> list[Answer]:
     """Two turns of a chat; beside the second one, which hits, others run."""
-    first = rig.ask(words(60, "chat"), 6)
+    prompt, tokens = (120, 10) if FULL else (60, 6)
+    first = rig.ask(words(prompt, "chat"), tokens)
     rig.settle()
     others = [rig.submit(words(30 + 40 * i, "other", i), 4) for i in range(2)]
     second = rig.submit(first.everything + words(20, "turn"), 4)
     answers = [first, *(rig.wait(answer) for answer in (*others, second))]
-    assert second.account.cached_tokens == 64
+    assert second.account.cached_tokens == (prompt + tokens) // 64 * 64
     assert second.most_running > 1
     return answers
 

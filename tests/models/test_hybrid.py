@@ -14,10 +14,10 @@ from headwater.mixers.numerics import Numerics
 from headwater.models.load import LoadedModel, load_model, read_spec
 from tests import checkpoints
 from tests.checkpoints.tokenizer import sayable
-from tests.support import Bench
+from tests.support import FULL, Bench
 
 LENGTHS = (1, 63, 64, 65, 300)
-LENGTHS_OF_SHAPES = (65, 300)  # the lengths around a page are those of the families
+LENGTHS_OF_SHAPES = LENGTHS if FULL else (65, 300)  # the lengths around a page are those of the families
 GREEDY = 24
 FAMILIES = [
     "qwen3_5",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 
 import pytest
@@ -20,6 +19,7 @@ from schemathesis.specs.openapi.checks import (
 from headwater.config import ServeConfig
 from headwater.server.app import create_app
 from tests.server.fake_engine import FakeEngine
+from tests.support import FULL
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 OPERATIONS = [
@@ -35,7 +35,7 @@ OPERATIONS = [
     ("GET", "/ping"),
     ("GET", "/version"),
 ]
-EXAMPLES = 60 if os.environ.get("HEADWATER_TEST_FULL") else 20  # of an operation and kind: half a minute for all 60
+EXAMPLES = 60 if FULL else 20  # of an operation and kind: half a minute for all 60
 
 
 @pytest.fixture(autouse=True)
