@@ -16,12 +16,12 @@ from headwater.schedule.kinds.request import Request
 from headwater.schedule.kinds.segment import Composing, NoComposer, SegmentBuild
 from headwater.schedule.limits import ANSWERS_AT_ONCE, BUILDS_AT_ONCE, LOOKED_AT, OTHERS, RESERVED, Budget, Limits
 from headwater.schedule.planner import DecodeReuse, Planner
-from headwater.schedule.running import RunningSequences
+from headwater.schedule.preemption import Preemption
 from headwater.schedule.sequence import Phase, Purpose, Sequence
 from headwater.schedule.step import Step
 
 
-class Scheduler(RunningSequences):
+class Scheduler(Preemption):
     """Moves sequences through their phases. `plan_step` and `finish_step` are called in turn, by one thread."""
 
     def __init__(
