@@ -41,7 +41,7 @@ class Headwater:
         policy = make_eviction(self.eviction, layout)
         self.index = Index(4 * page, 1, policy)
         self.evictor = Evictor(self.index, self.pool, policy, SegmentStore(layout, self.pool))
-        self.evictor._reserving = True  # no PrefixCache stands above the tree here, so nothing else may reserve
+        self.evictor.reserving = True  # no PrefixCache stands above the tree here, so nothing else may reserve
         self.root = self.index.root("")
         self.index.pin(self.root)
         self.now = 0
@@ -130,16 +130,17 @@ class HeadwaterRequests:
             self.cache.release(self.requests)
 
     def evict_states(self, n: int) -> int:
+        evictor = self.cache._evictor
         for _ in range(n):
-            with self.cache._evictor.reserving():
-                self.cache._evictor.evict(Room.STATE, 1, self.requests)
+            evictor.reserving = True  # it stands in for `reserve`, which leaves it at False
+            evictor.evict(Room.STATE, 1, self.requests)
         return n
 
     def evict_kv(self, tokens: int) -> int:
-        before, pool = self.cache._evictor.kv_pages, self.cache._pool
-        with self.cache._evictor.reserving():
-            self.cache._evictor.make_room(Room.KV, pool.kv.free + -(-tokens // self.page), self.requests)
-        return (self.cache._evictor.kv_pages - before) * self.page
+        evictor, pool = self.cache._evictor, self.cache._pool
+        before, evictor.reserving = evictor.kv_pages, True
+        evictor.make_room(Room.KV, pool.kv.free + -(-tokens // self.page), self.requests)
+        return (evictor.kv_pages - before) * self.page
 
     def lock(self) -> None:
         """Nothing to do: `reserve` pins what it reads before it evicts."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headwater.cache.segments.compose import Widths
 from headwater.cache.segments.store import SegmentKey
 from headwater.plan import CacheLayout, Place
-from tests.cache.toy import LAYOUT, PAGE, Toy, floor, key_of, publish_segment, reserve_segment, words
+from tests.cache.toy import LAYOUT, PAGE, Toy, floor, key_of, publish_segment, reserve_segment, reserving, words
 
 A, B, C = words(1, 40), words(2, 40), words(3, 40)
 MIXER_ONLY = replace(LAYOUT, kv_pages_per_unit=0)
@@ -27,7 +27,7 @@ class Path(Toy):
         self.cache.check()
 
     def make_room_below(self, kv: int, states: int, branch: Place, resume: Place) -> bool:
-        with self.cache._evictor.reserving():
+        with reserving(self.cache):
             return self.cache.branches.make_room_below(kv, states, branch, resume)
 
     def checkpoints(self, tokens: tuple[int, ...], namespace: str = "") -> tuple[int, ...]:

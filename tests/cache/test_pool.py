@@ -13,7 +13,7 @@ from headwater.plan import CacheLayout
 
 def test_taking_more_than_is_free_takes_nothing() -> None:
     region = Region(0, 3)
-    with pytest.raises(ValueError, match="4 pages asked for, 3 are free"):
+    with pytest.raises(ValueError, match="4 pages are needed, 3 are free"):
         region.take(4)
     assert region.free == 3
 

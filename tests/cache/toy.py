@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from inspect import signature
 from typing import Any
@@ -36,8 +37,18 @@ def words(first: int, count: int) -> Tokens:
 
 def evict(cache: PrefixCache, room: Room) -> None:
     """Evict one checkpoint, or one page, as `reserve` does for room."""
-    with cache._evictor.reserving():
+    with reserving(cache):
         cache._evictor.evict(room, 1, cache._now)
+
+
+@contextmanager
+def reserving(cache: PrefixCache) -> Iterator[None]:
+    """Stand in for `reserve`: what runs inside may evict for room."""
+    cache._evictor.reserving = True
+    try:
+        yield
+    finally:
+        cache._evictor.reserving = False
 
 
 def watch_evictions(cache: PrefixCache, caps: bool) -> None:

@@ -9,9 +9,7 @@ the policy's own cap excludes now that a path was committed (`path_cap`, `last_n
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager
 
 from headwater.cache.history import History
 from headwater.cache.index import Index
@@ -36,16 +34,7 @@ class Evictor:
         self.speculative = 0  # of them
         self.kv_pages = 0
         self.reuse: Counter[int] = Counter()  # evicted checkpoints by the number of requests that resumed there
-        self._reserving = False
-
-    @contextmanager
-    def reserving(self) -> Iterator[None]:
-        """Permit eviction for room. `reserve` alone opens this."""
-        self._reserving = True
-        try:
-            yield
-        finally:
-            self._reserving = False
+        self.reserving = False  # whether room may be made: `reserve` alone permits it, while it runs
 
     def make_room(self, room: Room, pages: int, now: int, keep: Nodes = NONE) -> bool:
         """Evict until `pages` are free. The caller has checked that as many can be freed, unless some are kept."""
@@ -91,7 +80,7 @@ class Evictor:
 
     def evict(self, room: Room, pages: int, now: int, keep: Nodes = NONE) -> bool:
         """Evict one checkpoint, or up to `pages` of one leaf's tail; if no prefix may go, a segment."""
-        if not self._reserving:
+        if not self.reserving:
             raise RuntimeError("eviction for room outside of reserve")
         victim = self._policy.victim(room, now)
         if victim is None and self._segments.evict():

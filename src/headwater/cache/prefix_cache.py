@@ -95,8 +95,11 @@ class PrefixCache:
         follow from the request's earlier legs or names a checkpoint that was evicted. Then nothing is changed, except
         by a draft that spares a branch: what ranks below this branch may be evicted.
         """
-        with self._evictor.reserving():
+        self._evictor.reserving = True
+        try:
             return self._reserve(draft, match)
+        finally:
+            self._evictor.reserving = False
 
     def _reserve(self, draft: Draft, match: Match | None) -> Plan:
         lease = self._leases.get(draft.request)
@@ -146,8 +149,11 @@ class PrefixCache:
         self._require_room(Survey([], 0, None, (), (), kv, states + self.layout.slot_pages))
         self.segments.make_way(kv + states)
         self._now += 1
-        with self._evictor.reserving():
+        self._evictor.reserving = True
+        try:
             self._evictor.make_rooms(kv, states + self.layout.slot_pages, self._now)
+        finally:
+            self._evictor.reserving = False
         return self._builds.begin(request, key)
 
     def plan_segment(self, request: int, start: int, end: int) -> Plan:
