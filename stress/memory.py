@@ -27,7 +27,7 @@ MAX_GROWTH = 16 * 2**20  # bytes, from the end of the warm-up on
 
 # Rings and memories of a fixed size, that fill up with requests: how much they hold at most.
 CAPACITIES = {
-    "Losses._entries": 4096,
+    "EvictionLog._entries": 4096,
     "Shares._served": 1024 + 64,
     "Recent._ring": 100,
     "Timeline._ring": 900,

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
+import re
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+import headwater
 from headwater.config import ServeConfig
 from stress.census import census, grown
 from stress.draw import Draw
@@ -70,6 +73,14 @@ def test_a_soak_notices_a_page_that_is_lost(model):
 def test_the_same_seed_draws_the_same_requests():
     assert [Draw(3, i).chat() for i in range(20)] == [Draw(3, i).chat() for i in range(20)]
     assert Draw(3, 1).completion() != Draw(3, 2).completion()
+
+
+@pytest.mark.parametrize("container", CAPACITIES)
+def test_each_container_with_a_capacity_exists(container):
+    name, attribute = container.split(".")
+    sources = [path.read_text() for path in Path(headwater.__file__).parent.rglob("*.py")]
+    [source] = [source for source in sources if re.search(rf"\nclass {name}\b", source)]
+    assert f"self.{attribute}" in source
 
 
 def test_nothing_grows_with_the_number_of_requests_namespaces_or_clients(model):
