@@ -54,9 +54,7 @@ def serve(
     turns: Annotated[int, typer.Option(help="Turns of each drawn chat.")] = 4,
     vocab: Annotated[int | None, typer.Option(help="Draw token ids below N instead of words.")] = None,
     output_tokens: Annotated[int, typer.Option(help="max_tokens of requests without their own.")] = 64,
-    ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Answers continue to max_tokens (an extension).")
-    ] = False,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Answers continue to max_tokens.")] = False,
     temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 0.0,
     history: Annotated[str, typer.Option(help="Answers that later turns contain: answered, recorded.")] = "answered",
     rate: Annotated[str | None, typer.Option(help="Open loop: requests a second, or `recorded` times.")] = None,

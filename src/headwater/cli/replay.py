@@ -31,7 +31,7 @@ from headwater.cli.lab import (
 )
 from headwater.errors import ConfigError
 from headwater.lab.cost import StepCost, load_device
-from headwater.lab.replay import run_grid
+from headwater.lab.replay import NewArrivals, run_grid
 from headwater.lab.row import Result
 from headwater.lab.serving import Engine, check_clock
 from headwater.lab.setup import OFF, Setup, system
@@ -111,18 +111,28 @@ def replay(
     for setup in setups:
         setup.layout(found)
     outputs = Outputs(found, model, page_size, json_file, per_request, report)
+    _run(found, setups, lambda trace: make_arrivals(trace, arrival, seed, data), engine, jobs, outputs)
+
+
+def _run(
+    found: Trace,
+    setups: list[Setup],
+    arrivals: NewArrivals,
+    engine: Engine | None,
+    jobs: int,
+    outputs: Outputs,
+) -> None:
+    """Run the setups; print and write what is done, even if the run is interrupted."""
     results: dict[int, Result] = {}
     try:
         with progress("replaying", len(setups)) as advance:
-            for number, result in run_grid(
-                found, setups, lambda trace: make_arrivals(trace, arrival, seed, data), engine, jobs
-            ):
+            for number, result in run_grid(found, setups, arrivals, engine, jobs):
                 results[number] = result
                 advance()
     finally:
         done = [results[number] for number in sorted(results)]
         if done:
-            console.print(results_table(found, base.profile.name, done, console.width))
+            console.print(results_table(found, setups[0].profile.name, done, console.width))
             outputs.write(done)
 
 
