@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headwater.account import Reason
 from headwater.cache import NoCache
@@ -443,6 +445,33 @@ def test_a_walk_from_a_match_that_shares_the_key_s_beginning_finds_the_same() ->
         found = toy.cache.match(key_of(tokens), len(tokens), near=(near, shared))
         assert found == toy.match(tokens)
         assert toy.cache.path(found) == toy.cache.path(toy.match(tokens))
+
+
+def test_a_walk_from_a_match_that_ended_inside_an_edge_goes_no_deeper_than_that_match() -> None:
+    """The edge of A has a checkpoint at its end: no other prompt that shares its first pages may resume there."""
+    toy = Toy()
+    toy.serve(A)
+    other = A[:8] + B + B
+    near = toy.match(other)
+    assert (near.kv_tokens, near.checkpoint_tokens) == (8, 0)
+    marked = other[:60] + words(9, 20)
+    assert toy.cache.match(key_of(marked), len(marked), near=(near, 60)) == near
+
+
+PAGES = st.lists(st.sampled_from("ab"), min_size=1, max_size=12).map(
+    lambda kinds: tuple(token for kind in kinds for token in words("ab".index(kind) + 1, PAGE))
+)
+
+
+@given(st.lists(PAGES, max_size=5), PAGES, PAGES)
+def test_a_walk_from_any_match_finds_what_a_walk_from_the_root_finds(served, first, second) -> None:
+    toy = Toy()
+    for prompt in served:
+        toy.serve(prompt)
+    shared = next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), len(first[: len(second)]))
+    found = toy.cache.match(key_of(second), len(second), near=(toy.match(first), shared))
+    assert found == toy.match(second)
+    assert toy.cache.path(found) == toy.cache.path(toy.match(second))
 
 
 def test_evicting_outside_of_reserve_raises() -> None:

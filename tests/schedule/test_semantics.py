@@ -203,3 +203,19 @@ def test_when_pages_run_out_the_request_that_came_last_is_preempted_and_says_the
     assert [s.tokens for s in seqs] == expected
     assert seqs[0].preemptions == 0
     assert tight.scheduler.preemptions > 0
+
+
+@pytest.mark.parametrize("legs", [0, 1], ids=["first", "later"])
+def test_a_leg_that_cannot_be_completed_fails_its_request_alone_and_holds_nothing(monkeypatch, legs):
+    it = lab(n_pages=200, tokens_per_step=128)
+    seq = it.submit(words(600, "broken"), 4)
+    for _ in range(legs):
+        it.step()
+    with monkeypatch.context() as broken:
+        broken.setattr(type(seq), "complete", lambda self, plan: 1 / 0)
+        it.scheduler.plan_step()
+    assert [(failed, type(error)) for failed, error in it.scheduler.failures] == [(seq, ZeroDivisionError)]
+    it.scheduler.failures.clear()
+    it.cache.check()
+    assert not it.cache._leases
+    assert it.ask(words(300, "after"), 4).computed

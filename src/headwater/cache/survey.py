@@ -73,8 +73,9 @@ class Surveyor:
         """Return the node at which the walk begins: the root, or a node on the path of a match that shares it."""
         if near is None or not isinstance(near[0], Found):
             return self._index.roots.get(namespace)
-        node = self._fresh(near[0]).last
-        while node is not None and node.end * self.layout.unit_tokens > near[1]:
+        found = self._fresh(near[0])
+        node, shared = found.last, min(found.end, near[1] // self.layout.unit_tokens)
+        while node is not None and node.end > shared:  # the match may have ended inside the edge of its last node
             node = node.parent
         return node
 

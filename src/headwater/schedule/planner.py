@@ -129,6 +129,7 @@ class Planner:
         if plan is not None:
             off = match.reason is Reason.CACHE_OFF
             found = Match(0, 0, 0, Reason.CACHE_OFF if off else Reason.PROMPT_LOGPROBS)
+            seq.match = None
             seq.begun(found, 0, self.placement, None)
         return plan
 
@@ -241,7 +242,13 @@ class Planner:
         )
         plan = self.cache.reserve(draft, match)
         seq.planned = plan.end
-        return seq.complete(plan)
+        try:
+            return seq.complete(plan)
+        except Exception:
+            self.cache.abandon(plan)
+            if seq.slot is None:
+                self.cache.release(seq.id)  # of a first leg: the sequence does not run, so nothing else would
+            raise
 
     def _leg_end(self, seq: Sequence, start: int, budget: Budget) -> int:
         """Return how far tokens and saves reach: the prompt's end or a multiple of the grid."""

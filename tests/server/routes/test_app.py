@@ -372,9 +372,10 @@ def test_an_engine_that_fails_midway_ends_the_stream_with_its_error(call, engine
     assert last["error"]["message"] == "the engine has stopped"
 
 
-def test_a_stream_that_fails_before_its_first_token_has_the_status_of_its_error(call, engine):
+@pytest.mark.parametrize("echo", [False, True])
+def test_a_stream_that_fails_before_its_first_token_has_the_status_of_its_error(call, engine, echo):
     engine.fail = QueueFull(8, 8, 7)
-    reply = complete(call, stream=True)
+    reply = complete(call, stream=True, echo=echo)
     assert error(reply, 503)["code"] == "queue_full"
     assert reply.headers["retry-after"] == "7"
 

@@ -106,6 +106,11 @@ def test_a_turn_with_a_call_and_its_output_reaches_the_template(client, engine):
     assert "<tool_response>\n42" in prompt
 
 
+def test_reasoning_without_a_list_of_parts_is_left_out(client, engine):  # noqa: F811
+    client.responses.create(model="m", input=[{"type": "reasoning", "summary": 5}, {"role": "user", "content": "hi"}])
+    assert "hi" in prompt_of(engine)
+
+
 def test_a_developers_item_is_a_system_message():
     items = [{"role": role, "content": "x"} for role in ("developer", "system", "user")]
     assert [message["role"] for message in messages_of(items)] == ["system", "system", "user"]

@@ -146,6 +146,11 @@ def account(finished: list[FinishedEvent]) -> Json | list[Json]:
     return accounts[0] if len(accounts) == 1 else accounts
 
 
+def without_echo(events: Events) -> Events:
+    """Return the events of answers that do not begin with their prompts."""
+    return events
+
+
 def echo_of(tokenizer: Tokenizer, body: CompletionRequest, encoded: Sequence[Encoded]) -> Echo:
     """Return a function that adds to each answer's events its prompt; `encoded` are the prompts."""
     n, prompts = body.answers, list(zip(body.prompts, encoded, strict=True))

@@ -113,7 +113,8 @@ def _add_message(messages: list[Message], item: dict[str, Any]) -> None:
 
 
 def _add_reasoning(messages: list[Message], item: dict[str, Any]) -> None:
-    parts = item.get("content") or item.get("summary") or []
+    parts = item.get("content") or item.get("summary")
+    parts = parts if isinstance(parts, list) else []
     text = "".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
     if text:
         messages.append({"role": "assistant", "content": None, "reasoning_content": text})

@@ -8,7 +8,7 @@ from starlette.concurrency import run_in_threadpool
 
 from headwater.request import Generation
 from headwater.server.answer.forms import ChatForm, CompletionForm, Form
-from headwater.server.answer.reply import Echo, Reply
+from headwater.server.answer.reply import Echo, Reply, without_echo
 from headwater.server.answer.responses import ResponsesReply
 from headwater.server.http.errors import generated
 from headwater.server.http.exchange import Events, EventStream, Exchange, Progress, unless_gone
@@ -60,7 +60,7 @@ class Answering:
         self._exchange, self._record = Exchange(service.engine), RequestRecord(endpoint, service.watchers)
 
     async def answer(
-        self, generations: list[Generation], reply: Reply | ResponsesReply, echo: Echo | None = None
+        self, generations: list[Generation], reply: Reply | ResponsesReply, echo: Echo = without_echo
     ) -> Response:
         """Submit the generations and answer as events come; cancel them if the client disconnects."""
         if any(generation.params.constraint for generation in generations):
@@ -68,17 +68,16 @@ class Answering:
         else:
             self._exchange.submit_all(generations)
         events = self._record.watch(self._exchange.events())
-        events = events if echo is None else echo(events)
         if self._body.stream:
-            return await self._streamed(events, reply)
+            return await self._streamed(events, reply, echo)
         try:
-            whole = await unless_gone(self._request, reply.whole(events))
+            whole = await unless_gone(self._request, reply.whole(echo(events)))
         finally:
             self._close()
         return Response(status_code=CLIENT_GONE) if whole is None else JSONResponse(whole)
 
-    async def _streamed(self, events: Events, reply: Reply | ResponsesReply) -> Response:
-        """Return a stream after its first event; an error before that is answered with its own status."""
+    async def _streamed(self, events: Events, reply: Reply | ResponsesReply, echo: Echo) -> Response:
+        """Return a stream after the engine's first event; an error before that is answered with its own status."""
         first = None
         try:
             first = await unless_gone(self._request, anext(events))
@@ -87,7 +86,8 @@ class Answering:
                 self._close()
         if first is None:
             return Response(status_code=CLIENT_GONE)
-        stream = EventStream(reply.stream(resumed(first, events), self._body.include_usage), self._close)
+        shown = echo(resumed(first, events))
+        stream = EventStream(reply.stream(shown, self._body.include_usage), self._close)
         self._exchange.before_waiting = stream.flush
         return stream
 

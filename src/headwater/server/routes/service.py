@@ -13,7 +13,7 @@ from headwater.request import Generation, SamplingParams
 from headwater.server.answer.dialect import Dialect
 from headwater.server.answer.formats.parser import AnswerParser
 from headwater.server.answer.forms import TokenNames
-from headwater.server.answer.reply import Echo, echo_of
+from headwater.server.answer.reply import Echo, echo_of, without_echo
 from headwater.server.http.errors import BadRequest
 from headwater.server.http.exchange import ServedEngine
 from headwater.server.observe.record import Watcher
@@ -44,7 +44,7 @@ class Service:
             template = ChatTemplate(engine.chat_template, engine.special_tokens)
             self._prompter = ChatPrompter(engine.tokenizer, template, self.encoder)
 
-    def completion(self, body: CompletionRequest) -> tuple[list[Generation], Echo | None]:
+    def completion(self, body: CompletionRequest) -> tuple[list[Generation], Echo]:
         """Translate a completion: one generation for each answer, and the echo of the prompts if it is wanted."""
         self._check_tokens_of(body)
         encoded = [self._encoded(prompt, body.salt) for prompt in body.prompts]
@@ -55,7 +55,7 @@ class Service:
             if body.scores_prompt:
                 generation = scoring(generation, body.logprobs or 0)
             generations += nth_answers(generation, body)
-        return generations, echo_of(self.engine.tokenizer, body, encoded) if body.echo else None
+        return generations, echo_of(self.engine.tokenizer, body, encoded) if body.echo else without_echo
 
     def chat(self, body: ConversationRequest) -> tuple[list[Generation], Callable[[], AnswerParser]]:
         """Translate a conversation: one generation for each answer, and a function that returns a parser for one."""
