@@ -164,7 +164,7 @@ class Toy:
         return plan
 
     def run(self, plan: Plan, draft: Draft) -> None:
-        """What an executor does: read the checkpoint and the KV before the leg, write the leg's KV and states."""
+        """Act as an executor: read the checkpoint and the KV before the leg, write the leg's KV and states."""
         if plan.restore:
             assert self.state(plan.restore) == (draft.namespace, plan.start, draft.key[: 4 * plan.start])
         for at, page in enumerate(plan.table[: plan.write_from]):

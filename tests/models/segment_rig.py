@@ -26,7 +26,7 @@ class Stored:
 
     @property
     def end(self) -> int:
-        """Where its tail begins."""
+        """Position at which the segment's tail begins."""
         return len(self.tokens) - TAIL
 
 

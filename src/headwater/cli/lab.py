@@ -51,8 +51,8 @@ def read(trace: str, data: Path | None, tokenizer: Path | None, limit: int | Non
     sessions = len({request.session for request in found.requests})
     tokens = sum(request.prompt_tokens for request in found.requests)
     progress_console.print(
-        f"{found.name}: {len(found.requests):,} requests of {sessions:,} sessions, {tokens:,} prompt tokens; "
-        f"read in {found.seconds:.1f} s",
+        f"{found.name}: read in {found.seconds:.1f} s\n"
+        f"{len(found.requests):,} requests of {sessions:,} sessions, {tokens:,} prompt tokens",
         highlight=False,
     )
     return found

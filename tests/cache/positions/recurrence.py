@@ -66,5 +66,5 @@ def _at(line: tuple[int, int], place: int) -> int:
 
 
 def _is_hidden(left: tuple[int, int], middle: tuple[int, int], right: tuple[int, int]) -> bool:
-    """Whether the middle line is nowhere lower than both others; slopes fall."""
+    """Return whether the middle line is nowhere lower than both others; slopes fall."""
     return (right[1] - left[1]) * (left[0] - middle[0]) <= (middle[1] - left[1]) * (left[0] - right[0])

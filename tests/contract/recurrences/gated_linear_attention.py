@@ -30,7 +30,7 @@ def moved(
 
 
 def every_other(value: float, other: float) -> Fill:
-    """Of channels beside each other, one forgets as the first says and the next as the other."""
+    """Fill gates of even channels with the first value, and those of odd channels with the other."""
 
     def fill(weight: torch.Tensor, generator: torch.Generator) -> None:
         weight[::2], weight[1::2] = value, other

@@ -37,7 +37,7 @@ EXPERTS = Experts(WIDTH, 4, 2, 64)
 
 
 def compile_only(kernel: Any, *args: object, grid: object, warmup: bool, **options: Any) -> None:
-    """What a launch becomes: its kernel is compiled for these arguments and not run."""
+    """Compile the kernel of a launch for these arguments, and do not run it."""
     del grid, warmup
     given = dict(zip(kernel.arg_names, args, strict=False)) | options
     stages = {"num_stages": given.pop("num_stages")} if "num_stages" in given else {}
