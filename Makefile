@@ -41,7 +41,7 @@ test: lint
 	$(BIN)/pytest -m "not full" -n 2 --dist worksteal
 
 test-full: lint
-	HEADWATER_TEST_FULL=1 $(BIN)/pytest
+	HEADWATER_TEST_FULL=1 $(BIN)/pytest -n 2 --dist worksteal
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.run $(BENCH)
