@@ -15,7 +15,7 @@ import typer
 
 from headwater.cli import commands
 from headwater.config import SETTINGS, ServeConfig
-from headwater.server.http.draining import LINGER
+from headwater.server.http.process import LINGER
 
 ROOT = Path(__file__).parents[1]
 DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()

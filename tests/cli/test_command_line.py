@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shlex
@@ -128,9 +129,11 @@ def test_what_it_cannot_do_is_one_line(capsys, arguments, part):
 
 
 def test_a_taken_port_is_told_before_a_model_is_loaded(capsys, folder):
+    handlers = logging.getLogger().handlers[:]
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert f"127.0.0.1:{port}" in refusal(capsys, "serve", str(folder), "--port", str(port))
+    assert logging.getLogger().handlers == handlers, "logging is set up by a server that listens only"
 
 
 def test_a_broken_config_is_named(capsys, folder):

@@ -1,4 +1,4 @@
-"""The command line, one file a command. A user's error is one line on standard error, and exit code 2."""
+"""The command line, a file for each command or a few. A user's error is one line on standard error, and exit code 2."""
 
 from __future__ import annotations
 
@@ -8,19 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headwater.cli import (  # noqa: F401  each registers its command
-    bench,
-    chat,
-    doctor,
-    eval,
-    fidelity,
-    fit,
-    inspect,
-    profiles,
-    replay,
-    serve,
-    size,
-)
+from headwater.cli import bench, chat, doctor, eval, inspect, replay, serve, size  # noqa: F401  they register commands
 from headwater.cli.common import commands
 from headwater.errors import HeadwaterError
 

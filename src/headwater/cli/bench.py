@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import signal
 from collections.abc import Iterator
 from itertools import chain
@@ -13,10 +12,18 @@ from types import SimpleNamespace
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from headwater import machine
-from headwater.cli.common import ApiKey, JsonFile, ServedModel, commands, jsonable, one_of, show
+from headwater.cli.common import (
+    ApiKey,
+    JsonFile,
+    ServedModel,
+    commands,
+    json_text,
+    one_of,
+    progress_console,
+    provenance,
+    show,
+)
 from headwater.errors import ConfigError
 from headwater.load.endpoint import Endpoint, about, first_model
 from headwater.load.generator import Limits
@@ -104,13 +111,12 @@ def measured(options: SimpleNamespace) -> list[Phase]:
     sessions = source(options)
     pages = about(options.url, options.api_key, min(options.timeout, ABOUT_SECONDS))
     options.model = options.model or first_model(pages)
-    with LiveProgress(Console(stderr=True)) as progress:
+    with LiveProgress(progress_console) as progress:
         phases = asyncio.run(load(options, pace, sessions, progress))
     print_tables(phases, slo)
     if options.json_file is not None:
-        settings = {name: jsonable(value) for name, value in vars(options).items() if name != "api_key"}
-        report = as_json(phases, slo, settings=settings, machine=machine.describe(), server=pages)
-        options.json_file.write_text(json.dumps(report, indent=1) + "\n")
+        report = as_json(phases, slo, **provenance(vars(options)), server=pages)
+        options.json_file.write_text(json_text(report))
     if options.plots is not None:
         draw_plots(options.plots, {phase.name: phase.results for phase in phases})
     return phases

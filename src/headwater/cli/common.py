@@ -1,25 +1,32 @@
-"""The command group, and helpers of several commands: options, consoles, files."""
+"""The command group, and helpers of several commands: options, consoles, traces, files."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from headwater import machine
 from headwater.config import SETTINGS
 from headwater.errors import ConfigError
+from headwater.traces.read import make_trace
+from headwater.traces.request import Trace
+
+T = TypeVar("T")
 
 WIDTH = 140  # of tables that are written to a file or a pipe
 
 commands = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
 console = Console()
+progress_console = Console(stderr=True)
 
 HELP = {one.name: one.help for one in SETTINGS}
 Model = Annotated[Path | None, typer.Argument(help="Folder of a checkpoint; without it, the embedded model.")]
@@ -29,6 +36,24 @@ PageSize = Annotated[int, typer.Option(help=HELP["page_size"])]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write all figures to this file as JSON.")]
 ApiKey = Annotated[str | None, typer.Option(envvar="HEADWATER_API_KEY", help="API key of the server.")]
 ServedModel = Annotated[str | None, typer.Option(help="Name of the model; without it, the first one listed.")]
+TraceFile = Annotated[
+    str,
+    typer.Argument(metavar="TRACE", help="Recorded traffic: a file, or a name below --data; or drawn: rag(zipf=1)."),
+]
+Data = Annotated[Path | None, typer.Option(help="Folder in which traces are looked up by name.")]
+Tokenizer = Annotated[Path | None, typer.Option(help="tokenizer.json for text; without one, a fast built-in split.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Read the first so many sessions (or single requests) only.")]
+Arrival = Annotated[
+    str | None,
+    typer.Option(
+        help="When requests come: sessions a second (2.0), poisson(rate=2.0, think=5), recorded(speed=2), "
+        "closed(clients=8). Without it as recorded, where nothing is, Poisson."
+    ),
+]
+ModelName = Annotated[str, typer.Option("--model", help="A profile (`headwater profiles`), or a checkpoint's folder.")]
+PageTokens = Annotated[int, typer.Option("--page-size", min=1, help="Tokens a page.")]
+Seed = Annotated[int, typer.Option(help="Of everything that is drawn.")]
+Jobs = Annotated[int, typer.Option(min=0, help="Processes; 0: one a core.")]
 
 
 def show(*shown: Table | str) -> None:
@@ -45,11 +70,32 @@ def one_of(name: str, value: str, allowed: Iterable[str]) -> Any:
     return value
 
 
-def jsonable(value: object) -> object:
-    """Return the value of an option as JSON has it."""
-    if isinstance(value, list):
-        return [jsonable(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
+def read(trace: str, data: Path | None, tokenizer: Path | None, limit: int | None, seed: int) -> Trace:
+    """Read or draw a trace, and print how long that took."""
+    with progress_console.status(f"reading {trace}"):
+        found = make_trace(trace, data, tokenizer, limit, seed)
+    sessions = len({request.session for request in found.requests})
+    tokens = sum(request.prompt_tokens for request in found.requests)
+    progress_console.print(
+        f"{found.name}: read in {found.seconds:.1f} s\n"
+        f"{len(found.requests):,} requests of {sessions:,} sessions, {tokens:,} prompt tokens",
+        highlight=False,
+    )
+    return found
+
+
+def choices(text: str, of: Callable[[str], T]) -> list[T]:
+    """Split a list at its commas outside brackets: `lru,seglen(w=0.5, single_child=False)`."""
+    items, depth = [""], 0
+    for letter in text:
+        depth += (letter == "(") - (letter == ")")
+        if letter == "," and not depth:
+            items.append("")
+        else:
+            items[-1] += letter
+    if not all(item.strip() for item in items):
+        raise ConfigError(f"{text!r} is no list of choices: one of them is empty")
+    return [of(item.strip()) for item in items]
 
 
 def check_writable(*paths: Path | None) -> None:
@@ -70,12 +116,27 @@ def write_whole(path: Path, parts: Iterable[str]) -> None:
         unfinished.unlink(missing_ok=True)
 
 
+def write_json(path: Path | None, document: object) -> None:
+    """Write a document as JSON, with paths as texts, if there is a file to write to."""
+    if path is not None:
+        write_whole(path, [json_text(document)])
+
+
+def json_text(document: object) -> str:
+    return json.dumps(document, indent=1, default=str) + "\n"
+
+
+def provenance(options: Mapping[str, object]) -> dict[str, object]:
+    """Return the options of a run, without the API key, and its machine, for the JSON of its figures."""
+    settings = {name: value for name, value in options.items() if name != "api_key"}
+    return {"settings": settings, "machine": machine.describe()}
+
+
 @contextmanager
 def progress(name: str, total: int) -> Iterator[Callable[[], None]]:
     """Show a progress bar on a terminal; gives the function that advances it."""
-    terminal = Console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as bars:
+    with Progress(*columns, console=progress_console, transient=True, disable=not progress_console.is_terminal) as bars:
         task = bars.add_task(name, total=total)
         yield lambda: bars.advance(task)
 

@@ -1,12 +1,11 @@
-"""`headwater eval`: quality of a server's answers, and whether its cache changes them.
+"""`headwater eval` and `headwater fidelity`: quality of a server's answers, and of prompts composed of segments.
 
-Each measure reads its files before a server is started, then prints tables, and returns their figures as JSON and
-whether there was any answer.
+Each measure of `eval` reads its files before a server is started, then prints tables, and returns their figures as JSON
+and whether there was any answer.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict
@@ -17,19 +16,20 @@ from typing import Annotated, Any
 
 import typer
 
-from headwater import machine
 from headwater.cli.common import (
     HELP,
     ApiKey,
+    Dtype,
     JsonFile,
     Model,
     ServedModel,
     check_writable,
     commands,
-    jsonable,
     progress,
+    progress_console,
+    provenance,
     show,
-    write_whole,
+    write_json,
 )
 from headwater.errors import ConfigError
 from headwater.evaluate import divergence, perplexity, tables
@@ -39,6 +39,8 @@ from headwater.evaluate.modes import MODES, PAIRED, SEGMENTS, SINGLE
 from headwater.evaluate.scoring import require_jsonschema
 from headwater.evaluate.server import Server, own_server
 from headwater.evaluate.summary import Comparison, as_json, sliced
+from headwater.models.embedded import embedded
+from headwater.request import Fidelity
 
 Json = dict[str, Any]
 Measure = Callable[[Server], tuple[Json, bool]]
@@ -89,10 +91,7 @@ def evaluate(
     measure = measure_of(options)
     with serving(options) as server:
         found, answered = measure(server)
-        if json_file is not None:
-            settings = {name: jsonable(value) for name, value in vars(options).items() if name != "api_key"}
-            about = {"settings": settings, "machine": machine.describe(), "server": server.about}
-            write_whole(json_file, [json.dumps({**about, **found}, indent=1) + "\n"])
+        write_json(json_file, {**provenance(vars(options)), "server": server.about, **found})
     if not answered:
         raise typer.Exit(1)
 
@@ -200,3 +199,51 @@ def windows(options: SimpleNamespace, server: Server, tokens: Sequence[int], k: 
 
 def run_of(options: SimpleNamespace, items: Sequence[Item], server: Server, **more: Any) -> Run:
     return Run(server, items, options.max_tokens, options.thinking, options.concurrency, **more)
+
+
+@commands.command()
+def fidelity(
+    context: typer.Context,
+    model: Model = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="Prompts of JSON lines, or a text; without it, a sample.", exists=True, dir_okay=False),
+    ] = None,
+    cut: Annotated[
+        int | None, typer.Option(min=2, help="Use one prompt: N tokens of documents, cut into equal parts.")
+    ] = None,
+    parts: Annotated[int, typer.Option(min=2, help="Parts of --cut; the first is kept whole.")] = 2,
+    count: Annotated[int, typer.Option(min=1, help="Prompts of the sample.")] = 8,
+    longest: Annotated[int, typer.Option(min=1, help="Longest prompt of the sample, in tokens.")] = 1024,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the sample.")] = 0,
+    ways: Annotated[
+        list[Fidelity] | None,
+        typer.Option("--way", help="Method of composing; may be given several times. Without it, all."),
+    ] = None,
+    skip_attention: Annotated[
+        bool, typer.Option("--skip-attention", help="Attention layers add nothing (HYPIC, table 4).")
+    ] = False,
+    dtype: Dtype = "float32",
+    threads: Annotated[int | None, typer.Option(min=1, help=HELP["threads"])] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Measure prompts composed of segments against whole prompts.
+
+    Prints distances of states, keys and values, and the divergence of next tokens.
+    """
+    from headwater.evaluate.fidelity_prompts import Wanted  # imports torch
+    from headwater.evaluate.fidelity_study import ENDS, studied
+
+    check_writable(json_file)
+    wanted = Wanted(prompts, cut, parts, count, longest, seed)
+    with progress_console.status("composing"):
+        study = studied(model or embedded(), dtype, threads, wanted, ways or list(Fidelity), skip_attention)
+    means = study.means
+    found = (
+        tables.means_table(means),
+        tables.states_table(means),
+        tables.kept_table(means),
+        tables.deviations_table(study.deviations, ENDS),
+    )
+    show(*(table for table in found if table.row_count))
+    write_json(json_file, {**provenance(context.params), **study.as_json()})

@@ -1,19 +1,78 @@
-"""`headwater inspect`: costs of a model's cache."""
+"""Costs of models and devices: `headwater fit`, `headwater inspect` and `headwater profiles`."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.table import Table
 
-from headwater.cli.common import Dtype, Memory, Model, PageSize, commands, console, figures_table
+from headwater.cli.common import Dtype, Memory, Model, PageSize, commands, console, figures_table, show
 from headwater.config import ServeConfig
+from headwater.lab.cost import DEVICES, load_device
+from headwater.lab.fit import NAMES, Fitted, fit, observe, read_points
 from headwater.models.embedded import embedded
 from headwater.models.families import read_folder
+from headwater.models.profiles import PROFILES, Profile, load_profile
 from headwater.setting import parse_bytes
 from headwater.spec import ModelSpec
 
 INSPECTED_LENGTHS = (0, 1024, 8192, 32768, 131072)  # tokens
+SHOWN = 12  # observations of the table of residuals
+
+
+@commands.command("fit")
+def fit_device(
+    points: Annotated[list[Path], typer.Argument(help="JSON of `headwater bench serve --json`, or a list of points.")],
+    model: Annotated[str, typer.Option(help="Measured model: a profile's name or a checkpoint's folder.")],
+    device: Annotated[str, typer.Option(help=f"Device whose peaks hold: {', '.join(DEVICES)}, or a file.")] = "cpu",
+    out: Annotated[Path | None, typer.Option(help="Write the device to this file, for `replay --serve`.")] = None,
+    tokens_per_step: Annotated[int, typer.Option(min=1, help="Tokens of a step of the measured engine.")] = 1024,
+    tensor_parallel: Annotated[int, typer.Option(min=1, help="Devices that shared the model.")] = 1,
+) -> None:
+    """Fit the cost model of a device to measured requests.
+
+    Each request must have been alone on the engine.
+    """
+    profile, base = replace(load_profile(model), tensor_parallel=tensor_parallel), load_device(device)
+    files = [read_points(path) for path in points]
+    measured, left_out = [point for found, _ in files for point in found], sum(count for _, count in files)
+    fitted = fit(profile, base, observe(measured, tokens_per_step))
+    console.print(f"{len(measured):,} requests; {left_out:,} left out that failed or were not alone")
+    console.print(parameters_table(fitted))
+    console.print(residuals_table(fitted))
+    if out is not None:
+        source = f"fitted to {len(measured):,} requests of {profile.name}, R² {fitted.r2:.4f}; peaks of {base.name}"
+        out.write_text(replace(fitted.device, name=out.stem, source=source).as_toml())
+        console.print(f"written to {out}", highlight=False)
+
+
+def parameters_table(fitted: Fitted) -> Table:
+    table = figures_table(f"R² {fitted.r2:.4f}", "parameter", "value", "standard error")
+    for name, deviation in zip(NAMES, fitted.deviations, strict=True):
+        value = getattr(fitted.device, name)
+        shown, error = (f"{1000 * x:.3f} ms" if name == "overhead" else f"{x:.4f}" for x in (value, deviation))
+        table.add_row(name.replace("_", " "), shown, "not determined" if name in fitted.kept else error)
+    return table
+
+
+def residuals_table(fitted: Fitted) -> Table:
+    """Return some observations, from the shortest to the longest, and the median of all errors."""
+    errors = fitted.errors
+    table = Table(title=f"median error {fitted.median_error:.1%}", title_justify="left")
+    for name in ("", "prompt", "cached", "measured ms", "predicted ms", "error"):
+        table.add_column(name, justify="right", no_wrap=True)
+    order = sorted(range(len(errors)), key=lambda at: fitted.observations[at].seconds)
+    n = min(SHOWN, len(order))
+    for at in (order[round(i * (len(order) - 1) / (n - 1))] for i in range(n)):
+        one = fitted.observations[at]
+        table.add_row(
+            one.what, f"{one.point.prompt_tokens:,}", f"{one.point.cached_tokens:,}", f"{1000 * one.seconds:,.2f}",
+            f"{1000 * fitted.predicted[at]:,.2f}", f"{errors[at]:+.1%}",
+        )  # fmt: skip
+    return table
 
 
 @commands.command()
@@ -29,10 +88,10 @@ def inspect(
     n_pages = spec.layout(budget).n_pages
     console.print(cost_table(spec))
     console.print(flops_table(spec))
-    fit = figures_table(None, f"capacity of {budget:,} bytes", "alone")
-    fit.add_row("tokens of KV", f"{n_pages * page_size:,}" if spec.kv_pages_per_unit else "any number")
-    fit.add_row("checkpoints", f"{n_pages // spec.checkpoint_pages:,}" if spec.checkpoint_pages else "none needed")
-    console.print(fit)
+    capacity = figures_table(None, f"capacity of {budget:,} bytes", "alone")
+    capacity.add_row("tokens of KV", f"{n_pages * page_size:,}" if spec.kv_pages_per_unit else "any number")
+    capacity.add_row("checkpoints", f"{n_pages // spec.checkpoint_pages:,}" if spec.checkpoint_pages else "none needed")
+    console.print(capacity)
 
 
 def read_spec(path: Path, dtype: str, page_size: int) -> ModelSpec:
@@ -63,4 +122,71 @@ def flops_table(spec: ModelSpec) -> Table:
         saved = spec.prefill_flops(0, length) - spec.flops_by_kind(0, length)["head"]
         share = f"{sum(kinds[kind] for kind in attention) / total:.0%}"
         table.add_row(f"{length:,}", f"{total / 1e6:,.1f} M", share, f"{saved / 1e9:,.2f} G")
+    return table
+
+
+@commands.command()
+def profiles(
+    names: Annotated[list[str] | None, typer.Argument(help="Show only these, in detail.")] = None,
+    sources: Annotated[
+        bool, typer.Option("--sources", help="Show the source of each, and what it leaves open.")
+    ] = False,
+) -> None:
+    """List the models that the lab knows by name.
+
+    A checkpoint's folder is a profile, too.
+    """
+    chosen = [load_profile(name) for name in names] if names else list(PROFILES.values())
+    show(sources_table(chosen) if sources else sizes_table(chosen))
+    for profile in chosen if names and not sources else ():
+        show(layers_table(profile), profile_flops_table(profile))
+
+
+def sizes_table(chosen: list[Profile]) -> Table:
+    numbers = ("parameters", "attention", "recurrent", "KV a token", "checkpoint", "= tokens of KV", "GFLOPs a token")
+    table = figures_table(None, "profile", *numbers)
+    for profile in chosen:
+        kv, attention = profile.kv_bytes_per_token, sum(n for layer, n in profile.layers if layer.kv_elements(1))
+        table.add_row(
+            profile.name,
+            f"{sum(profile.parameters_by_kind().values()) / 1e9:.2f} B",
+            f"{attention:,}",
+            f"{sum(n for layer, n in profile.layers if layer.states):,}",
+            f"{kv:,}",
+            f"{profile.checkpoint_bytes:,}",
+            f"{profile.checkpoint_bytes / kv:,.0f}" if kv else "",
+            f"{profile.flops.linear / 1e9:.2f}",
+        )
+    return table
+
+
+def sources_table(chosen: list[Profile]) -> Table:
+    table = Table("profile", "source", "note")
+    for profile in chosen:
+        table.add_row(profile.name, profile.source, profile.note)
+    return table
+
+
+def layers_table(profile: Profile) -> Table:
+    """Return a row for each kind of layer: their number, and the sizes and costs of one of them."""
+    numbers = ("layers", "weights of each", "KV a token, elements", "state, elements", "MFLOPs a token")
+    table = figures_table(f"{profile.name}: layers", "kind", *numbers)
+    for layer, n in profile.layers:
+        state = sum(layer.state_elements.values())
+        kv = layer.kv_elements(profile.tensor_parallel)
+        table.add_row(
+            layer.kind, f"{n:,}", f"{layer.weights:,}", f"{kv:,}", f"{state:,}", f"{layer.flops.linear / 1e6:,.1f}"
+        )
+    return table
+
+
+def profile_flops_table(profile: Profile) -> Table:
+    """Return FLOPs of one more token after each length, and of the prefill that a hit of that length saves."""
+    numbers = ("one more token", "that grow with the length", "saved by a hit")
+    table = figures_table(f"{profile.name}: FLOPs", "after tokens", *numbers)
+    for length in INSPECTED_LENGTHS:
+        total = profile.flops.between(length, length + 1)
+        share = 1 - profile.flops.linear / total
+        saved = profile.flops.between(0, length)
+        table.add_row(f"{length:,}", f"{total / 1e9:,.3f} G", f"{share:.0%}", f"{saved / 1e12:,.2f} T")
     return table

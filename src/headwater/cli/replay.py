@@ -2,37 +2,46 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
 from headwater.cache.eviction import make_eviction
 from headwater.cache.placement import make_placement
-from headwater.cli.common import check_writable, commands, console, one_of, progress
-from headwater.cli.lab import (
+from headwater.cli.common import (
     Arrival,
     Data,
     Jobs,
     JsonFile,
     Limit,
     ModelName,
-    Outputs,
     PageTokens,
     Seed,
     Tokenizer,
     TraceFile,
+    check_writable,
     choices,
+    commands,
+    console,
+    one_of,
+    progress,
     read,
-    results_table,
+    write_json,
+    write_whole,
 )
 from headwater.errors import ConfigError
 from headwater.lab.cost import StepCost, load_device
 from headwater.lab.replay import NewArrivals, run_grid
-from headwater.lab.row import Result
+from headwater.lab.report import write_report
+from headwater.lab.report.blocks import reuse_of
+from headwater.lab.row import Result, Row
 from headwater.lab.serving import Engine, check_clock
 from headwater.lab.setup import OFF, Setup, system
 from headwater.models.profiles import load_profile
@@ -111,7 +120,7 @@ def replay(
     for setup in setups:
         setup.layout(found)
     outputs = Outputs(found, model, page_size, json_file, per_request, report)
-    _run(found, setups, lambda trace: make_arrivals(trace, arrival, seed, data), engine, jobs, outputs)
+    _run(found, setups, load, engine, jobs, outputs)
 
 
 def _run(
@@ -167,3 +176,131 @@ def _check(setups: list[Setup], under_clock: bool) -> None:
             make_placement(setup.placement)
             if under_clock:
                 check_clock(setup, policy)
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Output files of a replay, written when it ends; None is not wanted."""
+
+    trace: Trace
+    model: str
+    page_size: int
+    json_file: Path | None
+    per_request: Path | None
+    report: Path | None
+
+    def write(self, results: Sequence[Result]) -> None:
+        """Write each file completely, or not at all."""
+        rows = [result.row.as_dict() for result in results]
+        document = {"trace": self.trace.name, "model": self.model, "page_size": self.page_size, "rows": rows}
+        write_json(self.json_file, document)
+        if self.per_request is not None:
+            write_whole(self.per_request, _lines(results))
+        if self.report is not None:
+            write_report(self.report, self.trace.name, self.model, self.trace.notes, results)
+
+
+def results_table(trace: Trace, model: str, results: Sequence[Result], width: int) -> Table:
+    """Return a row for each result in the order of the options, with the reader's inferences as a caption.
+
+    Columns of high rank are left out until the table fits into `width` characters.
+    """
+    rows = [result.row for result in results]
+    shown = _fitting([column for column in COLUMNS if column.shown(rows)], rows, width)
+    table = Table(title=f"{trace.name}, {model}", title_justify="left", caption="\n".join(trace.notes) or None)
+    table.caption_justify = "left"
+    for column in shown:
+        words = column.name in ("pool", "policy")
+        table.add_column(column.name, justify="left" if words else "right", no_wrap=not words, overflow="fold")
+    for row in rows:
+        table.add_row(*(column.cell(row) for column in shown))
+    return table
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the table, and whether any row has its figure."""
+
+    name: str
+    cell: Callable[[Row], str]
+    rank: int = 0  # columns of the highest rank are left out first
+    shown: Callable[[Sequence[Row]], bool] = lambda rows: True
+
+    def width(self, rows: Sequence[Row]) -> int:
+        """Return the column's width in characters with its rule; a policy may be folded."""
+        widest = max(len(self.name), *(len(self.cell(row)) for row in rows))
+        return 3 + (min(widest, 20) if self.name == "policy" else widest)
+
+
+def _fitting(columns: list[Column], rows: Sequence[Row], width: int) -> list[Column]:
+    while sum(column.width(rows) for column in columns) + 1 > width and any(column.rank for column in columns):
+        columns.remove(max(columns, key=lambda column: column.rank))
+    return columns
+
+
+def _timed(rows: Sequence[Row]) -> bool:
+    return any(row.ttft_ms is not None for row in rows)
+
+
+def _policy(row: Row) -> str:
+    alpha = "" if row.alpha is None else f" α={row.alpha:g}"
+    return f"{row.placement} / {row.eviction}{alpha}" if row.eviction != "none" else "no cache"
+
+
+def _of_ideal(row: Row) -> str:
+    return f"{row.token_hit_rate / row.ideal_hit_rate:.1%}" if row.ideal_hit_rate else ""
+
+
+def _ttft(name: str) -> Callable[[Row], str]:
+    return lambda row: "" if row.ttft_ms is None else f"{getattr(row.ttft_ms, name):,.0f}"
+
+
+def _of_segments(rows: Sequence[Row]) -> bool:
+    return any(row.segments is not None for row in rows)
+
+
+def _share(name: str, rank: int) -> Column:
+    """Return a column with the share of that kind of tokens in all prompt tokens."""
+
+    def cell(row: Row) -> str:
+        tokens = 0 if row.segments is None else getattr(row.segments, f"{name}_tokens")
+        return f"{tokens / max(1, row.prompt_tokens):.1%}"
+
+    return Column(name, cell, rank, _of_segments)
+
+
+SEGMENT_COLUMNS = (_share("prefix", 0), _share("composed", 0), _share("seam", 1), _share("made", 0))
+COLUMNS = (
+    Column("GB", lambda row: f"{row.memory / 1e9:,.4g}"),
+    Column("pool", lambda row: row.pool, 0, lambda rows: any(row.pool != "unified" for row in rows)),
+    Column("policy", _policy),
+    Column("reuse", reuse_of, 0, _of_segments),
+    Column("hits", lambda row: f"{row.token_hit_rate:.1%}"),
+    Column("of ideal", _of_ideal, 0, lambda rows: not _of_segments(rows)),
+    Column("FLOPs", lambda row: f"{row.flops_saved_share:.1%}", 3),
+    *SEGMENT_COLUMNS,
+    Column("reused", lambda row: f"{_short(row.checkpoints_hit)} of {_short(row.checkpoints_taken)}", 4),
+    Column("stranded", lambda row: _short(row.stranded_tokens), 5),
+    Column("TTFT", _ttft("p50"), 0, _timed),
+    Column("p95", _ttft("p95"), 0, _timed),
+    Column("queue", lambda row: "" if row.queue_depth is None else f"{row.queue_depth:.2f}", 1, _timed),
+    Column("s", lambda row: f"{row.seconds:.1f}", 2),
+)
+
+
+def _short(number: int) -> str:
+    """Format a number in at most five characters."""
+    for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= unit:
+            return f"{number / unit:.3g}{name}"
+    return str(number)
+
+
+def _lines(results: Sequence[Result]) -> Iterable[str]:
+    for result in results:
+        row = result.row
+        setup = {"memory": row.memory, "pool": row.pool, "placement": row.placement, "eviction": row.eviction}
+        if row.segments is not None:
+            setup |= {"reuse": row.segments.reuse, "segment_eviction": row.segments.eviction}
+        for outcome in result.outcomes:
+            yield json.dumps({**setup, **outcome.as_dict()}) + "\n"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from headwater.engine.engine import Engine
-    from headwater.server.http.draining import DrainingServer
+    from headwater.server.http.process import DrainingServer
 
 EPILOG = (
     "Every setting is also a variable of the environment (HEADWATER_MAX_RUNNING=32), and a line of the file of "
@@ -110,14 +110,14 @@ def serve_until_stopped(config: ServeConfig) -> None:
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # without requests there is nothing to drain
     # imports of the web framework and of torch, without which `--help` and `inspect` start faster
-    from headwater.server.http.listener import check_tls, listener, url
+    from headwater.server.http.process import check_tls, listener, url
     from headwater.server.observe.logs import configure_logging
 
-    configure_logging(config.log_format)
     check_tls(config)
     with listener(config) as sock:
         from headwater.server.app import create_app
 
+        configure_logging(config.log_format)
         if config.model is None:
             print("No model given: serving the embedded headwater-tiny, a small model with short answers.", flush=True)
         engine = load_engine(config)
@@ -149,7 +149,7 @@ def load_engine(config: ServeConfig) -> Engine:
 def make_server(app: FastAPI, engine: Engine, config: ServeConfig) -> DrainingServer:
     import uvicorn
 
-    from headwater.server.http.draining import LINGER, DrainingServer
+    from headwater.server.http.process import LINGER, DrainingServer
 
     settings = uvicorn.Config(
         app,

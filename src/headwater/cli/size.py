@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -14,8 +13,7 @@ from rich.table import Table
 from headwater.cache.eviction import make_eviction
 from headwater.cache.eviction.clairvoyant import Clairvoyant
 from headwater.cache.placement import make_placement
-from headwater.cli.common import check_writable, commands, console, write_whole
-from headwater.cli.lab import (
+from headwater.cli.common import (
     Arrival,
     Data,
     Jobs,
@@ -26,8 +24,12 @@ from headwater.cli.lab import (
     Seed,
     Tokenizer,
     TraceFile,
+    check_writable,
+    commands,
+    console,
     progress_console,
     read,
+    write_json,
 )
 from headwater.errors import ConfigError
 from headwater.lab.setup import Setup
@@ -86,8 +88,7 @@ def size(
     lines = advice(curve(sizes, sizing.modelled), sizing.ideal)
     for line in (*lines, effort):
         console.print(line, highlight=False, soft_wrap=True)
-    if json_file is not None:
-        write_whole(json_file, [json.dumps(_document(found, setup, sizing.ideal, sizes, full, lines), indent=1) + "\n"])
+    write_json(json_file, _document(found, setup, sizing.ideal, sizes, full, lines))
 
 
 def _rate(text: str) -> float | None:

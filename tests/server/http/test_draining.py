@@ -12,7 +12,7 @@ import uvicorn
 
 from headwater.config import ServeConfig
 from headwater.server.app import create_app
-from headwater.server.http.draining import DrainingServer
+from headwater.server.http.process import DrainingServer
 from tests.server.fake_engine import FakeEngine
 
 PATIENCE = 20  # seconds after which something that must happen has not

@@ -11,7 +11,7 @@ import pytest
 
 from headwater.config import ServeConfig
 from headwater.errors import ConfigError
-from headwater.server.http.listener import check_tls, listener, url
+from headwater.server.http.process import check_tls, listener, url
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Middleware around every HTTP request: its id and context, the API key, and pages of other origins (CORS)."""
+"""Work around every HTTP request (its id and context, the API key, CORS), and beside all requests (`during`)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.datastructures import Headers, MutableHeaders
@@ -19,7 +21,6 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headwater.config import ServeConfig
-from headwater.server.http.draining import InFlight
 
 HEADER = "x-request-id"
 USABLE = re.compile(r"[A-Za-z0-9._:-]{1,64}")  # the ids that a client may choose
@@ -107,6 +108,40 @@ def around(app: FastAPI, wrap: Callable[[ASGIApp], ASGIApp]) -> None:
     """
     build = app.build_middleware_stack
     app.build_middleware_stack = lambda: wrap(build())  # type: ignore[method-assign]
+
+
+def during(app: FastAPI, part: Callable[[], AbstractAsyncContextManager[None]]) -> None:
+    """Enter `part` when the app starts, after the parts that were added before, and leave it when the app ends."""
+    outer = app.router.lifespan_context
+
+    @asynccontextmanager
+    async def both(started: FastAPI) -> AsyncIterator[Any]:
+        async with outer(started) as state, part():
+            yield state
+
+    app.router.lifespan_context = both
+
+
+class InFlight:
+    """Count of the requests that compute, until the last byte of their answers is written."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def counting(self, app: ASGIApp) -> ASGIApp:
+        """Wrap an app so that its POST requests are counted."""
+
+        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] != "http" or scope["method"] != "POST":
+                await app(scope, receive, send)
+                return
+            self.count += 1
+            try:
+                await app(scope, receive, send)
+            finally:
+                self.count -= 1
+
+        return counted
 
 
 def install_access(app: FastAPI, config: ServeConfig) -> None:

@@ -6,6 +6,7 @@ No label takes a value that a client could choose: values that are not in a clos
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -38,7 +39,8 @@ class Metrics(Watcher):
 
     def __init__(self, model: str, stats: Stats, page_bytes: int) -> None:
         self.registry = registry = CollectorRegistry()
-        count, spread = _counters(registry), _histograms(registry)
+        count = partial(Counter, namespace="headwater", registry=registry)
+        spread = partial(Histogram, namespace="headwater", registry=registry, buckets=SECONDS)
         self._requests = count("requests", "Requests that ended, by outcome", ("endpoint", "outcome"))
         self._prompt = count("prompt_tokens", "Tokens of prompts that were answered")
         self._cached = count("cached_tokens", "Tokens of prompts that were not computed")
@@ -47,12 +49,12 @@ class Metrics(Watcher):
         self._hits = count("hits", "Prompts of which something was cached")
         self._misses = count("misses", "Prompts that could have resumed deeper, by reason", ("reason",))
         self._waited = count("waited_for_leader", "Prompts that waited for another request to compute the same prefix")
-        self._ttft = spread("time_to_first_token_seconds", "From a request's arrival to its first token", SECONDS)
-        self._queued = spread("queue_seconds", "From a request's submission until its first leg ran", SECONDS)
-        self._gap = spread("inter_token_latency_seconds", "Between two tokens of an answer", GAPS)
-        self._total = spread("request_seconds", "From a request's arrival to its answer's end", SECONDS)
-        self._prompt_length = spread("prompt_length_tokens", "Tokens of a prompt", TOKENS)
-        self._hit_length = spread("hit_length_tokens", "Tokens of a prompt that were not computed", TOKENS)
+        self._ttft = spread("time_to_first_token_seconds", "From a request's arrival to its first token")
+        self._queued = spread("queue_seconds", "From a request's submission until its first leg ran")
+        self._gap = spread("inter_token_latency_seconds", "Between two tokens of an answer", buckets=GAPS)
+        self._total = spread("request_seconds", "From a request's arrival to its answer's end")
+        self._prompt_length = spread("prompt_length_tokens", "Tokens of a prompt", buckets=TOKENS)
+        self._hit_length = spread("hit_length_tokens", "Tokens of a prompt that were not computed", buckets=TOKENS)
         info = Gauge("headwater_build_info", "Version and model of the server", ("version", "model"), registry=registry)
         info.labels(version("headwater"), model).set(1)
         registry.register(EngineCollector(stats, page_bytes))
@@ -98,20 +100,6 @@ def outcome_of(request: RequestContext) -> str:
     if request.status == 503:
         return "unavailable"
     return "ok" if request.status < 400 else "refused" if request.status < 500 else "failed"
-
-
-def _counters(registry: CollectorRegistry) -> Callable[..., Counter]:
-    def make(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
-        return Counter(f"headwater_{name}", text, labels, registry=registry)
-
-    return make
-
-
-def _histograms(registry: CollectorRegistry) -> Callable[..., Histogram]:
-    def make(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"headwater_{name}", text, buckets=buckets, registry=registry)
-
-    return make
 
 
 class EngineCollector:

@@ -28,39 +28,11 @@ MAX_SHARE = 0.02  # of the time may be spent on viewing the tree, which holds th
 KEPT_REQUESTS = 100
 KEPT_SAMPLES = 900
 INTERVAL = 1.0  # seconds between two samples
-COLUMNS = (
-    "serial",
-    "time",
-    "kv",
-    "checkpoint",
-    "private",
-    "slot",
-    "segment",
-    "free",
-    "dead_kv_tokens",
-    "running",
-    "waiting",
-    "prompt_tokens",
-    "cached_tokens",
-    "output_tokens",
-)
-NODE_FIELDS = (
-    "id",
-    "parent",
-    "start",
-    "end",
-    "kv_pages",
-    "checkpoint",
-    "speculative",
-    "dead",
-    "age",
-    "pins",
-    "hits",
-    "subtree_tokens",
-    "subtree_nodes",
-    "folded_nodes",
-    "folded_tokens",
-)
+PAGES = ("kv", "checkpoint", "private", "slot", "segment", "free")
+SUMS = ("prompt_tokens", "cached_tokens", "output_tokens")
+COLUMNS = ("serial", "time", *PAGES, "dead_kv_tokens", "running", "waiting", *SUMS)
+USE_FIELDS = ("age", "pins", "hits", "subtree_tokens", "subtree_nodes", "folded_nodes", "folded_tokens")
+NODE_FIELDS = ("id", "parent", "start", "end", "kv_pages", "checkpoint", "speculative", "dead", *USE_FIELDS)
 
 log = logging.getLogger("headwater.server")
 
@@ -143,21 +115,11 @@ class Timeline:
 
     async def sample(self) -> None:
         """Take a sample. The engine is read on another thread, since its lock may be held while it plans a step."""
-        stats, recent = await run_in_threadpool(self._stats), self._recent
+        stats = await run_in_threadpool(self._stats)
+        pages, gauges = stats.cache.pages_by_use(), (stats.cache.dead_kv_tokens, stats.running, stats.waiting)
+        sums = _fields(self._recent, SUMS)
         self._serial += 1
-        self._ring.append(
-            (
-                self._serial,
-                round(time.time(), 3),
-                *stats.cache.pages_by_use().values(),
-                stats.cache.dead_kv_tokens,
-                stats.running,
-                stats.waiting,
-                recent.prompt_tokens,
-                recent.cached_tokens,
-                recent.output_tokens,
-            )
-        )
+        self._ring.append((self._serial, round(time.time(), 3), *pages.values(), *gauges, *sums.values()))
 
     @asynccontextmanager
     async def sampling(self) -> AsyncIterator[None]:
@@ -240,7 +202,7 @@ def _memory(stats: EngineStats, page_bytes: int) -> Json:
 def _since_start(stats: EngineStats, recent: Recent) -> Json:
     cache = stats.cache
     return {
-        **_fields(recent, ("prompts", "hits", "prompt_tokens", "cached_tokens", "output_tokens")),
+        **_fields(recent, ("prompts", "hits", *SUMS)),
         "hit_rate": recent.cached_tokens / recent.prompt_tokens if recent.prompt_tokens else None,
         "misses": {str(reason): count for reason, count in recent.reasons.items() if reason is not Reason.FULL},
         "full_hits": recent.reasons[Reason.FULL],

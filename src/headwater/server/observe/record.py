@@ -58,12 +58,6 @@ class Watcher:
         """Note a request that failed, or whose client disconnected (error None)."""
 
 
-@dataclass(slots=True)
-class _Times:
-    first: float
-    last: float
-
-
 @dataclass
 class RequestRecord:
     """Record of one request."""
@@ -74,7 +68,8 @@ class RequestRecord:
 
     def __post_init__(self) -> None:
         self._open = True
-        self._times: dict[int, _Times] = {}
+        self._first: dict[int, float] = {}  # time of each answer's first token, and of its last one so far
+        self._last: dict[int, float] = {}
 
     async def watch(self, events: Events) -> Events:
         """Yield the events, and report the end or failure of each generation."""
@@ -103,17 +98,16 @@ class RequestRecord:
             watcher.lost(self.context, self.endpoint, error)
 
     def _token(self, number: int) -> None:
-        now, times = time.perf_counter(), self._times.get(number)
-        if times is None:
-            self._times[number] = _Times(now, now)
-            return
-        for watcher in self.watchers:
-            watcher.token(now - times.last)
-        times.last = now
+        now = time.perf_counter()
+        if number in self._last:
+            for watcher in self.watchers:
+                watcher.token(now - self._last[number])
+        self._first.setdefault(number, now)
+        self._last[number] = now
 
     def _end(self, number: int, event: FinishedEvent, submitted: float) -> None:
-        times, total = self._times.get(number), self.context.seconds
-        first_token = total if times is None else times.first - self.context.started
+        total = self.context.seconds
+        first_token = self._first[number] - self.context.started if number in self._first else total
         end = GenerationEnd(self.context, self.endpoint, number, event, submitted, first_token, total)
         for watcher in self.watchers:
             watcher.ended(end)

@@ -13,12 +13,12 @@ import secrets
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import zstandard
 from starlette.concurrency import run_in_threadpool
@@ -50,19 +50,10 @@ class RecordedRequest:
         """Return the request with page hashes instead of tokens."""
         one = self.generation
         known = (*one.prompt, *self.output) if self.kept else one.prompt
-        return Request(
-            "",
-            hashes.of(one.namespace, known),
-            len(one.prompt),
-            len(self.output),
-            len(known),
-            round(self.at, 3),
-            None,
-            one.boundaries,
-            hashes.name(one.namespace),
-            one.segments,
-            one.fidelity,
-        )
+        pages, lengths = hashes.of(one.namespace, known), (len(one.prompt), len(self.output), len(known))
+        name = hashes.name(one.namespace)
+        at = round(self.at, 3)
+        return Request("", pages, *lengths, at, None, one.boundaries, name, one.segments, one.fidelity)
 
     def line(self, hashes: PageHashes) -> bytes:
         """Return the request's line in the file."""
@@ -115,14 +106,6 @@ class RecordedEngine:
                 self._open.pop(request.number, None)
         if request.output:
             self._recorder.add(request)
-
-
-class Sink(Protocol):
-    """Writer of lines."""
-
-    def write(self, lines: bytes) -> object: ...
-
-    def flush(self) -> object: ...
 
 
 class Recorder:
@@ -188,13 +171,10 @@ class Recorder:
             if batch[-1] is None:
                 return
 
-    @contextmanager
-    def _packed(self) -> Iterator[Sink]:
+    def _packed(self) -> AbstractContextManager[Any]:
         if self.path.suffix != ".zst":
-            yield self._file
-            return
-        with zstandard.ZstdCompressor(write_checksum=True).stream_writer(self._file, closefd=False) as writer:
-            yield writer
+            return nullcontext(self._file)
+        return zstandard.ZstdCompressor(write_checksum=True).stream_writer(self._file, closefd=False)
 
 
 def _new_file(path: Path) -> tuple[Path, Any]:

@@ -54,17 +54,16 @@ class Tracing(Watcher):
 
     def ended(self, end: GenerationEnd) -> None:
         root = self._begin(end.request, end.endpoint)
-        root.set_attributes(
-            {
-                "gen_ai.response.model": self._model,
-                "gen_ai.response.finish_reasons": [end.event.finish_reason],
-                "gen_ai.usage.input_tokens": end.account.prompt_tokens,
-                "gen_ai.usage.output_tokens": end.event.output_tokens,
-                "gen_ai.usage.cache_read.input_tokens": end.account.cached_tokens,
-                "headwater.generation": end.number,
-            }
-        )
-        root.set_attributes({f"headwater.{name}": _plain(value) for name, value in end.account.as_dict().items()})
+        attributes = {
+            "gen_ai.response.model": self._model,
+            "gen_ai.response.finish_reasons": [end.event.finish_reason],
+            "gen_ai.usage.input_tokens": end.account.prompt_tokens,
+            "gen_ai.usage.output_tokens": end.event.output_tokens,
+            "gen_ai.usage.cache_read.input_tokens": end.account.cached_tokens,
+            "headwater.generation": end.number,
+        }
+        account = {f"headwater.{name}": _plain(value) for name, value in end.account.as_dict().items()}
+        root.set_attributes(attributes | account)
         queued = end.event.queued_seconds
         waited = end.submitted + (queued or 0.0)
         self._child(root, end.request, "prepare", 0.0, end.submitted)

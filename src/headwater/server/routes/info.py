@@ -14,26 +14,11 @@ from headwater.server.http.errors import refusals
 from headwater.server.routes.service import Service
 
 SHOWN_SETTINGS = ("memory", "page_size", "cache", "placement", "eviction", "pool", "decode_reuse", "reproducible")
-ABSENT = (
-    "embeddings",
-    "audio/{rest:path}",
-    "images/{rest:path}",
-    "videos",
-    "moderations",
-    "rerank",
-    "score",
-    "pooling",
-    "classify",
-    "files",
-    "batches",
-    "fine_tuning/{rest:path}",
-    "assistants",
-    "threads",
-    "vector_stores",
-    "conversations",
-    "realtime",
-    "messages",
-)
+# paths below /v1 that other servers have
+OTHER_MEDIA = ("audio/{rest:path}", "images/{rest:path}", "videos", "realtime")
+NUMBERS = ("embeddings", "moderations", "rerank", "score", "pooling", "classify")
+STORES = ("files", "batches", "fine_tuning/{rest:path}", "assistants", "threads", "vector_stores", "conversations")
+ABSENT = (*OTHER_MEDIA, *NUMBERS, *STORES, "messages")
 OFFERED = "/v1/chat/completions, /v1/completions, /v1/responses, /v1/models, /tokenize and /detokenize"
 
 

@@ -12,9 +12,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from headwater.server import observe
-from headwater.server.http.draining import during
 from headwater.server.http.errors import refusals
-from headwater.server.http.middleware import Identified, around
+from headwater.server.http.middleware import Identified, around, during
 from headwater.server.observe.logs import RequestLog
 from headwater.server.observe.metrics import Metrics
 from headwater.server.observe.overview import Overview

@@ -1,20 +1,32 @@
-"""Listening socket of a server: an address and port, or a path."""
+"""Process of a server: its listening socket, at an address or a path, and draining before it stops.
+
+Draining refuses new requests, leaves time to the running ones, then stops the engine, then closes the connections.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import socket
 import ssl
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
+from typing import Protocol
+
+import uvicorn
 
 from headwater.config import ServeConfig
 from headwater.errors import ConfigError
+from headwater.server.http.middleware import InFlight
 from headwater.setting import SettingError
 
 SOCKET_MASK = 0o117  # a Unix socket is for its owner and group: mode 660
+LINGER = 5  # seconds for open answers to be written after the engine has ended them
 KNOCK = 1.0  # seconds for another server to accept a connection on an existing socket
 
 
@@ -102,3 +114,45 @@ def _clear(path: Path) -> None:
         except OSError as error:
             raise SettingError("uds", repr(str(path)), f"which is there already: {error.strerror or error}") from error
     raise SettingError("uds", repr(str(path)), "where another server listens")
+
+
+class DrainedEngine(Protocol):
+    """Engine that can be drained."""
+
+    def refuse_new(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class DrainingServer(uvicorn.Server):
+    """Server that drains at SIGTERM or SIGINT: it stops the engine when it is idle, or after `drain` seconds.
+
+    Until then new requests are refused, and /health reports "draining". A second SIGINT stops at once and sets
+    `interrupted`.
+    """
+
+    def __init__(self, config: uvicorn.Config, in_flight: InFlight, engine: DrainedEngine, drain: float) -> None:
+        super().__init__(config)
+        self._in_flight, self._engine, self._drain = in_flight, engine, drain
+        self._deadline: float | None = None  # monotonic; None: no signal has come
+        self.interrupted = False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Record a signal, and no more: the interrupted thread may hold the engine's lock."""
+        if self._deadline is None:
+            self._deadline = time.monotonic() + self._drain
+        elif sig == signal.SIGINT:
+            self.force_exit = self.interrupted  # a third SIGINT drops the answers that are not written yet
+            self.interrupted = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Return whether the server ends; uvicorn calls this ten times a second."""
+        ends = await super().on_tick(counter)
+        if self._deadline is None:
+            return ends
+        self._engine.refuse_new()
+        late = self.interrupted or time.monotonic() >= self._deadline
+        if late or not self._in_flight.count:
+            await asyncio.to_thread(self._engine.stop)
+            return True
+        return ends
