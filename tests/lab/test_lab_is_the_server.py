@@ -12,7 +12,7 @@ from headwater.lab.cost import StepCost, load_device
 from headwater.lab.serving import Engine, Serving
 from headwater.lab.setup import Setup
 from headwater.models.load import LoadedModel
-from headwater.models.profiles.table import profile_of
+from headwater.models.profiles import profile_of
 from headwater.traces.loads import make_arrivals
 from headwater.traces.request import Request, Trace
 from tests.exactness.rig import Answer, Make, words

@@ -14,7 +14,7 @@ from headwater.lab.replay import replay
 from headwater.lab.serving import Engine, Serving
 from headwater.lab.setup import Setup
 from headwater.models.load import LoadedModel
-from headwater.models.profiles.table import profile_of
+from headwater.models.profiles import profile_of
 from headwater.request import Fidelity, Span
 from headwater.traces.loads import make_arrivals
 from headwater.traces.request import Request, Trace

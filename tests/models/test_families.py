@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from headwater.errors import CheckpointError
-from headwater.models.families import FAMILIES, Family, Refusal, read_config
-from headwater.models.families.table import ALL_REFUSE
+from headwater.models.families import ALL_REFUSE, FAMILIES, Family, Refusal, read_config
 from headwater.models.load import load_model
 from headwater.models.profiles import PROFILES
 from tests.checkpoints import SMALLEST

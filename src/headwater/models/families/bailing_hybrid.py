@@ -10,50 +10,39 @@ from headwater.layers.attention import Rotary
 from headwater.layers.feed_forward import Mlp
 from headwater.layers.kda import DeltaAttention
 from headwater.layers.mla import LatentAttention
-from headwater.models.families.family import Family, Refusal, only
-from headwater.models.families.kimi_linear import KDA, MLA, SPARSE, read_experts, read_feed_forwards
-from headwater.models.families.reading import block, read_count, read_types, said
+from headwater.models.families import reading
+from headwater.models.families.family import FULL, LINEAR, OTHER_ACTIVATIONS, Family, only
+from headwater.models.families.kimi_linear import FEWER_KV_HEADS, SPARSE, read_experts, read_feed_forwards
+from headwater.models.families.ring import EXPERT_NAMES, OTHER_SHARED_EXPERTS
 from headwater.spec import Architecture
 
 MIXER_NAMES = {"o_proj": "dense"}
-EXPERT_NAMES = {"correction": "gate.expert_bias", "shared_expert": "shared_experts"}
 NORM_EPS = 1e-6
 
 
 def read_ling(keys: ConfigKeys) -> Architecture:
-    keys.require("hidden_act", "silu", default="silu")
-    n_layers, group = read_count(keys), keys.positive("layer_group_size", 6)
-    types = read_types(keys, (KDA, MLA), [KDA if (i + 1) % group else MLA for i in range(n_layers)])
-    mixers = {KDA: _read_delta(keys), MLA: _read_latent(keys)}
-    keys.require("score_function", "sigmoid", default="sigmoid")
-    keys.require("moe_router_enable_expert_bias", True, default=True)
+    n_layers, group = reading.count(keys), keys.positive("layer_group_size", 6)
+    types = reading.types(keys, (LINEAR, FULL), [LINEAR if (i + 1) % group else FULL for i in range(n_layers)])
+    mixers = {LINEAR: _read_delta(keys), FULL: _read_latent(keys)}
     experts, mlp = read_experts(keys), Mlp(keys.positive("hidden_size"), keys.positive("intermediate_size"))
     keys.require("moe_shared_expert_intermediate_size", experts.intermediate, default=experts.intermediate)
     blocks = []
     for i, (kind, ffn) in enumerate(zip(types, read_feed_forwards(keys, n_layers), strict=True)):
-        blocks.append(block(i, "input_layernorm", mixers[kind], "attention", **MIXER_NAMES))
+        blocks.append(reading.block(i, "input_layernorm", mixers[kind], "attention", **MIXER_NAMES))
         of_ffn = (experts, EXPERT_NAMES) if ffn == SPARSE else (mlp, {})
-        blocks.append(block(i, "post_attention_layernorm", of_ffn[0], "mlp", **of_ffn[1]))
-    return Architecture(
-        model_type=keys.text("model_type"),
-        vocab_size=keys.positive("vocab_size"),
-        hidden_size=keys.positive("hidden_size"),
-        blocks=tuple(blocks),
-        max_length=keys.positive(said(keys, "max_position_embeddings", "model_max_length"), 32768),
-        norm_eps=keys.number("rms_norm_eps", NORM_EPS),
-        tied=keys.flag("tie_word_embeddings", False),
-        embedding="word_embeddings.weight",
-    )
+        blocks.append(reading.block(i, "post_attention_layernorm", of_ffn[0], "mlp", **of_ffn[1]))
+    length_key = reading.said(keys, "max_position_embeddings", "model_max_length")
+    eps = keys.number("rms_norm_eps", NORM_EPS)
+    return reading.architecture(keys, blocks, 32768, eps, length_key, embedding="word_embeddings.weight")
 
 
 def _read_delta(keys: ConfigKeys) -> DeltaAttention:
     """One projection makes the decays, and one the output's gate; the logarithm of a decay has a bound."""
-    keys.require("no_kda_lora", True, default=True)
     return DeltaAttention(
         keys.positive("hidden_size"),
-        keys.positive(said(keys, "linear_num_heads", "num_attention_heads")),
-        keys.positive(said(keys, "linear_head_dim", "head_dim")),
-        keys.positive(said(keys, "linear_conv_kernel_dim", "short_conv_kernel_size"), 4),
+        keys.positive(reading.said(keys, "linear_num_heads", "num_attention_heads")),
+        keys.positive(reading.said(keys, "linear_head_dim", "head_dim")),
+        keys.positive(reading.said(keys, "linear_conv_kernel_dim", "short_conv_kernel_size"), 4),
         norm_eps=keys.number("rms_norm_eps", NORM_EPS),
         low_rank=False,
         lowest=keys.number("kda_lower_bound", -5.0) if keys.flag("kda_safe_gate", True) else None,
@@ -62,11 +51,7 @@ def _read_delta(keys: ConfigKeys) -> DeltaAttention:
 
 def _read_latent(keys: ConfigKeys) -> LatentAttention:
     """All channels that are set apart for positions rotate, neighbours together; a gate for each head."""
-    keys.require("use_mla_nope", False, default=False)
-    keys.require("rope_interleave", True, default=True)
     keys.require("rope_type", "default", default="default")
-    keys.require("rope_scaling", None, default=None)
-    keys.require("gated_attention_proj_granularity_type", "head_wise", default="head_wise")
     heads, rope_dim = keys.positive("num_attention_heads"), keys.positive("qk_rope_head_dim")
     keys.require("num_key_value_heads", heads, default=heads)
     return LatentAttention(
@@ -83,22 +68,21 @@ def _read_latent(keys: ConfigKeys) -> LatentAttention:
     )
 
 
-REFUSES = (
-    only("other activations", "hidden_act", "gelu", "silu"),
-    only("latent attention without positions", "use_mla_nope", True, False),
-    only("pairs of channels half a head apart", "rope_interleave", False, True),
-    only("scaled rotation", "rope_scaling", {"type": "yarn", "factor": 4.0}, None),
-    only("gates of each channel", "gated_attention_proj_granularity_type", "element_wise", "head_wise"),
-    only("decays by two projections", "no_kda_lora", False, True),
-    only("other routers", "score_function", "softmax", "sigmoid"),
-    only("other routers", "moe_router_enable_expert_bias", False, True),
-    Refusal("fewer heads of keys than of queries", {"num_key_value_heads": 3}, "key 'num_key_value_heads' is 3, only "),
-    Refusal(
-        "shared experts of another size than routed ones",
-        {"moe_shared_expert_intermediate_size": 7},
-        "key 'moe_shared_expert_intermediate_size' is 7, only ",
-    ),
-)
 BAILING_HYBRID = Family(
-    "Ling 3.0", ("bailing_hybrid",), read_ling, oracle="transformers", profile="ling-3.0-flash", refuses=REFUSES
+    "Ling 3.0",
+    ("bailing_hybrid",),
+    read_ling,
+    profile="ling-3.0-flash",
+    refuses=(
+        OTHER_ACTIVATIONS,
+        only("latent attention without positions", "use_mla_nope", True, False),
+        only("pairs of channels half a head apart", "rope_interleave", False, True),
+        only("scaled rotation", "rope_scaling", {"type": "yarn", "factor": 4.0}, None),
+        only("gates of each channel", "gated_attention_proj_granularity_type", "element_wise", "head_wise"),
+        only("decays by two projections", "no_kda_lora", False, True),
+        only("other routers", "score_function", "softmax", "sigmoid"),
+        only("other routers", "moe_router_enable_expert_bias", False, True),
+        FEWER_KV_HEADS,
+        OTHER_SHARED_EXPERTS,
+    ),
 )

@@ -9,6 +9,8 @@ from typing import Any
 from headwater.config_keys import ConfigKeys
 from headwater.spec import Architecture
 
+LINEAR, FULL = "linear_attention", "full_attention"  # layer types, as most configurations name them
+
 
 @dataclass(frozen=True)
 class Refusal:
@@ -17,6 +19,7 @@ class Refusal:
     part: str  # in plain words: "biases of attention"
     keys: dict[str, Any]  # keys of such a config.json
     error: str  # part of the error text
+    required: tuple[str, Any] | None = None  # a key and its only supported value, which a missing key has, too
 
 
 @dataclass(frozen=True)
@@ -26,11 +29,24 @@ class Family:
     name: str  # display name
     model_types: tuple[str, ...]  # `model_type` of its text models' config.json
     read: Callable[[ConfigKeys], Architecture]  # raises CheckpointError that names an unsupported key
-    oracle: str = ""  # implementation with which tests compare logits
-    profile: str = ""  # lab profile whose sizes docs/families.md shows
-    refuses: tuple[Refusal, ...] = ()  # in addition to the refusals of all families
+    profile: str  # lab profile whose sizes docs/families.md shows
+    refuses: tuple[Refusal, ...]  # in addition to the refusals of all families
+    oracle: str = "transformers"  # implementation with which tests compare logits
 
 
-def only(part: str, key: str, asked: Any, taken: Any) -> Refusal:
-    """Return the refusal of all values of a key except the one that is supported."""
-    return Refusal(part, {key: asked}, f"key {key!r} is {asked!r}, only {taken!r} is supported")
+def only(part: str, key: str, asked: Any, taken: Any, always: bool = True) -> Refusal:
+    """Return the refusal of all values of a key except `taken`; with `always=False` the family's reader checks it."""
+    error = f"key {key!r} is {asked!r}, only {taken!r} is supported"
+    return Refusal(part, {key: asked}, error, (key, taken) if always else None)
+
+
+OTHER_ACTIVATIONS = only("other activations", "hidden_act", "gelu", "silu")
+SCALED_ROTATION = (
+    only("scaled rotation", "rope_type", "yarn", "default"),
+    only("scaled rotation", "rope_scaling", {"type": "linear"}, None),
+)
+OTHER_LAYERS = Refusal(
+    "layers of another kind",
+    {"layer_types": ["sliding_attention", FULL]},
+    f"layer type 'sliding_attention' is not one of {[FULL, LINEAR]}",
+)

@@ -10,11 +10,10 @@ from headwater.errors import CheckpointError
 from headwater.layers.feed_forward import Experts, Mlp
 from headwater.layers.kda import DeltaAttention
 from headwater.layers.mla import LatentAttention
-from headwater.models.families.family import Family, Refusal, only
-from headwater.models.families.reading import block, read_count, read_types, said
+from headwater.models.families import reading
+from headwater.models.families.family import FULL, LINEAR, OTHER_ACTIVATIONS, Family, Refusal, only
 from headwater.spec import Architecture, Block, Part
 
-KDA, MLA = "linear_attention", "full_attention"
 DENSE, SPARSE = "dense", "sparse"
 PLACES = ("mlp", "block_sparse_moe")  # of a dense layer's MLP; transformers writes it to the second
 MLP_NAMES = tuple((name, f"{at}.{name}") for name in ("gate_proj", "up_proj", "down_proj") for at in PLACES)
@@ -29,28 +28,20 @@ NORM_EPS = 1e-5
 
 
 def read_kimi(keys: ConfigKeys) -> Architecture:
-    keys.require("hidden_act", "silu", default="silu")
-    n_layers = read_count(keys)
+    n_layers = reading.count(keys)
     delta, types = _read_delta(keys, n_layers)
-    latent, experts = _read_latent(keys), _read_experts(keys)
+    latent, experts = _read_latent(keys), read_experts(keys)
     mlp = Mlp(keys.positive("hidden_size"), keys.positive("intermediate_size"))
     blocks = []
     for i, (kind, ffn) in enumerate(zip(types, read_feed_forwards(keys, n_layers), strict=True)):
-        blocks.append(block(i, "input_layernorm", delta if kind == KDA else latent, "self_attn"))
+        blocks.append(reading.block(i, "input_layernorm", delta if kind == LINEAR else latent, "self_attn"))
         if ffn == SPARSE:
-            blocks.append(block(i, "post_attention_layernorm", experts, "block_sparse_moe", **EXPERT_NAMES))
+            blocks.append(reading.block(i, "post_attention_layernorm", experts, "block_sparse_moe", **EXPERT_NAMES))
         else:
             norm = f"layers.{i}.post_attention_layernorm.weight"
             blocks.append(Block(norm, (Part(mlp, f"layers.{i}", MLP_NAMES),)))
-    return Architecture(
-        model_type=keys.text("model_type"),
-        vocab_size=keys.positive("vocab_size"),
-        hidden_size=keys.positive("hidden_size"),
-        blocks=tuple(blocks),
-        max_length=keys.positive(said(keys, "model_max_length", "max_position_embeddings"), 32768),
-        norm_eps=keys.number("rms_norm_eps", NORM_EPS),
-        tied=keys.flag("tie_word_embeddings", False),
-    )
+    length_key = reading.said(keys, "model_max_length", "max_position_embeddings")
+    return reading.architecture(keys, blocks, 32768, keys.number("rms_norm_eps", NORM_EPS), length_key)
 
 
 def _read_delta(keys: ConfigKeys, n_layers: int) -> tuple[DeltaAttention, tuple[str, ...]]:
@@ -58,7 +49,7 @@ def _read_delta(keys: ConfigKeys, n_layers: int) -> tuple[DeltaAttention, tuple[
     own = keys.optional("linear_attn_config")
     if own is None:
         names = ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
-        return _delta(keys, keys, *names), read_types(keys, (KDA, MLA), [""] * n_layers)
+        return _delta(keys, keys, *names), reading.types(keys, (LINEAR, FULL), [""] * n_layers)
     if not isinstance(own, dict):
         raise CheckpointError(f"config.json: key 'linear_attn_config' is {own!r}, must be an object")
     inner = ConfigKeys(own)
@@ -67,7 +58,7 @@ def _read_delta(keys: ConfigKeys, n_layers: int) -> tuple[DeltaAttention, tuple[
     said = sorted(numbered["kda_layers"] + numbered["full_attn_layers"], key=str)
     if said != sorted(range(1, n_layers + 1), key=str):
         raise CheckpointError(f"config.json: key 'linear_attn_config' names layers {said}, there are {n_layers}")
-    types = tuple(MLA if i + 1 in numbered["full_attn_layers"] else KDA for i in range(n_layers))
+    types = tuple(FULL if i + 1 in numbered["full_attn_layers"] else LINEAR for i in range(n_layers))
     return _delta(keys, inner, "num_heads", "head_dim", "short_conv_kernel_size"), types
 
 
@@ -83,8 +74,6 @@ def _delta(keys: ConfigKeys, sizes: ConfigKeys, heads: str, head_dim: str, conv:
 
 
 def _read_latent(keys: ConfigKeys) -> LatentAttention:
-    keys.require("mla_use_nope", True, default=True)
-    keys.require("mla_use_output_gate", False, default=False)
     heads = keys.positive("num_attention_heads")
     keys.require("num_key_value_heads", heads, default=heads)
     return LatentAttention(
@@ -104,66 +93,47 @@ def read_feed_forwards(keys: ConfigKeys, n_layers: int) -> tuple[str, ...]:
     keys.require("moe_layer_freq", 1, default=1)
     dense = keys.integer("first_k_dense_replace", 1)
     regular = [DENSE if i < dense else SPARSE for i in range(n_layers)]
-    return read_types(keys, (DENSE, SPARSE), regular, key="mlp_layer_types")
-
-
-def _read_experts(keys: ConfigKeys) -> Experts:
-    keys.require("moe_router_activation_func", "sigmoid", default="sigmoid")
-    keys.require("use_grouped_topk", True, default=True)
-    return read_experts(keys)
+    return reading.types(keys, (DENSE, SPARSE), regular, key="mlp_layer_types")
 
 
 def read_experts(keys: ConfigKeys) -> Experts:
-    """Sigmoid scores, a correction for the choice, groups of experts, a factor, and shared experts as one."""
-    experts, per_token = (
-        keys.positive("num_experts"),
-        keys.positive(said(keys, "num_experts_per_token", "num_experts_per_tok")),
-    )
-    groups, chosen = keys.positive(said(keys, "num_expert_group", "n_group"), 1), keys.positive("topk_group", 1)
-    if experts % groups or chosen > groups or per_token > experts // groups * chosen:
-        raise CheckpointError(
-            f"config.json: {per_token} experts a token of {chosen} groups of {groups}, in which {experts} experts are"
-        )
-    width = keys.positive("moe_intermediate_size")
-    return Experts(
-        keys.positive("hidden_size"),
-        experts,
-        per_token,
-        width,
-        shared=width * keys.integer("num_shared_experts", 1),
-        normalise=keys.flag(said(keys, "moe_renormalize", "norm_topk_prob"), True),
-        scores="sigmoid",
-        corrected=True,
-        groups=groups,
-        groups_per_token=chosen,
+    """Groups of experts, a factor, and shared experts as one."""
+    return reading.grouped_experts(
+        keys,
+        per_token=keys.positive(reading.said(keys, "num_experts_per_token", "num_experts_per_tok")),
+        groups=keys.positive(reading.said(keys, "num_expert_group", "n_group"), 1),
+        chosen=keys.positive("topk_group", 1),
+        shared=keys.integer("num_shared_experts", 1),
+        normalise=keys.flag(reading.said(keys, "moe_renormalize", "norm_topk_prob"), True),
         scale=keys.number("routed_scaling_factor"),
     )
 
 
-REFUSES = (
-    only("other activations", "hidden_act", "gelu", "silu"),
-    only("rotation in latent attention", "mla_use_nope", False, True),
-    only("gates of latent attention", "mla_use_output_gate", True, False),
-    only("other routers", "moe_router_activation_func", "softmax", "sigmoid"),
-    only("other routers", "use_grouped_topk", False, True),
-    only("experts in some of the later layers only", "moe_layer_freq", 2, 1),
-    Refusal("fewer heads of keys than of queries", {"num_key_value_heads": 3}, "key 'num_key_value_heads' is 3, only "),
-    Refusal(
-        "layers of another kind",
-        {"layer_types": [KDA, "sliding_attention"]},
-        "layer type 'sliding_attention' is not one of ",
-    ),
-    Refusal(
-        "layers that nothing is said of",
-        {"linear_attn_config": {"kda_layers": [1], "full_attn_layers": [], "num_heads": 2, "head_dim": 16}},
-        "key 'linear_attn_config' names layers [1], there are 2",
-    ),
+FEWER_KV_HEADS = Refusal(
+    "fewer heads of keys than of queries", {"num_key_value_heads": 3}, "key 'num_key_value_heads' is 3, only "
 )
 KIMI_LINEAR = Family(
     "Kimi-Linear",
     ("kimi_linear",),
     read_kimi,
-    oracle="transformers",
     profile="kimi-linear-48b-a3b",
-    refuses=REFUSES,
+    refuses=(
+        OTHER_ACTIVATIONS,
+        only("rotation in latent attention", "mla_use_nope", False, True),
+        only("gates of latent attention", "mla_use_output_gate", True, False),
+        only("other routers", "moe_router_activation_func", "softmax", "sigmoid"),
+        only("other routers", "use_grouped_topk", False, True),
+        only("experts in some of the later layers only", "moe_layer_freq", 2, 1),
+        FEWER_KV_HEADS,
+        Refusal(
+            "layers of another kind",
+            {"layer_types": [LINEAR, "sliding_attention"]},
+            "layer type 'sliding_attention' is not one of ",
+        ),
+        Refusal(
+            "layers that nothing is said of",
+            {"linear_attn_config": {"kda_layers": [1], "full_attn_layers": [], "num_heads": 2, "head_dim": 16}},
+            "key 'linear_attn_config' names layers [1], there are 2",
+        ),
+    ),
 )

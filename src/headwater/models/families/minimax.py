@@ -14,11 +14,11 @@ from headwater.errors import CheckpointError
 from headwater.layers.attention import GroupedAttention
 from headwater.layers.feed_forward import Experts
 from headwater.layers.lightning import Lightning, alibi_slopes, geometric_slopes
-from headwater.models.families.family import Family, Refusal, only
-from headwater.models.families.reading import block, read_count, read_rotary, read_types
+from headwater.models.families import reading
+from headwater.models.families.family import FULL, LINEAR, OTHER_ACTIVATIONS, OTHER_LAYERS, Family, only
 from headwater.spec import Architecture, Block
 
-LINEAR, FULL, EXPERTS = "linear_attention", "full_attention", "experts"
+EXPERTS = "experts"
 LINEAR_NAMES = {"g_proj": "output_gate", "g_norm": "norm", "o_proj": "out_proj"}
 EXPERT_NAMES = {"expert.gate_proj": "w1", "expert.up_proj": "w3", "expert.down_proj": "w2"}
 
@@ -51,21 +51,19 @@ PUBLISHED = Dialect(
 
 
 def read_transformers(keys: ConfigKeys) -> Architecture:
-    types = read_types(keys, (LINEAR, FULL), [LINEAR if i % 2 else FULL for i in range(read_count(keys))])
+    types = reading.types(keys, (LINEAR, FULL), [LINEAR if i % 2 else FULL for i in range(reading.count(keys))])
     return _read(keys, types, TRANSFORMERS, post_norm=True)
 
 
 def read_published(keys: ConfigKeys) -> Architecture:
     codes = keys.listed("attn_type_list", [])
-    if len(codes) != read_count(keys) or any(code not in (0, 1) for code in codes):
+    if len(codes) != reading.count(keys) or any(code not in (0, 1) for code in codes):
         raise CheckpointError(f"config.json: key 'attn_type_list' is {codes!r}, must be 0 or 1 for each layer")
     keys.require("shared_intermediate_size", 0, default=0)
     return _read(keys, tuple((LINEAR, FULL)[code] for code in codes), PUBLISHED, keys.flag("postnorm", False))
 
 
 def _read(keys: ConfigKeys, types: tuple[str, ...], dialect: Dialect, post_norm: bool) -> Architecture:
-    keys.require("hidden_act", "silu", default="silu")
-    keys.require("sliding_window", None, default=None)
     attention, lightning, experts = _read_attention(keys), _read_lightning(keys), _read_experts(keys)
     slopes = dialect.slopes(lightning.heads)
     blocks = []
@@ -73,21 +71,13 @@ def _read(keys: ConfigKeys, types: tuple[str, ...], dialect: Dialect, post_norm:
         if kind == LINEAR:
             depth = 1 - i / (len(types) - 1 + dialect.last or 1) + 1e-5  # decays are slower in deeper layers
             mixer = replace(lightning, slopes=tuple(depth * slope for slope in slopes))
-            mixes = block(i, "input_layernorm", mixer, "self_attn", **LINEAR_NAMES)
+            mixes = reading.block(i, "input_layernorm", mixer, "self_attn", **LINEAR_NAMES)
         else:
-            mixes = block(i, "input_layernorm", attention, "self_attn")
-        routes = block(i, "post_attention_layernorm", experts, "block_sparse_moe", **EXPERT_NAMES)
+            mixes = reading.block(i, "input_layernorm", attention, "self_attn")
+        routes = reading.block(i, "post_attention_layernorm", experts, "block_sparse_moe", **EXPERT_NAMES)
         for added, name in ((mixes, kind), (routes, EXPERTS)):
             blocks.append(_scaled(added, keys, dialect, name, post_norm))
-    return Architecture(
-        model_type=keys.text("model_type"),
-        vocab_size=keys.positive("vocab_size"),
-        hidden_size=keys.positive("hidden_size"),
-        blocks=tuple(blocks),
-        max_length=keys.positive("max_position_embeddings", 131072),
-        norm_eps=keys.number("rms_norm_eps", 1e-5),
-        tied=keys.flag("tie_word_embeddings", False),
-    )
+    return reading.architecture(keys, blocks, 131072, keys.number("rms_norm_eps", 1e-5))
 
 
 def _scaled(added: Block, keys: ConfigKeys, dialect: Dialect, name: str, post_norm: bool) -> Block:
@@ -96,23 +86,16 @@ def _scaled(added: Block, keys: ConfigKeys, dialect: Dialect, name: str, post_no
 
 
 def _read_attention(keys: ConfigKeys) -> GroupedAttention:
-    keys.divides("num_key_value_heads", "num_attention_heads")
-    head_dim = _head_dim(keys)
+    head_dim = reading.head_dim(keys)
     share = keys.positive("rotary_dim", head_dim) / head_dim
-    return GroupedAttention(
-        keys.positive("hidden_size"),
-        keys.positive("num_attention_heads"),
-        keys.positive("num_key_value_heads"),
-        head_dim,
-        rotary=read_rotary(keys, head_dim, share, theta=1e6),
-    )
+    return reading.attention(keys, head_dim, rotary=reading.rotary(keys, head_dim, share, theta=1e6))
 
 
 def _read_lightning(keys: ConfigKeys) -> Lightning:
     return Lightning(
         keys.positive("hidden_size"),
         keys.positive("num_attention_heads"),
-        _head_dim(keys),
+        reading.head_dim(keys),
         activated=True,
         normed=False,
         by_head=True,
@@ -120,33 +103,20 @@ def _read_lightning(keys: ConfigKeys) -> Lightning:
     )
 
 
-def _head_dim(keys: ConfigKeys) -> int:
-    return keys.positive("head_dim", keys.positive("hidden_size") // keys.positive("num_attention_heads"))
-
-
 def _read_experts(keys: ConfigKeys) -> Experts:
-    experts, per_token = keys.positive("num_local_experts", 8), keys.positive("num_experts_per_tok", 2)
-    if per_token > experts:
-        raise CheckpointError(f"config.json: {per_token} experts a token of {experts} experts")
-    return Experts(keys.positive("hidden_size"), experts, per_token, keys.positive("intermediate_size"))
+    return reading.experts(keys, keys.positive("num_local_experts", 8), keys.positive("num_experts_per_tok", 2))
 
 
 READ = {"minimax": read_transformers, "minimax_text_01": read_published, "minimax_m1": read_published}
-REFUSES = (
-    only("other activations", "hidden_act", "gelu", "silu"),
-    only("sliding windows", "sliding_window", 4096, None),
-    only("scaled rotation", "rope_scaling", {"type": "linear"}, None),
-    Refusal(
-        "layers of another kind",
-        {"layer_types": ["sliding_attention", "full_attention"]},
-        "layer type 'sliding_attention' is not one of ['full_attention', 'linear_attention']",
-    ),
-)
 MINIMAX = Family(
     "MiniMax",
     tuple(READ),
     lambda keys: READ[keys.text("model_type")](keys),
-    oracle="transformers",
     profile="minimax-m1",
-    refuses=REFUSES,
+    refuses=(
+        OTHER_ACTIVATIONS,
+        only("sliding windows", "sliding_window", 4096, None),
+        only("scaled rotation", "rope_scaling", {"type": "linear"}, None),
+        OTHER_LAYERS,
+    ),
 )

@@ -12,14 +12,15 @@ from headwater.layers.attention import GroupedAttention
 from headwater.layers.feed_forward import Experts, Mlp
 from headwater.layers.layer import Layer
 from headwater.layers.mamba2 import Mamba2
+from headwater.models.families import reading
 from headwater.models.families.bamba import read_heads
-from headwater.models.families.family import Family, Refusal, only
-from headwater.models.families.reading import MAX_LAYERS, read_step_limits
+from headwater.models.families.family import FULL, LINEAR, Family, Refusal, only
+from headwater.models.families.mamba2 import read_mixer
 from headwater.spec import Architecture, Block, Part
 
-MAMBA, ATTENTION, MLP, EXPERTS = "linear_attention", "full_attention", "mlp", "moe"
-SIGNS = {"M": MAMBA, "*": ATTENTION, "-": MLP, "E": EXPERTS}  # of hybrid_override_pattern
-KINDS = {MAMBA: MAMBA, ATTENTION: ATTENTION, MLP: MLP, EXPERTS: EXPERTS, "mamba": MAMBA, "attention": ATTENTION}
+MLP, EXPERTS = "mlp", "moe"
+SIGNS = {"M": LINEAR, "*": FULL, "-": MLP, "E": EXPERTS}  # of hybrid_override_pattern
+KINDS = {kind: kind for kind in SIGNS.values()} | {"mamba": LINEAR, "attention": FULL}
 NAMES = (  # of experts
     ("correction", "gate.e_score_correction_bias"),
     ("shared_expert", "shared_experts"),
@@ -27,26 +28,21 @@ NAMES = (  # of experts
     ("latent_out", "fc2_latent_proj"),
 )
 ACTIVATION = "relu2"
-EPS = 1e-5
 
 
 def read_nemotron_h(keys: ConfigKeys) -> Architecture:
-    keys.require("sliding_window", None, default=None)
-    readers = {MAMBA: _read_mamba, ATTENTION: _read_attention, MLP: _read_mlp, EXPERTS: _read_experts}
+    readers = {LINEAR: _read_mamba, FULL: _read_attention, MLP: _read_mlp, EXPERTS: _read_experts}
     types = _read_types(keys)
     layers: dict[str, Layer] = {kind: readers[kind](keys) for kind in dict.fromkeys(types)}
     blocks = [
         Block(f"layers.{i}.norm.weight", (Part(layers[kind], f"layers.{i}.mixer", NAMES if kind == EXPERTS else ()),))
         for i, kind in enumerate(types)
     ]
-    return Architecture(
-        model_type=keys.text("model_type"),
-        vocab_size=keys.positive("vocab_size"),
-        hidden_size=keys.positive("hidden_size"),
-        blocks=tuple(blocks),
-        max_length=keys.positive("max_position_embeddings", 4096),
-        norm_eps=keys.number("layer_norm_epsilon", EPS),
-        tied=keys.flag("tie_word_embeddings", False),
+    return reading.architecture(
+        keys,
+        blocks,
+        4096,
+        keys.number("layer_norm_epsilon", 1e-5),
         embedding="embeddings.weight",
         final_norm="norm_f.weight",
         prefixes=("backbone.", "model."),
@@ -61,11 +57,9 @@ def _read_types(keys: ConfigKeys) -> list[str]:
         if keys.optional(other) is not None:
             key, known = other, KINDS
     names = list(keys.text(key)) if known is SIGNS else keys.listed(key, [])
-    for name in names:
-        if not isinstance(name, str) or name not in known:
-            raise CheckpointError(f"config.json: layer type {name!r} is not one of {sorted(known)}")
+    reading.check_types(names, known)
     count = keys.integer("num_hidden_layers", len(names))
-    if count != len(names) or not 0 < count <= MAX_LAYERS:
+    if count != len(names) or not 0 < count <= reading.MAX_LAYERS:
         raise CheckpointError(f"config.json: key {key!r} has {len(names)} entries for {count} layers")
     return [known[name] for name in names]
 
@@ -73,23 +67,8 @@ def _read_types(keys: ConfigKeys) -> list[str]:
 def _read_mamba(keys: ConfigKeys) -> Mamba2:
     keys.require("mamba_hidden_act", "silu", default="silu")
     keys.require("mamba_proj_bias", False, default=False)
-    heads, groups = keys.positive("mamba_num_heads", 128), keys.positive("n_groups", 8)
-    if heads % groups:
-        raise CheckpointError(f"config.json: {groups} groups of {heads} Mamba heads, must divide them")
-    bias = keys.flag("use_bias", False)
-    return Mamba2(
-        keys.positive("hidden_size"),
-        heads,
-        keys.positive("mamba_head_dim", 64),
-        state=keys.positive("ssm_state_size", 128),
-        groups=groups,
-        conv=keys.positive("conv_kernel", 4),
-        conv_bias=keys.flag("use_conv_bias", True),
-        bias=bias,
-        out_bias=bias,
-        norm_eps=keys.number("layer_norm_epsilon", EPS),
-        step_limits=read_step_limits(keys),
-    )
+    heads, head_dim = keys.positive("mamba_num_heads", 128), keys.positive("mamba_head_dim", 64)
+    return read_mixer(keys, heads, head_dim, state=keys.positive("ssm_state_size", 128))
 
 
 def _read_attention(keys: ConfigKeys) -> GroupedAttention:
@@ -138,14 +117,13 @@ NEMOTRON_H = Family(
     "Nemotron-H",
     ("nemotron_h",),
     read_nemotron_h,
-    oracle="transformers",
     profile="nemotron-h-8b",
     refuses=(
-        only("other activations", "mlp_hidden_act", "silu", ACTIVATION),
-        only("other activations", "mamba_hidden_act", "relu", "silu"),
-        only("biases of attention", "attention_bias", True, False),
+        only("other activations", "mlp_hidden_act", "silu", ACTIVATION, always=False),
+        only("other activations", "mamba_hidden_act", "relu", "silu", always=False),
+        only("biases of attention", "attention_bias", True, False, always=False),
         only("attention to a window", "sliding_window", 4096, None),
-        only("biases of Mamba's projections alone", "mamba_proj_bias", True, False),
+        only("biases of Mamba's projections alone", "mamba_proj_bias", True, False, always=False),
         Refusal(
             "layers of another kind",
             {"layers_block_type": ["linear_attention", "sliding_attention"]},

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from headwater.models.families import ALL_REFUSE, FAMILIES
 from headwater.models.families.family import Family, Refusal
-from headwater.models.families.table import ALL_REFUSE, FAMILIES
 from headwater.models.profiles import PROFILES, Profile
 
 HEAD = """\
@@ -50,17 +50,20 @@ def page() -> str:
 
 def families() -> list[str]:
     """Return a table with one row for each family, with the sizes of a published model."""
-    rows = [(family, PROFILES.get(family.profile)) for family in FAMILIES]
     header = (
-        "family", "model types", "for example", "layers", "bytes of KV a token", "bytes of a checkpoint", "oracle",
-    )  # fmt: skip
-    return table(header, [_row(family, profile) for family, profile in rows])
+        "family",
+        "model types",
+        "for example",
+        "layers",
+        "bytes of KV a token",
+        "bytes of a checkpoint",
+        "oracle",
+    )
+    return table(header, [_row(family, PROFILES[family.profile]) for family in FAMILIES])
 
 
-def _row(family: Family, profile: Profile | None) -> tuple[str, ...]:
+def _row(family: Family, profile: Profile) -> tuple[str, ...]:
     types = ", ".join(f"`{name}`" for name in family.model_types)
-    if profile is None:
-        return family.name, types, "", "", "", "", family.oracle
     layers = ", ".join(f"{n} {kind}" for kind, n in profile.layers_by_kind.items())
     sizes = (f"{profile.kv_bytes_per_token:,}", f"{profile.checkpoint_bytes:,}")
     return family.name, types, profile.name, layers, *sizes, family.oracle
@@ -70,9 +73,8 @@ def refusals() -> list[str]:
     """Return a table with one row for each unsupported configuration."""
     rows = [("all", refusal) for refusal in ALL_REFUSE]
     rows += [(family.name, refusal) for family in FAMILIES for refusal in family.refuses]
-    return table(
-        ("family", "unsupported part", "configuration", "error"), [_refusal(name, refusal) for name, refusal in rows]
-    )
+    header = ("family", "unsupported part", "configuration", "error")
+    return table(header, [_refusal(name, refusal) for name, refusal in rows])
 
 
 def _refusal(family: str, refusal: Refusal) -> tuple[str, ...]:

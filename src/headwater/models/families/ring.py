@@ -14,8 +14,8 @@ from headwater.layers.attention import GroupedAttention, Rotary
 from headwater.layers.feed_forward import Experts, Mlp
 from headwater.layers.layer import Layer
 from headwater.layers.lightning import Lightning, alibi_slopes
-from headwater.models.families.family import Family, Refusal, only
-from headwater.models.families.reading import block, read_count, read_rotary
+from headwater.models.families import reading
+from headwater.models.families.family import OTHER_ACTIVATIONS, Family, Refusal, only
 from headwater.spec import Architecture
 
 MIXER_NAMES = {
@@ -28,31 +28,20 @@ EXPERT_NAMES = {"correction": "gate.expert_bias", "shared_expert": "shared_exper
 
 
 def read_ring(keys: ConfigKeys) -> Architecture:
-    keys.require("hidden_act", "silu", default="silu")
-    keys.require("use_sliding_window", False, default=False)
-    n_layers, hidden = read_count(keys), keys.positive("hidden_size")
-    rotary = read_rotary(keys, _head_dim(keys), share=1.0, theta=600_000.0)
+    n_layers, rotary = reading.count(keys), reading.rotary(keys, reading.head_dim(keys), theta=600_000.0)
     attention, lightning = _read_attention(keys, rotary), _read_lightning(keys, rotary)
-    experts, mlp = _read_experts(keys), Mlp(hidden, keys.positive("intermediate_size"))
+    experts, mlp = _read_experts(keys), Mlp(attention.hidden, keys.positive("intermediate_size"))
     dense = keys.integer("first_k_dense_replace", 0)
     blocks = []
     for i in range(n_layers):
         mixer: Layer = attention
         if not _is_full(i, n_layers, keys.positive("layer_group_size")):
             mixer = replace(lightning, slopes=_slopes(i, n_layers, lightning.heads))
-        blocks.append(block(i, "input_layernorm", mixer, "attention", **MIXER_NAMES))
+        blocks.append(reading.block(i, "input_layernorm", mixer, "attention", **MIXER_NAMES))
         ffn, names = (mlp, {}) if i < dense else (experts, EXPERT_NAMES)
-        blocks.append(block(i, "post_attention_layernorm", ffn, "mlp", **names))
-    return Architecture(
-        model_type=keys.text("model_type"),
-        vocab_size=keys.positive("vocab_size"),
-        hidden_size=hidden,
-        blocks=tuple(blocks),
-        max_length=keys.positive("max_position_embeddings", 32768),
-        norm_eps=keys.number("rms_norm_eps", 1e-6),
-        tied=keys.flag("tie_word_embeddings", False),
-        embedding="word_embeddings.weight",
-    )
+        blocks.append(reading.block(i, "post_attention_layernorm", ffn, "mlp", **names))
+    eps = keys.number("rms_norm_eps", 1e-6)
+    return reading.architecture(keys, blocks, 32768, eps, embedding="word_embeddings.weight")
 
 
 def _is_full(i: int, n_layers: int, group: int) -> bool:
@@ -67,12 +56,9 @@ def _slopes(i: int, n_layers: int, heads: int) -> tuple[float, ...]:
 
 
 def _read_attention(keys: ConfigKeys, rotary: Rotary) -> GroupedAttention:
-    keys.divides("num_key_value_heads", "num_attention_heads")
-    return GroupedAttention(
-        keys.positive("hidden_size"),
-        keys.positive("num_attention_heads"),
-        keys.positive("num_key_value_heads"),
-        _head_dim(keys),
+    return reading.attention(
+        keys,
+        reading.head_dim(keys),
         normed=keys.flag("use_qk_norm", True),
         rotary=rotary,
         bias=keys.flag("use_qkv_bias", False),
@@ -82,7 +68,7 @@ def _read_attention(keys: ConfigKeys, rotary: Rotary) -> GroupedAttention:
 
 
 def _read_lightning(keys: ConfigKeys, rotary: Rotary) -> Lightning:
-    heads, head_dim = keys.positive("num_attention_heads"), _head_dim(keys)
+    heads, head_dim = keys.positive("num_attention_heads"), reading.head_dim(keys)
     groups = keys.positive("group_norm_size", 1)
     if heads * head_dim % groups:
         raise CheckpointError(f"config.json: key 'group_norm_size' is {groups}, must divide {heads * head_dim}")
@@ -101,54 +87,39 @@ def _read_lightning(keys: ConfigKeys, rotary: Rotary) -> Lightning:
     )
 
 
-def _head_dim(keys: ConfigKeys) -> int:
-    return keys.positive("head_dim", keys.positive("hidden_size") // keys.positive("num_attention_heads"))
-
-
 def _read_experts(keys: ConfigKeys) -> Experts:
-    """Sigmoid scores, a correction for the choice, groups of experts, a factor, and a shared expert."""
+    """Groups of experts, a factor, and a shared expert."""
     keys.require("score_function", "sigmoid", default=None)
-    keys.require("moe_router_enable_expert_bias", True, default=True)
-    keys.require("norm_topk_prob", True, default=True)
-    experts, per_token, groups = (keys.positive(key) for key in ("num_experts", "num_experts_per_tok", "n_group"))
-    chosen, width = keys.positive("topk_group"), keys.positive("moe_intermediate_size")
-    keys.require("moe_shared_expert_intermediate_size", width, default=width)
-    if experts % groups or chosen > groups or per_token > experts // groups * chosen:
-        raise CheckpointError(
-            f"config.json: {per_token} experts a token of {chosen} groups of {groups}, in which {experts} experts are"
-        )
-    return Experts(
-        keys.positive("hidden_size"),
-        experts,
-        per_token,
-        width,
-        shared=width * keys.integer("num_shared_experts", 0),
-        scores="sigmoid",
-        corrected=True,
-        groups=groups,
-        groups_per_token=chosen,
+    experts = reading.grouped_experts(
+        keys,
+        per_token=keys.positive("num_experts_per_tok"),
+        groups=keys.positive("n_group"),
+        chosen=keys.positive("topk_group"),
+        shared=keys.integer("num_shared_experts", 0),
         scale=keys.number("routed_scaling_factor", 1.0),
     )
+    keys.require("moe_shared_expert_intermediate_size", experts.intermediate, default=experts.intermediate)
+    return experts
 
 
-REFUSES = (
-    only("other activations", "hidden_act", "gelu", "silu"),
-    only("sliding windows", "use_sliding_window", True, False),
-    only("scaled rotation", "rope_scaling", {"type": "yarn", "factor": 4.0}, None),
-    only("other routers", "score_function", "softmax", "sigmoid"),
-    only("other routers", "moe_router_enable_expert_bias", False, True),
-    only("weights of experts that do not sum to one", "norm_topk_prob", False, True),
-    Refusal(
-        "shared experts of another size than routed ones",
-        {"moe_shared_expert_intermediate_size": 7},
-        "key 'moe_shared_expert_intermediate_size' is 7, only ",
-    ),
+OTHER_SHARED_EXPERTS = Refusal(
+    "shared experts of another size than routed ones",
+    {"moe_shared_expert_intermediate_size": 7},
+    "key 'moe_shared_expert_intermediate_size' is 7, only ",
 )
 RING = Family(
     "Ring-linear",
     ("bailing_moe_linear",),
     read_ring,
-    oracle="its recurrence token by token in plain torch, from the published configuration and model code",
     profile="ring-mini-linear-2.0",
-    refuses=REFUSES,
+    refuses=(
+        OTHER_ACTIVATIONS,
+        only("sliding windows", "use_sliding_window", True, False),
+        only("scaled rotation", "rope_scaling", {"type": "yarn", "factor": 4.0}, None),
+        only("other routers", "score_function", "softmax", "sigmoid"),
+        only("other routers", "moe_router_enable_expert_bias", False, True),
+        only("weights of experts that do not sum to one", "norm_topk_prob", False, True),
+        OTHER_SHARED_EXPERTS,
+    ),
+    oracle="its recurrence token by token in plain torch, from the published configuration and model code",
 )

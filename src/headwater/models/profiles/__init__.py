@@ -1,6 +1,46 @@
-"""Costs of known models, from their published configurations: no weights, no torch."""
+"""Costs of known models, from their published configurations, and of checkpoint folders: no weights, no torch."""
 
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from headwater.errors import ConfigError
+from headwater.models.families import read_folder
+from headwater.models.profiles import linear, mamba, marconi, qwen
 from headwater.models.profiles.profile import Profile
-from headwater.models.profiles.table import PROFILES, load_profile
+from headwater.spec import ModelSpec
 
-__all__ = ["PROFILES", "Profile", "load_profile"]
+__all__ = ["PROFILES", "Profile", "load_profile", "profile_of"]
+
+GROUPS = (marconi, qwen, linear, mamba)
+PROFILES: dict[str, Profile] = {profile.name: profile for group in GROUPS for profile in group.MODELS}
+
+
+def load_profile(name: str, dtype: str = "auto") -> Profile:
+    """Return a profile by its name, or the profile of a checkpoint's folder.
+
+    `dtype` is of a folder's model; "auto" is the one that its weights are kept in. Raises ConfigError for a name that
+    is neither, CheckpointError where a folder's config.json cannot be read.
+    """
+    if name in PROFILES:
+        return PROFILES[name]
+    folder = Path(name)
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"{name!r} is no folder with a config.json, and no profile of {', '.join(PROFILES)}")
+    return profile_of(read_folder(folder, dtype), folder)
+
+
+def profile_of(spec: ModelSpec, folder: Path) -> Profile:
+    """Return the profile of a model's spec, named after its folder."""
+    return Profile(
+        name=folder.resolve().name,
+        source=str(folder / "config.json"),
+        hidden_size=spec.hidden_size,
+        vocab_size=spec.vocab_size,
+        layers=tuple(Counter(spec.layers).items()),
+        dtype_name=spec.dtype_name,
+        weight_dtype=spec.dtype_name,
+        tied=spec.tied,
+        norms=1 + len(spec.blocks),
+    )

@@ -79,22 +79,9 @@ class Ssm(Layer):
 
 def marconi(name: str, attention: int, ssm: int, state: int = STATE, note: str = "") -> Profile:
     """A model of the paper's layers, in float16 throughout; embedding and head are not counted."""
-    layers: list[tuple[Layer, int]] = [
-        (FullAttention(WIDTH), attention),
-        (Ssm(WIDTH, state), ssm),
-        (PlainMlp(WIDTH), MLP),
-    ]
-    return Profile(
-        name=name,
-        source=SOURCE,
-        hidden_size=WIDTH,
-        vocab_size=0,
-        layers=tuple((layer, n) for layer, n in layers if n),
-        dtype_name="float16",
-        weight_dtype="float16",
-        state_dtype="float16",
-        note=note,
-    )
+    layers = ((FullAttention(WIDTH), attention), (Ssm(WIDTH, state), ssm), (PlainMlp(WIDTH), MLP))
+    dtypes = dict.fromkeys(("dtype_name", "weight_dtype", "state_dtype"), "float16")
+    return Profile.of(name, SOURCE, 0, *(layer for layer in layers if layer[1]), **dtypes, note=note)
 
 
 RATIO_NOTE = "attention and SSM layers of figure 12a; the number of MLPs is not given there and is left at 28"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from headwater.errors import ConfigError
 from headwater.layers.layer import Layer
@@ -33,6 +34,11 @@ class Profile(ModelCosts):
     tensor_parallel: int = 1
     note: str = ""
     norms: int = 0  # of the model's width; 0: one before each layer, and one before the head
+
+    @classmethod
+    def of(cls, name: str, source: str, vocab_size: int, *layers: tuple[Layer, int], **fields: Any) -> Profile:
+        """Return a profile as wide as its layers; `fields` are the optional ones."""
+        return cls(name, source, layers[0][0].hidden, vocab_size, layers, **fields)
 
     @property
     def counted(self) -> tuple[tuple[Layer, int], ...]:
@@ -93,12 +99,11 @@ class Profile(ModelCosts):
         page_bytes = self.bytes_of_page(page_size)
         if memory_bytes < page_bytes:
             raise ConfigError(f"memory is {memory_bytes:,} bytes, one page of this model is {page_bytes:,}")
-        unit_tokens = page_size if block_tokens == 1 else block_tokens
         checkpoint_pages = -(-self.checkpoint_bytes // page_bytes)
         return CacheLayout(
             n_pages=memory_bytes // page_bytes,
             page_size=page_size,
-            unit_tokens=unit_tokens,
+            unit_tokens=page_size if block_tokens == 1 else block_tokens,
             unit_bytes=TOKEN_BYTES * page_size if block_tokens == 1 else BLOCK_BYTES,
             kv_pages_per_unit=1 if self.kv_bytes_per_token else 0,  # of a page: a unit of u pages has u
             checkpoint_pages=checkpoint_pages,
