@@ -85,7 +85,9 @@ def test_it_does_its_smallest_run(module: str, tmp_path: Path) -> None:
     needed, here = NEEDS.get(module, ("", True))
     if not here:
         pytest.skip(f"no {needed} here")
-    (tmp_path / "log.jsonl").write_text("".join(json.dumps({"tokens": 10, "loss": 4.0 - i}) + "\n" for i in range(3)))
+    (tmp_path / "log.jsonl").write_text(
+        "".join(json.dumps({"step": i, "tokens": 10, "loss": 4.0 - i}) + "\n" for i in range(3))
+    )
     if PEERS:  # ours is not kept beside them: another server's results stand in
         vllm = json.loads((SHARED / "peers" / "serve" / "results" / "vllm.json").read_text())
         (tmp_path / "ours.json").write_text(json.dumps({**vllm, "name": "headwater"}))
