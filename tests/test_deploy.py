@@ -51,8 +51,8 @@ def test_the_images_torch_and_extras_are_the_packages():
     (install, package) = (run for run in instructions("RUN") if run.startswith("pip "))
     assert f" {torch} " in install
     assert "whl/cpu" in install
-    extras = re.search(r"'\.\[(\w+)\]'", package)[1]
-    assert extras in project["optional-dependencies"]
+    extras = re.search(r"'\.\[([\w,]+)\]'", package)[1].split(",")
+    assert {"eval", "otel"} == set(extras) <= set(project["optional-dependencies"])
 
 
 def test_the_image_runs_the_command_as_no_root_on_the_port_that_it_exposes():

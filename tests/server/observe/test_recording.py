@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 
 from headwater.config import ServeConfig
 from headwater.errors import ConfigError
-from headwater.events import FailedEvent, FinishedEvent, TokenEvent
+from headwater.events import FailedEvent, FinishedEvent, PromptEvent, TokenEvent
 from headwater.request import Boundaries, Generation, SamplingParams
 from headwater.server.app import create_app
 from headwater.server.observe import recording
@@ -194,6 +194,15 @@ def test_an_answer_that_the_template_strips_is_counted_and_not_known(recorded, k
     assert events == sent
     request = heard[0].request(PageHashes(b"key", 64))
     assert (request.prompt_tokens, request.output_tokens, request.known_tokens) == (100, 2, known)
+
+
+def test_a_prompt_that_is_scored_is_recorded_when_its_answer_ends(recorded):
+    engine, heard = recorded
+    engine.submit(generation(), lambda event: None)
+    for event in (PromptEvent(()), TokenEvent(1, ""), FinishedEvent("length", "", None, 1)):
+        assert heard == []
+        engine._engine.on_event(event)
+    assert [(one.kept, one.output) for one in heard] == [(True, [1])]
 
 
 def test_a_request_that_was_given_up_is_recorded_once_and_its_answer_is_not_known(recorded):

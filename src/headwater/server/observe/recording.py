@@ -24,7 +24,7 @@ import zstandard
 from starlette.concurrency import run_in_threadpool
 
 from headwater.errors import ConfigError
-from headwater.events import Event, FinishedEvent, TokenEvent
+from headwater.events import Event, FailedEvent, FinishedEvent, TokenEvent
 from headwater.request import Generation
 from headwater.server.http.exchange import ServedEngine
 from headwater.traces.recordings import PageHashes, first_line, line_of
@@ -79,7 +79,7 @@ class RecordedEngine:
         def record(event: Event) -> None:
             if isinstance(event, TokenEvent):
                 request.output.append(event.token)
-            else:
+            elif isinstance(event, FinishedEvent | FailedEvent):
                 self._end(request, isinstance(event, FinishedEvent) and generation.keep_output)
             on_event(event)
 
