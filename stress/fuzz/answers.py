@@ -16,8 +16,7 @@ from headwater.load.answer import Answer, EventParser
 from headwater.models.embedded import embedded
 from headwater.request import SamplingParams
 from headwater.server.answer.formats import REASONING, TOOLS
-from headwater.server.answer.formats.delta import Delta, joined
-from headwater.server.answer.formats.parser import AnswerParser
+from headwater.server.answer.formats.parser import AnswerParser, Delta, joined
 from headwater.server.requests.tools import FunctionDefinition
 from stress.fuzz.target import Drawn, Target, pieces
 

@@ -12,8 +12,7 @@ from headwater.account import CacheAccount, Reason
 from headwater.errors import EngineStopped
 from headwater.events import FinishedEvent, TokenEvent
 from headwater.server.answer.formats import REASONING, TOOLS
-from headwater.server.answer.formats.delta import CallArguments, CallBegin, Content, Reasoning, joined
-from headwater.server.answer.formats.parser import AnswerParser
+from headwater.server.answer.formats.parser import AnswerParser, CallArguments, CallBegin, Content, Reasoning, joined
 from headwater.server.answer.responses import Output, ResponsesReply
 from headwater.server.requests.responses import ResponsesRequest, messages_of
 from tests.server.answer.formats.cases import WEATHER_TOOLS, WRITTEN

@@ -10,7 +10,6 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from headwater.config import ServeConfig
-from headwater.errors import ConfigError
 from headwater.request import Constraint, SamplingParams
 from headwater.server.answer import formats
 from headwater.server.answer.formats.grammar import FLEXIBLE, Grammar, either, tag_tokens
@@ -27,15 +26,12 @@ class Dialect:
     """Formats of a model. With the setting "none", or a template without a known format, all text is content."""
 
     def __init__(self, template: str, config: ServeConfig, tokenizer: Tokenizer) -> None:
-        """Raises ConfigError for a format that does not exist."""
         self._tokenizer = tokenizer
         self._tag_tokens = tag_tokens(tokenizer)
         added = tokenizer.get_added_tokens_decoder()
         self._special = {token.content: id_ for id_, token in added.items() if token.special}
-        self._reasoning = formats.reasoning_format(
-            _known("reasoning_format", config.reasoning_format, formats.REASONING), template
-        )
-        self._calls = formats.tool_format(_known("tool_format", config.tool_format, formats.TOOLS), template)
+        self._reasoning = formats.reasoning_format(config.reasoning_format, template)
+        self._calls = formats.tool_format(config.tool_format, template)
 
     def end_of(self, prompt: Sequence[int]) -> str:
         """Return the text of a prompt's last tokens, which shows whether it leaves the reasoning open."""
@@ -116,10 +112,3 @@ def text_with_calls(grammar: Grammar, calls: ToolFormat, use: ToolUse) -> str:
     tools = [tool if tool.strict else FunctionDefinition(name=tool.name) for tool in use.tools.values()]
     call = f"{grammar.until(calls.open)} {calls.rule(grammar, tools, use.one)}"
     return grammar.rule(f"({call}){'?' if use.one else '*'} {grammar.text()}")
-
-
-def _known(setting: str, name: str, table: Mapping[str, object]) -> str:
-    """Return the name of a format; raise ConfigError if it is not in the table."""
-    if name not in ("auto", "none", *table):
-        raise ConfigError(f"{setting} is {name!r}, must be one of auto, none, {', '.join(table)}")
-    return name

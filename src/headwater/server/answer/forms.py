@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from headwater.engine.detokenizer import byte_table
 from headwater.events import TokenEvent
-from headwater.server.answer.formats.delta import CallArguments, CallBegin, Content, Delta, Reasoning, joined
-from headwater.server.answer.formats.parser import AnswerParser
+from headwater.server.answer.formats.parser import (
+    AnswerParser,
+    CallArguments,
+    CallBegin,
+    Content,
+    Delta,
+    Reasoning,
+    joined,
+)
 
 LEAST = -9999.0  # OpenAI's value for an impossible token; JSON has no infinity
 
@@ -19,27 +25,15 @@ Json = dict[str, Any]
 
 
 class CompletionForm:
-    """Form of completions: text without changes."""
+    """Writer of one completion: text without changes."""
 
     id_prefix = "cmpl-"
     object = chunk_object = "text_completion"
     nothing: Json = {"text": ""}  # noqa: RUF012  an empty piece
 
-    def choice(self, text: str, reason: str) -> Json:
-        return {"text": text, "finish_reason": reason}
-
-    def voice(self) -> Voice:
-        return CompletionVoice()
-
-    def logprobs(self, names: TokenNames, tokens: list[TokenEvent], offset: int) -> Json:
-        return completion_logprobs(names, tokens, offset)
-
-
-class CompletionVoice:
-    """Writer of a streamed completion."""
-
     def __init__(self) -> None:
         self._begun = False
+        self._characters = 0  # of the tokens whose log probabilities were written
 
     def piece(self, text: str) -> Json | None:
         """Return the fields of a piece, or None if nothing can be shown yet; the first piece is never None."""
@@ -51,43 +45,26 @@ class CompletionVoice:
         """Return the fields of the last piece, with its finish_reason."""
         return {"text": text, "finish_reason": reason}
 
+    whole = last
+
+    def logprobs(self, names: TokenNames, tokens: list[TokenEvent]) -> Json:
+        """Return the log probabilities of the next tokens."""
+        offset = self._characters
+        self._characters += sum(len(token.text) for token in tokens)
+        return completion_logprobs(names, tokens, offset)
+
 
 class ChatForm:
-    """Form of chat completions: messages with content, reasoning and tool calls, split by the model's formats."""
+    """Writer of one message: content, reasoning and tool calls, split by the model's formats."""
 
     id_prefix = "chatcmpl-"
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
     nothing: Json = {"delta": {"content": ""}}  # noqa: RUF012
 
-    def __init__(self, parser: Callable[[], AnswerParser]) -> None:
-        """`parser` returns a new parser for each answer."""
-        self._parser = parser
-
-    def choice(self, text: str, reason: str) -> Json:
-        parser = self._parser()
-        deltas = joined(parser.push(text) + parser.finish())
-        message = message_fields(deltas, ToolCalls())
-        calls = [
-            {key: value for key, value in call.items() if key != "index"} for call in message.get("tool_calls", ())
-        ]
-        content = message.pop("content", None if calls else "")
-        whole = {"role": "assistant", "content": content, **message, **({"tool_calls": calls} if calls else {})}
-        return {"message": whole, "finish_reason": finish_reason(reason, bool(calls))}
-
-    def voice(self) -> Voice:
-        return ChatVoice(self._parser())
-
-    def logprobs(self, names: TokenNames, tokens: list[TokenEvent], offset: int) -> Json:
-        return chat_logprobs(names, tokens)
-
-
-class ChatVoice:
-    """Writer of a streamed message."""
-
     def __init__(self, parser: AnswerParser) -> None:
         self._parser = parser
-        self._calls = ToolCalls()
+        self._calls = 0
         self._begun = False
 
     def piece(self, text: str) -> Json | None:
@@ -96,73 +73,55 @@ class ChatVoice:
 
     def last(self, text: str, reason: str) -> Json:
         message = self._fields(self._parser.push(text) + self._parser.finish())
-        return {"delta": message or {"content": ""}, "finish_reason": finish_reason(reason, self._calls.count > 0)}
+        stopped = "tool_calls" if self._calls and reason == "stop" else reason
+        return {"delta": message or {"content": ""}, "finish_reason": stopped}
+
+    def whole(self, text: str, reason: str) -> Json:
+        """Return the fields of the answer, which is `text`."""
+        choice = self.last(text, reason)
+        for call in choice["delta"].get("tool_calls", ()):
+            del call["index"]
+        return {"message": choice.pop("delta"), **choice}
+
+    def logprobs(self, names: TokenNames, tokens: list[TokenEvent]) -> Json:
+        return chat_logprobs(names, tokens)
 
     def _fields(self, deltas: list[Delta]) -> Json:
-        message = message_fields(joined(deltas), self._calls)
-        if not self._begun:
-            self._begun = True
-            message = {"role": "assistant", "content": None if "tool_calls" in message else "", **message}
+        """Return the fields of the message's next piece, without empty fields except in the first.
+
+        Reasoning has two names: DeepSeek's `reasoning_content`, which most clients read, and `reasoning`, which
+        OpenRouter and newer vLLM use. Both are sent with the same text; no client that reads one adds the other to it.
+        """
+        message: Json = {} if self._begun else {"role": "assistant", "content": ""}
+        self._begun = True
+        for delta in joined(deltas):
+            match delta:
+                case Content(text):
+                    message["content"] = message.get("content", "") + text
+                case Reasoning(text):
+                    message["reasoning_content"] = message["reasoning"] = message.get("reasoning", "") + text
+                case CallBegin():
+                    message.setdefault("tool_calls", []).append(self._call(delta))
+                case CallArguments(text):
+                    go_on = {"index": self._calls - 1, "function": {"arguments": ""}}
+                    message.setdefault("tool_calls", [go_on])[-1]["function"]["arguments"] += text
+        if "tool_calls" in message and message.get("content") == "":
+            message["content"] = None
         return message
+
+    def _call(self, begin: CallBegin) -> Json:
+        """Return the first piece of a call. If the model gave it an id, its template will write that again."""
+        self._calls += 1
+        function = {"name": begin.name, "arguments": ""}
+        return {"index": self._calls - 1, "id": begin.id or new_call_id(), "type": "function", "function": function}
+
+
+Form = CompletionForm | ChatForm
 
 
 def new_call_id() -> str:
     """Return an id for a call to which the model gave none."""
     return f"call_{uuid.uuid4().hex[:24]}"
-
-
-class ToolCalls:
-    """Numbers and ids of an answer's calls."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def begin(self, name: str, id_: str | None) -> Json:
-        """Return the first piece of a call. `id_` is the model's own id, which its template will write again."""
-        self.count += 1
-        function = {"name": name, "arguments": ""}
-        return {
-            "index": self.count - 1,
-            "id": id_ or new_call_id(),
-            "type": "function",
-            "function": function,
-        }
-
-    def go_on(self) -> Json:
-        """Return a further piece of the open call."""
-        return {"index": self.count - 1, "function": {"arguments": ""}}
-
-
-Form = CompletionForm | ChatForm
-Voice = CompletionVoice | ChatVoice
-
-
-def message_fields(deltas: list[Delta], calls: ToolCalls) -> Json:
-    """Return the fields of a message, or of a piece of one, without empty fields.
-
-    Reasoning has two names: DeepSeek's `reasoning_content`, which most clients read, and `reasoning`, which OpenRouter
-    and newer vLLM use. Both are sent with the same text; no client that reads one adds the other to it.
-    """
-    message: Json = {}
-    for delta in deltas:
-        match delta:
-            case Content(text):
-                message["content"] = message.get("content", "") + text
-            case Reasoning(text):
-                message["reasoning_content"] = message["reasoning"] = message.get("reasoning", "") + text
-            case CallBegin(name, id_):
-                message.setdefault("tool_calls", []).append(calls.begin(name, id_))
-            case CallArguments(text):
-                entries = message.setdefault("tool_calls", [])
-                if not entries:
-                    entries.append(calls.go_on())
-                entries[-1]["function"]["arguments"] += text
-    return message
-
-
-def finish_reason(reason: str, called: bool) -> str:
-    """Return "tool_calls" for an answer that stopped after calls, else the engine's reason."""
-    return "tool_calls" if called and reason == "stop" else reason
 
 
 class TokenNames:
@@ -173,7 +132,6 @@ class TokenNames:
         self._table = byte_table(tokenizer)
 
     def raw(self, token: int) -> bytes:
-        """Return the token's bytes."""
         if self._table is not None:
             return self._table.raw(token)
         return self._tokenizer.decode([token], skip_special_tokens=False).encode()

@@ -7,16 +7,16 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from tokenizers import Tokenizer
 
 from headwater.engine.detokenizer import decoder_for
 from headwater.events import FinishedEvent, PromptEvent, TokenEvent
-from headwater.server.answer.forms import Form, Json, TokenNames, Voice
+from headwater.server.answer.forms import Form, Json, TokenNames
 from headwater.server.http.errors import error_body
-from headwater.server.http.exchange import Events
+from headwater.server.http.exchange import Events, Progress
 from headwater.server.prompt.encoding import Encoded, encode, whole_characters
 from headwater.server.requests.chat import CompletionRequest
 
@@ -28,12 +28,12 @@ Echo = Callable[[Events], Events]
 class Reply:
     """Answer to one request, whole or streamed. `names` is None if no log probabilities are wanted."""
 
-    def __init__(self, form: Form, model: str, names: TokenNames | None, answers: int = 1) -> None:
+    def __init__(self, form: Callable[[], Form], model: str, names: TokenNames | None, answers: int = 1) -> None:
         """`answers`: number of answers to each prompt; the generations of one prompt have consecutive numbers."""
-        self._form = form
+        self._new_form, self._form = form, form()
         self._names = names
         self._answers = answers
-        self._head = {"id": form.id_prefix + uuid.uuid4().hex, "created": int(time.time()), "model": model}
+        self._head = {"id": self._form.id_prefix + uuid.uuid4().hex, "created": int(time.time()), "model": model}
 
     async def whole(self, events: Events) -> Json:
         """Return the answer when all generations have ended; raises the error of one that failed."""
@@ -44,13 +44,8 @@ class Reply:
                 tokens[number].append(event)
             elif isinstance(event, FinishedEvent):
                 finished[number] = event
-        ends = sorted(finished.items())
-        choices = [self._choice(number, tokens[number], end) for number, end in ends]
-        outcome = {
-            "usage": usage([end for _, end in ends], self._answers),
-            "headwater": account([end for _, end in ends]),
-        }
-        return {**self._head, "object": self._form.object, "choices": choices, **outcome}
+        choices = [self._choice(number, tokens[number], end) for number, end in sorted(finished.items())]
+        return {**self._head, "object": self._form.object, "choices": choices, **self._outcome(finished)}
 
     async def stream(self, events: Events, include_usage: bool) -> AsyncIterator[str]:
         """Yield server-sent events; if a generation fails midway, its error is the last but one."""
@@ -63,58 +58,42 @@ class Reply:
 
     async def chunks(self, events: Events, include_usage: bool) -> AsyncIterator[Json]:
         """Yield the chunks of a stream; raises the error of a generation that failed."""
-        streams: dict[int, Stream] = defaultdict(lambda: Stream(self._form.voice()))
+        forms: dict[int, Form] = defaultdict(self._new_form)
         finished: dict[int, FinishedEvent] = {}
         async for number, event in events:
             if isinstance(event, FinishedEvent):
                 finished[number] = event
-                chunk = self._last_chunk(streams[number], event)
-            else:
-                assert isinstance(event, TokenEvent)
-                chunk = self._chunk(streams[number], event)
-            if chunk is not None:
+            if (chunk := self._chunk(forms[number], event)) is not None:
                 chunk["choices"][0]["index"] = number
                 yield {**chunk, "usage": None} if include_usage else chunk
         if include_usage:
-            ends = [end for _, end in sorted(finished.items())]
-            outcome = {"choices": [], "usage": usage(ends, self._answers), "headwater": account(ends)}
-            yield {**self._head, "object": self._form.chunk_object, **outcome}
+            yield {**self._head, "object": self._form.chunk_object, "choices": [], **self._outcome(finished)}
+
+    def _outcome(self, finished: dict[int, FinishedEvent]) -> Json:
+        ends = [end for _, end in sorted(finished.items())]
+        accounts = [end.account.as_dict() for end in ends]
+        return {"usage": usage(ends, self._answers), "headwater": accounts[0] if len(accounts) == 1 else accounts}
 
     def _choice(self, number: int, tokens: list[TokenEvent], end: FinishedEvent) -> Json:
-        text = "".join(token.text for token in tokens) + end.text
-        return {
-            "index": number,
-            **self._form.choice(text, end.finish_reason),
-            "logprobs": self._form.logprobs(self._names, tokens, 0) if self._names else None,
-            "stop_reason": end.stop,
-        }
+        form, text = self._new_form(), "".join(token.text for token in tokens) + end.text
+        logprobs = form.logprobs(self._names, tokens) if self._names else None
+        choice = form.whole(text, end.finish_reason)
+        return {"index": number, **choice, "logprobs": logprobs, "stop_reason": end.stop}
 
-    def _chunk(self, stream: Stream, event: TokenEvent) -> Json | None:
-        """Return the chunk of one token; None if it has neither text nor log probability to show."""
-        piece = stream.voice.piece(event.text)
+    def _chunk(self, form: Form, event: Progress) -> Json | None:
+        """Return the chunk of an event; None if a token has neither text nor log probability to show."""
+        if isinstance(event, FinishedEvent):
+            last = {**form.last(event.text, event.finish_reason), "logprobs": None, "stop_reason": event.stop}
+            return {**self._wrapped(last), "headwater": event.account.as_dict()}
+        assert isinstance(event, TokenEvent)
+        piece = form.piece(event.text)
         if piece is None and self._names is None:
             return None
-        logprobs = self._form.logprobs(self._names, [event], stream.shown) if self._names else None
-        stream.shown += len(event.text)
-        return self._wrapped({**(piece or self._form.nothing), "logprobs": logprobs, "finish_reason": None})
-
-    def _last_chunk(self, stream: Stream, end: FinishedEvent) -> Json | None:
-        last = stream.voice.last(end.text, end.finish_reason)
-        return {
-            **self._wrapped({**last, "logprobs": None, "stop_reason": end.stop}),
-            "headwater": end.account.as_dict(),
-        }
+        logprobs = form.logprobs(self._names, [event]) if self._names else None
+        return self._wrapped({**(piece or form.nothing), "logprobs": logprobs, "finish_reason": None})
 
     def _wrapped(self, choice: Json) -> Json:
         return {**self._head, "object": self._form.chunk_object, "choices": [choice]}
-
-
-@dataclass(slots=True)
-class Stream:
-    """State of one streamed choice."""
-
-    voice: Voice
-    shown: int = 0  # characters that came from the engine
 
 
 def sse(value: Json) -> str:
@@ -138,12 +117,6 @@ def usage(ends: list[FinishedEvent], answers: int) -> Json:
         "total_tokens": prompt + output,
         "prompt_tokens_details": {"cached_tokens": sum(account.cached_tokens for account in prompts)},
     }
-
-
-def account(finished: list[FinishedEvent]) -> Json | list[Json]:
-    """Return the cache's account of the request, or a list of them for a request with several generations."""
-    accounts = [end.account.as_dict() for end in finished]
-    return accounts[0] if len(accounts) == 1 else accounts
 
 
 def without_echo(events: Events) -> Events:

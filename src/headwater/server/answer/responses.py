@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
 from headwater.events import FinishedEvent, TokenEvent
-from headwater.server.answer.formats.delta import CallBegin, Content, Delta, Reasoning, joined
-from headwater.server.answer.formats.parser import AnswerParser
+from headwater.server.answer.formats.parser import AnswerParser, CallBegin, Content, Delta, Reasoning, joined
 from headwater.server.answer.forms import Json, new_call_id
 from headwater.server.answer.reply import one_line
 from headwater.server.http.errors import error_body

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.concurrency import run_in_threadpool
@@ -26,7 +28,7 @@ def install(app: FastAPI, service: Service) -> None:
     """Add /v1/completions, /v1/chat/completions and /v1/responses."""
     model = service.engine.model_name
 
-    def reply(form: Form, body: CompletionRequest | ChatRequest) -> Reply:
+    def reply(form: Callable[[], Form], body: CompletionRequest | ChatRequest) -> Reply:
         return Reply(form, model, None if body.wanted_logprobs is None else service.names, body.answers)
 
     @app.post("/v1/completions", response_model=None, responses=generated(*FIELDS))
@@ -35,13 +37,14 @@ def install(app: FastAPI, service: Service) -> None:
         service.lengths.check_max_tokens(body.max_tokens, body.scores_prompt)
         generations, echo = await run_in_threadpool(service.completion, body)
         answering = Answering(service, "completion", body, request)
-        return await answering.answer(generations, reply(CompletionForm(), body), echo)
+        return await answering.answer(generations, reply(CompletionForm, body), echo)
 
     @app.post("/v1/chat/completions", response_model=None, responses=generated(*FIELDS))
     async def chat(body: ChatRequest, request: Request) -> Response:
         service.lengths.check_answers(1, body.answers)
         generations, parser = await run_in_threadpool(service.chat, body)
-        return await Answering(service, "chat", body, request).answer(generations, reply(ChatForm(parser), body))
+        chat_reply = reply(lambda: ChatForm(parser()), body)
+        return await Answering(service, "chat", body, request).answer(generations, chat_reply)
 
     @app.post("/v1/responses", response_model=None, responses=generated(*RESPONSES_FIELDS))
     async def responses(body: ResponsesRequest, request: Request) -> Response:

@@ -8,8 +8,7 @@ from itertools import pairwise
 from hypothesis import strategies as st
 
 from headwater.server.answer.formats import REASONING, TOOLS
-from headwater.server.answer.formats.delta import CallArguments, CallBegin, Content, Reasoning, joined
-from headwater.server.answer.formats.parser import AnswerParser
+from headwater.server.answer.formats.parser import AnswerParser, CallArguments, CallBegin, Content, Reasoning, joined
 from headwater.server.requests.tools import FunctionDefinition
 
 WEATHER = {

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headwater.server.answer.formats import TOOLS
-from headwater.server.answer.formats.delta import CallArguments, CallBegin, Content
-from headwater.server.answer.formats.parser import AnswerParser
+from headwater.server.answer.formats.parser import AnswerParser, CallArguments, CallBegin, Content
 from tests.server.answer.formats.cases import WEATHER_TOOLS, parse, shape
 
 BONN = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bonn"}}\n</tool_call>'

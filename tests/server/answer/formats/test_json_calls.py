@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headwater.server.answer.formats import TOOLS
-from headwater.server.answer.formats.delta import CallArguments, CallBegin, Content
 from headwater.server.answer.formats.json_calls import JsonCalls
-from headwater.server.answer.formats.parser import AnswerParser
+from headwater.server.answer.formats.parser import AnswerParser, CallArguments, CallBegin, Content
 from tests.server.answer.formats.cases import WEATHER_TOOLS, json_call, parse, shape
 
 BONN, PING = json_call("weather", {"city": "Bonn"}), json_call("ping", {})

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headwater.server.answer.formats import TOOLS
-from headwater.server.answer.formats.delta import CallArguments, CallBegin, Content
-from headwater.server.answer.formats.parser import AnswerParser
+from headwater.server.answer.formats.parser import AnswerParser, CallArguments, CallBegin, Content
 from tests.server.answer.formats.cases import WEATHER_TOOLS, parse, shape
 
 OPEN, CLOSE = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.server.answer.formats import REASONING, TOOLS, reasoning_format, tool_format
-from headwater.server.answer.formats.delta import CallArguments, CallBegin, Content, Reasoning, joined
-from headwater.server.answer.formats.parser import AnswerParser
+from headwater.server.answer.formats.parser import AnswerParser, CallArguments, CallBegin, Content, Reasoning, joined
 from tests.server import templates
 from tests.server.answer.formats.cases import WEATHER_TOOLS, WRITTEN, cut, cuts, parse, shape
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headwater.server.answer.formats import TOOLS
-from headwater.server.answer.formats.delta import CallArguments, CallBegin, Content
 from headwater.server.answer.formats.grammar import ANY, Grammar, encoded, property_schema, types_of
-from headwater.server.answer.formats.parser import AnswerParser
+from headwater.server.answer.formats.parser import AnswerParser, CallArguments, CallBegin, Content
 from headwater.server.requests.tools import FunctionDefinition
 from tests.server.answer.formats.cases import WEATHER, WEATHER_TOOLS, parse, shape
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headwater.server.answer.formats import REASONING
-from headwater.server.answer.formats.delta import Content, Reasoning
-from headwater.server.answer.formats.parser import AnswerParser
+from headwater.server.answer.formats.parser import AnswerParser, Content, Reasoning
 from tests.server.answer.formats.cases import parse
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TypeVar
 
 from headwater.server.answer.formats import json_calls, xml_calls
-from headwater.server.answer.formats.kimi import Kimi
 from headwater.server.answer.formats.parser import ReasoningFormat, ToolFormat
 
 Format = TypeVar("Format", ReasoningFormat, ToolFormat)
@@ -21,7 +21,7 @@ TOOLS: dict[str, ToolFormat] = {
     "qwen_xml": xml_calls.QWEN_XML,
     "hermes": json_calls.HERMES,
     "nemotron": json_calls.NEMOTRON,
-    "kimi": Kimi(),
+    "kimi": json_calls.KIMI,
     "jamba": json_calls.JAMBA,
     "minimax": json_calls.MINIMAX,
     "minimax_xml": xml_calls.MINIMAX_XML,
@@ -29,20 +29,15 @@ TOOLS: dict[str, ToolFormat] = {
 }
 
 
-def reasoning_format(name: str, template: str) -> ReasoningFormat | None:
-    """Return the reasoning format by name, or for "auto" the one that the chat template uses; None for "none".
+def chosen(table: Mapping[str, Format], name: str, template: str) -> Format | None:
+    """Return a format by name, or for "auto" the first one that the chat template uses; None for "none".
 
     None also if "auto" recognises no format. Raises KeyError for a name that is not in the table.
     """
-    return _chosen(REASONING, name, template)
-
-
-def tool_format(name: str, template: str) -> ToolFormat | None:
-    """Return the format of tool calls by name, as `reasoning_format` does for reasoning."""
-    return _chosen(TOOLS, name, template)
-
-
-def _chosen(table: Mapping[str, Format], name: str, template: str) -> Format | None:
     if name == "auto":
         return next((format_ for format_ in table.values() if format_.used_by(template)), None)
     return None if name == "none" else table[name]
+
+
+reasoning_format = partial(chosen, REASONING)
+tool_format = partial(chosen, TOOLS)

@@ -86,10 +86,15 @@ def either(options: list[str]) -> str:
     return options[0] if len(options) == 1 else f"({' | '.join(options)})"
 
 
+def properties_of(schema: Schema) -> Schema:
+    """Return the schemas of an object's properties, by name."""
+    properties = resolved(schema, schema).get("properties")
+    return properties if isinstance(properties, Mapping) else NOTHING
+
+
 def property_schema(schema: Schema, name: str) -> Any:
     """Return the schema of a property, {} if there is none."""
-    properties = resolved(schema, schema).get("properties")
-    return properties.get(name, {}) if isinstance(properties, Mapping) else {}
+    return properties_of(schema).get(name, {})
 
 
 def resolved(schema: Any, root: Schema) -> Schema:

@@ -1,16 +1,24 @@
-"""Tool calls written as JSON objects between tags: one object, one on each line, or a list of them."""
+"""Tool calls whose arguments are JSON objects: calls that are objects themselves, between tags, and Kimi's."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from headwater.server.answer.formats.delta import CallArguments, CallBegin, Content, Delta, may_become
-from headwater.server.answer.formats.grammar import Grammar, decoded, either, literal
-from headwater.server.answer.formats.parser import CallParser
+from headwater.server.answer.formats.grammar import Grammar, decoded, literal
+from headwater.server.answer.formats.parser import (
+    CallArguments,
+    CallBegin,
+    CallParser,
+    Delta,
+    ToolFormat,
+    may_become,
+    possible_start,
+)
 from headwater.server.requests.tools import FunctionDefinition, Tools
 
 SPACE = " \t\r\n"
@@ -18,44 +26,37 @@ OUTSIDE = re.compile(r'["{}\[\]<]')  # the characters that matter in JSON outsid
 INSIDE = re.compile(r'["\\]')  # and inside of a string
 # the start of a call whose arguments can be passed on as they come
 HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)+")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)', re.DOTALL)
+CALL, ARGUMENTS, CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"  # of Kimi
+KIMI_ID = re.compile(r"(?:functions\.)?([^\s<>]+?)(?::\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
-class JsonCalls:
-    """Format of a family. The parser is more tolerant than the format: brackets, commas and lines are optional."""
-
-    open: str
-    close: str  # empty if the end of the list ends the calls
-    before: str  # text between the opening tag and the first call
-    between: str | None  # text between two calls; None: each call has its own tags
-    after: str  # text between the last call and the closing tag
-    marks: tuple[str, ...]  # texts that occur in each chat template of this format
-
-    @property
-    def tags(self) -> tuple[str, ...]:
-        return tuple(tag for tag in (self.open, self.close) if tag)
-
-    @property
-    def several(self) -> bool:
-        return self.between is not None
-
-    def used_by(self, template: str) -> bool:
-        plain = template.replace("\\", "")
-        return all(mark in plain for mark in self.marks)
+class JsonCalls(ToolFormat):
+    """Calls as objects, one on each line or in a list. The parser takes brackets, commas and lines as optional."""
 
     def parser(self, raw: str, tools: Tools) -> CallParser:
         return JsonSection(raw, self.close)
 
-    def rule(self, grammar: Grammar, tools: Sequence[FunctionDefinition], one: bool) -> str:
-        call = grammar.rule(either([_call(grammar, tool) for tool in tools]))
-        more = "" if one or self.between is None else f"({literal(self.between)} {call})*"
-        end = grammar.tag(self.close) if self.close else ""
-        return grammar.rule(f"{literal(self.before)} {call} {more} {literal(self.after)} {end}")
+    def call(self, grammar: Grammar, tool: FunctionDefinition) -> str:
+        head = f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "arguments": '
+        return f"{literal(head)} {grammar.json(tool.arguments, spaced=True)} {literal('}')}"
 
 
-def _call(grammar: Grammar, tool: FunctionDefinition) -> str:
-    head = f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "arguments": '
-    return f"{literal(head)} {grammar.json(tool.arguments, spaced=True)} {literal('}')}"
+@dataclass(frozen=True, slots=True)
+class KimiCalls(ToolFormat):
+    """Calls with an id before their arguments, delimited by tokens of their own."""
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        return (self.open, self.close, CALL, ARGUMENTS, CALL_END)
+
+    def parser(self, raw: str, tools: Tools) -> CallParser:
+        return KimiSection(raw, self.close)
+
+    def call(self, grammar: Grammar, tool: FunctionDefinition) -> str:
+        name = f"{literal(f'functions.{tool.name}:')} /[0-9]{{1,4}}/"
+        arguments = grammar.json(tool.arguments, spaced=True)
+        return f"{grammar.tag(CALL)} {name} {grammar.tag(ARGUMENTS)} {arguments} {grammar.tag(CALL_END)}"
 
 
 # <tool_call>
@@ -63,45 +64,87 @@ def _call(grammar: Grammar, tool: FunctionDefinition) -> str:
 # </tool_call>
 # Hermes, Qwen3 and Qwen3-Next, Granite 4 (the chat template of ibm-granite/granite-4.0-h-*, vLLM's granite4 parser),
 # Falcon-H1, Ling and Ring 2.0.
-HERMES = JsonCalls("<tool_call>", "</tool_call>", "\n", None, "\n", ("<tool_call>", '"arguments"'))
+HERMES = JsonCalls("<tool_call>", "</tool_call>", "\n", None, "\n", ('"arguments"',))
 
 # <TOOLCALL>[{"name": "weather", "arguments": {"city": "Bonn"}}, {"name": "ping", "arguments": {}}]</TOOLCALL>
 # Nemotron-H and Nemotron-Nano v2 (the chat template of NVIDIA-Nemotron-Nano-9B-v2, also in the examples of vLLM and
 # llama.cpp). Nemotron 3 writes qwen_xml.
-NEMOTRON = JsonCalls("<TOOLCALL>", "</TOOLCALL>", "[", ", ", "]", ("<TOOLCALL>",))
+NEMOTRON = JsonCalls("<TOOLCALL>", "</TOOLCALL>", "[", ", ", "]", ())
 
 # <tool_calls>[
 #     {"name": "weather", "arguments": {"city": "Bonn"}},
 #     {"name": "ping", "arguments": {}}
 # ]</tool_calls>
 # Jamba 1.5 and later (vLLM's jamba parser and the outputs in its tests). <|bom|> begins a message of Jamba's templates.
-JAMBA = JsonCalls("<tool_calls>", "</tool_calls>", "[\n    ", ",\n    ", "\n]", ("<tool_calls>", "<|bom|>"))
+JAMBA = JsonCalls("<tool_calls>", "</tool_calls>", "[\n    ", ",\n    ", "\n]", ("<|bom|>",))
 
 # <tool_calls>
 # {"name": "weather", "arguments": {"city": "Bonn"}}
 # {"name": "ping", "arguments": {}}
 # </tool_calls>
 # MiniMax-M1 and MiniMax-Text-01 (vLLM's examples/tool_chat_template_minimax_m1.jinja).
-MINIMAX = JsonCalls("<tool_calls>", "</tool_calls>", "\n", "\n", "\n", ("<tool_calls>", '"arguments"'))
+MINIMAX = JsonCalls("<tool_calls>", "</tool_calls>", "\n", "\n", "\n", ('"arguments"',))
 
 # <|tool_call|>[{"name": "weather", "arguments": {"city": "Bonn"}}, {"name": "ping", "arguments": {}}]
 # Granite 3 (vLLM's granite parser). Only the end of the list ends the calls. Granite 4 writes hermes.
-GRANITE = JsonCalls("<|tool_call|>", "", "[", ", ", "]", ("<|tool_call|>",))
+GRANITE = JsonCalls("<|tool_call|>", "", "[", ", ", "]", ())
+
+# <|tool_calls_section_begin|>
+# <|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{"city": "Bonn"}<|tool_call_end|>
+# <|tool_calls_section_end|>
+# Kimi-Linear and Kimi K2, without white space (the chat templates of moonshotai/Kimi-K2-*, SGLang's kimi_k2 detector).
+# The id counts the calls of the conversation; templates repeat it, so it is passed on.
+KIMI = KimiCalls("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "", "", "", ())
 
 
-class JsonSection(CallParser):
-    """Parser of all calls after one opening tag."""
+class JsonArguments(CallParser):
+    """Base of parsers of calls after one opening tag; passes arguments on as they come."""
+
+    call_end = ""  # tag after a call
+
+    def __init__(self, raw: str, close: str, first: Callable[[list[Delta]], bool]) -> None:
+        super().__init__(raw, first)
+        self._close = close
+        self._json = JsonEnd()  # of the object that is being read
+
+    def _begin(self, out: list[Delta], call: CallBegin, rest: str) -> bool:
+        out.append(call)
+        self.begun, self._json = True, JsonEnd()
+        self._text, self._step = rest, self._arguments
+        return True
+
+    def _arguments(self, out: list[Delta]) -> bool:
+        end = self._json.find(self._text)
+        out.append(CallArguments(self._take(len(self._text) if end is None else end)))
+        if end is not None:
+            self._step = self._call_end
+        return end is not None
+
+    def _call_end(self, out: list[Delta]) -> bool:
+        """Read the call's closing tag, or any text in its place; surplus braces are dropped."""
+        self._text = self._text.lstrip(SPACE + "}")
+        if not self._text or may_become(self._text, self.call_end):
+            return False
+        self._text, self._step = self._text.removeprefix(self.call_end), self._next
+        return True
+
+    @abstractmethod
+    def _next(self, out: list[Delta]) -> bool:
+        """Read up to the next call, or to the end of the calls."""
+
+
+class JsonSection(JsonArguments):
+    """Parser of calls that are objects. One whose name comes after its arguments is parsed when it is complete."""
 
     def __init__(self, raw: str, close: str) -> None:
-        super().__init__(raw, self._first)
-        self._close = close
+        super().__init__(raw, close, self._first)
         self._listed = False
-        self._call: JsonCall | None = None
+        self._read = 0  # characters of the text that were searched for the object's end
 
     def finish(self) -> tuple[list[Delta], str]:
-        """Release the text that was held back; at most a part of the closing tag is dropped."""
-        out, rest = self._call.finish() if self._call is not None else ([], "")
-        return (out, rest) if out or self._begun else ([Content(self._raw)], self._unread)
+        call = whole_call(self._text) if self._step == self._head else []
+        self.begun = self.begun or bool(call)
+        return (call, "") if call else super().finish()
 
     def _first(self, out: list[Delta]) -> bool:
         self._text = self._text.lstrip(SPACE)
@@ -113,22 +156,24 @@ class JsonSection(CallParser):
         return self._enter()
 
     def _enter(self) -> bool:
-        if not self._text:
-            return False
-        self._call, self._step = JsonCall(), self._within
-        return True
+        if self._text:
+            self._json, self._read, self._step = JsonEnd(), 0, self._head
+        return bool(self._text)
 
-    def _within(self, out: list[Delta]) -> bool:
-        assert self._call is not None
-        text, self._text = self._text, ""
-        deltas, rest = self._call.push(text)
-        out += deltas
-        self._begun = self._begun or self._call.begun
-        if rest is None:
+    def _head(self, out: list[Delta]) -> bool:
+        found = HEAD.match(self._text)
+        name = found and _decoded(found[1])
+        if found and isinstance(name, str):
+            return self._begin(out, CallBegin(name), self._text[found.end() :])
+        end = self._json.find(self._text, self._read)
+        self._read = len(self._text)
+        if end is None:
             return False
-        if not self._call.begun:
-            return self._leave(out, rest)
-        self._call, self._text, self._step = None, rest, self._next
+        call = whole_call(self._text[:end])
+        if not call:
+            return self._leave(out, self._text)
+        out += call
+        self.begun, self._text, self._step = True, self._text[end:], self._next
         return True
 
     def _next(self, out: list[Delta]) -> bool:
@@ -143,69 +188,40 @@ class JsonSection(CallParser):
     def _end(self, out: list[Delta]) -> bool:
         self._text = self._text.lstrip(SPACE) if self._close else self._text
         if not may_become(self._text, self._close):
-            self._rest = self._text.removeprefix(self._close)
+            self.rest = self._text.removeprefix(self._close)
         return False
 
 
-class JsonCall:
-    """Parser of one call, from the object's first brace on.
+class KimiSection(JsonArguments):
+    """Parser of calls with ids."""
 
-    If the name comes before the arguments, these are passed on as they come; any other object is parsed when complete.
-    """
+    call_end = CALL_END
 
-    def __init__(self) -> None:
-        self._text = ""
-        self._whole = JsonEnd()  # of the object
-        self._arguments: JsonEnd | None = None  # set while arguments are passed on
-        self.begun = False  # the object is a call
+    def __init__(self, raw: str, close: str) -> None:
+        super().__init__(raw, close, self._next)
 
-    def push(self, text: str) -> tuple[list[Delta], str | None]:
-        """Return deltas and the text after the object, or None before its end; all text if the object is no call."""
-        self._text += text
-        out: list[Delta] = []
-        if not self.begun and not self._head(out):
-            return self._other(text)
-        if self._arguments is not None:
-            self._pass_on(out, self._arguments)
-        if self._arguments is not None:
-            return out, None
-        self._text = self._text.lstrip(" \t\r\n}")  # surplus braces are dropped
-        return out, self._text or None
-
-    def finish(self) -> tuple[list[Delta], str]:
-        """Release the text that was held back."""
-        if self.begun:
-            return [], ""
-        call = whole_call(self._text)
-        return (call, "") if call else ([], self._text)
+    def _next(self, out: list[Delta]) -> bool:
+        text = self._text.lstrip()
+        if not text or may_become(text, CALL) or (self.begun and may_become(text, self._close)):
+            return False
+        if text.startswith(CALL):
+            self._text, self._step = text, self._head
+            return True
+        return self._leave(out, text.removeprefix(self._close))
 
     def _head(self, out: list[Delta]) -> bool:
-        """Begin the call if its name is complete, and arguments follow that can be passed on."""
-        found = HEAD.match(self._text)
-        name = found and _decoded(found[1])
-        if found is None or not isinstance(name, str):
+        after = self._text[len(CALL) :]
+        end = after.find(ARGUMENTS)
+        head = after[: possible_start(after, ARGUMENTS) if end < 0 else end]
+        found = KIMI_ID.fullmatch(head.strip())
+        if end < 0 and "<" not in head:
             return False
-        out.append(CallBegin(name))
-        self.begun, self._arguments, self._text = True, JsonEnd(), self._text[found.end() :]
-        return True
-
-    def _other(self, text: str) -> tuple[list[Delta], str | None]:
-        """Parse an object that has not begun a call; `text` is its last piece."""
-        end = self._whole.push(text)
-        if end is None:
-            return [], None
-        end += len(self._text) - len(text)
-        call = whole_call(self._text[:end])
-        self.begun = bool(call)
-        return call, self._text[end:] if call else self._text
-
-    def _pass_on(self, out: list[Delta], arguments: JsonEnd) -> None:
-        end = arguments.push(self._text)
-        out.append(CallArguments(self._text[:end]))
-        if end is not None:
-            self._text, self._arguments = self._text[end:], None
-        else:
-            self._text = ""
+        arguments = after[end + len(ARGUMENTS) :].lstrip()
+        if end >= 0 and found and not arguments:
+            return False
+        if end < 0 or not found or arguments[0] != "{":
+            return self._leave(out, self._text)
+        return self._begin(out, CallBegin(found[1], found[0]), arguments)
 
 
 class JsonEnd:
@@ -215,11 +231,11 @@ class JsonEnd:
         self._depth = 0
         self._quoted = self._escaped = False
 
-    def push(self, text: str) -> int | None:
-        """Return the position in this piece at which the object ends, or None if it continues."""
-        at = 0
-        if self._escaped and text:
-            self._escaped, at = False, 1
+    def find(self, text: str, at: int = 0) -> int | None:
+        """Read on in `text` from `at`; return the position at which the object ends, or None if it continues."""
+        if self._escaped and at < len(text):
+            self._escaped = False
+            at += 1
         while found := (INSIDE if self._quoted else OUTSIDE).search(text, at):
             at = found.end()
             match found[0]:

@@ -2,105 +2,72 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
-from typing import Protocol
 
-from headwater.server.answer.formats.delta import CallBegin, Content, Delta, Reasoning, may_become, possible_start
-from headwater.server.answer.formats.grammar import Grammar
+from headwater.server.answer.formats.grammar import Grammar, either, literal
 from headwater.server.requests.tools import FunctionDefinition, Tools
 
 
 @dataclass(frozen=True, slots=True)
-class ReasoningFormat:
-    """Tags that enclose a family's reasoning. Line ends beside them are markup, as in chat templates."""
+class Reasoning:
+    """Text of the model's reasoning."""
 
-    open: str
-    close: str
-    models: tuple[str, ...] = ()  # models that write it although their chat templates do not; named in those templates
-
-    def used_by(self, template: str) -> bool:
-        """Return whether a chat template writes this format, or names a model that does."""
-        return any(mark in template for mark in (self.close, *self.models))
-
-    def left_open_by(self, prompt: str) -> bool:
-        """Return whether the prompt ends within reasoning, so that the model continues it."""
-        return prompt.rstrip().endswith(self.open)
-
-    def closed_by(self, prompt: str) -> bool:
-        """Return whether the prompt ends just after reasoning, so that the model adds none."""
-        return prompt.rstrip().endswith(self.close)
+    text: str
 
 
-class CallParser:
-    """Base of parsers of the text after one opening tag, which holds one call or several; it reads one element a step.
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Text of the answer itself."""
 
-    A step is a method that adds to a list of deltas; it returns False if it needs more text, or has set `_rest`. If the
-    text turns out to be no call before any CallBegin, all of it is given back.
-    """
-
-    def __init__(self, raw: str, first: Callable[[list[Delta]], bool]) -> None:
-        """`raw`: the opening tag, with the white space before it."""
-        self._raw = raw
-        self._text = ""
-        self._unread = ""  # all text, until a call begins
-        self._begun = False  # a call has begun
-        self._step = first
-        self._rest: str | None = None  # the text after the calls
-
-    def push(self, text: str) -> tuple[list[Delta], str | None]:
-        """Parse the next piece; return deltas, and the text after the calls, None as long as they have not ended."""
-        self._text += text
-        if not self._begun:
-            self._unread += text
-        out: list[Delta] = []
-        while self._rest is None and self._step(out):
-            pass
-        return out, self._rest
-
-    def finish(self) -> tuple[list[Delta], str]:
-        """Release the text that was held back, as deltas and text after the calls; nothing may be pushed afterwards."""
-        raise NotImplementedError
-
-    def _leave(self, out: list[Delta], rest: str) -> bool:
-        """End the calls before `rest`. If none has begun, the tag is content, and all text after it is unread."""
-        if not self._begun:
-            out.append(Content(self._raw))
-        self._rest = rest if self._begun else self._unread
-        return False
+    text: str
 
 
-class ToolFormat(Protocol):
-    """Format in which a family writes tool calls."""
+@dataclass(frozen=True, slots=True)
+class CallBegin:
+    """Start of a tool call; the arguments that follow belong to it, until the next call begins."""
 
-    @property
-    def open(self) -> str:
-        """Tag before a call."""
+    name: str
+    id: str | None = None  # the model's own id of the call, in formats that have one
 
-    @property
-    def close(self) -> str:
-        """Tag after a call."""
 
-    @property
-    def tags(self) -> tuple[str, ...]:
-        """Tags of the format that may be tokens."""
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """Piece of the JSON text of the open call's arguments."""
 
-    @property
-    def several(self) -> bool:
-        """True if several calls may stand between one pair of tags."""
+    text: str
 
-    def used_by(self, template: str) -> bool:
-        """Return whether a chat template writes this format."""
-        ...
 
-    def parser(self, raw: str, tools: Tools) -> CallParser:
-        """Return a parser of the text after one opening tag; `raw` is that tag, with the white space before it."""
-        ...
+Delta = Reasoning | Content | CallBegin | CallArguments
 
-    def rule(self, grammar: Grammar, tools: Sequence[FunctionDefinition], one: bool) -> str:
-        """Add a grammar rule for the text after an opening tag: calls whose arguments fit the tools' schemas."""
-        ...
+
+def joined(deltas: list[Delta]) -> list[Delta]:
+    """Join neighbours of one type, and drop empty deltas."""
+    out: list[Delta] = []
+    for delta in deltas:
+        last = out[-1] if out else None
+        if isinstance(delta, CallBegin):
+            out.append(delta)
+        elif delta.text and last is not None and not isinstance(last, CallBegin) and type(last) is type(delta):
+            out[-1] = type(delta)(last.text + delta.text)
+        elif delta.text:
+            out.append(delta)
+    return out
+
+
+def may_become(text: str, tag: str) -> bool:
+    """Return whether `text` is a proper prefix of the tag, so that more text could complete it."""
+    return len(text) < len(tag) and tag.startswith(text)
+
+
+def possible_start(text: str, *tags: str) -> int:
+    """Return the first position from which `text` ends in a proper prefix of a tag, or its length if there is none."""
+    longest = max(map(len, tags))
+    for start in range(max(0, len(text) - longest + 1), len(text)):
+        if any(may_become(text[start:], tag) for tag in tags):
+            return start
+    return len(text)
 
 
 class AnswerParser:
@@ -139,137 +106,220 @@ class AnswerParser:
         return out
 
 
-class _State(Enum):
-    START = auto()  # an opening tag may come
-    INSIDE = auto()
-    GAP = auto()  # line ends after the closing tag
-    AFTER = auto()
+class Splitter:
+    """Base of parsers that read one element a step.
+
+    A step is a method that adds to a list of deltas; it returns False if it needs more text, or if it was the last.
+    """
+
+    def __init__(self, first: Callable[[list[Delta]], bool]) -> None:
+        self._text = ""  # not read yet
+        self._step = first
+
+    def push(self, text: str) -> list[Delta]:
+        """Parse the next piece of text."""
+        self._text += text
+        out: list[Delta] = []
+        while self._step(out):
+            pass
+        return out
+
+    def _take(self, length: int) -> str:
+        taken, self._text = self._text[:length], self._text[length:]
+        return taken
 
 
-class ReasoningSplitter:
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """Tags that enclose a family's reasoning. Line ends beside them are markup, as in chat templates."""
+
+    open: str
+    close: str
+    models: tuple[str, ...] = ()  # models that write it although their chat templates do not; named in those templates
+
+    def used_by(self, template: str) -> bool:
+        """Return whether a chat template writes this format, or names a model that does."""
+        return any(mark in template for mark in (self.close, *self.models))
+
+    def left_open_by(self, prompt: str) -> bool:
+        """Return whether the prompt ends within reasoning, so that the model continues it."""
+        return prompt.rstrip().endswith(self.open)
+
+    def closed_by(self, prompt: str) -> bool:
+        """Return whether the prompt ends just after reasoning, so that the model adds none."""
+        return prompt.rstrip().endswith(self.close)
+
+
+class ReasoningSplitter(Splitter):
     """Splitter of an answer into reasoning and content. Without an opening tag all text is content.
 
     `thinking`: the prompt left the reasoning open. Reasoning that is never closed extends to the end.
     """
 
     def __init__(self, tags: ReasoningFormat, thinking: bool) -> None:
+        super().__init__(self._start)
         self._tags = tags
         self._thinking = thinking
-        self._state = _State.START
-        self._held = ""
         self._begun = False  # some reasoning was returned, so line ends belong to it
-
-    def push(self, text: str) -> list[Delta]:
-        """Split the next piece of text."""
-        if self._state is _State.AFTER:
-            return [Content(text)]
-        self._held += text
-        out: list[Delta] = []
-        if self._state is _State.START:
-            self._start()
-        if self._state is _State.INSIDE:
-            self._inside(out)
-        if self._state is _State.GAP:
-            self._held = self._held.lstrip("\n")
-            self._state = _State.AFTER if self._held else _State.GAP
-        if self._state is _State.AFTER:
-            out.append(Content(self._take(len(self._held))))
-        return out
 
     def finish(self) -> list[Delta]:
         """Release the text that was held back."""
-        text = self._take(len(self._held))
-        inside = self._state is _State.INSIDE or (self._state is _State.START and self._thinking)
-        return [Reasoning(text) if inside else Content(text)]
+        inside = self._step == self._inside or (self._step == self._start and self._thinking)
+        return [Reasoning(self._text) if inside else Content(self._text)]
 
-    def _start(self) -> None:
-        begun = self._held.lstrip()
+    def _start(self, out: list[Delta]) -> bool:
+        begun = self._text.lstrip()
         if may_become(begun, self._tags.open):
-            return
-        if begun.startswith(self._tags.open):
-            self._held = begun[len(self._tags.open) :]
-            self._state = _State.INSIDE
-        else:
-            self._state = _State.INSIDE if self._thinking else _State.AFTER
+            return False
+        opened = begun.startswith(self._tags.open)
+        if opened:
+            self._text = begun.removeprefix(self._tags.open)
+        self._step = self._inside if opened or self._thinking else self._after
+        return True
 
-    def _inside(self, out: list[Delta]) -> None:
+    def _inside(self, out: list[Delta]) -> bool:
         if not self._begun:
-            self._held = self._held.lstrip("\n")
-        end = self._held.find(self._tags.close)
+            self._text = self._text.lstrip("\n")
+        end = self._text.find(self._tags.close)
         if end >= 0:
-            out.append(Reasoning(self._held[:end].rstrip("\n")))
-            self._held = self._held[end + len(self._tags.close) :]
-            self._state = _State.GAP
-            return
-        shown = len(self._held[: possible_start(self._held, self._tags.close)].rstrip("\n"))
+            out.append(Reasoning(self._text[:end].rstrip("\n")))
+            self._text, self._step = self._text[end + len(self._tags.close) :], self._gap
+            return True
+        shown = len(self._text[: possible_start(self._text, self._tags.close)].rstrip("\n"))
         self._begun = self._begun or shown > 0
         out.append(Reasoning(self._take(shown)))
+        return False
 
-    def _take(self, length: int) -> str:
-        taken, self._held = self._held[:length], self._held[length:]
-        return taken
+    def _gap(self, out: list[Delta]) -> bool:
+        self._text = self._text.lstrip("\n")
+        if self._text:
+            self._step = self._after
+        return bool(self._text)
+
+    def _after(self, out: list[Delta]) -> bool:
+        out.append(Content(self._take(len(self._text))))
+        return False
 
 
-class CallSplitter:
+@dataclass(frozen=True, slots=True)
+class ToolFormat(ABC):
+    """Format in which a family writes tool calls."""
+
+    open: str
+    close: str  # empty if the end of the list ends the calls
+    before: str  # text between the opening tag and the first call
+    between: str | None  # text between two calls; None: each call has its own tags
+    after: str  # text between the last call and the closing tag
+    marks: tuple[str, ...]  # texts besides `open` that occur in each chat template of this format
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Tags of the format that may be tokens."""
+        return tuple(tag for tag in (self.open, self.close) if tag)
+
+    @property
+    def several(self) -> bool:
+        """True if several calls may stand between one pair of tags."""
+        return self.between is not None
+
+    def used_by(self, template: str) -> bool:
+        """Return whether a chat template writes this format."""
+        plain = template.replace("\\", "")
+        return all(mark in plain for mark in (self.open, *self.marks))
+
+    def rule(self, grammar: Grammar, tools: Sequence[FunctionDefinition], one: bool) -> str:
+        """Add a grammar rule for the text after an opening tag: calls whose arguments fit the tools' schemas."""
+        call = grammar.rule(either([self.call(grammar, tool) for tool in tools]))
+        more = "" if one or self.between is None else f"({literal(self.between)} {call})*"
+        return grammar.rule(f"{literal(self.before)} {call} {more} {literal(self.after)} {grammar.tag(self.close)}")
+
+    @abstractmethod
+    def call(self, grammar: Grammar, tool: FunctionDefinition) -> str:
+        """Return an expression for one call of this tool."""
+
+    @abstractmethod
+    def parser(self, raw: str, tools: Tools) -> CallParser:
+        """Return a parser of the text after one opening tag; `raw` is that tag, with the white space before it."""
+
+
+class CallParser(Splitter, ABC):
+    """Base of parsers of the text after one opening tag, which holds one call or several; its last step sets `rest`.
+
+    If the text turns out to be no call before any CallBegin, all of it is given back.
+    """
+
+    def __init__(self, raw: str, first: Callable[[list[Delta]], bool]) -> None:
+        """`raw`: the opening tag, with the white space before it."""
+        super().__init__(first)
+        self._raw = raw
+        self._unread = ""  # all text, until a call begins
+        self.begun = False  # a call has begun
+        self.rest: str | None = None  # the text after the calls; None as long as they have not ended
+
+    def push(self, text: str) -> list[Delta]:
+        if not self.begun:
+            self._unread += text
+        return super().push(text)
+
+    def finish(self) -> tuple[list[Delta], str]:
+        """Release the text that was held back, as deltas and text after the calls; nothing may be pushed afterwards."""
+        if not self.begun:
+            return [Content(self._raw)], self._unread
+        return [], self._text if self._step == self._head else ""
+
+    @abstractmethod
+    def _head(self, out: list[Delta]) -> bool:
+        """Read a call up to its arguments. If the answer ends here, the text is no call but content."""
+
+    def _leave(self, out: list[Delta], rest: str) -> bool:
+        """End the calls before `rest`. If none has begun, the tag is content, and all text after it is unread."""
+        if not self.begun:
+            out.append(Content(self._raw))
+        self.rest = rest if self.begun else self._unread
+        return False
+
+
+class CallSplitter(Splitter):
     """Splitter of content from tool calls. White space around calls is markup; all else between them is content."""
 
     def __init__(self, tags: ToolFormat, tools: Tools) -> None:
+        super().__init__(self._content)
         self._format = tags
         self._tools = tools
-        self._held = ""
         self._call: CallParser | None = None
-        self._begun = False  # the open parser has returned a CallBegin
         self._after_call = False  # white space that follows is markup
-
-    def push(self, text: str) -> list[Delta]:
-        """Split the next piece of text."""
-        self._held += text
-        out: list[Delta] = []
-        self._read(out)
-        return out
 
     def finish(self) -> list[Delta]:
         """Release the text that was held back."""
         out: list[Delta] = []
         while self._call is not None:
-            self._leave(out, *self._call.finish())
-            self._read(out)
-        out.append(Content(self._held))
-        self._held = ""
-        return out
-
-    def _read(self, out: list[Delta]) -> None:
-        while self._content(out) if self._call is None else self._within(out, self._call):
-            pass
+            deltas, rest = self._call.finish()
+            self._leave(self._call, rest)
+            out += deltas + self.push("")
+        return [*out, Content(self._text)]
 
     def _content(self, out: list[Delta]) -> bool:
-        """Add the text that is certain to be content; return whether a call begins."""
+        """Add the text that is certain to be content, up to an opening tag."""
         if self._after_call:
-            self._held = self._held.lstrip()
-            self._after_call = not self._held
-        start = self._held.find(self._format.open)
-        shown = len(self._held[: possible_start(self._held, self._format.open) if start < 0 else start].rstrip())
-        out.append(Content(self._held[:shown]))
-        self._held = self._held[shown:]
+            self._text = self._text.lstrip()
+            self._after_call = not self._text
+        start = self._text.find(self._format.open)
+        shown = self._text[: possible_start(self._text, self._format.open) if start < 0 else start].rstrip()
+        out.append(Content(self._take(len(shown))))
         if start < 0:
             return False
-        raw = self._held[: start - shown + len(self._format.open)]
-        self._held = self._held[len(raw) :]
-        self._call, self._begun = self._format.parser(raw, self._tools), False
+        raw = self._take(start - len(shown) + len(self._format.open))
+        self._call, self._step = self._format.parser(raw, self._tools), self._within
         return True
 
-    def _within(self, out: list[Delta], call: CallParser) -> bool:
-        """Pass the text to the open parser; return whether its calls ended."""
-        text, self._held = self._held, ""
-        deltas, rest = call.push(text)
-        if rest is None:
-            self._begun = self._begun or any(isinstance(delta, CallBegin) for delta in deltas)
-            out += deltas
+    def _within(self, out: list[Delta]) -> bool:
+        assert self._call is not None
+        out += self._call.push(self._take(len(self._text)))
+        if self._call.rest is None:
             return False
-        self._leave(out, deltas, rest)
+        self._leave(self._call, self._call.rest)
         return True
 
-    def _leave(self, out: list[Delta], deltas: list[Delta], rest: str) -> None:
-        out += deltas
-        self._after_call = self._begun or any(isinstance(delta, CallBegin) for delta in deltas)
-        self._call, self._held = None, rest
+    def _leave(self, call: CallParser, rest: str) -> None:
+        self._after_call, self._text = call.begun, rest
+        self._call, self._step = None, self._content

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from headwater.server.answer.formats.delta import (
-    CallArguments,
-    CallBegin,
-    Content,
-    Delta,
-    may_become,
-    possible_start,
-)
 from headwater.server.answer.formats.grammar import (
     Grammar,
     either,
     encoded,
     literal,
+    properties_of,
     property_schema,
     resolved,
     types_of,
 )
-from headwater.server.answer.formats.parser import CallParser
+from headwater.server.answer.formats.parser import (
+    CallArguments,
+    CallBegin,
+    CallParser,
+    Delta,
+    ToolFormat,
+    may_become,
+    possible_start,
+)
 from headwater.server.requests.tools import FunctionDefinition, Tools
 
 NOT_OF_A_NAME = re.compile(r"[<\n]")
@@ -33,51 +34,32 @@ STRING = frozenset({"string"})
 
 
 @dataclass(frozen=True, slots=True)
-class XmlCalls:
-    """Format of a family."""
+class XmlCalls(ToolFormat):
+    """Calls of a family that writes them in tags."""
 
-    open: str
-    close: str
-    function: tuple[str, str]  # text before and after a call's name
-    function_end: str
-    parameter: tuple[str, str]  # text before and after a parameter's name
-    parameter_end: str
+    function: tuple[str, str, str]  # text before and after a call's name, and after the call
+    parameter: tuple[str, str, str]  # likewise of a parameter
     line: str  # text before and after a value: a line end, or nothing
-    several: bool  # several calls may stand between one pair of tags
-
-    @property
-    def tags(self) -> tuple[str, ...]:
-        return (self.open, self.close)
-
-    def used_by(self, template: str) -> bool:
-        plain = template.replace("\\", "")
-        return all(mark in plain for mark in (self.open, self.function[0], self.parameter[0]))
 
     def parser(self, raw: str, tools: Tools) -> CallParser:
         return XmlSection(self, raw, tools)
 
-    def rule(self, grammar: Grammar, tools: Sequence[FunctionDefinition], one: bool) -> str:
-        call = grammar.rule(either([self._call(grammar, tool) for tool in tools]))
-        more = f"{call}*" if self.several and not one else ""
-        return grammar.rule(f"{literal(chr(10))} {call} {more} {grammar.tag(self.close)}")
-
-    def _call(self, grammar: Grammar, tool: FunctionDefinition) -> str:
+    def call(self, grammar: Grammar, tool: FunctionDefinition) -> str:
         """Build a call with keys in the schema's order. For bare strings only the choices of an enum are enforced."""
         schema = resolved(tool.arguments, tool.arguments)
-        properties = schema.get("properties")
-        properties = properties if isinstance(properties, Mapping) else {}
         required = schema.get("required")
         required = required if isinstance(required, list) else []
-        (begin, named), end = self.parameter, f"{self.line}{self.parameter_end}\n"
+        begin, named, end = self.parameter
+        end = f"{self.line}{end}\n"
         parts = []
-        for key in properties:
-            value = _value(grammar, tool.arguments, properties[key], end)
+        for key, own in properties_of(tool.arguments).items():
+            value = _value(grammar, tool.arguments, own, end)
             part = f"{literal(f'{begin}{key}{named}{self.line}')} {value}"
             parts.append(part if key in required else f"({part})?")
         if not parts and schema.get("additionalProperties", True):
             parts = [f"({literal(begin)} /[A-Za-z0-9_.-]+/ {literal(named + self.line)} {grammar.until(end)})*"]
-        head, tail = f"{tool.name.join(self.function)}\n", f"{self.function_end}\n"
-        return " ".join([literal(head), *parts, literal(tail)])
+        before, after, last = self.function
+        return " ".join([literal(f"{before}{tool.name}{after}\n"), *parts, literal(f"{last}\n")])
 
 
 # <tool_call>
@@ -88,16 +70,8 @@ class XmlCalls:
 # </function>
 # </tool_call>
 # Qwen3-Coder, Qwen3.5 and Nemotron 3.
-QWEN_XML = XmlCalls(
-    open="<tool_call>",
-    close="</tool_call>",
-    function=("<function=", ">"),
-    function_end="</function>",
-    parameter=("<parameter=", ">"),
-    parameter_end="</parameter>",
-    line="\n",
-    several=False,
-)
+FUNCTION, KEY = ("<function=", ">", "</function>"), ("<parameter=", ">", "</parameter>")
+QWEN_XML = XmlCalls("<tool_call>", "</tool_call>", "\n", None, "", ("<function=", "<parameter="), FUNCTION, KEY, "\n")
 
 # <minimax:tool_call>
 # <invoke name="name">
@@ -105,16 +79,9 @@ QWEN_XML = XmlCalls(
 # </invoke>
 # </minimax:tool_call>
 # MiniMax-M2 (its chat template; llama.cpp's models/templates has Unsloth's version).
-MINIMAX_XML = XmlCalls(
-    open="<minimax:tool_call>",
-    close="</minimax:tool_call>",
-    function=('<invoke name="', '">'),
-    function_end="</invoke>",
-    parameter=('<parameter name="', '">'),
-    parameter_end="</parameter>",
-    line="",
-    several=True,
-)
+INVOKE, NAMED = ('<invoke name="', '">', "</invoke>"), ('<parameter name="', '">', "</parameter>")
+MARKS = ('<invoke name="', '<parameter name="')
+MINIMAX_XML = XmlCalls("<minimax:tool_call>", "</minimax:tool_call>", "\n", "", "", MARKS, INVOKE, NAMED, "")
 
 
 def _value(grammar: Grammar, root: Mapping[str, Any], schema: Any, end: str) -> str:
@@ -136,7 +103,7 @@ class XmlSection(CallParser):
     """
 
     def __init__(self, tags: XmlCalls, raw: str, tools: Tools) -> None:
-        super().__init__(raw, self._function)
+        super().__init__(raw, self._head)
         self._tags = tags
         self._tools = tools
         self._schema: Mapping[str, Any] = {}
@@ -145,19 +112,16 @@ class XmlSection(CallParser):
         self._opened = False  # the open string's first quote was returned
 
     def finish(self) -> tuple[list[Delta], str]:
-        """Release the text that was held back."""
-        if self._step == self._function:
-            return ([] if self._begun else [Content(self._raw)]), self._text
         if self._step == self._string and self._opened:
             return [CallArguments(_escaped(self._text))], ""
-        return ([CallArguments(self._text)], "") if self._step == self._other else ([], "")
+        return ([CallArguments(self._text)], "") if self._step == self._other else super().finish()
 
-    def _function(self, out: list[Delta]) -> bool:
-        before, after = self._tags.function
+    def _head(self, out: list[Delta]) -> bool:
+        before, after, _ = self._tags.function
         begun = self._text.lstrip()
         if not begun or may_become(begun, before):
             return False
-        name = _named(begun[len(before) :], after) if begun.startswith(before) else ""
+        name = _named(begun, before, after)
         if name is None:
             return False
         if not name.strip():
@@ -165,25 +129,25 @@ class XmlSection(CallParser):
         tool = self._tools.get(name.strip())
         self._schema = tool.arguments if tool else {}
         out += [CallBegin(name.strip()), CallArguments("{")]
-        self._begun = self._first = True
+        self.begun = self._first = True
         self._text, self._step = begun[len(before) + len(name) + len(after) :], self._between
         return True
 
     def _between(self, out: list[Delta]) -> bool:
-        tags, (before, after) = self._tags, self._tags.parameter
+        last, close, (before, after, _) = self._tags.function[2], self._tags.close, self._tags.parameter
         self._text = self._text.lstrip()
-        if not self._text or any(may_become(self._text, tag) for tag in (before, tags.function_end, tags.close)):
+        if not self._text or any(may_become(self._text, tag) for tag in (before, last, close)):
             return False
-        if self._text.startswith((tags.function_end, tags.close)):
+        if self._text.startswith((last, close)):
             out.append(CallArguments("}"))
-            self._text, self._step = self._text.removeprefix(tags.function_end), self._close
+            self._text, self._step = self._text.removeprefix(last), self._close
             return True
-        name = _named(self._text[len(before) :], after) if self._text.startswith(before) else ""
+        name = _named(self._text, before, after)
         if name:
             self._parameter(out, name.strip())
             self._text = self._text[len(before) + len(name) + len(after) :]
         elif name == "":
-            self._rest = self._text  # the arguments stay incomplete, so that no client acts on half of them
+            self.rest = self._text  # the arguments stay incomplete, so that no client acts on half of them
         return bool(name)
 
     def _parameter(self, out: list[Delta], key: str) -> None:
@@ -193,31 +157,29 @@ class XmlSection(CallParser):
         self._step = self._string if self._types == STRING else self._other
 
     def _string(self, out: list[Delta]) -> bool:
+        line, last = self._tags.line, self._tags.parameter[2]
         if not self._opened:
-            if not self._text or may_become(self._text, self._tags.parameter_end):
+            if not self._text or may_become(self._text, last):
                 return False
-            self._text = self._text.removeprefix(self._tags.line)
+            self._text = self._text.removeprefix(line)
             self._opened = True
             out.append(CallArguments('"'))
-        line, last = self._tags.line, self._tags.parameter_end
         end = self._text.find(last)
-        shown = possible_start(self._text, line + last, last) if end < 0 else end
-        value, self._text = self._text[:shown], self._text[shown:]
+        value = self._take(possible_start(self._text, line + last, last) if end < 0 else end)
         out.append(CallArguments(_escaped(value.removesuffix(line) if end >= 0 else value)))
-        if end < 0:
-            return False
-        out.append(CallArguments('"'))
-        self._text, self._step = self._text[len(last) :], self._between
-        return True
+        return end >= 0 and self._ended(out, '"')
 
     def _other(self, out: list[Delta]) -> bool:
-        line, last = self._tags.line, self._tags.parameter_end
-        end = self._text.find(last)
+        line, end = self._tags.line, self._text.find(self._tags.parameter[2])
         if end < 0:
             return False
-        value = self._text[:end].removeprefix(line).removesuffix(line)
-        out.append(CallArguments(encoded(value, self._types)))
-        self._text, self._step = self._text[end + len(last) :], self._between
+        value = self._take(end).removeprefix(line).removesuffix(line)
+        return self._ended(out, encoded(value, self._types))
+
+    def _ended(self, out: list[Delta], last: str) -> bool:
+        """Return the end of a value, whose closing tag is next."""
+        out.append(CallArguments(last))
+        self._text, self._step = self._text.removeprefix(self._tags.parameter[2]), self._between
         return True
 
     def _close(self, out: list[Delta]) -> bool:
@@ -227,14 +189,17 @@ class XmlSection(CallParser):
         if not after or may_become(after, close) or (self._tags.several and may_become(after, function)):
             return False
         if self._tags.several and after.startswith(function):
-            self._text, self._step = after, self._function
+            self._text, self._step = after, self._head
             return True
-        self._rest = after.removeprefix(close)
+        self.rest = after.removeprefix(close)
         return False
 
 
-def _named(text: str, end: str) -> str | None:
-    """Return the name before `end`; None if `end` may still come, "" if the text cannot be a name."""
+def _named(text: str, begin: str, end: str) -> str | None:
+    """Return the name between `begin` and `end`; None if `end` may still come, "" if the text cannot be a name."""
+    if not text.startswith(begin):
+        return ""
+    text = text.removeprefix(begin)
     at, wrong = text.find(end), NOT_OF_A_NAME.search(text)
     if wrong is not None and not 0 <= at < wrong.start():
         return ""
