@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from tokenizers import Tokenizer
 
 from headwater.config import ServeConfig
 from headwater.request import Constraint, SamplingParams
 from headwater.server.answer import formats
-from headwater.server.answer.formats.grammar import FLEXIBLE, Grammar, either, tag_tokens
+from headwater.server.answer.formats.grammar import FLEXIBLE, Grammar, Schema, either, tag_tokens
 from headwater.server.answer.formats.parser import AnswerParser, ToolFormat
 from headwater.server.http.errors import BadRequest
 from headwater.server.requests.tools import FunctionDefinition, ToolUse
@@ -42,9 +41,7 @@ class Dialect:
         thinking = self._reasoning is not None and self._reasoning.left_open_by(prompt_end)
         return AnswerParser(self._reasoning, thinking, self._calls, None if use.mode == "none" else use.tools)
 
-    def shaped(
-        self, params: SamplingParams, prompt_end: str, use: ToolUse, schema: Mapping[str, Any] | None
-    ) -> SamplingParams:
+    def shaped(self, params: SamplingParams, prompt_end: str, use: ToolUse, schema: Schema | None) -> SamplingParams:
         """Return sampling whose answer uses the tools as allowed, and fits the schema.
 
         Raises BadRequest if a call is required and the model's format is unknown.
@@ -59,7 +56,8 @@ class Dialect:
                 params = replace(params, logit_bias=(*params.logit_bias, (banned, NEVER)))
             return params if schema is None else self._constrained(params, prompt_end, grammar, [], schema)
         if use.mode == "required" or schema is not None:
-            return self._constrained(params, prompt_end, grammar, [call_list(grammar, calls, use)], schema, use.mode)
+            schema = None if use.mode == "required" else schema
+            return self._constrained(params, prompt_end, grammar, [call_list(grammar, calls, use)], schema)
         # in a format whose tags hold several calls no text marks the end of the first
         if any(tool.strict for tool in use.tools.values()) or (use.one and calls.several):
             return self._constrained(params, prompt_end, grammar, [text_with_calls(grammar, calls, use)], None)
@@ -74,17 +72,11 @@ class Dialect:
         return tuple(self._special[tag] for tag in tags if tag in self._special)
 
     def _constrained(
-        self,
-        params: SamplingParams,
-        prompt_end: str,
-        grammar: Grammar,
-        answers: list[str],
-        schema: Mapping[str, Any] | None,
-        mode: str = "auto",
+        self, params: SamplingParams, prompt_end: str, grammar: Grammar, answers: list[str], schema: Schema | None
     ) -> SamplingParams:
         """Constrain to one of the answers, or a JSON that fits the schema, after reasoning if the prompt allows it."""
         before = self._before(prompt_end, grammar)
-        if schema is not None and mode != "required":
+        if schema is not None:
             if not answers and not before:
                 source = json.dumps({**schema, "x-guidance": FLEXIBLE})
                 return replace(params, constraint=Constraint("json_schema", source))

@@ -80,12 +80,10 @@ class ResponsesReply:
 
 
 def status(end: FinishedEvent) -> str:
-    """Return the status of a response that ended so."""
     return "incomplete" if end.finish_reason == "length" else "completed"
 
 
 def usage(end: FinishedEvent) -> Json:
-    """Return the tokens of a response."""
     account = end.account
     return {
         "input_tokens": account.prompt_tokens,
@@ -165,48 +163,43 @@ class TextItem:
     """Reasoning or a message: an item with one part of text."""
 
     def __init__(self, kind: str) -> None:
-        self.kind = kind
-        self.text = ""
-        self.id = ID_PREFIXES[kind] + uuid.uuid4().hex
-        self._part = PART_TYPES[kind]
+        self.id, self.text = ID_PREFIXES[kind] + uuid.uuid4().hex, ""
+        self._kind, self._part = kind, PART_TYPES[kind]
+        self._logprobs: Json = {"logprobs": []} if kind == "message" else {}
 
     def shown(self, status: str) -> Json:
         """Return the item as a response shows it."""
-        content = [] if status == "in_progress" else [self._shown_part(self.text)]
-        own: Json = {"role": "assistant"} if self.kind == "message" else {"summary": []}
-        return {"id": self.id, "type": self.kind, "status": status, "content": content, **own}
+        content = [] if status == "in_progress" else [self._shown_part()]
+        own: Json = {"role": "assistant"} if self._kind == "message" else {"summary": []}
+        return {"id": self.id, "type": self._kind, "status": status, "content": content, **own}
 
     def begin(self) -> list[Json]:
         """Return the events after the item's own."""
-        return [self._event("response.content_part.added", part=self._shown_part(""))]
+        return [self._event("response.content_part.added", part=self._shown_part())]
 
     def add(self, text: str) -> Json:
         """Append text, and return the event of that."""
         self.text += text
-        return self._event(f"response.{self._part}.delta", delta=text, **self._logprobs())
+        return self._event(f"response.{self._part}.delta", delta=text, **self._logprobs)
 
     def end(self) -> list[Json]:
         """Return the events before the item's last."""
-        done = self._event(f"response.{self._part}.done", text=self.text, **self._logprobs())
-        return [done, self._event("response.content_part.done", part=self._shown_part(self.text))]
+        done = self._event(f"response.{self._part}.done", text=self.text, **self._logprobs)
+        return [done, self._event("response.content_part.done", part=self._shown_part())]
 
     def _event(self, kind: str, **fields: Any) -> Json:
         return {"type": kind, "item_id": self.id, "content_index": 0, **fields}
 
-    def _shown_part(self, text: str) -> Json:
-        own: Json = {"annotations": []} if self.kind == "message" else {}
-        return {"type": self._part, "text": text, **own, **self._logprobs()}
-
-    def _logprobs(self) -> Json:
-        return {"logprobs": []} if self.kind == "message" else {}
+    def _shown_part(self) -> Json:
+        own: Json = {"annotations": []} if self._kind == "message" else {}
+        return {"type": self._part, "text": self.text, **own, **self._logprobs}
 
 
 class CallItem:
     """Call of a function."""
 
     def __init__(self, call_id: str, name: str) -> None:
-        self.arguments = ""
-        self.id = ID_PREFIXES["function_call"] + uuid.uuid4().hex
+        self.id, self.arguments = ID_PREFIXES["function_call"] + uuid.uuid4().hex, ""
         self._named = {"call_id": call_id, "name": name}
 
     def shown(self, status: str) -> Json:
