@@ -18,8 +18,9 @@ import zstandard
 
 from headwater.cli import run
 from headwater.evaluate.items import DEFAULT_TASKS
-from papers.hypic.engine import FIG_10, quality
-from papers.lab import Lab, document
+from papers import FIGURES
+from papers.hypic.measured import quality
+from papers.lab import Lab, document, write
 
 
 def sampled(every: int) -> str:
@@ -48,8 +49,8 @@ def main() -> None:
         if code:
             raise SystemExit(code)
         evaluation = json.loads(found.read_text(encoding="utf-8"))
-    written = document(FIG_10, Lab(limit=given.every), quality(evaluation), time.perf_counter() - begin)
-    (given.out / f"{FIG_10.name}.json").write_text(json.dumps(written, indent=1, ensure_ascii=False) + "\n")
+    written = document(FIGURES["hypic-10"], Lab(limit=given.every), quality(evaluation), time.perf_counter() - begin)
+    write(written, given.out)
     for shape in written["shapes"]:
         print(f"{shape['says']}: {shape['holds']}")
 

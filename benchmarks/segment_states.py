@@ -8,12 +8,11 @@ Writes the first layer's fidelity, tables 2 and 4 and figure 3 of HYPIC as `pyth
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -26,10 +25,11 @@ from headwater.layers.lightning import Lightning
 from headwater.mixers.numerics import prepare_process
 from headwater.models.embedded import embedded
 from headwater.request import Fidelity
-from papers.figure import Figure, Found
-from papers.hypic import states
-from papers.hypic.states import DECAYS, LAYER_TOKENS, LENGTHS, SEGMENTS, TRAINED, Drift, Places
-from papers.lab import Lab, document
+from papers import FIGURES
+from papers.figure import Found
+from papers.hypic import measured
+from papers.hypic.measured import DECAYS, LAYER_TOKENS, LENGTHS, SEGMENTS, TRAINED
+from papers.lab import Lab, document, write
 from tests import checkpoints
 from tests.contract.layer_rig import LayerRig, Piece
 from tests.contract.recurrences import MIXERS, RECURRENCES, Case
@@ -41,16 +41,16 @@ RANDOM = {"random Qwen3.5": "qwen3_5_bench", "random Ring": "ring_biases"}  # re
 
 def first_layer() -> Found:
     """The largest drift of each kind's shapes."""
-    exact: dict[str, Drift] = {}
-    rounded: dict[str, Drift] = {}
+    exact: dict[str, Distance] = {}
+    rounded: dict[str, Distance] = {}
     for name, case in MIXERS.items():
         kind = name.partition(",")[0]
         for worst, found in zip((exact, rounded), drifts_of(case), strict=True):
-            worst[kind] = max(worst.get(kind, found), found, key=lambda one: one.relative)
-    return states.first_layer(exact, rounded)
+            worst[kind] = max(worst.get(kind, found), found, key=lambda one: one.error)
+    return measured.first_layer(exact, rounded)
 
 
-def drifts_of(case: Case) -> tuple[Drift, Drift]:
+def drifts_of(case: Case) -> tuple[Distance, Distance]:
     """Return the drift with all segments but the first composed, with transitions in float32 and in bfloat16."""
     rig, x_LD, each = LayerRig(case), tokens(LAYER_TOKENS), LAYER_TOKENS // SEGMENTS
     head = getattr(case.layer, "conv", 1) - 1  # what a convolution looks back is computed anew
@@ -61,7 +61,7 @@ def drifts_of(case: Case) -> tuple[Drift, Drift]:
     segments = tuple(replace(s, transition_X=s.transition_X.bfloat16().float()) for s in rig.state.segments)  # type: ignore[union-attr]
     rig.state = replace(rig.state, segments=segments)
     rounded = composed_state(rig, x_LD, each, head)
-    return drift(distance(exact, wanted_X)), drift(distance(rounded, wanted_X))
+    return distance(exact, wanted_X), distance(rounded, wanted_X)
 
 
 def composed_state(rig: LayerRig, x_LD: torch.Tensor, each: int, head: int) -> torch.Tensor:
@@ -73,28 +73,24 @@ def composed_state(rig: LayerRig, x_LD: torch.Tensor, each: int, head: int) -> t
     return rig.state.recurrent[SLOT].clone()
 
 
-def drift(far: Distance) -> Drift:
-    return Drift(far.error, far.degrees)
-
-
 def deepest() -> Found:
     """Measure the deepest state's drift of the embedded model and of random weights."""
     with tempfile.TemporaryDirectory() as scratch:
         models = {name: checkpoints.checkpoint(Path(scratch), recipe) for name, recipe in RANDOM.items()}
         models = {TRAINED: embedded(), **models}
         skipped, within = ({name: _deepest(path, skip) for name, path in models.items()} for skip in (True, False))
-    return states.deepest(skipped, within)
+    return measured.deepest(skipped, within)
 
 
-def _deepest(model: Path, skip_attention: bool) -> Drift:
-    wanted = Wanted(cut=states.TOKENS, parts=states.PARTS)
+def _deepest(model: Path, skip_attention: bool) -> Distance:
+    wanted = Wanted(cut=measured.TOKENS, parts=measured.PARTS)
     layers = studied(model, "float32", 1, wanted, [Fidelity.W0], skip_attention).means["w0"].states
-    return drift(layers[max(layers)])
+    return layers[max(layers)]
 
 
 def boundaries() -> Found:
     found = studied(embedded(), "float32", 1, Wanted(), [Fidelity.W0], False).deviations
-    return states.boundaries({f"layer {layer}": Places(**asdict(places)) for layer, places in found.items()})
+    return measured.boundaries({f"layer {layer}": places for layer, places in found.items()})
 
 
 def addition() -> Found:
@@ -110,7 +106,7 @@ def addition() -> Found:
         added = rig.layer.composed(state_HKV, replace(segment, transition_X=None), 0)
         error_H = (right - added).flatten(1).norm(dim=1) / state_HKV.flatten(1).norm(dim=1)
         found |= {(n, length): float(error) for n, error in zip(DECAYS, error_H, strict=True)}
-    return states.addition(found)
+    return measured.addition(found)
 
 
 def main() -> None:
@@ -119,19 +115,19 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     given = parser.parse_args()
     prepare_process(1)
-    work: tuple[tuple[Figure, Callable[[], Found]], ...] = (
-        (states.LAYER_0, first_layer),
-        (states.TABLE_2, addition),
-        (states.TABLE_4, deepest),
-        (states.FIG_3, boundaries),
-    )
-    for figure, run in work:
-        if given.names and figure.name not in given.names:
+    work: dict[str, Callable[[], Found]] = {
+        "hypic-layer0": first_layer,
+        "hypic-table2": addition,
+        "hypic-table4": deepest,
+        "hypic-3": boundaries,
+    }
+    for name, run in work.items():
+        if given.names and name not in given.names:
             continue
         begin = time.perf_counter()
-        written = document(figure, Lab(), run(), time.perf_counter() - begin)
-        (given.out / f"{figure.name}.json").write_text(json.dumps(written, indent=1, ensure_ascii=False) + "\n")
-        print(figure.name, *(f"{shape['says']}: {shape['holds']}" for shape in written["shapes"]), sep="\n  ")
+        written = document(FIGURES[name], Lab(), run(), time.perf_counter() - begin)
+        write(written, given.out)
+        print(name, *(f"{shape['says']}: {shape['holds']}" for shape in written["shapes"]), sep="\n  ")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ papers` would.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -25,19 +24,10 @@ from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
 from headwater.mixers.numerics import prepare_process
 from headwater.request import Fidelity, Generation, Span
-from papers.figure import Figure, Found
-from papers.hypic.engine import (
-    FIG_11,
-    FIG_12,
-    HYPIC,
-    PREFIX,
-    RECOMPUTE,
-    Loaded,
-    Ttft,
-    alone,
-    under_load,
-)
-from papers.lab import Lab, document
+from papers import FIGURES
+from papers.figure import Found
+from papers.hypic.measured import HYPIC, PREFIX, RECOMPUTE, Loaded, Ttft, alone, under_load
+from papers.lab import Lab, document, write
 
 LEADING, QUESTION = 64, 32  # tokens
 SIZES, SMALL_SIZES = ((4, 1024), (4, 2048), (4, 4096), (8, 1024), (16, 1024)), ((2, 64), (2, 128), (4, 64))
@@ -147,7 +137,7 @@ def chosen(rng: random.Random, weights: list[float]) -> list[int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", choices=[FIG_12.name, FIG_11.name, []], metavar="NAME")
+    parser.add_argument("names", nargs="*", choices=["hypic-12", "hypic-11", []], metavar="NAME")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
@@ -169,14 +159,14 @@ def main() -> None:
             with model.engines(only=config) as (engine,):
                 return under_load(measure_load(model, engine, given.repeats, given.seed, given.small))
 
-        work: tuple[tuple[Figure, Callable[[], Found]], ...] = ((FIG_12, alone_found), (FIG_11, load_found))
-        for figure, run in work:
-            if given.names and figure.name not in given.names:
+        work: dict[str, Callable[[], Found]] = {"hypic-12": alone_found, "hypic-11": load_found}
+        for name, run in work.items():
+            if given.names and name not in given.names:
                 continue
             started = time.perf_counter()
-            written = document(figure, Lab(seed=given.seed), run(), time.perf_counter() - started)
-            (given.out / f"{figure.name}.json").write_text(json.dumps(written, indent=1, ensure_ascii=False) + "\n")
-            print(figure.name)
+            written = document(FIGURES[name], Lab(seed=given.seed), run(), time.perf_counter() - started)
+            write(written, given.out)
+            print(name)
             for row in written["rows"]:
                 print(f"  {row['label']}: {row['ours']:.4g} {row['unit']}")
             for shape in written["shapes"]:

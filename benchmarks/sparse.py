@@ -11,7 +11,6 @@ time of one thread, which on an idle core is wall-clock time, and on a busy one 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import tempfile
@@ -26,10 +25,11 @@ import torch
 from benchmarks import measure
 from benchmarks.engines import Model
 from headwater.mixers.numerics import prepare_process
+from papers import FIGURES
 from papers.figure import Figure, Found
-from papers.lab import Lab, Used, document
-from papers.sparse.clock import FRONTIER, LINEAR, PLACEMENTS, Measured, Times, frontier, proportional
+from papers.lab import Lab, Used, document, write
 from papers.sparse.overlaps import PROMPTS, QUALITY
+from papers.sparse.placements import PLACEMENTS, Measured, Times, frontier, proportional
 from papers.sparse.savings import resumptions
 from tests import checkpoints
 from tests.checkpoints import qwen
@@ -165,10 +165,8 @@ def spread(values: list[float]) -> float:
     return (max(values) - min(values)) / statistics.median(values)
 
 
-def write(figure: Figure, lab: Lab, found: Found, begin: float, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(document(figure, lab, found, time.perf_counter() - begin), indent=1, ensure_ascii=False)
-    (folder / f"{figure.name}.json").write_text(text + "\n", encoding="utf-8")
+def report(figure: Figure, lab: Lab, found: Found, begin: float, folder: Path) -> None:
+    write(document(figure, lab, found, time.perf_counter() - begin), folder)
     for line in found.lines:
         print(f"{figure.name}: {line.label}: {measure.shown(line.ours or 0.0)} {line.unit}")
     for shape in found.shapes:
@@ -191,11 +189,14 @@ def main() -> None:
         begun = measure.cpu_seconds()
         on = f"one layer group in bfloat16 on {measure.machine()['cpu']}, one thread, CPU time"
         lab.used[Used("random tokens", len(lengths), sum(lengths), on, 64, "one by one")] = None
-        runs = {LINEAR: lambda: linear(of, lengths, given.repeats), FRONTIER: lambda: pareto(of, lab, given.small)}
-        for figure, run in runs.items():
-            if not given.figures or figure.name in given.figures:
+        runs = {
+            "sparse-4": lambda: linear(of, lengths, given.repeats),
+            "sparse-3": lambda: pareto(of, lab, given.small),
+        }
+        for name, run in runs.items():
+            if not given.figures or name in given.figures:
                 begin = time.perf_counter()
-                write(figure, lab, run(), begin, given.out)
+                report(FIGURES[name], lab, run(), begin, given.out)
         print(f"{measure.busy_with_others(begun)} cores were busy with other processes")
 
 

@@ -15,7 +15,7 @@ from headwater.cli import run
 from headwater.cli.common import console
 from headwater.errors import ConfigError, TraceError
 from papers import FIGURES, Figure, Lab, figures_named, page_of
-from papers.lab import measure
+from papers.lab import measure, write
 from papers.page import given, number, verdict
 
 commands = typer.Typer(add_completion=False)
@@ -40,8 +40,6 @@ def figures(
     if page is not None:
         page.write_text(page_of(list(FIGURES.values()), _documents(out)), encoding="utf-8")
         return
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
     lab = Lab(data, peers, limit, jobs, seed)
     for figure in chosen:
         if figure.run is None:
@@ -51,8 +49,7 @@ def figures(
             document = _measured(figure, lab)
         console.print(_table(figure, document))
         if out is not None:
-            text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
-            (out / f"{figure.name}.json").write_text(text, encoding="utf-8")
+            write(document, out)
 
 
 def _measured(figure: Figure, lab: Lab) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -33,29 +33,40 @@ class Shape:
     holds: bool
 
 
-@dataclass(frozen=True, slots=True)
 class Found:
     """The outcome of a figure's run."""
 
-    lines: tuple[Line, ...]
-    shapes: tuple[Shape, ...] = ()
+    def __init__(self, lines: Iterable[Line], *shapes: Shape) -> None:
+        self.lines, self.shapes = tuple(lines), shapes
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure's words, and `run`, which computes lines and shapes. `difference` holds no number that a run changes."""
+    """Texts of a figure (see `figures.toml`), and the function that computes its lines and shapes."""
 
     name: str  # marconi-11
     title: str
     paper: str  # the paper, and the place in it
-    claim: str  # the paper's conclusion from it
-    difference: str  # known reasons why ours differs
+    claim: str
+    difference: str
     run: Callable[[Lab], Found] | None  # None: the figure needs an engine, and a benchmark writes it
 
 
 def quantile(values: Sequence[float], share: float) -> float:
     """Return the percentile of a share between 0 and 1."""
     return percentile(_some(values), 100 * share)
+
+
+def quantiles(
+    label: str,
+    values: Sequence[float],
+    unit: str,
+    paper: Mapping[float, float] | None = None,
+    shares: Sequence[float] = BOX,
+) -> list[Line]:
+    """Return a line for each share; `paper` has the paper's numbers by share."""
+    known = paper or {}
+    return [Line(f"{label}, P{100 * q:.0f}", known.get(q), quantile(values, q), unit) for q in shares]
 
 
 def mean(values: Sequence[float]) -> float:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from headwater.errors import ConfigError
 from headwater.lab.replay import run_grid
-from headwater.lab.row import Result
+from headwater.lab.row import Result, Row
 from headwater.lab.serving import Engine
 from headwater.lab.setup import Setup
 from headwater.traces.arrivals import Load, natural
@@ -19,17 +20,19 @@ from headwater.traces.read import make_trace, read_trace
 from headwater.traces.request import Trace
 from papers.figure import Figure, Found
 
+Key = TypeVar("Key")
+
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """A trace under one model, recorded for the figure's document."""
+    """A trace, for the figure's document; with a model, a page size and arrivals if it was replayed."""
 
     trace: str
     requests: int
     prompt_tokens: int
-    model: str
-    page_size: int
-    arrivals: str
+    model: str = ""
+    page_size: int = 0
+    arrivals: str = ""
 
 
 @dataclass
@@ -81,8 +84,16 @@ class Lab:
 
         for number, result in run_grid(trace, [setups[i] for i in todo], arrivals, engine, self.jobs):
             self._results[keys[todo[number]]] = result
-        self._note(trace, setups, str(load))
+        for setup in setups:
+            self.note(trace, setup.profile.name, setup.page_size, str(load))
         return [self._results[key] for key in keys]
+
+    def rows(
+        self, trace: Trace, setups: Mapping[Key, Setup], load: Load | None = None, engine: Engine | None = None
+    ) -> dict[Key, Row]:
+        """Replay the trace as `run` does; returns the row of each setup by its key."""
+        results = self.run(trace, list(setups.values()), load, engine)
+        return {key: result.row for key, result in zip(setups, results, strict=True)}
 
     def peer(self, *parts: str) -> Path:
         """Return the path of other simulators' results. Raises ConfigError if it does not exist."""
@@ -93,11 +104,16 @@ class Lab:
             raise ConfigError(f"{path} is not there")
         return path
 
-    def _note(self, trace: Trace, setups: Sequence[Setup], arrivals: str) -> None:
+    def note(self, trace: Trace, model: str = "", page_size: int = 0, arrivals: str = "") -> None:
+        """Record traffic that a figure uses."""
         tokens = sum(request.prompt_tokens for request in trace.requests)
-        for setup in setups:
-            used = Used(trace.name, len(trace.requests), tokens, setup.profile.name, setup.page_size, arrivals)
-            self.used[used] = None
+        self.used[Used(trace.name, len(trace.requests), tokens, model, page_size, arrivals)] = None
+
+
+def mean_ttft(row: Row) -> float:
+    """Return the mean milliseconds to the first token of a run with an engine."""
+    assert row.ttft_ms is not None, "it ran under a clock"
+    return row.ttft_ms.mean
 
 
 def drawn(trace: Trace, sessions: int, seed: int) -> Trace:
@@ -131,3 +147,10 @@ def document(figure: Figure, lab: Lab, found: Found, seconds: float) -> dict[str
         "rows": [asdict(line) for line in found.lines],
         "shapes": [asdict(shape) for shape in found.shapes],
     }
+
+
+def write(document: Mapping[str, Any], folder: Path) -> None:
+    """Write a figure's document as a file of its name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+    (folder / f"{document['figure']}.json").write_text(text, encoding="utf-8")

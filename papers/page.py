@@ -73,13 +73,14 @@ def _footer(figure: Figure, document: Mapping[str, Any]) -> str:
     runs: dict[tuple[str, int, int], dict[str, None]] = {}
     for run in document["runs"]:
         setting = runs.setdefault((run["trace"], run["requests"], run["prompt_tokens"]), {})
-        setting[f"{run['model']} at page {run['page_size']}, {run['arrivals']}"] = None
+        if run["model"]:
+            setting[f"{run['model']} at page {run['page_size']}, {run['arrivals']}"] = None
     if figure.run is None and not runs:
         return f"_Measured by a benchmark. Seed {document['seed']}, {number(document['seconds'])} s._"
     if not runs:
         return "_From the model's formulas alone._"
     texts = [
-        f"{trace}, {requests:,} requests, {tokens / 1e6:,.1f} M prompt tokens: {'; '.join(settings)}"
+        f"{trace}, {requests:,} requests, {tokens / 1e6:,.1f} M prompt tokens: {'; '.join(settings)}".removesuffix(": ")
         for (trace, requests, tokens), settings in runs.items()
     ]
     return f"_Seed {document['seed']}, {number(document['seconds'])} s. {'. '.join(texts)}._"

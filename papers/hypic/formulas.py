@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 
 from headwater.layers.gla import GatedLinearAttention
 from headwater.layers.layer import Layer
 from headwater.models.profiles import load_profile
-from papers.figure import Figure, Found, Line, Shape
+from papers.figure import Found, Line, Shape
 from papers.lab import Lab
 
 TOKENS = 1024  # of a segment
@@ -24,55 +23,26 @@ OTHERS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """Bytes of a segment's parts."""
-
-    kv: int
-    states: int
-    transitions: int
-
-    @property
-    def share(self) -> float:
-        """Share of the transitions in the segment's bytes."""
-        return self.transitions / (self.kv + self.states + self.transitions)
-
-    def halved(self) -> Stored:
-        """Return the same with transitions in bfloat16."""
-        return Stored(self.kv, self.states, self.transitions // 2)
-
-
 def memory(lab: Lab) -> Found:
     lines, shares = [], {}
     for name in DENSE + OTHERS:
         profile = load_profile(name)
-        stored = Stored(profile.kv_bytes_per_token * TOKENS, profile.checkpoint_bytes, profile.transition_bytes)
-        shares[name] = stored.share
+        kv, states = profile.kv_bytes_per_token * TOKENS, profile.checkpoint_bytes
+        single = profile.transition_bytes
+        half = single // 2  # in bfloat16
+        shares[name] = single / (kv + states + single)
         lines += [
-            Line(f"{name}: keys and values of {TOKENS:,} tokens", None, stored.kv / MEBI, "MiB"),
-            Line(f"{name}: zero-start states", None, stored.states / MEBI, "MiB"),
-            Line(f"{name}: transitions, float32", None, stored.transitions / MEBI, "MiB"),
-            Line(f"{name}: transitions' share", None, 100 * stored.share, "%"),
-            Line(f"{name}: transitions' share in bfloat16", None, 100 * stored.halved().share, "%"),
+            Line(f"{name}: keys and values of {TOKENS:,} tokens", None, kv / MEBI, "MiB"),
+            Line(f"{name}: zero-start states", None, states / MEBI, "MiB"),
+            Line(f"{name}: transitions, float32", None, single / MEBI, "MiB"),
+            Line(f"{name}: transitions' share", None, 100 * shares[name], "%"),
+            Line(f"{name}: transitions' share in bfloat16", None, 100 * (half / (kv + states + half)), "%"),
         ]
     return Found(
-        tuple(lines),
-        (
-            Shape("dense transitions are a third of the segment or more", min(shares[x] for x in DENSE) >= 1 / 3),
-            Shape("all others are less than a tenth of it", max(shares[x] for x in OTHERS) < 0.1),
-        ),
+        lines,
+        Shape("dense transitions are a third of the segment or more", min(shares[x] for x in DENSE) >= 1 / 3),
+        Shape("all others are less than a tenth of it", max(shares[x] for x in OTHERS) < 0.1),
     )
-
-
-MEMORY = Figure(
-    name="hypic-memory",
-    title="Bytes of a stored segment, by model",
-    paper="HYPIC, section 4.2",
-    claim="a segment costs its KV, zero-start states and transitions, which are small where they are not dense.",
-    difference="The paper gives no bytes of whole models; a segment's KV, states and transitions are counted as the "
-    "engine lays them out, before they are rounded up to pages.",
-    run=memory,
-)
 
 
 SCALAR = 4  # bytes: float32, whatever the table's type
@@ -97,7 +67,7 @@ def table3(lab: Lab) -> Found:
         lines.append(Line(f"{name}, float16", paper, _bytes(layer, HALF), "B"))
         lines.append(Line(f"{name}, as it is stored", None, _bytes(layer, SINGLE), "B"))
     agree = all(line.ours == line.paper for line in lines if line.paper is not None)
-    return Found(tuple(lines), (Shape("every family's transition takes what the table says", agree),))
+    return Found(lines, Shape("every family's transition has the bytes of the table", agree))
 
 
 def _layer(profile: str, kind: str) -> Layer:
@@ -109,18 +79,3 @@ def _bytes(layer: Layer, element: int) -> int:
     assert layer.transition is not None
     elements = prod(layer.transition[1:])
     return SCALAR if elements == 1 else element * elements
-
-
-TABLE_3 = Figure(
-    name="hypic-table3",
-    title="Bytes of a segment's transition, a head and layer",
-    paper="HYPIC, table 3",
-    claim="4 bytes where a head decays by one factor, 256 where each key channel has its own, 32 KB with a delta rule.",
-    difference=(
-        "The table is of float16; transitions are stored in float32, with twice the bytes where they are no scalars. "
-        "RetNet and DeltaNet have no layer of their own here: their transitions have the forms of Lightning "
-        "Attention's and Gated DeltaNet's. Mamba-1, which the table leaves out, decays each state of a channel at its "
-        "own rate by one step size: the sum of the steps is all that is stored, 4 bytes a channel."
-    ),
-    run=table3,
-)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -13,9 +13,9 @@ from headwater.lab.serving import Engine
 from headwater.lab.setup import Setup
 from headwater.models.profiles import load_profile
 from headwater.request import Fidelity, SegmentEviction
-from headwater.traces.arrivals import Load, Poisson
+from headwater.traces.arrivals import Poisson
 from headwater.traces.request import Trace
-from papers.figure import Figure, Found, Line, Shape, ratio
+from papers.figure import Found, Line, Shape, ratio
 from papers.lab import Lab
 
 GB = 10**9
@@ -40,14 +40,6 @@ class Model:
         return {way: replace(base, **WAYS[way]) for way in ways}
 
 
-def rows(
-    lab: Lab, trace: Trace, setups: Mapping[str, Setup], load: Load | None = None, engine: Engine | None = None
-) -> dict[str, Row]:
-    """Return rows by kind of reuse."""
-    results = lab.run(trace, list(setups.values()), load, engine)
-    return {way: result.row for way, result in zip(setups, results, strict=True)}
-
-
 def rates(label: str, found: dict[str, Row]) -> list[Line]:
     """Return a line for each mode of reuse: the share of tokens that was not computed."""
     return [Line(f"{label}: {way}", None, 100 * row.token_hit_rate, "% not computed") for way, row in found.items()]
@@ -61,7 +53,7 @@ def parts(label: str, row: Row) -> list[Line]:
         "found as prefixes": of.prefix_tokens,
         "composed": of.composed_tokens,
         "in seams": of.seam_tokens,
-        "computed to make segments": of.made_tokens,
+        "computed to build segments": of.made_tokens,
     }
     return [Line(f"{label}: {name}", None, 100 * count / row.prompt_tokens, "%") for name, count in tokens.items()]
 
@@ -72,48 +64,30 @@ TURNS = "rag(sessions=300, turns=2, documents=500, zipf={}, fidelity='fast')"
 
 
 def zipf(lab: Lab) -> Found:
-    found: dict[tuple[str, float, float], dict[str, Row]] = {}
-    told: list[Line] = []
+    rows: dict[tuple[str, float, float], dict[str, Row]] = {}
+    lines: list[Line] = []
     for model, exponent in product(MODELS, EXPONENTS):
         trace = lab.drawn(TURNS.format(exponent))
         for memory in model.memories:
-            found[model.name, exponent, memory] = here = rows(lab, trace, model.setups(memory))
-            told += rates(f"{model.name}, Zipf {exponent:g}, {memory:g} GB", here)
-    hits = {key: {way: row.token_hit_rate for way, row in here.items()} for key, here in found.items()}
-    ample = [hits[model.name, exponent, model.memories[-1]] for model, exponent in product(MODELS, EXPONENTS)]
-    scarce = [hits[model.name, exponent, model.memories[0]] for model, exponent in product(MODELS, EXPONENTS)]
+            rows[model.name, exponent, memory] = found = lab.rows(trace, model.setups(memory))
+            lines += rates(f"{model.name}, Zipf {exponent:g}, {memory:g} GB", found)
+    hits = {key: {way: row.token_hit_rate for way, row in found.items()} for key, found in rows.items()}
+    scarce, ample = (
+        [hits[model.name, exponent, model.memories[at]] for model, exponent in product(MODELS, EXPONENTS)]
+        for at in (0, -1)
+    )
     steeper = [
         [hits[model.name, exponent, memory]["both"] for exponent in EXPONENTS]
         for model in MODELS
         for memory in model.memories
     ]
     return Found(
-        tuple(told),
-        (
-            Shape("with most memory, both beat prefixes alone", all(one["both"] > one["prefix"] for one in ample)),
-            Shape("with least memory, too", all(one["both"] > one["prefix"] for one in scarce)),
-            Shape("both are nowhere behind segments alone", all(r["both"] >= r["segments"] for r in hits.values())),
-            Shape("the steeper the popularity, the more both save", all(s == sorted(s) for s in steeper)),
-        ),
+        lines,
+        Shape("with most memory, both beat prefixes alone", all(one["both"] > one["prefix"] for one in ample)),
+        Shape("with least memory, both beat prefixes alone", all(one["both"] > one["prefix"] for one in scarce)),
+        Shape("both never save less than segments alone", all(r["both"] >= r["segments"] for r in hits.values())),
+        Shape("the steeper the popularity, the more both save", all(s == sorted(s) for s in steeper)),
     )
-
-
-ZIPF = Figure(
-    name="hypic-zipf",
-    title="Prefixes, segments and both on RAG traffic",
-    paper="HYPIC, sections 1 and 6; it has no such figure",
-    claim="prefix caching finds next to nothing where documents come in any order, and segments do.",
-    difference=(
-        "300 sessions ask two questions each of 4 to 16 documents out of 500, whose popularity is Zipf's. Prefixes are "
-        "the system prompt and a session's first question with its documents; `segments` reuses the leading part "
-        "and segments, and nothing else. Tokens that are computed so that a segment is stored count as computed, and "
-        "so do seams of 8 tokens. Segments take memory from prefixes: one of Qwen3.5-9B holds 102 MB of states and "
-        "transitions in addition to its KV, one of Ring-mini 17 MB. With both, segments have half of the memory and "
-        "prefixes of sessions the rest, most of which are never reused: if memory is short, more segments are "
-        "recomputed than with segments alone (decision 028)."
-    ),
-    run=zipf,
-)
 
 
 MODEL = Model("ring-mini-linear-2.0", (20,))
@@ -128,48 +102,25 @@ DRAWN = "rag(texts='{}', sessions=300, zipf=1.0, documents=500, fidelity='fast')
 
 
 def passages(lab: Lab) -> Found:
-    asked: dict[str, dict[str, Row]] = {}
-    drawn: dict[str, dict[str, Row]] = {}
-    told: list[Line] = []
+    lines: list[Line] = []
+    gains: dict[str, list[float]] = {"as asked": [], "Zipf 1": []}  # of both over prefixes, by set
     setups = MODEL.setups(MODEL.memories[0])
     for name in SETS:
-        asked[name] = rows(lab, _fast(lab.trace(name, first=FIRST)), setups)
-        drawn[name] = rows(lab, lab.drawn(DRAWN.format(name)), setups)
-        for label, found in ((f"{name}, as asked", asked[name]), (f"{name}, Zipf 1", drawn[name])):
-            told += rates(label, found) + parts(f"{label}, both", found["both"])
+        traces = {"as asked": _fast(lab.trace(name, first=FIRST)), "Zipf 1": lab.drawn(DRAWN.format(name))}
+        for traffic, trace in traces.items():
+            rows = lab.rows(trace, setups)
+            lines += rates(f"{name}, {traffic}", rows) + parts(f"{name}, {traffic}, both", rows["both"])
+            gains[traffic].append(rows["both"].token_hit_rate - rows["prefix"].token_hit_rate)
     return Found(
-        tuple(told),
-        (
-            Shape(
-                "as asked, making segments costs more than they save",
-                all(here["both"].token_hit_rate < here["prefix"].token_hit_rate for here in asked.values()),
-            ),
-            Shape(
-                "by popularity, segments save more than prefixes",
-                all(here["both"].token_hit_rate > here["prefix"].token_hit_rate for here in drawn.values()),
-            ),
-        ),
+        lines,
+        Shape("as asked, building segments costs more than they save", max(gains["as asked"]) < 0),
+        Shape("by popularity, segments save more than prefixes", min(gains["Zipf 1"]) > 0),
     )
 
 
 def _fast(trace: Trace) -> Trace:
     """Return the trace with the paper's seams in all of its requests."""
     return replace(trace, requests=[replace(request, fidelity=Fidelity.FAST) for request in trace.requests])
-
-
-PASSAGES = Figure(
-    name="hypic-passages",
-    title="Passages of four question answering sets, 20 GB",
-    paper="HYPIC, section 6.1; its sets are HotpotQA, TriviaQA, MultiNews, GovReport",
-    claim="segments save what prefix caching cannot, since passages come in any order.",
-    difference=(
-        "In these sets a passage is rarely repeated, so the rows `as asked` (at most 200 questions) have nothing to "
-        "reuse in any mode, and to store a segment for each passage is wasted: its seams are computed twice. The paper "
-        "stores its segments in advance. `Zipf 1` draws 300 requests of 4 to 16 passages by popularity, out of 500 of "
-        "the same set. Seams have 8 tokens; a passage has about 500 characters, in Multi-News 3,700."
-    ),
-    run=passages,
-)
 
 
 TRAFFIC = "rag(sessions=400, documents=500, fewest=12, most=32, zipf=1.0, fidelity='fast')"  # 13k tokens on average
@@ -180,15 +131,18 @@ MEMORY = 40  # GB
 
 
 def requests_at_1s(lab: Lab) -> Found:
-    told, gains = list[Line](), list[float]()
+    lines: list[Line] = []
+    gains = []
     for name, paper in PAPER_LOAD.items():
-        prefix, both = (_sweep(lab, name, way) for way in ("prefix", "both"))
-        for way, swept in (("prefix", prefix), ("both", both)):
-            told += [Line(f"{name}, {rate:g} a second: {way}, p50", None, ms, "ms") for rate, ms in swept.items()]
-            told.append(Line(f"{name}: {way}, most within 1 s at p50", None, _most(swept), "requests/s"))
-        gains.append(ratio(_most(both), _most(prefix)))
-        told.append(Line(f"{name}: both over prefix caching", paper, gains[-1], "x the requests"))
-    return Found(tuple(told), (Shape("segments bear more requests at 1 s", all(gain > 1 for gain in gains)),))
+        most = {}
+        for way in ("prefix", "both"):
+            swept = _sweep(lab, name, way)
+            most[way] = max((rate for rate, ms in swept.items() if ms <= TARGET), default=0.0)
+            lines += [Line(f"{name}, {rate:g} a second: {way}, p50", None, ms, "ms") for rate, ms in swept.items()]
+            lines.append(Line(f"{name}: {way}, most within 1 s at p50", None, most[way], "requests/s"))
+        gains.append(ratio(most["both"], most["prefix"]))
+        lines.append(Line(f"{name}: both over prefix caching", paper, gains[-1], "x the requests"))
+    return Found(lines, Shape("segments serve more requests at 1 s", min(gains) > 1))
 
 
 def _sweep(lab: Lab, name: str, way: str) -> dict[float, float]:
@@ -197,32 +151,9 @@ def _sweep(lab: Lab, name: str, way: str) -> dict[float, float]:
     setups = Model(name, (MEMORY,)).setups(MEMORY, (way,))
     found: dict[float, float] = {}
     for rate in RATES:
-        found[rate] = _p50(rows(lab, lab.drawn(TRAFFIC), setups, Poisson(rate), engine)[way])
+        row = lab.rows(lab.drawn(TRAFFIC), setups, Poisson(rate), engine)[way]
+        assert row.ttft_ms is not None, "it ran under a clock"
+        found[rate] = row.ttft_ms.p50
         if found[rate] > TARGET:
             break
     return found
-
-
-def _most(swept: dict[float, float]) -> float:
-    """Return the highest rate within the target; 0 if there is none."""
-    return max((rate for rate, ms in swept.items() if ms <= TARGET), default=0.0)
-
-
-def _p50(row: Row) -> float:
-    assert row.ttft_ms is not None, "it ran under a clock"
-    return row.ttft_ms.p50
-
-
-LOAD = Figure(
-    name="hypic-11-lab",
-    title="RAG at a rate, by the roofline of an H100",
-    paper="HYPIC, figure 11 and section 6.2",
-    claim="at 1 s to the first token, segments bear 1.28 (Ring-mini) and 2.83 (Qwen3.5-35B) times the requests.",
-    difference=(
-        "In the lab, with the models' profiles. The paper's trace cannot be had: 13,000 tokens a request on average "
-        "are drawn here, of 500 documents by Zipf 1.0, and come by Poisson. The device is the roofline of one H100, "
-        "in which making a segment costs what its tokens do in a plain prefill; 40 GB are for the cache. Rates are "
-        "those listed, so ratios are coarse."
-    ),
-    run=requests_at_1s,
-)

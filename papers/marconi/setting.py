@@ -6,7 +6,7 @@ chosen for our data, so that hit rates span the range of the paper's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -40,6 +40,10 @@ class Workload:
     first: int | None = None
     page_size: int = 1
 
+    @property
+    def label(self) -> str:
+        return f"{self.name} ({self.dataset})"
+
     def read(self, lab: Lab) -> Trace:
         return lab.trace(self.trace, self.sessions, self.first)
 
@@ -56,10 +60,9 @@ WORKLOADS = (CHAT, DIALOGUES, AGENT)
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One load and one memory size, under several systems."""
+    """Results of several systems under one load, with `memory` GB."""
 
-    memory: float  # GB
-    load: Load
+    memory: float
     results: dict[str, Result]
 
     def hit_rate(self, system: str) -> float:
@@ -75,54 +78,41 @@ def setup_of(system: str, memory: float, page_size: int, profile: Profile | None
 
 
 def cells(lab: Lab, workload: Workload, systems: Sequence[str] = BASELINES) -> list[Cell]:
-    """Return the cells of the whole sweep."""
-    return [cell for load in workload.loads for cell in _under(lab, workload, load, systems)]
-
-
-def cells_at(lab: Lab, workload: Workload, load: Load, systems: Sequence[str] = BASELINES) -> list[Cell]:
-    """Return the cells of one load, at all memory sizes."""
-    return cells(lab, replace(workload, loads=(load,)), systems)
-
-
-def _under(lab: Lab, workload: Workload, load: Load, systems: Sequence[str]) -> Iterator[Cell]:
-    pairs = list(product(workload.memories, systems))
+    """Return the cells of the whole sweep: for each load, those of each memory size."""
+    found = []
     # the largest first: the slowest rows should not start last
-    setups = [setup_of(system, memory, workload.page_size) for memory, system in reversed(pairs)]
-    results = dict(zip(pairs, reversed(lab.run(workload.read(lab), setups, load)), strict=True))
-    for memory in workload.memories:
-        yield Cell(memory, load, {system: results[memory, system] for system in systems})
+    pairs = list(product(workload.memories, systems))[::-1]
+    for load in workload.loads:
+        setups = [setup_of(system, memory, workload.page_size) for memory, system in pairs]
+        results = dict(zip(pairs, lab.run(workload.read(lab), setups, load), strict=True))
+        found += [Cell(memory, {system: results[memory, system] for system in systems}) for memory in workload.memories]
+    return found
 
 
 STATE = 128  # the paper serves it with this state size; the published model has 16
 BANDWIDTH = 1.555e12  # bytes a second, of the 40 GB board; NVIDIA A100 data sheet
 
 
-def jamba() -> Profile:
+def cost() -> StepCost:
+    """Return the cost model of Jamba 1.5 Mini on four A100 GPUs."""
     profile = load_profile("jamba-1.5-mini")
     layers = tuple((replace(one, state=STATE) if isinstance(one, Mamba) else one, n) for one, n in profile.layers)
-    return replace(profile, name=f"jamba-1.5-mini, N = {STATE}", layers=layers, tensor_parallel=4)
+    jamba = replace(profile, name=f"jamba-1.5-mini, N = {STATE}", layers=layers, tensor_parallel=4)
+    return StepCost(jamba, replace(load_device("a100"), bandwidth=BANDWIDTH))
 
 
-def cost() -> StepCost:
-    return StepCost(jamba(), replace(load_device("a100"), bandwidth=BANDWIDTH))
-
-
-def ttft_ms(model: StepCost, prompt: int, resumed: int) -> float:
-    """Return the TTFT of a prefill that runs alone in one step, in milliseconds."""
-    load = costs.Load(
-        prefill_tokens=prompt - resumed,
-        prefill_squares=prompt**2 - resumed**2,
-        prefix_tokens=resumed,
-        legs=1,
-        states=1 + bool(resumed),
-        logits=1,
-    )
-    return 1000 * model.seconds(load)
-
-
-def ttfts(model: StepCost, outcomes: Iterable[Outcome]) -> list[float]:
-    return [ttft_ms(model, one.prompt_tokens, one.resumed_at) for one in outcomes]
-
-
-def without_cache(model: StepCost, outcomes: Iterable[Outcome]) -> list[float]:
-    return [ttft_ms(model, one.prompt_tokens, 0) for one in outcomes]
+def ttfts(model: StepCost, outcomes: Iterable[Outcome], cached: bool = True) -> list[float]:
+    """Return the TTFT in milliseconds of each request, if its prefill runs alone in one step."""
+    found = []
+    for one in outcomes:
+        prompt, resumed = one.prompt_tokens, one.resumed_at if cached else 0
+        load = costs.Load(
+            prefill_tokens=prompt - resumed,
+            prefill_squares=prompt**2 - resumed**2,
+            prefix_tokens=resumed,
+            legs=1,
+            states=1 + bool(resumed),
+            logits=1,
+        )
+        found.append(1000 * model.seconds(load))
+    return found

@@ -11,8 +11,8 @@ import numpy as np
 
 from headwater.traces.arrivals import Poisson, in_order, sessions_of
 from headwater.traces.request import TOKEN_BYTES, Request, Trace
-from papers.figure import BOX, Figure, Found, Line, Shape, quantile
-from papers.lab import Lab, Used
+from papers.figure import BOX, Found, Line, Shape, quantile, quantiles
+from papers.lab import Lab
 
 PAGE = 64  # the paper's block: KV is kept in these, so that a shorter overlap is none
 HEAD = PAGE * TOKEN_BYTES  # compared first: most entries are of other documents
@@ -88,10 +88,7 @@ class Dataset:
     def seen(self, lab: Lab) -> list[Overlap]:
         """Return the overlap of each request with the retained entries; the lab records the data that was used."""
         requests = self.order(lab)
-        tokens = sum(request.prompt_tokens for request in requests)
-        lab.used[Used(self.ours, len(requests), tokens, f"the last {self.entries} entries", PAGE, str(self.load))] = (
-            None
-        )
+        lab.note(Trace(self.ours, requests), f"the last {self.entries} entries", PAGE, str(self.load))
         return overlaps(requests, self.entries)
 
     def order(self, lab: Lab) -> list[Request]:
@@ -142,44 +139,25 @@ def fig1(lab: Lab) -> Found:
     spread = [quantile(depths[NARRATIVE.name], q) for q in BOX]
     prompts = depths[PROMPTS.name]
     return Found(
-        tuple(lines),
-        (
-            Shape(
-                "most of QuALITY's overlaps end within 5% of the entry's end",
-                quantile(shares[QUALITY.name], 0.5) > 0.95,
-            ),
-            Shape(
-                "NarrativeQA's spread widely: the upper quartile is more than twice the lower",
-                spread[3] > 2 * spread[1],
-            ),
-            Shape(
-                "most of System Prompts' are within a tenth of the deepest", quantile(prompts, 0.5) < max(prompts) / 10
-            ),
+        lines,
+        Shape(
+            "most of QuALITY's overlaps end within 5% of the entry's end", quantile(shares[QUALITY.name], 0.5) > 0.95
+        ),
+        Shape(
+            "NarrativeQA's overlaps spread widely: the upper quartile is more than twice the lower",
+            spread[3] > 2 * spread[1],
+        ),
+        Shape(
+            "most overlaps of System Prompts are at most a tenth of the deepest",
+            quantile(prompts, 0.5) < max(prompts) / 10,
         ),
     )
 
 
 def _lines(name: str, depths: list[int]) -> list[Line]:
-    lines = [Line(f"{name}: depth, P{100 * q:.0f}", None, quantile(depths, q), "tokens") for q in BOX]
+    lines = quantiles(f"{name}: depth", depths, "tokens")
     for low, high in pairwise(BINS):
         share = sum(low <= depth < high for depth in depths) / len(depths)
         if share:
             lines.append(Line(f"{name}: {low:,} to {high - 1:,} tokens", None, 100 * share, "%"))
     return lines
-
-
-FIG_1 = Figure(
-    name="sparse-1",
-    title="Distribution of overlap depths",
-    paper="Sparse prefix caching, figure 1",
-    claim=(
-        "overlaps are far from uniform: QuALITY's end near the document's end, NarrativeQA's spread widely, "
-        "System Prompts' are short."
-    ),
-    difference=(
-        "An overlap counts from a block of 64 tokens on; without that, the chat format's header alone would be most "
-        "of them. Of QuALITY's stand-in all overlaps end at a story's end, so the spike is as sharp as it can be. "
-        "Novels grow chapter by chapter, so an overlap is the whole of the entry before."
-    ),
-    run=fig1,
-)

@@ -18,9 +18,9 @@ from headwater.cache.positions import PlacementQuery
 from headwater.cache.positions.program import Recomputation, solve
 from headwater.plan import Match
 from headwater.request import Boundaries
-from papers.figure import Figure, Found, Line, Shape
+from papers.figure import Found, Line, Shape
 from papers.lab import Lab
-from papers.sparse.overlaps import NARRATIVE, PAGE, PROMPTS, QUALITY, Dataset, Overlap, overlaps
+from papers.sparse.overlaps import PAGE, PROMPTS, Dataset, Overlap, overlaps
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,57 +82,70 @@ def query(length: int, depth: int = 0) -> PlacementQuery:
 
 
 BUDGETS = (1, 2, 4, 8, 16, 32, 64)
-FEW = (1, 4, 16)  # budgets at which other decays are tried
+FEW = (1, 4, 16)  # budgets of figures with fewer of them
 FIXED = {"balanced": "balanced({k},end=False)", "logarithmic": "logarithmic({k},end=False)"}
-OPTIMAL = "optimal({k},beta={beta},end=False)"
 BETA, OTHERS = 0.99, (0.9, 0.999)
-UNBUDGETED = {
-    "KV only": "none",
-    "every block": "every_block(1)",
-    "sqrt": "sqrt(end=False)",
-}
+RULES = FIXED | {"optimal": f"optimal({{k}},beta={BETA},end=False)"}
+UNBUDGETED = {"KV only": "none", "every block": "every_block(1)", "sqrt": "sqrt(end=False)"}
 CLOSE = 0.01  # of normalised savings
 
 Scores = dict[str, Score]
 
 
-def run(lab: Lab, dataset: Dataset) -> Found:
-    spellings = [*UNBUDGETED.values(), *(rule.format(k=k) for rule in FIXED.values() for k in BUDGETS)]
-    spellings += [optimal(k) for k in BUDGETS] + [optimal(k, beta) for beta in OTHERS for k in FEW]
+def by_number(lab: Lab, dataset: Dataset) -> Found:
+    """Return the savings of each placement by number of checkpoints (figure 2)."""
+    spellings = [*UNBUDGETED.values(), *(rule.format(k=k) for rule in RULES.values() for k in BUDGETS)]
+    spellings += [optimal(k, beta) for beta in OTHERS for k in FEW]
     found = scores(spellings, dataset.seen(lab), lab.jobs)
     lines = [line for label, rule in UNBUDGETED.items() for line in _lines(label, found[rule], count=True)]
     for k in BUDGETS:
-        for label, rule in FIXED.items():
-            lines += _lines(f"{label}, k = {k}", found[rule.format(k=k)])
-        lines += _lines(f"optimal, k = {k}", found[optimal(k)], count=True)
+        for label, rule in RULES.items():
+            lines += _lines(f"{label}, k = {k}", found[rule.format(k=k)], count=label == "optimal")
         for beta in OTHERS if k in FEW else ():
             lines += _lines(f"optimal, k = {k}, beta {beta}", found[optimal(k, beta)])
-    return Found((*lines, _enough(found)), _shapes(found))
+    near = [found[spelling].checkpoints for spelling in close(found)]
+    label = f"optimal: checkpoints within {100 * CLOSE:.0f} point of every block's savings"
+    wins, block = gains(found), found[UNBUDGETED["every block"]]
+    return Found(
+        [*lines, Line(label, None, min(near, default=None), "an entry")],
+        Shape("optimal saves at least what each fixed placement saves, at each k", min(wins) >= 0),
+        Shape("its gain over the better fixed placement is largest at k = 1 or 2", max(wins) in wins[:2]),
+        *(
+            Shape(
+                f"{label} approaches it: at most a tenth of the difference remains at the largest k",
+                _meets(found, label),
+            )
+            for label in FIXED
+        ),
+        Shape(
+            "optimal comes within a point of every block with less than half of its checkpoints",
+            any(checkpoints < block.checkpoints / 2 for checkpoints in near),
+        ),
+    )
 
 
 def optimal(k: int, beta: float = BETA) -> str:
-    return OPTIMAL.format(k=k, beta=beta)
+    return f"optimal({k},beta={beta},end=False)"
 
 
 def saved(found: Scores, spelling: str) -> float:
     return found[spelling].recomputation.savings
 
 
+def lead(found: Scores, label: str, k: int) -> float:
+    """Return the normalised savings of the optimal placement beyond those of a fixed one."""
+    return saved(found, optimal(k)) - saved(found, FIXED[label].format(k=k))
+
+
 def gains(found: Scores) -> list[float]:
     """Return by budget the normalised savings beyond the better of the fixed placements."""
-    return [saved(found, optimal(k)) - max(saved(found, rule.format(k=k)) for rule in FIXED.values()) for k in BUDGETS]
+    return [min(lead(found, label, k) for label in FIXED) for k in BUDGETS]
 
 
 def close(found: Scores) -> list[str]:
     """Return the optimal placements whose savings are close to those of a checkpoint at every block."""
     block = saved(found, UNBUDGETED["every block"])
     return [optimal(k) for k in BUDGETS if saved(found, optimal(k)) >= block - CLOSE]
-
-
-def _enough(found: Scores) -> Line:
-    enough = [found[spelling].checkpoints for spelling in close(found)]
-    label = f"optimal: checkpoints within {100 * CLOSE:.0f} point of every block's savings"
-    return Line(label, None, min(enough, default=None), "an entry")
 
 
 def _lines(label: str, score: Score, count: bool = False) -> list[Line]:
@@ -143,106 +156,46 @@ def _lines(label: str, score: Score, count: bool = False) -> list[Line]:
     return lines + [Line(f"{label}: checkpoints", None, score.checkpoints, "an entry")] * count
 
 
-def _shapes(found: Scores) -> tuple[Shape, ...]:
-    block, wins = found[UNBUDGETED["every block"]], gains(found)
-    return (
-        Shape("optimal saves at least what each fixed placement saves, at each k", min(wins) >= 0),
-        Shape("its gain over the better of them is largest at k of 1 or 2", max(wins) in wins[:2]),
-        *(
-            Shape(f"{label} comes up with it: a tenth of the distance is left at the largest k", _meets(found, rule))
-            for label, rule in FIXED.items()
-        ),
-        Shape(
-            "optimal comes within a point of every block with less than half of its checkpoints",
-            any(found[spelling].checkpoints < block.checkpoints / 2 for spelling in close(found)),
-        ),
-    )
-
-
-def _meets(found: Scores, rule: str) -> bool:
+def _meets(found: Scores, label: str) -> bool:
     """Return whether a fixed placement's distance to the optimal one shrinks to a tenth over the budgets."""
-    first, last = (abs(saved(found, optimal(k)) - saved(found, rule.format(k=k))) for k in (BUDGETS[0], BUDGETS[-1]))
-    return last <= first / 10
+    return abs(lead(found, label, BUDGETS[-1])) <= abs(lead(found, label, BUDGETS[0])) / 10
 
 
-def _savings(name: str, where: str, dataset: Dataset, difference: str) -> Figure:
-    return Figure(
-        name=name,
-        title=f"Savings over the number of checkpoints, {dataset.name}",
-        paper=f"Sparse prefix caching, {where}",
-        claim=(
-            "optimal placement dominates every placement of as many checkpoints, most where they are few, and matches "
-            "a checkpoint at every block with fewer."
-        ),
-        difference=difference,
-        run=lambda lab: run(lab, dataset),
-    )
-
-
-COMMON = (
-    "The paper's own numbers are in plots only. Our data are several passes over fewer requests, so a decay that "
-    "remembers as much as a pass has seen the same documents before. Optimal uses fewer checkpoints than it may where "
-    "many are allowed: it knows only depths that were seen, and what ends between them is not covered. Logarithmic is "
-    "with base 2, as the paper gives none: half of a prompt lies beyond its last checkpoint, however many there are."
-)
-FIG_2 = _savings(
-    "sparse-2",
-    "figure 2",
-    NARRATIVE,
-    f"Novels read on chapter by chapter stand for NarrativeQA: an overlap ends where the entry does. {COMMON}",
-)
-FIG_2_QUALITY = _savings(
-    "sparse-2-quality", "figure 2's kind, on QuALITY", QUALITY, f"SQuALITY's stories are QuALITY's kind. {COMMON}"
-)
-FIG_2_PROMPTS = _savings(
-    "sparse-2-prompts",
-    "figure 2's kind, on System Prompts",
-    PROMPTS,
-    "Successive versions of prompts replace System Prompts, and differ in length by two orders of magnitude. Longer "
-    "prompts are overlapped deeper, which a single overlap distribution does not represent; balanced follows the "
-    f"length ([sparse-lengths](#sparse-lengths)). {COMMON}",
-)
-
-
-FEW_BUDGETS = (1, 4, 16)
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536)  # tokens
 ALIKE = 0.02  # of normalised savings
-SPELLINGS = [rule for k in FEW_BUDGETS for rule in (optimal(k), FIXED["balanced"].format(k=k))]
 
 
 def by_length(lab: Lab) -> Found:
+    """Return the savings among prompts of similar length, and over all lengths."""
+    spellings = {(label, k): RULES[label].format(k=k) for k in FEW for label in ("optimal", "balanced")}
     everything = PROMPTS.seen(lab)
-    found = {"all lengths": scores(SPELLINGS, everything, lab.jobs)}
+    found = {"all lengths": scores(list(spellings.values()), everything, lab.jobs)}
     order = PROMPTS.order(lab)
     for low, high in pairwise(LENGTHS):
         seen = overlaps([one for one in order if low <= one.prompt_tokens < high], PROMPTS.entries)
-        found[f"{low:,} to {high - 1:,} tokens"] = scores(SPELLINGS, seen, lab.jobs)
-    known = {k: hindsight(everything, k) for k in FEW_BUDGETS}
+        found[f"{low:,} to {high - 1:,} tokens"] = scores(list(spellings.values()), seen, lab.jobs)
+    known = {k: hindsight(everything, k) for k in FEW}
     lines = [
-        Line(f"all lengths: all overlaps known before, k = {k}", None, 100 * share, "%") for k, share in known.items()
+        Line(f"all lengths: all overlaps known in advance, k = {k}", None, 100 * share, "%")
+        for k, share in known.items()
     ]
-    for name, of in found.items():
-        for k in FEW_BUDGETS:
-            lines += [Line(f"{name}: optimal, k = {k}", None, 100 * saved(of, optimal(k)), "%")]
-            lines += [Line(f"{name}: balanced, k = {k}", None, 100 * saved(of, FIXED["balanced"].format(k=k)), "%")]
+    lines += [
+        Line(f"{name}: {label}, k = {k}", None, 100 * saved(of, spelling), "%")
+        for name, of in found.items()
+        for (label, k), spelling in spellings.items()
+    ]
     pooled = found.pop("all lengths")
     return Found(
-        tuple(lines),
-        (
-            Shape(
-                "over all lengths even a law that is known before saves less than balanced, at k = 1",
-                known[1] < saved(pooled, FIXED["balanced"].format(k=1)),
-            ),
-            Shape(
-                "among prompts of like length optimal is within 2 points of balanced or above, at k of 4 and 16",
-                all(lead(of, k) >= -ALIKE for of in found.values() for k in FEW_BUDGETS[1:]),
-            ),
+        lines,
+        Shape(
+            "over all lengths, placement for a distribution known in advance saves less than balanced, at k = 1",
+            known[1] < saved(pooled, spellings["balanced", 1]),
+        ),
+        Shape(
+            "among prompts of similar length, optimal saves at most 2 points less than balanced, at k = 4 and 16",
+            all(lead(of, "balanced", k) >= -ALIKE for of in found.values() for k in FEW[1:]),
         ),
     )
-
-
-def lead(found: Scores, k: int) -> float:
-    return saved(found, optimal(k)) - saved(found, FIXED["balanced"].format(k=k))
 
 
 def hindsight(seen: Sequence[Overlap], k: int) -> float:
@@ -257,19 +210,3 @@ def hindsight(seen: Sequence[Overlap], k: int) -> float:
             placed[last] = solve(np.minimum(depths, last), np.ones(len(depths)), k, PAGE).positions
         cost += depth - deepest(placed[last], depth)
     return 1 - cost / int(depths.sum()) if hits else 0.0
-
-
-BY_LENGTH = Figure(
-    name="sparse-lengths",
-    title="Savings on System Prompts, by length of the prompt",
-    paper="Sparse prefix caching, figure 2's kind: a check of ours",
-    claim="one distribution of overlap depths for all requests is what placement needs.",
-    difference=(
-        "It is not sufficient if prompts differ in length as much as ours: a longer prompt is overlapped deeper, and "
-        "a single distribution places checkpoints at the ends of short prompts. Among prompts of similar length, "
-        "optimal saves as much as balanced or more; the longest prompts are versions of very few, with depths that "
-        "were never observed before. The paper has no such figure: it was added because sparse-2-prompts did not "
-        "come out."
-    ),
-    run=by_length,
-)

@@ -1,12 +1,13 @@
 from dataclasses import replace
 
+from headwater.traces.request import Request, Trace
 from papers import Figure, Found, Lab, Line, Shape, figures_named, page_of
 from papers.lab import measure
 from papers.page import given, number
 
 
 def figure(name="paper-1", holds=True):
-    found = Found((Line("at 1 GB", 4.5, 12.3456, "x"), Line("ours only", None, 2_000_000)), (Shape("it grows", holds),))
+    found = Found((Line("at 1 GB", 4.5, 12.3456, "x"), Line("ours only", None, 2_000_000)), Shape("it grows", holds))
     return Figure(name, "A title", "A paper, figure 1", "it grows.", "Other data.", lambda lab: found)
 
 
@@ -36,6 +37,16 @@ def test_what_a_benchmark_measured_is_not_said_to_be_of_formulas():
     page = page_of([measured], {"paper-1": document})
     assert "formulas" not in page
     assert "_Measured by a benchmark. Seed 7, 655 s._" in page
+
+
+def test_a_figure_of_a_trace_that_was_not_replayed_names_the_trace():
+    def run(lab):
+        lab.note(Trace("chats", [Request("s", b"", 2_500_000, 0, 0)]))
+        return Found([Line("median", None, 1.0)])
+
+    of_trace = replace(figure(), run=run)
+    page = page_of([of_trace], {"paper-1": measure(of_trace, Lab())})
+    assert "chats, 1 requests, 2.5 M prompt tokens._" in page
 
 
 def test_numbers_near_zero_are_not_shown_as_zero():

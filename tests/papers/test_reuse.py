@@ -4,7 +4,7 @@ import pytest
 
 from headwater.traces.request import Request
 from papers.figure import quantile
-from papers.marconi.traffic import Reuse
+from papers.marconi.workloads import Reuse
 
 
 def request(*tokens, prompt=None):

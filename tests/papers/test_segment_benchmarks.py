@@ -13,7 +13,7 @@ import pytest
 import headwater.cli
 from benchmarks.segments import _expect
 from headwater.account import CacheAccount, Reason
-from papers.hypic.engine import HYPIC, PREFIX, RECOMPUTE
+from papers.hypic.measured import HYPIC, PREFIX, RECOMPUTE
 from tests.papers.test_hypic import evaluated
 
 LOST = dict.fromkeys(("naive", "w0", "w4", "fast", "w16", "w32", "balanced", "high"), 0.0)

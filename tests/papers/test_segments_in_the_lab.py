@@ -6,7 +6,7 @@ import json
 
 from papers import Lab
 from papers.hypic import lab as rag
-from papers.hypic.lab import EXPONENTS, MODELS, SETS, WAYS, Model, parts, rows
+from papers.hypic.lab import EXPONENTS, MODELS, SETS, WAYS, Model, parts
 
 
 def test_drawn_traffic_follows_seed_and_limit() -> None:
@@ -29,7 +29,7 @@ def test_each_way_has_a_line_at_each_memory_and_exponent() -> None:
 
 def test_parts_add_up_to_what_was_not_computed() -> None:
     lab = Lab(jobs=1)
-    found = rows(lab, lab.drawn("rag(sessions=20, documents=20, turns=2)"), Model("qwen3.5-0.8b", ()).setups(8))
+    found = lab.rows(lab.drawn("rag(sessions=20, documents=20, turns=2)"), Model("qwen3.5-0.8b", ()).setups(8))
     row = found["both"]
     prefix, composed, seams, made = (line.ours or 0.0 for line in parts("some", row))
     assert abs(prefix + composed - made - 100 * row.token_hit_rate) < 1e-3

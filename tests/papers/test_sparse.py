@@ -6,8 +6,8 @@ import pytest
 from headwater.cache.positions.program import Recomputation, recomputation
 from headwater.traces.request import Request
 from papers import FIGURES, figures_named
-from papers.sparse.clock import Measured, Times, fit, frontier, proportional
 from papers.sparse.overlaps import PAGE, Overlap, overlaps
+from papers.sparse.placements import Measured, Times, fit, frontier, proportional
 from papers.sparse.savings import BUDGETS, FIXED, UNBUDGETED, Score, gains, optimal, resumptions, score
 
 

@@ -1,16 +1,86 @@
-"""HYPIC's figures of an engine that composes segments.
+"""HYPIC's figures that benchmarks measure with an engine or with a model.
 
-benchmarks/segments.py measures times to the first token, benchmarks/segment_quality.py answers.
+`benchmarks/segment_states.py` measures states, `segments.py` times to first token, `segment_quality.py` answers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, product
 from statistics import median
 from typing import Any
 
-from papers.figure import Figure, Found, Line, Shape, quantile
+from headwater.evaluate.fidelity import Deviation, Distance
+from papers.figure import Found, Line, Shape, quantile
+
+LAYER_TOKENS, SEGMENTS = 1096, 4
+BOUND = 1e-5  # relative error of float32
+DECAYS, LENGTHS = (5, 7, 10), (256, 512, 1024)  # γ = 1 − 2^(−n); tokens of the segment after
+ERRORS = ((1.000, 1.000, 1.000), (0.866, 0.982, 1.000), (0.221, 0.394, 0.632))  # in the paper, by decay and length
+PAPER_ADDITION = dict(zip(product(DECAYS, LENGTHS), chain(*ERRORS), strict=True))
+
+
+def first_layer(found: Mapping[str, Distance], rounded: Mapping[str, Distance]) -> Found:
+    """Return the first layer's errors by kind of mixer; `rounded`: with transitions in bfloat16."""
+    lines = []
+    for name, drift in found.items():
+        lines += [
+            Line(f"{name}: relative error", 6e-5, drift.error),
+            Line(f"{name}: angle", 0.003, drift.degrees, "°"),
+            Line(f"{name}: relative error with transitions in bfloat16", None, rounded[name].error),
+        ]
+    worst = max(drift.error for drift in found.values())
+    return Found(lines, Shape(f"every mixer's composed state equals the full state within {BOUND:g}", worst <= BOUND))
+
+
+def addition(found: Mapping[tuple[int, int], float]) -> Found:
+    """Return the errors of naive addition by n of γ = 1 − 2^(−n) and tokens."""
+    table = PAPER_ADDITION.items()
+    lines = tuple(Line(f"γ = 1 - 2^-{n}, {tokens:,} tokens", paper, found[n, tokens]) for (n, tokens), paper in table)
+    return Found(lines, Shape("every error equals the table's", all(round(found[x], 3) == paper for x, paper in table)))
+
+
+TOKENS, PARTS = 512, 2
+TRAINED = "headwater-tiny"
+QWEN, RING = (8.92, 5.11), (8.69, 4.98)  # percent and degrees of the paper's two models
+ENVELOPE = 0.10  # "within a 10% state-drift envelope" (section 6.3)
+
+
+def deepest(skipped: Mapping[str, Distance], within: Mapping[str, Distance]) -> Found:
+    """Return table 4 by model: with attention layers that add nothing, and with attention."""
+    lines = []
+    for found, where, in_paper in ((skipped, "attention skipped", True), (within, "attention in", False)):
+        for name, drift in found.items():
+            paper = (RING if "Ring" in name else QWEN) if in_paper else (None, None)
+            lines += [
+                Line(f"{name}, {where}: relative L2", paper[0], 100 * drift.error, "%"),
+                Line(f"{name}, {where}: angle", paper[1], drift.degrees, "°"),
+            ]
+    small = skipped[TRAINED].error <= ENVELOPE
+    return Found(lines, Shape(f"the trained model stays within {ENVELOPE:.0%} with attention skipped", small))
+
+
+def boundaries(found: Mapping[str, Deviation]) -> Found:
+    """Return figure 3 by attention layer of the trained model."""
+    lines = []
+    for name, places in found.items():
+        lines += [
+            Line(f"{name}: head over interior", None, places.head / places.interior, "x"),
+            Line(f"{name}: tail over interior", None, places.tail / places.interior, "x"),
+        ]
+    return Found(
+        lines,
+        Shape(
+            "attention deviates more at heads of segments than in interiors",
+            all(p.head > p.interior for p in found.values()),
+        ),
+        Shape(
+            "attention deviates more at tails of segments than in interiors",
+            all(p.tail > p.interior for p in found.values()),
+        ),
+    )
+
 
 RECOMPUTE, PREFIX, HYPIC = "full recompute", "prefix cache", "segments, w = 8"
 SPEEDUP, SHARE = 4.9, 0.06  # at the longest prompt; of a segment's prefill, what one more warm segment may cost
@@ -52,12 +122,10 @@ def alone(found: Sequence[Ttft]) -> Found:
     longest = max(found, key=lambda one: (one.segments * one.tokens, one.tokens))
     speedups = [median(one.ratios(RECOMPUTE, HYPIC)) for one in found if one.segments == first.segments]
     return Found(
-        tuple(lines),
-        (
-            Shape(f"at least {SPEEDUP:g}x at {longest.name}", median(longest.ratios(RECOMPUTE, HYPIC)) >= SPEEDUP),
-            Shape(f"one more warm segment costs at most {SHARE:.0%} of its prefill", warm <= SHARE * prefill),
-            Shape("the longer the segments the larger the ratio", speedups == sorted(speedups)),
-        ),
+        lines,
+        Shape(f"at least {SPEEDUP:g}x at {longest.name}", median(longest.ratios(RECOMPUTE, HYPIC)) >= SPEEDUP),
+        Shape(f"one more warm segment costs at most {SHARE:.0%} of its prefill", warm <= SHARE * prefill),
+        Shape("the longer the segments the larger the ratio", speedups == sorted(speedups)),
     )
 
 
@@ -67,7 +135,7 @@ def _ttft_lines(one: Ttft) -> list[Line]:
         paper = PAPER_SPEEDUPS.get((one.segments, one.tokens)) if above == RECOMPUTE else None
         ratios = one.ratios(above, HYPIC)
         lines.append(Line(f"{one.name}: {above} over {HYPIC}", paper, median(ratios), "x"))
-        lines.append(Line(f"{one.name}: of repetitions, least", None, min(ratios), f"to {max(ratios):.2f} x"))
+        lines.append(Line(f"{one.name}: smallest ratio of a repetition", None, min(ratios), f"to {max(ratios):.2f} x"))
     return lines
 
 
@@ -96,33 +164,8 @@ def under_load(runs: Mapping[str, Sequence[Loaded]]) -> Found:
         lines.append(Line(f"{way}: prompt tokens", None, tokens, "a second"))
     more = [theirs.rate / ours.rate for theirs, ours in zip(runs[HYPIC], runs[PREFIX], strict=True)]
     lines.append(Line(f"requests a second, {HYPIC} over {PREFIX}", None, median(more), "x"))
-    lines.append(Line("of runs, least", None, min(more), f"to {max(more):.2f} x"))
-    return Found(tuple(lines), (Shape("segments serve more requests a second in every run", min(more) > 1),))
-
-
-SETTING = (
-    "On a CPU (`python -m benchmarks.segments`), random weights in float32: hidden size 512, six Gated DeltaNet and "
-    "two attention layers; the paper has GPUs and models of 16B to 122B. "
-)
-FIG_12 = Figure(
-    name="hypic-12",
-    title="Time to the first token over tokens and number of segments",
-    paper="HYPIC, figure 12",
-    claim="4 segments: 1.37x at 4k tokens to 4.91x at 16k; 1k tokens each: up to 4.80x at 16 segments, 2.3 ms for one "
-    "more segment against 40.7.",
-    difference=f"{SETTING}All segments are warm, the first document is another one in every prompt, so the prefix "
-    "cache finds the leading part alone.",
-    run=None,
-)
-FIG_11 = Figure(
-    name="hypic-11",
-    title="RAG under load, documents by Zipf",
-    paper="HYPIC, figure 11",
-    claim="at 1 s of TTFT 1.28 to 2.83 times the requests of a prefix cache, and 1.24 to 2.11 times its throughput.",
-    difference=f"{SETTING}8 clients that ask one after the other, not arrivals at a rate, and synthetic documents: the "
-    "paper's trace is not public. Nothing is warm at the beginning.",
-    run=None,
-)
+    lines.append(Line("smallest ratio of a run", None, min(more), f"to {max(more):.2f} x"))
+    return Found(lines, Shape("segments serve more requests a second in every run", min(more) > 1))
 
 
 WHOLE, PREFIXES, NAIVE, BALANCED = "whole", "prefixes", "naive", "balanced"
@@ -138,7 +181,7 @@ NAMES = {
     BALANCED: "balanced",
     "high": "high",
 }
-KINDS = {"single": "one hop", "two_hop": "two hops", "absent": "not there"}
+KINDS = {"single": "one hop", "two_hop": "two hops", "absent": "no answer in the documents"}
 PAPER_LOST = {NAIVE: -25.3, "fast": -3.34}  # points lost, average over models and tasks
 WITHIN = 1.0  # point of full recompute
 
@@ -160,21 +203,19 @@ def quality(evaluation: Mapping[str, Any]) -> Found:
         lost[way] = 100 * difference["mean"]
         cached = 100 * found["cached_tokens"] / found["prompt_tokens"]
         lines += [
-            Line(f"{name}: less {NAMES[WHOLE]}", PAPER_LOST.get(way), lost[way], _interval(difference)),
+            Line(f"{name}: minus {NAMES[WHOLE]}", PAPER_LOST.get(way), lost[way], _interval(difference)),
             Line(f"{name}: prompt tokens not computed", None, cached, "%"),
             *_by_kind(way, columns[way]),
         ]
     return Found(
-        tuple(lines),
-        (
-            Shape("a prefix cache changes no answer", comparisons[PREFIXES]["equal"] == comparisons[PREFIXES]["items"]),
-            Shape(f"balanced is within {WITHIN:g} point of full recompute", lost[BALANCED] >= -WITHIN),
-            Shape(
-                "naive addition is clearly worse: its interval ends below balanced's loss",
-                100 * comparisons[NAIVE]["difference"]["high"] < lost[BALANCED],
-            ),
-            Shape("wider seams lose less: w = 0, 8, 32", lost["w0"] <= lost["fast"] <= lost["w32"]),
+        lines,
+        Shape("a prefix cache changes no answer", comparisons[PREFIXES]["equal"] == comparisons[PREFIXES]["items"]),
+        Shape(f"balanced is within {WITHIN:g} point of full recompute", lost[BALANCED] >= -WITHIN),
+        Shape(
+            "naive addition is clearly worse: its interval ends below balanced's loss",
+            100 * comparisons[NAIVE]["difference"]["high"] < lost[BALANCED],
         ),
+        Shape("wider seams lose less: w = 0, 8, 32", lost["w0"] <= lost["fast"] <= lost["w32"]),
     )
 
 
@@ -191,21 +232,3 @@ def _interval(estimate: Mapping[str, Any]) -> str:
     if estimate["low"] is None:
         return "%"
     return f"% [{100 * estimate['low']:.1f}, {100 * estimate['high']:.1f}]"
-
-
-FIG_10 = Figure(
-    name="hypic-10",
-    title="Right answers of composed prompts, by way of composing",
-    paper="HYPIC, figures 10 and 13",
-    claim="8 tokens at each end of a segment lose 1.36 points on Qwen3.5, 5.31 on Ring, 3.34 on average; naive "
-    "addition 25.3.",
-    difference=(
-        "The embedded model on held-out questions about 4 to 48 documents (`python -m benchmarks.segment_quality`), "
-        "the documents in another order in each prompt of a group; the paper has F1 and ROUGE-L of models of 16B to "
-        "122B. "
-        "Segments that are built for the first question of a group do not count as saved tokens; the paper stores all "
-        "segments in advance. This model was trained on independent segments, unlike the paper's models: without this "
-        "training it lost far more (docs/decisions/025-training-on-independent-segments.md)."
-    ),
-    run=None,
-)
