@@ -200,7 +200,7 @@ def test_compiled_constraints_are_kept_up_to_a_number(monkeypatch):
     for constraint in (*sources[:-1], sources[0], sources[-1], sources[0], sources[1]):
         every.machine(constraint)
     assert compiled == [*sources, sources[1]]
-    assert len(every._compiled) == MAX_CACHED
+    assert every._compiled.cache_info().currsize == MAX_CACHED
 
 
 def test_machines_of_one_constraint_are_independent():

@@ -10,8 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.engine.penalties import Penalties
-from headwater.engine.sampler import Sampling, sample
+from headwater.engine.sampler import Penalties, Sampling, sample
 from headwater.request import SamplingParams
 
 V = 12

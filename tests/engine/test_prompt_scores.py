@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from headwater.account import Reason
-from headwater.engine.prompt_scores import PromptScores
+from headwater.engine.sampler import PromptScores
 from headwater.errors import InvalidLogits
 from headwater.events import FailedEvent, FinishedEvent, PromptEvent, TokenEvent
 from tests.engine.test_engine import generation, loaded, make

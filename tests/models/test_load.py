@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from headwater.errors import CheckpointError
 from headwater.models.embedded import embedded
+from headwater.models.families import read_folder
 from headwater.models.load import fast_dtype, load_model, read_spec
 from tests.processors import AMX, AVX2, AVX512, AVX512_BF16, pretend
 from tests.support import Bench
@@ -243,8 +244,9 @@ def test_a_config_with_a_value_of_another_kind_is_refused_by_its_key(tmp_path, b
         read_spec(tmp_path)
 
 
-@pytest.mark.parametrize("raw", [b"[" * 100_000, b'{"a": ' + b"1" * 5000 + b"}", b"\xff{}"])
+@pytest.mark.parametrize("raw", [b"[" * 100_000, b'{"a": ' + b"1" * 5000 + b"}", b"\xff{}", b"[]"])
 def test_a_config_that_is_no_json_is_refused(tmp_path, raw):
     (tmp_path / "config.json").write_bytes(raw)
-    with pytest.raises(CheckpointError, match=r"config\.json"):
-        read_spec(tmp_path)
+    for read in (read_spec, read_folder):
+        with pytest.raises(CheckpointError, match=r"config\.json"):
+            read(tmp_path)

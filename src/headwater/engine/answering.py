@@ -88,17 +88,16 @@ class Answering:
                 self._fail_alone(live, choice)
 
     def _score_prompts(self, step: Step, prompt_RV: torch.Tensor) -> None:
-        first = 0
+        end = 0
         for leg in step.legs:
-            live, end = self._live.get(leg.seq.id), first + leg.n_scored
+            first, end = end, end + leg.n_scored
+            live = self._live.get(leg.seq.id)
             if live is None or live.scores is None or end == first:
-                first = end
                 continue
             try:
                 live.scores.take(leg.plan.start, prompt_RV[first:end])
             except Exception as error:  # of this prompt's logits alone
                 self._fail_alone(live, error)
-            first = end
 
     def _sample(self, logits_RV: torch.Tensor, sampled: list[Live]) -> list[Choice | InvalidLogits | ConstraintError]:
         if not sampled:
@@ -123,8 +122,11 @@ class Answering:
     def _take(self, live: Live, choice: Choice) -> None:
         """Append the token, send it to the client, and finish the request if this is its end."""
         seq, params = live.seq, live.params
-        if live.scores is not None and not self._send_scores(live):
-            return
+        if live.scores is not None:
+            scores, live.scores = live.scores.event(), None
+            if not self._send(live, scores):
+                self._give_up(live)
+                return
         if params.max_tokens == 0:
             self._finish(live, "length", None)
             return
@@ -147,15 +149,6 @@ class Answering:
             self._finish(live, "stop", None)
         elif seq.n_output >= params.max_tokens:
             self._finish(live, "length", None)
-
-    def _send_scores(self, live: Live) -> bool:
-        """Send the prompt's log probabilities. False: the client is gone, and the request was given up."""
-        assert live.scores is not None, "a prompt's scores are sent once"
-        event, live.scores = live.scores.event(), None
-        sent = self._send(live, event)
-        if not sent:
-            self._give_up(live)
-        return sent
 
     def _give_up(self, live: Live) -> None:
         with self._changed:

@@ -6,8 +6,8 @@ V: the logits of a row, which may be more than the tokenizer has tokens.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -82,24 +82,12 @@ class ConstraintCompiler:
         self._ends = [token for token in end_tokens if token < self._known]
         self._wrapped: LLTokenizer | None = None
         # by namespace: how long a schema takes must not tell one tenant that another one sent it
-        self._compiled: OrderedDict[tuple[str, Constraint], LLMatcher] = OrderedDict()
-        self._lock = threading.Lock()
+        self._compiled = lru_cache(MAX_CACHED)(lambda namespace, constraint: self._compile(constraint))
         self._wrapping = threading.Lock()
 
     def machine(self, constraint: Constraint, namespace: str = "") -> ConstraintMachine:
         """A machine at the start. Raises ConstraintError with the compiler's message."""
-        key = (namespace, constraint)
-        with self._lock:
-            matcher = self._compiled.get(key)
-            if matcher is not None:
-                self._compiled.move_to_end(key)
-        if matcher is None:
-            matcher = self._compile(constraint)
-            with self._lock:
-                self._compiled[key] = matcher
-                while len(self._compiled) > MAX_CACHED:
-                    self._compiled.popitem(last=False)
-        return self._start(matcher)
+        return self._start(self._compiled(namespace, constraint))
 
     def _start(self, matcher: LLMatcher) -> ConstraintMachine:
         never = () if self._ends else self._tokens().eos_tokens  # without any it guesses, and needs one
@@ -125,13 +113,10 @@ class ConstraintCompiler:
     def _tokens(self) -> LLTokenizer:
         with self._wrapping:
             if self._wrapped is None:
-                self._wrapped = self._wrap()
+                size = max(self._vocab_size, self._known)  # ids beyond the tokenizer have no bytes: never allowed
+                source, ends = self._tokenizer.to_str(), self._ends or None
+                self._wrapped = LLTokenizer(source, n_vocab=size, eos_token=ends)
             return self._wrapped
-
-    def _wrap(self) -> LLTokenizer:
-        """Ids beyond the tokenizer have no bytes, so they are never allowed."""
-        size = max(self._vocab_size, self._known)
-        return LLTokenizer(self._tokenizer.to_str(), n_vocab=size, eos_token=self._ends or None)
 
 
 def _check(matcher: LLMatcher) -> None:

@@ -5,19 +5,10 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 from functools import cache
-from typing import Protocol
 
 from tokenizers import Tokenizer, decoders
 
 from headwater.request import SamplingParams
-
-
-class Decoder(Protocol):
-    """Tokens in, characters out as soon as they are whole."""
-
-    def push(self, token: int) -> str: ...
-
-    def flush(self) -> str: ...
 
 
 class TextStream:
@@ -117,8 +108,10 @@ class GenericDecoder:
         return self._tokenizer.decode(self._waiting)
 
 
-def decoder_for(tokenizer: Tokenizer, prompt_tail: Sequence[int], shown: frozenset[int] = frozenset()) -> Decoder:
-    """`shown`: special tokens whose text is for readers all the same."""
+def decoder_for(
+    tokenizer: Tokenizer, prompt_tail: Sequence[int], shown: frozenset[int]
+) -> ByteLevelDecoder | GenericDecoder:
+    """Return a decoder: tokens in, whole characters out; of special tokens only those in `shown` have text."""
     table = byte_table(tokenizer)
     return GenericDecoder(tokenizer, prompt_tail, shown) if table is None else ByteLevelDecoder(table, shown)
 

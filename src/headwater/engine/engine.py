@@ -18,18 +18,12 @@ from headwater.config import ServeConfig
 from headwater.engine.answering import Answering
 from headwater.engine.constraint import ConstraintCompiler
 from headwater.engine.detokenizer import TextStream
-from headwater.engine.live import Deadlines, Live, OnEvent
+from headwater.engine.live import Deadlines, Live, OnEvent, Outcome, Warming
 from headwater.engine.meter import EngineStats
-from headwater.engine.prompt_scores import PromptScores
 from headwater.engine.runner import Runner
-from headwater.engine.sampler import Sampling
+from headwater.engine.sampler import PromptScores, Sampling
 from headwater.engine.selfcheck import SelfCheck, self_check
-from headwater.engine.warming import Outcome, Warming
-from headwater.errors import (
-    DeadlineExceeded,
-    EngineStopped,
-    QueueFull,
-)
+from headwater.errors import DeadlineExceeded, EngineStopped, QueueFull
 from headwater.events import FailedEvent
 from headwater.memory.arena import Arena
 from headwater.memory.slots import StateMemory

@@ -1,19 +1,19 @@
-"""Sampling: logits to tokens, greedy, or drawn after temperature, top-k, top-p and min-p.
+"""Sampling: logits to tokens, greedy, or drawn after temperature, top-k, top-p and min-p; prompts' log probabilities.
 
-R: rows of a step. V: tokens of the vocabulary. K: tokens that a filter has left.
+R: rows of a step or of one leg. V: tokens of the vocabulary. K: tokens that a filter has left, or the most likely ones.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from headwater.engine.constraint import ConstraintMachine
-from headwater.engine.penalties import Penalties
 from headwater.errors import ConstraintError, InvalidLogits
-from headwater.events import TokenLogprob
+from headwater.events import PromptEvent, TokenEvent, TokenLogprob
 from headwater.request import SamplingParams
 
 COLDEST = 1e-6  # temperatures below are this one: float32 could not tell them apart, and 0 would divide 0
@@ -27,6 +27,48 @@ class Choice:
     token: int
     logprob: float | None = None
     top: tuple[TokenLogprob, ...] = ()
+
+
+class Penalties:
+    """Repetition, presence and frequency penalty and logit bias of one request; O(1) work a generated token.
+
+    Repetition (Keskar et al. 2019, section 4.1) holds for tokens of the prompt and of the output: a positive logit is
+    divided by it, a negative one multiplied. Presence and frequency hold for the output alone and are subtracted; the
+    bias is added last, so that no penalty scales it.
+    """
+
+    def __init__(self, params: SamplingParams, prompt: Sequence[int], vocab_size: int) -> None:
+        self._params = params
+        self._bias = dict(params.logit_bias)
+        self._count: Counter[int] = Counter()  # of the output
+        self._added_V = torch.zeros(vocab_size)
+        for token, bias in self._bias.items():
+            self._added_V[token] = bias
+        self._factor_V = None
+        if params.repetition_penalty != 1:
+            self._factor_V = torch.ones(vocab_size)
+            self._factor_V[torch.tensor(prompt, dtype=torch.int64)] = params.repetition_penalty
+
+    @staticmethod
+    def wanted(params: SamplingParams) -> bool:
+        """Return whether these parameters change any logit."""
+        off = params.repetition_penalty == 1 and params.presence_penalty == 0 and params.frequency_penalty == 0
+        return bool(params.logit_bias) or not off
+
+    def take(self, token: int) -> None:
+        """`token` was appended to the output."""
+        p = self._params
+        self._count[token] += 1
+        penalty = p.presence_penalty + p.frequency_penalty * self._count[token]
+        self._added_V[token] = self._bias.get(token, 0.0) - penalty
+        if self._factor_V is not None:
+            self._factor_V[token] = p.repetition_penalty
+
+    def apply(self, logits_V: torch.Tensor) -> torch.Tensor:
+        """The logits after penalties and bias, in memory of their own."""
+        if self._factor_V is not None:
+            logits_V = torch.where(logits_V > 0, logits_V / self._factor_V, logits_V * self._factor_V)
+        return logits_V + self._added_V
 
 
 class Sampling:
@@ -164,3 +206,40 @@ def _with_logprobs(logits_V: torch.Tensor, token: int, k: int) -> Choice:
     top = logprobs_V.topk(min(k, len(logprobs_V))) if k else None
     pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True) if top else ()
     return Choice(token, float(logprobs_V[token]), tuple(TokenLogprob(t, v) for t, v in pairs))
+
+
+class PromptScores:
+    """Log probabilities of one request's prompt."""
+
+    def __init__(self, prompt: Sequence[int], k: int) -> None:
+        self._prompt, self._k = prompt, k
+        self._tokens = [TokenEvent(prompt[0], "")]
+
+    @classmethod
+    def wanted(cls, prompt: Sequence[int], params: SamplingParams) -> PromptScores | None:
+        return None if params.prompt_logprobs is None else cls(prompt, params.prompt_logprobs)
+
+    def take(self, start: int, logits_RV: torch.Tensor) -> None:
+        """Add logits of positions from `start` on, each for the token after it; they replace earlier ones.
+
+        Raises InvalidLogits for rows without a finite largest logit.
+        """
+        largest_R = logits_RV.amax(dim=-1)
+        if not bool(largest_R.isfinite().all()):
+            at = start + int((~largest_R.isfinite()).nonzero()[0])
+            raise InvalidLogits(
+                f"the logits after the prompt's token {at:,} have {largest_R[at - start]} as their largest"
+            )
+        next_R = torch.tensor(self._prompt[start + 1 : start + 1 + len(logits_RV)], device=logits_RV.device)
+        logprobs_RV = torch.log_softmax(logits_RV, dim=-1)
+        own_R = logprobs_RV.gather(1, next_R[:, None])[:, 0]
+        top = logprobs_RV.topk(min(self._k, logprobs_RV.shape[1]))
+        rows = zip(next_R.tolist(), own_R.tolist(), top.indices.tolist(), top.values.tolist(), strict=True)
+        self._tokens[start + 1 :] = [
+            TokenEvent(token, "", own, tuple(map(TokenLogprob, ids_K, values_K)))
+            for token, own, ids_K, values_K in rows
+        ]
+
+    def event(self) -> PromptEvent:
+        """Return the event, once all legs have been added."""
+        return PromptEvent(tuple(self._tokens))

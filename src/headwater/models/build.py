@@ -5,7 +5,7 @@ The names of tensors come from the spec.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +50,7 @@ from headwater.models.hybrid import (
     WindowFunction,
 )
 from headwater.models.tensors import CheckpointTensors, PartTensors
-from headwater.spec import ModelSpec, Part
+from headwater.spec import ModelSpec
 
 RECURRENT: dict[type[Layer], Callable[[Any, Weights], RecurrentMixer[Any]]] = {
     DeltaAttention: KimiDeltaAttention,
@@ -79,8 +79,10 @@ ON_CPU = LayerClasses(
 )
 
 
-def _on_gpu() -> LayerClasses:
-    """Import the classes that need Triton."""
+def layer_classes(device: torch.device | str) -> LayerClasses:
+    """Return the classes for a device; those for a GPU need Triton."""
+    if not has_kernels(device):
+        return ON_CPU
     from headwater.mixers.gpu.attention import AttentionOnGpu, AttentionStepOnGpu, WindowAttentionOnGpu
     from headwater.mixers.gpu.experts import ExpertsOnGpu
     from headwater.mixers.gpu.mla import LatentAttentionOnGpu
@@ -89,11 +91,6 @@ def _on_gpu() -> LayerClasses:
     return LayerClasses(
         RecurrentOnGpu, AttentionOnGpu, LatentAttentionOnGpu, WindowAttentionOnGpu, ExpertsOnGpu, AttentionStepOnGpu
     )
-
-
-def layer_classes(device: torch.device | str) -> LayerClasses:
-    """Return the classes for a device."""
-    return _on_gpu() if has_kernels(device) else ON_CPU
 
 
 def build_model(spec: ModelSpec, tensors: CheckpointTensors) -> HybridModel:
@@ -105,14 +102,17 @@ def build_model(spec: ModelSpec, tensors: CheckpointTensors) -> HybridModel:
     for block in spec.blocks:
         functions = []
         for part in block.parts:
-            weights = Weights(_tensors_of(part, tensors, prefix), tensors.dtype, tensors.device)
-            functions.append(layer_function(index, part.layer, weights, mixers))
+            named = PartTensors(tensors, f"{prefix}{part.at}.", part.layer.tensors(), part.names)
+            functions.append(layer_function(index, part.layer, Weights(named, tensors.dtype, tensors.device), mixers))
             index += 1
         blocks.append(Residual(block, _norm(spec, block.norm, tensors, prefix), tuple(functions)))
     table_VC = tensors.raw(prefix + spec.embedding, spec.vocab_size, spec.hidden_size).to(tensors.device)
     embed = Embedding(table_VC.to(tensors.dtype, copy=True))  # a copy, so that nothing keeps the file mapped
-    top = Weights({"head.weight": _head(spec, tensors)}, tensors.dtype, tensors.device) if not spec.tied else None
-    head = embed.head() if top is None else top.linear("head")
+    if spec.tied:
+        head = embed.head()
+    else:
+        head_VC = tensors.raw(spec.head, spec.vocab_size, spec.hidden_size)
+        head = Weights({"head.weight": head_VC}, tensors.dtype, tensors.device).linear("head")
     norm = _norm(spec, spec.final_norm, tensors, prefix)
     return HybridModel(spec, blocks, mixers, embed, norm, head, layer_classes(tensors.device).attention_step)
 
@@ -140,14 +140,6 @@ def layer_function(index: int, layer: Layer, weights: Weights, mixers: Mixers | 
     raise TypeError(f"no class computes layers of kind {layer.kind!r}")
 
 
-def _tensors_of(part: Part, tensors: CheckpointTensors, prefix: str) -> Mapping[str, torch.Tensor]:
-    return PartTensors(tensors, f"{prefix}{part.at}." if part.at else prefix, part.layer.tensors(), part.names)
-
-
 def _norm(spec: ModelSpec, name: str, tensors: CheckpointTensors, prefix: str) -> RMSNorm:
     weight_C = tensors.raw(prefix + name, spec.hidden_size).to(tensors.device)
     return RMSNorm(weight_C, spec.norm_eps, spec.norm_offset)
-
-
-def _head(spec: ModelSpec, tensors: CheckpointTensors) -> torch.Tensor:
-    return tensors.raw(spec.head, spec.vocab_size, spec.hidden_size)

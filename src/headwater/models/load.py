@@ -12,12 +12,12 @@ import torch
 from tokenizers import Tokenizer
 
 from headwater import machine
-from headwater.config_keys import text_config
+from headwater.config_keys import read_json, text_config
 from headwater.errors import CheckpointError
 from headwater.models.build import build_model
 from headwater.models.families import read_config
 from headwater.models.hybrid import HybridModel
-from headwater.models.tensors import CheckpointTensors, read_json
+from headwater.models.tensors import CheckpointTensors
 from headwater.spec import ModelSpec
 
 log = logging.getLogger("headwater.models")
@@ -42,10 +42,10 @@ def read_spec(path: Path | str, dtype: str = "auto", device: str = "cpu", page_s
     """Read the spec of the model in this folder; `auto` chooses the dtype. Raises CheckpointError."""
     folder = Path(path)
     config = read_json(folder / "config.json")
-    text = _text_config(folder, config)
-    if dtype == "auto":
-        dtype = fast_dtype(text.get("dtype", text.get("torch_dtype")), device)
     try:
+        text = text_config(config)
+        if dtype == "auto":
+            dtype = fast_dtype(text.get("dtype", text.get("torch_dtype")), device)
         return read_config(config, dtype, page_size)
     except CheckpointError as error:
         raise CheckpointError(f"{folder}: {error}") from error
@@ -56,7 +56,7 @@ def load_model(path: Path | str, dtype: str = "auto", device: str = "cpu", page_
     folder = Path(path)
     spec = read_spec(folder, dtype, device, page_size)
     config = read_json(folder / "config.json")
-    text = _text_config(folder, config)
+    text = text_config(config)
     tensors = CheckpointTensors(folder, getattr(torch, spec.dtype_name), torch.device(device))
     model = build_model(spec, tensors)
     _tell_of_skipped(folder, tensors.unread())
@@ -97,13 +97,6 @@ def fast_dtype(stored: str | None, device: str = "cpu") -> str:
     return "bfloat16" if machine.cpu().native_bfloat16 else "float32"
 
 
-def _text_config(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
-    try:
-        return text_config(config)
-    except CheckpointError as error:
-        raise CheckpointError(f"{folder}: {error}") from error
-
-
 def _optional_json(path: Path) -> dict[str, Any]:
     return read_json(path) if path.exists() else {}
 
@@ -125,7 +118,7 @@ def _chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None
     template = tokenizer_config.get("chat_template")
     if isinstance(template, list):
         by_name = {entry.get("name"): entry.get("template") for entry in template}
-        template = by_name.get("default")
+        return by_name.get("default")
     return template
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -11,25 +10,13 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from headwater.config_keys import read_json
 from headwater.errors import CheckpointError
 
 JOINED = re.compile(r"\b(gate|up)_proj\b")  # what may be one tensor, gate_up_proj
 QKV = ("q_proj", "k_proj", "v_proj")
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read the object in a JSON file. Raises CheckpointError that names the file."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path}: no such file") from error
-    except (OSError, ValueError, RecursionError) as error:  # no JSON, no UTF-8, too long a number, too many brackets
-        raise CheckpointError(f"{path}: not readable as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: holds a {type(value).__name__}, must be an object")
-    return value
 
 
 class CheckpointTensors:

@@ -2,47 +2,34 @@
 
 from __future__ import annotations
 
-import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from headwater.config_keys import ConfigKeys, text_config
+from headwater.config_keys import ConfigKeys, read_json, text_config
 from headwater.errors import CheckpointError
-from headwater.models.families.bailing_hybrid import BAILING_HYBRID
-from headwater.models.families.bamba import BAMBA
-from headwater.models.families.falcon_h1 import FALCON_H1
 from headwater.models.families.family import Family, Refusal
-from headwater.models.families.granite import GRANITE
-from headwater.models.families.jamba import JAMBA
-from headwater.models.families.kimi_linear import KIMI_LINEAR
-from headwater.models.families.mamba import MAMBA
-from headwater.models.families.mamba2 import MAMBA2
-from headwater.models.families.minimax import MINIMAX
-from headwater.models.families.nemotron_h import NEMOTRON_H
-from headwater.models.families.qwen3 import QWEN3
-from headwater.models.families.qwen3_5 import QWEN3_5
-from headwater.models.families.qwen3_next import QWEN3_NEXT
-from headwater.models.families.ring import RING
 from headwater.spec import ModelSpec
 
 __all__ = ["ALL_REFUSE", "FAMILIES", "Family", "Refusal", "read_config", "read_folder"]
 
-FAMILIES: tuple[Family, ...] = (
-    QWEN3_5,
-    QWEN3_NEXT,
-    QWEN3,
-    GRANITE,
-    BAMBA,
-    MAMBA2,
-    MINIMAX,
-    RING,
-    JAMBA,
-    KIMI_LINEAR,
-    BAILING_HYBRID,
-    FALCON_H1,
-    NEMOTRON_H,
-    MAMBA,
+FILES = (
+    "qwen3_5",
+    "qwen3_next",
+    "qwen3",
+    "granite",
+    "bamba",
+    "mamba2",
+    "minimax",
+    "ring",
+    "jamba",
+    "kimi_linear",
+    "bailing_hybrid",
+    "falcon_h1",
+    "nemotron_h",
+    "mamba",
 )
+FAMILIES: tuple[Family, ...] = tuple(import_module(f"{__name__}.{file}").FAMILY for file in FILES)
 ALL_REFUSE = (
     Refusal(
         "quantised weights",
@@ -78,11 +65,7 @@ def read_config(config: dict[str, Any], dtype: str, page_size: int = 64) -> Mode
 
 def read_folder(folder: Path, dtype: str = "auto", page_size: int = 64) -> ModelSpec:
     """Read a checkpoint folder's config.json; `auto` is the dtype that its weights are kept in."""
-    path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text())
-    except ValueError as error:
-        raise CheckpointError(f"{path}: {error}") from error
+    config = read_json(folder / "config.json")
     named = [part.get(key) for part in (text_config(config), config) for key in ("dtype", "torch_dtype")]
     stored = next((name for name in named if name), "bfloat16")
     return read_config(config, stored if dtype == "auto" else dtype, page_size)

@@ -68,7 +68,7 @@ def _read_latent(keys: ConfigKeys) -> LatentAttention:
     )
 
 
-BAILING_HYBRID = Family(
+FAMILY = Family(
     "Ling 3.0",
     ("bailing_hybrid",),
     read_ling,

@@ -68,4 +68,4 @@ def read_mixer(keys: ConfigKeys, eps: float) -> Mamba2:
     )
 
 
-BAMBA = Family("Bamba", ("bamba",), read_bamba, profile="bamba-9b", refuses=(OTHER_ACTIVATIONS, *SCALED_ROTATION))
+FAMILY = Family("Bamba", ("bamba",), read_bamba, profile="bamba-9b", refuses=(OTHER_ACTIVATIONS, *SCALED_ROTATION))

@@ -63,7 +63,7 @@ def _read_mamba(keys: ConfigKeys) -> Mamba2:
     )
 
 
-FALCON_H1 = Family(
+FAMILY = Family(
     "Falcon-H1",
     ("falcon_h1",),
     read_falcon_h1,

@@ -69,7 +69,7 @@ def _read_experts(keys: ConfigKeys) -> Experts | Mlp:
     return reading.experts(keys, experts, keys.positive("num_experts_per_tok", 2), shared=shared)
 
 
-GRANITE = Family(
+FAMILY = Family(
     "Granite 4",
     ("granitemoehybrid",),
     read_granite,

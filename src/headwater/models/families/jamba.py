@@ -54,7 +54,7 @@ def _read_experts(keys: ConfigKeys) -> Experts | None:
     return reading.experts(keys, experts, per_token, normalise=False) if experts > 1 else None
 
 
-JAMBA = Family(
+FAMILY = Family(
     "Jamba",
     ("jamba",),
     read_jamba,

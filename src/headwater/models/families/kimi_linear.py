@@ -112,7 +112,7 @@ def read_experts(keys: ConfigKeys) -> Experts:
 FEWER_KV_HEADS = Refusal(
     "fewer heads of keys than of queries", {"num_key_value_heads": 3}, "key 'num_key_value_heads' is 3, only "
 )
-KIMI_LINEAR = Family(
+FAMILY = Family(
     "Kimi-Linear",
     ("kimi_linear",),
     read_kimi,

@@ -49,7 +49,7 @@ def mixer_of(keys: ConfigKeys, heads: int, head_dim: int, groups: int, bias: boo
     return Mamba2(*sizes, groups=groups, bias=bias, out_bias=bias, step_limits=(low, high), **fields)
 
 
-MAMBA2 = Family(
+FAMILY = Family(
     "Mamba-2",
     ("mamba2",),
     read_mamba2,

@@ -108,7 +108,7 @@ def _read_experts(keys: ConfigKeys) -> Experts:
 
 
 READ = {"minimax": read_transformers, "minimax_text_01": read_published, "minimax_m1": read_published}
-MINIMAX = Family(
+FAMILY = Family(
     "MiniMax",
     tuple(READ),
     lambda keys: READ[keys.text("model_type")](keys),

@@ -113,7 +113,7 @@ def _read_experts(keys: ConfigKeys) -> Experts:
     )
 
 
-NEMOTRON_H = Family(
+FAMILY = Family(
     "Nemotron-H",
     ("nemotron_h",),
     read_nemotron_h,

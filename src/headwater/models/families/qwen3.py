@@ -17,7 +17,8 @@ HEAD_DIM = 128
 
 
 def read_qwen3(keys: ConfigKeys) -> Architecture:
-    full, window = _read_attention(keys), _read_window(keys)
+    full = _read_attention(keys)
+    window = keys.positive("sliding_window") if keys.flag("use_sliding_window", False) else 0  # tokens, 0: none
     mixers = {FULL: full} | ({SLIDING: WindowAttention.of(full, window)} if window else {})
     experts = _read_experts(keys)
     blocks = []
@@ -27,11 +28,6 @@ def read_qwen3(keys: ConfigKeys) -> Architecture:
         blocks.append(reading.block(i, "input_layernorm", mixers[name], "self_attn"))
         blocks.append(reading.block(i, "post_attention_layernorm", ffn, "mlp"))
     return reading.architecture(keys, blocks, 32768, keys.number("rms_norm_eps", 1e-6))
-
-
-def _read_window(keys: ConfigKeys) -> int:
-    """Read the window's tokens, or 0: its size counts only if windows are enabled."""
-    return keys.positive("sliding_window") if keys.flag("use_sliding_window", False) else 0
 
 
 def _read_types(keys: ConfigKeys, window: int) -> tuple[str, ...]:
@@ -78,7 +74,7 @@ def _read_experts(keys: ConfigKeys) -> Experts | None:
     )
 
 
-QWEN3 = Family(
+FAMILY = Family(
     "Qwen3",
     ("qwen3", MOE),
     read_qwen3,

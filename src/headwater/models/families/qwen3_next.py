@@ -85,6 +85,6 @@ REFUSES = (
     *SCALED_ROTATION,
     OTHER_LAYERS,
 )
-QWEN3_NEXT = Family(
+FAMILY = Family(
     "Qwen3-Next", ("qwen3_next",), lambda keys: read_qwen(keys, True), profile="qwen3-next-80b-a3b", refuses=REFUSES
 )

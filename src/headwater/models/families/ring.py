@@ -107,7 +107,7 @@ OTHER_SHARED_EXPERTS = Refusal(
     {"moe_shared_expert_intermediate_size": 7},
     "key 'moe_shared_expert_intermediate_size' is 7, only ",
 )
-RING = Family(
+FAMILY = Family(
     "Ring-linear",
     ("bailing_moe_linear",),
     read_ring,

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
-from headwater.engine.warming import Outcome
+from headwater.engine.live import Outcome
 from headwater.errors import ConfigError
 from headwater.request import Span
 from headwater.server.http.errors import OF_A_BODY, BadRequest, refusals
