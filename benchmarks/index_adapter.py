@@ -40,7 +40,7 @@ class Headwater:
         self.pool = Pool(layout)
         policy = make_eviction(self.eviction, layout)
         self.index = Index(4 * page, 1, policy)
-        self.evictor = Evictor(self.index, self.pool, policy, SegmentStore(layout, self.pool))
+        self.evictor = Evictor(self.index, self.pool, policy, SegmentStore(layout, self.pool), {})
         self.evictor.reserving = True  # no PrefixCache stands above the tree here, so nothing else may reserve
         self.root = self.index.root("")
         self.index.pin(self.root)

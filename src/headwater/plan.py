@@ -43,6 +43,16 @@ class CacheLayout:
     elastic_pages: int = 0  # pages that the two pools of a state fraction trade at once; 0: their sizes are fixed
     flops: PrefillFlops = PrefillFlops()  # what a hit saves
 
+    @property
+    def every_page(self) -> bool:
+        """True if work can resume at every page."""
+        return self.resumable == "every_page"
+
+    @property
+    def unit_pages(self) -> int:
+        """Pages of KV of a unit."""
+        return self.kv_pages_per_unit * (self.unit_tokens // self.page_size)
+
 
 @dataclass(frozen=True, slots=True)
 class Match:

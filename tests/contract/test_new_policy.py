@@ -33,10 +33,10 @@ class Fifo(Ranked):
 """
 MIDDLE = """'''A checkpoint in the middle of the prompt.'''
 
-from headwater.cache.positions import Placed, Unlearned
+from headwater.cache.positions import Placed, Placement
 
 
-class Middle(Unlearned):
+class Middle(Placement):
     '''length / 2, floored to the grid.'''
 
     def place(self, query):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.memory.segments import LaidOut
-from headwater.memory.slots import StateMemory
+from headwater.memory.slots import LaidOut, StateMemory
 from headwater.spec import StateLayout
 
 PAGE_BYTES = 4096

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from headwater.memory.segments import Segment
-from headwater.memory.slots import StateMemory
+from headwater.memory.slots import Segment, StateMemory
 from headwater.mixers.batch import Slice, StepBatch
 from headwater.mixers.window.fast import Rings
 from headwater.models.hybrid import HybridModel

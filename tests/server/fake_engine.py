@@ -15,8 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from headwater.account import CacheAccount, Reason
 from headwater.cache import PrefixCache
-from headwater.cache.stats import CacheStats
-from headwater.cache.view import CacheView
+from headwater.cache.view import CacheStats, CacheView
 from headwater.engine.detokenizer import TextStream
 from headwater.engine.meter import EngineStats
 from headwater.errors import EngineStopped, RequestTooLarge

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headwater.cache.evictable import Evictable
 from headwater.cache.evictor import Evictor
 from headwater.cache.index import Index
 from headwater.cache.node import Node
@@ -22,7 +21,6 @@ class Branches:
     index: Index
     pool: Pool
     evictor: Evictor
-    evictable: Evictable
     now: Callable[[], int]  # the cache's tick
 
     def checkpoints(self, key: bytes, namespace: str) -> tuple[int, ...]:
@@ -32,7 +30,7 @@ class Branches:
         """
         unit = self.layout.unit_tokens
         path, end = self._path(key, namespace)
-        if self.layout.resumable == "every_page":
+        if self.layout.every_page:
             return (end * unit,) if end else ()
         kept = (node for node in path if node.checkpoint is not None and not node.speculative and node.end <= end)
         return tuple(node.end * unit for node in kept)
@@ -49,8 +47,8 @@ class Branches:
         own = self._own(branch)
         start = self._pinned(resume)
         try:
-            keep = own if start is None else {*own, start}
-            evictable = self.evictable.beside(Survey([], 0, None, (), (), kv, states), None, keep)
+            keep = own if start is None else own | {start}
+            evictable = self.evictor.evictable(Survey([], 0, None, (), (), kv, states), None, keep)
             if self.pool.shortage(kv, states, evictable) is not None:
                 return False
             return self.evictor.make_rooms(kv, states, self.now() + 1, own)
@@ -92,9 +90,4 @@ class Branches:
             node = parent
 
     def _path(self, key: bytes, namespace: str) -> tuple[list[Node], int]:
-        """The nodes that `key` enters, and the depth that it reaches, in units."""
-        root = self.index.roots.get(namespace)
-        if root is None:
-            return [], 0
-        last, end = self.index.walk(root, key, len(key) // self.layout.unit_bytes)
-        return self.index.path(last), end
+        return self.index.find(namespace, key, len(key) // self.layout.unit_bytes)

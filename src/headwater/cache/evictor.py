@@ -9,14 +9,18 @@ the policy's own cap excludes now that a path was committed (`path_cap`, `last_n
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
 from headwater.cache.history import History
 from headwater.cache.index import Index
+from headwater.cache.lease import Lease
 from headwater.cache.node import Node
 from headwater.cache.order import Eviction, Kind, Room
 from headwater.cache.pool import Pool
 from headwater.cache.segments.store import SegmentStore
+from headwater.cache.survey import Survey
+from headwater.errors import OutOfPages
 
 Nodes = AbstractSet[Node]
 NONE: Nodes = frozenset()
@@ -26,15 +30,78 @@ class Evictor:
     """Moves pages of the index and of stored segments to the pool."""
 
     def __init__(
-        self, index: Index, pool: Pool, policy: Eviction, segments: SegmentStore, history: History | None = None
+        self,
+        index: Index,
+        pool: Pool,
+        policy: Eviction,
+        segments: SegmentStore,
+        leases: Mapping[int, Lease],
+        history: History | None = None,
     ) -> None:
         self._index, self._pool, self._policy, self._history = index, pool, policy, history
-        self._segments = segments
+        self._segments, self._leases = segments, leases
         self.checkpoints = 0  # evicted so far
         self.speculative = 0  # of them
         self.kv_pages = 0
         self.reuse: Counter[int] = Counter()  # evicted checkpoints by the number of requests that resumed there
         self.reserving = False  # whether room may be made: `reserve` alone permits it, while it runs
+
+    # ---- whether there is room
+
+    def require_room(self, survey: Survey, letting_go: Lease | None = None) -> None:
+        """Raise OutOfPages unless eviction could make room. `letting_go` is a lease that gives up its checkpoint."""
+        shortage = self._pool.shortage
+        if shortage(survey.kv, survey.states) is None:
+            return
+        if shortage(survey.kv, survey.states, self._surely_evictable(survey)) is None:
+            return
+        lacking = shortage(survey.kv, survey.states, self.evictable(survey, letting_go))
+        if lacking is not None:
+            raise OutOfPages(*lacking)
+
+    def _surely_evictable(self, survey: Survey) -> tuple[int, int]:
+        """Return a fast lower bound of `evictable`: as if no two leases had a page in common."""
+        named = survey.end
+        for lease in self._leases.values():
+            end = lease.deep or lease.node
+            named += 0 if end is None else end.end
+        checkpoints = self._index.checkpoints - len(self._leases) - 1
+        kv = max(0, self._index.kv_pages - named * self._index.unit_pages)
+        return self._with_segments(kv, max(0, checkpoints))
+
+    def evictable(self, survey: Survey, letting_go: Lease | None, keep: Nodes = NONE) -> tuple[int, int]:
+        """Return the pages of KV, and of checkpoints, that can be evicted while this leg and all leases keep theirs.
+
+        letting_go: a lease that gives up its checkpoint. keep: nodes that stay with their checkpoints, and the KV
+        before them. Unpinned segments are included.
+        """
+        guarded: set[Node] = set()
+        held = set(keep)
+        for kept_node in held:
+            _guard(kept_node, guarded)
+        for other in self._leases.values():
+            for node in (other.node, other.deep):
+                _guard(node, guarded)
+            if other.held and other.node is not None and other is not letting_go:
+                held.add(other.node)
+        if survey.resume is not None:
+            held.add(survey.resume)
+        kept = 0
+        if survey.path:
+            last = survey.path[-1]
+            if last.end > survey.end and last not in guarded:
+                assert last.parent is not None, f"{last} is a root"
+                kept = (survey.end - last.parent.end) * self._index.unit_pages
+                last = last.parent
+            _guard(last, guarded)
+        kv = self._index.kv_pages - kept - sum(len(node.pages) for node in guarded)
+        return self._with_segments(kv, self._index.checkpoints - sum(node.checkpoint is not None for node in held))
+
+    def _with_segments(self, kv: int, checkpoints: int) -> tuple[int, int]:
+        of_segments = self._segments.evictable
+        return kv + of_segments[0], checkpoints * self._segments.layout.checkpoint_pages + of_segments[1]
+
+    # ---- eviction
 
     def make_room(self, room: Room, pages: int, now: int, keep: Nodes = NONE) -> bool:
         """Evict until `pages` are free. The caller has checked that as many can be freed, unless some are kept."""
@@ -118,3 +185,10 @@ class Evictor:
         freed = self._index.trim(node, units // self._index.unit_pages)
         self._pool.kv.give(freed)
         self.kv_pages += len(freed)
+
+
+def _guard(node: Node | None, guarded: set[Node]) -> None:
+    """Add `node` and its ancestors."""
+    while node is not None and node not in guarded:
+        guarded.add(node)
+        node = node.parent

@@ -82,6 +82,14 @@ class Index:
                 high = middle
         return low
 
+    def find(self, namespace: str, key: bytes, limit: int) -> tuple[list[Node], int]:
+        """Return the nodes that `key` enters, from its namespace's root to at most `limit`, and the depth reached."""
+        root = self.roots.get(namespace)
+        if root is None:
+            return [], 0
+        last, end = self.walk(root, key, limit)
+        return self.path(last), end
+
     @staticmethod
     def path(node: Node, top: Node | None = None) -> list[Node]:
         """The nodes from below `top` (or the root) down to `node`."""
@@ -118,10 +126,9 @@ class Index:
 
     def root(self, namespace: str) -> Root:
         """Return the root of `namespace`; it is created if there is none."""
-        root = self.roots.get(namespace)
-        if root is None:
-            root = self.roots[namespace] = Root(namespace, self._next_serial())
-        return root
+        if namespace not in self.roots:
+            self.roots[namespace] = Root(namespace, self._next_serial())
+        return self.roots[namespace]
 
     def boundary(self, node: Node, end: int) -> Node:
         """Return the node on the path to `node` that ends at `end`, after a split if necessary."""
@@ -206,7 +213,7 @@ class Index:
         node.checkpoint, node.speculative, node.checkpoint_time, node.hits = pages, speculative, now, 0
         node.live += 1
         if node.live == 1:
-            self._revive(node)
+            self._count_alive(node, 1)
         if node.lost:
             node.lost = tuple(at for at in node.lost if at != node.end)
         self.checkpoints += 1
@@ -214,26 +221,19 @@ class Index:
         self.saved_speculative += speculative
         self._observer.changed(node)
 
-    def _revive(self, node: Node) -> None:
-        """Count KV as alive after the first checkpoint at or below `node`, up to an ancestor that was alive before."""
-        climb: Node | None = node
-        while climb is not None:
-            self.dead_pages -= len(climb.pages)
-            climb = climb.parent
-            if climb is not None:
-                climb.live += 1
-                if climb.live > 1:
-                    return
+    def _count_alive(self, node: Node, change: int) -> None:
+        """Count KV as alive (1) or dead (-1) after the first or last checkpoint at or below `node` came or went.
 
-    def _bury(self, node: Node) -> None:
-        """Count KV as dead after the last checkpoint at or below `node` went, up to an ancestor with another one."""
+        This concerns the ancestors, too, up to one that another checkpoint keeps alive.
+        """
+        others = change > 0  # how often a node is alive by this change alone
         climb: Node | None = node
         while climb is not None:
-            self.dead_pages += len(climb.pages)
+            self.dead_pages -= change * len(climb.pages)
             climb = climb.parent
             if climb is not None:
-                climb.live -= 1
-                if climb.live:
+                climb.live += change
+                if climb.live > others:
                     return
 
     def touch(self, node: Node, top: Node | None, now: int) -> None:
@@ -297,7 +297,7 @@ class Index:
         self.checkpoints -= 1
         node.live -= 1
         if not node.live:
-            self._bury(node)
+            self._count_alive(node, -1)
         self._observer.changed(node)
         self.tidy(node, evicted)
         return pages

@@ -9,8 +9,6 @@ from dataclasses import replace
 from headwater.account import Reason
 from headwater.cache.audit import audit
 from headwater.cache.branch import Branches
-from headwater.cache.builds import Builds
-from headwater.cache.evictable import Evictable
 from headwater.cache.eviction import make_eviction
 from headwater.cache.evictor import Evictor
 from headwater.cache.history import History
@@ -20,9 +18,8 @@ from headwater.cache.pool import Pool
 from headwater.cache.positions import Path
 from headwater.cache.segments.store import SegmentKey, SegmentStore, StoredSegment
 from headwater.cache.snapshot import Snapshot, Tree
-from headwater.cache.stats import CacheStats
 from headwater.cache.survey import Survey, Surveyor
-from headwater.cache.view import CacheView, look
+from headwater.cache.view import CacheStats, CacheView, look
 from headwater.errors import OutOfPages, PlanClosed
 from headwater.plan import CacheLayout, Draft, Match, Place, Plan, Save
 from headwater.request import SegmentEviction
@@ -44,20 +41,16 @@ class PrefixCache:
     ) -> None:
         self.layout = layout
         self.policy = make_eviction(eviction, layout)
-        unit_pages = layout.kv_pages_per_unit * (layout.unit_tokens // layout.page_size)
-        self._index = Index(layout.unit_bytes, unit_pages, self.policy)
+        self._index = Index(layout.unit_bytes, layout.unit_pages, self.policy)
         self._pool = Pool(layout)
         self._history = History(layout.unit_bytes, 4 * layout.n_pages) if self.policy.keeps_history else None
         self.segments = SegmentStore(layout, self._pool, segment_share, segment_eviction)
-        self._builds = Builds(self.segments)
-        self._evictor = Evictor(self._index, self._pool, self.policy, self.segments, self._history)
-        self._every_page = layout.resumable == "every_page"
         self._surveyor = Surveyor(layout, self._index, self._history)
         self._leases: dict[int, Lease] = {}
         self._plans: dict[int, tuple[Lease, OpenPlan]] = {}
-        self._evictable = Evictable(layout, self._index, self.segments, self._leases)
+        self._evictor = Evictor(self._index, self._pool, self.policy, self.segments, self._leases, self._history)
         self._now = 0  # logical ticks: one a reserve, one a commit
-        self.branches = Branches(layout, self._index, self._pool, self._evictor, self._evictable, lambda: self._now)
+        self.branches = Branches(layout, self._index, self._pool, self._evictor, lambda: self._now)
         self._reserves = self._commits = self._abandons = 0
         self._resumes = self._resumed_tokens = 0
         if begin is not None:
@@ -106,7 +99,7 @@ class PrefixCache:
         if draft.spares is not None:
             self._make_room_beside(draft, draft.spares, lease)
         survey = self._surveyor.survey(draft, lease, match)
-        self._require_room(survey, None if draft.hold_checkpoint else lease)
+        self._evictor.require_room(survey, None if draft.hold_checkpoint else lease)
         self._now += 1
         self._reserves += 1
         if lease is None:
@@ -115,18 +108,6 @@ class PrefixCache:
                 self._resumes += 1
                 self._resumed_tokens += draft.start
         return self._open(draft, lease, survey)
-
-    # ---- room
-
-    def _require_room(self, survey: Survey, letting_go: Lease | None = None) -> None:
-        """Raise OutOfPages unless eviction could make room. `letting_go` is a lease that gives up its checkpoint."""
-        if self._pool.shortage(survey.kv, survey.states) is None:
-            return
-        if self._pool.shortage(survey.kv, survey.states, self._evictable.surely(survey)) is None:
-            return
-        shortage = self._pool.shortage(survey.kv, survey.states, self._evictable.beside(survey, letting_go))
-        if shortage is not None:
-            raise OutOfPages(*shortage)
 
     def _make_room_beside(self, draft: Draft, spared: Place, lease: Lease | None) -> None:
         """Evict what ranks below `spared` until a leg that ends in a checkpoint fits; raise OutOfPages if it cannot."""
@@ -146,7 +127,7 @@ class PrefixCache:
         if self.segments.find(key) is not None:
             raise ValueError(f"a segment of {key.tokens:,} tokens is stored or being built already")
         kv, states = self.segments.needs(key)
-        self._require_room(Survey([], 0, None, (), (), kv, states + self.layout.slot_pages))
+        self._evictor.require_room(Survey([], 0, None, (), (), kv, states + self.layout.slot_pages))
         self.segments.make_way(kv + states)
         self._now += 1
         self._evictor.reserving = True
@@ -154,16 +135,16 @@ class PrefixCache:
             self._evictor.make_rooms(kv, states + self.layout.slot_pages, self._now)
         finally:
             self._evictor.reserving = False
-        return self._builds.begin(request, key)
+        return self.segments.begin(request, key)
 
     def plan_segment(self, request: int, start: int, end: int) -> Plan:
         """Return the plan that computes tokens [start, end) of the segment that `request` builds."""
-        return self._builds.leg(request, start, end)
+        return self.segments.plan(request, start, end)
 
     def expect_segment(self, stored: StoredSegment) -> None:
         """Note that a request is going to be composed of the segment, once others are built: it counts as just used."""
         self._now += 1
-        self.segments.expect(stored, self._now)
+        self.segments.refresh(stored, self._now)
 
     def use_segment(self, stored: StoredSegment) -> None:
         """Note that a request was composed of the segment."""
@@ -262,7 +243,10 @@ class PrefixCache:
         Pages that another request published meanwhile stay private until the release.
         """
         if plan.build is not None:
-            self._now += self._builds.commit(plan, self._now + 1)
+            stored = self.segments.close(plan)
+            if plan.build.is_last:
+                self._now += 1
+                self.segments.publish(stored, self._now)
             return
         lease, opened = self._close(plan)
         self._now += 1
@@ -285,7 +269,7 @@ class PrefixCache:
     def abandon(self, plan: Plan) -> None:
         """Give back the pages that the leg took; committed ones stay. Raises PlanClosed if the plan is not open."""
         if plan.build is not None:
-            self._builds.abandon(plan)
+            self.segments.close(plan)
             return
         lease, opened = self._close(plan)
         self._abandons += 1
@@ -317,8 +301,8 @@ class PrefixCache:
 
     def release(self, request: int) -> None:
         """Give back all that a request holds, at its end or preemption. KeyError for an unknown request."""
-        if request in self._builds:
-            self._builds.release(request)
+        if self.segments.is_building(request):
+            self.segments.release(request)
             return
         lease = self._leases[request]
         if lease.plan is not None:
@@ -337,7 +321,7 @@ class PrefixCache:
         """Return counts of held content and of operations: counted incrementally, except the leases, which are few."""
         index, layout, evictor, leases = self._index, self.layout, self._evictor, self._leases.values()
         saves = sum(len(opened.saves) for _, opened in self._plans.values())
-        dead_units = 0 if self._every_page or not index.unit_pages else index.dead_pages // index.unit_pages
+        dead_units = 0 if layout.every_page or not index.unit_pages else index.dead_pages // index.unit_pages
         return CacheStats(
             pages_total=layout.n_pages,
             pages_free=self._pool.free,

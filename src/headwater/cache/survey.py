@@ -44,7 +44,7 @@ class Surveyor:
     def __init__(self, layout: CacheLayout, index: Index, history: History | None) -> None:
         self.layout = layout
         self._index, self._history = index, history
-        self._every_page = layout.resumable == "every_page"
+        self._every_page = layout.every_page
 
     # ---- prompts
 
@@ -89,16 +89,16 @@ class Surveyor:
         """Return the edges that a match's key enters. It is looked up again if the index has changed since."""
         if not isinstance(match, Found):
             return ()
-        last, unit = match.last, self.layout.unit_tokens
-        if match.version != self._index.version:
-            root = self._index.roots.get(match.namespace)
-            last = None if root is None else self._index.walk(root, match.key, match.cap)[0]
-        nodes = [] if last is None else self._up_to(last, match.cap)
-        return tuple(Edge(node.serial, node.end * unit, node.origins) for node in nodes)
+        if match.version == self._index.version:
+            nodes = self._up_to(match, match.cap)
+        else:
+            nodes, _ = self._index.find(match.namespace, match.key, match.cap)
+        return tuple(Edge(node.serial, node.end * self.layout.unit_tokens, node.origins) for node in nodes)
 
-    def _up_to(self, last: Node, limit: int) -> list[Node]:
-        """Return the path to `last`, without nodes that begin at depth `limit` or deeper."""
-        return [node for node in self._index.path(last) if node.parent is not None and node.parent.end < limit]
+    def _up_to(self, found: Found, limit: int) -> list[Node]:
+        """Return the match's path, without nodes that begin at depth `limit` or deeper."""
+        path = [] if found.last is None else self._index.path(found.last)
+        return [node for node in path if node.parent is not None and node.parent.end < limit]
 
     # ---- legs
 
@@ -157,12 +157,8 @@ class Surveyor:
     def _find_first(self, draft: Draft, limit: int, match: Match | None) -> tuple[list[Node], int]:
         if match is not None:
             found = self._fresh(match)
-            return ([] if found.last is None else self._up_to(found.last, limit)), min(found.end, limit)
-        root = self._index.roots.get(draft.namespace)
-        if root is None:
-            return [], 0
-        last, end = self._index.walk(root, draft.key, limit)
-        return self._index.path(last), end
+            return self._up_to(found, limit), min(found.end, limit)
+        return self._index.find(draft.namespace, draft.key, limit)
 
     def _resume_node(self, draft: Draft, path: list[Node], end: int) -> Node | None:
         if not draft.start:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from headwater.cache.stats import CacheStats
+from headwater.cache.view import CacheStats
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.sequence import Purpose
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from headwater.memory.arena import Arena
-from headwater.memory.segments import Segment
-from headwater.memory.slots import StateMemory
+from headwater.memory.slots import Segment, StateMemory
 from headwater.mixers.batch import Slice, StepBatch, batch_height
 from headwater.models.decode_graphs import DecodeGraphs
 from headwater.models.hybrid import HybridModel

@@ -16,8 +16,7 @@ from headwater.cache.segments.compose import Widths, computed_tokens, runs, usab
 from headwater.cache.segments.method import METHODS, relevant
 from headwater.evaluate.fidelity_prompts import Prompt
 from headwater.memory.arena import Arena
-from headwater.memory.segments import LaidOut, Segment
-from headwater.memory.slots import StateMemory
+from headwater.memory.slots import LaidOut, Segment, StateMemory
 from headwater.mixers.batch import Slice, StepBatch
 from headwater.mixers.window.fast import Rings
 from headwater.models.hybrid import Function, HybridModel, Mixers, Step

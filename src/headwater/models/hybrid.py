@@ -12,8 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from headwater.memory.arena import Arena
-from headwater.memory.segments import Segment
-from headwater.memory.slots import StateMemory
+from headwater.memory.slots import Segment, StateMemory
 from headwater.mixers.activations import RMSNorm
 from headwater.mixers.attention.layer import Attention
 from headwater.mixers.attention.step import AttentionStep

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from headwater.cache.node import Node
-from headwater.cache.order import Eviction, Kind, Room, Victim, is_free_leaf
+from headwater.cache.order import Victim, is_free_leaf
 from headwater.cache.order.future import Future, Users
-from headwater.cache.order.heap import LazyHeap, Leaves, Rank
+from headwater.cache.order.heap import LazyHeap, Rank
+from headwater.cache.order.ranked import BareFirst
 from headwater.cache.order.table import Columns, OverDistance
-from headwater.cache.order.worth import Bases, Worth, next_below
+from headwater.cache.order.worth import Worth, next_below
 from headwater.plan import CacheLayout
 
 
-class Clairvoyant(Eviction):
+class Clairvoyant(BareFirst):
     """Lowest (FLOPs saved over the nearest ancestor with a checkpoint / pages) / (next use - now) goes.
 
     Now and next use count requests. A checkpoint's next use is the first request that passes it and finds no deeper
@@ -24,12 +25,11 @@ class Clairvoyant(Eviction):
     """
 
     def __init__(self, layout: CacheLayout) -> None:
+        super().__init__()
         self._worth = Worth(layout)
         self._users = Users()
         self._used = Columns()  # with a next use
         self._unused, self._unused_leaves = LazyHeap[Rank](lambda node: not node.holds), LazyHeap[Rank](is_free_leaf)
-        self._leaves = Leaves()
-        self._bases = Bases()
 
     def foresee(self, future: Future) -> None:
         """Set the requests from number 0 on."""
@@ -38,25 +38,15 @@ class Clairvoyant(Eviction):
     def now_at(self, request: int) -> None:
         """Begin request number `request`."""
         for node in self._users.begin(request):
-            self._place(node)
+            self.place(node)
 
-    def changed(self, node: Node) -> None:
-        self._place(node)
-        if self._bases.toggles(node):
-            for moved in (*next_below(node), *(() if node.checkpoint is not None else self._users.leave(node))):
-                self._place(moved)
+    def toggled(self, node: Node) -> None:
+        for moved in (*next_below(node), *(() if node.checkpoint is not None else self._users.leave(node))):
+            self.place(moved)
 
-    def touched(self, node: Node) -> None:
-        self._place(node)
-
-    def victim(self, room: Room, now: int) -> Victim | None:
-        if room is not Room.STATE and (bare := self._leaves.bare()) is not None:
-            return bare, Kind.TAIL
-        leaves = room is Room.KV
-        node = (self._unused_leaves if leaves else self._unused).lowest()
-        if node is None and (used := self._used.lowest(OverDistance(self._users.now), leaves)) is not None:
-            node = used[2]
-        return None if node is None else (node, Kind.CHECKPOINT)
+    def lowest(self, leaves: bool, now: int) -> Node | None:
+        unused = (self._unused_leaves if leaves else self._unused).lowest()
+        return unused or self._used.lowest(OverDistance(self._users.now), leaves)[2]
 
     def surplus(self, node: Node, now: int) -> Victim | None:
         """Return None, after giving each checkpoint on the committed path its next use."""
@@ -64,14 +54,13 @@ class Clairvoyant(Eviction):
         while climb is not None:
             if climb.checkpoint is not None and not self._users.knows(climb):
                 for moved in self._users.enter(climb):
-                    self._place(moved)
+                    self.place(moved)
             climb = climb.parent
         return None
 
-    def _place(self, node: Node) -> None:
+    def place(self, node: Node) -> None:
         for table in (self._used, self._unused, self._unused_leaves):
             table.discard(node)
-        self._leaves.changed(node)
         if node.checkpoint is not None and not node.holds:
             leaf, user = is_free_leaf(node), self._users.of(node)
             if user is not None and not node.speculative:

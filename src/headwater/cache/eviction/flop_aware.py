@@ -40,8 +40,7 @@ class FlopAware(Scored):
         _require("parent", parent, ("checkpoint", "immediate"))
         super().__init__(alpha, recency=RECENCIES[recency], over_all=over == "all")
         self._layout = layout
-        self._every_page = layout.resumable == "every_page"
-        self._unit_pages = layout.kv_pages_per_unit * (layout.unit_tokens // layout.page_size)
+        self._every_page, self._unit_pages = layout.every_page, layout.unit_pages
         self._whole_prefix = memory == "prefix"
         self._immediate = parent == "immediate" or self._every_page
         self._leaves = None if layout.state_fraction is None else Leaves()  # KV that has a pool of its own

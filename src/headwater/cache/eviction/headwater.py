@@ -5,16 +5,16 @@ from __future__ import annotations
 from math import sqrt
 
 from headwater.cache.node import Node
-from headwater.cache.order import Eviction, Kind, Room, Victim, is_free_leaf
-from headwater.cache.order.heap import Leaves
+from headwater.cache.order import is_free_leaf
+from headwater.cache.order.ranked import BareFirst
 from headwater.cache.order.table import Columns, OverDistance
-from headwater.cache.order.worth import Bases, Worth, base_node, next_below
+from headwater.cache.order.worth import Worth, base_node, next_below
 from headwater.plan import CacheLayout
 
 MOST_HITS = 2  # further hits do not count
 
 
-class Headwater(Eviction):
+class Headwater(BareFirst):
     """Lowest V = (1 + hits) x sqrt(worth) x place / age goes; dead KV before all, then speculative checkpoints.
 
     Hits are requests that resumed there, at most 2; worth is FLOPs saved over the nearest ancestor with a checkpoint,
@@ -28,31 +28,21 @@ class Headwater(Eviction):
     def __init__(self, layout: CacheLayout, superseded: float = 8.0, branch: float = 2.0) -> None:
         if superseded <= 0 or branch <= 0:
             raise ValueError(f"superseded is {superseded} and branch {branch}; both must be above 0")
+        super().__init__()
         self._places = 1.0, 1 / superseded, branch  # by the number of branches with a checkpoint below: 0, 1, more
         self._worth = Worth(layout)
         self._checkpoints = Columns()
-        self._leaves = Leaves()
-        self._bases = Bases()
 
-    def changed(self, node: Node) -> None:
-        self._leaves.changed(node)
-        self._place(node)
-        if self._bases.toggles(node):
-            for below in next_below(node):
-                self._place(below)
-            if (above := base_node(node)) is not None:
-                self._place(above)
+    def toggled(self, node: Node) -> None:
+        for below in next_below(node):
+            self.place(below)
+        if (above := base_node(node)) is not None:
+            self.place(above)
 
-    def touched(self, node: Node) -> None:
-        self._place(node)
+    def lowest(self, leaves: bool, now: int) -> Node | None:
+        return self._checkpoints.lowest(OverDistance(now), leaves)[2]
 
-    def victim(self, room: Room, now: int) -> Victim | None:
-        if room is not Room.STATE and (dead := self._leaves.bare()) is not None:
-            return dead, Kind.TAIL
-        found = self._checkpoints.lowest(OverDistance(now), room is Room.KV)
-        return None if found is None else (found[2], Kind.CHECKPOINT)
-
-    def _place(self, node: Node) -> None:
+    def place(self, node: Node) -> None:
         if node.checkpoint is None or node.holds:
             self._checkpoints.discard(node)
         else:

@@ -1,7 +1,8 @@
-"""Eviction of checkpoints by a rank that changes only when a node is used: the base of lfu and gdsf."""
+"""Eviction of checkpoints one by one, after leaves without checkpoint: the base of most policies."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 
 from headwater.cache.node import Node
@@ -10,33 +11,59 @@ from headwater.cache.order.heap import LazyHeap, Leaves, Rank
 from headwater.cache.order.worth import Bases, next_below
 
 
-class Ranked(Eviction):
-    """Lowest rank goes. A leaf without checkpoint saves nothing and goes before, then speculative checkpoints.
+class BareFirst(Eviction):
+    """A leaf without checkpoint saves nothing and goes first, then the checkpoint that the subclass chooses.
 
-    rank: called whenever a node changes or is used. relative: it depends on the nearest ancestor with a checkpoint.
-    A pool of KV alone evicts leaves without checkpoint, then the leaf with the lowest rank, its checkpoint first.
+    A pool of KV alone evicts leaves without checkpoint, then a leaf's checkpoint, whose KV can go after it.
     """
 
-    def __init__(self, rank: Callable[[Node], Rank], relative: bool = False) -> None:
-        self._rank, self._relative = rank, relative
-        self._checkpoints = LazyHeap[Rank](lambda node: not node.holds)
-        self._ends = LazyHeap[Rank](is_free_leaf)  # checkpoints of leaves
+    def __init__(self) -> None:
         self._leaves = Leaves()
         self._bases = Bases()
 
     def changed(self, node: Node) -> None:
         self._leaves.changed(node)
+        self.place(node)
+        if self._bases.toggles(node):
+            self.toggled(node)
+
+    def touched(self, node: Node) -> None:
+        self.place(node)
+
+    def victim(self, room: Room, now: int) -> Victim | None:
+        if room is not Room.STATE and (bare := self._leaves.bare()) is not None:
+            return bare, Kind.TAIL
+        node = self.lowest(room is Room.KV, now)
+        return None if node is None else (node, Kind.CHECKPOINT)
+
+    @abstractmethod
+    def place(self, node: Node) -> None:
+        """Put the node's checkpoint in its place in the order, or take it out; the node changed or was used."""
+
+    @abstractmethod
+    def lowest(self, leaves: bool, now: int) -> Node | None:
+        """Return the node whose checkpoint goes next, of all or of the leaves."""
+
+    def toggled(self, node: Node) -> None:
+        """Note that the node got or lost its checkpoint: others may be worth more or less than before."""
+
+
+class Ranked(BareFirst):
+    """Lowest rank goes, of speculative checkpoints first. A rank changes only when a node is used.
+
+    rank: called whenever a node changes or is used. relative: it depends on the nearest ancestor with a checkpoint.
+    """
+
+    def __init__(self, rank: Callable[[Node], Rank], relative: bool = False) -> None:
+        super().__init__()
+        self._rank, self._relative = rank, relative
+        self._checkpoints = LazyHeap[Rank](lambda node: not node.holds)
+        self._ends = LazyHeap[Rank](is_free_leaf)  # checkpoints of leaves
+
+    def place(self, node: Node) -> None:
         if node.checkpoint is None:
             self._checkpoints.discard(node)
             self._ends.discard(node)
-        else:
-            self.touched(node)
-        if self._bases.toggles(node) and self._relative:
-            for below in next_below(node):
-                self.touched(below)
-
-    def touched(self, node: Node) -> None:
-        if node.checkpoint is None:
             return
         rank = (0.0 if node.speculative else 1.0, *self._rank(node))
         self._checkpoints.put(node, rank)
@@ -45,8 +72,10 @@ class Ranked(Eviction):
         else:
             self._ends.discard(node)
 
-    def victim(self, room: Room, now: int) -> Victim | None:
-        if room is not Room.STATE and (bare := self._leaves.bare()) is not None:
-            return bare, Kind.TAIL
-        node = (self._ends if room is Room.KV else self._checkpoints).lowest()
-        return None if node is None else (node, Kind.CHECKPOINT)
+    def lowest(self, leaves: bool, now: int) -> Node | None:
+        return (self._ends if leaves else self._checkpoints).lowest()
+
+    def toggled(self, node: Node) -> None:
+        if self._relative:
+            for below in next_below(node):
+                self.place(below)

@@ -13,7 +13,7 @@ import numpy as np
 from headwater.cache.node import Node
 from headwater.cache.order import Eviction, Kind, Room, Victim, is_free_leaf
 from headwater.cache.order.heap import LazyHeap
-from headwater.cache.order.table import Bounds, Column, Columns
+from headwater.cache.order.table import NOTHING, Bounds, Column, Columns
 from headwater.cache.order.worth import Bases, measured_from
 
 MAX_UNSETTLED = 4096
@@ -131,8 +131,7 @@ class Scored(Eviction):
         if not bounds:
             return None
         scale = Scale.of(bounds, self.weight, self._recency, now)
-        lowest = [rows.lowest(scale, leaves) for rows in tables]
-        return min((found for found in lowest if found is not None), default=(0, 0, None))[2]
+        return min((rows.lowest(scale, leaves) for rows in tables), default=NOTHING)[2]
 
     def _place(self, node: Node) -> None:
         leaf = is_free_leaf(node)

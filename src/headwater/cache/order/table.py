@@ -40,6 +40,10 @@ class OverDistance(NamedTuple):
         np.divide(value, scratch, out=score)
 
 
+Lowest = tuple[float, int, Node | None]
+NOTHING: Lowest = (np.inf, 0, None)
+
+
 class Columns:
     """Value, time and a mark (whether KV may go, too) of each candidate, without gaps: the last row fills a gap."""
 
@@ -87,21 +91,21 @@ class Columns:
         low, high = np.minimum.reduce, np.maximum.reduce  # faster than min() and max() of an array
         return Bounds(float(low(value)), float(high(value)), float(low(time)), float(high(time)))
 
-    def lowest(self, by: Score, leaves: bool = False) -> tuple[float, int, Node] | None:
-        """Return the least score, its node's serial and its node, of equals the lowest serial's; None if there is none.
+    def lowest(self, by: Score, leaves: bool = False) -> Lowest:
+        """Return the least score, its node's serial and its node, of equals the lowest serial's.
 
         leaves: of nodes whose KV may go.
         """
         count = len(self._nodes)
         if not count:
-            return None
+            return NOTHING
         score = self._score[:count]
         by.into(score, self._value[:count], self._time[:count], self._scratch[:count])
         if leaves:
             score[~self._leaf[:count]] = np.inf
         least = score[score.argmin()]
         if least == np.inf:
-            return None
+            return NOTHING
         tied = [self._nodes[row] for row in (score == least).nonzero()[0]]
         node = tied[0] if len(tied) == 1 else min(tied, key=lambda node: node.serial)
         return float(least), node.serial, node

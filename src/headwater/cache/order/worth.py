@@ -17,7 +17,7 @@ class Worth:
 
     def __init__(self, layout: CacheLayout) -> None:
         self._flops, self._unit, self._checkpoint_pages = layout.flops, layout.unit_tokens, layout.checkpoint_pages
-        self._unit_pages = layout.kv_pages_per_unit * (layout.unit_tokens // layout.page_size)
+        self._unit_pages = layout.unit_pages
 
     def of(self, node: Node) -> float:
         """Return FLOPs per page."""

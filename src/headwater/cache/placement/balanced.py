@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwater.cache.positions import Placed, PlacementQuery, Unlearned
+from headwater.cache.positions import Placed, Placement, PlacementQuery
 
 
 def balanced(depths: int, k: int) -> list[int]:
@@ -14,7 +14,7 @@ def balanced(depths: int, k: int) -> list[int]:
     return [part * (depths + 1) // (k + 1) for part in range(1, k + 1)]
 
 
-class Balanced(Unlearned):
+class Balanced(Placement):
     """k checkpoints that divide the prompt evenly, floored to the grid.
 
     They are k of the whole prompt: those in its matched part are not replaced by others. `end` adds a checkpoint at the

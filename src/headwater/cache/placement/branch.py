@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from headwater.cache.positions import Placed, PlacementQuery, Unlearned
+from headwater.cache.positions import Placed, Placement, PlacementQuery
 
 CUTS = ("exact", "chunk")
 
@@ -34,7 +34,7 @@ class StateAt:
         return position // grid * grid
 
 
-class Branch(Unlearned):
+class Branch(Placement):
     """Branch point, found by looking the input up before prefill, and end of the whole sequence.
 
     Marconi (section 4.1) keeps the state after the last decoded token, here floored to the page grid. If the output is

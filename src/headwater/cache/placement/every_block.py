@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from headwater.cache.positions import Placed, PlacementQuery, Unlearned
+from headwater.cache.positions import Placed, Placement, PlacementQuery
 
 
-class EveryBlock(Unlearned):
+class EveryBlock(Placement):
     """Positions k, 2k, 3k, ... pages: the baseline of the sparse prefix caching paper."""
 
     def __init__(self, pages: int) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from headwater.cache.positions import Placed, PlacementQuery, Unlearned
+from headwater.cache.positions import Placed, Placement, PlacementQuery
 
 
-class Logarithmic(Unlearned):
+class Logarithmic(Placement):
     """k checkpoints whose k + 1 gaps grow by a factor of `base` from the start, floored to the grid.
 
     The i-th of a prompt that can be overlapped to a depth of N stands at (N + 1)·(baseⁱ − 1) / (baseᵏ⁺¹ − 1): with

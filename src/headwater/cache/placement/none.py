@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from headwater.cache.positions import Placed, PlacementQuery, Unlearned
+from headwater.cache.positions import Placed, Placement, PlacementQuery
 
 
-class NoCheckpoints(Unlearned):
+class NoCheckpoints(Placement):
     """No positions: the baseline for KV without states, which saves nothing in a hybrid model."""
 
     def place(self, query: PlacementQuery) -> Placed:

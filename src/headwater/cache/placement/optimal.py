@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from headwater.cache.placement.balanced import balanced
-from headwater.cache.positions import EndOfAnswer, Placed, PlacementQuery
-from headwater.cache.positions.hull import Column
+from headwater.cache.positions import Placed, Placement, PlacementQuery
 from headwater.cache.positions.overlaps import Overlaps
-from headwater.cache.positions.program import solve
+from headwater.cache.positions.program import Column, solve
 
 
-class Optimal(EndOfAnswer):
+class Optimal(Placement):
     """At most k checkpoints per prompt with the least expected recomputation (sparse prefix caching, theorem 2).
 
     One overlap distribution per prompt, so one dynamic program over the whole prompt divides the k among the edges of

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from math import isqrt
 
-from headwater.cache.positions import Placed, PlacementQuery, Unlearned
+from headwater.cache.positions import Placed, Placement, PlacementQuery
 
 
-class Sqrt(Unlearned):
+class Sqrt(Placement):
     """Every ⌈√N⌉ tokens of a prompt that can be overlapped to a depth of N, floored to the grid.
 
     The number of checkpoints and the recomputed tokens grow alike (sparse prefix caching, after theorem 1). `end` adds

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from headwater.cache.positions import Placed, PlacementQuery, Unlearned
+from headwater.cache.positions import Placed, Placement, PlacementQuery
 
 
-class Structural(Unlearned):
+class Structural(Placement):
     """Ends of the prompt's known parts; if none are known, evenly spaced speculative checkpoints.
 
     Parts known: end of system and tools, start and end of the last query, the branch point, the last page, and the

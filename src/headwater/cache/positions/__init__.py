@@ -1,4 +1,4 @@
-"""Placement policies: their protocol, queries and results."""
+"""Placement policies: their base, queries and results."""
 
 from __future__ import annotations
 
@@ -69,21 +69,8 @@ class Placement(Protocol):
         """Return the positions for this prompt, each once. Changes nothing."""
 
     def place_answer(self, query: PlacementQuery) -> Placed:
-        """Return the positions for the prefill of a finished answer, whose last page ends at `length`."""
+        """Return the positions for the prefill of a finished answer: its last page, which ends at `length`."""
+        return Placed((query.length,))
 
     def learn(self, query: PlacementQuery) -> None:
         """Note where a prompt leaves the tree, at the beginning of its prefill. Called once per request."""
-
-
-class EndOfAnswer:
-    """Policy with a checkpoint at the end of each answer, where the next turn resumes."""
-
-    def place_answer(self, query: PlacementQuery) -> Placed:
-        return Placed((query.length,))
-
-
-class Unlearned(EndOfAnswer):
-    """Policy that depends on the prompt alone."""
-
-    def learn(self, query: PlacementQuery) -> None:
-        """Do nothing."""

@@ -8,7 +8,7 @@ from collections import OrderedDict
 import numpy as np
 
 from headwater.cache.positions import Edge, Path
-from headwater.cache.positions.hull import Column
+from headwater.cache.positions.program import Column
 
 FAINT = 1e-4  # of the newest request's weight: smaller weights are dropped from large histograms
 MANY = 256  # depths that an edge may have before its faint ones are dropped

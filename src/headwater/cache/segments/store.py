@@ -1,4 +1,4 @@
-"""Stored segments: their pages, their use, and the order in which they are evicted. Integers only."""
+"""Stored segments: their building, their pages, their use, and the order of their eviction. Integers only."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from headwater.cache.pool import Pool
 from headwater.cache.segments.compose import Widths
-from headwater.errors import ConfigError, OutOfPages
-from headwater.plan import CacheLayout
+from headwater.errors import ConfigError, OutOfPages, PlanClosed
+from headwater.plan import Build, CacheLayout, Plan
 from headwater.request import SegmentEviction
 
 
@@ -52,7 +52,7 @@ class StoredSegment:
 
 @dataclass
 class SegmentStore:
-    """All segments of a cache. The pool is shared with the prefix cache; `open` needs enough free pages.
+    """All segments of a cache. The pool is shared with the prefix cache; `begin` needs enough free pages.
 
     `budget` is a share of all pages: below it segments may displace prefixes, above it segments are evicted before
     prefixes. In a pool of two regions of fixed size the budget is never exceeded.
@@ -63,6 +63,9 @@ class SegmentStore:
     budget: float = 0.5
     eviction: SegmentEviction = SegmentEviction.COST
     _stored: dict[SegmentKey, StoredSegment] = field(default_factory=dict)
+    _builds: dict[int, StoredSegment] = field(default_factory=dict)  # by the request that builds it
+    _plans: dict[int, int] = field(default_factory=dict)  # id of an open plan: its request
+    _ids: int = 0
     pages: int = 0  # of all segments
     evicted: int = 0
     uses: int = 0
@@ -142,12 +145,14 @@ class SegmentStore:
         while self.pages + pages > self.budget_pages:
             self.evict()
 
-    # -- building, using, evicting
+    # -- building: its legs are plans that are committed or abandoned as all others are
 
-    def open(self, key: SegmentKey) -> StoredSegment:
-        """Take the pages of a segment that is about to be built, and pin it. Raises ValueError if it exists already."""
-        if key in self._stored:
-            raise ValueError(f"a segment of {key.tokens:,} tokens is stored or being built already")
+    def is_building(self, request: int) -> bool:
+        """Return whether `request` builds a segment."""
+        return request in self._builds
+
+    def begin(self, request: int, key: SegmentKey) -> StoredSegment:
+        """Take the pages of a segment that `request` is about to build, and pin it; room for them has been made."""
         kv, states = self.needs(key)
         take = self.pool.states.take
         segment = StoredSegment(
@@ -158,27 +163,60 @@ class SegmentStore:
             take(self.layout.slot_pages),
             pins=1,
         )
-        self._stored[key] = segment
+        self._stored[key] = self._builds[request] = segment
         self.pages += segment.pages
         return segment
 
-    def publish(self, segment: StoredSegment, now: int) -> None:
-        """Mark a segment as complete: from now on requests may use it."""
-        segment.ready = True
-        self._give_slot(segment)
-        self._note(segment, now)
-        self.unpin(segment)
+    def plan(self, request: int, start: int, end: int) -> Plan:
+        """Return the plan that computes tokens [start, end) of the segment. ValueError if another plan is open."""
+        self._require_closed(request)
+        stored = self._builds[request]
+        widths = stored.key.widths
+        self._ids += 1
+        self._plans[self._ids] = request
+        return Plan(
+            id=self._ids,
+            request=request,
+            start=start,
+            end=end,
+            restore=(),
+            table=stored.kv,
+            write_from=start // self.layout.page_size,
+            saves=(),
+            lent=stored.lent if start == 0 else (),
+            build=Build(widths.head, stored.state, stored.transition, end == stored.key.tokens - widths.tail),
+        )
 
-    def drop(self, segment: StoredSegment) -> None:
-        """Remove a segment whose building has stopped. Raises ValueError for a complete one."""
-        if segment.ready:
-            raise ValueError("a segment that is complete is evicted, not dropped")
-        self._give_slot(segment)
-        self._remove(segment)
+    def close(self, plan: Plan) -> StoredSegment:
+        """Close the plan; without more, it is abandoned, and the request is to be released. PlanClosed as usual."""
+        if plan.id not in self._plans:
+            raise PlanClosed(f"plan {plan.id} of request {plan.request} is not open")
+        return self._builds[self._plans.pop(plan.id)]
+
+    def publish(self, stored: StoredSegment, now: int) -> None:
+        """Mark the segment as complete: from now on requests may use it."""
+        stored.ready = True
+        self._give_slot(stored)
+        self.refresh(stored, now)
+        self.unpin(stored)
+
+    def release(self, request: int) -> None:
+        """Forget the request; an incomplete segment is dropped. ValueError if a plan is open."""
+        self._require_closed(request)
+        stored = self._builds.pop(request)
+        if not stored.ready:
+            self._give_slot(stored)
+            self._remove(stored)
+
+    def _require_closed(self, request: int) -> None:
+        if request in self._plans.values():
+            raise ValueError(f"request {request} has a plan open")
 
     def _give_slot(self, segment: StoredSegment) -> None:
         self.pool.states.give(segment.lent)
         segment.lent = array("i")
+
+    # -- using, removing
 
     def pin(self, stored: StoredSegment) -> None:
         stored.pins += 1
@@ -192,13 +230,10 @@ class SegmentStore:
             raise ValueError("a segment that is being built cannot be used")
         stored.uses += 1
         self.uses += 1
-        self._note(stored, now)
+        self.refresh(stored, now)
 
-    def expect(self, stored: StoredSegment, now: int) -> None:
-        """Refresh the segment for a request that waits to be composed of it. This does not count as a use."""
-        self._note(stored, now)
-
-    def _note(self, stored: StoredSegment, now: int) -> None:
+    def refresh(self, stored: StoredSegment, now: int) -> None:
+        """Note that the segment is wanted at tick `now`. This does not count as a use."""
         stored.used = now
         saved = self.layout.flops.between(stored.key.widths.head, stored.key.tokens - stored.key.widths.tail)
         uses = max(1, stored.uses)  # the request that it was built for counts as one use from the beginning
