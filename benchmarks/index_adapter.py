@@ -89,7 +89,7 @@ class Headwater:
         return self.last
 
     def unlock(self, handle: tuple[Node, Node]) -> None:
-        self.index.unhold(handle[1])
+        self.index.hold(handle[1], False)
         for node in handle:
             self.index.unpin(node)
 

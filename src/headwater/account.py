@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 
 
@@ -39,17 +39,4 @@ class CacheAccount:
     approximate_tokens: int = 0  # the part of `cached_tokens` in composed prefixes
 
     def as_dict(self) -> dict[str, object]:
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "cached_tokens": self.cached_tokens,
-            "resumed_at": self.resumed_at,
-            "stranded_tokens": self.stranded_tokens,
-            "reason": str(self.reason),
-            "waited_for_leader": self.waited_for_leader,
-            "preemptions": self.preemptions,
-            "segments": self.segments,
-            "composed_tokens": self.composed_tokens,
-            "cold_tokens": self.cold_tokens,
-            "recomputed_tokens": self.recomputed_tokens,
-            "approximate_tokens": self.approximate_tokens,
-        }
+        return {**asdict(self), "reason": str(self.reason)}

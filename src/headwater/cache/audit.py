@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import chain
 
 from headwater.cache.index import Index
 from headwater.cache.lease import Lease, OpenPlan
@@ -18,11 +19,11 @@ def audit(
     check_index(index)
     segments.check()
     nodes: list[Node] = list(index)
-    kv, states = _owned_pages(nodes, leases, [opened for _, opened in plans])
-    for stored in segments:
-        kv.extend(stored.kv)
-        states.extend((*stored.state, *stored.transition, *stored.lent))
-    pool.check(kv, states)
+    kv = [*(node.pages for node in nodes), *(lease.private_pages() for lease in leases), *(s.kv for s in segments)]
+    states = [*(node.checkpoint or () for node in nodes), *(lease.slot for lease in leases)]
+    states += [save.pages for _, opened in plans for save in opened.saves]
+    states += [pages for stored in segments for pages in (stored.state, stored.transition, stored.lent)]
+    pool.check(list(chain.from_iterable(kv)), list(chain.from_iterable(states)))
     pins = Counter(node for lease in leases for node in (lease.node, lease.deep) if node is not None)
     for lease, opened in plans:
         if opened.deep_before is not None and opened.deep_before is not lease.deep:
@@ -38,51 +39,33 @@ def audit(
         _check_table(index, lease)
 
 
-def _owned_pages(nodes: list[Node], leases: list[Lease], plans: list[OpenPlan]) -> tuple[list[int], list[int]]:
-    """Pages of KV, and pages of checkpoints and slots."""
-    kv: list[int] = []
-    states: list[int] = []
-    for node in nodes:
-        kv.extend(node.pages)
-        states.extend(node.checkpoint or ())
-    for lease in leases:
-        kv.extend(lease.private_pages())
-        states.extend(lease.slot)
-    for plan in plans:
-        for save in plan.saves:
-            states.extend(save.pages)
-    return kv, states
-
-
 def _check_table(index: Index, lease: Lease) -> None:
     """Check that each page of a lease is its own, or is at the same position on its pinned path."""
     own = set(lease.private_pages())
     path: dict[int, int] = {}
-    node = lease.deep or lease.node
-    while node is not None and node.parent is not None:
-        first = node.parent.end * index.unit_pages
-        path.update(zip(range(first, first + len(node.pages)), node.pages, strict=True))
-        node = node.parent
+    last = lease.deep or lease.node
+    for node in () if last is None else index.path(last):
+        first = node.end * index.unit_pages - len(node.pages)
+        path.update(enumerate(node.pages, first))
     for at, page in enumerate(lease.table):
         assert page in own or path.get(at) == page, f"page {page} at {at} of a table is neither its own nor pinned"
 
 
 def check_index(index: Index) -> None:
     """Raise AssertionError unless edges, depths, pages and counters agree, and no node is superfluous."""
-    nodes = kv_pages = checkpoints = dead_pages = 0
     for namespace, root in index.roots.items():
         assert root.namespace == namespace, f"root of {namespace!r} is named {root.namespace!r}"
         assert root.children or root.pins, f"the root of {namespace!r} is empty"
         assert root.checkpoint is None, f"{root} has a checkpoint"
         assert root.parent is None, f"{root} has a parent"
         assert root.end == 0, f"{root} is a root"
-    for node in index:
+    nodes = list(index)
+    for node in nodes:
         _check_node(index, node)
-        nodes += 1
-        kv_pages += len(node.pages)
-        checkpoints += node.checkpoint is not None
-        dead_pages += 0 if node.live else len(node.pages)
-    assert nodes == index.nodes, f"{nodes} nodes, {index.nodes} counted"
+    kv_pages = sum(len(node.pages) for node in nodes)
+    checkpoints = sum(node.checkpoint is not None for node in nodes)
+    dead_pages = sum(len(node.pages) for node in nodes if not node.live)
+    assert len(nodes) == index.nodes, f"{len(nodes)} nodes, {index.nodes} counted"
     assert kv_pages == index.kv_pages, f"{kv_pages} KV pages, {index.kv_pages} counted"
     assert checkpoints == index.checkpoints, f"{checkpoints} checkpoints, {index.checkpoints} counted"
     assert dead_pages == index.dead_pages, f"{dead_pages} dead KV pages, {index.dead_pages} counted"

@@ -77,11 +77,11 @@ class Evictor:
         """
         guarded: set[Node] = set()
         held = set(keep)
-        for kept_node in held:
-            _guard(kept_node, guarded)
+        for node in held:
+            guarded.update(node.climb())
         for other in self._leases.values():
-            for node in (other.node, other.deep):
-                _guard(node, guarded)
+            for end in (other.node, other.deep):
+                _guard(end, guarded)
             if other.held and other.node is not None and other is not letting_go:
                 held.add(other.node)
         if survey.resume is not None:

@@ -21,7 +21,7 @@ class Edges:
         """Build the edges of a snapshot."""
         edges = cls(unit_bytes)
         edges.units = sum(len(row.edge) for row in tree.rows) // unit_bytes
-        tree.plant(edges._tree, _no_pages, _no_pages)
+        tree.plant(edges._tree)
         return edges
 
     def rows(self) -> Tree:
@@ -63,20 +63,11 @@ class History:
 
     def note(self, namespace: str, node: Node) -> None:
         """Remember the path to `node`, whose KV is about to be evicted."""
-        edges = []
-        climb: Node | None = node
-        while climb is not None:
-            edges.append(climb.edge)
-            climb = climb.parent
-        self._young.note(namespace, b"".join(reversed(edges)), node.end)
+        key = b"".join([part.edge for part in node.climb()][::-1])
+        self._young.note(namespace, key, node.end)
         if self._young.units > self._capacity:
             self._old, self._young = self._young, Edges(self._unit_bytes)
 
     def depth(self, namespace: str, key: bytes, limit: int) -> int:
         """Return the length of the longest remembered prefix of `key`, at most `limit`."""
         return max(self._young.depth(namespace, key, limit), self._old.depth(namespace, key, limit))
-
-
-def _no_pages(count: int) -> array[int]:
-    """Bare edges have none."""
-    return array("i")

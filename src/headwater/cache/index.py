@@ -101,12 +101,11 @@ class Index:
         return nodes
 
     @staticmethod
-    def deepest_checkpoint(node: Node, end: int) -> Node | None:
+    def deepest_checkpoint(node: Node | None, end: int) -> Node | None:
         """The last checkpoint on the path to `node` that stands at `end` or before; None if there is none."""
-        climb: Node | None = node
-        while climb is not None and (climb.checkpoint is None or climb.end > end):
-            climb = climb.parent
-        return climb
+        while node is not None and (node.checkpoint is None or node.end > end):
+            node = node.parent
+        return node
 
     def __iter__(self) -> Iterator[Node]:
         """Yield all nodes but the roots, parents first."""
@@ -117,10 +116,9 @@ class Index:
             stack.extend(node.children.values())
 
     def namespace(self, node: Node) -> str:
-        while node.parent is not None:
-            node = node.parent
-        assert isinstance(node, Root), f"{node} is not in the tree"
-        return node.namespace
+        *_, root = node.climb()
+        assert isinstance(root, Root), f"{node} is not in the tree"
+        return root.namespace
 
     # ---- growing
 
@@ -195,14 +193,13 @@ class Index:
         self.version += 1
         self.serial = serial
         for node in reversed(nodes):
-            node.live += node.checkpoint is not None
             assert node.parent is not None, f"{node} is a root"
+            node.live += node.checkpoint is not None
             node.parent.live += node.live > 0
-        self.nodes += len(nodes)
-        for node in nodes:
             self.kv_pages += len(node.pages)
             self.dead_pages += 0 if node.live else len(node.pages)
             self.checkpoints += node.checkpoint is not None
+        self.nodes += len(nodes)
         for node in sorted(nodes, key=lambda node: (node.checkpoint_time, node.serial)):
             self._observer.changed(node)
 
@@ -273,15 +270,10 @@ class Index:
         if not node.pins:
             self.tidy(node)
 
-    def hold(self, node: Node) -> None:
-        """Protect the checkpoint of a pinned node."""
-        node.holds += 1
-        if node.holds == 1:
-            self._observer.changed(node)
-
-    def unhold(self, node: Node) -> None:
-        node.holds -= 1
-        if not node.holds:
+    def hold(self, node: Node, hold: bool = True) -> None:
+        """Protect the checkpoint of a pinned node, or undo that."""
+        node.holds += 1 if hold else -1
+        if node.holds == hold:
             self._observer.changed(node)
 
     # ---- shrinking

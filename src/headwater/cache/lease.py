@@ -49,17 +49,11 @@ class Lease:
 
     # ---- changes; index and pool are the cache's
 
-    def hold(self, index: Index) -> None:
-        """Protect the checkpoint at the lease's node."""
-        if not self.held and self.node is not None:
-            index.hold(self.node)
-            self.held = True
-
-    def unhold(self, index: Index) -> None:
-        """Give up the protection of the checkpoint."""
-        if self.held and self.node is not None:
-            index.unhold(self.node)
-            self.held = False
+    def hold(self, index: Index, hold: bool = True) -> None:
+        """Protect the checkpoint at the lease's node, or give the protection up."""
+        if self.held != hold and self.node is not None:
+            index.hold(self.node, hold)
+            self.held = hold
 
     def publish(self, opened: OpenPlan, unit: int, index: Index, pool: Pool, now: int) -> None:
         """Add the leg's KV and checkpoints to the index; the lease ends there from now on. `unit`: tokens of a unit."""
@@ -88,13 +82,11 @@ class Lease:
 
     def replace(self, position: int, index: Index, pool: Pool) -> None:
         """Drop the rolling checkpoint at depth `position`, unless a request needs it or resumed there."""
-        climb = self.node
-        while climb is not None and climb.end > position:
-            climb = climb.parent
-        if climb is None or climb.end != position or climb.checkpoint is None:
-            return
-        if not (climb.pins or climb.hits) and len(climb.children) <= 1:
-            pool.states.give(index.drop(climb, evicted=False))
+        assert self.node is not None, "a lease that replaces has a node"
+        node = next(node for node in self.node.climb() if node.end <= position)
+        is_used = node.pins or node.hits or len(node.children) > 1
+        if node.end == position and node.checkpoint is not None and not is_used:
+            pool.states.give(index.drop(node, evicted=False))
 
 
 def _keep(save: Save, node: Node, speculative: bool, index: Index, pool: Pool, now: int) -> None:

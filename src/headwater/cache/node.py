@@ -3,54 +3,41 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 LOGGED = 4096  # evicted edges that are remembered
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Node:
     """An edge and what is kept of it: the KV of its units, and at most one checkpoint, at its end."""
 
-    __slots__ = (
-        "checkpoint",
-        "checkpoint_time",
-        "children",
-        "edge",
-        "end",
-        "heir",
-        "hits",
-        "holds",
-        "kv_time",
-        "live",
-        "lost",
-        "origins",
-        "pages",
-        "parent",
-        "pins",
-        "serial",
-        "speculative",
-        "unit",
-    )
+    parent: Node | None  # None: a root, or no longer in the tree
+    edge: bytes
+    pages: array[int]
+    end: int  # depth of the node's end
+    serial: int  # in order of creation: ties of age go to the older node
+    unit: bytes = b""  # the edge's first unit: the key under which the parent has it
+    origins: tuple[int, ...] = ()  # serials of nodes whose upper part this was cut from, the latest first
+    children: dict[bytes, Node] = field(default_factory=dict)  # by the first unit of their edge
+    heir: Node | None = None  # the first of the children: a walk tries it before it hashes a unit
+    checkpoint: Sequence[int] | None = None  # its pages
+    speculative: bool = False
+    live: int = 0  # its own checkpoint, and children with one at or below them; 0: the KV is dead
+    hits: int = 0  # requests that resumed at its end, since the checkpoint was taken
+    kv_time: int = 0
+    checkpoint_time: int = 0
+    pins: int = 0  # leases whose path ends here
+    holds: int = 0  # those of them that need the checkpoint as well
+    lost: tuple[int, ...] = ()  # positions on this edge whose checkpoint was evicted
 
-    def __init__(self, parent: Node | None, edge: bytes, pages: array[int], end: int, serial: int) -> None:
-        self.parent = parent  # None: a root, or no longer in the tree
-        self.edge = edge
-        self.unit = b""  # the edge's first unit: the key under which the parent has it
-        self.pages = pages
-        self.end = end  # depth of the node's end
-        self.serial = serial  # in order of creation: ties of age go to the older node
-        self.origins: tuple[int, ...] = ()  # serials of nodes whose upper part this was cut from, the latest first
-        self.children: dict[bytes, Node] = {}  # by the first unit of their edge
-        self.heir: Node | None = None  # the first of the children: a walk tries it before it hashes a unit
-        self.checkpoint: Sequence[int] | None = None  # its pages
-        self.speculative = False
-        self.live = 0  # its own checkpoint, and children with one at or below them; 0: the KV is dead
-        self.hits = 0  # requests that resumed at its end, since the checkpoint was taken
-        self.kv_time = 0
-        self.checkpoint_time = 0
-        self.pins = 0  # leases whose path ends here
-        self.holds = 0  # those of them that need the checkpoint as well
-        self.lost: tuple[int, ...] = ()  # positions on this edge whose checkpoint was evicted
+    def climb(self) -> Iterator[Node]:
+        """Yield the node and its ancestors, up to the root."""
+        node: Node | None = self
+        while node is not None:
+            yield node
+            node = node.parent
 
     def adopt(self, unit: bytes, child: Node) -> None:
         """Set the child whose edge begins with `unit`."""

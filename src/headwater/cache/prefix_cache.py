@@ -204,7 +204,7 @@ class PrefixCache:
             lease.hold(self._index)
             self._index.resume(survey.resume, self._now)
         elif not draft.hold_checkpoint:
-            lease.unhold(self._index)
+            lease.hold(self._index, False)
         for node in survey.path:
             if node.end * self.layout.unit_tokens in draft.checkpoints:
                 self._index.confirm(node, self._now)
@@ -261,7 +261,7 @@ class PrefixCache:
         if opened.deep_before is not None and opened.deep_before is not lease.deep:
             self._index.unpin(opened.deep_before)
         if not draft.hold_checkpoint:
-            lease.unhold(self._index)
+            lease.hold(self._index, False)
         if draft.replaces is not None:
             lease.replace(draft.replaces // self.layout.unit_tokens, self._index, self._pool)
         self._evictor.give_up_surplus(lease.node, self._now)
@@ -284,7 +284,7 @@ class PrefixCache:
         if opened.took_slot:
             self._give_slot(lease)
         if not opened.draft.hold_checkpoint:
-            lease.unhold(self._index)
+            lease.hold(self._index, False)
 
     def _close(self, plan: Plan) -> tuple[Lease, OpenPlan]:
         if plan.id not in self._plans:

@@ -17,6 +17,11 @@ from headwater.cache.pool import Pool
 Pages = Callable[[int], "array[int]"]
 
 
+def no_pages(count: int) -> array[int]:
+    """Return no pages, for edges that are kept without any."""
+    return array("i")
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One node. Parents come before children."""
@@ -53,7 +58,7 @@ class Tree:
             rows.append(Row(parent, node.edge, node.serial, checkpoint, node.speculative, times, node.hits, node.lost))
         return cls(tuple(index.roots), tuple(rows), index.serial)
 
-    def plant(self, index: Index, kv: Pages, states: Pages) -> None:
+    def plant(self, index: Index, kv: Pages = no_pages, states: Pages = no_pages) -> None:
         """Add all nodes to an empty index. kv, states: functions that take N pages from the pool."""
         roots = [index.root(name) for name in self.roots]
         nodes: list[Node] = []

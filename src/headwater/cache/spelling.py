@@ -47,17 +47,14 @@ def _check_types(make: Callable[..., Any], positional: tuple[Any, ...], named: d
         parameter = signature.parameters[name]
         several = value.items() if parameter.kind is parameter.VAR_KEYWORD else [(name, value)]
         for option, given in several:
-            if parameter.annotation in EXPECTED and not EXPECTED[parameter.annotation][0](given):
-                raise TypeError(f"{option} is {given!r}, must be {EXPECTED[parameter.annotation][1]}")
+            types, expected = EXPECTED.get(parameter.annotation, (None, ""))
+            if types and (type(given) not in types or (float in types and not math.isfinite(given))):
+                raise TypeError(f"{option} is {given!r}, must be {expected}")
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-EXPECTED: dict[Any, tuple[Callable[[Any], bool], str]] = {
-    int: (lambda value: isinstance(value, int) and not isinstance(value, bool), "a whole number"),
-    float: (_is_number, "a number"),
-    bool: (lambda value: isinstance(value, bool), "True or False"),
-    str: (lambda value: isinstance(value, str), "a text in quotes"),
+EXPECTED: dict[Any, tuple[tuple[type, ...], str]] = {
+    int: ((int,), "a whole number"),
+    float: ((int, float), "a number"),
+    bool: ((bool,), "True or False"),
+    str: ((str,), "a text in quotes"),
 }

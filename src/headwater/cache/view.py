@@ -18,6 +18,8 @@ from headwater.cache.node import Node, Root
 SHOWN = 12  # hexadecimal digits of a fingerprint
 MAX_WALKED = 10_000  # nodes; the rest is only counted
 
+USES = ("kv", "checkpoint", "private", "slot", "segment", "free")
+
 Sizes = dict[Node, int]
 
 
@@ -54,14 +56,7 @@ class CacheStats:
 
     def pages_by_use(self) -> dict[str, int]:
         """Return the pages by use; they add up to `pages_total`."""
-        return {
-            "kv": self.pages_kv,
-            "checkpoint": self.pages_checkpoint,
-            "private": self.pages_private,
-            "slot": self.pages_slot,
-            "segment": self.pages_segment,
-            "free": self.pages_free,
-        }
+        return {use: getattr(self, f"pages_{use}") for use in USES}
 
     def evictions_by_kind(self) -> dict[str, int]:
         """Return the evictions of checkpoints (speculative ones apart), pages of KV and segments."""

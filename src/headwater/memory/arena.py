@@ -56,7 +56,8 @@ class Arena:
         flat = self.pages.view(-1).view(getattr(torch, spec.dtype_name))
         stride = spec.page_bytes // spec.element_bytes
         self._layers: dict[int, tuple[torch.Tensor, ...]] = {}
-        self._scratch: dict[tuple[int, ...], Scratch] = {}
+        self._scratch: dict[int, Scratch] = {}  # by layer; those of equal widths share theirs
+        shared: dict[tuple[int, ...], Scratch] = {}
         offset = 0
         for layer in spec.attention_layers:
             widths = spec.layers[layer].kv_widths
@@ -66,7 +67,8 @@ class Arena:
                 views.append(flat.as_strided((n_pages, size), (stride, 1), offset))
                 offset += size
             self._layers[layer] = tuple(views)
-            self._scratch.setdefault(widths, Scratch([flat.new_empty(0, width) for width in widths]))
+            new = Scratch([flat.new_empty(0, width) for width in widths], spec.page_size)
+            self._scratch[layer] = shared.setdefault(widths, new)
 
     def write(self, layer: int, page_W: torch.Tensor, offset_W: torch.Tensor, *rows_WX: torch.Tensor) -> None:
         """Store a layer's entries of W tokens (keys and values), each at its offset (in tokens) in its page."""
@@ -93,20 +95,14 @@ class Arena:
         The results are views of scratch, valid until the next call. Rows from `length` on are zeros, not the content of
         the pages: these rows get masked, and a mask does not hide a NaN.
         """
-        pages = self._layers[layer]
-        return self._scratch[tuple(p.shape[1] // self.page_size for p in pages)].gather(
-            pages, table_P[: -(-length // self.page_size)], length, self.page_size
-        )
+        return self._scratch[layer].gather(self._layers[layer], table_P[: -(-length // self.page_size)], length)
 
     def gather_batch(self, layer: int, table_BP: torch.Tensor, unused_T: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return a layer's stored tensors of several sequences, each [B, P · page size, width]: views of scratch.
 
         Tokens of `unused_T`, counted over all B · P pages, are zeros.
         """
-        pages = self._layers[layer]
-        return self._scratch[tuple(p.shape[1] // self.page_size for p in pages)].gather_batch(
-            pages, table_BP, unused_T, self.page_size
-        )
+        return self._scratch[layer].gather_batch(self._layers[layer], table_BP, unused_T)
 
     def discard(self, page_ids: Iterable[int]) -> None:
         """Return the physical memory of pages that are lent to a slot, and so neither read nor written."""
@@ -118,38 +114,38 @@ class Arena:
 class Scratch:
     """Scratch memory for gathered pages; it grows with the longest sequence."""
 
-    def __init__(self, empty: list[torch.Tensor]) -> None:
-        self._rows = empty
+    def __init__(self, empty: list[torch.Tensor], page_size: int) -> None:
+        self._rows, self._page_size = empty, page_size
         self._dirty = 0  # rows from here on are zeros
 
-    def gather(
-        self, pages: tuple[torch.Tensor, ...], table_P: torch.Tensor, length: int, page_size: int
-    ) -> tuple[torch.Tensor, ...]:
+    def gather(self, pages: tuple[torch.Tensor, ...], table_P: torch.Tensor, length: int) -> tuple[torch.Tensor, ...]:
         """Gather the pages of a table one after the other, [K, width] each; zeros from `length` on."""
         n_keys = -(-length // KEY_BLOCK) * KEY_BLOCK
-        n_pages = len(table_P)
-        self._grow(max(n_keys, n_pages * page_size))
-        dirty = max(self._dirty, n_pages * page_size)
-        for source, rows in zip(pages, self._rows, strict=True):
-            into = rows[: n_pages * page_size].view(n_pages, -1)
-            torch.index_select(source, 0, table_P, out=into)
+        n_tokens = len(table_P) * self._page_size
+        self._grow(max(n_keys, n_tokens))
+        dirty = max(self._dirty, n_tokens)
+        self._select(pages, table_P, n_tokens)
+        for rows in self._rows:
             rows[length : min(dirty, n_keys)].zero_()
         self._dirty = length if dirty <= n_keys else dirty
         return tuple(rows[:n_keys] for rows in self._rows)
 
     def gather_batch(
-        self, pages: tuple[torch.Tensor, ...], table_BP: torch.Tensor, unused_T: torch.Tensor, page_size: int
+        self, pages: tuple[torch.Tensor, ...], table_BP: torch.Tensor, unused_T: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         """Gather the pages of several tables of equal length, one sequence after the other."""
-        n_tokens = table_BP.numel() * page_size
+        n_tokens = table_BP.numel() * self._page_size
         self._grow(n_tokens)
         self._dirty = max(self._dirty, n_tokens)
-        for source, rows in zip(pages, self._rows, strict=True):
-            into = rows[:n_tokens].view(table_BP.numel(), -1)
-            torch.index_select(source, 0, table_BP.flatten(), out=into)
-            if len(unused_T):
+        self._select(pages, table_BP.flatten(), n_tokens)
+        if len(unused_T):
+            for rows in self._rows:
                 rows.index_fill_(0, unused_T, 0)
         return tuple(rows[:n_tokens].view(len(table_BP), -1, rows.shape[1]) for rows in self._rows)
+
+    def _select(self, pages: tuple[torch.Tensor, ...], table_P: torch.Tensor, n_tokens: int) -> None:
+        for source, rows in zip(pages, self._rows, strict=True):
+            torch.index_select(source, 0, table_P, out=rows[:n_tokens].view(len(table_P), -1))
 
     def _grow(self, n_tokens: int) -> None:
         have = self._rows[0].shape[0]

@@ -50,12 +50,10 @@ class Clairvoyant(BareFirst):
 
     def surplus(self, node: Node, now: int) -> Victim | None:
         """Return None, after giving each checkpoint on the committed path its next use."""
-        climb: Node | None = node
-        while climb is not None:
-            if climb.checkpoint is not None and not self._users.knows(climb):
-                for moved in self._users.enter(climb):
+        for above in node.climb():
+            if above.checkpoint is not None and not self._users.knows(above):
+                for moved in self._users.enter(above):
                     self.place(moved)
-            climb = climb.parent
         return None
 
     def place(self, node: Node) -> None:

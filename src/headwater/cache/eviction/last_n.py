@@ -41,10 +41,8 @@ class LastN(Lru):
         return None if leaf is None else (leaf, Kind.NODE)
 
     def _enter(self, node: Node) -> None:
-        climb: Node | None = node
-        while climb is not None:
-            self._entries.pop(climb, None)
-            climb = climb.parent
+        for above in node.climb():
+            self._entries.pop(above, None)
         for absorbed in [end for end in self._entries if end.parent is None]:
             del self._entries[absorbed]
         self._entries[node] = None

@@ -25,11 +25,9 @@ class PathCap(Lru):
 
     def surplus(self, node: Node, now: int) -> Victim | None:
         kept = 0
-        climb: Node | None = node
-        while climb is not None:
-            if climb.checkpoint is not None and not climb.pins and len(climb.children) <= 1:
+        for above in node.climb():
+            if above.checkpoint is not None and not above.pins and len(above.children) <= 1:
                 if kept == self._k:
-                    return climb, Kind.CHECKPOINT
+                    return above, Kind.CHECKPOINT
                 kept += 1
-            climb = climb.parent
         return None

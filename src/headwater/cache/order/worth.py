@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from headwater.cache.index import Index
 from headwater.cache.node import Node
 from headwater.plan import CacheLayout
 
@@ -55,10 +56,7 @@ def base(node: Node) -> int:
 
 def base_node(node: Node) -> Node | None:
     """Return the nearest ancestor with a checkpoint."""
-    climb = node.parent
-    while climb is not None and climb.checkpoint is None:
-        climb = climb.parent
-    return climb
+    return Index.deepest_checkpoint(node.parent, node.end)
 
 
 def measured_from(node: Node) -> Iterator[Node]:

@@ -17,7 +17,11 @@ from headwater.request import Fidelity, Span
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """Composition with transitions and seams."""
+    """Composition with seams, and with transitions or without.
+
+    Without them (S ← S + S_{C|0}, section 3.1) nothing is recomputed, not even to warm the convolution up. This is for
+    recurrent states: keys and values, in pages or in windows, are composed by position as ever.
+    """
 
     seam: int  # tokens recomputed at each end of a segment
     whole: int = 0  # at most N segments are recomputed whole: those most relevant to the question
@@ -30,32 +34,14 @@ class Method:
 
     def widths(self, conv_taps: int) -> Widths:
         """Return the widths of seams in a model whose widest convolution has that many taps."""
-        return Widths.of(self.seam, conv_taps)
+        return Widths.of(self.seam, conv_taps) if self.carries else Widths(0, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class NaiveAddition:
-    """S ← S + S_{C|0}: no transition, nothing recomputed, not even to warm the convolution up (section 3.1).
-
-    This is for recurrent states: keys and values, in pages or in windows, are composed by position as ever.
-    """
-
-    carries: bool = False
-
-    def whole_of(self, segments: int) -> int:
-        """Return 0: no segment is recomputed whole."""
-        return 0
-
-    def widths(self, conv_taps: int) -> Widths:
-        """Return seams of no tokens."""
-        return Widths(0, 0)
-
-
-METHODS: dict[Fidelity, Method | NaiveAddition] = {
+METHODS = {
     Fidelity.FAST: Method(8),
     Fidelity.BALANCED: Method(8, whole=2, one_in=4),
     Fidelity.HIGH: Method(16, whole=4, one_in=2),
-    Fidelity.NAIVE: NaiveAddition(),
+    Fidelity.NAIVE: Method(0, carries=False),
     Fidelity.W0: Method(0),
     Fidelity.W4: Method(4),
     Fidelity.W16: Method(16),
