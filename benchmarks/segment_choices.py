@@ -15,8 +15,7 @@ from itertools import islice
 from pathlib import Path
 from statistics import fmean, median
 
-from headwater.cache.segments.compose import Widths
-from headwater.cache.segments.method import METHODS, relevant
+from headwater.cache.segments.compose import METHODS, Widths, relevant
 from headwater.evaluate.fidelity import Measured
 from headwater.evaluate.fidelity_forward import Recipe, Workbench
 from headwater.evaluate.fidelity_measures import AttentionWatch, measured

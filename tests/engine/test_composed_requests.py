@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from headwater.cache.segments.method import METHODS
+from headwater.cache.segments.compose import METHODS
 from headwater.engine.selfcheck import SelfCheck
 from headwater.errors import ConfigError
 from headwater.mixers import numerics

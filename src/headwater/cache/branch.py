@@ -29,7 +29,7 @@ class Branches:
         Asking changes nothing.
         """
         unit = self.layout.unit_tokens
-        path, end = self._path(key, namespace)
+        path, end = self.index.find(namespace, key)
         if self.layout.every_page:
             return (end * unit,) if end else ()
         kept = (node for node in path if node.checkpoint is not None and not node.speculative and node.end <= end)
@@ -58,7 +58,7 @@ class Branches:
 
     def _own(self, branch: Place) -> set[Node]:
         """Nodes beyond the place, without guesses that have a checkpoint below them."""
-        path, _ = self._path(branch.key, branch.namespace)
+        path, _ = self.index.find(branch.namespace, branch.key)
         last = max((node.end for node in path if node.checkpoint is not None and not node.speculative), default=0)
         beyond = (node for node in path if node.end * self.layout.unit_tokens > branch.at)
         return {node for node in beyond if not node.speculative or node.end > last}
@@ -66,7 +66,7 @@ class Branches:
     def _pinned(self, place: Place) -> Node | None:
         """The node that ends at this place, with a pin and its checkpoint held; None if nothing is cached up to it."""
         units = place.at // self.layout.unit_tokens
-        path, end = self._path(place.key[: units * self.layout.unit_bytes], place.namespace)
+        path, end = self.index.find(place.namespace, place.key, units)
         if not path or end < units:
             return None
         node = self.index.boundary(path[-1], units)
@@ -76,7 +76,7 @@ class Branches:
     def drop(self, key: bytes, above: int, namespace: str) -> None:
         """Give up what is cached of `key` beyond `above`, from its end on, unless it is pinned or shared."""
         floor = above // self.layout.unit_tokens
-        path, end = self._path(key, namespace)
+        path, end = self.index.find(namespace, key)
         node = path[-1] if path else None
         if node is None or node.end > end:  # the rest of it is another's
             return
@@ -88,6 +88,3 @@ class Branches:
                 units = node.end - max(floor, parent.end)
                 self.pool.kv.give(self.index.trim(node, units, evicted=False))
             node = parent
-
-    def _path(self, key: bytes, namespace: str) -> tuple[list[Node], int]:
-        return self.index.find(namespace, key, len(key) // self.layout.unit_bytes)

@@ -82,12 +82,12 @@ class Index:
                 high = middle
         return low
 
-    def find(self, namespace: str, key: bytes, limit: int) -> tuple[list[Node], int]:
+    def find(self, namespace: str, key: bytes, limit: int | None = None) -> tuple[list[Node], int]:
         """Return the nodes that `key` enters, from its namespace's root to at most `limit`, and the depth reached."""
         root = self.roots.get(namespace)
         if root is None:
             return [], 0
-        last, end = self.walk(root, key, limit)
+        last, end = self.walk(root, key, len(key) // self.unit_bytes if limit is None else limit)
         return self.path(last), end
 
     @staticmethod

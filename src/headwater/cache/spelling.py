@@ -25,9 +25,10 @@ def build(kind: str, spelling: str, table: Mapping[str, Callable[..., T]]) -> T:
     if name not in table:
         raise ConfigError(f"{kind} {spelling!r} is unknown; there are {', '.join(sorted(table))}")
     try:
-        arguments = _arguments(bracket + rest) if bracket else ((), {})
-        _check_types(table[name], *arguments)
-        return table[name](*arguments[0], **arguments[1])
+        positional, named = _arguments(bracket + rest or "()")
+        bound = inspect.signature(table[name], eval_str=True).bind(*positional, **named)
+        _check_types(bound)
+        return table[name](*bound.args, **bound.kwargs)
     except (SyntaxError, TypeError, ValueError) as error:
         raise ConfigError(f"{kind} {spelling!r} cannot be made: {error}") from error
 
@@ -40,11 +41,10 @@ def _arguments(brackets: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return positional, {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg is not None}
 
 
-def _check_types(make: Callable[..., Any], positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+def _check_types(bound: inspect.BoundArguments) -> None:
     """Raise TypeError for an option whose value does not have the annotated type."""
-    signature = inspect.signature(make, eval_str=True)
-    for name, value in signature.bind(*positional, **named).arguments.items():
-        parameter = signature.parameters[name]
+    for name, value in bound.arguments.items():
+        parameter = bound.signature.parameters[name]
         several = value.items() if parameter.kind is parameter.VAR_KEYWORD else [(name, value)]
         for option, given in several:
             types, expected = EXPECTED.get(parameter.annotation, (None, ""))

@@ -145,20 +145,17 @@ class Surveyor:
         if lease is None:
             if not draft.reuse:
                 return [], 0, None
-            path, end = self._find_first(draft, max(draft.start, draft.publish) // unit, match)
+            limit = max(draft.start, draft.publish) // unit
+            if match is None:
+                path, end = self._index.find(draft.namespace, draft.key, limit)
+            else:
+                found = self._fresh(match)
+                path, end = self._up_to(found, limit), min(found.end, limit)
             return path, end, self._resume_node(draft, path, end)
-        node = lease.node
-        on_grid = lease.own_from == len(lease.table)  # no private page in between
-        if node is None or not on_grid:
+        if lease.node is None or lease.own_from < len(lease.table):  # private pages stand in between
             return [], 0, None
-        last, end = self._index.walk(node, draft.key, draft.publish // unit)
-        return self._index.path(last, node), end, None
-
-    def _find_first(self, draft: Draft, limit: int, match: Match | None) -> tuple[list[Node], int]:
-        if match is not None:
-            found = self._fresh(match)
-            return self._up_to(found, limit), min(found.end, limit)
-        return self._index.find(draft.namespace, draft.key, limit)
+        last, end = self._index.walk(lease.node, draft.key, draft.publish // unit)
+        return self._index.path(last, lease.node), end, None
 
     def _resume_node(self, draft: Draft, path: list[Node], end: int) -> Node | None:
         if not draft.start:

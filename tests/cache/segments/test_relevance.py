@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 
-from headwater.cache.segments.method import METHODS, relevant
+from headwater.cache.segments.compose import METHODS, relevant
 from headwater.request import Fidelity, Span
 
 SEGMENTS = (Span(1, 3), Span(3, 5), Span(5, 7))

@@ -6,8 +6,7 @@ from collections.abc import Sequence as Ids
 from typing import Protocol
 
 from headwater.cache.prefix_cache import PrefixCache
-from headwater.cache.segments.compose import Widths, usable
-from headwater.cache.segments.method import METHODS, relevant
+from headwater.cache.segments.compose import METHODS, Widths, relevant, usable
 from headwater.cache.segments.store import SegmentKey, StoredSegment
 from headwater.errors import ConfigError, OutOfPages
 from headwater.plan import Plan
