@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from headwater.plan import Match
 from headwater.request import Boundaries
@@ -62,9 +63,10 @@ class Placed:
     speculative: tuple[int, ...] = ()
 
 
-class Placement(Protocol):
+class Placement(ABC):
     """Policy that chooses the positions of a prefill at which checkpoints are taken."""
 
+    @abstractmethod
     def place(self, query: PlacementQuery) -> Placed:
         """Return the positions for this prompt, each once. Changes nothing."""
 
@@ -74,3 +76,4 @@ class Placement(Protocol):
 
     def learn(self, query: PlacementQuery) -> None:
         """Note where a prompt leaves the tree, at the beginning of its prefill. Called once per request."""
+        return None
