@@ -1,4 +1,4 @@
-"""Evictor: carries out what the eviction policy chooses.
+"""Evictor: decides whether room can be made, and carries out what the eviction policy chooses.
 
 Two operations of the cache evict. `reserve` makes room, for legs, segments and healing alike. `commit` gives up what
 the policy's own cap excludes now that a path was committed (`path_cap`, `last_n`). Anywhere else eviction raises.
@@ -50,12 +50,10 @@ class Evictor:
 
     def require_room(self, survey: Survey, letting_go: Lease | None = None) -> None:
         """Raise OutOfPages unless eviction could make room. `letting_go` is a lease that gives up its checkpoint."""
-        shortage = self._pool.shortage
-        if shortage(survey.kv, survey.states) is None:
+        kv, states, shortage = survey.kv, survey.states, self._pool.shortage
+        if shortage(kv, states) is None or shortage(kv, states, self._surely_evictable(survey)) is None:
             return
-        if shortage(survey.kv, survey.states, self._surely_evictable(survey)) is None:
-            return
-        lacking = shortage(survey.kv, survey.states, self.evictable(survey, letting_go))
+        lacking = shortage(kv, states, self.evictable(survey, letting_go))
         if lacking is not None:
             raise OutOfPages(*lacking)
 

@@ -88,15 +88,12 @@ class Pool:
         for (poor, wanted), (rich, kept) in (sides, sides[::-1]):
             steps = min(-((poor.free - wanted) // self.step), (rich.free - kept) // self.step)
             if steps > 0:
-                self._move(rich, poor, steps * self.step)
-
-    def _move(self, rich: Region, poor: Region, count: int) -> None:
-        pages = rich.take(count)
-        for page in pages:
-            self._of_states[page] = poor is self.states
-        rich.size -= count
-        poor.size += count
-        poor.give(pages)
+                pages = rich.take(steps * self.step)
+                for page in pages:
+                    self._of_states[page] = poor is self.states
+                rich.size -= len(pages)
+                poor.size += len(pages)
+                poor.give(pages)
 
     def check(self, kv: list[int], states: list[int]) -> None:
         """Verify that every page has exactly one owner or is free, in its own region. kv, states: owned pages."""
