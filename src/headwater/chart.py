@@ -21,7 +21,6 @@ class Axis:
 
     at: Callable[[float], float]
     ticks: tuple[tuple[float, str], ...]
-    title: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,35 +52,17 @@ class Chart:
     kind: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
-    """Points of one run at their places in a chart, drawn as a line, as steps or as dots."""
-
-    label: str
-    points: Sequence[Point]
-    style: str = "line"
-
-
-@dataclass(frozen=True, slots=True)
-class XYChart:
-    """Series between two axes."""
-
-    x: Axis
-    y: Axis
-    series: Sequence[Series]
-
-
 def linear(most: float, write: Callable[[float], str], steps: int = 4) -> Axis:
     """Return a scale from 0 to `most`, in equal steps."""
     most = most or 1.0
     return Axis(lambda value: value / most, tuple((i / steps, write(most * i / steps)) for i in range(steps + 1)))
 
 
-def rounded(most: float, write: Callable[[float], str], title: str) -> Axis:
+def rounded(most: float, write: Callable[[float], str]) -> Axis:
     """Return a scale from 0 to `most`, with ticks at round values."""
     most = most or 1.0
     ticks = tuple((tick / most, write(tick)) for tick in round_steps(most, 6, whole=False))
-    return Axis(lambda value: value / most, ticks, title)
+    return Axis(lambda value: value / most, ticks)
 
 
 def logarithmic(values: Sequence[float], ticks: Iterable[float], write: Callable[[float], str]) -> Axis:

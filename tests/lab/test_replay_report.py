@@ -13,7 +13,7 @@ import pytest
 
 from headwater.chart import Shape, round_steps
 from headwater.lab.report import environment, write_report
-from headwater.lab.report.blocks import Lines
+from headwater.lab.report.lines import Lines
 from headwater.lab.row import Result, Row, Spread
 from headwater.lab.tally import Held, Outcome
 
@@ -189,6 +189,14 @@ def test_hit_rates_by_length_add_up_over_their_prompts(report):
         "100.0%",
     ]
     assert [text for text in page.texts["length"] if text in ("4", "2", "1")] == ["4", "2", "1"]
+
+
+def test_segments_that_cost_more_than_they_save_have_bars_without_width(report):
+    made = result(10**10, "branch", "lru", outcomes(5))
+    text = report([replace(made, row=replace(made.row, token_hit_rate=-0.013, flops_saved=-2.5e12))])
+    assert 'width="-' not in text
+    assert ">-1.30%<" in text
+    assert ">-2.5T<" in text
 
 
 def test_what_traces_and_policies_are_called_is_text(report):

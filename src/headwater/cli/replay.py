@@ -40,7 +40,6 @@ from headwater.errors import ConfigError
 from headwater.lab.cost import StepCost, load_device
 from headwater.lab.replay import NewArrivals, run_grid
 from headwater.lab.report import write_report
-from headwater.lab.report.blocks import reuse_of
 from headwater.lab.row import Result, Row
 from headwater.lab.serving import Engine, check_clock
 from headwater.lab.setup import OFF, Setup, system
@@ -274,7 +273,7 @@ COLUMNS = (
     Column("GB", lambda row: f"{row.memory / 1e9:,.4g}"),
     Column("pool", lambda row: row.pool, 0, lambda rows: any(row.pool != "unified" for row in rows)),
     Column("policy", _policy),
-    Column("reuse", reuse_of, 0, _of_segments),
+    Column("reuse", lambda row: row.reuse, 0, _of_segments),
     Column("hits", lambda row: f"{row.token_hit_rate:.1%}"),
     Column("of ideal", _of_ideal, 0, lambda rows: not _of_segments(rows)),
     Column("FLOPs", lambda row: f"{row.flops_saved_share:.1%}", 3),

@@ -77,6 +77,11 @@ class Row:
     peak_rss_mb: float
     segments: Segments | None = None  # None: no request has any
 
+    @property
+    def reuse(self) -> str:
+        """Kinds of content that prompts made of segments reuse, and the eviction of segments; "" without segments."""
+        return "" if self.segments is None else self.segments.name
+
     def as_dict(self) -> dict[str, object]:
         return asdict(self)
 

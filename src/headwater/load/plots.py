@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
-from headwater.chart import Point, Series, XYChart, rounded
+from headwater.chart import Point, rounded
 from headwater.errors import ConfigError
 from headwater.load.results import Result
 
 SECONDS = 100  # most columns of a plot over time
 Runs = dict[str, list[Result]]
-Moments = list[tuple[float, float]]  # (seconds into the run, value)
 
 
 def require_matplotlib() -> None:
@@ -28,44 +29,33 @@ def draw_plots(folder: Path, runs: Runs) -> list[Path]:
     require_matplotlib()
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for name, (points_of, x_title, y_title, style, most) in PLOTS.items():
-        points = {label: points_of(results) for label, results in runs.items()}
-        if any(points.values()):
+    for name, (points_of, titles, style, most) in PLOTS.items():
+        points = {label: found for label, results in runs.items() if (found := points_of(results))}
+        if points:
             paths.append(folder / f"{name}.png")
-            _write_png(_chart(points, x_title, y_title, style, most), paths[-1])
+            _draw(points, titles, style, most, paths[-1])
     return paths
 
 
-def _chart(points: dict[str, list[Point]], x_title: str, y_title: str, style: str, most: float | None) -> XYChart:
-    """Scale the points of all runs to common axes; `most` is the end of the upright one."""
-    every = [point for run in points.values() for point in run]
-    x = rounded(max(x for x, _ in every), _tick, x_title)
-    y = rounded(max(y for _, y in every) if most is None else most, _tick, y_title)
-    series = [Series(label, [(x.at(a), y.at(b)) for a, b in run], style) for label, run in points.items() if run]
-    return XYChart(x, y, series)
+def _draw(points: dict[str, list[Point]], titles: tuple[str, str], style: str, most: float | None, path: Path) -> None:
+    """Draw the points of all runs between common axes; `most` is the end of the upright one."""
+    across, upward = zip(*chain(*points.values()), strict=True)
+    x, y = rounded(max(across), _tick), rounded(max(upward) if most is None else most, _tick)
+    canvas = importlib.import_module("matplotlib.figure").Figure(figsize=(7, 4.5), layout="constrained")
+    axes = canvas.add_subplot()
+    method, options = STYLES[style]
+    for label, run in points.items():
+        getattr(axes, method)([x.at(a) for a, _ in run], [y.at(b) for _, b in run], label=label, **options)
+    for axis, scale, title in zip((axes.xaxis, axes.yaxis), (x, y), titles, strict=True):
+        axis.set_ticks([at for at, _ in scale.ticks], labels=[text for _, text in scale.ticks])
+        axis.set_label_text(title)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    canvas.savefig(path, dpi=120)
 
 
 def _tick(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _write_png(chart: XYChart, path: Path) -> None:
-    canvas = importlib.import_module("matplotlib.figure").Figure(figsize=(7, 4.5), layout="constrained")
-    axes = canvas.add_subplot()
-    for one in chart.series:
-        places = list(zip(*one.points, strict=True))
-        if one.style == "dots":
-            axes.scatter(*places, s=9, alpha=0.6, label=one.label)
-        elif one.style == "steps":
-            axes.plot(*places, drawstyle="steps-post", label=one.label)
-        else:
-            axes.plot(*places, marker=".", label=one.label)
-    for axis, scale in ((axes.xaxis, chart.x), (axes.yaxis, chart.y)):
-        axis.set_ticks([at for at, _ in scale.ticks], labels=[text for _, text in scale.ticks])
-        axis.set_label_text(scale.title)
-    axes.grid(alpha=0.3)
-    axes.legend()
-    canvas.savefig(path, dpi=120)
 
 
 def _ttft_cdf(results: list[Result]) -> list[Point]:
@@ -83,7 +73,7 @@ def _cdf(values: Iterable[float | None]) -> list[Point]:
 
 def _throughput(results: list[Result]) -> list[Point]:
     """Return output tokens a second over time; an answer's tokens are spread over its gaps."""
-    moments: Moments = []
+    moments: list[Point] = []  # (seconds into the run, value)
     for r in results:
         if r.ttft is None or r.output_tokens is None:
             continue
@@ -101,7 +91,7 @@ def _hit_rate(results: list[Result]) -> list[Point]:
     return _over_time(moments, lambda values, width: sum(values) / len(values) if values else float("nan"))
 
 
-def _over_time(moments: Moments, merge: Callable[[list[float], float], float]) -> list[Point]:
+def _over_time(moments: list[Point], merge: Callable[[list[float], float], float]) -> list[Point]:
     """Merge the values of each column of time. NaN interrupts the line."""
     if not moments:
         return []
@@ -116,11 +106,16 @@ def _ttft_by_length(results: list[Result]) -> list[Point]:
     return [(r.prompt_tokens, r.ttft) for r in results if r.prompt_tokens is not None and r.ttft is not None]
 
 
+STYLES: dict[str, tuple[str, dict[str, Any]]] = {  # method of matplotlib's axes, and its options
+    "line": ("plot", {"marker": "."}),
+    "steps": ("plot", {"drawstyle": "steps-post"}),
+    "dots": ("scatter", {"s": 9, "alpha": 0.6}),
+}
 # points of a run, titles of the axes, style, end of the upright axis
-PLOTS: dict[str, tuple[Callable[[list[Result]], list[Point]], str, str, str, float | None]] = {
-    "ttft_cdf": (_ttft_cdf, "seconds to the first token", "share at most as long", "steps", 1.0),
-    "itl_cdf": (_itl_cdf, "seconds between tokens", "share at most as long", "steps", 1.0),
-    "throughput": (_throughput, "seconds into the run", "output tokens a second", "line", None),
-    "hit_rate": (_hit_rate, "seconds into the run", "share of prompt tokens cached, mean of requests", "line", 1.0),
-    "ttft_by_prompt_length": (_ttft_by_length, "prompt tokens", "seconds to the first token", "dots", None),
+PLOTS: dict[str, tuple[Callable[[list[Result]], list[Point]], tuple[str, str], str, float | None]] = {
+    "ttft_cdf": (_ttft_cdf, ("seconds to the first token", "share at most as long"), "steps", 1.0),
+    "itl_cdf": (_itl_cdf, ("seconds between tokens", "share at most as long"), "steps", 1.0),
+    "throughput": (_throughput, ("seconds into the run", "output tokens a second"), "line", None),
+    "hit_rate": (_hit_rate, ("seconds into the run", "share of prompt tokens cached, mean of requests"), "line", 1.0),
+    "ttft_by_prompt_length": (_ttft_by_length, ("prompt tokens", "seconds to the first token"), "dots", None),
 }

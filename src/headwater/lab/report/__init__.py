@@ -11,65 +11,9 @@ from pathlib import Path
 
 import jinja2
 
-from headwater.chart import GRAIN, place
-from headwater.lab.report.blocks import Lines, Notes, Section
-from headwater.lab.report.contents import over_time, reuse
-from headwater.lab.report.hit_rates import by_length, over_memory, reasons
-from headwater.lab.report.latency import latency
-from headwater.lab.report.rows import table, tiles
+from headwater import chart
+from headwater.lab.report import contents, curves, lines, rows
 from headwater.lab.row import Result
-
-SECTIONS = (table, over_memory, latency, by_length, over_time, reasons, reuse)
-TERMS = (
-    (
-        "Hit rate",
-        "Σ of the positions at which requests resumed ÷ Σ of their prompt tokens: the share that was not computed. "
-        "With segments, composed tokens are added, and tokens computed to build segments are subtracted.",
-    ),
-    (
-        "Ideal hit rate",
-        "The same with endless memory and a checkpoint at every unit: the bound of every policy, at this order of "
-        "requests. It is that of prefixes: segments may go beyond.",
-    ),
-    (
-        "Checkpoint",
-        "The states of all recurrent layers after exactly n tokens. Work can resume there, and nowhere between.",
-    ),
-    (
-        "Stranded",
-        "KV beyond the deepest checkpoint: it saves no prefill. In the table, of what requests matched; in the memory, "
-        "KV with no checkpoint at or below it.",
-    ),
-    (
-        "Placement, eviction, pool",
-        "At which positions of a prefill checkpoints are taken; which page or checkpoint is evicted first; whether KV "
-        "and states share one memory (unified) or have one each (split; elastic ones trade).",
-    ),
-    (
-        "FLOPs saved",
-        "Of the prefill that hits made needless, by the model's profile; the share is of all prompts' FLOPs.",
-    ),
-    ("Checkpoints taken, hit", "All that were saved; of them, those at which a request resumed, once or more."),
-    (
-        "Evicted",
-        "Checkpoints and pages of KV evicted for memory. Speculative checkpoints take free pages only, and go first.",
-    ),
-    (
-        "Composed, seam, made",
-        "Tokens of stored segments that were not computed again; tokens at their ends that were recomputed; and tokens "
-        "computed to build stored segments.",
-    ),
-    ("Private and running", "Pages of running requests alone: their states, and KV that the index does not hold."),
-    (
-        "TTFT",
-        "From a request's arrival to its first token, by the virtual clock of the cost model. Percentiles are "
-        "interpolated linearly between neighbours (type 7).",
-    ),
-    ("Queue", "Requests that wait to be started, averaged over time."),
-    ("Tokens not hit", "Prompt tokens beyond the position at which a request resumed, summed by the request's reason."),
-    ("Replay", "Processor seconds of the row, without reading and tokenising the trace."),
-    ("GB", "10⁹ bytes; k and M on axes of lengths are 2¹⁰ and 2²⁰ tokens."),
-)
 
 
 def write_report(path: Path, trace_name: str, model: str, notes: Sequence[str], results: Sequence[Result]) -> None:
@@ -88,18 +32,15 @@ def write_report(path: Path, trace_name: str, model: str, notes: Sequence[str], 
 
 def render(trace_name: str, model: str, notes: Sequence[str], results: Sequence[Result]) -> str:
     """Return the page's HTML. Its policy admits no script but the one in it."""
-    lines, script, icon = Lines(results), _part("report.js"), _part("icon.svg")
-    sections = [*(section(results, lines) for section in SECTIONS)]
-    sections.append(Section("notes", "Notes", "on this run", [Notes(notes, TERMS)]))
+    script, icon = _part("report.js"), _part("icon.svg")
     return (
         environment()
         .get_template("report.html.jinja")
         .render(
             trace=trace_name,
             model=model,
-            tiles=tiles(results),
-            lines=lines.all,
-            sections=sections,
+            notes=notes,
+            **_figures(results),
             style=_part("report.css"),
             script=script,
             script_sha256=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -107,6 +48,31 @@ def render(trace_name: str, model: str, notes: Sequence[str], results: Sequence[
             icon_base64=base64.b64encode(icon.encode()).decode(),
         )
     )
+
+
+def _figures(results: Sequence[Result]) -> dict[str, object]:
+    """Return the contents of the sections; None for one without data."""
+    table, named = [result.row for result in results], lines.Lines(results)
+    ran = [result for result in results if result.row.requests]
+    computed = [result for result in ran if result.row.prompt_tokens]
+    timed = [result for result in ran if result.row.ttft_ms is not None]
+    reused = [result for result in results if sum(result.reuse.values())]
+    memories = {result.row.memory for result in ran}
+    return {
+        "lines": named,
+        "rows": table,
+        "columns": rows.columns(table),
+        "best": rows.best_of(table),
+        "tiles": rows.tiles(results, named),
+        "memory_bars": curves.memory_bars(ran, named) if len(memories) == 1 else None,
+        "memory_chart": curves.memory_chart(ran, named) if len(memories) > 1 else None,
+        "times": curves.Times(timed, named) if timed else None,
+        "lengths": curves.Lengths(computed, named) if computed else None,
+        "held": contents.held_charts(results, named),
+        "uses": contents.USES,
+        "reasons": contents.Reasons(ran, named) if ran else None,
+        "reuse": contents.Reuse(reused, named) if reused else None,
+    }
 
 
 def environment() -> jinja2.Environment:
@@ -118,7 +84,7 @@ def environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.globals.update(place=place, grain=GRAIN)
+    made.globals.update(place=chart.place, grain=chart.GRAIN, count=lines.count, percent=lines.percent, size=lines.size)
     return made
 
 

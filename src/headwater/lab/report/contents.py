@@ -1,15 +1,16 @@
-"""Contents of the memory over a run, and the reuse of checkpoints."""
+"""Contents of the memory over a run, reuse of checkpoints, and the reasons why requests did not resume deeper."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
+from headwater.account import Reason
 from headwater.chart import Axis, Chart, Group, Shape, area, linear, place, rect, round_steps
-from headwater.lab.report.blocks import Empty, Figures, Legend, Lines, Panels, Section
-from headwater.lab.report.numbers import count, percent, short, size
+from headwater.lab.report.lines import Lines, count, percent, short, size
 from headwater.lab.row import Result
-from headwater.lab.tally import Held
+from headwater.lab.tally import TOO_LARGE, Held
 
 SAMPLES = 120  # most samples that are drawn
 BANDS = 40  # most samples that have a tooltip
@@ -21,17 +22,12 @@ USES = {
     "private": "Private and running",
     "free": "Free",
 }
-LEGEND = Legend([("i", f"key {name}", "", label) for name, label in USES.items()])
 
 
-def over_time(results: Sequence[Result], lines: Lines) -> Section:
-    """Return a small area chart for each row that held something."""
-    title, about = "What the memory held", "over the requests of the run, by use"
+def held_charts(results: Sequence[Result], lines: Lines) -> list[tuple[str, Chart]]:
+    """Draw a small area chart for each row that held something."""
     used = [result for result in results if any(sum(_pages(one)[:-1]) for one in result.held)]
-    if not used:
-        return Section("held", title, about, [Empty("No row held anything.")])
-    drawn = [(lines.title(result.row), _areas(result, lines.title(result.row))) for result in used]
-    return Section("held", title, about, [LEGEND, Panels(drawn, "small")])
+    return [(lines.title(result.row), _areas(result, lines.title(result.row))) for result in used]
 
 
 def _areas(result: Result, title: str) -> Chart:
@@ -80,36 +76,50 @@ def _named(one: Held) -> list[tuple[str, int]]:
     return list(zip(USES.values(), _pages(one), strict=True))
 
 
-def _thinned(held: Sequence[Held], most: int) -> list[Held]:
+def _thinned(held: Sequence[Held], most: int) -> Sequence[Held]:
     """Return at most `most` samples, evenly spaced, with the first and the last."""
-    if len(held) <= most:
-        return list(held)
-    return [held[i * (len(held) - 1) // (most - 1)] for i in range(most)]
+    return held if len(held) <= most else [held[i * (len(held) - 1) // (most - 1)] for i in range(most)]
 
 
 # -- reuse of checkpoints ------------------------------------------------------
 
 
-def reuse(results: Sequence[Result], lines: Lines) -> Section:
-    """Return a histogram for each row, on bins that double: 0, 1, 2-3, 4-7, ..."""
-    title = "Checkpoint reuse"
-    about = "checkpoints, kept and evicted, by the number of requests that resumed there"
-    used = [result for result in results if sum(result.reuse.values())]
-    if not used:
-        return Section("reuse", title, about, [Empty("No checkpoint was taken.")])
-    n_bins = 1 + max(hits.bit_length() for result in used for hits in result.reuse)
-    names = ["0", *(_bin_name(bits) for bits in range(1, n_bins))]
-    titled = [(lines.title(result.row), _bins(result.reuse, n_bins)) for result in used]
-    drawn = [(name, _histogram(name, bins, names)) for name, bins in titled]
-    figures = Figures(["Resumed so often", *names], [[name, *map(count, bins)] for name, bins in titled])
-    return Section("reuse", title, about, [Panels(drawn, "small"), figures])
+class Reuse:
+    """Histograms of checkpoints by the number of requests that resumed there, on bins that double: 0, 1, 2-3, ..."""
 
+    def __init__(self, results: Sequence[Result], lines: Lines) -> None:
+        self._n = 1 + max(hits.bit_length() for result in results for hits in result.reuse)
+        self._names = ["0", *(_bin_name(bits) for bits in range(1, self._n))]
+        self._binned = [(lines.title(result.row), self._bins(result.reuse)) for result in results]
 
-def _bins(counts: Mapping[int, int], n_bins: int) -> list[int]:
-    bins = [0] * n_bins
-    for hits, number in counts.items():
-        bins[hits.bit_length()] += number
-    return bins
+    def charts(self) -> list[tuple[str, Chart]]:
+        return [(title, self._histogram(title, bins)) for title, bins in self._binned]
+
+    def figures(self) -> list[list[str]]:
+        """Return the head, and each row's numbers of checkpoints."""
+        return [["Resumed so often", *self._names], *([title, *map(count, bins)] for title, bins in self._binned)]
+
+    def _bins(self, counts: Mapping[int, int]) -> list[int]:
+        bins = [0] * self._n
+        for hits, number in counts.items():
+            bins[hits.bit_length()] += number
+        return bins
+
+    def _histogram(self, title: str, bins: Sequence[int]) -> Chart:
+        n, total, most = self._n, sum(bins), max(bins)
+        named = list(zip(self._names, bins, strict=True))
+        bars, texts = [], []
+        for i, (name, number) in enumerate(named):
+            share = percent(number / total)
+            tip = f"{count(number)} of {count(total)} checkpoints ({share})\nwere resumed at {name} times"
+            bars.append(rect((i + 0.12) / n, 0.76 / n, number / most, "again" if i else "never", tip))
+            if number:
+                middle, top = place((i + 0.5) / n), place(1 - number / most)
+                texts.append(Shape("text", {"x": middle, "y": top, "dy": -4}, short(number)))
+        x = Axis(lambda bin: (bin + 0.5) / n, tuple(((i + 0.5) / n, name) for i, name in enumerate(self._names)))
+        label = f"{title}: " + ", ".join(f"{name} times: {count(number)}" for name, number in named)
+        scale = Axis(lambda number: number / most, ())
+        return Chart(label, x, scale, [Group(bars), Group(texts, "scale")], kind="small histogram")
 
 
 def _bin_name(bits: int) -> str:
@@ -117,16 +127,44 @@ def _bin_name(bits: int) -> str:
     return str(low) if low == high else f"{short(low)}–{short(high)}"
 
 
-def _histogram(title: str, bins: Sequence[int], names: Sequence[str]) -> Chart:
-    n, total, most = len(bins), sum(bins), max(bins)
-    bars, texts = [], []
-    for i, (number, name) in enumerate(zip(bins, names, strict=True)):
-        tip = f"{count(number)} of {count(total)} checkpoints ({percent(number / total)})\nwere resumed at {name} times"
-        bars.append(rect((i + 0.12) / n, 0.76 / n, number / most, "never" if i == 0 else "again", tip))
-        if number:
-            middle, top = place((i + 0.5) / n), place(1 - number / most)
-            texts.append(Shape("text", {"x": middle, "y": top, "dy": -4}, short(number)))
-    x = Axis(lambda bin: (bin + 0.5) / n, tuple(((i + 0.5) / n, name) for i, name in enumerate(names)))
-    told = ", ".join(f"{name} times: {count(number)}" for name, number in zip(names, bins, strict=True))
-    scale = Axis(lambda number: number / most, ())
-    return Chart(f"{title}: {told}", x, scale, [Group(bars), Group(texts, "scale")], kind="small histogram")
+# -- reasons ------------------------------------------------------------------
+
+MEANING: dict[str, str] = {
+    Reason.FULL: "all but the last page was cached: no miss",
+    Reason.DIVERGED: "the prompt leaves what is cached there",
+    Reason.COLD: "nothing in its namespace begins like it",
+    Reason.OTHER_NAMESPACE: "its namespace holds nothing, others do",
+    Reason.NO_CHECKPOINT: "KV is cached deeper, but no state was kept there",
+    Reason.EVICTED: "a deeper match was evicted",
+    Reason.NO_MEMORY: "a match could not be held beside the request",
+    Reason.TOO_SHORT: "the prompt has no full page before its last token",
+    Reason.CACHE_OFF: "there is no cache",
+    TOO_LARGE: "no memory could have held the request: it was refused",
+}
+
+
+class Reasons:
+    """Requests and prompt tokens that were not hit, by the reason why each request did not resume deeper."""
+
+    def __init__(self, results: Sequence[Result], lines: Lines) -> None:
+        self.rows = [(lines.title(one.row), Counter(one.row.misses_by_reason), _missed_tokens(one)) for one in results]
+        found = {name for _, prompts, _ in self.rows for name in prompts}
+        self.names = {
+            name: MEANING.get(name, "") for name in (*MEANING, *sorted(found - set(MEANING))) if name in found
+        }
+
+    def figures(self) -> list[list[str]]:
+        """Return the head, and each row's prompts and tokens by reason."""
+        head = ["Prompts / tokens not hit", *(name.replace("_", " ") for name in self.names)]
+        both = [
+            [title, *(f"{count(prompts[name])} / {count(missed[name])}" for name in self.names)]
+            for title, prompts, missed in self.rows
+        ]
+        return [head, *both]
+
+
+def _missed_tokens(result: Result) -> Counter[str]:
+    missed: Counter[str] = Counter()
+    for one in result.outcomes:
+        missed[one.reason] += one.prompt_tokens - one.hit_tokens
+    return missed
