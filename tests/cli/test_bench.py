@@ -102,7 +102,7 @@ def test_plots_without_matplotlib_are_refused_before_anything_is_sent(server, tm
     def missing(name):
         raise ImportError(name)
 
-    monkeypatch.setattr("headwater.load.plots.importlib.import_module", missing)
+    monkeypatch.setattr("headwater.load.report.importlib.import_module", missing)
     assert run(["bench", "serve", "--url", server.url, "--plots", str(tmp_path)]) == 2
     assert "headwater[plots]" in capsys.readouterr().err
     assert server.bodies == []

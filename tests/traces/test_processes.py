@@ -53,5 +53,10 @@ def test_each_turn_has_an_arrival_of_its_own():
 def test_recorded_times_begin_at_0_and_are_scaled():
     calls = as_recorded([session("a", 2, 100.0, 130.0), session("b", 1, 110.0)], speed=10.0)
     assert [(call.due, call.session.id, call.turn) for call in calls] == [(0.0, "a", 0), (1.0, "b", 0), (3.0, "a", 1)]
+    assert [call.turn for call in as_recorded([session("a", 3, 2.0, 1.0, 3.0)], 1.0)] == [
+        0,
+        1,
+        2,
+    ]  # clocks may step back
     with pytest.raises(ValueError, match="c has no recorded times"):
         as_recorded([session("c", 1)], 1.0)

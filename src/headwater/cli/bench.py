@@ -27,9 +27,8 @@ from headwater.cli.common import (
 from headwater.errors import ConfigError
 from headwater.load.endpoint import Endpoint, about, first_model
 from headwater.load.generator import Limits
-from headwater.load.plots import draw_plots, require_matplotlib
 from headwater.load.recorded import read_sessions
-from headwater.load.report import LiveProgress, as_json, comparison_table, phase_tables
+from headwater.load.report import LiveProgress, as_json, comparison_table, draw_plots, phase_tables, require_matplotlib
 from headwater.load.results import Slo, Summary
 from headwater.load.scenario import Pace, Phase, Scenario
 from headwater.load.session import DRAWN, Drawing, Session

@@ -159,28 +159,28 @@ class Load:
         return self._result(talk, index, number, due, done)
 
     def _skipped(self, talk: Talk, index: int, number: int, due: float, why: str) -> Result:
-        now = self._now()
-        return Result(number, talk.session.id, index, talk.session.tenant, "skipped", due, now, now, detail=why)
+        now = time.perf_counter()
+        return self._result(talk, index, number, due, Exchange(now, "skipped", now, detail=why))
 
     def _result(self, talk: Talk, index: int, number: int, due: float, done: Exchange) -> Result:
-        session, answer = talk.session, done.answer or Answer()
+        answer = done.answer or Answer()
         return Result(
-            number,
-            session.id,
-            index,
-            session.tenant,
-            done.outcome,
-            due,
-            done.sent - self._start,
-            done.ended - self._start,
-            done.status,
-            done.detail,
-            None if answer.first is None else answer.first - done.sent,
-            tuple(answer.gaps),
-            answer.prompt_tokens,
-            answer.cached_tokens,
-            answer.output_tokens,
-            answer.finish_reason,
-            answer.account.get("reason"),
-            answer.account.get("resumed_at"),
+            number=number,
+            session=talk.session.id,
+            turn=index,
+            tenant=talk.session.tenant,
+            outcome=done.outcome,
+            due=due,
+            sent=done.sent - self._start,
+            ended=done.ended - self._start,
+            status=done.status,
+            detail=done.detail,
+            ttft=None if answer.first is None else answer.first - done.sent,
+            gaps=tuple(answer.gaps),
+            prompt_tokens=answer.prompt_tokens,
+            cached_tokens=answer.cached_tokens,
+            output_tokens=answer.output_tokens,
+            finish_reason=answer.finish_reason,
+            reason=answer.account.get("reason"),
+            resumed_at=answer.account.get("resumed_at"),
         )

@@ -51,7 +51,7 @@ def read_sessions(path: Path, vocab: int | None = None) -> Iterator[Session]:
                 continue
             try:
                 yield from _from_line(json.loads(line), f"{path.name}:{number}", vocab)
-            except (ValueError, KeyError, TypeError, IndexError) as error:
+            except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
                 raise ConfigError(f"{path}:{number}: no known form of a request: {error}") from error
 
 

@@ -6,6 +6,7 @@ for a token, which is about right for vocabularies of common size.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -79,13 +80,18 @@ def scheduled(times: Iterator[float], sessions: Iterable[Session], at_once: int)
 
 
 def as_recorded(sessions: Iterable[Session], speed: float) -> list[Call]:
-    """List calls at their recorded times from 0 on, `speed` times as fast. Raises ValueError for one without a time."""
-    calls = []
+    """List calls at their recorded times from 0 on, `speed` times as fast, but no turn before the one that it follows.
+
+    Raises ValueError for a turn without a time.
+    """
+    calls: list[Call] = []
     for session in sessions:
+        latest = -math.inf
         for number, turn in enumerate(session.turns):
             if turn.at is None:
                 raise ValueError(f"session {session.id} has no recorded times: give a rate or a concurrency")
-            calls.append(Call(turn.at, session, number))
+            latest = max(latest, turn.at)
+            calls.append(Call(latest, session, number))
     calls.sort(key=lambda call: call.due)
     start = calls[0].due if calls else 0.0
     for call in calls:
