@@ -8,8 +8,8 @@ import headwater.lab.tuner as module
 from headwater.lab.replay import replay
 from headwater.lab.serving import Engine
 from headwater.lab.setup import Setup
-from headwater.lab.tuner import Served
 from headwater.traces.loads import make_arrivals
+from headwater.traces.request import Request
 from tests.lab.test_virtual_clock import COST, PAGE, PROFILE, sessions
 
 
@@ -18,14 +18,14 @@ from tests.lab.test_virtual_clock import COST, PAGE, PROFILE, sessions
 def test_answers_are_reported_where_they_are_cached(
     engine: Engine | None, decode_reuse: str, kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reported: list[Served] = []
+    reported: list[Request] = []
 
     class Listener:
         done = False
 
         def __init__(self, *arguments: object, **options: object) -> None: ...
 
-        def observe(self, request: Served) -> None:
+        def observe(self, request: Request) -> None:
             reported.append(request)
 
         def close(self) -> None: ...

@@ -37,13 +37,13 @@ def reported(eviction: str, keep_output: bool = True, known: int = 3) -> list[ob
 def test_a_request_is_noted_with_its_answer_in_whole_pages() -> None:
     (seen,) = reported("marconi", known=7)
     assert (seen.namespace, seen.prompt_tokens, seen.known_tokens) == ("tenant", 15, 20)  # type: ignore[attr-defined]
-    assert seen.key == key_of((*PROMPT, 50, 51, 52, 53, 54))  # type: ignore[attr-defined]
+    assert seen.text == key_of((*PROMPT, 50, 51, 52, 53, 54))  # type: ignore[attr-defined]
     assert seen.boundaries == Boundaries(system_end=5)  # type: ignore[attr-defined]
 
 
 def test_an_answer_that_is_not_kept_is_not_noted() -> None:
     (seen,) = reported("marconi", keep_output=False)
-    assert (seen.known_tokens, seen.key) == (15, key_of(PROMPT))  # type: ignore[attr-defined]
+    assert (seen.known_tokens, seen.text) == (15, key_of(PROMPT))  # type: ignore[attr-defined]
 
 
 def test_a_tuner_that_breaks_does_not_end_the_engine(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -13,19 +13,21 @@ import pytest
 from headwater.cache import PrefixCache
 from headwater.cache.placement import make_placement
 from headwater.cache.positions import Placement
-from headwater.lab.tuner import ALPHAS, ReplayedPrompt, Served, Tuner, prefill
+from headwater.lab.replayed import Replayed, prefill
+from headwater.lab.tuner import ALPHAS, SERVED, Tuner
 from headwater.plan import PrefillFlops
 from headwater.schedule.planner import Planner
+from headwater.traces.request import Request, Trace
 from tests.cache.toy import LAYOUT, PAGE, key_of, words
 
 SMALL = replace(LAYOUT, n_pages=60, slot_pages=0, flops=PrefillFlops(1.0, 0.01))
 
 
-def served(prompt: tuple[int, ...], answer: tuple[int, ...] = ()) -> Served:
-    return Served("", key_of(prompt + answer), len(prompt), len(prompt) + len(answer))
+def served(prompt: tuple[int, ...], answer: tuple[int, ...] = ()) -> Request:
+    return Request("", key_of(prompt + answer), len(prompt), len(answer), len(prompt) + len(answer))
 
 
-def turns_among_strays(strays: int = 4, rounds: int = 40) -> Iterator[Served]:
+def turns_among_strays(strays: int = 4, rounds: int = 40) -> Iterator[Request]:
     """Yield rounds in which one of three long prompts repeats, after short ones that never repeat."""
     stray = 1000
     for round_ in range(rounds):
@@ -46,8 +48,8 @@ class Lab:
         self.hits: list[int] = []
         self.alphas: list[float] = []
 
-    def serve(self, request: Served) -> None:
-        seq = ReplayedPrompt(len(self.hits), request, request.prompt_tokens)
+    def serve(self, request: Request) -> None:
+        seq = Replayed(len(self.hits), SERVED, request)
         assert prefill(self.planner, self.cache, seq)
         assert seq.account is not None
         self.hits.append(seq.account.resumed_at)
@@ -55,7 +57,7 @@ class Lab:
         self.alphas.append(self.cache.policy.alpha)  # type: ignore[attr-defined]
         self.cache.check()
 
-    def run(self, requests: Iterator[Served]) -> Lab:
+    def run(self, requests: Iterator[Request]) -> Lab:
         for request in requests:
             self.serve(request)
         return self
@@ -142,7 +144,7 @@ def test_the_guard_is_in_points_of_the_token_hit_rate() -> None:
         assert (guarded.alphas[-1] == 0.0) == kept
 
 
-def finish(lab: Lab, requests: Iterator[Served]) -> None:
+def finish(lab: Lab, requests: Iterator[Request]) -> None:
     """Let the replays end, however long that takes, and serve one more request: it adopts what is there."""
     if lab.tuner._running is not None:
         for future in lab.tuner._running._futures:
@@ -168,7 +170,7 @@ def test_in_serving_requests_go_on_while_it_replays() -> None:
     assert lab.tuner.hits == Lab().run(turns_among_strays()).tuner.hits
 
 
-def failing(cache: PrefixCache, placement: Placement, window: Sequence[Served]) -> int:
+def failing(cache: PrefixCache, placement: Placement, window: Trace) -> int:
     raise RuntimeError("the replay broke")
 
 
@@ -192,7 +194,7 @@ def test_in_serving_a_replay_that_fails_leaves_alpha_at_0() -> None:
     assert set(lab.alphas) == {0.0}
 
 
-def endless(cache: PrefixCache, placement: Placement, window: Sequence[Served]) -> int:
+def endless(cache: PrefixCache, placement: Placement, window: Trace) -> int:
     while True:
         signal.pause()
 

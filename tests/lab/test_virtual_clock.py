@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from headwater.cache.positions import Placed, Placement, PlacementQuery
 from headwater.errors import ConfigError
 from headwater.lab.cost import StepCost, load_device
 from headwater.lab.replay import replay
@@ -13,6 +14,7 @@ from headwater.lab.row import Result, Spread
 from headwater.lab.serving import Engine, Serving
 from headwater.lab.setup import Setup
 from headwater.models.profiles import load_profile
+from headwater.schedule.kinds.answer import FinishedAnswer
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.sequence import Purpose
 from headwater.traces.loads import make_arrivals
@@ -65,6 +67,15 @@ def test_steps_taken_at_once_are_steps_one_by_one(decode_reuse: str, monkeypatch
         assert one.ttft == pytest.approx(other.ttft, rel=1e-6)
         assert one.at == pytest.approx(other.at, rel=1e-6)
     assert leaping.row.queue_depth == walking.row.queue_depth
+
+
+def test_an_unforeseen_error_ends_the_run_also_if_it_is_an_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(seq: FinishedAnswer, placement: Placement, query: PlacementQuery) -> Placed:
+        raise RuntimeError("the placement broke")
+
+    monkeypatch.setattr(FinishedAnswer, "place", broken)
+    with pytest.raises(RuntimeError, match="the placement broke"):
+        serve(sessions(1))
 
 
 def test_many_steps_are_taken_at_once() -> None:

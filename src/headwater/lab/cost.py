@@ -8,8 +8,9 @@ Efficiencies and overhead are guesses until `headwater fit` has replaced them.
 
 from __future__ import annotations
 
+import json
 import tomllib
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from headwater.errors import ConfigError
@@ -39,14 +40,8 @@ class Device:
 
     def as_toml(self) -> str:
         """Return the TOML that `load_device` reads."""
-        values = ((one.name, getattr(self, one.name)) for one in fields(self))
-        return "".join(
-            f'{name} = "{_escaped(v)}"\n' if isinstance(v, str) else f"{name} = {v!r}\n" for name, v in values
-        )
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
+        # JSON's numbers and strings are TOML's, but for the character DEL
+        return "".join(f"{name} = {json.dumps(value)}\n" for name, value in asdict(self).items())
 
 
 DEVICES = {

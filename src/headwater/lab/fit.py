@@ -38,7 +38,10 @@ def read_points(path: Path) -> tuple[list[Point], int]:
     except ValueError as error:
         raise ConfigError(f"{path}: {error}") from error
     if isinstance(found, dict) and isinstance(found.get("phases"), list):
-        return _of_bench(path, found["phases"])
+        try:
+            return _of_bench(path, found["phases"])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{path}: no report of `headwater bench serve`: {error!r}") from error
     if not isinstance(found, list):
         raise ConfigError(f"{path}: neither a list of points nor a report of `headwater bench serve`")
     return [_listed(f"{path}: point {number}", one) for number, one in enumerate(found, 1)], 0
@@ -63,13 +66,12 @@ def _of_bench(path: Path, phases: Sequence[Any]) -> tuple[list[Point], int]:
     points: list[Point] = []
     left_out = 0
     for phase in phases:
-        rows = phase.get("rows", []) if isinstance(phase, dict) else []
+        rows = phase.get("rows", [])
         for number, row in enumerate(rows):
-            where = f"{path}: request {number}"
-            if row.get("outcome") != "ok" or row.get("ttft") is None or not _alone(row, rows):
+            if row.get("outcome") == "ok" and row.get("ttft") is not None and _alone(row, rows):
+                points.append(_of_row(f"{path}: request {number}", row))
+            else:
                 left_out += 1
-                continue
-            points.append(_of_row(where, row))
     return points, left_out
 
 

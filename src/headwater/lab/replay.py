@@ -34,9 +34,9 @@ def replay(trace: Trace, setup: Setup, arrivals: Arrivals, engine: Engine | None
     else:
         serving = Serving(trace, setup, engine, workers)
         tally, cache, queue = serving.run(arrivals), serving.cache, serving.queue_depth
-    seconds = time.process_time() - begin
+    segments = _segments(setup, tally, cache) if trace.has_segments else None
     return Result(
-        row=_row(setup, tally, cache, queue, seconds, _segments(setup, tally, cache) if trace.has_segments else None),
+        row=_row(setup, tally, cache, queue, time.process_time() - begin, segments),
         outcomes=tuple(tally.outcomes),
         held=tuple(tally.held),
         page_bytes=setup.memory // cache.layout.n_pages,

@@ -1,12 +1,20 @@
-"""A request of a trace as the scheduler's sequence: it has a key and a length, but no tokens."""
+"""A request of a trace as the scheduler's sequence, with a key and a length but no tokens; and its prefill alone."""
 
 from __future__ import annotations
 
+from headwater.account import CacheAccount
+from headwater.cache import PrefixCache
+from headwater.errors import OutOfPages
+from headwater.lab.tally import SegmentWork
 from headwater.request import Generation, SamplingParams, Span
 from headwater.schedule.kinds.answer import FinishedAnswer
 from headwater.schedule.kinds.request import Request as Answered
+from headwater.schedule.limits import Budget
+from headwater.schedule.planner import Planner
 from headwater.schedule.sequence import Sequence
 from headwater.traces.request import Request, Trace
+
+ENDLESS = Budget(tokens=1 << 60, saves=1 << 60)
 
 
 class Counted(list[int]):
@@ -86,3 +94,39 @@ class Replayed(_FromTrace, Answered):
         answer.marked_from, answer.whole = self.marked_from, self.whole
         answer.key = answer.key_until(end)
         return answer
+
+
+class OneByOne:
+    """The server's planner and cache without its queue: a prompt's prefill is one leg, its answer's another."""
+
+    def __init__(self, trace: Trace, cache: PrefixCache, planner: Planner) -> None:
+        self._trace, self._cache, self._planner = trace, cache, planner
+        self.placement, self.work = planner.placement, SegmentWork(cache.layout.flops)
+        self.last = 0  # id of the latest sequence
+
+    def serve(self, request: Request) -> CacheAccount | None:
+        """Prefill the prompt, and the known part of the answer. Return None if the whole memory is too small."""
+        seq = Replayed(self._next_id(), self._trace, request)
+        if not prefill(self._planner, self._cache, seq):
+            return None
+        keeps = self._planner.keeps_answers and seq.generation.keep_output
+        end = seq.answer_end(self._cache.layout.unit_tokens) if keeps else None
+        if end is not None:
+            prefill(self._planner, self._cache, seq.answer(self._next_id(), end))
+        return seq.account
+
+    def _next_id(self) -> int:
+        self.last += 1
+        return self.last
+
+
+def prefill(planner: Planner, cache: PrefixCache, seq: Sequence) -> bool:
+    """Prefill a sequence in one leg; return False if the whole memory is too small for it."""
+    try:
+        plan = planner.first_leg(seq, ENDLESS, ())
+    except OutOfPages:
+        return False
+    assert plan is not None, "an endless budget is large enough for any leg"
+    cache.commit(plan)
+    cache.release(seq.id)
+    return True

@@ -9,40 +9,15 @@ from headwater.cache import PrefixCache
 from headwater.cache.eviction.clairvoyant import Clairvoyant
 from headwater.cache.order.future import Asked, Future
 from headwater.errors import ConfigError, OutOfPages, RequestTooLarge
-from headwater.lab.replayed import Replayed
+from headwater.lab.replayed import OneByOne, Replayed
 from headwater.lab.setup import Setup, as_reused
 from headwater.lab.tally import Ideal, SegmentWork, Tally
-from headwater.lab.tuner import TraceTuning, prefill
+from headwater.lab.tuner import TraceTuning
 from headwater.schedule.limits import Limits
-from headwater.schedule.planner import Planner
 from headwater.traces.arrivals import Arrivals, in_order
 from headwater.traces.request import Request, Trace
 
 ENDLESS = 1 << 60
-
-
-class OneByOne:
-    """The server's planner and cache without its queue: a prompt's prefill is one leg, its answer's another."""
-
-    def __init__(self, trace: Trace, cache: PrefixCache, planner: Planner) -> None:
-        self._trace, self._cache, self._planner = trace, cache, planner
-        self.placement, self.work = planner.placement, SegmentWork(cache.layout.flops)
-        self.last = 0  # id of the latest sequence
-
-    def serve(self, request: Request) -> CacheAccount | None:
-        """Prefill the prompt, and the known part of the answer. Return None if the whole memory is too small."""
-        seq = Replayed(self._next_id(), self._trace, request)
-        if not prefill(self._planner, self._cache, seq):
-            return None
-        keeps = self._planner.keeps_answers and seq.generation.keep_output
-        end = seq.answer_end(self._cache.layout.unit_tokens) if keeps else None
-        if end is not None:
-            prefill(self._planner, self._cache, seq.answer(self._next_id(), end))
-        return seq.account
-
-    def _next_id(self) -> int:
-        self.last += 1
-        return self.last
 
 
 class Scheduled:

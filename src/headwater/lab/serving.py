@@ -138,11 +138,11 @@ class Serving:
     def _count_failures(self, arrivals: Arrivals, tally: Tally) -> None:
         """Count requests that failed: too large for the whole memory."""
         for seq, error in self.scheduler.failures:
+            if not isinstance(error, OutOfPages):
+                raise error
             visit = self._visits.pop(seq.id, None)
             if visit is None:  # the prefill of an answer, which is no request
                 continue
-            if not isinstance(error, OutOfPages):
-                raise error
             if visit.first_token is None:
                 tally.add(visit.request, None, visit.ideal, visit.came)
             arrivals.answered(visit.request, self.now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,8 +11,8 @@ from functools import cached_property
 from headwater.errors import ConfigError
 from headwater.lab.distances import Curve, distances
 from headwater.lab.replay import run_grid
+from headwater.lab.replayed import OneByOne
 from headwater.lab.sample import Estimate, Sampled, estimate, groups, parts
-from headwater.lab.sequential import OneByOne
 from headwater.lab.setup import Setup
 from headwater.traces.arrivals import Arrivals, in_order
 from headwater.traces.request import Request, Trace
@@ -219,6 +220,27 @@ class Sizing:
         return [hits[number] for number in range(len(memories))]
 
 
+class Played:
+    """Arrivals at fixed times, whatever the answers' times."""
+
+    def __init__(self, order: Order) -> None:
+        self._coming = deque(order)
+
+    def __len__(self) -> int:
+        return len(self._coming)
+
+    def due(self) -> float | None:
+        return self._coming[0][0] if self._coming else None
+
+    def take(self) -> Request:
+        return self._coming.popleft()[1]
+
+    def answered(self, request: Request, now: float) -> None:
+        """Ignore the answer: no later arrival depends on it."""
+
+
+# -- advice --------------------------------------------------------------------
+
 LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)  # of the hits with endless memory
 DOUBLED = 0.9  # the level whose size is doubled
 STEPS = 400  # at which the curve is read, evenly spaced by ratio
@@ -296,23 +318,3 @@ def spelled(memory: float) -> str:
 
 def _share(steps: Sequence[Step], memory: float, ideal: float) -> str:
     return f"{math.floor(100 * hit_rate(steps, memory) / ideal + 1e-9)}%"
-
-
-class Played:
-    """Arrivals at fixed times, whatever the answers' times."""
-
-    def __init__(self, order: Sequence[tuple[float, Request]]) -> None:
-        self._order, self._next = order, 0
-
-    def __len__(self) -> int:
-        return len(self._order) - self._next
-
-    def due(self) -> float | None:
-        return self._order[self._next][0] if len(self) else None
-
-    def take(self) -> Request:
-        self._next += 1
-        return self._order[self._next - 1][1]
-
-    def answered(self, request: Request, now: float) -> None:
-        """Ignore the answer: no later arrival depends on it."""

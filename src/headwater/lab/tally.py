@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from headwater.account import CacheAccount
 from headwater.cache import PrefixCache
 from headwater.cache.history import Edges
-from headwater.plan import Plan, PrefillFlops
+from headwater.plan import PrefillFlops
 from headwater.schedule.kinds.request import Request as Answered
 from headwater.schedule.step import Step
 from headwater.traces.request import Request, Trace
@@ -55,14 +55,12 @@ class SegmentWork:
                 self.made_flops += self.flops.between(plan.start, plan.end)
             elif plan.composed and isinstance(seq, Answered) and seq.composition is not None:
                 tokens = sum(span.end - span.start for span in seq.composition.spans)
-                self._saved[seq.id] = Saved(tokens - seq.composition.interiors, self._composed(plan))
+                flops = sum(self.flops.between(part.at + part.start, part.at + part.end) for part in plan.composed)
+                self._saved[seq.id] = Saved(tokens - seq.composition.interiors, flops)
 
     def of(self, request: int) -> Saved:
         """Return, once, the savings of a request whose prompt is computed."""
         return self._saved.pop(request, Saved())
-
-    def _composed(self, plan: Plan) -> float:
-        return sum(self.flops.between(part.at + part.start, part.at + part.end) for part in plan.composed)
 
 
 SAMPLES = 240  # samples of the memory's contents over a run

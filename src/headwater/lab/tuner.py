@@ -15,99 +15,30 @@ import pickle
 from collections.abc import Callable
 from collections.abc import Sequence as Requests
 from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from headwater.cache import PrefixCache
 from headwater.cache.eviction.marconi import Marconi
 from headwater.cache.positions import Placement
 from headwater.cache.snapshot import Snapshot
-from headwater.errors import OutOfPages
+from headwater.lab.replayed import OneByOne
 from headwater.plan import CacheLayout
-from headwater.request import Boundaries, Generation, SamplingParams
-from headwater.schedule.kinds.answer import FinishedAnswer
-from headwater.schedule.kinds.request import Request as Answered
-from headwater.schedule.limits import Budget
 from headwater.schedule.planner import Planner
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.sequence import Sequence
 from headwater.traces.request import Request, Trace
 
 ALPHAS = tuple(step / 10 for step in range(21))
-ENDLESS = Budget(tokens=1 << 60, saves=1 << 60)
+SERVED = Trace("served", ())  # token ids, four bytes each
+
+Replay = Callable[[PrefixCache, Placement, Trace], int]  # serves a trace one by one; returns the prompt tokens that hit
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    """A completed request, with all that a replay of it needs. Lengths in tokens."""
-
-    namespace: str
-    key: bytes  # of prompt and output, up to the last cached token
-    prompt_tokens: int
-    known_tokens: int  # length of the key in tokens, at least prompt_tokens: more if the output is cached
-    boundaries: Boundaries = field(default_factory=Boundaries)
-
-
-class _Replayed(Sequence):
-    """The first `length` tokens of a served request, of which no more than the key is needed."""
-
-    def __init__(self, id: int, served: Served, length: int) -> None:
-        self.served, self.length = served, length
-        keeps = served.known_tokens > served.prompt_tokens
-        generation = Generation(
-            (), SamplingParams(max_tokens=0), served.namespace, served.boundaries, keep_output=keeps
-        )
-        super().__init__(id, generation)
-
-    def __post_init__(self) -> None:
-        self.key = self.served.key  # longer than the prompt; a match stops at `n_prompt`
-
-    @property
-    def n_prompt(self) -> int:
-        return self.length
-
-    @property
-    def known_tokens(self) -> int:
-        return self.served.known_tokens
-
-
-class ReplayedPrompt(_Replayed, Answered):
-    """The prompt of a served request."""
-
-
-class ReplayedAnswer(_Replayed, FinishedAnswer):
-    """The prefill of a served request's answer."""
-
-
-def replay_window(cache: PrefixCache, placement: Placement, window: Requests[Served]) -> int:
+def replay_window(cache: PrefixCache, placement: Placement, window: Trace) -> int:
     """Serve the requests one by one; return the prompt tokens that hit."""
-    planner = Planner(cache, placement)
-    unit = cache.layout.unit_tokens
-    hits = 0
-    for number, served in enumerate(window):
-        prompt = ReplayedPrompt(2 * number, served, served.prompt_tokens)
-        if not prefill(planner, cache, prompt):
-            continue
-        assert prompt.account is not None, "a request that was planned has an account"
-        hits += prompt.account.resumed_at
-        end = prompt.answer_end(unit) if prompt.generation.keep_output else None
-        if end is not None:
-            prefill(planner, cache, ReplayedAnswer(2 * number + 1, served, end))
-    return hits
-
-
-def prefill(planner: Planner, cache: PrefixCache, seq: Sequence) -> bool:
-    """Prefill a sequence in one leg; return False if the whole memory is too small for it."""
-    try:
-        plan = planner.first_leg(seq, ENDLESS, ())
-    except OutOfPages:
-        return False
-    assert plan is not None, "an endless budget is large enough for any leg"
-    cache.commit(plan)
-    cache.release(seq.id)
-    return True
-
-
-Replay = Callable[[PrefixCache, Placement, Requests[Served]], int]  # serves requests one by one; tokens that hit
+    alone = OneByOne(window, cache, Planner(cache, placement))
+    accounts = [alone.serve(request) for request in window.requests]
+    return sum(account.resumed_at for account in accounts if account is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +48,7 @@ class Study:
     layout: CacheLayout
     begin: Snapshot
     placement: Placement  # as it was at the snapshot
-    window: tuple[Served, ...]
+    window: Trace  # the recorded requests
     replay: Replay
 
     def hits(self, eviction: str) -> int:
@@ -128,6 +59,7 @@ class Study:
 class Tuner:
     """Search for the alpha of a cache whose policy is Marconi's; `observe` takes each request once it is complete.
 
+    A request's known tokens are those that were cached. `trace`: the source of its keys.
     workers: processes that replay; with 0 `observe` itself replays. If `wait` is true, `observe` returns only when the
     result is known, so that the same request always adopts it, and raises a replay's error. Otherwise requests
     continue, a later one adopts the result, and alpha stays 0 if a replay failed.
@@ -140,14 +72,15 @@ class Tuner:
         replay: Replay = replay_window,
         workers: int = 0,
         wait: bool = True,
+        trace: Trace = SERVED,
     ) -> None:
         if not isinstance(cache.policy, Marconi):
             raise TypeError(f"{type(cache.policy).__name__} has no alpha to tune")
         self._cache, self._policy, self._placement, self._replay = cache, cache.policy, placement, replay
-        self._workers, self._wait = workers, wait
+        self._workers, self._wait, self._trace = workers, wait, trace
         self._requests = 0  # until the first eviction
         self._begin: tuple[Snapshot, Placement] | None = None
-        self._window: list[Served] = []
+        self._window: list[Request] = []
         self._running: Grid | None = None
         self.hits: dict[float, int] = {}  # tokens by alpha, once they are known
         self.failure: BaseException | None = None  # the first error of a replay
@@ -156,7 +89,7 @@ class Tuner:
     def done(self) -> bool:
         return bool(self.hits) or self.failure is not None
 
-    def observe(self, request: Served) -> None:
+    def observe(self, request: Request) -> None:
         """Count or record a completed request, and adopt the result if it is known."""
         if self.done:
             return
@@ -179,7 +112,8 @@ class Tuner:
             self._running = None
 
     def _start(self, begin: Snapshot, placement: Placement) -> None:
-        study = Study(self._cache.layout, begin, placement, tuple(self._window), self._replay)
+        window = replace(self._trace, requests=tuple(self._window))
+        study = Study(self._cache.layout, begin, placement, window, self._replay)
         spellings = [self._policy.static(alpha) for alpha in ALPHAS]
         if not self._workers:
             self._adopt([study.hits(spelling) for spelling in spellings])
@@ -194,8 +128,10 @@ class Tuner:
             if not self._running.ready:
                 return
             self.failure = self._running.failure
-        hits = [] if self.failure else self._running.results()
-        self.close()
+        try:
+            hits = [] if self.failure else self._running.results()
+        finally:
+            self.close()
         if hits:
             self._adopt(hits)
 
@@ -270,15 +206,14 @@ class TraceTuning:
     def __init__(
         self, trace: Trace, cache: PrefixCache, placement: Placement, keeps_answers: bool, workers: int = 0
     ) -> None:
-        self._trace, self._keeps_answers = trace, keeps_answers
+        self._keeps_answers = keeps_answers
         tuned = isinstance(cache.policy, Marconi)
-        self._tuner = Tuner(cache, placement, workers=workers) if tuned else None
+        self._tuner = Tuner(cache, placement, workers=workers, trace=trace) if tuned else None
 
     def completed(self, request: Request) -> None:
         if self._tuner is not None and not self._tuner.done:
             known = request.known_tokens if self._keeps_answers else request.prompt_tokens
-            key = self._trace.key(request, known)
-            self._tuner.observe(Served(request.namespace, key, request.prompt_tokens, known, request.boundaries))
+            self._tuner.observe(replace(request, known_tokens=known, segments=()))
 
     def close(self) -> None:
         if self._tuner is not None:
@@ -310,7 +245,8 @@ class ServerTuning:
         keeps = self._keeps_answers and seq.generation.keep_output
         known = max(seq.n_prompt, seq.known_tokens // self._unit * self._unit if keeps else 0)
         key = seq.key_until(known) if known > seq.n_prompt else seq.key
-        tuner.observe(Served(seq.namespace, key, seq.n_prompt, known, seq.generation.boundaries))
+        boundaries, namespace = seq.generation.boundaries, seq.namespace
+        tuner.observe(Request("", key, seq.n_prompt, 0, known, boundaries=boundaries, namespace=namespace))
 
     def _give_up(self, error: BaseException) -> None:
         log.error("the tuner of eviction policy marconi has failed; alpha stays as it is", exc_info=error)
