@@ -1,4 +1,4 @@
-"""Replays of a trace under one setup, or under many in processes of their own."""
+"""Replays of a trace: one request at a time or under a virtual clock, with one setup or with many in processes."""
 
 from __future__ import annotations
 
@@ -6,19 +6,27 @@ import multiprocessing
 import os
 import resource
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 
+from headwater.account import CacheAccount
 from headwater.cache import PrefixCache
-from headwater.errors import HeadwaterError
+from headwater.cache.eviction.clairvoyant import Clairvoyant
+from headwater.cache.order.future import Asked, Future
+from headwater.errors import ConfigError, HeadwaterError, OutOfPages, RequestTooLarge
+from headwater.lab.replayed import OneByOne, Replayed
 from headwater.lab.row import Result, Row, Segments, Spread
-from headwater.lab.sequential import run_one_by_one
 from headwater.lab.serving import Engine, Serving
-from headwater.lab.setup import Setup
-from headwater.lab.tally import Tally
-from headwater.traces.arrivals import Arrivals
-from headwater.traces.request import Trace
+from headwater.lab.setup import Setup, as_reused
+from headwater.lab.tally import Ideal, SegmentWork, Tally
+from headwater.lab.tuner import TraceTuning
+from headwater.schedule.limits import Limits
+from headwater.traces.arrivals import Arrivals, in_order
+from headwater.traces.request import Request, Trace
+
+ENDLESS = 1 << 60
 
 
 def replay(trace: Trace, setup: Setup, arrivals: Arrivals, engine: Engine | None = None, workers: int = 0) -> Result:
@@ -29,7 +37,7 @@ def replay(trace: Trace, setup: Setup, arrivals: Arrivals, engine: Engine | None
     """
     begin = time.process_time()
     if engine is None:
-        tally, cache = run_one_by_one(trace, setup, arrivals, workers)
+        tally, cache = _one_by_one(trace, setup, arrivals, workers)
         queue = None
     else:
         serving = Serving(trace, setup, engine, workers)
@@ -49,9 +57,9 @@ def _segments(setup: Setup, tally: Tally, cache: PrefixCache) -> Segments:
     return Segments(
         reuse=setup.reuse,
         eviction=setup.segment_eviction,
-        prefix_tokens=tally.prefix_tokens,
-        composed_tokens=tally.composed_tokens,
-        seam_tokens=tally.seam_tokens,
+        prefix_tokens=tally.sum("resumed_at"),
+        composed_tokens=tally.sum("composed_tokens"),
+        seam_tokens=tally.sum("seam_tokens"),
         made_tokens=tally.work.made_tokens,
         uses=stats.segment_uses,
         stored=stats.segments,
@@ -64,24 +72,25 @@ def _row(
     setup: Setup, tally: Tally, cache: PrefixCache, queue: float | None, seconds: float, segments: Segments | None
 ) -> Row:
     stats, reuse = cache.stats(), cache.reuse()
-    prompts = max(1, tally.prompt_tokens)
+    prompt_tokens, hit_tokens = tally.sum("prompt_tokens"), tally.hit_tokens
+    prompts = max(1, prompt_tokens)
     return Row(
         memory=setup.memory,
         pool=setup.pool,
         placement=setup.placement,
         eviction=setup.eviction,
         requests=len(tally.outcomes),
-        prompt_tokens=tally.prompt_tokens,
-        hit_tokens=tally.hit_tokens,
-        token_hit_rate=round(tally.hit_tokens / prompts, 6),
-        ideal_hit_rate=round(tally.ideal_tokens / prompts, 6),
-        stranded_tokens=tally.stranded_tokens,
+        prompt_tokens=prompt_tokens,
+        hit_tokens=hit_tokens,
+        token_hit_rate=round(hit_tokens / prompts, 6),
+        ideal_hit_rate=round(tally.sum("ideal") / prompts, 6),
+        stranded_tokens=tally.sum("stranded_tokens"),
         flops_saved=tally.flops_saved,
         flops_saved_share=round(tally.flops_saved / max(1.0, tally.flops_all), 6),
         checkpoints_taken=stats.saved_checkpoints,
         checkpoints_hit=sum(count for hits, count in reuse.items() if hits),
         evictions=stats.evictions_by_kind(),
-        misses_by_reason=dict(sorted(tally.reasons.items())),
+        misses_by_reason=dict(sorted(Counter(one.reason for one in tally.outcomes).items())),
         ttft_ms=Spread.of([outcome.ttft for outcome in tally.outcomes if outcome.ttft is not None]),
         queue_depth=None if queue is None else round(queue, 4),
         alpha=getattr(cache.policy, "alpha", None),
@@ -90,6 +99,85 @@ def _row(
         segments=segments,
     )
 
+
+# -- one request at a time, in the order of arrival: the hits of a policy, apart from any load ------
+
+
+class Scheduled:
+    """The server's scheduler with one request at a time, which builds segments before it composes them.
+
+    Steps have no limit, and answers take none.
+    """
+
+    def __init__(self, trace: Trace, setup: Setup, cache: PrefixCache) -> None:
+        self._trace, self._reuse = trace, setup.reuse
+        limits = Limits(1, ENDLESS, ENDLESS, ENDLESS, ENDLESS, ENDLESS)
+        self.scheduler = setup.scheduler(cache, limits)
+        self.placement, self.work = self.scheduler.placement, SegmentWork(cache.layout.flops)
+        self.last = 0  # id of the latest request
+
+    def serve(self, request: Request) -> CacheAccount | None:
+        """Serve the prompt, and the known part of the answer. Return None if the whole memory is too small."""
+        seq = Replayed(self.scheduler.new_id(), self._trace, as_reused(request, self._reuse))
+        self.last = seq.id
+        try:
+            self.scheduler.enqueue(seq)
+        except RequestTooLarge:
+            return None
+        while not self.scheduler.idle:
+            step = self.scheduler.plan_step()
+            self.work.note(step)
+            for done in self.scheduler.finish_step(step):
+                self.scheduler.finish(done)
+            for failed, error in self.scheduler.failures:
+                if not isinstance(error, OutOfPages):
+                    raise error
+                if failed is seq:
+                    seq.account = None
+            self.scheduler.failures.clear()
+        return seq.account
+
+
+def _one_by_one(trace: Trace, setup: Setup, arrivals: Arrivals, workers: int = 0) -> tuple[Tally, PrefixCache]:
+    """Replay all requests of `arrivals`, whose answers take no time. workers: processes of Marconi's tuner.
+
+    The planner alone gives the scheduler's results in less time, but prompts made of segments need the scheduler.
+    """
+    layout = setup.layout(trace)
+    cache = setup.cache(layout)
+    if trace.has_segments and isinstance(cache.policy, Clairvoyant):
+        raise ConfigError("eviction 'clairvoyant' knows the prefixes of future requests, but not their segments")
+    alone: OneByOne | Scheduled
+    if trace.has_segments:
+        alone = Scheduled(trace, setup, cache)
+    else:
+        alone = OneByOne(trace, cache, setup.planner(cache))
+    tuning = TraceTuning(trace, cache, alone.placement, setup.keeps_answers, workers)
+    order = list(in_order(arrivals))
+    if isinstance(cache.policy, Clairvoyant):
+        cache.policy.foresee(_future(trace, cache, [request for _, request in order]))
+    tally, ideal = Tally(layout.flops, len(order), alone.work), Ideal(trace, layout.unit_tokens)
+    for number, (at, request) in enumerate(order):
+        if isinstance(cache.policy, Clairvoyant):
+            cache.policy.now_at(number)
+        account = alone.serve(request)
+        tally.add(request, account, ideal.hit(request), at, saved=alone.work.of(alone.last))
+        tally.sample(cache)
+        tuning.completed(request)
+    tuning.close()
+    return tally, cache
+
+
+def _future(trace: Trace, cache: PrefixCache, order: Sequence[Request]) -> Future:
+    unit = cache.layout.unit_tokens
+    asked = (
+        Asked(request.namespace, trace.key(request, request.known_tokens), max(0, request.prompt_tokens - 1) // unit)
+        for request in reversed(order)
+    )
+    return Future(cache.layout.unit_bytes, asked)
+
+
+# -- many setups ---------------------------------------------------------------
 
 NewArrivals = Callable[[Trace], Arrivals]  # every row needs its own: they are used up
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
+
 from headwater.errors import ConfigError
 from headwater.lab.distances import Curve, distances
 from headwater.lab.replay import run_grid
@@ -256,25 +258,16 @@ class Step:
 
 def curve(sizes: Sequence[Size], modelled: Callable[[float], float]) -> list[Step]:
     """Return the model's curve between the estimated sizes, corrected by them, without descents."""
+    logarithms, corrections = zip(*((math.log(one.memory), one.hit_rate - one.modelled) for one in sizes), strict=True)
     first, last = sizes[0].memory, sizes[-1].memory
     steps: list[Step] = []
     best = 0.0
     for number in range(STEPS + 1):
         memory = first * (last / first) ** (number / STEPS)
-        best = max(best, min(1.0, modelled(memory) + _correction(sizes, memory)))
+        correction = float(np.interp(math.log(memory), logarithms, corrections))
+        best = max(best, min(1.0, modelled(memory) + correction))
         steps.append(Step(memory, best))
     return steps
-
-
-def _correction(sizes: Sequence[Size], memory: float) -> float:
-    """Interpolate the correction between two sizes, linear in the logarithm of the memory."""
-    above = next((number for number, size in enumerate(sizes) if size.memory >= memory), len(sizes) - 1)
-    low, high = sizes[max(0, above - 1)], sizes[above]
-    corrections = low.hit_rate - low.modelled, high.hit_rate - high.modelled
-    if low.memory == high.memory:
-        return corrections[1]
-    share = math.log(memory / low.memory) / math.log(high.memory / low.memory)
-    return corrections[0] + share * (corrections[1] - corrections[0])
 
 
 def advice(steps: Sequence[Step], ideal: float) -> list[str]:

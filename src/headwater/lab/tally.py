@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 
 from headwater.account import CacheAccount
@@ -131,20 +130,17 @@ class Tally:
     work: SegmentWork
     outcomes: list[Outcome] = field(default_factory=list)
     held: list[Held] = field(default_factory=list)
-    reasons: Counter[str] = field(default_factory=Counter)
-    prompt_tokens: int = 0
-    prefix_tokens: int = 0  # at which requests resumed
-    composed_tokens: int = 0
-    seam_tokens: int = 0
-    ideal_tokens: int = 0
-    stranded_tokens: int = 0
     flops_all: float = 0.0
     _flops_spared: float = 0.0
+
+    def sum(self, name: str) -> int:
+        """Return the sum of that figure of all requests."""
+        return sum(getattr(one, name) for one in self.outcomes)
 
     @property
     def hit_tokens(self) -> int:
         """Prompt tokens that were not computed, less those computed to build segments."""
-        return self.prefix_tokens + self.composed_tokens - self.work.made_tokens
+        return self.sum("hit_tokens") - self.work.made_tokens
 
     @property
     def flops_saved(self) -> float:
@@ -176,13 +172,6 @@ class Tally:
             seam_tokens=saved.seam_tokens if composed else 0,
         )
         self.outcomes.append(one)
-        self.reasons[one.reason] += 1
-        self.prompt_tokens += one.prompt_tokens
-        self.prefix_tokens += one.resumed_at
-        self.composed_tokens += composed
-        self.seam_tokens += one.seam_tokens
-        self.ideal_tokens += ideal
-        self.stranded_tokens += one.stranded_tokens
         self.flops_all += self.flops.between(0, one.prompt_tokens)
         self._flops_spared += self.flops.between(0, one.resumed_at) + (saved.flops if composed else 0.0)
 

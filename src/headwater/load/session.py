@@ -10,7 +10,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
@@ -26,6 +26,7 @@ take get place made live where after back little only round man year came show e
 WORDS = tuple(COMMON.split())
 
 Message = dict[str, Any]
+Words = tuple[int | str, ...]  # or token ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,46 +119,42 @@ class Drawing:
 
 def shared(drawing: Drawing) -> Iterator[Session]:
     """Draw single requests that begin with one of a pool of prefixes."""
-    rng = random.Random(f"shared {drawing.seed}")
-    prefixes = _prefixes(drawing)
-    for number in count():
-        prefix = rng.choice(prefixes)
-        own = _draw(rng, drawing.prompt_tokens, drawing.vocab)
-        yield Session(f"shared/{number}", (_turn(prefix, own),))
+    return _drawn("shared", replace(drawing, turns=1), _prefixes(drawing))
 
 
 def chat(drawing: Drawing) -> Iterator[Session]:
     """Draw chats with one of a pool of system prompts."""
     if drawing.vocab is not None:
         raise ConfigError(f"chats are messages, so vocab ({drawing.vocab:,}) does not apply: leave it out")
-    rng = random.Random(f"chat {drawing.seed}")
-    prefixes = _prefixes(drawing)
-    for number in count():
-        first = _turn(rng.choice(prefixes), _draw(rng, drawing.prompt_tokens, None))
-        later = (_turn((), _draw(rng, drawing.prompt_tokens, None)) for _ in range(drawing.turns - 1))
-        yield Session(f"chat/{number}", (first, *later))
+    return _drawn("chat", drawing, _prefixes(drawing))
 
 
 def unique(drawing: Drawing) -> Iterator[Session]:
     """Draw single requests that share nothing."""
-    rng = random.Random(f"unique {drawing.seed}")
-    for number in count():
-        yield Session(f"unique/{number}", (_turn((), _draw(rng, drawing.prompt_tokens, drawing.vocab)),))
+    return _drawn("unique", replace(drawing, turns=1), [])
 
 
 DRAWN: dict[str, Callable[[Drawing], Iterator[Session]]] = {"shared": shared, "chat": chat, "unique": unique}
 
 
-def _prefixes(drawing: Drawing) -> list[tuple[int | str, ...]]:
+def _drawn(kind: str, drawing: Drawing, prefixes: list[Words]) -> Iterator[Session]:
+    rng = random.Random(f"{kind} {drawing.seed}")
+    for number in count():
+        prefix = rng.choice(prefixes) if prefixes else ()
+        own = [_draw(rng, drawing.prompt_tokens, drawing.vocab) for _ in range(drawing.turns)]
+        yield Session(f"{kind}/{number}", (_turn(prefix, own[0]), *(_turn((), words) for words in own[1:])))
+
+
+def _prefixes(drawing: Drawing) -> list[Words]:
     rng = random.Random(f"prefixes {drawing.seed}")
     return [_draw(rng, drawing.prefix_tokens, drawing.vocab) for _ in range(drawing.prefixes)]
 
 
-def _draw(rng: random.Random, n: int, vocab: int | None) -> tuple[int | str, ...]:
+def _draw(rng: random.Random, n: int, vocab: int | None) -> Words:
     return tuple(rng.choices(WORDS if vocab is None else range(vocab), k=n))
 
 
-def _turn(prefix: tuple[int | str, ...], own: tuple[int | str, ...]) -> Turn:
+def _turn(prefix: Words, own: Words) -> Turn:
     if isinstance(own[0], int):
         return Turn(prompt=(*prefix, *own))  # type: ignore[arg-type]
     messages = [{"role": "user", "content": " ".join(map(str, own))}]
