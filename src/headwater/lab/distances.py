@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -147,10 +147,9 @@ class Distances:
         self._weights.add(self._number, pages)
 
 
-def distances(trace: Trace, layout: CacheLayout, requests: Iterable[Request], checkpoints: float) -> Curve:
-    """Return the curve of these requests."""
-    seen = list(requests)
-    model = Distances(trace, layout, len(seen), checkpoints)
-    for request in seen:
+def distances(trace: Trace, layout: CacheLayout, requests: Sequence[Request], checkpoints: float) -> Curve:
+    """Return the curve of these requests, each of which takes `checkpoints` checkpoints on average."""
+    model = Distances(trace, layout, len(requests), checkpoints)
+    for request in requests:
         model.see(request)
     return model.curve()

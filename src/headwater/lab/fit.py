@@ -50,15 +50,8 @@ def read_points(path: Path) -> tuple[list[Point], int]:
 def _listed(where: str, one: object) -> Point:
     if not isinstance(one, dict):
         raise ConfigError(f"{where} is {one!r}, must be an object")
-    itl = None if one.get("itl_ms") is None else _number(where, one, "itl_ms") / 1000
-    return _point(
-        where,
-        prompt=_number(where, one, "prompt_tokens"),
-        cached=_number(where, one, "cached_tokens", 0),
-        ttft=_number(where, one, "ttft_ms") / 1000,
-        output=_number(where, one, "output_tokens", 1),
-        token_time=itl,
-    )
+    token_time = None if one.get("itl_ms") is None else _number(where, one, "itl_ms") / 1000
+    return _point(where, one, _number(where, one, "ttft_ms") / 1000, token_time)
 
 
 def _of_bench(path: Path, phases: Sequence[Any]) -> tuple[list[Point], int]:
@@ -76,15 +69,9 @@ def _of_bench(path: Path, phases: Sequence[Any]) -> tuple[list[Point], int]:
 
 
 def _of_row(where: str, row: Mapping[str, Any]) -> Point:
-    gaps, output = row.get("gaps") or [], row.get("output_tokens") or 1
-    return _point(
-        where,
-        prompt=_number(where, row, "prompt_tokens"),
-        cached=_number(where, row, "cached_tokens", 0),
-        ttft=_number(where, row, "ttft"),
-        output=output,
-        token_time=sum(gaps) / max(len(gaps), output - 1) if gaps else None,
-    )
+    gaps = row.get("gaps") or []
+    token_time = sum(gaps) / max(len(gaps), (row.get("output_tokens") or 1) - 1) if gaps else None
+    return _point(where, row, _number(where, row, "ttft"), token_time)
 
 
 def _alone(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> bool:
@@ -95,11 +82,13 @@ def _alone(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> bool:
     )
 
 
-def _point(where: str, prompt: float, cached: float, ttft: float, output: float, token_time: float | None) -> Point:
+def _point(where: str, values: Mapping[str, Any], ttft: float, token_time: float | None) -> Point:
+    prompt, cached = _number(where, values, "prompt_tokens"), _number(where, values, "cached_tokens", 0)
     if not 0 <= cached < prompt:
         raise ConfigError(f"{where}: {cached:g} of {prompt:g} prompt tokens are cached, at least one must be computed")
     if ttft <= 0:
         raise ConfigError(f"{where}: the first token came after {1000 * ttft:g} ms, must be above 0")
+    output = _number(where, values, "output_tokens", 1)
     return Point(int(prompt), int(cached), ttft, max(1, int(output)), token_time or None)
 
 

@@ -127,13 +127,10 @@ class Serving:
         assert isinstance(seq.tokens, Counted), "the lab's requests count their tokens"
         seq.tokens.grow(1)
         if seq.n_output >= max(1, visit.request.output_tokens):
-            self._end(seq, visit, arrivals)
-
-    def _end(self, seq: Answered, visit: _Visit, arrivals: Arrivals) -> None:
-        self.scheduler.finish(seq)
-        del self._visits[seq.id]
-        self.tuning.completed(visit.request)
-        arrivals.answered(visit.request, self.now)
+            self.scheduler.finish(seq)
+            del self._visits[seq.id]
+            self.tuning.completed(visit.request)
+            arrivals.answered(visit.request, self.now)
 
     def _count_failures(self, arrivals: Arrivals, tally: Tally) -> None:
         """Count requests that failed: too large for the whole memory."""
@@ -153,9 +150,7 @@ class Serving:
     def _leap(self, arrivals: Arrivals, tally: Tally) -> bool:
         """Take at once all next steps that have only decode rows. Return False if the next step must be planned."""
         rows = list(self.scheduler.running.values())
-        if not rows:
-            return False
-        if not all(isinstance(seq, Answered) for seq in rows):
+        if not rows or not all(isinstance(seq, Answered) for seq in rows):
             return False
         left = min(max(1, self._visits[seq.id].request.output_tokens) - seq.n_output for seq in rows)
         steps = self.scheduler.free_steps(left - 1)

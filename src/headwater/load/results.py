@@ -52,9 +52,7 @@ class Result:
     @property
     def token_time(self) -> float:
         """Mean seconds for each token after the first; 0 for an answer in one piece."""
-        if not self.gaps:
-            return 0.0
-        return sum(self.gaps) / max(len(self.gaps), (self.output_tokens or 0) - 1)
+        return sum(self.gaps) / max(1, len(self.gaps), (self.output_tokens or 0) - 1)
 
     def meets(self, slo_ttft: float, slo_itl: float) -> bool:
         """Return whether the answer is complete, and within these limits in seconds."""
