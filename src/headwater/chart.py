@@ -1,4 +1,4 @@
-"""Charts as values: scales, lines, areas and marks, drawn by the lab's report (SVG) and by load's plots (PNG).
+"""Scales of charts, for the lab's report (SVG) and load's plots (PNG), and the shapes of an SVG chart as values.
 
 Places are shares of a chart's width and height, from the left and from the bottom, so that a chart fits any size.
 """
