@@ -12,18 +12,9 @@ from types import SimpleNamespace
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 
-from headwater.cli.common import (
-    ApiKey,
-    JsonFile,
-    ServedModel,
-    commands,
-    json_text,
-    one_of,
-    progress_console,
-    provenance,
-    show,
-)
+from headwater.cli import common
 from headwater.errors import ConfigError
 from headwater.load.endpoint import Endpoint, about, first_model
 from headwater.load.generator import Limits
@@ -43,49 +34,43 @@ ABOUT_SECONDS = 30.0  # limit for the pages that describe the server
 bench_commands = typer.Typer(
     add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, help="Measure a running server."
 )
-commands.add_typer(bench_commands, name="bench")
+common.commands.add_typer(bench_commands, name="bench")
 
 
 @bench_commands.command()
 def serve(
     context: typer.Context,
     files: Annotated[list[Path] | None, typer.Argument(help="Recorded traffic; without it, traffic is drawn.")] = None,
-    url: Annotated[str, typer.Option(help="URL of an OpenAI-compatible server.")] = "http://127.0.0.1:8000",
-    api_key: ApiKey = None,
-    model: ServedModel = None,
-    draw: Annotated[str, typer.Option(help=f"Kind of drawn traffic: {', '.join(DRAWN)}.")] = "shared",
-    prompt_tokens: Annotated[int, typer.Option(help="Tokens of each drawn turn's own text.")] = 128,
-    prefix_tokens: Annotated[int, typer.Option(help="Tokens of each drawn prefix or system prompt.")] = 1024,
-    prefixes: Annotated[int, typer.Option(help="Number of drawn prefixes that requests share.")] = 4,
-    turns: Annotated[int, typer.Option(help="Turns of each drawn chat.")] = 4,
-    vocab: Annotated[int | None, typer.Option(help="Draw token ids below N instead of words.")] = None,
-    output_tokens: Annotated[int, typer.Option(help="max_tokens of requests without their own.")] = 64,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Answers continue to max_tokens.")] = False,
-    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 0.0,
-    history: Annotated[str, typer.Option(help="Answers that later turns contain: answered, recorded.")] = "answered",
-    rate: Annotated[str | None, typer.Option(help="Open loop: requests a second, or `recorded` times.")] = None,
-    process: Annotated[str, typer.Option(help=f"Arrivals under --rate: {', '.join(PROCESSES)}.")] = "poisson",
-    cv: Annotated[float, typer.Option(help="Variation of gamma: 1 is Poisson, more is burstier.")] = 2.0,
-    speed: Annotated[float, typer.Option(help="Speed of recorded times: 2 is twice as fast.")] = 1.0,
-    chats: Annotated[int, typer.Option(help="Sessions that are open at the same time under --rate.")] = 8,
-    concurrency: Annotated[int | None, typer.Option(help="Closed loop: number of clients.")] = None,
-    requests: Annotated[
-        int | None, typer.Option(help=f"Requests of each phase; {REQUESTS} without --duration.")
-    ] = None,
-    warmup: Annotated[int, typer.Option(min=0, help="Requests that are sent first and not counted.")] = 0,
-    duration: Annotated[float | None, typer.Option(help="Seconds of sending in each phase.")] = None,
-    timeout: Annotated[float, typer.Option(help="Limit in seconds for each answer.")] = 600.0,
-    overload: Annotated[
-        str | None, typer.Option(help="After a closed loop, send multiples of its rate: 1,2,4.")
-    ] = None,
-    fairness: Annotated[
-        float | None, typer.Option(help="A tenant at --rate alone, then beside X times its rate.")
-    ] = None,
-    slo_ttft: Annotated[float, typer.Option(help="SLO: seconds from due time to first token.")] = 1.0,
-    slo_itl: Annotated[float, typer.Option(help="SLO: mean seconds between the tokens of an answer.")] = 0.1,
-    seed: Annotated[int, typer.Option(help="Seed of drawn traffic; different seeds share no text.")] = 0,
-    json_file: JsonFile = None,
-    plots: Annotated[Path | None, typer.Option(help="Folder for PNG plots (needs the extra `plots`).")] = None,
+    url: Annotated[str, Option(help="URL of an OpenAI-compatible server.")] = "http://127.0.0.1:8000",
+    api_key: common.ApiKey = None,
+    model: common.ServedModel = None,
+    draw: Annotated[str, Option(help=f"Kind of drawn traffic: {', '.join(DRAWN)}.")] = "shared",
+    prompt_tokens: Annotated[int, Option(help="Tokens of each drawn turn's own text.")] = 128,
+    prefix_tokens: Annotated[int, Option(help="Tokens of each drawn prefix or system prompt.")] = 1024,
+    prefixes: Annotated[int, Option(help="Number of drawn prefixes that requests share.")] = 4,
+    turns: Annotated[int, Option(help="Turns of each drawn chat.")] = 4,
+    vocab: Annotated[int | None, Option(help="Draw token ids below N instead of words.")] = None,
+    output_tokens: Annotated[int, Option(help="max_tokens of requests without their own.")] = 64,
+    ignore_eos: Annotated[bool, Option("--ignore-eos", help="Answers continue to max_tokens.")] = False,
+    temperature: Annotated[float, Option(help="Sampling temperature; 0 is greedy.")] = 0.0,
+    history: Annotated[str, Option(help="Answers that later turns contain: answered, recorded.")] = "answered",
+    rate: Annotated[str | None, Option(help="Open loop: requests a second, or `recorded` times.")] = None,
+    process: Annotated[str, Option(help=f"Arrivals under --rate: {', '.join(PROCESSES)}.")] = "poisson",
+    cv: Annotated[float, Option(help="Variation of gamma: 1 is Poisson, more is burstier.")] = 2.0,
+    speed: Annotated[float, Option(help="Speed of recorded times: 2 is twice as fast.")] = 1.0,
+    chats: Annotated[int, Option(help="Sessions that are open at the same time under --rate.")] = 8,
+    concurrency: Annotated[int | None, Option(help="Closed loop: number of clients.")] = None,
+    requests: Annotated[int | None, Option(help=f"Requests of each phase; {REQUESTS} without --duration.")] = None,
+    warmup: Annotated[int, Option(min=0, help="Requests that are sent first and not counted.")] = 0,
+    duration: Annotated[float | None, Option(help="Seconds of sending in each phase.")] = None,
+    timeout: Annotated[float, Option(help="Limit in seconds for each answer.")] = 600.0,
+    overload: Annotated[str | None, Option(help="After a closed loop, send multiples of its rate: 1,2,4.")] = None,
+    fairness: Annotated[float | None, Option(help="A tenant at --rate alone, then beside X times its rate.")] = None,
+    slo_ttft: Annotated[float, Option(help="SLO: seconds from due time to first token.")] = 1.0,
+    slo_itl: Annotated[float, Option(help="SLO: mean seconds between the tokens of an answer.")] = 0.1,
+    seed: Annotated[int, Option(help="Seed of drawn traffic; different seeds share no text.")] = 0,
+    json_file: common.JsonFile = None,
+    plots: Annotated[Path | None, Option(help="Folder for PNG plots (needs the extra `plots`).")] = None,
 ) -> None:
     """Send traffic to a running server, and report times and cache hits.
 
@@ -102,20 +87,22 @@ def serve(
 
 def measured(options: SimpleNamespace) -> list[Phase]:
     """Check the options, run the load, print and write the report."""
-    one_of("draw", options.draw, DRAWN)
-    one_of("history", options.history, HISTORIES)
+    common.one_of("draw", options.draw, DRAWN)
+    common.one_of("history", options.history, HISTORIES)
     pace, slo = paced(options), Slo(options.slo_ttft, options.slo_itl)
     if options.plots is not None:
         require_matplotlib()
     sessions = source(options)
     pages = about(options.url, options.api_key, min(options.timeout, ABOUT_SECONDS))
     options.model = options.model or first_model(pages)
-    with LiveProgress(progress_console) as progress:
+    with LiveProgress(common.progress_console) as progress:
         phases = asyncio.run(load(options, pace, sessions, progress))
-    print_tables(phases, slo)
+    common.show(*(table for phase in phases for table in phase_tables(phase, slo)))
+    if len(phases) > 1:
+        common.show(comparison_table("phase", {phase.name: Summary.of(phase.results, slo) for phase in phases}))
     if options.json_file is not None:
-        report = as_json(phases, slo, **provenance(vars(options)), server=pages)
-        options.json_file.write_text(json_text(report))
+        report = as_json(phases, slo, **common.provenance(vars(options)), server=pages)
+        options.json_file.write_text(common.json_text(report))
     if options.plots is not None:
         draw_plots(options.plots, {phase.name: phase.results for phase in phases})
     return phases
@@ -134,7 +121,7 @@ def source(options: SimpleNamespace) -> Iterator[Session]:
 
 def paced(options: SimpleNamespace) -> Pace:
     """Return the arrival of requests. Raises ConfigError for options that contradict each other."""
-    one_of("process", options.process, PROCESSES)
+    common.one_of("process", options.process, PROCESSES)
     for name in ("cv", "speed", "chats", "timeout", "requests", "duration", "concurrency", "fairness"):
         value = getattr(options, name)
         if value is not None and value <= 0:
@@ -154,9 +141,7 @@ def paced(options: SimpleNamespace) -> Pace:
     return Pace(rate, clients, options.process, options.cv, options.speed, options.chats, options.seed)
 
 
-async def load(
-    options: SimpleNamespace, pace: Pace, sessions: Iterator[Session], progress: LiveProgress
-) -> list[Phase]:
+async def load(options: SimpleNamespace, pace: Pace, sessions: Iterator[Session], live: LiveProgress) -> list[Phase]:
     """Run the phases that the options ask for."""
     fields: dict[str, Any] = {"temperature": options.temperature, "max_tokens": options.output_tokens}
     if options.ignore_eos:
@@ -165,7 +150,7 @@ async def load(
     limits = Limits(by_default if options.requests is None else options.requests, options.duration)
     endpoint = Endpoint(options.url, options.api_key, options.model, fields, options.timeout)
     keep_recorded = options.history == "recorded"
-    scenario = Scenario(endpoint, sessions, limits, keep_recorded, progress.phase, progress.result)
+    scenario = Scenario(endpoint, sessions, limits, keep_recorded, live.phase, live.result)
     with contextlib.suppress(RuntimeError, ValueError, NotImplementedError):  # signals reach the main thread only
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, scenario.stop)
     try:
@@ -178,12 +163,6 @@ async def load(
         return await scenario.once(pace)
     finally:
         await endpoint.close()
-
-
-def print_tables(phases: list[Phase], slo: Slo) -> None:
-    show(*(table for phase in phases for table in phase_tables(phase, slo)))
-    if len(phases) > 1:
-        show(comparison_table("phase", {phase.name: Summary.of(phase.results, slo) for phase in phases}))
 
 
 def positive(name: str, text: str) -> float:

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
+from typer import Option
 
 from headwater.cli.common import ApiKey, ServedModel, commands
 from headwater.errors import ConfigError
@@ -25,10 +26,10 @@ DEEPEST = 2  # levels of /cache that are printed
 
 @commands.command()
 def chat(
-    url: Annotated[str, typer.Option(help="URL of a running server.")] = "http://127.0.0.1:8000",
+    url: Annotated[str, Option(help="URL of a running server.")] = "http://127.0.0.1:8000",
     api_key: ApiKey = None,
-    system: Annotated[str, typer.Option(help="System prompt.")] = "",
-    max_tokens: Annotated[int, typer.Option(help="Limit of each answer's length.")] = 1024,
+    system: Annotated[str, Option(help="System prompt.")] = "",
+    max_tokens: Annotated[int, Option(help="Limit of each answer's length.")] = 1024,
     model: ServedModel = None,
 ) -> None:
     """Chat with a running server; shows how many tokens were cached.
@@ -148,13 +149,7 @@ class Terminal:
 
 
 COMMANDS: dict[str, Callable[[Terminal, str], None]] = {
-    "new": Terminal.new,
-    "system": Terminal.system,
-    "retry": Terminal.retry,
-    "cache": Terminal.cache,
-    "save": Terminal.save,
-    "quit": Terminal.quit,
-    "help": Terminal.help,
+    name: getattr(Terminal, name) for name in ("new", "system", "retry", "cache", "save", "quit", "help")
 }
 
 

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from typer import Option
 
 from headwater import machine
 from headwater.config import SETTINGS
@@ -30,30 +31,30 @@ progress_console = Console(stderr=True)
 
 HELP = {one.name: one.help for one in SETTINGS}
 Model = Annotated[Path | None, typer.Argument(help="Folder of a checkpoint; without it, the embedded model.")]
-Memory = Annotated[str, typer.Option(help=HELP["memory"])]
-Dtype = Annotated[str, typer.Option(help=HELP["dtype"])]
-PageSize = Annotated[int, typer.Option(help=HELP["page_size"])]
-JsonFile = Annotated[Path | None, typer.Option("--json", help="Write all figures to this file as JSON.")]
-ApiKey = Annotated[str | None, typer.Option(envvar="HEADWATER_API_KEY", help="API key of the server.")]
-ServedModel = Annotated[str | None, typer.Option(help="Name of the model; without it, the first one listed.")]
+Memory = Annotated[str, Option(help=HELP["memory"])]
+Dtype = Annotated[str, Option(help=HELP["dtype"])]
+PageSize = Annotated[int, Option(help=HELP["page_size"])]
+JsonFile = Annotated[Path | None, Option("--json", help="Write all figures to this file as JSON.")]
+ApiKey = Annotated[str | None, Option(envvar="HEADWATER_API_KEY", help="API key of the server.")]
+ServedModel = Annotated[str | None, Option(help="Name of the model; without it, the first one listed.")]
 TraceFile = Annotated[
     str,
     typer.Argument(metavar="TRACE", help="Recorded traffic: a file, or a name below --data; or drawn: rag(zipf=1)."),
 ]
-Data = Annotated[Path | None, typer.Option(help="Folder in which traces are looked up by name.")]
-Tokenizer = Annotated[Path | None, typer.Option(help="tokenizer.json for text; without one, a fast built-in split.")]
-Limit = Annotated[int | None, typer.Option(min=1, help="Read the first so many sessions (or single requests) only.")]
+Data = Annotated[Path | None, Option(help="Folder in which traces are looked up by name.")]
+Tokenizer = Annotated[Path | None, Option(help="tokenizer.json for text; without one, a fast built-in split.")]
+Limit = Annotated[int | None, Option(min=1, help="Read the first so many sessions (or single requests) only.")]
 Arrival = Annotated[
     str | None,
-    typer.Option(
+    Option(
         help="When requests come: sessions a second (2.0), poisson(rate=2.0, think=5), recorded(speed=2), "
         "closed(clients=8). Without it as recorded, where nothing is, Poisson."
     ),
 ]
-ModelName = Annotated[str, typer.Option("--model", help="A profile (`headwater profiles`), or a checkpoint's folder.")]
-PageTokens = Annotated[int, typer.Option("--page-size", min=1, help="Tokens a page.")]
-Seed = Annotated[int, typer.Option(help="Of everything that is drawn.")]
-Jobs = Annotated[int, typer.Option(min=0, help="Processes; 0: one a core.")]
+ModelName = Annotated[str, Option("--model", help="A profile (`headwater profiles`), or a checkpoint's folder.")]
+PageTokens = Annotated[int, Option("--page-size", min=1, help="Tokens a page.")]
+Seed = Annotated[int, Option(help="Of everything that is drawn.")]
+Jobs = Annotated[int, Option(min=0, help="Processes; 0: one a core.")]
 
 
 def show(*shown: Table | str) -> None:

@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 from rich.text import Text
+from typer import Option
 
 from headwater import machine
 from headwater.cli.common import HELP, Memory, Model, commands, show
@@ -64,10 +65,10 @@ class Intended:
 def doctor(
     model: Model = None,
     memory: Memory = "4GB",
-    threads: Annotated[int | None, typer.Option(min=1, help=HELP["threads"])] = None,
-    host: Annotated[str, typer.Option(help=HELP["host"])] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help=HELP["port"])] = 8000,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    threads: Annotated[int | None, Option(min=1, help=HELP["threads"])] = None,
+    host: Annotated[str, Option(help=HELP["host"])] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535, help=HELP["port"])] = 8000,
+    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check whether this machine can serve a model exactly.
 
@@ -137,9 +138,8 @@ def of_cores(threads: int | None) -> Finding:
     found = f"{usable} usable of {os.cpu_count()}" + (f", quota {quota:g}" if quota is not None else "")
     have = min(usable, quota) if quota is not None else usable
     if threads is not None and threads > have:
-        return Finding(
-            "cores", WARN, f"{found}; {threads} threads", f"more threads than cores: --threads {max(1, int(have))}"
-        )
+        advice = f"more threads than cores: --threads {max(1, int(have))}"
+        return Finding("cores", WARN, f"{found}; {threads} threads", advice)
     if threads is None and quota is not None and quota < usable:
         advice = f"torch would use {usable} threads, the quota is {quota:g}: --threads {max(1, int(quota))}"
         return Finding("cores", WARN, found, advice)

@@ -15,22 +15,9 @@ from types import SimpleNamespace
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 
-from headwater.cli.common import (
-    HELP,
-    ApiKey,
-    Dtype,
-    JsonFile,
-    Model,
-    ServedModel,
-    check_writable,
-    commands,
-    progress,
-    progress_console,
-    provenance,
-    show,
-    write_json,
-)
+from headwater.cli import common
 from headwater.errors import ConfigError
 from headwater.evaluate import divergence, perplexity, tables
 from headwater.evaluate.asking import Run, Scored
@@ -46,39 +33,37 @@ Json = dict[str, Any]
 Measure = Callable[[Server], tuple[Json, bool]]
 
 
-@commands.command("eval")
+@common.commands.command("eval")
 def evaluate(
     context: typer.Context,
-    model: Model = None,
-    url: Annotated[str | None, typer.Option(help="A running server; without it, one is started.")] = None,
-    api_key: ApiKey = None,
-    model_name: ServedModel = None,
-    memory: Annotated[str, typer.Option(help=f"Of a server that is started. {HELP['memory']}")] = "1GB",
+    model: common.Model = None,
+    url: Annotated[str | None, Option(help="A running server; without it, one is started.")] = None,
+    api_key: common.ApiKey = None,
+    model_name: common.ServedModel = None,
+    memory: Annotated[str, Option(help=f"Of a server that is started. {common.HELP['memory']}")] = "1GB",
     tasks: Annotated[
-        Path, typer.Option(help="Items to ask: JSON lines, plain or packed.", show_default="held-out set")
+        Path, Option(help="Items to ask: JSON lines, plain or packed.", show_default="held-out set")
     ] = DEFAULT_TASKS,
-    limit: Annotated[int | None, typer.Option(min=1, help="Ask only the first N items.")] = None,
+    limit: Annotated[int | None, Option(min=1, help="Ask only the first N items.")] = None,
     text: Annotated[
-        Path | None,
-        typer.Option(help="Measure the perplexity of this text instead.", exists=True, dir_okay=False),
+        Path | None, Option(help="Measure the perplexity of this text instead.", exists=True, dir_okay=False)
     ] = None,
-    window: Annotated[int, typer.Option(min=2, help="Tokens of the text that one request scores.")] = 1024,
+    window: Annotated[int, Option(min=2, help="Tokens of the text that one request scores.")] = 1024,
     against: Annotated[
-        str | None, typer.Option(help="URL of another server: measure the divergence of next tokens instead.")
+        str | None, Option(help="URL of another server: measure the divergence of next tokens instead.")
     ] = None,
     paired: Annotated[
-        bool, typer.Option("--paired", help=f"Ask each item in the modes {', '.join(PAIRED)}, and compare.")
+        bool, Option("--paired", help=f"Ask each item in the modes {', '.join(PAIRED)}, and compare.")
     ] = False,
     segments: Annotated[
-        bool,
-        typer.Option("--segments", help=f"Ask items with documents, as segments, in the modes {', '.join(SEGMENTS)}."),
+        bool, Option("--segments", help=f"Ask items with documents, as segments, in the modes {', '.join(SEGMENTS)}.")
     ] = False,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Limit of each answer's length.")] = 128,
-    thinking: Annotated[bool, typer.Option("--thinking", help="Let the model reason first.")] = False,
-    concurrency: Annotated[int, typer.Option(min=1, help="Groups of items that are asked in parallel.")] = 4,
-    timeout: Annotated[float, typer.Option(min=0.001, help="Limit in seconds for each answer.")] = 600.0,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap.")] = 0,
-    json_file: JsonFile = None,
+    max_tokens: Annotated[int, Option(min=1, help="Limit of each answer's length.")] = 128,
+    thinking: Annotated[bool, Option("--thinking", help="Let the model reason first.")] = False,
+    concurrency: Annotated[int, Option(min=1, help="Groups of items that are asked in parallel.")] = 4,
+    timeout: Annotated[float, Option(min=0.001, help="Limit in seconds for each answer.")] = 600.0,
+    seed: Annotated[int, Option(min=0, help="Seed of the bootstrap.")] = 0,
+    json_file: common.JsonFile = None,
 ) -> None:
     """Score a server's answers to questions with known answers.
 
@@ -87,11 +72,11 @@ def evaluate(
     options = SimpleNamespace(**context.params)  # the same values under the same names
     if model is not None and url is not None:
         raise ConfigError(f"model is {model} and url is {url}: give one of them")
-    check_writable(json_file)
+    common.check_writable(json_file)
     measure = measure_of(options)
     with serving(options) as server:
         found, answered = measure(server)
-        write_json(json_file, {**provenance(vars(options)), "server": server.about, **found})
+        common.write_json(json_file, {**common.provenance(vars(options)), "server": server.about, **found})
     if not answered:
         raise typer.Exit(1)
 
@@ -137,7 +122,7 @@ def measure_of(options: SimpleNamespace) -> Measure:
 def of_items(options: SimpleNamespace, items: Sequence[Item], server: Server) -> tuple[Json, bool]:
     """Score answers to items, in one mode or several."""
     modes = PAIRED if options.paired else SEGMENTS if options.segments else SINGLE
-    with progress("asking", len(items) * sum(len(MODES[mode].columns) for mode in modes)) as advance:
+    with common.progress("asking", len(items) * sum(len(MODES[mode].columns) for mode in modes)) as advance:
         run = run_of(options, items, server, logprobs=modes is not SINGLE, on_answer=lambda answer: advance())
         columns = run.asked(modes)
     answered = any(one.answer.ok for column in columns.values() for one in column)
@@ -149,10 +134,10 @@ def shown(options: SimpleNamespace, columns: dict[str, list[Scored]]) -> Json:
     first, *others = columns
     slices = {name: sliced(column, options.seed) for name, column in columns.items()}
     comparisons = {name: Comparison.of(columns[name], columns[first], options.seed) for name in others}
-    show(tables.sliced_table(first, slices[first]), tables.kinds_by_context(columns[first], options.seed))
+    common.show(tables.sliced_table(first, slices[first]), tables.kinds_by_context(columns[first], options.seed))
     if comparisons:
-        show(tables.comparison_table(first, comparisons))
-    show(*(f"{name}: {fault}" for name, column in columns.items() for fault in tables.faults(column)))
+        common.show(tables.comparison_table(first, comparisons))
+    common.show(*(f"{name}: {fault}" for name, column in columns.items() for fault in tables.faults(column)))
     return as_json(columns, slices, comparisons)
 
 
@@ -160,12 +145,12 @@ def of_servers(options: SimpleNamespace, items: Sequence[Item], server: Server) 
     """Measure the divergence of the first token after each item's prompt from another server's."""
     with (
         closing(server_at(options, options.against)) as other,
-        progress("asking both servers", len(items)) as advance,
+        common.progress("asking both servers", len(items)) as advance,
     ):
         pairs, failed = divergence.of_items(run_of(options, items, server), other, advance)
     found = divergence.Divergence.of(pairs, failed, options.seed)
     faults = (f"{count:,} x {message}" for message, count in failed.items())
-    show(tables.divergence_table(options.against, found), *faults)
+    common.show(tables.divergence_table(options.against, found), *faults)
     return {"divergence": asdict(found)}, True
 
 
@@ -182,10 +167,10 @@ def of_text(options: SimpleNamespace, content: str, server: Server) -> tuple[Jso
         found[server.url] = perplexity.Perplexity.of(content, ours)
         found[other.url] = perplexity.Perplexity.of(content, theirs)
         apart = divergence.Divergence.of(divergence.of_windows(ours, theirs), {}, options.seed)
-    show(tables.perplexity_table(options.window, found))
+    common.show(tables.perplexity_table(options.window, found))
     figures: Json = {"perplexity": {url: one.as_json() for url, one in found.items()}}
     if apart is not None:
-        show(tables.divergence_table(options.against, apart))
+        common.show(tables.divergence_table(options.against, apart))
         figures["divergence"] = asdict(apart)
     return figures, True
 
@@ -193,7 +178,7 @@ def of_text(options: SimpleNamespace, content: str, server: Server) -> tuple[Jso
 def windows(options: SimpleNamespace, server: Server, tokens: Sequence[int], k: int) -> list[perplexity.Window]:
     """Score a text, with the `k` most likely tokens at each position."""
     parts = perplexity.cut(tokens, options.window)
-    with progress(f"scoring, {server.url}", len(parts)) as advance:
+    with common.progress(f"scoring, {server.url}", len(parts)) as advance:
         return perplexity.scored(server, parts, k, options.concurrency, advance)
 
 
@@ -201,31 +186,29 @@ def run_of(options: SimpleNamespace, items: Sequence[Item], server: Server, **mo
     return Run(server, items, options.max_tokens, options.thinking, options.concurrency, **more)
 
 
-@commands.command()
+@common.commands.command()
 def fidelity(
     context: typer.Context,
-    model: Model = None,
+    model: common.Model = None,
     prompts: Annotated[
-        Path | None,
-        typer.Option(help="Prompts of JSON lines, or a text; without it, a sample.", exists=True, dir_okay=False),
+        Path | None, Option(help="Prompts of JSON lines, or a text; without it, a sample.", exists=True, dir_okay=False)
     ] = None,
     cut: Annotated[
-        int | None, typer.Option(min=2, help="Use one prompt: N tokens of documents, cut into equal parts.")
+        int | None, Option(min=2, help="Use one prompt: N tokens of documents, cut into equal parts.")
     ] = None,
-    parts: Annotated[int, typer.Option(min=2, help="Parts of --cut; the first is kept whole.")] = 2,
-    count: Annotated[int, typer.Option(min=1, help="Prompts of the sample.")] = 8,
-    longest: Annotated[int, typer.Option(min=1, help="Longest prompt of the sample, in tokens.")] = 1024,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the sample.")] = 0,
+    parts: Annotated[int, Option(min=2, help="Parts of --cut; the first is kept whole.")] = 2,
+    count: Annotated[int, Option(min=1, help="Prompts of the sample.")] = 8,
+    longest: Annotated[int, Option(min=1, help="Longest prompt of the sample, in tokens.")] = 1024,
+    seed: Annotated[int, Option(min=0, help="Seed of the sample.")] = 0,
     ways: Annotated[
-        list[Fidelity] | None,
-        typer.Option("--way", help="Method of composing; may be given several times. Without it, all."),
+        list[Fidelity] | None, Option("--way", help="Method of composing; may be given several times. Without it, all.")
     ] = None,
     skip_attention: Annotated[
-        bool, typer.Option("--skip-attention", help="Attention layers add nothing (HYPIC, table 4).")
+        bool, Option("--skip-attention", help="Attention layers add nothing (HYPIC, table 4).")
     ] = False,
-    dtype: Dtype = "float32",
-    threads: Annotated[int | None, typer.Option(min=1, help=HELP["threads"])] = None,
-    json_file: JsonFile = None,
+    dtype: common.Dtype = "float32",
+    threads: Annotated[int | None, Option(min=1, help=common.HELP["threads"])] = None,
+    json_file: common.JsonFile = None,
 ) -> None:
     """Measure prompts composed of segments against whole prompts.
 
@@ -234,9 +217,9 @@ def fidelity(
     from headwater.evaluate.fidelity_prompts import Wanted  # imports torch
     from headwater.evaluate.fidelity_study import ENDS, studied
 
-    check_writable(json_file)
+    common.check_writable(json_file)
     wanted = Wanted(prompts, cut, parts, count, longest, seed)
-    with progress_console.status("composing"):
+    with common.progress_console.status("composing"):
         study = studied(model or embedded(), dtype, threads, wanted, ways or list(Fidelity), skip_attention)
     means = study.means
     found = (
@@ -245,5 +228,5 @@ def fidelity(
         tables.kept_table(means),
         tables.deviations_table(study.deviations, ENDS),
     )
-    show(*(table for table in found if table.row_count))
-    write_json(json_file, {**provenance(context.params), **study.as_json()})
+    common.show(*(table for table in found if table.row_count))
+    common.write_json(json_file, {**common.provenance(context.params), **study.as_json()})

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
+from typer import Option
 
 from headwater.cli.common import Dtype, Memory, Model, PageSize, commands, console, figures_table, show
 from headwater.config import ServeConfig
@@ -26,11 +27,11 @@ SHOWN = 12  # observations of the table of residuals
 @commands.command("fit")
 def fit_device(
     points: Annotated[list[Path], typer.Argument(help="JSON of `headwater bench serve --json`, or a list of points.")],
-    model: Annotated[str, typer.Option(help="Measured model: a profile's name or a checkpoint's folder.")],
-    device: Annotated[str, typer.Option(help=f"Device whose peaks hold: {', '.join(DEVICES)}, or a file.")] = "cpu",
-    out: Annotated[Path | None, typer.Option(help="Write the device to this file, for `replay --serve`.")] = None,
-    tokens_per_step: Annotated[int, typer.Option(min=1, help="Tokens of a step of the measured engine.")] = 1024,
-    tensor_parallel: Annotated[int, typer.Option(min=1, help="Devices that shared the model.")] = 1,
+    model: Annotated[str, Option(help="Measured model: a profile's name or a checkpoint's folder.")],
+    device: Annotated[str, Option(help=f"Device whose peaks hold: {', '.join(DEVICES)}, or a file.")] = "cpu",
+    out: Annotated[Path | None, Option(help="Write the device to this file, for `replay --serve`.")] = None,
+    tokens_per_step: Annotated[int, Option(min=1, help="Tokens of a step of the measured engine.")] = 1024,
+    tensor_parallel: Annotated[int, Option(min=1, help="Devices that shared the model.")] = 1,
 ) -> None:
     """Fit the cost model of a device to measured requests.
 
@@ -76,12 +77,7 @@ def residuals_table(fitted: Fitted) -> Table:
 
 
 @commands.command()
-def inspect(
-    model: Model = None,
-    memory: Memory = "4GB",
-    dtype: Dtype = "auto",
-    page_size: PageSize = 64,
-) -> None:
+def inspect(model: Model = None, memory: Memory = "4GB", dtype: Dtype = "auto", page_size: PageSize = 64) -> None:
     """Print the costs of a model's cache, without loading its weights."""
     spec = read_spec(model or embedded(), dtype, page_size)
     budget = parse_bytes(memory)
@@ -128,9 +124,7 @@ def flops_table(spec: ModelSpec) -> Table:
 @commands.command()
 def profiles(
     names: Annotated[list[str] | None, typer.Argument(help="Show only these, in detail.")] = None,
-    sources: Annotated[
-        bool, typer.Option("--sources", help="Show the source of each, and what it leaves open.")
-    ] = False,
+    sources: Annotated[bool, Option("--sources", help="Show the source of each, and what it leaves open.")] = False,
 ) -> None:
     """List the models that the lab knows by name.
 

@@ -50,9 +50,8 @@ def of_torch() -> Finding:
     for name, library in libraries:
         build += f", {name} {'yes' if library.is_available() else 'no'}"
     if have.split("+")[0] != BUILT_FOR:
-        return Finding(
-            "torch", WARN, build, f"the kernels were measured with {BUILT_FOR}: the self-check below decides"
-        )
+        advice = f"the kernels were measured with {BUILT_FOR}: the self-check below decides"
+        return Finding("torch", WARN, build, advice)
     return Finding("torch", OK, build)
 
 
@@ -90,14 +89,12 @@ def of_dtype(spec: ModelSpec) -> Iterator[Finding]:
     took = time.perf_counter() - started
     name = f"{spec.model_type} in {spec.dtype_name}"
     layout = weight_layout(check.mode, getattr(torch, spec.dtype_name))
-    found = f"deterministic, weights {layout} ({took:.1f} s)"
+    weights = f"weights {layout} ({took:.1f} s)"
     if check.deterministic:
-        yield Finding(name, OK, found)
+        yield Finding(name, OK, f"deterministic, {weights}")
     else:
-        found = f"not deterministic: {check.broken_by}; weights {layout} ({took:.1f} s)"
-        yield Finding(
-            name, FAIL, found, "a hit may change an answer's last bits; try the other --dtype, or fewer --threads"
-        )
+        advice = "a hit may change an answer's last bits; try the other --dtype, or fewer --threads"
+        yield Finding(name, FAIL, f"not deterministic: {check.broken_by}; {weights}", advice)
     yield Finding(f"products in {spec.dtype_name}", OK, speeds(spec, check))
 
 

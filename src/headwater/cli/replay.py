@@ -10,32 +10,12 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.table import Table
+from typer import Option
 
 from headwater.cache.eviction import make_eviction
 from headwater.cache.placement import make_placement
-from headwater.cli.common import (
-    Arrival,
-    Data,
-    Jobs,
-    JsonFile,
-    Limit,
-    ModelName,
-    PageTokens,
-    Seed,
-    Tokenizer,
-    TraceFile,
-    check_writable,
-    choices,
-    commands,
-    console,
-    one_of,
-    progress,
-    read,
-    write_json,
-    write_whole,
-)
+from headwater.cli import common
 from headwater.errors import ConfigError
 from headwater.lab.cost import StepCost, load_device
 from headwater.lab.replay import NewArrivals, run_grid
@@ -53,39 +33,37 @@ REUSES = ("prefix", "segments", "both")
 POOLS = ("unified", "split", "elastic")
 
 
-@commands.command()
+@common.commands.command()
 def replay(
-    trace: TraceFile,
-    model: ModelName = "qwen3.5-9b",
-    memory: Annotated[str, typer.Option(help="Sizes with commas: 20GB,43GB. GB is 10^9 bytes, GiB 2^30.")] = "20GB",
-    eviction: Annotated[str, typer.Option(help="What goes first: policies with commas; `none` is no cache.")] = "lru",
-    placement: Annotated[str, typer.Option(help="Where checkpoints are taken: policies with commas.")] = "structural",
+    trace: common.TraceFile,
+    model: common.ModelName = "qwen3.5-9b",
+    memory: Annotated[str, Option(help="Sizes with commas: 20GB,43GB. GB is 10^9 bytes, GiB 2^30.")] = "20GB",
+    eviction: Annotated[str, Option(help="What goes first: policies with commas; `none` is no cache.")] = "lru",
+    placement: Annotated[str, Option(help="Where checkpoints are taken: policies with commas.")] = "structural",
     systems: Annotated[
-        str | None, typer.Option("--system", help="Known pairs of both: vanilla, vllm+, sglang+, marconi, ...")
+        str | None, Option("--system", help="Known pairs of both: vanilla, vllm+, sglang+, marconi, ...")
     ] = None,
-    pool: Annotated[str, typer.Option(help="unified, split, elastic, with commas.")] = "unified",
-    state_fraction: Annotated[float, typer.Option(help="Share of states in a split or elastic pool.")] = 0.5,
-    page_size: PageTokens = 64,
-    slots: Annotated[int, typer.Option(min=1, help="States that a running request takes.")] = 1,
-    decode_reuse: Annotated[str, typer.Option(help="How answers are cached: canonical, raw, none.")] = "canonical",
-    reuse: Annotated[str, typer.Option(help="Of prompts with segments: prefix, segments, both; with commas.")] = "both",
-    segment_eviction: Annotated[str, typer.Option(help="Which segment goes first: cost, lru, with commas.")] = "cost",
-    segment_share: Annotated[float, typer.Option(help="Of the memory: so far segments displace prefixes.")] = 0.5,
-    serve: Annotated[
-        str | None, typer.Option(help="A device: run under a clock, with queues. h100, ..., or a file.")
-    ] = None,
-    tensor_parallel: Annotated[int, typer.Option(min=1, help="Devices that share the model.")] = 1,
-    max_running: Annotated[int, typer.Option(min=1, help="Requests that run at once.")] = 128,
-    tokens_per_step: Annotated[int, typer.Option(min=1, help="Tokens of prefill a step.")] = 8192,
-    arrival: Arrival = None,
-    limit: Limit = None,
-    data: Data = None,
-    tokenizer: Tokenizer = None,
-    seed: Seed = 0,
-    jobs: Jobs = 0,
-    json_file: JsonFile = None,
-    per_request: Annotated[Path | None, typer.Option(help="Write a JSON line a request to this file.")] = None,
-    report: Annotated[Path | None, typer.Option(help="Write one self-contained HTML page to this file.")] = None,
+    pool: Annotated[str, Option(help="unified, split, elastic, with commas.")] = "unified",
+    state_fraction: Annotated[float, Option(help="Share of states in a split or elastic pool.")] = 0.5,
+    page_size: common.PageTokens = 64,
+    slots: Annotated[int, Option(min=1, help="States that a running request takes.")] = 1,
+    decode_reuse: Annotated[str, Option(help="How answers are cached: canonical, raw, none.")] = "canonical",
+    reuse: Annotated[str, Option(help="Of prompts with segments: prefix, segments, both; with commas.")] = "both",
+    segment_eviction: Annotated[str, Option(help="Which segment goes first: cost, lru, with commas.")] = "cost",
+    segment_share: Annotated[float, Option(help="Of the memory: so far segments displace prefixes.")] = 0.5,
+    serve: Annotated[str | None, Option(help="A device: run under a clock, with queues. h100, ..., or a file.")] = None,
+    tensor_parallel: Annotated[int, Option(min=1, help="Devices that share the model.")] = 1,
+    max_running: Annotated[int, Option(min=1, help="Requests that run at once.")] = 128,
+    tokens_per_step: Annotated[int, Option(min=1, help="Tokens of prefill a step.")] = 8192,
+    arrival: common.Arrival = None,
+    limit: common.Limit = None,
+    data: common.Data = None,
+    tokenizer: common.Tokenizer = None,
+    seed: common.Seed = 0,
+    jobs: common.Jobs = 0,
+    json_file: common.JsonFile = None,
+    per_request: Annotated[Path | None, Option(help="Write a JSON line a request to this file.")] = None,
+    report: Annotated[Path | None, Option(help="Write one self-contained HTML page to this file.")] = None,
 ) -> None:
     """Replay recorded traffic under each policy and memory size.
 
@@ -97,23 +75,22 @@ def replay(
         state_fraction=state_fraction,
         page_size=page_size,
         slots=slots,
-        decode_reuse=one_of("--decode-reuse", decode_reuse, ("canonical", "raw", "none")),
+        decode_reuse=common.one_of("--decode-reuse", decode_reuse, ("canonical", "raw", "none")),
         segment_share=segment_share,
     )
-    pairs = product(choices(placement, str), choices(eviction, str))
-    policies = choices(systems, _of_system) if systems else [{"placement": p, "eviction": e} for p, e in pairs]
+    pairs = product(common.choices(placement, str), common.choices(eviction, str))
+    policies = common.choices(systems, _of_system) if systems else [{"placement": p, "eviction": e} for p, e in pairs]
     reuses = _reuses(reuse, segment_eviction)
-    pools = choices(pool, lambda name: one_of("--pool", name, POOLS))
+    pools = common.choices(pool, lambda name: common.one_of("--pool", name, POOLS))
     setups = [
         replace(base, memory=size, pool=kind, **policy, **what)
-        for size, kind, policy, what in product(choices(memory, parse_bytes), pools, policies, reuses)
+        for size, kind, policy, what in product(common.choices(memory, parse_bytes), pools, policies, reuses)
     ]
-    engine = None
-    if serve is not None:
-        engine = Engine(StepCost(base.profile, load_device(serve)), max_running, tokens_per_step)
+    cost = None if serve is None else StepCost(base.profile, load_device(serve))
+    engine = None if cost is None else Engine(cost, max_running, tokens_per_step)
     _check(setups, engine is not None)
-    check_writable(json_file, per_request, report)
-    found = read(trace, data, tokenizer, limit, seed)
+    common.check_writable(json_file, per_request, report)
+    found = common.read(trace, data, tokenizer, limit, seed)
     load = partial(make_arrivals, spelling=arrival, seed=seed, data=data)
     load(found)  # malformed arrivals are an error before anything runs
     for setup in setups:
@@ -123,36 +100,31 @@ def replay(
 
 
 def _run(
-    found: Trace,
-    setups: list[Setup],
-    arrivals: NewArrivals,
-    engine: Engine | None,
-    jobs: int,
-    outputs: Outputs,
+    found: Trace, setups: list[Setup], arrivals: NewArrivals, engine: Engine | None, jobs: int, outputs: Outputs
 ) -> None:
     """Run the setups; print and write what is done, even if the run is interrupted."""
     results: dict[int, Result] = {}
     try:
-        with progress("replaying", len(setups)) as advance:
+        with common.progress("replaying", len(setups)) as advance:
             for number, result in run_grid(found, setups, arrivals, engine, jobs):
                 results[number] = result
                 advance()
     finally:
         done = [results[number] for number in sorted(results)]
         if done:
-            console.print(results_table(found, setups[0].profile.name, done, console.width))
+            common.console.print(results_table(found, setups[0].profile.name, done, common.console.width))
             outputs.write(done)
 
 
 def _reuses(reuse: str, segment_eviction: str) -> list[dict[str, Any]]:
     """Combine kinds of reuse with evictions of segments; without stored segments the eviction has no effect."""
     evictions = [
-        SegmentEviction(one_of("--segment-eviction", name, tuple(SegmentEviction)))
-        for name in choices(segment_eviction, str)
+        SegmentEviction(common.one_of("--segment-eviction", name, tuple(SegmentEviction)))
+        for name in common.choices(segment_eviction, str)
     ]
     return [
         {"reuse": name, "segment_eviction": eviction}
-        for name in choices(reuse, lambda name: one_of("--reuse", name, REUSES))
+        for name in common.choices(reuse, lambda name: common.one_of("--reuse", name, REUSES))
         for eviction in (evictions[:1] if name == "prefix" else evictions)
     ]
 
@@ -192,9 +164,9 @@ class Outputs:
         """Write each file completely, or not at all."""
         rows = [result.row.as_dict() for result in results]
         document = {"trace": self.trace.name, "model": self.model, "page_size": self.page_size, "rows": rows}
-        write_json(self.json_file, document)
+        common.write_json(self.json_file, document)
         if self.per_request is not None:
-            write_whole(self.per_request, _lines(results))
+            common.write_whole(self.per_request, _lines(results))
         if self.report is not None:
             write_report(self.report, self.trace.name, self.model, self.trace.notes, results)
 
@@ -268,7 +240,6 @@ def _share(name: str, rank: int) -> Column:
     return Column(name, cell, rank, _of_segments)
 
 
-SEGMENT_COLUMNS = (_share("prefix", 0), _share("composed", 0), _share("seam", 1), _share("made", 0))
 COLUMNS = (
     Column("GB", lambda row: f"{row.memory / 1e9:,.4g}"),
     Column("pool", lambda row: row.pool, 0, lambda rows: any(row.pool != "unified" for row in rows)),
@@ -277,7 +248,7 @@ COLUMNS = (
     Column("hits", lambda row: f"{row.token_hit_rate:.1%}"),
     Column("of ideal", _of_ideal, 0, lambda rows: not _of_segments(rows)),
     Column("FLOPs", lambda row: f"{row.flops_saved_share:.1%}", 3),
-    *SEGMENT_COLUMNS,
+    *(_share(name, rank) for name, rank in (("prefix", 0), ("composed", 0), ("seam", 1), ("made", 0))),
     Column("reused", lambda row: f"{_short(row.checkpoints_hit)} of {_short(row.checkpoints_taken)}", 4),
     Column("stranded", lambda row: _short(row.stranded_tokens), 5),
     Column("TTFT", _ttft("p50"), 0, _timed),

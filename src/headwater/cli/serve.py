@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 from typer.core import TyperCommand
 
 from headwater.cli.common import commands
@@ -47,10 +48,10 @@ class GroupedCommand(TyperCommand):
 def serve(
     config: Annotated[
         Path | None,
-        typer.Option(metavar="PATH", envvar="HEADWATER_CONFIG", show_envvar=False, help="TOML file with settings."),
+        Option(metavar="PATH", envvar="HEADWATER_CONFIG", show_envvar=False, help="TOML file with settings."),
     ] = None,
     print_config: Annotated[
-        bool, typer.Option("--print-config", help="Print the settings and the source of each, then exit.")
+        bool, Option("--print-config", help="Print the settings and the source of each, then exit.")
     ] = False,
     **flags: Any,
 ) -> None:
@@ -66,11 +67,9 @@ def serve(
 
 def with_options(command: Any, settings: tuple[Setting, ...]) -> Any:
     """Replace a command's `**flags` by one parameter for each setting."""
-    own = [
-        one for one in inspect.signature(command, eval_str=True).parameters.values() if one.kind is not one.VAR_KEYWORD
-    ]
-    made = [_parameter(one) for one in settings]
-    parameters = [one.replace(kind=one.KEYWORD_ONLY) for one in (*made, *own)]
+    written = inspect.signature(command, eval_str=True).parameters.values()
+    own = [one.replace(kind=one.KEYWORD_ONLY) for one in written if one.kind is not one.VAR_KEYWORD]
+    parameters = [*map(_parameter, settings), *own]
     command.__signature__ = inspect.Signature(parameters)
     command.__annotations__ = {one.name: one.annotation for one in parameters}
     return command
@@ -92,12 +91,11 @@ def _parameter(one: Setting) -> inspect.Parameter:
     if one.name == "model":
         info = typer.Argument(**{**shared, "metavar": "MODEL"})
     elif one.kind is SWITCH:
-        info = typer.Option(f"{one.flag}/--no-{one.flag[2:]}", **shared)
+        info = Option(f"{one.flag}/--no-{one.flag[2:]}", **shared)
     else:
-        info = typer.Option(one.flag, **shared)
-    return inspect.Parameter(
-        one.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, info]
-    )
+        info = Option(one.flag, **shared)
+    annotation = Annotated[kind | None, info]
+    return inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 commands.command(cls=GroupedCommand, epilog=EPILOG)(with_options(serve, SETTINGS))

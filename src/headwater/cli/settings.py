@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,7 @@ NAMED = {one.name: one for one in SETTINGS}
 NOT_SETTINGS = ("HEADWATER_CONFIG",)  # known variables that are no settings
 POLICIES: dict[str, Callable[[str], object]] = {
     "placement": make_placement,
-    "eviction": lambda spelling: make_eviction(
-        spelling, CacheLayout(n_pages=1)
-    ),  # any layout detects a malformed spelling
+    "eviction": partial(make_eviction, layout=CacheLayout(n_pages=1)),  # any layout detects a malformed spelling
 }
 
 
@@ -64,7 +63,8 @@ def effective(flags: Mapping[str, object], environment: Mapping[str, str], file:
 def from_flags(flags: Mapping[str, object]) -> dict[str, Given]:
     """Read the flags of a command line; None is not given."""
     given = {name: value for name, value in flags.items() if value is not None}
-    return {name: Given(_plain(value), _flag(NAMED[name], value)) for name, value in given.items()}
+    plain = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
+    return {name: Given(value, _flag(NAMED[name], value)) for name, value in plain.items()}
 
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, Given]:
@@ -96,10 +96,6 @@ def misspelt(environment: Mapping[str, str]) -> list[str]:
     unknown = (name for name in sorted(environment) if name.startswith(PREFIX) and name not in known)
     lines = {name: _nearest(name, known) for name in unknown}
     return [f"the variable {name} is no setting{nearest}" for name, nearest in lines.items() if nearest]
-
-
-def _plain(value: object) -> object:
-    return str(value) if isinstance(value, Path) else value
 
 
 def _flag(one: Setting, value: object) -> str:

@@ -7,30 +7,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated
 
-import typer
 from rich.table import Table
+from typer import Option
 
 from headwater.cache.eviction import make_eviction
 from headwater.cache.eviction.clairvoyant import Clairvoyant
 from headwater.cache.placement import make_placement
-from headwater.cli.common import (
-    Arrival,
-    Data,
-    Jobs,
-    JsonFile,
-    Limit,
-    ModelName,
-    PageTokens,
-    Seed,
-    Tokenizer,
-    TraceFile,
-    check_writable,
-    commands,
-    console,
-    progress_console,
-    read,
-    write_json,
-)
+from headwater.cli import common
 from headwater.errors import ConfigError
 from headwater.lab.setup import Setup
 from headwater.lab.size import Sampling, Size, Sizing, advice, curve
@@ -40,32 +23,30 @@ from headwater.traces.loads import make_arrivals
 from headwater.traces.request import Trace
 
 
-@commands.command()
+@common.commands.command()
 def size(
-    trace: TraceFile,
-    model: ModelName = "qwen3.5-9b",
-    eviction: Annotated[str, typer.Option(help="Eviction policy.")] = "lru",
-    placement: Annotated[str, typer.Option(help="Placement policy of checkpoints.")] = "structural",
-    page_size: PageTokens = 64,
-    smallest: Annotated[
-        str | None, typer.Option("--from", help="Smallest size; else twice the longest request.")
-    ] = None,
+    trace: common.TraceFile,
+    model: common.ModelName = "qwen3.5-9b",
+    eviction: Annotated[str, Option(help="Eviction policy.")] = "lru",
+    placement: Annotated[str, Option(help="Placement policy of checkpoints.")] = "structural",
+    page_size: common.PageTokens = 64,
+    smallest: Annotated[str | None, Option("--from", help="Smallest size; else twice the longest request.")] = None,
     largest: Annotated[
-        str | None, typer.Option("--to", help="Largest size; else the least that hits nearly the ideal.")
+        str | None, Option("--to", help="Largest size; else the least that hits nearly the ideal.")
     ] = None,
-    points: Annotated[int, typer.Option(min=2, help="Sizes, evenly spaced by ratio.")] = 10,
-    samples: Annotated[int, typer.Option(min=2, help="Samples of the trace, for the error bars.")] = 4,
-    rate: Annotated[str, typer.Option(help="Share of the trace that a sample has; auto: by size, checked.")] = "auto",
+    points: Annotated[int, Option(min=2, help="Sizes, evenly spaced by ratio.")] = 10,
+    samples: Annotated[int, Option(min=2, help="Samples of the trace, for the error bars.")] = 4,
+    rate: Annotated[str, Option(help="Share of the trace that a sample has; auto: by size, checked.")] = "auto",
     check: Annotated[
-        bool, typer.Option("--check", help="Replay all sizes in full, too, and print by how much they differ.")
+        bool, Option("--check", help="Replay all sizes in full, too, and print by how much they differ.")
     ] = False,
-    arrival: Arrival = None,
-    limit: Limit = None,
-    data: Data = None,
-    tokenizer: Tokenizer = None,
-    seed: Seed = 0,
-    jobs: Jobs = 0,
-    json_file: JsonFile = None,
+    arrival: common.Arrival = None,
+    limit: common.Limit = None,
+    data: common.Data = None,
+    tokenizer: common.Tokenizer = None,
+    seed: common.Seed = 0,
+    jobs: common.Jobs = 0,
+    json_file: common.JsonFile = None,
 ) -> None:
     """Estimate the memory that recorded traffic needs.
 
@@ -76,19 +57,19 @@ def size(
     setup = Setup(load_profile(model), 0, placement, eviction, page_size=page_size, reuse="prefix")
     ends = [None if end is None else parse_bytes(end) for end in (smallest, largest)]
     _check_policies(setup)
-    check_writable(json_file)
-    found = read(trace, data, tokenizer, limit, seed)
+    common.check_writable(json_file)
+    found = common.read(trace, data, tokenizer, limit, seed)
     begin = time.perf_counter()
     sizing = Sizing(found, setup, make_arrivals(found, arrival, seed, data), sampling)
-    with progress_console.status("replaying"):
+    with common.progress_console.status("replaying"):
         sizes = sizing.sizes(_spaced(sizing, ends, points))
     effort = _effort(sizing, sizes, time.perf_counter() - begin)
     full = _replayed(sizing, sizes) if check else {}
-    console.print(_table(found, setup, sizing.ideal, sizes, full))
+    common.console.print(_table(found, setup, sizing.ideal, sizes, full))
     lines = advice(curve(sizes, sizing.modelled), sizing.ideal)
     for line in (*lines, effort):
-        console.print(line, highlight=False, soft_wrap=True)
-    write_json(json_file, _document(found, setup, sizing.ideal, sizes, full, lines))
+        common.console.print(line, highlight=False, soft_wrap=True)
+    common.write_json(json_file, _document(found, setup, sizing.ideal, sizes, full, lines))
 
 
 def _rate(text: str) -> float | None:
@@ -114,9 +95,8 @@ def _spaced(sizing: Sizing, ends: Sequence[int | None], points: int) -> list[int
     if not low < high:
         raise ConfigError(f"sizes from {low:,} to {high:,} bytes: the second must be larger than the first")
     if low < sizing.least:
-        raise ConfigError(
-            f"--from is {low:,} bytes, must be at least {sizing.least:,}: a page, a slot and a checkpoint"
-        )
+        least = f"{sizing.least:,}: a page, a slot and a checkpoint"
+        raise ConfigError(f"--from is {low:,} bytes, must be at least {least}")
     sizes = (low * (high / low) ** (number / (points - 1)) for number in range(points))
     return sorted({int(float(f"{size:.2e}")) for size in sizes})
 
@@ -124,9 +104,9 @@ def _spaced(sizing: Sizing, ends: Sequence[int | None], points: int) -> list[int
 def _replayed(sizing: Sizing, sizes: Sequence[Size]) -> dict[int, float]:
     """Replay in full the sizes that were estimated."""
     begin = time.perf_counter()
-    with progress_console.status("replaying in full"):
+    with common.progress_console.status("replaying in full"):
         full = sizing.replayed([one.memory for one in sizes if one.rate < 1])
-    progress_console.print(f"checked in {time.perf_counter() - begin:.1f} s", highlight=False)
+    common.progress_console.print(f"checked in {time.perf_counter() - begin:.1f} s", highlight=False)
     return full
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 
 from headwater.account import Reason
-from headwater.cache.view import CacheView, Fingerprints, NodeView
+from headwater.cache.view import CacheView, Fingerprints
 from headwater.engine.meter import EngineStats
 from headwater.server.http.exchange import ServedEngine
 from headwater.server.http.middleware import RequestContext
@@ -167,7 +167,7 @@ class TreeWatch:
         return {
             "tick": view.now,
             **_fields(view, ("total_nodes", "shown_nodes", "walked_nodes")),
-            "nodes": [_node(node, prints[node.id]) for node in view.nodes],
+            "nodes": [{"fingerprint": prints[node.id], **_fields(node, NODE_FIELDS)} for node in view.nodes],
             "hottest": self._hottest(view),
         }
 
@@ -180,10 +180,6 @@ class TreeWatch:
             }
             for hot in view.hottest
         ]
-
-
-def _node(node: NodeView, fingerprint: str) -> Json:
-    return {"fingerprint": fingerprint, **_fields(node, NODE_FIELDS)}
 
 
 def _fields(value: object, names: Iterable[str]) -> Json:

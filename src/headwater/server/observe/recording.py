@@ -16,7 +16,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -180,12 +179,12 @@ class Recorder:
 def _new_file(path: Path) -> tuple[Path, Any]:
     """Create a file that does not exist yet."""
     stem, dot, endings = path.name.partition(".")
-    for number in count(1):
-        name = path if number == 1 else path.with_name(f"{stem}-{number}{dot}{endings}")
+    name, number = path, 1
+    while True:
         try:
             return name, open(name, "xb", opener=partial(os.open, mode=0o600))  # readable by its owner only
         except FileExistsError:
-            continue
+            number += 1
+            name = path.with_name(f"{stem}-{number}{dot}{endings}")
         except OSError as error:
             raise ConfigError(f"record is {str(path)!r}, which cannot be written: {error}") from error
-    raise AssertionError("unreachable: the numbers are endless")

@@ -29,9 +29,8 @@ def otlp_exporter(endpoint: str) -> SpanExporter:
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError as error:
-        raise ConfigError(
-            f"otlp_endpoint is {endpoint!r}, which needs OpenTelemetry: pip install 'headwater[otel]'"
-        ) from error
+        needed = "which needs OpenTelemetry: pip install 'headwater[otel]'"
+        raise ConfigError(f"otlp_endpoint is {endpoint!r}, {needed}") from error
     path = "" if endpoint.rstrip("/").endswith("/v1/traces") else "/v1/traces"
     return OTLPSpanExporter(endpoint.rstrip("/") + path)
 

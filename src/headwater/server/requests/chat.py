@@ -5,22 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
-from headwater.server.requests.lengths import MAX_SEGMENTS, MAX_TOKENS
 from headwater.server.requests.messages import Conversation, conversation
-from headwater.server.requests.sampling import SamplingRequest, TokenId, refuse_others
+from headwater.server.requests.sampling import MAX_SEGMENTS, MAX_TOKENS, SamplingRequest, TokenId, refuse_others
 from headwater.server.requests.tools import MAX_TOOLS, ToolDefinition, ToolUse, answer_schema, tool_use
 
 MAX_TOP_LOGPROBS = 20
 DEFAULT_COMPLETION_TOKENS = 16
 
 # chat fields with their neutral values: a completion that ignored other values would be wrong
-CHAT_ONLY = {
-    "response_format": ({"type": "text"},),
-    "tools": ([],),
-    "documents": ([],),
-}
+CHAT_ONLY = {"response_format": ({"type": "text"},), "tools": ([],), "documents": ([],)}
 
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 Texts = Annotated[list[str], Field(min_length=1, fail_fast=True)]
@@ -51,9 +46,8 @@ class CompletionRequest(SamplingRequest):
     @model_validator(mode="after")
     def _agree(self) -> CompletionRequest:
         if self.best_of not in (None, self.answers):
-            raise ValueError(
-                f"best_of is {self.best_of:,} and n is {self.answers:,}: this server takes equal ones only"
-            )
+            both = f"best_of is {self.best_of:,} and n is {self.answers:,}"
+            raise ValueError(f"{both}: this server takes equal ones only")
         return self
 
     @property
@@ -76,20 +70,16 @@ class CompletionRequest(SamplingRequest):
         return self.logprobs
 
 
-class ChatMessage(BaseModel):
+class ChatMessage(BaseModel, extra="allow"):
     """Message of a conversation; fields that are not named here are passed on to the template."""
-
-    model_config = ConfigDict(extra="allow")
 
     role: str
     content: str | list[dict[str, Any]] | None = None
     tool_calls: list[dict[str, Any]] | None = None
 
 
-class Document(BaseModel):
+class Document(BaseModel, extra="allow", strict=True):
     """Document beside a conversation; fields that are not named here are passed on to the template."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
 
     text: str = Field(min_length=1)
     title: str | None = None
@@ -155,14 +145,6 @@ class ConversationRequest(SamplingRequest):
     def answer_schema(self) -> dict[str, Any] | None:
         """JSON schema that the answer has to fit; raises BadRequest for an invalid response_format."""
         return answer_schema(self.chat_format())
-
-    @property
-    def wanted_tokens(self) -> int | None:
-        raise NotImplementedError
-
-    @property
-    def wanted_logprobs(self) -> int | None:
-        return None
 
 
 class ChatRequest(ConversationRequest):

@@ -9,9 +9,8 @@ from pydantic import Field, TypeAdapter, ValidationError, field_validator, model
 
 from headwater.server.http.errors import BadRequest
 from headwater.server.requests.chat import ChatMessage, ConversationRequest, Messages, ToolDefinitions
-from headwater.server.requests.lengths import MAX_TOKENS
 from headwater.server.requests.messages import Message
-from headwater.server.requests.sampling import refuse_others
+from headwater.server.requests.sampling import MAX_TOKENS, refuse_others
 from headwater.server.requests.tools import ToolDefinition
 
 # the server keeps nothing between requests, and gives one answer
@@ -25,7 +24,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
     "n": (1,),
 }
-TEXT_PARTS = ("input_text", "output_text", "text")
+TEXT_PARTS = ("input_text", "output_text")
 
 MESSAGES, TOOLS = TypeAdapter(Messages), TypeAdapter(ToolDefinitions)
 
@@ -58,8 +57,7 @@ class ResponsesRequest(ConversationRequest):
         return value
 
     def chat_messages(self) -> list[ChatMessage]:
-        messages = with_instructions(self.instructions, messages_of(self.input))
-        return checked(MESSAGES, messages, "messages")
+        return checked(MESSAGES, with_instructions(self.instructions, messages_of(self.input)), "messages")
 
     def chat_tools(self) -> list[ToolDefinition]:
         return checked(TOOLS, [chat_tool(tool) for tool in self.tools or ()], "tools")
@@ -145,10 +143,8 @@ def text_parts(content: Any) -> Any:
     """Name the text parts of a content as chat completions do; other parts stay, and are refused there."""
     if not isinstance(content, list):
         return content
-    named = {"type": "text"}
-    return [
-        {**part, **named} if isinstance(part, dict) and part.get("type") in TEXT_PARTS else part for part in content
-    ]
+    texts = [isinstance(part, dict) and part.get("type") in TEXT_PARTS for part in content]
+    return [{**part, "type": "text"} if is_text else part for part, is_text in zip(content, texts, strict=True)]
 
 
 def with_instructions(instructions: str | None, messages: list[Message]) -> list[Message]:

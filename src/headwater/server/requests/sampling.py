@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
 
 from headwater.request import Fidelity, SamplingParams
-from headwater.server.requests.lengths import MAX_N, MAX_TOKENS
 
 # Fields that would change an answer and are not supported, with their neutral values: an answer that ignored any other
 # value would be wrong. Some are OpenAI's, some are extensions of other engines.
@@ -29,6 +28,9 @@ NEUTRAL |= dict.fromkeys(("audio", "web_search_options", "prompt_logprobs", "pro
 NEUTRAL |= dict.fromkeys(("truncate_prompt_tokens", "structured_outputs", "guided_json", "guided_regex"), ())
 NEUTRAL |= dict.fromkeys(("guided_choice", "guided_grammar", "lora_request"), ())
 
+MAX_TOKENS = 2**31 - 1  # of a field; far above any model, whose own length is checked with the prompt
+MAX_SEGMENTS = 1_024  # of one request
+MAX_N = 128  # answers to one prompt
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 8_192  # of all stop strings together: each token's text is compared with every one
 MAX_BIASES = 1_024
@@ -45,16 +47,12 @@ Stops = Annotated[
 ]
 
 
-class StreamOptions(BaseModel):
-    model_config = ConfigDict(strict=True)
-
+class StreamOptions(BaseModel, strict=True):
     include_usage: bool | None = None
 
 
-class SamplingRequest(BaseModel):
+class SamplingRequest(BaseModel, allow_inf_nan=False, strict=True):
     """Fields that all requests share. A null is the same as no field."""
-
-    model_config = ConfigDict(allow_inf_nan=False, strict=True)
 
     model: str | None = None  # ignored: the server has one model
     max_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
@@ -105,6 +103,16 @@ class SamplingRequest(BaseModel):
     def answers(self) -> int:
         """Number of answers to each prompt."""
         return 1 if self.n is None else self.n
+
+    @property
+    def wanted_tokens(self) -> int | None:
+        """Greatest length of an answer; None: all that the prompt leaves."""
+        return self.max_tokens
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        """Number of likely tokens to return at each token; None: no log probabilities."""
+        return None
 
     @property
     def salt(self) -> str:

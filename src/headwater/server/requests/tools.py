@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import BaseModel, Field, PrivateAttr, model_validator
 
 from headwater.server.http.errors import BadRequest
 
@@ -15,10 +15,8 @@ MAX_TOOLS = 512
 MAX_NAME = 256  # characters
 
 
-class FunctionDefinition(BaseModel):
+class FunctionDefinition(BaseModel, strict=True):
     """Function of a tool, as OpenAI defines it."""
-
-    model_config = ConfigDict(strict=True)
 
     name: str = Field(min_length=1, max_length=MAX_NAME, pattern=r"^[^<>\s]+$")
     description: str | None = None
@@ -34,10 +32,8 @@ class FunctionDefinition(BaseModel):
 Tools = Mapping[str, FunctionDefinition]  # by name
 
 
-class ToolDefinition(BaseModel):
+class ToolDefinition(BaseModel, strict=True):
     """Tool of a request. `sent` is its JSON unchanged: templates show it in the order of its keys."""
-
-    model_config = ConfigDict(strict=True)
 
     type: Literal["function"]
     function: FunctionDefinition

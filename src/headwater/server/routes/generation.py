@@ -15,9 +15,12 @@ from headwater.server.answer.responses import ResponsesReply
 from headwater.server.http.errors import generated
 from headwater.server.http.exchange import Events, EventStream, Exchange, Progress, unless_gone
 from headwater.server.observe.record import RequestRecord
-from headwater.server.requests.chat import ChatRequest, CompletionRequest, ConversationRequest
+from headwater.server.requests.chat import ChatRequest, CompletionRequest
 from headwater.server.requests.responses import ResponsesRequest
+from headwater.server.requests.sampling import SamplingRequest
 from headwater.server.routes.service import Service
+
+AnyReply = Reply | ResponsesReply
 
 CLIENT_GONE = 499  # status in the log if the client disconnected
 FIELDS = ("id", "object", "created", "model", "choices", "usage", "headwater")
@@ -33,15 +36,14 @@ def install(app: FastAPI, service: Service) -> None:
 
     @app.post("/v1/completions", response_model=None, responses=generated(*FIELDS))
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        service.lengths.check_answers(len(body.prompts), body.answers)
-        service.lengths.check_max_tokens(body.max_tokens, body.scores_prompt)
+        service.check_answers(len(body.prompts), body.answers)
         generations, echo = await run_in_threadpool(service.completion, body)
         answering = Answering(service, "completion", body, request)
         return await answering.answer(generations, reply(CompletionForm, body), echo)
 
     @app.post("/v1/chat/completions", response_model=None, responses=generated(*FIELDS))
     async def chat(body: ChatRequest, request: Request) -> Response:
-        service.lengths.check_answers(1, body.answers)
+        service.check_answers(1, body.answers)
         generations, parser = await run_in_threadpool(service.chat, body)
         chat_reply = reply(lambda: ChatForm(parser()), body)
         return await Answering(service, "chat", body, request).answer(generations, chat_reply)
@@ -56,15 +58,11 @@ def install(app: FastAPI, service: Service) -> None:
 class Answering:
     """One request while it is answered: its exchange with the engine, and its record."""
 
-    def __init__(
-        self, service: Service, endpoint: str, body: CompletionRequest | ConversationRequest, request: Request
-    ) -> None:
+    def __init__(self, service: Service, endpoint: str, body: SamplingRequest, request: Request) -> None:
         self._body, self._request = body, request
         self._exchange, self._record = Exchange(service.engine), RequestRecord(endpoint, service.watchers)
 
-    async def answer(
-        self, generations: list[Generation], reply: Reply | ResponsesReply, echo: Echo = without_echo
-    ) -> Response:
+    async def answer(self, generations: list[Generation], reply: AnyReply, echo: Echo = without_echo) -> Response:
         """Submit the generations and answer as events come; cancel them if the client disconnects."""
         if any(generation.params.constraint for generation in generations):
             await run_in_threadpool(self._exchange.submit_all, generations)  # compiling one may take a second
@@ -79,7 +77,7 @@ class Answering:
             self._close()
         return Response(status_code=CLIENT_GONE) if whole is None else JSONResponse(whole)
 
-    async def _streamed(self, events: Events, reply: Reply | ResponsesReply, echo: Echo) -> Response:
+    async def _streamed(self, events: Events, reply: AnyReply, echo: Echo) -> Response:
         """Return a stream after the engine's first event; an error before that is answered with its own status."""
         first = None
         try:

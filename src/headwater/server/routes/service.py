@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from headwater.config import ServeConfig
-from headwater.errors import TemplateError
+from headwater.errors import RequestTooLarge, TemplateError
 from headwater.request import Generation, SamplingParams
 from headwater.server.answer.dialect import Dialect
 from headwater.server.answer.formats.parser import AnswerParser
@@ -22,8 +22,8 @@ from headwater.server.prompt.encoding import Encoded
 from headwater.server.prompt.segments import SegmentEncoder
 from headwater.server.prompt.template import ChatTemplate
 from headwater.server.requests.chat import CompletionRequest, ConversationRequest
-from headwater.server.requests.lengths import Lengths
 from headwater.server.requests.messages import Conversation
+from headwater.server.requests.sampling import MAX_SEGMENTS, SamplingRequest
 
 
 class Service:
@@ -36,7 +36,6 @@ class Service:
         self.names = TokenNames(engine.tokenizer)
         engine.tokenizer.no_truncation()
         engine.tokenizer.no_padding()
-        self.lengths = Lengths(engine, config)
         self._dialect = Dialect(engine.chat_template or "", config, engine.tokenizer)
         self.encoder = SegmentEncoder(engine.tokenizer, config.segment_separator)
         self._prompter: ChatPrompter | None = None
@@ -44,8 +43,17 @@ class Service:
             template = ChatTemplate(engine.chat_template, engine.special_tokens)
             self._prompter = ChatPrompter(engine.tokenizer, template, self.encoder)
 
+    def check_answers(self, prompts: int, n: int) -> None:
+        """Raise BadRequest for more answers than the server takes, before any work goes into them."""
+        most = self.config.max_running + self.config.max_waiting
+        if prompts * n > most:
+            wanted = f"{prompts:,} prompts with n {n:,} are {prompts * n:,} answers"
+            raise BadRequest(f"{wanted}, the server takes {most:,} at once", "n")
+
     def completion(self, body: CompletionRequest) -> tuple[list[Generation], Echo]:
         """Translate a completion: one generation for each answer, and the echo of the prompts if it is wanted."""
+        if body.max_tokens == 0 and not body.scores_prompt:
+            raise BadRequest("max_tokens is 0, at least 1 is needed unless echo and logprobs are set", "max_tokens")
         self._check_tokens_of(body)
         encoded = [self._encoded(prompt, body.salt) for prompt in body.prompts]
         generations = []
@@ -53,7 +61,8 @@ class Service:
             prompt = Generation(one.ids, SamplingParams(), body.salt, segments=one.segments)
             generation = self._generation(body, prompt)
             if body.scores_prompt:
-                generation = scoring(generation, body.logprobs or 0)
+                params = replace(generation.params, prompt_logprobs=body.logprobs or 0)
+                generation = replace(generation, params=params, segments=())  # the prompt is computed whole
             generations += nth_answers(generation, body)
         return generations, echo_of(self.engine.tokenizer, body, encoded) if body.echo else without_echo
 
@@ -83,7 +92,7 @@ class Service:
         if tokens and max(tokens) >= vocab_size:
             raise BadRequest(f"token id is {max(tokens):,}, the model has {vocab_size:,} tokens", param)
 
-    def _check_tokens_of(self, body: CompletionRequest | ConversationRequest) -> None:
+    def _check_tokens_of(self, body: SamplingRequest) -> None:
         self.check_tokens(body.stop_token_ids or (), "stop_token_ids")
         self.check_tokens([token for token, _ in body.biases], "logit_bias")
 
@@ -93,22 +102,37 @@ class Service:
         self.check_tokens(prompt, "prompt")
         return Encoded(tuple(prompt), (), self.encoder.segments_of(prompt))
 
-    def _generation(self, body: CompletionRequest | ConversationRequest, prompt: Generation) -> Generation:
+    def _generation(self, body: SamplingRequest, prompt: Generation) -> Generation:
         """Add the request's sampling, deadline and fidelity to a prompt."""
         segments = () if body.exact else prompt.segments
-        max_tokens = self.lengths.max_tokens(len(prompt.prompt), len(segments), body.wanted_tokens)
+        max_tokens = self._max_tokens(len(prompt.prompt), len(segments), body.wanted_tokens)
         params = body.params(self.engine.generation_defaults, max_tokens, body.wanted_logprobs)
         deadline = min((t for t in (body.timeout, self.config.request_timeout) if t is not None), default=None)
         return replace(prompt, params=params, deadline=deadline, segments=segments, fidelity=body.wanted_fidelity)
 
+    def _max_tokens(self, prompt: int, segments: int, wanted: int | None) -> int:
+        """Return the answer's greatest length: `wanted`, or all that the prompt of this many tokens leaves.
 
-def nth_answers(first: Generation, body: CompletionRequest | ConversationRequest) -> list[Generation]:
+        Raises RequestTooLarge if prompt and answer are too long, BadRequest for an empty prompt or too many segments.
+        Whether the request fits in memory beside others is checked by the scheduler (`headwater.schedule.limits`).
+        """
+        limit = self.engine.max_model_len
+        taker = "the model" if limit == self.engine.spec.max_length else "the server's memory"
+        if prompt == 0:
+            raise BadRequest("prompt has 0 tokens, at least 1 is needed", "prompt")
+        if prompt >= limit:
+            raise RequestTooLarge(f"prompt has {prompt:,} tokens, {taker} takes {limit:,} with the answer")
+        max_tokens = limit - prompt if wanted is None else wanted
+        if prompt + max_tokens > limit:
+            both = f"prompt has {prompt:,} tokens and max_tokens is {max_tokens:,}, {prompt + max_tokens:,} together"
+            raise RequestTooLarge(f"{both}; {taker} takes {limit:,}")
+        if segments > MAX_SEGMENTS:
+            raise BadRequest(f"prompt has {segments:,} segments, at most {MAX_SEGMENTS:,} are taken", "prompt")
+        return max_tokens
+
+
+def nth_answers(first: Generation, body: SamplingRequest) -> list[Generation]:
     """Repeat a generation for each answer to its prompt, each with a seed of its own."""
     params = first.params
     seeds = [None if params.seed is None else params.seed + i for i in range(body.answers)]
     return [replace(first, params=replace(params, seed=seed)) for seed in seeds]
-
-
-def scoring(generation: Generation, k: int) -> Generation:
-    """Ask for log probabilities of the prompt, which is then computed whole."""
-    return replace(generation, params=replace(generation.params, prompt_logprobs=k), segments=())

@@ -6,24 +6,21 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 from fastapi import FastAPI
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from headwater.engine.live import Outcome
-from headwater.errors import ConfigError
+from headwater.errors import ConfigError, RequestTooLarge
 from headwater.request import Span
 from headwater.server.http.errors import OF_A_BODY, BadRequest, refusals
 from headwater.server.requests.chat import Documents, Messages, ToolDefinitions, conversation_of
-from headwater.server.requests.lengths import MAX_SEGMENTS
-from headwater.server.requests.sampling import MAX_SALT, TokenId
+from headwater.server.requests.sampling import MAX_SALT, MAX_SEGMENTS, TokenId
 from headwater.server.routes.service import Service
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(BaseModel, strict=True):
     """Text, or a conversation that the chat template renders."""
-
-    model_config = ConfigDict(strict=True)
 
     prompt: str | None = None
     messages: Messages | None = None
@@ -50,9 +47,7 @@ class Tokens(BaseModel):
     segments: list[list[int]]  # start and end of the tokens that may be reused at any position
 
 
-class DetokenizeRequest(BaseModel):
-    model_config = ConfigDict(strict=True)
-
+class DetokenizeRequest(BaseModel, strict=True):
     tokens: Annotated[list[TokenId], Field(fail_fast=True)]
 
 
@@ -60,12 +55,8 @@ class Text(BaseModel):
     prompt: str
 
 
-class WarmRequest(BaseModel):
-    model_config = ConfigDict(strict=True)
-
-    texts: Annotated[
-        list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_SEGMENTS, fail_fast=True)
-    ]
+class WarmRequest(BaseModel, strict=True):
+    texts: list[Annotated[str, Field(min_length=1)]] = Field(min_length=1, max_length=MAX_SEGMENTS, fail_fast=True)
     cache_salt: str | None = Field(None, max_length=MAX_SALT)
 
 
@@ -133,9 +124,11 @@ def install_warming(app: FastAPI, service: Service) -> None:
 
     def segments_of(texts: Sequence[str], salt: str) -> list[tuple[int, ...]]:
         """Return each text's tokens as a segment. Raises RequestTooLarge for a text that no prompt could hold."""
-        segments = [service.encoder.encode_segment(text, salt) for text in texts]
+        segments, limit = [service.encoder.encode_segment(text, salt) for text in texts], engine.max_model_len
         for number, ids in enumerate(segments):
-            service.lengths.check_segment(number, len(ids))
+            if len(ids) >= limit:
+                found = f"text {number} has {len(ids):,} tokens"
+                raise RequestTooLarge(f"{found}, the server takes {limit:,} with an answer")
         return segments
 
     @app.post("/cache/segments", responses={**OF_A_BODY, **refusals(501)})
