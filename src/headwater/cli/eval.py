@@ -7,7 +7,7 @@ and whether there was any answer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -84,12 +84,9 @@ def evaluate(
 @contextmanager
 def serving(options: SimpleNamespace) -> Iterator[Server]:
     """Connect to the server of --url, or start one."""
-    if options.url is None:
-        with own_server(options.model, options.memory) as url, closing(server_at(options, url)) as server:
-            yield server
-    else:
-        with closing(server_at(options, options.url)) as server:
-            yield server
+    found = own_server(options.model, options.memory) if options.url is None else nullcontext(options.url)
+    with found as url, closing(server_at(options, url)) as server:
+        yield server
 
 
 def server_at(options: SimpleNamespace, url: str) -> Server:
@@ -143,10 +140,8 @@ def shown(options: SimpleNamespace, columns: dict[str, list[Scored]]) -> Json:
 
 def of_servers(options: SimpleNamespace, items: Sequence[Item], server: Server) -> tuple[Json, bool]:
     """Measure the divergence of the first token after each item's prompt from another server's."""
-    with (
-        closing(server_at(options, options.against)) as other,
-        common.progress("asking both servers", len(items)) as advance,
-    ):
+    progress = common.progress("asking both servers", len(items))
+    with closing(server_at(options, options.against)) as other, progress as advance:
         pairs, failed = divergence.of_items(run_of(options, items, server), other, advance)
     found = divergence.Divergence.of(pairs, failed, options.seed)
     faults = (f"{count:,} x {message}" for message, count in failed.items())
@@ -221,12 +216,7 @@ def fidelity(
     wanted = Wanted(prompts, cut, parts, count, longest, seed)
     with common.progress_console.status("composing"):
         study = studied(model or embedded(), dtype, threads, wanted, ways or list(Fidelity), skip_attention)
-    means = study.means
-    found = (
-        tables.means_table(means),
-        tables.states_table(means),
-        tables.kept_table(means),
-        tables.deviations_table(study.deviations, ENDS),
-    )
+    found = [table(study.means) for table in (tables.means_table, tables.states_table, tables.kept_table)]
+    found.append(tables.deviations_table(study.deviations, ENDS))
     common.show(*(table for table in found if table.row_count))
     common.write_json(json_file, {**common.provenance(context.params), **study.as_json()})

@@ -168,9 +168,8 @@ def layers_table(profile: Profile) -> Table:
     for layer, n in profile.layers:
         state = sum(layer.state_elements.values())
         kv = layer.kv_elements(profile.tensor_parallel)
-        table.add_row(
-            layer.kind, f"{n:,}", f"{layer.weights:,}", f"{kv:,}", f"{state:,}", f"{layer.flops.linear / 1e6:,.1f}"
-        )
+        flops = f"{layer.flops.linear / 1e6:,.1f}"
+        table.add_row(layer.kind, f"{n:,}", f"{layer.weights:,}", f"{kv:,}", f"{state:,}", flops)
     return table
 
 

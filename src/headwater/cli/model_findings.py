@@ -13,6 +13,7 @@ from headwater.cli.doctor import FAIL, OK, WARN, Finding, Intended
 from headwater.config import NEVER_RAN
 from headwater.engine.selfcheck import SelfCheck, self_check, weight_shapes
 from headwater.errors import HeadwaterError
+from headwater.machine import usable_cores
 from headwater.mixers.linear import Linear, weight_layout
 from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.embedded import embedded
@@ -56,8 +57,8 @@ def of_torch() -> Finding:
 
 
 def of_threads() -> Finding:
-    threads, usable = torch.get_num_threads(), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
-    if usable and threads > usable:
+    threads, usable = torch.get_num_threads(), usable_cores()
+    if threads > usable:
         return Finding("threads", WARN, f"{threads} on {usable} cores", f"--threads {usable}")
     return Finding("threads", OK, f"{threads}")
 

@@ -20,7 +20,6 @@ from headwater.lab.size import Sampling, Size, Sizing, advice, curve
 from headwater.models.profiles import load_profile
 from headwater.setting import parse_bytes
 from headwater.traces.loads import make_arrivals
-from headwater.traces.request import Trace
 
 
 @common.commands.command()
@@ -65,11 +64,11 @@ def size(
         sizes = sizing.sizes(_spaced(sizing, ends, points))
     effort = _effort(sizing, sizes, time.perf_counter() - begin)
     full = _replayed(sizing, sizes) if check else {}
-    common.console.print(_table(found, setup, sizing.ideal, sizes, full))
+    common.console.print(_table(sizing, sizes, full))
     lines = advice(curve(sizes, sizing.modelled), sizing.ideal)
     for line in (*lines, effort):
         common.console.print(line, highlight=False, soft_wrap=True)
-    common.write_json(json_file, _document(found, setup, sizing.ideal, sizes, full, lines))
+    common.write_json(json_file, _document(sizing, sizes, full, lines))
 
 
 def _rate(text: str) -> float | None:
@@ -102,7 +101,6 @@ def _spaced(sizing: Sizing, ends: Sequence[int | None], points: int) -> list[int
 
 
 def _replayed(sizing: Sizing, sizes: Sequence[Size]) -> dict[int, float]:
-    """Replay in full the sizes that were estimated."""
     begin = time.perf_counter()
     with common.progress_console.status("replaying in full"):
         full = sizing.replayed([one.memory for one in sizes if one.rate < 1])
@@ -110,7 +108,8 @@ def _replayed(sizing: Sizing, sizes: Sequence[Size]) -> dict[int, float]:
     return full
 
 
-def _table(trace: Trace, setup: Setup, ideal: float, sizes: Sequence[Size], full: dict[int, float]) -> Table:
+def _table(sizing: Sizing, sizes: Sequence[Size], full: dict[int, float]) -> Table:
+    trace, setup, ideal = sizing.trace, sizing.setup, sizing.ideal
     title = f"{trace.name}, {setup.profile.name}: {setup.placement}, {setup.eviction}; ideal {ideal:.1%}"
     table = Table(title=title, title_justify="left", caption="\n".join(trace.notes) or None)
     table.caption_justify = "left"
@@ -134,10 +133,9 @@ def _effort(sizing: Sizing, sizes: Sequence[Size], seconds: float) -> str:
     return f"{sources}: {work:.0%} of the work of replaying all, {seconds:.1f} s"
 
 
-def _document(
-    trace: Trace, setup: Setup, ideal: float, sizes: Sequence[Size], full: dict[int, float], lines: Sequence[str]
-) -> dict[str, object]:
+def _document(sizing: Sizing, sizes: Sequence[Size], full: dict[int, float], lines: Sequence[str]) -> dict[str, object]:
+    setup = sizing.setup
     policies = {"placement": setup.placement, "eviction": setup.eviction, "page_size": setup.page_size}
     rows = [asdict(one) | ({"full_hit_rate": full[one.memory]} if one.memory in full else {}) for one in sizes]
-    names = {"trace": trace.name, "model": setup.profile.name}
-    return {**names, **policies, "ideal_hit_rate": ideal, "sizes": rows, "advice": list(lines)}
+    names = {"trace": sizing.trace.name, "model": setup.profile.name}
+    return {**names, **policies, "ideal_hit_rate": sizing.ideal, "sizes": rows, "advice": list(lines)}

@@ -26,6 +26,8 @@ from headwater.server.http.middleware import current_request_id
 
 log = logging.getLogger("headwater.request")
 
+Json = dict[str, Any]
+
 
 @dataclass(frozen=True, slots=True)
 class Kind:
@@ -63,7 +65,7 @@ class BadRequest(Exception):
         self.param = param
 
 
-def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
+def error_body(error: Exception) -> tuple[int, Json]:
     """Return HTTP status and body. An unexpected error is logged here, and its answer has only its type and an id."""
     if isinstance(error, BadRequest):
         return 400, _body(str(error), "invalid_request_error", error.param, None)
@@ -128,11 +130,7 @@ def _invalid_field(param: str) -> str:
 
 
 def _refuse(
-    request: Request,
-    status: int,
-    body: dict[str, Any],
-    headers: Mapping[str, str] | None = None,
-    logged: str | None = None,
+    request: Request, status: int, body: Json, headers: Mapping[str, str] | None = None, logged: str | None = None
 ) -> JSONResponse:
     """`logged` replaces the message in the log."""
     log.info("refused %s status=%d: %s", request.url.path, status, logged or body["error"]["message"])
@@ -144,7 +142,7 @@ def shown(value: object) -> str:
     return ascii(value[:MAX_ECHO] if isinstance(value, str) else value)[:MAX_ECHO]
 
 
-def _body(message: str, kind: str, param: str | None, code: str | None) -> dict[str, Any]:
+def _body(message: str, kind: str, param: str | None, code: str | None) -> Json:
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
@@ -161,7 +159,7 @@ class Refusal(BaseModel):
     error: ErrorDetail
 
 
-def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def refusals(*statuses: int) -> dict[int | str, Json]:
     """Describe a route's error answers."""
     return {status: {"model": Refusal, "description": DESCRIPTIONS[status]} for status in statuses}
 
@@ -186,7 +184,7 @@ EVENT = {  # of a stream: `data` is JSON, or [DONE] at the end
 }
 
 
-def generated(*fields: str) -> dict[int | str, dict[str, Any]]:
+def generated(*fields: str) -> dict[int | str, Json]:
     """Describe the answers of a route that generates: an object with these fields, server-sent events, or an error."""
     whole = {"type": "object", "required": list(fields)}
     content = {"application/json": {"schema": whole}, "text/event-stream": {"schema": EVENT}}
@@ -197,7 +195,7 @@ def _describe_no_422(app: FastAPI) -> None:
     """Remove status 422, which FastAPI adds to every route, from the description: this server never answers with it."""
     described = app.openapi
 
-    def openapi() -> dict[str, Any]:
+    def openapi() -> Json:
         if app.openapi_schema is None:
             for path in described()["paths"].values():
                 for operation in path.values():

@@ -177,7 +177,6 @@ class Recorder:
 
 
 def _new_file(path: Path) -> tuple[Path, Any]:
-    """Create a file that does not exist yet."""
     stem, dot, endings = path.name.partition(".")
     name, number = path, 1
     while True:

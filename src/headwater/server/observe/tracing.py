@@ -39,6 +39,7 @@ class Tracing(Watcher):
     """Watcher that creates spans, and exports them in batches on a thread of its own."""
 
     def __init__(self, exporter: SpanExporter, model: str) -> None:
+        from opentelemetry import trace
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -49,7 +50,7 @@ class Tracing(Watcher):
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("headwater", version("headwater"))
         self._propagator = TraceContextTextMapPropagator()
-        self._model = model
+        self._model, self._api = model, trace
 
     def ended(self, end: GenerationEnd) -> None:
         root = self._begin(end.request, end.endpoint)
@@ -73,14 +74,12 @@ class Tracing(Watcher):
         root.end(_at(end.request, end.total))
 
     def lost(self, request: RequestContext, endpoint: str, error: Exception | None) -> None:
-        from opentelemetry.trace import Status, StatusCode
-
         root = self._begin(request, endpoint)
         if error is None:
             root.add_event("cancelled")
         else:
             root.set_attribute("error.type", type(error).__name__)
-            root.set_status(Status(StatusCode.ERROR, type(error).__name__))
+            root.set_status(self._api.StatusCode.ERROR, type(error).__name__)
         root.end(_at(request, request.seconds))
 
     @asynccontextmanager
@@ -92,8 +91,6 @@ class Tracing(Watcher):
             await run_in_threadpool(self._provider.shutdown)
 
     def _begin(self, request: RequestContext, endpoint: str) -> Any:
-        from opentelemetry.trace import SpanKind
-
         carrier = {"traceparent": request.traceparent, "tracestate": request.tracestate}
         parent = self._propagator.extract({name: value for name, value in carrier.items() if value})
         operation = OPERATIONS.get(endpoint, endpoint)
@@ -103,13 +100,11 @@ class Tracing(Watcher):
             "gen_ai.request.model": self._model,
             "headwater.request_id": request.id,
         }
-        name, start = f"{operation} {self._model}", _at(request, 0.0)
-        return self._tracer.start_span(name, parent, kind=SpanKind.SERVER, attributes=attributes, start_time=start)
+        name, kind, start = f"{operation} {self._model}", self._api.SpanKind.SERVER, _at(request, 0.0)
+        return self._tracer.start_span(name, parent, kind=kind, attributes=attributes, start_time=start)
 
     def _child(self, root: Any, request: RequestContext, name: str, start: float, end: float) -> None:
-        from opentelemetry.trace import set_span_in_context
-
-        inside = set_span_in_context(root)
+        inside = self._api.set_span_in_context(root)
         self._tracer.start_span(name, inside, start_time=_at(request, start)).end(_at(request, max(start, end)))
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from headwater.server.requests.messages import Conversation, conversation
-from headwater.server.requests.sampling import MAX_SEGMENTS, MAX_TOKENS, SamplingRequest, TokenId, refuse_others
+from headwater.server.requests.sampling import MAX_SEGMENTS, MAX_TOKENS, NEUTRAL, SamplingRequest, TokenId
 from headwater.server.requests.tools import MAX_TOOLS, ToolDefinition, ToolUse, answer_schema, tool_use
 
 MAX_TOP_LOGPROBS = 20
@@ -24,16 +24,13 @@ Texts = Annotated[list[str], Field(min_length=1, fail_fast=True)]
 class CompletionRequest(SamplingRequest):
     """Body of /v1/completions."""
 
+    neutral: ClassVar = CHAT_ONLY | NEUTRAL
+
     prompt: str | TokenIds | Texts | Annotated[list[TokenIds], Field(min_length=1, fail_fast=True)]
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     echo: bool | None = None
     best_of: int | None = None
     max_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS)  # 0: the prompt is scored, and no token generated
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_chat_fields(cls, values: Any) -> Any:
-        return refuse_others(values, CHAT_ONLY)
 
     @field_validator("prompt", mode="wrap")
     @classmethod

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from fastapi.exceptions import RequestValidationError
-from pydantic import Field, TypeAdapter, ValidationError, field_validator, model_validator
+from pydantic import Field, TypeAdapter, ValidationError, field_validator
 
 from headwater.server.http.errors import BadRequest
 from headwater.server.requests.chat import ChatMessage, ConversationRequest, Messages, ToolDefinitions
 from headwater.server.requests.messages import Message
-from headwater.server.requests.sampling import MAX_TOKENS, refuse_others
+from headwater.server.requests.sampling import MAX_TOKENS, NEUTRAL
 from headwater.server.requests.tools import ToolDefinition
 
 # the server keeps nothing between requests, and gives one answer
-NEUTRAL: dict[str, tuple[Any, ...]] = {
+STORELESS: dict[str, tuple[Any, ...]] = {
     "store": (False,),
     "previous_response_id": (),
     "conversation": (),
@@ -34,6 +34,8 @@ Checked = TypeVar("Checked")
 class ResponsesRequest(ConversationRequest):
     """Body of /v1/responses."""
 
+    neutral: ClassVar = STORELESS | NEUTRAL
+
     input: str | list[dict[str, Any]]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
@@ -43,11 +45,6 @@ class ResponsesRequest(ConversationRequest):
     reasoning: dict[str, Any] | None = None
     metadata: dict[str, str] | None = Field(None, max_length=16)
     user: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_what_needs_a_store(cls, values: Any) -> Any:
-        return refuse_others(values, NEUTRAL)
 
     @field_validator("input")
     @classmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
 
@@ -54,6 +54,8 @@ class StreamOptions(BaseModel, strict=True):
 class SamplingRequest(BaseModel, allow_inf_nan=False, strict=True):
     """Fields that all requests share. A null is the same as no field."""
 
+    neutral: ClassVar = NEUTRAL
+
     model: str | None = None  # ignored: the server has one model
     max_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
     temperature: float | None = Field(None, ge=0, le=2)
@@ -74,12 +76,17 @@ class SamplingRequest(BaseModel, allow_inf_nan=False, strict=True):
     stream_options: StreamOptions | None = None
     cache_salt: str | None = Field(None, max_length=MAX_SALT)
     exact: bool | None = None  # true: no segment is reused; the prompt's tokens are the same
-    fidelity: Fidelity | None = Field(None, strict=False)  # used if segments are reused
+    fidelity: Fidelity | None = Field(None, strict=False)  # None: balanced; used if segments are reused
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_unsupported(cls, values: Any) -> Any:
-        return refuse_others(values, NEUTRAL)
+        """Raise ValueError for a field of the table `neutral` whose value is not neutral."""
+        for name, allowed in cls.neutral.items() if isinstance(values, dict) else ():
+            if values.get(name) is not None and values[name] not in allowed:
+                takes = f"it takes {allowed[0]!r} only" if allowed else "leave it out"
+                raise ValueError(f"{name} is {repr(values[name])[:100]}, which this server does not support: {takes}")
+        return values
 
     @field_validator("stop")
     @classmethod
@@ -119,10 +126,6 @@ class SamplingRequest(BaseModel, allow_inf_nan=False, strict=True):
         return self.cache_salt or ""
 
     @property
-    def wanted_fidelity(self) -> Fidelity:
-        return self.fidelity or Fidelity.BALANCED
-
-    @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
@@ -154,12 +157,3 @@ class SamplingRequest(BaseModel, allow_inf_nan=False, strict=True):
             frequency_penalty=self.frequency_penalty or 0.0,
             logit_bias=self.biases,
         )
-
-
-def refuse_others(values: Any, neutral: dict[str, tuple[Any, ...]]) -> Any:
-    """Return the values; raise ValueError for a field of the table whose value is not neutral."""
-    for name, allowed in neutral.items() if isinstance(values, dict) else ():
-        if values.get(name) is not None and values[name] not in allowed:
-            takes = f"it takes {allowed[0]!r} only" if allowed else "leave it out"
-            raise ValueError(f"{name} is {repr(values[name])[:100]}, which this server does not support: {takes}")
-    return values

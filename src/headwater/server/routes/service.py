@@ -9,7 +9,7 @@ from functools import partial
 
 from headwater.config import ServeConfig
 from headwater.errors import RequestTooLarge, TemplateError
-from headwater.request import Generation, SamplingParams
+from headwater.request import Fidelity, Generation, SamplingParams
 from headwater.server.answer.dialect import Dialect
 from headwater.server.answer.formats.parser import AnswerParser
 from headwater.server.answer.forms import TokenNames
@@ -108,7 +108,8 @@ class Service:
         max_tokens = self._max_tokens(len(prompt.prompt), len(segments), body.wanted_tokens)
         params = body.params(self.engine.generation_defaults, max_tokens, body.wanted_logprobs)
         deadline = min((t for t in (body.timeout, self.config.request_timeout) if t is not None), default=None)
-        return replace(prompt, params=params, deadline=deadline, segments=segments, fidelity=body.wanted_fidelity)
+        fidelity = body.fidelity or Fidelity.BALANCED
+        return replace(prompt, params=params, deadline=deadline, segments=segments, fidelity=fidelity)
 
     def _max_tokens(self, prompt: int, segments: int, wanted: int | None) -> int:
         """Return the answer's greatest length: `wanted`, or all that the prompt of this many tokens leaves.
