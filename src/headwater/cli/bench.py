@@ -27,8 +27,8 @@ from headwater.traces.arrivals import PROCESSES
 
 REQUESTS = 100  # of a phase without --requests and --duration
 CLIENTS = 8  # of a closed loop without --concurrency
-HISTORIES = ("answered", "recorded")
 RECORDED = "recorded"
+HISTORIES = ("answered", RECORDED)
 ABOUT_SECONDS = 30.0  # limit for the pages that describe the server
 
 bench_commands = typer.Typer(
@@ -149,7 +149,7 @@ async def load(options: SimpleNamespace, pace: Pace, sessions: Iterator[Session]
     by_default = REQUESTS if options.duration is None else None
     limits = Limits(by_default if options.requests is None else options.requests, options.duration)
     endpoint = Endpoint(options.url, options.api_key, options.model, fields, options.timeout)
-    keep_recorded = options.history == "recorded"
+    keep_recorded = options.history == RECORDED
     scenario = Scenario(endpoint, sessions, limits, keep_recorded, live.phase, live.result)
     with contextlib.suppress(RuntimeError, ValueError, NotImplementedError):  # signals reach the main thread only
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, scenario.stop)

@@ -37,20 +37,16 @@ PageSize = Annotated[int, Option(help=HELP["page_size"])]
 JsonFile = Annotated[Path | None, Option("--json", help="Write all figures to this file as JSON.")]
 ApiKey = Annotated[str | None, Option(envvar="HEADWATER_API_KEY", help="API key of the server.")]
 ServedModel = Annotated[str | None, Option(help="Name of the model; without it, the first one listed.")]
-TraceFile = Annotated[
-    str,
-    typer.Argument(metavar="TRACE", help="Recorded traffic: a file, or a name below --data; or drawn: rag(zipf=1)."),
-]
+SOURCES = "Recorded traffic: a file, or a name below --data; or drawn: rag(zipf=1)."
+TraceFile = Annotated[str, typer.Argument(metavar="TRACE", help=SOURCES)]
 Data = Annotated[Path | None, Option(help="Folder in which traces are looked up by name.")]
 Tokenizer = Annotated[Path | None, Option(help="tokenizer.json for text; without one, a fast built-in split.")]
 Limit = Annotated[int | None, Option(min=1, help="Read the first so many sessions (or single requests) only.")]
-Arrival = Annotated[
-    str | None,
-    Option(
-        help="When requests come: sessions a second (2.0), poisson(rate=2.0, think=5), recorded(speed=2), "
-        "closed(clients=8). Without it as recorded, where nothing is, Poisson."
-    ),
-]
+ARRIVALS = (
+    "When requests come: sessions a second (2.0), poisson(rate=2.0, think=5), recorded(speed=2), closed(clients=8). "
+    "Without it as recorded, where nothing is, Poisson."
+)
+Arrival = Annotated[str | None, Option(help=ARRIVALS)]
 ModelName = Annotated[str, Option("--model", help="A profile (`headwater profiles`), or a checkpoint's folder.")]
 PageTokens = Annotated[int, Option("--page-size", min=1, help="Tokens a page.")]
 Seed = Annotated[int, Option(help="Of everything that is drawn.")]
@@ -77,11 +73,8 @@ def read(trace: str, data: Path | None, tokenizer: Path | None, limit: int | Non
         found = make_trace(trace, data, tokenizer, limit, seed)
     sessions = len({request.session for request in found.requests})
     tokens = sum(request.prompt_tokens for request in found.requests)
-    progress_console.print(
-        f"{found.name}: read in {found.seconds:.1f} s\n"
-        f"{len(found.requests):,} requests of {sessions:,} sessions, {tokens:,} prompt tokens",
-        highlight=False,
-    )
+    counts = f"{len(found.requests):,} requests of {sessions:,} sessions, {tokens:,} prompt tokens"
+    progress_console.print(f"{found.name}: read in {found.seconds:.1f} s\n{counts}", highlight=False)
     return found
 
 
