@@ -18,9 +18,8 @@ from pathlib import Path
 import torch
 
 from headwater.evaluate.fidelity import Distance
-from headwater.evaluate.fidelity_measures import distance
+from headwater.evaluate.fidelity_measures import distance, studied
 from headwater.evaluate.fidelity_prompts import Wanted
-from headwater.evaluate.fidelity_study import studied
 from headwater.layers.lightning import Lightning
 from headwater.mixers.numerics import prepare_process
 from headwater.models.embedded import embedded

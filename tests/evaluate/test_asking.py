@@ -107,6 +107,7 @@ def test_a_refusal_is_an_outcome_of_its_item_alone():
         {"choices": [None]},
         {"choices": [{"message": None, "logprobs": {"content": [None]}}], "usage": [], "headwater": "?"},
         {"choices": [{"message": {"content": ["?"], "tool_calls": [{"function": {"name": 3}}, None]}}]},
+        {"choices": [{}], "usage": {"prompt_tokens": "9", "prompt_tokens_details": {"cached_tokens": "all"}}},
     ],
 )
 def test_an_answer_that_has_not_what_it_should_is_wrong_and_no_more(body):
@@ -114,6 +115,7 @@ def test_an_answer_that_has_not_what_it_should_is_wrong_and_no_more(body):
         text, call = asked(fake.url, [item(), tool_item()])["served"]
     assert text.score.exact == call.score.exact == call.score.well_formed == 0
     assert text.answer.text == ""
+    assert Summary.of([text, call], 0).cached_tokens is None
 
 
 def test_nobody_there_is_a_fault_before_anything_is_asked():

@@ -12,9 +12,8 @@ import torch
 from headwater.cache.segments.compose import Widths
 from headwater.engine.selfcheck import SelfCheck
 from headwater.evaluate.fidelity_forward import Recipe, Workbench, without_attention
-from headwater.evaluate.fidelity_measures import AttentionWatch, measured
+from headwater.evaluate.fidelity_measures import AttentionWatch, compared, measured
 from headwater.evaluate.fidelity_prompts import Prompt
-from headwater.evaluate.fidelity_study import compared
 from headwater.models.load import load_model
 from headwater.request import Fidelity, Span
 from tests.checkpoints import SMALLEST

@@ -209,8 +209,8 @@ def fidelity(
 
     Prints distances of states, keys and values, and the divergence of next tokens.
     """
-    from headwater.evaluate.fidelity_prompts import Wanted  # imports torch
-    from headwater.evaluate.fidelity_study import ENDS, studied
+    from headwater.evaluate.fidelity_measures import ENDS, studied  # imports torch
+    from headwater.evaluate.fidelity_prompts import Wanted
 
     common.check_writable(json_file)
     wanted = Wanted(prompts, cut, parts, count, longest, seed)

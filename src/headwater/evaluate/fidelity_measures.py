@@ -1,4 +1,6 @@
-"""Measurements of composed prompts against whole ones: distances of states and keys, divergence, attention.
+"""The fidelity study: prompts composed by several methods, measured against the same prompts computed whole.
+
+Measured are the distances of states and keys, the divergence of the next token's distribution, and attention.
 
 T tokens of the prompt, N rows of a step, V vocabulary, W elements that a layer keeps of a token; K keys, H heads,
 G KV heads, Q queries that share one, D head width.
@@ -8,17 +10,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 
-from headwater.evaluate.fidelity import Deviation, Distance, Measured
-from headwater.evaluate.fidelity_forward import Computed, Recipe, Workbench, with_attention
-from headwater.evaluate.fidelity_prompts import Prompt
+from headwater.evaluate.fidelity import Deviation, Distance, Measured, Study
+from headwater.evaluate.fidelity_forward import Computed, Recipe, Workbench, with_attention, without_attention
+from headwater.evaluate.fidelity_prompts import Prompt, Wanted
 from headwater.layers.attention import GroupedAttention
+from headwater.mixers import numerics
 from headwater.mixers.attention.layer import Attention
+from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.hybrid import Function, HybridModel, Step
-from headwater.request import Span
+from headwater.models.load import load_model
+from headwater.request import Fidelity, Span
 from headwater.spec import ModelSpec
+
+ENDS = 8  # tokens at a segment's ends whose attention is measured (HYPIC, section 4.3)
 
 
 def distance(composed: torch.Tensor, whole: torch.Tensor) -> Distance:
@@ -161,3 +169,36 @@ def probabilities(mixer: Attention, x_NC: torch.Tensor, step: Step) -> torch.Ten
     score_GQNK = torch.einsum("ngqd,kgd->gqnk", q_NGQD.float(), k_KGD.float()) * scale
     unseen_NK = torch.ones(score_GQNK.shape[-2:], dtype=torch.bool).triu(1 + last.start)
     return score_GQNK.masked_fill_(unseen_NK, -torch.inf).softmax(dim=-1).flatten(0, 1)
+
+
+def studied(
+    model: Path, dtype: str, threads: int | None, wanted: Wanted, methods: Sequence[Fidelity], skip_attention: bool
+) -> Study:
+    """Load a model and study it. Raises CheckpointError, and ConfigError as `Wanted.prompts` does."""
+    prepare_process(threads)
+    numerics.use(Numerics())
+    loaded = load_model(model, dtype)
+    prompts = wanted.prompts(loaded)
+    computing = without_attention(loaded.model) if skip_attention else loaded.model
+    longest = max(len(prompt.tokens) for prompt in prompts)
+    watch = AttentionWatch(computing, longest)
+    return Study(
+        loaded.name,
+        compared(computing, prompts, methods, longest),
+        Deviation.means([watch.deviations(prompt, ENDS) for prompt in prompts]),
+    )
+
+
+def compared(
+    model: HybridModel, prompts: Sequence[Prompt], methods: Sequence[Fidelity], longest: int
+) -> dict[str, list[Measured]]:
+    """Measure every prompt, of at most `longest` tokens, by every method."""
+    bench = Workbench(model, longest)
+    found: dict[str, list[Measured]] = {str(method): [] for method in methods}
+    for prompt in prompts:
+        whole = bench.whole(prompt)
+        for method in methods:
+            recipe = Recipe.of(method, model.spec.conv_taps, prompt)
+            composed = bench.composed(prompt, recipe)
+            found[str(method)].append(measured(model.spec, prompt, recipe, composed, whole))
+    return found

@@ -59,12 +59,16 @@ class Answer:
             "" if choice else "the answer has no choices",
             text=text_of(message.get("content")),
             calls=tuple({name: text_of(one.get(name)) for name in ("name", "arguments")} for one in functions),
-            finish_reason=choice.get("finish_reason"),
+            finish_reason=text_of(choice.get("finish_reason")) or None,
             logprobs=tuple(object_of(one).get("logprob") for one in logprobs) if isinstance(logprobs, list) else None,
-            prompt_tokens=usage.get("prompt_tokens"),
-            cached_tokens=object_of(usage.get("prompt_tokens_details")).get("cached_tokens"),
-            reason=object_of(body.get("headwater")).get("reason"),
+            prompt_tokens=_count_of(usage.get("prompt_tokens")),
+            cached_tokens=_count_of(object_of(usage.get("prompt_tokens_details")).get("cached_tokens")),
+            reason=text_of(object_of(body.get("headwater")).get("reason")) or None,
         )
+
+
+def _count_of(value: object) -> int | None:
+    return value if isinstance(value, int) else None
 
 
 class Server:
