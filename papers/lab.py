@@ -7,14 +7,17 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from headwater.errors import ConfigError
+from headwater.lab.cost import StepCost, load_device
 from headwater.lab.replay import run_grid
 from headwater.lab.row import Result, Row
 from headwater.lab.serving import Engine
 from headwater.lab.setup import Setup
+from headwater.models.profiles import load_profile
 from headwater.traces.arrivals import Load, natural
 from headwater.traces.read import make_trace, read_trace
 from headwater.traces.request import Trace
@@ -108,6 +111,12 @@ class Lab:
         """Record traffic that a figure uses."""
         tokens = sum(request.prompt_tokens for request in trace.requests)
         self.used[Used(trace.name, len(trace.requests), tokens, model, page_size, arrivals)] = None
+
+
+@cache
+def roofline(profile: str, device: str) -> Engine:
+    """Return an engine timed by a device's roofline: one object for each model and device, so that runs are shared."""
+    return Engine(StepCost(load_profile(profile), load_device(device)))
 
 
 def mean_ttft(row: Row) -> float:

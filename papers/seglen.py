@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from headwater.lab.cost import StepCost, load_device
 from headwater.lab.row import Row
-from headwater.lab.serving import Engine
 from headwater.lab.setup import Setup
 from headwater.models.profiles import load_profile
 from headwater.traces.arrivals import Poisson
 from headwater.traces.request import Trace
 from papers.figure import Found, Line, Shape
-from papers.lab import Lab, mean_ttft
+from papers.lab import Lab, mean_ttft, roofline
 
 GIB = 2**30
 POOLS = 43 * GIB  # 20.39 GiB of states and 22.61 GiB of KV, which is what a fraction of 0.77 leaves beside the weights
@@ -30,7 +28,7 @@ def rows(lab: Lab, trace: Trace, load: Poisson, fraction: float = FULL) -> dict[
     memory = round(fraction / FULL * (POOLS + weights) - weights)
     base = Setup(profile, memory, placement="branch", pool="split", state_fraction=STATE_FRACTION, decode_reuse="raw")
     setups = {name: replace(base, eviction=eviction) for name, eviction in POLICIES.items()}
-    return lab.rows(trace, setups, load, Engine(StepCost(profile, load_device("h100"))))
+    return lab.rows(trace, setups, load, roofline("qwen3.5-9b", "h100"))
 
 
 def lines(found: dict[str, Row], paper: Paper, label: str = "") -> Iterator[Line]:

@@ -7,16 +7,14 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from headwater.lab.cost import StepCost, load_device
 from headwater.lab.row import Row
-from headwater.lab.serving import Engine
 from headwater.lab.setup import Setup
 from headwater.models.profiles import load_profile
 from headwater.request import Fidelity, SegmentEviction
 from headwater.traces.arrivals import Poisson
 from headwater.traces.request import Trace
 from papers.figure import Found, Line, Shape, ratio
-from papers.lab import Lab
+from papers.lab import Lab, roofline
 
 GB = 10**9
 WAYS: dict[str, dict[str, Any]] = {
@@ -147,11 +145,10 @@ def requests_at_1s(lab: Lab) -> Found:
 
 def _sweep(lab: Lab, name: str, way: str) -> dict[float, float]:
     """Return median ms to the first token by rate, up to the first rate above the target."""
-    engine = Engine(StepCost(load_profile(name), load_device("h100")))
     setups = Model(name, (MEMORY,)).setups(MEMORY, (way,))
     found: dict[float, float] = {}
     for rate in RATES:
-        row = lab.rows(lab.drawn(TRAFFIC), setups, Poisson(rate), engine)[way]
+        row = lab.rows(lab.drawn(TRAFFIC), setups, Poisson(rate), roofline(name, "h100"))[way]
         assert row.ttft_ms is not None, "it ran under a clock"
         found[rate] = row.ttft_ms.p50
         if found[rate] > TARGET:

@@ -11,6 +11,7 @@ from headwater.lab.setup import Setup
 from headwater.models.profiles import load_profile
 from headwater.traces.arrivals import Poisson
 from papers import Lab
+from papers.lab import roofline
 
 
 @pytest.fixture
@@ -51,6 +52,8 @@ def test_what_has_run_before_is_not_run_again(data):
     assert both[0] is first[0]
     assert both[1].row.memory == 10**10
     assert lab.run(trace, setups, Poisson(2.0, 5.0))[0] is not first[0]
+    timed = [lab.run(trace, setups[:1], Poisson(2.0, 5.0), roofline("marconi-7b", "h100"))[0] for _ in range(2)]
+    assert timed[0] is timed[1]
     assert [used.arrivals for used in lab.used] == ["Poisson(rate=1.0, think=5.0)", "Poisson(rate=2.0, think=5.0)"]
 
 
