@@ -70,6 +70,18 @@ def test_a_learning_placement_sees_the_path_without_another_walk_before_it_place
     assert len(walks.walks) <= 2, "one, and one to note the path once the leg is reserved"
 
 
+def test_a_prompt_with_segments_takes_one_walk_if_nothing_is_cached_up_to_its_marks(walks: Walks) -> None:
+    rig = Rig()
+    rig.ask(LEADING, range(1, 4))
+    rig.run()
+    seq = rig.ask(range(3000, 3064), range(9000, 9040))
+    walks.walks.clear()
+    rig.scheduler.plan_step()
+    assert seq.account is not None
+    assert seq.account.segments == 1
+    assert len(walks.walks) == 1
+
+
 def test_a_prompt_with_segments_takes_one_walk_from_the_root_and_one_from_where_its_marks_begin(walks: Walks) -> None:
     rig = Rig()
     rig.ask(LEADING, range(1, 4))

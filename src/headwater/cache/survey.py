@@ -56,28 +56,27 @@ class Surveyor:
         unit, index = self.layout.unit_tokens, self._index
         units = len(key) // self.layout.unit_bytes
         cap = max(0, min((length - 1) // unit, units))
-        start = self._start(namespace, near)
-        last: Node | None = None
-        walked = end = checkpoint = 0
-        if start is not None:
-            last, walked = index.walk(start, key, min(length // unit, units))
-            end = min(walked, cap)
-            resume = index.deepest_checkpoint(last, end)
-            checkpoint = end if self._every_page else 0 if resume is None else resume.end
+        last, walked = self._reach(namespace, key, min(length // unit, units), near)
+        end = min(walked, cap)
+        resume = None if last is None else index.deepest_checkpoint(last, end)
+        checkpoint = end if self._every_page else 0 if resume is None else resume.end
         reason = explain(index, namespace, key, last, (checkpoint, end, cap))
         branch = end if self._history is None else max(end, self._history.depth(namespace, key, cap))
         depths = end * unit, checkpoint * unit, branch * unit
         return Found(*depths, reason, index.version, namespace, key, last, walked, cap)
 
-    def _start(self, namespace: str, near: tuple[Match, int] | None) -> Node | None:
-        """Return the node at which the walk begins: the root, or a node on the path of a match that shares it."""
-        if near is None or not isinstance(near[0], Found):
-            return self._index.roots.get(namespace)
-        found = self._fresh(near[0])
-        node, shared = found.last, min(found.end, near[1] // self.layout.unit_tokens)
-        while node is not None and node.end > shared:  # the match may have ended inside the edge of its last node
-            node = node.parent
-        return node
+    def _reach(self, namespace: str, key: bytes, limit: int, near: tuple[Match, int] | None) -> tuple[Node | None, int]:
+        """Return the last node that `key` enters and the depth that it reaches, from where it leaves a near key."""
+        if near is None:
+            node: Node | None = self._index.roots.get(namespace)
+        else:
+            found, shared = self._fresh(near[0]), near[1] // self.layout.unit_tokens
+            node = found.last
+            if found.end < shared:  # that walk left the tree before the keys part
+                return node, found.end
+            while node is not None and node.end > shared:  # the match may have ended inside the edge of its last node
+                node = node.parent
+        return (None, 0) if node is None else self._index.walk(node, key, limit)
 
     def _fresh(self, match: Match) -> Found:
         """Return the match; StaleMatch if the index has changed since, or the match is not this cache's."""

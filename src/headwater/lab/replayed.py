@@ -53,7 +53,7 @@ class _FromTrace(Sequence):
 
     def __post_init__(self) -> None:
         self.tokens = Counted(self.length)
-        self.key = self.key_until(self.length)
+        self.key = self.exact_key = self.key_until(self.length)
 
     @property
     def n_prompt(self) -> int:
@@ -78,15 +78,7 @@ class Replayed(_FromTrace, Answered):
     def __init__(self, id: int, trace: Trace, request: Request) -> None:
         super().__init__(id, trace, request, request.prompt_tokens, request.segments)
 
-    @property
-    def prompt_ids(self) -> bytes:
-        return self.trace.ids(self.request, Span(0, self.length))
-
-    @property
-    def exact_key(self) -> bytes:
-        return self.trace.key(self.request, self.length)
-
-    def segment_ids(self, span: Span) -> bytes:
+    def prompt_ids(self, span: Span) -> bytes:
         return self.trace.ids(self.request, span)
 
     def answer(self, id: int, end: int) -> ReplayedAnswer:

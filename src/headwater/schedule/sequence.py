@@ -14,6 +14,8 @@ from headwater.plan import Match, Plan
 from headwater.request import Generation, Span
 from headwater.schedule.limits import Budget
 
+TOKEN_BYTES = 4  # of a token id in a key
+
 
 class Phase(Enum):
     """Progress of a sequence. Preemption leads back to WAITING."""
@@ -41,7 +43,7 @@ class Legs(Protocol):
 
 
 def key_of(tokens: list[int] | tuple[int, ...]) -> bytes:
-    """Encode token ids as the index compares them: 4 bytes each, so a page of 64 is a unit of 256 bytes."""
+    """Encode token ids as the index compares them: TOKEN_BYTES each, so a page of 64 is a unit of 256 bytes."""
     return array("i", tokens).tobytes()
 
 
@@ -56,6 +58,7 @@ class Sequence:
     generation: Generation
     tokens: list[int] = field(default_factory=list)  # the prompt, then the generated tokens
     key: bytes = b""  # of the prompt
+    exact_key: bytes = b""  # the same without marks
     phase: Phase = Phase.WAITING
     slot: int | None = None  # row of the state memory
     computed: int = 0  # tokens whose KV and states are in place
@@ -70,7 +73,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.tokens = list(self.generation.prompt)
-        self.key = key_of(self.generation.prompt)
+        self.key = self.exact_key = key_of(self.generation.prompt)
 
     # -- tokens and keys
 

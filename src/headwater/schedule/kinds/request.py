@@ -13,7 +13,7 @@ from headwater.cache.segments.store import SegmentKey, StoredSegment
 from headwater.plan import Composed, Match, Plan
 from headwater.request import Generation, Span
 from headwater.schedule.kinds.answer import FinishedAnswer
-from headwater.schedule.sequence import Phase, Purpose, Sequence, key_of
+from headwater.schedule.sequence import TOKEN_BYTES, Phase, Purpose, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,19 +88,9 @@ class Request(Sequence):
 
     # -- prompt and output
 
-    @property
-    def prompt_ids(self) -> bytes:
-        """Token ids of the prompt, four bytes each."""
-        return key_of(self.generation.prompt)
-
-    @property
-    def exact_key(self) -> bytes:
-        """The prompt's key without marks."""
-        return self.prompt_ids
-
-    def segment_ids(self, span: Span) -> bytes:
-        """Token ids of a segment of the prompt, four bytes each: the segment's identity."""
-        return key_of(self.generation.prompt[span.start : span.end])
+    def prompt_ids(self, span: Span) -> bytes:
+        """Token ids of a part of the prompt, four bytes each."""
+        return self.exact_key[TOKEN_BYTES * span.start : TOKEN_BYTES * span.end]
 
     @property
     def composes(self) -> bool:

@@ -137,7 +137,7 @@ class Composer:
         if seq.whole is None:
             segments = seq.generation.segments
             most = METHODS[seq.generation.fidelity].whole_of(len(segments))
-            seq.whole = relevant(seq.prompt_ids, segments, most)
+            seq.whole = relevant(seq.prompt_ids(Span(0, seq.n_prompt)), segments, most)
         reused = (span for span in seq.generation.segments if span not in seq.whole)
         return usable(reused, widths, first, seq.n_prompt - 1)
 
@@ -181,4 +181,4 @@ class Composer:
         return METHODS[fidelity].widths(self._conv_taps)
 
     def _key(self, seq: Request, span: Span, widths: Widths) -> SegmentKey:
-        return SegmentKey(seq.namespace, seq.segment_ids(span), widths)
+        return SegmentKey(seq.namespace, seq.prompt_ids(span), widths)
