@@ -10,8 +10,7 @@ import pytest
 
 from headwater.errors import ConfigError, TraceError
 from headwater.traces.arrivals import in_order
-from headwater.traces.loads import make_arrivals
-from headwater.traces.points import Azure, ServeGen, _Client
+from headwater.traces.loads import Azure, ServeGen, _Client, make_arrivals
 from headwater.traces.request import Request, Trace
 from headwater.traces.source import Source
 

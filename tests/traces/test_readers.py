@@ -6,7 +6,7 @@ import pytest
 
 from headwater.errors import TraceError
 from headwater.request import Boundaries
-from headwater.traces import books
+from headwater.traces import documents
 from headwater.traces.read import READERS, read_trace
 from headwater.traces.tokens import Words
 from tests.server.fake_engine import byte_tokenizer
@@ -348,7 +348,7 @@ def test_questions_of_a_document_share_it_and_nothing_else(written):
 
 
 def test_a_book_is_read_on_and_anew_where_the_context_ends(written, monkeypatch):
-    monkeypatch.setattr(books, "CONTEXT", 12)
+    monkeypatch.setattr(documents, "CONTEXT", 12)
     chapter = {**CHAPTER, "text": "a b c d"}
     other = {**chapter, "id": "author_other/one"}
     trace = read_trace(written(chapter, chapter, chapter, other))

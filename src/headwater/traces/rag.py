@@ -12,7 +12,7 @@ from pathlib import Path
 
 from headwater.errors import ConfigError
 from headwater.request import Boundaries, Fidelity, Span
-from headwater.traces.questions import texts_of
+from headwater.traces.documents import texts_of
 from headwater.traces.request import Request, Trace
 from headwater.traces.source import MALFORMED, Source, find
 from headwater.traces.tokens import Tokens

@@ -9,18 +9,15 @@ from pathlib import Path
 
 from headwater.cache.spelling import build
 from headwater.errors import TraceError
-from headwater.traces.books import Books, PromptVersions
-from headwater.traces.claude_code import ClaudeCode
-from headwater.traces.mooncake import Mooncake
-from headwater.traces.questions import Passages, Stories
+from headwater.traces.documents import Books, Passages, PromptVersions, Stories
+from headwater.traces.hashed_blocks import ClaudeCode, Mooncake
 from headwater.traces.rag import Rag
 from headwater.traces.reader import Reader
 from headwater.traces.recordings import Recordings
 from headwater.traces.request import Request, Trace
-from headwater.traces.request_logs import RequestLogs
+from headwater.traces.request_logs import RequestLogs, TokenLists
 from headwater.traces.sessions import Sessions, ShareGpt
 from headwater.traces.source import MALFORMED, Source, find, name_of
-from headwater.traces.token_lists import TokenLists
 from headwater.traces.tokens import Tokens, Vocabulary, Words
 
 READERS: dict[str, type[Reader]] = {

@@ -1,32 +1,101 @@
-"""Logs of an OpenAI-style API, a request a line: `messages` or `prompt`, and the answer where it was logged.
-
-The request may be the line itself, or in its `body` (OpenAI's batches) or `request`; the answer is in `response` or
-`completion`: text, a message, or the API's own answer. Lines of one `session` (`session_id`, `conversation_id`) go on
-from each other; others are requests of their own. `cache_salt` is the namespace. Segments are marked as for the server,
-by its usual separator, in parts or as `documents`; `exact` and `fidelity` are read, too.
-"""
+"""Logs of requests, one a line: of an OpenAI-style API, or as token ids."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from headwater.request import Boundaries
 from headwater.traces.chat import Chat, text_of
 from headwater.traces.reader import Reader, has, seconds
 from headwater.traces.request import TOKEN_BYTES, Request
-from headwater.traces.segments import documents_of, encoded, fidelity_of, pieces_of_prompt
-from headwater.traces.shared_text import Prompt, SharedTexts
+from headwater.traces.segments import documents_of, encoded, fidelity_of, pieces_of_prompt, spans_of
 from headwater.traces.source import Source
 from headwater.traces.tokens import Remembered, Tokens
 
 PLACES = ("body", "request")
 ANSWERS = ("response", "completion")
 SESSIONS = ("session", "session_id", "conversation_id")
+INPUTS = ("input", "prompt_token_ids", "prompt")
+
+
+@dataclass(slots=True)
+class _Text:
+    longest: bytes
+
+
+class SharedTexts:
+    """Requests of token ids whose sessions may be interleaved.
+
+    A session's text is kept only once, while each prompt extends the prompt and answer before it.
+    """
+
+    def __init__(self) -> None:
+        self._asked: list[tuple[Request, _Text]] = []
+        self._texts: dict[str | bytes, _Text] = {}  # by conversation: the text of its last request
+
+    def add(self, prompt: Request, output: bytes, output_tokens: int = 0, beginning: bytes | None = None) -> None:
+        """Add an answer to a request without one.
+
+        output_tokens: the number of generated tokens if `output` does not have all of them. beginning: identifies the
+        conversation if the log has no sessions.
+        """
+        conversation = prompt.session if beginning is None else beginning
+        text = self._texts.get(conversation)
+        if text is None or not prompt.text.startswith(text.longest):
+            text = self._texts[conversation] = _Text(b"")
+        text.longest = prompt.text + output
+        n_output = len(output) // TOKEN_BYTES
+        known, generated = prompt.prompt_tokens + n_output, max(n_output, output_tokens)
+        # the prompt's own text is not kept: it is a prefix of the longest one
+        self._asked.append((replace(prompt, text=b"", output_tokens=generated, known_tokens=known), text))
+
+    def requests(self) -> Iterator[Request]:
+        """Yield the requests in the order of `add`; called when all have been added."""
+        return (replace(request, text=text.longest) for request, text in self._asked)
+
+
+class TokenLists(Reader):
+    """Token ids: {"t", "session", "input": [ids], "output": [ids], "segments": [[start, end], ...]}.
+
+    All but the input may be missing; `fidelity` and `exact` are as the server takes them. A line may also be the
+    input's ids alone. `prompt_token_ids` and `prompt` are other names of the input.
+    """
+
+    interleaved = True
+
+    @staticmethod
+    def matches(first: Any) -> bool:
+        if isinstance(first, list):
+            return all(isinstance(token, int) for token in first)
+        return any(has(first, name) and isinstance(first[name], list) for name in INPUTS)
+
+    def requests(self, source: Source) -> Iterator[Request]:
+        texts = SharedTexts()
+        for number, line in enumerate(source.records()):
+            record = {"input": line} if isinstance(line, list) else line
+            prompt = array("i", record[next((name for name in INPUTS if name in record), INPUTS[0])])
+            if not prompt:
+                raise ValueError("input has 0 tokens, at least 1 is needed")
+            output = array("i", record.get("output") or ())
+            session = str(record.get("session", f"line {number}"))
+            spans, fidelity = spans_of(record, len(prompt)), fidelity_of(record)
+            known = session, prompt.tobytes(), len(prompt), 0, len(prompt), seconds(record)
+            texts.add(Request(*known, segments=spans, fidelity=fidelity), output.tobytes())
+        yield from texts.requests()
 
 
 class RequestLogs(Reader):
-    """Reader of request logs; generated tokens are known if the answer was logged, else at most their number."""
+    """Requests to an OpenAI-style API: `messages` or `prompt`, and the answer where it was logged.
+
+    The request may be the line itself, or in its `body` (OpenAI's batches) or `request`; the answer is in `response` or
+    `completion`: text, a message, or the API's own answer. Without it, at most the number of generated tokens is known.
+    Lines of one `session` (`session_id`, `conversation_id`) go on from each other; others are requests of their own.
+    `cache_salt` is the namespace. Segments are marked as for the server, by its usual separator, in parts or as
+    `documents`; `exact` and `fidelity` are read, too.
+    """
 
     interleaved = True
 
@@ -44,26 +113,29 @@ class RequestLogs(Reader):
             asked = _asked(line)
             session = next((str(line[name]) for name in SESSIONS if line.get(name) is not None), f"line {number}")
             output, length = self._answer(line, asked)
-            prompt = self._prompt(asked, str(asked.get("cache_salt") or ""))
-            texts.add(session, prompt, output, seconds(line), length)
+            prompt, beginning = self._prompt(asked, session, seconds(line))
+            texts.add(prompt, output, length, beginning)
         yield from texts.requests()
 
     def notes(self) -> tuple[str, ...]:
         return (f"{self._unknown:,} requests without their answer: it is not cached",) if self._unknown else ()
 
-    def _prompt(self, asked: Mapping[str, Any], namespace: str) -> Prompt:
+    def _prompt(self, asked: Mapping[str, Any], session: str, at: float | None) -> tuple[Request, bytes]:
+        """Return the request without its answer, and the tokens that identify the conversation."""
         if "messages" in asked:
             chat = _chat(self._tokens, asked)
             text, boundaries = chat.asked()
-            segments = () if asked.get("exact") else chat.segments(len(text) // TOKEN_BYTES)
-            return Prompt(text, boundaries, namespace, chat.beginning(), segments, fidelity_of(asked))
-        prompt = asked["prompt"]
-        if not isinstance(prompt, str) or not prompt:
-            raise ValueError(f"prompt is {str(prompt)[:40]!r}, must be a text of 1 character or more")
-        ids, segments = encoded(self._tokens, pieces_of_prompt(prompt))
-        text = ids.tobytes()
-        parts = () if asked.get("exact") else segments, fidelity_of(asked)
-        return Prompt(text, Boundaries(), namespace, text[: 64 * TOKEN_BYTES], *parts)
+            segments, beginning = chat.segments(len(text) // TOKEN_BYTES), chat.beginning()
+        else:
+            prompt = asked["prompt"]
+            if not isinstance(prompt, str) or not prompt:
+                raise ValueError(f"prompt is {str(prompt)[:40]!r}, must be a text of 1 character or more")
+            ids, segments = encoded(self._tokens, pieces_of_prompt(prompt))
+            text, boundaries = ids.tobytes(), Boundaries()
+            beginning = text[: 64 * TOKEN_BYTES]
+        namespace, length = str(asked.get("cache_salt") or ""), len(text) // TOKEN_BYTES
+        parts = boundaries, namespace, () if asked.get("exact") else segments, fidelity_of(asked)
+        return Request(session, text, length, 0, length, at, None, *parts), beginning
 
     def _answer(self, line: Mapping[str, Any], asked: Mapping[str, Any]) -> tuple[bytes, int]:
         """Return the known generated tokens, and the number of all generated tokens."""

@@ -1,20 +1,15 @@
-"""Sessions of Claude Code as hashed blocks of 64 tokens, one a line (kv-cache-tester's traces).
-
-`hash_id_scope`: ids are comparable across sessions ("global") or only within one ("local"). A request has `in`,
-`out` and `hash_ids` of its full blocks; a sub-agent is an entry with `requests` of its own and its parent's ids. Some
-recordings hold a turn twice, streamed and not: the second of such a pair is dropped.
-"""
+"""Recordings as hashed blocks of tokens: Mooncake's, and sessions of Claude Code."""
 
 from __future__ import annotations
 
 import json
 from array import array
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headwater.request import Boundaries
-from headwater.traces.reader import Reader, finite, has, whole
+from headwater.traces.reader import Reader, finite, has, seconds, whole
 from headwater.traces.request import Request
 from headwater.traces.source import Source
 from headwater.traces.tokens import Tokens
@@ -23,7 +18,43 @@ SCOPE_BITS = 32  # local ids have their session's number above these bits
 IDS = b'"hash_ids"'
 
 
+class Mooncake(Reader):
+    """Mooncake's traces (FAST '25): a request a line, in blocks of 512 tokens.
+
+    `timestamp` (ms), `input_length`, `output_length`, `hash_ids`: equal ids are equal blocks at equal prefixes. The
+    last block of a prompt may be partial: its id is left out.
+    """
+
+    block_tokens = 512
+
+    @staticmethod
+    def matches(first: Any) -> bool:
+        return has(first, "input_length", "hash_ids")
+
+    def requests(self, source: Source) -> Iterator[Request]:
+        for number, line in enumerate(source.records()):
+            length, ids = whole(line, "input_length"), line["hash_ids"]
+            blocks = length // self.block_tokens
+            if len(ids) < blocks:
+                raise ValueError(f"hash_ids has {len(ids):,} blocks, input_length is {length:,}: {blocks:,}")
+            text = array("q", ids[:blocks]).tobytes()
+            yield Request(str(number), text, length, whole(line, "output_length"), length, seconds(line))
+
+    def notes(self) -> tuple[str, ...]:
+        return (
+            "no sessions: what was generated is not known, so it is not cached",
+            f"blocks of {self.block_tokens} tokens: only full ones count",
+        )
+
+
 class ClaudeCode(Reader):
+    """Sessions of Claude Code in blocks of 64 tokens, one a line (kv-cache-tester's traces).
+
+    `hash_id_scope`: ids are comparable across sessions ("global") or only within one ("local"). A request has `in`,
+    `out` and `hash_ids` of its full blocks; a sub-agent is an entry with `requests` of its own and its parent's ids.
+    Some recordings hold a turn twice, streamed and not: the second of such a pair is dropped.
+    """
+
     block_tokens = 64
 
     def __init__(self, tokens: Tokens) -> None:
@@ -103,21 +134,10 @@ class _Text:
 
 
 @dataclass(slots=True)
-class _Asked:
-    session: str
-    text: _Text
-    prompt_tokens: int
-    output_tokens: int
-    known_tokens: int
-    think: float | None
-    boundaries: Boundaries
-
-
-@dataclass(slots=True)
 class _Thread:
     raw: bytes = b""  # the last request's ids, as they were written
     text: _Text = field(default_factory=_Text)
-    last: _Asked | None = None
+    last: int | None = None  # number of the last request among all
 
 
 class BlockTexts:
@@ -126,7 +146,7 @@ class BlockTexts:
     def __init__(self, base: int, block_tokens: int) -> None:
         self._base, self._block = base, block_tokens
         self._threads: dict[str, _Thread] = {}
-        self._asked: list[_Asked] = []
+        self._asked: list[tuple[Request, _Text]] = []
 
     def add(self, session: str, raw: bytes, n_in: int, n_out: int, think: float | None, system: int) -> None:
         """Add a request. raw: ids of the prompt's full blocks, comma-separated. system: tokens of system and tools.
@@ -138,26 +158,28 @@ class BlockTexts:
         if common == len(thread.text.ids):
             thread.text.ids += more
             if thread.last is not None and common:
-                thread.last.known_tokens = self._known(thread.last, len(thread.text.ids))
+                self._extend(thread.last, len(thread.text.ids))
         else:
             thread.text = _Text(thread.text.ids[:common] + more)
         blocks = len(thread.text.ids)
         if blocks < n_in // self._block:
             raise ValueError(f"hash_ids has {blocks:,} blocks, in is {n_in:,}: {n_in // self._block:,}")
-        thread.raw = raw
         parts = Boundaries(system_end=system if 0 < system < n_in else None)
-        thread.last = _Asked(session, thread.text, n_in, n_out, n_in, think, parts)
-        self._asked.append(thread.last)
+        thread.raw, thread.last = raw, len(self._asked)
+        self._asked.append((Request(session, b"", n_in, n_out, n_in, think=think, boundaries=parts), thread.text))
 
     def requests(self) -> Iterator[Request]:
         """Yield all requests; called when all have been added."""
-        for one in self._asked:
-            one.text.packed = one.text.packed or one.text.ids.tobytes()
-            known = one.prompt_tokens, one.output_tokens, one.known_tokens
-            yield Request(one.session, one.text.packed, *known, think=one.think, boundaries=one.boundaries)
+        for request, text in self._asked:
+            text.packed = text.packed or text.ids.tobytes()
+            yield replace(request, text=text.packed)
 
-    def _known(self, one: _Asked, blocks: int) -> int:
-        return max(one.prompt_tokens, min(one.prompt_tokens + one.output_tokens, blocks * self._block))
+    def _extend(self, number: int, blocks: int) -> None:
+        """Note that the thread goes on from this request with a prompt of `blocks`."""
+        request, text = self._asked[number]
+        end = request.prompt_tokens + request.output_tokens
+        known = max(request.prompt_tokens, min(end, blocks * self._block))
+        self._asked[number] = replace(request, known_tokens=known), text
 
     def _read(self, raw: bytes, thread: _Thread) -> tuple[int, array[int]]:
         """Return the number of leading blocks shared with the previous request, and the ids of the others."""

@@ -1,7 +1,8 @@
-"""Questions about texts: about one long document each, or about passages that were retrieved for them."""
+"""Texts of documents: read as they grow, version by version, or with questions about them."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,8 @@ from headwater.traces.request import Request
 from headwater.traces.segments import Piece, document_text
 from headwater.traces.source import Source
 from headwater.traces.tokens import Remembered, Tokens
+
+CONTEXT = 131_072  # tokens
 
 
 class Passages(Reader):
@@ -65,6 +68,55 @@ class Stories(Reader):
 
     def notes(self) -> tuple[str, ...]:
         return ("a question is asked of its document alone, without those before",)
+
+
+class Books(Reader):
+    """Books, a chapter a line in reading order: `id` (book/chapter) and `text`.
+
+    A book is a session: each request has all chapters so far. After CONTEXT tokens the next chapter begins a new text.
+    """
+
+    @staticmethod
+    def matches(first: Any) -> bool:
+        return has(first, "id", "text", "chapter")
+
+    def requests(self, source: Source) -> Iterator[Request]:
+        name, part, read, ends = "", 0, array("i"), list[int]()
+        for record in source.records():
+            book, chapter = record["id"].rpartition("/")[0], self._tokens.of(record["text"] + "\n\n")
+            if ends and (book != name or len(read) + len(chapter) > CONTEXT):
+                yield from _requests(name, part, read, ends)
+                part, read, ends = part + 1, array("i"), []
+            if book != name:
+                name, part = book, 0
+            read += chapter
+            ends.append(len(read))
+        yield from _requests(name, part, read, ends)
+
+    def notes(self) -> tuple[str, ...]:
+        return (f"a book is read chapter by chapter; a new text begins after {CONTEXT:,} tokens",)
+
+
+class PromptVersions(Reader):
+    """Versions of prompts, one a line: `family`, `version`, `text`. A family is a session, its versions its prompts."""
+
+    @staticmethod
+    def matches(first: Any) -> bool:
+        return has(first, "family", "version", "text")
+
+    def requests(self, source: Source) -> Iterator[Request]:
+        for record in source.records():
+            ids = self._tokens.header("system") + self._tokens.of(record["text"]) + self._tokens.footer()
+            yield Request(str(record["family"]), ids.tobytes(), len(ids), 0, len(ids))
+
+    def notes(self) -> tuple[str, ...]:
+        return ("a version is a prompt by itself: nothing is asked, nothing generated",)
+
+
+def _requests(name: str, part: int, read: array[int], ends: list[int]) -> Iterator[Request]:
+    text = read.tobytes()
+    for end in ends:
+        yield Request(f"{name} {part}", text, end, 0, end)
 
 
 def texts_of(record: Any) -> list[str]:
