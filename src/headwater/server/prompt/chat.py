@@ -48,9 +48,8 @@ class ChatPrompter:
         conversation = marked(self._addressed(conversation), self._encoder.separator)
         text = self._render(conversation, generate=True)
         encoded = self._encoder.encode(text, rendered_marks(text), namespace)
-        boundaries, keep_output = self._probe(conversation, text, encoded)
-        params = SamplingParams()
-        return Generation(encoded.ids, params, namespace, boundaries, keep_output, segments=encoded.segments)
+        probed = self._probe(conversation, text, encoded)
+        return Generation(encoded.ids, SamplingParams(), namespace, *probed, segments=encoded.segments)
 
     def _addressed(self, conversation: Conversation) -> Conversation:
         """Give developers' messages the role of the system if the template has no such role."""
@@ -81,7 +80,7 @@ class ChatPrompter:
         user_turns = [i for i, m in enumerate(conversation.messages) if m["role"] == "user"]
         queries = queries_of(conversation)
         answer = dummy_answer(text)
-        nexts = [self._try_render(extended(conversation, turns)) for turns in next_turns(conversation, answer)]
+        nexts = [self._try_render(longer) for longer in next_turns(conversation, answer)]
 
         def boundary(probe: str | None) -> int | None:
             if probe is None or probe == text:
@@ -98,9 +97,7 @@ class ChatPrompter:
 
     def _replaced(self, conversation: Conversation, which: list[int]) -> str | None:
         """Render the conversation with that message's content replaced, None without such a message."""
-        if not which:
-            return None
-        return self._try_render(with_content(conversation, which[0], stand_in_for), generate=True)
+        return self._try_render(with_content(conversation, which[0], stand_in_for), generate=True) if which else None
 
     def _marked(self, conversation: Conversation) -> Iterator[str | None]:
         """Render the conversation once for each breakpoint, with another text after it."""
@@ -130,14 +127,10 @@ def with_documents(conversation: Conversation) -> list[Message]:
         sent = f"{len(conversation.documents):,} documents go before the user's last message"
         raise TemplateError(f"{sent}, but none of the {len(messages):,} messages is a user's")
     last = messages[queries[-1]]
-    written = [as_segment(f"{_heading(document)}{document['text']}\n\n") for document in conversation.documents]
+    titled = (f"{one['title']}\n{one['text']}" if one.get("title") else one["text"] for one in conversation.documents)
+    written = [as_segment(f"{text}\n\n") for text in titled]
     messages[queries[-1]] = {**last, "content": "".join([*written, last["content"]])}
     return messages
-
-
-def _heading(document: dict[str, Any]) -> str:
-    title = document.get("title")
-    return f"{title}\n" if title else ""
 
 
 def dummy_answer(prompt: str) -> str:
@@ -163,18 +156,13 @@ def cut_at(point: Breakpoint, content: str) -> str:
     return content[: point.characters] + stand_in_for(content[point.characters :])
 
 
-def next_turns(conversation: Conversation, answer: str) -> list[list[Message]]:
-    """Return possible next turns: a user's, and a tool's if there are tools."""
-    reply = {"role": "assistant", "content": answer}
-    turns = [[reply, {"role": "user", "content": QUESTION}]]
+def next_turns(conversation: Conversation, answer: str) -> list[Conversation]:
+    """Append possible next turns: a user's, and a tool's if there are tools."""
+    turns: list[Message] = [{"role": "user", "content": QUESTION}]
     if conversation.tools:
-        turns.append([reply, {"role": "tool", "content": QUESTION, "tool_call_id": "call"}])
-    return turns
-
-
-def extended(conversation: Conversation, turns: list[Message]) -> Conversation:
-    """Append messages to the conversation."""
-    return replace(conversation, messages=(*conversation.messages, *turns))
+        turns.append({"role": "tool", "content": QUESTION, "tool_call_id": "call"})
+    asked = (*conversation.messages, {"role": "assistant", "content": answer})
+    return [replace(conversation, messages=(*asked, turn)) for turn in turns]
 
 
 def common_prefix(a: str, b: str) -> int:

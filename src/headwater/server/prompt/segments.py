@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import TypeVar
 
 from tokenizers import Tokenizer
 
@@ -42,6 +43,9 @@ class Mark:
     start: int
     end: int
     edge: Edge
+
+
+Place = TypeVar("Place", Mark, Span)
 
 
 def separators(text: str, separator: str) -> list[Mark]:
@@ -92,9 +96,7 @@ def marked(conversation: Conversation, separator: str) -> Conversation:
         if not marks:
             continue
         messages[number] = {**message, "content": _written(message["content"], marks)}
-        for i, point in enumerate(breakpoints):
-            if point.message == number:
-                breakpoints[i] = Breakpoint(number, _moved(point.characters, marks))
+        breakpoints = [_moved(point, marks) if point.message == number else point for point in breakpoints]
     return replace(conversation, messages=tuple(messages), breakpoints=tuple(breakpoints))
 
 
@@ -108,14 +110,14 @@ def _marks(conversation: Conversation, number: int, message: Message, separator:
     if message["role"] not in QUOTING:
         at = 0
         for start, end in [*((part.start, part.end) for part in declared), (len(content), len(content))]:
-            found += _moved_marks(separators(content[at:start], separator), at)
+            found += _shifted(separators(content[at:start], separator), at)
             at = end
     found.sort(key=lambda mark: (mark.start, mark.edge is not Edge.CLOSE))
     return resolved(found)
 
 
-def _moved_marks(marks: Iterable[Mark], characters: int) -> list[Mark]:
-    return [replace(mark, start=mark.start + characters, end=mark.end + characters) for mark in marks]
+def _shifted(places: Iterable[Place], by: int) -> tuple[Place, ...]:
+    return tuple(replace(place, start=place.start + by, end=place.end + by) for place in places)
 
 
 def _written(content: str, marks: Sequence[Mark]) -> str:
@@ -127,9 +129,10 @@ def _written(content: str, marks: Sequence[Mark]) -> str:
     return "".join([*pieces, content[at:]])
 
 
-def _moved(characters: int, marks: Iterable[Mark]) -> int:
-    """Return a position of the content after the marks before it are written out."""
-    return characters + sum(len(m.edge.value) - (m.end - m.start) for m in marks if m.start < characters)
+def _moved(point: Breakpoint, marks: Iterable[Mark]) -> Breakpoint:
+    """Move a breakpoint by the marks that are written out before it."""
+    added = sum(len(m.edge.value) - (m.end - m.start) for m in marks if m.start < point.characters)
+    return replace(point, characters=point.characters + added)
 
 
 class SegmentEncoder:
@@ -145,6 +148,7 @@ class SegmentEncoder:
         self._encoder = PromptEncoder(tokenizer)
         added = {token.content: id_ for id_, token in tokenizer.get_added_tokens_decoder().items()}
         self._token = added.get(separator)
+        self._kept = () if self._token is None else (self._token,)  # tokens that a separator leaves in the prompt
         first, rest = re.escape(separator[0]), re.escape(separator[1:])
         self._within = re.compile(f"(?<={first})(?={rest})")
         self._before, self._after = _frame(tokenizer)
@@ -184,7 +188,7 @@ class SegmentEncoder:
             return inner
         before, after = self._before, self._after
         ends = [*[0] * len(before), *inner.ends, *[len(text)] * len(after)]
-        return Encoded((*before, *inner.ids, *after), ends, _moved_spans(inner.segments, len(before)))
+        return Encoded((*before, *inner.ids, *after), ends, _shifted(inner.segments, len(before)))
 
     def encode_segment(self, text: str, namespace: str = "") -> tuple[int, ...]:
         """Return the tokens of a text as a segment of a prompt."""
@@ -196,12 +200,7 @@ class SegmentEncoder:
         inner = ids[begin:]
         cuts = [at for at, token in enumerate(inner) if token == self._token]
         opens = [at < cuts[-1] for at in cuts]
-        return _moved_spans(spans(cuts, opens, len(inner), len(self._kept)), begin)
-
-    @property
-    def _kept(self) -> tuple[int, ...]:
-        """Tokens that a separator leaves in the prompt."""
-        return () if self._token is None else (self._token,)
+        return _shifted(spans(cuts, opens, len(inner), len(self._kept)), begin)
 
     def _plain(self, text: str) -> list[str]:
         """Split a text so that no piece holds the separator, if it is a token."""
@@ -220,14 +219,8 @@ def spans(cuts: Sequence[int], opens: Sequence[bool], end: int, separator: int) 
     return tuple(Span(a, b) for a, b, is_open in found if is_open and b > a and (a > 0 or alone))
 
 
-def _moved_spans(segments: Sequence[Span], tokens: int) -> tuple[Span, ...]:
-    return tuple(replace(span, start=span.start + tokens, end=span.end + tokens) for span in segments)
-
-
 def _frame(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the special tokens that the tokenizer puts before and after each text."""
     example = encode(tokenizer, "a", add_special_tokens=True)
     own = [at for at, special in enumerate(example.special_tokens_mask) if not special]
-    if not own:
-        return (), ()
-    return tuple(example.ids[: own[0]]), tuple(example.ids[own[-1] + 1 :])
+    return (tuple(example.ids[: own[0]]), tuple(example.ids[own[-1] + 1 :])) if own else ((), ())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -56,11 +57,7 @@ class ChatTemplate:
         Raises TemplateError, with the template's own message if it refuses, and with both numbers if it takes more than
         MAX_STEPS steps or writes more than MAX_CHARACTERS characters.
         """
-
-        def strftime_now(pattern: str) -> str:
-            return now.strftime(pattern)
-
-        values = {**self._special_tokens, **variables, "messages": messages, "strftime_now": strftime_now}
+        values = {**self._special_tokens, **variables, "messages": messages, "strftime_now": now.strftime}
         values[STEPS] = _Steps()
         try:
             return "".join(_bounded(self._template.generate(values)))
@@ -101,13 +98,9 @@ def _compiled(environment: jinja2.Environment, source: str) -> jinja2.Template:
     return environment.from_string(tree)
 
 
+@dataclass(slots=True)
 class _Steps:
-    """Number of steps that one rendering has taken."""
-
-    __slots__ = ("taken",)
-
-    def __init__(self) -> None:
-        self.taken = 0
+    taken: int = 0  # by one rendering
 
 
 def _step(steps: _Steps, weight: int) -> None:
