@@ -130,7 +130,7 @@ def echo_of(tokenizer: Tokenizer, body: CompletionRequest, encoded: Sequence[Enc
     if body.scores_prompt:
         tokens = [text_of_tokens(tokenizer, prompt, one.ends) for prompt, one in prompts]
         return partial(scored, texts=[text for text in tokens for _ in range(n)])
-    texts = [whole_text(tokenizer, prompt) for prompt in body.prompts]
+    texts = [p if isinstance(p, str) else tokenizer.decode(p, skip_special_tokens=False) for p in body.prompts]
     return partial(echoed, texts=[text for text in texts for _ in range(n)])
 
 
@@ -150,11 +150,6 @@ async def scored(events: Events, texts: Sequence[Sequence[str]]) -> Events:
                 yield number, replace(token, text=text)
         else:
             yield number, event
-
-
-def whole_text(tokenizer: Tokenizer, prompt: str | list[int]) -> str:
-    """Return the text of a prompt."""
-    return prompt if isinstance(prompt, str) else tokenizer.decode(prompt, skip_special_tokens=False)
 
 
 def text_of_tokens(tokenizer: Tokenizer, prompt: str | list[int], ends: Sequence[int] | None = None) -> list[str]:

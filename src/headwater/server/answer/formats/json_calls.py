@@ -202,7 +202,7 @@ class KimiSection(JsonArguments):
 
     def _next(self, out: list[Delta]) -> bool:
         text = self._text.lstrip()
-        if not text or may_become(text, CALL) or (self.begun and may_become(text, self._close)):
+        if may_become(text, CALL) or (self.begun and may_become(text, self._close)):
             return False
         if text.startswith(CALL):
             self._text, self._step = text, self._head

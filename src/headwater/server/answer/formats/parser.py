@@ -56,16 +56,16 @@ def joined(deltas: list[Delta]) -> list[Delta]:
     return out
 
 
-def may_become(text: str, tag: str) -> bool:
-    """Return whether `text` is a proper prefix of the tag, so that more text could complete it."""
-    return len(text) < len(tag) and tag.startswith(text)
+def may_become(text: str, *tags: str) -> bool:
+    """Return whether `text` is a proper prefix of a tag, so that more text could complete it."""
+    return any(len(text) < len(tag) and tag.startswith(text) for tag in tags)
 
 
 def possible_start(text: str, *tags: str) -> int:
     """Return the first position from which `text` ends in a proper prefix of a tag, or its length if there is none."""
     longest = max(map(len, tags))
     for start in range(max(0, len(text) - longest + 1), len(text)):
-        if any(may_become(text[start:], tag) for tag in tags):
+        if may_become(text[start:], *tags):
             return start
     return len(text)
 

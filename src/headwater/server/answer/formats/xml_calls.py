@@ -119,7 +119,7 @@ class XmlSection(CallParser):
     def _head(self, out: list[Delta]) -> bool:
         before, after, _ = self._tags.function
         begun = self._text.lstrip()
-        if not begun or may_become(begun, before):
+        if may_become(begun, before):
             return False
         name = _named(begun, before, after)
         if name is None:
@@ -136,7 +136,7 @@ class XmlSection(CallParser):
     def _between(self, out: list[Delta]) -> bool:
         last, close, (before, after, _) = self._tags.function[2], self._tags.close, self._tags.parameter
         self._text = self._text.lstrip()
-        if not self._text or any(may_become(self._text, tag) for tag in (before, last, close)):
+        if may_become(self._text, before, last, close):
             return False
         if self._text.startswith((last, close)):
             out.append(CallArguments("}"))
@@ -159,7 +159,7 @@ class XmlSection(CallParser):
     def _string(self, out: list[Delta]) -> bool:
         line, last = self._tags.line, self._tags.parameter[2]
         if not self._opened:
-            if not self._text or may_become(self._text, last):
+            if may_become(self._text, last):
                 return False
             self._text = self._text.removeprefix(line)
             self._opened = True
@@ -184,11 +184,11 @@ class XmlSection(CallParser):
 
     def _close(self, out: list[Delta]) -> bool:
         """Read the closing tag, another call if there may be several, or any text in its place."""
-        close, function = self._tags.close, self._tags.function[0]
+        close, another = self._tags.close, self._tags.function[:1] if self._tags.several else ()
         after = self._text.lstrip()
-        if not after or may_become(after, close) or (self._tags.several and may_become(after, function)):
+        if may_become(after, close, *another):
             return False
-        if self._tags.several and after.startswith(function):
+        if after.startswith(another):
             self._text, self._step = after, self._head
             return True
         self.rest = after.removeprefix(close)
