@@ -64,9 +64,7 @@ class PromptEncoder:
     def encode(self, text: str, namespace: str = "") -> Encoded:
         """Encode a text."""
         pieces = self._pieces(text)
-        if len(pieces) < 2:
-            return self._joined(pieces, [self._encoded([piece])[0] for piece in pieces])
-        return self._joined(pieces, self._known(pieces, namespace))
+        return self._joined(pieces, self._encoded(pieces) if len(pieces) < 2 else self._known(pieces, namespace))
 
     def encode_each(self, texts: Sequence[str], namespace: str = "") -> list[Encoded]:
         """Encode each text separately, and keep it even if it is one piece, since segments are reused."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ from headwater.server.answer.formats.parser import (
     CallBegin,
     CallParser,
     Delta,
+    Step,
     ToolFormat,
     may_become,
     possible_start,
@@ -102,7 +102,7 @@ class JsonArguments(CallParser):
 
     call_end = ""  # tag after a call
 
-    def __init__(self, raw: str, close: str, first: Callable[[list[Delta]], bool]) -> None:
+    def __init__(self, raw: str, close: str, first: Step) -> None:
         super().__init__(raw, first)
         self._close = close
         self._json = JsonEnd()  # of the object that is being read
@@ -110,23 +110,19 @@ class JsonArguments(CallParser):
     def _begin(self, out: list[Delta], call: CallBegin, rest: str) -> bool:
         out.append(call)
         self.begun, self._json = True, JsonEnd()
-        self._text, self._step = rest, self._arguments
-        return True
+        return self._then(rest, self._arguments)
 
     def _arguments(self, out: list[Delta]) -> bool:
         end = self._json.find(self._text)
         out.append(CallArguments(self._take(len(self._text) if end is None else end)))
-        if end is not None:
-            self._step = self._call_end
-        return end is not None
+        return end is not None and self._then(self._text, self._call_end)
 
     def _call_end(self, out: list[Delta]) -> bool:
         """Read the call's closing tag, or any text in its place; surplus braces are dropped."""
         self._text = self._text.lstrip(SPACE + "}")
         if not self._text or may_become(self._text, self.call_end):
             return False
-        self._text, self._step = self._text.removeprefix(self.call_end), self._next
-        return True
+        return self._then(self._text.removeprefix(self.call_end), self._next)
 
     @abstractmethod
     def _next(self, out: list[Delta]) -> bool:
@@ -156,9 +152,8 @@ class JsonSection(JsonArguments):
         return self._enter()
 
     def _enter(self) -> bool:
-        if self._text:
-            self._json, self._read, self._step = JsonEnd(), 0, self._head
-        return bool(self._text)
+        self._json, self._read = JsonEnd(), 0
+        return bool(self._text) and self._then(self._text, self._head)
 
     def _head(self, out: list[Delta]) -> bool:
         found = HEAD.match(self._text)
@@ -173,16 +168,15 @@ class JsonSection(JsonArguments):
         if not call:
             return self._leave(out, self._text)
         out += call
-        self.begun, self._text, self._step = True, self._text[end:], self._next
-        return True
+        self.begun = True
+        return self._then(self._text[end:], self._next)
 
     def _next(self, out: list[Delta]) -> bool:
         self._text = self._text.lstrip(SPACE + ",")
         if not self._text or self._text.startswith("{"):
             return self._enter()
         if self._text.startswith("]"):
-            self._text, self._step = self._text[1:], self._end
-            return True
+            return self._then(self._text[1:], self._end)
         return self._end(out)
 
     def _end(self, out: list[Delta]) -> bool:
@@ -205,8 +199,7 @@ class KimiSection(JsonArguments):
         if may_become(text, CALL) or (self.begun and may_become(text, self._close)):
             return False
         if text.startswith(CALL):
-            self._text, self._step = text, self._head
-            return True
+            return self._then(text, self._head)
         return self._leave(out, text.removeprefix(self._close))
 
     def _head(self, out: list[Delta]) -> bool:

@@ -40,6 +40,7 @@ class CallArguments:
 
 
 Delta = Reasoning | Content | CallBegin | CallArguments
+Step = Callable[[list[Delta]], bool]
 
 
 def joined(deltas: list[Delta]) -> list[Delta]:
@@ -112,7 +113,7 @@ class Splitter:
     A step is a method that adds to a list of deltas; it returns False if it needs more text, or if it was the last.
     """
 
-    def __init__(self, first: Callable[[list[Delta]], bool]) -> None:
+    def __init__(self, first: Step) -> None:
         self._text = ""  # not read yet
         self._step = first
 
@@ -123,6 +124,11 @@ class Splitter:
         while self._step(out):
             pass
         return out
+
+    def _then(self, text: str, step: Step) -> bool:
+        """Go on with `text` at another step."""
+        self._text, self._step = text, step
+        return True
 
     def _take(self, length: int) -> str:
         taken, self._text = self._text[:length], self._text[length:]
@@ -172,10 +178,8 @@ class ReasoningSplitter(Splitter):
         if may_become(begun, self._tags.open):
             return False
         opened = begun.startswith(self._tags.open)
-        if opened:
-            self._text = begun.removeprefix(self._tags.open)
-        self._step = self._inside if opened or self._thinking else self._after
-        return True
+        rest = begun.removeprefix(self._tags.open) if opened else self._text
+        return self._then(rest, self._inside if opened or self._thinking else self._after)
 
     def _inside(self, out: list[Delta]) -> bool:
         if not self._begun:
@@ -183,8 +187,7 @@ class ReasoningSplitter(Splitter):
         end = self._text.find(self._tags.close)
         if end >= 0:
             out.append(Reasoning(self._text[:end].rstrip("\n")))
-            self._text, self._step = self._text[end + len(self._tags.close) :], self._gap
-            return True
+            return self._then(self._text[end + len(self._tags.close) :], self._gap)
         shown = len(self._text[: possible_start(self._text, self._tags.close)].rstrip("\n"))
         self._begun = self._begun or shown > 0
         out.append(Reasoning(self._take(shown)))
@@ -192,9 +195,7 @@ class ReasoningSplitter(Splitter):
 
     def _gap(self, out: list[Delta]) -> bool:
         self._text = self._text.lstrip("\n")
-        if self._text:
-            self._step = self._after
-        return bool(self._text)
+        return bool(self._text) and self._then(self._text, self._after)
 
     def _after(self, out: list[Delta]) -> bool:
         out.append(Content(self._take(len(self._text))))
@@ -248,7 +249,7 @@ class CallParser(Splitter, ABC):
     If the text turns out to be no call before any CallBegin, all of it is given back.
     """
 
-    def __init__(self, raw: str, first: Callable[[list[Delta]], bool]) -> None:
+    def __init__(self, raw: str, first: Step) -> None:
         """`raw`: the opening tag, with the white space before it."""
         super().__init__(first)
         self._raw = raw

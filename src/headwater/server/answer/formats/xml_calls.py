@@ -109,10 +109,9 @@ class XmlSection(CallParser):
         self._schema: Mapping[str, Any] = {}
         self._types = STRING  # of the open parameter
         self._first = True  # no parameter of the call has come
-        self._opened = False  # the open string's first quote was returned
 
     def finish(self) -> tuple[list[Delta], str]:
-        if self._step == self._string and self._opened:
+        if self._step == self._string:
             return [CallArguments(_escaped(self._text))], ""
         return ([CallArguments(self._text)], "") if self._step == self._other else super().finish()
 
@@ -130,8 +129,7 @@ class XmlSection(CallParser):
         self._schema = tool.arguments if tool else {}
         out += [CallBegin(name.strip()), CallArguments("{")]
         self.begun = self._first = True
-        self._text, self._step = begun[len(before) + len(name) + len(after) :], self._between
-        return True
+        return self._then(begun[len(before) + len(name) + len(after) :], self._between)
 
     def _between(self, out: list[Delta]) -> bool:
         last, close, (before, after, _) = self._tags.function[2], self._tags.close, self._tags.parameter
@@ -140,30 +138,27 @@ class XmlSection(CallParser):
             return False
         if self._text.startswith((last, close)):
             out.append(CallArguments("}"))
-            self._text, self._step = self._text.removeprefix(last), self._close
-            return True
+            return self._then(self._text.removeprefix(last), self._close)
         name = _named(self._text, before, after)
         if name:
-            self._parameter(out, name.strip())
-            self._text = self._text[len(before) + len(name) + len(after) :]
-        elif name == "":
+            key = json.dumps(name.strip(), ensure_ascii=False)
+            out.append(CallArguments(f"{'' if self._first else ', '}{key}: "))
+            self._types = types_of(property_schema(self._schema, name.strip()), self._schema)
+            self._first = False
+            rest = self._text[len(before) + len(name) + len(after) :]
+            return self._then(rest, self._quote if self._types == STRING else self._other)
+        if name == "":
             self.rest = self._text  # the arguments stay incomplete, so that no client acts on half of them
-        return bool(name)
+        return False
 
-    def _parameter(self, out: list[Delta], key: str) -> None:
-        out.append(CallArguments(f"{'' if self._first else ', '}{json.dumps(key, ensure_ascii=False)}: "))
-        self._types = types_of(property_schema(self._schema, key), self._schema)
-        self._first = self._opened = False
-        self._step = self._string if self._types == STRING else self._other
+    def _quote(self, out: list[Delta]) -> bool:
+        if may_become(self._text, self._tags.parameter[2]):
+            return False
+        out.append(CallArguments('"'))
+        return self._then(self._text.removeprefix(self._tags.line), self._string)
 
     def _string(self, out: list[Delta]) -> bool:
         line, last = self._tags.line, self._tags.parameter[2]
-        if not self._opened:
-            if may_become(self._text, last):
-                return False
-            self._text = self._text.removeprefix(line)
-            self._opened = True
-            out.append(CallArguments('"'))
         end = self._text.find(last)
         value = self._take(possible_start(self._text, line + last, last) if end < 0 else end)
         out.append(CallArguments(_escaped(value.removesuffix(line) if end >= 0 else value)))
@@ -179,8 +174,7 @@ class XmlSection(CallParser):
     def _ended(self, out: list[Delta], last: str) -> bool:
         """Return the end of a value, whose closing tag is next."""
         out.append(CallArguments(last))
-        self._text, self._step = self._text.removeprefix(self._tags.parameter[2]), self._between
-        return True
+        return self._then(self._text.removeprefix(self._tags.parameter[2]), self._between)
 
     def _close(self, out: list[Delta]) -> bool:
         """Read the closing tag, another call if there may be several, or any text in its place."""
@@ -189,8 +183,7 @@ class XmlSection(CallParser):
         if may_become(after, close, *another):
             return False
         if after.startswith(another):
-            self._text, self._step = after, self._head
-            return True
+            return self._then(after, self._head)
         self.rest = after.removeprefix(close)
         return False
 
