@@ -11,7 +11,7 @@ from headwater.memory.slots import Segment, StateMemory
 from headwater.mixers.batch import Slice, StepBatch, batch_height
 from headwater.models.decode_graphs import DecodeGraphs
 from headwater.models.hybrid import HybridModel
-from headwater.plan import Plan, Run
+from headwater.plan import Run
 from headwater.schedule.step import DecodeRow, Leg, Step
 
 # So many slots keep their memory between requests, and the pages that back them theirs: touching fresh memory costs
@@ -35,20 +35,12 @@ class SegmentRunner:
             if leg.plan.build is not None and leg.plan.start == 0:
                 self.model.identities(self.transitions, leg.slot)
                 self.states.zero(self.slots + leg.slot)
-            segments += self._composed(leg.plan)
-        return segments
-
-    def _composed(self, plan: Plan) -> list[Segment]:
-        segments = []
-        for part in plan.composed:
-            self.model.place(
-                self.arena, self._table(part.table), self._table(plan.table), part.start, part.end, part.at
-            )
-            segments.append(
-                Segment.gathered(
-                    self.model.spec, self.arena.pages, range(part.start, part.end), part.state, part.transition
-                )
-            )
+            for part in leg.plan.composed:
+                tables = self._table(part.table), self._table(leg.plan.table)
+                self.model.place(self.arena, *tables, part.start, part.end, part.at)
+                tokens = range(part.start, part.end)
+                stored = Segment.gathered(self.model.spec, self.arena.pages, tokens, part.state, part.transition)
+                segments.append(stored)
         return segments
 
     def after(self, legs: Sequence[Leg]) -> None:
@@ -178,21 +170,19 @@ class Runner:
         slices = []
         for run in runs:
             in_head = plan.build is not None and run.end == plan.build.head
-            slices.append(
-                Slice(
-                    first=first,
-                    length=run.end - run.start,
-                    start=run.start,
-                    slot=slot,
-                    table_P=table_P,
-                    write_from=plan.write_from,
-                    saves=((run.end, self.slots + slot),)
-                    if in_head
-                    else tuple((at, row) for at, row in saves if row != slot and run.start < at <= run.end),
-                    transition=slot if plan.build is not None and not in_head else None,
-                    composes=tuple((first_segment + i, plan.composed[i].at) for i in run.composed),
-                )
+            inner = tuple((at, row) for at, row in saves if row != slot and run.start < at <= run.end)
+            one = Slice(
+                first=first,
+                length=run.end - run.start,
+                start=run.start,
+                slot=slot,
+                table_P=table_P,
+                write_from=plan.write_from,
+                saves=((run.end, self.slots + slot),) if in_head else inner,
+                transition=slot if plan.build is not None and not in_head else None,
+                composes=tuple((first_segment + i, plan.composed[i].at) for i in run.composed),
             )
+            slices.append(one)
             first += run.end - run.start
         return slices
 

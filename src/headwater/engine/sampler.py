@@ -203,9 +203,9 @@ def _pick(probs_K: torch.Tensor, generator: torch.Generator | None) -> int:
 
 def _with_logprobs(logits_V: torch.Tensor, token: int, k: int) -> Choice:
     logprobs_V = torch.log_softmax(logits_V, dim=-1)
-    top = logprobs_V.topk(min(k, len(logprobs_V))) if k else None
-    pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True) if top else ()
-    return Choice(token, float(logprobs_V[token]), tuple(TokenLogprob(t, v) for t, v in pairs))
+    top = logprobs_V.topk(min(k, len(logprobs_V)))
+    most_likely = tuple(map(TokenLogprob, top.indices.tolist(), top.values.tolist()))
+    return Choice(token, float(logprobs_V[token]), most_likely)
 
 
 class PromptScores:

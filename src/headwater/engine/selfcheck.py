@@ -128,11 +128,7 @@ def _broken_products(spec: ModelSpec, device: str, mode: str) -> Iterator[str]:
 def _bad_fused_height(linear: Linear, x_RK: torch.Tensor, heights: tuple[int, ...]) -> int | None:
     """Return the first height at which a gated MLP's activation and factor, fused into products, change bits."""
     few = [height for height in heights if height <= FUSED_ROWS]
-
-    def gated(x_RK: torch.Tensor) -> torch.Tensor:
-        return linear.times(x_RK, linear.swish(x_RK))
-
-    return first_bad_height(gated, x_RK[:FUSED_ROWS], few)
+    return first_bad_height(lambda x_RK: linear.times(x_RK, linear.swish(x_RK)), x_RK[:FUSED_ROWS], few)
 
 
 def _affordable(multiply_adds_a_row: int) -> tuple[int, ...]:

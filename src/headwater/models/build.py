@@ -38,17 +38,7 @@ from headwater.mixers.mla import LatentAttentionMixer
 from headwater.mixers.recurrent import RecurrentMixer
 from headwater.mixers.weights import Weights
 from headwater.mixers.window import WindowAttentionMixer
-from headwater.models.hybrid import (
-    AttentionFunction,
-    FeedForwardFunction,
-    Function,
-    HybridModel,
-    Mixers,
-    RecurrentFunction,
-    RecurrentLayer,
-    Residual,
-    WindowFunction,
-)
+from headwater.models import hybrid
 from headwater.models.tensors import CheckpointTensors, PartTensors
 from headwater.spec import ModelSpec
 
@@ -66,7 +56,7 @@ RECURRENT: dict[type[Layer], Callable[[Any, Weights], RecurrentMixer[Any]]] = {
 class LayerClasses:
     """The classes that compute layers on one kind of device; recurrent layers have their mixer on each."""
 
-    recurrent: Callable[[RecurrentMixer[Any]], RecurrentLayer]  # a mixer, as this kind of device runs it
+    recurrent: Callable[[RecurrentMixer[Any]], hybrid.RecurrentLayer]  # a mixer, as this kind of device runs it
     attention: type[Attention]
     latent_attention: type[LatentAttentionMixer]
     window: type[WindowAttentionMixer]
@@ -93,11 +83,11 @@ def layer_classes(device: torch.device | str) -> LayerClasses:
     )
 
 
-def build_model(spec: ModelSpec, tensors: CheckpointTensors) -> HybridModel:
+def build_model(spec: ModelSpec, tensors: CheckpointTensors) -> hybrid.HybridModel:
     """Pack the weights one layer after the other. Raises CheckpointError for a missing or misshapen tensor."""
     prefix = next((p for p in spec.prefixes if p + spec.embedding in tensors), spec.prefixes[0])
-    blocks: list[Residual] = []
-    mixers = Mixers({}, {}, {})
+    blocks: list[hybrid.Residual] = []
+    mixers = hybrid.Mixers({}, {}, {})
     index = 0
     for block in spec.blocks:
         functions = []
@@ -105,7 +95,7 @@ def build_model(spec: ModelSpec, tensors: CheckpointTensors) -> HybridModel:
             named = PartTensors(tensors, f"{prefix}{part.at}.", part.layer.tensors(), part.names)
             functions.append(layer_function(index, part.layer, Weights(named, tensors.dtype, tensors.device), mixers))
             index += 1
-        blocks.append(Residual(block, _norm(spec, block.norm, tensors, prefix), tuple(functions)))
+        blocks.append(hybrid.Residual(block, _norm(spec, block.norm, tensors, prefix), tuple(functions)))
     table_VC = tensors.raw(prefix + spec.embedding, spec.vocab_size, spec.hidden_size).to(tensors.device)
     embed = Embedding(table_VC.to(tensors.dtype, copy=True))  # a copy, so that nothing keeps the file mapped
     if spec.tied:
@@ -114,29 +104,29 @@ def build_model(spec: ModelSpec, tensors: CheckpointTensors) -> HybridModel:
         head_VC = tensors.raw(spec.head, spec.vocab_size, spec.hidden_size)
         head = Weights({"head.weight": head_VC}, tensors.dtype, tensors.device).linear("head")
     norm = _norm(spec, spec.final_norm, tensors, prefix)
-    return HybridModel(spec, blocks, mixers, embed, norm, head, layer_classes(tensors.device).attention_step)
+    return hybrid.HybridModel(spec, blocks, mixers, embed, norm, head, layer_classes(tensors.device).attention_step)
 
 
-def layer_function(index: int, layer: Layer, weights: Weights, mixers: Mixers | None = None) -> Function:
+def layer_function(index: int, layer: Layer, weights: Weights, mixers: hybrid.Mixers | None = None) -> hybrid.Function:
     """Build a layer, the `index`-th in arena and state memory; add it to `mixers` if it keeps pages or states."""
-    classes, mixers = layer_classes(weights.device), mixers or Mixers({}, {}, {})
+    classes, mixers = layer_classes(weights.device), mixers or hybrid.Mixers({}, {}, {})
     if type(layer) in RECURRENT:
         mixer = mixers.recurrent[index] = RECURRENT[type(layer)](layer, weights)
-        return RecurrentFunction(index, classes.recurrent(mixer), convolved=mixer.convolution is not None)
+        return hybrid.RecurrentFunction(index, classes.recurrent(mixer), convolved=mixer.convolution is not None)
     match layer:
         case WindowAttention():  # a kind of GroupedAttention
             window = mixers.windows[index] = classes.window(layer, weights)
-            return WindowFunction(index, window)
+            return hybrid.WindowFunction(index, window)
         case GroupedAttention():
             attention = mixers.attention[index] = classes.attention(index, layer, weights)
-            return AttentionFunction(attention)
+            return hybrid.AttentionFunction(attention)
         case LatentAttention():
             latent = mixers.attention[index] = classes.latent_attention(index, layer, weights)
-            return AttentionFunction(latent)
+            return hybrid.AttentionFunction(latent)
         case Mlp():
-            return FeedForwardFunction(mlp_of(layer, weights))
+            return hybrid.FeedForwardFunction(mlp_of(layer, weights))
         case Experts():
-            return FeedForwardFunction(classes.experts.of(layer, weights))
+            return hybrid.FeedForwardFunction(classes.experts.of(layer, weights))
     raise TypeError(f"no class computes layers of kind {layer.kind!r}")
 
 

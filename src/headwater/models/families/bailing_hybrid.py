@@ -12,7 +12,7 @@ from headwater.layers.kda import DeltaAttention
 from headwater.layers.mla import LatentAttention
 from headwater.models.families import reading
 from headwater.models.families.family import FULL, LINEAR, OTHER_ACTIVATIONS, Family, only
-from headwater.models.families.kimi_linear import FEWER_KV_HEADS, SPARSE, read_experts, read_feed_forwards
+from headwater.models.families.kimi_linear import FEWER_KV_HEADS, SPARSE, read_experts, read_feed_forwards, read_latent
 from headwater.models.families.ring import EXPERT_NAMES, OTHER_SHARED_EXPERTS
 from headwater.spec import Architecture
 
@@ -52,20 +52,8 @@ def _read_delta(keys: ConfigKeys) -> DeltaAttention:
 def _read_latent(keys: ConfigKeys) -> LatentAttention:
     """All channels that are set apart for positions rotate, neighbours together; a gate for each head."""
     keys.require("rope_type", "default", default="default")
-    heads, rope_dim = keys.positive("num_attention_heads"), keys.positive("qk_rope_head_dim")
-    keys.require("num_key_value_heads", heads, default=heads)
-    return LatentAttention(
-        keys.positive("hidden_size"),
-        heads,
-        latent=keys.positive("kv_lora_rank"),
-        nope_dim=keys.positive("qk_nope_head_dim"),
-        rope_dim=rope_dim,
-        v_dim=keys.positive("v_head_dim"),
-        rotary=Rotary(rope_dim, keys.number("rope_theta"), neighbours=True),
-        q_latent=keys.integer("q_lora_rank", 0),
-        bias=keys.flag("attention_bias", False),
-        gated=True,
-    )
+    rotary = Rotary(keys.positive("qk_rope_head_dim"), keys.number("rope_theta"), neighbours=True)
+    return read_latent(keys, rotary=rotary, gated=True)
 
 
 FAMILY = Family(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headwater.config_keys import ConfigKeys
 from headwater.errors import CheckpointError
-from headwater.layers.attention import GroupedAttention, Rotary
+from headwater.layers.attention import GroupedAttention
 from headwater.layers.feed_forward import Mlp
 from headwater.layers.mamba2 import Mamba2
 from headwater.models.families import reading
@@ -18,7 +18,7 @@ ROTATED = 0.5  # of a head's channels
 
 def read_bamba(keys: ConfigKeys) -> Architecture:
     mamba, n_layers = read_mixer(keys, EPS), reading.count(keys)
-    attention = read_attention(keys, reading.rotary(keys, read_heads(keys)[2], share=ROTATED))
+    attention = read_attention(keys, rotated=ROTATED)
     mlp = Mlp(mamba.hidden, keys.positive("intermediate_size"), bias=keys.flag("mlp_bias", False))
     attends = keys.listed("attn_layer_indices", [])
     if not all(isinstance(i, int) and 0 <= i < n_layers for i in attends):
@@ -41,11 +41,12 @@ def read_heads(keys: ConfigKeys) -> tuple[int, int, int]:
     return heads, kv_heads, reading.head_dim(keys)
 
 
-def read_attention(keys: ConfigKeys, rotary: Rotary | None, scale: float | None = None) -> GroupedAttention:
-    """Return attention with biases of all its products, or of none."""
-    bias = keys.flag("attention_bias", False)
-    sizes = (keys.positive("hidden_size"), *read_heads(keys))
-    return GroupedAttention(*sizes, rotary=rotary, bias=bias, out_bias=bias, scale=scale)
+def read_attention(keys: ConfigKeys, rotated: float | None = 1.0) -> GroupedAttention:
+    """Return attention with biases of all its products, or of none; a share of channels is `rotated`, None: none."""
+    (heads, kv_heads, head_dim), bias = read_heads(keys), keys.flag("attention_bias", False)
+    rotary = None if rotated is None else reading.rotary(keys, head_dim, rotated)
+    hidden = keys.positive("hidden_size")
+    return GroupedAttention(hidden, heads, kv_heads, head_dim, rotary=rotary, bias=bias, out_bias=bias)
 
 
 def read_mixer(keys: ConfigKeys, eps: float) -> Mamba2:

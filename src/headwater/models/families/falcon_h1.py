@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headwater.config_keys import ConfigKeys
-from headwater.layers.attention import GroupedAttention
 from headwater.layers.feed_forward import Mlp
 from headwater.layers.mamba2 import Mamba2
 from headwater.models.families import reading
-from headwater.models.families.bamba import read_attention, read_heads, read_mixer
+from headwater.models.families.bamba import read_attention, read_mixer
 from headwater.models.families.family import OTHER_ACTIVATIONS, SCALED_ROTATION, Family, only
 from headwater.spec import Architecture, Block, Part
 
@@ -17,7 +16,9 @@ EPS = 1e-5
 
 
 def read_falcon_h1(keys: ConfigKeys) -> Architecture:
-    attention, mamba = _read_attention(keys), _read_mamba(keys)
+    attention, mamba = read_attention(keys), _read_mamba(keys)
+    # Keys times their multiplier are scores times it: rotation changes no length.
+    attention = replace(attention, scale=keys.number("key_multiplier", 1.0) * attention.head_dim**-0.5)
     gate_scale, down_scale = reading.numbers(keys, "mlp_multipliers", (1.0, 1.0))
     bias = keys.flag("mlp_bias", False)
     mlp = Mlp(mamba.hidden, keys.positive("intermediate_size"), bias=bias, gate_scale=gate_scale)
@@ -43,13 +44,6 @@ def read_falcon_h1(keys: ConfigKeys) -> Architecture:
         embedding_scale=scales["embedding"],
         logits_scale=scales["lm_head"],
     )
-
-
-def _read_attention(keys: ConfigKeys) -> GroupedAttention:
-    """Keys times their multiplier are scores times it: rotation changes no length."""
-    head_dim = read_heads(keys)[2]
-    scale = keys.number("key_multiplier", 1.0) * head_dim**-0.5
-    return read_attention(keys, reading.rotary(keys, head_dim), scale)
 
 
 def _read_mamba(keys: ConfigKeys) -> Mamba2:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from headwater.config_keys import ConfigKeys
 from headwater.errors import CheckpointError
 from headwater.layers.attention import GroupedAttention
 from headwater.layers.feed_forward import Experts, Mlp
 from headwater.models.families import reading
-from headwater.models.families.bamba import read_attention, read_heads, read_mixer
+from headwater.models.families.bamba import read_attention, read_mixer
 from headwater.models.families.family import FULL, LINEAR, OTHER_ACTIVATIONS, Family, Refusal
 from headwater.spec import Architecture, Block, Part
 
@@ -57,8 +59,8 @@ def _read_attention(keys: ConfigKeys) -> GroupedAttention:
             f"config.json: key 'position_embedding_type' is {positions!r}, only 'rope' and 'nope' are supported"
         )
     keys.require("partial_rotary_factor", 1.0, default=1.0)
-    rotary = reading.rotary(keys, read_heads(keys)[2]) if positions == "rope" else None
-    return read_attention(keys, rotary, scale=keys.number("attention_multiplier", 1.0))
+    attention = read_attention(keys, rotated=1.0 if positions == "rope" else None)
+    return replace(attention, scale=keys.number("attention_multiplier", 1.0))
 
 
 def _read_experts(keys: ConfigKeys) -> Experts | Mlp:

@@ -5,6 +5,8 @@ Keys and names are those of the checkpoint that Moonshot AI publishes, and of tr
 
 from __future__ import annotations
 
+from typing import Any
+
 from headwater.config_keys import ConfigKeys
 from headwater.errors import CheckpointError
 from headwater.layers.feed_forward import Experts, Mlp
@@ -30,7 +32,7 @@ NORM_EPS = 1e-5
 def read_kimi(keys: ConfigKeys) -> Architecture:
     n_layers = reading.count(keys)
     delta, types = _read_delta(keys, n_layers)
-    latent, experts = _read_latent(keys), read_experts(keys)
+    latent, experts = read_latent(keys), read_experts(keys)
     mlp = Mlp(keys.positive("hidden_size"), keys.positive("intermediate_size"))
     blocks = []
     for i, (kind, ffn) in enumerate(zip(types, read_feed_forwards(keys, n_layers), strict=True)):
@@ -73,7 +75,8 @@ def _delta(keys: ConfigKeys, sizes: ConfigKeys, heads: str, head_dim: str, conv:
     )
 
 
-def _read_latent(keys: ConfigKeys) -> LatentAttention:
+def read_latent(keys: ConfigKeys, **fields: Any) -> LatentAttention:
+    """Read sizes, here and for Ling 3.0; `fields` are others of `LatentAttention`."""
     heads = keys.positive("num_attention_heads")
     keys.require("num_key_value_heads", heads, default=heads)
     return LatentAttention(
@@ -85,6 +88,7 @@ def _read_latent(keys: ConfigKeys) -> LatentAttention:
         v_dim=keys.positive("v_head_dim"),
         q_latent=keys.integer("q_lora_rank", 0),
         bias=keys.flag("attention_bias", False),
+        **fields,
     )
 
 

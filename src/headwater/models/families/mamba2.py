@@ -54,8 +54,5 @@ FAMILY = Family(
     ("mamba2",),
     read_mamba2,
     profile="mamba2-2.7b",
-    refuses=(
-        OTHER_ACTIVATIONS,
-        Refusal("heads of other widths", {"head_dim": 48}, "heads of 48 channels are not "),
-    ),
+    refuses=(OTHER_ACTIVATIONS, Refusal("heads of other widths", {"head_dim": 48}, "heads of 48 channels are not ")),
 )

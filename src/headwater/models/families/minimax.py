@@ -34,19 +34,10 @@ class Dialect:
     last: float  # what makes the last layer's decay next to nothing: its number, or a little more
 
 
-TRANSFORMERS = Dialect(
-    "{}_alpha_factor",
-    "{}_beta_factor",
-    {LINEAR: "linear_attn", FULL: "full_attn", EXPERTS: "mlp"},
-    geometric_slopes,
-    1e-5,
-)
+TRANSFORMERS_NAMES = {LINEAR: "linear_attn", FULL: "full_attn", EXPERTS: "mlp"}
+TRANSFORMERS = Dialect("{}_alpha_factor", "{}_beta_factor", TRANSFORMERS_NAMES, geometric_slopes, 1e-5)
 PUBLISHED = Dialect(
-    "layernorm_{}_alpha",
-    "layernorm_{}_beta",
-    {LINEAR: "linear_attention", FULL: "full_attention", EXPERTS: "mlp"},
-    alibi_slopes,
-    0.0,
+    "layernorm_{}_alpha", "layernorm_{}_beta", {LINEAR: LINEAR, FULL: FULL, EXPERTS: "mlp"}, alibi_slopes, 0.0
 )
 
 

@@ -18,12 +18,7 @@ from headwater.models.families import reading
 from headwater.models.families.family import OTHER_ACTIVATIONS, Family, Refusal, only
 from headwater.spec import Architecture
 
-MIXER_NAMES = {
-    "qkv_proj": "query_key_value",
-    "o_proj": "dense",
-    "q_norm": "query_layernorm",
-    "k_norm": "key_layernorm",
-}
+MIXER_NAMES = {"qkv_proj": "query_key_value", "o_proj": "dense", "q_norm": "query_layernorm", "k_norm": "key_layernorm"}
 EXPERT_NAMES = {"correction": "gate.expert_bias", "shared_expert": "shared_experts"}
 
 
