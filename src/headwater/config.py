@@ -17,12 +17,9 @@ from headwater.setting import (
     SWITCH,
     TEXT,
     SettingError,
-    parse_bytes,
     setting,
     settings_of,
 )
-
-__all__ = ["DECODE_REUSE", "DEVICES", "DTYPES", "POOLS", "SETTINGS", "ServeConfig", "parse_bytes"]
 
 DEVICES = ("cpu", "cuda")
 NEVER_RAN = "the Triton kernels have never run on a card"  # until the exactness matrix has passed on one
@@ -88,11 +85,7 @@ class ServeConfig:
         None, NUMBER, MEMORY, "Share of states in a split pool, between 0 and 1.", unset="only with a split pool"
     )
     decode_reuse: str = setting(
-        "canonical",
-        TEXT,
-        MEMORY,
-        "Cached form of answers: recomputed, as decoded, none.",
-        choices=DECODE_REUSE,
+        "canonical", TEXT, MEMORY, "Cached form of answers: recomputed, as decoded, none.", choices=DECODE_REUSE
     )
     segment_separator: str = setting(
         DEFAULT_SEPARATOR, TEXT, MEMORY, "Separator of segments in prompts and messages (PIC_SEPARATOR)."
@@ -149,11 +142,7 @@ class ServeConfig:
     )
 
     record: Path | None = setting(
-        None,
-        FILE,
-        LOGGING,
-        "New file that records traffic for a replay: hashes, no text.",
-        unset="no recording",
+        None, FILE, LOGGING, "New file that records traffic for a replay: hashes, no text.", unset="no recording"
     )
 
     def __post_init__(self) -> None:

@@ -13,11 +13,12 @@ import torch
 from safetensors.torch import save
 
 from headwater.cli.settings import effective
-from headwater.config import SETTINGS, parse_bytes
+from headwater.config import SETTINGS
 from headwater.errors import CheckpointError, ConfigError
 from headwater.models.embedded import embedded
 from headwater.models.load import read_spec
 from headwater.models.tensors import CheckpointTensors
+from headwater.setting import parse_bytes
 from stress.fuzz.target import Drawn, Target
 
 CONFIG = json.loads((embedded() / "config.json").read_text())

@@ -13,7 +13,7 @@ from headwater.request import Generation, Healing
 from headwater.schedule.kinds.answer import Answers, FinishedAnswer
 from headwater.schedule.kinds.healing import Recomputation
 from headwater.schedule.kinds.request import Request
-from headwater.schedule.kinds.segment import Composing, NoComposer, SegmentBuild
+from headwater.schedule.kinds.segment import Composing, SegmentBuild
 from headwater.schedule.limits import ANSWERS_AT_ONCE, BUILDS_AT_ONCE, LOOKED_AT, OTHERS, RESERVED, Budget, Limits
 from headwater.schedule.planner import DecodeReuse, Planner
 from headwater.schedule.preemption import Preemption
@@ -35,7 +35,7 @@ class Scheduler(Preemption):
     ) -> None:
         super().__init__(Planner(cache, placement, decode_reuse != "none"), limits, decode_reuse, healing)
         self.placement = placement
-        self.composer: Composing = composer or NoComposer()
+        self.composer = composer or Composing()
         self.answers = Answers()
         self.wanted: deque[SegmentKey] = deque()  # segments to build before a request has them, as slots are free
         self._next_id = 0

@@ -11,6 +11,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, count, repeat
 from typing import Protocol
 
 from headwater.errors import ConfigError
@@ -217,24 +218,17 @@ def _checked(think: float | None) -> None:
 
 def poisson(rate: float, cv: float, rng: random.Random) -> Iterator[float]:
     """Yield independent arrivals, `rate` a second on average: gaps are exponential."""
-    return _sums(lambda: rng.expovariate(rate))
+    return accumulate(rng.expovariate(rate) for _ in count())
 
 
 def gamma(rate: float, cv: float, rng: random.Random) -> Iterator[float]:
     """Yield arrivals with gamma distributed gaps of coefficient of variation `cv`: 1 is Poisson, more is bursts."""
-    return _sums(lambda: rng.gammavariate(1 / cv**2, cv**2 / rate))
+    return accumulate(rng.gammavariate(1 / cv**2, cv**2 / rate) for _ in count())
 
 
 def constant(rate: float, cv: float, rng: random.Random) -> Iterator[float]:
     """Yield an arrival every 1/rate seconds."""
-    return _sums(lambda: 1 / rate)
+    return accumulate(repeat(1 / rate))
 
 
 PROCESSES: dict[str, Process] = {"poisson": poisson, "gamma": gamma, "constant": constant}
-
-
-def _sums(gap: Callable[[], float]) -> Iterator[float]:
-    now = 0.0
-    while True:
-        now += gap()
-        yield now

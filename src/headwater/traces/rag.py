@@ -6,8 +6,9 @@ import heapq
 import math
 import random
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import count, islice
 from pathlib import Path
 
 from headwater.errors import ConfigError
@@ -18,17 +19,6 @@ from headwater.traces.source import MALFORMED, Source, find
 from headwater.traces.tokens import Tokens
 
 SPREAD = 0.5  # of the logarithm of a document's length
-
-
-class _Texts:
-    """Source of token ids that were never used before."""
-
-    def __init__(self, first: int) -> None:
-        self._next = first
-
-    def new(self, count: int) -> array[int]:
-        self._next += count
-        return array("i", range(self._next - count, self._next))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +49,12 @@ class Rag:
         shelf = self._shelf(tokens, data, rng)
         if self.most > len(shelf):
             raise ConfigError(f"most is {self.most:,}, there are {len(shelf):,} documents")
-        new = _Texts(1 + max(max(document) for document in shelf))
-        system, weights = new.new(self.system), [rank**-self.zipf for rank in range(1, len(shelf) + 1)]
+        unused = count(1 + max(max(document) for document in shelf))
+        system, weights = _new(unused, self.system), [rank**-self.zipf for rank in range(1, len(shelf) + 1)]
         requests: list[Request] = []
         for session in range(self.sessions):
             drawn = _drawn(weights, rng.randint(self.fewest, self.most), rng)
-            asked = self._session(str(session), system, [shelf[number] for number in drawn], new)
+            asked = self._session(str(session), system, [shelf[number] for number in drawn], unused)
             requests += [replace(request, fidelity=Fidelity(self.fidelity)) for request in asked]
         lengths = [len(document) for document in shelf]
         note = f"{len(shelf):,} documents of {min(lengths):,} to {max(lengths):,} tokens, {sum(lengths):,} in all"
@@ -87,20 +77,22 @@ class Rag:
             found = [ids for text in _texts(Path(self.texts), data) if (ids := tokens.of(text))]
             rng.shuffle(found)
             return found[: self.documents]
-        new = _Texts(0)
+        unused = count()
         lengths = (rng.lognormvariate(math.log(self.tokens), SPREAD) for _ in range(self.documents))
-        return [new.new(max(1, round(length))) for length in lengths]
+        return [_new(unused, max(1, round(length))) for length in lengths]
 
-    def _session(self, name: str, system: array[int], documents: Sequence[array[int]], new: _Texts) -> list[Request]:
+    def _session(
+        self, name: str, system: array[int], documents: Sequence[array[int]], unused: Iterator[int]
+    ) -> list[Request]:
         ids, spans = system[:], []
         for document in documents:
             spans.append(Span(len(ids), len(ids) + len(document)))
             ids += document
         ends, asked = [], len(system)
         for _ in range(self.turns):
-            ids += new.new(self.question)
+            ids += _new(unused, self.question)
             ends.append((asked, len(ids)))
-            ids += new.new(self.answer)
+            ids += _new(unused, self.answer)
             asked = len(ids)
         text = ids.tobytes()
         return [
@@ -115,6 +107,11 @@ class Rag:
             )
             for begin, end in ends
         ]
+
+
+def _new(unused: Iterator[int], tokens: int) -> array[int]:
+    """Return a text of token ids that were never used before."""
+    return array("i", islice(unused, tokens))
 
 
 def _drawn(weights: Sequence[float], count: int, rng: random.Random) -> list[int]:

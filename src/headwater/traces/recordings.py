@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import count
@@ -67,8 +67,11 @@ def line_of(request: Request, segments: Sequence[str] = ()) -> bytes:
     optional = {"namespace": request.namespace, "extra": request.boundaries.extra, **known}
     lengths = {"in": request.prompt_tokens, "out": request.output_tokens, "known": request.known_tokens}
     left = {name: value for name, value in optional.items() if value or value == 0}
-    of_segments = fields_of(request, segments)
-    return _line({"t": request.at, **lengths, **left, **of_segments, "pages": request.text.hex()})
+    record = {"t": request.at, **lengths, **left}
+    if request.segments:
+        named = [[span.start, span.end, name] for span, name in zip(request.segments, segments, strict=True)]
+        record |= {"segments": named, "fidelity": request.fidelity}
+    return _line({**record, "pages": request.text.hex()})
 
 
 def _line(record: dict[str, object]) -> bytes:
@@ -81,22 +84,6 @@ class Recorded:
 
     request: Request
     hashes: tuple[str, ...] = ()
-
-
-def fields_of(request: Request, hashes: Sequence[str]) -> dict[str, object]:
-    """Return the segment fields of a line: `segments` [[start, end, hash], ...] and `fidelity`; {} without segments."""
-    if not request.segments:
-        return {}
-    named = [[span.start, span.end, name] for span, name in zip(request.segments, hashes, strict=True)]
-    return {"segments": named, "fidelity": request.fidelity}
-
-
-def recorded(request: Request, line: Mapping[str, Any]) -> Recorded:
-    """Return the request with the segments of its line. Raises ValueError for invalid ones."""
-    told = line.get("segments") or ()
-    pairs = [one[:2] for one in told]
-    spans = spans_of({"segments": pairs}, request.prompt_tokens)
-    return Recorded(replace(request, segments=spans, fidelity=fidelity_of(line)), tuple(str(one[2]) for one in told))
 
 
 def as_tokens(requests: Sequence[Recorded], page: int) -> Iterator[Request]:
@@ -158,7 +145,10 @@ class Recordings(Reader):
                 yield line
 
     def _recorded(self, line: dict[str, Any], number: int) -> Recorded:
-        return recorded(self._request(line, number), line)
+        request, told = self._request(line, number), line.get("segments") or ()
+        spans = spans_of({"segments": [one[:2] for one in told]}, request.prompt_tokens)
+        request = replace(request, segments=spans, fidelity=fidelity_of(line))
+        return Recorded(request, tuple(str(one[2]) for one in told))
 
     def _request(self, line: dict[str, Any], number: int) -> Request:
         pages, known = bytes.fromhex(line["pages"]), whole(line, "known")

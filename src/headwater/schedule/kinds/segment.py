@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Ids
-from typing import Protocol
 
 from headwater.cache.prefix_cache import PrefixCache
 from headwater.cache.segments.compose import METHODS, Widths, relevant, usable
@@ -44,18 +43,8 @@ class SegmentBuild(Sequence):
         return self._cache.plan_segment(self.id, self.computed, end)
 
 
-class Composing(Protocol):
-    """Choice of stored segments for requests, and start of builds."""
-
-    def prepare(self, seq: Request) -> tuple[list[SegmentKey], bool]: ...
-    def unused(self, seq: Request) -> list[SegmentKey]: ...
-    def wanted(self, ids: Ids[int], namespace: str) -> SegmentKey | None: ...
-    def find(self, key: SegmentKey) -> StoredSegment | None: ...
-    def build(self, id: int, key: SegmentKey) -> SegmentBuild | None: ...
-
-
-class NoComposer:
-    """Composes nothing and builds nothing: every segment of a prompt is computed as plain text."""
+class Composing:
+    """Choice of stored segments for requests, and start of builds. This one composes and builds nothing."""
 
     def prepare(self, seq: Request) -> tuple[list[SegmentKey], bool]:
         return [], False
@@ -73,7 +62,7 @@ class NoComposer:
         return None
 
 
-class Composer:
+class Composer(Composing):
     """Chooses stored segments for requests. It has no state beside the cache's.
 
     `conv_taps`: taps of the widest convolution before a recurrence; 1 if there is none.
