@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from headwater.errors import CheckpointError, ConfigError
@@ -213,6 +213,25 @@ class ModelCosts(ABC):
             flops[layer.kind] = flops.get(layer.kind, 0) + n * round(layer.flops.between(start, end))
         return flops
 
+    def unified_layout(self, memory_bytes: int, page_size: int) -> CacheLayout:
+        """Return the layout of `memory_bytes` as one pool. Raises ConfigError if the memory is smaller than a page."""
+        page_bytes = self.bytes_of_page(page_size)
+        if memory_bytes < page_bytes:
+            raise ConfigError(f"memory is {memory_bytes:,} bytes, one page of this model is {page_bytes:,}")
+        checkpoint_pages = -(-self.checkpoint_bytes // page_bytes)
+        return CacheLayout(
+            n_pages=memory_bytes // page_bytes,
+            page_size=page_size,
+            unit_tokens=page_size,
+            unit_bytes=4 * page_size,
+            kv_pages_per_unit=1 if self.kv_bytes_per_token else 0,
+            checkpoint_pages=checkpoint_pages,
+            slot_pages=checkpoint_pages,
+            transition_pages=-(-self.transition.bytes // page_bytes),
+            resumable=self.resumable,
+            flops=self.flops,
+        )
+
     @property
     def _each(self) -> Iterator[Layer]:
         """All layers in the order of work."""
@@ -297,22 +316,7 @@ class ModelSpec(Architecture, ModelCosts):
 
         Raises ConfigError if the memory is smaller than a page.
         """
-        n_pages = memory_bytes // self.page_bytes
-        if n_pages < 1:
-            raise ConfigError(f"memory is {memory_bytes:,} bytes, one page of this model is {self.page_bytes:,}")
-        return CacheLayout(
-            n_pages=n_pages,
-            page_size=self.page_size,
-            unit_tokens=self.page_size,
-            unit_bytes=4 * self.page_size,
-            kv_pages_per_unit=self.kv_pages_per_unit,
-            checkpoint_pages=self.checkpoint_pages,
-            slot_pages=self.slot_pages,
-            transition_pages=self.transition_pages,
-            resumable=self.resumable,
-            state_fraction=state_fraction,
-            flops=self.flops,
-        )
+        return replace(self.unified_layout(memory_bytes, self.page_size), state_fraction=state_fraction)
 
     @property
     def parameter_bytes(self) -> int:

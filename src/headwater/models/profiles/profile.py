@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +12,6 @@ from headwater.plan import CacheLayout
 from headwater.spec import BYTES_OF_DTYPE, ModelCosts
 
 BYTES_OF_WEIGHT = BYTES_OF_DTYPE | {"float8": 1}
-TOKEN_BYTES = 4  # of a token in a key
 BLOCK_BYTES = 8  # of a recorded block's id
 ELASTIC_BYTES = 2 * 1024 * 1024  # what two elastic pools trade at once: CUDA's smallest page of virtual memory
 FLOAT32_ASSUMED = "states are taken to be float32: the configuration does not say"
@@ -96,21 +95,12 @@ class Profile(ModelCosts):
             raise ConfigError(f"state fraction is {state_fraction}, must be between 0 and 1")
         if block_tokens > 1 and block_tokens % page_size:
             raise ConfigError(f"a block of the trace has {block_tokens} tokens, no multiple of a page of {page_size}")
-        page_bytes = self.bytes_of_page(page_size)
-        if memory_bytes < page_bytes:
-            raise ConfigError(f"memory is {memory_bytes:,} bytes, one page of this model is {page_bytes:,}")
-        checkpoint_pages = -(-self.checkpoint_bytes // page_bytes)
-        return CacheLayout(
-            n_pages=memory_bytes // page_bytes,
-            page_size=page_size,
-            unit_tokens=page_size if block_tokens == 1 else block_tokens,
-            unit_bytes=TOKEN_BYTES * page_size if block_tokens == 1 else BLOCK_BYTES,
-            kv_pages_per_unit=1 if self.kv_bytes_per_token else 0,  # of a page: a unit of u pages has u
-            checkpoint_pages=checkpoint_pages,
-            slot_pages=slots * checkpoint_pages,
-            transition_pages=-(-self.transition_bytes // page_bytes),
-            resumable=self.resumable,
+        layout = self.unified_layout(memory_bytes, page_size)
+        if block_tokens > 1:
+            layout = replace(layout, unit_tokens=block_tokens, unit_bytes=BLOCK_BYTES)
+        return replace(
+            layout,
+            slot_pages=slots * layout.checkpoint_pages,
             state_fraction=state_fraction,
-            elastic_pages=-(-ELASTIC_BYTES // page_bytes) if elastic else 0,
-            flops=self.flops,
+            elastic_pages=-(-ELASTIC_BYTES // self.bytes_of_page(page_size)) if elastic else 0,
         )
