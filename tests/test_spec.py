@@ -101,7 +101,7 @@ def test_the_ends_of_the_range_need_no_other_case() -> None:
     attention_only = replace(spec, blocks=tuple(b for b in spec.blocks if b.parts[0].layer.kind == "attention"))
     assert (attention_only.checkpoint_pages, attention_only.resumable) == (0, "every_page")
     mixer_only = replace(spec, blocks=tuple(b for b in spec.blocks if b.parts[0].layer.kind == "gated_delta_net"))
-    assert (mixer_only.page_bytes, mixer_only.kv_pages_per_unit) == (65536, 0)
+    assert (mixer_only.page_bytes, mixer_only.layout(10**9).kv_pages_per_unit) == (65536, 0)
 
 
 def test_states_are_aligned_and_do_not_overlap() -> None:

@@ -28,7 +28,7 @@ def memory(lab: Lab) -> Found:
     for name in DENSE + OTHERS:
         profile = load_profile(name)
         kv, states = profile.kv_bytes_per_token * TOKENS, profile.checkpoint_bytes
-        single = profile.transition_bytes
+        single = profile.transition.bytes
         half = single // 2  # in bfloat16
         shares[name] = single / (kv + states + single)
         lines += [

@@ -302,15 +302,6 @@ class ModelSpec(Architecture, ModelCosts):
         """Pages that a segment's transitions take."""
         return -(-self.transition.bytes // self.page_bytes)
 
-    @property
-    def slot_pages(self) -> int:
-        """Pages that back one running sequence's states."""
-        return self.checkpoint_pages
-
-    @property
-    def kv_pages_per_unit(self) -> int:
-        return 1 if self.attention_layers else 0
-
     def layout(self, memory_bytes: int, state_fraction: float | None = None) -> CacheLayout:
         """Return the page layout of `memory_bytes`: two static pools with a `state_fraction`, else one.
 

@@ -164,7 +164,7 @@ def test_a_step_that_composes_costs_what_it_computes_and_what_it_moves() -> None
     assert (load.prefix_tokens, load.moved_tokens, load.segments) == (64 + 200, 200, 2)
     cost = StepCost(RING, load_device("h100"))
     still = replace(load, moved_tokens=0, segments=0)
-    moved = 2 * 200 * RING.kv_bytes_per_token + 2 * (RING.checkpoint_bytes + RING.transition_bytes)
+    moved = 2 * 200 * RING.kv_bytes_per_token + 2 * (RING.checkpoint_bytes + RING.transition.bytes)
     assert cost.sides(load)[1] - cost.sides(still)[1] == pytest.approx(moved / (0.8 * load_device("h100").bandwidth))
 
 

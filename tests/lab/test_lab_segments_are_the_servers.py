@@ -81,7 +81,7 @@ def test_the_lab_composes_what_the_engine_composes(
     assert lab.cache.stats() == stats
     assert sum(account.composed_tokens for account in accounts) > 0
     # Of `balanced` fewer segments are stored; where slots and checkpoints take a page each, there is room for those.
-    evicts = pages == 34 and (fidelity is Fidelity.FAST or loaded.spec.slot_pages > 1)
+    evicts = pages == 34 and (fidelity is Fidelity.FAST or loaded.spec.checkpoint_pages > 1)
     assert (stats.evicted_segments > 0) == evicts  # type: ignore[attr-defined]
     one_by_one = replay(trace, setup, make_arrivals(trace))
     if pages == 340:

@@ -85,7 +85,7 @@ def inspect(model: Model = None, memory: Memory = "4GB", dtype: Dtype = "auto", 
     console.print(cost_table(spec))
     console.print(flops_table(spec))
     capacity = figures_table(None, f"capacity of {budget:,} bytes", "alone")
-    capacity.add_row("tokens of KV", f"{n_pages * page_size:,}" if spec.kv_pages_per_unit else "any number")
+    capacity.add_row("tokens of KV", f"{n_pages * page_size:,}" if spec.attention_layers else "any number")
     capacity.add_row("checkpoints", f"{n_pages // spec.checkpoint_pages:,}" if spec.checkpoint_pages else "none needed")
     console.print(capacity)
 

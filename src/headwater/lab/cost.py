@@ -165,7 +165,7 @@ class StepCost:
         self._logits = profile.head_flops * linear
         self._kv = profile.kv_bytes_per_token * a_byte
         self._state = 2 * profile.checkpoint_bytes * a_byte
-        self._segment = (profile.checkpoint_bytes + profile.transition_bytes) * a_byte
+        self._segment = (profile.checkpoint_bytes + profile.transition.bytes) * a_byte
         self._head = profile.head_bytes * a_byte
         width = BYTES_OF_WEIGHT[profile.weight_dtype] * a_byte
         self._weights = width * sum(count * layer.weights for layer, count in layers)

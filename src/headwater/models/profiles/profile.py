@@ -50,11 +50,6 @@ class Profile(ModelCosts):
         return self.norms or 1 + sum(n for _, n in self.layers)
 
     @property
-    def transition_bytes(self) -> int:
-        """Bytes of a segment's transitions."""
-        return self.transition.bytes
-
-    @property
     def composes(self) -> bool:
         """True if prompts can be composed of stored segments."""
         return all(layer.composes for layer, _ in self.layers)
