@@ -70,7 +70,7 @@ def test_a_learning_placement_sees_the_path_without_another_walk_before_it_place
     assert len(walks.walks) <= 2, "one, and one to note the path once the leg is reserved"
 
 
-def test_a_prompt_with_segments_takes_one_walk_if_nothing_is_cached_up_to_its_marks(walks: Walks) -> None:
+def test_a_prompt_with_segments_takes_one_walk_if_the_cached_prefix_ends_before_its_marks(walks: Walks) -> None:
     rig = Rig()
     rig.ask(LEADING, range(1, 4))
     rig.run()
