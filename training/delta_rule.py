@@ -1,4 +1,4 @@
-"""The gated delta rule in chunks, differentiable: what `headwater.mixers.gdn.fast` computes in place.
+"""The gated delta rule in chunks, differentiable: what `headwater.mixers.gdn` computes in place.
 
 With G the running sum of g within a chunk, D[i, j] = e^(G_i − G_j), and A the part of β (K Kᵀ ∘ D) below the diagonal
 (Gated Delta Networks, Yang, Kautz and Hatamizadeh 2024, section 3.3):

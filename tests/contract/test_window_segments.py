@@ -8,8 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from headwater.layers.attention import Rotary
-from headwater.layers.window import WindowAttention
+from headwater.layers.attention import Rotary, WindowAttention
 from headwater.mixers.batch import Slice
 from tests.contract.layer_rig import relative_error
 from tests.mixers.window.rig import NONE, Rig, shape_of

@@ -7,11 +7,10 @@ import torch
 
 from headwater.engine import selfcheck
 from headwater.engine.selfcheck import SelfCheck, self_check, weight_shapes
-from headwater.mixers import activations
-from headwater.mixers.attention import fast
+from headwater.mixers import activations, softmax
 from headwater.mixers.gdn import GatedDeltaNet
 from headwater.mixers.linear import Linear
-from headwater.mixers.mla.fast import AbsorbedHeads
+from headwater.mixers.mla import AbsorbedHeads
 from headwater.models.families import read_config
 from headwater.spec import ModelSpec
 
@@ -105,14 +104,14 @@ def test_a_kernel_that_depends_on_width_is_named(monkeypatch: pytest.MonkeyPatch
 
 
 def test_attention_that_depends_on_its_rows_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    attend = fast.attend
-    monkeypatch.setattr(fast, "attend", lambda q, *a: attend(q, *a) * (1 + (q.shape[2] == 64)))
+    attend = softmax.attend
+    monkeypatch.setattr(softmax, "attend", lambda q, *a: attend(q, *a) * (1 + (q.shape[2] == 64)))
     assert self_check(spec()).broken_by == "attention at 64 rows"
 
 
 def test_decoding_that_depends_on_its_company_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    decode = fast.decode
-    monkeypatch.setattr(fast, "decode", lambda q, *a: decode(q, *a) * (1 + (len(q) == 3)))
+    decode = softmax.decode
+    monkeypatch.setattr(softmax, "decode", lambda q, *a: decode(q, *a) * (1 + (len(q) == 3)))
     assert self_check(latent_spec()).broken_by == "attention at 3 decoding sequences"
 
 

@@ -5,8 +5,7 @@ import torch
 
 from headwater.layers.attention import GroupedAttention
 from headwater.memory.arena import Arena
-from headwater.mixers.attention.layer import Attention
-from headwater.mixers.attention.step import AttentionStep
+from headwater.mixers.attention import Attention, AttentionStep
 from headwater.mixers.batch import Slice, StepBatch
 from headwater.mixers.rotary import TABLE_BLOCK, RotaryTable
 from headwater.mixers.weights import Weights

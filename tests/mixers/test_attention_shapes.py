@@ -7,8 +7,7 @@ import torch
 
 from headwater.layers.attention import GroupedAttention, Rotary
 from headwater.memory.arena import Arena
-from headwater.mixers.attention.layer import Attention
-from headwater.mixers.attention.step import AttentionStep
+from headwater.mixers.attention import Attention, AttentionStep
 from headwater.mixers.batch import Slice, StepBatch
 from headwater.mixers.weights import Weights
 from headwater.spec import Architecture, Block, ModelSpec, Part

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from headwater.mixers.batch import CHUNK
-from headwater.mixers.gla.fast import seen
+from headwater.mixers.gla import seen
 
 HEADS, KINDS, WIDTH = 5, 2, 24
 FLUSHED = torch.finfo(torch.float32).tiny  # what is smaller is zero, here as in the server

@@ -8,7 +8,7 @@ import torch
 
 from headwater.memory.slots import Segment, StateMemory
 from headwater.mixers.batch import Slice, StepBatch
-from headwater.mixers.window.fast import Rings
+from headwater.mixers.window import Rings
 from headwater.models.hybrid import HybridModel
 from tests.support import Bench, Sequence
 

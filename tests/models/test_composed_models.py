@@ -16,10 +16,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from headwater.layers.attention import GroupedAttention, Rotary
+from headwater.layers.attention import GroupedAttention, Rotary, WindowAttention
 from headwater.layers.layer import Layer
 from headwater.layers.mla import LatentAttention
-from headwater.layers.window import WindowAttention
 from headwater.mixers.batch import Slice
 from headwater.models.build import build_model
 from headwater.models.hybrid import HybridModel

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from headwater.layers.attention import WindowAttention
 from headwater.layers.mla import LatentAttention
-from headwater.layers.window import WindowAttention
 from headwater.memory.arena import Arena
 from headwater.mixers import numerics
 from headwater.mixers.batch import Slice, StepBatch

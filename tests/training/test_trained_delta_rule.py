@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.mixers.gdn.reference import delta_rule as token_by_token
+from headwater.mixers.gdn import delta_rule as token_by_token
 from training.delta_rule import UnitLowerInverse, delta_rule
 
 B, H, K, V = 2, 2, 3, 5

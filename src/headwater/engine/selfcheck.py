@@ -16,16 +16,15 @@ import torch
 from headwater.layers.attention import GroupedAttention
 from headwater.layers.layer import Layer
 from headwater.layers.mla import LatentAttention
-from headwater.mixers import activations
+from headwater.mixers import activations, recurrent, softmax
 from headwater.mixers.activations import silu
-from headwater.mixers.attention import fast
-from headwater.mixers.attention.fast import KEYS
 from headwater.mixers.batch import CHUNK, StepBatch
 from headwater.mixers.gpu import has_kernels
 from headwater.mixers.linear import Linear, first_bad_height
-from headwater.mixers.mla.fast import TILE, AbsorbedHeads, expanded_heads
+from headwater.mixers.mla import TILE, AbsorbedHeads, expanded_heads
 from headwater.mixers.numerics import Numerics
 from headwater.mixers.recurrent import RecurrentMixer
+from headwater.mixers.softmax import KEYS
 from headwater.mixers.weights import Weights
 from headwater.models.build import RECURRENT, layer_function
 from headwater.spec import KEY_BLOCK, ModelSpec
@@ -187,7 +186,7 @@ def _broken_attention(heads: int, sharing: int, width: int, random: Callable[...
     mask_RK = torch.zeros(KEY_BLOCK, KEY_BLOCK, dtype=q_GRD.dtype, device=q_GRD.device)
 
     def attend(rows: slice) -> torch.Tensor:
-        return fast.attend(q_GRD[:, :, rows], k_GKD, v_GKD, mask_RK[rows])
+        return softmax.attend(q_GRD[:, :, rows], k_GKD, v_GKD, mask_RK[rows])
 
     whole_GRD = attend(slice(None))
     for n in ATTENTION_ROWS:
@@ -198,7 +197,7 @@ def _broken_attention(heads: int, sharing: int, width: int, random: Callable[...
     mask_B11K = torch.zeros(len(q_BGQD), 1, 1, KEYS, dtype=q_BGQD.dtype, device=q_BGQD.device)
 
     def decode(at_B: torch.Tensor) -> torch.Tensor:
-        return fast.decode(q_BGQD[at_B], (k_BKGD[at_B],) * 2, mask_B11K[at_B])
+        return softmax.decode(q_BGQD[at_B], (k_BKGD[at_B],) * 2, mask_B11K[at_B])
 
     count = first_bad_height(decode, torch.arange(len(q_BGQD), device=q_BGQD.device), SEQUENCES)
     if count is not None:
@@ -228,9 +227,7 @@ def _broken_recurrence(narrow: Narrow, random: Callable[..., torch.Tensor], devi
 
     def advance(at: slice) -> tuple[torch.Tensor, torch.Tensor]:
         after = state[at].clone()
-        read = after.new_empty(len(after), *mixer.read_shape)
-        mixer.advance_into(mixer.prepare(mixed[at], gates[at]), slice(0, len(after)), after, read)
-        return read, after
+        return recurrent.advance(mixer.prepare(mixed[at], gates[at]), slice(0, len(after)), after), after
 
     def decode(at: slice) -> tuple[torch.Tensor, torch.Tensor]:
         after = state[at].clone()

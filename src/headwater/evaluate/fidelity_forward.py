@@ -17,7 +17,7 @@ from headwater.evaluate.fidelity_prompts import Prompt
 from headwater.memory.arena import Arena
 from headwater.memory.slots import LaidOut, Segment, StateMemory
 from headwater.mixers.batch import Slice, StepBatch
-from headwater.mixers.window.fast import Rings
+from headwater.mixers.window import Rings
 from headwater.models.hybrid import Function, HybridModel, Mixers, Step
 from headwater.plan import Run
 from headwater.request import Fidelity, Span

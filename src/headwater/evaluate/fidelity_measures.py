@@ -19,7 +19,7 @@ from headwater.evaluate.fidelity_forward import Computed, Recipe, Workbench, wit
 from headwater.evaluate.fidelity_prompts import Prompt, Wanted
 from headwater.layers.attention import GroupedAttention
 from headwater.mixers import numerics
-from headwater.mixers.attention.layer import Attention
+from headwater.mixers.attention import Attention
 from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.hybrid import Function, HybridModel, Step
 from headwater.models.load import load_model

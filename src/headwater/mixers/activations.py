@@ -14,8 +14,11 @@ R rows, D and C widths, N rows of a step.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
+
+Activation = Callable[[torch.Tensor], torch.Tensor]
 
 VECTORS = 128  # elements: a stretch of this many is whole vectors, and so is its half
 PIECE = 1 << 16  # elements of a call: torch cuts it in two at most, since it gives a thread at least half of that
@@ -52,9 +55,11 @@ def relu2(x: torch.Tensor) -> torch.Tensor:
 ACTIVATIONS = {"silu": silu, "relu2": relu2}  # by their names in config files
 
 
-def gated_rms_norm(x_RD: torch.Tensor, gate_RD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
-    """x / √(mean(x²) + eps) · w · silu(gate), in fp32: norm before gate, as in Gated DeltaNet."""
-    return (x_RD * inverse_rms(x_RD, eps)).mul_(weight_D).mul_(silu(gate_RD.float()))
+def gated_rms_norm(
+    x_RD: torch.Tensor, gate_RD: torch.Tensor, weight_D: torch.Tensor, eps: float, activation: Activation = silu
+) -> torch.Tensor:
+    """x / √(mean(x²) + eps) · w · activation(gate), in fp32: norm before gate, as in Gated DeltaNet."""
+    return (x_RD * inverse_rms(x_RD, eps)).mul_(weight_D).mul_(activation(gate_RD.float()))
 
 
 def inverse_rms(x_RD: torch.Tensor, eps: float) -> torch.Tensor:

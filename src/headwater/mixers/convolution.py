@@ -54,3 +54,10 @@ class ShortConvolution:
         window_BLC = torch.cat((state_BCw.mT.float(), mixed_BC.float().unsqueeze(1)), 1)
         state_BCw.copy_(window_BLC[:, 1:].mT)
         return self(window_BLC)[:, 0]
+
+
+def causal_convolution(x_TC: torch.Tensor, weight_WC: torch.Tensor, tail_CW: torch.Tensor) -> torch.Tensor:
+    """Return each channel's weighted sum of its last W inputs; `tail_CW` has the inputs before the first token."""
+    width = weight_WC.shape[0]
+    x_TC = torch.cat((tail_CW.T.to(x_TC.dtype), x_TC))
+    return torch.stack([(x_TC[t : t + width] * weight_WC).sum(0) for t in range(x_TC.shape[0] - width + 1)])

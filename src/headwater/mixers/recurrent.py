@@ -3,7 +3,8 @@
 A mixer (a subclass) defines the projections, the contribution of a chunk, the state update, and the output.
 
 N rows of a step (prefill, then decode, then idle), P prefill rows, B decoding sequences, S sequences of a block,
-n chunks, t = 64 tokens, C channels, D model width, R rows of the state memory, X any trailing dimensions of the mixer.
+n chunks, t = 64 tokens, H heads, M = n·H (or S·H): chunks and heads as one batch, K key width, V value width,
+C channels, D model width, R rows of the state memory, X any trailing dimensions of the mixer.
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from functools import cached_property
+from typing import Generic, Protocol, TypeVar
 
 import torch
 
+from headwater.layers.layer import Layer
 from headwater.mixers.batch import CHUNK, Chunk, Round, Slice, StepBatch, blocks
 from headwater.mixers.convolution import ShortConvolution
 from headwater.mixers.linear import Linear
 
-Prepared = TypeVar("Prepared")
+Shape = TypeVar("Shape", bound=Layer)
 DECODED_AT_ONCE = 1 << 20  # elements of states: 4 MB, which stay in cache between the decay and the read
 _of_thread = threading.local()
 
@@ -36,8 +39,12 @@ class Rows:
 
     mixed_NC: torch.Tensor  # inputs of the convolution, or of the recurrence if the layer has no convolution
     gates_NX: torch.Tensor  # float32, one or more trailing dimensions: decays, steps, writing strengths
-    z_NX: torch.Tensor | None  # gates of the output
-    out_NX: torch.Tensor  # input of `out_proj`, to be written; one or more trailing dimensions
+    z_NX: torch.Tensor  # gates of the output; one or more trailing dimensions
+
+    @cached_property
+    def out_NX(self) -> torch.Tensor:
+        """Input of `out_proj`, to be written; as `z_NX`."""
+        return torch.empty_like(self.z_NX, memory_format=torch.contiguous_format)
 
 
 @dataclass(frozen=True)
@@ -59,42 +66,44 @@ class LayerState:
     segments: tuple[SegmentState, ...] = ()  # segments of the step, which slices name by index
 
 
-class RecurrentMixer(ABC, Generic[Prepared]):
-    """Template of a recurrent layer; owns weights only."""
+class Prepared(Protocol):
+    """The contributions of n chunks, head by head, which do not depend on the state before them."""
 
+    def advance_into(self, at: slice, state_MKV: torch.Tensor, read_MtV: torch.Tensor) -> None:
+        """Advance several sequences by one chunk each: update their states in place, write what they read.
+
+        `at` are the chunks' rows (a run of M = sequences × heads). States are contiguous.
+        """
+
+    def transition_into(self, at: slice, transition_X: torch.Tensor) -> None:
+        """Apply the transition of one chunk to a running one: T ← T_chunk · T, in place (contiguous)."""
+
+
+class RecurrentMixer(ABC, Generic[Shape]):
+    """Template of a recurrent layer; owns weights only. A state is [H, K, V], or [K, V] in a layer without heads."""
+
+    shape: Shape
     out_proj: Linear
     convolution: ShortConvolution | None = None
     chunks_a_block: int  # chunks whose intermediates fit in cache
-    read_shape: tuple[int, ...]  # shape of what 64 tokens read of their state: [H, t, V], unless `by_token` differs
 
     # -- the family's own part -------------------------------------------------
 
     @abstractmethod
     def project(self, x_ND: torch.Tensor, batch: StepBatch) -> Rows:
-        """Compute everything before convolution and recurrence, row by row; `out_NX` is allocated here."""
+        """Compute everything before convolution and recurrence, row by row."""
 
     @abstractmethod
     def prepare(self, mixed_ntC: torch.Tensor, gates_ntX: torch.Tensor) -> Prepared:
         """Do all work on n chunks that needs no state; `mixed_ntC` is float32, and convolved if there is one."""
 
-    @abstractmethod
-    def advance_into(self, prepared: Prepared, at: slice, state_SX: torch.Tensor, read_SX: torch.Tensor) -> None:
-        """Advance S sequences by one chunk each (`at` of the prepared ones): update states in place, write reads.
-
-        `state_SX` is contiguous.
-        """
-
-    @abstractmethod
-    def transition_into(self, prepared: Prepared, at: slice, transition_SX: torch.Tensor) -> None:
-        """Apply the transitions of the same chunks to running ones: T ← T_chunk · T, in place (contiguous)."""
-
-    @abstractmethod
     def identity(self) -> torch.Tensor:
-        """Return the transition of no tokens, in this family's smallest form, float32."""
+        """Return the transition of no tokens, in this family's smallest form, float32: factors of one by default."""
+        return torch.ones(self.shape.transition or ())
 
-    @abstractmethod
     def carried(self, transition_X: torch.Tensor, state_X: torch.Tensor) -> torch.Tensor:
         """Return T·S in new memory: one sequence's state after tokens of that transition which write nothing."""
+        return transition_X.view(*transition_X.shape, *(1,) * (state_X.dim() - transition_X.dim())) * state_X
 
     def moved(self, zero_start_X: torch.Tensor, by: int) -> torch.Tensor:
         """Return R(by)·S₀, the state of tokens that stand `by` positions later. The same, unless keys rotate."""
@@ -110,10 +119,6 @@ class RecurrentMixer(ABC, Generic[Prepared]):
     @abstractmethod
     def finish_into(self, rows: Rows, at: slice, read_nX: torch.Tensor) -> None:
         """Write `out_NX` of some rows (norm, output gate) from what they read, one token a row."""
-
-    def by_token(self, read_X: torch.Tensor) -> torch.Tensor:
-        """Rearrange what one chunk read, `read_shape`, to a token a row: [t, ...]."""
-        return read_X.transpose(0, 1)
 
     # -- forward ---------------------------------------------------------------
 
@@ -142,20 +147,20 @@ class RecurrentMixer(ABC, Generic[Prepared]):
     def _block_into(self, rows: Rows, chunks: list[Chunk], state: LayerState, state_SX: torch.Tensor) -> None:
         """Compute several chunks of each of a few sequences, in order; update `state_SX` in place."""
         n_active = len(state_SX)
+        reads: list[torch.Tensor] = []
         window_nLX = self._windows(rows, chunks, state)
         prepared = self._prepared(rows, chunks, window_nLX)
-        read_nX = state_SX.new_empty(len(chunks), *self.read_shape)
         for first in range(0, len(chunks), n_active):
             at = slice(first, first + n_active)
-            self.advance_into(prepared, at, state_SX, read_nX[at])
+            reads += advance(prepared, at, state_SX)
             self._apply_transitions(prepared, first, [chunk.parent for chunk in chunks[at]], state)
             for i, chunk in enumerate(chunks[at]):
                 for row in chunk.state_rows:
                     state.recurrent[row] = state_SX[i]
                     if self.convolution is not None and state.conv is not None:
                         state.conv[row] = self.convolution.tail(window_nLX[first + i], chunk.length)
-        for chunk, read_X in zip(chunks, read_nX, strict=True):
-            self.finish_into(rows, chunk.rows, self.by_token(read_X)[: chunk.length])
+        for chunk, read_X in zip(chunks, reads, strict=True):
+            self.finish_into(rows, chunk.rows, read_X.transpose(0, -2)[: chunk.length])
 
     def transitions_into(self, rows: Rows, slices: Sequence[Slice], state: LayerState) -> None:
         """Update the transitions of slices whose states a kernel updates; call it before the convolution's inputs move.
@@ -190,9 +195,11 @@ class RecurrentMixer(ABC, Generic[Prepared]):
 
     def _apply_transitions(self, prepared: Prepared, first: int, slices: list[Slice], state: LayerState) -> None:
         """Apply the transitions of prepared chunks from `first` on, for the slices that need theirs."""
-        for i, s in enumerate(slices):
+        heads = math.prod(state.recurrent.shape[1:-2])
+        for index, s in enumerate(slices, first):
             if s.transition is not None and state.transition is not None:
-                self.transition_into(prepared, slice(first + i, first + i + 1), state.transition[s.transition][None])
+                at = slice(index * heads, (index + 1) * heads)
+                prepared.transition_into(at, state.transition[s.transition])
 
     def _decode_into(self, rows: Rows, batch: StepBatch, state: LayerState) -> None:
         """Process all decoding sequences, a few at a time if states are large."""
@@ -244,6 +251,15 @@ class RecurrentMixer(ABC, Generic[Prepared]):
                     state.conv[s.slot] = segment.conv_Cw
 
 
+def advance(prepared: Prepared, at: slice, state_SX: torch.Tensor) -> torch.Tensor:
+    """Advance S sequences by one chunk each (`at` of n): update states in place; return what they read [S, H, t, V]."""
+    heads = math.prod(state_SX.shape[1:-2])
+    read_SX = state_SX.new_empty(*state_SX.shape[:-2], CHUNK, state_SX.shape[-1])
+    of_heads = slice(at.start * heads, at.stop * heads)
+    prepared.advance_into(of_heads, state_SX.flatten(0, -3), read_SX.flatten(0, -3))
+    return read_SX
+
+
 def scratch(like_X: torch.Tensor) -> torch.Tensor:
     """Return contiguous float32 memory of that shape, which this thread's next call reuses.
 
@@ -258,3 +274,28 @@ def scratch(like_X: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode(False):  # to be written both within that mode and without
             memory = _of_thread.memory = torch.empty(n, device=like_X.device)
     return memory[:n].view(like_X.shape)
+
+
+def rank_one_step(
+    q_BHK: torch.Tensor, k_BHK: torch.Tensor, v_BHV: torch.Tensor, decay: torch.Tensor, state_BHKV: torch.Tensor
+) -> torch.Tensor:
+    """Process one token of each of B sequences by S' = decay · S + k vᵀ: return o = S'ᵀ q; update states in place.
+
+    States may have any stride. q reads the decayed state in a product of two rows (a single row is another kernel,
+    whose bits depend on the batch): o = decay · Sᵀ q + (k·q) v.
+    """
+    # The decayed states are contiguous, as one batch of all heads must be.
+    decayed_BHKV = torch.mul(state_BHKV, decay, out=scratch(state_BHKV))
+    q_M2K = q_BHK.reshape(-1, 1, q_BHK.shape[-1]).repeat(1, 2, 1)  # expanded, each matrix would be its own product
+    read_BHV = torch.bmm(q_M2K, decayed_BHKV.flatten(0, 1))[:, 0].view(v_BHV.shape)
+    torch.addcmul(decayed_BHKV, k_BHK.unsqueeze(-1), v_BHV.unsqueeze(-2), out=state_BHKV)
+    return torch.addcmul(read_BHV, (q_BHK * k_BHK).sum(-1, keepdim=True), v_BHV)
+
+
+def queries_keys_values(
+    mixed_XC: torch.Tensor, key_heads: int, key_width: int, value_width: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Split channels [q | k | v] into queries and keys, [X, 2, G, K], and values, [X, H, V]."""
+    n_qk = 2 * key_heads * key_width
+    qk_X2GK = mixed_XC[..., :n_qk].unflatten(-1, (2, key_heads, key_width))
+    return qk_X2GK, mixed_XC[..., n_qk:].unflatten(-1, (-1, value_width))

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from headwater.layers.attention import GroupedAttention
+from headwater.layers.attention import GroupedAttention, WindowAttention
 from headwater.layers.feed_forward import Experts, Mlp
 from headwater.layers.gdn import DeltaNet
 from headwater.layers.gla import GatedLinearAttention
@@ -21,10 +21,8 @@ from headwater.layers.lightning import Lightning
 from headwater.layers.mamba import Mamba
 from headwater.layers.mamba2 import Mamba2
 from headwater.layers.mla import LatentAttention
-from headwater.layers.window import WindowAttention
 from headwater.mixers.activations import RMSNorm
-from headwater.mixers.attention.layer import Attention
-from headwater.mixers.attention.step import AttentionStep
+from headwater.mixers.attention import Attention, AttentionStep
 from headwater.mixers.feed_forward import MixtureOfExperts, mlp_of
 from headwater.mixers.gdn import GatedDeltaNet
 from headwater.mixers.gla import GatedLinearAttentionMixer

@@ -14,16 +14,13 @@ import torch
 from headwater.memory.arena import Arena
 from headwater.memory.slots import Segment, StateMemory
 from headwater.mixers.activations import RMSNorm
-from headwater.mixers.attention.layer import Attention
-from headwater.mixers.attention.step import AttentionStep
+from headwater.mixers.attention import Attention, AttentionStep
 from headwater.mixers.batch import StepBatch
 from headwater.mixers.feed_forward import FeedForward
 from headwater.mixers.linear import Embedding, Linear
 from headwater.mixers.mla import LatentAttentionMixer
 from headwater.mixers.recurrent import LayerState, RecurrentMixer, SegmentState
-from headwater.mixers.window import WindowAttentionMixer
-from headwater.mixers.window.fast import Rings
-from headwater.mixers.window.layer import SegmentWindow
+from headwater.mixers.window import Rings, SegmentWindow, WindowAttentionMixer
 from headwater.spec import Block, ModelSpec
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from headwater.layers.kda import DeltaAttention
-from headwater.mixers.gdn.reference import causal_convolution
-from headwater.mixers.kda.reference import delta_rule
+from headwater.mixers.convolution import causal_convolution
+from headwater.mixers.gdn import delta_rule
 from tests.contract.recurrences.case import WIDTH, Fill, Recurrence, Tensors, constant, rows, uniform
 
 FAR = 1e4  # of a gate's input: a sigmoid is 0 or 1 there, and e^−softplus is 0

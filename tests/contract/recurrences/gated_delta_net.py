@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from headwater.layers.gdn import DeltaNet
-from headwater.mixers.gdn.reference import causal_convolution, delta_rule
+from headwater.mixers.convolution import causal_convolution
+from headwater.mixers.gdn import delta_rule
 from tests.contract.recurrences.case import WIDTH, Recurrence, Tensors, constant, rows
 
 FAR = 1e4  # of a gate's input: a sigmoid is 0 or 1 there, and e^−softplus is 0

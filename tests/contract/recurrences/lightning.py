@@ -6,7 +6,7 @@ import torch
 
 from headwater.layers.attention import Rotary
 from headwater.layers.lightning import Lightning, alibi_slopes
-from headwater.mixers.lightning.reference import fixed_decay
+from headwater.mixers.lightning import fixed_decay
 from tests.contract.recurrences.case import WIDTH, Recurrence, Tensors
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from headwater.layers.mamba import Mamba
-from headwater.mixers.gdn.reference import causal_convolution
-from headwater.mixers.mamba.reference import selective_scan
+from headwater.mixers.convolution import causal_convolution
+from headwater.mixers.mamba import selective_scan
 from tests.contract.recurrences.case import WIDTH, Recurrence, Tensors, constant
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 
 from headwater.layers.mamba2 import Mamba2
-from headwater.mixers.gdn.reference import causal_convolution
-from headwater.mixers.mamba2.reference import state_space
+from headwater.mixers.convolution import causal_convolution
+from headwater.mixers.mamba2 import state_space
 from tests.contract.recurrences.case import WIDTH, Recurrence, Tensors, constant
 
 FAR = 1e4  # of a step's bias: dt is as large

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from headwater.mixers.batch import CHUNK
-from headwater.mixers.gdn.fast import advance_into, decode_step, prepare
-from headwater.mixers.gdn.reference import delta_rule
+from headwater.mixers.gdn import decode_step, delta_rule, prepare
 
 CHUNKS, KEY_HEADS, HEADS, WIDTH = 3, 2, 4, 32
 LENGTH = CHUNKS * CHUNK
@@ -42,7 +41,7 @@ def chunked(given: Inputs, state_HKV: torch.Tensor) -> tuple[torch.Tensor, torch
     state_HKV, outs = state_HKV.clone(), []
     for i in range(CHUNKS):
         outs.append(torch.empty(HEADS, CHUNK, WIDTH))
-        advance_into(chunks, slice(i * HEADS, (i + 1) * HEADS), state_HKV, outs[-1])
+        chunks.advance_into(slice(i * HEADS, (i + 1) * HEADS), state_HKV, outs[-1])
     return torch.cat(outs, 1).transpose(0, 1), state_HKV
 
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from headwater.mixers.batch import CHUNK
-from headwater.mixers.gla.fast import advance_into, decode_step, prepare
-from headwater.mixers.gla.reference import decayed_by_channel
+from headwater.mixers.gla import decayed_by_channel, decode_step, prepare
 
 CHUNKS, HEADS, KEYS, VALUES = 3, 3, 16, 40
 LENGTH = CHUNKS * CHUNK
@@ -38,7 +37,7 @@ def chunked(given: Inputs, state_HKV: torch.Tensor) -> tuple[torch.Tensor, torch
     state_HKV, outs = state_HKV.clone(), []
     for i in range(CHUNKS):
         outs.append(torch.empty(HEADS, CHUNK, VALUES))
-        advance_into(chunks, slice(i * HEADS, (i + 1) * HEADS), state_HKV, outs[-1])
+        chunks.advance_into(slice(i * HEADS, (i + 1) * HEADS), state_HKV, outs[-1])
     return torch.cat(outs, 1).transpose(0, 1), state_HKV
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from headwater.mixers.batch import CHUNK
-from headwater.mixers.kda.fast import advance_into, decode_step, prepare, transition_into
-from headwater.mixers.kda.reference import delta_rule
+from headwater.mixers.gdn import delta_rule
+from headwater.mixers.kda import decode_step, prepare
 
 CHUNKS, HEADS, WIDTH = 3, 3, 32
 LENGTH = CHUNKS * CHUNK
@@ -42,7 +42,7 @@ def chunked(given: Inputs, state_HKV: torch.Tensor) -> tuple[torch.Tensor, torch
     state_HKV, outs = state_HKV.clone(), []
     for i in range(CHUNKS):
         outs.append(torch.empty(HEADS, CHUNK, WIDTH))
-        advance_into(chunks, slice(i * HEADS, (i + 1) * HEADS), state_HKV, outs[-1])
+        chunks.advance_into(slice(i * HEADS, (i + 1) * HEADS), state_HKV, outs[-1])
     return torch.cat(outs, 1).transpose(0, 1), state_HKV
 
 
@@ -104,7 +104,7 @@ def test_the_transition_is_what_happens_to_a_state_without_values() -> None:
     chunks = prepare(*(t.unflatten(0, (CHUNKS, CHUNK)) for t in nothing))
     transition_HKK = torch.eye(WIDTH).repeat(HEADS, 1, 1)
     for i in range(CHUNKS):
-        transition_into(chunks, slice(i * HEADS, (i + 1) * HEADS), transition_HKK)
+        chunks.transition_into(slice(i * HEADS, (i + 1) * HEADS), transition_HKK)
     _, wanted_HKV = exact(nothing, state_HKV)
     moved_HKV = transition_HKK.double() @ state_HKV.double()
     assert (moved_HKV - wanted_HKV).abs().max() < 1e-5 * wanted_HKV.abs().max()

@@ -7,8 +7,7 @@ import torch
 
 from headwater.layers.lightning import alibi_slopes, geometric_slopes
 from headwater.mixers.batch import CHUNK
-from headwater.mixers.lightning.fast import Decays, advance_into, decode_step, prepare
-from headwater.mixers.lightning.reference import fixed_decay
+from headwater.mixers.lightning import Decays, decode_step, fixed_decay, prepare
 
 HEADS, WIDTH, LENGTH, SCALE = 4, 24, 170, 24**-0.5
 EXTREMES = {
@@ -37,7 +36,7 @@ def chunked(qkv_T3HK: torch.Tensor, decays: Decays, state_HKK: torch.Tensor) -> 
     state_HKK, outs = state_HKK.clone(), []
     for i in range(len(lengths)):
         outs.append(torch.empty(HEADS, CHUNK, WIDTH))
-        advance_into(chunks, i, decays, state_HKK, outs[-1])
+        chunks.advance_into(slice(i * HEADS, (i + 1) * HEADS), state_HKK, outs[-1])
     return torch.cat(outs, 1).transpose(0, 1)[:LENGTH], state_HKK
 
 
@@ -64,7 +63,7 @@ def test_a_chunk_without_tokens_leaves_the_state_bit_for_bit() -> None:
     decays = Decays.of(torch.tensor(alibi_slopes(HEADS)), 1.0)
     chunks = prepare(torch.zeros(1, CHUNK, 3, HEADS, WIDTH), torch.tensor([0]), decays)
     after_HKK = state_HKK.clone()
-    advance_into(chunks, 0, decays, after_HKK, torch.empty(HEADS, CHUNK, WIDTH))
+    chunks.advance_into(slice(0, HEADS), after_HKK, torch.empty(HEADS, CHUNK, WIDTH))
     assert torch.equal(after_HKK, state_HKK)
     assert torch.equal(chunks.decay_nH, torch.ones(1, HEADS))
 

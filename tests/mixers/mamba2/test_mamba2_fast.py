@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from headwater.mixers.batch import CHUNK
-from headwater.mixers.mamba2.fast import Chunks, Inputs, advance_into, decode_step, prepare
-from headwater.mixers.mamba2.reference import state_space
+from headwater.mixers.mamba2 import Chunks, Inputs, decode_step, prepare, state_space
 
 CHUNKS, HEADS, GROUPS, WIDTH, STATE = 3, 6, 2, 16, 24
 LENGTH = CHUNKS * CHUNK
@@ -49,7 +48,7 @@ def chunked(given: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
     state_HNP, outs = STATE_HNP.clone(), []
     for i in range(CHUNKS):
         outs.append(torch.empty(HEADS, CHUNK, WIDTH))
-        advance_into(chunks, slice(i * HEADS, (i + 1) * HEADS), state_HNP, outs[-1])
+        chunks.advance_into(slice(i * HEADS, (i + 1) * HEADS), state_HNP, outs[-1])
     return torch.cat(outs, 1).transpose(0, 1), state_HNP
 
 

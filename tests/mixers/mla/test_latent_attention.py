@@ -11,10 +11,9 @@ import torch.nn.functional as F
 from headwater.layers.attention import Rotary
 from headwater.layers.mla import LatentAttention
 from headwater.memory.arena import Arena
-from headwater.mixers.attention.step import AttentionStep
+from headwater.mixers.attention import AttentionStep
 from headwater.mixers.batch import Slice, StepBatch
-from headwater.mixers.mla import LatentAttentionMixer
-from headwater.mixers.mla.fast import TILE
+from headwater.mixers.mla import TILE, LatentAttentionMixer
 from headwater.mixers.weights import Weights
 from headwater.spec import Architecture, Block, ModelSpec, Part
 

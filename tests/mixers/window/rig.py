@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from headwater.layers.attention import Rotary
-from headwater.layers.window import WindowAttention
+from headwater.layers.attention import Rotary, WindowAttention
 from headwater.memory.slots import StateMemory
 from headwater.mixers.batch import Slice, StepBatch
 from headwater.mixers.weights import Weights
-from headwater.mixers.window import WindowAttentionMixer
-from headwater.mixers.window.fast import Rings
-from headwater.mixers.window.layer import SegmentWindow
+from headwater.mixers.window import Rings, SegmentWindow, WindowAttentionMixer
 from headwater.spec import StateLayout
 
 HIDDEN = 48

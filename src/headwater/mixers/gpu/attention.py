@@ -18,11 +18,9 @@ import torch
 import triton
 import triton.language as tl
 
-from headwater.mixers.attention.layer import Attention
-from headwater.mixers.attention.step import AttentionStep
+from headwater.mixers.attention import Attention, AttentionStep
 from headwater.mixers.batch import StepBatch, padded_tables
-from headwater.mixers.window import WindowAttentionMixer
-from headwater.mixers.window.fast import Rings
+from headwater.mixers.window import Rings, WindowAttentionMixer
 
 TILE = 64  # queries, and keys of a block: pages are multiples of it
 SPLIT = 1024  # keys that one program of a decoding sequence reads

@@ -1,4 +1,4 @@
-"""The gated delta rule on a GPU: the same chunks of 64 as `fast.py`, in Triton.
+"""The gated delta rule on a GPU: the same chunks of 64 as `mixers/gdn.py`, in Triton.
 
 One kernel inverts each chunk's triangular system, all chunks and heads at once; another takes each sequence's chunks in
 order, with a head's state (a block of its value channels) in registers. Written once more for one token.

@@ -15,8 +15,7 @@ import triton.language as tl
 from headwater.mixers.activations import inverse_l2
 from headwater.mixers.batch import CHUNK
 from headwater.mixers.gpu.ragged import STAGES, Ragged
-from headwater.mixers.kda import KimiDeltaAttention
-from headwater.mixers.kda.fast import prepare
+from headwater.mixers.kda import KimiDeltaAttention, prepare
 
 VALUES = 32  # value channels that a program keeps in registers
 

@@ -1,4 +1,4 @@
-"""Mamba-2 on a GPU: the same chunks of 64 as `fast.py`, in Triton, and one token of many sequences.
+"""Mamba-2 on a GPU: the same chunks of 64 as `mixers/mamba2.py`, in Triton, and one token of many sequences.
 
 A program takes one sequence's chunks in order, with a block of a head's state [N, P] in registers.
 

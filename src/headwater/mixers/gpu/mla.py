@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from headwater.mixers.attention.step import AttentionStep
+from headwater.mixers.attention import AttentionStep
 from headwater.mixers.gpu import attention
 from headwater.mixers.gpu.attention import Decoding, paged
 from headwater.mixers.mla import LatentAttentionMixer

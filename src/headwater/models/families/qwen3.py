@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from headwater.config_keys import ConfigKeys
 from headwater.errors import CheckpointError
-from headwater.layers.attention import GroupedAttention
+from headwater.layers.attention import GroupedAttention, WindowAttention
 from headwater.layers.feed_forward import Experts, Mlp
-from headwater.layers.window import WindowAttention
 from headwater.models.families import reading
 from headwater.models.families.family import FULL, OTHER_ACTIVATIONS, Family, Refusal
 from headwater.spec import Architecture

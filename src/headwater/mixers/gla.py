@@ -1,4 +1,4 @@
-"""Gated linear attention in chunks of 64 tokens (prefill) and one token at a time for many sequences (decode).
+"""Gated linear attention: S' = Diag(e^g) S + k vᵀ, o = S'ᵀ q (Yang et al. 2023, section 3).
 
 With G the running sums of g within the chunk, and P[i, j] = Σ_K q_i k_j e^(g_{j+1} + … + g_i) for j ≤ i, else 0:
 
@@ -14,8 +14,9 @@ token of its second half sees every token of its first half through the cut, whi
 Stretches of 2, 4, …, 64 tokens cover all pairs. Sums of g are only ever added to, never subtracted from each other: no
 sum is above 0, and a strong decay leaves no error in the weak ones after it.
 
-n chunks (of any sequences), t = 64 tokens, h tokens of a half, X kinds of rows (queries, keys), H heads, K key width,
-V value width, B sequences; M = n·H: chunks and heads as one batch; m = M · cuts. All float32.
+N rows of a step, T tokens, n chunks (of any sequences), t = 64 tokens, h tokens of a half, X kinds of rows (queries,
+keys), B decoding sequences, H heads, K key width, V value width, C channels of queries, keys and values, D model width;
+M = n·H: chunks and heads as one batch; m = M · cuts. Chunks and states are float32.
 """
 
 from __future__ import annotations
@@ -25,9 +26,40 @@ from typing import NamedTuple
 
 import torch
 
-from headwater.mixers.activations import LOG2_E, empty_vectors, exp2_
-from headwater.mixers.batch import CHUNK
-from headwater.mixers.recurrent import scratch
+from headwater.layers.gla import GatedLinearAttention
+from headwater.mixers.activations import LOG2_E, empty_vectors, exp2_, gated_rms_norm, softplus
+from headwater.mixers.batch import CHUNK, StepBatch
+from headwater.mixers.recurrent import RecurrentMixer, Rows, queries_keys_values, rank_one_step
+from headwater.mixers.weights import Weights
+
+HEADS_A_BLOCK = 32  # chunks × heads whose intermediates fit in cache
+
+
+# -- token by token: the plain form that tests compare the rest with -----------
+
+
+def decayed_by_channel(
+    q_THK: torch.Tensor,
+    k_THK: torch.Tensor,
+    v_THV: torch.Tensor,
+    g_THK: torch.Tensor,
+    state_HKV: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return outputs [T, H, V] and the state after the last token, in the dtype of the arguments (float64 works).
+
+    Gated Linear Attention (Yang et al. 2023), equation 3, with g the logarithm of its decay α: each key channel of the
+    state forgets at its own rate, and k vᵀ is added. Queries come scaled.
+    """
+    state_HKV = state_HKV.clone()
+    out_THV = torch.empty_like(v_THV)
+    for t in range(q_THK.shape[0]):
+        state_HKV *= g_THK[t].exp().unsqueeze(-1)
+        state_HKV += k_THK[t].unsqueeze(-1) * v_THV[t].unsqueeze(1)
+        out_THV[t] = (state_HKV * q_THK[t].unsqueeze(-1)).sum(1)
+    return out_THV, state_HKV
+
+
+# -- chunks and decode steps -----------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -39,6 +71,13 @@ class Chunks:
     write_MtK: torch.Tensor  # e^(G_64 − G) k
     value_MtV: torch.Tensor
     decay_MK1: torch.Tensor  # e^(G_64)
+
+    def advance_into(self, at: slice, state_MKV: torch.Tensor, out_MtV: torch.Tensor) -> None:
+        torch.baddbmm(self.within_MtV[at], self.read_MtK[at], state_MKV, out=out_MtV)
+        state_MKV.mul_(self.decay_MK1[at]).baddbmm_(self.write_MtK[at].mT, self.value_MtV[at])
+
+    def transition_into(self, at: slice, transition_HK: torch.Tensor) -> None:
+        transition_HK.mul_(self.decay_MK1[at].squeeze(-1))
 
 
 def prepare(qk_nt2HK: torch.Tensor, v_ntHV: torch.Tensor, g_ntHK: torch.Tensor) -> Chunks:
@@ -59,31 +98,12 @@ def prepare(qk_nt2HK: torch.Tensor, v_ntHV: torch.Tensor, g_ntHK: torch.Tensor) 
     )
 
 
-def advance_into(chunks: Chunks, at: slice, state_MKV: torch.Tensor, out_MtV: torch.Tensor) -> None:
-    """Advance several sequences by one chunk each: update their states in place, write their outputs to `out_MtV`.
-
-    `at` are the chunks' rows in `chunks` (a run of M = sequences × heads).
-    """
-    torch.baddbmm(chunks.within_MtV[at], chunks.read_MtK[at], state_MKV, out=out_MtV)
-    state_MKV.mul_(chunks.decay_MK1[at]).baddbmm_(chunks.write_MtK[at].mT, chunks.value_MtV[at])
-
-
 def decode_step(
     qk_B2HK: torch.Tensor, v_BHV: torch.Tensor, g_BHK: torch.Tensor, state_BHKV: torch.Tensor
 ) -> torch.Tensor:
-    """Process one token of each of B sequences: return outputs [B, H, V]; update states (of any stride) in place.
-
-    q reads the decayed state in a product of two rows (a single row is another kernel, whose bits depend on the batch);
-    then S' = e^g S + k vᵀ gives o = S'ᵀ q = e^g Sᵀ q + (k·q) v.
-    """
-    width = qk_B2HK.shape[-1]
-    q_BHK, k_BHK = qk_B2HK[:, 0] * width**-0.5, qk_B2HK[:, 1]
-    # The decayed states are contiguous, as one batch of all heads must be.
-    decayed_BHKV = torch.mul(state_BHKV, g_BHK.exp().unsqueeze(-1), out=scratch(state_BHKV))
-    q_M2K = q_BHK.reshape(-1, 1, width).repeat(1, 2, 1)
-    read_BHV = torch.bmm(q_M2K, decayed_BHKV.flatten(0, 1))[:, 0].view(v_BHV.shape)
-    torch.addcmul(decayed_BHKV, k_BHK.unsqueeze(-1), v_BHV.unsqueeze(-2), out=state_BHKV)
-    return torch.addcmul(read_BHV, (q_BHK * k_BHK).sum(-1, keepdim=True), v_BHV)
+    """Process one token of each of B sequences: return outputs [B, H, V]; update states (of any stride) in place."""
+    q_BHK, k_BHK = qk_B2HK.unbind(1)
+    return rank_one_step(q_BHK * q_BHK.shape[-1] ** -0.5, k_BHK, v_BHV, g_BHK.exp().unsqueeze(-1), state_BHKV)
 
 
 class Seen(NamedTuple):
@@ -143,3 +163,39 @@ def _across(pairs_XMtt: torch.Tensor, half: int) -> torch.Tensor:
     n_cuts = CHUNK // (2 * half)
     across = pairs_XMtt.view(kinds, n, n_cuts, 2, half, n_cuts, 2, half)[:, :, :, 1, :, :, 0]
     return across.diagonal(dim1=2, dim2=4).permute(1, 4, 0, 2, 3)
+
+
+# -- the layer ------------------------------------------------------------------
+
+
+class GatedLinearAttentionMixer(RecurrentMixer[GatedLinearAttention]):
+    """Gated linear attention as in flash-linear-attention, without its optional convolutions."""
+
+    def __init__(self, shape: GatedLinearAttention, weights: Weights) -> None:
+        self.shape = shape
+        self.in_proj = weights.linear("q_proj", "k_proj", "v_proj", "g_proj", "gk_proj.0")
+        self.gate_proj = weights.linear("gk_proj.1")
+        self.out_proj = weights.linear("o_proj")
+        self.norm_V = weights.vector("g_norm.weight")
+        self.chunks_a_block = max(1, HEADS_A_BLOCK // shape.heads)
+
+    def project(self, x_ND: torch.Tensor, batch: StepBatch) -> Rows:
+        """Compute projections; gates [N, H, K] are the log decays, log sigmoid(gk) / normaliser."""
+        s = self.shape
+        keys, values = s.heads * s.k_dim, s.heads * s.v_dim
+        projected_NE = self.in_proj(x_ND, batch.n_prefill)
+        mixed_NC, z_NX, low_NR = projected_NE.split((2 * keys + values, values, s.gate_rank), -1)
+        g_NX = softplus(self.gate_proj(low_NR, batch.n_prefill).float().neg_()).div_(-s.normaliser)
+        return Rows(mixed_NC, g_NX.unflatten(-1, (s.heads, s.k_dim)), z_NX.unflatten(-1, (s.heads, s.v_dim)))
+
+    def prepare(self, mixed_ntC: torch.Tensor, gates_ntX: torch.Tensor) -> Chunks:
+        return prepare(*self._heads(mixed_ntC), gates_ntX)
+
+    def decode(self, mixed_BC: torch.Tensor, gates_BX: torch.Tensor, state_BX: torch.Tensor) -> torch.Tensor:
+        return decode_step(*self._heads(mixed_BC), gates_BX, state_BX)
+
+    def finish_into(self, rows: Rows, at: slice, read_nX: torch.Tensor) -> None:
+        rows.out_NX[at] = gated_rms_norm(read_nX, rows.z_NX[at], self.norm_V, self.shape.norm_eps)
+
+    def _heads(self, mixed_XC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return queries_keys_values(mixed_XC, self.shape.heads, self.shape.k_dim, self.shape.v_dim)

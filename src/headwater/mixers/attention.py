@@ -1,26 +1,95 @@
-"""One layer of full attention with grouped queries over paged keys and values.
+"""Full attention with grouped queries over paged keys and values.
 
 Queries and keys may have norms and rotated channels, projections may have biases, and the output may have a sigmoid
 gate (Qwen3-Next, Qwen3.5).
 
-Shapes: N rows of a step (prefill first, then decode), C model width, B decoding sequences of a batch, G KV heads,
-Q queries that share one, H = G Q heads, D head width, K keys, T tokens of a segment.
+N rows of a step (prefill first, then decode), W rows whose KV is written, C model width, B decoding sequences of a
+batch, G KV heads, Q queries that share one, H = G Q heads, D head width, K keys, T tokens of a segment.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol, Self
 
 import torch
 
 from headwater.layers.attention import GroupedAttention
+from headwater.mixers import softmax
 from headwater.mixers.activations import RMSNorm, sigmoid
-from headwater.mixers.attention import fast
-from headwater.mixers.attention.fast import PagedBatch
-from headwater.mixers.attention.step import AttentionStep
 from headwater.mixers.batch import StepBatch
 from headwater.mixers.rotary import rotary_table, rotate_into
+from headwater.mixers.softmax import CausalMask, PagedBatch, paged_batches
 from headwater.mixers.weights import Weights
+
+
+class KeyValuePages(Protocol):
+    """The methods of the arena that attention uses."""
+
+    page_size: int
+
+    def pages_of(self, layer: int) -> tuple[torch.Tensor, ...]: ...
+
+    def write(self, layer: int, page_W: torch.Tensor, offset_W: torch.Tensor, *rows_WX: torch.Tensor) -> None: ...
+
+    def gather(self, layer: int, table_P: torch.Tensor, length: int) -> tuple[torch.Tensor, ...]: ...
+
+    def gather_batch(self, layer: int, table_BP: torch.Tensor, unused_T: torch.Tensor) -> tuple[torch.Tensor, ...]: ...
+
+
+@dataclass(frozen=True)
+class AttentionStep:
+    """KV destinations, masks and decode batches of one ragged step, which all attention layers share."""
+
+    batch: StepBatch
+    arena: KeyValuePages
+    dtype: torch.dtype  # of queries and keys
+    row_W: slice | torch.Tensor  # int64, rows of the step whose KV is written; a slice if no row is left out
+    page_W: torch.Tensor  # int64
+    offset_W: torch.Tensor  # int64, tokens from the start of the page
+
+    @classmethod
+    def of(cls, batch: StepBatch, arena: KeyValuePages, dtype: torch.dtype) -> Self:
+        """Compute the rows, pages and offsets to write."""
+        row_W, page_W = cls._written(batch, arena.page_size)
+        return cls(batch, arena, dtype, row_W, page_W, batch.position_N[row_W] % arena.page_size)
+
+    @cached_property
+    def mask(self) -> CausalMask:
+        """Causal mask of all slices."""
+        longest = max((s.end for s in self.batch.slices), default=0)
+        return CausalMask(longest, self.dtype, self.batch.position_N.device)
+
+    @cached_property
+    def decodes(self) -> tuple[PagedBatch, ...]:
+        """Decoding sequences in batches, with their pages."""
+        batch = self.batch
+        return paged_batches(batch.decode_lengths, batch.decode_tables, self.arena.page_size, self.dtype)
+
+    @classmethod
+    def _written(cls, batch: StepBatch, page_size: int) -> tuple[slice | torch.Tensor, torch.Tensor]:
+        """Return the rows that write KV and the pages that they write to."""
+        position_N, decoding = batch.position_N, batch.decode_rows
+        rows: list[range] = []
+        pages: list[torch.Tensor] = []
+        for s in batch.slices:
+            skipped = min(max(s.write_from * page_size - s.start, 0), s.length)
+            rows.append(range(s.first + skipped, s.first + s.length))
+            pages.append(s.table_P[position_N[rows[-1].start : rows[-1].stop] // page_size])
+        if batch.n_decode:
+            rows.append(range(decoding.start, decoding.stop))
+            pages.append(cls._decode_pages(batch, page_size))
+        page_W = torch.cat(pages)
+        if len(page_W) == decoding.stop:
+            return slice(0, decoding.stop), page_W
+        return torch.cat([torch.arange(r.start, r.stop, device=position_N.device) for r in rows]), page_W
+
+    @staticmethod
+    def _decode_pages(batch: StepBatch, page_size: int) -> torch.Tensor:
+        """Return the page of each decoding sequence's new token, [B]."""
+        last = ((length - 1) // page_size for length in batch.decode_lengths)
+        return torch.stack([table[page] for table, page in zip(batch.decode_tables, last, strict=True)])
 
 
 @dataclass(frozen=True)
@@ -118,7 +187,7 @@ class Attention:
             keys_values = self._heads_of(step.arena.gather(self.layer, slices[-1].table_P, slices[-1].end))
             for s in slices:
                 rows = slice(s.first, s.first + s.length)
-                fast.prefill_into(out_NGQD[rows], q_NGQD[rows], keys_values, s.start, step.mask, self.shape.scale)
+                softmax.prefill_into(out_NGQD[rows], q_NGQD[rows], keys_values, s.start, step.mask, self.shape.scale)
         out_DGQD, q_DGQD = out_NGQD[decoding], q_NGQD[decoding]
         for batch in step.decodes:
             out_DGQD[batch.at] = self._decode(q_DGQD[batch.at], batch, step)
@@ -127,7 +196,7 @@ class Attention:
     def _decode(self, q_BGQD: torch.Tensor, batch: PagedBatch, step: AttentionStep) -> torch.Tensor:
         gathered = step.arena.gather_batch(self.layer, batch.table_BP, batch.unused_T)
         k_BKGD, v_BKGD = self._heads_of(tuple(x[:, : batch.n_keys] for x in gathered))
-        return fast.decode(q_BGQD, (k_BKGD, v_BKGD), batch.mask_B11K, self.shape.scale)
+        return softmax.decode(q_BGQD, (k_BKGD, v_BKGD), batch.mask_B11K, self.shape.scale)
 
     def _heads_of(self, keys_values: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
         """Split keys and values into heads, [..., G, D] each."""

@@ -1,1 +1,0 @@
-"""Gated full attention over paged keys and values."""

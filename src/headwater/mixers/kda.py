@@ -1,0 +1,112 @@
+"""Kimi Delta Attention: S' = Diag(e^g) S + k (β (v − (Diag(e^g) S)ᵀk))ᵀ, o = S'ᵀ q (Kimi Linear, 2025, equation 1).
+
+As Gated DeltaNet (`gdn.py`), whose steps with a state these are; what differs is what tokens of a chunk see of each
+other, D[i, j], and a state's decay: they are there for each key channel (section 3.2).
+
+    A  = the part of β Σ_K k_i k_j D[i, j] below the diagonal
+    E  = (I + A)⁻¹ (β V − (β e^G ∘ K) S)         G: running sums of g, [t, K]
+    O  = (e^G ∘ Q) S + P E                       P = Σ_K q_i k_j D[i, j], not above the diagonal
+    S' = Diag(e^(G_64)) S + (e^(G_64 − G) ∘ K)ᵀ E
+
+A chunk is padded with β = 0 and g = 0, which leaves S as it is.
+
+N rows of a step, n chunks (of any sequences), t = 64 tokens, B decoding sequences, H heads, K width of their keys and V
+of their values (equal), C convolved channels, D model width; M = n·H. Chunks and states are float32.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from headwater.layers.kda import DeltaAttention
+from headwater.mixers.activations import gated_rms_norm, inverse_l2, sigmoid, softplus
+from headwater.mixers.batch import CHUNK, StepBatch
+from headwater.mixers.convolution import ShortConvolution
+from headwater.mixers.gdn import Chunks, DeltaRule, decode_step
+from headwater.mixers.gla import seen
+from headwater.mixers.recurrent import Rows, queries_keys_values
+from headwater.mixers.weights import Weights
+
+HEADS_A_BLOCK = 32  # chunks × heads whose intermediates fit in cache
+
+
+def prepare(qk_nt2HK: torch.Tensor, v_ntHV: torch.Tensor, g_ntHK: torch.Tensor, beta_ntH: torch.Tensor) -> Chunks:
+    """Normalise and scale queries and keys, and do all work on n chunks that needs no state."""
+    n, _, _, n_heads, width = qk_nt2HK.shape
+    beta_nHt1 = beta_ntH.transpose(1, 2).unsqueeze(-1).contiguous()
+    scale_nt2H1 = inverse_l2(qk_nt2HK)
+    scale_nt2H1[:, :, 0] *= width**-0.5
+    q_nHtK, k_nHtK = (qk_nt2HK * scale_nt2H1).permute(2, 0, 3, 1, 4)
+    k_MtK = k_nHtK.reshape(-1, CHUNK, width)
+    qk_nH2tK = k_MtK.new_empty(n, n_heads, 2, CHUNK, width)
+    qk_nH2tK[:, :, 0] = q_nHtK
+    torch.mul(k_nHtK, beta_nHt1, out=qk_nH2tK[:, :, 1])
+    qk_M2tK = qk_nH2tK.flatten(0, 1)
+    (attend_Mtt, system_Mtt), from_start_MtK, to_end_MtK = seen(qk_M2tK, k_MtK, g_ntHK.transpose(1, 2))
+    attend_Mtt.diagonal(dim1=1, dim2=2).copy_((qk_M2tK[:, 0] * k_MtK).sum(-1))
+    unit_tt = torch.eye(CHUNK, device=system_Mtt.device)
+    value_nHtV = torch.empty_like(v_ntHV.transpose(1, 2), memory_format=torch.contiguous_format)
+    torch.mul(v_ntHV.transpose(1, 2), beta_nHt1, out=value_nHtV)
+    return Chunks(
+        read_MRK=qk_M2tK.mul_(from_start_MtK.unsqueeze(1)).flatten(1, 2),
+        value_MtV=value_nHtV.flatten(0, 1),
+        inverse_Mtt=torch.linalg.solve_triangular(system_Mtt, unit_tt, upper=False, unitriangular=True),
+        attend_Mtt=attend_Mtt,
+        decay_MX1=from_start_MtK[:, -1].unsqueeze(-1),
+        write_MtK=to_end_MtK.mul_(k_MtK),
+    )
+
+
+class KimiDeltaAttention(DeltaRule[DeltaAttention]):
+    """The mixer of Kimi-Linear and of Ling 3.0."""
+
+    def __init__(self, shape: DeltaAttention, weights: Weights) -> None:
+        self.shape = shape
+        between = ("f_a_proj", "g_a_proj") if shape.low_rank else ("f_proj", "g_proj")
+        self.in_proj = weights.linear("q_proj", "k_proj", "v_proj", *between, "b_proj")
+        if shape.low_rank:
+            self.f_b_proj, self.g_b_proj = weights.linear("f_b_proj"), weights.linear("g_b_proj")
+        self.out_proj = weights.linear("o_proj")
+        taps = torch.cat([weights.stored(f"{name}_conv1d.weight") for name in "qkv"])
+        self.convolution = ShortConvolution(taps.to(weights.device))
+        self.rate_X = weights.vector("A_log").exp_().repeat_interleave(shape.head_dim)
+        self.dt_bias_X = weights.vector("dt_bias")
+        self.norm_V = weights.vector("o_norm.weight")
+        self.chunks_a_block = max(1, HEADS_A_BLOCK // shape.heads)
+
+    def project(self, x_ND: torch.Tensor, batch: StepBatch) -> Rows:
+        """Compute projections; gates [N, H · K + H] are the log decays, then the writing strength, sigmoid(b)."""
+        s = self.shape
+        between = s.head_dim if s.low_rank else s.width
+        widths = (3 * s.width, between, between, s.heads)
+        mixed_NC, f_NX, z_NX, b_NH = self.in_proj(x_ND, batch.n_prefill).split(widths, -1)
+        if s.low_rank:
+            f_NX, z_NX = self.f_b_proj(f_NX, batch.n_prefill), self.g_b_proj(z_NX, batch.n_prefill)
+        gates_NX = torch.empty(len(x_ND), s.width + s.heads, device=x_ND.device)
+        self._log_decays_into(f_NX.float() + self.dt_bias_X, gates_NX[:, : s.width])
+        gates_NX[:, s.width :] = sigmoid(b_NH.float())
+        return Rows(mixed_NC, gates_NX, z_NX.unflatten(-1, (s.heads, s.head_dim)))
+
+    def _log_decays_into(self, f_NX: torch.Tensor, out_NX: torch.Tensor) -> None:
+        """Write −e^A softplus(f), or with a lower bound, bound · sigmoid(e^A f). `f_NX` is overwritten."""
+        if self.shape.lowest is None:
+            torch.mul(softplus(f_NX), self.rate_X, out=out_NX).neg_()
+        else:
+            torch.mul(sigmoid(f_NX.mul_(self.rate_X)), self.shape.lowest, out=out_NX)
+
+    def prepare(self, mixed_ntC: torch.Tensor, gates_ntX: torch.Tensor) -> Chunks:
+        return prepare(*self._heads(mixed_ntC), *self._gates(gates_ntX))
+
+    def decode(self, mixed_BC: torch.Tensor, gates_BX: torch.Tensor, state_BX: torch.Tensor) -> torch.Tensor:
+        return decode_step(*self._heads(mixed_BC), *self._gates(gates_BX), state_BX)
+
+    def finish_into(self, rows: Rows, at: slice, read_nX: torch.Tensor) -> None:
+        rows.out_NX[at] = gated_rms_norm(read_nX, rows.z_NX[at], self.norm_V, self.shape.norm_eps, sigmoid)
+
+    def _heads(self, mixed_XC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return queries_keys_values(mixed_XC, self.shape.heads, self.shape.head_dim, self.shape.head_dim)
+
+    def _gates(self, gates: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Split gates into log decays, [..., H, K], and writing strengths, [..., H]."""
+        g, beta = gates.split((self.shape.width, self.shape.heads), -1)
+        return g.unflatten(-1, (self.shape.heads, self.shape.head_dim)), beta

@@ -1,0 +1,223 @@
+"""Multi-head latent attention: pages hold a compressed row a token (DeepSeek-V2, section 2.1).
+
+A token's row is its normed latent and the key part that all heads share. Prefill expands the latents of a whole
+sequence to keys and values, some heads at a time, and attends to them: on CPU that takes half the time of attention
+over latents even for 64 queries. Decode attends over latents: a head's key is U c for a latent c, so qᵀ(U c) =
+(Uᵀ q)ᵀ c; its value is W c, so Σ p W c = W Σ p c (section 2.1.2).
+
+N rows of a step (prefill first, then decode), B decoding sequences, R = 8 rows of a tile, T queries of a slice, C model
+width, K keys (rounded up to 512), H heads, G heads of a group, D channels of a head's key (`nope_dim` of them come from
+the latent), V of its value, L latent, X = L + position channels, E = channels that come from the latent (of the key,
+then the value), M = max(D, V).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+
+from headwater.layers.mla import LatentAttention
+from headwater.mixers import softmax
+from headwater.mixers.activations import RMSNorm, sigmoid
+from headwater.mixers.attention import AttentionStep
+from headwater.mixers.batch import Slice
+from headwater.mixers.rotary import rotary_table, rotate_into
+from headwater.mixers.softmax import CausalMask
+from headwater.mixers.weights import Weights
+
+TILE = 8  # rows of every absorbed product: at one height, rows depend neither on their place nor on each other
+GROUP = 4  # heads that are expanded together: 32,768 tokens take 100 MB in bfloat16, with Kimi-Linear's channels
+
+
+class AbsorbedHeads:
+    """Up-projections of keys and values, applied to queries and outputs: one product a head for all sequences."""
+
+    def __init__(self, shape: LatentAttention, up_HEL: torch.Tensor) -> None:
+        self.nope_dim = shape.nope_dim
+        self.key_HDL = up_HEL[:, : shape.nope_dim].contiguous()
+        self.value_HLV = up_HEL[:, shape.nope_dim :].mT.contiguous()
+
+    def query(self, q_BHD: torch.Tensor) -> torch.Tensor:
+        """Project queries to the latent space of rows in the arena: [B, H, X]."""
+        return torch.cat([tiled(q_BHD[..., : self.nope_dim], self.key_HDL), q_BHD[..., self.nope_dim :]], dim=-1)
+
+    def value(self, read_BHL: torch.Tensor) -> torch.Tensor:
+        """Project the latents that heads read to the heads' outputs [B, H, V]."""
+        return tiled(read_BHL, self.value_HLV)
+
+
+def tiled(x_BHK: torch.Tensor, weight_HKN: torch.Tensor) -> torch.Tensor:
+    """Compute each head's product, [B, H, N], in tiles of a fixed height that are padded with zeros."""
+    n = x_BHK.shape[0]
+    x_HBK = F.pad(x_BHK, (0, 0, 0, 0, 0, -n % TILE)).transpose(0, 1)
+    tiles = [torch.bmm(x_HRK, weight_HKN) for x_HRK in x_HBK.split(TILE, dim=1)]
+    return torch.cat(tiles, dim=1).transpose(0, 1)[:n]
+
+
+def expanded_heads(shape: LatentAttention) -> tuple[int, int, int]:
+    """Return KV heads of a group, query heads that share one, and the channels that attention computes with."""
+    return min(GROUP, shape.heads), 1, max(shape.key_dim, shape.v_dim)
+
+
+class ExpandedHeads:
+    """The up-projection, a product for each group of heads. A row's bits do not depend on other rows."""
+
+    def __init__(self, shape: LatentAttention, up_HEL: torch.Tensor, weights: Weights) -> None:
+        self.shape = shape
+        self.width = expanded_heads(shape)[2]
+        self.groups = [weights.packed(up_GEL.flatten(0, 1)) for up_GEL in up_HEL.split(GROUP)]
+
+    def prefill_into(
+        self,
+        out_NHV: torch.Tensor,
+        q_NHD: torch.Tensor,
+        row_KX: torch.Tensor,
+        slices: Sequence[Slice],
+        mask: CausalMask,
+    ) -> None:
+        """Compute attention of one sequence's slices over the rows of its tokens, up to the last slice's end."""
+        latent_KL = row_KX[:, : self.shape.latent].contiguous()
+        first = 0
+        for up in self.groups:
+            e_KGE = up(latent_KL, len(latent_KL)).unflatten(1, (-1, self.shape.nope_dim + self.shape.v_dim))
+            heads = slice(first, first + e_KGE.shape[1])
+            keys_values = self._keys_values(e_KGE, row_KX)
+            for s in slices:
+                rows = slice(s.first, s.first + s.length)
+                self._read_into(out_NHV[rows, heads], q_NHD[rows, heads], keys_values, s.start, mask)
+            first = heads.stop
+
+    def _read_into(
+        self,
+        out_TGV: torch.Tensor,
+        q_TGD: torch.Tensor,
+        keys_values: tuple[torch.Tensor, torch.Tensor],
+        start: int,
+        mask: CausalMask,
+    ) -> None:
+        q_TG1M = F.pad(q_TGD, (0, self.width - self.shape.key_dim)).unsqueeze(2)
+        read_TG1M = torch.empty_like(q_TG1M)
+        softmax.prefill_into(read_TG1M, q_TG1M, keys_values, start, mask, self.shape.key_dim**-0.5)
+        out_TGV.copy_(read_TG1M[:, :, 0, : self.shape.v_dim])
+
+    def _keys_values(self, e_KGE: torch.Tensor, row_KX: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values, [K, G, M] each, padded with zeros to M channels; valid until the next call."""
+        shape = self.shape
+        n_keys, n_heads, _ = e_KGE.shape
+        widths = (shape.nope_dim, shape.rope_dim, shape.v_dim)
+        k_KGM, v_KGM = _scratch(widths, e_KGE.dtype, e_KGE.device).of(n_keys, n_heads)
+        k_KGM[..., : shape.nope_dim] = e_KGE[..., : shape.nope_dim]
+        k_KGM[..., shape.nope_dim : shape.key_dim] = row_KX[:, None, shape.latent :]
+        v_KGM[..., : shape.v_dim] = e_KGE[..., shape.nope_dim :]
+        return k_KGM, v_KGM
+
+
+class Scratch:
+    """Memory for keys and values of a group, kept because fresh memory is slow; it grows with the longest sequence."""
+
+    def __init__(self, width: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._keys_values = torch.zeros(2, 0, GROUP, width, dtype=dtype, device=device)
+
+    def of(self, n_keys: int, n_heads: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return views [K, G, M]; channels that no layer writes are zeros, since all users write the same channels."""
+        have = self._keys_values.shape[1]
+        if have < n_keys:
+            shape = (2, max(n_keys, 2 * have), *self._keys_values.shape[2:])
+            self._keys_values = self._keys_values.new_zeros(shape)
+        k_KGM, v_KGM = self._keys_values[:, :n_keys, :n_heads].unbind(0)
+        return k_KGM, v_KGM
+
+
+@cache
+def _scratch(widths: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Scratch:
+    """Return the scratch that layers of these widths (without position, with it, values) share, one after the other."""
+    return Scratch(max(widths[0] + widths[1], widths[2]), dtype, device)
+
+
+# -- the layer ------------------------------------------------------------------
+
+
+class LatentAttentionMixer:
+    """A layer of latent attention; owns weights only, latents are in the arena."""
+
+    def __init__(self, layer: int, shape: LatentAttention, weights: Weights) -> None:
+        self.layer = layer
+        self.shape = shape
+        first = "q_a_proj" if shape.q_latent else "q_proj"
+        self.down = weights.linear(first, "kv_a_proj_with_mqa", *(["g_proj"] if shape.gated else []))
+        self.q_up = weights.linear("q_b_proj") if shape.q_latent else None
+        self.q_norm = RMSNorm(weights.vector("q_a_layernorm.weight"), shape.norm_eps) if shape.q_latent else None
+        self.kv_norm = RMSNorm(weights.vector("kv_a_layernorm.weight"), shape.norm_eps)
+        up_HEL = weights.cast(weights.stored("kv_b_proj.weight")).unflatten(0, (shape.heads, -1))
+        self.expanded = ExpandedHeads(shape, up_HEL, weights)
+        self.absorbed = AbsorbedHeads(shape, up_HEL)
+        self.out = weights.linear("o_proj")
+        self.rotation = rotary_table(shape.rotary, str(weights.device)) if shape.rotary else None
+
+    def forward(self, x_NC: torch.Tensor, step: AttentionStep) -> torch.Tensor:
+        """Write the step's latents; attend from each row to its sequence up to that row."""
+        shape, n_prefill = self.shape, step.batch.n_prefill
+        widths = (shape.q_latent or shape.heads * shape.key_dim, shape.latent, shape.rope_dim)
+        down_NE = self.down(x_NC, n_prefill)
+        q_NE, latent_NL, key_NE, gate_NH = down_NE.split([*widths, down_NE.shape[1] - sum(widths)], dim=1)
+        if self.q_up is not None and self.q_norm is not None:
+            q_NE = self.q_up(self.q_norm(q_NE), n_prefill)
+        q_NHD = self._placed(q_NE.unflatten(1, (shape.heads, -1)), step)
+        key_N1E = self._placed(key_NE[:, None], step)
+        self._write(torch.cat([self.kv_norm(latent_NL), key_N1E[:, 0]], dim=1), step)
+        out_NHV = self._attend(q_NHD, step)
+        if shape.gated:
+            out_NHV = out_NHV.mul_(sigmoid(gate_NH)[:, :, None])
+        return self.out(out_NHV.flatten(1), n_prefill)
+
+    def _placed(self, x_NHD: torch.Tensor, step: AttentionStep) -> torch.Tensor:
+        """Rotate the last channels of each head, in float32; round once."""
+        return x_NHD if self.rotation is None else self._turned(x_NHD, self.rotation.at(step.batch.position_N))
+
+    def _turned(self, x_NHD: torch.Tensor, cos_sin_N2F: torch.Tensor) -> torch.Tensor:
+        still_NHD, turned_NHE = x_NHD.tensor_split([x_NHD.shape[-1] - self.shape.rope_dim], dim=-1)
+        turned_NHE = turned_NHE.to(torch.float32, copy=True)
+        assert self.rotation is not None
+        rotate_into(turned_NHE, cos_sin_N2F, self.rotation.neighbours)
+        return torch.cat([still_NHD, turned_NHE.to(x_NHD.dtype)], dim=-1)
+
+    def moved(
+        self, kept: tuple[torch.Tensor, ...], from_T: torch.Tensor, to_T: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """Return rows [T, X], as the arena keeps them, for tokens at other positions: key parts are re-rotated."""
+        if self.rotation is None:
+            return kept
+        (row_TX,) = kept
+        return (self._turned(row_TX[:, None], self.rotation.between(from_T, to_T))[:, 0],)
+
+    def _write(self, row_NX: torch.Tensor, step: AttentionStep) -> None:
+        step.arena.write(self.layer, step.page_W, step.offset_W, row_NX[step.row_W])
+
+    def _attend(self, q_NHD: torch.Tensor, step: AttentionStep) -> torch.Tensor:
+        batch = step.batch
+        out_NHV = q_NHD.new_empty(q_NHD.shape[0], self.shape.heads, self.shape.v_dim)
+        out_NHV[batch.decode_rows.stop :] = 0
+        for slices in batch.sequences:
+            row_KX = step.arena.gather(self.layer, slices[-1].table_P, slices[-1].end)[0]
+            self.expanded.prefill_into(out_NHV, q_NHD, row_KX, slices, step.mask)
+        if batch.n_decode:
+            out_NHV[batch.decode_rows] = self._decoded(q_NHD[batch.decode_rows], step)
+        return out_NHV
+
+    def _decoded(self, q_BHD: torch.Tensor, step: AttentionStep) -> torch.Tensor:
+        """Attend from the decoding rows: the heads' products are computed for all sequences together."""
+        return self.absorbed.value(self._read(self.absorbed.query(q_BHD), step))
+
+    def _read(self, q_BHX: torch.Tensor, step: AttentionStep) -> torch.Tensor:
+        """Return the latents that decoding rows read, [B, H, L]; sequences with as many keys are one batch."""
+        read_BHL = torch.empty_like(q_BHX[..., : self.shape.latent])
+        for batch in step.decodes:
+            row_BKX = step.arena.gather_batch(self.layer, batch.table_BP, batch.unused_T)[0][:, : batch.n_keys]
+            rows = (row_BKX[:, :, None],) * 2
+            q_B1HX, scale = q_BHX[batch.at, None], self.shape.key_dim**-0.5
+            read_B1HX = softmax.decode(q_B1HX, rows, batch.mask_B11K, scale)
+            read_BHL[batch.at] = read_B1HX[:, 0, :, : self.shape.latent]
+        return read_BHL

@@ -1,0 +1,223 @@
+"""Attention over the last tokens, whose keys and values are state and part of a checkpoint.
+
+Prefill works in blocks at absolute positions. All queries of a block are computed over the same keys: the keys of the
+block and of a window before it, whatever part of the block a slice contains. A mask hides keys that a query may not
+see. So cuts change no bit. Decode groups sequences by the number of tokens in their rings.
+
+A window composes with a segment that was computed apart (HYPIC, sections 4.2 and 4.3) by position, as attention does:
+keys are re-rotated, values copied. Tokens leave the window as others enter, which is all that a transition does to a
+recurrent state. So nothing is stored beside the ring, and composition with transitions equals naive addition.
+
+N rows of a step (prefill first, then decode), R rows of the state memory, C model width, T tokens of a slice or a
+segment, B decoding sequences of a batch, W tokens of the window, G KV heads, Q queries that share one, H = G Q heads,
+D head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from headwater.layers.attention import WindowAttention
+from headwater.mixers import softmax
+from headwater.mixers.attention import Heads, Projected
+from headwater.mixers.batch import CHUNK, Slice, StepBatch
+from headwater.mixers.softmax import DecodeBatch, decode_batches
+from headwater.mixers.weights import Weights
+from headwater.spec import KEY_BLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Queries [first, last) of one block and the keys [start, end) that they are computed over, as positions."""
+
+    first: int
+    last: int
+    start: int
+    end: int
+
+
+class Window:
+    """A sliding window: a query sees `size` tokens, its own included; `dtype` is that of queries and keys."""
+
+    def __init__(self, size: int, dtype: torch.dtype, device: torch.device | str) -> None:
+        self.size = size
+        self.before = max(1, -(-(size - 1) // CHUNK)) * CHUNK  # keys that a block's first query may see, rounded up
+        self.block = min(self.before, KEY_BLOCK)  # queries; as many as that, so that at most half of the work is masked
+        self._dtype = dtype
+        # -inf, then 0 up to the position of a query's own key if no key is before it, then -inf.
+        reach = self.before + self.block
+        self._band = torch.full((3 * reach + 1,), -torch.inf, dtype=dtype, device=device)
+        self._band[reach + 1 - size : reach + 1] = 0
+        self._last: tuple[StepBatch, tuple[DecodeBatch, ...]] | None = (
+            None  # the last step and its batches, shared by all layers
+        )
+
+    def blocks(self, start: int, end: int) -> Iterator[Block]:
+        """Yield the blocks of queries at positions [start, end)."""
+        first = start
+        while first < end:
+            at = first // self.block * self.block
+            last = min(at + self.block, end)
+            yield Block(first, last, max(0, at - self.before), at + self.block)
+            first = last
+
+    def mask_from_last(self, block: Block) -> torch.Tensor:
+        """Return the mask for `softmax.backwards`: a key is seen from its own position on, for `size` tokens."""
+        last_key = block.last - 1 - block.start
+        return self._band[self.before + self.block - last_key :]
+
+    def decodes(self, batch: StepBatch) -> tuple[DecodeBatch, ...]:
+        """Group the step's decoding sequences by the number of ring rows that they read."""
+        if self._last is None or self._last[0] is not batch:
+            lengths = [min(length, self.size) for length in batch.decode_lengths]
+            self._last = batch, decode_batches(lengths, self._dtype, batch.position_N.device, self.size)
+        return self._last[1]
+
+
+@cache
+def window_of(size: int, dtype: torch.dtype, device: str) -> Window:
+    """Return the window that all layers of this size share."""
+    return Window(size, dtype, device)
+
+
+@dataclass(frozen=True)
+class Rings:
+    """Keys or values of one layer's last tokens: the token at position p is in ring row p mod W.
+
+    A ring with fewer than W tokens is zeros after them.
+    """
+
+    memory_RWGD: torch.Tensor  # strided by row
+
+    def read(self, row: int, start: int, end: int) -> torch.Tensor:
+        """Copy the tokens at positions [start, end) in order, [end − start, G, D]; the ring must hold them all."""
+        position_T = torch.arange(start, end, device=self.memory_RWGD.device)
+        return self.memory_RWGD[row, position_T % self.memory_RWGD.shape[1]]
+
+    def laid_out(self, row: int, new_TGD: torch.Tensor, start: int, bounds: tuple[int, int]) -> torch.Tensor:
+        """Lay out positions [first, last) of a sequence: tokens from the ring before `start`, the new ones, zeros."""
+        first, last = bounds
+        end, window = start + len(new_TGD), self.memory_RWGD.shape[1]
+        known = max(first, start - window)
+        laid_TGD = new_TGD.new_empty(last - first, *new_TGD.shape[1:])
+        laid_TGD[: known - first] = 0
+        laid_TGD[known - first : start - first] = self.read(row, known, start)
+        laid_TGD[start - first : end - first] = new_TGD
+        laid_TGD[end - first :] = 0
+        return laid_TGD
+
+    def store(self, row: int, laid_TGD: torch.Tensor, first: int, position: int) -> None:
+        """Write the ring's content before the token at `position`, from tokens laid out from `first` on."""
+        ring_WGD = self.memory_RWGD[row]
+        window = len(ring_WGD)
+        head = position % window
+        turn = position - head  # position of the token in the ring's first row
+        ring_WGD[:head] = laid_TGD[turn - first : position - first]
+        if position < window:
+            ring_WGD[head:] = 0
+        else:
+            ring_WGD[head:] = laid_TGD[position - window - first : turn - first]
+
+    def put(self, row_B: torch.Tensor | int, position_B: torch.Tensor, new_BGD: torch.Tensor) -> None:
+        """Store one token of each of B sequences, or B ≤ W tokens of one sequence."""
+        self.memory_RWGD[row_B, position_B % self.memory_RWGD.shape[1]] = new_BGD
+
+
+# -- the layer ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SegmentWindow:
+    """The rings of one layer after a segment's interior, with the segment's first token at position 0."""
+
+    keys_WGD: torch.Tensor
+    values_WGD: torch.Tensor
+    interior: range  # tokens of the segment; earlier tokens in the rings are recomputed at each use
+
+
+class WindowAttentionMixer:
+    """A layer of sliding-window attention; owns weights only, keys and values are in the state memory."""
+
+    def __init__(self, shape: WindowAttention, weights: Weights) -> None:
+        self.shape = shape
+        self.heads = Heads(shape, weights)
+        self.window = window_of(shape.window, weights.dtype, str(weights.device))
+
+    def forward(
+        self,
+        x_NC: torch.Tensor,
+        batch: StepBatch,
+        keys: Rings,
+        values: Rings,
+        segments: Sequence[SegmentWindow] = (),
+    ) -> torch.Tensor:
+        """Attend from each row to its sequence's last tokens; advance the rings and copy them to the rows of saves.
+
+        Slices name `segments` by index. Slices of one slot are computed in order: each continues from the rings that
+        the slice before it left, after the segments that it composes with.
+        """
+        projected = self.heads.project(x_NC, batch)
+        out_NGQD = torch.empty_like(projected.q_NGQD, memory_format=torch.contiguous_format)
+        out_NGQD[batch.decode_rows.stop :] = 0
+        for s in batch.slices:
+            for index, at in s.composes:
+                compose_into(self.heads, (keys, values), s.slot, segments[index], at)
+            if s.length:
+                self._prefill_into(out_NGQD, projected, s, (keys, values))
+        if batch.n_decode:
+            self._decode_into(out_NGQD[batch.decode_rows], projected, batch, (keys, values))
+        return self.heads.finish(out_NGQD.flatten(1, 2), projected.gate_NHD, batch.n_prefill)
+
+    def _prefill_into(self, out_NGQD: torch.Tensor, projected: Projected, s: Slice, rings: tuple[Rings, Rings]) -> None:
+        rows = slice(s.first, s.first + s.length)
+        out_TGQD, q_TGQD = out_NGQD[rows], projected.q_NGQD[rows]
+        blocks = list(self.window.blocks(s.start, s.end))
+        first, last = blocks[0].start, blocks[-1].end
+        new = (projected.k_NGD[rows], projected.v_NGD[rows])
+        laid = [ring.laid_out(s.slot, x_TGD, s.start, (first, last)) for ring, x_TGD in zip(rings, new, strict=True)]
+        for block in blocks:
+            at = slice(block.first - s.start, block.last - s.start)
+            k_KGD, v_KGD = (x[block.start - first : block.end - first] for x in laid)
+            mask = self.window.mask_from_last(block)
+            out_TGQD[at] = softmax.backwards(q_TGQD[at], (k_KGD, v_KGD), mask, self.shape.scale)
+        for ring, laid_TGD in zip(rings, laid, strict=True):
+            for position, row in (*s.saves, (s.end, s.slot)):
+                ring.store(row, laid_TGD, first, position)
+
+    def _decode_into(
+        self, out_BGQD: torch.Tensor, projected: Projected, batch: StepBatch, rings: tuple[Rings, Rings]
+    ) -> None:
+        decoding, slot_B = batch.decode_rows, batch.decode_slot_B
+        q_BGQD = projected.q_NGQD[decoding]
+        for ring, new_NGD in zip(rings, (projected.k_NGD, projected.v_NGD), strict=True):
+            ring.put(slot_B, batch.position_N[decoding], new_NGD[decoding])
+        self._attend_into(out_BGQD, q_BGQD, batch, rings)
+
+    def _attend_into(
+        self, out_BGQD: torch.Tensor, q_BGQD: torch.Tensor, batch: StepBatch, rings: tuple[Rings, Rings]
+    ) -> None:
+        """Attend from each decoding row to its sequence's rings."""
+        for together in self.window.decodes(batch):
+            slots = batch.decode_slot_B[together.at]
+            k_BKGD, v_BKGD = (ring.memory_RWGD[slots, : together.n_keys] for ring in rings)
+            out_BGQD[together.at] = softmax.decode(
+                q_BGQD[together.at], (k_BKGD, v_BKGD), together.mask_B11K, self.shape.scale
+            )
+
+
+def compose_into(heads: Heads, rings: tuple[Rings, Rings], row: int, segment: SegmentWindow, at: int) -> None:
+    """Advance the rings of a row over a segment's interior; the segment begins at position `at`.
+
+    The last W tokens of the interior are copied to their ring rows; other ring rows stay.
+    """
+    window = len(segment.keys_WGD)
+    last = segment.interior[-window:]
+    from_T = torch.arange(last.start, last.stop, device=segment.keys_WGD.device)
+    row_T, to_T = from_T % window, from_T + at
+    keys_TGD = heads.moved(segment.keys_WGD[row_T], from_T, to_T)
+    for ring, new_TGD in zip(rings, (keys_TGD, segment.values_WGD[row_T]), strict=True):
+        ring.put(row, to_T, new_TGD)
