@@ -89,8 +89,7 @@ class WindowAttention(GroupedAttention):
 
     @property
     def flops(self) -> PrefillFlops:
-        pairs = 2 * self.heads * self.head_dim * self.window
-        return PrefillFlops(2 * (self.product_weights + pairs), 0)
+        return PrefillFlops(2 * self.product_weights + 4 * self.heads * self.head_dim * self.window, 0)
 
     @property
     def kv_widths(self) -> tuple[int, ...]:

@@ -28,10 +28,6 @@ class Mlp(Layer):
             shapes |= {f"{name}.bias": (n,) for name, n in (outputs | {"down_proj": self.hidden}).items()}
         return shapes
 
-    @property
-    def flops(self) -> PrefillFlops:
-        return PrefillFlops(2 * self.product_weights, 0)
-
 
 @dataclass(frozen=True, slots=True)
 class Experts(Layer):

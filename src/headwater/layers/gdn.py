@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from headwater.layers.layer import Layer, Shapes
-from headwater.plan import PrefillFlops
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +44,12 @@ class DeltaNet(Layer):
         }
 
     @property
-    def flops(self) -> PrefillFlops:
-        state = 7 * self.v_heads * self.k_dim * self.v_dim
-        return PrefillFlops(2 * self.product_weights + state + 2 * self.channels * self.conv, 0)
+    def token_flops(self) -> int:
+        return 7 * self.v_heads * self.k_dim * self.v_dim + 2 * self.channels * self.conv
 
     @property
     def states(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        return (
-            ("recurrent", (self.v_heads, self.k_dim, self.v_dim)),
-            ("conv", (self.channels, self.conv - 1)),
-        )
+        return ("recurrent", (self.v_heads, self.k_dim, self.v_dim)), ("conv", (self.channels, self.conv - 1))
 
     @property
     def transition(self) -> tuple[int, ...]:

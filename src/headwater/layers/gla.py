@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from headwater.layers.layer import Layer, Shapes
-from headwater.plan import PrefillFlops
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +38,8 @@ class GatedLinearAttention(Layer):
         }
 
     @property
-    def flops(self) -> PrefillFlops:
-        return PrefillFlops(2 * self.product_weights + 5 * self.heads * self.k_dim * self.v_dim, 0)
+    def token_flops(self) -> int:
+        return 5 * self.heads * self.k_dim * self.v_dim
 
     @property
     def states(self) -> tuple[tuple[str, tuple[int, ...]], ...]:

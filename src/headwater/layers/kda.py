@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from headwater.layers.layer import Layer, Shapes
-from headwater.plan import PrefillFlops
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +46,12 @@ class DeltaAttention(Layer):
         }
 
     @property
-    def flops(self) -> PrefillFlops:
-        state = 7 * self.width * self.head_dim
-        return PrefillFlops(2 * self.product_weights + state + 6 * self.width * self.conv, 0)
+    def token_flops(self) -> int:
+        return 7 * self.width * self.head_dim + 6 * self.width * self.conv
 
     @property
     def states(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        return (
-            ("recurrent", (self.heads, self.head_dim, self.head_dim)),
-            ("conv", (3 * self.width, self.conv - 1)),
-        )
+        return ("recurrent", (self.heads, self.head_dim, self.head_dim)), ("conv", (3 * self.width, self.conv - 1))
 
     @property
     def transition(self) -> tuple[int, ...]:

@@ -40,9 +40,14 @@ class Layer(ABC):
         return sum(math.prod(shape) for name, shape in self.tensors().items() if is_product(name, shape))
 
     @property
-    @abstractmethod
+    def token_flops(self) -> int:
+        """FLOPs a token beside those of products, as of a recurrence and its convolution."""
+        return 0
+
+    @property
     def flops(self) -> PrefillFlops:
         """FLOPs of a prefill; a layer that sees only its state, or only the token, has no quadratic part."""
+        return PrefillFlops(2 * self.product_weights + self.token_flops, 0)
 
     def weights_read(self, tokens: int) -> float:
         """Return the elements of weights that a step over `tokens` tokens reads: all, unless experts are chosen."""

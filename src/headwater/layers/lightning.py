@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from headwater.layers.attention import Rotary
 from headwater.layers.layer import Layer, Shapes
-from headwater.plan import PrefillFlops
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +51,8 @@ class Lightning(Layer):
         return shapes
 
     @property
-    def flops(self) -> PrefillFlops:
-        return PrefillFlops(2 * self.product_weights + 5 * self.width * self.head_dim, 0)
+    def token_flops(self) -> int:
+        return 5 * self.width * self.head_dim
 
     @property
     def states(self) -> tuple[tuple[str, tuple[int, ...]], ...]:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from headwater.layers.layer import Layer, Shapes
-from headwater.plan import PrefillFlops
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +44,8 @@ class Mamba(Layer):
         return shapes
 
     @property
-    def flops(self) -> PrefillFlops:
-        recurrence = self.inner * (6 * self.state + 2 * self.conv)
-        return PrefillFlops(2 * self.product_weights + recurrence, 0)
+    def token_flops(self) -> int:
+        return self.inner * (6 * self.state + 2 * self.conv)
 
     @property
     def states(self) -> tuple[tuple[str, tuple[int, ...]], ...]:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from headwater.layers.layer import Layer, Shapes
-from headwater.plan import PrefillFlops
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +58,12 @@ class Mamba2(Layer):
         return shapes | {name: (n,) for name, (has, n) in vectors.items() if has}
 
     @property
-    def flops(self) -> PrefillFlops:
-        recurrence = 5 * self.inner * self.state + 2 * self.channels * self.conv
-        return PrefillFlops(2 * self.product_weights + recurrence, 0)
+    def token_flops(self) -> int:
+        return 5 * self.inner * self.state + 2 * self.channels * self.conv
 
     @property
     def states(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        return (
-            ("recurrent", (self.heads, self.state, self.head_dim)),
-            ("conv", (self.channels, self.conv - 1)),
-        )
+        return ("recurrent", (self.heads, self.state, self.head_dim)), ("conv", (self.channels, self.conv - 1))
 
     @property
     def transition(self) -> tuple[int, ...]:

@@ -67,6 +67,10 @@ class AttentionStep:
         batch = self.batch
         return paged_batches(batch.decode_lengths, batch.decode_tables, self.arena.page_size, self.dtype)
 
+    def write(self, layer: int, *rows_NX: torch.Tensor) -> None:
+        """Write KV of the step's rows to the arena."""
+        self.arena.write(layer, self.page_W, self.offset_W, *(x_NX[self.row_W] for x_NX in rows_NX))
+
     @classmethod
     def _written(cls, batch: StepBatch, page_size: int) -> tuple[slice | torch.Tensor, torch.Tensor]:
         """Return the rows that write KV and the pages that they write to."""
@@ -165,7 +169,7 @@ class Attention:
     def forward(self, x_NC: torch.Tensor, step: AttentionStep) -> torch.Tensor:
         """Write the step's keys and values; attend from each row to its sequence up to that row."""
         projected = self.heads.project(x_NC, step.batch)
-        self._write(projected.k_NGD, projected.v_NGD, step)
+        step.write(self.layer, projected.k_NGD, projected.v_NGD)
         read_NHD = self._attend(projected.q_NGQD, step)
         return self.heads.finish(read_NHD, projected.gate_NHD, step.batch.n_prefill)
 
@@ -175,9 +179,6 @@ class Attention:
         """Return keys, re-rotated from some positions to others, and values: [T, G · D], as the arena keeps them."""
         keys, values = kept
         return self.heads.moved(keys.unflatten(-1, (self.shape.kv_heads, -1)), from_T, to_T).flatten(1), values
-
-    def _write(self, k_NGD: torch.Tensor, v_NGD: torch.Tensor, step: AttentionStep) -> None:
-        step.arena.write(self.layer, step.page_W, step.offset_W, k_NGD[step.row_W], v_NGD[step.row_W])
 
     def _attend(self, q_NGQD: torch.Tensor, step: AttentionStep) -> torch.Tensor:
         out_NGQD = torch.empty_like(q_NGQD, memory_format=torch.contiguous_format)

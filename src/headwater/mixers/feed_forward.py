@@ -6,7 +6,7 @@ J experts a token, G groups of experts, R rows routed to one expert.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,47 +24,42 @@ SCORES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @dataclass(frozen=True)
-class GatedMlp:
-    """down(activation(scale · gate(x)) · up(x))."""
+class DenseMlp:
+    """down(activation(scale · gate(x)) · up(x)), or without a gate down(activation(up(x)))."""
 
-    gate: Linear  # C -> I
-    up: Linear  # C -> I
-    down: Linear  # I -> C
+    up_proj: Linear  # C -> I
+    down_proj: Linear  # I -> C
+    gate_proj: Linear | None = None  # C -> I
     activation: str = "silu"
     gate_scale: float = 1.0
 
-    def forward(self, x_NC: torch.Tensor, n_prefill: int = 0) -> torch.Tensor:
-        return self.down(self.up.times(x_NC, self._opened(x_NC, n_prefill), n_prefill), n_prefill)
+    @classmethod
+    def of(cls, shape: Mlp, products: Iterable[Linear]) -> DenseMlp:
+        """Build the MLP of that shape from its products in the order of `names_of`."""
+        named = dict(zip(names_of(shape), products, strict=True))
+        return cls(**named, activation=shape.activation, gate_scale=shape.gate_scale)
 
-    def _opened(self, x_NC: torch.Tensor, n_prefill: int) -> torch.Tensor:
+    def forward(self, x_NC: torch.Tensor, n_prefill: int = 0) -> torch.Tensor:
+        if self.gate_proj is None:
+            return self.down_proj(self._activated(self.up_proj, x_NC, n_prefill), n_prefill)
+        opened_NI = self._activated(self.gate_proj, x_NC, n_prefill)
+        return self.down_proj(self.up_proj.times(x_NC, opened_NI, n_prefill), n_prefill)
+
+    def _activated(self, product: Linear, x_NC: torch.Tensor, n_prefill: int) -> torch.Tensor:
         if self.activation == "silu" and self.gate_scale == 1.0:
-            return self.gate.swish(x_NC, n_prefill)
-        return ACTIVATIONS[self.activation](self.gate(x_NC, n_prefill).mul_(self.gate_scale))
+            return product.swish(x_NC, n_prefill)
+        y_NI = product(x_NC, n_prefill)
+        return ACTIVATIONS[self.activation](y_NI if self.gate_proj is None else y_NI.mul_(self.gate_scale))
 
 
-@dataclass(frozen=True)
-class PlainMlp:
-    """down(activation(up(x)))."""
-
-    up: Linear  # C -> I
-    down: Linear  # I -> C
-    activation: str
-
-    def forward(self, x_NC: torch.Tensor, n_prefill: int = 0) -> torch.Tensor:
-        if self.activation == "silu":
-            return self.down(self.up.swish(x_NC, n_prefill), n_prefill)
-        return self.down(ACTIVATIONS[self.activation](self.up(x_NC, n_prefill)), n_prefill)
+def names_of(shape: Mlp) -> tuple[str, ...]:
+    """Return the names of an MLP's products."""
+    return ("gate_proj", "up_proj", "down_proj")[not shape.gated :]
 
 
-AnyMlp = GatedMlp | PlainMlp
-
-
-def mlp_of(shape: Mlp, weights: Weights) -> AnyMlp:
+def mlp_of(shape: Mlp, weights: Weights) -> DenseMlp:
     """Build the MLP of that shape."""
-    if shape.gated:
-        gate, up, down = (weights.linear(name) for name in ("gate_proj", "up_proj", "down_proj"))
-        return GatedMlp(gate, up, down, shape.activation, shape.gate_scale)
-    return PlainMlp(weights.linear("up_proj"), weights.linear("down_proj"), shape.activation)
+    return DenseMlp.of(shape, map(weights.linear, names_of(shape)))
 
 
 @dataclass(frozen=True)
@@ -114,8 +109,8 @@ class MixtureOfExperts:
     """
 
     router: Router
-    experts: tuple[AnyMlp, ...]
-    shared: AnyMlp | None = None
+    experts: tuple[DenseMlp, ...]
+    shared: DenseMlp | None = None
     shared_gate: Linear | None = None  # C -> 1
     latent: tuple[Linear, Linear] | None = None  # C -> X and X -> C, around the routed experts
 
@@ -156,21 +151,12 @@ class MixtureOfExperts:
 
 def stacked_weights(shape: Experts, weights: Weights) -> list[torch.Tensor]:
     """Return the weights of all experts as stored, a tensor [E, N, K] for each product."""
-    names = ("gate_proj", "up_proj", "down_proj")[not shape.gated :]
-    return [weights.stored(f"experts.{name}.weight") for name in names]
+    return [weights.stored(f"experts.{name}.weight") for name in names_of(shape.expert)]
 
 
-def packed_experts(shape: Experts, weights: Weights, stacked: list[torch.Tensor]) -> tuple[AnyMlp, ...]:
+def packed_experts(shape: Experts, weights: Weights, stacked: list[torch.Tensor]) -> tuple[DenseMlp, ...]:
     """Pack each expert on its own."""
-    experts: list[AnyMlp] = []
-    for parts in zip(*stacked, strict=True):
-        products = [weights.packed(part) for part in parts]
-        if shape.gated:
-            gate, up, down = products
-            experts.append(GatedMlp(gate, up, down, shape.activation))
-        else:
-            experts.append(PlainMlp(products[0], products[1], shape.activation))
-    return tuple(experts)
+    return tuple(DenseMlp.of(shape.expert, map(weights.packed, parts)) for parts in zip(*stacked, strict=True))
 
 
 def parts_of(shape: Experts, weights: Weights, stacked: list[torch.Tensor]) -> dict[str, Any]:
@@ -185,4 +171,4 @@ def parts_of(shape: Experts, weights: Weights, stacked: list[torch.Tensor]) -> d
     }
 
 
-FeedForward = AnyMlp | MixtureOfExperts
+FeedForward = DenseMlp | MixtureOfExperts

@@ -17,6 +17,7 @@ and states are float32.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cache
 
@@ -99,16 +100,21 @@ def _not_above_diagonal(device: torch.device) -> tuple[torch.Tensor, torch.Tenso
     return bound_tt.masked_fill(above_tt, float("-inf")), torch.eye(CHUNK, device=device)
 
 
+def norm_scales(qk_X2GK: torch.Tensor) -> torch.Tensor:
+    """Return the factors, [X, 2, G, 1], that norm queries and keys and scale queries by 1/√K."""
+    scale_X2G1 = inverse_l2(qk_X2GK)
+    scale_X2G1[..., 0, :, :] *= qk_X2GK.shape[-1] ** -0.5
+    return scale_X2G1
+
+
 def prepare(qk_nt2GK: torch.Tensor, v_ntHV: torch.Tensor, g_ntH: torch.Tensor, beta_ntH: torch.Tensor) -> Chunks:
     """Normalise and scale queries and keys, and do all work on n chunks that needs no state."""
     n, _, _, n_key_heads, key_width = qk_nt2GK.shape
     n_heads = v_ntHV.shape[2]
     bound_tt, unit_tt = _not_above_diagonal(qk_nt2GK.device)
 
-    scale_nt2G1 = inverse_l2(qk_nt2GK)
-    scale_nt2G1[:, :, 0] *= key_width**-0.5
     qk_nG2tK = qk_nt2GK.new_empty(n, n_key_heads, 2, CHUNK, key_width)
-    torch.mul(qk_nt2GK, scale_nt2G1, out=qk_nG2tK.permute(0, 3, 2, 1, 4))
+    torch.mul(qk_nt2GK, norm_scales(qk_nt2GK), out=qk_nG2tK.permute(0, 3, 2, 1, 4))
     qk_mRK = qk_nG2tK.view(n * n_key_heads, 2 * CHUNK, key_width)
     dots_nG1Rt = torch.bmm(qk_mRK, qk_mRK[:, CHUNK:].mT).view(n, n_key_heads, 1, 2 * CHUNK, CHUNK)
 
@@ -153,9 +159,7 @@ def decode_step(
     """
     n_key_heads, k_dim = qk_B2GK.shape[2:]
     n, n_heads, v_dim = v_BHV.shape
-    scale_B2G1 = inverse_l2(qk_B2GK)
-    scale_B2G1[:, 0] *= k_dim**-0.5
-    qk_BH2K = (qk_B2GK * scale_B2G1).transpose(1, 2).repeat_interleave(n_heads // n_key_heads, 1)
+    qk_BH2K = (qk_B2GK * norm_scales(qk_B2GK)).transpose(1, 2).repeat_interleave(n_heads // n_key_heads, 1)
     # The decayed states are contiguous, as one batch of all heads must be.
     decayed_BHKV = torch.mul(state_BHKV, g_BHX.exp().unsqueeze(-1), out=scratch(state_BHKV))
     read_MRV = torch.bmm(qk_BH2K.view(-1, 2, k_dim), decayed_BHKV.view(-1, k_dim, v_dim))
@@ -171,6 +175,17 @@ def decode_step(
 
 class DeltaRule(RecurrentMixer[Shape]):
     """The common part of Gated DeltaNet and Kimi Delta Attention, whose transitions are dense."""
+
+    @abstractmethod
+    def heads(self, mixed_XC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Split channels into queries and keys, [X, 2, G, K], and values, [X, H, V]."""
+
+    @abstractmethod
+    def gates(self, gates: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Split gates into log decays, [X, H, 1] or [X, H, K], and writing strengths, [X, H]."""
+
+    def decode(self, mixed_BC: torch.Tensor, gates_BX: torch.Tensor, state_BX: torch.Tensor) -> torch.Tensor:
+        return decode_step(*self.heads(mixed_BC), *self.gates(gates_BX), state_BX)
 
     def identity(self) -> torch.Tensor:
         """Return the identity as a matrix for each head: [H, K, K]."""
@@ -205,16 +220,17 @@ class GatedDeltaNet(DeltaRule[DeltaNet]):
         return Rows(mixed_NC, gates_N2H, z_NX.unflatten(-1, (s.v_heads, s.v_dim)))
 
     def prepare(self, mixed_ntC: torch.Tensor, gates_ntX: torch.Tensor) -> Chunks:
-        return prepare(*self._heads(mixed_ntC), gates_ntX[:, :, 0], gates_ntX[:, :, 1])
-
-    def decode(self, mixed_BC: torch.Tensor, gates_BX: torch.Tensor, state_BX: torch.Tensor) -> torch.Tensor:
-        return decode_step(*self._heads(mixed_BC), gates_BX[:, 0, :, None], gates_BX[:, 1], state_BX)
+        g_ntH1, beta_ntH = self.gates(gates_ntX)
+        return prepare(*self.heads(mixed_ntC), g_ntH1.squeeze(-1), beta_ntH)
 
     def finish_into(self, rows: Rows, at: slice, read_nX: torch.Tensor) -> None:
         rows.out_NX[at] = gated_rms_norm(read_nX, rows.z_NX[at], self.norm_V, self.shape.norm_eps)
 
-    def _heads(self, mixed_XC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def heads(self, mixed_XC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return queries_keys_values(mixed_XC, self.shape.k_heads, self.shape.k_dim, self.shape.v_dim)
+
+    def gates(self, gates: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return gates[..., 0, :, None], gates[..., 1, :]
 
 
 def fused_projection(shape: DeltaNet, weights: Weights) -> Linear:

@@ -19,10 +19,10 @@ from __future__ import annotations
 import torch
 
 from headwater.layers.kda import DeltaAttention
-from headwater.mixers.activations import gated_rms_norm, inverse_l2, sigmoid, softplus
+from headwater.mixers.activations import gated_rms_norm, sigmoid, softplus
 from headwater.mixers.batch import CHUNK, StepBatch
 from headwater.mixers.convolution import ShortConvolution
-from headwater.mixers.gdn import Chunks, DeltaRule, decode_step
+from headwater.mixers.gdn import Chunks, DeltaRule, norm_scales
 from headwater.mixers.gla import seen
 from headwater.mixers.recurrent import Rows, queries_keys_values
 from headwater.mixers.weights import Weights
@@ -34,9 +34,7 @@ def prepare(qk_nt2HK: torch.Tensor, v_ntHV: torch.Tensor, g_ntHK: torch.Tensor, 
     """Normalise and scale queries and keys, and do all work on n chunks that needs no state."""
     n, _, _, n_heads, width = qk_nt2HK.shape
     beta_nHt1 = beta_ntH.transpose(1, 2).unsqueeze(-1).contiguous()
-    scale_nt2H1 = inverse_l2(qk_nt2HK)
-    scale_nt2H1[:, :, 0] *= width**-0.5
-    q_nHtK, k_nHtK = (qk_nt2HK * scale_nt2H1).permute(2, 0, 3, 1, 4)
+    q_nHtK, k_nHtK = (qk_nt2HK * norm_scales(qk_nt2HK)).permute(2, 0, 3, 1, 4)
     k_MtK = k_nHtK.reshape(-1, CHUNK, width)
     qk_nH2tK = k_MtK.new_empty(n, n_heads, 2, CHUNK, width)
     qk_nH2tK[:, :, 0] = q_nHtK
@@ -95,18 +93,14 @@ class KimiDeltaAttention(DeltaRule[DeltaAttention]):
             torch.mul(sigmoid(f_NX.mul_(self.rate_X)), self.shape.lowest, out=out_NX)
 
     def prepare(self, mixed_ntC: torch.Tensor, gates_ntX: torch.Tensor) -> Chunks:
-        return prepare(*self._heads(mixed_ntC), *self._gates(gates_ntX))
-
-    def decode(self, mixed_BC: torch.Tensor, gates_BX: torch.Tensor, state_BX: torch.Tensor) -> torch.Tensor:
-        return decode_step(*self._heads(mixed_BC), *self._gates(gates_BX), state_BX)
+        return prepare(*self.heads(mixed_ntC), *self.gates(gates_ntX))
 
     def finish_into(self, rows: Rows, at: slice, read_nX: torch.Tensor) -> None:
         rows.out_NX[at] = gated_rms_norm(read_nX, rows.z_NX[at], self.norm_V, self.shape.norm_eps, sigmoid)
 
-    def _heads(self, mixed_XC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def heads(self, mixed_XC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return queries_keys_values(mixed_XC, self.shape.heads, self.shape.head_dim, self.shape.head_dim)
 
-    def _gates(self, gates: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Split gates into log decays, [..., H, K], and writing strengths, [..., H]."""
+    def gates(self, gates: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         g, beta = gates.split((self.shape.width, self.shape.heads), -1)
         return g.unflatten(-1, (self.shape.heads, self.shape.head_dim)), beta

@@ -40,11 +40,7 @@ HEADS_A_BLOCK = 16  # chunks × heads whose intermediates fit in cache: several 
 
 
 def fixed_decay(
-    q_THK: torch.Tensor,
-    k_THK: torch.Tensor,
-    v_THV: torch.Tensor,
-    slope_H: torch.Tensor,
-    state_HKV: torch.Tensor,
+    q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, slope_H: torch.Tensor, state_HKV: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return outputs [T, H, V] and the state after the last token, in the dtype of the arguments (float64 works).
 

@@ -87,21 +87,11 @@ class ExpandedHeads:
             keys_values = self._keys_values(e_KGE, row_KX)
             for s in slices:
                 rows = slice(s.first, s.first + s.length)
-                self._read_into(out_NHV[rows, heads], q_NHD[rows, heads], keys_values, s.start, mask)
+                q_TG1M = F.pad(q_NHD[rows, heads], (0, self.width - self.shape.key_dim)).unsqueeze(2)
+                read_TG1M = torch.empty_like(q_TG1M)
+                softmax.prefill_into(read_TG1M, q_TG1M, keys_values, s.start, mask, self.shape.key_dim**-0.5)
+                out_NHV[rows, heads] = read_TG1M[:, :, 0, : self.shape.v_dim]
             first = heads.stop
-
-    def _read_into(
-        self,
-        out_TGV: torch.Tensor,
-        q_TGD: torch.Tensor,
-        keys_values: tuple[torch.Tensor, torch.Tensor],
-        start: int,
-        mask: CausalMask,
-    ) -> None:
-        q_TG1M = F.pad(q_TGD, (0, self.width - self.shape.key_dim)).unsqueeze(2)
-        read_TG1M = torch.empty_like(q_TG1M)
-        softmax.prefill_into(read_TG1M, q_TG1M, keys_values, start, mask, self.shape.key_dim**-0.5)
-        out_TGV.copy_(read_TG1M[:, :, 0, : self.shape.v_dim])
 
     def _keys_values(self, e_KGE: torch.Tensor, row_KX: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys and values, [K, G, M] each, padded with zeros to M channels; valid until the next call."""
@@ -167,7 +157,7 @@ class LatentAttentionMixer:
             q_NE = self.q_up(self.q_norm(q_NE), n_prefill)
         q_NHD = self._placed(q_NE.unflatten(1, (shape.heads, -1)), step)
         key_N1E = self._placed(key_NE[:, None], step)
-        self._write(torch.cat([self.kv_norm(latent_NL), key_N1E[:, 0]], dim=1), step)
+        step.write(self.layer, torch.cat([self.kv_norm(latent_NL), key_N1E[:, 0]], dim=1))
         out_NHV = self._attend(q_NHD, step)
         if shape.gated:
             out_NHV = out_NHV.mul_(sigmoid(gate_NH)[:, :, None])
@@ -193,9 +183,6 @@ class LatentAttentionMixer:
         (row_TX,) = kept
         return (self._turned(row_TX[:, None], self.rotation.between(from_T, to_T))[:, 0],)
 
-    def _write(self, row_NX: torch.Tensor, step: AttentionStep) -> None:
-        step.arena.write(self.layer, step.page_W, step.offset_W, row_NX[step.row_W])
-
     def _attend(self, q_NHD: torch.Tensor, step: AttentionStep) -> torch.Tensor:
         batch = step.batch
         out_NHV = q_NHD.new_empty(q_NHD.shape[0], self.shape.heads, self.shape.v_dim)
@@ -204,12 +191,9 @@ class LatentAttentionMixer:
             row_KX = step.arena.gather(self.layer, slices[-1].table_P, slices[-1].end)[0]
             self.expanded.prefill_into(out_NHV, q_NHD, row_KX, slices, step.mask)
         if batch.n_decode:
-            out_NHV[batch.decode_rows] = self._decoded(q_NHD[batch.decode_rows], step)
+            q_BHX = self.absorbed.query(q_NHD[batch.decode_rows])
+            out_NHV[batch.decode_rows] = self.absorbed.value(self._read(q_BHX, step))
         return out_NHV
-
-    def _decoded(self, q_BHD: torch.Tensor, step: AttentionStep) -> torch.Tensor:
-        """Attend from the decoding rows: the heads' products are computed for all sequences together."""
-        return self.absorbed.value(self._read(self.absorbed.query(q_BHD), step))
 
     def _read(self, q_BHX: torch.Tensor, step: AttentionStep) -> torch.Tensor:
         """Return the latents that decoding rows read, [B, H, L]; sequences with as many keys are one batch."""

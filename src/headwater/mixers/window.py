@@ -148,28 +148,26 @@ class WindowAttentionMixer:
         self.window = window_of(shape.window, weights.dtype, str(weights.device))
 
     def forward(
-        self,
-        x_NC: torch.Tensor,
-        batch: StepBatch,
-        keys: Rings,
-        values: Rings,
-        segments: Sequence[SegmentWindow] = (),
+        self, x_NC: torch.Tensor, batch: StepBatch, keys: Rings, values: Rings, segments: Sequence[SegmentWindow] = ()
     ) -> torch.Tensor:
         """Attend from each row to its sequence's last tokens; advance the rings and copy them to the rows of saves.
 
         Slices name `segments` by index. Slices of one slot are computed in order: each continues from the rings that
         the slice before it left, after the segments that it composes with.
         """
-        projected = self.heads.project(x_NC, batch)
+        rings, projected = (keys, values), self.heads.project(x_NC, batch)
         out_NGQD = torch.empty_like(projected.q_NGQD, memory_format=torch.contiguous_format)
         out_NGQD[batch.decode_rows.stop :] = 0
         for s in batch.slices:
-            for index, at in s.composes:
-                compose_into(self.heads, (keys, values), s.slot, segments[index], at)
+            for index, position in s.composes:
+                compose_into(self.heads, rings, s.slot, segments[index], position)
             if s.length:
-                self._prefill_into(out_NGQD, projected, s, (keys, values))
+                self._prefill_into(out_NGQD, projected, s, rings)
         if batch.n_decode:
-            self._decode_into(out_NGQD[batch.decode_rows], projected, batch, (keys, values))
+            at = batch.decode_rows
+            for ring, new_NGD in zip(rings, (projected.k_NGD, projected.v_NGD), strict=True):
+                ring.put(batch.decode_slot_B, batch.position_N[at], new_NGD[at])
+            self._attend_into(out_NGQD[at], projected.q_NGQD[at], batch, rings)
         return self.heads.finish(out_NGQD.flatten(1, 2), projected.gate_NHD, batch.n_prefill)
 
     def _prefill_into(self, out_NGQD: torch.Tensor, projected: Projected, s: Slice, rings: tuple[Rings, Rings]) -> None:
@@ -187,15 +185,6 @@ class WindowAttentionMixer:
         for ring, laid_TGD in zip(rings, laid, strict=True):
             for position, row in (*s.saves, (s.end, s.slot)):
                 ring.store(row, laid_TGD, first, position)
-
-    def _decode_into(
-        self, out_BGQD: torch.Tensor, projected: Projected, batch: StepBatch, rings: tuple[Rings, Rings]
-    ) -> None:
-        decoding, slot_B = batch.decode_rows, batch.decode_slot_B
-        q_BGQD = projected.q_NGQD[decoding]
-        for ring, new_NGD in zip(rings, (projected.k_NGD, projected.v_NGD), strict=True):
-            ring.put(slot_B, batch.position_N[decoding], new_NGD[decoding])
-        self._attend_into(out_BGQD, q_BGQD, batch, rings)
 
     def _attend_into(
         self, out_BGQD: torch.Tensor, q_BGQD: torch.Tensor, batch: StepBatch, rings: tuple[Rings, Rings]

@@ -14,7 +14,7 @@ SHARED = 99 * 1024  # bytes that a program may have on every card since compute 
 KERNELS = {
     "gpu.ragged._convolve", "gpu.ragged._keep_tail", "gpu.experts._product",
     "gpu.gdn._invert", "gpu.gdn._advance", "gpu.gdn._decode",
-    "gpu.kda._advance", "gpu.kda._decode", "gpu.mamba2._advance", "gpu.mamba2._decode",
+    "gpu.kda._advance", "gpu.mamba2._advance", "gpu.mamba2._decode",
     "gpu.attention._prefill", "gpu.attention._decode_split", "gpu.attention._merge",
     "gpu.mla._decode_split",
 }  # fmt: skip

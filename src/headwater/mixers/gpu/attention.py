@@ -10,7 +10,6 @@ s splits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -267,15 +266,11 @@ class AttentionOnGpu(Attention):
         out_NGQD[step.batch.decode_rows.stop :] = 0
         k_pages, v_pages = step.arena.pages_of(self.layer)
         scale = self.shape.head_dim**-0.5 if self.shape.scale is None else self.shape.scale
-        kernels: tuple[tuple[Callable[..., torch.Tensor], slice], ...] = (
-            (prefill, slice(0, step.batch.n_prefill)),
-            (decode, step.batch.decode_rows),
-        )
-        for attend, rows in kernels:
+        for attend, rows in ((prefill, slice(0, step.batch.n_prefill)), (decode, step.batch.decode_rows)):
             if rows.start < rows.stop:
-                q_nHD = q_NGQD[rows].flatten(1, 2)
-                read_nHD = attend(q_nHD, (k_pages, v_pages), paged(step), step.arena.page_size, scale)
-                out_NGQD[rows] = read_nHD.view(q_NGQD[rows].shape)
+                q_nGQD = q_NGQD[rows]
+                read_nHD = attend(q_nGQD.flatten(1, 2), (k_pages, v_pages), paged(step), step.arena.page_size, scale)
+                out_NGQD[rows] = read_nHD.view(q_nGQD.shape)
         return out_NGQD.flatten(1, 2)
 
 

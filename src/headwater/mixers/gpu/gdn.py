@@ -1,7 +1,8 @@
 """The gated delta rule on a GPU: the same chunks of 64 as `mixers/gdn.py`, in Triton.
 
 One kernel inverts each chunk's triangular system, all chunks and heads at once; another takes each sequence's chunks in
-order, with a head's state (a block of its value channels) in registers. Written once more for one token.
+order, with a head's state (a block of its value channels) in registers. A third one takes one token of each sequence,
+also for Kimi Delta Attention.
 
 S slices, P prefill rows, n chunks, t = 64, G key heads, H value heads, K key width, V value width, R rows of the state
 memory, B decoding sequences.
@@ -9,13 +10,14 @@ memory, B decoding sequences.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
-from headwater.mixers.activations import inverse_l2
 from headwater.mixers.batch import CHUNK
-from headwater.mixers.gdn import GatedDeltaNet
+from headwater.mixers.gdn import DeltaRule, norm_scales
 from headwater.mixers.gpu.ragged import STAGES, Ragged
 
 VALUES = 32  # value channels that a program keeps in registers
@@ -110,8 +112,9 @@ def _advance(
 @triton.jit
 def _decode(
     q, k, v, g, beta, out, state, slot_B, n_heads, n_key_heads, shared, v_row, state_row,
-    width: tl.constexpr, padded: tl.constexpr, v_width: tl.constexpr, values: tl.constexpr,
+    width: tl.constexpr, padded: tl.constexpr, v_width: tl.constexpr, values: tl.constexpr, by_channel: tl.constexpr,
 ):  # fmt: skip
+    """One token; g is one a head, or with `by_channel` one a key channel."""
     which, head = tl.program_id(0), tl.program_id(1)
     channel = tl.arange(0, padded)
     value = tl.program_id(2) * values + tl.arange(0, values)
@@ -122,61 +125,73 @@ def _decode(
     q_K = tl.load(q + at_key, mask=channel < width, other=0.0)
     k_K = tl.load(k + at_key, mask=channel < width, other=0.0)
     v_V = tl.load(v + which * v_row + head * v_width + value, mask=value < v_width, other=0.0)
-    state_KV = tl.load(state + at_state, mask=in_state, other=0.0) * tl.exp(tl.load(g + which * n_heads + head))
-    error = (v_V - tl.sum(state_KV * k_K[:, None], 0)) * tl.load(beta + which * n_heads + head)
+    at_head = which * n_heads + head
+    if by_channel:
+        g_K = tl.load(g + at_head * width + channel, mask=channel < width, other=0.0)
+        state_KV = tl.load(state + at_state, mask=in_state, other=0.0) * tl.exp(g_K)[:, None]
+    else:
+        state_KV = tl.load(state + at_state, mask=in_state, other=0.0) * tl.exp(tl.load(g + at_head))
+    error = (v_V - tl.sum(state_KV * k_K[:, None], 0)) * tl.load(beta + at_head)
     state_KV += k_K[:, None] * error[None, :]
     tl.store(state + at_state, state_KV, mask=in_state)
-    tl.store(out + (which * n_heads + head) * v_width + value, tl.sum(state_KV * q_K[:, None], 0), mask=value < v_width)
+    tl.store(out + at_head * v_width + value, tl.sum(state_KV * q_K[:, None], 0), mask=value < v_width)
 
 
-class GatedDeltaNetKernels:
+class DeltaRuleKernels:
+    """The decode kernel of a layer with the delta rule, with its launch."""
+
+    def __init__(self, mixer: DeltaRule[Any]) -> None:
+        self.mixer, self.shape = mixer, mixer.shape
+
+    def decode(
+        self, mixed_BC: torch.Tensor, gates_BX: torch.Tensor, state_RHKV: torch.Tensor, slot_B: torch.Tensor
+    ) -> torch.Tensor:
+        """Process one token of each of B sequences, [B, H, V]; update their slots in place."""
+        q_BGK, k_BGK, v_BHV = self._split(mixed_BC)
+        g_BHX, beta_BH = (t.contiguous() for t in self.mixer.gates(gates_BX))
+        out_BHV = torch.empty_like(v_BHV, memory_format=torch.contiguous_format)
+        n_heads, n_key_heads = v_BHV.shape[1], q_BGK.shape[1]
+        _decode[len(slot_B), n_heads, triton.cdiv(v_BHV.shape[2], VALUES)](
+            q_BGK, k_BGK, v_BHV, g_BHX, beta_BH, out_BHV, state_RHKV, slot_B, n_heads, n_key_heads,
+            n_heads // n_key_heads, v_BHV.stride(0), state_RHKV.stride(0), by_channel=g_BHX.shape[-1] > 1,
+            **widths(q_BGK.shape[2], v_BHV.shape[2]),
+        )  # fmt: skip
+        return out_BHV
+
+    def _split(self, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return normed and scaled queries, normed keys, [N, G, K] each, and values [N, H, V], rows strided."""
+        qk_N2GK, v_NHV = self.mixer.heads(mixed)
+        q_NGK, k_NGK = (qk_N2GK * norm_scales(qk_N2GK)).unbind(1)
+        return q_NGK.contiguous(), k_NGK.contiguous(), v_NHV
+
+
+def widths(key_width: int, value_width: int) -> dict[str, int]:
+    """Return the compile-time widths of a kernel."""
+    padded = max(16, triton.next_power_of_2(key_width))
+    return {"width": key_width, "padded": padded, "v_width": value_width, "values": VALUES}
+
+
+class GatedDeltaNetKernels(DeltaRuleKernels):
     """The kernels of one `GatedDeltaNet` layer, with their launches."""
-
-    def __init__(self, mixer: GatedDeltaNet) -> None:
-        self.shape = mixer.shape
 
     def prefill(
         self, mixed_PC: torch.Tensor, gates_P2H: torch.Tensor, state_RHKV: torch.Tensor, ragged: Ragged
     ) -> torch.Tensor:
         """Return the outputs of all slices' rows, [P, H, V]; write their slots and the rows of saves."""
         s = self.shape
-        q_PGK, k_PGK, v_PX = self._split(mixed_PC)
-        g_PH, beta_PH = (gates_P2H[:, i].contiguous() for i in (0, 1))
-        n_chunks, n_rows = len(ragged.slice_n), len(ragged.slice_P)
+        q_PGK, k_PGK, v_PHV = self._split(mixed_PC)
+        g_PH1, beta_PH = (t.contiguous() for t in self.mixer.gates(gates_P2H))
+        n_chunks = len(ragged.slice_n)
         inverse = mixed_PC.new_empty(n_chunks, s.v_heads, CHUNK, CHUNK)
-        heads = (s.v_heads, s.k_heads, s.v_heads // s.k_heads)
-        widths = {"width": s.k_dim, "padded": max(16, triton.next_power_of_2(s.k_dim)), "t": CHUNK}
+        heads, of_kernel = (s.v_heads, s.k_heads, s.v_heads // s.k_heads), widths(s.k_dim, s.v_dim)
         _invert[n_chunks, s.v_heads](
-            k_PGK, g_PH, beta_PH, inverse, ragged.slice_n, ragged.first_S, ragged.length_S, ragged.chunk_S,
-            *heads, **widths,
+            k_PGK, g_PH1, beta_PH, inverse, ragged.slice_n, ragged.first_S, ragged.length_S, ragged.chunk_S,
+            *heads, width=of_kernel["width"], padded=of_kernel["padded"], t=CHUNK,
         )  # fmt: skip
-        out_PHV = mixed_PC.new_empty(n_rows, s.v_heads, s.v_dim)
+        out_PHV = torch.empty_like(v_PHV, memory_format=torch.contiguous_format)
         _advance[len(ragged.first_S), s.v_heads, triton.cdiv(s.v_dim, VALUES)](
-            q_PGK, k_PGK, v_PX, g_PH, beta_PH, inverse, out_PHV, state_RHKV, ragged.first_S, ragged.length_S,
-            ragged.slot_S, ragged.chunk_S, ragged.save_n, *heads, v_PX.stride(0), state_RHKV.stride(0),
-            v_width=s.v_dim, values=VALUES, num_stages=STAGES, **widths,
+            q_PGK, k_PGK, v_PHV, g_PH1, beta_PH, inverse, out_PHV, state_RHKV, ragged.first_S, ragged.length_S,
+            ragged.slot_S, ragged.chunk_S, ragged.save_n, *heads, v_PHV.stride(0), state_RHKV.stride(0),
+            t=CHUNK, num_stages=STAGES, **of_kernel,
         )  # fmt: skip
         return out_PHV
-
-    def decode(
-        self, mixed_BC: torch.Tensor, gates_B2H: torch.Tensor, state_RHKV: torch.Tensor, slot_B: torch.Tensor
-    ) -> torch.Tensor:
-        """One token of each of B sequences: [B, H, V]; their slots move on in place."""
-        s = self.shape
-        q_BGK, k_BGK, v_BX = self._split(mixed_BC)
-        out_BHV = mixed_BC.new_empty(len(slot_B), s.v_heads, s.v_dim)
-        _decode[len(slot_B), s.v_heads, triton.cdiv(s.v_dim, VALUES)](
-            q_BGK, k_BGK, v_BX, gates_B2H[:, 0].contiguous(), gates_B2H[:, 1].contiguous(), out_BHV, state_RHKV, slot_B,
-            s.v_heads, s.k_heads, s.v_heads // s.k_heads, v_BX.stride(0), state_RHKV.stride(0),
-            width=s.k_dim, padded=triton.next_power_of_2(s.k_dim), v_width=s.v_dim, values=VALUES,
-        )  # fmt: skip
-        return out_BHV
-
-    def _split(self, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Normalised and scaled queries, normalised keys [N, G, K], and values [N, H · V], rows strided."""
-        s = self.shape
-        qk = mixed[:, : 2 * s.k_heads * s.k_dim].unflatten(1, (2, s.k_heads, s.k_dim))
-        scale = inverse_l2(qk)
-        scale[:, 0] *= s.k_dim**-0.5
-        q, k = (qk * scale).unbind(1)
-        return q.contiguous(), k.contiguous(), mixed[:, 2 * s.k_heads * s.k_dim :]
