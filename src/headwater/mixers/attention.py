@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Protocol, Self
 
 import torch
+from torch import Tensor
 
 from headwater.layers.attention import GroupedAttention
 from headwater.mixers import softmax
@@ -29,13 +30,13 @@ class KeyValuePages(Protocol):
 
     page_size: int
 
-    def pages_of(self, layer: int) -> tuple[torch.Tensor, ...]: ...
+    def pages_of(self, layer: int) -> tuple[Tensor, ...]: ...
 
-    def write(self, layer: int, page_W: torch.Tensor, offset_W: torch.Tensor, *rows_WX: torch.Tensor) -> None: ...
+    def write(self, layer: int, page_W: Tensor, offset_W: Tensor, *rows_WX: Tensor) -> None: ...
 
-    def gather(self, layer: int, table_P: torch.Tensor, length: int) -> tuple[torch.Tensor, ...]: ...
+    def gather(self, layer: int, table_P: Tensor, length: int) -> tuple[Tensor, ...]: ...
 
-    def gather_batch(self, layer: int, table_BP: torch.Tensor, unused_T: torch.Tensor) -> tuple[torch.Tensor, ...]: ...
+    def gather_batch(self, layer: int, table_BP: Tensor, unused_T: Tensor) -> tuple[Tensor, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,9 @@ class AttentionStep:
     batch: StepBatch
     arena: KeyValuePages
     dtype: torch.dtype  # of queries and keys
-    row_W: slice | torch.Tensor  # int64, rows of the step whose KV is written; a slice if no row is left out
-    page_W: torch.Tensor  # int64
-    offset_W: torch.Tensor  # int64, tokens from the start of the page
+    row_W: slice | Tensor  # int64, rows of the step whose KV is written; a slice if no row is left out
+    page_W: Tensor  # int64
+    offset_W: Tensor  # int64, tokens from the start of the page
 
     @classmethod
     def of(cls, batch: StepBatch, arena: KeyValuePages, dtype: torch.dtype) -> Self:
@@ -67,16 +68,16 @@ class AttentionStep:
         batch = self.batch
         return paged_batches(batch.decode_lengths, batch.decode_tables, self.arena.page_size, self.dtype)
 
-    def write(self, layer: int, *rows_NX: torch.Tensor) -> None:
+    def write(self, layer: int, *rows_NX: Tensor) -> None:
         """Write KV of the step's rows to the arena."""
         self.arena.write(layer, self.page_W, self.offset_W, *(x_NX[self.row_W] for x_NX in rows_NX))
 
     @classmethod
-    def _written(cls, batch: StepBatch, page_size: int) -> tuple[slice | torch.Tensor, torch.Tensor]:
+    def _written(cls, batch: StepBatch, page_size: int) -> tuple[slice | Tensor, Tensor]:
         """Return the rows that write KV and the pages that they write to."""
         position_N, decoding = batch.position_N, batch.decode_rows
         rows: list[range] = []
-        pages: list[torch.Tensor] = []
+        pages: list[Tensor] = []
         for s in batch.slices:
             skipped = min(max(s.write_from * page_size - s.start, 0), s.length)
             rows.append(range(s.first + skipped, s.first + s.length))
@@ -90,7 +91,7 @@ class AttentionStep:
         return torch.cat([torch.arange(r.start, r.stop, device=position_N.device) for r in rows]), page_W
 
     @staticmethod
-    def _decode_pages(batch: StepBatch, page_size: int) -> torch.Tensor:
+    def _decode_pages(batch: StepBatch, page_size: int) -> Tensor:
         """Return the page of each decoding sequence's new token, [B]."""
         last = ((length - 1) // page_size for length in batch.decode_lengths)
         return torch.stack([table[page] for table, page in zip(batch.decode_tables, last, strict=True)])
@@ -100,10 +101,10 @@ class AttentionStep:
 class Projected:
     """Rows of a step, split into heads."""
 
-    q_NGQD: torch.Tensor
-    k_NGD: torch.Tensor
-    v_NGD: torch.Tensor
-    gate_NHD: torch.Tensor | None
+    q_NGQD: Tensor
+    k_NGD: Tensor
+    v_NGD: Tensor
+    gate_NHD: Tensor | None
 
 
 class Heads:
@@ -119,7 +120,7 @@ class Heads:
             RMSNorm(weights.vector(name), shape.norm_eps, shape.norm_offset) if shape.normed else None for name in names
         )
 
-    def project(self, x_NC: torch.Tensor, batch: StepBatch) -> Projected:
+    def project(self, x_NC: Tensor, batch: StepBatch) -> Projected:
         """Compute queries, keys and values, normed and rotated, and the output's gate."""
         shape = self.shape
         queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
@@ -133,7 +134,7 @@ class Heads:
         k_NGD = self._placed(k_NX.unflatten(1, (shape.kv_heads, -1)), self.k_norm, batch)
         return Projected(q_NGQD, k_NGD, v_NX.unflatten(1, (shape.kv_heads, -1)), gate_NHD)
 
-    def _placed(self, x_NHD: torch.Tensor, norm: RMSNorm | None, batch: StepBatch) -> torch.Tensor:
+    def _placed(self, x_NHD: Tensor, norm: RMSNorm | None, batch: StepBatch) -> Tensor:
         """Norm each head and rotate it, in float32; round once."""
         if norm is None and self.rotation is None:
             return x_NHD
@@ -143,7 +144,7 @@ class Heads:
             rotate_into(placed_NHD, self.rotation.at(batch.position_N), self.rotation.neighbours)
         return placed_NHD.to(x_NHD.dtype)
 
-    def moved(self, k_TGD: torch.Tensor, from_T: torch.Tensor, to_T: torch.Tensor) -> torch.Tensor:
+    def moved(self, k_TGD: Tensor, from_T: Tensor, to_T: Tensor) -> Tensor:
         """Re-rotate keys from some positions to others, in float32; round once."""
         if self.rotation is None:
             return k_TGD
@@ -151,7 +152,7 @@ class Heads:
         rotate_into(turned_TGD, self.rotation.between(from_T, to_T), self.rotation.neighbours)
         return turned_TGD.to(k_TGD.dtype)
 
-    def finish(self, read_NHD: torch.Tensor, gate_NHD: torch.Tensor | None, n_prefill: int) -> torch.Tensor:
+    def finish(self, read_NHD: Tensor, gate_NHD: Tensor | None, n_prefill: int) -> Tensor:
         """Gate and project what each head read to rows [N, C]."""
         if gate_NHD is not None:
             read_NHD = read_NHD.mul_(sigmoid(gate_NHD))
@@ -166,21 +167,19 @@ class Attention:
         self.shape = shape
         self.heads = Heads(shape, weights)
 
-    def forward(self, x_NC: torch.Tensor, step: AttentionStep) -> torch.Tensor:
+    def forward(self, x_NC: Tensor, step: AttentionStep) -> Tensor:
         """Write the step's keys and values; attend from each row to its sequence up to that row."""
         projected = self.heads.project(x_NC, step.batch)
         step.write(self.layer, projected.k_NGD, projected.v_NGD)
         read_NHD = self._attend(projected.q_NGQD, step)
         return self.heads.finish(read_NHD, projected.gate_NHD, step.batch.n_prefill)
 
-    def moved(
-        self, kept: tuple[torch.Tensor, ...], from_T: torch.Tensor, to_T: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
+    def moved(self, kept: tuple[Tensor, ...], from_T: Tensor, to_T: Tensor) -> tuple[Tensor, ...]:
         """Return keys, re-rotated from some positions to others, and values: [T, G · D], as the arena keeps them."""
         keys, values = kept
         return self.heads.moved(keys.unflatten(-1, (self.shape.kv_heads, -1)), from_T, to_T).flatten(1), values
 
-    def _attend(self, q_NGQD: torch.Tensor, step: AttentionStep) -> torch.Tensor:
+    def _attend(self, q_NGQD: Tensor, step: AttentionStep) -> Tensor:
         out_NGQD = torch.empty_like(q_NGQD, memory_format=torch.contiguous_format)
         decoding = step.batch.decode_rows
         out_NGQD[decoding.stop :] = 0
@@ -194,12 +193,12 @@ class Attention:
             out_DGQD[batch.at] = self._decode(q_DGQD[batch.at], batch, step)
         return out_NGQD.flatten(1, 2)
 
-    def _decode(self, q_BGQD: torch.Tensor, batch: PagedBatch, step: AttentionStep) -> torch.Tensor:
+    def _decode(self, q_BGQD: Tensor, batch: PagedBatch, step: AttentionStep) -> Tensor:
         gathered = step.arena.gather_batch(self.layer, batch.table_BP, batch.unused_T)
         k_BKGD, v_BKGD = self._heads_of(tuple(x[:, : batch.n_keys] for x in gathered))
         return softmax.decode(q_BGQD, (k_BKGD, v_BKGD), batch.mask_B11K, self.shape.scale)
 
-    def _heads_of(self, keys_values: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _heads_of(self, keys_values: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Split keys and values into heads, [..., G, D] each."""
         keys, values = keys_values
         return keys.unflatten(-1, (self.shape.kv_heads, -1)), values.unflatten(-1, (self.shape.kv_heads, -1))

@@ -14,6 +14,7 @@ from itertools import zip_longest
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 CHUNK = 64  # tokens: recurrences are cut at absolute multiples of it
 
@@ -35,7 +36,7 @@ class Slice:
     length: int
     start: int  # position of its first token in the sequence
     slot: int
-    table_P: torch.Tensor  # int64, the pages that hold KV of positions [0, start + length)
+    table_P: Tensor  # int64, the pages that hold KV of positions [0, start + length)
     write_from: int  # index into table_P: earlier pages hold their KV already and are not written
     saves: tuple[tuple[int, int], ...] = ()
     transition: int | None = None  # row of the transitions that the slice updates; None: its transition is not needed
@@ -105,7 +106,7 @@ class Round:
     rows: tuple[slice, ...]  # rows of the step, one range for each slice or one for all
     device: torch.device
 
-    def of(self, x_NX: torch.Tensor) -> torch.Tensor:
+    def of(self, x_NX: Tensor) -> Tensor:
         """Select the rows of this round from all rows of the step."""
         parts = [x_NX[at] for at in self.rows]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -118,12 +119,12 @@ class StepBatch:
     Several slices may share a slot: they belong to one sequence, in the order of positions.
     """
 
-    token_N: torch.Tensor  # int64
-    position_N: torch.Tensor  # int64
+    token_N: Tensor  # int64
+    position_N: Tensor  # int64
     slices: tuple[Slice, ...]
-    decode_slot_B: torch.Tensor  # int64, rows of the state memory, updated in place
-    decode_tables: tuple[torch.Tensor, ...]  # B int64 tensors: pages that hold KV of [0, position + 1)
-    logits_row_R: torch.Tensor  # int64, rows whose logits are returned
+    decode_slot_B: Tensor  # int64, rows of the state memory, updated in place
+    decode_tables: tuple[Tensor, ...]  # B int64 tensors: pages that hold KV of [0, position + 1)
+    logits_row_R: Tensor  # int64, rows whose logits are returned
 
     @cached_property
     def n_prefill(self) -> int:
@@ -136,7 +137,7 @@ class StepBatch:
         return len(self.decode_tables)
 
     @cached_property
-    def decode_table_BT(self) -> torch.Tensor:
+    def decode_table_BT(self) -> Tensor:
         """Page tables of the decoding sequences as one tensor."""
         return padded_tables(self.decode_tables, self.position_N)
 
@@ -170,7 +171,7 @@ class StepBatch:
         return [position + 1 for position in self.position_N[self.decode_rows].tolist()]
 
 
-def padded_tables(tables: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+def padded_tables(tables: Sequence[Tensor], like: Tensor) -> Tensor:
     """Stack page tables, [tables, pages of the longest], padded with zeros; without tables, an empty one as `like`."""
     width = max((len(table) for table in tables), default=0)
     missing = ((table, width - len(table)) for table in tables)

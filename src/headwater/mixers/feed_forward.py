@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from headwater.layers.feed_forward import Experts, Mlp
 from headwater.mixers.activations import ACTIVATIONS, sigmoid
 from headwater.mixers.linear import Linear
 from headwater.mixers.weights import Weights
 
-SCORES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+SCORES: dict[str, Callable[[Tensor], Tensor]] = {
     "softmax": lambda logits_NE: torch.softmax(logits_NE, dim=-1),
     "sigmoid": sigmoid,
 }
@@ -39,13 +40,13 @@ class DenseMlp:
         named = dict(zip(names_of(shape), products, strict=True))
         return cls(**named, activation=shape.activation, gate_scale=shape.gate_scale)
 
-    def forward(self, x_NC: torch.Tensor, n_prefill: int = 0) -> torch.Tensor:
+    def forward(self, x_NC: Tensor, n_prefill: int = 0) -> Tensor:
         if self.gate_proj is None:
             return self.down_proj(self._activated(self.up_proj, x_NC, n_prefill), n_prefill)
         opened_NI = self._activated(self.gate_proj, x_NC, n_prefill)
         return self.down_proj(self.up_proj.times(x_NC, opened_NI, n_prefill), n_prefill)
 
-    def _activated(self, product: Linear, x_NC: torch.Tensor, n_prefill: int) -> torch.Tensor:
+    def _activated(self, product: Linear, x_NC: Tensor, n_prefill: int) -> Tensor:
         if self.activation == "silu" and self.gate_scale == 1.0:
             return product.swish(x_NC, n_prefill)
         y_NI = product(x_NC, n_prefill)
@@ -68,7 +69,7 @@ class Router:
 
     shape: Experts
     product: Linear  # C -> E
-    correction_E: torch.Tensor | None = None
+    correction_E: Tensor | None = None
 
     @classmethod
     def of(cls, shape: Experts, weights: Weights) -> Router:
@@ -78,7 +79,7 @@ class Router:
         correction_E = weights.vector("correction") if shape.corrected else None
         return cls(shape, weights.linear("gate"), correction_E)
 
-    def choose(self, x_NC: torch.Tensor, n_prefill: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def choose(self, x_NC: Tensor, n_prefill: int) -> tuple[Tensor, Tensor]:
         """Return weights (in x's dtype) and indices of each token's experts, the first choice first."""
         score_NE = SCORES[self.shape.scores](self.product(x_NC.to(self.product.dtype), n_prefill).float())
         rank_NE = score_NE if self.correction_E is None else score_NE + self.correction_E
@@ -90,9 +91,9 @@ class Router:
             weight_NJ = weight_NJ / weight_NJ.sum(dim=-1, keepdim=True).clamp_min(1e-20)  # sigmoids may all be zero
         return weight_NJ.mul_(self.shape.scale).to(x_NC.dtype), expert_NJ
 
-    def _of_best_groups(self, rank_NE: torch.Tensor) -> torch.Tensor:
+    def _of_best_groups(self, rank_NE: Tensor) -> Tensor:
         """Set experts outside the best groups to -inf; a group's rank is the sum of its two best experts'."""
-        rank_NGX: torch.Tensor = rank_NE.unflatten(1, (self.shape.groups, -1))
+        rank_NGX: Tensor = rank_NE.unflatten(1, (self.shape.groups, -1))
         two = min(2, rank_NGX.shape[-1])
         of_group_NG = rank_NGX.topk(two, dim=-1).values.sum(dim=-1)
         best_NX = of_group_NG.topk(self.shape.groups_per_token, dim=-1).indices
@@ -119,7 +120,7 @@ class MixtureOfExperts:
         """Pack the weights of router, experts, shared expert and latent projections."""
         return cls(**parts_of(shape, weights, stacked_weights(shape, weights)))
 
-    def forward(self, x_NC: torch.Tensor, n_prefill: int = 0) -> torch.Tensor:
+    def forward(self, x_NC: Tensor, n_prefill: int = 0) -> Tensor:
         total_NC = self._routed(x_NC, n_prefill)
         if self.shared is None:
             return total_NC
@@ -128,7 +129,7 @@ class MixtureOfExperts:
             shared_NC = sigmoid(self.shared_gate(x_NC, n_prefill)) * shared_NC
         return total_NC.add_(shared_NC)
 
-    def _routed(self, x_NC: torch.Tensor, n_prefill: int) -> torch.Tensor:
+    def _routed(self, x_NC: Tensor, n_prefill: int) -> Tensor:
         """Return the weighted sum of each token's experts."""
         weight_NJ, expert_NJ = self.router.choose(x_NC, n_prefill)
         x_NX = x_NC if self.latent is None else self.latent[0](x_NC, n_prefill)
@@ -138,7 +139,7 @@ class MixtureOfExperts:
             total_NX += routed_NX * weight_N[:, None]
         return total_NX if self.latent is None else self.latent[1](total_NX, n_prefill)
 
-    def run(self, x_NX: torch.Tensor, expert_NJ: torch.Tensor, n_prefill: int) -> torch.Tensor:
+    def run(self, x_NX: Tensor, expert_NJ: Tensor, n_prefill: int) -> Tensor:
         """Send each token through each of its experts, [N, J, X]: one product for each expert that has rows."""
         order_R = torch.argsort(expert_NJ.flatten(), stable=True)
         counts = torch.bincount(expert_NJ.flatten(), minlength=len(self.experts)).tolist()
@@ -149,17 +150,17 @@ class MixtureOfExperts:
         return out_RX.view(*expert_NJ.shape, -1)
 
 
-def stacked_weights(shape: Experts, weights: Weights) -> list[torch.Tensor]:
+def stacked_weights(shape: Experts, weights: Weights) -> list[Tensor]:
     """Return the weights of all experts as stored, a tensor [E, N, K] for each product."""
     return [weights.stored(f"experts.{name}.weight") for name in names_of(shape.expert)]
 
 
-def packed_experts(shape: Experts, weights: Weights, stacked: list[torch.Tensor]) -> tuple[DenseMlp, ...]:
+def packed_experts(shape: Experts, weights: Weights, stacked: list[Tensor]) -> tuple[DenseMlp, ...]:
     """Pack each expert on its own."""
     return tuple(DenseMlp.of(shape.expert, map(weights.packed, parts)) for parts in zip(*stacked, strict=True))
 
 
-def parts_of(shape: Experts, weights: Weights, stacked: list[torch.Tensor]) -> dict[str, Any]:
+def parts_of(shape: Experts, weights: Weights, stacked: list[Tensor]) -> dict[str, Any]:
     """Return the fields of a `MixtureOfExperts`, its experts packed from the `stacked` weights."""
     below = weights.below("shared_expert")
     return {

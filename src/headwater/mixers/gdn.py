@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
+from torch import Tensor
 
 from headwater.layers.gdn import DeltaNet
 from headwater.mixers.activations import gated_rms_norm, inverse_l2, sigmoid, softplus
@@ -34,19 +35,12 @@ from headwater.mixers.weights import Weights
 HEADS_A_BLOCK = 32  # chunks × heads whose intermediates fit in cache: 2-4 chunks of a small model, 1 of a large
 
 
-# -- token by token: the plain form that tests compare the rest with -----------
-
-
 def delta_rule(
-    q_THK: torch.Tensor,
-    k_THK: torch.Tensor,
-    v_THV: torch.Tensor,
-    g_THX: torch.Tensor,
-    beta_TH: torch.Tensor,
-    state_HKV: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return outputs [T, H, V] and the state after the last token, in the dtype of the arguments (float64 works).
+    q_THK: Tensor, k_THK: Tensor, v_THV: Tensor, g_THX: Tensor, beta_TH: Tensor, state_HKV: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Compute the rule token by token, the plain form that tests compare chunks and decode steps with.
 
+    Return outputs [T, H, V] and the state after the last token, in the dtype of the arguments (float64 works).
     Gated Delta Networks, equation 10, with g the logarithm of its decay α: the state forgets, predicts v from k, and is
     corrected by β times the error. q and k come normalised and scaled, one a value head. Decays are one a head, [T, H],
     or one a key channel, [T, H, K] (Kimi Linear, 2025, equation 1).
@@ -64,28 +58,25 @@ def delta_rule(
     return out_THV, state_HKV
 
 
-# -- chunks and decode steps -----------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Chunks:
     """The contributions of chunks that do not depend on the state before them."""
 
-    read_MRK: torch.Tensor  # R = 128 rows: e^G q, then β e^G k
-    value_MtV: torch.Tensor  # β v
-    inverse_Mtt: torch.Tensor  # (I + A)⁻¹
-    attend_Mtt: torch.Tensor  # Q Kᵀ ∘ D, zero above the diagonal
-    write_MtK: torch.Tensor  # e^(G_64 − G) k
-    decay_MX1: torch.Tensor  # e^(G_64): X = 1, or K where each key channel has its own (Kimi Delta Attention)
+    read_MRK: Tensor  # R = 128 rows: e^G q, then β e^G k
+    value_MtV: Tensor  # β v
+    inverse_Mtt: Tensor  # (I + A)⁻¹
+    attend_Mtt: Tensor  # Q Kᵀ ∘ D, zero above the diagonal
+    write_MtK: Tensor  # e^(G_64 − G) k
+    decay_MX1: Tensor  # e^(G_64): X = 1, or K where each key channel has its own (Kimi Delta Attention)
 
-    def advance_into(self, at: slice, state_MKV: torch.Tensor, out_MtV: torch.Tensor) -> None:
+    def advance_into(self, at: slice, state_MKV: Tensor, out_MtV: Tensor) -> None:
         read_MRV = torch.bmm(self.read_MRK[at], state_MKV)
         error_MtV = torch.sub(self.value_MtV[at], read_MRV[:, CHUNK:])
         correction_MtV = torch.bmm(self.inverse_Mtt[at], error_MtV)
         torch.baddbmm(read_MRV[:, :CHUNK], self.attend_Mtt[at], correction_MtV, out=out_MtV)
         state_MKV.mul_(self.decay_MX1[at]).baddbmm_(self.write_MtK[at].mT, correction_MtV)
 
-    def transition_into(self, at: slice, transition_MKK: torch.Tensor) -> None:
+    def transition_into(self, at: slice, transition_MKK: Tensor) -> None:
         """Advance a state without values: T_chunk = e^(G_64) I − (e^(G_64 − G) K)ᵀ (I + A)⁻¹ β e^G K."""
         read_MtK = torch.bmm(self.read_MRK[at][:, CHUNK:], transition_MKK)
         correction_MtK = torch.bmm(self.inverse_Mtt[at], read_MtK)
@@ -93,21 +84,21 @@ class Chunks:
 
 
 @cache
-def _not_above_diagonal(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def _not_above_diagonal(device: torch.device) -> tuple[Tensor, Tensor]:
     """Return upper bounds of G_i − G_j (−∞ above the diagonal, where it could overflow), and the unit matrix."""
     bound_tt = torch.zeros(CHUNK, CHUNK, device=device)
     above_tt = torch.ones(CHUNK, CHUNK, device=device).triu(1).bool()
     return bound_tt.masked_fill(above_tt, float("-inf")), torch.eye(CHUNK, device=device)
 
 
-def norm_scales(qk_X2GK: torch.Tensor) -> torch.Tensor:
+def norm_scales(qk_X2GK: Tensor) -> Tensor:
     """Return the factors, [X, 2, G, 1], that norm queries and keys and scale queries by 1/√K."""
     scale_X2G1 = inverse_l2(qk_X2GK)
     scale_X2G1[..., 0, :, :] *= qk_X2GK.shape[-1] ** -0.5
     return scale_X2G1
 
 
-def prepare(qk_nt2GK: torch.Tensor, v_ntHV: torch.Tensor, g_ntH: torch.Tensor, beta_ntH: torch.Tensor) -> Chunks:
+def prepare(qk_nt2GK: Tensor, v_ntHV: Tensor, g_ntH: Tensor, beta_ntH: Tensor) -> Chunks:
     """Normalise and scale queries and keys, and do all work on n chunks that needs no state."""
     n, _, _, n_key_heads, key_width = qk_nt2GK.shape
     n_heads = v_ntHV.shape[2]
@@ -147,9 +138,7 @@ def prepare(qk_nt2GK: torch.Tensor, v_ntHV: torch.Tensor, g_ntH: torch.Tensor, b
     )
 
 
-def decode_step(
-    qk_B2GK: torch.Tensor, v_BHV: torch.Tensor, g_BHX: torch.Tensor, beta_BH: torch.Tensor, state_BHKV: torch.Tensor
-) -> torch.Tensor:
+def decode_step(qk_B2GK: Tensor, v_BHV: Tensor, g_BHX: Tensor, beta_BH: Tensor, state_BHKV: Tensor) -> Tensor:
     """Process one token of each of B sequences: return outputs [B, H, V]; update states (of any stride) in place.
 
     Decays are one a head (X = 1) or one a key channel (X = K).
@@ -170,29 +159,26 @@ def decode_step(
     return torch.addcmul(read_BH2V[:, :, 0], (q_BHK * k_BHK).sum(-1, keepdim=True), error_BHV)
 
 
-# -- the layer ------------------------------------------------------------------
-
-
 class DeltaRule(RecurrentMixer[Shape]):
     """The common part of Gated DeltaNet and Kimi Delta Attention, whose transitions are dense."""
 
     @abstractmethod
-    def heads(self, mixed_XC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def heads(self, mixed_XC: Tensor) -> tuple[Tensor, Tensor]:
         """Split channels into queries and keys, [X, 2, G, K], and values, [X, H, V]."""
 
     @abstractmethod
-    def gates(self, gates: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def gates(self, gates: Tensor) -> tuple[Tensor, Tensor]:
         """Split gates into log decays, [X, H, 1] or [X, H, K], and writing strengths, [X, H]."""
 
-    def decode(self, mixed_BC: torch.Tensor, gates_BX: torch.Tensor, state_BX: torch.Tensor) -> torch.Tensor:
+    def decode(self, mixed_BC: Tensor, gates_BX: Tensor, state_BX: Tensor) -> Tensor:
         return decode_step(*self.heads(mixed_BC), *self.gates(gates_BX), state_BX)
 
-    def identity(self) -> torch.Tensor:
+    def identity(self) -> Tensor:
         """Return the identity as a matrix for each head: [H, K, K]."""
         heads, _, width = self.shape.transition or ()
         return torch.eye(width).repeat(heads, 1, 1)
 
-    def carried(self, transition_X: torch.Tensor, state_X: torch.Tensor) -> torch.Tensor:
+    def carried(self, transition_X: Tensor, state_X: Tensor) -> Tensor:
         return torch.bmm(transition_X, state_X)
 
 
@@ -209,7 +195,7 @@ class GatedDeltaNet(DeltaRule[DeltaNet]):
         self.norm_V = weights.vector("norm.weight")
         self.chunks_a_block = max(1, HEADS_A_BLOCK // shape.v_heads)
 
-    def project(self, x_ND: torch.Tensor, batch: StepBatch) -> Rows:
+    def project(self, x_ND: Tensor, batch: StepBatch) -> Rows:
         """Compute projections; gates [N, 2, H]: the log decay, −e^A softplus(a + dt), and the strength, sigmoid(b)."""
         s = self.shape
         projected_NE = self.in_proj(x_ND, batch.n_prefill)
@@ -219,17 +205,17 @@ class GatedDeltaNet(DeltaRule[DeltaNet]):
         gates_N2H = torch.stack((g_NH, sigmoid(b_NH.float())), 1)
         return Rows(mixed_NC, gates_N2H, z_NX.unflatten(-1, (s.v_heads, s.v_dim)))
 
-    def prepare(self, mixed_ntC: torch.Tensor, gates_ntX: torch.Tensor) -> Chunks:
+    def prepare(self, mixed_ntC: Tensor, gates_ntX: Tensor) -> Chunks:
         g_ntH1, beta_ntH = self.gates(gates_ntX)
         return prepare(*self.heads(mixed_ntC), g_ntH1.squeeze(-1), beta_ntH)
 
-    def finish_into(self, rows: Rows, at: slice, read_nX: torch.Tensor) -> None:
+    def finish_into(self, rows: Rows, at: slice, read_nX: Tensor) -> None:
         rows.out_NX[at] = gated_rms_norm(read_nX, rows.z_NX[at], self.norm_V, self.shape.norm_eps)
 
-    def heads(self, mixed_XC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def heads(self, mixed_XC: Tensor) -> tuple[Tensor, Tensor]:
         return queries_keys_values(mixed_XC, self.shape.k_heads, self.shape.k_dim, self.shape.v_dim)
 
-    def gates(self, gates: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def gates(self, gates: Tensor) -> tuple[Tensor, Tensor]:
         return gates[..., 0, :, None], gates[..., 1, :]
 
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from headwater.layers.gla import GatedLinearAttention
 from headwater.mixers.activations import LOG2_E, empty_vectors, exp2_, gated_rms_norm, softplus
@@ -35,14 +36,12 @@ from headwater.mixers.weights import Weights
 HEADS_A_BLOCK = 32  # chunks × heads whose intermediates fit in cache
 
 
-# -- token by token: the plain form that tests compare the rest with -----------
-
-
 def decayed_by_channel(
-    q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g_THK: torch.Tensor, state_HKV: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return outputs [T, H, V] and the state after the last token, in the dtype of the arguments (float64 works).
+    q_THK: Tensor, k_THK: Tensor, v_THV: Tensor, g_THK: Tensor, state_HKV: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Compute the recurrence token by token, the plain form that tests compare chunks and decode steps with.
 
+    Return outputs [T, H, V] and the state after the last token, in the dtype of the arguments (float64 works).
     Gated Linear Attention (Yang et al. 2023), equation 3, with g the logarithm of its decay α: each key channel of the
     state forgets at its own rate, and k vᵀ is added. Queries come scaled.
     """
@@ -55,28 +54,25 @@ def decayed_by_channel(
     return out_THV, state_HKV
 
 
-# -- chunks and decode steps -----------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Chunks:
     """The contributions of chunks that do not depend on the state before them."""
 
-    read_MtK: torch.Tensor  # e^G q
-    within_MtV: torch.Tensor  # P V
-    write_MtK: torch.Tensor  # e^(G_64 − G) k
-    value_MtV: torch.Tensor
-    decay_MK1: torch.Tensor  # e^(G_64)
+    read_MtK: Tensor  # e^G q
+    within_MtV: Tensor  # P V
+    write_MtK: Tensor  # e^(G_64 − G) k
+    value_MtV: Tensor
+    decay_MK1: Tensor  # e^(G_64)
 
-    def advance_into(self, at: slice, state_MKV: torch.Tensor, out_MtV: torch.Tensor) -> None:
+    def advance_into(self, at: slice, state_MKV: Tensor, out_MtV: Tensor) -> None:
         torch.baddbmm(self.within_MtV[at], self.read_MtK[at], state_MKV, out=out_MtV)
         state_MKV.mul_(self.decay_MK1[at]).baddbmm_(self.write_MtK[at].mT, self.value_MtV[at])
 
-    def transition_into(self, at: slice, transition_HK: torch.Tensor) -> None:
+    def transition_into(self, at: slice, transition_HK: Tensor) -> None:
         transition_HK.mul_(self.decay_MK1[at].squeeze(-1))
 
 
-def prepare(qk_nt2HK: torch.Tensor, v_ntHV: torch.Tensor, g_ntHK: torch.Tensor) -> Chunks:
+def prepare(qk_nt2HK: Tensor, v_ntHV: Tensor, g_ntHK: Tensor) -> Chunks:
     """Scale queries, and do all work on n chunks that needs no state."""
     width = qk_nt2HK.shape[-1]
     q_nHtK, k_nHtK = qk_nt2HK.permute(2, 0, 3, 1, 4)
@@ -94,9 +90,7 @@ def prepare(qk_nt2HK: torch.Tensor, v_ntHV: torch.Tensor, g_ntHK: torch.Tensor) 
     )
 
 
-def decode_step(
-    qk_B2HK: torch.Tensor, v_BHV: torch.Tensor, g_BHK: torch.Tensor, state_BHKV: torch.Tensor
-) -> torch.Tensor:
+def decode_step(qk_B2HK: Tensor, v_BHV: Tensor, g_BHK: Tensor, state_BHKV: Tensor) -> Tensor:
     """Process one token of each of B sequences: return outputs [B, H, V]; update states (of any stride) in place."""
     q_BHK, k_BHK = qk_B2HK.unbind(1)
     return rank_one_step(q_BHK * q_BHK.shape[-1] ** -0.5, k_BHK, v_BHV, g_BHK.exp().unsqueeze(-1), state_BHKV)
@@ -105,12 +99,12 @@ def decode_step(
 class Seen(NamedTuple):
     """Σ_K x_i k_j e^(g_{j+1} + … + g_i) for j < i, zeros elsewhere; and decays from and to the ends of chunks."""
 
-    pairs_XMtt: torch.Tensor  # contiguous for each kind
-    from_start_MtK: torch.Tensor  # e^(g_1 + … + g_i)
-    to_end_MtK: torch.Tensor  # e^(g_{i+1} + … + g_64)
+    pairs_XMtt: Tensor  # contiguous for each kind
+    from_start_MtK: Tensor  # e^(g_1 + … + g_i)
+    to_end_MtK: Tensor  # e^(g_{i+1} + … + g_64)
 
 
-def seen(x_MXtK: torch.Tensor, k_MtK: torch.Tensor, g_nHtK: torch.Tensor) -> Seen:
+def seen(x_MXtK: Tensor, k_MtK: Tensor, g_nHtK: Tensor) -> Seen:
     """Compute what tokens of a chunk see of each other if every key channel decays at its own rate.
 
     M = n · H; `g_nHtK` may be strided.
@@ -146,22 +140,19 @@ def seen(x_MXtK: torch.Tensor, k_MtK: torch.Tensor, g_nHtK: torch.Tensor) -> See
     return Seen(pairs_XMtt, before_MtK, after_MtK)
 
 
-def _dots(left_mRK: torch.Tensor, right_mhK: torch.Tensor) -> torch.Tensor:
+def _dots(left_mRK: Tensor, right_mhK: Tensor) -> Tensor:
     """Multiply left by right, [m, R, h]; a batched product of one column would run another kernel."""
     if right_mhK.shape[1] == 1:
         return (left_mRK * right_mhK).sum(-1, keepdim=True)
     return torch.bmm(left_mRK, right_mhK.mT)
 
 
-def _across(pairs_XMtt: torch.Tensor, half: int) -> torch.Tensor:
+def _across(pairs_XMtt: Tensor, half: int) -> Tensor:
     """Return a view of the pairs across all cuts between halves of that length, [M, cuts, X, h, h]."""
     kinds, n = pairs_XMtt.shape[:2]
     n_cuts = CHUNK // (2 * half)
     across = pairs_XMtt.view(kinds, n, n_cuts, 2, half, n_cuts, 2, half)[:, :, :, 1, :, :, 0]
     return across.diagonal(dim1=2, dim2=4).permute(1, 4, 0, 2, 3)
-
-
-# -- the layer ------------------------------------------------------------------
 
 
 class GatedLinearAttentionMixer(RecurrentMixer[GatedLinearAttention]):
@@ -175,7 +166,7 @@ class GatedLinearAttentionMixer(RecurrentMixer[GatedLinearAttention]):
         self.norm_V = weights.vector("g_norm.weight")
         self.chunks_a_block = max(1, HEADS_A_BLOCK // shape.heads)
 
-    def project(self, x_ND: torch.Tensor, batch: StepBatch) -> Rows:
+    def project(self, x_ND: Tensor, batch: StepBatch) -> Rows:
         """Compute projections; gates [N, H, K] are the log decays, log sigmoid(gk) / normaliser."""
         s = self.shape
         keys, values = s.heads * s.k_dim, s.heads * s.v_dim
@@ -184,14 +175,14 @@ class GatedLinearAttentionMixer(RecurrentMixer[GatedLinearAttention]):
         g_NX = softplus(self.gate_proj(low_NR, batch.n_prefill).float().neg_()).div_(-s.normaliser)
         return Rows(mixed_NC, g_NX.unflatten(-1, (s.heads, s.k_dim)), z_NX.unflatten(-1, (s.heads, s.v_dim)))
 
-    def prepare(self, mixed_ntC: torch.Tensor, gates_ntX: torch.Tensor) -> Chunks:
+    def prepare(self, mixed_ntC: Tensor, gates_ntX: Tensor) -> Chunks:
         return prepare(*self._heads(mixed_ntC), gates_ntX)
 
-    def decode(self, mixed_BC: torch.Tensor, gates_BX: torch.Tensor, state_BX: torch.Tensor) -> torch.Tensor:
+    def decode(self, mixed_BC: Tensor, gates_BX: Tensor, state_BX: Tensor) -> Tensor:
         return decode_step(*self._heads(mixed_BC), gates_BX, state_BX)
 
-    def finish_into(self, rows: Rows, at: slice, read_nX: torch.Tensor) -> None:
+    def finish_into(self, rows: Rows, at: slice, read_nX: Tensor) -> None:
         rows.out_NX[at] = gated_rms_norm(read_nX, rows.z_NX[at], self.norm_V, self.shape.norm_eps)
 
-    def _heads(self, mixed_XC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _heads(self, mixed_XC: Tensor) -> tuple[Tensor, Tensor]:
         return queries_keys_values(mixed_XC, self.shape.heads, self.shape.k_dim, self.shape.v_dim)

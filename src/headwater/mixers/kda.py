@@ -17,6 +17,7 @@ of their values (equal), C convolved channels, D model width; M = n·H. Chunks a
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from headwater.layers.kda import DeltaAttention
 from headwater.mixers.activations import gated_rms_norm, sigmoid, softplus
@@ -30,7 +31,7 @@ from headwater.mixers.weights import Weights
 HEADS_A_BLOCK = 32  # chunks × heads whose intermediates fit in cache
 
 
-def prepare(qk_nt2HK: torch.Tensor, v_ntHV: torch.Tensor, g_ntHK: torch.Tensor, beta_ntH: torch.Tensor) -> Chunks:
+def prepare(qk_nt2HK: Tensor, v_ntHV: Tensor, g_ntHK: Tensor, beta_ntH: Tensor) -> Chunks:
     """Normalise and scale queries and keys, and do all work on n chunks that needs no state."""
     n, _, _, n_heads, width = qk_nt2HK.shape
     beta_nHt1 = beta_ntH.transpose(1, 2).unsqueeze(-1).contiguous()
@@ -72,7 +73,7 @@ class KimiDeltaAttention(DeltaRule[DeltaAttention]):
         self.norm_V = weights.vector("o_norm.weight")
         self.chunks_a_block = max(1, HEADS_A_BLOCK // shape.heads)
 
-    def project(self, x_ND: torch.Tensor, batch: StepBatch) -> Rows:
+    def project(self, x_ND: Tensor, batch: StepBatch) -> Rows:
         """Compute projections; gates [N, H · K + H] are the log decays, then the writing strength, sigmoid(b)."""
         s = self.shape
         between = s.head_dim if s.low_rank else s.width
@@ -85,22 +86,22 @@ class KimiDeltaAttention(DeltaRule[DeltaAttention]):
         gates_NX[:, s.width :] = sigmoid(b_NH.float())
         return Rows(mixed_NC, gates_NX, z_NX.unflatten(-1, (s.heads, s.head_dim)))
 
-    def _log_decays_into(self, f_NX: torch.Tensor, out_NX: torch.Tensor) -> None:
+    def _log_decays_into(self, f_NX: Tensor, out_NX: Tensor) -> None:
         """Write −e^A softplus(f), or with a lower bound, bound · sigmoid(e^A f). `f_NX` is overwritten."""
         if self.shape.lowest is None:
             torch.mul(softplus(f_NX), self.rate_X, out=out_NX).neg_()
         else:
             torch.mul(sigmoid(f_NX.mul_(self.rate_X)), self.shape.lowest, out=out_NX)
 
-    def prepare(self, mixed_ntC: torch.Tensor, gates_ntX: torch.Tensor) -> Chunks:
+    def prepare(self, mixed_ntC: Tensor, gates_ntX: Tensor) -> Chunks:
         return prepare(*self.heads(mixed_ntC), *self.gates(gates_ntX))
 
-    def finish_into(self, rows: Rows, at: slice, read_nX: torch.Tensor) -> None:
+    def finish_into(self, rows: Rows, at: slice, read_nX: Tensor) -> None:
         rows.out_NX[at] = gated_rms_norm(read_nX, rows.z_NX[at], self.norm_V, self.shape.norm_eps, sigmoid)
 
-    def heads(self, mixed_XC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def heads(self, mixed_XC: Tensor) -> tuple[Tensor, Tensor]:
         return queries_keys_values(mixed_XC, self.shape.heads, self.shape.head_dim, self.shape.head_dim)
 
-    def gates(self, gates: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def gates(self, gates: Tensor) -> tuple[Tensor, Tensor]:
         g, beta = gates.split((self.shape.width, self.shape.heads), -1)
         return g.unflatten(-1, (self.shape.heads, self.shape.head_dim)), beta

@@ -23,6 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from headwater.layers.lightning import Lightning
 from headwater.mixers.activations import inverse_rms
@@ -36,14 +37,12 @@ from headwater.mixers.weights import Weights
 HEADS_A_BLOCK = 16  # chunks × heads whose intermediates fit in cache: several chunks of a small model, 1 of a large
 
 
-# -- token by token: the plain form that tests compare the rest with -----------
-
-
 def fixed_decay(
-    q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, slope_H: torch.Tensor, state_HKV: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return outputs [T, H, V] and the state after the last token, in the dtype of the arguments (float64 works).
+    q_THK: Tensor, k_THK: Tensor, v_THV: Tensor, slope_H: Tensor, state_HKV: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Compute the recurrence token by token, the plain form that tests compare chunks and decode steps with.
 
+    Return outputs [T, H, V] and the state after the last token, in the dtype of the arguments (float64 works).
     Lightning Attention-2 (Qin et al. 2024), equation 4, with λ = e^−slope: the state forgets, and k vᵀ is added.
     Queries come scaled.
     """
@@ -51,20 +50,17 @@ def fixed_decay(
     return decayed_by_channel(q_THK, k_THK, v_THV, g_TH1, state_HKV)
 
 
-# -- chunks and decode steps -----------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Decays:
     """Powers of the decays of a layer's heads."""
 
-    power_PH: torch.Tensor  # λ^p, p = 0 … 64
-    attend_Htt: torch.Tensor  # scale · D
-    read_Ht1: torch.Tensor  # scale · λ^(i + 1)
+    power_PH: Tensor  # λ^p, p = 0 … 64
+    attend_Htt: Tensor  # scale · D
+    read_Ht1: Tensor  # scale · λ^(i + 1)
     scale: float  # of a query times a key
 
     @classmethod
-    def of(cls, slope_H: torch.Tensor, scale: float) -> Decays:
+    def of(cls, slope_H: Tensor, scale: float) -> Decays:
         """Compute the powers; `slope_H` is −log λ, at least 0."""
         position_t = torch.arange(CHUNK, dtype=torch.float64, device=slope_H.device)
         distance_tt = position_t[:, None] - position_t
@@ -80,14 +76,14 @@ class Decays:
 class Chunks:
     """The contributions of chunks that do not depend on the state before them."""
 
-    q_nHtK: torch.Tensor
-    attend_nHtt: torch.Tensor  # Q Kᵀ ∘ D, zero above the diagonal
-    write_nHtK: torch.Tensor  # λ^(L − 1 − i) k
-    v_nHtK: torch.Tensor
-    decay_nH: torch.Tensor  # λ^L
-    read_Ht1: torch.Tensor  # scale · λ^(i + 1)
+    q_nHtK: Tensor
+    attend_nHtt: Tensor  # Q Kᵀ ∘ D, zero above the diagonal
+    write_nHtK: Tensor  # λ^(L − 1 − i) k
+    v_nHtK: Tensor
+    decay_nH: Tensor  # λ^L
+    read_Ht1: Tensor  # scale · λ^(i + 1)
 
-    def advance_into(self, at: slice, state_MKK: torch.Tensor, read_MtK: torch.Tensor) -> None:
+    def advance_into(self, at: slice, state_MKK: Tensor, read_MtK: Tensor) -> None:
         """Advance one sequence after the other, with queries and values as they are in the projection's output.
 
         A copy that makes one batch of several sequences costs more than it saves.
@@ -100,11 +96,11 @@ class Chunks:
             read_HtK.mul_(self.read_Ht1).baddbmm_(self.attend_nHtt[chunk], v_HtK)
             state_HKK.mul_(self.decay_nH[chunk, :, None, None]).baddbmm_(self.write_nHtK[chunk].mT, v_HtK)
 
-    def transition_into(self, at: slice, transition_H: torch.Tensor) -> None:
+    def transition_into(self, at: slice, transition_H: Tensor) -> None:
         transition_H.mul_(self.decay_nH.flatten()[at])
 
 
-def prepare(qkv_nt3HK: torch.Tensor, length_n: torch.Tensor, decays: Decays) -> Chunks:
+def prepare(qkv_nt3HK: Tensor, length_n: Tensor, decays: Decays) -> Chunks:
     """Do all work on n chunks that needs no state; `length_n` are the tokens of each chunk, int64."""
     q_nHtK, k_nHtK, v_nHtK = qkv_nt3HK.permute(2, 0, 3, 1, 4)
     attend_nHtt = q_nHtK.new_empty(*q_nHtK.shape[:3], CHUNK)
@@ -118,13 +114,10 @@ def prepare(qkv_nt3HK: torch.Tensor, length_n: torch.Tensor, decays: Decays) -> 
     return Chunks(q_nHtK, attend_nHtt, write_nHtK, v_nHtK, decays.power_PH[length_n], decays.read_Ht1)
 
 
-def decode_step(qkv_B3HK: torch.Tensor, decays: Decays, state_BHKK: torch.Tensor) -> torch.Tensor:
+def decode_step(qkv_B3HK: Tensor, decays: Decays, state_BHKK: Tensor) -> Tensor:
     """Process one token of each of B sequences: return outputs [B, H, K]; update states (of any stride) in place."""
     q_BHK, k_BHK, v_BHK = qkv_B3HK.unbind(1)
     return rank_one_step(q_BHK * decays.scale, k_BHK, v_BHK, decays.power_PH[1, :, None, None], state_BHKK)
-
-
-# -- the layer ------------------------------------------------------------------
 
 
 class LightningAttention(RecurrentMixer[Lightning]):
@@ -143,7 +136,7 @@ class LightningAttention(RecurrentMixer[Lightning]):
         self.rotation = rotary_table(shape.rotary, str(weights.device)) if shape.rotary else None
         self.chunks_a_block = max(1, HEADS_A_BLOCK // shape.heads)
 
-    def project(self, x_ND: torch.Tensor, batch: StepBatch) -> Rows:
+    def project(self, x_ND: Tensor, batch: StepBatch) -> Rows:
         """Compute projections; gates are 1 for each token, so that a chunk's sum is its length."""
         project = self.qkv_proj.swish if self.shape.activated else self.qkv_proj
         mixed_NC = project(x_ND, batch.n_prefill)
@@ -153,17 +146,17 @@ class LightningAttention(RecurrentMixer[Lightning]):
         token_N = torch.ones(len(x_ND), device=x_ND.device)
         return Rows(mixed_NC, token_N, self.g_proj.sigmoid(x_ND, batch.n_prefill))
 
-    def _place_into(self, qk_N2HK: torch.Tensor, batch: StepBatch) -> None:
+    def _place_into(self, qk_N2HK: Tensor, batch: StepBatch) -> None:
         """Norm queries and keys of each head and rotate them, in place, in float32."""
         if self.qk_norm_21K is not None:
             qk_N2HK.mul_(inverse_rms(qk_N2HK, self.shape.norm_eps)).mul_(self.qk_norm_21K)
         if self.rotation is not None:
             rotate_into(qk_N2HK.flatten(1, 2), self.rotation.at(batch.position_N))
 
-    def prepare(self, mixed_ntC: torch.Tensor, gates_ntX: torch.Tensor) -> Chunks:
+    def prepare(self, mixed_ntC: Tensor, gates_ntX: Tensor) -> Chunks:
         return prepare(self._heads(mixed_ntC), gates_ntX.sum(1).long(), self.decays)
 
-    def moved(self, zero_start_X: torch.Tensor, by: int) -> torch.Tensor:
+    def moved(self, zero_start_X: Tensor, by: int) -> Tensor:
         """Rotate the key channels of a state, as keys rotate."""
         if self.rotation is None:
             return zero_start_X
@@ -171,19 +164,19 @@ class LightningAttention(RecurrentMixer[Lightning]):
         rotate_into(turned_HKK.mT, self.rotation.turn(by))
         return turned_HKK
 
-    def decode(self, mixed_BC: torch.Tensor, gates_BX: torch.Tensor, state_BX: torch.Tensor) -> torch.Tensor:
+    def decode(self, mixed_BC: Tensor, gates_BX: Tensor, state_BX: Tensor) -> Tensor:
         return decode_step(self._heads(mixed_BC), self.decays, state_BX)
 
-    def finish_into(self, rows: Rows, at: slice, read_nX: torch.Tensor) -> None:
+    def finish_into(self, rows: Rows, at: slice, read_nX: Tensor) -> None:
         """Apply the norm over groups of the width, then the gate."""
         read_nW = read_nX.flatten(1)
         read_nQX = read_nW.unflatten(1, (self.shape.norm_groups, -1))
         read_nQX.mul_(inverse_rms(read_nQX, self.shape.norm_eps)).mul_(self.norm_QX)
         torch.mul(read_nW, rows.z_NX[at], out=rows.out_NX[at])
 
-    def _heads(self, mixed: torch.Tensor) -> torch.Tensor:
+    def _heads(self, mixed: Tensor) -> Tensor:
         """Split channels into queries, keys and values: [..., 3, H, K]."""
-        qkv: torch.Tensor = mixed.unflatten(-1, (3, self.shape.heads, self.shape.head_dim))
+        qkv: Tensor = mixed.unflatten(-1, (3, self.shape.heads, self.shape.head_dim))
         return qkv
 
 
@@ -192,8 +185,8 @@ def _by_part(shape: Lightning, weights: Weights) -> Linear:
     if not shape.by_head:
         return weights.linear("qkv_proj")
 
-    def ordered(tensor: torch.Tensor) -> torch.Tensor:
-        of_parts: torch.Tensor = tensor.unflatten(0, (shape.heads, 3, -1)).transpose(0, 1)
+    def ordered(tensor: Tensor) -> Tensor:
+        of_parts: Tensor = tensor.unflatten(0, (shape.heads, 3, -1)).transpose(0, 1)
         return of_parts.flatten(0, 2)
 
     bias = ordered(weights.stored("qkv_proj.bias")) if shape.bias else None

@@ -10,6 +10,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from headwater import machine
 from headwater.mixers import numerics as numerics_of_process
@@ -21,7 +22,7 @@ PACK_ROWS = 8  # the height that a packed layout is built for: with 1, one row t
 # bfloat16 four rows are faster than two (4.5 against 5.8 ms for all weights of a small model).
 LEAST_ROWS = {torch.float32: 2, torch.bfloat16: 4}
 
-Product = Callable[[torch.Tensor], torch.Tensor]
+Product = Callable[[Tensor], Tensor]
 
 
 class Linear:
@@ -35,11 +36,7 @@ class Linear:
     """
 
     def __init__(
-        self,
-        weight_NK: torch.Tensor,
-        bias_N: torch.Tensor | None = None,
-        numerics: Numerics | None = None,
-        shared: bool = False,
+        self, weight_NK: Tensor, bias_N: Tensor | None = None, numerics: Numerics | None = None, shared: bool = False
     ) -> None:
         self.numerics = numerics or numerics_of_process.current()
         self.n_out, self.n_in = weight_NK.shape
@@ -55,7 +52,7 @@ class Linear:
         self._weight = weight_NK
         self._product = self._onednn if self._on_onednn else self._plain
 
-    def __call__(self, x_RK: torch.Tensor, n_prefill: int = 0) -> torch.Tensor:
+    def __call__(self, x_RK: Tensor, n_prefill: int = 0) -> Tensor:
         """Return y; the first `n_prefill` rows are a step's prefill rows, which matters only if products are tiled."""
         rows = x_RK.shape[0]
         if rows == 0:
@@ -67,15 +64,15 @@ class Linear:
         tiles_RN = [self._padded(t_RK, h) for x_GK, h in groups if len(x_GK) for t_RK in x_GK.split(h)]
         return tiles_RN[0] if len(tiles_RN) == 1 else torch.cat(tiles_RN)
 
-    def swish(self, x_RK: torch.Tensor, n_prefill: int = 0) -> torch.Tensor:
+    def swish(self, x_RK: Tensor, n_prefill: int = 0) -> Tensor:
         """Return silu(y); in packed mode the product applies it before the result is rounded and written."""
         return self._then("swish", silu, x_RK, n_prefill)
 
-    def sigmoid(self, x_RK: torch.Tensor, n_prefill: int = 0) -> torch.Tensor:
+    def sigmoid(self, x_RK: Tensor, n_prefill: int = 0) -> Tensor:
         """Return sigmoid(y); in packed mode the product applies it before the result is rounded and written."""
         return self._then("sigmoid", sigmoid, x_RK, n_prefill)
 
-    def times(self, x_RK: torch.Tensor, factor_RN: torch.Tensor, n_prefill: int = 0) -> torch.Tensor:
+    def times(self, x_RK: Tensor, factor_RN: Tensor, n_prefill: int = 0) -> Tensor:
         """Return y · factor; in packed mode the product applies it before the result is rounded and written."""
         if not self._on_onednn or len(x_RK) == 0:
             return self(x_RK, n_prefill).mul_(factor_RN)
@@ -83,17 +80,17 @@ class Linear:
         x_PK, factor_PN = (F.pad(t, missing) if missing[-1] else t for t in (x_RK, factor_RN))
         product = torch.ops.mkldnn._linear_pointwise.binary
         x_PK, factor_PN = self._widened(x_PK).contiguous(), self._widened(factor_PN).contiguous()
-        y_PN: torch.Tensor = product(x_PK, factor_PN, self._weight, self.bias_N, "mul")
+        y_PN: Tensor = product(x_PK, factor_PN, self._weight, self.bias_N, "mul")
         return y_PN[: len(x_RK)].to(self.dtype)
 
-    def _then(self, name: str, composed: Product, x_RK: torch.Tensor, n_prefill: int) -> torch.Tensor:
+    def _then(self, name: str, composed: Product, x_RK: Tensor, n_prefill: int) -> Tensor:
         """Apply the activation that oneDNN calls `name` to the product."""
         if not self._on_onednn or len(x_RK) == 0:
             return composed(self(x_RK, n_prefill))
         # At every height, one row included: the composed activation has other bits than oneDNN's.
         return self._padded(x_RK, self.least_rows, partial(self._onednn, then=name))
 
-    def _padded(self, x_RK: torch.Tensor, height: int, product: Product | None = None) -> torch.Tensor:
+    def _padded(self, x_RK: Tensor, height: int, product: Product | None = None) -> Tensor:
         """Compute the product at `height` rows or more, padded with zeros."""
         product = product or self._product
         missing = height - x_RK.shape[0]
@@ -101,15 +98,15 @@ class Linear:
             return product(x_RK)
         return product(F.pad(x_RK, (0, 0, 0, missing)))[:-missing]
 
-    def _onednn(self, x_RK: torch.Tensor, then: str = "none") -> torch.Tensor:
+    def _onednn(self, x_RK: Tensor, then: str = "none") -> Tensor:
         x_RK = self._widened(x_RK).contiguous()
-        y_RN: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x_RK, self._weight, self.bias_N, then, [], "")
+        y_RN: Tensor = torch.ops.mkldnn._linear_pointwise(x_RK, self._weight, self.bias_N, then, [], "")
         return y_RN.to(self.dtype)
 
-    def _plain(self, x_RK: torch.Tensor) -> torch.Tensor:
+    def _plain(self, x_RK: Tensor) -> Tensor:
         return F.linear(self._widened(x_RK), self._weight, self.bias_N).to(self.dtype)
 
-    def _widened(self, x_RK: torch.Tensor) -> torch.Tensor:
+    def _widened(self, x_RK: Tensor) -> Tensor:
         return x_RK.float() if self._widens else x_RK
 
 
@@ -136,11 +133,11 @@ class Embedding:
     The table may stay a view of the mapped file, in the file's dtype: then only the rows that are looked up are read.
     """
 
-    def __init__(self, table_VD: torch.Tensor, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, table_VD: Tensor, dtype: torch.dtype | None = None) -> None:
         self.table_VD = table_VD
         self.dtype = dtype or table_VD.dtype
 
-    def __call__(self, token_N: torch.Tensor) -> torch.Tensor:
+    def __call__(self, token_N: Tensor) -> Tensor:
         return self.table_VD.index_select(0, token_N).to(self.dtype)
 
     def head(self) -> Linear:
@@ -148,7 +145,7 @@ class Embedding:
         return Linear(self.table_VD, shared=True)
 
 
-def first_bad_height(product: Product, x_RK: torch.Tensor, heights: Iterable[int]) -> int | None:
+def first_bad_height(product: Product, x_RK: Tensor, heights: Iterable[int]) -> int | None:
     """Return the first height at which a row has other bits than among all of `x_RK`, or None."""
     whole_RN = product(x_RK)
     for height in heights:

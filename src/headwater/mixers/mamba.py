@@ -19,6 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from headwater.layers.mamba import Mamba
 from headwater.mixers.activations import LOG2_E, RMSNorm, empty_vectors, exp2_, silu, softplus
@@ -31,19 +32,12 @@ STRETCH = 1 << 17  # elements of a and of h: half a megabyte each
 ELEMENTS_A_BLOCK = 1 << 18  # tokens × channels whose steps and the like stay in cache
 
 
-# -- token by token: the plain form that tests compare the rest with -----------
-
-
 def selective_scan(
-    x_TC: torch.Tensor,
-    dt_TC: torch.Tensor,
-    rate_EC: torch.Tensor,
-    b_TE: torch.Tensor,
-    c_TE: torch.Tensor,
-    state_EC: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return outputs [T, C] without the skip, and the state after the last token, in the dtype of the arguments.
+    x_TC: Tensor, dt_TC: Tensor, rate_EC: Tensor, b_TE: Tensor, c_TE: Tensor, state_EC: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Compute the scan token by token, the plain form that tests compare chunks and decode steps with.
 
+    Return outputs [T, C] without the skip, and the state after the last token, in the dtype of the arguments.
     Mamba (Gu and Dao, 2023), equations 2 and 4, with A (`rate_EC`, negative) diagonal in each channel, its decay
     discretised exactly and B to first order, as the authors' code does: a channel's states forget over a step `dt`,
     and take in the step times x along B.
@@ -57,21 +51,18 @@ def selective_scan(
     return out_TC, state_EC
 
 
-# -- chunks and decode steps -----------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Chunks:
     """The contributions of chunks that do not depend on the state before them."""
 
-    dt_ntC: torch.Tensor  # 0 in padding
-    taken_ntC: torch.Tensor  # dt x
-    skip_ntC: torch.Tensor  # D x
-    b_ntE1: torch.Tensor
-    c_nt2E: torch.Tensor  # C twice: a batched product with a single row has other bits
-    log2_rate_EC: torch.Tensor  # A log₂e
+    dt_ntC: Tensor  # 0 in padding
+    taken_ntC: Tensor  # dt x
+    skip_ntC: Tensor  # D x
+    b_ntE1: Tensor
+    c_nt2E: Tensor  # C twice: a batched product with a single row has other bits
+    log2_rate_EC: Tensor  # A log₂e
 
-    def advance_into(self, at: slice, state_SEC: torch.Tensor, out_StC: torch.Tensor) -> None:
+    def advance_into(self, at: slice, state_SEC: Tensor, out_StC: Tensor) -> None:
         n_sequences, n_states, channels = state_SEC.shape
         length = _stretch(state_SEC.numel())
         h_LSEC = state_SEC.new_empty(length, *state_SEC.shape)
@@ -96,7 +87,7 @@ class Chunks:
             read_LSC = read_M2C[:, 0].view(length, n_sequences, channels)
             torch.add(read_LSC, skip_tSC[tokens], out=out_tSC[tokens])
 
-    def transition_into(self, at: slice, transition_C: torch.Tensor) -> None:
+    def transition_into(self, at: slice, transition_C: Tensor) -> None:
         """Add the chunk's steps to a running sum of them.
 
         Halves are added to each other: a sum over a dimension may be split otherwise where it stands beside others.
@@ -107,7 +98,7 @@ class Chunks:
         transition_C += sum_lC[0]
 
 
-def decay(transition_SC: torch.Tensor, log2_rate_EC: torch.Tensor) -> torch.Tensor:
+def decay(transition_SC: Tensor, log2_rate_EC: Tensor) -> Tensor:
     """Return the factors of a state over sums of steps, [S, E, C]."""
     decay_SEC, vectors = empty_vectors(len(transition_SC), *log2_rate_EC.shape, device=transition_SC.device)
     torch.mul(transition_SC.unsqueeze(1), log2_rate_EC, out=decay_SEC)
@@ -115,9 +106,7 @@ def decay(transition_SC: torch.Tensor, log2_rate_EC: torch.Tensor) -> torch.Tens
     return decay_SEC
 
 
-def decode_step(
-    taken_BC: torch.Tensor, b_BE: torch.Tensor, c_BE: torch.Tensor, decay_BEC: torch.Tensor, state_BEC: torch.Tensor
-) -> torch.Tensor:
+def decode_step(taken_BC: Tensor, b_BE: Tensor, c_BE: Tensor, decay_BEC: Tensor, state_BEC: Tensor) -> Tensor:
     """Process one token of each of B sequences: return what it reads, [B, C]; update states in place.
 
     `decay_BEC` is overwritten: it receives the new states, contiguous, as a batched product takes them.
@@ -127,7 +116,7 @@ def decode_step(
     return torch.bmm(_twice(c_BE), h_BEC)[:, 0]
 
 
-def _twice(c_XE: torch.Tensor) -> torch.Tensor:
+def _twice(c_XE: Tensor) -> Tensor:
     return c_XE.unsqueeze(-2).repeat(*(1,) * (c_XE.dim() - 1), 2, 1)
 
 
@@ -137,9 +126,6 @@ def _stretch(state_size: int) -> int:
     while length > 1 and length * state_size > STRETCH:
         length //= 2
     return length
-
-
-# -- the layer ------------------------------------------------------------------
 
 
 class SelectiveStateSpace(RecurrentMixer[Mamba]):
@@ -160,34 +146,34 @@ class SelectiveStateSpace(RecurrentMixer[Mamba]):
         self.norms = _norms(shape, weights)
         self.chunks_a_block = max(1, ELEMENTS_A_BLOCK // (CHUNK * shape.inner))
 
-    def project(self, x_ND: torch.Tensor, batch: StepBatch) -> Rows:
+    def project(self, x_ND: Tensor, batch: StepBatch) -> Rows:
         """Compute projections; gates are 1 for tokens and 0 for padding, whose step must be zero."""
         mixed_NC, z_NC = self.in_proj(x_ND, batch.n_prefill).chunk(2, -1)
         ones_N1 = torch.ones(len(x_ND), 1, device=x_ND.device)
         return Rows(mixed_NC, ones_N1, z_NC)
 
-    def prepare(self, mixed_ntC: torch.Tensor, gates_ntX: torch.Tensor) -> Chunks:
+    def prepare(self, mixed_ntC: Tensor, gates_ntX: Tensor) -> Chunks:
         dt_ntC, b_ntE, c_ntE = self._steps(mixed_ntC, prefill=True)
         taken_ntC = dt_ntC.mul_(gates_ntX) * mixed_ntC
         skip_ntC = mixed_ntC * self.skip_C
         return Chunks(dt_ntC, taken_ntC, skip_ntC, b_ntE.unsqueeze(-1), _twice(c_ntE), self.log2_rate_EC)
 
-    def identity(self) -> torch.Tensor:
+    def identity(self) -> Tensor:
         """Return the identity as a sum of no steps, [C]: a state is multiplied by e^(A sum)."""
         return torch.zeros(self.shape.inner)
 
-    def carried(self, transition_X: torch.Tensor, state_X: torch.Tensor) -> torch.Tensor:
+    def carried(self, transition_X: Tensor, state_X: Tensor) -> Tensor:
         return decay(transition_X[None], self.log2_rate_EC)[0].mul_(state_X)
 
-    def decode(self, mixed_BC: torch.Tensor, gates_BX: torch.Tensor, state_BX: torch.Tensor) -> torch.Tensor:
+    def decode(self, mixed_BC: Tensor, gates_BX: Tensor, state_BX: Tensor) -> Tensor:
         dt_BC, b_BE, c_BE = self._steps(mixed_BC, prefill=False)
         read_BC = decode_step(dt_BC * mixed_BC, b_BE, c_BE, decay(dt_BC, self.log2_rate_EC), state_BX)
         return torch.addcmul(read_BC, mixed_BC, self.skip_C)
 
-    def finish_into(self, rows: Rows, at: slice, read_nX: torch.Tensor) -> None:
+    def finish_into(self, rows: Rows, at: slice, read_nX: Tensor) -> None:
         rows.out_NX[at] = silu(rows.z_NX[at].float()).mul_(read_nX)
 
-    def _steps(self, mixed_XC: torch.Tensor, prefill: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _steps(self, mixed_XC: Tensor, prefill: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Compute steps [X, C], and B and C [X, E], in float32, from the convolved channels."""
         s = self.shape
         leading = mixed_XC.shape[:-1]
@@ -210,6 +196,7 @@ def _norms(shape: Mamba, weights: Weights) -> tuple[RMSNorm | None, ...]:
     norms = []
     for name, width in (("dt", shape.step_rank), ("b", shape.state), ("c", shape.state)):
         weight_W = weights.optional(f"{name}_layernorm.weight")
-        ones_W = torch.ones(width, device=weights.device)
-        norms.append(RMSNorm(ones_W if weight_W is None else weight_W, shape.norm_eps))
+        norms.append(
+            RMSNorm(torch.ones(width, device=weights.device) if weight_W is None else weight_W, shape.norm_eps)
+        )
     return tuple(norms)

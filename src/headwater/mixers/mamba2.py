@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
+from torch import Tensor
 
 from headwater.layers.mamba2 import Mamba2
 from headwater.mixers.activations import LOG2_E, empty_vectors, exp2_, inverse_rms, silu, softplus
@@ -39,20 +40,12 @@ GRID_BITS = 24 - math.ceil(math.log2(CHUNK * FORGOTTEN))  # of a fraction, so th
 HEADS_A_BLOCK = 48  # chunks × heads whose intermediates fit in cache
 
 
-# -- token by token: the plain form that tests compare the rest with -----------
-
-
 def state_space(
-    x_THP: torch.Tensor,
-    dt_TH: torch.Tensor,
-    a_H: torch.Tensor,
-    b_TGE: torch.Tensor,
-    c_TGE: torch.Tensor,
-    skip_H: torch.Tensor,
-    state_HEP: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return outputs [T, H, P] and the state after the last token, in the dtype of the arguments (float64 works).
+    x_THP: Tensor, dt_TH: Tensor, a_H: Tensor, b_TGE: Tensor, c_TGE: Tensor, skip_H: Tensor, state_HEP: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Compute the recurrence token by token, the plain form that tests compare chunks and decode steps with.
 
+    Return outputs [T, H, P] and the state after the last token, in the dtype of the arguments (float64 works).
     Transformers are SSMs (Dao and Gu, 2024), equation 2 with A scalar: the state decays by e^(dt a), a < 0, takes up
     dt x along B, and is read along C; what D lets through is added.
     """
@@ -63,47 +56,44 @@ def state_space(
     return read_THP + skip_H.unsqueeze(-1) * x_THP, state_HEP
 
 
-# -- chunks and decode steps -----------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Inputs:
     """Inputs of n chunks' tokens, with B and C once for each group of heads."""
 
-    x_ntHP: torch.Tensor
-    dt_ntH: torch.Tensor
-    b_ntGE: torch.Tensor
-    c_ntGE: torch.Tensor
+    x_ntHP: Tensor
+    dt_ntH: Tensor
+    b_ntGE: Tensor
+    c_ntGE: Tensor
 
 
 @dataclass(frozen=True)
 class Chunks:
     """The contributions of chunks that do not depend on the state before them."""
 
-    read_MtE: torch.Tensor  # C of each head
-    from_start_Mt1: torch.Tensor  # e^G
-    local_MtP: torch.Tensor  # (C Bᵀ ∘ D) X + d X
-    write_MEt: torch.Tensor  # Bᵀ of each head
-    taken_MtP: torch.Tensor  # e^(G_64 − G) dt X
-    decay_M11: torch.Tensor  # e^(G_64)
+    read_MtE: Tensor  # C of each head
+    from_start_Mt1: Tensor  # e^G
+    local_MtP: Tensor  # (C Bᵀ ∘ D) X + d X
+    write_MEt: Tensor  # Bᵀ of each head
+    taken_MtP: Tensor  # e^(G_64 − G) dt X
+    decay_M11: Tensor  # e^(G_64)
 
-    def advance_into(self, at: slice, state_MEP: torch.Tensor, out_MtP: torch.Tensor) -> None:
+    def advance_into(self, at: slice, state_MEP: Tensor, out_MtP: Tensor) -> None:
         torch.bmm(self.read_MtE[at], state_MEP, out=out_MtP)
         torch.addcmul(self.local_MtP[at], out_MtP, self.from_start_Mt1[at], out=out_MtP)
         state_MEP.mul_(self.decay_M11[at]).baddbmm_(self.write_MEt[at], self.taken_MtP[at])
 
-    def transition_into(self, at: slice, transition_H: torch.Tensor) -> None:
+    def transition_into(self, at: slice, transition_H: Tensor) -> None:
         transition_H.mul_(self.decay_M11[at].flatten())
 
 
 @cache
-def _bound_above_diagonal(device: torch.device) -> torch.Tensor:
+def _bound_above_diagonal(device: torch.device) -> Tensor:
     """Return upper bounds of the exponents: −∞ above the diagonal, where they could overflow, else +∞."""
     above_tt = torch.ones(CHUNK, CHUNK, device=device).triu(1).bool()
     return torch.full((CHUNK, CHUNK), float("inf"), device=device).masked_fill(above_tt, float("-inf"))
 
 
-def prepare(given: Inputs, a_H: torch.Tensor, skip_H: torch.Tensor) -> Chunks:
+def prepare(given: Inputs, a_H: Tensor, skip_H: Tensor) -> Chunks:
     """Do all work on n chunks that needs no state. `a_H` are the decay rates, below 0."""
     n, _, n_heads, _ = given.x_ntHP.shape
     grouped = (n, given.b_ntGE.shape[2], -1)
@@ -132,18 +122,18 @@ def prepare(given: Inputs, a_H: torch.Tensor, skip_H: torch.Tensor) -> Chunks:
     )
 
 
-def _weights(sum_nHt: torch.Tensor, dt_nHt: torch.Tensor) -> torch.Tensor:
+def _weights(sum_nHt: Tensor, dt_nHt: Tensor) -> Tensor:
     """Return D, from running sums of binary digits in float64: [n, H, t, t]."""
     coarse_nHt = (sum_nHt * 2**GRID_BITS).round_().mul_(2**-GRID_BITS)
     fine_nHt, coarse_nHt = (sum_nHt - coarse_nHt).float(), coarse_nHt.float()
-    weight_nHtt: torch.Tensor = coarse_nHt.unsqueeze(-1) - coarse_nHt.unsqueeze(-2)
+    weight_nHtt: Tensor = coarse_nHt.unsqueeze(-1) - coarse_nHt.unsqueeze(-2)
     weight_nHtt.add_(fine_nHt.unsqueeze(-1))
     torch.minimum(weight_nHtt, _bound_above_diagonal(dt_nHt.device), out=weight_nHtt)
     exp2_(weight_nHtt.view(-1))
     return weight_nHtt.mul_(_power(-fine_nHt).mul_(dt_nHt).unsqueeze(-2))
 
 
-def _power(digits_nHt: torch.Tensor) -> torch.Tensor:
+def _power(digits_nHt: Tensor) -> Tensor:
     """Return 2^x in new memory."""
     out_nHt, vectors = empty_vectors(*digits_nHt.shape, device=digits_nHt.device)
     out_nHt.copy_(digits_nHt)
@@ -151,22 +141,19 @@ def _power(digits_nHt: torch.Tensor) -> torch.Tensor:
     return out_nHt
 
 
-def _of_heads(of_groups_nGtE: torch.Tensor, n_heads: int) -> torch.Tensor:
+def _of_heads(of_groups_nGtE: Tensor, n_heads: int) -> Tensor:
     """Repeat B or C for each head, [M, t, E]; one chunk of one group is not copied."""
     n, n_groups, *rest = of_groups_nGtE.shape
     return of_groups_nGtE.unsqueeze(2).expand(n, n_groups, n_heads // n_groups, *rest).reshape(-1, *rest)
 
 
-def decode_step(given: Inputs, a_H: torch.Tensor, skip_H: torch.Tensor, state_BHEP: torch.Tensor) -> torch.Tensor:
+def decode_step(given: Inputs, a_H: Tensor, skip_H: Tensor, state_BHEP: Tensor) -> Tensor:
     """Process one token (t = 1) of each of B sequences: return outputs [B, H, P]; update states in place."""
     x_BHP, dt_BH, b_BGE, c_BGE = (t[:, 0] for t in (given.x_ntHP, given.dt_ntH, given.b_ntGE, given.c_ntGE))
     b_BHE, c_BHE = (t.repeat_interleave(x_BHP.shape[1] // t.shape[1], 1) for t in (b_BGE, c_BGE))
     decay_BH11 = (dt_BH * a_H).exp_()[..., None, None]
     read_BHP = rank_one_step(c_BHE, b_BHE, dt_BH.unsqueeze(-1) * x_BHP, decay_BH11, state_BHEP)
     return read_BHP.addcmul_(skip_H.unsqueeze(-1), x_BHP)
-
-
-# -- the layer ------------------------------------------------------------------
 
 
 class StateSpaceDual(RecurrentMixer[Mamba2]):
@@ -182,7 +169,7 @@ class StateSpaceDual(RecurrentMixer[Mamba2]):
         self.norm_I = weights.optional("norm.weight")
         self.chunks_a_block = max(1, HEADS_A_BLOCK // shape.heads)
 
-    def project(self, x_ND: torch.Tensor, batch: StepBatch) -> Rows:
+    def project(self, x_ND: Tensor, batch: StepBatch) -> Rows:
         """Compute projections; gates [N, H] are the steps dt."""
         s = self.shape
         projected_NE = self.in_proj(x_ND, batch.n_prefill)
@@ -190,14 +177,14 @@ class StateSpaceDual(RecurrentMixer[Mamba2]):
         step_NH = softplus(dt_NH.float() * s.scales[-1] + self.dt_bias_H).clamp_(*s.step_limits)
         return Rows(mixed_NC, step_NH, z_NI)
 
-    def prepare(self, mixed_ntC: torch.Tensor, gates_ntX: torch.Tensor) -> Chunks:
+    def prepare(self, mixed_ntC: Tensor, gates_ntX: Tensor) -> Chunks:
         return prepare(self._inputs(mixed_ntC, gates_ntX), self.rate_H, self.skip_H)
 
-    def decode(self, mixed_BC: torch.Tensor, gates_BX: torch.Tensor, state_BX: torch.Tensor) -> torch.Tensor:
+    def decode(self, mixed_BC: Tensor, gates_BX: Tensor, state_BX: Tensor) -> Tensor:
         given = self._inputs(mixed_BC.unsqueeze(1), gates_BX.unsqueeze(1))
         return decode_step(given, self.rate_H, self.skip_H, state_BX)
 
-    def finish_into(self, rows: Rows, at: slice, read_nX: torch.Tensor) -> None:
+    def finish_into(self, rows: Rows, at: slice, read_nX: Tensor) -> None:
         """Apply the output's gate, and the norm of each group before or after it."""
         s, z_nI = self.shape, rows.z_NX[at].float()
         gate_nI = silu(z_nI if s.scales[0] == 1.0 else z_nI * s.scales[0])
@@ -207,14 +194,14 @@ class StateSpaceDual(RecurrentMixer[Mamba2]):
         gate_nI.unflatten(-1, (s.heads, s.head_dim)).mul_(read_nX)
         rows.out_NX[at] = self._norm_(gate_nI) if s.normed else gate_nI
 
-    def _norm_(self, y_nI: torch.Tensor) -> torch.Tensor:
+    def _norm_(self, y_nI: Tensor) -> Tensor:
         """Norm the channels of each group, in place."""
         y_nGX = y_nI.unflatten(-1, (self.shape.groups, -1))
         y_nGX.mul_(inverse_rms(y_nGX, self.shape.norm_eps))
         assert self.norm_I is not None
         return y_nI.mul_(self.norm_I)
 
-    def _inputs(self, mixed_ntC: torch.Tensor, dt_ntH: torch.Tensor) -> Inputs:
+    def _inputs(self, mixed_ntC: Tensor, dt_ntH: Tensor) -> Inputs:
         """Split channels into x, B and C."""
         s = self.shape
         x_ntI, b_ntX, c_ntX = mixed_ntC.split((s.inner, s.groups * s.state, s.groups * s.state), -1)

@@ -18,6 +18,7 @@ from functools import cache
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from headwater.layers.mla import LatentAttention
 from headwater.mixers import softmax
@@ -35,21 +36,21 @@ GROUP = 4  # heads that are expanded together: 32,768 tokens take 100 MB in bflo
 class AbsorbedHeads:
     """Up-projections of keys and values, applied to queries and outputs: one product a head for all sequences."""
 
-    def __init__(self, shape: LatentAttention, up_HEL: torch.Tensor) -> None:
+    def __init__(self, shape: LatentAttention, up_HEL: Tensor) -> None:
         self.nope_dim = shape.nope_dim
         self.key_HDL = up_HEL[:, : shape.nope_dim].contiguous()
         self.value_HLV = up_HEL[:, shape.nope_dim :].mT.contiguous()
 
-    def query(self, q_BHD: torch.Tensor) -> torch.Tensor:
+    def query(self, q_BHD: Tensor) -> Tensor:
         """Project queries to the latent space of rows in the arena: [B, H, X]."""
         return torch.cat([tiled(q_BHD[..., : self.nope_dim], self.key_HDL), q_BHD[..., self.nope_dim :]], dim=-1)
 
-    def value(self, read_BHL: torch.Tensor) -> torch.Tensor:
+    def value(self, read_BHL: Tensor) -> Tensor:
         """Project the latents that heads read to the heads' outputs [B, H, V]."""
         return tiled(read_BHL, self.value_HLV)
 
 
-def tiled(x_BHK: torch.Tensor, weight_HKN: torch.Tensor) -> torch.Tensor:
+def tiled(x_BHK: Tensor, weight_HKN: Tensor) -> Tensor:
     """Compute each head's product, [B, H, N], in tiles of a fixed height that are padded with zeros."""
     n = x_BHK.shape[0]
     x_HBK = F.pad(x_BHK, (0, 0, 0, 0, 0, -n % TILE)).transpose(0, 1)
@@ -65,18 +66,13 @@ def expanded_heads(shape: LatentAttention) -> tuple[int, int, int]:
 class ExpandedHeads:
     """The up-projection, a product for each group of heads. A row's bits do not depend on other rows."""
 
-    def __init__(self, shape: LatentAttention, up_HEL: torch.Tensor, weights: Weights) -> None:
+    def __init__(self, shape: LatentAttention, up_HEL: Tensor, weights: Weights) -> None:
         self.shape = shape
         self.width = expanded_heads(shape)[2]
         self.groups = [weights.packed(up_GEL.flatten(0, 1)) for up_GEL in up_HEL.split(GROUP)]
 
     def prefill_into(
-        self,
-        out_NHV: torch.Tensor,
-        q_NHD: torch.Tensor,
-        row_KX: torch.Tensor,
-        slices: Sequence[Slice],
-        mask: CausalMask,
+        self, out_NHV: Tensor, q_NHD: Tensor, row_KX: Tensor, slices: Sequence[Slice], mask: CausalMask
     ) -> None:
         """Compute attention of one sequence's slices over the rows of its tokens, up to the last slice's end."""
         latent_KL = row_KX[:, : self.shape.latent].contiguous()
@@ -93,7 +89,7 @@ class ExpandedHeads:
                 out_NHV[rows, heads] = read_TG1M[:, :, 0, : self.shape.v_dim]
             first = heads.stop
 
-    def _keys_values(self, e_KGE: torch.Tensor, row_KX: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _keys_values(self, e_KGE: Tensor, row_KX: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values, [K, G, M] each, padded with zeros to M channels; valid until the next call."""
         shape = self.shape
         n_keys, n_heads, _ = e_KGE.shape
@@ -111,7 +107,7 @@ class Scratch:
     def __init__(self, width: int, dtype: torch.dtype, device: torch.device) -> None:
         self._keys_values = torch.zeros(2, 0, GROUP, width, dtype=dtype, device=device)
 
-    def of(self, n_keys: int, n_heads: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def of(self, n_keys: int, n_heads: int) -> tuple[Tensor, Tensor]:
         """Return views [K, G, M]; channels that no layer writes are zeros, since all users write the same channels."""
         have = self._keys_values.shape[1]
         if have < n_keys:
@@ -125,9 +121,6 @@ class Scratch:
 def _scratch(widths: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Scratch:
     """Return the scratch that layers of these widths (without position, with it, values) share, one after the other."""
     return Scratch(max(widths[0] + widths[1], widths[2]), dtype, device)
-
-
-# -- the layer ------------------------------------------------------------------
 
 
 class LatentAttentionMixer:
@@ -147,7 +140,7 @@ class LatentAttentionMixer:
         self.out = weights.linear("o_proj")
         self.rotation = rotary_table(shape.rotary, str(weights.device)) if shape.rotary else None
 
-    def forward(self, x_NC: torch.Tensor, step: AttentionStep) -> torch.Tensor:
+    def forward(self, x_NC: Tensor, step: AttentionStep) -> Tensor:
         """Write the step's latents; attend from each row to its sequence up to that row."""
         shape, n_prefill = self.shape, step.batch.n_prefill
         widths = (shape.q_latent or shape.heads * shape.key_dim, shape.latent, shape.rope_dim)
@@ -163,27 +156,25 @@ class LatentAttentionMixer:
             out_NHV = out_NHV.mul_(sigmoid(gate_NH)[:, :, None])
         return self.out(out_NHV.flatten(1), n_prefill)
 
-    def _placed(self, x_NHD: torch.Tensor, step: AttentionStep) -> torch.Tensor:
+    def _placed(self, x_NHD: Tensor, step: AttentionStep) -> Tensor:
         """Rotate the last channels of each head, in float32; round once."""
         return x_NHD if self.rotation is None else self._turned(x_NHD, self.rotation.at(step.batch.position_N))
 
-    def _turned(self, x_NHD: torch.Tensor, cos_sin_N2F: torch.Tensor) -> torch.Tensor:
+    def _turned(self, x_NHD: Tensor, cos_sin_N2F: Tensor) -> Tensor:
         still_NHD, turned_NHE = x_NHD.tensor_split([x_NHD.shape[-1] - self.shape.rope_dim], dim=-1)
         turned_NHE = turned_NHE.to(torch.float32, copy=True)
         assert self.rotation is not None
         rotate_into(turned_NHE, cos_sin_N2F, self.rotation.neighbours)
         return torch.cat([still_NHD, turned_NHE.to(x_NHD.dtype)], dim=-1)
 
-    def moved(
-        self, kept: tuple[torch.Tensor, ...], from_T: torch.Tensor, to_T: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
+    def moved(self, kept: tuple[Tensor, ...], from_T: Tensor, to_T: Tensor) -> tuple[Tensor, ...]:
         """Return rows [T, X], as the arena keeps them, for tokens at other positions: key parts are re-rotated."""
         if self.rotation is None:
             return kept
         (row_TX,) = kept
         return (self._turned(row_TX[:, None], self.rotation.between(from_T, to_T))[:, 0],)
 
-    def _attend(self, q_NHD: torch.Tensor, step: AttentionStep) -> torch.Tensor:
+    def _attend(self, q_NHD: Tensor, step: AttentionStep) -> Tensor:
         batch = step.batch
         out_NHV = q_NHD.new_empty(q_NHD.shape[0], self.shape.heads, self.shape.v_dim)
         out_NHV[batch.decode_rows.stop :] = 0
@@ -195,7 +186,7 @@ class LatentAttentionMixer:
             out_NHV[batch.decode_rows] = self.absorbed.value(self._read(q_BHX, step))
         return out_NHV
 
-    def _read(self, q_BHX: torch.Tensor, step: AttentionStep) -> torch.Tensor:
+    def _read(self, q_BHX: Tensor, step: AttentionStep) -> Tensor:
         """Return the latents that decoding rows read, [B, H, L]; sequences with as many keys are one batch."""
         read_BHL = torch.empty_like(q_BHX[..., : self.shape.latent])
         for batch in step.decodes:

@@ -18,10 +18,11 @@ from functools import cached_property
 from typing import Generic, Protocol, TypeVar
 
 import torch
+from torch import Tensor
 
 from headwater.layers.layer import Layer
 from headwater.mixers.batch import CHUNK, Chunk, Round, Slice, StepBatch, blocks
-from headwater.mixers.convolution import ShortConvolution
+from headwater.mixers.convolution import ShortConvolution, windows
 from headwater.mixers.linear import Linear
 
 Shape = TypeVar("Shape", bound=Layer)
@@ -37,12 +38,12 @@ class Rows:
     `mixed` is zeros before the convolution): such a row must leave the state as it is.
     """
 
-    mixed_NC: torch.Tensor  # inputs of the convolution, or of the recurrence if the layer has no convolution
-    gates_NX: torch.Tensor  # float32, one or more trailing dimensions: decays, steps, writing strengths
-    z_NX: torch.Tensor  # gates of the output; one or more trailing dimensions
+    mixed_NC: Tensor  # inputs of the convolution, or of the recurrence if the layer has no convolution
+    gates_NX: Tensor  # float32, one or more trailing dimensions: decays, steps, writing strengths
+    z_NX: Tensor  # gates of the output; one or more trailing dimensions
 
     @cached_property
-    def out_NX(self) -> torch.Tensor:
+    def out_NX(self) -> Tensor:
         """Input of `out_proj`, to be written; as `z_NX`."""
         return torch.empty_like(self.z_NX, memory_format=torch.contiguous_format)
 
@@ -51,31 +52,31 @@ class Rows:
 class SegmentState:
     """The states that one recurrent layer stores for a segment (HYPIC, section 4.2)."""
 
-    transition_X: torch.Tensor | None  # T of the segment's interior; None stands for the identity
-    zero_start_X: torch.Tensor  # S₀: the interior's state from a start at zeros, as if the segment began at position 0
-    conv_Cw: torch.Tensor | None  # last inputs of the convolution, if the layer has one
+    transition_X: Tensor | None  # T of the segment's interior; None stands for the identity
+    zero_start_X: Tensor  # S₀: the interior's state from a start at zeros, as if the segment began at position 0
+    conv_Cw: Tensor | None  # last inputs of the convolution, if the layer has one
 
 
 @dataclass(frozen=True)
 class LayerState:
     """All rows of one layer's state memory. Rows may be strided; each is contiguous."""
 
-    recurrent: torch.Tensor  # [R, X] float32
-    conv: torch.Tensor | None = None  # [R, C, W − 1]: the last inputs of the convolution, oldest first
-    transition: torch.Tensor | None = None  # [R, X] float32: the product of all transitions since it was the identity
+    recurrent: Tensor  # [R, X] float32
+    conv: Tensor | None = None  # [R, C, W − 1]: the last inputs of the convolution, oldest first
+    transition: Tensor | None = None  # [R, X] float32: the product of all transitions since it was the identity
     segments: tuple[SegmentState, ...] = ()  # segments of the step, which slices name by index
 
 
 class Prepared(Protocol):
     """The contributions of n chunks, head by head, which do not depend on the state before them."""
 
-    def advance_into(self, at: slice, state_MKV: torch.Tensor, read_MtV: torch.Tensor) -> None:
+    def advance_into(self, at: slice, state_MKV: Tensor, read_MtV: Tensor) -> None:
         """Advance several sequences by one chunk each: update their states in place, write what they read.
 
         `at` are the chunks' rows (a run of M = sequences × heads). States are contiguous.
         """
 
-    def transition_into(self, at: slice, transition_X: torch.Tensor) -> None:
+    def transition_into(self, at: slice, transition_X: Tensor) -> None:
         """Apply the transition of one chunk to a running one: T ← T_chunk · T, in place (contiguous)."""
 
 
@@ -90,39 +91,39 @@ class RecurrentMixer(ABC, Generic[Shape]):
     # -- the family's own part -------------------------------------------------
 
     @abstractmethod
-    def project(self, x_ND: torch.Tensor, batch: StepBatch) -> Rows:
+    def project(self, x_ND: Tensor, batch: StepBatch) -> Rows:
         """Compute everything before convolution and recurrence, row by row."""
 
     @abstractmethod
-    def prepare(self, mixed_ntC: torch.Tensor, gates_ntX: torch.Tensor) -> Prepared:
+    def prepare(self, mixed_ntC: Tensor, gates_ntX: Tensor) -> Prepared:
         """Do all work on n chunks that needs no state; `mixed_ntC` is float32, and convolved if there is one."""
 
-    def identity(self) -> torch.Tensor:
+    def identity(self) -> Tensor:
         """Return the transition of no tokens, in this family's smallest form, float32: factors of one by default."""
         return torch.ones(self.shape.transition or ())
 
-    def carried(self, transition_X: torch.Tensor, state_X: torch.Tensor) -> torch.Tensor:
+    def carried(self, transition_X: Tensor, state_X: Tensor) -> Tensor:
         """Return T·S in new memory: one sequence's state after tokens of that transition which write nothing."""
         return transition_X.view(*transition_X.shape, *(1,) * (state_X.dim() - transition_X.dim())) * state_X
 
-    def moved(self, zero_start_X: torch.Tensor, by: int) -> torch.Tensor:
+    def moved(self, zero_start_X: Tensor, by: int) -> Tensor:
         """Return R(by)·S₀, the state of tokens that stand `by` positions later. The same, unless keys rotate."""
         return zero_start_X
 
     @abstractmethod
-    def decode(self, mixed_BC: torch.Tensor, gates_BX: torch.Tensor, state_BX: torch.Tensor) -> torch.Tensor:
+    def decode(self, mixed_BC: Tensor, gates_BX: Tensor, state_BX: Tensor) -> Tensor:
         """Process one token of each of B sequences: return what it reads, [B, ...]; update the states in place.
 
         `mixed_BC` is float32, and convolved if there is a convolution. States may be strided by sequence.
         """
 
     @abstractmethod
-    def finish_into(self, rows: Rows, at: slice, read_nX: torch.Tensor) -> None:
+    def finish_into(self, rows: Rows, at: slice, read_nX: Tensor) -> None:
         """Write `out_NX` of some rows (norm, output gate) from what they read, one token a row."""
 
     # -- forward ---------------------------------------------------------------
 
-    def forward(self, x_ND: torch.Tensor, batch: StepBatch, state: LayerState) -> torch.Tensor:
+    def forward(self, x_ND: Tensor, batch: StepBatch, state: LayerState) -> Tensor:
         """Compute the layer for all rows of a step; update the states in `state` and copy them to the rows of saves."""
         rows = self.project(x_ND, batch)
         rows.out_NX[batch.decode_rows.stop :] = 0
@@ -144,10 +145,10 @@ class RecurrentMixer(ABC, Generic[Shape]):
             for n_active, chunks in blocks(group, self.chunks_a_block):
                 self._block_into(rows, chunks, state, state_SX[:n_active])
 
-    def _block_into(self, rows: Rows, chunks: list[Chunk], state: LayerState, state_SX: torch.Tensor) -> None:
+    def _block_into(self, rows: Rows, chunks: list[Chunk], state: LayerState, state_SX: Tensor) -> None:
         """Compute several chunks of each of a few sequences, in order; update `state_SX` in place."""
         n_active = len(state_SX)
-        reads: list[torch.Tensor] = []
+        reads: list[Tensor] = []
         window_nLX = self._windows(rows, chunks, state)
         prepared = self._prepared(rows, chunks, window_nLX)
         for first in range(0, len(chunks), n_active):
@@ -173,25 +174,19 @@ class RecurrentMixer(ABC, Generic[Shape]):
                 for i in range(len(chunks)):
                     self._apply_transitions(prepared, i, [s], state)
 
-    def _prepared(self, rows: Rows, chunks: list[Chunk], window_nLX: torch.Tensor) -> Prepared:
-        gates_ntX = rows.gates_NX.new_zeros(len(chunks), CHUNK, *rows.gates_NX.shape[1:])
-        for gates_tX, chunk in zip(gates_ntX, chunks, strict=True):
-            gates_tX[: chunk.length] = rows.gates_NX[chunk.rows]
+    def _prepared(self, rows: Rows, chunks: list[Chunk], window_nLX: Tensor) -> Prepared:
+        gates_ntX = windows(rows.gates_NX, chunks)
         return self.prepare(self.convolution(window_nLX) if self.convolution else window_nLX, gates_ntX)
 
-    def _windows(self, rows: Rows, chunks: list[Chunk], state: LayerState) -> torch.Tensor:
+    def _windows(self, rows: Rows, chunks: list[Chunk], state: LayerState) -> Tensor:
         """Collect the inputs of `prepare` before the convolution: float32, padded with zeros."""
         if self.convolution is not None and state.conv is not None:
-            return self.convolution.windows(rows.mixed_NC, chunks, state.conv)
+            return windows(rows.mixed_NC, chunks, self.convolution.before, state.conv)
         mixed_NC, adjacent = rows.mixed_NC, slice(chunks[0].first, chunks[0].first + len(chunks) * CHUNK)
         if chunks[-1].parent is chunks[0].parent and chunks[-1].rows.stop == adjacent.stop:  # one sequence, all full
-            whole_ntC: torch.Tensor = mixed_NC[adjacent].float().unflatten(0, (len(chunks), CHUNK))
+            whole_ntC: Tensor = mixed_NC[adjacent].float().unflatten(0, (len(chunks), CHUNK))
             return whole_ntC
-        mixed_ntC = torch.empty((len(chunks), CHUNK, *mixed_NC.shape[1:]), dtype=torch.float32, device=mixed_NC.device)
-        for mixed_tC, chunk in zip(mixed_ntC, chunks, strict=True):
-            mixed_tC[: chunk.length] = mixed_NC[chunk.rows]
-            mixed_tC[chunk.length :] = 0
-        return mixed_ntC
+        return windows(mixed_NC, chunks)
 
     def _apply_transitions(self, prepared: Prepared, first: int, slices: list[Slice], state: LayerState) -> None:
         """Apply the transitions of prepared chunks from `first` on, for the slices that need theirs."""
@@ -214,10 +209,8 @@ class RecurrentMixer(ABC, Generic[Shape]):
         one_by_one = slice(slots[0], slots[0] + len(slots))
         adjacent = slots == list(range(one_by_one.start, one_by_one.stop))
         slot_B = torch.empty(0) if adjacent else torch.tensor(slots, device=state.recurrent.device)
-        mixed_BC = rows.mixed_NC[at]
-        if self.convolution is None or state.conv is None:
-            mixed_BC = mixed_BC.float()
-        else:
+        mixed_BC = rows.mixed_NC[at].float()
+        if self.convolution is not None and state.conv is not None:
             conv_BCw = state.conv[one_by_one] if adjacent else state.conv.index_select(0, slot_B)
             mixed_BC = self.convolution.decode(mixed_BC, conv_BCw)
             if not adjacent:
@@ -230,14 +223,14 @@ class RecurrentMixer(ABC, Generic[Shape]):
 
     # -- segments (HYPIC, section 4.2, equations 6 and 7) ----------------------
 
-    def composed(self, state_X: torch.Tensor, segment: SegmentState, at: int) -> torch.Tensor:
+    def composed(self, state_X: Tensor, segment: SegmentState, at: int) -> Tensor:
         """Return T·S + R(at)·S₀: the state after a segment that begins at position `at`, from the state before it."""
         moved_X = self.moved(segment.zero_start_X, at)
         if segment.transition_X is None:
             return state_X + moved_X
         return self.carried(segment.transition_X, state_X).add_(moved_X)
 
-    def zero_start(self, end_X: torch.Tensor, transition_X: torch.Tensor, head_X: torch.Tensor) -> torch.Tensor:
+    def zero_start(self, end_X: Tensor, transition_X: Tensor, head_X: Tensor) -> Tensor:
         """Return S₀ = S_end − T·S_head, from the states after a segment's interior and before it."""
         return end_X - self.carried(transition_X, head_X)
 
@@ -251,7 +244,7 @@ class RecurrentMixer(ABC, Generic[Shape]):
                     state.conv[s.slot] = segment.conv_Cw
 
 
-def advance(prepared: Prepared, at: slice, state_SX: torch.Tensor) -> torch.Tensor:
+def advance(prepared: Prepared, at: slice, state_SX: Tensor) -> Tensor:
     """Advance S sequences by one chunk each (`at` of n): update states in place; return what they read [S, H, t, V]."""
     heads = math.prod(state_SX.shape[1:-2])
     read_SX = state_SX.new_empty(*state_SX.shape[:-2], CHUNK, state_SX.shape[-1])
@@ -260,7 +253,7 @@ def advance(prepared: Prepared, at: slice, state_SX: torch.Tensor) -> torch.Tens
     return read_SX
 
 
-def scratch(like_X: torch.Tensor) -> torch.Tensor:
+def scratch(like_X: Tensor) -> Tensor:
     """Return contiguous float32 memory of that shape, which this thread's next call reuses.
 
     Touching fresh memory costs 0.3 ms a MB. The memory grows with the largest request. On a GPU, whose allocator caches
@@ -269,16 +262,14 @@ def scratch(like_X: torch.Tensor) -> torch.Tensor:
     if like_X.device.type != "cpu":
         return torch.empty_like(like_X, dtype=torch.float32, memory_format=torch.contiguous_format)
     n = math.prod(like_X.shape)
-    memory: torch.Tensor | None = getattr(_of_thread, "memory", None)
+    memory: Tensor | None = getattr(_of_thread, "memory", None)
     if memory is None or len(memory) < n:
         with torch.inference_mode(False):  # to be written both within that mode and without
             memory = _of_thread.memory = torch.empty(n, device=like_X.device)
     return memory[:n].view(like_X.shape)
 
 
-def rank_one_step(
-    q_BHK: torch.Tensor, k_BHK: torch.Tensor, v_BHV: torch.Tensor, decay: torch.Tensor, state_BHKV: torch.Tensor
-) -> torch.Tensor:
+def rank_one_step(q_BHK: Tensor, k_BHK: Tensor, v_BHV: Tensor, decay: Tensor, state_BHKV: Tensor) -> Tensor:
     """Process one token of each of B sequences by S' = decay · S + k vᵀ: return o = S'ᵀ q; update states in place.
 
     States may have any stride. q reads the decayed state in a product of two rows (a single row is another kernel,
@@ -292,9 +283,7 @@ def rank_one_step(
     return torch.addcmul(read_BHV, (q_BHK * k_BHK).sum(-1, keepdim=True), v_BHV)
 
 
-def queries_keys_values(
-    mixed_XC: torch.Tensor, key_heads: int, key_width: int, value_width: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def queries_keys_values(mixed_XC: Tensor, key_heads: int, key_width: int, value_width: int) -> tuple[Tensor, Tensor]:
     """Split channels [q | k | v] into queries and keys, [X, 2, G, K], and values, [X, H, V]."""
     n_qk = 2 * key_heads * key_width
     qk_X2GK = mixed_XC[..., :n_qk].unflatten(-1, (2, key_heads, key_width))

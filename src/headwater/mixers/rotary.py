@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import cache
 
 import torch
+from torch import Tensor
 
 from headwater.layers.attention import Rotary
 from headwater.mixers.gpu import has_kernels
@@ -24,22 +25,22 @@ class RotaryTable:
         exponent_F = torch.arange(0, width, 2, dtype=torch.float, device=device) / width
         self._frequency_F = 1.0 / (rotary.theta**exponent_F)
         self._cos_sin = torch.empty(0, 2, width // 2, device=device)
-        self._last: tuple[torch.Tensor, torch.Tensor] | None = (
+        self._last: tuple[Tensor, Tensor] | None = (
             None  # the last positions and their result, shared by all layers of a step
         )
 
-    def at(self, position_N: torch.Tensor) -> torch.Tensor:
+    def at(self, position_N: Tensor) -> Tensor:
         """Return cosines and sines at these positions, [N, 2, F]."""
         if self._last is None or self._last[0] is not position_N:
             self._last = position_N, self._looked_up(position_N)
         return self._last[1]
 
-    def turn(self, by: int) -> torch.Tensor:
+    def turn(self, by: int) -> Tensor:
         """Return the rotation by `by` positions, [1, 2, F], from angles in float64."""
         angle_1F = by * self._frequency_F.double()[None]
         return torch.stack([angle_1F.cos(), angle_1F.sin()], dim=1).float()
 
-    def between(self, from_N: torch.Tensor, to_N: torch.Tensor) -> torch.Tensor:
+    def between(self, from_N: Tensor, to_N: Tensor) -> Tensor:
         """Return the rotation of keys from some positions to others, [N, 2, F].
 
         It is the difference of the angles that `at` returns, which are rounded, more so at larger positions.
@@ -49,7 +50,7 @@ class RotaryTable:
         sin_NF = (sin_to * cos_from).addcmul_(cos_to, sin_from, value=-1)
         return torch.stack([cos_NF, sin_NF], dim=1)
 
-    def _looked_up(self, position_N: torch.Tensor) -> torch.Tensor:
+    def _looked_up(self, position_N: Tensor) -> Tensor:
         end = int(position_N.max()) + 1
         while self._cos_sin.shape[0] < end:
             start = self._cos_sin.shape[0]
@@ -57,7 +58,7 @@ class RotaryTable:
             self._cos_sin = torch.cat([self._cos_sin, self._computed(position)])
         return self._cos_sin[position_N]
 
-    def _computed(self, position_N: torch.Tensor) -> torch.Tensor:
+    def _computed(self, position_N: Tensor) -> Tensor:
         angle_NF = position_N.float()[:, None] * self._frequency_F
         return torch.stack([angle_NF.cos(), angle_NF.sin()], dim=1)
 
@@ -65,7 +66,7 @@ class RotaryTable:
 class RotaryOnGpu(RotaryTable):
     """Cosines and sines computed at each use: finding the largest position would make the host wait for the device."""
 
-    def _looked_up(self, position_N: torch.Tensor) -> torch.Tensor:
+    def _looked_up(self, position_N: Tensor) -> Tensor:
         return self._computed(position_N)
 
 
@@ -79,7 +80,7 @@ def _shared(kind: type[RotaryTable], rotary: Rotary, device: str) -> RotaryTable
     return kind(rotary, device)
 
 
-def rotate_into(x_NHD: torch.Tensor, cos_sin_N2F: torch.Tensor, neighbours: bool = False) -> None:
+def rotate_into(x_NHD: Tensor, cos_sin_N2F: Tensor, neighbours: bool = False) -> None:
     """Rotate the first 2F channels of each head in place; x is float32.
 
     Pairs are (i, i + F), or neighbours (2i, 2i + 1), as in the original paper.

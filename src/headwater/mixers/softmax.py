@@ -21,6 +21,7 @@ from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from headwater.spec import KEY_BLOCK
 
@@ -38,15 +39,15 @@ class CausalMask:
         self._ramp = torch.zeros(self._visible + 2 * KEY_BLOCK, dtype=dtype, device=device)
         self._ramp[self._visible :] = -torch.inf
 
-    def from_last(self, end: int) -> torch.Tensor:
+    def from_last(self, end: int) -> Tensor:
         """Return the window whose first row belongs to the query at position `end` − 1; see `backwards`."""
         return self._ramp[self._visible - end :]
 
 
 def prefill_into(
-    out_TGQD: torch.Tensor,
-    q_TGQD: torch.Tensor,
-    keys_values: tuple[torch.Tensor, torch.Tensor],
+    out_TGQD: Tensor,
+    q_TGQD: Tensor,
+    keys_values: tuple[Tensor, Tensor],
     start: int,
     mask: CausalMask,
     scale: float | None = None,
@@ -63,11 +64,8 @@ def prefill_into(
 
 
 def backwards(
-    q_TGQD: torch.Tensor,
-    keys_values: tuple[torch.Tensor, torch.Tensor],
-    mask_from_last: torch.Tensor,
-    scale: float | None,
-) -> torch.Tensor:
+    q_TGQD: Tensor, keys_values: tuple[Tensor, Tensor], mask_from_last: Tensor, scale: float | None
+) -> Tensor:
     """Compute attention of successive queries over keys [K, G, D].
 
     Queries are in reverse order, the last one in row 0. Then row r sees one key fewer than row r - 1, and the mask is
@@ -84,12 +82,7 @@ def backwards(
     return out_GQRD[:, :, :n_queries].permute(2, 0, 1, 3).flip(0)
 
 
-def decode(
-    q_BGQD: torch.Tensor,
-    keys_values: tuple[torch.Tensor, torch.Tensor],
-    mask_B11K: torch.Tensor,
-    scale: float | None = None,
-) -> torch.Tensor:
+def decode(q_BGQD: Tensor, keys_values: tuple[Tensor, Tensor], mask_B11K: Tensor, scale: float | None = None) -> Tensor:
     """Compute attention of one query of each sequence over its keys [B, K, G, D].
 
     Queries that share a KV head are rows of one product. With one KV head they are split in two products, one a thread.
@@ -102,9 +95,7 @@ def decode(
     return attend(q_BHRD, k_BHKD, v_BHKD, mask_B1RK, scale).reshape(q_BGQD.shape)
 
 
-def attend(
-    q_BHRD: torch.Tensor, k_BHKD: torch.Tensor, v_BHKD: torch.Tensor, mask: torch.Tensor, scale: float | None = None
-) -> torch.Tensor:
+def attend(q_BHRD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, mask: Tensor, scale: float | None = None) -> Tensor:
     """Compute attention of at least two heads at once: products of a single head are split over threads: other bits."""
     alone = q_BHRD.shape[0] * q_BHRD.shape[1] == 1
     q, k, v = (x.expand(2, -1, -1, -1) if alone else x for x in (q_BHRD, k_BHKD, v_BHKD))
@@ -116,17 +107,17 @@ class DecodeBatch:
     """Decoding sequences that are computed as one product."""
 
     members: tuple[int, ...]  # indices of the step's decoding sequences
-    at: slice | torch.Tensor  # the same indices; a slice if they are adjacent
+    at: slice | Tensor  # the same indices; a slice if they are adjacent
     n_keys: int
-    mask_B11K: torch.Tensor  # 0 for a token, -inf for padding
+    mask_B11K: Tensor  # 0 for a token, -inf for padding
 
 
 @dataclass(frozen=True)
 class PagedBatch(DecodeBatch):
     """Decoding sequences that are computed as one product over pages of the arena."""
 
-    table_BP: torch.Tensor  # int64; padded with the sequence's first page, which is masked there
-    unused_T: torch.Tensor  # int64: indices of tokens, among all tokens of these pages, that were never written
+    table_BP: Tensor  # int64; padded with the sequence's first page, which is masked there
+    unused_T: Tensor  # int64: indices of tokens, among all tokens of these pages, that were never written
 
 
 def decode_batches(
@@ -148,18 +139,18 @@ def decode_batches(
     return tuple(batches)
 
 
-def _at(members: list[int], device: torch.device) -> slice | torch.Tensor:
+def _at(members: list[int], device: torch.device) -> slice | Tensor:
     first, last = members[0], members[-1] + 1
     return slice(first, last) if last - first == len(members) else torch.tensor(members, device=device)
 
 
-def _mask(n_keys: int, length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _mask(n_keys: int, length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return a mask [n_keys]: 0 for the first `length` keys, then -inf."""
     return _ramp(n_keys, dtype, device)[n_keys - length : 2 * n_keys - length]
 
 
 @lru_cache(maxsize=64)
-def _ramp(n_keys: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _ramp(n_keys: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return `n_keys` zeros, then -inf: every decode mask is a window of it."""
     return torch.cat(
         [torch.zeros(n_keys, dtype=dtype, device=device), torch.full((KEYS,), -torch.inf, dtype=dtype, device=device)]
@@ -167,7 +158,7 @@ def _ramp(n_keys: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor
 
 
 def paged_batches(
-    lengths: Sequence[int], tables: Sequence[torch.Tensor], page_size: int, dtype: torch.dtype
+    lengths: Sequence[int], tables: Sequence[Tensor], page_size: int, dtype: torch.dtype
 ) -> tuple[PagedBatch, ...]:
     """Group decoding sequences, with their pages; each of `tables` is at least as long as its length needs."""
     if not tables:
@@ -182,7 +173,7 @@ def paged_batches(
     return tuple(batches)
 
 
-def _filled_up(tables: list[torch.Tensor], n_pages: int) -> torch.Tensor:
+def _filled_up(tables: list[Tensor], n_pages: int) -> Tensor:
     """Stack tables, `n_pages` of each, padded with the first page of each."""
     parts = []
     for table in tables:
@@ -191,7 +182,7 @@ def _filled_up(tables: list[torch.Tensor], n_pages: int) -> torch.Tensor:
     return torch.cat(parts).view(len(tables), n_pages)
 
 
-def _unused(lengths: list[int], n_pages: int, page_size: int) -> torch.Tensor:
+def _unused(lengths: list[int], n_pages: int, page_size: int) -> Tensor:
     """Return the indices of tokens that were never written, counted over the pages of all sequences.
 
     The first page is full, and so can serve as padding, unless it is also the last page.

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from copy import copy
 
 import torch
+from torch import Tensor
 
 from headwater.mixers.linear import Linear
 
@@ -18,7 +19,7 @@ class Weights:
 
     def __init__(
         self,
-        tensors: Mapping[str, torch.Tensor],
+        tensors: Mapping[str, Tensor],
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         prefix: str = "",
@@ -39,19 +40,19 @@ class Weights:
         part.dtype = torch.float32
         return part
 
-    def stored(self, name: str) -> torch.Tensor:
+    def stored(self, name: str) -> Tensor:
         """Return a tensor as it is stored: a view of the file."""
         return self._tensors[self._prefix + name]
 
-    def vector(self, name: str) -> torch.Tensor:
+    def vector(self, name: str) -> Tensor:
         """Copy a tensor in float32, in which decays, norms and steps are computed."""
         return self.stored(name).to(device=self.device, dtype=torch.float32, copy=True)
 
-    def optional(self, name: str) -> torch.Tensor | None:
+    def optional(self, name: str) -> Tensor | None:
         """Copy a tensor in float32, or return None if there is no tensor of this name."""
         return self.vector(name) if name in self else None
 
-    def cast(self, tensor: torch.Tensor) -> torch.Tensor:
+    def cast(self, tensor: Tensor) -> Tensor:
         """Convert a tensor to the dtype and device of products."""
         return tensor.to(device=self.device, dtype=self.dtype)
 
@@ -69,6 +70,6 @@ class Weights:
             bias_N = torch.cat(parts)
         return self.packed(weights[0] if len(weights) == 1 else torch.cat(weights), bias_N)
 
-    def packed(self, weight_NK: torch.Tensor, bias_N: torch.Tensor | None = None) -> Linear:
+    def packed(self, weight_NK: Tensor, bias_N: Tensor | None = None) -> Linear:
         """Build the product with a weight that was assembled from stored ones."""
         return Linear(self.cast(weight_NK), None if bias_N is None else self.cast(bias_N).clone())

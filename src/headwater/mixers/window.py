@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
+from torch import Tensor
 
 from headwater.layers.attention import WindowAttention
 from headwater.mixers import softmax
@@ -65,7 +66,7 @@ class Window:
             yield Block(first, last, max(0, at - self.before), at + self.block)
             first = last
 
-    def mask_from_last(self, block: Block) -> torch.Tensor:
+    def mask_from_last(self, block: Block) -> Tensor:
         """Return the mask for `softmax.backwards`: a key is seen from its own position on, for `size` tokens."""
         last_key = block.last - 1 - block.start
         return self._band[self.before + self.block - last_key :]
@@ -91,14 +92,14 @@ class Rings:
     A ring with fewer than W tokens is zeros after them.
     """
 
-    memory_RWGD: torch.Tensor  # strided by row
+    memory_RWGD: Tensor  # strided by row
 
-    def read(self, row: int, start: int, end: int) -> torch.Tensor:
+    def read(self, row: int, start: int, end: int) -> Tensor:
         """Copy the tokens at positions [start, end) in order, [end − start, G, D]; the ring must hold them all."""
         position_T = torch.arange(start, end, device=self.memory_RWGD.device)
         return self.memory_RWGD[row, position_T % self.memory_RWGD.shape[1]]
 
-    def laid_out(self, row: int, new_TGD: torch.Tensor, start: int, bounds: tuple[int, int]) -> torch.Tensor:
+    def laid_out(self, row: int, new_TGD: Tensor, start: int, bounds: tuple[int, int]) -> Tensor:
         """Lay out positions [first, last) of a sequence: tokens from the ring before `start`, the new ones, zeros."""
         first, last = bounds
         end, window = start + len(new_TGD), self.memory_RWGD.shape[1]
@@ -110,7 +111,7 @@ class Rings:
         laid_TGD[end - first :] = 0
         return laid_TGD
 
-    def store(self, row: int, laid_TGD: torch.Tensor, first: int, position: int) -> None:
+    def store(self, row: int, laid_TGD: Tensor, first: int, position: int) -> None:
         """Write the ring's content before the token at `position`, from tokens laid out from `first` on."""
         ring_WGD = self.memory_RWGD[row]
         window = len(ring_WGD)
@@ -122,20 +123,17 @@ class Rings:
         else:
             ring_WGD[head:] = laid_TGD[position - window - first : turn - first]
 
-    def put(self, row_B: torch.Tensor | int, position_B: torch.Tensor, new_BGD: torch.Tensor) -> None:
+    def put(self, row_B: Tensor | int, position_B: Tensor, new_BGD: Tensor) -> None:
         """Store one token of each of B sequences, or B ≤ W tokens of one sequence."""
         self.memory_RWGD[row_B, position_B % self.memory_RWGD.shape[1]] = new_BGD
-
-
-# -- the layer ------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class SegmentWindow:
     """The rings of one layer after a segment's interior, with the segment's first token at position 0."""
 
-    keys_WGD: torch.Tensor
-    values_WGD: torch.Tensor
+    keys_WGD: Tensor
+    values_WGD: Tensor
     interior: range  # tokens of the segment; earlier tokens in the rings are recomputed at each use
 
 
@@ -148,8 +146,8 @@ class WindowAttentionMixer:
         self.window = window_of(shape.window, weights.dtype, str(weights.device))
 
     def forward(
-        self, x_NC: torch.Tensor, batch: StepBatch, keys: Rings, values: Rings, segments: Sequence[SegmentWindow] = ()
-    ) -> torch.Tensor:
+        self, x_NC: Tensor, batch: StepBatch, keys: Rings, values: Rings, segments: Sequence[SegmentWindow] = ()
+    ) -> Tensor:
         """Attend from each row to its sequence's last tokens; advance the rings and copy them to the rows of saves.
 
         Slices name `segments` by index. Slices of one slot are computed in order: each continues from the rings that
@@ -170,7 +168,7 @@ class WindowAttentionMixer:
             self._attend_into(out_NGQD[at], projected.q_NGQD[at], batch, rings)
         return self.heads.finish(out_NGQD.flatten(1, 2), projected.gate_NHD, batch.n_prefill)
 
-    def _prefill_into(self, out_NGQD: torch.Tensor, projected: Projected, s: Slice, rings: tuple[Rings, Rings]) -> None:
+    def _prefill_into(self, out_NGQD: Tensor, projected: Projected, s: Slice, rings: tuple[Rings, Rings]) -> None:
         rows = slice(s.first, s.first + s.length)
         out_TGQD, q_TGQD = out_NGQD[rows], projected.q_NGQD[rows]
         blocks = list(self.window.blocks(s.start, s.end))
@@ -186,9 +184,7 @@ class WindowAttentionMixer:
             for position, row in (*s.saves, (s.end, s.slot)):
                 ring.store(row, laid_TGD, first, position)
 
-    def _attend_into(
-        self, out_BGQD: torch.Tensor, q_BGQD: torch.Tensor, batch: StepBatch, rings: tuple[Rings, Rings]
-    ) -> None:
+    def _attend_into(self, out_BGQD: Tensor, q_BGQD: Tensor, batch: StepBatch, rings: tuple[Rings, Rings]) -> None:
         """Attend from each decoding row to its sequence's rings."""
         for together in self.window.decodes(batch):
             slots = batch.decode_slot_B[together.at]

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from headwater.mixers.batch import CHUNK
-from headwater.mixers.gdn import delta_rule
-from headwater.mixers.kda import decode_step, prepare
+from headwater.mixers.gdn import decode_step, delta_rule
+from headwater.mixers.kda import prepare
 
 CHUNKS, HEADS, WIDTH = 3, 3, 32
 LENGTH = CHUNKS * CHUNK

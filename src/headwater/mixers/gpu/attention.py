@@ -16,6 +16,7 @@ from functools import cached_property
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from headwater.mixers.attention import Attention, AttentionStep
 from headwater.mixers.batch import StepBatch, padded_tables
@@ -29,8 +30,8 @@ SPLIT = 1024  # keys that one program of a decoding sequence reads
 class Decoding:
     """Page tables and lengths of decoding sequences, int32 on the device."""
 
-    table_BT: torch.Tensor
-    length_B: torch.Tensor  # tokens of each sequence, including the token of this step
+    table_BT: Tensor
+    length_B: Tensor  # tokens of each sequence, including the token of this step
     splits: int  # splits that the longest table has room for
 
     @classmethod
@@ -44,12 +45,12 @@ class Decoding:
 class PagedStep(Decoding):
     """Queries and page tables of a step, int32 on the device; built once a step."""
 
-    table_ST: torch.Tensor
-    start_S: torch.Tensor
-    length_S: torch.Tensor
-    first_S: torch.Tensor
-    slice_n: torch.Tensor  # slice of each tile
-    tile_n: torch.Tensor  # index of each tile within its slice
+    table_ST: Tensor
+    start_S: Tensor
+    length_S: Tensor
+    first_S: Tensor
+    slice_n: Tensor  # slice of each tile
+    tile_n: Tensor  # index of each tile within its slice
 
     @classmethod
     def of(cls, batch: StepBatch, page_size: int) -> PagedStep:
@@ -57,7 +58,7 @@ class PagedStep(Decoding):
         if page_size % TILE:
             raise ValueError(f"a page has {page_size} tokens, kernels take multiples of {TILE}")
 
-        def tensor(values: list[int]) -> torch.Tensor:
+        def tensor(values: list[int]) -> Tensor:
             if not values:  # no copy to the device, not even an empty one, is allowed while a graph is recorded
                 return batch.position_N.new_empty(0, dtype=torch.int32)
             return torch.tensor(values, dtype=torch.int32, device=batch.position_N.device)
@@ -188,9 +189,7 @@ def _merge(
     tl.store(to, (read / total).to(out.dtype.element_ty), mask=channel < width)
 
 
-def prefill(
-    q_PHD: torch.Tensor, keys_values: tuple[torch.Tensor, torch.Tensor], step: PagedStep, page_size: int, scale: float
-) -> torch.Tensor:
+def prefill(q_PHD: Tensor, keys_values: tuple[Tensor, Tensor], step: PagedStep, page_size: int, scale: float) -> Tensor:
     """Compute attention of all slices' queries; `keys_values` are pages [pages, page_size · G · D], strided."""
     _, heads, width = q_PHD.shape
     k_pages, v_pages = keys_values
@@ -205,9 +204,7 @@ def prefill(
     return out_PHD
 
 
-def decode(
-    q_BHD: torch.Tensor, keys_values: tuple[torch.Tensor, torch.Tensor], step: Decoding, page_size: int, scale: float
-) -> torch.Tensor:
+def decode(q_BHD: Tensor, keys_values: tuple[Tensor, Tensor], step: Decoding, page_size: int, scale: float) -> Tensor:
     """Compute attention of one query of each decoding sequence. A table's only page may have any number of tokens."""
     n, heads, width = q_BHD.shape
     k_pages, v_pages = keys_values
@@ -228,7 +225,7 @@ def decode(
     return out_BHD
 
 
-def merge_into(out_BHD: torch.Tensor, best_sum: torch.Tensor, reads: torch.Tensor, step: Decoding) -> None:
+def merge_into(out_BHD: Tensor, best_sum: Tensor, reads: Tensor, step: Decoding) -> None:
     """Merge what each head read in its splits: maximum and sum [B, H, s, 2], and reads [B, H, s, D], all float32."""
     n, heads, width = out_BHD.shape
     _merge[n, heads](
@@ -247,7 +244,7 @@ class AttentionStepOnGpu(AttentionStep):
         return PagedStep.of(self.batch, self.arena.page_size)
 
     @staticmethod
-    def _decode_pages(batch: StepBatch, page_size: int) -> torch.Tensor:
+    def _decode_pages(batch: StepBatch, page_size: int) -> Tensor:
         n_pages_B = batch.position_N[batch.decode_rows] // page_size + 1
         return batch.decode_table_BT.gather(1, n_pages_B[:, None] - 1)[:, 0]
 
@@ -261,7 +258,7 @@ def paged(step: AttentionStep) -> PagedStep:
 class AttentionOnGpu(Attention):
     """Full attention whose prefill and decode run in Triton, straight from pages."""
 
-    def _attend(self, q_NGQD: torch.Tensor, step: AttentionStep) -> torch.Tensor:
+    def _attend(self, q_NGQD: Tensor, step: AttentionStep) -> Tensor:
         out_NGQD = torch.empty_like(q_NGQD, memory_format=torch.contiguous_format)
         out_NGQD[step.batch.decode_rows.stop :] = 0
         k_pages, v_pages = step.arena.pages_of(self.layer)
@@ -277,9 +274,7 @@ class AttentionOnGpu(Attention):
 class WindowAttentionOnGpu(WindowAttentionMixer):
     """Sliding-window attention whose decode runs in Triton; prefill runs in torch, as on the CPU."""
 
-    def _attend_into(
-        self, out_BGQD: torch.Tensor, q_BGQD: torch.Tensor, batch: StepBatch, rings: tuple[Rings, Rings]
-    ) -> None:
+    def _attend_into(self, out_BGQD: Tensor, q_BGQD: Tensor, batch: StepBatch, rings: tuple[Rings, Rings]) -> None:
         k_RX, v_RX = (ring.memory_RWGD.flatten(1) for ring in rings)
         scale = self.shape.head_dim**-0.5 if self.shape.scale is None else self.shape.scale
         step = Decoding.of_rings(batch, self.shape.window)

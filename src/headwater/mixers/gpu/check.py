@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from headwater.layers.attention import GroupedAttention
 from headwater.layers.feed_forward import Experts
@@ -31,7 +32,8 @@ SEQUENCES = (1, 2, 3, 7)
 LENGTHS = (1, 64, 65, 300, 1024, 1025, 130)  # tokens of sequences that decode together: of one split of keys, and two
 PAGE = 64
 
-Random = Callable[..., torch.Tensor]
+Random = Callable[..., Tensor]
+Tensors = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ def steps(cut: int) -> Iterator[tuple[Piece, ...]]:
     yield Piece(LENGTH, COMPANY, 0, 1), Piece(cut, LENGTH - cut, cut, 0)
 
 
-def batch_of(pieces: tuple[Piece, ...], tables: list[torch.Tensor], position_B: torch.Tensor) -> StepBatch:
+def batch_of(pieces: tuple[Piece, ...], tables: list[Tensor], position_B: Tensor) -> StepBatch:
     """Build a step of these pieces, with pages by slot, or of decoding sequences (slots in order)."""
     slices, first = [], 0
     for piece in pieces:
@@ -94,7 +96,7 @@ def broken_recurrence(layer: Layer, mixer: RecurrentMixer[Any], random: Random, 
     before = {name: random(max(SEQUENCES), *shape).float() for name, shape in shapes.items()}
     tables = [positions[:0]] * max(SEQUENCES)
 
-    def prefill(*in_turn: tuple[Piece, ...]) -> tuple[torch.Tensor, ...]:
+    def prefill(*in_turn: tuple[Piece, ...]) -> Tensors:
         """Return what the last piece of each step reads, and its sequence's states after all steps."""
         state = _state(before)
         reads = []
@@ -105,17 +107,13 @@ def broken_recurrence(layer: Layer, mixer: RecurrentMixer[Any], random: Random, 
             reads.append(read[-pieces[-1].length :])
         return torch.cat(reads), *(t[0] for t in (state.recurrent, state.conv) if t is not None)
 
-    def decode(at: slice) -> tuple[torch.Tensor, ...]:
+    def decode(at: slice) -> Tensors:
         state = _state({name: t[at] for name, t in before.items()})
         slot_B = torch.arange(at.stop - at.start, device=device)
         read = layer_on_gpu.decode(rows.mixed_NC[at], rows.gates_NX[at], slot_B, state)
         return read, *(t for t in (state.recurrent, state.conv) if t is not None)
 
-    whole = prefill((Piece(0, LENGTH, 0, 0),))
-    for cut in CUTS:
-        if not _same(prefill(*steps(cut)), whole):
-            yield f"{layer.kind} cut at {cut} tokens, in company"
-    yield from (f"{layer.kind} at {n} decoding sequences" for n in _broken_counts(decode))
+    yield from _broken(layer.kind, decode, prefill)
 
 
 def broken_attention(shape: tuple[int, int, int], random: Random, device: str) -> Iterator[str]:
@@ -126,22 +124,18 @@ def broken_attention(shape: tuple[int, int, int], random: Random, device: str) -
     keys_values = (random(n_pages, PAGE * n_kv * width), random(n_pages, PAGE * n_kv * width))
     q_NHD = random(LENGTH + COMPANY, n_kv * sharing, width)
 
-    def prefill(*in_turn: tuple[Piece, ...]) -> torch.Tensor:
+    def prefill(*in_turn: tuple[Piece, ...]) -> Tensors:
         reads = []
         for pieces in in_turn:
             q_PHD = torch.cat([q_NHD[p.first : p.first + p.length] for p in pieces])
             step = PagedStep.of(batch_of(pieces, tables, position_B[:0]), PAGE)
             reads.append(attention.prefill(q_PHD, keys_values, step, PAGE, width**-0.5)[-pieces[-1].length :])
-        return torch.cat(reads)
+        return (torch.cat(reads),)
 
-    def decode(at: slice) -> tuple[torch.Tensor, ...]:
+    def decode(at: slice) -> Tensors:
         return (attention.decode(q_NHD[at], keys_values, _decoding(tables[at], position_B[at]), PAGE, width**-0.5),)
 
-    whole = prefill((Piece(0, LENGTH, 0, 0),))
-    for cut in CUTS:
-        if not torch.equal(prefill(*steps(cut)), whole):
-            yield f"attention cut at {cut} tokens, in company"
-    yield from (f"attention at {n} decoding sequences" for n in _broken_counts(decode))
+    yield from _broken("attention", decode, prefill)
 
 
 def broken_latent_attention(layer: LatentAttention, random: Random, device: str) -> Iterator[str]:
@@ -151,10 +145,10 @@ def broken_latent_attention(layer: LatentAttention, random: Random, device: str)
     pages = random(sum(len(table) for table in tables), PAGE * width)
     q_BHX, scale = random(len(LENGTHS), layer.heads, width), layer.key_dim**-0.5
 
-    def decode(at: slice) -> tuple[torch.Tensor, ...]:
+    def decode(at: slice) -> Tensors:
         return (mla.decode(q_BHX[at], pages, _decoding(tables[at], position_B[at]), PAGE, scale, layer.latent),)
 
-    yield from (f"{layer.kind} at {n} decoding sequences" for n in _broken_counts(decode))
+    yield from _broken(layer.kind, decode)
 
 
 def broken_experts(layer: Experts, random: Random, device: str) -> Iterator[str]:
@@ -163,38 +157,43 @@ def broken_experts(layer: Experts, random: Random, device: str) -> Iterator[str]
     x_RK, weight_ENK = random(max(SEQUENCES), expert.hidden), random(2, expert.intermediate, expert.hidden)
     expert_R = torch.arange(len(x_RK), device=device) % 2
 
-    def decode(at: slice) -> tuple[torch.Tensor, ...]:
+    def decode(at: slice) -> Tensors:
         return (routed.routed_product(x_RK[at], weight_ENK, expert_R[at]),)
 
-    yield from (f"{layer.kind} at {n} decoding sequences" for n in _broken_counts(decode))
+    yield from _broken(layer.kind, decode)
 
 
-def _paged(device: str) -> tuple[list[torch.Tensor], torch.Tensor]:
+def _paged(device: str) -> tuple[list[Tensor], Tensor]:
     """Return page tables of decoding sequences, each as long as the longest needs, and their last positions."""
     longest = -(-max(*LENGTHS, LENGTH) // PAGE)
     tables = torch.arange(len(LENGTHS) * longest, device=device).view(len(LENGTHS), longest)
     return list(tables), torch.tensor(LENGTHS, device=device) - 1
 
 
-def _decoding(tables: list[torch.Tensor], position_B: torch.Tensor) -> Decoding:
+def _decoding(tables: list[Tensor], position_B: Tensor) -> Decoding:
     """Build a step with tables as long as the longest of these sequences needs, which fixes the number of splits."""
     n_pages = int(position_B.max()) // PAGE + 1
     return PagedStep.of(batch_of((), [table[:n_pages] for table in tables], position_B), PAGE)
 
 
-def _state(rows: dict[str, torch.Tensor]) -> LayerState:
+def _state(rows: dict[str, Tensor]) -> LayerState:
     return LayerState(rows["recurrent"].clone(), rows["conv"].clone() if "conv" in rows else None)
 
 
-def _broken_counts(decode: Callable[[slice], tuple[torch.Tensor, ...]]) -> Iterator[int]:
-    """Yield each count of sequences at which bits differ from those of all sequences together."""
+def _broken(
+    kind: str, decode: Callable[[slice], Tensors], prefill: Callable[..., Tensors] | None = None
+) -> Iterator[str]:
+    """Name the cuts of a sequence and the counts of decoding sequences that change bits."""
+    if prefill is not None:
+        whole = prefill((Piece(0, LENGTH, 0, 0),))
+        yield from (f"{kind} cut at {cut} tokens, in company" for cut in CUTS if not _same(prefill(*steps(cut)), whole))
     n = max(SEQUENCES)
-    whole = decode(slice(0, n))
+    together = decode(slice(0, n))
     for count in SEQUENCES:
         for at in (slice(0, count), slice(n - count, n)):
-            if not _same(decode(at), tuple(of[at] for of in whole)):
-                yield count
+            if not _same(decode(at), tuple(of[at] for of in together)):
+                yield f"{kind} at {count} decoding sequences"
 
 
-def _same(some: tuple[torch.Tensor, ...], others: tuple[torch.Tensor, ...]) -> bool:
+def _same(some: Tensors, others: Tensors) -> bool:
     return all(torch.equal(one, other) for one, other in zip(some, others, strict=True))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from headwater.layers.feed_forward import Experts
 from headwater.mixers.activations import ACTIVATIONS
@@ -39,7 +40,7 @@ def _product(
     tl.store(out + row * n_out + n, total.to(out.dtype.element_ty), mask=n < n_out)
 
 
-def routed_product(x: torch.Tensor, weight_ENK: torch.Tensor, expert_R: torch.Tensor) -> torch.Tensor:
+def routed_product(x: Tensor, weight_ENK: Tensor, expert_R: Tensor) -> Tensor:
     """Multiply each row by its expert's weight, [R, N]; successive entries of `expert_R` may share a row of x."""
     n_out, n_in = weight_ENK.shape[1:]
     out_RN = x.new_empty(len(expert_R), n_out)
@@ -50,45 +51,34 @@ def routed_product(x: torch.Tensor, weight_ENK: torch.Tensor, expert_R: torch.Te
     return out_RN
 
 
-@dataclass(frozen=True)
-class StackedExperts:
-    """The weights of all experts of a layer, [E, N, K] each; experts may have no gate."""
-
-    gate_ENK: torch.Tensor | None
-    up_ENK: torch.Tensor
-    down_ENK: torch.Tensor
-    activation: str
-
-    def forward(self, x_NX: torch.Tensor, expert_NJ: torch.Tensor) -> torch.Tensor:
-        """Send each row through each of its experts, [N, J, X]."""
-        expert_R = expert_NJ.flatten()
-        hidden_RI, activate = routed_product(x_NX, self.up_ENK, expert_R), ACTIVATIONS[self.activation]
-        if self.gate_ENK is None:
-            hidden_RI = activate(hidden_RI)
-        else:
-            hidden_RI.mul_(activate(routed_product(x_NX, self.gate_ENK, expert_R)))
-        return routed_product(hidden_RI, self.down_ENK, expert_R).view(*expert_NJ.shape, -1)
-
-
 @dataclass(frozen=True, kw_only=True)
 class ExpertsOnGpu(MixtureOfExperts):
     """Routed experts whose decoding rows run in Triton; weights are held twice, packed and stacked."""
 
-    on_gpu: StackedExperts
+    stacked: tuple[Tensor, ...]  # [E, N, K] each: of gates if experts have them, up and down
+    activation: str
 
     @classmethod
     def of(cls, shape: Experts, weights: Weights) -> ExpertsOnGpu:
         """Pack the weights, and keep those of routed experts stacked on the device."""
         stacked = [weights.cast(tensor).contiguous() for tensor in stacked_weights(shape, weights)]
-        gate_ENK = stacked[0] if shape.gated else None
-        on_gpu = StackedExperts(gate_ENK, stacked[-2], stacked[-1], shape.activation)
-        return cls(**parts_of(shape, weights, stacked), on_gpu=on_gpu)
+        return cls(**parts_of(shape, weights, stacked), stacked=tuple(stacked), activation=shape.activation)
 
-    def run(self, x_NX: torch.Tensor, expert_NJ: torch.Tensor, n_prefill: int) -> torch.Tensor:
+    def run(self, x_NX: Tensor, expert_NJ: Tensor, n_prefill: int) -> Tensor:
         """Send each token through each of its experts, [N, J, X]; decoding rows by the kernel."""
         if n_prefill == len(x_NX):
             return super().run(x_NX, expert_NJ, n_prefill)
-        decoded_BJX = self.on_gpu.forward(x_NX[n_prefill:], expert_NJ[n_prefill:])
+        decoded_BJX = self._decoded(x_NX[n_prefill:], expert_NJ[n_prefill:])
         if n_prefill == 0:
             return decoded_BJX
         return torch.cat([super().run(x_NX[:n_prefill], expert_NJ[:n_prefill], n_prefill), decoded_BJX])
+
+    def _decoded(self, x_BX: Tensor, expert_BJ: Tensor) -> Tensor:
+        *gate, up_ENK, down_ENK = self.stacked
+        expert_R, activate = expert_BJ.flatten(), ACTIVATIONS[self.activation]
+        hidden_RI = routed_product(x_BX, up_ENK, expert_R)
+        if gate:
+            hidden_RI.mul_(activate(routed_product(x_BX, gate[0], expert_R)))
+        else:
+            hidden_RI = activate(hidden_RI)
+        return routed_product(hidden_RI, down_ENK, expert_R).view(*expert_BJ.shape, -1)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from headwater.mixers.batch import CHUNK
 from headwater.mixers.gdn import DeltaRule, norm_scales
@@ -143,9 +144,7 @@ class DeltaRuleKernels:
     def __init__(self, mixer: DeltaRule[Any]) -> None:
         self.mixer, self.shape = mixer, mixer.shape
 
-    def decode(
-        self, mixed_BC: torch.Tensor, gates_BX: torch.Tensor, state_RHKV: torch.Tensor, slot_B: torch.Tensor
-    ) -> torch.Tensor:
+    def decode(self, mixed_BC: Tensor, gates_BX: Tensor, state_RHKV: Tensor, slot_B: Tensor) -> Tensor:
         """Process one token of each of B sequences, [B, H, V]; update their slots in place."""
         q_BGK, k_BGK, v_BHV = self._split(mixed_BC)
         g_BHX, beta_BH = (t.contiguous() for t in self.mixer.gates(gates_BX))
@@ -158,7 +157,7 @@ class DeltaRuleKernels:
         )  # fmt: skip
         return out_BHV
 
-    def _split(self, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _split(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return normed and scaled queries, normed keys, [N, G, K] each, and values [N, H, V], rows strided."""
         qk_N2GK, v_NHV = self.mixer.heads(mixed)
         q_NGK, k_NGK = (qk_N2GK * norm_scales(qk_N2GK)).unbind(1)
@@ -174,9 +173,7 @@ def widths(key_width: int, value_width: int) -> dict[str, int]:
 class GatedDeltaNetKernels(DeltaRuleKernels):
     """The kernels of one `GatedDeltaNet` layer, with their launches."""
 
-    def prefill(
-        self, mixed_PC: torch.Tensor, gates_P2H: torch.Tensor, state_RHKV: torch.Tensor, ragged: Ragged
-    ) -> torch.Tensor:
+    def prefill(self, mixed_PC: Tensor, gates_P2H: Tensor, state_RHKV: Tensor, ragged: Ragged) -> Tensor:
         """Return the outputs of all slices' rows, [P, H, V]; write their slots and the rows of saves."""
         s = self.shape
         q_PGK, k_PGK, v_PHV = self._split(mixed_PC)

@@ -8,9 +8,9 @@ B decoding sequences.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from headwater.mixers.batch import CHUNK
 from headwater.mixers.gdn import Chunks
@@ -54,9 +54,7 @@ def _advance(
 class KimiDeltaAttentionKernels(DeltaRuleKernels):
     """The kernels of one `KimiDeltaAttention` layer, with their launches."""
 
-    def prefill(
-        self, mixed_PC: torch.Tensor, gates_PX: torch.Tensor, state_RHKV: torch.Tensor, ragged: Ragged
-    ) -> torch.Tensor:
+    def prefill(self, mixed_PC: Tensor, gates_PX: Tensor, state_RHKV: Tensor, ragged: Ragged) -> Tensor:
         """Return the outputs of all slices' rows, [P, H, V]; write their slots and the rows of saves."""
         s = self.shape
         row_nt = ragged.rows_of_chunks

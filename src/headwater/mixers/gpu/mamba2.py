@@ -8,9 +8,9 @@ Y rows of a step: prefill's or decode's.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from headwater.mixers.batch import CHUNK
 from headwater.mixers.gpu.ragged import STAGES, Ragged
@@ -92,9 +92,7 @@ class StateSpaceDualKernels:
     def __init__(self, mixer: StateSpaceDual) -> None:
         self.shape, self.rate_H, self.skip_H = mixer.shape, mixer.rate_H, mixer.skip_H
 
-    def prefill(
-        self, mixed_YC: torch.Tensor, dt_YH: torch.Tensor, state_RHNP: torch.Tensor, ragged: Ragged
-    ) -> torch.Tensor:
+    def prefill(self, mixed_YC: Tensor, dt_YH: Tensor, state_RHNP: Tensor, ragged: Ragged) -> Tensor:
         """Return the outputs of all slices' rows, [Y, H, P]; write their slots and the rows of saves."""
         s = self.shape
         mixed_YC, out_YHP = mixed_YC.contiguous(), self._out(mixed_YC)
@@ -105,9 +103,7 @@ class StateSpaceDualKernels:
         )  # fmt: skip
         return out_YHP
 
-    def decode(
-        self, mixed_YC: torch.Tensor, dt_YH: torch.Tensor, state_RHNP: torch.Tensor, slot_B: torch.Tensor
-    ) -> torch.Tensor:
+    def decode(self, mixed_YC: Tensor, dt_YH: Tensor, state_RHNP: Tensor, slot_B: Tensor) -> Tensor:
         """One token of each of B sequences: [Y, H, P]; their slots move on in place."""
         s = self.shape
         mixed_YC, out_YHP = mixed_YC.contiguous(), self._out(mixed_YC)
@@ -117,10 +113,10 @@ class StateSpaceDualKernels:
         )  # fmt: skip
         return out_YHP
 
-    def _out(self, mixed_YC: torch.Tensor) -> torch.Tensor:
+    def _out(self, mixed_YC: Tensor) -> Tensor:
         return mixed_YC.new_empty(len(mixed_YC), self.shape.heads, self.shape.head_dim)
 
-    def _strides(self, mixed_YC: torch.Tensor, dt_YH: torch.Tensor) -> tuple[int, ...]:
+    def _strides(self, mixed_YC: Tensor, dt_YH: Tensor) -> tuple[int, ...]:
         """Heads, heads of a group, and where in a row of channels [x | B | C] the latter two begin."""
         s = self.shape
         b_at = s.inner

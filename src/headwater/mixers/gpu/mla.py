@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from headwater.mixers.attention import AttentionStep
 from headwater.mixers.gpu import attention
@@ -66,9 +67,7 @@ def _decode_split(
     tl.store(reads + to[:, None] * latent + channel[None, :], read, mask=in_heads & in_latent)
 
 
-def decode(
-    q_BHX: torch.Tensor, pages: torch.Tensor, step: Decoding, page_size: int, scale: float, latent: int
-) -> torch.Tensor:
+def decode(q_BHX: Tensor, pages: Tensor, step: Decoding, page_size: int, scale: float, latent: int) -> Tensor:
     """Return the latents that one query of each sequence reads, [B, H, L]; `pages` are [pages, page_size · X]."""
     n, n_heads, width = q_BHX.shape
     q_BHX = q_BHX.contiguous()
@@ -88,7 +87,7 @@ def decode(
 class LatentAttentionOnGpu(LatentAttentionMixer):
     """Latent attention whose decode runs in Triton; prefill runs in torch, as on the CPU."""
 
-    def _read(self, q_BHX: torch.Tensor, step: AttentionStep) -> torch.Tensor:
+    def _read(self, q_BHX: Tensor, step: AttentionStep) -> Tensor:
         (pages,) = step.arena.pages_of(self.layer)
         scale = self.shape.key_dim**-0.5
         return decode(q_BHX, pages, paged(step), step.arena.page_size, scale, self.shape.latent)

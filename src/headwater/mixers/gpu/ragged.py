@@ -14,6 +14,7 @@ from itertools import accumulate
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from headwater.mixers.batch import CHUNK, Round, Slice
 
@@ -28,23 +29,23 @@ STAGES = 1
 class Ragged:
     """Rows, states and chunks of each slice: int32 tensors on the device, built once a step."""
 
-    first_S: torch.Tensor  # first row in the step
-    length_S: torch.Tensor
-    slot_S: torch.Tensor  # row of the state memory
-    chunk_S: torch.Tensor  # first chunk
-    slice_P: torch.Tensor  # slice of each row
-    slice_n: torch.Tensor  # slice of each chunk
-    save_n: torch.Tensor  # row of the state memory that also receives the state after a chunk, or -1
+    first_S: Tensor  # first row in the step
+    length_S: Tensor
+    slot_S: Tensor  # row of the state memory
+    chunk_S: Tensor  # first chunk
+    slice_P: Tensor  # slice of each row
+    slice_n: Tensor  # slice of each chunk
+    save_n: Tensor  # row of the state memory that also receives the state after a chunk, or -1
 
     @property
-    def rows_of_chunks(self) -> torch.Tensor:
+    def rows_of_chunks(self) -> Tensor:
         """Row of each token of each chunk, int64 [n, 64]; -1 after the last token of a slice. Rows ascend."""
         index_nt = torch.arange(CHUNK, device=self.first_S.device) + CHUNK * self._index_n.unsqueeze(1)
         inside_nt = index_nt < self.length_S[self.slice_n].unsqueeze(1)
         return torch.where(inside_nt, self.first_S[self.slice_n].unsqueeze(1) + index_nt, NO_ROW).long()
 
     @property
-    def _index_n(self) -> torch.Tensor:
+    def _index_n(self) -> Tensor:
         """Index of each chunk within its slice."""
         return torch.arange(len(self.slice_n), device=self.slice_n.device) - self.chunk_S[self.slice_n]
 
@@ -59,7 +60,7 @@ class Ragged:
                 raise ValueError(f"{len(s.saves)} saves at {len(at)} positions of a slice")
             saves += [at.get(min(s.start + (i + 1) * CHUNK, s.end), NO_ROW) for i in range(count)]
 
-        def tensor(values: list[int]) -> torch.Tensor:
+        def tensor(values: list[int]) -> Tensor:
             return torch.tensor(values, dtype=torch.int32, device=device)
 
         return cls(
@@ -138,9 +139,7 @@ def _keep_tail(
         tl.store(state + slot * state_row + channel * before + i, value, mask=mask & is_last)
 
 
-def convolve(
-    x_PC: torch.Tensor, weight_WC: torch.Tensor, bias_C: torch.Tensor | None, state_RCw: torch.Tensor, ragged: Ragged
-) -> torch.Tensor:
+def convolve(x_PC: Tensor, weight_WC: Tensor, bias_C: Tensor | None, state_RCw: Tensor, ragged: Ragged) -> Tensor:
     """Return silu of the convolution of all slices' rows, [P, C] float32; update the state memory and write saves.
 
     Rows of x and of the state may be strided, each is contiguous.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import torch
+from torch import Tensor
 
 from headwater.mixers.batch import Round, StepBatch
 from headwater.mixers.gdn import GatedDeltaNet
@@ -24,14 +24,10 @@ from headwater.mixers.recurrent import LayerState, RecurrentMixer, Rows
 class Kernels(Protocol):
     """The kernels of one mixer's recurrence; `mixed` is float32, and convolved if there is a convolution."""
 
-    def prefill(
-        self, mixed_PC: torch.Tensor, gates_PX: torch.Tensor, state_RX: torch.Tensor, ragged: Ragged
-    ) -> torch.Tensor:
+    def prefill(self, mixed_PC: Tensor, gates_PX: Tensor, state_RX: Tensor, ragged: Ragged) -> Tensor:
         """Return what all slices' rows read, a token a row; write slots and rows of saves."""
 
-    def decode(
-        self, mixed_BC: torch.Tensor, gates_BX: torch.Tensor, state_RX: torch.Tensor, slot_B: torch.Tensor
-    ) -> torch.Tensor:
+    def decode(self, mixed_BC: Tensor, gates_BX: Tensor, state_RX: Tensor, slot_B: Tensor) -> Tensor:
         """Return what one token of each sequence reads; update their slots in place."""
 
 
@@ -50,7 +46,7 @@ class RecurrentOnGpu:
         kernels = KERNELS.get(type(mixer))
         self.kernels = None if kernels is None else kernels(mixer)
 
-    def forward(self, x_ND: torch.Tensor, batch: StepBatch, state: LayerState) -> torch.Tensor:
+    def forward(self, x_ND: Tensor, batch: StepBatch, state: LayerState) -> Tensor:
         """Compute the layer as `RecurrentMixer.forward` does; in decode the host never waits for the device."""
         rows = self.mixer.project(x_ND, batch)
         rows.out_NX[batch.decode_rows.stop :] = 0
@@ -75,9 +71,7 @@ class RecurrentOnGpu:
         for at, read_nX in zip(together.rows, read_PX.split([at.stop - at.start for at in together.rows]), strict=True):
             self.mixer.finish_into(rows, at, read_nX)
 
-    def prefill(
-        self, mixed_PC: torch.Tensor, gates_PX: torch.Tensor, ragged: Ragged, state: LayerState
-    ) -> torch.Tensor:
+    def prefill(self, mixed_PC: Tensor, gates_PX: Tensor, ragged: Ragged, state: LayerState) -> Tensor:
         """Return what the rows of ragged slices read, by the kernels."""
         assert self.kernels is not None
         convolution = self.mixer.convolution
@@ -85,9 +79,7 @@ class RecurrentOnGpu:
             mixed_PC = convolve(mixed_PC, convolution.weight_WC, convolution.bias_C, state.conv, ragged)
         return self.kernels.prefill(mixed_PC.float(), gates_PX, state.recurrent, ragged)
 
-    def decode(
-        self, mixed_BC: torch.Tensor, gates_BX: torch.Tensor, slot_B: torch.Tensor, state: LayerState
-    ) -> torch.Tensor:
+    def decode(self, mixed_BC: Tensor, gates_BX: Tensor, slot_B: Tensor, state: LayerState) -> Tensor:
         """Return what the decoding rows read. The host waits for nothing, so this can be recorded as a graph."""
         convolution = self.mixer.convolution
         if convolution is not None and state.conv is not None:
