@@ -7,7 +7,6 @@ packed, since it chooses how weights are packed. R rows, K inputs, N outputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -84,11 +83,6 @@ class Recorded(Weights):
         zero = torch.zeros((), dtype=dtype)
         super().__init__({name: zero.expand(shape) for name, shape in layer.tensors().items()}, dtype)
         self._seen = seen
-
-    def below(self, name: str) -> Recorded:
-        part = copy(self)
-        part._prefix = f"{self._prefix}{name}."
-        return part
 
     def linear(self, *names: str) -> Linear:
         shapes = [self.stored(f"{name}.weight").shape for name in names]

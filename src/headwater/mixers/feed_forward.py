@@ -6,22 +6,20 @@ J experts a token, G groups of experts, R rows routed to one expert.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from headwater.layers.feed_forward import Experts, Mlp
-from headwater.mixers.activations import ACTIVATIONS, sigmoid
+from headwater.mixers.activations import ACTIVATIONS, Activation, sigmoid
 from headwater.mixers.linear import Linear
 from headwater.mixers.weights import Weights
 
-SCORES: dict[str, Callable[[Tensor], Tensor]] = {
-    "softmax": lambda logits_NE: torch.softmax(logits_NE, dim=-1),
-    "sigmoid": sigmoid,
-}
+SCORES: dict[str, Activation] = {"softmax": partial(torch.softmax, dim=-1), "sigmoid": sigmoid}
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,8 @@ class RotaryTable:
         exponent_F = torch.arange(0, width, 2, dtype=torch.float, device=device) / width
         self._frequency_F = 1.0 / (rotary.theta**exponent_F)
         self._cos_sin = torch.empty(0, 2, width // 2, device=device)
-        self._last: tuple[Tensor, Tensor] | None = (
-            None  # the last positions and their result, shared by all layers of a step
-        )
+        # The last positions and their result, shared by all layers of a step.
+        self._last: tuple[Tensor, Tensor] | None = None
 
     def at(self, position_N: Tensor) -> Tensor:
         """Return cosines and sines at these positions, [N, 2, F]."""

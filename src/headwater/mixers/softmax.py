@@ -130,10 +130,10 @@ def decode_batches(
         together[n_keys if most_keys is None else min(n_keys, most_keys)].append(at)
     batches = []
     for n_keys, members in together.items():
-        limit = max(1, BATCH_KEYS // n_keys)
+        limit, ramp = max(1, BATCH_KEYS // n_keys), _ramp(n_keys, dtype, device)
         for first in range(0, len(members), limit):
             some = members[first : first + limit]
-            masks = [_mask(n_keys, lengths[at], dtype, device) for at in some]
+            masks = [ramp[n_keys - lengths[at] : 2 * n_keys - lengths[at]] for at in some]
             mask_BK = masks[0][None] if len(masks) == 1 else torch.stack(masks)
             batches.append(DecodeBatch(tuple(some), _at(some, device), n_keys, mask_BK[:, None, None]))
     return tuple(batches)
@@ -144,17 +144,10 @@ def _at(members: list[int], device: torch.device) -> slice | Tensor:
     return slice(first, last) if last - first == len(members) else torch.tensor(members, device=device)
 
 
-def _mask(n_keys: int, length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a mask [n_keys]: 0 for the first `length` keys, then -inf."""
-    return _ramp(n_keys, dtype, device)[n_keys - length : 2 * n_keys - length]
-
-
 @lru_cache(maxsize=64)
 def _ramp(n_keys: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return `n_keys` zeros, then -inf: every decode mask is a window of it."""
-    return torch.cat(
-        [torch.zeros(n_keys, dtype=dtype, device=device), torch.full((KEYS,), -torch.inf, dtype=dtype, device=device)]
-    )
+    return F.pad(torch.zeros(n_keys, dtype=dtype, device=device), (0, KEYS), value=-torch.inf)
 
 
 def paged_batches(
@@ -175,11 +168,8 @@ def paged_batches(
 
 def _filled_up(tables: list[Tensor], n_pages: int) -> Tensor:
     """Stack tables, `n_pages` of each, padded with the first page of each."""
-    parts = []
-    for table in tables:
-        missing = n_pages - len(table)
-        parts += [table, *[table[:1]] * missing] if missing else [table]
-    return torch.cat(parts).view(len(tables), n_pages)
+    parts = (part for table in tables for part in (table, table[:1].expand(n_pages - len(table))))
+    return torch.cat(list(parts)).view(len(tables), n_pages)
 
 
 def _unused(lengths: list[int], n_pages: int, page_size: int) -> Tensor:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
+from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -11,30 +13,28 @@ from torch import Tensor
 from headwater.mixers.linear import Linear
 
 
+@dataclass(eq=False)
 class Weights:
     """Tensors as they are stored, by name, and the dtype and device to compute on.
 
     Methods return copies, so that nothing keeps a checkpoint's file mapped; `stored` returns a view.
     """
 
-    def __init__(
-        self,
-        tensors: Mapping[str, Tensor],
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
-        prefix: str = "",
-    ) -> None:
-        self._tensors, self._prefix = tensors, prefix
-        self.dtype, self.device = dtype, device
+    tensors: Mapping[str, Tensor]
+    dtype: torch.dtype = torch.float32
+    device: torch.device | str = "cpu"
+    prefix: str = ""  # of the names that methods take
 
     def __contains__(self, name: str) -> bool:
-        return self._prefix + name in self._tensors
+        return self.prefix + name in self.tensors
 
-    def below(self, name: str) -> Weights:
+    def below(self, name: str) -> Self:
         """Return the tensors whose names begin with `name.`, by the rest of their names."""
-        return Weights(self._tensors, self.dtype, self.device, f"{self._prefix}{name}.")
+        part = copy(self)
+        part.prefix = f"{self.prefix}{name}."
+        return part
 
-    def in_float32(self) -> Weights:
+    def in_float32(self) -> Self:
         """Return the same tensors for products in float32, whatever dtype the model computes in."""
         part = copy(self)
         part.dtype = torch.float32
@@ -42,7 +42,7 @@ class Weights:
 
     def stored(self, name: str) -> Tensor:
         """Return a tensor as it is stored: a view of the file."""
-        return self._tensors[self._prefix + name]
+        return self.tensors[self.prefix + name]
 
     def vector(self, name: str) -> Tensor:
         """Copy a tensor in float32, in which decays, norms and steps are computed."""
@@ -58,16 +58,12 @@ class Weights:
 
     def linear(self, *names: str) -> Linear:
         """Build one product whose outputs are those of several names (without `.weight`) side by side, with biases."""
-        stored = [self.stored(f"{name}.weight") for name in names]
-        weights = [self.cast(weight) for weight in stored]
-        biases = [f"{name}.bias" in self for name in names]
+        weights = [self.cast(self.stored(f"{name}.weight")) for name in names]
+        biases = [f"{name}.bias" for name in names]
         bias_N = None
-        if any(biases):
-            parts = [
-                self.cast(self.stored(f"{name}.bias")) if has else weight.new_zeros(len(weight))
-                for name, weight, has in zip(names, weights, biases, strict=True)
-            ]
-            bias_N = torch.cat(parts)
+        if any(bias in self for bias in biases):
+            parts = zip(biases, weights, strict=True)
+            bias_N = torch.cat([self.cast(self.stored(b) if b in self else w.new_zeros(len(w))) for b, w in parts])
         return self.packed(weights[0] if len(weights) == 1 else torch.cat(weights), bias_N)
 
     def packed(self, weight_NK: Tensor, bias_N: Tensor | None = None) -> Linear:

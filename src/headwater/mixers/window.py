@@ -53,9 +53,8 @@ class Window:
         reach = self.before + self.block
         self._band = torch.full((3 * reach + 1,), -torch.inf, dtype=dtype, device=device)
         self._band[reach + 1 - size : reach + 1] = 0
-        self._last: tuple[StepBatch, tuple[DecodeBatch, ...]] | None = (
-            None  # the last step and its batches, shared by all layers
-        )
+        # The last step and its batches, shared by all layers.
+        self._last: tuple[StepBatch, tuple[DecodeBatch, ...]] | None = None
 
     def blocks(self, start: int, end: int) -> Iterator[Block]:
         """Yield the blocks of queries at positions [start, end)."""

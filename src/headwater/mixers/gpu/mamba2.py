@@ -94,35 +94,32 @@ class StateSpaceDualKernels:
 
     def prefill(self, mixed_YC: Tensor, dt_YH: Tensor, state_RHNP: Tensor, ragged: Ragged) -> Tensor:
         """Return the outputs of all slices' rows, [Y, H, P]; write their slots and the rows of saves."""
-        s = self.shape
-        mixed_YC, out_YHP = mixed_YC.contiguous(), self._out(mixed_YC)
-        _advance[len(ragged.first_S), s.heads, triton.cdiv(s.head_dim, CHANNELS)](
-            mixed_YC, dt_YH, self.rate_H, self.skip_H, out_YHP, state_RHNP, ragged.first_S, ragged.length_S,
-            ragged.slot_S, ragged.chunk_S, ragged.save_n, *self._strides(mixed_YC, dt_YH), state_RHNP.stride(0),
-            t=CHUNK, num_stages=STAGES, **self._widths(),
+        given, strides, widths, out_YHP = self._arguments(mixed_YC, dt_YH, state_RHNP)
+        _advance[len(ragged.first_S), self.shape.heads, triton.cdiv(self.shape.head_dim, CHANNELS)](
+            *given, ragged.first_S, ragged.length_S, ragged.slot_S, ragged.chunk_S, ragged.save_n, *strides,
+            t=CHUNK, num_stages=STAGES, **widths,
         )  # fmt: skip
         return out_YHP
 
     def decode(self, mixed_YC: Tensor, dt_YH: Tensor, state_RHNP: Tensor, slot_B: Tensor) -> Tensor:
-        """One token of each of B sequences: [Y, H, P]; their slots move on in place."""
-        s = self.shape
-        mixed_YC, out_YHP = mixed_YC.contiguous(), self._out(mixed_YC)
-        _decode[len(slot_B), s.heads, triton.cdiv(s.head_dim, CHANNELS)](
-            mixed_YC, dt_YH, self.rate_H, self.skip_H, out_YHP, state_RHNP, slot_B, *self._strides(mixed_YC, dt_YH),
-            state_RHNP.stride(0), **self._widths(),
-        )  # fmt: skip
+        """Process one token of each of B sequences, [Y, H, P]; update their slots in place."""
+        given, strides, widths, out_YHP = self._arguments(mixed_YC, dt_YH, state_RHNP)
+        blocks = triton.cdiv(self.shape.head_dim, CHANNELS)
+        _decode[len(slot_B), self.shape.heads, blocks](*given, slot_B, *strides, **widths)
         return out_YHP
 
-    def _out(self, mixed_YC: Tensor) -> Tensor:
-        return mixed_YC.new_empty(len(mixed_YC), self.shape.heads, self.shape.head_dim)
+    def _arguments(
+        self, mixed_YC: Tensor, dt_YH: Tensor, state_RHNP: Tensor
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...], dict[str, int], Tensor]:
+        """Return the arguments that both kernels take: tensors, sizes and strides, widths; and the output among them.
 
-    def _strides(self, mixed_YC: Tensor, dt_YH: Tensor) -> tuple[int, ...]:
-        """Heads, heads of a group, and where in a row of channels [x | B | C] the latter two begin."""
-        s = self.shape
-        b_at = s.inner
-        return s.heads, s.heads // s.groups, mixed_YC.stride(0), dt_YH.stride(0), b_at, b_at + s.groups * s.state
-
-    def _widths(self) -> dict[str, int]:
-        s = self.shape
+        Rows of channels are [x | B | C].
+        """
+        s, mixed_YC = self.shape, mixed_YC.contiguous()
+        out_YHP = mixed_YC.new_empty(len(mixed_YC), s.heads, s.head_dim)
+        at_c = s.inner + s.groups * s.state
+        rows = (mixed_YC.stride(0), dt_YH.stride(0), s.inner, at_c, state_RHNP.stride(0))
         padded = max(16, triton.next_power_of_2(s.state))
-        return {"width": s.state, "padded": padded, "n_channels": s.head_dim, "channels": CHANNELS}
+        widths = {"width": s.state, "padded": padded, "n_channels": s.head_dim, "channels": CHANNELS}
+        given = (mixed_YC, dt_YH, self.rate_H, self.skip_H, out_YHP, state_RHNP)
+        return given, (s.heads, s.heads // s.groups, *rows), widths, out_YHP

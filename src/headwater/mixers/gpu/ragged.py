@@ -40,14 +40,10 @@ class Ragged:
     @property
     def rows_of_chunks(self) -> Tensor:
         """Row of each token of each chunk, int64 [n, 64]; -1 after the last token of a slice. Rows ascend."""
-        index_nt = torch.arange(CHUNK, device=self.first_S.device) + CHUNK * self._index_n.unsqueeze(1)
+        index_n = torch.arange(len(self.slice_n), device=self.slice_n.device) - self.chunk_S[self.slice_n]
+        index_nt = torch.arange(CHUNK, device=self.first_S.device) + CHUNK * index_n.unsqueeze(1)
         inside_nt = index_nt < self.length_S[self.slice_n].unsqueeze(1)
         return torch.where(inside_nt, self.first_S[self.slice_n].unsqueeze(1) + index_nt, NO_ROW).long()
-
-    @property
-    def _index_n(self) -> Tensor:
-        """Index of each chunk within its slice."""
-        return torch.arange(len(self.slice_n), device=self.slice_n.device) - self.chunk_S[self.slice_n]
 
     @classmethod
     def of(cls, slices: Sequence[Slice], device: torch.device | str) -> Ragged:
