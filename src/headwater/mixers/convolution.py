@@ -1,6 +1,7 @@
 """The short causal convolution before a recurrence: depthwise, with silu; its last inputs are part of the state.
 
-N rows of a step, B decoding sequences, n chunks, t = 64, C channels, W taps, w = W − 1, L = w + t.
+N rows of a step, T tokens, B decoding sequences, n chunks, t = 64, C channels, W taps, w = W − 1, L = w + t, R rows of
+the state memory, X any trailing dimensions.
 """
 
 from __future__ import annotations

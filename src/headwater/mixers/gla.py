@@ -43,7 +43,7 @@ def decayed_by_channel(
 
     Return outputs [T, H, V] and the state after the last token, in the dtype of the arguments (float64 works).
     Gated Linear Attention (Yang et al. 2023), equation 3, with g the logarithm of its decay α: each key channel of the
-    state forgets at its own rate, and k vᵀ is added. Queries come scaled.
+    state (or with g [T, H, 1], each head) forgets at its own rate, and k vᵀ is added. Queries come scaled.
     """
     state_HKV = state_HKV.clone()
     out_THV = torch.empty_like(v_THV)
