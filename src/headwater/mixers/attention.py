@@ -146,11 +146,7 @@ class Heads:
 
     def moved(self, k_TGD: Tensor, from_T: Tensor, to_T: Tensor) -> Tensor:
         """Re-rotate keys from some positions to others, in float32; round once."""
-        if self.rotation is None:
-            return k_TGD
-        turned_TGD = k_TGD.to(torch.float32, copy=True)
-        rotate_into(turned_TGD, self.rotation.between(from_T, to_T), self.rotation.neighbours)
-        return turned_TGD.to(k_TGD.dtype)
+        return k_TGD if self.rotation is None else self.rotation.turned(k_TGD, self.rotation.between(from_T, to_T))
 
     def finish(self, read_NHD: Tensor, gate_NHD: Tensor | None, n_prefill: int) -> Tensor:
         """Gate and project what each head read to rows [N, C]."""

@@ -25,7 +25,7 @@ from headwater.mixers import softmax
 from headwater.mixers.activations import RMSNorm, sigmoid
 from headwater.mixers.attention import AttentionStep
 from headwater.mixers.batch import Slice
-from headwater.mixers.rotary import rotary_table, rotate_into
+from headwater.mixers.rotary import rotary_table
 from headwater.mixers.softmax import CausalMask
 from headwater.mixers.weights import Weights
 
@@ -162,10 +162,8 @@ class LatentAttentionMixer:
 
     def _turned(self, x_NHD: Tensor, cos_sin_N2F: Tensor) -> Tensor:
         still_NHD, turned_NHE = x_NHD.tensor_split([x_NHD.shape[-1] - self.shape.rope_dim], dim=-1)
-        turned_NHE = turned_NHE.to(torch.float32, copy=True)
         assert self.rotation is not None
-        rotate_into(turned_NHE, cos_sin_N2F, self.rotation.neighbours)
-        return torch.cat([still_NHD, turned_NHE.to(x_NHD.dtype)], dim=-1)
+        return torch.cat([still_NHD, self.rotation.turned(turned_NHE, cos_sin_N2F)], dim=-1)
 
     def moved(self, kept: tuple[Tensor, ...], from_T: Tensor, to_T: Tensor) -> tuple[Tensor, ...]:
         """Return rows [T, X], as the arena keeps them, for tokens at other positions: key parts are re-rotated."""

@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Generic, Protocol, TypeVar
@@ -202,24 +203,25 @@ class RecurrentMixer(ABC, Generic[Shape]):
         n_at_once = max(1, DECODED_AT_ONCE * len(state.recurrent) // state.recurrent.numel())
         for at in range(0, len(slots), n_at_once):
             some = slots[at : at + n_at_once]
-            self._decode_some_into(rows, slice(first + at, first + at + len(some)), some, state)
+            adjacent = slice(some[0], some[0] + len(some))
+            in_order = some == list(range(adjacent.start, adjacent.stop))
+            where = adjacent if in_order else torch.tensor(some, device=state.recurrent.device)
+            of_step = slice(first + at, first + at + len(some))
+            read_BX = self.decode_at(rows.mixed_NC[of_step], rows.gates_NX[of_step], where, state)
+            self.finish_into(rows, of_step, read_BX)
 
-    def _decode_some_into(self, rows: Rows, at: slice, slots: list[int], state: LayerState) -> None:
-        """Process some decoding rows. States in adjacent slots are updated in place, others in a copy."""
-        one_by_one = slice(slots[0], slots[0] + len(slots))
-        adjacent = slots == list(range(one_by_one.start, one_by_one.stop))
-        slot_B = torch.empty(0) if adjacent else torch.tensor(slots, device=state.recurrent.device)
-        mixed_BC = rows.mixed_NC[at].float()
-        if self.convolution is not None and state.conv is not None:
-            conv_BCw = state.conv[one_by_one] if adjacent else state.conv.index_select(0, slot_B)
-            mixed_BC = self.convolution.decode(mixed_BC, conv_BCw)
-            if not adjacent:
-                state.conv.index_copy_(0, slot_B, conv_BCw)
-        state_BX = state.recurrent[one_by_one] if adjacent else state.recurrent.index_select(0, slot_B)
-        read_BX = self.decode(mixed_BC, rows.gates_NX[at], state_BX)
-        if not adjacent:
-            state.recurrent.index_copy_(0, slot_B, state_BX)
-        self.finish_into(rows, at, read_BX)
+    def decode_at(self, mixed_BC: Tensor, gates_BX: Tensor, slots: slice | Tensor, state: LayerState) -> Tensor:
+        """Process one token of each of the sequences in these slots: return what it reads, update their states."""
+        convolved_BC = self.convolved_at(mixed_BC, slots, state)
+        with rows_of(state.recurrent, slots) as state_BX:
+            return self.decode(convolved_BC, gates_BX, state_BX)
+
+    def convolved_at(self, mixed_BC: Tensor, slots: slice | Tensor, state: LayerState) -> Tensor:
+        """Convolve one token of each sequence, if there is a convolution: [B, C] float32; update the states of it."""
+        if self.convolution is None or state.conv is None:
+            return mixed_BC.float()
+        with rows_of(state.conv, slots) as conv_BCw:
+            return self.convolution.decode(mixed_BC, conv_BCw)
 
     # -- segments (HYPIC, section 4.2, equations 6 and 7) ----------------------
 
@@ -251,6 +253,17 @@ def advance(prepared: Prepared, at: slice, state_SX: Tensor) -> Tensor:
     of_heads = slice(at.start * heads, at.stop * heads)
     prepared.advance_into(of_heads, state_SX.flatten(0, -3), read_SX.flatten(0, -3))
     return read_SX
+
+
+@contextmanager
+def rows_of(memory_RX: Tensor, slots: slice | Tensor) -> Iterator[Tensor]:
+    """Yield some rows of the state memory for an update in place: a view if they are adjacent, else a copy."""
+    if isinstance(slots, slice):
+        yield memory_RX[slots]
+    else:
+        row_BX = memory_RX.index_select(0, slots)
+        yield row_BX
+        memory_RX.index_copy_(0, slots, row_BX)
 
 
 def scratch(like_X: Tensor) -> Tensor:

@@ -49,6 +49,12 @@ class RotaryTable:
         sin_NF = (sin_to * cos_from).addcmul_(cos_to, sin_from, value=-1)
         return torch.stack([cos_NF, sin_NF], dim=1)
 
+    def turned(self, x_NHD: Tensor, cos_sin_N2F: Tensor) -> Tensor:
+        """Return x rotated, in float32; round once."""
+        turned_NHD = x_NHD.to(torch.float32, copy=True)
+        rotate_into(turned_NHD, cos_sin_N2F, self.neighbours)
+        return turned_NHD.to(x_NHD.dtype)
+
     def _looked_up(self, position_N: Tensor) -> Tensor:
         end = int(position_N.max()) + 1
         while self._cos_sin.shape[0] < end:

@@ -81,14 +81,7 @@ class RecurrentOnGpu:
 
     def decode(self, mixed_BC: Tensor, gates_BX: Tensor, slot_B: Tensor, state: LayerState) -> Tensor:
         """Return what the decoding rows read. The host waits for nothing, so this can be recorded as a graph."""
-        convolution = self.mixer.convolution
-        if convolution is not None and state.conv is not None:
-            conv_BCw = state.conv.index_select(0, slot_B)
-            mixed_BC = convolution.decode(mixed_BC, conv_BCw)
-            state.conv.index_copy_(0, slot_B, conv_BCw)
-        if self.kernels is not None:
-            return self.kernels.decode(mixed_BC.float(), gates_BX, state.recurrent, slot_B)
-        state_BX = state.recurrent.index_select(0, slot_B)
-        read_BX = self.mixer.decode(mixed_BC.float(), gates_BX, state_BX)
-        state.recurrent.index_copy_(0, slot_B, state_BX)
-        return read_BX
+        if self.kernels is None:
+            return self.mixer.decode_at(mixed_BC, gates_BX, slot_B, state)
+        convolved_BC = self.mixer.convolved_at(mixed_BC, slot_B, state)
+        return self.kernels.decode(convolved_BC, gates_BX, state.recurrent, slot_B)
