@@ -2,21 +2,36 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# the one pin of torch: pyproject.toml has the range that is tested
 TORCH := torch==2.13.0
+CPU_INDEX := https://download.pytorch.org/whl/cpu
+BUILD = $(if $(GPU)$(wildcard $(VENV)/.torch-cuda),cuda,cpu)
 DATA ?= ../shared/data
 
 .PHONY: install install-dev demo test test-full lint bench bench-lab results policies families train screenshot soak soak-memory tenant-timing fuzz clean
 
-# torch first and pinned: an open range would bring gigabytes of CUDA packages
 $(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python %d.%d is too old, 3.11 or later is needed: make demo PYTHON=python3.11" % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet $(TORCH)
 
-$(VENV)/.demo: pyproject.toml | $(BIN)/python
+# torch first and pinned. The build for CPUs (+cpu) is in PyTorch's index, or in one that pip is configured for; PyPI's build
+# for Linux brings gigabytes of CUDA, the one for macOS has no such suffix. An index that does not answer costs 20 seconds.
+$(VENV)/.torch-cpu: | $(BIN)/python
+	@echo '$(TORCH)+cpu, also from $(CPU_INDEX)'
+	@$(BIN)/pip install --quiet --no-deps --timeout 10 --retries 1 --extra-index-url $(CPU_INDEX) $(TORCH)+cpu 2>$(VENV)/torch.log \
+		|| { tail -n 1 $(VENV)/torch.log; echo '$(TORCH) from the usual index'; $(BIN)/pip install --quiet $(TORCH); }
+	@touch $@
+
+$(VENV)/.torch-cuda: | $(BIN)/python
+	$(if $(wildcard $(VENV)/.torch-cpu),$(BIN)/pip uninstall --quiet --yes torch)
+	$(BIN)/pip install --quiet $(TORCH)
+	@touch $@
+
+$(VENV)/.demo: pyproject.toml | $(VENV)/.torch-$(BUILD)
 	$(BIN)/pip install --quiet -e '.[demo,eval]'
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml | $(BIN)/python
+$(VENV)/.dev: pyproject.toml | $(VENV)/.torch-$(BUILD)
 	$(BIN)/pip install --quiet -e '.[demo,test]'
 	@touch $@ $(VENV)/.demo
 
@@ -28,8 +43,9 @@ install: $(VENV)/.demo
 
 install-dev: $(VENV)/.dev
 
+# GPU=1 make demo: with the CUDA build of torch, on a card
 demo: $(VENV)/.demo
-	$(BIN)/python examples/demo.py
+	$(if $(GPU),HEADWATER_DEVICE=cuda HEADWATER_UNPROVEN=true )$(BIN)/python examples/demo.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -9,9 +9,19 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-NAMED = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", (ROOT / "README.md").read_text(encoding="utf-8"))
+NAMED = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", (DOCS / "promises.md").read_text(encoding="utf-8"))
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "training/README.md", "stress/README.md")),
+    *(
+        ROOT / name
+        for name in (
+            "README.md",
+            "CHANGELOG.md",
+            "CONTRIBUTING.md",
+            "SECURITY.md",
+            "training/README.md",
+            "stress/README.md",
+        )
+    ),
     ROOT / "src" / "headwater" / "assets" / "headwater-tiny" / "README.md",
     *sorted(DOCS.rglob("*.md")),
 ]
@@ -29,7 +39,7 @@ def links(text: str) -> set[str]:
     return {link for link in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in link}
 
 
-def test_the_readme_names_tests() -> None:
+def test_promises_name_tests() -> None:
     assert len(NAMED) > 10
 
 

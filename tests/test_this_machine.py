@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 
+from headwater import machine
 from headwater.machine import Cpu, cpu, read_cpu
 from tests.processors import AMX, AVX2, AVX512, AVX512_BF16
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize(
@@ -21,6 +31,22 @@ from tests.processors import AMX, AVX2, AVX512, AVX512_BF16
 def test_flags_say_what_a_processor_multiplies_natively(flags: str, native: bool, avx512: bool) -> None:
     found = read_cpu(f"processor\t: 0\nmodel name\t: A Name\nflags\t\t: {flags}\n", {})
     assert (found.name, found.native_bfloat16, found.avx512) == ("A Name", native, avx512)
+
+
+@pytest.mark.parametrize(
+    ("features", "native"),
+    [
+        ("fp asimd evtstrm aes crc32 atomics asimdhp cpuid asimddp sve i8mm bf16", True),  # Neoverse V1
+        ("fp asimd evtstrm aes crc32 atomics asimdhp cpuid asimddp", False),  # Neoverse N1
+        ("fp asimd ebf16 svebf16", False),  # whole words only
+    ],
+)
+def test_an_arm_processor_has_its_own_word_for_bfloat16(features: str, native: bool) -> None:
+    found = read_cpu(f"processor\t: 0\nFeatures\t: {features}\nCPU implementer\t: 0x41\n", {})
+    assert found.native_bfloat16 == native
+    assert "asimd" in found.features
+    assert not found.avx512
+    assert found.name
 
 
 @pytest.mark.parametrize(
@@ -44,3 +70,29 @@ def test_without_a_cpuinfo_no_feature_is_claimed() -> None:
 
 def test_this_processor_has_a_name() -> None:
     assert cpu().name
+
+
+def test_without_affinity_all_cores_are_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)  # as on macOS
+    assert machine.usable_cores() == os.cpu_count()
+
+
+@pytest.mark.parametrize(("platform", "unit"), [("linux", 1024), ("darwin", 1)])
+def test_peak_memory_is_in_bytes(platform: str, unit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(resource, "getrusage", lambda who: SimpleNamespace(ru_maxrss=7))
+    assert machine.peak_memory() == 7 * unit
+
+
+def test_no_file_needs_affinity() -> None:
+    """Only `machine.py`, behind its guard, calls what macOS lacks."""
+    folders = (ROOT / name for name in ("src", "papers", "benchmarks", "stress", "training", "examples"))
+    files = [file for folder in folders for file in folder.rglob("*.py") if file.name != "machine.py"]
+    assert [file for file in files if "sched_getaffinity" in file.read_text(encoding="utf-8")] == []
+
+
+def test_windows_is_refused_in_one_sentence() -> None:
+    code = "import sys; sys.platform = 'win32'; import headwater.cli"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "headwater: Windows is not supported; use Linux or macOS, or Linux in WSL 2\n"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import email
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -36,7 +38,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"  # a build writes into its tree
     shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    for name in ("pyproject.toml", "README.md"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
     run(*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", folder, source, cwd=folder)
@@ -89,3 +91,26 @@ def test_a_report_of_the_lab_is_written(python: Path, tmp_path: Path) -> None:
     assert report.lstrip().lower().startswith("<!doctype html>")
     assert "<svg" in report
     assert "<script" in report
+
+
+def test_the_metadata_has_the_licence_and_a_readme_without_links_that_lead_nowhere(python: Path) -> None:
+    (folder,) = python.parents[1].glob("lib/python*/site-packages/headwater-*.dist-info")
+    metadata = email.message_from_bytes((folder / "METADATA").read_bytes())
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert (folder / "licenses" / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    readme = str(metadata.get_payload())
+    assert readme.startswith("# Headwater\n")
+    targets = re.findall(r"\]\(([^)]+)\)", readme)
+    assert [target for target in targets if not target.startswith("https://")] == []
+
+
+def test_with_a_repository_the_links_of_the_index_are_absolute() -> None:
+    for_index = runpy.run_path(str(ROOT / "setup.py"))["for_index"]
+    text = "[![a page](docs/a.png)](docs/a.md) [b](docs/b.md#c), [d](#d), [e](https://e.example), ![f](f.png)"
+    assert for_index(text) == "*a page* b, d, [e](https://e.example), *f*"
+    at = "https://host.example/headwater"
+    assert for_index(text, at) == (
+        f"![a page]({at}/raw/main/docs/a.png) [b]({at}/blob/main/docs/b.md#c), [d]({at}#d), [e](https://e.example), "
+        f"![f]({at}/raw/main/f.png)"
+    )

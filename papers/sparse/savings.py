@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -16,6 +15,7 @@ from headwater.account import Reason
 from headwater.cache.placement import make_placement
 from headwater.cache.positions import PlacementQuery
 from headwater.cache.positions.program import Recomputation, solve
+from headwater.machine import usable_cores
 from headwater.plan import Match
 from headwater.request import Boundaries
 from papers.figure import Found, Line, Shape
@@ -66,7 +66,7 @@ def score(spelling: str, seen: Sequence[Overlap]) -> Score:
 
 def scores(spellings: Sequence[str], seen: Sequence[Overlap], jobs: int = 0) -> dict[str, Score]:
     """Return the score of each placement. jobs: processes; 0: one a core."""
-    with ProcessPoolExecutor(jobs or len(os.sched_getaffinity(0))) as pool:
+    with ProcessPoolExecutor(jobs or usable_cores()) as pool:
         return dict(zip(spellings, pool.map(partial(score, seen=seen), spellings), strict=True))
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import platform
+import resource
+import sys
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-CPU_FEATURES = ("avx2", "avx512f", "avx512bw", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16")
+X86_FEATURES = ("avx2", "avx512f", "avx512bw", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16")
+ARM_FEATURES = ("asimd", "sve", "i8mm", "bf16")
+CPU_FEATURES = X86_FEATURES + ARM_FEATURES
 CPUINFO = Path("/proc/cpuinfo")
-NATIVE_BFLOAT16 = {"avx512_bf16", "amx_bf16"}
+NATIVE_BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}
 # Features hidden by ONEDNN_MAX_CPU_ISA and ATEN_CPU_CAPABILITY from the libraries that read them.
 HIDDEN_BY_ONEDNN = {
     **dict.fromkeys(("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2"), ("avx512", "amx")),
@@ -31,7 +35,7 @@ class Cpu:
 
     @property
     def native_bfloat16(self) -> bool:
-        """True if the processor multiplies bfloat16 faster than float32 (AVX512-BF16 or AMX)."""
+        """True if the processor multiplies bfloat16 faster than float32 (AVX512-BF16, AMX, or BF16 of ARM)."""
         return not NATIVE_BFLOAT16.isdisjoint(self.features)
 
     @property
@@ -48,7 +52,7 @@ def cpu() -> Cpu:
 def read_cpu(cpuinfo: str, environment: dict[str, str]) -> Cpu:
     """Return the processor that the text of /proc/cpuinfo describes. Empty text, as on macOS, names no feature."""
     fields = dict(line.replace("\t", "").split(": ", 1) for line in cpuinfo.splitlines() if ": " in line)
-    have = fields.get("flags", "").split()
+    have = (fields.get("flags") or fields.get("Features", "")).split()  # x86's word and ARM's
     isa = environment.get("ONEDNN_MAX_CPU_ISA") or environment.get("DNNL_MAX_CPU_ISA") or ""
     hidden = HIDDEN_BY_ONEDNN.get(isa.upper(), ())
     hidden += HIDDEN_BY_TORCH.get(environment.get("ATEN_CPU_CAPABILITY", "").lower(), ())
@@ -59,6 +63,11 @@ def read_cpu(cpuinfo: str, environment: dict[str, str]) -> Cpu:
 def usable_cores() -> int:
     """Return the number of cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def peak_memory() -> int:
+    """Return the largest resident memory that this process ever had, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def versions(*packages: str) -> dict[str, str | None]:

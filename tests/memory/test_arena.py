@@ -1,8 +1,13 @@
 """Pages of KV: what is written comes back, and nothing else does."""
 
+import ctypes
+import runpy
+import sys
+
 import pytest
 import torch
 
+from headwater.memory import arena as arena_module
 from headwater.memory.arena import Arena
 from headwater.models.families import read_config
 from headwater.spec import KEY_BLOCK, ModelSpec
@@ -101,3 +106,21 @@ def test_memory_that_is_not_touched_is_not_resident() -> None:
     arena = Arena(spec, n_pages=4_000_000_000 // spec.page_bytes)
     arena.pages[-1].fill_(1)
     assert resident() - before < 100_000_000
+
+
+def test_without_madvise_discarded_memory_reads_as_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headwater.memory.arena._MADVISE", None)  # as on macOS
+    arena = poisoned(read_config(CONFIG, "float32"), n_pages=3)
+    arena.discard([1])
+    assert not arena.pages[1].any()
+    assert (arena.pages[[0, 2]] == 0xFF).all()
+
+
+@pytest.mark.parametrize(("platform", "libc"), [("darwin", None), ("linux", "without")])
+def test_it_is_imported_where_madvise_is_another_or_missing(
+    platform: str, libc: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    if libc is not None:
+        monkeypatch.setattr(ctypes, "CDLL", lambda *given, **more: object())
+    assert runpy.run_path(arena_module.__file__)["_MADVISE"] is None

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from headwater import machine
 from headwater.engine import selfcheck
+from headwater.mixers import linear as linear_module
 from headwater.mixers.batch import batch_height
-from headwater.mixers.linear import Embedding, Linear, first_bad_height, product_dtype, weight_layout
+from headwater.mixers.linear import (
+    Embedding,
+    Linear,
+    first_bad_height,
+    guarded_modes,
+    product_dtype,
+    weight_layout,
+)
 from headwater.mixers.numerics import MODES, Numerics, current, use
+from headwater.models.families import read_config
+from tests.engine.test_selfcheck import CONFIG
 from tests.processors import AVX2, AVX512, AVX512_BF16, pretend
 
 HEIGHTS = (1, 2, 3, 4, 5, 7, 8, 31, 32, 33, 64, 255, 256, 257, 300, 512)
@@ -174,3 +185,40 @@ def test_steps_are_filled_up_to_few_heights_and_by_little():
     assert len(heights) <= 50
     assert all(0 <= batch_height(n, 4) - n <= max(7, n / 8) for n in range(1, 1025))
     assert [batch_height(n, 1) for n in (1, 65, 300)] == [1, 65, 300]
+
+
+@pytest.fixture
+def without_packing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A torch whose private operations are gone."""
+    monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace())
+    linear_module._packs.cache_clear()
+    yield
+    linear_module._packs.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_without_torchs_private_operations_products_are_tiled_with_one_warning(
+    dtype: torch.dtype, without_packing: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        linear, x_RK = Linear(random(37, 64, dtype=dtype), numerics=Numerics("packed")), random(300, 64, dtype=dtype)
+        assert linear.numerics.mode == "tiled"
+        tiled = Linear(random(37, 64, dtype=dtype), numerics=Numerics("tiled"))
+        for name in ("__call__", "swish", "sigmoid"):
+            assert torch.equal(getattr(linear, name)(x_RK, 7), getattr(tiled, name)(x_RK, 7))
+        assert first_bad_height(linear, x_RK, (1, 2, 7, 33, 256)) is None
+    (warning,) = caplog.messages
+    assert warning.startswith(f"torch {torch.__version__} has no products with packed weights, so they are tiled: ")
+
+
+def test_without_torchs_private_operations_the_self_check_takes_tiles(without_packing: None) -> None:
+    assert guarded_modes() == ("tiled",)
+    check = selfcheck.self_check(read_config(CONFIG, "float32"))
+    assert (check.deterministic, check.mode) == (True, "tiled")
+
+
+def test_an_operation_that_takes_other_arguments_counts_as_missing(
+    without_packing: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", lambda weight_NK: weight_NK, raising=False)
+    assert guarded_modes() == ("tiled",)

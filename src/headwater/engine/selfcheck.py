@@ -19,7 +19,7 @@ from headwater.mixers import activations, recurrent, softmax
 from headwater.mixers.activations import silu
 from headwater.mixers.batch import CHUNK, StepBatch
 from headwater.mixers.gpu import has_kernels
-from headwater.mixers.linear import Linear, first_bad_height
+from headwater.mixers.linear import Linear, first_bad_height, guarded_modes
 from headwater.mixers.mla import TILE, AbsorbedHeads, expanded_heads
 from headwater.mixers.numerics import Numerics
 from headwater.mixers.recurrent import RecurrentMixer
@@ -55,7 +55,7 @@ def self_check(spec: ModelSpec, device: str = "cpu", reproducible: bool = True) 
         return SelfCheck(False, "switched off", "plain")
     kernels = next(_broken_kernels(spec, device), None)
     broken: str | None = None
-    for mode in ("packed", "tiled"):
+    for mode in guarded_modes():
         broken = next(_broken_products(spec, device, mode), None)
         if broken is None:
             return SelfCheck(kernels is None, kernels, mode)

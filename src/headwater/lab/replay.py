@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import resource
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +20,7 @@ from headwater.lab.serving import Engine, Serving
 from headwater.lab.setup import Setup, as_reused
 from headwater.lab.tally import Ideal, SegmentWork, Tally
 from headwater.lab.tuner import TraceTuning
+from headwater.machine import peak_memory, usable_cores
 from headwater.schedule.limits import Limits
 from headwater.traces.arrivals import Arrivals, in_order
 from headwater.traces.request import Request, Trace
@@ -95,7 +94,7 @@ def _row(
         queue_depth=None if queue is None else round(queue, 4),
         alpha=getattr(cache.policy, "alpha", None),
         seconds=round(seconds, 3),
-        peak_rss_mb=round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6, 1),
+        peak_rss_mb=round(peak_memory() / 1e6, 1),
         segments=segments,
     )
 
@@ -191,10 +190,10 @@ def run_grid(
 
     An error of a row is raised here; rows that were yielded before are complete.
     """
-    jobs = min(len(setups), jobs or len(os.sched_getaffinity(0)))
+    jobs = min(len(setups), jobs or usable_cores())
     if jobs <= 1:
         for number, setup in enumerate(setups):
-            yield number, replay(trace, setup, arrivals(trace), engine, workers=len(os.sched_getaffinity(0)))
+            yield number, replay(trace, setup, arrivals(trace), engine, workers=usable_cores())
         return
     global _job
     _job = trace, arrivals, engine

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import sys
 from collections.abc import Iterable
 
 import torch
@@ -15,10 +16,15 @@ import torch
 from headwater.spec import KEY_BLOCK, ModelSpec
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
+# Linux returns the pages at once, and they read as zeros; other systems take MADV_DONTNEED as a hint, or lack it.
+_MADVISE = getattr(_LIBC, "madvise", None) if sys.platform == "linux" else None
 
 
 class LazyBytes:
-    """`size` zeroed bytes as a uint8 tensor. Off the CPU it is plain memory, and `discard` only zeroes."""
+    """`size` zeroed bytes as a uint8 tensor.
+
+    Off the CPU it is plain memory. There, and on systems other than Linux, `discard` only zeroes.
+    """
 
     def __init__(self, size: int, device: torch.device | str = "cpu") -> None:
         self._map: mmap.mmap | None = None
@@ -31,14 +37,14 @@ class LazyBytes:
 
     def discard(self, start: int, size: int) -> None:
         """Return the whole system pages within these bytes to the system; their content is lost."""
-        if self._map is None:
+        if self._map is None or _MADVISE is None:
             self.tensor[start : start + size].zero_()
             return
         first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
         length = (start + size) // mmap.PAGESIZE * mmap.PAGESIZE - first
         if length > 0:
             address = self.tensor.data_ptr() + first
-            if _LIBC.madvise(ctypes.c_void_p(address), ctypes.c_size_t(length), mmap.MADV_DONTNEED):
+            if _MADVISE(ctypes.c_void_p(address), ctypes.c_size_t(length), mmap.MADV_DONTNEED):
                 raise OSError(ctypes.get_errno(), f"madvise of {length:,} bytes at {first:,} failed")
 
 

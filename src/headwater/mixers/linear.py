@@ -5,8 +5,10 @@ R rows, K inputs, N outputs, V vocabulary, D width.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +23,8 @@ PACK_ROWS = 8  # the height that a packed layout is built for: with 1, one row t
 # Least rows of a oneDNN product: one row takes another kernel if K ≥ 1,536, or if the weight is not packed; in
 # bfloat16 four rows are faster than two (4.5 against 5.8 ms for all weights of a small model).
 LEAST_ROWS = {torch.float32: 2, torch.bfloat16: 4}
+
+log = logging.getLogger("headwater.models")
 
 Product = Callable[[Tensor], Tensor]
 
@@ -38,7 +42,7 @@ class Linear:
     def __init__(
         self, weight_NK: Tensor, bias_N: Tensor | None = None, numerics: Numerics | None = None, shared: bool = False
     ) -> None:
-        self.numerics = numerics or numerics_of_process.current()
+        self.numerics = _possible(numerics or numerics_of_process.current())
         self.n_out, self.n_in = weight_NK.shape
         self.dtype = weight_NK.dtype
         computes_in = product_dtype(weight_NK.dtype, weight_NK.device)
@@ -108,6 +112,31 @@ class Linear:
 
     def _widened(self, x_RK: Tensor) -> Tensor:
         return x_RK.float() if self._widens else x_RK
+
+
+def guarded_modes() -> tuple[str, ...]:
+    """Return the modes of `Numerics` that can keep a row's bits with this torch, the faster one first."""
+    return ("packed", "tiled") if _packs() else ("tiled",)
+
+
+@cache
+def _packs() -> bool:
+    """Return whether torch has oneDNN's products with packed weights: private operations, which it may change."""
+    eye = torch.eye(PACK_ROWS)
+    try:
+        weight = torch.ops.mkldnn._reorder_linear_weight(eye, PACK_ROWS)
+        torch.ops.mkldnn._linear_pointwise(eye, weight, None, "swish", [], "")
+        torch.ops.mkldnn._linear_pointwise.binary(eye, eye, weight, None, "mul")
+    except (AttributeError, RuntimeError, TypeError) as error:
+        found = str(error).splitlines()[0]
+        log.warning("torch %s has no products with packed weights, so they are tiled: %s", torch.__version__, found)
+        return False
+    return True
+
+
+def _possible(numerics: Numerics) -> Numerics:
+    """Return the numerics, tiled in place of packed if this torch cannot pack."""
+    return numerics if numerics.mode != "packed" or _packs() else replace(numerics, mode="tiled")
 
 
 def product_dtype(dtype: torch.dtype, device: torch.device | str = "cpu") -> torch.dtype:

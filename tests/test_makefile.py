@@ -1,0 +1,91 @@
+"""`make demo` takes torch's build for CPUs wherever it is, and the usual one where it is nowhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TORCH = re.search(r"^TORCH := (.*)$", (ROOT / "Makefile").read_text(), re.M)[1]
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+# A venv whose pip and python write down what they are called with; no index has a build for CPUs if NO_CPU is set.
+PIP = """#!/bin/sh
+echo "pip $@" >> "$CALLS"
+case "$*" in *+cpu*) if [ -n "$NO_CPU" ]; then echo "ERROR: No matching distribution" >&2; exit 1; fi;; esac
+"""
+PYTHON = """#!/bin/sh
+echo "python $@ device=$HEADWATER_DEVICE" >> "$CALLS"
+"""
+MAKES_VENV = f"""#!/bin/sh
+if [ "$1" != -m ]; then exec {sys.executable} "$@"; fi
+mkdir -p "$3/bin" && cp "$STUBS/pip" "$STUBS/python" "$3/bin/"
+"""
+
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="no make here")
+
+
+@pytest.fixture
+def make(tmp_path: Path):
+    """Run `make demo` with a venv of stubs; return what they were called with since the last time."""
+    for name, script in (("pip", PIP), ("python", PYTHON), ("python3", MAKES_VENV)):
+        (tmp_path / name).write_text(script)
+        (tmp_path / name).chmod(0o755)
+    calls = tmp_path / "calls"
+
+    def run(python: str = str(tmp_path / "python3"), **environment: str) -> tuple[list[str], str]:
+        calls.write_text("")
+        kept = {key: value for key, value in os.environ.items() if key not in ("GPU", "MAKEFLAGS", "MAKELEVEL")}
+        kept |= {"CALLS": str(calls), "STUBS": str(tmp_path), "NO_CPU": "", **environment}
+        command = ["make", "demo", f"VENV={tmp_path}/venv", f"PYTHON={python}"]
+        done = subprocess.run(command, cwd=ROOT, env=kept, capture_output=True, text=True, timeout=60)
+        return calls.read_text().splitlines(), done.stdout + done.stderr
+
+    return run
+
+
+def torches(calls: list[str]) -> list[str]:
+    return [call for call in calls if "torch" in call]
+
+
+def test_the_build_for_cpus_is_asked_for_first_with_short_timeouts(make):
+    calls, _ = make()
+    (asked,) = torches(calls)
+    assert asked.endswith(f"--extra-index-url {CPU_INDEX} {TORCH}+cpu")
+    seconds, retries = (int(re.search(rf"--{name} (\d+)", asked)[1]) for name in ("timeout", "retries"))
+    assert seconds * (retries + 1) <= 30
+    assert calls[-1] == "python examples/demo.py device="
+
+
+def test_without_a_build_for_cpus_the_usual_one_is_taken_and_it_is_said(make):
+    calls, printed = make(NO_CPU="1")
+    assert torches(calls)[1:] == [f"pip install --quiet {TORCH}"]
+    assert f"ERROR: No matching distribution\n{TORCH} from the usual index" in printed
+    assert calls[-1].startswith("python examples/demo.py")
+
+
+def test_with_gpu_the_usual_build_is_taken_and_the_demo_runs_on_a_card(make):
+    calls, _ = make(GPU="1")
+    assert torches(calls) == [f"pip install --quiet {TORCH}"]
+    assert calls[-1] == "python examples/demo.py device=cuda"
+
+
+def test_with_gpu_later_the_build_for_cpus_is_replaced_and_stays_so(make):
+    make()
+    assert torches(make(GPU="1")[0]) == ["pip uninstall --quiet --yes torch", f"pip install --quiet {TORCH}"]
+    calls, _ = make()
+    assert calls == ["python examples/demo.py device="]
+
+
+def test_a_python_that_is_too_old_is_refused_before_anything_is_installed(make, tmp_path):
+    old = tmp_path / "old"
+    old.write_text(f'#!/bin/sh\nexec {sys.executable} -c "import sys; sys.version_info = (3, 9, 2); $2"\n')
+    old.chmod(0o755)
+    calls, printed = make(python=str(old))
+    assert calls == []
+    assert "Python 3.9 is too old, 3.11 or later is needed: make demo PYTHON=python3.11" in printed
