@@ -50,7 +50,8 @@ def test_the_images_torch_and_extras_are_the_packages():
     (torch,) = re.findall(r"^TORCH := (.*)$", (ROOT / "Makefile").read_text(), re.M)
     (install, package) = (run for run in instructions("RUN") if run.startswith("pip "))
     assert f" {torch} " in install
-    assert "whl/cpu" in install
+    assert install.endswith(" --index-url $TORCH_INDEX")
+    assert instructions("ARG") == ["TORCH_INDEX=https://download.pytorch.org/whl/cpu"]
     extras = re.search(r"'\.\[([\w,]+)\]'", package)[1].split(",")
     assert {"eval", "otel"} == set(extras) <= set(project["optional-dependencies"])
 
@@ -65,6 +66,40 @@ def test_the_image_runs_the_command_as_no_root_on_the_port_that_it_exposes():
     (port,) = instructions("EXPOSE")
     assert f"HEADWATER_PORT={port}" in environment
     assert int(port) == ServeConfig().port
+
+
+@pytest.mark.full
+def test_the_image_is_built_and_runs(tmp_path):
+    """With buildah, which needs no daemon, and the pip of this machine's indexes."""
+    (base,) = instructions("FROM")
+    if shutil.which("buildah") is None:
+        pytest.skip("no buildah here to build the image")
+    buildah = ["buildah", "--storage-driver", "vfs"]
+    if subprocess.run([*buildah, "inspect", "--type", "image", base], capture_output=True).returncode:
+        pytest.skip(f"no image {base} here to build from")
+    mounts, index = pip_of_this_machine(tmp_path)
+    options = ["--pull-never", "--isolation", "chroot", "--network", "host", *mounts, *index]
+    build = [*buildah, "bud", *options, "-t", "headwater-test", "-f", ROOT / "deploy" / "Dockerfile", ROOT]
+    subprocess.run(build, check=True)
+    new = subprocess.run([*buildah, "from", "--pull-never", "headwater-test"], capture_output=True, text=True)
+    container = new.stdout.strip()
+    try:
+        command = [*buildah, "run", "--isolation", "chroot", container, "--", "headwater", "--version"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert done.stdout.startswith("headwater ")
+    finally:
+        subprocess.run([*buildah, "rm", container], capture_output=True)
+
+
+def pip_of_this_machine(folder):
+    """Return options of a build by which its pip finds packages where this one does, and an index with torch."""
+    done = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True)
+    configured = dict(re.findall(r"^(?::env:|global)\.([\w-]+)='(.*)'$", done.stdout, re.M))
+    (folder / "pip.conf").write_text("[global]\n" + "".join(f"{key} = {value}\n" for key, value in configured.items()))
+    local = set(re.findall(r"(?<![\w/])(?:file://)?(/[\w/.-]+)", " ".join(configured.values())))
+    volumes = {f"{folder / 'pip.conf'}:/etc/pip.conf:ro", *(f"{path}:{path}:ro" for path in local)}
+    index = ["--build-arg", "TORCH_INDEX=https://pypi.org/simple"] if "find-links" in configured else []
+    return [option for volume in sorted(volumes) for option in ("--volume", volume)], index
 
 
 def test_the_images_health_check_is_a_program():

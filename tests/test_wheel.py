@@ -32,13 +32,19 @@ def run(*command: str | Path, cwd: Path) -> str:
     return done.stdout
 
 
+def copied() -> list[str]:
+    """Return what the container's image is built from: the package must need nothing else."""
+    lines = re.findall(r"^COPY (.*)$", (ROOT / "deploy" / "Dockerfile").read_text(), re.MULTILINE)
+    return [source for line in lines for source in line.split()[:-1]]
+
+
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Python of an environment with this one's other packages, and with headwater from its wheel alone."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"  # a build writes into its tree
     shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+    for name in set(copied()) - {"src"}:
         shutil.copy(ROOT / name, source)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
     run(*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", folder, source, cwd=folder)
@@ -62,9 +68,20 @@ def test_every_file_of_the_live_page_is_served(python: Path, tmp_path: Path) -> 
     assert "main.js" in files
     with serving(python, tmp_path) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
         answers = {name: client.get("/" if name == "index.html" else f"/page/{name}") for name in files}
+        check_health(url)
     for name, answer in answers.items():
         assert answer.status_code == 200, name
         assert answer.text == (PAGE / name).read_text(encoding="utf-8"), name
+
+
+def check_health(url: str) -> None:
+    """Run the health check of the container's image against a server."""
+    (program,) = re.findall(r'"(import os, .*)"\]$', (ROOT / "deploy" / "Dockerfile").read_text(), re.MULTILINE)
+    port = url.rsplit(":", 1)[1]
+    command = [sys.executable, "-c", program.replace('\\"', '"')]
+    for healthy, at in ((True, port), (False, "1")):
+        done = subprocess.run(command, env={**os.environ, "HEADWATER_PORT": at}, capture_output=True, text=True)
+        assert (done.returncode == 0) == healthy, done.stderr
 
 
 @contextmanager
