@@ -17,9 +17,9 @@ $(BIN)/python:
 # torch first and pinned. The build for CPUs (+cpu) is in PyTorch's index, or in one that pip is configured for; PyPI's build
 # for Linux brings gigabytes of CUDA, the one for macOS has no such suffix. An index that does not answer costs 20 seconds.
 $(VENV)/.torch-cpu: | $(BIN)/python
-	@echo '$(TORCH)+cpu, also from $(CPU_INDEX)'
+	@echo '$(TORCH), the build for CPUs: about 200 MB'
 	@$(BIN)/pip install --quiet --no-deps --timeout 10 --retries 1 --extra-index-url $(CPU_INDEX) $(TORCH)+cpu 2>$(VENV)/torch.log \
-		|| { tail -n 1 $(VENV)/torch.log; echo '$(TORCH) from the usual index'; $(BIN)/pip install --quiet $(TORCH); }
+		|| { tail -n 1 $(VENV)/torch.log; echo 'No build for CPUs can be had, so the usual one is taken. For Linux it brings about 3 GB of CUDA packages.'; $(BIN)/pip install --quiet $(TORCH); }
 	@touch $@
 
 $(VENV)/.torch-cuda: | $(BIN)/python

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from packaging.requirements import Requirement
 
 from headwater.cli import commands
 from headwater.config import SETTINGS, ServeConfig
@@ -66,6 +67,15 @@ def test_the_image_runs_the_command_as_no_root_on_the_port_that_it_exposes():
     (port,) = instructions("EXPOSE")
     assert f"HEADWATER_PORT={port}" in environment
     assert int(port) == ServeConfig().port
+
+
+def test_the_pinned_torch_is_one_that_the_package_accepts():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (accepted,) = (one for one in map(Requirement, project["dependencies"]) if one.name == "torch")
+    (pinned,) = re.findall(r"^TORCH := torch==(.*)$", (ROOT / "Makefile").read_text(), re.M)
+    assert pinned in accepted.specifier
+    bounds = [accepted.specifier.contains(version) for version in ("2.12.9", "2.13.0", "2.15.1", "2.16.0")]
+    assert bounds == [False, True, True, False], "both ends are tested: see CONTRIBUTING.md"
 
 
 @pytest.mark.full

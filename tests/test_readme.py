@@ -39,6 +39,15 @@ def links(text: str) -> set[str]:
     return {link for link in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in link}
 
 
+def test_the_readme_begins_with_plain_words_a_picture_and_two_commands() -> None:
+    title, paragraph, picture, commands, *_ = (ROOT / "README.md").read_text(encoding="utf-8").split("\n\n")
+    assert title == "# Headwater"
+    assert re.findall(r"(?i)checkpoint|\bKV\b|prefix|recurren|\bstates?\b|radix|prefill|segment", paragraph) == []
+    assert picture.startswith("[![")
+    assert len(commands.splitlines()) == 2 + len(("fence", "fence"))
+    assert commands.startswith("```sh")
+
+
 def test_promises_name_tests() -> None:
     assert len(NAMED) > 10
 
