@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -12,57 +11,12 @@ from headwater.errors import CheckpointError, ConfigError
 from headwater.layers.feed_forward import Experts
 from headwater.layers.layer import Layer
 from headwater.plan import CacheLayout, PrefillFlops
+from headwater.state_layout import BYTES_OF_DTYPE, StateLayout
 
-BYTES_OF_DTYPE = {"float32": 4, "bfloat16": 2, "float16": 2}
 PAGE_ALIGN = 512  # bytes
 PAGE_BYTES_WITHOUT_KV = 64 * 1024
 KEY_BLOCK = 512  # tokens: an attention's bits depend on how its last block of keys is filled, so it is always full
 PREFIXES = ("model.", "model.language_model.", "language_model.model.", "")  # of a text model, alone or in a larger one
-
-
-@dataclass(frozen=True, slots=True)
-class StatePart:
-    """One tensor of a checkpoint: a layer's state after all earlier tokens."""
-
-    layer: int
-    name: str  # "recurrent", "conv", …
-    shape: tuple[int, ...]
-    dtype_name: str  # "float32" | "bfloat16" | "float16"
-    offset: int  # bytes from the start of the checkpoint
-
-    @property
-    def bytes(self) -> int:
-        return math.prod(self.shape) * BYTES_OF_DTYPE[self.dtype_name]
-
-
-@dataclass(frozen=True, slots=True)
-class StateLayout:
-    """Layout of all layers' states in a checkpoint, one contiguous array of bytes."""
-
-    parts: tuple[StatePart, ...]
-    bytes: int
-
-    @classmethod
-    def of(cls, parts: list[tuple[int, str, tuple[int, ...], str]], align: int = 64) -> StateLayout:
-        """Lay out (layer, name, shape, dtype_name) one after the other, each at a multiple of `align` bytes."""
-        placed: list[StatePart] = []
-        end = 0
-        for layer, name, shape, dtype_name in parts:
-            placed.append(StatePart(layer, name, shape, dtype_name, -(-end // align) * align))
-            end = placed[-1].offset + placed[-1].bytes
-        return cls(tuple(placed), end)
-
-    @property
-    def conv_taps(self) -> int:
-        """Taps of the widest convolution before a recurrence; 1 if there is none."""
-        return 1 + max((part.shape[-1] for part in self.parts if part.name == "conv"), default=0)
-
-    def part(self, layer: int, name: str) -> StatePart:
-        """Return the part of that layer and name. Raises KeyError if there is none."""
-        for part in self.parts:
-            if part.layer == layer and part.name == name:
-                return part
-        raise KeyError((layer, name))
 
 
 @dataclass(frozen=True, slots=True)

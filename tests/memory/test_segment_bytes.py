@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from headwater.memory.slots import LaidOut, StateMemory
-from headwater.spec import StateLayout
+from headwater.state_layout import StateLayout
 
 PAGE_BYTES = 4096
 PARTS = (("recurrent", (4, 16, 40), "float32"), ("conv", (33, 3), "bfloat16"))

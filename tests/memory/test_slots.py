@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from headwater.memory.slots import StateMemory
-from headwater.spec import StateLayout
+from headwater.state_layout import StateLayout
 
 PAGE_BYTES = 4096
 LAYOUT = StateLayout.of(

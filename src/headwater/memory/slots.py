@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from headwater.memory.arena import LazyBytes
-from headwater.spec import ModelSpec, StateLayout
+from headwater.spec import ModelSpec
+from headwater.state_layout import StateLayout
 
 # Torch copies rows element by element: as 16-byte words this runs at memcpy speed, as bytes at a fifteenth of it.
 WORD = torch.complex128

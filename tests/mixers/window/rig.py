@@ -9,7 +9,7 @@ from headwater.memory.slots import StateMemory
 from headwater.mixers.batch import Slice, StepBatch
 from headwater.mixers.weights import Weights
 from headwater.mixers.window import Rings, SegmentWindow, WindowAttentionMixer
-from headwater.spec import StateLayout
+from headwater.state_layout import StateLayout
 
 HIDDEN = 48
 LENGTH = 700

@@ -9,7 +9,8 @@ from typing import Any
 from headwater.errors import ConfigError
 from headwater.layers.layer import Layer
 from headwater.plan import CacheLayout
-from headwater.spec import BYTES_OF_DTYPE, ModelCosts
+from headwater.spec import ModelCosts
+from headwater.state_layout import BYTES_OF_DTYPE
 
 BYTES_OF_WEIGHT = BYTES_OF_DTYPE | {"float8": 1}
 BLOCK_BYTES = 8  # of a recorded block's id

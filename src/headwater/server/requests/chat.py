@@ -7,8 +7,9 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
+from headwater.server.requests.lengths import MAX_SEGMENTS, MAX_TOKENS
 from headwater.server.requests.messages import Conversation, conversation
-from headwater.server.requests.sampling import MAX_SEGMENTS, MAX_TOKENS, NEUTRAL, SamplingRequest, TokenId
+from headwater.server.requests.sampling import NEUTRAL, SamplingRequest, TokenId
 from headwater.server.requests.tools import MAX_TOOLS, ToolDefinition, ToolUse, answer_schema, tool_use
 
 MAX_TOP_LOGPROBS = 20

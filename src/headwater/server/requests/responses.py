@@ -9,8 +9,9 @@ from pydantic import Field, TypeAdapter, ValidationError, field_validator
 
 from headwater.server.http.errors import BadRequest
 from headwater.server.requests.chat import ChatMessage, ConversationRequest, Messages, ToolDefinitions
+from headwater.server.requests.lengths import MAX_TOKENS
 from headwater.server.requests.messages import Message
-from headwater.server.requests.sampling import MAX_TOKENS, NEUTRAL
+from headwater.server.requests.sampling import NEUTRAL
 from headwater.server.requests.tools import ToolDefinition
 
 # the server keeps nothing between requests, and gives one answer

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
 
 from headwater.request import Fidelity, SamplingParams
+from headwater.server.requests.lengths import MAX_N, MAX_TOKENS
 
 # Fields that would change an answer and are not supported, with their neutral values: an answer that ignored any other
 # value would be wrong. Some are OpenAI's, some are extensions of other engines.
@@ -28,9 +29,6 @@ NEUTRAL |= dict.fromkeys(("audio", "web_search_options", "prompt_logprobs", "pro
 NEUTRAL |= dict.fromkeys(("truncate_prompt_tokens", "structured_outputs", "guided_json", "guided_regex"), ())
 NEUTRAL |= dict.fromkeys(("guided_choice", "guided_grammar", "lora_request"), ())
 
-MAX_TOKENS = 2**31 - 1  # of a field; far above any model, whose own length is checked with the prompt
-MAX_SEGMENTS = 1_024  # of one request
-MAX_N = 128  # answers to one prompt
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 8_192  # of all stop strings together: each token's text is compared with every one
 MAX_BIASES = 1_024

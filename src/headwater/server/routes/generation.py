@@ -36,14 +36,14 @@ def install(app: FastAPI, service: Service) -> None:
 
     @app.post("/v1/completions", response_model=None, responses=generated(*FIELDS))
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        service.check_answers(len(body.prompts), body.answers)
+        service.lengths.check_answers(len(body.prompts), body.answers)
         generations, echo = await run_in_threadpool(service.completion, body)
         answering = Answering(service, "completion", body, request)
         return await answering.answer(generations, reply(CompletionForm, body), echo)
 
     @app.post("/v1/chat/completions", response_model=None, responses=generated(*FIELDS))
     async def chat(body: ChatRequest, request: Request) -> Response:
-        service.check_answers(1, body.answers)
+        service.lengths.check_answers(1, body.answers)
         generations, parser = await run_in_threadpool(service.chat, body)
         chat_reply = reply(lambda: ChatForm(parser()), body)
         return await Answering(service, "chat", body, request).answer(generations, chat_reply)

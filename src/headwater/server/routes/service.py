@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from headwater.config import ServeConfig
-from headwater.errors import RequestTooLarge, TemplateError
+from headwater.errors import TemplateError
 from headwater.request import Fidelity, Generation, SamplingParams
 from headwater.server.answer.dialect import Dialect
 from headwater.server.answer.formats.parser import AnswerParser
@@ -22,8 +22,9 @@ from headwater.server.prompt.encoding import Encoded
 from headwater.server.prompt.segments import SegmentEncoder
 from headwater.server.prompt.template import ChatTemplate
 from headwater.server.requests.chat import CompletionRequest, ConversationRequest
+from headwater.server.requests.lengths import Lengths
 from headwater.server.requests.messages import Conversation
-from headwater.server.requests.sampling import MAX_SEGMENTS, SamplingRequest
+from headwater.server.requests.sampling import SamplingRequest
 
 
 class Service:
@@ -31,6 +32,7 @@ class Service:
 
     def __init__(self, engine: ServedEngine, config: ServeConfig) -> None:
         self.engine, self.config = engine, config
+        self.lengths = Lengths(engine, config)
         self.started = int(time.time())
         self.watchers: tuple[Watcher, ...] = ()
         self.names = TokenNames(engine.tokenizer)
@@ -43,17 +45,9 @@ class Service:
             template = ChatTemplate(engine.chat_template, engine.special_tokens)
             self._prompter = ChatPrompter(engine.tokenizer, template, self.encoder)
 
-    def check_answers(self, prompts: int, n: int) -> None:
-        """Raise BadRequest for more answers than the server takes, before any work goes into them."""
-        most = self.config.max_running + self.config.max_waiting
-        if prompts * n > most:
-            wanted = f"{prompts:,} prompts with n {n:,} are {prompts * n:,} answers"
-            raise BadRequest(f"{wanted}, the server takes {most:,} at once", "n")
-
     def completion(self, body: CompletionRequest) -> tuple[list[Generation], Echo]:
         """Translate a completion: one generation for each answer, and the echo of the prompts if it is wanted."""
-        if body.max_tokens == 0 and not body.scores_prompt:
-            raise BadRequest("max_tokens is 0, at least 1 is needed unless echo and logprobs are set", "max_tokens")
+        self.lengths.check_max_tokens(body.max_tokens, body.scores_prompt)
         self._check_tokens_of(body)
         encoded = [self._encoded(prompt, body.salt) for prompt in body.prompts]
         generations = []
@@ -105,31 +99,11 @@ class Service:
     def _generation(self, body: SamplingRequest, prompt: Generation) -> Generation:
         """Add the request's sampling, deadline and fidelity to a prompt."""
         segments = () if body.exact else prompt.segments
-        max_tokens = self._max_tokens(len(prompt.prompt), len(segments), body.wanted_tokens)
+        max_tokens = self.lengths.max_tokens(len(prompt.prompt), len(segments), body.wanted_tokens)
         params = body.params(self.engine.generation_defaults, max_tokens, body.wanted_logprobs)
         deadline = min((t for t in (body.timeout, self.config.request_timeout) if t is not None), default=None)
         fidelity = body.fidelity or Fidelity.BALANCED
         return replace(prompt, params=params, deadline=deadline, segments=segments, fidelity=fidelity)
-
-    def _max_tokens(self, prompt: int, segments: int, wanted: int | None) -> int:
-        """Return the answer's greatest length: `wanted`, or all that the prompt of this many tokens leaves.
-
-        Raises RequestTooLarge if prompt and answer are too long, BadRequest for an empty prompt or too many segments.
-        Whether the request fits in memory beside others is checked by the scheduler (`headwater.schedule.limits`).
-        """
-        limit = self.engine.max_model_len
-        taker = "the model" if limit == self.engine.spec.max_length else "the server's memory"
-        if prompt == 0:
-            raise BadRequest("prompt has 0 tokens, at least 1 is needed", "prompt")
-        if prompt >= limit:
-            raise RequestTooLarge(f"prompt has {prompt:,} tokens, {taker} takes {limit:,} with the answer")
-        max_tokens = limit - prompt if wanted is None else wanted
-        if prompt + max_tokens > limit:
-            both = f"prompt has {prompt:,} tokens and max_tokens is {max_tokens:,}, {prompt + max_tokens:,} together"
-            raise RequestTooLarge(f"{both}; {taker} takes {limit:,}")
-        if segments > MAX_SEGMENTS:
-            raise BadRequest(f"prompt has {segments:,} segments, at most {MAX_SEGMENTS:,} are taken", "prompt")
-        return max_tokens
 
 
 def nth_answers(first: Generation, body: SamplingRequest) -> list[Generation]:

@@ -11,11 +11,12 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from headwater.engine.live import Outcome
-from headwater.errors import ConfigError, RequestTooLarge
+from headwater.errors import ConfigError
 from headwater.request import Span
 from headwater.server.http.errors import OF_A_BODY, BadRequest, refusals
 from headwater.server.requests.chat import Documents, Messages, ToolDefinitions, conversation_of
-from headwater.server.requests.sampling import MAX_SALT, MAX_SEGMENTS, TokenId
+from headwater.server.requests.lengths import MAX_SEGMENTS
+from headwater.server.requests.sampling import MAX_SALT, TokenId
 from headwater.server.routes.service import Service
 
 
@@ -124,11 +125,9 @@ def install_warming(app: FastAPI, service: Service) -> None:
 
     def segments_of(texts: Sequence[str], salt: str) -> list[tuple[int, ...]]:
         """Return each text's tokens as a segment. Raises RequestTooLarge for a text that no prompt could hold."""
-        segments, limit = [service.encoder.encode_segment(text, salt) for text in texts], engine.max_model_len
+        segments = [service.encoder.encode_segment(text, salt) for text in texts]
         for number, ids in enumerate(segments):
-            if len(ids) >= limit:
-                found = f"text {number} has {len(ids):,} tokens"
-                raise RequestTooLarge(f"{found}, the server takes {limit:,} with an answer")
+            service.lengths.check_segment(number, len(ids))
         return segments
 
     @app.post("/cache/segments", responses={**OF_A_BODY, **refusals(501)})
