@@ -99,9 +99,10 @@ def test_devices_in_parallel_share_the_work_and_add_up_their_outputs() -> None:
         StepCost(replace(QWEN, tensor_parallel=4), DEVICES["cpu"])
 
 
-def test_a_device_is_read_as_it_was_written(tmp_path: Path) -> None:
-    device = replace(H100, name="mine", source='a "quoted" \\ source')
-    (tmp_path / "mine.toml").write_text(device.as_toml())
+@pytest.mark.parametrize("source", ['a "quoted" \\ source', "R² 0.98 of \U0001f680", "two\nlines\x7f"])
+def test_a_device_is_read_as_it_was_written(source: str, tmp_path: Path) -> None:
+    device = replace(H100, name="mine", source=source)
+    (tmp_path / "mine.toml").write_text(device.as_toml(), encoding="utf-8")
     assert load_device(str(tmp_path / "mine.toml")) == device
     assert load_device("h100") is DEVICES["h100"]
 

@@ -46,7 +46,7 @@ def fit_device(
     console.print(residuals_table(fitted))
     if out is not None:
         source = f"fitted to {len(measured):,} requests of {profile.name}, R² {fitted.r2:.4f}; peaks of {base.name}"
-        out.write_text(replace(fitted.device, name=out.stem, source=source).as_toml())
+        out.write_text(replace(fitted.device, name=out.stem, source=source).as_toml(), encoding="utf-8")
         console.print(f"written to {out}", highlight=False)
 
 

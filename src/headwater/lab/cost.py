@@ -40,8 +40,9 @@ class Device:
 
     def as_toml(self) -> str:
         """Return the TOML that `load_device` reads."""
-        # JSON's numbers and strings are TOML's, but for the character DEL
-        return "".join(f"{name} = {json.dumps(value)}\n" for name, value in asdict(self).items())
+        # JSON's numbers and strings are TOML's, but for pairs of escapes (characters beyond U+FFFF) and a plain DEL
+        values = {name: json.dumps(value, ensure_ascii=False) for name, value in asdict(self).items()}
+        return "".join(f"{name} = {value}\n" for name, value in values.items()).replace("\x7f", r"\u007f")
 
 
 DEVICES = {
@@ -68,7 +69,7 @@ def load_device(name: str) -> Device:
     if not path.is_file():
         raise ConfigError(f"{name!r} is no file, and no device of {', '.join(DEVICES)}")
     try:
-        values = tomllib.loads(path.read_text())
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error}") from error
     return _checked(path, values)
