@@ -142,6 +142,101 @@ def test_formats_tools_and_choices_are_spelled_as_chats():
     assert body.tool_use.mode == "required"
 
 
+# -- Codex
+
+
+CODEX_TOOLS = [
+    {"type": "function", "name": "shell", "strict": False, "parameters": {"type": "object"}},
+    {
+        "type": "namespace",
+        "name": "mcp__files",
+        "description": "Files.",
+        "tools": [
+            {"type": "function", "name": "read", "parameters": {"type": "object"}},
+            {"type": "custom", "name": "x"},
+        ],
+    },
+    {"type": "web_search", "external_web_access": True},
+    {"type": "image_generation", "output_format": "png"},
+]
+
+
+def codex(*items, **fields):
+    """Return a body of the shape that Codex sends."""
+    context = {"type": "input_text", "text": "<environment_context>\n  <cwd>/w</cwd>\n</environment_context>"}
+    return {
+        "model": "gpt-5.2-codex",
+        "instructions": "You are a coding agent.",
+        "input": [
+            {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be careful."}]},
+            {"type": "message", "role": "user", "content": [context]},
+            *items,
+        ],
+        "tools": CODEX_TOOLS,
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "reasoning": {"effort": "medium", "summary": "auto"},
+        "store": False,
+        "stream": True,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "019a",
+        "text": {"verbosity": "low"},
+        "client_metadata": {"x-codex-installation-id": "0"},
+        **fields,
+    }
+
+
+READ = {"name": "read", "namespace": "mcp__files", "call_id": "c1"}
+
+
+def test_a_turn_of_codex_calls_a_tool_of_a_namespace_by_both_names(engine):
+    engine.chat_template = engine.chat_template.replace("<tool_call>{{ call", '<tool_call>"arguments"{{ call')
+    engine.script = WRITTEN["hermes"]([("mcp__files__read", {"path": "a.py"})])
+    response = send(engine, "POST", "/v1/responses", json=codex())
+    events = [json.loads(event.split("data: ")[1]) for event in response.text.split("\n\n")[:-1]]
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert [(item["type"], item["name"], item["namespace"]) for item in done] == [
+        ("function_call", "read", "mcp__files")
+    ]
+    assert json.loads(done[0]["arguments"]) == {"path": "a.py"}
+    assert events[-1]["response"]["output"] == done
+    shown = prompt_of(engine)
+    assert "mcp__files__read" in shown
+    assert "web_search" not in shown
+
+
+def test_what_codex_sends_back_names_the_tool_as_the_model_knows_it(engine):
+    reasoning = {"type": "reasoning", "summary": [], "content": None, "encrypted_content": None}
+    call = {"type": "function_call", "arguments": '{"path": "a.py"}', **READ}
+    output = {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "print()"}]}
+    response = send(engine, "POST", "/v1/responses", json=codex(reasoning, call, output))
+    assert response.status_code == 200, response.text
+    shown = prompt_of(engine)
+    assert '<tool_call>mcp__files__read path="a.py"</tool_call>' in shown
+    assert "<tool_response>\nprint()" in shown
+
+
+def test_a_choice_may_name_a_tool_of_a_namespace():
+    body = ResponsesRequest(input="x", tools=CODEX_TOOLS, tool_choice={"type": "function", **READ})
+    assert list(body.tool_use.tools) == ["mcp__files__read"]
+
+
+def test_hosted_tools_are_left_out_with_a_warning_in_the_metadata(client, engine):  # noqa: F811
+    answer = client.responses.create(model="m", input="hello", tools=CODEX_TOOLS, metadata={"a": "b"})
+    assert set(answer.metadata) == {"a", "headwater_warning"}
+    warning = answer.metadata["headwater_warning"]
+    assert all(kind in warning for kind in ("'custom'", "'web_search'", "'image_generation'"))
+    assert "function" not in warning
+    plain = client.responses.create(model="m", input="hello", tools=CODEX_TOOLS[:1])
+    assert plain.metadata == {}
+
+
+def test_a_warning_about_many_tools_fits_into_a_metadata_value(engine):
+    tools = [{"type": f"type-{i:03}-{'x' * 90}"} for i in range(100)]
+    answer = send(engine, "POST", "/v1/responses", json={"input": "hello", "tools": tools}).json()
+    assert len(answer["metadata"]["headwater_warning"]) <= 512
+
+
 def test_reasoning_text_and_calls_become_items_in_their_order():
     deltas = [
         [Content("")],
@@ -213,7 +308,9 @@ def test_a_whole_message_gives_the_items_that_its_deltas_give(size):
         ({"background": True}, ["background"]),
         ({"conversation": "c"}, ["conversation"]),
         ({"n": 2}, ["n is 2"]),
-        ({"tools": [{"type": "web_search"}]}, ["web_search"]),
+        ({"tools": [{"type": "namespace", "name": "n"}]}, ["namespace", "list of tools"]),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [5]}]}, ["namespace", "list of tools"]),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "function"}]}]}, ["tools.0.function.name"]),
         ({"tool_choice": {"type": "mcp"}}, ["mcp"]),
         ({"metadata": {"a": 1}}, ["metadata"]),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from typing import Any
 
 from headwater.events import FinishedEvent, TokenEvent
@@ -13,10 +13,11 @@ from headwater.server.answer.forms import Json, new_call_id
 from headwater.server.answer.reply import one_line
 from headwater.server.http.errors import error_body
 from headwater.server.http.exchange import Events
-from headwater.server.requests.responses import ResponsesRequest
+from headwater.server.requests.responses import Named, ResponsesRequest
 
 ID_PREFIXES = {"reasoning": "rs_", "message": "msg_", "function_call": "fc_"}
 PART_TYPES = {"reasoning": "reasoning_text", "message": "output_text"}
+WARNING = "headwater_warning"  # key in a reply's metadata
 ORDER = (Reasoning, Content)  # of a whole answer's items, before its calls
 
 
@@ -25,7 +26,7 @@ class ResponsesReply:
 
     def __init__(self, body: ResponsesRequest, model: str, parser: AnswerParser) -> None:
         self._parser = parser
-        self._output = Output()
+        self._output = Output(body.named_in_spaces)
         self._head = {"id": f"resp_{uuid.uuid4().hex}", "object": "response", "created_at": int(time.time())}
         self._head |= {"model": model, **repeated(body)}
         self._events = 0
@@ -99,7 +100,7 @@ def repeated(body: ResponsesRequest) -> Json:
     given = ("instructions", "max_output_tokens", "metadata", "reasoning", "temperature", "top_p", "user")
     return {
         **{name: getattr(body, name) for name in given},
-        "metadata": body.metadata or {},
+        "metadata": {**(body.metadata or {}), **({WARNING: " ".join(warnings)} if (warnings := body.warnings) else {})},
         "tools": body.tools or [],
         "tool_choice": body.tool_choice or "auto",
         "parallel_tool_calls": body.parallel_tool_calls is not False,
@@ -116,7 +117,9 @@ def repeated(body: ResponsesRequest) -> Json:
 class Output:
     """Output items in the order in which the model writes them. At most the last one is open."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Mapping[str, Named] | None = None) -> None:
+        """`names`: of calls as the client knows them, by the model's names, if they differ."""
+        self._names = names or {}
         self.items: list[Json] = []  # complete items
         self._open: Item | None = None
         self._kind: str | None = None  # of the open item
@@ -125,7 +128,8 @@ class Output:
         """Add deltas to the items, and yield the events of that."""
         for delta in deltas:
             if isinstance(delta, CallBegin):
-                yield from self._begin("function_call", CallItem(delta.id or new_call_id(), delta.name))
+                named = self._names.get(delta.name, {"name": delta.name})
+                yield from self._begin("function_call", CallItem(delta.id or new_call_id(), named))
                 continue
             if isinstance(delta, Reasoning | Content):
                 kind = "reasoning" if isinstance(delta, Reasoning) else "message"
@@ -198,9 +202,9 @@ class TextItem:
 class CallItem:
     """Call of a function."""
 
-    def __init__(self, call_id: str, name: str) -> None:
+    def __init__(self, call_id: str, named: Named) -> None:
         self.id, self.arguments = ID_PREFIXES["function_call"] + uuid.uuid4().hex, ""
-        self._named = {"call_id": call_id, "name": name}
+        self._named = {"call_id": call_id, **named}
 
     def shown(self, status: str) -> Json:
         return {"id": self.id, "type": "function_call", "status": status, "arguments": self.arguments, **self._named}

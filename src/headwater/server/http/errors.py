@@ -1,4 +1,4 @@
-"""Errors in OpenAI's form, {"error": {"message", "type", "param", "code"}}, and their description in /openapi.json."""
+"""Errors as answers: message, type, param and code in the form of each API, and what /openapi.json says of them."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from headwater.errors import (
     RequestTooLarge,
     TemplateError,
 )
+from headwater.server.http.error_forms import AnthropicRefusal, Refusal, error_answer
 from headwater.server.http.middleware import current_request_id
 
 log = logging.getLogger("headwater.request")
@@ -92,7 +93,7 @@ def kind_of(error: Exception) -> Kind | None:
 
 
 def install(app: FastAPI) -> None:
-    """Answer every error that leaves a route in OpenAI's form."""
+    """Answer every error that leaves a route in the form of its API."""
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
     for kind in (*KINDS, BadRequest, Exception):
@@ -134,7 +135,7 @@ def _refuse(
 ) -> JSONResponse:
     """`logged` replaces the message in the log."""
     log.info("refused %s status=%d: %s", request.url.path, status, logged or body["error"]["message"])
-    return JSONResponse(body, status, headers)
+    return JSONResponse(error_answer(request.url.path, status, body["error"], current_request_id()), status, headers)
 
 
 def shown(value: object) -> str:
@@ -146,22 +147,9 @@ def _body(message: str, kind: str, param: str | None, code: str | None) -> Json:
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-class ErrorDetail(BaseModel):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class Refusal(BaseModel):
-    """OpenAI's form of an error."""
-
-    error: ErrorDetail
-
-
-def refusals(*statuses: int) -> dict[int | str, Json]:
-    """Describe a route's error answers."""
-    return {status: {"model": Refusal, "description": DESCRIPTIONS[status]} for status in statuses}
+def refusals(*statuses: int, form: type[BaseModel] = Refusal) -> dict[int | str, Json]:
+    """Describe a route's error answers, in a form of `error_forms`."""
+    return {status: {"model": form, "description": DESCRIPTIONS[status]} for status in statuses}
 
 
 DESCRIPTIONS = {
@@ -175,7 +163,9 @@ DESCRIPTIONS = {
     503: "The queue is full, or the server stops; Retry-After says when to retry",
     504: "The request's deadline passed",
 }
-OF_A_BODY = refusals(400, 401, 413, 415, 500, 503, 504)
+STATUSES_OF_A_BODY = (400, 401, 413, 415, 500, 503, 504)
+OF_A_BODY = refusals(*STATUSES_OF_A_BODY)
+ANTHROPIC_OF_A_BODY = refusals(*STATUSES_OF_A_BODY, form=AnthropicRefusal)
 
 EVENT = {  # of a stream: `data` is JSON, or [DONE] at the end
     "type": "object",
@@ -184,11 +174,11 @@ EVENT = {  # of a stream: `data` is JSON, or [DONE] at the end
 }
 
 
-def generated(*fields: str) -> dict[int | str, Json]:
+def generated(*fields: str, refused: dict[int | str, Json] = OF_A_BODY) -> dict[int | str, Json]:
     """Describe the answers of a route that generates: an object with these fields, server-sent events, or an error."""
     whole = {"type": "object", "required": list(fields)}
     content = {"application/json": {"schema": whole}, "text/event-stream": {"schema": EVENT}}
-    return {200: {"description": "The answer; as events if `stream` is true", "content": content}, **OF_A_BODY}
+    return {200: {"description": "The answer; as events if `stream` is true", "content": content}, **refused}
 
 
 def _describe_no_422(app: FastAPI) -> None:

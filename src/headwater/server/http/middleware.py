@@ -21,11 +21,12 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headwater.config import ServeConfig
+from headwater.server.http.error_forms import error_answer
 
-HEADER = "x-request-id"
+HEADER, ANTHROPIC_HEADER = "x-request-id", "request-id"
 USABLE = re.compile(r"[A-Za-z0-9._:-]{1,64}")  # the ids that a client may choose
 OPEN_PATHS = ("/health",)  # need no key
-EXPOSED = ("retry-after", HEADER)  # headers that a browser's script may read
+EXPOSED = ("retry-after", HEADER, ANTHROPIC_HEADER)  # headers that a browser's script may read
 
 log = logging.getLogger("headwater.request")
 
@@ -78,7 +79,8 @@ class Identified:
         async def identify(message: Message) -> None:
             if message["type"] == "http.response.start":
                 context.status = message["status"]
-                MutableHeaders(scope=message)[HEADER] = context.id
+                headers = MutableHeaders(scope=message)
+                headers[HEADER] = headers[ANTHROPIC_HEADER] = context.id
             await send(message)
 
         try:
@@ -194,7 +196,8 @@ class KeyCheck:
         message = "the API key is wrong" if sent else "an API key is needed: send it as 'Authorization: Bearer KEY'"
         log.info("refused %s status=401: %s", scope["path"], message)
         error = {"message": message, "type": "authentication_error", "param": None, "code": "invalid_api_key"}
-        response = JSONResponse({"error": error}, 401, {"www-authenticate": scheme})
+        body = error_answer(scope["path"], 401, error, current_request_id())
+        response = JSONResponse(body, 401, {"www-authenticate": scheme})
         await response(scope, receive, send)
 
 

@@ -21,6 +21,8 @@ ENDPOINTS = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "completion",
     "/v1/responses": "responses",
+    "/v1/messages": "messages",
+    "/v1/messages/count_tokens": "count_tokens",
     "/v1/embeddings": "embeddings",
     "/v1/models": "models",
     "/tokenize": "tokenize",

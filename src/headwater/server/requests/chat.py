@@ -130,6 +130,11 @@ class ConversationRequest(SamplingRequest):
         raise NotImplementedError
 
     @property
+    def warnings(self) -> list[str]:
+        """What was left out of the request, in sentences for the client."""
+        return []
+
+    @property
     def conversation(self) -> Conversation:
         """The conversation for the template; raises ValueError as `conversation_of` does."""
         return conversation_of(self.chat_messages(), self.chat_tools(), self.chat_template_kwargs, self.documents)

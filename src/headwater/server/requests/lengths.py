@@ -33,9 +33,10 @@ class Lengths:
         if max_tokens == 0 and not scores_prompt:
             raise BadRequest("max_tokens is 0, at least 1 is needed unless echo and logprobs are set", "max_tokens")
 
-    def max_tokens(self, prompt: int, segments: int, wanted: int | None) -> int:
+    def max_tokens(self, prompt: int, segments: int, wanted: int | None, may_be_cut: bool) -> int:
         """Return the answer's greatest length: `wanted`, or all that the prompt of this many tokens leaves.
 
+        `may_be_cut`: an answer with a greater `wanted` length takes all that is left, too, and is not refused.
         Raises RequestTooLarge if prompt and answer are too long, BadRequest for an empty prompt or too many segments.
         """
         limit = self._engine.max_model_len
@@ -44,7 +45,8 @@ class Lengths:
             raise BadRequest("prompt has 0 tokens, at least 1 is needed", "prompt")
         if prompt >= limit:
             raise RequestTooLarge(f"prompt has {prompt:,} tokens, {taker} takes {limit:,} with the answer")
-        max_tokens = limit - prompt if wanted is None else wanted
+        left = limit - prompt
+        max_tokens = left if wanted is None or (may_be_cut and wanted > left) else wanted
         if prompt + max_tokens > limit:
             raise RequestTooLarge(
                 f"prompt has {prompt:,} tokens and max_tokens is {max_tokens:,}, {prompt + max_tokens:,} together; "

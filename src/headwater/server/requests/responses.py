@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar, TypeVar
 
 from fastapi.exceptions import RequestValidationError
@@ -12,7 +13,7 @@ from headwater.server.requests.chat import ChatMessage, ConversationRequest, Mes
 from headwater.server.requests.lengths import MAX_TOKENS
 from headwater.server.requests.messages import Message
 from headwater.server.requests.sampling import NEUTRAL
-from headwater.server.requests.tools import ToolDefinition
+from headwater.server.requests.tools import ToolDefinition, dropped_tools
 
 # the server keeps nothing between requests, and gives one answer
 STORELESS: dict[str, tuple[Any, ...]] = {
@@ -30,6 +31,7 @@ TEXT_PARTS = ("input_text", "output_text")
 MESSAGES, TOOLS = TypeAdapter(Messages), TypeAdapter(ToolDefinitions)
 
 Checked = TypeVar("Checked")
+Named = dict[str, Any]  # a name of a function, and the namespace that it belongs to
 
 
 class ResponsesRequest(ConversationRequest):
@@ -58,7 +60,8 @@ class ResponsesRequest(ConversationRequest):
         return checked(MESSAGES, with_instructions(self.instructions, messages_of(self.input)), "messages")
 
     def chat_tools(self) -> list[ToolDefinition]:
-        return checked(TOOLS, [chat_tool(tool) for tool in self.tools or ()], "tools")
+        functions = [(namespace, tool) for namespace, tool in self._flat_tools() if tool.get("type") == "function"]
+        return checked(TOOLS, [chat_tool(namespace, tool) for namespace, tool in functions], "tools")
 
     def chat_choice(self) -> Any:
         if not isinstance(self.tool_choice, dict):
@@ -66,7 +69,7 @@ class ResponsesRequest(ConversationRequest):
         kind = self.tool_choice.get("type")
         if kind != "function":
             raise BadRequest(f"tool_choice is of type {kind!r}, this server takes 'function' only", "tool_choice")
-        return {"type": "function", "function": {"name": self.tool_choice.get("name")}}
+        return {"type": "function", "function": {"name": flat_name(self.tool_choice)}}
 
     def chat_format(self) -> Any:
         chosen = (self.text or {}).get("format")
@@ -77,6 +80,28 @@ class ResponsesRequest(ConversationRequest):
     @property
     def wanted_tokens(self) -> int | None:
         return self.max_output_tokens
+
+    @property
+    def warnings(self) -> list[str]:
+        return dropped_tools(str(tool.get("type")) for _, tool in self._flat_tools() if tool.get("type") != "function")
+
+    @property
+    def named_in_spaces(self) -> dict[str, Named]:
+        """Names of calls as a client with namespaces knows them, by the names that the model sees."""
+        functions = [(namespace, tool) for namespace, tool in self._flat_tools() if namespace is not None]
+        named = [{"namespace": namespace, "name": tool.get("name")} for namespace, tool in functions]
+        return {flat_name(one): one for one in named}
+
+    def _flat_tools(self) -> Iterator[tuple[str | None, dict[str, Any]]]:
+        """Yield each tool with its namespace, if any. Raises BadRequest for a namespace without a list of tools."""
+        for tool in self.tools or ():
+            if tool.get("type") != "namespace":
+                yield None, tool
+                continue
+            name, inner = tool.get("name"), tool.get("tools")
+            if not isinstance(name, str) or not isinstance(inner, list) or not all(isinstance(t, dict) for t in inner):
+                raise BadRequest("tools has a namespace that lacks its name or its list of tools", "tools")
+            yield from ((name, one) for one in inner)
 
 
 def checked(adapter: TypeAdapter[Checked], value: Any, field: str) -> Checked:
@@ -119,7 +144,7 @@ def _add_reasoning(messages: list[Message], item: dict[str, Any]) -> None:
 def _add_call(messages: list[Message], item: dict[str, Any]) -> None:
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": None})
-    function = {"name": item.get("name"), "arguments": item.get("arguments")}
+    function = {"name": flat_name(item), "arguments": item.get("arguments")}
     calls = messages[-1].setdefault("tool_calls", [])
     calls.append({"id": item.get("call_id"), "type": "function", "function": function})
 
@@ -153,8 +178,13 @@ def with_instructions(instructions: str | None, messages: list[Message]) -> list
     return [{"role": "system", "content": "\n\n".join(texts)}, *messages] if texts else messages
 
 
-def chat_tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """Translate a tool; raises BadRequest for one that is not a function."""
-    if tool.get("type") != "function":
-        raise BadRequest(f"tools has one of type {tool.get('type')!r}, this server takes 'function' only", "tools")
-    return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
+def flat_name(named: Named) -> Any:
+    """Return the name of a function as the model sees it: with its namespace before it, if it has one."""
+    name, namespace = named.get("name"), named.get("namespace")
+    return f"{namespace}__{name}" if isinstance(namespace, str) and isinstance(name, str) else name
+
+
+def chat_tool(namespace: str | None, tool: dict[str, Any]) -> dict[str, Any]:
+    """Translate a function of a namespace, or of none."""
+    function = {name: value for name, value in tool.items() if name != "type"}
+    return {"type": "function", "function": {**function, "name": flat_name({**tool, "namespace": namespace})}}

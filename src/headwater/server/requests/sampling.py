@@ -115,6 +115,11 @@ class SamplingRequest(BaseModel, allow_inf_nan=False, strict=True):
         return self.max_tokens
 
     @property
+    def may_be_cut(self) -> bool:
+        """True if an answer ends with the model's length, where it is False `max_tokens` beyond that is refused."""
+        return False
+
+    @property
     def wanted_logprobs(self) -> int | None:
         """Number of likely tokens to return at each token; None: no log probabilities."""
         return None

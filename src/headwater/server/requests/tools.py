@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
 
-from headwater.server.http.errors import BadRequest
+from headwater.server.http.errors import BadRequest, shown
 
 MODES = ("none", "auto", "required")
 MAX_TOOLS = 512
 MAX_NAME = 256  # characters
+MAX_WARNING = 400  # characters of names in a warning: a value of a response's metadata has at most 512
+
+
+FunctionName = Annotated[str, Field(min_length=1, max_length=MAX_NAME, pattern=r"^[^<>\s]+$")]
 
 
 class FunctionDefinition(BaseModel, strict=True):
     """Function of a tool, as OpenAI defines it."""
 
-    name: str = Field(min_length=1, max_length=MAX_NAME, pattern=r"^[^<>\s]+$")
+    name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -100,6 +104,12 @@ def _allowed_name(tool: Any) -> str:
         case {"type": "function", "function": {"name": str(name)}}:
             return name
     raise BadRequest(f"tool_choice allows {_short(tool)}, which is no function with a name", "tool_choice")
+
+
+def dropped_tools(types: Iterable[str]) -> list[str]:
+    """Return a warning about tools of these types, which run elsewhere, or no warning if there are none."""
+    names = ", ".join(map(shown, dict.fromkeys(types)))[:MAX_WARNING]
+    return [f"left out, since this server runs no tools itself: those of type {names}"] if names else []
 
 
 def answer_schema(response_format: Any) -> dict[str, Any] | None:

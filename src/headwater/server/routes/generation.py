@@ -1,4 +1,4 @@
-"""Endpoints that generate: completions, chat completions and responses."""
+"""Endpoints that generate: completions, chat completions, responses and messages."""
 
 from __future__ import annotations
 
@@ -9,26 +9,29 @@ from fastapi.responses import JSONResponse, Response
 from starlette.concurrency import run_in_threadpool
 
 from headwater.request import Generation
+from headwater.server.answer.anthropic import MessagesReply
 from headwater.server.answer.forms import ChatForm, CompletionForm, Form
 from headwater.server.answer.reply import Echo, Reply, without_echo
 from headwater.server.answer.responses import ResponsesReply
-from headwater.server.http.errors import generated
+from headwater.server.http.errors import ANTHROPIC_OF_A_BODY, generated
 from headwater.server.http.exchange import Events, EventStream, Exchange, Progress, unless_gone
 from headwater.server.observe.record import RequestRecord
+from headwater.server.requests.anthropic import MessagesRequest
 from headwater.server.requests.chat import ChatRequest, CompletionRequest
 from headwater.server.requests.responses import ResponsesRequest
 from headwater.server.requests.sampling import SamplingRequest
 from headwater.server.routes.service import Service
 
-AnyReply = Reply | ResponsesReply
+AnyReply = Reply | ResponsesReply | MessagesReply
 
 CLIENT_GONE = 499  # status in the log if the client disconnected
 FIELDS = ("id", "object", "created", "model", "choices", "usage", "headwater")
 RESPONSES_FIELDS = ("id", "object", "created_at", "model", "status", "output", "usage", "headwater")
+MESSAGES_FIELDS = ("id", "type", "role", "model", "content", "stop_reason", "stop_sequence", "usage", "headwater")
 
 
 def install(app: FastAPI, service: Service) -> None:
-    """Add /v1/completions, /v1/chat/completions and /v1/responses."""
+    """Add /v1/completions, /v1/chat/completions, /v1/responses and /v1/messages."""
     model = service.engine.model_name
 
     def reply(form: Callable[[], Form], body: CompletionRequest | ChatRequest) -> Reply:
@@ -53,6 +56,12 @@ def install(app: FastAPI, service: Service) -> None:
         generations, parser = await run_in_threadpool(service.chat, body)
         answering = Answering(service, "responses", body, request)
         return await answering.answer(generations, ResponsesReply(body, model, parser()))
+
+    @app.post("/v1/messages", response_model=None, responses=generated(*MESSAGES_FIELDS, refused=ANTHROPIC_OF_A_BODY))
+    async def messages(body: MessagesRequest, request: Request) -> Response:
+        generations, parser = await run_in_threadpool(service.chat, body)
+        reply = MessagesReply(body, model, parser(), len(generations[0].prompt), service.config.page_size)
+        return await Answering(service, "messages", body, request).answer(generations, reply)
 
 
 class Answering:

@@ -68,6 +68,7 @@ def install(app: FastAPI, service: Service) -> None:
 
 
 def _install_data(app: FastAPI, metrics: Metrics, overview: Overview) -> None:
+    @app.head("/metrics", include_in_schema=False)
     @app.get("/metrics", response_model=None, responses={200: EXPOSITION, **refusals(401)})
     async def scrape(request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
@@ -92,6 +93,7 @@ def _install_page(app: FastAPI) -> None:
             raise HTTPException(404, "Not Found")
         return Response(files[name], media_type=PAGE_TYPES[Path(name).suffix], headers=PAGE_HEADERS)
 
+    @app.head("/", include_in_schema=False)
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
         return sent("index.html")

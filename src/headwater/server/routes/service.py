@@ -64,15 +64,19 @@ class Service:
         """Translate a conversation: one generation for each answer, and a function that returns a parser for one."""
         use, schema = body.tool_use, body.answer_schema
         self._check_tokens_of(body)
-        try:
-            conversation = body.conversation
-        except ValueError as error:
-            raise BadRequest(str(error), "messages") from error
-        prompt = self.chat_prompt(conversation, body.salt)
+        prompt = self.conversation_prompt(body)
         end = self._dialect.end_of(prompt.prompt)
         generation = self._generation(body, prompt)
         shaped = replace(generation, params=self._dialect.shaped(generation.params, end, use, schema))
         return nth_answers(shaped, body), partial(self._dialect.parser, end, use)
+
+    def conversation_prompt(self, body: ConversationRequest) -> Generation:
+        """Return the prompt of a request's conversation; raises BadRequest for one that no template could render."""
+        try:
+            conversation = body.conversation
+        except ValueError as error:
+            raise BadRequest(str(error), "messages") from error
+        return self.chat_prompt(conversation, body.salt)
 
     def chat_prompt(self, conversation: Conversation, salt: str) -> Generation:
         """Return the conversation's prompt, as a generation of default sampling; raises TemplateError."""
@@ -99,7 +103,7 @@ class Service:
     def _generation(self, body: SamplingRequest, prompt: Generation) -> Generation:
         """Add the request's sampling, deadline and fidelity to a prompt."""
         segments = () if body.exact else prompt.segments
-        max_tokens = self.lengths.max_tokens(len(prompt.prompt), len(segments), body.wanted_tokens)
+        max_tokens = self.lengths.max_tokens(len(prompt.prompt), len(segments), body.wanted_tokens, body.may_be_cut)
         params = body.params(self.engine.generation_defaults, max_tokens, body.wanted_logprobs)
         deadline = min((t for t in (body.timeout, self.config.request_timeout) if t is not None), default=None)
         fidelity = body.fidelity or Fidelity.BALANCED

@@ -1,4 +1,7 @@
-"""Endpoints about tokens: /tokenize and /detokenize in vLLM's form, and /cache/segments, which stores segments."""
+"""Endpoints about tokens: /tokenize and /detokenize in vLLM's form, the count of a message's tokens in Anthropic's.
+
+/cache/segments stores segments.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,8 @@ from starlette.exceptions import HTTPException
 from headwater.engine.live import Outcome
 from headwater.errors import ConfigError
 from headwater.request import Span
-from headwater.server.http.errors import OF_A_BODY, BadRequest, refusals
+from headwater.server.http.errors import ANTHROPIC_OF_A_BODY, OF_A_BODY, BadRequest, refusals
+from headwater.server.requests.anthropic import CountTokensRequest
 from headwater.server.requests.chat import Documents, Messages, ToolDefinitions, conversation_of
 from headwater.server.requests.lengths import MAX_SEGMENTS
 from headwater.server.requests.sampling import MAX_SALT, TokenId
@@ -56,6 +60,10 @@ class Text(BaseModel):
     prompt: str
 
 
+class InputTokens(BaseModel):
+    input_tokens: int
+
+
 class WarmRequest(BaseModel, strict=True):
     texts: list[Annotated[str, Field(min_length=1)]] = Field(min_length=1, max_length=MAX_SEGMENTS, fail_fast=True)
     cache_salt: str | None = Field(None, max_length=MAX_SALT)
@@ -86,7 +94,7 @@ class WarmsSegments(Protocol):
 
 
 def install(app: FastAPI, service: Service) -> None:
-    """Add /tokenize and /detokenize."""
+    """Add /tokenize, /detokenize and /v1/messages/count_tokens."""
     tokenizer = service.engine.tokenizer
 
     def prompt_of(body: TokenizeRequest) -> tuple[tuple[int, ...], tuple[Span, ...]]:
@@ -117,6 +125,11 @@ def install(app: FastAPI, service: Service) -> None:
     async def detokenize(body: DetokenizeRequest) -> Text:
         service.check_tokens(body.tokens, "tokens")
         return Text(prompt=await run_in_threadpool(tokenizer.decode, body.tokens, skip_special_tokens=False))
+
+    @app.post("/v1/messages/count_tokens", responses=ANTHROPIC_OF_A_BODY)
+    async def count_tokens(body: CountTokensRequest) -> InputTokens:
+        prompt = await run_in_threadpool(service.conversation_prompt, body)
+        return InputTokens(input_tokens=len(prompt.prompt))
 
 
 def install_warming(app: FastAPI, service: Service) -> None:
