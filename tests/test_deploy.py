@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tomllib
@@ -21,6 +22,10 @@ from headwater.server.http.process import LINGER
 ROOT = Path(__file__).parents[1]
 DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
 UNIT = ROOT / "deploy" / "headwater.service"
+# In a container: serve until the health check passes, then stop.
+SERVED = """headwater serve --memory 200MB & for i in $(seq 60); do
+  if python -c "$CHECK" 2>/dev/null; then kill $!; wait $!; echo $(id -u) healthy; exit; fi; sleep 1
+done; exit 1"""
 VARIABLES = {one.variable for one in SETTINGS}
 
 
@@ -94,9 +99,18 @@ def test_the_image_is_built_and_runs(tmp_path):
     new = subprocess.run([*buildah, "from", "--pull-never", "headwater-test"], capture_output=True, text=True)
     container = new.stdout.strip()
     try:
-        command = [*buildah, "run", "--isolation", "chroot", container, "--", "headwater", "--version"]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        assert done.stdout.startswith("headwater ")
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        (check,) = instructions("HEALTHCHECK")
+        variables = {
+            "HEADWATER_HOST": "127.0.0.1",
+            "HEADWATER_PORT": port,
+            "CHECK": json.loads(check.split("CMD ", 1)[1])[2],
+        }
+        environment = [option for name, value in variables.items() for option in ("--env", f"{name}={value}")]
+        run = [*buildah, "run", "--isolation", "chroot", "--network", "host", *environment, container, "--", "sh", "-c"]
+        done = subprocess.run([*run, SERVED], capture_output=True, text=True)
+        assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "10001 healthy"), done.stdout + done.stderr
     finally:
         subprocess.run([*buildah, "rm", container], capture_output=True)
 
@@ -107,6 +121,7 @@ def pip_of_this_machine(folder):
     configured = dict(re.findall(r"^(?::env:|global)\.([\w-]+)='(.*)'$", done.stdout, re.M))
     (folder / "pip.conf").write_text("[global]\n" + "".join(f"{key} = {value}\n" for key, value in configured.items()))
     local = set(re.findall(r"(?<![\w/])(?:file://)?(/[\w/.-]+)", " ".join(configured.values())))
+    local = {path.removesuffix("/simple") for path in local}  # an index's files lie beside its pages
     volumes = {f"{folder / 'pip.conf'}:/etc/pip.conf:ro", *(f"{path}:{path}:ro" for path in local)}
     index = ["--build-arg", "TORCH_INDEX=https://pypi.org/simple"] if "find-links" in configured else []
     return [option for volume in sorted(volumes) for option in ("--volume", volume)], index
