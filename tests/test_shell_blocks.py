@@ -22,6 +22,7 @@ import pytest
 from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
 from headwater.engine.selfcheck import SelfCheck
+from headwater.evaluate.items import DEFAULT_TASKS
 from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.embedded import embedded
@@ -121,28 +122,24 @@ def folder(tmp_path: Path) -> Path:
 
 def write_inputs(folder: Path) -> None:
     """Write recorded traffic, questions and measurements, as small as their readers take."""
-    sessions = [
-        [{"role": role, "content": f"{role} {i} said " * 60} for role in ("user", "assistant")] for i in range(6)
-    ]
-    chats = "".join(
-        json.dumps({"messages": messages, "t0": i, "calls": [{"n": 1, "t": i}]}) + "\n"
-        for i, messages in enumerate(sessions)
-    )
-    tokens = "".join(
-        json.dumps({"t": i, "session": str(i), "input": list(range(300)), "output": [i]}) + "\n" for i in range(6)
-    )
+    sessions, tokens, questions, points = [], [], [], []
     passages = [{"title": f"Title {i}", "text": f"Text {i} of some length. " * 30} for i in range(8)]
-    questions = "".join(
-        json.dumps({"question": f"Question {i}?", "answers": ["a"], "passages": passages[i:]}) + "\n" for i in range(4)
-    )
-    for name, text in (
-        ("sessions.jsonl", chats),
+    for i in range(8):
+        messages = [{"role": role, "content": f"{role} {i} said " * 60} for role in ("user", "assistant") * 2]
+        sessions.append({"messages": messages, "calls": [1, 3], "t0": i, "t": [0.0, 0.5]})
+        tokens.append({"t": i, "session": str(i), "input": list(range(300)), "output": [i]})
+        questions.append({"question": f"Question {i}?", "answers": ["a"], "passages": passages[i:] + passages[:i]})
+        points.append({"prompt_tokens": 500 + 900 * i, "cached_tokens": 200 * i, "ttft_ms": 30.0 + 45 * i})
+    for name, lines in (
+        ("sessions.jsonl", sessions),
         ("day.trace.zst", tokens),
-        ("data/mini_swe_agent/sessions.jsonl", chats),
+        ("data/mini_swe_agent/sessions.jsonl", sessions),
         ("data/rag_musique/train_100.jsonl", questions),
     ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
+        (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "points.json").write_text(json.dumps(points))
+    shutil.copy(DEFAULT_TASKS, folder / "mine.jsonl")
 
 
 def shell(block: Block, folder: Path, address: str) -> str:
