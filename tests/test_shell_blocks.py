@@ -171,12 +171,21 @@ def test_a_shell_block_runs(block: Block, folder: Path, address: str) -> None:
     first = shell(block, folder, address)
     if block.info == "sh hits":
         again = shell(block, folder, address)
-        assert cached(again) > cached(first) == 0
+        assert account(again)["cached_tokens"] > account(first)["cached_tokens"] == 0
 
 
-def cached(printed: str) -> int:
-    """Return the cached tokens that the last line of an example reports."""
-    return json.loads(printed.splitlines()[-1])["headwater"]["cached_tokens"]
+def test_the_account_in_the_readme_is_that_of_the_second_paste(folder: Path, address: str) -> None:
+    (example,) = (block for block in QUICK if block.place.startswith("README.md:") and block.info == "sh hits")
+    (shown,) = re.findall(r'^```json\n"headwater": (.*)$', (ROOT / "README.md").read_text(), re.MULTILINE)
+    own = Block(example.place, example.info, example.text.replace('"messages"', '"cache_salt": "other", "messages"'))
+    assert account(shell(own, folder, address))["cached_tokens"] == 0
+    found = account(shell(own, folder, address))
+    assert {key: found[key] for key in json.loads(shown)} == json.loads(shown)
+
+
+def account(printed: str) -> dict[str, object]:
+    """Return the account in the reply that an example prints last."""
+    return json.loads(printed.splitlines()[-1])["headwater"]
 
 
 @pytest.mark.full
