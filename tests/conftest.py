@@ -1,13 +1,17 @@
 """Settings of the test process, which must be made before torch computes.
 
 Triton's kernels run in its interpreter, which must be chosen before anything imports Triton. Worker threads sleep
-while they wait: test processes that share cores would otherwise take them from each other.
+while they wait: test processes that share cores would otherwise take them from each other. Proofs of exactness are
+kept in a folder of this process and of those that it starts, so that none is taken over from elsewhere.
 """
 
 import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read once, when torch is imported
 
+import atexit
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +23,8 @@ from tests import checkpoints, processors
 
 prepare_process(2)
 os.environ["TRITON_INTERPRET"] = "1"
+os.environ["HEADWATER_CACHE_DIR"] = tempfile.mkdtemp(prefix="headwater-tests-")
+atexit.register(shutil.rmtree, os.environ["HEADWATER_CACHE_DIR"], ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ import typer
 from packaging.requirements import Requirement
 
 from headwater.cli import commands
+from headwater.cli.settings import NOT_SETTINGS
 from headwater.config import SETTINGS, ServeConfig
 from headwater.server.http.process import LINGER
 
@@ -26,7 +27,7 @@ UNIT = ROOT / "deploy" / "headwater.service"
 SERVED = """headwater serve --memory 200MB & for i in $(seq 60); do
   if python -c "$CHECK" 2>/dev/null; then kill $!; wait $!; echo $(id -u) healthy; exit; fi; sleep 1
 done; exit 1"""
-VARIABLES = {one.variable for one in SETTINGS}
+VARIABLES = {*(one.variable for one in SETTINGS), *NOT_SETTINGS}
 
 
 def instructions(name):
@@ -151,6 +152,12 @@ def test_the_unit_starts_the_command_with_settings_that_exist():
     assert start.split()[1] == "serve"
     assert flags(start) == {"--config"} <= options("serve")
     assert set(re.findall(r"HEADWATER_[A-Z_]+", UNIT.read_text())) <= VARIABLES
+
+
+def test_the_unit_has_a_folder_for_the_proof_of_exactness():
+    lines = UNIT.read_text().splitlines()
+    assert "CacheDirectory=headwater" in lines  # systemd sets CACHE_DIRECTORY
+    assert "CacheDirectoryMode=0700" in lines
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here to verify the unit")

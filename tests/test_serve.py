@@ -31,18 +31,20 @@ def started(*flags, **variables):
 
 @contextmanager
 def serving(*flags, **variables):
-    """A server's process, once it listens, and the three lines that it said."""
+    """A server's process, once it listens, and the lines that it said."""
     with started(*flags, **variables) as process:
         try:
-            said = [process.stdout.readline() for _ in range(3)]
-            assert " serves " in said[1], process.communicate()
+            said = []
+            while not said or not said[-1].startswith("Deterministic: "):
+                said.append(process.stdout.readline())
+                assert said[-1], process.communicate()
             yield process, said
         finally:
             process.kill()
 
 
 def address(said):
-    return re.search(r"https?://127\.0\.0\.1:\d+/v1", said[1])[0]
+    return re.search(r"https?://127\.0\.0\.1:\d+/v1", "".join(said))[0]
 
 
 @pytest.fixture
@@ -57,8 +59,11 @@ def server():
 
 def test_the_embedded_model_serves_hits_and_stops_when_told(server):
     process, said, client = server
-    assert "headwater-tiny" in said[0]
-    assert said[2].strip() == "Deterministic: yes"
+    assert re.fullmatch(r"Headwater \S+: no model given, loading the embedded headwater-tiny, .*\n", said[0])
+    assert re.fullmatch(r"Computing in (float32|bfloat16): this CPU .*\n", said[1])
+    health = httpx.get(f"{address(said).removesuffix('/v1')}/health").json()
+    assert said[-2] == f"Live page: {address(said).removesuffix('v1')}\n"
+    assert said[-1] == f"Deterministic: yes, proven {health['proven'][:16].replace('T', ' ')} UTC\n"
     first, again = (
         client.completions.create(model="any", prompt=PROMPT, max_tokens=8, temperature=0, logprobs=1) for _ in "12"
     )
@@ -70,6 +75,16 @@ def test_the_embedded_model_serves_hits_and_stops_when_told(server):
     assert process.returncode == 0
     assert re.search(r"completion\[0\] .*reason=cold .*\n.*completion\[0\] .*reason=full ", log), log
     assert "Traceback" not in log
+
+
+def test_a_proof_is_kept_for_the_next_start_and_recheck_proves_again(tmp_path):
+    """Each start proves what is asked of it once; the second one finds the proof of the first."""
+    kept = {"HEADWATER_CACHE_DIR": str(tmp_path / "cache")}
+    proving = []
+    for flags in ((), (), ("--recheck",), ("--threads", "1")):
+        with serving("--port", "0", *flags, **kept) as (_, said):
+            proving.append(sum(line.startswith("Proving ") for line in said))
+    assert proving == [1, 0, 1, 1 if os.environ.get("OMP_NUM_THREADS") != "1" else 0]
 
 
 def computed(said, what):
@@ -127,7 +142,7 @@ def test_behind_a_unix_socket_with_a_key_and_without_time_to_drain(tmp_path):
     (tmp_path / "hw.toml").write_text('uds = "hw.sock"\napi_key_file = "key"\ndrain = 0\nmodel_name = "small"')
     path = tmp_path / "hw.sock"
     with serving(HEADWATER_CONFIG=str(tmp_path / "hw.toml")) as (process, said):
-        assert f"on unix:{path}" in said[1]
+        assert f"on unix:{path}" in said[-2]
         transport = httpx.HTTPTransport(uds=str(path))
         with httpx.Client(transport=transport, base_url="http://headwater", timeout=PATIENCE) as client:
             assert client.get("/health").status_code == 200
@@ -168,7 +183,7 @@ def test_behind_tls_and_interrupted_twice(certificate):  # noqa: F811
 
 def test_told_to_stop_while_it_loads_it_stops_in_order(tmp_path):
     with started("--uds", str(tmp_path / "hw.sock")) as process:
-        assert "No model given" in process.stdout.readline()  # said before the model is loaded
+        assert "no model given" in process.stdout.readline()  # said before the model is loaded
         process.send_signal(signal.SIGTERM)
         _, log = process.communicate(timeout=PATIENCE)
     assert (process.returncode, "Traceback" in log) == (0, False), log

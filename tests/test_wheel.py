@@ -92,9 +92,10 @@ def serving(python: Path, folder: Path) -> Iterator[str]:
     process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        lines = [process.stdout.readline() for _ in range(2)]
-        address = re.search(r"http://127\.0\.0\.1:\d+", lines[1])
-        assert address, lines
+        lines = []
+        while not lines or not (address := re.search(r"http://127\.0\.0\.1:\d+", lines[-1])):
+            lines.append(process.stdout.readline())
+            assert lines[-1], lines
         yield address[0]
     finally:
         process.kill()

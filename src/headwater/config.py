@@ -20,6 +20,7 @@ from headwater.setting import (
     setting,
     settings_of,
 )
+from headwater.unreadable import why_no_model
 
 DEVICES = ("cpu", "cuda")
 NEVER_RAN = "the Triton kernels have never run on a card"  # until the exactness matrix has passed on one
@@ -56,6 +57,7 @@ class ServeConfig:
     dtype: str = setting("auto", TEXT, MODEL, "Data type of the computation.", choices=DTYPES)
     threads: int | None = setting(None, COUNT, MODEL, "Threads that compute.", unset="torch's own choice", least=1)
     reproducible: bool = setting(True, SWITCH, MODEL, "Off: a hit may change the last bits of an answer.")
+    recheck: bool = setting(False, SWITCH, MODEL, "Prove again that hits are exact, although a proof is kept.")
     tool_format: str = setting(
         "auto",
         TEXT,
@@ -151,7 +153,8 @@ class ServeConfig:
         if self.device == "cuda" and not self.unproven:
             raise SettingError("device", "'cuda'", f"but {NEVER_RAN}: --unproven accepts that answers may be wrong")
         if self.model is not None and not (self.model / "config.json").is_file():
-            raise SettingError("model", repr(str(self.model)), "which is no folder with a config.json")
+            why = f"which is no folder with a config.json: {why_no_model(self.model)}"
+            raise SettingError("model", repr(str(self.model)), why)
         if self.page_size < PAGE_GRID or self.page_size % PAGE_GRID:
             raise SettingError("page_size", str(self.page_size), f"must be a multiple of {PAGE_GRID}")
         if self.max_tokens_per_step < self.page_size:

@@ -15,6 +15,13 @@ X86_FEATURES = ("avx2", "avx512f", "avx512bw", "avx512_bf16", "avx512_fp16", "am
 ARM_FEATURES = ("asimd", "sve", "i8mm", "bf16")
 CPU_FEATURES = X86_FEATURES + ARM_FEATURES
 CPUINFO = Path("/proc/cpuinfo")
+MEMINFO = Path("/proc/meminfo")
+CGROUPS = Path("/sys/fs/cgroup")
+UNKNOWN = 2**63  # bytes: above any memory
+IDENTIFYING = {  # fields of it, of x86 and of ARM
+    "vendor_id", "cpu family", "model", "model name", "stepping", "microcode", "flags",
+    "CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision", "Features",
+}  # fmt: skip
 NATIVE_BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}
 # Features hidden by ONEDNN_MAX_CPU_ISA and ATEN_CPU_CAPABILITY from the libraries that read them.
 HIDDEN_BY_ONEDNN = {
@@ -34,9 +41,14 @@ class Cpu:
     features: tuple[str, ...]  # those of CPU_FEATURES that it has and that the environment leaves in use
 
     @property
+    def of_bfloat16(self) -> list[str]:
+        """Return the features that multiply bfloat16 faster than float32."""
+        return [feature for feature in self.features if feature in NATIVE_BFLOAT16]
+
+    @property
     def native_bfloat16(self) -> bool:
         """True if the processor multiplies bfloat16 faster than float32 (AVX512-BF16, AMX, or BF16 of ARM)."""
-        return not NATIVE_BFLOAT16.isdisjoint(self.features)
+        return bool(self.of_bfloat16)
 
     @property
     def avx512(self) -> bool:
@@ -60,9 +72,54 @@ def read_cpu(cpuinfo: str, environment: dict[str, str]) -> Cpu:
     return Cpu(fields.get("model name", platform.processor() or platform.machine()), features)
 
 
+def identity() -> list[str]:
+    """Return the lines of /proc/cpuinfo that tell kinds of processors apart; those of all cores, each once."""
+    lines = CPUINFO.read_text().splitlines() if CPUINFO.exists() else []
+    return sorted({line for line in lines if line.partition(":")[0].strip() in IDENTIFYING})
+
+
+def affinity() -> tuple[int, ...]:
+    """Return the numbers of the cores that this process may run on; empty if the system does not tell."""
+    return tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
+
+
 def usable_cores() -> int:
     """Return the number of cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(affinity()) or os.cpu_count() or 1
+
+
+def memory_limit(root: Path = CGROUPS) -> int | None:
+    """Return the bytes that the control group may use; None: no limit."""
+    for path in (root / "memory.max", root / "memory" / "memory.limit_in_bytes"):
+        words = read_words(path)
+        if words and words[0] != "max" and int(words[0]) < 2**60:
+            return int(words[0])
+    return None
+
+
+def meminfo(name: str) -> int | None:
+    """Return a field of /proc/meminfo in bytes, or None if there is none."""
+    lines = MEMINFO.read_text().splitlines() if MEMINFO.exists() else []
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)
+
+
+def total_memory() -> int:
+    """Return the bytes of memory and swap; a number above all if the system does not tell."""
+    total = meminfo("MemTotal")
+    return UNKNOWN if total is None else total + (meminfo("SwapTotal") or 0)
+
+
+def free_memory() -> int:
+    """Return the bytes that this process may still take; a number above all if the system does not tell."""
+    return min(value for value in (meminfo("MemAvailable"), memory_limit(), UNKNOWN) if value is not None)
+
+
+def read_words(path: Path) -> list[str]:
+    return path.read_text().split() if path.is_file() else []
+
+
+def gigabytes(n: int | None) -> str:
+    return "unknown" if n is None or n == UNKNOWN else f"{n / 1e9:.1f} GB"
 
 
 def peak_memory() -> int:

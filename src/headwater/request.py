@@ -100,5 +100,6 @@ class Generation:
     boundaries: Boundaries = field(default_factory=Boundaries)
     keep_output: bool = True  # False: the next turn's template will strip the output, so none of it is cached
     deadline: float | None = None  # seconds from its submission until it fails with DeadlineExceeded; None: never
+    deadline_of: str = "timeout"  # the limit that it is from: the request's timeout, or the server's request_timeout
     segments: tuple[Span, ...] = ()  # of the prompt, ascending and disjoint; empty: exact answer
     fidelity: Fidelity = Fidelity.BALANCED  # used if there are segments

@@ -22,7 +22,7 @@ from tests.cache.toy import LAYOUT
         ("path_cap(k=True)", "k is True, must be a whole number"),
         ("marconi(multiplier=2.5)", "multiplier is 2.5, must be a whole number"),
         ("lru(x=1)", "unexpected keyword argument 'x'"),
-        ("last_n", "missing a required argument: 'n'"),
+        ("last_n", r"it needs n, a whole number; type 'last_n\(n=8\)'"),
     ],
 )
 def test_an_option_of_the_wrong_kind_is_told(spelling: str, what: str) -> None:
@@ -37,6 +37,8 @@ def test_numbers_may_be_written_whole() -> None:
 def test_placements_and_loads_are_checked_too() -> None:
     with pytest.raises(ConfigError, match="k is 'x', must be a whole number"):
         make_placement("optimal(k='x')")
+    with pytest.raises(ConfigError, match=r"it needs k, a whole number; type 'optimal\(beta=0.9, k=8\)'"):
+        make_placement("optimal(beta=0.9)")
     with pytest.raises(ConfigError, match=r"clients is 1\.5, must be a whole number"):
         make_load("closed(clients=1.5)")
     with pytest.raises(ConfigError, match="rate is 'x', must be a number"):

@@ -14,9 +14,10 @@ import sys
 
 import pytest
 
-from headwater.cli import run
+from headwater.cli import run, serve
 from headwater.cli.inspect import read_spec
 from headwater.config import SETTINGS
+from headwater.setting import SettingError
 
 TINY = {
     "model_type": "qwen3_5_text",
@@ -44,10 +45,10 @@ def folder(tmp_path):
 
 
 def refusal(capsys, *arguments):
-    """The one line on stderr of a command that exits with 2."""
+    """The one line on stderr of a command that exits with 2; `serve` may have announced what it loads."""
     assert run(list(arguments)) == 2
     printed = capsys.readouterr()
-    assert printed.out == ""
+    assert printed.out == "" or printed.out.startswith("Headwater ")
     (line,) = printed.err.splitlines()
     assert line.startswith("headwater: ")
     return line
@@ -126,6 +127,30 @@ def test_version_and_help(capsys):
 )
 def test_what_it_cannot_do_is_one_line(capsys, arguments, part):
     assert part in refusal(capsys, *arguments)
+
+
+def test_what_the_machine_lacks_names_the_source_of_the_setting(capsys, monkeypatch, folder):
+    def lacking(config):
+        raise SettingError("memory", "'5TB'", "more than there is")
+
+    monkeypatch.setattr(serve, "serve_until_stopped", lacking)
+    line = refusal(capsys, "serve", str(folder), "--memory", "5000GB")
+    assert "memory is '5TB' (from --memory), more than there is" in line
+
+
+def test_the_first_lines_of_a_start_need_neither_torch_nor_the_web_framework(folder):
+    """They come at once: the imports that follow take a second or two."""
+    program = (
+        "import sys; from pathlib import Path; from headwater.cli.serve import announce; "
+        "from headwater.config import ServeConfig; announce(ServeConfig(model=Path(sys.argv[1]))); "
+        "print([name for name in ('torch', 'fastapi', 'transformers') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program, folder], capture_output=True, text=True, check=True)
+    first, dtype, heavy = done.stdout.splitlines()
+    assert first.startswith("Headwater ")
+    assert first.endswith(f"loading {folder}")
+    assert re.fullmatch(r"Computing in \w+: .+", dtype)
+    assert heavy == "[]"
 
 
 def test_a_taken_port_is_told_before_a_model_is_loaded(capsys, folder):

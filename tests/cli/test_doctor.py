@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from headwater import machine
 from headwater.cli import doctor, run
-from headwater.cli.doctor import FAIL, OK, WARN, Finding, Intended
+from headwater.cli.doctor import FAIL, OK, SLOW, WARN, Finding, Intended
+from tests.processors import AVX2, pretend
 
 INTENDED = Intended(None, 10**9, None, "127.0.0.1", 0)
 
@@ -55,7 +58,7 @@ def test_the_quota_of_cores(cgroup, files, quota):
     ],
 )
 def test_the_limit_of_memory(cgroup, files, limit):
-    assert doctor.memory_limit(cgroup(**files)) == limit
+    assert machine.memory_limit(cgroup(**files)) == limit
 
 
 @pytest.mark.parametrize(("wanted", "level"), [(1, OK), (9 * 10**9, WARN), (11 * 10**9, FAIL)])
@@ -116,12 +119,43 @@ def test_a_kernel_that_breaks_bits_is_told(monkeypatch, tmp_path):
 
     (tmp_path / "config.json").write_text(json.dumps(TINY))
     spec = model_findings.read_spec(tmp_path, "float32", "cpu", 64)
-    monkeypatch.setattr(model_findings, "self_check", lambda spec: SelfCheck(False, "attention at 8 rows", "tiled"))
+    broken = SelfCheck(False, "attention at 8 rows", "tiled")
+    monkeypatch.setattr(model_findings, "verdict", lambda spec, recheck: broken)
     check, products = model_findings.of_dtype(spec)
     assert check.level == FAIL
     assert "attention at 8 rows" in check.value
     assert "tiled" in check.value
     assert "GFLOP/s" in products.value
+
+
+def test_it_says_when_exactness_was_proven_and_recheck_proves_again(monkeypatch, tmp_path):
+    from headwater.cli import model_findings
+    from headwater.engine import verdict
+    from tests.cli.test_command_line import TINY
+
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    monkeypatch.setenv("HEADWATER_CACHE_DIR", str(tmp_path / "cache"))
+    spec = model_findings.read_spec(tmp_path, "float32", "cpu", 64)
+    checks = []
+    proving = verdict.self_check
+    monkeypatch.setattr(verdict, "self_check", lambda *a, **more: checks.append(a) or proving(*a, **more))
+    found = [next(model_findings.of_dtype(spec, recheck)) for recheck in (False, False, True)]
+    assert len(checks) == 2
+    assert all(re.search(r"deterministic, proven \d{4}-\d\d-\d\d \d\d:\d\d UTC, weights", one.value) for one in found)
+
+
+def test_bfloat16_without_its_products_is_called_slow_with_the_factor(monkeypatch, tmp_path):
+    from headwater.cli import model_findings
+    from tests.cli.test_command_line import TINY
+
+    pretend(monkeypatch, AVX2)
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    levels = {}
+    for dtype in ("float32", "bfloat16"):
+        _, products = model_findings.of_dtype(model_findings.read_spec(tmp_path, dtype, "cpu", 64))
+        levels[dtype] = products.level
+    assert levels == {"float32": OK, "bfloat16": SLOW}
+    assert re.search(r"\d+\.\d times the time of float32, and 2 times the memory", products.advice)
 
 
 @pytest.mark.parametrize(("cards", "level"), [([], OK), (["NVIDIA L4"], WARN)])

@@ -101,6 +101,8 @@ def test_a_file_holds_toml_values_or_what_a_flag_would(toml, tmp_path):
         ),
         ({"model": Path("/nonexistent")}, {}, "", r"model is '/nonexistent' \(from the command line\)"),
         ({"placement": "nowhere"}, {}, "", r"placement is 'nowhere' \(from --placement\).*structural"),
+        ({"placement": "optimal"}, {}, "", r"it needs k, a whole number; type 'optimal\(k=8\)'"),
+        ({"eviction": "clairvoyant"}, {}, "", r"eviction is 'clairvoyant' \(from --eviction\), but it .*replay"),
         ({}, {}, 'eviction = "newest"', r"eviction is 'newest' \(from .*toml\).*lru"),
         ({}, {}, "port = true", r"port is True \(from .*toml\), must be a whole number"),
         ({}, {}, "cors = [1]", r"cors is \[1\] \(from .*toml\)"),

@@ -9,10 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from headwater.config import ServeConfig
 from headwater.errors import CheckpointError
+from headwater.models.dtype import choose_dtype
 from headwater.models.embedded import embedded
 from headwater.models.families import read_folder
-from headwater.models.load import fast_dtype, load_model, read_spec
+from headwater.models.load import load_model, read_spec
+from headwater.setting import SettingError
 from tests.processors import AMX, AVX2, AVX512, AVX512_BF16, pretend
 from tests.support import Bench
 
@@ -67,9 +70,56 @@ def test_a_misshapen_tensor_is_named_with_both_shapes(folder: Callable[[str], Pa
 def test_a_truncated_file_is_named(folder: Callable[[str], Path]) -> None:
     path = folder("qwen3_5")
     file = path / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-1000])
-    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1000])
+    numbers = f"{len(whole) - 1000:,} of {len(whole):,} bytes"
+    with pytest.raises(CheckpointError, match=rf"model\.safetensors: .* truncated, with {numbers}: .*`hf download"):
         load_model(path)
+    file.write_bytes(whole[:100])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: .* its 100 bytes are no whole safetensors file"):
+        load_model(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 7\n", "pointer of Git LFS.*git lfs pull"),
+        (b"GGUF" + bytes(28) + b"general.architecture" + b"\x08\0\0\0" + b"\5" + bytes(7) + b"llama", "'llama'"),
+        (b"GGUF", "it is a GGUF file, a format"),
+        (b"PK\x03\x04archive/data.pkl", "pickled file of PyTorch"),
+        (b"\x80\x02}q\x00.", "pickled file of PyTorch"),
+        (b"", "its 0 bytes are no whole safetensors file"),
+    ],
+)
+def test_a_file_of_another_format_is_named_with_what_helps(
+    folder: Callable[[str], Path], content: bytes, what: str
+) -> None:
+    path = folder("qwen3_5")
+    (path / "model.safetensors").write_bytes(content)
+    with pytest.raises(CheckpointError, match=rf"model\.safetensors: .*{what}"):
+        load_model(path)
+    with pytest.raises(SettingError, match=rf"no folder with a config\.json: .*{what}"):
+        ServeConfig(model=path / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("name", "what"), [("model-q4.gguf", "model-q4.gguf is a GGUF file"), ("pytorch_model.bin", "is a pickled file")]
+)
+def test_weights_of_another_format_in_a_folder_are_named(
+    folder: Callable[[str], Path], name: str, what: str, tmp_path: Path
+) -> None:
+    path = folder("qwen3_5")
+    (path / "model.safetensors").rename(path / name)
+    with pytest.raises(CheckpointError, match=rf"model\.safetensors: no such file; .*{what}.*: only safetensors"):
+        load_model(path)
+    (path / "config.json").unlink()
+    with pytest.raises(SettingError, match=what):
+        ServeConfig(model=path)
+
+
+def test_a_name_on_the_hub_says_how_to_download_it() -> None:
+    with pytest.raises(SettingError, match="`hf download some-org/some-model --local-dir some-model` and serve that"):
+        ServeConfig(model=Path("some-org/some-model"))
 
 
 def test_a_missing_shard_is_named(folder: Callable[[str], Path]) -> None:
@@ -180,26 +230,30 @@ def split_experts(tensors: dict[str, torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cpu", "stored", "wanted"),
+    ("cpu", "stored", "wanted", "why"),
     [
-        (AVX2, "bfloat16", "float32"),
-        (AVX512, "bfloat16", "float32"),
-        (AVX512_BF16, "bfloat16", "bfloat16"),
-        (AMX, "bfloat16", "bfloat16"),
-        (AMX, "float32", "float32"),
+        (AVX2, "bfloat16", "float32", "no bfloat16 products"),
+        (AVX512, "bfloat16", "float32", "no bfloat16 products"),
+        (AVX512_BF16, "bfloat16", "bfloat16", "natively: avx512_bf16"),
+        (AMX, "bfloat16", "bfloat16", "natively: avx512_bf16, amx_bf16"),
+        (AMX, "float32", "float32", "stored in it"),
     ],
 )
 def test_auto_takes_bfloat16_where_the_processor_multiplies_it_and_the_weights_are_not_float32(
-    monkeypatch, cpu, stored, wanted
+    monkeypatch, cpu, stored, wanted, why
 ):
     pretend(monkeypatch, cpu)
-    assert fast_dtype(stored) == wanted
+    chosen = choose_dtype({"dtype": stored})
+    assert chosen.name == wanted
+    assert why in chosen.reason
+    assert choose_dtype({"dtype": stored}, "bfloat16").reason == "--dtype bfloat16"
 
 
 def test_auto_keeps_weights_that_are_stored_in_float32(checkpoint: Callable[[str], Path]) -> None:
     assert load_model(checkpoint("qwen3_5")).spec.dtype_name == "float32"
-    assert fast_dtype("bfloat16") in ("float32", "bfloat16")
-    assert load_model(checkpoint("qwen3_5_bfloat16")).spec.dtype_name == fast_dtype("bfloat16")
+    chosen = choose_dtype({"dtype": "bfloat16"}).name
+    assert chosen in ("float32", "bfloat16")
+    assert load_model(checkpoint("qwen3_5_bfloat16")).spec.dtype_name == chosen
 
 
 def test_sharded_and_single_files_give_the_same_model(

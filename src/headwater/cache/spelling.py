@@ -26,7 +26,8 @@ def build(kind: str, spelling: str, table: Mapping[str, Callable[..., T]]) -> T:
         raise ConfigError(f"{kind} {spelling!r} is unknown; there are {', '.join(sorted(table))}")
     try:
         positional, named = _arguments(bracket + rest or "()")
-        bound = inspect.signature(table[name], eval_str=True).bind(*positional, **named)
+        bound = inspect.signature(table[name], eval_str=True).bind_partial(*positional, **named)
+        _check_missing(bound, name, rest.strip().removesuffix(")").strip(" ,"))
         _check_types(bound)
         return table[name](*bound.args, **bound.kwargs)
     except (SyntaxError, TypeError, ValueError) as error:
@@ -41,20 +42,34 @@ def _arguments(brackets: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return positional, {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg is not None}
 
 
+def _check_missing(bound: inspect.BoundArguments, name: str, typed: str) -> None:
+    """Raise TypeError for options without a default that are not given, with what to type. `typed`: the given ones."""
+    wanted = [
+        one
+        for one in bound.signature.parameters.values()
+        if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD and one.name not in bound.arguments
+    ]
+    if wanted:
+        needs = " and ".join(f"{one.name}, {EXPECTED[one.annotation][1]}" for one in wanted)
+        whole = ", ".join(filter(None, (typed, *(f"{one.name}={EXPECTED[one.annotation][2]}" for one in wanted))))
+        raise TypeError(f"it needs {needs}; type '{name}({whole})'")
+
+
 def _check_types(bound: inspect.BoundArguments) -> None:
     """Raise TypeError for an option whose value does not have the annotated type."""
     for name, value in bound.arguments.items():
         parameter = bound.signature.parameters[name]
         several = value.items() if parameter.kind is parameter.VAR_KEYWORD else [(name, value)]
         for option, given in several:
-            types, expected = EXPECTED.get(parameter.annotation, (None, ""))
+            types, expected, _ = EXPECTED.get(parameter.annotation, ((), "", ""))
             if types and (type(given) not in types or (float in types and not math.isfinite(given))):
                 raise TypeError(f"{option} is {given!r}, must be {expected}")
 
 
-EXPECTED: dict[Any, tuple[tuple[type, ...], str]] = {
-    int: ((int,), "a whole number"),
-    float: ((int, float), "a number"),
-    bool: ((bool,), "True or False"),
-    str: ((str,), "a text in quotes"),
+# by annotation: types of a value, their name in errors, and an example
+EXPECTED: dict[Any, tuple[tuple[type, ...], str, str]] = {
+    int: ((int,), "a whole number", "8"),
+    float: ((int, float), "a number", "0.5"),
+    bool: ((bool,), "True or False", "True"),
+    str: ((str,), "a text in quotes", '"text"'),
 }

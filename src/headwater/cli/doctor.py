@@ -19,10 +19,19 @@ from typer import Option
 
 from headwater import machine
 from headwater.cli.common import HELP, Memory, Model, commands, show
-from headwater.machine import CPU_FEATURES, usable_cores, versions
+from headwater.machine import (
+    CGROUPS,
+    CPU_FEATURES,
+    gigabytes,
+    meminfo,
+    memory_limit,
+    read_words,
+    usable_cores,
+    versions,
+)
 from headwater.setting import parse_bytes
 
-OK, WARN, FAIL = "ok", "warn", "FAIL"
+OK, SLOW, WARN, FAIL = "ok", "slow", "warn", "FAIL"
 PACKAGES = (
     "headwater",
     "torch",
@@ -35,9 +44,7 @@ PACKAGES = (
     "matplotlib",
 )
 NEEDED_PYTHON = (3, 11)
-CGROUPS = Path("/sys/fs/cgroup")
-MEMINFO = Path("/proc/meminfo")
-STYLES = {OK: "green", WARN: "yellow", FAIL: "bold red"}
+STYLES = {OK: "green", SLOW: "yellow", WARN: "yellow", FAIL: "bold red"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +66,7 @@ class Intended:
     threads: int | None
     host: str
     port: int
+    recheck: bool = False
 
 
 @commands.command()
@@ -68,6 +76,7 @@ def doctor(
     threads: Annotated[int | None, Option(min=1, help=HELP["threads"])] = None,
     host: Annotated[str, Option(help=HELP["host"])] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help=HELP["port"])] = 8000,
+    recheck: Annotated[bool, Option("--recheck", help=HELP["recheck"])] = False,
     as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check whether this machine can serve a model exactly.
@@ -75,7 +84,7 @@ def doctor(
     The exit code is 1 if any finding is a FAIL.
     """
     started = time.perf_counter()
-    intended = Intended(model, parse_bytes(memory), threads, host, port)
+    intended = Intended(model, parse_bytes(memory), threads, host, port, recheck)
     findings = examined(intended)
     broken = any(finding.level == FAIL for finding in findings)
     if as_json:
@@ -169,21 +178,6 @@ def of_memory(wanted: int) -> Finding:
     return Finding("memory", OK, found)
 
 
-def memory_limit(root: Path = CGROUPS) -> int | None:
-    """Return the bytes that the control group may use; None: no limit."""
-    for path in (root / "memory.max", root / "memory" / "memory.limit_in_bytes"):
-        words = read_words(path)
-        if words and words[0] != "max" and int(words[0]) < 2**60:
-            return int(words[0])
-    return None
-
-
-def meminfo(name: str) -> int | None:
-    """Return a field of /proc/meminfo in bytes, or None if there is none."""
-    lines = MEMINFO.read_text().splitlines() if MEMINFO.exists() else []
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)
-
-
 def of_port(host: str, port: int) -> Finding:
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -193,11 +187,3 @@ def of_port(host: str, port: int) -> Finding:
             advice = "another server may be running there; choose another port with --port"
             return Finding("port", WARN, f"{host}:{port}: {error.strerror}", advice)
     return Finding("port", OK, f"{host}:{port} is free")
-
-
-def read_words(path: Path) -> list[str]:
-    return path.read_text().split() if path.is_file() else []
-
-
-def gigabytes(n: int | None) -> str:
-    return "unknown" if n is None else f"{n / 1e9:.1f} GB"

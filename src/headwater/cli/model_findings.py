@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 
-from headwater.cli.doctor import FAIL, OK, WARN, Finding, Intended
+from headwater.cli.doctor import FAIL, OK, SLOW, WARN, Finding, Intended
 from headwater.config import NEVER_RAN
-from headwater.engine.selfcheck import SelfCheck, self_check, weight_shapes
+from headwater.engine.selfcheck import SelfCheck, weight_shapes
+from headwater.engine.verdict import verdict
 from headwater.errors import HeadwaterError
 from headwater.machine import usable_cores
-from headwater.mixers.linear import Linear, weight_layout
+from headwater.mixers.linear import Linear, product_dtype, seconds_of, slowdown, weight_layout
 from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.embedded import embedded
 from headwater.models.load import read_spec
@@ -24,8 +25,6 @@ BUILT_FOR = "2.13.0"  # version of torch that the kernels were measured with
 DTYPES = ("float32", "bfloat16")
 ROWS = 256
 MOST_SHAPES = 4  # shapes that are timed
-SECONDS = 0.2  # of timing one shape
-LEAST_TIMES = 5  # at least: the first ones are slow
 
 
 def of_model(intended: Intended) -> Iterator[Finding]:
@@ -41,7 +40,7 @@ def of_model(intended: Intended) -> Iterator[Finding]:
         except (HeadwaterError, OSError) as error:
             yield Finding(f"model in {dtype}", FAIL, str(error), "give the folder of a complete checkpoint")
             return
-        yield from of_dtype(spec)
+        yield from of_dtype(spec, intended.recheck)
 
 
 def of_torch() -> Finding:
@@ -83,40 +82,42 @@ def of_gpu() -> Finding:
     return Finding("gpu", WARN, names, advice)
 
 
-def of_dtype(spec: ModelSpec) -> Iterator[Finding]:
-    """Run the start-up self-check of a model's shapes in one data type, and time its products."""
+def of_dtype(spec: ModelSpec, recheck: bool = False) -> Iterator[Finding]:
+    """Report the self-check of a model's shapes in one data type, kept or done now, and time its products."""
     started = time.perf_counter()
-    check = self_check(spec)
+    check = verdict(spec, recheck=recheck)
     took = time.perf_counter() - started
     name = f"{spec.model_type} in {spec.dtype_name}"
-    layout = weight_layout(check.mode, getattr(torch, spec.dtype_name))
-    weights = f"weights {layout} ({took:.1f} s)"
-    if check.deterministic:
-        yield Finding(name, OK, f"deterministic, {weights}")
+    weights = f"weights {weight_layout(check.mode, getattr(torch, spec.dtype_name))} ({took:.1f} s)"
+    if check.proven is not None:
+        yield Finding(name, OK, f"deterministic, proven {check.proven:%F %R} UTC, {weights}")
     else:
         advice = "a hit may change an answer's last bits; try the other --dtype, or fewer --threads"
         yield Finding(name, FAIL, f"not deterministic: {check.broken_by}; {weights}", advice)
-    yield Finding(f"products in {spec.dtype_name}", OK, speeds(spec, check))
+    yield of_products(spec, check)
+
+
+def of_products(spec: ModelSpec, check: SelfCheck) -> Finding:
+    """Time the products, and compare those that this processor lacks with float32."""
+    name, dtype = f"products in {spec.dtype_name}", getattr(torch, spec.dtype_name)
+    if product_dtype(dtype) == dtype:
+        return Finding(name, OK, speeds(spec, check))
+    factor = slowdown(*largest_shapes(spec)[0], dtype, Numerics(check.mode))
+    advice = f"this CPU has none: {factor:.1f} times the time of float32, and 2 times the memory; --dtype float32"
+    return Finding(name, SLOW, speeds(spec, check), advice)
+
+
+def largest_shapes(spec: ModelSpec) -> list[tuple[int, int]]:
+    return sorted(weight_shapes(spec), key=lambda shape: -shape[0] * shape[1])[:MOST_SHAPES]
 
 
 def speeds(spec: ModelSpec, check: SelfCheck) -> str:
     """Describe the speed of products with the largest weights, at the heights of prefill and of decode."""
     dtype = getattr(torch, spec.dtype_name)
-    shapes = sorted(weight_shapes(spec), key=lambda shape: -shape[0] * shape[1])[:MOST_SHAPES]
     parts = []
-    for n_in, n_out in shapes:
+    for n_in, n_out in largest_shapes(spec):
         linear = Linear(torch.randn(n_out, n_in).to(dtype), numerics=Numerics(check.mode))
         many, one = (seconds_of(linear, torch.randn(rows, n_in).to(dtype)) for rows in (ROWS, 1))
         gflops = 2 * ROWS * n_in * n_out / many / 1e9
         parts.append(f"{n_in}x{n_out}: {gflops:,.0f} GFLOP/s at {ROWS} rows, {1 / one:,.0f} products/s at 1 row")
     return "; ".join(parts)
-
-
-def seconds_of(linear: Linear, x_RK: torch.Tensor) -> float:
-    """Return the best time of one product, of as many as fit into half of SECONDS."""
-    times: list[float] = []
-    end = time.perf_counter() + SECONDS / 2
-    while (start := time.perf_counter()) < end or len(times) < LEAST_TIMES:
-        linear(x_RK)
-        times.append(time.perf_counter() - start)
-    return min(times)

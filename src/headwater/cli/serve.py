@@ -6,6 +6,7 @@ import inspect
 import os
 import signal
 import sys
+import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,13 +15,17 @@ import typer
 from typer import Option
 from typer.core import TyperCommand
 
-from headwater.cli.common import commands
+from headwater.cli.common import commands, progress_console
 from headwater.cli.settings import as_toml, effective, misspelt
 from headwater.config import SETTINGS, ServeConfig
-from headwater.setting import FILE, SWITCH, Setting
+from headwater.config_keys import read_json
+from headwater.models.dtype import choose_dtype
+from headwater.models.embedded import embedded
+from headwater.setting import FILE, SWITCH, Setting, SettingError
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
+    from rich.status import Status
 
     from headwater.engine.engine import Engine
     from headwater.server.http.process import DrainingServer
@@ -29,6 +34,8 @@ EPILOG = (
     "Every setting is also a variable of the environment (HEADWATER_MAX_RUNNING=32), and a line of the file of "
     "--config (max_running = 32). Flags override the environment, which overrides the file."
 )
+
+LINE_SECONDS = 5  # between lines of progress where there is no terminal
 
 
 class GroupedCommand(TyperCommand):
@@ -61,8 +68,11 @@ def serve(
         print(f"headwater: warning: {line}", file=sys.stderr)
     if print_config:
         print(as_toml(settings), end="")
-    else:
+        return
+    try:
         serve_until_stopped(settings.config)
+    except SettingError as error:  # of the machine: its devices, its memory, its ports
+        raise error.at(settings.origins.get(error.name, "")) from error
 
 
 def with_options(command: Any, settings: tuple[Setting, ...]) -> Any:
@@ -107,6 +117,7 @@ def serve_until_stopped(config: ServeConfig) -> None:
     Raises KeyboardInterrupt if a second SIGINT ends the draining early.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # without requests there is nothing to drain
+    announce(config)
     # imports of the web framework and of torch, without which `--help` and `inspect` start faster
     from headwater.server.http.process import check_tls, listener, url
     from headwater.server.observe.logs import configure_logging
@@ -116,13 +127,14 @@ def serve_until_stopped(config: ServeConfig) -> None:
         from headwater.server.app import create_app
 
         configure_logging(config.log_format)
-        if config.model is None:
-            print("No model given: serving the embedded headwater-tiny, a small model with short answers.", flush=True)
         engine = load_engine(config)
         server = make_server(create_app(engine, config), engine, config)
         sock.listen()  # before the line that announces the URL
-        print(f"Headwater {version('headwater')} serves {engine.model_name} on {url(sock, config)}", flush=True)
-        print(f"Deterministic: {engine.health()['deterministic']}", flush=True)
+        say(f"Headwater {version('headwater')} serves {engine.model_name} on {url(sock, config)}")
+        if config.uds is None:
+            say(f"Live page: {url(sock, config).removesuffix('v1')}")
+        proven = engine.check.proven
+        say(f"Deterministic: {engine.health()['deterministic']}" + (f", proven {proven:%F %R} UTC" if proven else ""))
         engine.start()
         try:
             server.run(sockets=[sock])
@@ -132,12 +144,51 @@ def serve_until_stopped(config: ServeConfig) -> None:
             raise KeyboardInterrupt
 
 
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+def announce(config: ServeConfig) -> None:
+    """Print what is about to be loaded, and why in this data type, before the imports that take seconds."""
+    what = f"loading {config.model}"
+    if config.model is None:
+        what = "no model given, loading the embedded headwater-tiny, a small model with short answers"
+    dtype = choose_dtype(read_json((config.model or embedded()) / "config.json"), config.dtype, config.device)
+    say(f"Headwater {version('headwater')}: {what}")
+    say(f"Computing in {dtype.name}: {dtype.reason}")
+
+
+class Proving:
+    """Progress of the self-check: a status line on a terminal, otherwise a line every LINE_SECONDS."""
+
+    def __init__(self, status: Status) -> None:
+        self._status = status
+        self._next: float | None = None  # time of the next line; None: nothing is proven now
+
+    def __call__(self, done: int, total: int) -> None:
+        line = f"{done} of {total} checks done"
+        if self._next is None:
+            say("Proving that a hit changes no bit on this machine; the proof is kept for later starts")
+            self._next = time.monotonic() + LINE_SECONDS
+            self._status.start()
+        elif done == total:
+            self._status.stop()
+        elif time.monotonic() >= self._next and not progress_console.is_terminal:
+            say(line)
+            self._next += LINE_SECONDS
+        self._status.update(line)
+
+
 def load_engine(config: ServeConfig) -> Engine:
     """Load the model into an engine, with Marconi's tuner as its observer if the eviction policy has one."""
     from headwater.engine.engine import Engine
     from headwater.lab.tuner import server_tuning
 
-    engine = Engine.load(config)
+    status = progress_console.status("")
+    try:
+        engine = Engine.load(config, Proving(status))
+    finally:
+        status.stop()
     tuning = server_tuning(engine.scheduler)
     if tuning is not None:
         engine.observer = tuning

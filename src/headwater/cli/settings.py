@@ -7,12 +7,12 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from headwater.cache.eviction import make_eviction
+from headwater.cache.eviction.clairvoyant import Clairvoyant
 from headwater.cache.placement import make_placement
 from headwater.config import SETTINGS, ServeConfig
 from headwater.errors import ConfigError
@@ -21,11 +21,16 @@ from headwater.setting import FILE, MASK, NAMES, NUMBER, SECONDS, SWITCH, Settin
 
 PREFIX = "HEADWATER_"
 NAMED = {one.name: one for one in SETTINGS}
-NOT_SETTINGS = ("HEADWATER_CONFIG",)  # known variables that are no settings
-POLICIES: dict[str, Callable[[str], object]] = {
-    "placement": make_placement,
-    "eviction": partial(make_eviction, layout=CacheLayout(n_pages=1)),  # any layout detects a malformed spelling
-}
+NOT_SETTINGS = ("HEADWATER_CONFIG", "HEADWATER_CACHE_DIR")  # known variables that are no settings
+
+
+def _served_eviction(spelling: str) -> None:
+    """Raise ConfigError for a policy that is malformed, or for the lab only."""
+    if isinstance(make_eviction(spelling, CacheLayout(n_pages=1)), Clairvoyant):  # any layout detects a fault
+        raise ConfigError("it needs to know the requests to come: `headwater replay` has it as a bound")
+
+
+POLICIES: dict[str, Callable[[str], object]] = {"placement": make_placement, "eviction": _served_eviction}
 
 
 @dataclass(frozen=True, slots=True)

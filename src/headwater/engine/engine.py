@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterable
@@ -10,7 +11,6 @@ from typing import cast
 
 import torch
 
-from headwater import machine
 from headwater.cache.placement import make_placement
 from headwater.cache.prefix_cache import NoCache, PrefixCache
 from headwater.cache.view import CacheView
@@ -22,13 +22,15 @@ from headwater.engine.live import Deadlines, Live, OnEvent, Outcome, Warming
 from headwater.engine.meter import EngineStats
 from headwater.engine.runner import Runner
 from headwater.engine.sampler import PromptScores, Sampling
-from headwater.engine.selfcheck import SelfCheck, self_check
+from headwater.engine.selfcheck import Progress, SelfCheck, no_progress, weight_shapes
+from headwater.engine.verdict import verdict
 from headwater.errors import DeadlineExceeded, EngineStopped, QueueFull
 from headwater.events import FailedEvent
+from headwater.machine import free_memory, gigabytes, total_memory
 from headwater.memory.arena import Arena
 from headwater.memory.slots import StateMemory
 from headwater.mixers import numerics
-from headwater.mixers.linear import product_dtype, weight_layout
+from headwater.mixers.linear import product_dtype, slowdown, weight_layout
 from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.embedded import embedded
 from headwater.models.load import LoadedModel, load_model, read_spec
@@ -37,12 +39,52 @@ from headwater.schedule.kinds.segment import Composer
 from headwater.schedule.limits import EXTRA_SLOTS, Limits
 from headwater.schedule.planner import DecodeReuse
 from headwater.schedule.scheduler import Scheduler
+from headwater.setting import SettingError, show_bytes
+from headwater.spec import ModelSpec
 
 # Checkpoints saved in the middle of a leg are staged in rows of their own: at most so many, and so many bytes.
 MAX_SAVES = 16
 SAVE_BYTES = 256 * 2**20
 
 log = logging.getLogger("headwater.engine")
+
+
+def check_memory(config: ServeConfig) -> None:
+    """Refuse more memory than the machine has, and warn of more than is free. Raises SettingError."""
+    total, free = device_memory(config.device)
+    if config.memory > total:
+        raise too_much_memory(config)
+    if config.memory > free:
+        log.warning(
+            "memory is %s, %s are free: the process may be ended as it fills", *map(gigabytes, (config.memory, free))
+        )
+
+
+def too_much_memory(config: ServeConfig) -> SettingError:
+    total, free = map(gigabytes, device_memory(config.device))
+    has = f"more than this machine can give: {total} in all, {free} free (the weights need memory besides)"
+    return SettingError("memory", repr(show_bytes(config.memory)), has)
+
+
+def device_memory(device: str) -> tuple[int, int]:
+    """Return the bytes of the device's memory, swap included, and those that are free."""
+    if torch.device(device).type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return total, free
+    return total_memory(), free_memory()
+
+
+def warn_if_slow(spec: ModelSpec, device: str, mode: str) -> None:
+    """Warn if the processor has no products in the model's data type, with the factor that this costs."""
+    dtype = getattr(torch, spec.dtype_name)
+    if product_dtype(dtype, device) != dtype:
+        factor = slowdown(*max(weight_shapes(spec), key=math.prod), dtype, Numerics(mode))
+        log.warning(
+            "%s is slow on this CPU: products take %.1f times as long as with --dtype float32 (auto's choice), "
+            "and weights 2 times their memory",
+            spec.dtype_name,
+            factor,
+        )
 
 
 class Engine(Answering):
@@ -71,25 +113,26 @@ class Engine(Answering):
         self._thread: threading.Thread | None = None
 
     @classmethod
-    def load(cls, config: ServeConfig) -> Engine:
-        """Load the checkpoint, lay out the memory and check that the kernels are as exact as answers need.
+    def load(cls, config: ServeConfig, progress: Progress = no_progress) -> Engine:
+        """Load the checkpoint, lay out the memory and make sure that the kernels are as exact as answers need.
 
-        Raises CheckpointError or ConfigError; the engine is not started.
+        `progress` is called if the kernels are checked now. Raises CheckpointError or ConfigError; the engine is not
+        started.
         """
         prepare_process(config.threads)
         path = config.model or embedded()
         spec = read_spec(path, config.dtype, config.device, config.page_size)
-        check = self_check(spec, config.device, config.reproducible)
+        check_memory(config)
+        check = verdict(spec, config.device, config.reproducible, config.recheck, progress)
+        if check.proven is not None:
+            log.info("hits are exact: proven %s UTC for %s, %s", f"{check.proven:%F %R}", spec.dtype_name, check.mode)
         numerics.use(Numerics(check.mode))
-        dtype = getattr(torch, spec.dtype_name)
-        if product_dtype(dtype, config.device) != dtype:
-            log.warning(
-                "this processor has no %s products (%s): they are computed with float32 copies of the weights, "
-                "which take twice the memory and are no faster than --dtype float32 (what --dtype auto chooses here)",
-                spec.dtype_name,
-                machine.cpu().name,
-            )
-        return cls.over(load_model(path, spec.dtype_name, config.device, config.page_size), check, config)
+        warn_if_slow(spec, config.device, check.mode)
+        loaded = load_model(path, spec.dtype_name, config.device, config.page_size)
+        try:
+            return cls.over(loaded, check, config)
+        except (MemoryError, OSError, torch.OutOfMemoryError) as error:
+            raise too_much_memory(config) from error
 
     @classmethod
     def over(cls, loaded: LoadedModel, check: SelfCheck, config: ServeConfig) -> Engine:
@@ -210,6 +253,7 @@ class Engine(Answering):
             "status": status if self._broken is None else f"failed: {self._broken}",
             "model": self.loaded.name,
             "deterministic": "yes" if self.check.deterministic else self.check.broken_by,
+            "proven": None if self.check.proven is None else self.check.proven.isoformat(),
             "numerics": self.check.mode,
             "layout": weight_layout(self.check.mode, self.runner.model.dtype, self.runner.arena.pages.device),
             "memory_pages": self.scheduler.layout.n_pages,
@@ -277,4 +321,6 @@ class Engine(Answering):
             live = self._live.get(request_id)
             if live is not None:
                 self._meter.expired += 1
-                self.scheduler.give_up(live.seq, DeadlineExceeded(now - live.submitted, live.seq.n_output))
+                asked = live.seq.generation
+                error = DeadlineExceeded(asked.deadline or 0.0, live.seq.n_output, asked.deadline_of)
+                self.scheduler.give_up(live.seq, error)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,6 +33,8 @@ from headwater.spec import KEY_BLOCK, ModelSpec
 # Heights at which kernels were seen to change, and heights between; as many as the budget allows.
 HEIGHTS = (1, 2, 3, 4, 7, 8, 16, 17, 32, 33, 64, 128, 255, 256, 512, 1024, 2048)
 Narrow = tuple[Layer, RecurrentMixer[Any]]  # a recurrent layer, and what computes it
+Check = Callable[[], Iterator[str]]  # names, one after the other, where it finds bits changed
+Progress = Callable[[int, int], None]  # called with the numbers of checks done and of all, which are equal at the end
 MULTIPLY_ADDS = 5 * 10**9  # for one weight: about a tenth of a second
 MOST_OUTPUTS = 1024  # of a weight: more are more of the same blocks
 FUSED_ROWS = 33  # rows: fused activations work on blocks of few rows
@@ -47,19 +51,41 @@ class SelfCheck:
     deterministic: bool
     broken_by: str | None
     mode: str  # of `Numerics`
+    proven: datetime | None = None  # UTC time of the proof (`engine/verdict.py`)
 
 
-def self_check(spec: ModelSpec, device: str = "cpu", reproducible: bool = True) -> SelfCheck:
+def no_progress(done: int, total: int) -> None:
+    """Show no progress."""
+
+
+def self_check(
+    spec: ModelSpec, device: str = "cpu", reproducible: bool = True, progress: Progress = no_progress
+) -> SelfCheck:
     """Choose between packed and tiled products for this model; `reproducible=False` asks for no guard at all."""
     if not reproducible:
         return SelfCheck(False, "switched off", "plain")
-    kernels = next(_broken_kernels(spec, device), None)
-    broken: str | None = None
+    checks = list(_kernel_checks(spec, device))
+    done, total = 0, len(checks) + len(_products(spec))
+
+    def first_broken(checks: list[Check]) -> str | None:
+        nonlocal done
+        for check in checks:
+            progress(done, total)
+            broken = next(check(), None)
+            if broken is not None:
+                return broken
+            done += 1
+        return None
+
+    kernels, broken = first_broken(checks), None
     for mode in guarded_modes():
-        broken = next(_broken_products(spec, device, mode), None)
+        checks = _product_checks(spec, device, mode)
+        total = done + len(checks)
+        broken = first_broken(checks)
         if broken is None:
-            return SelfCheck(kernels is None, kernels, mode)
-    return SelfCheck(False, kernels or broken, "tiled")
+            break
+    progress(total, total)
+    return SelfCheck(kernels is None and broken is None, kernels or broken, mode)
 
 
 def weight_shapes(spec: ModelSpec) -> set[tuple[int, int]]:
@@ -102,20 +128,28 @@ def _random(spec: ModelSpec, device: str) -> Callable[..., torch.Tensor]:
     return lambda *shape: torch.randn(shape, generator=generator).to(device=device, dtype=dtype)
 
 
-def _broken_products(spec: ModelSpec, device: str, mode: str) -> Iterator[str]:
+def _product_checks(spec: ModelSpec, device: str, mode: str) -> list[Check]:
     random = _random(spec, device)
-    for n_in, n_out, dtype in sorted(_products(spec), key=str):
-        heights = _affordable(n_in * n_out)
-        x_RK, name = random(heights[-1], n_in).to(dtype), str(dtype).removeprefix("torch.")
-        for shared in (False, True) if spec.tied and n_in == spec.hidden_size else (False,):
-            try:
-                linear = Linear(random(n_out, n_in).to(dtype), numerics=Numerics(mode), shared=shared)
-                height = first_bad_height(linear, x_RK, heights) or _bad_fused_height(linear, x_RK, heights)
-            except RuntimeError as error:  # a packed layout that this machine has no kernel for
-                yield f"product {n_in} x {n_out}, {name}, {mode}: {error}"
-                continue
-            if height is not None:
-                yield f"product {n_in} x {n_out}, {name}, {mode}, at {height} rows"
+    return [
+        partial(_broken_product, spec, n_in, n_out, dtype, mode, random)
+        for n_in, n_out, dtype in sorted(_products(spec), key=str)
+    ]
+
+
+def _broken_product(
+    spec: ModelSpec, n_in: int, n_out: int, dtype: torch.dtype, mode: str, random: Callable[..., torch.Tensor]
+) -> Iterator[str]:
+    heights = _affordable(n_in * n_out)
+    x_RK, name = random(heights[-1], n_in).to(dtype), str(dtype).removeprefix("torch.")
+    for shared in (False, True) if spec.tied and n_in == spec.hidden_size else (False,):
+        try:
+            linear = Linear(random(n_out, n_in).to(dtype), numerics=Numerics(mode), shared=shared)
+            height = first_bad_height(linear, x_RK, heights) or _bad_fused_height(linear, x_RK, heights)
+        except RuntimeError as error:  # a packed layout that this machine has no kernel for
+            yield f"product {n_in} x {n_out}, {name}, {mode}: {error}"
+            continue
+        if height is not None:
+            yield f"product {n_in} x {n_out}, {name}, {mode}, at {height} rows"
 
 
 def _bad_fused_height(linear: Linear, x_RK: torch.Tensor, heights: tuple[int, ...]) -> int | None:
@@ -136,21 +170,25 @@ def _affordable(multiply_adds_a_row: int) -> tuple[int, ...]:
     return heights
 
 
-def _broken_kernels(spec: ModelSpec, device: str) -> Iterator[str]:
+def _kernel_checks(spec: ModelSpec, device: str) -> Iterator[Check]:
     random = _random(spec, device)
     layers = set(spec.layers)
     if has_kernels(device):
         from headwater.mixers.gpu import check  # needs Triton
 
         recurrent = {layer: _narrowed(layer, random, device) for layer in layers if type(layer) in RECURRENT}
-        yield from check.broken_kernels(layers, recurrent, random, device)
+        yield partial(check.broken_kernels, layers, recurrent, random, device)
         layers = {layer for layer in layers if not check.is_covered(layer, recurrent)}
     for shape in sorted({shape for layer in layers for shape in attended(layer)}):
-        yield from _broken_attention(*shape, random)
+        yield partial(_broken_attention, *shape, random)
     for latent in sorted({layer for layer in layers if isinstance(layer, LatentAttention)}, key=repr):
-        yield from _broken_absorption(latent, random)
+        yield partial(_broken_absorption, latent, random)
     for layer in sorted({layer for layer in layers if type(layer) in RECURRENT}, key=repr):
-        yield from _broken_recurrence(_narrowed(layer, random, device), random, device)
+        yield partial(_broken_recurrence, _narrowed(layer, random, device), random, device)
+    yield partial(_broken_activations, random)
+
+
+def _broken_activations(random: Callable[..., torch.Tensor]) -> Iterator[str]:
     x_RK = random(max(HEIGHTS[:-2]), 75).float()  # a width that is no multiple of any vector's
     for name in ("sigmoid", "silu", "softplus", "inverse_l2"):
         height = first_bad_height(getattr(activations, name), x_RK, HEIGHTS[:-2])

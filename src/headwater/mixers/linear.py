@@ -6,6 +6,7 @@ R rows, K inputs, N outputs, V vocabulary, D width.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache, partial
@@ -23,6 +24,8 @@ PACK_ROWS = 8  # the height that a packed layout is built for: with 1, one row t
 # Least rows of a oneDNN product: one row takes another kernel if K ≥ 1,536, or if the weight is not packed; in
 # bfloat16 four rows are faster than two (4.5 against 5.8 ms for all weights of a small model).
 LEAST_ROWS = {torch.float32: 2, torch.bfloat16: 4}
+
+LEAST_TIMES = 5  # that a product is timed
 
 log = logging.getLogger("headwater.models")
 
@@ -154,6 +157,25 @@ def weight_layout(mode: str, dtype: torch.dtype, device: torch.device | str = "c
     stored, kept = (str(d).removeprefix("torch.") for d in (dtype, product_dtype(dtype, device)))
     form = mode if torch.device(device).type == "cpu" else "plain"
     return f"{form} {kept}" if kept == stored else f"{form} {kept} copies of {stored}"
+
+
+def seconds_of(product: Product, x_RK: torch.Tensor, seconds: float = 0.1) -> float:
+    """Return the least time of one product, of as many as fit into `seconds` and of at least 5: the first are slow."""
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while (start := time.perf_counter()) < end or len(times) < LEAST_TIMES:
+        product(x_RK)
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def slowdown(n_in: int, n_out: int, dtype: torch.dtype, numerics: Numerics, rows: int = 256) -> float:
+    """Measure the time of a product with a weight of `dtype` ÷ that with one in float32."""
+    x_RK, weight_NK = torch.randn(rows, n_in), torch.randn(n_out, n_in)
+    asked, plain = (
+        seconds_of(Linear(weight_NK.to(of), numerics=numerics), x_RK.to(of)) for of in (dtype, torch.float32)
+    )
+    return asked / plain
 
 
 class Embedding:

@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from headwater import machine
 from headwater.config_keys import read_json, text_config
 from headwater.errors import CheckpointError
 from headwater.models.build import build_model
+from headwater.models.dtype import choose_dtype
 from headwater.models.families import read_config
 from headwater.models.hybrid import HybridModel
 from headwater.models.tensors import CheckpointTensors
+from headwater.setting import SettingError
 from headwater.spec import ModelSpec
 
 log = logging.getLogger("headwater.models")
@@ -39,16 +40,24 @@ class LoadedModel:
 
 
 def read_spec(path: Path | str, dtype: str = "auto", device: str = "cpu", page_size: int = 64) -> ModelSpec:
-    """Read the spec of the model in this folder; `auto` chooses the dtype. Raises CheckpointError."""
+    """Read the spec of the model in this folder; `auto` chooses the dtype.
+
+    Raises CheckpointError, and SettingError for a device that torch cannot use.
+    """
+    check_device(device)
     folder = Path(path)
     config = read_json(folder / "config.json")
     try:
-        text = text_config(config)
-        if dtype == "auto":
-            dtype = fast_dtype(text.get("dtype", text.get("torch_dtype")), device)
-        return read_config(config, dtype, page_size)
+        return read_config(config, choose_dtype(config, dtype, device).name, page_size)
     except CheckpointError as error:
         raise CheckpointError(f"{folder}: {error}") from error
+
+
+def check_device(device: str) -> None:
+    """Raise SettingError if torch cannot compute on the device."""
+    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        why = "is a build without CUDA" if torch.version.cuda is None else "finds no CUDA device"
+        raise SettingError("device", repr(device), f"but torch {torch.__version__} {why}: use --device cpu")
 
 
 def load_model(path: Path | str, dtype: str = "auto", device: str = "cpu", page_size: int = 64) -> LoadedModel:
@@ -83,18 +92,6 @@ def _tell_of_skipped(folder: Path, names: list[str]) -> None:
         parts = Counter(".".join(name.split(".")[:2]) for name in names)
         listed = ", ".join(f"{part} ({n})" for part, n in parts.items())
         log.info("%s: skipped %d tensors that the text model does not compute with: %s", folder, len(names), listed)
-
-
-def fast_dtype(stored: str | None, device: str = "cpu") -> str:
-    """Return the dtype that products run fastest in, by the processor's features, so that the choice is repeatable.
-
-    Weights stored in float32 are not rounded for speed.
-    """
-    if stored == "float32":
-        return "float32"
-    if torch.device(device).type != "cpu":
-        return "bfloat16"
-    return "bfloat16" if machine.cpu().native_bfloat16 else "float32"
 
 
 def _optional_json(path: Path) -> dict[str, Any]:

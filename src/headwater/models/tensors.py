@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from headwater.config_keys import read_json
 from headwater.errors import CheckpointError
+from headwater.unreadable import why_missing, why_unreadable
 
 JOINED = re.compile(r"\b(gate|up)_proj\b")  # what may be one tensor, gate_up_proj
 QKV = ("q_proj", "k_proj", "v_proj")
@@ -43,7 +44,7 @@ class CheckpointTensors:
     def _open(self, path: Path) -> Any:
         if path not in self._files:
             if not path.exists():
-                raise CheckpointError(f"{path}: no such file")
+                raise CheckpointError(f"{path}: {why_missing(path)}")
             self._files[path] = _or_checkpoint_error(path, lambda: safe_open(str(path), framework="pt"))
         return self._files[path]
 
@@ -147,4 +148,5 @@ def _or_checkpoint_error(path: Path, read: Callable[[], Any], what: str = "") ->
     try:
         return read()
     except (SafetensorError, OSError, RuntimeError) as error:
-        raise CheckpointError(f"{path}: {what}{error}") from error
+        why = why_unreadable(path) if path.is_file() else ""
+        raise CheckpointError(f"{path}: {what}{error}{f'; {why}' if why else ''}") from error

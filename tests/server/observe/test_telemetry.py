@@ -12,9 +12,13 @@ import pytest
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
+from headwater.account import CacheAccount, Reason
 from headwater.config import ServeConfig
+from headwater.events import FinishedEvent
 from headwater.server.app import create_app
-from headwater.server.observe.logs import JsonFormatter, TextFormatter, configure_logging
+from headwater.server.http.middleware import RequestContext
+from headwater.server.observe.logs import JsonFormatter, RequestLog, TextFormatter, configure_logging
+from headwater.server.observe.record import GenerationEnd
 
 SECRET = "zanzibar"
 PATIENCE = 20
@@ -195,6 +199,53 @@ def test_a_line_of_text_is_one_line_whatever_it_tells(said):
     line = TextFormatter().format(record)
     assert line.splitlines() == [line]
     assert line.isprintable()
+
+
+def test_a_line_of_text_has_200_characters_and_keeps_the_requests_id():
+    record = logging.makeLogRecord({"name": "headwater.request", "msg": "%s id=req-7", "args": ("word " * 100,)})
+    line = TextFormatter().format(record)
+    assert len(line) == 200
+    assert " … " in line
+    assert line.endswith(" id=req-7")
+
+
+def test_the_longest_usual_line_has_200_characters_and_no_zeros(caplog):
+    account = CacheAccount(131_072, 131_008, 131_008, 0, Reason.FULL)
+    context = RequestContext(id="req-" + "0" * 32)
+    finished = FinishedEvent("length", "", account, 16_384)
+    with caplog.at_level(logging.INFO, logger="headwater.request"):
+        RequestLog().ended(GenerationEnd(context, "completion", 0, finished, 0.0, 12.345, 123.456))
+    (record,) = caplog.records
+    line = TextFormatter().format(record)
+    assert "prompt=131,072 cached=131,008 reason=full output=16,384 finish=length" in line
+    assert not re.search(r"=(0|False)\b", line)
+    assert "…" not in line
+    assert len(line) <= 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"temperature": "hot"}, "temperature is invalid: a string"),
+        ({"temperature": [1]}, "temperature is invalid: a list"),
+        ({"max_tokens": None, "stop": {"a": 1}}, "stop is invalid: an object"),
+        ({"n": True}, "n is invalid: a boolean"),
+        ({"prompt": []}, "prompt is invalid: a list"),
+        ({"suffix": "x"}, "suffix is invalid: a string"),
+    ],
+)
+def test_a_refusals_line_says_the_type_that_was_refused(client, json_lines, fields, said):
+    complete(client, **fields)
+    (line,) = json_lines()
+    assert line["message"] == f"refused /v1/completions status=400: {said}"
+
+
+@pytest.mark.parametrize(("kind", "named"), [("image_url", " (image_url)"), (SECRET, "")])
+def test_a_refused_part_is_named_if_its_type_is_the_apis(client, json_lines, kind, named):
+    messages = [{"role": "user", "content": [{"type": kind, kind: {"url": SECRET}}]}]
+    assert client.post("/v1/chat/completions", json={"messages": messages}).status_code == 400
+    (line,) = json_lines()
+    assert line["message"] == f"refused /v1/chat/completions status=400: messages is invalid: a list{named}"
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])

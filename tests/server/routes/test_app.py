@@ -392,8 +392,7 @@ def test_the_log_has_a_line_a_request_with_the_account_and_the_reason(call, capl
         chat(call, stream=True)
         complete(call, temperature=9)
     lines = [record.getMessage() for record in caplog.records if record.name == "headwater.request"]
-    assert lines[0].startswith("completion[0] prompt_tokens=2,000 cached_tokens=0")
-    assert "reason=cold" in lines[0]
+    assert lines[0].startswith("completion[0] prompt=2,000 reason=cold output=")
     assert lines[1].startswith("chat[0]")
     assert lines[2].startswith("refused /v1/completions status=400: temperature")
     assert len(lines) == 3

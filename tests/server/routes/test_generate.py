@@ -90,11 +90,18 @@ def test_a_model_that_is_greedy_by_default_is_greedy_until_a_temperature_is_aske
 
 
 @pytest.mark.parametrize(
-    ("asked", "limit", "deadline"), [(None, None, None), (3, None, 3), (None, 9.0, 9), (3, 9.0, 3), (30, 9.0, 9)]
+    ("asked", "limit", "deadline", "by"),
+    [
+        (None, None, None, "timeout"),
+        (3, None, 3, "timeout"),
+        (None, 9.0, 9, "request_timeout"),
+        (3, 9.0, 3, "timeout"),
+        (30, 9.0, 9, "request_timeout"),
+    ],
 )
-def test_a_requests_timeout_is_its_deadline_within_the_servers(engine, asked, limit, deadline):
+def test_a_requests_timeout_is_its_deadline_within_the_servers(engine, asked, limit, deadline, by):
     complete(engine, ServeConfig(request_timeout=limit), timeout=asked)
-    assert engine.seen[0].deadline == deadline
+    assert (engine.seen[0].deadline, engine.seen[0].deadline_of) == (deadline, by)
 
 
 def test_what_openai_takes_and_nothing_here_depends_on_is_ignored(engine):

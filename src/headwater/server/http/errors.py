@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,6 +59,22 @@ KINDS: dict[type[Exception], Kind] = {
 MAX_ECHO = 100  # characters of a bad value that an error repeats
 
 
+TYPES = "headwater.types"  # in a request's scope: the JSON types of its body's fields
+JSON_TYPES = {
+    type(None): "null", bool: "a boolean", int | float: "a number", str: "a string", list: "a list", dict: "an object",
+    object: "a value",
+}  # fmt: skip
+OF_TYPE = re.compile(r"of type '([a-z_0-9]+)'")
+# values of `type` in OpenAI's API, in tools, parts of content, items and formats: names of the API, not of the client
+KNOWN_TYPES = frozenset({
+    "allowed_tools", "apply_patch", "audio", "code_interpreter", "computer", "computer_call", "computer_use_preview",
+    "custom", "custom_tool_call", "file", "file_search", "file_search_call", "function", "function_call",
+    "image_generation", "image_url", "input_audio", "input_file", "input_image", "input_text", "input_video",
+    "item_reference", "json_object", "json_schema", "local_shell", "mcp", "namespace", "output_text", "reasoning",
+    "refusal", "regex", "shell", "text", "video_url", "web_search", "web_search_call", "web_search_preview",
+})  # fmt: skip
+
+
 class BadRequest(Exception):
     """Invalid request; `param` is the field that the client has to change."""
 
@@ -102,7 +119,10 @@ def install(app: FastAPI) -> None:
 
 
 async def _raised(request: Request, error: Exception) -> JSONResponse:
-    logged = _invalid_field(error.param) if isinstance(error, BadRequest) else None
+    logged = None
+    if isinstance(error, BadRequest):
+        top = error.param.partition(".")[0]
+        logged = _invalid_field(error.param, request.scope.get(TYPES, {}).get(top, ""), str(error))
     return _refuse(request, *error_body(error), error_headers(error), logged)
 
 
@@ -116,7 +136,11 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
         message += f"; it is {shown(first['input'])}"
     text = message if own and not param else f"{param or 'body'}: {message}"
     at_fault = param or (message.split()[0] if own else "body")
-    return _refuse(request, 400, _body(text, "invalid_request_error", param, None), logged=_invalid_field(at_fault))
+    value = first["input"]
+    if own and not param and isinstance(value, dict):  # of the whole body, of which a field is at fault
+        value = value.get(at_fault)
+    logged = _invalid_field(at_fault, json_type(value), message)
+    return _refuse(request, 400, _body(text, "invalid_request_error", param, None), logged=logged)
 
 
 async def _http(request: Request, error: Exception) -> JSONResponse:
@@ -125,9 +149,19 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
     return _refuse(request, error.status_code, body, error.headers)
 
 
-def _invalid_field(param: str) -> str:
-    """Describe a refused value for the log, without the value, which may be a part of a prompt."""
-    return f"{param[:MAX_ECHO]} is invalid"
+def _invalid_field(param: str, json_type: str, message: str) -> str:
+    """Describe a refused value for the log by its type, without the value, which may be a part of a prompt.
+
+    A type that OpenAI's API defines is named, too: `tools is invalid: a list (web_search)`.
+    """
+    named = OF_TYPE.search(message)
+    api_type = f" ({named[1]})" if named is not None and named[1] in KNOWN_TYPES else ""
+    return f"{param[:MAX_ECHO]} is invalid{f': {json_type}' if json_type else ''}{api_type}"
+
+
+def json_type(value: object) -> str:
+    """Return the type of a JSON value, in JSON's words."""
+    return next(name for kind, name in JSON_TYPES.items() if isinstance(value, kind))
 
 
 def _refuse(

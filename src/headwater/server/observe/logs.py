@@ -12,19 +12,25 @@ from headwater.server.http.middleware import RequestContext, current_request_id
 from headwater.server.observe.record import GenerationEnd, Watcher
 
 TEXT = "%(asctime)s %(name)s %(message)s"
+LONGEST = 200  # characters of a line
+TAIL = 80  # characters kept at the end of a longer one, which names the request
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 log = logging.getLogger("headwater.request")
 
 
 class TextFormatter(logging.Formatter):
-    """Formatter that writes one line, with control characters escaped; an exception's traceback follows it."""
+    """Formatter that writes one line of at most LONGEST characters, with control characters escaped.
+
+    A longer line loses its middle. An exception's traceback follows the line.
+    """
 
     def __init__(self) -> None:
         super().__init__(TEXT)
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        return CONTROL.sub(lambda found: ascii(found[0])[1:-1], super().formatMessage(record))
+        line = CONTROL.sub(lambda found: ascii(found[0])[1:-1], super().formatMessage(record))
+        return line if len(line) <= LONGEST else f"{line[: LONGEST - TAIL - 3]} … {line[-TAIL:]}"
 
 
 class JsonFormatter(logging.Formatter):
@@ -57,12 +63,17 @@ def configure_logging(log_format: str) -> None:
 
 
 class RequestLog(Watcher):
-    """Watcher that writes a line for each answer, and for each request without one."""
+    """Watcher that writes a line for each answer, and for each request without one.
+
+    In a line of text, figures that are zero are left out, and so is a resume position that equals the cached tokens.
+    """
 
     def ended(self, end: GenerationEnd) -> None:
-        account = " ".join(f"{name}={_shown(value)}" for name, value in end.account.as_dict().items())
-        times = f"ttft={end.first_token:.3f}s total={end.total:.3f}s"
-        text = f"{account} output={end.event.output_tokens:,} finish={end.event.finish_reason} {times}"
+        figures = {**end.account.as_dict(), "output_tokens": end.event.output_tokens}
+        if figures["resumed_at"] == figures["cached_tokens"]:
+            figures["resumed_at"] = 0
+        account = " ".join(f"{_short(name)}={_shown(value)}" for name, value in figures.items() if value)
+        text = f"{account} finish={end.event.finish_reason} ttft={end.first_token:.3f}s total={end.total:.3f}s"
         extra = {"fields": end.as_dict()}
         log.info("%s[%d] %s id=%s", end.endpoint, end.number, text, end.request.id, extra=extra)
 
@@ -74,6 +85,10 @@ class RequestLog(Watcher):
             return
         extra = {"fields": {**fields, "outcome": "failed", "error": type(error).__name__}}
         log.warning("%s failed=%s: %s id=%s", endpoint, type(error).__name__, error, request.id, extra=extra)
+
+
+def _short(name: str) -> str:
+    return name.removesuffix("_tokens").removesuffix("_at")
 
 
 def _shown(value: object) -> str:

@@ -12,6 +12,8 @@ from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
+from headwater.server.http.errors import TYPES, json_type
+
 MAX_BYTES = 64 * 2**20
 AT_ONCE = 2**20  # bytes that are parsed on the event loop; larger bodies would block other requests
 MAX_DEPTH = 64  # of nested lists and objects
@@ -50,7 +52,10 @@ class JsonRequest(Request):
 
     async def json(self) -> Any:
         raw = await self.body()
-        return parse(raw) if len(raw) <= AT_ONCE else await run_in_threadpool(parse, raw)
+        value = parse(raw) if len(raw) <= AT_ONCE else await run_in_threadpool(parse, raw)
+        if isinstance(value, dict):  # for the log of a refusal
+            self.scope[TYPES] = {name: json_type(field) for name, field in value.items()}
+        return value
 
 
 def too_large(size: int) -> HTTPException:

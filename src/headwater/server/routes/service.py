@@ -105,9 +105,12 @@ class Service:
         segments = () if body.exact else prompt.segments
         max_tokens = self.lengths.max_tokens(len(prompt.prompt), len(segments), body.wanted_tokens, body.may_be_cut)
         params = body.params(self.engine.generation_defaults, max_tokens, body.wanted_logprobs)
-        deadline = min((t for t in (body.timeout, self.config.request_timeout) if t is not None), default=None)
+        limits = {"timeout": body.timeout, "request_timeout": self.config.request_timeout}
+        least = ((seconds, name) for name, seconds in limits.items() if seconds is not None)
+        deadline, by = min(least, default=(None, "timeout"))
         fidelity = body.fidelity or Fidelity.BALANCED
-        return replace(prompt, params=params, deadline=deadline, segments=segments, fidelity=fidelity)
+        limited = replace(prompt, deadline=deadline, deadline_of=by)
+        return replace(limited, params=params, segments=segments, fidelity=fidelity)
 
 
 def nth_answers(first: Generation, body: SamplingRequest) -> list[Generation]:

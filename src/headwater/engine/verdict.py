@@ -1,0 +1,169 @@
+"""Verdict of the self-check, kept in a file, so that not every start has to prove again that hits are exact.
+
+Only a yes is kept. Its file holds a key with everything that the bits of kernels may depend on, and is valid for that
+key alone. Without a usable folder the server proves at each start, and serves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import platform
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from headwater import machine
+from headwater.engine.selfcheck import Progress, SelfCheck, no_progress, self_check
+from headwater.mixers.gpu import has_kernels
+from headwater.mixers.linear import guarded_modes
+from headwater.mixers.numerics import MODES
+from headwater.spec import ModelSpec
+
+PACKAGE = Path(__file__).parent.parent
+CODE = ("mixers", "layers", "engine/selfcheck.py", "models/build.py", "spec.py")  # what computes, and what checks it
+# beginnings of variables that choose kernels, or the libraries that have them
+VARIABLES = (
+    "ATEN_", "BLIS_", "CUBLAS_", "CUDA_", "DNNL_", "GLIBC_TUNABLES", "GOMP_", "KMP_", "LD_LIBRARY_PATH", "LD_PRELOAD",
+    "LRU_CACHE_CAPACITY", "MKL_", "NVIDIA_", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTORCH_", "TORCH", "TRITON_",
+)  # fmt: skip
+KEPT = 32  # files: those of earlier versions, models and threads go, the oldest first
+
+log = logging.getLogger("headwater.engine")
+
+
+def verdict(
+    spec: ModelSpec,
+    device: str = "cpu",
+    reproducible: bool = True,
+    recheck: bool = False,
+    progress: Progress = no_progress,
+) -> SelfCheck:
+    """Return the kept verdict for this model on this machine; without one, or with `recheck`, check and keep a yes."""
+    if not reproducible:
+        return self_check(spec, device, reproducible)
+    key = key_of(spec, device)
+    known = None if recheck else read(key)
+    if known is not None:
+        return known
+    check = self_check(spec, device, progress=progress)
+    if not check.deterministic:
+        return check
+    proven = replace(check, proven=datetime.now(UTC).replace(microsecond=0))
+    keep(key, proven)
+    return proven
+
+
+def key_of(spec: ModelSpec, device: str = "cpu") -> dict[str, str]:
+    """Return all that the bits of the model's kernels may depend on; the process must be prepared by then."""
+    variables = (f"{name}={value}" for name, value in os.environ.items() if name.startswith(VARIABLES))
+    layers = sorted({repr(layer) for layer in spec.layers})
+    return {
+        "processor": f"{machine.cpu().name} {_digest(*machine.identity(), *machine.cpu().features)}",
+        "cores": ",".join(map(str, machine.affinity())),
+        "device": f"{_name_of(device)}{', Triton' if has_kernels(device) else ''}",
+        "torch": f"{torch.__version__} {_digest(torch.__config__.show(), torch.get_float32_matmul_precision())}",
+        "libc": " ".join(platform.libc_ver()),
+        **{name: str(version) for name, version in machine.versions("headwater", "triton").items()},
+        "code": _digest(*_code()),
+        "products": " ".join(guarded_modes()),
+        "variables": " ".join(sorted(variables)),
+        "threads": str(torch.get_num_threads()),
+        "dtype": spec.dtype_name,
+        "shapes": _digest(f"{spec.hidden_size} {spec.vocab_size} {spec.tied}", *layers),
+    }
+
+
+def read(key: Mapping[str, str]) -> SelfCheck | None:
+    """Return the verdict that is kept for the key; None if there is none, or its file or folder is not usable."""
+    try:
+        found = json.loads(_file(key).read_text(encoding="utf-8"))
+        if found["key"] == key and found["mode"] in MODES:
+            return SelfCheck(True, None, found["mode"], datetime.fromisoformat(found["proven"]).astimezone(UTC))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        log.info("no kept verdict of the self-check can be read: %s: %s", type(error).__name__, error)
+    return None
+
+
+def keep(key: Mapping[str, str], check: SelfCheck) -> None:
+    """Write a yes to its file, whole or not at all. If that fails, a line in the log says why."""
+    assert check.deterministic
+    assert check.proven is not None
+    text = json.dumps({"mode": check.mode, "proven": check.proven.isoformat(), "key": key}, indent=1)
+    try:
+        file = _file(key)
+        _write(file, text)
+    except OSError as error:
+        log.warning("exactness will be proven again at the next start, because the verdict cannot be kept: %s", error)
+        return
+    with suppress(OSError):  # another start may remove the same files
+        kept = sorted(file.parent.glob("exactness-*.json"), key=lambda path: path.stat().st_mtime)
+        for old in kept[:-KEPT]:
+            old.unlink(missing_ok=True)
+
+
+def cache_folder(environment: Mapping[str, str]) -> Path:
+    """Return the folder for files that spare work: HEADWATER_CACHE_DIR, systemd's CACHE_DIRECTORY, or XDG's.
+
+    Raises OSError if none is named and the user has no home.
+    """
+    if own := environment.get("HEADWATER_CACHE_DIR"):
+        return Path(os.path.expanduser(own))
+    if of_systemd := environment.get("CACHE_DIRECTORY", "").partition(":")[0]:
+        return Path(of_systemd)
+    base = environment.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):  # as the specification has it, a relative path is ignored
+        base = os.path.expanduser("~/.cache")
+    if not os.path.isabs(base):
+        raise OSError("this user has no home, and HEADWATER_CACHE_DIR is not set")
+    return Path(base) / "headwater"
+
+
+def _file(key: Mapping[str, str]) -> Path:
+    """Return the file for a key, in a folder that this user alone can write to. Raises OSError if there is none."""
+    folder = cache_folder(os.environ)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found, user = folder.stat(), os.geteuid()
+    if found.st_uid != user:
+        raise PermissionError(f"{folder} belongs to user {found.st_uid}, this process is of user {user}")
+    if found.st_mode & 0o022:
+        raise PermissionError(f"{folder} has mode {found.st_mode & 0o777:o}: other users can write to it, must be 700")
+    return folder / f"exactness-{_digest(json.dumps(key, sort_keys=True))}.json"
+
+
+def _write(file: Path, text: str) -> None:
+    handle, unfinished = tempfile.mkstemp(".json", "exactness-", file.parent)
+    try:
+        with open(handle, "w", encoding="utf-8") as out:
+            out.write(text)
+        os.replace(unfinished, file)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(unfinished)
+        raise
+
+
+def _name_of(device: str) -> str:
+    if torch.device(device).type != "cuda":
+        return f"{device} {torch.backends.cpu.get_cpu_capability()}"
+    return f"{torch.cuda.get_device_name(device)} {torch.cuda.get_device_capability(device)}"
+
+
+def _code() -> list[str]:
+    """Return the source of everything that the verdict is about."""
+    folders_and_files = [PACKAGE / name for name in CODE]
+    files = [file for path in folders_and_files for file in (sorted(path.rglob("*.py")) if path.is_dir() else [path])]
+    return [f"{file.relative_to(PACKAGE)}\n{file.read_text(encoding='utf-8')}" for file in files if file.is_file()]
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:32]

@@ -1,0 +1,81 @@
+"""Paths and files that are no readable checkpoint: the reason, and what helps. They are looked at, never executed."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+PICKLE = "a pickled file of PyTorch, which could run any code"
+OTHERS = {"*.gguf": "a GGUF file", "*.bin": PICKLE, "*.pt": PICKLE, "*.pth": PICKLE, "*.ckpt": PICKLE}
+HEAD = 4096  # bytes that tell what a file is
+LONGEST_HEADER = 100 * 2**20  # bytes, of a safetensors file
+ARCHITECTURE = b"general.architecture"  # the first key of a GGUF file
+
+
+def download(name: str = "ORG/NAME") -> str:
+    return f"download it with `hf download {name} --local-dir {name.rpartition('/')[2]}`"
+
+
+def why_no_model(path: Path) -> str:
+    """Say why a path, which has no config.json below it, is no model's folder."""
+    if path.is_file():
+        return f"{why_unreadable(path)}; a model is a folder in Hugging Face format: {download()}"
+    if path.is_dir():
+        return f"{_why_no_weights(path) or 'the folder holds no model, or a part of one'}; {download()}"
+    if HUB_NAME.fullmatch(str(path)):
+        return f"if it is the name of a model on Hugging Face, {download(str(path))} and serve that folder"
+    return "there is nothing at this path"
+
+
+def why_missing(path: Path) -> str:
+    """Say why a folder does not have this file of weights, if other files in it tell."""
+    found = _why_no_weights(path.parent)
+    return (
+        f"no such file; {found}; {download()}" if found else f"no such file; if the download was cut off, {download()}"
+    )
+
+
+def why_unreadable(path: Path) -> str:
+    """Say what a file is that cannot be read as safetensors; empty if its bytes do not tell."""
+    with path.open("rb") as file:
+        head = file.read(HEAD)
+    if head.startswith(b"version https://git-lfs"):
+        return "it is a pointer of Git LFS, without the weights: run `git lfs pull` in its folder"
+    if head.startswith(b"GGUF"):
+        return f"it is a GGUF file{_architecture(head)}, a format that is not read here"
+    if head.startswith((b"PK\x03\x04", b"\x80")):
+        return f"it is {PICKLE}: only safetensors are read"
+    return _why_truncated(path)
+
+
+def _why_no_weights(folder: Path) -> str:
+    """Name the weights of another format in a folder; empty if there are none."""
+    for pattern, what in OTHERS.items():
+        for file in sorted(folder.glob(pattern)):
+            return f"{file.name} is {what}: only safetensors are read"
+    return ""
+
+
+def _architecture(head: bytes) -> str:
+    at = head.find(ARCHITECTURE) + len(ARCHITECTURE) + 4  # after the type of the value
+    length = int.from_bytes(head[at : at + 8], "little")
+    name = head[at + 8 : at + 8 + length].decode("ascii", "replace")
+    return f" of architecture {name!r}" if ARCHITECTURE in head and re.fullmatch(r"[\w.-]{1,60}", name) else ""
+
+
+def _why_truncated(path: Path) -> str:
+    """Compare a safetensors file's size with the one that its header describes."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        header = int.from_bytes(file.read(8), "little")
+        try:
+            tensors = json.loads(file.read(header) if header <= LONGEST_HEADER else b"")
+            ends = [tensor["data_offsets"][1] for name, tensor in tensors.items() if name != "__metadata__"]
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            return f"its {size:,} bytes are no whole safetensors file: {download()}"
+    described = 8 + header + max(ends, default=0)
+    if size < described:
+        return f"it is truncated, with {size:,} of {described:,} bytes: {download()} again"
+    return ""
