@@ -236,8 +236,10 @@ def test_the_longest_usual_line_has_200_characters_and_no_zeros(caplog):
 )
 def test_a_refusals_line_says_the_type_that_was_refused(client, json_lines, fields, said):
     complete(client, **fields)
-    (line,) = json_lines()
+    assert client.post("/v1/chat/completions", json={}).status_code == 400
+    line, without = json_lines()
     assert line["message"] == f"refused /v1/completions status=400: {said}"
+    assert without["message"] == "refused /v1/chat/completions status=400: messages is invalid: missing"
 
 
 @pytest.mark.parametrize(("kind", "named"), [("image_url", " (image_url)"), (SECRET, "")])

@@ -136,10 +136,10 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
         message += f"; it is {shown(first['input'])}"
     text = message if own and not param else f"{param or 'body'}: {message}"
     at_fault = param or (message.split()[0] if own else "body")
-    value = first["input"]
+    value, missing = first["input"], first["type"] == "missing"
     if own and not param and isinstance(value, dict):  # of the whole body, of which a field is at fault
-        value = value.get(at_fault)
-    logged = _invalid_field(at_fault, json_type(value), message)
+        value, missing = value.get(at_fault), at_fault not in value
+    logged = _invalid_field(at_fault, "missing" if missing else json_type(value), message)
     return _refuse(request, 400, _body(text, "invalid_request_error", param, None), logged=logged)
 
 
