@@ -152,7 +152,7 @@ def shell(block: Block, folder: Path, address: str) -> str:
         if named := re.match(r'"""(\w+\.py):', python):
             (folder / named[1]).write_text(python)
     environment = {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if not name.startswith("MAKE")},
         "MODEL": str(embedded()),
         "DATA": str(folder / "data"),
         "PYTHONPATH": str(ROOT / "src"),
