@@ -35,7 +35,7 @@ def test_every_reason_says_what_to_do():
 def test_every_error_code_says_what_to_do():
     rows = re.findall(r"^\| (\d{3}) `(\w+)` \|", section("Troubleshooting"), re.M)
     codes = {(str(kind.status), kind.code) for kind in KINDS.values()}
-    assert set(rows) == codes | {("401", "invalid_api_key"), ("500", "internal_error")}
+    assert set(rows) == codes | {("401", "invalid_api_key"), ("403", "host_not_allowed"), ("500", "internal_error")}
 
 
 def test_the_files_it_links_to_exist():

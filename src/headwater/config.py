@@ -39,6 +39,7 @@ DEFAULT_SEPARATOR = "<|segment|>"
 SEPARATOR = re.compile(r"\S{2,64}")  # of one character nothing could be quoted: a quoted one is encoded in two pieces
 
 ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+")  # RFC 6454, section 6.2: no path, not even a slash
+HOST = re.compile(r"\*|[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+")  # a name, or an address without brackets
 
 MODEL, MEMORY, SCHEDULING = "Model", "Memory and cache", "Scheduling"
 NETWORK, ACCESS, LOGGING = "Network", "Access", "Logging"
@@ -137,6 +138,9 @@ class ServeConfig:
         None, FILE, ACCESS, "File that holds the key, to keep it out of process lists.", unset="no file"
     )
     cors: tuple[str, ...] = setting((), NAMES, ACCESS, "Origins that browsers may call from; * is any origin.")
+    allowed_hosts: tuple[str, ...] = setting(
+        (), NAMES, ACCESS, "Host names beside localhost that are served on a loopback address; * is any name."
+    )
 
     log_format: str = setting("text", TEXT, LOGGING, "Format of log lines.", choices=LOG_FORMATS)
     otlp_endpoint: str | None = setting(
@@ -167,6 +171,9 @@ class ServeConfig:
         for origin in self.cors:
             if not ORIGIN.fullmatch(origin):
                 raise SettingError("cors", repr(origin), "must be * or an origin such as https://chat.example:8443")
+        for host in self.allowed_hosts:
+            if not HOST.fullmatch(host):
+                raise SettingError("allowed_hosts", repr(host), "must be * or a name such as chat.example, no port")
         if not SEPARATOR.fullmatch(self.segment_separator):
             raise SettingError("segment_separator", repr(self.segment_separator), "must be 2 to 64 signs, no spaces")
         if not 0 <= self.segment_share <= 1:

@@ -6,8 +6,8 @@ from fastapi import FastAPI
 
 from headwater.config import ServeConfig
 from headwater.server.http import errors
+from headwater.server.http.access import install_access
 from headwater.server.http.exchange import ServedEngine
-from headwater.server.http.middleware import install_access
 from headwater.server.requests.body import JsonRoute
 from headwater.server.routes import generation, info, observe, tokens
 from headwater.server.routes.service import Service

@@ -11,8 +11,10 @@ import httpx
 import pytest
 
 from headwater.config import ServeConfig
+from headwater.errors import ConfigError
 from headwater.server.app import create_app
-from headwater.server.http import middleware
+from headwater.server.http import access
+from tests.server.client import error
 from tests.server.routes.test_serving import PATIENCE, Server
 
 KEY = "klüch-7"
@@ -140,6 +142,68 @@ def test_a_stream_passes_as_it_is_made(engine):
 
 def test_keys_are_compared_in_constant_time(monkeypatch, call):
     compared = []
-    monkeypatch.setattr(middleware.hmac, "compare_digest", lambda a, b: compared.append((a, b)) or False)
+    monkeypatch.setattr(access.hmac, "compare_digest", lambda a, b: compared.append((a, b)) or False)
     assert call("GET", "/v1/models", headers={**bearer(KEY), "x-api-key": "other"}).status_code == 401
     assert compared == [(b"other", KEY.encode()), (KEY.encode(), KEY.encode())]
+
+
+def hosted(engine, host, allowed=(), local=("127.0.0.1", 8000), path="/v1/models"):
+    """Return the answer to a request with this Host header over a connection to this local address."""
+
+    async def go():
+        app = create_app(engine, ServeConfig(allowed_hosts=allowed))
+
+        async def arrived(scope, receive, send):
+            if scope["type"] == "http":
+                scope["server"] = local
+            await app(scope, receive, send)
+
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(arrived), base_url="http://test") as client:
+            return await client.get(path, headers={"host": host})
+
+    return asyncio.run(go())
+
+
+LOOPBACK_NAMES = ["localhost", "LocalHost:8000", "localhost.", "127.0.0.1:8000", "127.1.2.3", "[::1]:8000", ""]
+
+
+@pytest.mark.parametrize("local", ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"])
+def test_on_loopback_a_page_that_was_rebound_is_refused(engine, local):
+    for path in ("/", "/health", "/v1/models", "/page/page.js"):
+        told = error(hosted(engine, "evil.example:8000", local=(local, 8000), path=path), 403)
+        assert told["code"] == "host_not_allowed"
+        assert "'evil.example:8000'" in told["message"]
+        assert "localhost" in told["message"]
+    assert hosted(engine, "localhost:8000", local=(local, 8000)).status_code == 200
+
+
+@pytest.mark.parametrize("host", LOOPBACK_NAMES)
+def test_on_loopback_its_names_are_served(engine, host):
+    assert hosted(engine, host).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil", "localhost.evil", "127.0.0.1.evil", "evil:127.0.0.1", "[evil]", "0.0.0.0", "[::1", "user@evil"]
+)
+def test_names_that_resemble_those_of_loopback_are_refused(engine, host):
+    assert hosted(engine, host).status_code == (200 if host == "[::1" else 403)
+
+
+def test_allowed_hosts_are_served_on_loopback(engine):
+    allowed = ("Chat.Example", "10.0.0.7")
+    assert hosted(engine, "chat.example:443", allowed).status_code == 200
+    assert hosted(engine, "10.0.0.7", allowed).status_code == 200
+    told = error(hosted(engine, "sub.chat.example", allowed), 403)
+    assert "10.0.0.7, chat.example are served" in told["message"]
+    assert hosted(engine, "anything", ("*",)).status_code == 200
+
+
+@pytest.mark.parametrize("local", [("192.168.1.5", 8000), ("/run/headwater.sock", None), None])
+def test_only_loopback_looks_at_the_host(engine, local):
+    assert hosted(engine, "chat.example", local=local).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["chat.example:443", "http://chat.example", "[::1]", "a b"])
+def test_an_allowed_host_is_a_name_without_a_port(host):
+    with pytest.raises(ConfigError, match="allowed_hosts is"):
+        ServeConfig(allowed_hosts=(host,))

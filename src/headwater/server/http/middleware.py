@@ -1,10 +1,7 @@
-"""Work around every HTTP request (its id and context, the API key, CORS), and beside all requests (`during`)."""
+"""Work around every HTTP request (id, context, count of running ones), and beside all requests (`during`)."""
 
 from __future__ import annotations
 
-import base64
-import hmac
-import logging
 import re
 import time
 import uuid
@@ -16,19 +13,10 @@ from typing import Any
 
 from fastapi import FastAPI
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-from headwater.config import ServeConfig
-from headwater.server.http.error_forms import error_answer
 
 HEADER, ANTHROPIC_HEADER = "x-request-id", "request-id"
 USABLE = re.compile(r"[A-Za-z0-9._:-]{1,64}")  # the ids that a client may choose
-OPEN_PATHS = ("/health",)  # need no key
-EXPOSED = ("retry-after", HEADER, ANTHROPIC_HEADER)  # headers that a browser's script may read
-
-log = logging.getLogger("headwater.request")
 
 _current: ContextVar[RequestContext | None] = ContextVar("request", default=None)
 
@@ -144,71 +132,3 @@ class InFlight:
                 self.count -= 1
 
         return counted
-
-
-def install_access(app: FastAPI, config: ServeConfig) -> None:
-    """Guard every path, outside of error handling: a page of another origin may read the answer to an error, too.
-
-    The app's `state.in_flight` counts the requests that were admitted.
-    """
-    in_flight, key = InFlight(), config.required_key()
-
-    def guarded(stack: ASGIApp) -> ASGIApp:
-        stack = in_flight.counting(stack)
-        if key is not None:
-            stack = KeyCheck(stack, key)
-        if config.cors:
-            stack = CORSMiddleware(stack, config.cors, allow_methods="*", allow_headers="*", expose_headers=EXPOSED)
-        return stack
-
-    app.state.in_flight = in_flight
-    around(app, guarded)
-
-
-class KeyCheck:
-    """Middleware that answers 401 to every request without the key.
-
-    A client sends it as `Authorization: Bearer KEY`, as `x-api-key: KEY`, or as the password of HTTP Basic with any
-    user name, so that a browser can ask for it.
-    """
-
-    def __init__(self, app: ASGIApp, key: str) -> None:
-        self._app = app
-        self._key = key.encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._has_key(Headers(scope=scope)):
-            await self._app(scope, receive, send)
-        else:
-            await self._refuse(scope, receive, send)
-
-    def _has_key(self, headers: Headers) -> bool:
-        """Compare in a time that does not depend on the key."""
-        keys = [header.encode("latin-1") for header in headers.getlist("x-api-key")]
-        keys += [_of_authorization(header) for header in headers.getlist("authorization")]
-        return any([hmac.compare_digest(key, self._key) for key in keys])
-
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope)
-        by_browser = scope["method"] == "GET" and "text/html" in headers.get("accept", "")
-        scheme = 'Basic realm="headwater", charset="UTF-8"' if by_browser else 'Bearer realm="headwater"'
-        sent = "authorization" in headers or "x-api-key" in headers
-        message = "the API key is wrong" if sent else "an API key is needed: send it as 'Authorization: Bearer KEY'"
-        log.info("refused %s status=401: %s", scope["path"], message)
-        error = {"message": message, "type": "authentication_error", "param": None, "code": "invalid_api_key"}
-        body = error_answer(scope["path"], 401, error, current_request_id())
-        response = JSONResponse(body, 401, {"www-authenticate": scheme})
-        await response(scope, receive, send)
-
-
-def _of_authorization(header: str) -> bytes:
-    """Return the key in an Authorization header; empty, which no key is, if there is none."""
-    scheme, _, credentials = header.partition(" ")
-    if scheme.lower() == "bearer":
-        return credentials.strip().encode("latin-1")
-    if scheme.lower() == "basic":
-        try:
-            return base64.b64decode(credentials.strip(), validate=True).partition(b":")[2]
-        except ValueError:  # not base64, or not ASCII
-            return b""
-    return b""
