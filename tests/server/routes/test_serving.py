@@ -95,7 +95,7 @@ def test_the_official_client_raises_what_a_stream_ends_with(client, engine):
 def test_a_client_that_leaves_a_stream_cancels_its_request(url, engine, hold_after):
     engine.hold_after = hold_after
     body = json.dumps({"messages": HELLO, "stream": True}).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n".encode()
     with socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), PATIENCE) as client:
         client.sendall(head + body)
         assert engine.held.wait(PATIENCE)
@@ -107,7 +107,7 @@ def test_a_client_that_leaves_before_its_answer_cancels_its_request(url, engine)
     engine.hold_after = 2
     address = httpx.URL(url)
     payload = b'{"prompt": ["abc", "abd"]}'
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(payload)}\r\n\r\n".encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(payload)}\r\n\r\n".encode()
     with socket.create_connection((address.host, address.port)) as connection:
         connection.sendall(head + payload)
         assert engine.held.wait(PATIENCE)
