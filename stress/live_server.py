@@ -18,6 +18,7 @@ from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.embedded import embedded
 from headwater.models.load import LoadedModel, load_model, read_spec
 from headwater.server.app import create_app
+from headwater.server.http.process import protocol_settings
 
 PATIENCE = 60  # seconds after which something that must happen has not
 
@@ -39,7 +40,7 @@ class LiveServer:
         self.app = create_app(self.engine, config)
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.port: int = self._socket.getsockname()[1]
-        self._uvicorn = uvicorn.Server(uvicorn.Config(self.app, log_level="error", access_log=False))
+        self._uvicorn = uvicorn.Server(protocol_settings(self.app, config))
         self._thread = threading.Thread(target=self._uvicorn.run, args=([self._socket],), daemon=True)
 
     @property

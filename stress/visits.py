@@ -149,7 +149,9 @@ def judge_raw(head: str, body: bytes) -> str:
 
 def request_bytes(path: str, body: Body, close: bool = False) -> bytes:
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n"
+    )
     return (head + ("connection: close\r\n" if close else "") + "\r\n").encode() + data
 
 

@@ -34,6 +34,7 @@ TOOL_FORMATS = (  # what headwater.server.answer.formats has
     "auto", "none", "qwen_xml", "hermes", "nemotron", "kimi", "jamba", "minimax", "minimax_xml", "granite",
 )  # fmt: skip
 REASONING_FORMATS = ("auto", "none", "think")  # likewise
+SHORTEST = 0.1  # seconds, of a timeout
 PAGE_GRID = 64  # tokens; recurrences are cut at multiples of it
 DEFAULT_SEPARATOR = "<|segment|>"
 SEPARATOR = re.compile(r"\S{2,64}")  # of one character nothing could be quoted: a quoted one is encoded in two pieces
@@ -130,6 +131,27 @@ class ServeConfig:
         None, FILE, NETWORK, "Certificate with its chain (PEM); needs --tls-key.", unset="plain HTTP"
     )
     tls_key: Path | None = setting(None, FILE, NETWORK, "Private key of the certificate (PEM).", unset="plain HTTP")
+    max_connections: int = setting(
+        1000, COUNT, NETWORK, "Open connections; beyond them a waiting one is closed, or the new one refused.", least=1
+    )
+    max_connections_per_address: int | None = setting(
+        None,
+        COUNT,
+        NETWORK,
+        "Likewise for each client address; not on a Unix socket.",
+        unset="max_connections",
+        least=1,
+    )
+    head_timeout: float = setting(
+        10.0, SECONDS, NETWORK, "Time for the head of a request to arrive, from its first byte.", least=SHORTEST
+    )
+    body_timeout: float = setting(
+        60.0, SECONDS, NETWORK, "Time for the body of a request to arrive, from the end of its head.", least=SHORTEST
+    )
+    idle_timeout: float = setting(75.0, SECONDS, NETWORK, "Time between two requests of a connection.", least=SHORTEST)
+    send_timeout: float = setting(
+        60.0, SECONDS, NETWORK, "Time in which a client must read some of its answer.", least=SHORTEST
+    )
 
     api_key: str | None = setting(
         None, TEXT, ACCESS, "Key that every request but /health must send.", unset="no key is needed", secret=True

@@ -196,16 +196,6 @@ def load_engine(config: ServeConfig) -> Engine:
 
 
 def make_server(app: FastAPI, engine: Engine, config: ServeConfig) -> DrainingServer:
-    import uvicorn
+    from headwater.server.http.process import DrainingServer, protocol_settings
 
-    from headwater.server.http.process import LINGER, DrainingServer
-
-    settings = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=LINGER,
-        ssl_keyfile=config.tls_key,
-        ssl_certfile=config.tls_cert,
-    )
-    return DrainingServer(settings, app.state.in_flight, engine, config.drain)
+    return DrainingServer(protocol_settings(app, config), app.state.in_flight, engine, config.drain)

@@ -21,6 +21,7 @@ def create_app(engine: ServedEngine, config: ServeConfig) -> FastAPI:
     app = FastAPI(title="Headwater", docs_url=None, redoc_url=None, strict_content_type=False)
     app.router.route_class = JsonRoute
     service = Service(engine, config)
+    app.state.body_limits = service.body_limits
     errors.install(app)
     observe.install_recording(app, service)
     install_access(app, config)

@@ -8,11 +8,10 @@ import threading
 
 import httpx
 import pytest
-import uvicorn
 
 from headwater.config import ServeConfig
 from headwater.server.app import create_app
-from headwater.server.http.process import DrainingServer
+from headwater.server.http.process import DrainingServer, protocol_settings
 from tests.server.fake_engine import FakeEngine
 
 PATIENCE = 20  # seconds after which something that must happen has not
@@ -23,9 +22,10 @@ BODY = {"prompt": "abc", "max_tokens": 50, "stream": True}
 class Draining(DrainingServer):
     """Server on a thread and a port of its own, with an event that is set when it listens."""
 
-    def __init__(self, engine, drain):
-        app = create_app(engine, ServeConfig(cors=("*",)))
-        super().__init__(uvicorn.Config(app, log_level="warning"), app.state.in_flight, engine, drain)
+    def __init__(self, engine, drain, **settings):
+        config = ServeConfig(cors=("*",), **settings)
+        app = create_app(engine, config)
+        super().__init__(protocol_settings(app, config), app.state.in_flight, engine, drain)
         self.listening = threading.Event()
         self.sock = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.sock.getsockname()[1]}"

@@ -17,7 +17,7 @@ from headwater.config import ServeConfig
 from headwater.events import FinishedEvent
 from headwater.server.app import create_app
 from headwater.server.http.middleware import RequestContext
-from headwater.server.observe.logs import JsonFormatter, RequestLog, TextFormatter, configure_logging
+from headwater.server.observe.logs import JsonFormatter, OncePerSecond, RequestLog, TextFormatter, configure_logging
 from headwater.server.observe.record import GenerationEnd
 
 SECRET = "zanzibar"
@@ -265,3 +265,26 @@ def test_logging_is_configured_in_both_formats(log_format, capsys):
         assert json.loads(line)["message"] == "hello 7"
     else:
         assert line.endswith("headwater.test hello 7")
+
+
+def test_a_repeated_warning_is_one_line_a_second():
+    now, lines = [0.0], []
+    log = logging.Logger("repeating")
+    handler = logging.Handler()
+    handler.addFilter(OncePerSecond(clock=lambda: now[0]))
+    handler.emit = lambda record: lines.append(record.getMessage())
+    log.addHandler(handler)
+    for number in range(1000):
+        log.warning("no room for %d", number)
+    log.warning("another one")
+    log.info("all pass")
+    log.info("all pass")
+    now[0] = 1.5
+    log.warning("no room for %d", 7)
+    assert lines == [
+        "no room for 0",
+        "another one",
+        "all pass",
+        "all pass",
+        "no room for 7 (999 more like it since the last)",
+    ]

@@ -17,8 +17,8 @@ from headwater.errors import (
     QueueFull,
 )
 from headwater.server.app import create_app
-from headwater.server.requests import body as bodies
-from headwater.server.requests.body import MAX_BYTES, MAX_DEPTH
+from headwater.server.requests import scan
+from headwater.server.requests.scan import MAX_BYTES, MAX_DEPTH
 from tests.server.client import error, send, send_all
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -175,7 +175,7 @@ def test_a_body_is_refused_by_its_told_size_before_it_is_read(engine):
 
 
 def test_a_body_without_a_told_size_is_refused_while_it_is_read(engine, monkeypatch):
-    monkeypatch.setattr(bodies, "MAX_BYTES", 1000)
+    monkeypatch.setattr(scan, "MAX_BYTES", 1000)
     asked = []
 
     async def receive():

@@ -83,6 +83,14 @@ class BadRequest(Exception):
         self.param = param
 
 
+class RefusedBody(HTTPException):
+    """Body that is refused before all of it was read; the connection is closed, so that the rest is not read."""
+
+    def __init__(self, message: str, code: str | None = None, status: int = 400) -> None:
+        super().__init__(status, message, {"connection": "close"})
+        self.code = code
+
+
 def error_body(error: Exception) -> tuple[int, Json]:
     """Return HTTP status and body. An unexpected error is logged here, and its answer has only its type and an id."""
     if isinstance(error, BadRequest):
@@ -145,7 +153,8 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
 
 async def _http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    body = _body(f"{error.detail}: {request.method} {request.url.path}", "invalid_request_error", None, None)
+    code = error.code if isinstance(error, RefusedBody) else None
+    body = _body(f"{error.detail}: {request.method} {request.url.path}", "invalid_request_error", None, code)
     return _refuse(request, error.status_code, body, error.headers)
 
 

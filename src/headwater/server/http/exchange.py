@@ -22,6 +22,7 @@ from headwater.events import Event, FailedEvent, FinishedEvent, PromptEvent, Tok
 from headwater.request import Generation
 from headwater.spec import ModelSpec
 
+CLIENT_GONE = 499  # status in the log if the client disconnected
 MAX_HELD = 16_384  # characters of events that a stream holds before it writes them
 
 Progress = PromptEvent | TokenEvent | FinishedEvent

@@ -113,7 +113,7 @@ def during(app: FastAPI, part: Callable[[], AbstractAsyncContextManager[None]]) 
 
 
 class InFlight:
-    """Count of the requests that compute, until the last byte of their answers is written."""
+    """Count of the requests that compute, from the last byte of their bodies to the last byte of their answers."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -125,10 +125,19 @@ class InFlight:
             if scope["type"] != "http" or scope["method"] != "POST":
                 await app(scope, receive, send)
                 return
-            self.count += 1
+            arrived = False
+
+            async def watched() -> Message:
+                nonlocal arrived
+                message = await receive()
+                if not arrived and message["type"] == "http.request" and not message.get("more_body"):
+                    arrived = True
+                    self.count += 1
+                return message
+
             try:
-                await app(scope, receive, send)
+                await app(scope, watched, send)
             finally:
-                self.count -= 1
+                self.count -= arrived
 
         return counted

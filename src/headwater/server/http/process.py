@@ -6,28 +6,92 @@ Draining refuses new requests, leaves time to the running ones, then stops the e
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import resource
 import signal
 import socket
 import ssl
 import stat
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from headwater.config import ServeConfig
 from headwater.errors import ConfigError
+from headwater.server.http.connection import MAX_REFUSED, Connection, Gate
 from headwater.server.http.middleware import InFlight
 from headwater.setting import SettingError
 
 SOCKET_MASK = 0o117  # a Unix socket is for its owner and group: mode 660
-LINGER = 5  # seconds for open answers to be written after the engine has ended them
+LINGER = 1.0  # seconds for open answers to be written after the engine has ended them
+LAST_RESORT = 5  # seconds after which uvicorn cancels what is left
 KNOCK = 1.0  # seconds for another server to accept a connection on an existing socket
+RESERVE = 32  # file descriptors that connections leave free, for files
+
+log = logging.getLogger("headwater.connection")
+
+
+class ListeningSocket(socket.socket):
+    """Listening socket that closes at once the connections that would use the last RESERVE file descriptors.
+
+    asyncio accepts many connections before it looks at the first, so that the Gate alone would come too late.
+    """
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Accept a connection; raises BlockingIOError, as if none was there, for one that was closed."""
+        connection, address = super().accept()
+        if connection.fileno() < descriptor_limit() - RESERVE:  # each file gets the lowest number that is free
+            return connection, address
+        connection.close()
+        log.warning("refused a connection: only %d file descriptors are left", RESERVE)
+        raise BlockingIOError("too few file descriptors are left")
+
+
+def descriptor_limit() -> int:
+    """Return the number of file descriptors that this process may have."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
+
+
+def most_connections(config: ServeConfig) -> int:
+    """Return the connections that the process has file descriptors for, at most the setting; log it if it is less."""
+    with open(os.devnull) as probe:
+        left = descriptor_limit() - probe.fileno() - MAX_REFUSED - RESERVE
+    most = max(1, min(left, config.max_connections))
+    if most < config.max_connections:
+        log.warning(
+            "at most %d connections are taken: max_connections is %d, the process may open %d files (ulimit -n)",
+            most,
+            config.max_connections,
+            descriptor_limit(),
+        )
+    return most
+
+
+def protocol_settings(app: ASGIApp, config: ServeConfig) -> uvicorn.Config:
+    """Return uvicorn's settings for an app: its connections have the limits of the settings."""
+    return uvicorn.Config(
+        app,
+        loop="asyncio",  # which calls ListeningSocket.accept
+        http=partial(Connection, gate=Gate(config, most_connections(config))),  # type: ignore[arg-type]
+        ws="none",
+        log_config=None,  # uvicorn's lines are written as all others
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=config.idle_timeout,  # type: ignore[arg-type]  # a float is taken as well
+        timeout_graceful_shutdown=LAST_RESORT,
+        ssl_keyfile=config.tls_key,
+        ssl_certfile=config.tls_cert,
+    )
 
 
 @contextmanager
@@ -58,7 +122,7 @@ def url(sock: socket.socket, config: ServeConfig) -> str:
 
 def tcp_listener(host: str, port: int) -> socket.socket:
     """Bind a TCP socket. Raises ConfigError if that fails."""
-    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    sock = ListeningSocket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((host, port))
@@ -71,7 +135,7 @@ def tcp_listener(host: str, port: int) -> socket.socket:
 def unix_listener(path: Path) -> socket.socket:
     """Bind a Unix socket. The socket file of a server that has ended is replaced; any other file is an error."""
     _clear(path)
-    sock = socket.socket(socket.AF_UNIX)
+    sock = ListeningSocket(socket.AF_UNIX)
     mask = os.umask(SOCKET_MASK)
     try:
         sock.bind(str(path))
@@ -156,3 +220,20 @@ class DrainingServer(uvicorn.Server):
             await asyncio.to_thread(self._engine.stop)
             return True
         return ends
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close all connections: incomplete requests at once, answers that are not read after LINGER seconds."""
+        for connection in self._connections():
+            connection.drop_incomplete()
+        late = asyncio.get_running_loop().call_later(LINGER, self._drop_all)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            late.cancel()
+
+    def _drop_all(self) -> None:
+        for connection in self._connections():
+            connection.drop()
+
+    def _connections(self) -> list[Connection]:
+        return [one for one in self.server_state.connections if isinstance(one, Connection)]

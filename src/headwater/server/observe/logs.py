@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import sys
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 from headwater.server.http.middleware import RequestContext, current_request_id
@@ -15,6 +18,7 @@ TEXT = "%(asctime)s %(name)s %(message)s"
 LONGEST = 200  # characters of a line
 TAIL = 80  # characters kept at the end of a longer one, which names the request
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+MAX_KINDS = 1_000  # of warnings, whose times are remembered
 
 log = logging.getLogger("headwater.request")
 
@@ -55,10 +59,40 @@ class JsonFormatter(logging.Formatter):
 FORMATTERS: dict[str, type[logging.Formatter]] = {"text": TextFormatter, "json": JsonFormatter}
 
 
+class OncePerSecond(logging.Filter):
+    """Filter that passes one warning of a kind in each second, with the number of those that it left out before.
+
+    Warnings of a kind have the same logger, the same first line before its values are filled in, and the same type of
+    exception. The lines of requests all pass.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._passed: dict[tuple[object, ...], tuple[float, int]] = {}  # kind -> time of the last one, left out since
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.WARNING or record.name == log.name:
+            return True
+        error = record.exc_info[0] if record.exc_info else None
+        kind, now = (record.name, str(record.msg).partition("\n")[0], error), self._clock()
+        last, left_out = self._passed.get(kind, (-math.inf, 0))
+        if now - last < 1:
+            self._passed[kind] = (last, left_out + 1)
+            return False
+        if len(self._passed) >= MAX_KINDS:
+            self._passed.clear()
+        self._passed[kind] = (now, 0)
+        if left_out:
+            record.msg = f"{record.msg} ({left_out:,} more like it since the last)"
+        return True
+
+
 def configure_logging(log_format: str) -> None:
     """Log to standard error from level `info`, in one of FORMATTERS."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(FORMATTERS[log_format]())
+    handler.addFilter(OncePerSecond())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import threading
@@ -9,15 +10,20 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from tokenizers import AddedToken, Encoding, Tokenizer
+from tokenizers import AddedToken, Encoding, Tokenizer, models, normalizers, pre_tokenizers
 
+from headwater.errors import RequestTooLarge
 from headwater.request import Span
 
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 CACHE_BYTES = 64 * 2**20
 KEPT_FROM = 64  # characters: encoding a shorter piece is faster than keeping it
+COUNTED_FROM = 4  # characters for each token of the limit, from which a text is counted before it is encoded
+SLICE = 64 * 2**10  # characters that are counted at once
+SEAM = 64  # tokens by which the count of a slice may differ from its part of the whole
+NFC_SHRINKS = 4  # times, at most, by which normalisation may shorten a text in UTF-8; its worst case is 3
 OVERHEAD = 400  # bytes of an entry besides its text and its numbers
 
 
@@ -41,6 +47,56 @@ def whole_characters(text: str) -> str:
 def encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> Encoding:
     """Encode as a batch of one: `Tokenizer.encode` holds the GIL, for 25 ms with 16,000 tokens."""
     return tokenizer.encode_batch([whole_characters(text)], add_special_tokens=add_special_tokens)[0]
+
+
+def check_length(tokenizer: Tokenizer, text: str, limit: int, token_bytes: int | None) -> None:
+    """Raise RequestTooLarge for a text that has certainly more than `limit` tokens, before it is encoded.
+
+    Encoding takes 560 bytes for each token, so a long text is counted in slices first, up to the limit.
+    """
+    if len(text) <= COUNTED_FROM * limit:
+        return
+    found = 0 if token_bytes is None else len(text) // token_bytes
+    if found <= limit:
+        found = 0
+        for start in range(0, len(text), SLICE):
+            found += max(0, len(encode(tokenizer, text[start : start + SLICE], add_special_tokens=False)) - SEAM)
+            if found > limit:
+                break
+    if found > limit:
+        raise RequestTooLarge(f"prompt has {found:,} tokens or more, {limit:,} are taken with the answer")
+
+
+def longest_token(tokenizer: Tokenizer) -> int | None:
+    """Return the bytes of text, in UTF-8, that one token can stand for at most; None if that is not known.
+
+    It is known for byte-level BPE, which drops nothing: any text of n bytes has at least n / longest tokens.
+    """
+    model, parts = tokenizer.model, tokenizer.pre_tokenizer
+    if not isinstance(model, models.BPE) or not _splits_only(parts):
+        return None
+    if not (tokenizer.normalizer is None or isinstance(tokenizer.normalizer, normalizers.NFC)):
+        return None
+    added = tokenizer.get_added_tokens_decoder().values()
+    vocab = tokenizer.get_vocab(with_added_tokens=False)
+    if (
+        any(token.lstrip or token.rstrip for token in added)
+        or not set(pre_tokenizers.ByteLevel.alphabet()) <= vocab.keys()
+    ):
+        return None
+    longest = max(*map(len, vocab), *(len(token.content.encode()) for token in added))
+    return longest if tokenizer.normalizer is None else NFC_SHRINKS * longest
+
+
+def _splits_only(part: Any) -> bool:
+    """Return whether a pre-tokenizer maps bytes to characters and splits, and removes nothing."""
+    if part is None:
+        return False
+    state: bytes = part.__getstate__()
+    described = json.loads(state)
+    kinds = [described, *described.get("pretokenizers", ())]
+    plain = all(one["type"] in ("Sequence", "Split", "Digits", "ByteLevel") for one in kinds)
+    return plain and any(one["type"] == "ByteLevel" for one in kinds) and b"Removed" not in state
 
 
 class PromptEncoder:

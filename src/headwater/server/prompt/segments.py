@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from headwater.config import DEFAULT_SEPARATOR
 from headwater.request import Span
-from headwater.server.prompt.encoding import Encoded, PromptEncoder, encode
+from headwater.server.prompt.encoding import Encoded, PromptEncoder, check_length, encode, longest_token
 from headwater.server.requests.messages import Breakpoint, Conversation, Message
 
 QUOTING = ("assistant", "tool")  # roles whose texts come from models and tools: separators in them are quotes
@@ -142,9 +142,12 @@ class SegmentEncoder:
     no tokens. A separator that is no mark is encoded as plain characters, never as that token. Thread safe.
     """
 
-    def __init__(self, tokenizer: Tokenizer, separator: str = DEFAULT_SEPARATOR) -> None:
+    def __init__(self, tokenizer: Tokenizer, separator: str = DEFAULT_SEPARATOR, max_tokens: int | None = None) -> None:
+        """A text that has certainly more than `max_tokens` tokens is not encoded, but raises RequestTooLarge."""
         self.separator = separator
         self._tokenizer = tokenizer
+        self._max_tokens = max_tokens
+        self._token_bytes = None if max_tokens is None else longest_token(tokenizer)
         self._encoder = PromptEncoder(tokenizer)
         added = {token.content: id_ for id_, token in tokenizer.get_added_tokens_decoder().items()}
         self._token = added.get(separator)
@@ -155,6 +158,7 @@ class SegmentEncoder:
 
     def encode(self, text: str, marks: Sequence[Mark] = (), namespace: str = "") -> Encoded:
         """Encode without the tokens that begin and end a text; `ends` are in characters of the text with its marks."""
+        self._check_length(text)
         if not marks and (self._token is None or self.separator not in text):
             return self._encoder.encode(text, namespace)
         marks = resolved(marks)
@@ -179,6 +183,7 @@ class SegmentEncoder:
 
     def encode_prompt(self, text: str, add_special_tokens: bool = True, namespace: str = "") -> Encoded:
         """Encode a completion's prompt, in which separators are markup, with the tokens that begin and end a text."""
+        self._check_length(text)
         marks = separators(text, self.separator)
         if not marks:
             whole = encode(self._tokenizer, text, add_special_tokens)
@@ -201,6 +206,10 @@ class SegmentEncoder:
         cuts = [at for at, token in enumerate(inner) if token == self._token]
         opens = [at < cuts[-1] for at in cuts]
         return _shifted(spans(cuts, opens, len(inner), len(self._kept)), begin)
+
+    def _check_length(self, text: str) -> None:
+        if self._max_tokens is not None:
+            check_length(self._tokenizer, text, self._max_tokens, self._token_bytes)
 
     def _plain(self, text: str) -> list[str]:
         """Split a text so that no piece holds the separator, if it is a token."""

@@ -1,22 +1,25 @@
-"""Body of a request: JSON of bounded size and depth, whose texts are valid UTF-8."""
+"""Body of a request: JSON of bounded size, depth and number of values, whose texts are valid UTF-8."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncGenerator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
-from headwater.server.http.errors import TYPES, json_type
+from headwater.server.http.errors import TYPES, RefusedBody, json_type
+from headwater.server.http.exchange import CLIENT_GONE
+from headwater.server.requests.scan import MAX_DEPTH, BodyLimits, BodyScan, too_deep
 
-MAX_BYTES = 64 * 2**20
 AT_ONCE = 2**20  # bytes that are parsed on the event loop; larger bodies would block other requests
-MAX_DEPTH = 64  # of nested lists and objects
+LARGE = ThreadPoolExecutor(1, "large-body")  # one thread: more would only compete with the event loop for the GIL
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -40,28 +43,43 @@ class JsonRequest(Request):
         kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind and kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
             raise HTTPException(415, f"content-type is {kind[:100]!r}, must be 'application/json'")
+        limits: BodyLimits = self.app.state.body_limits
         size = int(self.headers.get("content-length", 0))
-        if size > MAX_BYTES:
-            raise too_large(size)
-        size = 0
+        if size > limits.bytes:
+            raise too_large(size, limits.bytes)
+        size, scan = 0, BodyScan(limits)
+        held: list[bytes] = []  # of a body that is small so far
         async for chunk in super().stream():
             size += len(chunk)
-            if size > MAX_BYTES:
-                raise too_large(size)
+            if size > limits.bytes:
+                raise too_large(size, limits.bytes)
+            held.append(chunk)
+            if size > AT_ONCE:
+                for _ in scan.take(b"".join(held)):
+                    await asyncio.sleep(0)  # other requests go on meanwhile
+                held.clear()
             yield chunk
+
+    async def body(self) -> bytes:
+        try:
+            return await super().body()
+        except ClientDisconnect as error:
+            raise HTTPException(CLIENT_GONE, "the client left before its request was complete") from error
 
     async def json(self) -> Any:
         raw = await self.body()
-        value = parse(raw) if len(raw) <= AT_ONCE else await run_in_threadpool(parse, raw)
+        if len(raw) <= AT_ONCE:
+            value = parse(raw)
+        else:
+            value = await asyncio.get_running_loop().run_in_executor(LARGE, parse, raw)
         if isinstance(value, dict):  # for the log of a refusal
             self.scope[TYPES] = {name: json_type(field) for name, field in value.items()}
         return value
 
 
-def too_large(size: int) -> HTTPException:
-    """Return the error for a body that is too large; it closes the connection, so that the rest is not read."""
-    message = f"body has {size:,} bytes or more, at most {MAX_BYTES:,} are taken"
-    return HTTPException(413, message, {"connection": "close"})
+def too_large(size: int, most: int) -> RefusedBody:
+    """Return the error for a body that has too many bytes."""
+    return RefusedBody(f"body has {size:,} bytes or more, at most {most:,} are taken", status=413)
 
 
 def parse(raw: bytes) -> Any:
@@ -76,11 +94,6 @@ def parse(raw: bytes) -> Any:
     if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH or b"\0" in raw[:4] or SURROGATE_ESCAPE.search(raw):
         return _mended(value, MAX_DEPTH)
     return value
-
-
-def too_deep() -> HTTPException:
-    """Return the error for a body that is nested too deep."""
-    return HTTPException(400, f"body has lists and objects nested more than {MAX_DEPTH} deep, at most that is taken")
 
 
 def _refuse_constant(name: str) -> None:

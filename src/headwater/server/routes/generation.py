@@ -14,7 +14,7 @@ from headwater.server.answer.forms import ChatForm, CompletionForm, Form
 from headwater.server.answer.reply import Echo, Reply, without_echo
 from headwater.server.answer.responses import ResponsesReply
 from headwater.server.http.errors import ANTHROPIC_OF_A_BODY, generated
-from headwater.server.http.exchange import Events, EventStream, Exchange, Progress, unless_gone
+from headwater.server.http.exchange import CLIENT_GONE, Events, EventStream, Exchange, Progress, unless_gone
 from headwater.server.observe.record import RequestRecord
 from headwater.server.requests.anthropic import MessagesRequest
 from headwater.server.requests.chat import ChatRequest, CompletionRequest
@@ -24,7 +24,6 @@ from headwater.server.routes.service import Service
 
 AnyReply = Reply | ResponsesReply | MessagesReply
 
-CLIENT_GONE = 499  # status in the log if the client disconnected
 FIELDS = ("id", "object", "created", "model", "choices", "usage", "headwater")
 RESPONSES_FIELDS = ("id", "object", "created_at", "model", "status", "output", "usage", "headwater")
 MESSAGES_FIELDS = ("id", "type", "role", "model", "content", "stop_reason", "stop_sequence", "usage", "headwater")

@@ -18,13 +18,14 @@ from headwater.server.http.errors import BadRequest
 from headwater.server.http.exchange import ServedEngine
 from headwater.server.observe.record import Watcher
 from headwater.server.prompt.chat import ChatPrompter
-from headwater.server.prompt.encoding import Encoded
+from headwater.server.prompt.encoding import Encoded, longest_token
 from headwater.server.prompt.segments import SegmentEncoder
 from headwater.server.prompt.template import ChatTemplate
 from headwater.server.requests.chat import CompletionRequest, ConversationRequest
 from headwater.server.requests.lengths import Lengths
 from headwater.server.requests.messages import Conversation
 from headwater.server.requests.sampling import SamplingRequest
+from headwater.server.requests.scan import BodyLimits
 
 
 class Service:
@@ -39,7 +40,10 @@ class Service:
         engine.tokenizer.no_truncation()
         engine.tokenizer.no_padding()
         self._dialect = Dialect(engine.chat_template or "", config, engine.tokenizer)
-        self.encoder = SegmentEncoder(engine.tokenizer, config.segment_separator)
+        self.encoder = SegmentEncoder(engine.tokenizer, config.segment_separator, engine.max_model_len)
+        self.body_limits = BodyLimits.of(
+            engine.max_model_len, longest_token(engine.tokenizer), config.max_running + config.max_waiting
+        )
         self._prompter: ChatPrompter | None = None
         if engine.chat_template is not None:
             template = ChatTemplate(engine.chat_template, engine.special_tokens)
