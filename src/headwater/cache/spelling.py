@@ -50,8 +50,9 @@ def _check_missing(bound: inspect.BoundArguments, name: str, typed: str) -> None
         if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD and one.name not in bound.arguments
     ]
     if wanted:
-        needs = " and ".join(f"{one.name}, {EXPECTED[one.annotation][1]}" for one in wanted)
-        whole = ", ".join(filter(None, (typed, *(f"{one.name}={EXPECTED[one.annotation][2]}" for one in wanted))))
+        kinds = {one.name: EXPECTED.get(one.annotation, ANYTHING) for one in wanted}
+        needs = " and ".join(f"{name}, {expected}" for name, (_, expected, _) in kinds.items())
+        whole = ", ".join(filter(None, (typed, *(f"{name}={example}" for name, (_, _, example) in kinds.items()))))
         raise TypeError(f"it needs {needs}; type '{name}({whole})'")
 
 
@@ -61,13 +62,14 @@ def _check_types(bound: inspect.BoundArguments) -> None:
         parameter = bound.signature.parameters[name]
         several = value.items() if parameter.kind is parameter.VAR_KEYWORD else [(name, value)]
         for option, given in several:
-            types, expected, _ = EXPECTED.get(parameter.annotation, ((), "", ""))
+            types, expected, _ = EXPECTED.get(parameter.annotation, ANYTHING)
             if types and (type(given) not in types or (float in types and not math.isfinite(given))):
                 raise TypeError(f"{option} is {given!r}, must be {expected}")
 
 
-# by annotation: types of a value, their name in errors, and an example
-EXPECTED: dict[Any, tuple[tuple[type, ...], str, str]] = {
+Expected = tuple[tuple[type, ...], str, str]  # types of a value, their name in errors, and an example
+ANYTHING: Expected = ((), "a value", "...")
+EXPECTED: dict[Any, Expected] = {  # by annotation
     int: ((int,), "a whole number", "8"),
     float: ((int, float), "a number", "0.5"),
     bool: ((bool,), "True or False", "True"),
