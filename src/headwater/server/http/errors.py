@@ -144,10 +144,10 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
         message += f"; it is {shown(first['input'])}"
     text = message if own and not param else f"{param or 'body'}: {message}"
     at_fault = param or (message.split()[0] if own else "body")
-    value, missing = first["input"], first["type"] == "missing"
-    if own and not param and isinstance(value, dict):  # of the whole body, of which a field is at fault
-        value, missing = value.get(at_fault), at_fault not in value
-    logged = _invalid_field(at_fault, "missing" if missing else json_type(value), message)
+    found = "missing" if first["type"] == "missing" else json_type(first["input"])
+    if own and not param and isinstance(first["input"], dict):  # of the whole body, of which a field is at fault
+        found = json_type(first["input"][at_fault]) if at_fault in first["input"] else "missing"
+    logged = _invalid_field(at_fault, found, message)
     return _refuse(request, 400, _body(text, "invalid_request_error", param, None), logged=logged)
 
 
