@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from headwater.cli.common import prepare_outputs
 from headwater.machine import cpu
 
 PAGE = 64  # tokens
@@ -207,6 +208,7 @@ def main() -> None:
     parser.add_argument("--figures", type=Path, default=FIGURES, help="file for what the page shows, as JSON")
     parser.add_argument("--note", action="append", default=[], help="a line under the dates: versions and flags")
     given = parser.parse_args()
+    prepare_outputs(given.out, given.figures)
     raw = [json.loads(path.read_text()) for path in given.results]
     runs = {run["name"]: figures(run) for run in sorted(raw, key=lambda r: r["name"] != OURS)}
     given.figures.write_text(json.dumps(runs, indent=1) + "\n")

@@ -29,6 +29,7 @@ from pathlib import Path
 from benchmarks.index_adapter import Headwater, HeadwaterRequests, HeadwaterSegLen, Key
 from benchmarks.index_workload import VOCABULARY, fresh, np, workload
 from headwater.cache import PrefixCache
+from headwater.cli.common import prepare_outputs
 from headwater.machine import cpu
 from headwater.plan import CacheLayout, Draft
 
@@ -290,13 +291,13 @@ def main() -> None:
     parser.add_argument("--peer-python", default=sys.executable)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "index.json")
     options = parser.parse_args()
+    prepare_outputs(options.out)
     rows = measure(options.repeats, SMALL_SEQUENCES if options.small else SEQUENCES)
     if options.peers is not None:
         rows += peers(options.peers, options.peer_python, options.repeats)
     print(f"{'':<44}{'median':>12}{'best':>12}")
     for row in rows:
         print(row)
-    options.out.parent.mkdir(exist_ok=True)
     report = {"run": machine() | {"repeats": options.repeats}, "rows": [asdict(row) for row in rows]}
     options.out.write_text(json.dumps(report, indent=1) + "\n")
 

@@ -16,10 +16,12 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
+from headwater.cli.common import prepare_outputs
 from headwater.machine import cpu
 from headwater.mixers.numerics import prepare_process
+from headwater.table import Table
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -96,6 +98,7 @@ def options(doc: str | None, name: str, repeats: int, **paths: Path) -> argparse
     for option, default in paths.items():
         parser.add_argument(f"--{option}", type=Path, default=default)
     given = parser.parse_args()
+    prepare_outputs(given.out)
     prepare_process(given.threads)
     given.begun = cpu_seconds()
     return given
@@ -139,7 +142,6 @@ def report(given: argparse.Namespace, rows: list[Row], **settings: object) -> No
     run = machine() | {"seed": given.seed, "repeats": given.repeats, "small": given.small}
     run |= {"cores_busy_with_others": busy_with_others(given.begun)} | settings
     shown = [asdict(row) | {"min": min(row.values), "median": row.median, "max": max(row.values)} for row in rows]
-    given.out.parent.mkdir(exist_ok=True)
     given.out.write_text(json.dumps({"run": run, "rows": shown}, indent=1) + "\n")
     table = new_table(f"{given.out.stem}: {run['cores_busy_with_others']} cores were busy with other processes")
     add_rows(table, rows)
@@ -153,25 +155,18 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def console() -> Console:
-    """Wide enough for a whole row when the output is a file."""
-    return Console() if Console().is_terminal else Console(width=128)
+    return Console(highlight=False)
 
 
 def new_table(title: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    table.add_column("figure")
-    table.add_column("unit")
-    for column in ("goal", "min", "median", "spread"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("")
-    return table
+    return Table(title, ("figure", "unit"), ("goal", "min", "median", "spread"), ("",))
 
 
 def add_rows(table: Table, rows: Iterable[Row]) -> None:
     """Figures with their spread: (max - min) / median."""
     for row in rows:
         spread = (max(row.values) - min(row.values)) / abs(row.median) if row.median else 0.0
-        verdict = {True: "[green]pass[/]", False: "[red]MISS[/]", None: ""}[row.met]
+        verdict = {True: Text("pass", "green"), False: Text("MISS", "red"), None: Text()}[row.met]
         figures = [shown(min(row.values)), shown(row.median), f"{spread:.0%}"]
         table.add_row(row.name, row.unit, row.goal, *figures, verdict)
 

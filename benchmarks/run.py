@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 from rich.rule import Rule
+from rich.text import Text
 
 from benchmarks import measure
 
@@ -72,8 +73,8 @@ def main() -> None:
             console.print(f"{time.perf_counter() - started:.0f} s")
             table.add_section()
             others = json.loads(out.read_text())["run"].get("cores_busy_with_others", 0)
-            under = f" [yellow]({others} cores were busy with other processes)[/]" if others > BUSY else ""
-            table.add_row(f"[bold]{name}: {QUESTIONS[name]}[/]{under}")
+            under = f" ({others} cores were busy with other processes)" if others > BUSY else ""
+            table.add_row(Text.assemble((f"{name}: {QUESTIONS[name]}", "bold"), (under, "yellow")))
             measure.add_rows(table, measure.read_rows(out))
     console.print(Rule(), table, json.dumps(measure.machine()))
     if failed:

@@ -17,6 +17,7 @@ from pathlib import Path
 import zstandard
 
 from headwater.cli import run
+from headwater.cli.common import prepare_outputs
 from headwater.evaluate.items import DEFAULT_TASKS
 from papers import FIGURES
 from papers.hypic.measured import quality
@@ -38,11 +39,13 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=6)
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     given = parser.parse_args()
+    prepare_outputs(folders=[given.out])
     if given.every < 1:
         parser.error(f"--every is {given.every}, must be at least 1")
     begin = time.perf_counter()
+    found = given.out / ".hypic-10.evaluation"  # in the output folder, so that a run that was cut short continues
     with tempfile.TemporaryDirectory() as scratch:
-        tasks, found = Path(scratch) / "tasks.jsonl", Path(scratch) / "found.json"
+        tasks = Path(scratch) / "tasks.jsonl"
         tasks.write_text(sampled(given.every), encoding="utf-8")
         options = ["--segments", "--tasks", str(tasks), "--json", str(found)]
         code = run(["eval", *options, *([str(given.model)] if given.model else [])])
@@ -51,6 +54,7 @@ def main() -> None:
         evaluation = json.loads(found.read_text(encoding="utf-8"))
     written = document(FIGURES["hypic-10"], Lab(limit=given.every), quality(evaluation), time.perf_counter() - begin)
     write(written, given.out)
+    found.unlink()
     for shape in written["shapes"]:
         print(f"{shape['says']}: {shape['holds']}")
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from headwater.cli.common import prepare_outputs
 from headwater.evaluate.fidelity import Distance
 from headwater.evaluate.fidelity_measures import distance, studied
 from headwater.evaluate.fidelity_prompts import Wanted
@@ -113,6 +114,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="of figures; all")
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     given = parser.parse_args()
+    prepare_outputs(folders=[given.out])
     prepare_process(1)
     work: dict[str, Callable[[], Found]] = {
         "hypic-layer0": first_layer,

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from benchmarks import measure
 from benchmarks.engines import Asked, Model, bench_checkpoint, finished, params, sent, settle
+from headwater.cli.common import prepare_outputs
 from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
 from headwater.mixers.numerics import prepare_process
@@ -144,6 +145,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="sizes that only show that it runs")
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     given = parser.parse_args()
+    prepare_outputs(folders=[given.out])
     prepare_process(given.threads)
     begun = measure.cpu_seconds()
     config = ServeConfig(memory=6 * 10**9)

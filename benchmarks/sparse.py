@@ -24,6 +24,7 @@ import torch
 
 from benchmarks import measure
 from benchmarks.engines import Model
+from headwater.cli.common import prepare_outputs
 from headwater.mixers.numerics import prepare_process
 from papers import FIGURES
 from papers.figure import Figure, Found
@@ -182,6 +183,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="sizes that only show that it runs")
     parser.add_argument("--out", type=Path, default=measure.HERE.parent / "docs" / "results")
     given = parser.parse_args()
+    prepare_outputs(folders=[given.out])
     prepare_process(1)
     lab = Lab(given.data, seed=given.seed)
     lengths = LENGTHS[:1] if given.small else LENGTHS

@@ -24,7 +24,8 @@ from conversations import FACTS, NOT_THERE, ORDERS, TASKS, called, folders, libr
 from openai import OpenAI, OpenAIError
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.padding import Padding
+from rich.text import Text
 
 HOST = "127.0.0.1"
 START_SECONDS = 60
@@ -250,27 +251,18 @@ def wait_until_healthy(url: str, process: subprocess.Popen[bytes]) -> None:
 
 
 def report(asked: list[Asked]) -> None:
-    table = Table(title="Answers and cached tokens", title_justify="left")
-    table.add_column("request", overflow="fold")
-    table.add_column("answer", overflow="fold")
-    table.add_column("right", justify="center")
-    for name in ("prompt tokens", "cached", "TTFT"):
-        table.add_column(name, justify="right")
-    table.add_column("reason", no_wrap=True)
+    """Print two lines for each request: question and answer, then the figures. They fit 80 columns and less."""
     for previous, one in zip([None, *asked], asked, strict=False):
         if previous is None or previous.conversation != one.conversation:
-            table.add_section()
-            table.add_row(f"[bold]{one.conversation}[/bold]")
-        table.add_row(
-            escape(one.what),
-            escape(one.answer),
-            {None: "", True: "yes", False: "[red]no[/red]"}[one.is_right],
-            f"{one.prompt_tokens:,}",
-            f"{one.cached_tokens:,}",
-            f"{one.ttft * 1000:,.0f} ms",
-            one.account["reason"],
+            console.print(f"\n[bold]{one.conversation}[/bold]")
+        verdict = {None: "", True: " (right)", False: f" [red](wrong: {escape(one.right or '')})[/red]"}[one.is_right]
+        answered = Text.from_markup(f"{escape(one.what)} [bold]{escape(one.answer)}[/bold]{verdict}")
+        share = f" ({one.cached_tokens / one.prompt_tokens:.0%}, {one.account['reason']})"
+        figures = (
+            f"{one.prompt_tokens:,} tokens, {one.cached_tokens:,} cached{share}, first token {one.ttft * 1000:,.0f} ms"
         )
-    console.print(table)
+        console.print(Padding(answered, (0, 0, 0, 2)), Padding(Text(figures, "dim"), (0, 0, 0, 4)))
+    console.print()
     graded = [one.is_right for one in asked if one.is_right is not None]
     console.print(f"Right answers: {sum(graded)} of {len(graded)}.")
     prompt, cached = sum(a.prompt_tokens for a in asked), sum(a.cached_tokens for a in asked)

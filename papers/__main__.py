@@ -9,22 +9,23 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from headwater.cli import run
-from headwater.cli.common import console
+from headwater.cli.common import prepare_outputs, show
 from headwater.errors import ConfigError, TraceError
+from headwater.table import Table
 from papers import FIGURES, Figure, Lab, figures_named, page_of
 from papers.lab import measure, write
 from papers.page import given, number, verdict
 
 commands = typer.Typer(add_completion=False)
+NAMES = f"Figures, or papers for all of theirs (marconi); without one, all. There are {', '.join(FIGURES)}."
 progress_console = Console(stderr=True)
 
 
 @commands.command()
 def figures(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="marconi-11, marconi; all.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help=NAMES)] = None,
     data: Annotated[Path | None, typer.Option(help="Folder with recorded traffic.")] = None,
     peers: Annotated[Path | None, typer.Option(help="Folder with other simulators' results.")] = None,
     out: Annotated[
@@ -37,6 +38,7 @@ def figures(
 ) -> None:
     """Run the papers' figures on recorded traffic, and print our numbers beside the papers'."""
     chosen = figures_named(names or ())
+    prepare_outputs(page, folders=[out if page is None else None])
     if page is not None:
         page.write_text(page_of(list(FIGURES.values()), _documents(out)), encoding="utf-8")
         return
@@ -47,7 +49,7 @@ def figures(
             continue
         with progress_console.status(f"{figure.name}: {figure.title}"):
             document = _measured(figure, lab)
-        console.print(_table(figure, document))
+        show(_table(figure, document))
         if out is not None:
             write(document, out)
 
@@ -70,16 +72,11 @@ def _documents(folder: Path | None) -> dict[str, Any]:
 
 
 def _table(figure: Figure, document: dict[str, Any]) -> Table:
-    table = Table(title=f"{figure.name}: {figure.title}", title_justify="left")
-    table.add_column(figure.paper, overflow="fold")
-    table.add_column("paper", justify="right")
-    table.add_column("ours", justify="right")
-    table.add_column("")
+    shapes = [f"{shape['says']}: {verdict(shape['holds'])}" for shape in document["shapes"]]
+    caption = "\n".join([*shapes, f"{document['seconds']} s"])
+    table = Table(f"{figure.name}: {figure.title}", (figure.paper,), ("paper", "ours"), ("",), caption=caption)
     for row in document["rows"]:
         table.add_row(row["label"], given(row["paper"]), number(row["ours"]), row["unit"])
-    shapes = [f"{shape['says']}: {verdict(shape['holds'])}" for shape in document["shapes"]]
-    table.caption = "\n".join([*shapes, f"{document['seconds']} s"])
-    table.caption_justify = "left"
     return table
 
 

@@ -114,7 +114,8 @@ def test_a_server_that_answers_nothing_makes_exit_code_1(capsys):
     assert "boom" in capsys.readouterr().out
 
 
-def test_ctrl_c_ends_a_run_with_what_there_is(tmp_path):
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_run_with_what_there_is(tmp_path, ending):
     def answer(server, body):
         script = server.talk(body)
         return script if len(server.bodies) <= 2 else replace(script, hold_after=1)
@@ -126,7 +127,7 @@ def test_ctrl_c_ends_a_run_with_what_there_is(tmp_path):
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             try:
                 assert server.holding.wait(PATIENCE)
-                process.send_signal(signal.SIGINT)
+                process.send_signal(ending)
                 printed, _ = process.communicate(timeout=PATIENCE)
             finally:
                 process.kill()

@@ -14,9 +14,11 @@ import sys
 
 import pytest
 
+from headwater import machine
 from headwater.cli import run, serve
 from headwater.cli.inspect import read_spec
 from headwater.config import SETTINGS
+from headwater.models import load
 from headwater.setting import SettingError
 
 TINY = {
@@ -178,7 +180,7 @@ def test_inspect_prints_what_the_spec_says(capsys, folder):
     assert run(["inspect", str(folder), "--memory", "10MB"]) == 0
     printed = capsys.readouterr().out
     spec = read_spec(folder, "auto", 64)
-    assert spec.dtype_name == "bfloat16"
+    assert f"computed in {spec.dtype_name}: " in printed
     pages = 10_000_000 // spec.page_bytes
     for number in (spec.kv_bytes_per_token, spec.page_bytes, spec.checkpoint_bytes, spec.parameter_bytes):
         assert f" {number:,} " in printed
@@ -189,7 +191,14 @@ def test_inspect_prints_what_the_spec_says(capsys, folder):
 
 
 def test_inspect_takes_the_dtype_it_is_given(folder):
-    assert read_spec(folder, "float32", 64).kv_bytes_per_token == 2 * read_spec(folder, "auto", 64).kv_bytes_per_token
+    single, half = (read_spec(folder, dtype, 64) for dtype in ("float32", "bfloat16"))
+    assert single.kv_bytes_per_token == 2 * half.kv_bytes_per_token
+
+
+@pytest.mark.parametrize(("features", "dtype"), [(("avx2",), "float32"), (("avx512_bf16",), "bfloat16")])
+def test_inspect_takes_the_dtype_that_serve_does(folder, monkeypatch, features, dtype):
+    monkeypatch.setattr(machine, "cpu", lambda: machine.Cpu("pretended", features))
+    assert read_spec(folder, "auto", 64).dtype_name == dtype == load.read_spec(folder).dtype_name
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["serve", "--print-config"], ["inspect", "."]])

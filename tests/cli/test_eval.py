@@ -91,7 +91,7 @@ def test_a_server_that_answers_nothing_makes_exit_code_1(tasks, capsys):
         (["--url", "ftp://host"], "http://"),
         (["--url", "http://127.0.0.1:9", "somewhere"], "give one of them"),
         (["--url", "http://127.0.0.1:9", "--tasks", "/nonexistent.jsonl"], "/nonexistent.jsonl"),
-        (["--url", "http://127.0.0.1:9", "--json", "/nonexistent/out.json"], "/nonexistent/out.json"),
+        (["--url", "http://127.0.0.1:9", "--json", "/dev/null/out.json"], "/dev/null/out.json"),
         (["--limit", "0"], "limit"),
         (["--text", "/nonexistent"], "/nonexistent"),
         (["--window", "1"], "window"),

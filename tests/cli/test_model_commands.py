@@ -11,7 +11,10 @@ from headwater.lab.fit import Point, prefill_loads
 from headwater.models.profiles import PROFILES
 
 
-def test_profiles_lists_every_model_with_its_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_profiles_lists_every_model_with_its_sizes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
     assert run(["profiles"]) == 0
     told = capsys.readouterr().out
     assert all(name in told for name in PROFILES)
@@ -51,3 +54,23 @@ def test_fit_writes_a_device_that_predicts_its_points(tmp_path: Path, capsys: py
     assert fitted.compute_efficiency == pytest.approx(DEVICES["l4"].compute_efficiency, rel=1e-3)
     assert fitted.name == "mine"
     assert "12 requests of qwen3.5-9b" in fitted.source
+
+
+@pytest.mark.parametrize("width", ["80", None])
+def test_a_pipe_is_as_wide_as_columns_says_or_80(
+    width: str | None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if width is not None:
+        monkeypatch.setenv("COLUMNS", width)
+    for arguments in (["profiles"], ["profiles", "--sources"], ["inspect"]):
+        assert run(arguments) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(len, lines)) <= 80
+        assert not any("…" in line for line in lines)
+
+
+def test_the_help_of_profiles_names_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["profiles", "--help"]) == 0
+    told = capsys.readouterr().out
+    assert all(name in told for name in PROFILES)

@@ -29,7 +29,7 @@ FREE = {
     "misses_by_reason", "outcomes", "errors", "reasons", "tenants", "columns", "comparisons", "perplexity", "failed",
     "arguments",
 }  # fmt: skip
-FREE_OBJECTS = {"/health", "/v1/models", "/version", "machine"}  # pages of other programs, versions of packages
+FREE_OBJECTS = {"/health", "/v1/models", "/version", "machine", "config"}  # of others: pages, packages, checkpoints
 
 
 def names(value: Any, path: str = "") -> set[str]:

@@ -10,6 +10,7 @@ import pytest
 import headwater.cli.replay as command
 from headwater.cli import run
 from headwater.lab.replay import run_grid
+from headwater.models.embedded import embedded
 
 ROW = [
     "memory", "pool", "placement", "eviction", "requests", "prompt_tokens", "hit_tokens", "token_hit_rate",
@@ -111,7 +112,7 @@ def test_systems_are_pairs_of_policies(trace: Path, tmp_path: Path) -> None:
         (["--eviction", "flop_aware(alpha='a')"], "alpha is 'a', must be a number"),
         (["--state-fraction", "1.5", "--pool", "split"], "state fraction is 1.5"),
         (["--serve", "h100", "--eviction", "lru,clairvoyant"], "not under a clock"),
-        (["--report", "/nowhere/report.html"], "/nowhere/report.html cannot be written"),
+        (["--report", "/dev/null/report.html"], "/dev/null/report.html cannot be written"),
         (["--per-request", "/"], "/ cannot be written"),
     ],
 )
@@ -157,7 +158,7 @@ def test_rows_that_are_done_stay_when_the_rest_is_stopped(
 
 
 def test_a_full_disk_leaves_the_old_file(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert replay(trace, "--json", tmp_path / "no" / "such" / "folder.json") == 2
+    assert replay(trace, "--json", "/dev/full/folder.json") == 2
     assert "folder" in capsys.readouterr().err
 
 
@@ -195,3 +196,60 @@ def test_what_segments_cannot_do_is_told(
 ) -> None:
     assert replay("rag(sessions=2, documents=30)", *options) == 2
     assert told in " ".join(capfd.readouterr().err.split())
+
+
+def test_a_replay_that_was_killed_continues(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+    options = (trace, "--memory", "1GB,2GB,3GB", "--jobs", "1", "--json", out)
+    ran = []
+
+    def killed(found, setups, *others):
+        for number, result in run_grid(found, setups, *others):
+            yield number, result
+            ran.append(setups[number].memory)
+            if len(ran) == 2:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "run_grid", killed)
+    assert replay(*options) == 130
+    assert replay(*options) == 0
+    assert ran == [10**9, 2 * 10**9, 3 * 10**9]
+    assert "2 rows are those of an earlier run" in capfd.readouterr().err
+    assert [row["memory"] for row in json.loads(out.read_text())["rows"]] == [10**9, 2 * 10**9, 3 * 10**9]
+    assert not list(tmp_path.glob(".*.unfinished"))
+
+
+def served(trace: Path, tmp_path: Path, **head: object) -> Path:
+    """A recording with a first line of these fields."""
+    lines = [{"headwater_recording": 2, "page_size": 64, **head}]
+    lines += [{"t": 0.0, "in": 200, "out": 1, "known": 201, "pages": "0" * 48}] * 3
+    path = tmp_path / "day.trace"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_model_and_policies_are_those_of_the_recording_s_server(trace: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    config = json.loads((embedded() / "config.json").read_text())
+    head = {"model": "mine", "config": config, "dtype": "float32", "placement": "branch", "eviction": "seglen"}
+    assert replay(served(trace, tmp_path, **head), "--json", out) == 0
+    told = json.loads(out.read_text())
+    assert told["model"] == "mine"
+    assert [(row["placement"], row["eviction"]) for row in told["rows"]] == [("branch", "seglen")]
+    assert replay(trace, "--json", out) == 0
+    told = json.loads(out.read_text())
+    assert told["model"] == "qwen3.5-9b"
+    assert [(row["placement"], row["eviction"]) for row in told["rows"]] == [("structural", "headwater")]
+
+
+def test_a_recording_that_does_not_describe_its_model_asks_for_it(
+    trace: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    recording = served(trace, tmp_path, model="mine")
+    assert replay(recording) == 2
+    assert "does not describe its model 'mine': name it with --model" in capfd.readouterr().err
+    assert replay(recording, "--model", "qwen3.5-0.8b") == 0
+    assert run(["size", str(served(trace, tmp_path, model="qwen3.5-0.8b")), "--jobs", "1"]) == 0
+    assert "qwen3.5-0.8b: structural, headwater" in capfd.readouterr().out

@@ -10,6 +10,7 @@ from headwater.evaluate.asking import Run
 from headwater.evaluate.modes import PAIRED, SINGLE
 from headwater.evaluate.server import Server
 from headwater.evaluate.summary import Comparison, Summary, about_tokens, most_documents, sliced
+from headwater.journal import Journal
 from headwater.load.endpoint import ServerError
 from tests.evaluate.items import item, scored, tool_item
 from tests.load.openai_server import OpenAiServer, Script
@@ -178,3 +179,26 @@ def test_what_neither_answered_is_no_equal_answer():
     assert (found.items, found.equal) == (2, 1)
     none = Comparison.of(column("refused"), column("refused"), 0)
     assert (none.items, none.equal) == (0, 0)
+
+
+def test_answers_of_a_run_that_was_cut_short_are_not_asked_for_again(tmp_path):
+    out = tmp_path / "out.json"
+    with OpenAiServer(remembering) as fake:
+        journal = Journal(out, "settings")
+        asked(fake.url, items=ITEMS[:2], modes=PAIRED, journal=journal)
+        before = len(fake.bodies)
+        columns = asked(fake.url, modes=PAIRED, journal=Journal(out, "settings"))
+        assert len(fake.bodies) == before + 6  # of the second group: two items, three columns
+        assert before == 6
+        whole = asked(fake.url, modes=PAIRED)
+    for name, column in columns.items():
+        assert [(one.item, one.score, one.answer.text) for one in column] == [
+            (one.item, one.score, one.answer.text) for one in whole[name]
+        ]
+
+
+def test_an_error_is_asked_for_again(tmp_path):
+    out = tmp_path / "out.json"
+    with OpenAiServer(lambda server, body: Script(status=500, body={"error": {"message": "boom"}})) as fake:
+        asked(fake.url, journal=Journal(out, ""))
+        assert Journal(out, "").found == 0

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import pytest
 import zstandard
 
 from headwater.errors import TraceError
-from headwater.evaluate.items import Call, read_items
-from tests.evaluate.items import LOOK_UP, fields, tool_item
+from headwater.evaluate.items import DEFAULT_TASKS, KINDS, Call, drawn, read_items
+from tests.evaluate.items import LOOK_UP, fields, item, tool_item
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -64,3 +65,16 @@ def test_no_file_and_no_items_are_told(tmp_path):
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(TraceError, match="0 items"):
         read_items(tmp_path / "empty.jsonl")
+
+
+def test_a_limit_draws_from_every_kind():
+    many = {"single": 50, "absent": 3, "memory": 10}
+    items = [item(kind=kind, group=n) for kind in many for n in range(many[kind])]
+    kinds = Counter(one.kind for one in drawn(items, 12))
+    assert kinds == {"single": 5, "absent": 3, "memory": 4}
+    of_one = [one.group for one in drawn(items, 12) if one.kind == "single"]
+    assert of_one == [0, 10, 20, 30, 40], "spread over the file"
+    assert drawn(items, 12) == [one for one in items if one in drawn(items, 12)]
+    assert len(drawn(items, 1)) == 1
+    assert drawn(items, None) == drawn(items, 1000) == items
+    assert {one.kind for one in drawn(read_items(DEFAULT_TASKS), 12)} == set(KINDS)

@@ -14,7 +14,7 @@ import headwater.lab.size as sizing_module
 from headwater.cli import run
 from headwater.errors import ConfigError
 from headwater.lab.distances import Weights, distances
-from headwater.lab.replay import replay
+from headwater.lab.replay import replay, run_grid
 from headwater.lab.sample import Sampled, estimate, groups, parts, student
 from headwater.lab.setup import Setup
 from headwater.lab.size import Sampling, Size, Sizing, Step, advice, curve, round_up
@@ -271,3 +271,58 @@ def test_what_cannot_be_is_one_line(
     error = capfd.readouterr().err.splitlines()[-1]
     assert error.startswith("headwater: ")
     assert message in error
+
+
+def test_a_pilot_decides_which_samples_are_good_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sizing_module, "TARGET", 1)
+    monkeypatch.setattr(sizing_module, "GROUPS", 1)
+    estimator = sizing(workload(60, 7), Sampling(samples=2, jobs=1))
+    memories = [20 * GB, 40 * GB, 80 * GB]
+    tried = []
+
+    def sampled(counts: dict[int, int]) -> list[tuple[int, sizing_module.Estimate]]:
+        ((memory, count),) = counts.items()
+        tried.append(count)
+        truth = estimator.replayed([memory])[memory]
+        return [(memory, sizing_module.Estimate(truth + (0.02 if count > 4 else 0.0), 0.0, 0.0))]
+
+    monkeypatch.setattr(estimator, "_sampled", sampled)
+    found = estimator.forecast(memories)
+    assert tried == sorted(tried, reverse=True)
+    assert tried[-1] == 4
+    assert set(found.counts.values()) == {4}
+    assert 0 < found.seconds <= found.most
+    assert found.sampled == 3
+
+
+def test_where_no_sample_is_good_enough_nothing_is_sampled_and_the_time_is_told(
+    recorded: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--from", "1GB", "--to", "4GB", "--points", "3", "--jobs", "1"]
+    assert run(["size", str(recorded), *options]) == 0
+    told = capfd.readouterr()
+    assert "all 3 sizes are replayed in full" in told.err
+    assert "about" in told.err
+    assert "0 of 3 sizes" in told.out
+
+
+def test_a_sizing_that_was_cut_short_continues(
+    recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = ["size", str(recorded), "--from", "1GB", "--to", "4GB", "--points", "3", "--jobs", "1"]
+    command += ["--json", str(tmp_path / "out.json")]
+    ran = []
+
+    def counted(trace: Trace, setups: list[Setup], *others: object, **more: object):
+        for number, result in run_grid(trace, setups, *others, **more):  # type: ignore[arg-type]
+            ran.append(setups[number].memory)
+            yield number, result
+            if len(ran) == 2:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(sizing_module, "run_grid", counted)
+    assert run(command) == 130
+    assert run(command) == 0
+    assert sorted(ran) == [GB, 2 * GB, 4 * GB]
+    assert "2 replays of an earlier run are used again" in capfd.readouterr().err
+    assert not list(tmp_path.glob(".*.unfinished"))

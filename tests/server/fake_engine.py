@@ -93,6 +93,7 @@ class FakeEngine:
         kv = sum(len(prompt) // PAGE for known in list(self._prompts.values()) for prompt in list(known))
         counts = dict.fromkeys((field.name for field in fields(CacheStats)), 0)
         counts |= {"pages_total": 1000, "pages_kv": kv, "pages_free": 1000 - kv, "namespaces": len(self._prompts)}
+        counts["tick"] = self.tree.stats().tick
         rest = {field.name: 0 for field in fields(EngineStats) if field.name != "cache"}
         return EngineStats(cache=CacheStats(**counts), **rest | self.figures)
 

@@ -10,7 +10,7 @@ import pytest
 from headwater.errors import ConfigError, TraceError
 from headwater.request import Boundaries, Fidelity, Span
 from headwater.traces.read import make_trace, read_trace
-from headwater.traces.recordings import PageHashes, first_line, line_of
+from headwater.traces.recordings import PageHashes, Served, line_of
 from headwater.traces.request import Request
 from headwater.traces.tokens import Words
 from tests.traces.conftest import tokens
@@ -147,7 +147,7 @@ def test_shared_sets_of_passages_are_read(data, name):
 def recorded(written, *requests, page=4):
     """A recording of (prompt, its segments, answer)."""
     hashes = PageHashes(b"key", page)
-    lines = [first_line(page, "m").decode().strip()]
+    lines = [Served(page, "m").first_line().decode().strip()]
     for number, (prompt, spans, answer) in enumerate(requests):
         known = (*prompt, *answer)
         lengths = len(prompt), len(answer), len(known)

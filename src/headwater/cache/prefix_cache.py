@@ -349,6 +349,7 @@ class PrefixCache:
             segments=len(self.segments),
             segment_uses=self.segments.uses,
             evicted_segments=self.segments.evicted,
+            tick=self._now,
         )
 
     def snapshot(self) -> Snapshot:

@@ -53,6 +53,7 @@ class CacheStats:
     segments: int
     segment_uses: int  # uses of a segment by a request
     evicted_segments: int
+    tick: int  # of the cache: a logical clock
 
     def pages_by_use(self) -> dict[str, int]:
         """Return the pages by use; they add up to `pages_total`."""

@@ -92,6 +92,7 @@ def measured(options: SimpleNamespace) -> list[Phase]:
     pace, slo = paced(options), Slo(options.slo_ttft, options.slo_itl)
     if options.plots is not None:
         require_matplotlib()
+    common.prepare_outputs(options.json_file, folders=[options.plots])
     sessions = source(options)
     pages = about(options.url, options.api_key, min(options.timeout, ABOUT_SECONDS))
     options.model = options.model or first_model(pages)
@@ -102,7 +103,7 @@ def measured(options: SimpleNamespace) -> list[Phase]:
         common.show(comparison_table("phase", {phase.name: Summary.of(phase.results, slo) for phase in phases}))
     if options.json_file is not None:
         report = as_json(phases, slo, **common.provenance(vars(options)), server=pages)
-        options.json_file.write_text(common.json_text(report))
+        common.write_json(options.json_file, report)
     if options.plots is not None:
         draw_plots(options.plots, {phase.name: phase.results for phase in phases})
     return phases
@@ -151,8 +152,9 @@ async def load(options: SimpleNamespace, pace: Pace, sessions: Iterator[Session]
     endpoint = Endpoint(options.url, options.api_key, options.model, fields, options.timeout)
     keep_recorded = options.history == RECORDED
     scenario = Scenario(endpoint, sessions, limits, keep_recorded, live.phase, live.result)
-    with contextlib.suppress(RuntimeError, ValueError, NotImplementedError):  # signals reach the main thread only
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, scenario.stop)
+    for ending in (signal.SIGINT, signal.SIGTERM):
+        with contextlib.suppress(RuntimeError, ValueError, NotImplementedError):  # signals reach the main thread only
+            asyncio.get_running_loop().add_signal_handler(ending, scenario.stop)
     try:
         if options.warmup:
             await scenario.warm(options.concurrency or CLIENTS, options.warmup)

@@ -7,29 +7,33 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from typer import Option
 
 from headwater import machine
 from headwater.config import SETTINGS
 from headwater.errors import ConfigError
+from headwater.models.families import read_config
+from headwater.models.profiles import PROFILES, Profile, load_profile, profile_named
+from headwater.table import Table
 from headwater.traces.read import make_trace
+from headwater.traces.recordings import Served
 from headwater.traces.request import Trace
 
 T = TypeVar("T")
-
-WIDTH = 140  # of tables that are written to a file or a pipe
 
 commands = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
 console = Console()
 progress_console = Console(stderr=True)
 
 HELP = {one.name: one.help for one in SETTINGS}
+SERVER = {one.name: str(one.default) for one in SETTINGS if one.name in ("eviction", "placement")}
+OWN = {name: f"[default: that of the recording's server, else {value}]" for name, value in SERVER.items()}
 Model = Annotated[Path | None, typer.Argument(help="Folder of a checkpoint; without it, the embedded model.")]
 Memory = Annotated[str, Option(help=HELP["memory"])]
 Dtype = Annotated[str, Option(help=HELP["dtype"])]
@@ -37,6 +41,8 @@ PageSize = Annotated[int, Option(help=HELP["page_size"])]
 JsonFile = Annotated[Path | None, Option("--json", help="Write all figures to this file as JSON.")]
 ApiKey = Annotated[str | None, Option(envvar="HEADWATER_API_KEY", help="API key of the server.")]
 ServedModel = Annotated[str | None, Option(help="Name of the model; without it, the first one listed.")]
+ANY_MODEL = "qwen3.5-9b"  # of traffic that names none
+MODEL_HELP = f"A profile (`headwater profiles`), or a checkpoint's folder. [default: the recording's, else {ANY_MODEL}]"
 SOURCES = "Recorded traffic: a file, or a name below --data; or drawn: rag(zipf=1)."
 TraceFile = Annotated[str, typer.Argument(metavar="TRACE", help=SOURCES)]
 Data = Annotated[Path | None, Option(help="Folder in which traces are looked up by name.")]
@@ -47,17 +53,16 @@ ARRIVALS = (
     "Without it as recorded, where nothing is, Poisson."
 )
 Arrival = Annotated[str | None, Option(help=ARRIVALS)]
-ModelName = Annotated[str, Option("--model", help="A profile (`headwater profiles`), or a checkpoint's folder.")]
+ModelName = Annotated[str | None, Option("--model", help=MODEL_HELP)]
 PageTokens = Annotated[int, Option("--page-size", min=1, help="Tokens a page.")]
 Seed = Annotated[int, Option(help="Of everything that is drawn.")]
 Jobs = Annotated[int, Option(min=0, help="Processes; 0: one a core.")]
 
 
 def show(*shown: Table | str) -> None:
-    """Print tables and lines: as wide as the terminal, or WIDTH if there is none."""
-    wide = console if console.is_terminal else Console(width=WIDTH)
+    """Print tables and lines: as wide as COLUMNS says, else the terminal, else 80 characters."""
     for one in shown:
-        wide.print(one, markup=False, highlight=False)
+        console.print(one, markup=False, highlight=False, soft_wrap=isinstance(one, str))
 
 
 def one_of(name: str, value: str, allowed: Iterable[str]) -> Any:
@@ -78,6 +83,26 @@ def read(trace: str, data: Path | None, tokenizer: Path | None, limit: int | Non
     return found
 
 
+def profile_for(model: str | None, recorded: Served | None) -> Profile:
+    """Return the profile of that name or folder; without one, of the recording's model, or of ANY_MODEL.
+
+    Raises ConfigError for a recording that does not describe its model.
+    """
+    if model is not None or recorded is None:
+        return load_profile(model or ANY_MODEL)
+    if recorded.config:
+        spec = read_config(dict(recorded.config), recorded.dtype or "bfloat16", recorded.page_size)
+        return profile_named(recorded.model, "the recording", spec)
+    if recorded.model in PROFILES:
+        return PROFILES[recorded.model]
+    raise ConfigError(f"the recording does not describe its model {recorded.model!r}: name it with --model")
+
+
+def policy_for(name: str, given: str | None, recorded: Served | None) -> str:
+    """Return the policy that is given; without one, that of the recording's server, or the server's default."""
+    return given or getattr(recorded, name, "") or SERVER[name]
+
+
 def choices(text: str, of: Callable[[str], T]) -> list[T]:
     """Split a list at its commas outside brackets: `lru,seglen(w=0.5, single_child=False)`."""
     items, depth = [""], 0
@@ -92,11 +117,22 @@ def choices(text: str, of: Callable[[str], T]) -> list[T]:
     return [of(item.strip()) for item in items]
 
 
-def check_writable(*paths: Path | None) -> None:
-    """Raise ConfigError, before a command computes anything, for a file that cannot be written."""
-    for path in paths:
-        if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK)):
-            raise ConfigError(f"{path} cannot be written: it is a folder, or its folder is missing or read-only")
+def prepare_outputs(*files: Path | None, folders: Iterable[Path | None] = ()) -> None:
+    """Make the folders of output files, before a command computes anything.
+
+    Raises ConfigError for a file or folder that cannot be written.
+    """
+    for path in files:
+        if path is not None and path.is_dir():
+            raise ConfigError(f"{path} cannot be written: it is a folder")
+    made = [*((path, path.parent) for path in files if path is not None), *((path, path) for path in folders if path)]
+    for path, folder in made:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def write_whole(path: Path, parts: Iterable[str]) -> None:
@@ -133,12 +169,3 @@ def progress(name: str, total: int) -> Iterator[Callable[[], None]]:
     with Progress(*columns, console=progress_console, transient=True, disable=not progress_console.is_terminal) as bars:
         task = bars.add_task(name, total=total)
         yield lambda: bars.advance(task)
-
-
-def figures_table(title: str | None, label: str, *numbers: str) -> Table:
-    """Return a table with a column of labels, and columns of numbers."""
-    table = Table(title=title, title_justify="left")
-    table.add_column(label, no_wrap=True)
-    for number in numbers:
-        table.add_column(number, justify="right")
-    return table

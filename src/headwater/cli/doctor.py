@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 from rich.text import Text
 from typer import Option
 
@@ -30,6 +29,7 @@ from headwater.machine import (
     versions,
 )
 from headwater.setting import parse_bytes
+from headwater.table import Table
 
 OK, SLOW, WARN, FAIL = "ok", "slow", "warn", "FAIL"
 PACKAGES = (
@@ -107,7 +107,7 @@ def examined(intended: Intended) -> list[Finding]:
 
 
 def table_of(findings: list[Finding]) -> Table:
-    table = Table(show_header=False)
+    table = Table(None, ("", ""), words=("",), header=False)
     for finding in findings:
         style = STYLES[finding.level]
         value = Text.assemble(finding.value, *([(f"\n{finding.advice}", style)] if finding.advice else []))

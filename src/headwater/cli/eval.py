@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -21,11 +22,12 @@ from headwater.cli import common
 from headwater.errors import ConfigError
 from headwater.evaluate import divergence, perplexity, tables
 from headwater.evaluate.asking import Run, Scored
-from headwater.evaluate.items import DEFAULT_TASKS, Item, read_items
+from headwater.evaluate.items import DEFAULT_TASKS, Item, drawn, read_items
 from headwater.evaluate.modes import MODES, PAIRED, SEGMENTS, SINGLE
 from headwater.evaluate.scoring import require_jsonschema
 from headwater.evaluate.server import Server, own_server
 from headwater.evaluate.summary import Comparison, as_json, sliced
+from headwater.journal import Journal
 from headwater.models.embedded import embedded
 from headwater.request import Fidelity
 
@@ -44,7 +46,7 @@ def evaluate(
     tasks: Annotated[
         Path, Option(help="Items to ask: JSON lines, plain or packed.", show_default="held-out set")
     ] = DEFAULT_TASKS,
-    limit: Annotated[int | None, Option(min=1, help="Ask only the first N items.")] = None,
+    limit: Annotated[int | None, Option(min=1, help="Ask only N items, of each kind as many as possible.")] = None,
     text: Annotated[
         Path | None, Option(help="Measure the perplexity of this text instead.", exists=True, dir_okay=False)
     ] = None,
@@ -72,11 +74,12 @@ def evaluate(
     options = SimpleNamespace(**context.params)  # the same values under the same names
     if model is not None and url is not None:
         raise ConfigError(f"model is {model} and url is {url}: give one of them")
-    common.check_writable(json_file)
+    common.prepare_outputs(json_file)
     measure = measure_of(options)
     with serving(options) as server:
         found, answered = measure(server)
         common.write_json(json_file, {**common.provenance(vars(options)), "server": server.about, **found})
+        Journal(json_file, None).end()
     if not answered:
         raise typer.Exit(1)
 
@@ -104,11 +107,12 @@ def measure_of(options: SimpleNamespace) -> Measure:
         raise ConfigError(f"{' and '.join(asked)} measure different things: give one of them")
     if options.text is not None:
         return partial(of_text, options, perplexity.read_utf8(options.text))
-    items = read_items(options.tasks)[: options.limit]
+    items = read_items(options.tasks)
     if options.segments:
         items = [item for item in items if item.documents]
         if not items:
             raise ConfigError(f"{options.tasks} has 0 items with documents, --segments needs at least 1")
+    items = drawn(items, options.limit)
     if options.against is not None:
         return partial(of_servers, options, items)
     if any(item.kind == "tool" for item in items):
@@ -120,10 +124,27 @@ def of_items(options: SimpleNamespace, items: Sequence[Item], server: Server) ->
     """Score answers to items, in one mode or several."""
     modes = PAIRED if options.paired else SEGMENTS if options.segments else SINGLE
     with common.progress("asking", len(items) * sum(len(MODES[mode].columns) for mode in modes)) as advance:
-        run = run_of(options, items, server, logprobs=modes is not SINGLE, on_answer=lambda answer: advance())
+        run = run_of(
+            options,
+            items,
+            server,
+            logprobs=modes is not SINGLE,
+            on_answer=lambda answer: advance(),
+            journal=journal_of(options, items, server),
+        )
         columns = run.asked(modes)
     answered = any(one.answer.ok for column in columns.values() for one in column)
     return shown(options, columns), answered
+
+
+def journal_of(options: SimpleNamespace, items: Sequence[Item], server: Server) -> Journal:
+    """Return the journal of the answers, with those of an earlier run of the same items, model and options."""
+    names = ("url", "model", "paired", "segments", "max_tokens", "thinking")
+    digest = blake2b(repr(items).encode(), digest_size=16).hexdigest()
+    journal = Journal(options.json_file, [digest, server.model, *(getattr(options, name) for name in names)])
+    if journal.found:
+        common.progress_console.print(f"answers to {journal.found} groups are those of an earlier run", highlight=False)
+    return journal
 
 
 def shown(options: SimpleNamespace, columns: dict[str, list[Scored]]) -> Json:
@@ -212,7 +233,7 @@ def fidelity(
     from headwater.evaluate.fidelity_measures import ENDS, studied  # imports torch
     from headwater.evaluate.fidelity_prompts import Wanted
 
-    common.check_writable(json_file)
+    common.prepare_outputs(json_file)
     wanted = Wanted(prompts, cut, parts, count, longest, seed)
     with common.progress_console.status("composing"):
         study = studied(model or embedded(), dtype, threads, wanted, ways or list(Fidelity), skip_attention)

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from textwrap import fill
 from typing import Annotated
 
 import typer
-from rich.table import Table
 from typer import Option
 
-from headwater.cli.common import Dtype, Memory, Model, PageSize, commands, console, figures_table, show
+from headwater.cli.common import Dtype, Memory, Model, PageSize, commands, prepare_outputs, show
 from headwater.config import ServeConfig
+from headwater.config_keys import read_json
 from headwater.lab.cost import DEVICES, load_device
 from headwater.lab.fit import NAMES, Fitted, fit, observe, read_points
+from headwater.models.dtype import choose_dtype
 from headwater.models.embedded import embedded
 from headwater.models.families import read_folder
 from headwater.models.profiles import PROFILES, Profile, load_profile
 from headwater.setting import parse_bytes
 from headwater.spec import ModelSpec
+from headwater.table import Table
 
 INSPECTED_LENGTHS = (0, 1024, 8192, 32768, 131072)  # tokens
 SHOWN = 12  # observations of the table of residuals
@@ -37,21 +40,21 @@ def fit_device(
 
     Each request must have been alone on the engine.
     """
+    prepare_outputs(out)
     profile, base = replace(load_profile(model), tensor_parallel=tensor_parallel), load_device(device)
     files = [read_points(path) for path in points]
     measured, left_out = [point for found, _ in files for point in found], sum(count for _, count in files)
     fitted = fit(profile, base, observe(measured, tokens_per_step))
-    console.print(f"{len(measured):,} requests; {left_out:,} left out that failed or were not alone")
-    console.print(parameters_table(fitted))
-    console.print(residuals_table(fitted))
+    show(f"{len(measured):,} requests; {left_out:,} left out that failed or were not alone")
+    show(parameters_table(fitted), residuals_table(fitted))
     if out is not None:
         source = f"fitted to {len(measured):,} requests of {profile.name}, R² {fitted.r2:.4f}; peaks of {base.name}"
         out.write_text(replace(fitted.device, name=out.stem, source=source).as_toml(), encoding="utf-8")
-        console.print(f"written to {out}", highlight=False)
+        show(f"written to {out}")
 
 
 def parameters_table(fitted: Fitted) -> Table:
-    table = figures_table(f"R² {fitted.r2:.4f}", "parameter", "value", "standard error")
+    table = Table(f"R² {fitted.r2:.4f}", ("parameter",), ("value", "standard error"))
     for name, deviation in zip(NAMES, fitted.deviations, strict=True):
         value = getattr(fitted.device, name)
         shown, error = (f"{1000 * x:.3f} ms" if name == "overhead" else f"{x:.4f}" for x in (value, deviation))
@@ -62,9 +65,8 @@ def parameters_table(fitted: Fitted) -> Table:
 def residuals_table(fitted: Fitted) -> Table:
     """Return some observations, from the shortest to the longest, and the median of all errors."""
     errors = fitted.errors
-    table = Table(title=f"median error {fitted.median_error:.1%}", title_justify="left")
-    for name in ("", "prompt", "cached", "measured ms", "predicted ms", "error"):
-        table.add_column(name, justify="right", no_wrap=True)
+    names = ("prompt", "cached", "measured ms", "predicted ms", "error")
+    table = Table(f"median error {fitted.median_error:.1%}", ("",), names)
     order = sorted(range(len(errors)), key=lambda at: fitted.observations[at].seconds)
     n = min(SHOWN, len(order))
     for at in (order[round(i * (len(order) - 1) / (n - 1))] for i in range(n)):
@@ -82,23 +84,22 @@ def inspect(model: Model = None, memory: Memory = "4GB", dtype: Dtype = "auto", 
     spec = read_spec(model or embedded(), dtype, page_size)
     budget = parse_bytes(memory)
     n_pages = spec.layout(budget).n_pages
-    console.print(cost_table(spec))
-    console.print(flops_table(spec))
-    capacity = figures_table(None, f"capacity of {budget:,} bytes", "alone")
+    capacity = Table(None, (f"capacity of {budget:,} bytes",), ("alone",))
     capacity.add_row("tokens of KV", f"{n_pages * page_size:,}" if spec.attention_layers else "any number")
     capacity.add_row("checkpoints", f"{n_pages // spec.checkpoint_pages:,}" if spec.checkpoint_pages else "none needed")
-    console.print(capacity)
+    reason = choose_dtype(read_json((model or embedded()) / "config.json"), dtype).reason
+    show(f"computed in {spec.dtype_name}: {reason}", cost_table(spec), flops_table(spec), capacity)
 
 
 def read_spec(path: Path, dtype: str, page_size: int) -> ModelSpec:
-    """Read the sizes of a checkpoint's model; dtype `auto` is that of its weights."""
+    """Read the sizes of a checkpoint's model; dtype `auto` is the one that `serve` chooses on this machine's CPU."""
     ServeConfig(model=path, dtype=dtype, page_size=page_size)  # checks the three
-    return read_folder(path, dtype, page_size)
+    return read_folder(path, choose_dtype(read_json(path / "config.json"), dtype).name, page_size)
 
 
 def cost_table(spec: ModelSpec) -> Table:
     layers = ", ".join(f"{n} {kind}" for kind, n in spec.layers_by_kind.items())
-    table = figures_table(f"{spec.model_type}, {spec.dtype_name}: {layers}", "", "bytes", "equals")
+    table = Table(f"{spec.model_type}, {spec.dtype_name}: {layers}", ("",), ("bytes",), ("equals",))
     table.add_row("weights", f"{spec.parameter_bytes:,}", "")
     table.add_row("KV of a token", f"{spec.kv_bytes_per_token:,}", "")
     table.add_row(f"a page ({spec.page_size} tokens)", f"{spec.page_bytes:,}", "")
@@ -110,7 +111,7 @@ def cost_table(spec: ModelSpec) -> Table:
 
 def flops_table(spec: ModelSpec) -> Table:
     """Return FLOPs of one more token after each length, and of the prefill that a hit of that length saves."""
-    table = figures_table("FLOPs", "after tokens", "one more token", "share of attention", "saved by a hit")
+    table = Table("FLOPs", ("after tokens",), ("one more token", "share of attention", "saved by a hit"))
     attention = {spec.layers[i].kind for i in spec.attention_layers}
     for length in (n for n in INSPECTED_LENGTHS if n < spec.max_length):
         kinds = spec.flops_by_kind(length, length + 1)
@@ -121,7 +122,10 @@ def flops_table(spec: ModelSpec) -> Table:
     return table
 
 
-@commands.command()
+PROFILE_NAMES = fill(", ".join(PROFILES), 76, break_on_hyphens=False)
+
+
+@commands.command(epilog=f"\b\nProfiles:\n{PROFILE_NAMES}")
 def profiles(
     names: Annotated[list[str] | None, typer.Argument(help="Show only these, in detail.")] = None,
     sources: Annotated[bool, Option("--sources", help="Show the source of each, and what it leaves open.")] = False,
@@ -138,7 +142,7 @@ def profiles(
 
 def sizes_table(chosen: list[Profile]) -> Table:
     numbers = ("parameters", "attention", "recurrent", "KV a token", "checkpoint", "= tokens of KV", "GFLOPs a token")
-    table = figures_table(None, "profile", *numbers)
+    table = Table(None, ("profile",), numbers)
     for profile in chosen:
         kv, attention = profile.kv_bytes_per_token, sum(n for layer, n in profile.layers if layer.kv_elements(1))
         table.add_row(
@@ -155,7 +159,7 @@ def sizes_table(chosen: list[Profile]) -> Table:
 
 
 def sources_table(chosen: list[Profile]) -> Table:
-    table = Table("profile", "source", "note")
+    table = Table(None, ("profile",), words=("source", "note"))
     for profile in chosen:
         table.add_row(profile.name, profile.source, profile.note)
     return table
@@ -164,7 +168,7 @@ def sources_table(chosen: list[Profile]) -> Table:
 def layers_table(profile: Profile) -> Table:
     """Return a row for each kind of layer: their number, and the sizes and costs of one of them."""
     numbers = ("layers", "weights of each", "KV a token, elements", "state, elements", "MFLOPs a token")
-    table = figures_table(f"{profile.name}: layers", "kind", *numbers)
+    table = Table(f"{profile.name}: layers", ("kind",), numbers)
     for layer, n in profile.layers:
         state = sum(layer.state_elements.values())
         kv = layer.kv_elements(profile.tensor_parallel)
@@ -176,7 +180,7 @@ def layers_table(profile: Profile) -> Table:
 def profile_flops_table(profile: Profile) -> Table:
     """Return FLOPs of one more token after each length, and of the prefill that a hit of that length saves."""
     numbers = ("one more token", "that grow with the length", "saved by a hit")
-    table = figures_table(f"{profile.name}: FLOPs", "after tokens", *numbers)
+    table = Table(f"{profile.name}: FLOPs", ("after tokens",), numbers)
     for length in INSPECTED_LENGTHS:
         total = profile.flops.between(length, length + 1)
         share = 1 - profile.flops.linear / total

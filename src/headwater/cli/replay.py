@@ -8,26 +8,30 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.table import Table
 from typer import Option
 
 from headwater.cache.eviction import make_eviction
 from headwater.cache.placement import make_placement
 from headwater.cli import common
 from headwater.errors import ConfigError
+from headwater.journal import Journal
 from headwater.lab.cost import StepCost, load_device
 from headwater.lab.replay import NewArrivals, run_grid
 from headwater.lab.report import write_report
 from headwater.lab.row import Result, Row
 from headwater.lab.serving import Engine, check_clock
 from headwater.lab.setup import OFF, Setup, system
-from headwater.models.profiles import load_profile
 from headwater.request import SegmentEviction
 from headwater.setting import parse_bytes
+from headwater.table import Table
 from headwater.traces.loads import make_arrivals
+from headwater.traces.read import served_by
 from headwater.traces.request import Trace
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 REUSES = ("prefix", "segments", "both")
 POOLS = ("unified", "split", "elastic")
@@ -36,10 +40,16 @@ POOLS = ("unified", "split", "elastic")
 @common.commands.command()
 def replay(
     trace: common.TraceFile,
-    model: common.ModelName = "qwen3.5-9b",
+    model: common.ModelName = None,
     memory: Annotated[str, Option(help="Sizes with commas: 20GB,43GB. GB is 10^9 bytes, GiB 2^30.")] = "20GB",
-    eviction: Annotated[str, Option(help="What goes first: policies with commas; `none` is no cache.")] = "lru",
-    placement: Annotated[str, Option(help="Where checkpoints are taken: policies with commas.")] = "structural",
+    eviction: Annotated[
+        str | None,
+        Option(help=f"What goes first: policies with commas; `none` is no cache. {common.OWN['eviction']}"),
+    ] = None,
+    placement: Annotated[
+        str | None,
+        Option(help=f"Where checkpoints are taken: policies with commas. {common.OWN['placement']}"),
+    ] = None,
     systems: Annotated[
         str | None, Option("--system", help="Known pairs of both: vanilla, vllm+, sglang+, marconi, ...")
     ] = None,
@@ -69,8 +79,12 @@ def replay(
 
     The code is that of the server, with a counting executor in place of a model.
     """
+    recorded = served_by(trace, data)
+    placement, eviction = (
+        common.policy_for(name, given, recorded) for name, given in (("placement", placement), ("eviction", eviction))
+    )
     base = Setup(
-        profile=replace(load_profile(model), tensor_parallel=tensor_parallel),
+        profile=replace(common.profile_for(model, recorded), tensor_parallel=tensor_parallel),
         memory=0,
         state_fraction=state_fraction,
         page_size=page_size,
@@ -89,31 +103,46 @@ def replay(
     cost = None if serve is None else StepCost(base.profile, load_device(serve))
     engine = None if cost is None else Engine(cost, max_running, tokens_per_step)
     _check(setups, engine is not None)
-    common.check_writable(json_file, per_request, report)
+    common.prepare_outputs(json_file, per_request, report)
     found = common.read(trace, data, tokenizer, limit, seed)
     load = partial(make_arrivals, spelling=arrival, seed=seed, data=data)
     load(found)  # malformed arrivals are an error before anything runs
     for setup in setups:
         setup.layout(found)
-    outputs = Outputs(found, model, page_size, json_file, per_request, report)
+    about = [found.name, len(found.requests), arrival, seed, serve, max_running, tokens_per_step, str(setups)]
+    journal = Journal(json_file or per_request or report, about)
+    outputs = Outputs(found, model or base.profile.name, page_size, json_file, per_request, report, journal)
     _run(found, setups, load, engine, jobs, outputs)
 
 
 def _run(
     found: Trace, setups: list[Setup], arrivals: NewArrivals, engine: Engine | None, jobs: int, outputs: Outputs
 ) -> None:
-    """Run the setups; print and write what is done, even if the run is interrupted."""
-    results: dict[int, Result] = {}
+    """Run the setups; print and write what is done, even if the run is interrupted. Rows of an earlier run are kept."""
+    kept, journal = _kept(), outputs.journal
+    results = {n: kept.validate_python(journal[str(n)]) for n in range(len(setups)) if str(n) in journal}
+    todo = [number for number in range(len(setups)) if number not in results]
+    if results:
+        common.progress_console.print(f"{len(results)} rows are those of an earlier run", highlight=False)
     try:
-        with common.progress("replaying", len(setups)) as advance:
-            for number, result in run_grid(found, setups, arrivals, engine, jobs):
-                results[number] = result
+        with common.progress("replaying", len(todo)) as advance:
+            for number, result in run_grid(found, [setups[number] for number in todo], arrivals, engine, jobs):
+                results[todo[number]] = result
+                journal.add(str(todo[number]), kept.dump_python(outputs.needed(result), mode="json"))
                 advance()
     finally:
         done = [results[number] for number in sorted(results)]
         if done:
-            common.console.print(results_table(found, setups[0].profile.name, done, common.console.width))
+            common.show(results_table(found, setups[0].profile.name, done))
             outputs.write(done)
+    journal.end()
+
+
+def _kept() -> TypeAdapter[Result]:
+    """Return the form of rows in the journal."""
+    from pydantic import TypeAdapter  # slow to import
+
+    return TypeAdapter(Result)
 
 
 def _reuses(reuse: str, segment_eviction: str) -> list[dict[str, Any]]:
@@ -159,6 +188,11 @@ class Outputs:
     json_file: Path | None
     per_request: Path | None
     report: Path | None
+    journal: Journal  # rows of an earlier run, and those that are done
+
+    def needed(self, result: Result) -> Result:
+        """Return the result without the details that no output shows."""
+        return result if self.per_request or self.report else replace(result, outcomes=(), held=(), reuse={})
 
     def write(self, results: Sequence[Result]) -> None:
         """Write each file completely, or not at all."""
@@ -171,20 +205,14 @@ class Outputs:
             write_report(self.report, self.trace.name, self.model, self.trace.notes, results)
 
 
-def results_table(trace: Trace, model: str, results: Sequence[Result], width: int) -> Table:
-    """Return a row for each result in the order of the options, with the reader's inferences as a caption.
-
-    Columns of high rank are left out until the table fits into `width` characters.
-    """
+def results_table(trace: Trace, model: str, results: Sequence[Result]) -> Table:
+    """Return a row for each result in the order of the options, with the reader's inferences as a caption."""
     rows = [result.row for result in results]
-    shown = _fitting([column for column in COLUMNS if column.shown(rows)], rows, width)
-    table = Table(title=f"{trace.name}, {model}", title_justify="left", caption="\n".join(trace.notes) or None)
-    table.caption_justify = "left"
-    for column in shown:
-        words = column.name in ("pool", "policy")
-        table.add_column(column.name, justify="left" if words else "right", no_wrap=not words, overflow="fold")
+    labels, figures = ([column for column in some if column.shown(rows)] for some in (LABELS, FIGURES))
+    names = ([column.name for column in some] for some in (labels, figures))
+    table = Table(f"{trace.name}, {model}", *names, caption="\n".join(trace.notes))
     for row in rows:
-        table.add_row(*(column.cell(row) for column in shown))
+        table.add_row(*(column.cell(row) for column in (*labels, *figures)))
     return table
 
 
@@ -194,19 +222,7 @@ class Column:
 
     name: str
     cell: Callable[[Row], str]
-    rank: int = 0  # columns of the highest rank are left out first
     shown: Callable[[Sequence[Row]], bool] = lambda rows: True
-
-    def width(self, rows: Sequence[Row]) -> int:
-        """Return the column's width in characters with its rule; a policy may be folded."""
-        widest = max(len(self.name), *(len(self.cell(row)) for row in rows))
-        return 3 + (min(widest, 20) if self.name == "policy" else widest)
-
-
-def _fitting(columns: list[Column], rows: Sequence[Row], width: int) -> list[Column]:
-    while sum(column.width(rows) for column in columns) + 1 > width and any(column.rank for column in columns):
-        columns.remove(max(columns, key=lambda column: column.rank))
-    return columns
 
 
 def _timed(rows: Sequence[Row]) -> bool:
@@ -230,31 +246,33 @@ def _of_segments(rows: Sequence[Row]) -> bool:
     return any(row.segments is not None for row in rows)
 
 
-def _share(name: str, rank: int) -> Column:
+def _share(name: str) -> Column:
     """Return a column with the share of that kind of tokens in all prompt tokens."""
 
     def cell(row: Row) -> str:
         tokens = 0 if row.segments is None else getattr(row.segments, f"{name}_tokens")
         return f"{tokens / max(1, row.prompt_tokens):.1%}"
 
-    return Column(name, cell, rank, _of_segments)
+    return Column(name, cell, _of_segments)
 
 
-COLUMNS = (
+LABELS = (
     Column("GB", lambda row: f"{row.memory / 1e9:,.4g}"),
-    Column("pool", lambda row: row.pool, 0, lambda rows: any(row.pool != "unified" for row in rows)),
+    Column("pool", lambda row: row.pool, lambda rows: any(row.pool != "unified" for row in rows)),
     Column("policy", _policy),
-    Column("reuse", lambda row: row.reuse, 0, _of_segments),
+    Column("reuse", lambda row: row.reuse, _of_segments),
+)
+FIGURES = (
     Column("hits", lambda row: f"{row.token_hit_rate:.1%}"),
-    Column("of ideal", _of_ideal, 0, lambda rows: not _of_segments(rows)),
-    Column("FLOPs", lambda row: f"{row.flops_saved_share:.1%}", 3),
-    *(_share(name, rank) for name, rank in (("prefix", 0), ("composed", 0), ("seam", 1), ("made", 0))),
-    Column("reused", lambda row: f"{_short(row.checkpoints_hit)} of {_short(row.checkpoints_taken)}", 4),
-    Column("stranded", lambda row: _short(row.stranded_tokens), 5),
-    Column("TTFT", _ttft("p50"), 0, _timed),
-    Column("p95", _ttft("p95"), 0, _timed),
-    Column("queue", lambda row: "" if row.queue_depth is None else f"{row.queue_depth:.2f}", 1, _timed),
-    Column("s", lambda row: f"{row.seconds:.1f}", 2),
+    Column("of ideal", _of_ideal, lambda rows: not _of_segments(rows)),
+    *map(_share, ("prefix", "composed", "seam", "made")),
+    Column("TTFT", _ttft("p50"), _timed),
+    Column("p95", _ttft("p95"), _timed),
+    Column("queue", lambda row: "" if row.queue_depth is None else f"{row.queue_depth:.2f}", _timed),
+    Column("FLOPs", lambda row: f"{row.flops_saved_share:.1%}"),
+    Column("reused", lambda row: f"{_short(row.checkpoints_hit)} of {_short(row.checkpoints_taken)}"),
+    Column("stranded", lambda row: _short(row.stranded_tokens)),
+    Column("s", lambda row: f"{row.seconds:.1f}"),
 )
 
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated
 
-from rich.table import Table
 from typer import Option
 
 from headwater.cache.eviction import make_eviction
@@ -15,19 +14,21 @@ from headwater.cache.eviction.clairvoyant import Clairvoyant
 from headwater.cache.placement import make_placement
 from headwater.cli import common
 from headwater.errors import ConfigError
+from headwater.journal import Journal
 from headwater.lab.setup import Setup
-from headwater.lab.size import Sampling, Size, Sizing, advice, curve
-from headwater.models.profiles import load_profile
+from headwater.lab.size import Forecast, Sampling, Size, Sizing, advice, curve
 from headwater.setting import parse_bytes
+from headwater.table import Table
 from headwater.traces.loads import make_arrivals
+from headwater.traces.read import served_by
 
 
 @common.commands.command()
 def size(
     trace: common.TraceFile,
-    model: common.ModelName = "qwen3.5-9b",
-    eviction: Annotated[str, Option(help="Eviction policy.")] = "lru",
-    placement: Annotated[str, Option(help="Placement policy of checkpoints.")] = "structural",
+    model: common.ModelName = None,
+    eviction: Annotated[str | None, Option(help=f"Eviction policy. {common.OWN['eviction']}")] = None,
+    placement: Annotated[str | None, Option(help=f"Placement policy of checkpoints. {common.OWN['placement']}")] = None,
     page_size: common.PageTokens = 64,
     smallest: Annotated[str | None, Option("--from", help="Smallest size; else twice the longest request.")] = None,
     largest: Annotated[
@@ -53,22 +54,54 @@ def size(
     prompts made of segments.
     """
     sampling = Sampling(samples, _rate(rate), seed, jobs)
-    setup = Setup(load_profile(model), 0, placement, eviction, page_size=page_size, reuse="prefix")
+    recorded = served_by(trace, data)
+    placement, eviction = (
+        common.policy_for(name, given, recorded) for name, given in (("placement", placement), ("eviction", eviction))
+    )
+    profile = common.profile_for(model, recorded)
+    setup = Setup(profile, 0, placement, eviction, page_size=page_size, reuse="prefix")
     ends = [None if end is None else parse_bytes(end) for end in (smallest, largest)]
     _check_policies(setup)
-    common.check_writable(json_file)
+    common.prepare_outputs(json_file)
     found = common.read(trace, data, tokenizer, limit, seed)
     begin = time.perf_counter()
-    sizing = Sizing(found, setup, make_arrivals(found, arrival, seed, data), sampling)
+    journal = Journal(
+        json_file, [repr(setup), repr(sampling), found.name, len(found.requests), arrival, smallest, largest]
+    )
+    if journal.found:
+        common.progress_console.print(f"{journal.found} replays of an earlier run are used again", highlight=False)
+    sizing = Sizing(found, setup, make_arrivals(found, arrival, seed, data), sampling, journal)
+    memories = _spaced(sizing, ends, points)
+    with common.progress_console.status("replaying one size, to see which samples are enough"):
+        forecast = sizing.forecast(memories)
+    if forecast.seconds:
+        common.progress_console.print(_told(forecast), highlight=False)
     with common.progress_console.status("replaying"):
-        sizes = sizing.sizes(_spaced(sizing, ends, points))
+        sizes = sizing.sizes(memories, forecast)
     effort = _effort(sizing, sizes, time.perf_counter() - begin)
     full = _replayed(sizing, sizes) if check else {}
-    common.console.print(_table(sizing, sizes, full))
+    common.show(_table(sizing, sizes, full))
     lines = advice(curve(sizes, sizing.modelled), sizing.ideal)
-    for line in (*lines, effort):
-        common.console.print(line, highlight=False, soft_wrap=True)
+    common.show(*lines, effort)
     common.write_json(json_file, _document(sizing, sizes, full, lines))
+    journal.end()
+
+
+def _told(forecast: Forecast) -> str:
+    """Describe the work that the pilot has left, and its time."""
+    n, sampled = len(forecast.counts), forecast.sampled
+    if not sampled:
+        return f"all {n} sizes are replayed in full, since no sample is good enough: about {duration(forecast.seconds)}"
+    parts = max(forecast.counts.values())
+    samples = f"{sampled} of {n} sizes from samples of 1/{parts} of the traffic"
+    return f"{samples}: about {duration(forecast.seconds)}, at most {duration(forecast.most)} if they prove too small"
+
+
+def duration(seconds: float) -> str:
+    """Format seconds for reading: 40 s, 12 min, 3.5 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _rate(text: str) -> float | None:
@@ -111,10 +144,8 @@ def _replayed(sizing: Sizing, sizes: Sequence[Size]) -> dict[int, float]:
 def _table(sizing: Sizing, sizes: Sequence[Size], full: dict[int, float]) -> Table:
     trace, setup, ideal = sizing.trace, sizing.setup, sizing.ideal
     title = f"{trace.name}, {setup.profile.name}: {setup.placement}, {setup.eviction}; ideal {ideal:.1%}"
-    table = Table(title=title, title_justify="left", caption="\n".join(trace.notes) or None)
-    table.caption_justify = "left"
-    for name in ("memory", "hit rate", "±", "of ideal", "replayed", *(("in full", "off by") if full else ())):
-        table.add_column(name, justify="right", no_wrap=True)
+    names = ("hit rate", "±", "of ideal", "replayed", *(("in full", "off by") if full else ()))
+    table = Table(title, ("memory",), names, caption="\n".join(trace.notes))
     for one in sizes:
         cells = [f"{one.memory / 1e9:,.4g} GB", f"{one.hit_rate:.1%}", f"{100 * one.error:.1f}" if one.error else ""]
         cells += [f"{one.hit_rate / ideal:.1%}" if ideal else "", "all" if one.rate == 1 else f"1/{1 / one.rate:.0f}"]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import groupby
 
 from headwater.evaluate.items import Item, Json
 from headwater.evaluate.modes import MODES, Asking
 from headwater.evaluate.scoring import Score, score
 from headwater.evaluate.server import Answer, Server
+from headwater.journal import Journal
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,8 @@ class Run:
     at_once: int = 1
     logprobs: bool = False  # request them, so that answers are compared by more than their text
     on_answer: Callable[[Answer], None] = lambda answer: None
+    # answers of an earlier run, by mode and group
+    journal: Journal = field(default_factory=lambda: Journal(None, None))
     name: str = field(default_factory=lambda: secrets.token_hex(8))
 
     def asked(self, modes: Sequence[str]) -> dict[str, list[Scored]]:
@@ -66,11 +69,28 @@ class Run:
 
     def _group(self, mode: str, group: Sequence[tuple[int, Item]]) -> list[Scored]:
         """Ask each item of a group, by its index in the file, in all rounds of the mode before the next item."""
-        done = []
-        for number, item in group:
-            for time, column in enumerate(MODES[mode].columns):
-                added = MODES[mode].fields(Asking(item, number, time, self.name))
-                answer = self.server.answer(number, column, {**self.fields(item), **added})
-                self.on_answer(answer)
-                done.append(Scored(item, answer, score(item, answer)))
-        return done
+        name = f"{mode}, {group[0][0]}"
+        if name in self.journal:
+            answers = [_kept(told) for told in self.journal[name]]
+        else:
+            answers = [self._answer(mode, number, item, time) for number, item in group for time in _rounds(mode)]
+            if not any(answer.outcome == "error" for answer in answers):
+                self.journal.add(name, [asdict(answer) for answer in answers])
+        items = dict(group)
+        return [Scored(items[one.item], one, score(items[one.item], one)) for one in answers]
+
+    def _answer(self, mode: str, number: int, item: Item, time: int) -> Answer:
+        added = MODES[mode].fields(Asking(item, number, time, self.name))
+        answer = self.server.answer(number, MODES[mode].columns[time], {**self.fields(item), **added})
+        self.on_answer(answer)
+        return answer
+
+
+def _rounds(mode: str) -> range:
+    return range(len(MODES[mode].columns))
+
+
+def _kept(told: Json) -> Answer:
+    """Return an answer from the journal's JSON."""
+    logprobs = told["logprobs"]
+    return Answer(**{**told, "calls": tuple(told["calls"]), "logprobs": None if logprobs is None else tuple(logprobs)})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,20 @@ def read_items(path: Path) -> list[Item]:
     if not items:
         raise TraceError(f"{path} has 0 items, at least 1 is needed")
     return items
+
+
+def drawn(items: Sequence[Item], limit: int | None) -> list[Item]:
+    """Return at most `limit` items in their order: of each kind as many, as far as it has them, evenly spaced."""
+    if limit is None or limit >= len(items):
+        return list(items)
+    by_kind: dict[str, list[int]] = {}
+    for number, item in enumerate(items):
+        by_kind.setdefault(item.kind, []).append(number)
+    chosen: list[int] = []
+    for left, numbers in enumerate(sorted(by_kind.values(), key=len)):
+        share = min(len(numbers), (limit - len(chosen)) // (len(by_kind) - left))
+        chosen += (numbers[at * len(numbers) // share] for at in range(share))
+    return [items[number] for number in sorted(chosen)]
 
 
 def item_of(value: Any) -> Item:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from rich.table import Table
-
 from headwater.evaluate.asking import Scored
 from headwater.evaluate.divergence import Divergence
 from headwater.evaluate.fidelity import Deviation, Distance, MeanFidelity
 from headwater.evaluate.perplexity import Perplexity
 from headwater.evaluate.summary import SLICES, Comparison, Estimate, Sliced, Summary, split
+from headwater.table import Table
 
 NONE = "–"
 MOST_FAULTS = 5  # messages of a table
@@ -20,7 +19,7 @@ MOST_FAULTS = 5  # messages of a table
 def sliced_table(title: str, slices: Sliced) -> Table:
     """Return a row for each slice, with the slice's name in the first column."""
     names = ("items", "exact match %", "token F1 %", "well-formed %", "tokens", "cached", "failed")
-    table = _table(title, ("", ""), names)
+    table = Table(title, ("", ""), names)
     for name, rows in slices.items():
         for place, (value, summary) in enumerate(rows.items()):
             table.add_row("" if place else name, _named(name, value), *_figures(summary))
@@ -31,7 +30,7 @@ def sliced_table(title: str, slices: Sliced) -> Table:
 def kinds_by_context(scored: Sequence[Scored], seed: int) -> Table:
     """Return exact match with a row for each length and a column for each kind."""
     kinds = list(split(scored, SLICES["kind"]))
-    table = _table("exact match %", ("context",), [str(kind) for kind in kinds])
+    table = Table("exact match %", ("context",), [str(kind) for kind in kinds])
     for length, members in split(scored, SLICES["context"]).items():
         cells = split(members, SLICES["kind"])
         shown = [_percent(Summary.of(cells[kind], seed).exact) if kind in cells else NONE for kind in kinds]
@@ -42,7 +41,7 @@ def kinds_by_context(scored: Sequence[Scored], seed: int) -> Table:
 def comparison_table(first: str, comparisons: Mapping[str, Comparison]) -> Table:
     """Return a row for each column that was compared with the first."""
     names = ("equal answers", "equal log probs", "exact match: difference", "tokens", "saved")
-    table = _table(f"item by item, against {first}", ("",), names)
+    table = Table(f"item by item, against {first}", ("",), names)
     for name, one in comparisons.items():
         bits = "not reported" if one.same_bits is None else f"{one.same_bits:,} of {one.items:,}"
         table.add_row(
@@ -59,7 +58,7 @@ def comparison_table(first: str, comparisons: Mapping[str, Comparison]) -> Table
 def perplexity_table(window: int, found: Mapping[str, Perplexity]) -> Table:
     """Return a row for each server."""
     names = ("perplexity", "bits a byte", "tokens", "bytes")
-    table = _table(f"perplexity, in windows of {window:,} tokens", ("",), names)
+    table = Table(f"perplexity, in windows of {window:,} tokens", ("",), names)
     for name, one in found.items():
         table.add_row(name, f"{one.per_token:,.3f}", f"{one.bits_per_byte:.4f}", f"{one.tokens:,}", f"{one.bytes:,}")
     return table
@@ -68,7 +67,7 @@ def perplexity_table(window: int, found: Mapping[str, Perplexity]) -> Table:
 def divergence_table(other: str, found: Divergence) -> Table:
     """Return one row, in nats."""
     names = ("positions", "mean", "p50", "p99", "max", "same first token", "failed")
-    table = _table(f"divergence from {other}, nats", (), names)
+    table = Table(f"divergence from {other}, nats", (), names)
     mean = f"{found.mean.mean:.3g}"
     if found.mean.low is not None:
         mean += f" [{found.mean.low:.3g},{found.mean.high:.3g}]"
@@ -87,7 +86,7 @@ def faults(scored: Sequence[Scored]) -> list[str]:
 def means_table(means: Mapping[str, MeanFidelity]) -> Table:
     """Return a row for each method of composing."""
     names = ("prompts", "computed", "KL, nats", "same first token", "last state")
-    table = _table("composed against whole", ("method",), names)
+    table = Table("composed against whole", ("method",), names)
     for name, one in means.items():
         *_, last = (None, *one.states.values())
         table.add_row(
@@ -98,7 +97,7 @@ def means_table(means: Mapping[str, MeanFidelity]) -> Table:
 
 def states_table(means: Mapping[str, MeanFidelity]) -> Table:
     """Return relative error and angle of each recurrent layer's state after the last token."""
-    table = _table("states after the last token: relative error, angle", ("layer",), list(means))
+    table = Table("states after the last token: relative error, angle", ("layer",), list(means))
     for layer in next(iter(means.values())).states:
         table.add_row(str(layer), *(_far(one.states[layer]) for one in means.values()))
     return table
@@ -106,7 +105,7 @@ def states_table(means: Mapping[str, MeanFidelity]) -> Table:
 
 def kept_table(means: Mapping[str, MeanFidelity]) -> Table:
     """Return the same for keys and values of reused tokens; a method that reused none has no figures."""
-    table = _table("keys and values of reused tokens: relative error, angle", ("layer",), list(means))
+    table = Table("keys and values of reused tokens: relative error, angle", ("layer",), list(means))
     for layer, names in next(iter(means.values())).kept.items():
         for name in names:
             shown = (_far(one.kept[layer][name] if one.anew < 1 else None) for one in means.values())
@@ -118,7 +117,7 @@ def deviations_table(found: Mapping[int, Deviation], ends: int) -> Table:
     """Return the deviation of attention at the ends of segments, and its ratio to that of the interior."""
     names = ("head", "interior", "tail", "head/interior", "tail/interior")
     title = f"segments computed alone: deviation of attention by key, ends of {ends} tokens"
-    table = _table(title, ("layer",), names)
+    table = Table(title, ("layer",), names)
     for layer, one in found.items():
         ratios = (f"{end / one.interior:.2f}" if one.interior else NONE for end in (one.head, one.tail))
         table.add_row(str(layer), f"{one.head:.2e}", f"{one.interior:.2e}", f"{one.tail:.2e}", *ratios)
@@ -161,12 +160,3 @@ def _share(part: int | None, whole: int) -> str:
 
 def _far(one: Distance | None) -> str:
     return NONE if one is None else f"{one.error:.2e}, {one.degrees:.2f}°"
-
-
-def _table(title: str, labels: Sequence[str], numbers: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for label in labels:
-        table.add_column(label, no_wrap=True)
-    for number in numbers:
-        table.add_column(number, justify="right", overflow="fold")
-    return table

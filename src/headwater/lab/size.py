@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from headwater.errors import ConfigError
+from headwater.journal import Journal
 from headwater.lab.distances import Curve, distances
 from headwater.lab.replay import run_grid
 from headwater.lab.replayed import OneByOne
@@ -59,10 +62,31 @@ class Size:
     modelled: float  # by the model alone
 
 
-class Sizing:
-    """Hit rates of one trace under one policy at any memory size."""
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Replays that the pilot found to be needed, and their time by the clock."""
 
-    def __init__(self, trace: Trace, setup: Setup, arrivals: Arrivals, sampling: Sampling | None = None) -> None:
+    counts: dict[int, int]  # parts of the trace for each size; 1: it is replayed in full
+    seconds: float  # if the samples hold what the pilot promises
+    most: float  # if none of them does
+
+    @property
+    def sampled(self) -> int:
+        """Return the number of sizes that are estimated from samples."""
+        return sum(count > 1 for count in self.counts.values())
+
+
+class Sizing:
+    """Hit rates of one trace under one policy at any memory size. `journal` keeps replays for a later run."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        setup: Setup,
+        arrivals: Arrivals,
+        sampling: Sampling | None = None,
+        journal: Journal | None = None,
+    ) -> None:
         """Raise ConfigError if model and trace do not go together."""
         self.trace, self.setup = trace, setup
         self.sampling = sampling or Sampling()
@@ -72,6 +96,7 @@ class Sizing:
         self.prompt_tokens = sum(request.prompt_tokens for _, request in self.order)
         self.replayed_tokens = 0  # in all replays so far
         self._groups_for: dict[int, list[int]] = {}
+        self._journal = journal or Journal(None, None)
 
     @property
     def ideal(self) -> float:
@@ -96,9 +121,32 @@ class Sizing:
     def modelled(self, memory: float) -> float:
         return self.model.hits(memory / self.page_bytes) / self.prompt_tokens
 
-    def sizes(self, memories: Sequence[int]) -> list[Size]:
-        """Return the hit rate at each of these sizes in bytes."""
+    def forecast(self, memories: Sequence[int]) -> Forecast:
+        """Decide which sizes to estimate from which samples.
+
+        Unless the rate is given, a pilot decides: one size is replayed in full and estimated from samples, each twice
+        as large as those before, until they are good enough. If none is, all sizes are replayed in full.
+        """
         counts = {memory: self.parts_for(memory) for memory in memories}
+        if self.sampling.rate is not None:
+            return Forecast(counts, 0.0, 0.0)
+        candidates = sorted(memory for memory in counts if counts[memory] > 1) or sorted(counts)
+        pilot = candidates[len(candidates) // 2]
+        begin = time.perf_counter()
+        hit_rate = self.replayed([pilot])[pilot]
+        alone = time.perf_counter() - begin
+        enough = self._good_enough(pilot, counts[pilot], hit_rate)
+        counts = {memory: min(count, enough) for memory, count in counts.items()}
+        processes = min(len(counts), self.sampling.jobs or os.cpu_count() or 1)
+        sampled = [count for count in counts.values() if count > 1]
+        part = sum(self.sampling.samples / count for count in sampled)
+        whole = len(counts) - len(sampled) + min(CHECKED, len(sampled)) - (counts[pilot] == 1)
+        most = len(counts) - 1 + part
+        return Forecast(counts, alone * (whole + part) / processes, alone * most / processes)
+
+    def sizes(self, memories: Sequence[int], forecast: Forecast | None = None) -> list[Size]:
+        """Return the hit rate at each of these sizes in bytes."""
+        counts = (forecast or self.forecast(memories)).counts
         found = dict(self._sampled(counts))
         full = self.replayed([memory for memory in memories if memory not in found])
         if self.sampling.rate is None:
@@ -126,28 +174,37 @@ class Sizing:
 
     def replayed(self, memories: Sequence[int]) -> dict[int, float]:
         """Return hit rates of full replays by size."""
-        hits = self._hits(self.order, memories)
+        hits = self._hits("all", self.order, memories)
         return {memory: hit / self.prompt_tokens for memory, hit in zip(memories, hits, strict=True)}
 
     # ---- samples
+
+    def _good_enough(self, memory: int, count: int, hit_rate: float) -> int:
+        """Return the largest number of parts whose samples estimate the hit rate within BOUND; 1 if none does."""
+        while count >= 2 * self.sampling.samples:
+            one = dict(self._sampled({memory: count}))[memory]
+            if max(one.error, abs(one.hit_rate - hit_rate)) <= BOUND:
+                return count
+            count //= 2
+        return 1
 
     def _sampled(self, counts: dict[int, int]) -> Iterator[tuple[int, Estimate]]:
         for count in sorted(set(counts.values()) - {1}):
             memories = [memory for memory in counts if counts[memory] == count]
             part_of = parts(self._groups(count), count, self.sampling.seed)
-            rows = [self._sample(part_of, part, memories) for part in range(self.sampling.samples)]
+            rows = [self._sample(count, part_of, part, memories) for part in range(self.sampling.samples)]
             for number, memory in enumerate(memories):
                 yield memory, estimate(self.modelled(memory), [row[number] for row in rows], count)
 
-    def _sample(self, part_of: Sequence[int], part: int, memories: Sequence[int]) -> list[Sampled]:
+    def _sample(self, count: int, part_of: Sequence[int], part: int, memories: Sequence[int]) -> list[Sampled]:
         """Return the hits of cache and model in one part, at sizes that correspond to those of the whole trace."""
         order = [come for come, of in zip(self.order, part_of, strict=True) if of == part]
         model = self._model(order)
         share = model.ideal / max(1, self.model.ideal)
         pages = [self._matching(model, memory, share) for memory in memories]
-        hits = self._hits(order, [count * self.page_bytes for count in pages])
+        hits = self._hits(f"{part} of {count}", order, [number * self.page_bytes for number in pages])
         prompts = sum(request.prompt_tokens for _, request in order)
-        return [Sampled(prompts, hit, model.hits(count)) for hit, count in zip(hits, pages, strict=True)]
+        return [Sampled(prompts, hit, model.hits(number)) for hit, number in zip(hits, pages, strict=True)]
 
     def _matching(self, model: Curve, memory: int, share: float) -> int:
         """Return the pages at which the sample's model hits the same share of its ideal as the trace's model."""
@@ -208,18 +265,16 @@ class Sizing:
     def _model(self, order: Order) -> Curve:
         return distances(self.trace, self.layout, [request for _, request in order], self._checkpoints)
 
-    def _hits(self, order: Order, memories: Sequence[int]) -> list[int]:
-        """Return the tokens that hit in a replay of `order`, by size."""
-        if not memories:
-            return []
-        requests = tuple(request for _, request in order)
-        self.replayed_tokens += len(memories) * sum(request.prompt_tokens for request in requests)
-        setups = [replace(self.setup, memory=memory) for memory in memories]
-        rows = run_grid(
-            replace(self.trace, requests=requests), setups, lambda _: Played(order), jobs=self.sampling.jobs
-        )
-        hits = {number: result.row.hit_tokens for number, result in rows}
-        return [hits[number] for number in range(len(memories))]
+    def _hits(self, part: str, order: Order, memories: Sequence[int]) -> list[int]:
+        """Return the tokens that hit in a replay of `order`, by size; those of earlier replays from the journal."""
+        todo = [memory for memory in dict.fromkeys(memories) if f"{part}, {memory}" not in self._journal]
+        if todo:
+            requests = tuple(request for _, request in order)
+            self.replayed_tokens += len(todo) * sum(request.prompt_tokens for request in requests)
+            trace, setups = replace(self.trace, requests=requests), [replace(self.setup, memory=size) for size in todo]
+            for number, result in run_grid(trace, setups, lambda _: Played(order), jobs=self.sampling.jobs):
+                self._journal.add(f"{part}, {todo[number]}", result.row.hit_tokens)
+        return [self._journal[f"{part}, {memory}"] for memory in memories]
 
 
 class Played:

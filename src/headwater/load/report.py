@@ -11,12 +11,12 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from headwater.chart import Point, rounded
 from headwater.errors import ConfigError
 from headwater.load.results import OUTCOMES, PERCENTS, Result, Slo, Summary
 from headwater.load.scenario import Phase
+from headwater.table import Table
 
 DIGITS = 6  # of seconds in a report
 MOST_ERRORS = 5  # messages of a table
@@ -103,9 +103,7 @@ def phase_tables(phase: Phase, slo: Slo) -> list[Table]:
 
 
 def _counts(phase: Phase, summary: Summary, slo: Slo) -> Table:
-    table = Table(title=f"{phase.name}: {phase.pace}", title_justify="left", show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column()
+    table = Table(f"{phase.name}: {phase.pace}", ("",), words=("",), header=False)
     counts = ", ".join(f"{n:,} {name}" for name, n in summary.outcomes.items())
     table.add_row("requests", f"{summary.requests:,} in {summary.wall:.1f} s: {counts}")
     rates = f"{summary.requests_per_s:.2f} requests/s, {summary.output_tokens_per_s:,.1f} output tok/s"
@@ -124,25 +122,26 @@ def _counts(phase: Phase, summary: Summary, slo: Slo) -> Table:
 
 
 def _times(summary: Summary) -> Table:
-    table = _table("milliseconds", "", "mean", *(f"p{percent}" for percent in PERCENTS), "max", "n")
-    rows = {
+    """Return a column for each time, so that five of them fit beside each other."""
+    measured = {
         "first token, from sending": summary.ttft,
         "first token, from when due": summary.ttft_from_due,
         "between tokens": summary.itl,
         "whole answer": summary.latency,
         "sent late": summary.sent_late,
     }
-    for name, times in rows.items():
-        if times is not None:
-            values = (times.mean, times.p50, times.p90, times.p95, times.p99, times.max)
-            table.add_row(name, *(f"{1000 * value:,.1f}" for value in values), f"{times.count:,}")
+    found = {name: times for name, times in measured.items() if times is not None}
+    table = Table("milliseconds", ("",), tuple(found))
+    for name in ("mean", *(f"p{percent}" for percent in PERCENTS), "max"):
+        table.add_row(name, *(f"{1000 * getattr(times, name):,.1f}" for times in found.values()))
+    table.add_row("n", *(f"{times.count:,}" for times in found.values()))
     return table
 
 
 def comparison_table(what: str, summaries: dict[str, Summary]) -> Table:
     """Return a row for each phase, or each tenant."""
     columns = ("requests", "ok", "refused", "other", "ok/s", "good/s", "TTFT p50", "TTFT p99", "ITL p50", "hits")
-    table = _table(f"by {what}", what, *columns)
+    table = Table(f"by {what}", (what,), columns)
     for name, summary in summaries.items():
         ok, refused = (summary.outcomes.get(outcome, 0) for outcome in ("ok", "refused"))
         first, gap = summary.ttft_from_due, summary.itl
@@ -152,15 +151,6 @@ def comparison_table(what: str, summaries: dict[str, Summary]) -> Table:
             f"{summary.requests_per_s:.2f}", f"{summary.goodput_per_s:.2f}", *times,
             f"{1000 * gap.p50:,.0f} ms" if gap else "", "" if summary.hit_rate is None else f"{summary.hit_rate:.0%}",
         )  # fmt: skip
-    return table
-
-
-def _table(title: str, first: str, *numbers: str) -> Table:
-    """Return an empty table with a column of names, and columns of numbers."""
-    table = Table(title=title, title_justify="left")
-    table.add_column(first, no_wrap=True)
-    for name in numbers:
-        table.add_column(name, justify="right", no_wrap=True)
     return table
 
 

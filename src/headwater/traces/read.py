@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from headwater.cache.spelling import build
 from headwater.errors import TraceError
@@ -13,7 +14,7 @@ from headwater.traces.documents import Books, Passages, PromptVersions, Stories
 from headwater.traces.hashed_blocks import ClaudeCode, Mooncake
 from headwater.traces.rag import Rag
 from headwater.traces.reader import Reader
-from headwater.traces.recordings import Recordings
+from headwater.traces.recordings import Recordings, Served
 from headwater.traces.request import Request, Trace
 from headwater.traces.request_logs import RequestLogs, TokenLists
 from headwater.traces.sessions import Sessions, ShareGpt
@@ -67,6 +68,18 @@ def read_trace(
     if not requests:
         raise _empty(source)
     return Trace(name_of(path), requests, reader.block_tokens, reader.notes(), time.perf_counter() - started)
+
+
+def served_by(spelling: str, data: Path | None) -> Served | None:
+    """Return the server that recorded a trace; None for other traffic. Reads one line."""
+    if spelling.partition("(")[0].strip() in DRAWN:
+        return None
+    source = Source(find(Path(spelling), data))
+    first: Any = next(source.records(), None)
+    try:
+        return Served.of(first) if Recordings.matches(first) else None
+    except MALFORMED as error:
+        raise source.malformed(error) from error
 
 
 def tokens_of(tokenizer: Path | None) -> Tokens:

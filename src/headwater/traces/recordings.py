@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 from array import array
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from itertools import count
 from typing import Any
@@ -26,6 +26,7 @@ from headwater.traces.tokens import Tokens
 
 MARK, VERSIONS = "headwater_recording", (1, 2)  # versions that are read; the last is written
 PARTS = ("system_end", "query_start", "query_end")
+NAMED = ("model", "config", "dtype", "placement", "eviction")  # of the first line
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +57,27 @@ class PageHashes:
         return blake2b(text, key=self.key, digest_size=BLOCK_BYTES).digest()
 
 
-def first_line(page_size: int, model: str) -> bytes:
-    """Return the first line of a recording."""
-    return _line({MARK: VERSIONS[-1], "page_size": page_size, "model": model})
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The server that wrote a recording. Empty fields are those of recordings before version 0.3."""
+
+    page_size: int
+    model: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)  # the model's config.json
+    dtype: str = ""
+    placement: str = ""
+    eviction: str = ""
+
+    def first_line(self) -> bytes:
+        """Return the first line of a recording."""
+        return _line({MARK: VERSIONS[-1], **{name: value for name, value in asdict(self).items() if value}})
+
+    @classmethod
+    def of(cls, head: Mapping[str, Any]) -> Served:
+        """Read the first line of a recording. Raises KeyError, TypeError or ValueError if it is malformed."""
+        if head[MARK] not in VERSIONS:
+            raise ValueError(f"the recording has version {head[MARK]}, must be one of {VERSIONS}")
+        return cls(whole(head, "page_size"), **{name: head[name] for name in NAMED if name in head})
 
 
 def line_of(request: Request, segments: Sequence[str] = ()) -> bytes:
@@ -123,9 +142,7 @@ class Recordings(Reader):
     def requests(self, source: Source) -> Iterator[Request]:
         lines = source.lines()
         head = source.parsed(next(lines))
-        if head[MARK] not in VERSIONS:
-            raise ValueError(f"the recording has version {head[MARK]}, must be one of {VERSIONS}")
-        self.block_tokens = self._page = whole(head, "page_size")
+        self.block_tokens = self._page = Served.of(head).page_size
         read = [self._recorded(source.parsed(line), number) for number, line in enumerate(self._whole(lines))]
         read.sort(key=lambda one: one.request.at or 0.0)
         if any(one.hashes for one in read):

@@ -125,7 +125,7 @@ def test_the_list_of_last_requests_is_bounded():
 
 def test_samples_are_taken_in_order_and_the_oldest_go(engine, monkeypatch):
     monkeypatch.setattr(overview, "KEPT_SAMPLES", 3)
-    line = overview.Timeline(engine.stats, overview.Recent())
+    line = overview.Timeline(engine.stats, overview.Recent(), overview.Ticks())
 
     async def take(count):
         for _ in range(count):
@@ -162,7 +162,7 @@ def test_a_crowd_that_looks_costs_one_look(engine):
     engine.view = lambda: looks.append(1) or view()
 
     async def crowd():
-        watch = TreeWatch(engine)
+        watch = TreeWatch(engine, overview.Ticks())
         return await asyncio.gather(*(watch.tree() for _ in range(50)))
 
     trees = asyncio.run(crowd())
@@ -177,9 +177,33 @@ def test_a_tree_that_takes_long_to_look_at_is_looked_at_rarely(engine):
     engine.view = lambda: looks.append(1) or view()
 
     async def look_thrice():
-        watch = TreeWatch(engine, lambda: next(clock))
+        watch = TreeWatch(engine, overview.Ticks(), lambda: next(clock))
         for _ in range(3):
             await watch.tree()
 
     asyncio.run(look_thrice())  # at 100 it takes 0.5 s, so it is good for 25 s: at 120 it still is, at 126 not
     assert len(looks) == 2
+
+
+def test_ages_are_times_of_day(engine):
+    clock = iter([1000.0, 1060.0])
+    ticks = overview.Ticks(lambda: next(clock))
+    remember(engine, "a" * 128)
+    ticks.seen(engine.tree.stats().tick)
+    remember(engine, "b" * 128)
+    tree = asyncio.run(TreeWatch(engine, ticks).tree())
+    used = {round(node["used_at"]) for node in tree["nodes"] if node["parent"] is not None}
+    assert used == {1000, 1060}
+
+
+def test_times_of_the_cache_s_clock_are_kept_and_thinned(monkeypatch):
+    monkeypatch.setattr(overview, "MARKS", 16)
+    ticks = overview.Ticks(iter(range(1000)).__next__)
+    for tick in range(1, 101):
+        ticks.seen(10 * tick)
+        ticks.seen(10 * tick)  # an idle second leaves no mark
+    assert ticks.time_of(1000) == 99
+    assert ticks.time_of(991) == 99
+    assert ticks.time_of(1) <= 99
+    assert abs(ticks.time_of(500) - 49) < 40
+    assert len(ticks._times) < 16

@@ -252,7 +252,7 @@ def test_what_the_server_sends_is_shown_as_text(page):
 
 
 @pytest.mark.parametrize("width", [390, 820, 1280])
-def test_the_page_fits_its_window(page, url, engine, width):
+def test_the_page_fits_its_window(page, url, engine, width, tmp_path):
     size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
     page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     remember(engine, "a" * 128)
@@ -261,6 +261,38 @@ def test_the_page_fits_its_window(page, url, engine, width):
     until(page, lambda: all_of(page, "#requests tr") and "Healed" in tiles(page))
     assert page.execute_script("return window.innerWidth") == width
     assert not wide(page)
+    badge, name = (page.find_element("css selector", selector).rect for selector in ("#status", "h1"))
+    assert badge["x"] + badge["width"] <= width
+    assert abs(badge["y"] + badge["height"] / 2 - name["y"] - name["height"] / 2) < 8, "in the line of the name"
+    picture = tmp_path / f"live-{width}.png"
+    assert page.get_screenshot_as_file(str(picture))
+    assert picture.stat().st_size > 10_000
+
+
+def test_requests_are_cards_on_a_telephone(page, url):
+    size = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    complete(url)
+    until(page, lambda: all_of(page, "#requests tr"))
+    cells = all_of(page, "#requests td")
+    assert all(cell.rect["x"] >= 0 and cell.rect["x"] + cell.rect["width"] <= 390 for cell in cells)
+    assert [cell.text for cell in cells][1:3] == ["completion", "200"]
+    labels = [page.execute_script("return getComputedStyle(arguments[0], '::before').content", cell) for cell in cells]
+    assert labels[1:4] == ['"Endpoint"', '"Prompt"', '"Cached, stranded, computed"']
+
+
+def test_charts_and_requests_have_legends(page):
+    for legend, names in {"queue": ["running", "waiting"], "requests": ["cached", "stranded", "computed"]}.items():
+        items = all_of(page, f"#{legend}-legend li")
+        assert [item.text.partition(":")[0] for item in items] == names
+        colours = {item.find_element("css selector", "i").value_of_css_property("background-color") for item in items}
+        assert len(colours) == len(names)
+
+
+def test_ages_are_told_in_seconds(page, engine):
+    remember(engine, "a" * 128)
+    shared = node(page, 0, 64)
+    assert re.search(r"last used \d+ s ago", shared.accessible_name)
 
 
 def test_every_control_and_picture_has_a_name(page, engine):

@@ -22,7 +22,7 @@ from headwater.server.observe import recording
 from headwater.server.observe.recording import RecordedEngine, RecordedRequest, Recorder
 from headwater.server.routes import observe
 from headwater.traces.read import read_trace
-from headwater.traces.recordings import PageHashes
+from headwater.traces.recordings import PageHashes, Served
 
 SHARED = "Zanzibar and its cloves, " * 8  # 200 tokens of a byte each: three pages
 
@@ -87,7 +87,7 @@ def test_no_text_and_no_token_is_in_the_file(engine, tmp_path):
     record(engine, tmp_path / "my.trace", {"prompt": SHARED, "user": "jane"})
     text = (tmp_path / "my.trace").read_text()
     head, line = map(json.loads, text.splitlines())
-    assert set(head) == {"headwater_recording", "page_size", "model"}
+    assert {"headwater_recording", "page_size", "model", "config", "placement", "eviction"} <= set(head)
     assert set(line) == {"t", "in", "out", "known", "pages"}
     assert len(line["pages"]) == 3 * 16
     tokens = engine.tokenizer.encode(SHARED).ids[:64]
@@ -226,7 +226,7 @@ def test_what_never_ran_is_not_recorded(recorded):
 
 
 def test_nobody_else_may_read_the_file(tmp_path):
-    path = Recorder(tmp_path / "my.trace", 64, "fake").path
+    path = Recorder(tmp_path / "my.trace", Served(64, "fake")).path
     assert path.stat().st_mode & 0o777 == 0o600
 
 
@@ -237,7 +237,7 @@ def test_a_name_that_is_no_utf8_has_hashes_too():
 
 
 def test_what_comes_faster_than_it_is_written_is_left_out_and_counted(tmp_path):
-    recorder = Recorder(tmp_path / "my.trace", 64, "fake")
+    recorder = Recorder(tmp_path / "my.trace", Served(64, "fake"))
     for _ in range(recording.WAITING + 3):
         recorder.add(RecordedRequest(generation(), 0.0))
     assert recorder.dropped == 3
@@ -255,7 +255,7 @@ def test_a_full_disk_ends_the_recording_and_nothing_else(tmp_path, monkeypatch):
             raise OSError("no space left on device")
 
     monkeypatch.setattr(recording, "_new_file", lambda path: (path, Full()))
-    recorder = Recorder(tmp_path / "my.trace", 64, "fake")
+    recorder = Recorder(tmp_path / "my.trace", Served(64, "fake"))
     recorder._thread.start()
     recorder.add(RecordedRequest(generation(), 0.0))
     recorder._finish()
@@ -268,9 +268,10 @@ KILLED = """
     from headwater.errors import TraceError
     from headwater.server.observe.recording import RecordedRequest, Recorder
     from headwater.traces.read import read_trace
+    from headwater.traces.recordings import Served
     from headwater.request import Generation, SamplingParams
     path = Path(sys.argv[1])
-    recorder = Recorder(path, 64, "fake")
+    recorder = Recorder(path, Served(64, "fake"))
     recorder._thread.start()
     for number in range(20):
         recorder.add(RecordedRequest(Generation(tuple(range(640)), SamplingParams()), float(number)))

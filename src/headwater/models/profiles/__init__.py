@@ -11,7 +11,7 @@ from headwater.models.profiles import linear, mamba, marconi, qwen
 from headwater.models.profiles.profile import Profile
 from headwater.spec import ModelSpec
 
-__all__ = ["PROFILES", "Profile", "load_profile", "profile_of"]
+__all__ = ["PROFILES", "Profile", "load_profile", "profile_named", "profile_of"]
 
 GROUPS = (marconi, qwen, linear, mamba)
 PROFILES: dict[str, Profile] = {profile.name: profile for group in GROUPS for profile in group.MODELS}
@@ -33,9 +33,14 @@ def load_profile(name: str, dtype: str = "auto") -> Profile:
 
 def profile_of(spec: ModelSpec, folder: Path) -> Profile:
     """Return the profile of a model's spec, named after its folder."""
+    return profile_named(folder.resolve().name, str(folder / "config.json"), spec)
+
+
+def profile_named(name: str, source: str, spec: ModelSpec) -> Profile:
+    """Return the profile of a model's spec."""
     return Profile(
-        name=folder.resolve().name,
-        source=str(folder / "config.json"),
+        name=name,
+        source=source,
         hidden_size=spec.hidden_size,
         vocab_size=spec.vocab_size,
         layers=tuple(Counter(spec.layers).items()),

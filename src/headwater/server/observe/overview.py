@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
@@ -16,7 +18,7 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 
 from headwater.account import Reason
-from headwater.cache.view import CacheView, Fingerprints
+from headwater.cache.view import CacheView, Fingerprints, HotPrefix, NodeView
 from headwater.engine.meter import EngineStats
 from headwater.server.http.exchange import ServedEngine
 from headwater.server.http.middleware import RequestContext
@@ -27,6 +29,7 @@ MIN_AGE = 1.0  # seconds for which a view of the tree is reused
 MAX_SHARE = 0.02  # of the time may be spent on viewing the tree, which holds the engine's lock
 KEPT_REQUESTS = 100
 KEPT_SAMPLES = 900
+MARKS = 8192  # times of the cache's clock that are kept: more than an hour, at one a second
 INTERVAL = 1.0  # seconds between two samples
 PAGES = ("kv", "checkpoint", "private", "slot", "segment", "free")
 SUMS = ("prompt_tokens", "cached_tokens", "output_tokens")
@@ -44,9 +47,9 @@ class Overview:
     """Data of the live page."""
 
     def __init__(self, engine: ServedEngine) -> None:
-        self.recent = Recent()
-        self.timeline = Timeline(engine.stats, self.recent)
-        self._engine, self._tree = engine, TreeWatch(engine)
+        self.recent, ticks = Recent(), Ticks()
+        self.timeline = Timeline(engine.stats, self.recent, ticks)
+        self._engine, self._tree = engine, TreeWatch(engine, ticks)
         self._started = time.time()
 
     async def since(self, sample: int, request: int, tick: int) -> Json:
@@ -101,11 +104,35 @@ class Recent(Watcher):
         self._ring.append((self._serial, {"serial": self._serial, "time": round(time.time(), 3), **entry}))
 
 
+class Ticks:
+    """Times at which the cache's logical clock was seen to have advanced: ages in ticks become times of day."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()  # the event loop and a thread of its pool both note and read
+        self._ticks: list[int] = []  # ascending, without repetition
+        self._times: list[float] = []
+
+    def seen(self, tick: int) -> None:
+        """Note the current tick. From MARKS marks on every other one is dropped: older times become less precise."""
+        with self._lock:
+            if not self._ticks or tick > self._ticks[-1]:
+                self._ticks.append(tick)
+                self._times.append(self._clock())
+            if len(self._ticks) >= MARKS:
+                self._ticks, self._times = self._ticks[1::2], self._times[1::2]
+
+    def time_of(self, tick: int) -> float:
+        """Return when the clock had reached the tick, which is not later than the last one seen."""
+        with self._lock:
+            return self._times[min(bisect_left(self._ticks, tick), len(self._times) - 1)]
+
+
 class Timeline:
     """Ring of samples. Token counts run from the start; all other values are current."""
 
-    def __init__(self, stats: Callable[[], EngineStats], recent: Recent) -> None:
-        self._stats, self._recent = stats, recent
+    def __init__(self, stats: Callable[[], EngineStats], recent: Recent, ticks: Ticks) -> None:
+        self._stats, self._recent, self._ticks = stats, recent, ticks
         self._ring: deque[Sample] = deque(maxlen=KEPT_SAMPLES)
         self._serial = 0
 
@@ -116,6 +143,7 @@ class Timeline:
     async def sample(self) -> None:
         """Take a sample. The engine is read on another thread, since its lock may be held while it plans a step."""
         stats = await run_in_threadpool(self._stats)
+        self._ticks.seen(stats.cache.tick)
         pages, gauges = stats.cache.pages_by_use(), (stats.cache.dead_kv_tokens, stats.running, stats.waiting)
         sums = _fields(self._recent, SUMS)
         self._serial += 1
@@ -144,8 +172,8 @@ class Timeline:
 class TreeWatch:
     """Newest view of the tree, shared by all clients: many of them cost the engine no more than one."""
 
-    def __init__(self, engine: ServedEngine, clock: Callable[[], float] = time.monotonic) -> None:
-        self._engine, self._clock = engine, clock
+    def __init__(self, engine: ServedEngine, ticks: Ticks, clock: Callable[[], float] = time.monotonic) -> None:
+        self._engine, self._ticks, self._clock = engine, ticks, clock
         self._prints = Fingerprints()
         self._looking = asyncio.Lock()
         self._good_until = 0.0
@@ -163,11 +191,12 @@ class TreeWatch:
 
     def _look(self) -> Json:
         view = self._engine.view()
+        self._ticks.seen(view.now)
         prints = self._prints.of_nodes(view)
         return {
             "tick": view.now,
             **_fields(view, ("total_nodes", "shown_nodes", "walked_nodes")),
-            "nodes": [{"fingerprint": prints[node.id], **_fields(node, NODE_FIELDS)} for node in view.nodes],
+            "nodes": [{"fingerprint": prints[node.id], **self._node(node, view.now)} for node in view.nodes],
             "hottest": self._hottest(view),
         }
 
@@ -177,9 +206,17 @@ class TreeWatch:
                 "fingerprint": self._prints.prefix(hot.namespace, hot.edges),
                 "namespace": self._prints.namespace(hot.namespace),
                 **_fields(hot, ("id", "tokens", "hits", "age")),
+                "used_at": self._used_at(hot, view.now),
             }
             for hot in view.hottest
         ]
+
+    def _node(self, node: NodeView, now: int) -> Json:
+        return {**_fields(node, NODE_FIELDS), "used_at": self._used_at(node, now)}
+
+    def _used_at(self, one: NodeView | HotPrefix, now: int) -> float:
+        """Return the time of day of its last use, in seconds."""
+        return round(self._ticks.time_of(now - one.age), 1)
 
 
 def _fields(value: object, names: Iterable[str]) -> Json:

@@ -26,7 +26,7 @@ from headwater.errors import ConfigError
 from headwater.events import Event, FailedEvent, FinishedEvent, TokenEvent
 from headwater.request import Generation
 from headwater.server.http.exchange import ServedEngine
-from headwater.traces.recordings import PageHashes, first_line, line_of
+from headwater.traces.recordings import PageHashes, Served, line_of
 from headwater.traces.request import Request
 
 WAITING = 256  # requests that may wait to be written
@@ -110,10 +110,10 @@ class RecordedEngine:
 class Recorder:
     """Writer of requests to a file as they end. Written requests are readable even if the process is killed."""
 
-    def __init__(self, path: Path, page_size: int, model: str) -> None:
+    def __init__(self, path: Path, served: Served) -> None:
         """Create the file, with a number added to its name if that exists. Raises ConfigError if that fails."""
-        self._hashes = PageHashes(secrets.token_bytes(32), page_size)
-        self._first = first_line(page_size, model)
+        self._hashes = PageHashes(secrets.token_bytes(32), served.page_size)
+        self._first = served.first_line()
         self._waiting: queue.Queue[RecordedRequest | None] = queue.Queue(WAITING)
         self._thread = threading.Thread(target=self._write, name="headwater-record", daemon=True)
         self.dropped = 0

@@ -11,8 +11,13 @@ from prometheus_client.exposition import choose_encoder
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
+from headwater.config import ServeConfig
+from headwater.config_keys import read_json
+from headwater.errors import CheckpointError
+from headwater.models.embedded import embedded
 from headwater.server import observe
 from headwater.server.http.errors import refusals
+from headwater.server.http.exchange import ServedEngine
 from headwater.server.http.middleware import Identified, around, during
 from headwater.server.observe.logs import RequestLog
 from headwater.server.observe.metrics import Metrics
@@ -20,6 +25,7 @@ from headwater.server.observe.overview import Overview
 from headwater.server.observe.recording import RecordedEngine, Recorder
 from headwater.server.observe.tracing import Tracing, otlp_exporter
 from headwater.server.routes.service import Service
+from headwater.traces.recordings import Served
 
 # description of /metrics in /openapi.json
 EXPOSITION: dict[str, Any] = {
@@ -45,9 +51,20 @@ def install_recording(app: FastAPI, service: Service) -> None:
     config = service.config
     if config.record is None:
         return
-    recorder = Recorder(config.record, config.page_size, service.engine.model_name)
+    recorder = Recorder(config.record, _served(config, service.engine))
     service.engine = RecordedEngine(service.engine, recorder)
     during(app, recorder.running)
+
+
+def _served(config: ServeConfig, engine: ServedEngine) -> Served:
+    """Describe the server for its recording, so that `replay` and `size` take its model and policies."""
+    try:
+        keys = read_json((config.model or embedded()) / "config.json")
+    except CheckpointError:  # a recording without the model's sizes is still of use
+        keys = {}
+    sizes = {name: value for name, value in keys.items() if not name.startswith("_")}
+    dtype = getattr(engine.spec, "dtype_name", "")
+    return Served(config.page_size, engine.model_name, sizes, dtype, config.placement, config.eviction)
 
 
 def install(app: FastAPI, service: Service) -> None:

@@ -1,7 +1,7 @@
 // The tree of cached prefixes: from left to right by position in the prompt, a branch as high as what hangs on it.
 // One can zoom into a node by click or Enter, and out by the trail, Escape or Backspace.
 
-import { count, el, join, number, set, svg } from "./dom.js";
+import { count, duration, el, join, number, set, svg } from "./dom.js";
 
 const ROOT_WIDTH = 26;
 const SCALE = 20; // pixels of the positions' scale
@@ -18,6 +18,11 @@ export class Icicle {
     root.replaceChildren(this.cells, this.scale, this.empty);
     root.addEventListener("keydown", (event) => this.#key(event));
     new ResizeObserver(() => this.draw()).observe(root);
+  }
+
+  // `now`: the time of day by the server's clock, in seconds.
+  at(now) {
+    this.now = now;
   }
 
   show(tree) {
@@ -151,7 +156,7 @@ export class Icicle {
       `${count(node.kv_pages, "page")} of KV${node.dead ? ", dead" : ""}`,
       node.checkpoint ? `${node.speculative ? "speculative " : ""}checkpoint, resumed ${count(node.hits, "time")}` : "no checkpoint",
       `${number(node.subtree_tokens)} tokens in ${count(node.subtree_nodes, "branch", "branches")} from here on`,
-      `last used ${count(node.age, "tick")} ago`,
+      `last used ${duration(Math.max(0, this.now - node.used_at))} ago`,
     ];
     if (node.folded_nodes) parts.push(`${count(node.folded_nodes, "smaller branch", "smaller branches")} not shown`);
     if (node.pins) parts.push("in use");

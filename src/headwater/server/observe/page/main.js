@@ -29,6 +29,8 @@ const REASONS = {
   prompt_logprobs: "all of it was asked for",
 };
 
+const COLUMNS = [...document.querySelectorAll("th")].map((head) => head.textContent);
+
 const state = { started: null, sample: 0, request: 0, tick: -1, samples: [], requests: [], pageBytes: 1 };
 
 const of = (name) => (row) => row[name];
@@ -100,7 +102,9 @@ function show(body) {
   queue.show(state.samples);
   byId("queue-now").textContent = `${number(body.requests_running)} running, ${number(body.requests_waiting)} waiting`;
   showMisses(body.since_start);
+  icicle.at(body.time);
   if (body.tree) showTree(body.tree);
+  if (state.tree) showHottest(state.tree.hottest, body.time);
   showRequests();
 }
 
@@ -166,13 +170,16 @@ function showTree(tree) {
   const shown = tree.shown_nodes < tree.total_nodes ? `the largest ${number(tree.shown_nodes)} of ` : "";
   byId("tree-now").textContent = `${shown}${count(tree.total_nodes, "branch", "branches")}, by position in the prompt`;
   icicle.show(tree);
-  const items = tree.hottest.slice(0, 8).map((hot) => ({ id: hot.id, text: hot.fingerprint, value: hot.hits, shown: `${number(hot.hits)}×`, note: `${number(hot.tokens)} tokens, last used ${count(hot.age, "tick")} ago` }));
+}
+
+function showHottest(hottest, now) {
+  const items = hottest.slice(0, 8).map((hot) => ({ id: hot.id, text: hot.fingerprint, value: hot.hits, shown: `${number(hot.hits)}×`, note: `${number(hot.tokens)} tokens, last used ${duration(Math.max(0, now - hot.used_at))} ago` }));
   bars(byId("hottest"), items, "No request has resumed yet.");
 }
 
 function showRequests() {
   set(byId("no-requests"), { hidden: state.requests.length ? "" : null });
-  const make = () => el("tr", {}, ...Array.from({ length: 9 }, () => el("td")));
+  const make = () => el("tr", {}, ...COLUMNS.map((name) => el("td", { "data-label": name })));
   join(byId("requests"), state.requests.toReversed(), (request) => request.serial, make, (row, request) => {
     if (row.childNodes[0].textContent) return; // what has ended does not change
     set(row, { "data-request": request.request_id });
@@ -234,9 +241,14 @@ async function run() {
   }
 }
 
-function legend() {
-  const items = [["age-0", "used just now"], ["age-2", "a while ago"], ["age-4", "long ago"], ["dead", "dead: no checkpoint can use it"], ["checkpoint-mark", "checkpoint"]];
-  byId("tree-legend").replaceChildren(...items.map(([name, text]) => {
+const LEGENDS = {
+  "tree-legend": [["age-0", "used just now"], ["age-2", "a while ago"], ["age-4", "long ago"], ["dead", "dead: no checkpoint can use it"], ["checkpoint-mark", "checkpoint"]],
+  "queue-legend": [["running", "running"], ["waiting", "waiting"]],
+  "requests-legend": [["cached", "cached"], ["stranded", "stranded: KV without a state, computed again"], ["computed", "computed"]],
+};
+
+function legend(id, items) {
+  byId(id).replaceChildren(...items.map(([name, text]) => {
     const item = el("li", {}, el("i", { class: name }), el("span"));
     item.lastChild.textContent = text;
     return item;
@@ -253,5 +265,5 @@ byId("hottest").addEventListener("click", (event) => {
   const id = event.target.closest("li")?.dataset.id;
   if (id) icicle.zoom(Number(id));
 });
-legend();
+for (const [id, items] of Object.entries(LEGENDS)) legend(id, items);
 run();

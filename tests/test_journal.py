@@ -1,0 +1,40 @@
+"""The journal of a long run: what is kept, and when it is used again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headwater.journal import Journal
+
+
+def test_a_run_that_was_cut_short_continues_with_its_parts(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    first = Journal(out, {"seed": 0})
+    first.add("a", [1, 2])
+    first.add("b", {"x": 0.5})
+    file = tmp_path / ".out.json.unfinished"
+    file.write_text(file.read_text() + '["c", [1, ')  # killed as it wrote
+    again = Journal(out, {"seed": 0})
+    assert (again.found, again["a"], again["b"], "c" in again) == (2, [1, 2], {"x": 0.5}, False)
+    again.add("c", 3)
+    assert Journal(out, {"seed": 0}).found == 3
+    again.end()
+    assert not file.exists()
+    assert Journal(out, {"seed": 0}).found == 0
+
+
+def test_other_settings_and_other_files_are_not_used(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    Journal(out, {"seed": 0}).add("a", 1)
+    assert "a" not in Journal(out, {"seed": 1})
+    (tmp_path / ".out.json.unfinished").write_text('{"seed": 1}\nno json\n')
+    assert Journal(out, {"seed": 1}).found == 0
+
+
+def test_without_an_output_nothing_is_written(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    journal = Journal(None, {})
+    journal.add("a", 1)
+    journal.end()
+    assert journal["a"] == 1
+    assert not list(tmp_path.iterdir())
