@@ -17,7 +17,7 @@ from headwater.errors import ConfigError
 from headwater.server.http import connection, process
 from headwater.server.http.process import ListeningSocket, most_connections
 from tests.server.http.test_draining import BODY, FOREVER, PATIENCE, Draining
-from tests.test_serve import serving
+from tests.test_serve import address, serving
 
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
 HEAD = POST + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
@@ -362,7 +362,7 @@ def test_two_thousand_slow_clients_hold_nothing_up(files):
     try:
         with serving("--port", "0", "--body-timeout", "12") as (server, said):
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
-            port = int(re.search(r":(\d+)/v1", said[1])[1])
+            port = int(re.search(r":(\d+)/v1", address(said))[1])
             clients = crowd(port, 2000)
             for _ in range(3):
                 time.sleep(3)

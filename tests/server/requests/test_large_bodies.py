@@ -22,7 +22,7 @@ from headwater.server.requests.scan import LEAST_CONTAINERS, LEAST_VALUES, MAX_B
 from tests.server.client import error, send
 from tests.server.fake_engine import byte_tokenizer
 from tests.server.http.test_slow_clients import running  # noqa: F401  a fixture
-from tests.test_serve import serving
+from tests.test_serve import address, serving
 
 MIB = 2**20
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -223,7 +223,7 @@ def test_large_bodies_take_little_memory_and_time():
     large = [body(b"[" + b"[]," * 20 * MIB + b"[]]"), body(b'"a", "x": [' + b"{}," * 20 * MIB + b"{}]")]
     words = body(b'"' + b"a " * 8 * MIB + b'"')
     with serving("--port", "0") as (server, said):
-        port = int(re.search(r":(\d+)/v1", said[1])[1])
+        port = int(re.search(r":(\d+)/v1", address(said))[1])
         url = f"http://127.0.0.1:{port}"
         before = peak_memory(server.pid)
         for content in (*large, words):
