@@ -110,6 +110,12 @@ def test_its_beta_client_is_answered(client, engine):
     assert message.stop_reason == "max_tokens"
 
 
+def test_it_lists_the_model(client, engine):
+    (model,) = client.models.list()
+    assert (model.id, model.display_name, model.type) == ("fake", "fake", "model")
+    assert client.models.retrieve("fake").created_at.timestamp() == model.created_at.timestamp() > 0
+
+
 def test_it_raises_its_own_errors(client, engine):
     with pytest.raises(anthropic.BadRequestError) as refused:
         ask(client, extra_body={"temperature": 3})

@@ -216,6 +216,11 @@ def test_what_codex_sends_back_names_the_tool_as_the_model_knows_it(engine):
     assert "<tool_response>\nprint()" in shown
 
 
+def test_a_tool_of_a_namespace_that_is_no_function_may_have_any_name(engine):
+    tools = [{"type": "namespace", "name": "n", "tools": [{"type": "custom", "name": {"a": 1}}]}]
+    assert send(engine, "POST", "/v1/responses", json={"input": "hello", "tools": tools}).status_code == 200
+
+
 def test_a_choice_may_name_a_tool_of_a_namespace():
     body = ResponsesRequest(input="x", tools=CODEX_TOOLS, tool_choice={"type": "function", **READ})
     assert list(body.tool_use.tools) == ["mcp__files__read"]

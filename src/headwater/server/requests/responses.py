@@ -88,8 +88,8 @@ class ResponsesRequest(ConversationRequest):
     @property
     def named_in_spaces(self) -> dict[str, Named]:
         """Names of calls as a client with namespaces knows them, by the names that the model sees."""
-        functions = [(namespace, tool) for namespace, tool in self._flat_tools() if namespace is not None]
-        named = [{"namespace": namespace, "name": tool.get("name")} for namespace, tool in functions]
+        spaced = [(namespace, tool.get("name")) for namespace, tool in self._flat_tools() if namespace is not None]
+        named = [{"namespace": namespace, "name": name} for namespace, name in spaced if isinstance(name, str)]
         return {flat_name(one): one for one in named}
 
     def _flat_tools(self) -> Iterator[tuple[str | None, dict[str, Any]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
@@ -27,9 +28,14 @@ class Version(BaseModel):
 
 
 class Model(BaseModel):
+    """The served model, with the fields of OpenAI's API and of Anthropic's."""
+
     id: str
     object: str = "model"
+    type: str = "model"
+    display_name: str
     created: int  # seconds since 1970 at which the server started
+    created_at: datetime  # the same time
     owned_by: str = "headwater"
     max_model_len: int  # tokens of prompt and answer together
 
@@ -37,6 +43,9 @@ class Model(BaseModel):
 class Models(BaseModel):
     object: str = "list"
     data: list[Model]
+    has_more: bool = False
+    first_id: str
+    last_id: str
 
 
 def install_health(app: FastAPI, service: Service) -> None:
@@ -67,12 +76,14 @@ def install_models(app: FastAPI, service: Service) -> None:
     engine = service.engine
 
     def served() -> Model:
-        return Model(id=engine.model_name, created=service.started, max_model_len=engine.max_model_len)
+        name, started = engine.model_name, service.started
+        at = datetime.fromtimestamp(started, UTC)
+        return Model(id=name, display_name=name, created=started, created_at=at, max_model_len=engine.max_model_len)
 
     @app.head("/v1/models", include_in_schema=False)
     @app.get("/v1/models", responses=refusals(401))
     async def models() -> Models:
-        return Models(data=[served()])
+        return Models(data=[served()], first_id=engine.model_name, last_id=engine.model_name)
 
     @app.get("/v1/models/{model_id:path}", responses=refusals(401, 404))
     async def model(model_id: str) -> Model:
