@@ -51,7 +51,7 @@ RESPONSES = codex(
     {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]},
     {"type": "function_call", "arguments": "{}", **READ},
     {"type": "function_call_output", "call_id": "c1", "output": "x"},
-    tool_choice={"type": "auto"},
+    tool_choice="auto",
     max_output_tokens=5,
     stream=False,
 )
