@@ -30,6 +30,7 @@ DECODE_REUSE = ("canonical", "raw", "none")
 HEALING = tuple(map(str, Healing))
 SEGMENT_EVICTION = tuple(map(str, SegmentEviction))
 LOG_FORMATS = ("text", "json")
+TOOL_CALLS = ("held", "free")
 TOOL_FORMATS = (  # what headwater.server.answer.formats has
     "auto", "none", "qwen_xml", "hermes", "nemotron", "kimi", "jamba", "minimax", "minimax_xml", "granite",
 )  # fmt: skip
@@ -66,6 +67,13 @@ class ServeConfig:
         MODEL,
         "Format of the model's tool calls; auto: detected in its chat template.",
         choices=TOOL_FORMATS,
+    )
+    tool_calls: str = setting(
+        "held",
+        TEXT,
+        MODEL,
+        "Calls with tool_choice auto: held to known tools and their schemas, or free.",
+        choices=TOOL_CALLS,
     )
     reasoning_format: str = setting(
         "auto",

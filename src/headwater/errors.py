@@ -64,7 +64,14 @@ class DeadlineExceeded(HeadwaterError):
 
 
 class ConstraintError(HeadwaterError):
-    """A schema or grammar cannot be compiled; the message is the compiler's."""
+    """A schema or grammar cannot be compiled or followed; the message is the compiler's.
+
+    `param` is the field of the client's request that asked for it.
+    """
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class InvalidLogits(HeadwaterError):

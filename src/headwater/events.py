@@ -15,12 +15,16 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """One generated token. `text` has complete characters only, and no possible beginning of a stop string."""
+    """One generated token. `text` has complete characters only, and no possible beginning of a stop string.
+
+    `rank` counts from 1, the most likely token; it is known for tokens of a prompt only.
+    """
 
     token: int
     text: str
     logprob: float | None = None
     top: tuple[TokenLogprob, ...] = ()
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,8 @@ class Constraint:
 
     kind: str  # "json_schema" (a schema's JSON), "regex", or "lark" (a grammar in llguidance's dialect of Lark)
     source: str
+    param: str | None = field(default=None, compare=False)  # field of the client's request that asks for it
+    fallback: Constraint | None = None  # weaker constraint for use if this one cannot be compiled
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_tokens: int = 0  # tokens before which no end token, stop token or stop string ends the output
     logprobs: int | None = None  # None: none; k: the chosen token's and the k most likely
     repetition_penalty: float = 1.0  # of tokens in the prompt or the output (Keskar et al. 2019, section 4.1)
     presence_penalty: float = 0.0  # subtracted from the logits of tokens in the output, as OpenAI does

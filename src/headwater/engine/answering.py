@@ -130,8 +130,7 @@ class Answering:
         if params.max_tokens == 0:
             self._finish(live, "length", None)
             return
-        ends = params.stop_token_ids if params.ignore_eos else (*self.loaded.eos_token_ids, *params.stop_token_ids)
-        ended = choice.token in ends
+        ended = choice.token in live.sampling.ends
         try:
             live.sampling.take(choice.token)
             text, stop = ("", None) if ended else live.text.push(choice.token)

@@ -5,6 +5,7 @@ V: the logits of a row, which may be more than the tokenizer has tokens.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -16,6 +17,8 @@ from tokenizers import Tokenizer
 
 from headwater.errors import ConstraintError
 from headwater.request import Constraint
+
+log = logging.getLogger("headwater.engine")
 
 MAX_SOURCE = 256 * 1024  # characters of a schema or grammar
 MAX_CACHED = 64  # compiled constraints that are kept
@@ -42,26 +45,31 @@ GRAMMAR: dict[str, Callable[[str], str]] = {
 class ConstraintMachine:
     """State of one request's constraint."""
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int, never: Sequence[int] = ()) -> None:
+    def __init__(
+        self, matcher: LLMatcher, vocab_size: int, never: Sequence[int] = (), param: str | None = None
+    ) -> None:
         self._matcher = matcher
         self._vocab_size = vocab_size
+        self._param = param
         self._never = list(never)  # ids that the library takes for end tokens and the model does not
 
     def allowed(self) -> torch.Tensor:
         """Return the tokens that may come next, bool [V]: end tokens only if the output is complete.
 
-        Raises ConstraintError if that cannot be told within the limits.
+        Raises ConstraintError if that cannot be computed within the limits, or no token may come next.
         """
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
-        _check(self._matcher)
+        _check(self._matcher, self._param)
         allowed_V = np.unpackbits(bits, count=self._vocab_size, bitorder="little")
         allowed_V[self._never] = 0
+        if not allowed_V.any():
+            raise ConstraintError("no token of the model can continue the answer within its constraint", self._param)
         return torch.from_numpy(allowed_V).view(torch.bool)
 
     def take(self, token: int) -> None:
         """`token` was appended. Raises ConstraintError if it was not allowed, or what follows is beyond the limits."""
         self._matcher.consume_token(token)
-        _check(self._matcher)
+        _check(self._matcher, self._param)
 
     @property
     def finished(self) -> bool:
@@ -87,13 +95,26 @@ class ConstraintCompiler:
 
     def machine(self, constraint: Constraint, namespace: str = "") -> ConstraintMachine:
         """A machine at the start. Raises ConstraintError with the compiler's message."""
-        return self._start(self._compiled(namespace, constraint))
+        try:
+            return self._start(self._compiled(namespace, constraint), constraint.param)
+        except ConstraintError as error:
+            raise ConstraintError(str(error), constraint.param) from error
 
-    def _start(self, matcher: LLMatcher) -> ConstraintMachine:
+    def _start(self, matcher: LLMatcher, param: str | None = None) -> ConstraintMachine:
         never = () if self._ends else self._tokens().eos_tokens  # without any it guesses, and needs one
-        return ConstraintMachine(matcher.deep_copy(), self._vocab_size, never)
+        return ConstraintMachine(matcher.deep_copy(), self._vocab_size, never, param)
 
     def _compile(self, constraint: Constraint) -> LLMatcher:
+        """Compile the constraint, or its fallback if that fails. Raises ConstraintError if neither can be compiled."""
+        try:
+            return self._compile_one(constraint)
+        except ConstraintError:
+            if constraint.fallback is None:
+                raise
+            log.warning("%s: schemas cannot be compiled; names and valid JSON are enforced instead", constraint.param)
+            return self._compile(constraint.fallback)
+
+    def _compile_one(self, constraint: Constraint) -> LLMatcher:
         """The first tokens are asked for at once: what cannot give them is refused before anything runs."""
         if constraint.kind not in GRAMMAR:
             known = ", ".join(sorted(GRAMMAR))
@@ -119,9 +140,9 @@ class ConstraintCompiler:
             return self._wrapped
 
 
-def _check(matcher: LLMatcher) -> None:
+def _check(matcher: LLMatcher, param: str | None = None) -> None:
     if matcher.is_error():
-        raise ConstraintError(_first_lines(matcher.get_error()))
+        raise ConstraintError(_first_lines(matcher.get_error()), param)
 
 
 def _first_lines(message: str) -> str:

@@ -15,16 +15,22 @@ class TextStream:
     """The text of one request's output, token by token; amortised O(1) a token.
 
     All that `push` and `flush` return, joined, is the decoded output without special tokens but `shown_tokens`, cut
-    before the stop string that is complete first (of two that end on the same character the longer one).
+    before the stop string that is complete first (of two that end on the same character the longer one). Stop strings
+    that begin in the first `min_tokens` tokens are text.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_tail: Sequence[int], params: SamplingParams) -> None:
         self._decoder = decoder_for(tokenizer, prompt_tail, frozenset(params.shown_tokens))
         self._stop = StopStrings(params.stop)
+        self._too_short = params.min_tokens  # further tokens whose text is not searched for stop strings
 
     def push(self, token: int) -> tuple[str, str | None]:
         """The text that may be shown now, and the stop string that was hit; the text ends before that."""
-        return self._stop.push(self._decoder.push(token))
+        text = self._decoder.push(token)
+        if self._too_short > 0:
+            self._too_short -= 1
+            return text, None
+        return self._stop.push(text)
 
     def flush(self) -> str:
         """Return the text held back: an incomplete character as U+FFFD, and a possible beginning of a stop string."""

@@ -196,15 +196,18 @@ class Engine(Answering):
         """
         # first, so that no request is displaced by one that cannot be served
         self.scheduler.check_fits(len(generation.prompt) + generation.params.max_tokens)
-        text = TextStream(self.loaded.tokenizer, generation.prompt[-8:], generation.params)
-        constraint = generation.params.constraint
-        machine = None if constraint is None else self.constraints.machine(constraint, generation.namespace)
-        sampling = Sampling(generation.params, generation.prompt, machine)
+        params = generation.params
+        text = TextStream(self.loaded.tokenizer, generation.prompt[-8:], params)
+        machine = None
+        if params.constraint is not None:
+            machine = self.constraints.machine(params.constraint, generation.namespace)
+        ends = params.stop_token_ids if params.ignore_eos else (*self.loaded.eos_token_ids, *params.stop_token_ids)
+        sampling = Sampling(params, generation.prompt, machine, ends)
         now = time.monotonic()
         with self._changed:
             self._check_admission(generation.namespace)
             seq = self.scheduler.submit(generation)
-            scores = PromptScores.wanted(generation.prompt, generation.params)
+            scores = PromptScores.wanted(generation.prompt, params)
             self._live[seq.id] = Live(seq, on_event, text, sampling, now, scores=scores)
             if generation.deadline is not None:
                 self._deadlines.add(now + generation.deadline, seq.id)

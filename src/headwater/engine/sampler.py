@@ -72,14 +72,21 @@ class Penalties:
 
 
 class Sampling:
-    """Sampling state of one request: parameters, generator, penalties and constraint.
+    """Sampling state of one request: parameters, generator, penalties, constraint and tokens that end the output.
 
     `take` advances it once for each appended token. A preempted request keeps its state, and replayed tokens do not
     advance it again.
     """
 
-    def __init__(self, params: SamplingParams, prompt: Sequence[int], machine: ConstraintMachine | None = None) -> None:
-        self.params, self.machine = params, machine
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt: Sequence[int],
+        machine: ConstraintMachine | None = None,
+        ends: Sequence[int] = (),
+    ) -> None:
+        self.params, self.machine, self.ends = params, machine, tuple(ends)
+        self._taken = 0  # tokens of the output
         self.generator: torch.Generator | None = None
         if params.temperature > 0:
             self.generator = torch.Generator()
@@ -91,7 +98,12 @@ class Sampling:
     @property
     def adjusts(self) -> bool:
         """True if tokens are sampled from logits other than the model's."""
-        return self._penalised or self.machine is not None
+        return self._penalised or self.machine is not None or self._too_short
+
+    @property
+    def _too_short(self) -> bool:
+        """True if no token may end the output yet."""
+        return self._taken < self.params.min_tokens and bool(self.ends)
 
     @property
     def finished(self) -> bool:
@@ -104,12 +116,20 @@ class Sampling:
             if self._penalties is None:
                 self._penalties = Penalties(self.params, self._prompt, len(logits_V))
             logits_V = self._penalties.apply(logits_V)
-        if self.machine is not None:
-            logits_V = logits_V.masked_fill(~self.machine.allowed(), -torch.inf)
-        return logits_V
+        allowed_V = None if self.machine is None else self.machine.allowed()
+        if self._too_short:
+            allowed_V = self._without_ends(allowed_V, len(logits_V))
+        return logits_V if allowed_V is None else logits_V.masked_fill(~allowed_V, -torch.inf)
+
+    def _without_ends(self, allowed_V: torch.Tensor | None, vocab_size: int) -> torch.Tensor | None:
+        """Disallow the tokens that end the output, unless nothing else may follow: a complete constraint ends it."""
+        others_V = torch.ones(vocab_size, dtype=torch.bool) if allowed_V is None else allowed_V.clone()
+        others_V[[token for token in self.ends if token < vocab_size]] = False
+        return others_V if bool(others_V.any()) else allowed_V
 
     def take(self, token: int) -> None:
         """`token` was chosen and appended. Raises ConstraintError if the constraint cannot go on within its limits."""
+        self._taken += 1
         if self._penalties is not None:
             self._penalties.take(token)
         if self.machine is not None:
@@ -233,11 +253,12 @@ class PromptScores:
         next_R = torch.tensor(self._prompt[start + 1 : start + 1 + len(logits_RV)], device=logits_RV.device)
         logprobs_RV = torch.log_softmax(logits_RV, dim=-1)
         own_R = logprobs_RV.gather(1, next_R[:, None])[:, 0]
+        rank_R = (logprobs_RV > own_R[:, None]).sum(dim=-1) + 1
         top = logprobs_RV.topk(min(self._k, logprobs_RV.shape[1]))
-        rows = zip(next_R.tolist(), own_R.tolist(), top.indices.tolist(), top.values.tolist(), strict=True)
+        columns = next_R, own_R, rank_R, top.indices, top.values
         self._tokens[start + 1 :] = [
-            TokenEvent(token, "", own, tuple(map(TokenLogprob, ids_K, values_K)))
-            for token, own, ids_K, values_K in rows
+            TokenEvent(token, "", own, tuple(map(TokenLogprob, ids_K, values_K)), rank)
+            for token, own, rank, ids_K, values_K in zip(*(column.tolist() for column in columns), strict=True)
         ]
 
     def event(self) -> PromptEvent:

@@ -9,7 +9,7 @@ from headwater.server.http import errors
 from headwater.server.http.access import install_access
 from headwater.server.http.exchange import ServedEngine
 from headwater.server.requests.body import JsonRoute
-from headwater.server.routes import generation, info, observe, tokens
+from headwater.server.routes import generation, info, observe, reference, tokens
 from headwater.server.routes.service import Service
 
 
@@ -31,5 +31,6 @@ def create_app(engine: ServedEngine, config: ServeConfig) -> FastAPI:
     generation.install(app, service)
     tokens.install(app, service)
     tokens.install_warming(app, service)
+    reference.install(app)
     info.install_absent(app, service)
     return app

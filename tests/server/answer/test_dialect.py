@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
+import pytest
+from llguidance import LLMatcher
+
 from headwater.config import ServeConfig
-from headwater.request import SamplingParams
+from headwater.engine.constraint import ConstraintCompiler
+from headwater.errors import ConstraintError
+from headwater.request import Constraint, SamplingParams
 from headwater.server.answer.dialect import Dialect
-from headwater.server.requests.tools import ToolUse
+from headwater.server.answer.formats import TOOLS
+from headwater.server.requests.tools import FunctionDefinition, ToolUse
 from tests.checkpoints.tokenizer import train
 from tests.server import templates
 from tests.server.answer.formats.cases import WEATHER_TOOLS, WRITTEN
-from tests.server.answer.formats.test_grammar import hermes, taken
+from tests.server.answer.formats.test_grammar import hermes, taken, vocabulary
 
 TEMPLATE = templates.REASONING + '{# <tool_call>{"name": …, "arguments": …} #}'
 OPEN, CLOSED = "<|im_start|>assistant\n<think>\n", "<think>\n\n</think>\n\n"
@@ -24,8 +31,8 @@ def trained():
     return train(600, 1)
 
 
-def shape(end, mode="auto", schema=None):
-    return Dialect(TEMPLATE, ServeConfig(), trained()).shaped(PLAIN, end, ToolUse(mode, WEATHER_TOOLS), schema)
+def shape(end, mode="auto", form=None, config=ServeConfig()):  # noqa: B008
+    return Dialect(TEMPLATE, config, trained()).shaped(PLAIN, end, ToolUse(mode, WEATHER_TOOLS), form)
 
 
 def test_where_no_call_is_wanted_the_tag_is_banned():
@@ -44,7 +51,7 @@ def test_reasoning_ends_with_its_token_and_the_call_begins_with_its_own():
 
 
 def test_reasoning_may_come_first_where_the_prompt_leaves_it_open_whether_to_think():
-    source = shape("<|im_start|>assistant\n", schema={"type": "object"}).constraint.source
+    source = shape("<|im_start|>assistant\n", form=Constraint("json_schema", '{"type": "object"}')).constraint.source
     for text in ("{}", CALL, "<think>\n" + THOUGHT + "{}"):
         assert taken(source, text, trained()) == (text, True)
 
@@ -69,4 +76,96 @@ def test_one_call_of_a_format_whose_tags_hold_several_is_seen_to_by_a_grammar():
     one, two = (WRITTEN["nemotron"]([("ping", {})] * count) for count in (1, 2))
     assert taken(source, "so " + one, trained()) == ("so " + one, True)
     assert not taken(source, "so " + two, trained())[1]
-    assert listed.shaped(PLAIN, "", ToolUse("auto", WEATHER_TOOLS), None) == PLAIN
+    free = Dialect("<TOOLCALL>", ServeConfig(tool_calls="free"), trained())
+    assert free.shaped(PLAIN, "", ToolUse("auto", WEATHER_TOOLS), None) == PLAIN
+
+
+UNKNOWN, BROKEN = hermes("snow", {}), CALL.replace('"Bonn"', "3")
+
+
+def auto(text, end=CLOSED, **tools):
+    """Return the part of a text that an answer with tool_choice auto may have, and whether it may end there."""
+    named = {name: WEATHER_TOOLS[name].model_copy(update={"strict": strict}) for name, strict in tools.items()}
+    use = ToolUse("auto", named or WEATHER_TOOLS)
+    params = Dialect(TEMPLATE, ServeConfig(), trained()).shaped(PLAIN, end, use, None)
+    return taken(params.constraint.source, text, trained())
+
+
+def test_calls_by_choice_are_held_to_known_names_and_their_schemas():
+    for text in ("", "No call.", f"So: {CALL}", f"{CALL}\n{hermes('ping', {'a': 1})} Well.", f"{CALL}</think> a"):
+        assert auto(text) == (text, True)
+    assert auto(f"So: {UNKNOWN}")[0].endswith('{"name": "')
+    assert auto(BROKEN)[0] == BROKEN[: BROKEN.index("3")]
+    assert not auto(CALL[:-20])[1]  # a call that has begun ends
+
+
+def test_a_call_whose_tag_is_spelled_out_is_held_too():
+    source = shape(CLOSED).constraint.source
+    spelled = [
+        i for part in ("<tool", "_call>", UNKNOWN.removeprefix("<tool_call>")) for i in trained().encode(part).ids
+    ]
+    matcher = LLMatcher(vocabulary(trained()), LLMatcher.grammar_from_lark(source))
+    accepted = trained().decode(spelled[: matcher.try_consume_tokens(spelled)])
+    assert accepted.endswith('{"name": "')
+
+
+def test_reasoning_may_hold_anything_and_calls_after_it_are_held():
+    for end, thought in ((OPEN, THOUGHT), ("<|im_start|>assistant\n", "<think>\n" + THOUGHT)):
+        mused = thought.replace("hm", f"hm {UNKNOWN}")
+        assert auto(mused + CALL, end) == (mused + CALL, True)
+        assert auto(mused + UNKNOWN, end)[0] == mused + UNKNOWN[: UNKNOWN.index("snow")]
+    assert auto("hm <tool_call> and no end", OPEN)[1]
+
+
+def test_a_tool_that_is_not_strict_by_request_takes_any_object():
+    for text, ends in ((BROKEN, True), (CALL.replace('"Bonn"}', '"Bonn"'), False), (UNKNOWN, False)):
+        assert (auto(text, weather=False, ping=None) == (text, True)) == ends
+
+
+def test_a_schema_that_cannot_be_compiled_is_dropped_unless_its_tool_is_strict():
+    bad = FunctionDefinition(name="weather", parameters={"type": "nosuch"})
+    compiler = ConstraintCompiler(trained(), trained().get_vocab_size(), (trained().token_to_id("<|im_end|>"),))
+
+    def machine(strict):
+        use = ToolUse("auto", {"weather": bad.model_copy(update={"strict": strict}), "ping": WEATHER_TOOLS["ping"]})
+        params = Dialect(TEMPLATE, ServeConfig(), trained()).shaped(PLAIN, CLOSED, use, None)
+        return compiler.machine(params.constraint)
+
+    loose = machine(None)
+    for token in trained().encode(BROKEN).ids:
+        assert loose.allowed()[token]
+        loose.take(token)
+    with pytest.raises(ConstraintError, match="nosuch") as refused:
+        machine(True)
+    assert refused.value.param == "tools"
+
+
+def test_unknown_keywords_of_a_schema_are_ignored_unless_its_tool_is_strict():
+    odd = {"type": "object", "properties": {"a": {"type": "string", "not": {"const": "x"}}}, "required": ["a"]}
+    compiler = ConstraintCompiler(trained(), trained().get_vocab_size(), (trained().token_to_id("<|im_end|>"),))
+    use = ToolUse("auto", {"f": FunctionDefinition(name="f", parameters=odd)})
+    constraint = Dialect(TEMPLATE, ServeConfig(), trained()).shaped(PLAIN, CLOSED, use, None).constraint
+    compiler.machine(replace(constraint, fallback=None))
+    assert not taken(constraint.source, hermes("f", {"a": 3}), trained())[1]
+
+
+def test_free_calls_are_held_for_strict_tools_only():
+    free = ServeConfig(tool_calls="free")
+    assert shape(CLOSED, config=free) == PLAIN
+    strict = {**WEATHER_TOOLS, "weather": WEATHER_TOOLS["weather"].model_copy(update={"strict": True})}
+    source = Dialect(TEMPLATE, free, trained()).shaped(PLAIN, CLOSED, ToolUse("auto", strict), None).constraint.source
+    assert taken(source, BROKEN, trained())[0] == BROKEN[: BROKEN.index("3")]
+    assert taken(source, hermes("ping", {"a": 1}), trained())[1]
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_every_format_holds_its_calls_by_choice(name):
+    template = " ".join((TOOLS[name].open, *TOOLS[name].marks))
+    config = ServeConfig(tool_format=name)
+    params = Dialect(template, config, trained()).shaped(PLAIN, "", ToolUse("auto", WEATHER_TOOLS), None)
+    good = "So. " + WRITTEN[name]([("weather", {"city": "Bonn"})])
+    assert taken(params.constraint.source, good, trained()) == (good, True)
+    unknown = "So. " + WRITTEN[name]([("snow", {"city": "Bonn"})])
+    accepted, ended = taken(params.constraint.source, unknown, trained())
+    assert "snow" not in accepted
+    assert not ended

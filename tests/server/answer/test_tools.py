@@ -8,6 +8,7 @@ import pytest
 from llguidance import LLMatcher
 
 from headwater.config import ServeConfig
+from headwater.engine.constraint import GRAMMAR
 from headwater.errors import ConfigError
 from headwater.request import Constraint
 from headwater.server.app import create_app
@@ -125,7 +126,7 @@ def test_tools_stay_in_the_prompt_when_none_may_be_called(engine):
         chat(engine, tools=[TOOL], tool_choice=choice)
     auto, none = engine.seen
     assert auto.prompt == none.prompt
-    assert (none.params.constraint, auto.params.constraint) == (None, None)
+    assert (none.params.constraint, auto.params.constraint.kind) == (None, "lark")
     engine.script = CALL
     message = chat(engine, tools=[TOOL], tool_choice="none", **NOT_THINKING).json()["choices"][0]["message"]
     assert message == {"role": "assistant", "content": CALL}
@@ -137,7 +138,7 @@ def held_to(engine, script, **body):
     constraint = engine.seen[-1].params.constraint
     if constraint.kind == "lark":
         return taken(constraint.source, script)
-    matcher = LLMatcher(vocabulary(byte_tokenizer()), LLMatcher.grammar_from_json_schema(constraint.source))
+    matcher = LLMatcher(vocabulary(byte_tokenizer()), GRAMMAR[constraint.kind](constraint.source))
     tokens = byte_tokenizer().encode(script).ids
     size = matcher.try_consume_tokens(tokens)
     return byte_tokenizer().decode(tokens[:size]), matcher.is_accepting()

@@ -45,10 +45,10 @@ RAW = [  # a path, a body as it is sent, and what its refusal says
     (COMPLETIONS, b'{"prompt": "abc", "temperature": -Infinity}', ["-Infinity"]),
     (COMPLETIONS, b'{"prompt": "abc", "temperature": 1e999}', ["temperature"]),
     (COMPLETIONS, b'{"prompt": "abc", "max_tokens": ' + b"9" * 5000 + b"}", ["no JSON"]),
-    (COMPLETIONS, b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", [str(MAX_DEPTH)]),
-    (COMPLETIONS, b'{"prompt": "abc", "x": ' + b"[" * 100 + b"]" * 100 + b"}", [str(MAX_DEPTH)]),
-    (COMPLETIONS, b'{"a":' * 100_000 + b"1" + b"}" * 100_000, [str(MAX_DEPTH)]),
-    (CHAT, b'{"messages": ' + b"[" * 500 + b"]" * 500 + b"}", [str(MAX_DEPTH)]),
+    (COMPLETIONS, b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", ["deep", str(MAX_DEPTH)]),
+    (COMPLETIONS, b'{"prompt": "abc", "x": ' + b"[" * 100 + b"]" * 100 + b"}", ["deep", str(MAX_DEPTH)]),
+    (COMPLETIONS, b'{"a":' * 100_000 + b"1" + b"}" * 100_000, ["deep", str(MAX_DEPTH)]),
+    (CHAT, b'{"messages": ' + b"[" * 500 + b"]" * 500 + b"}", ["deep", str(MAX_DEPTH)]),
     (COMPLETIONS, completion(prompt=None), ["prompt"]),
     (COMPLETIONS, completion(prompt=""), ["0", "1"]),
     (COMPLETIONS, completion(prompt=[""]), ["0", "1"]),
@@ -78,6 +78,8 @@ RAW = [  # a path, a body as it is sent, and what its refusal says
     (COMPLETIONS, completion(presence_penalty=-2.5), ["-2.5", "-2"]),
     (COMPLETIONS, completion(frequency_penalty=3), ["3", "2"]),
     (COMPLETIONS, completion(repetition_penalty=0), ["0"]),
+    (COMPLETIONS, completion(repetition_penalty=1e-38), ["1e-38", "0.01"]),
+    (COMPLETIONS, completion(repetition_penalty=1e-45), ["1e-45", "0.01"]),
     (COMPLETIONS, completion(repetition_penalty=2.5), ["2.5", "2"]),
     (COMPLETIONS, completion(logit_bias={"1": 101}), ["101", "100"]),
     (COMPLETIONS, completion(logit_bias={"258": 1}), ["258"]),
@@ -106,15 +108,20 @@ RAW = [  # a path, a body as it is sent, and what its refusal says
     (COMPLETIONS, completion(logprobs=1, max_tokens=0), ["0", "1", "echo"]),
     (COMPLETIONS, completion(response_format={"type": "json_object"}), ["response_format", "json_object"]),
     (COMPLETIONS, completion(suffix="end"), ["suffix", "end"]),
-    (COMPLETIONS, completion(prompt_logprobs=1), ["prompt_logprobs"]),
+    (COMPLETIONS, completion(prompt_logprobs=21), ["prompt_logprobs", "21", "20"]),
     (COMPLETIONS, completion(use_beam_search=True), ["use_beam_search", "True", "False"]),
-    (COMPLETIONS, completion(guided_regex="a+"), ["guided_regex"]),
+    (COMPLETIONS, completion(guided_regex="a+", grammar="b"), ["guided_regex", "grammar"]),
+    (COMPLETIONS, completion(grammar="b"), ["GBNF"]),
     (CHAT, chat(messages=[]), ["messages", "1"]),
     (CHAT, chat(messages="hello"), ["messages"]),
     (CHAT, chat(messages=[3] * 100_000), ["messages"]),
     (CHAT, chat(messages=[{"role": "user", "content": 5}]), ["content"]),
     (CHAT, chat(messages=[{"role": "user", "content": [5]}]), ["content"]),
     (CHAT, chat(messages=[{"role": "user", "content": "x" * 5000}]), ["4,096"]),
+    (CHAT, chat(messages=[{"role": "alien", "content": "x"}]), ["messages.0.role", "alien", "'assistant'"]),
+    (CHAT, chat(messages=[*HELLO, {"role": "user"}]), ["messages.1.content", "'user'"]),
+    (CHAT, chat(messages=[{"role": "tool", "content": None}]), ["messages.0.content", "'tool'"]),
+    (CHAT, chat(messages=[{"role": "assistant", "content": None, "tool_calls": []}]), ["messages.0.content"]),
     (CHAT, chat(max_completion_tokens=0), ["0", "1"]),
     (CHAT, chat(max_completion_tokens=10**9), ["1,000,000,000", "4,096"]),
     (CHAT, chat(audio={"voice": "x"}), ["audio"]),
@@ -122,7 +129,8 @@ RAW = [  # a path, a body as it is sent, and what its refusal says
     (CHAT, chat(modalities=["audio"]), ["modalities"]),
     (CHAT, chat(chat_template_kwargs=[1]), ["chat_template_kwargs"]),
     ("/tokenize", b"{}", ["prompt", "messages"]),
-    ("/tokenize", b'{"prompt": "a", "messages": [{"role": "user"}]}', ["prompt", "messages"]),
+    ("/tokenize", b'{"prompt": "a", "messages": [{"role": "user", "content": "a"}]}', ["prompt", "both given"]),
+    ("/tokenize", b'{"messages": [{"role": "user"}]}', ["messages.0.content"]),
     ("/tokenize", b'{"prompt": 5}', ["prompt"]),
     ("/tokenize", b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', ["image_url"]),
     ("/detokenize", b"{}", ["tokens"]),
@@ -132,6 +140,9 @@ RAW = [  # a path, a body as it is sent, and what its refusal says
 ]
 
 
+OF_THE_BODY = ("body", "no JSON", "dictionary", "NaN", "-Infinity", "deep")
+
+
 @pytest.mark.parametrize(("path", "content", "words"), RAW, ids=lambda value: str(value)[:60])
 def test_what_is_malformed_is_refused_with_its_numbers_and_the_server_goes_on(engine, path, content, words):
     bad = ("POST", path, {"content": content, "headers": {"content-type": "application/json"}})
@@ -139,6 +150,7 @@ def test_what_is_malformed_is_refused_with_its_numbers_and_the_server_goes_on(en
     refused, answered = send_all(engine, [bad, ordinary])
     told = error(refused)
     assert told["type"] == "invalid_request_error"
+    assert (told["param"] is None) == (words[0] in OF_THE_BODY)  # every other refusal names its field
     assert all(word in told["message"] for word in words), told["message"]
     assert len(told["message"]) < 1000
     assert refused.headers["x-request-id"]

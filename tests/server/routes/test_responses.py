@@ -134,7 +134,7 @@ def test_formats_tools_and_choices_are_spelled_as_chats():
         "type": "json_schema",
         "json_schema": {"name": "s", "schema": {"type": "object"}, "strict": True},
     }
-    assert body.answer_schema == {"type": "object"}
+    assert json.loads(body.answer_constraint.source)["type"] == "object"
     assert [tool.sent for tool in body.chat_tools()] == [
         {"type": "function", "function": {"name": "look_up", "description": "d", "parameters": {"type": "object"}}}
     ]

@@ -30,6 +30,7 @@ OPERATIONS = [
     ("POST", "/v1/messages/count_tokens"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
+    ("GET", "/tokenizer_info"),
     ("POST", "/cache/segments"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/{model_id}"),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from headwater.server.prompt.encoding import PromptEncoder
-from tests.server.client import error, send
+from headwater.server.routes import service
+from tests.server.client import error, send, send_all
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -37,6 +38,32 @@ def test_special_tokens_come_back_and_nothing_is_nothing(engine):
 
 def test_tokens_can_be_named(engine):
     assert tokenize(engine, prompt="ab", return_token_strs=True)["token_strs"] == ["a", "b"]
+
+
+def test_the_tokenizer_is_described_as_clients_of_vllm_expect(engine):
+    told = send(engine, "GET", "/tokenizer_info").json()
+    assert (told["eos_token"], told["bos_token"], told["chat_template"]) == ("<|im_end|>", None, engine.chat_template)
+    assert (told["model_max_length"], told["vocab_size"]) == (4096, 258)
+    assert told["added_tokens_decoder"]["256"]["content"] == "<|im_start|>"
+    assert told["added_tokens_decoder"]["256"]["special"] is True
+    assert told["tokenizer_class"]
+
+
+def test_any_model_name_is_answered_and_logged_once(engine, caplog):
+    bodies = [{"prompt": "a", "model": name} for name in ("gpt-4o", "gpt-4o", "fake", None, "other\n")]
+    send_all(engine, [("POST", "/v1/completions", {"json": body}) for body in bodies])
+    warned = [
+        r.getMessage() for r in caplog.records if r.levelname == "WARNING" and "asked for model" in r.getMessage()
+    ]
+    assert [name for name in ("'gpt-4o'", "'other\\n'") if name in " ".join(warned)] == ["'gpt-4o'", "'other\\n'"]
+    assert len(warned) == 2
+
+
+def test_names_of_models_fill_neither_log_nor_memory(engine, caplog, monkeypatch):
+    monkeypatch.setattr(service, "MAX_OTHER_NAMES", 3)
+    bodies = [{"prompt": "a", "model": f"m{i}"} for i in range(6)]
+    send_all(engine, [("POST", "/v1/completions", {"json": body}) for body in bodies])
+    assert sum("asked for" in record.getMessage() for record in caplog.records) == 4  # the last one says it is the last
 
 
 def test_a_model_is_found_by_its_name_even_with_slashes(engine):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,7 +10,7 @@ from tokenizers import Tokenizer
 from headwater.config import ServeConfig
 from headwater.request import Constraint, SamplingParams
 from headwater.server.answer import formats
-from headwater.server.answer.formats.grammar import FLEXIBLE, Grammar, Schema, either, tag_tokens
+from headwater.server.answer.formats.grammar import Grammar, either, tag_tokens
 from headwater.server.answer.formats.parser import AnswerParser, ToolFormat
 from headwater.server.http.errors import BadRequest
 from headwater.server.requests.tools import FunctionDefinition, ToolUse
@@ -31,6 +30,7 @@ class Dialect:
         self._special = {token.content: id_ for id_, token in added.items() if token.special}
         self._reasoning = formats.reasoning_format(config.reasoning_format, template)
         self._calls = formats.tool_format(config.tool_format, template)
+        self._free = config.tool_calls == "free"
 
     def end_of(self, prompt: Sequence[int]) -> str:
         """Return the text of a prompt's last tokens, which shows whether it leaves the reasoning open."""
@@ -41,28 +41,28 @@ class Dialect:
         thinking = self._reasoning is not None and self._reasoning.left_open_by(prompt_end)
         return AnswerParser(self._reasoning, thinking, self._calls, None if use.mode == "none" else use.tools)
 
-    def shaped(self, params: SamplingParams, prompt_end: str, use: ToolUse, schema: Schema | None) -> SamplingParams:
-        """Return sampling whose answer uses the tools as allowed, and fits the schema.
+    def shaped(self, params: SamplingParams, prompt_end: str, use: ToolUse, form: Constraint | None) -> SamplingParams:
+        """Return sampling whose answer uses the tools as allowed, and fits the form.
 
         Raises BadRequest if a call is required and the model's format is unknown.
         """
         params = replace(params, shown_tokens=self._shown(use))
-        calls, grammar = self._calls if use.tools else None, Grammar(self._tag_tokens)
+        calls = self._calls if use.tools else None
         if use.mode == "required" and calls is None:
             raise BadRequest("tool_choice requires a call, but the model's tool format is unknown", "tool_choice")
         if calls is None or use.mode == "none":
             banned = None if calls is None else self._tag_tokens.get(calls.open)
             if banned is not None:
                 params = replace(params, logit_bias=(*params.logit_bias, (banned, NEVER)))
-            return params if schema is None else self._constrained(params, prompt_end, grammar, [], schema)
-        if use.mode == "required" or schema is not None:
-            schema = None if use.mode == "required" else schema
-            return self._constrained(params, prompt_end, grammar, [call_list(grammar, calls, use)], schema)
+            return params if form is None else self._constrained(params, prompt_end, None, form)
+        if use.mode == "required" or form is not None:
+            return self._constrained(params, prompt_end, use, None if use.mode == "required" else form)
+        if use.one and not calls.several:
+            params = replace(params, stop=(*params.stop, calls.close))
         # in a format whose tags hold several calls no text marks the end of the first
-        if any(tool.strict for tool in use.tools.values()) or (use.one and calls.several):
-            return self._constrained(params, prompt_end, grammar, [text_with_calls(grammar, calls, use)], None)
-        # the end of the first call ends the answer, at no cost of a mask for each token
-        return replace(params, stop=(*params.stop, calls.close)) if use.one else params
+        if self._free and not any(tool.strict for tool in use.tools.values()) and not (use.one and calls.several):
+            return params
+        return replace(params, constraint=self._held(prompt_end, use, calls))
 
     def _shown(self, use: ToolUse) -> tuple[int, ...]:
         """Return the special tokens among the tags that this answer's parser looks for."""
@@ -72,16 +72,46 @@ class Dialect:
         return tuple(self._special[tag] for tag in tags if tag in self._special)
 
     def _constrained(
-        self, params: SamplingParams, prompt_end: str, grammar: Grammar, answers: list[str], schema: Schema | None
+        self, params: SamplingParams, prompt_end: str, use: ToolUse | None, form: Constraint | None
     ) -> SamplingParams:
-        """Constrain to one of the answers, or a JSON that fits the schema, after reasoning if the prompt allows it."""
-        before = self._before(prompt_end, grammar)
-        if schema is not None:
+        """Constrain to the form or to calls, whichever are given, after reasoning if the prompt allows it."""
+        grammar = Grammar(self._tag_tokens)
+        before, answers = self._before(prompt_end, grammar), []
+        if use is not None and self._calls is not None:
+            answers.append(call_list(grammar, self._calls, use))
+        if form is not None:
             if not answers and not before:
-                source = json.dumps({**schema, "x-guidance": FLEXIBLE})
-                return replace(params, constraint=Constraint("json_schema", source))
-            answers = [*answers, grammar.json(schema)]
-        return replace(params, constraint=Constraint("lark", grammar.source(f"{before} {either(answers)}")))
+                return replace(params, constraint=form)
+            answers.append(grammar.fitting(form))
+        param = "tools" if form is None else form.param
+        source = grammar.source(f"{before} {either(answers)}")
+        return replace(params, constraint=Constraint("lark", source, param))
+
+    def _held(self, prompt_end: str, use: ToolUse, calls: ToolFormat) -> Constraint:
+        """Constrain calls in the answer to known tools, and their arguments to the schemas.
+
+        A tool that is not strict takes any object if its schema cannot be compiled, with `strict: false` always, and
+        with the setting `tool_calls` "free" always.
+        """
+        tools = list(use.tools.values())
+        loose = [tool if tool.strict else FunctionDefinition(name=tool.name) for tool in tools]
+        last = Constraint("lark", self._with_calls(prompt_end, calls, loose, use.one), "tools")
+        dropped = [tool.strict is False or (self._free and not tool.strict) for tool in tools]
+        held = [other if drop else tool for tool, other, drop in zip(tools, loose, dropped, strict=True)]
+        if held == loose:
+            return last
+        return Constraint("lark", self._with_calls(prompt_end, calls, held, use.one), "tools", last)
+
+    def _with_calls(self, prompt_end: str, calls: ToolFormat, tools: Sequence[FunctionDefinition], one: bool) -> str:
+        """Return the grammar of any answer whose calls fit the tools; reasoning before it is free of constraints."""
+        grammar = Grammar(self._tag_tokens, lenient=not any(tool.strict for tool in tools))
+        answer, tags = text_with_calls(grammar, calls, tools, one), self._reasoning
+        if tags is None or tags.closed_by(prompt_end):
+            return grammar.source(answer)
+        thought = f"({grammar.anything_until(tags.close)} {answer} | {grammar.anything(tags.close)})"
+        if tags.left_open_by(prompt_end):
+            return grammar.source(thought)
+        return grammar.source(f"({grammar.opening(tags.open)} {thought} | {answer})")
 
     def _before(self, prompt_end: str, grammar: Grammar) -> str:
         """Return an expression for the reasoning before the answer; empty if there can be none."""
@@ -99,8 +129,8 @@ def call_list(grammar: Grammar, calls: ToolFormat, use: ToolUse) -> str:
     return call if use.one or calls.several else grammar.rule(f'{call} ("\\n" {call})*')
 
 
-def text_with_calls(grammar: Grammar, calls: ToolFormat, use: ToolUse) -> str:
-    """Add a rule for any text with calls in it; the arguments of strict tools fit their schemas."""
-    tools = [tool if tool.strict else FunctionDefinition(name=tool.name) for tool in use.tools.values()]
-    call = f"{grammar.until(calls.open)} {calls.rule(grammar, tools, use.one)}"
-    return grammar.rule(f"({call}){'?' if use.one else '*'} {grammar.text()}")
+def text_with_calls(grammar: Grammar, calls: ToolFormat, tools: Sequence[FunctionDefinition], one: bool) -> str:
+    """Add a rule for any text with calls in it, or, if there may be one call only, for text that ends with it."""
+    call = f"{grammar.anything_until(calls.open)} {calls.rule(grammar, tools, one)}"
+    text = grammar.anything(calls.open)
+    return grammar.rule(f"{call} | {text}" if one else f"({call})* {text}")

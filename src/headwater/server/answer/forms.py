@@ -8,7 +8,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from headwater.engine.detokenizer import byte_table
-from headwater.events import TokenEvent
+from headwater.events import PromptEvent, TokenEvent
 from headwater.server.answer.formats.parser import (
     AnswerParser,
     CallArguments,
@@ -29,6 +29,7 @@ class CompletionForm:
 
     id_prefix = "cmpl-"
     object = chunk_object = "text_completion"
+    one_prompt = False  # log probabilities of prompts are written in each choice
     nothing: Json = {"text": ""}  # noqa: RUF012  an empty piece
 
     def __init__(self) -> None:
@@ -59,6 +60,7 @@ class ChatForm:
 
     id_prefix = "chatcmpl-"
     object = "chat.completion"
+    one_prompt = True
     chunk_object = "chat.completion.chunk"
     nothing: Json = {"delta": {"content": ""}}  # noqa: RUF012
 
@@ -174,6 +176,24 @@ def completion_logprobs(names: TokenNames, tokens: list[TokenEvent], offset: int
         ],
         "text_offset": offsets,
     }
+
+
+def prompt_logprobs(names: TokenNames, k: int, event: PromptEvent) -> list[Json | None]:
+    """Return log probabilities of a prompt as vLLM writes them: by token id, of the token and of the `k` most likely.
+
+    The first token has none: null.
+    """
+
+    def entry(token: int, logprob: float | None, rank: int | None) -> Json:
+        return {"logprob": finite(logprob), "rank": rank, "decoded_token": names.name(token)}
+
+    rows: list[Json | None] = [None]
+    for token in event.tokens[1:]:
+        row = {str(token.token): entry(token.token, token.logprob, token.rank)}
+        for rank, top in enumerate(token.top[:k], 1):
+            row.setdefault(str(top.token), entry(top.token, top.logprob, rank))
+        rows.append(row)
+    return rows
 
 
 def finite(logprob: float | None) -> float | None:

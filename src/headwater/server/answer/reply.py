@@ -23,29 +23,47 @@ from headwater.server.requests.chat import CompletionRequest
 LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}  # JSON escapes all other line ends
 ECHO = -1  # token of an event that holds a whole prompt's text
 Echo = Callable[[Events], Events]
+PromptScores = Callable[[PromptEvent], list[Json | None]]
 
 
 class Reply:
     """Answer to one request, whole or streamed. `names` is None if no log probabilities are wanted."""
 
-    def __init__(self, form: Callable[[], Form], model: str, names: TokenNames | None, answers: int = 1) -> None:
-        """`answers`: number of answers to each prompt; the generations of one prompt have consecutive numbers."""
+    def __init__(
+        self,
+        form: Callable[[], Form],
+        model: str,
+        names: TokenNames | None,
+        answers: int = 1,
+        scores: PromptScores | None = None,
+    ) -> None:
+        """`answers`: number of answers to each prompt; the generations of one prompt have consecutive numbers.
+
+        `scores` writes the log probabilities of prompts; None if they are not wanted.
+        """
         self._new_form, self._form = form, form()
         self._names = names
         self._answers = answers
+        self._scores = scores
         self._head = {"id": self._form.id_prefix + uuid.uuid4().hex, "created": int(time.time()), "model": model}
 
     async def whole(self, events: Events) -> Json:
         """Return the answer when all generations have ended; raises the error of one that failed."""
         tokens: dict[int, list[TokenEvent]] = defaultdict(list)
         finished: dict[int, FinishedEvent] = {}
+        scored: dict[int, Json] = {}
         async for number, event in events:
             if isinstance(event, TokenEvent):
                 tokens[number].append(event)
             elif isinstance(event, FinishedEvent):
                 finished[number] = event
+            elif self._scores is not None:
+                scored[number] = {"prompt_logprobs": self._scores(event)}
         choices = [self._choice(number, tokens[number], end) for number, end in sorted(finished.items())]
-        return {**self._head, "object": self._form.object, "choices": choices, **self._outcome(finished)}
+        answer = {**self._head, "object": self._form.object, "choices": choices, **self._outcome(finished)}
+        if self._form.one_prompt:
+            return answer | scored.get(0, {})
+        return answer | {"choices": [choice | scored.get(choice["index"], {}) for choice in choices]}
 
     async def stream(self, events: Events, include_usage: bool) -> AsyncIterator[str]:
         """Yield server-sent events; if a generation fails midway, its error is the last but one."""
@@ -61,6 +79,8 @@ class Reply:
         forms: dict[int, Form] = defaultdict(self._new_form)
         finished: dict[int, FinishedEvent] = {}
         async for number, event in events:
+            if isinstance(event, PromptEvent):
+                continue
             if isinstance(event, FinishedEvent):
                 finished[number] = event
             if (chunk := self._chunk(forms[number], event)) is not None:
@@ -127,9 +147,9 @@ def without_echo(events: Events) -> Events:
 def echo_of(tokenizer: Tokenizer, body: CompletionRequest, encoded: Sequence[Encoded]) -> Echo:
     """Return a function that adds to each answer's events its prompt; `encoded` are the prompts."""
     n, prompts = body.answers, list(zip(body.prompts, encoded, strict=True))
-    if body.scores_prompt:
+    if body.echoed_logprobs is not None:
         tokens = [text_of_tokens(tokenizer, prompt, one.ends) for prompt, one in prompts]
-        return partial(scored, texts=[text for text in tokens for _ in range(n)])
+        return partial(scored, texts=[text for text in tokens for _ in range(n)], k=body.echoed_logprobs)
     texts = [p if isinstance(p, str) else tokenizer.decode(p, skip_special_tokens=False) for p in body.prompts]
     return partial(echoed, texts=[text for text in texts for _ in range(n)])
 
@@ -142,14 +162,16 @@ async def echoed(events: Events, texts: Sequence[str]) -> Events:
         yield number, event
 
 
-async def scored(events: Events, texts: Sequence[Sequence[str]]) -> Events:
-    """Yield the events, with a prompt's tokens as if they were an answer's first; `texts` by answer and token."""
+async def scored(events: Events, texts: Sequence[Sequence[str]], k: int) -> Events:
+    """Yield the events, and a prompt's tokens as if they were an answer's first, each with the `k` most likely ones.
+
+    `texts` are those of the tokens, by answer.
+    """
     async for number, event in events:
+        yield number, event
         if isinstance(event, PromptEvent):
             for token, text in zip(event.tokens, texts[number], strict=True):
-                yield number, replace(token, text=text)
-        else:
-            yield number, event
+                yield number, replace(token, text=text, top=token.top[:k])
 
 
 def text_of_tokens(tokenizer: Tokenizer, prompt: str | list[int], ends: Sequence[int] | None = None) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
+from pydantic_core import PydanticCustomError
 from starlette.exceptions import HTTPException
 
 from headwater.errors import (
@@ -56,6 +57,9 @@ KINDS: dict[type[Exception], Kind] = {
     DeadlineExceeded: Kind(504, "timeout", "deadline_exceeded", {"x-should-retry": "false"}),
 }
 
+# path -> the field with the prompt, which has to change if it is too long; "messages" at all others
+PROMPTS = {"/v1/completions": "prompt", "/v1/responses": "input", "/tokenize": "prompt", "/cache/segments": "texts"}
+
 MAX_ECHO = 100  # characters of a bad value that an error repeats
 
 
@@ -91,13 +95,21 @@ class RefusedBody(HTTPException):
         self.code = code
 
 
+FIELD = "headwater_field"  # type of pydantic's error for a field that a validator of the whole object names
+
+
+def of_field(name: str, message: str) -> PydanticCustomError:
+    """Return an error for validators of whole objects to raise; `name` is the field that the client has to change."""
+    return PydanticCustomError(FIELD, "{message}", {"field": name, "message": message})
+
+
 def error_body(error: Exception) -> tuple[int, Json]:
     """Return HTTP status and body. An unexpected error is logged here, and its answer has only its type and an id."""
     if isinstance(error, BadRequest):
         return 400, _body(str(error), "invalid_request_error", error.param, None)
     kind = kind_of(error)
     if kind is not None:
-        return kind.status, _body(str(error), kind.type, None, kind.code)
+        return kind.status, _body(str(error), kind.type, getattr(error, "param", None), kind.code)
     request_id = current_request_id()
     log.error("internal error in request %s", request_id, exc_info=error)
     message = f"internal error: {type(error).__name__}, in request {request_id}"
@@ -131,23 +143,29 @@ async def _raised(request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, BadRequest):
         top = error.param.partition(".")[0]
         logged = _invalid_field(error.param, request.scope.get(TYPES, {}).get(top, ""), str(error))
-    return _refuse(request, *error_body(error), error_headers(error), logged)
+    status, body = error_body(error)
+    if isinstance(error, RequestTooLarge | TemplateError):
+        body["error"]["param"] = PROMPTS.get(request.url.path, "messages")
+    return _refuse(request, status, body, error_headers(error), logged)
 
 
 async def _invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    param = ".".join(str(part) for part in first["loc"][1:])[:MAX_ECHO] or None  # may hold keys that the client chose
-    own = first["type"] == "value_error"  # raised by this server: the message begins with a field's name
+    place = _place(first["loc"][1:], error.body, first["type"] == "missing")
+    named = [first["ctx"]["field"]] if first["type"] == FIELD else []
+    param = ".".join(place + named)[:MAX_ECHO] or None  # may hold keys that the client chose
     message = first["msg"].removeprefix("Value error, ")
-    if param and isinstance(first["input"], int | float | str):
+    if place and isinstance(first["input"], int | float | str):
         message += f"; it is {shown(first['input'])}"
-    text = message if own and not param else f"{param or 'body'}: {message}"
-    at_fault = param or (message.split()[0] if own else "body")
-    found = "missing" if first["type"] == "missing" else json_type(first["input"])
-    if own and not param and isinstance(first["input"], dict):  # of the whole body, of which a field is at fault
-        found = json_type(first["input"][at_fault]) if at_fault in first["input"] else "missing"
-    logged = _invalid_field(at_fault, found, message)
+    own = first["type"] == "value_error"  # raised by this server: the message begins with a field's name
+    text = message if (named or own) and not place else f"{param or 'body'}: {message}"
+    value, missing = first["input"], first["type"] == "missing"
+    key = named[0] if named else message.split()[0] if own and not param else None
+    if key is not None and isinstance(value, dict):  # of the whole object, of which a field is at fault
+        missing = key not in value
+        value = value.get(key)
+    logged = _invalid_field(param or key or "body", "missing" if missing else json_type(value), message)
     return _refuse(request, 400, _body(text, "invalid_request_error", param, None), logged=logged)
 
 
@@ -156,6 +174,23 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
     code = error.code if isinstance(error, RefusedBody) else None
     body = _body(f"{error.detail}: {request.method} {request.url.path}", "invalid_request_error", None, code)
     return _refuse(request, error.status_code, body, error.headers)
+
+
+def _place(location: Sequence[int | str], body: Any, missing: bool) -> list[str]:
+    """Return the keys that lead to a value of the body, without the types that pydantic tried on the way.
+
+    `missing`: the last key is not in the body. Without a body all of the location is returned.
+    """
+    if body is None:
+        return [str(part) for part in location]
+    place = []
+    for number, part in enumerate(location):
+        inside = part in body if isinstance(body, dict) else isinstance(body, list) and isinstance(part, int)
+        if inside:
+            body = body[part]
+        if inside or (missing and number == len(location) - 1):
+            place.append(str(part))
+    return place
 
 
 def _invalid_field(param: str, json_type: str, message: str) -> str:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
+from headwater.request import Constraint
+from headwater.server.http.errors import of_field
 from headwater.server.requests.lengths import MAX_SEGMENTS, MAX_TOKENS
 from headwater.server.requests.messages import Conversation, conversation
-from headwater.server.requests.sampling import NEUTRAL, SamplingRequest, TokenId
+from headwater.server.requests.sampling import SCORED, SamplingRequest, TokenId
+from headwater.server.requests.structured import FLEXIBLE, only_one, schema_constraint
 from headwater.server.requests.tools import MAX_TOOLS, ToolDefinition, ToolUse, answer_schema, tool_use
 
 MAX_TOP_LOGPROBS = 20
@@ -18,6 +21,7 @@ DEFAULT_COMPLETION_TOKENS = 16
 # chat fields with their neutral values: a completion that ignored other values would be wrong
 CHAT_ONLY = {"response_format": ({"type": "text"},), "tools": ([],), "documents": ([],)}
 
+PromptLogprobs = Annotated[int | None, Field(ge=0, le=MAX_TOP_LOGPROBS)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 Texts = Annotated[list[str], Field(min_length=1, fail_fast=True)]
 
@@ -25,12 +29,13 @@ Texts = Annotated[list[str], Field(min_length=1, fail_fast=True)]
 class CompletionRequest(SamplingRequest):
     """Body of /v1/completions."""
 
-    neutral: ClassVar = CHAT_ONLY | NEUTRAL
+    neutral: ClassVar = CHAT_ONLY | SCORED
 
     prompt: str | TokenIds | Texts | Annotated[list[TokenIds], Field(min_length=1, fail_fast=True)]
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     echo: bool | None = None
     best_of: int | None = None
+    prompt_logprobs: PromptLogprobs = None
     max_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS)  # 0: the prompt is scored, and no token generated
 
     @field_validator("prompt", mode="wrap")
@@ -45,7 +50,7 @@ class CompletionRequest(SamplingRequest):
     def _agree(self) -> CompletionRequest:
         if self.best_of not in (None, self.answers):
             both = f"best_of is {self.best_of:,} and n is {self.answers:,}"
-            raise ValueError(f"{both}: this server takes equal ones only")
+            raise of_field("best_of", f"{both}: this server takes equal ones only")
         return self
 
     @property
@@ -55,9 +60,13 @@ class CompletionRequest(SamplingRequest):
         return [self.prompt] if one else self.prompt  # type: ignore[list-item,return-value]
 
     @property
-    def scores_prompt(self) -> bool:
-        """True if log probabilities of the prompt are wanted: it is echoed with `logprobs`."""
-        return bool(self.echo) and self.logprobs is not None
+    def echoed_logprobs(self) -> int | None:
+        """Number of likely tokens to return at each token of an echoed prompt; None: it is not echoed or not scored."""
+        return self.logprobs if self.echo else None
+
+    @property
+    def wanted_prompt_logprobs(self) -> int | None:
+        return max((k for k in (self.echoed_logprobs, self.prompt_logprobs) if k is not None), default=None)
 
     @property
     def wanted_tokens(self) -> int | None:
@@ -68,12 +77,25 @@ class CompletionRequest(SamplingRequest):
         return self.logprobs
 
 
+# fields of an assistant's message that may stand without content, as templates and OpenAI allow
+INSTEAD_OF_CONTENT = ("function_call", "refusal", "audio", "reasoning_content", "reasoning")
+
+
 class ChatMessage(BaseModel, extra="allow"):
     """Message of a conversation; fields that are not named here are passed on to the template."""
 
-    role: str
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[dict[str, Any]] | None = None
     tool_calls: list[dict[str, Any]] | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> ChatMessage:
+        """Raise an error for a message without content, unless it is an assistant's with a field in its place."""
+        instead = [self.tool_calls, *((self.model_extra or {}).get(name) for name in INSTEAD_OF_CONTENT)]
+        optional = self.role == "function" or (self.role == "assistant" and any(instead))
+        if self.content is None and not optional:
+            raise of_field("content", f"is missing or null, and a message of role {self.role!r} needs one")
+        return self
 
 
 class Document(BaseModel, extra="allow", strict=True):
@@ -145,13 +167,20 @@ class ConversationRequest(SamplingRequest):
         return tool_use(self.chat_tools(), self.chat_choice(), self.parallel_tool_calls)
 
     @property
-    def answer_schema(self) -> dict[str, Any] | None:
-        """JSON schema that the answer has to fit; raises BadRequest for an invalid response_format."""
-        return answer_schema(self.chat_format())
+    def answer_constraint(self) -> Constraint | None:
+        """Constraint of the answer, also by its response_format; raises BadRequest if that is invalid, too."""
+        constraint, schema = super().answer_constraint, answer_schema(self.chat_format())
+        if schema is None:
+            return constraint
+        if constraint is not None:
+            raise only_one(str(constraint.param), "response_format")
+        return schema_constraint(schema, FLEXIBLE, "response_format")
 
 
 class ChatRequest(ConversationRequest):
     """Body of /v1/chat/completions."""
+
+    neutral: ClassVar = SCORED
 
     messages: Messages
     tools: ToolDefinitions | None = None
@@ -160,11 +189,13 @@ class ChatRequest(ConversationRequest):
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    prompt_logprobs: PromptLogprobs = None
 
     @model_validator(mode="after")
     def _top_needs_logprobs(self) -> ChatRequest:
         if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError(f"top_logprobs is {self.top_logprobs}, but logprobs is {self.logprobs}: it needs true")
+            both = f"top_logprobs is {self.top_logprobs}, but logprobs is {self.logprobs}"
+            raise of_field("top_logprobs", f"{both}: it needs true")
         return self
 
     def chat_messages(self) -> list[ChatMessage]:
@@ -186,3 +217,7 @@ class ChatRequest(ConversationRequest):
     @property
     def wanted_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def wanted_prompt_logprobs(self) -> int | None:
+        return self.prompt_logprobs

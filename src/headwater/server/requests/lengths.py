@@ -31,7 +31,14 @@ class Lengths:
     def check_max_tokens(self, max_tokens: int | None, scores_prompt: bool) -> None:
         """Raise BadRequest for a request of 0 tokens, unless it scores its prompt."""
         if max_tokens == 0 and not scores_prompt:
-            raise BadRequest("max_tokens is 0, at least 1 is needed unless echo and logprobs are set", "max_tokens")
+            unless = "unless echo and logprobs, or prompt_logprobs, are set"
+            raise BadRequest(f"max_tokens is 0, at least 1 is needed {unless}", "max_tokens")
+
+    def check_min_tokens(self, min_tokens: int, max_tokens: int) -> None:
+        """Raise BadRequest for an answer whose least length is more than its greatest."""
+        if min_tokens > max_tokens:
+            both = f"min_tokens is {min_tokens:,}, and the answer has at most {max_tokens:,} tokens"
+            raise BadRequest(f"{both} (max_tokens)", "min_tokens")
 
     def max_tokens(self, prompt: int, segments: int, wanted: int | None, may_be_cut: bool) -> int:
         """Return the answer's greatest length: `wanted`, or all that the prompt of this many tokens leaves.

@@ -7,7 +7,9 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
 
 from headwater.request import Fidelity, SamplingParams
+from headwater.server.http.errors import of_field, shown
 from headwater.server.requests.lengths import MAX_N, MAX_TOKENS
+from headwater.server.requests.structured import StructuredRequest
 
 # Fields that would change an answer and are not supported, with their neutral values: an answer that ignored any other
 # value would be wrong. Some are OpenAI's, some are extensions of other engines.
@@ -18,7 +20,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "function_call": ("none",),
     "use_beam_search": (False,),
     "length_penalty": (1,),
-    "min_tokens": (0,),
     "bad_words": ([],),
     "include_stop_str_in_output": (False,),
     "skip_special_tokens": (True,),
@@ -26,9 +27,10 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
 }
 NEUTRAL |= dict.fromkeys(("audio", "web_search_options", "prompt_logprobs", "prompt_embeds", "allowed_token_ids"), ())
-NEUTRAL |= dict.fromkeys(("truncate_prompt_tokens", "structured_outputs", "guided_json", "guided_regex"), ())
-NEUTRAL |= dict.fromkeys(("guided_choice", "guided_grammar", "lora_request"), ())
+NEUTRAL |= dict.fromkeys(("truncate_prompt_tokens", "lora_request"), ())
+SCORED = {name: allowed for name, allowed in NEUTRAL.items() if name != "prompt_logprobs"}  # where prompts are scored
 
+LEAST_PENALTY = 0.01  # of repetition: a logit divided by 1e-38 is infinite
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 8_192  # of all stop strings together: each token's text is compared with every one
 MAX_BIASES = 1_024
@@ -49,12 +51,12 @@ class StreamOptions(BaseModel, strict=True):
     include_usage: bool | None = None
 
 
-class SamplingRequest(BaseModel, allow_inf_nan=False, strict=True):
+class SamplingRequest(StructuredRequest, allow_inf_nan=False, strict=True):
     """Fields that all requests share. A null is the same as no field."""
 
     neutral: ClassVar = NEUTRAL
 
-    model: str | None = None  # ignored: the server has one model
+    model: str | None = None  # any name is taken: the server has one model
     max_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
@@ -62,12 +64,13 @@ class SamplingRequest(BaseModel, allow_inf_nan=False, strict=True):
     min_p: float | None = Field(None, ge=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     n: int | None = Field(None, ge=1, le=MAX_N)
+    min_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS)
     stop: Stops | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     ignore_eos: bool | None = None
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(None, gt=0, le=2)
+    repetition_penalty: float | None = Field(None, ge=LEAST_PENALTY, le=2)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     timeout: float | None = Field(None, gt=0, le=MAX_TIMEOUT)  # seconds
     stream: bool | None = None
@@ -79,11 +82,11 @@ class SamplingRequest(BaseModel, allow_inf_nan=False, strict=True):
     @model_validator(mode="before")
     @classmethod
     def _refuse_unsupported(cls, values: Any) -> Any:
-        """Raise ValueError for a field of the table `neutral` whose value is not neutral."""
+        """Raise an error for a field of the table `neutral` whose value is not neutral."""
         for name, allowed in cls.neutral.items() if isinstance(values, dict) else ():
             if values.get(name) is not None and values[name] not in allowed:
                 takes = f"it takes {allowed[0]!r} only" if allowed else "leave it out"
-                raise ValueError(f"{name} is {repr(values[name])[:100]}, which this server does not support: {takes}")
+                raise of_field(name, f"{name} is {shown(values[name])}, which this server does not support: {takes}")
         return values
 
     @field_validator("stop")
@@ -125,6 +128,11 @@ class SamplingRequest(BaseModel, allow_inf_nan=False, strict=True):
         return None
 
     @property
+    def wanted_prompt_logprobs(self) -> int | None:
+        """Number of likely tokens to return at each token of the prompt; None: the prompt is not scored."""
+        return None
+
+    @property
     def salt(self) -> str:
         return self.cache_salt or ""
 
@@ -154,6 +162,7 @@ class SamplingRequest(BaseModel, allow_inf_nan=False, strict=True):
             stop=tuple(s for s in self.stop or () if s),
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=bool(self.ignore_eos),
+            min_tokens=self.min_tokens or 0,
             logprobs=logprobs,
             repetition_penalty=chosen("repetition_penalty", 1.0),
             presence_penalty=self.presence_penalty or 0.0,

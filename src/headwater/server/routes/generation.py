@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
@@ -10,10 +11,10 @@ from starlette.concurrency import run_in_threadpool
 
 from headwater.request import Generation
 from headwater.server.answer.anthropic import MessagesReply
-from headwater.server.answer.forms import ChatForm, CompletionForm, Form
+from headwater.server.answer.forms import ChatForm, CompletionForm, Form, prompt_logprobs
 from headwater.server.answer.reply import Echo, Reply, without_echo
 from headwater.server.answer.responses import ResponsesReply
-from headwater.server.http.errors import ANTHROPIC_OF_A_BODY, generated
+from headwater.server.http.errors import ANTHROPIC_OF_A_BODY, BadRequest, generated
 from headwater.server.http.exchange import CLIENT_GONE, Events, EventStream, Exchange, Progress, unless_gone
 from headwater.server.observe.record import RequestRecord
 from headwater.server.requests.anthropic import MessagesRequest
@@ -34,7 +35,11 @@ def install(app: FastAPI, service: Service) -> None:
     model = service.engine.model_name
 
     def reply(form: Callable[[], Form], body: CompletionRequest | ChatRequest) -> Reply:
-        return Reply(form, model, None if body.wanted_logprobs is None else service.names, body.answers)
+        names, k = service.names, body.prompt_logprobs
+        if k is not None and body.stream:
+            raise BadRequest(f"prompt_logprobs is {k:,} and stream is true: a stream has none", "prompt_logprobs")
+        scores = None if k is None else partial(prompt_logprobs, names, k)
+        return Reply(form, model, None if body.wanted_logprobs is None else names, body.answers, scores)
 
     @app.post("/v1/completions", response_model=None, responses=generated(*FIELDS))
     async def completions(body: CompletionRequest, request: Request) -> Response:
@@ -67,6 +72,7 @@ class Answering:
     """One request while it is answered: its exchange with the engine, and its record."""
 
     def __init__(self, service: Service, endpoint: str, body: SamplingRequest, request: Request) -> None:
+        service.note_model(body.model)
         self._body, self._request = body, request
         self._exchange, self._record = Exchange(service.engine), RequestRecord(endpoint, service.watchers)
 

@@ -20,7 +20,10 @@ OTHER_MEDIA = ("audio/{rest:path}", "images/{rest:path}", "videos", "realtime")
 NUMBERS = ("embeddings", "moderations", "rerank", "score", "pooling", "classify")
 STORES = ("files", "batches", "fine_tuning/{rest:path}", "assistants", "threads", "vector_stores", "conversations")
 ABSENT = (*OTHER_MEDIA, *NUMBERS, *STORES, "messages/batches", "messages/batches/{rest:path}")
-OFFERED = "/v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, /v1/models, /tokenize and /detokenize"
+OFFERED = (
+    "/v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, /v1/models, /tokenize and /detokenize "
+    "(/docs describes them)"
+)
 
 
 class Version(BaseModel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from headwater.server.answer.dialect import Dialect
 from headwater.server.answer.formats.parser import AnswerParser
 from headwater.server.answer.forms import TokenNames
 from headwater.server.answer.reply import Echo, echo_of, without_echo
-from headwater.server.http.errors import BadRequest
+from headwater.server.http.errors import BadRequest, shown
 from headwater.server.http.exchange import ServedEngine
 from headwater.server.observe.record import Watcher
 from headwater.server.prompt.chat import ChatPrompter
@@ -27,6 +28,10 @@ from headwater.server.requests.messages import Conversation
 from headwater.server.requests.sampling import SamplingRequest
 from headwater.server.requests.scan import BodyLimits
 
+MAX_OTHER_NAMES = 100  # of models that are logged
+
+log = logging.getLogger("headwater.server")
+
 
 class Service:
     """Engine, settings and translation. Translating may take a second: call it on a thread, not on the event loop."""
@@ -36,6 +41,7 @@ class Service:
         self.lengths = Lengths(engine, config)
         self.started = int(time.time())
         self.watchers: tuple[Watcher, ...] = ()
+        self._other_names: set[str] = set()  # of models, as clients sent them
         self.names = TokenNames(engine.tokenizer)
         engine.tokenizer.no_truncation()
         engine.tokenizer.no_padding()
@@ -49,29 +55,38 @@ class Service:
             template = ChatTemplate(engine.chat_template, engine.special_tokens)
             self._prompter = ChatPrompter(engine.tokenizer, template, self.encoder)
 
+    def note_model(self, name: str | None) -> None:
+        """Warn in the log of a name that is not the model's, once for each: the server answers to any name."""
+        known = name in (None, self.engine.model_name) or name in self._other_names
+        if known or len(self._other_names) >= MAX_OTHER_NAMES:
+            return
+        self._other_names.add(str(name))
+        log.warning("a client asked for model %s; every name is answered by %r", shown(name), self.engine.model_name)
+        if len(self._other_names) == MAX_OTHER_NAMES:
+            log.warning("%d names of other models were asked for; further ones are not logged", MAX_OTHER_NAMES)
+
     def completion(self, body: CompletionRequest) -> tuple[list[Generation], Echo]:
         """Translate a completion: one generation for each answer, and the echo of the prompts if it is wanted."""
-        self.lengths.check_max_tokens(body.max_tokens, body.scores_prompt)
+        self.lengths.check_max_tokens(body.max_tokens, body.wanted_prompt_logprobs is not None)
         self._check_tokens_of(body)
+        constraint = body.answer_constraint
         encoded = [self._encoded(prompt, body.salt) for prompt in body.prompts]
         generations = []
         for one in encoded:
             prompt = Generation(one.ids, SamplingParams(), body.salt, segments=one.segments)
             generation = self._generation(body, prompt)
-            if body.scores_prompt:
-                params = replace(generation.params, prompt_logprobs=body.logprobs or 0)
-                generation = replace(generation, params=params, segments=())  # the prompt is computed whole
-            generations += nth_answers(generation, body)
+            params = replace(generation.params, constraint=constraint)
+            generations += nth_answers(replace(generation, params=params), body)
         return generations, echo_of(self.engine.tokenizer, body, encoded) if body.echo else without_echo
 
     def chat(self, body: ConversationRequest) -> tuple[list[Generation], Callable[[], AnswerParser]]:
         """Translate a conversation: one generation for each answer, and a function that returns a parser for one."""
-        use, schema = body.tool_use, body.answer_schema
+        use, form = body.tool_use, body.answer_constraint
         self._check_tokens_of(body)
         prompt = self.conversation_prompt(body)
         end = self._dialect.end_of(prompt.prompt)
         generation = self._generation(body, prompt)
-        shaped = replace(generation, params=self._dialect.shaped(generation.params, end, use, schema))
+        shaped = replace(generation, params=self._dialect.shaped(generation.params, end, use, form))
         return nth_answers(shaped, body), partial(self._dialect.parser, end, use)
 
     def conversation_prompt(self, body: ConversationRequest) -> Generation:
@@ -105,10 +120,13 @@ class Service:
         return Encoded(tuple(prompt), (), self.encoder.segments_of(prompt))
 
     def _generation(self, body: SamplingRequest, prompt: Generation) -> Generation:
-        """Add the request's sampling, deadline and fidelity to a prompt."""
-        segments = () if body.exact else prompt.segments
+        """Add the request's sampling, deadline and fidelity to a prompt. A prompt to be scored is computed whole."""
+        scored = body.wanted_prompt_logprobs
+        segments = () if body.exact or scored is not None else prompt.segments
         max_tokens = self.lengths.max_tokens(len(prompt.prompt), len(segments), body.wanted_tokens, body.may_be_cut)
+        self.lengths.check_min_tokens(body.min_tokens or 0, max_tokens)
         params = body.params(self.engine.generation_defaults, max_tokens, body.wanted_logprobs)
+        params = replace(params, prompt_logprobs=scored)
         limits = {"timeout": body.timeout, "request_timeout": self.config.request_timeout}
         least = ((seconds, name) for name, seconds in limits.items() if seconds is not None)
         deadline, by = min(least, default=(None, "timeout"))

@@ -1,4 +1,4 @@
-"""Endpoints about tokens: /tokenize and /detokenize in vLLM's form, the count of a message's tokens in Anthropic's.
+"""Endpoints about tokens: /tokenize, /detokenize and /tokenizer_info in vLLM's form, /v1/messages/count_tokens.
 
 /cache/segments stores segments.
 """
@@ -16,12 +16,14 @@ from starlette.exceptions import HTTPException
 from headwater.engine.live import Outcome
 from headwater.errors import ConfigError
 from headwater.request import Span
-from headwater.server.http.errors import ANTHROPIC_OF_A_BODY, OF_A_BODY, BadRequest, refusals
+from headwater.server.http.errors import ANTHROPIC_OF_A_BODY, OF_A_BODY, BadRequest, of_field, refusals
 from headwater.server.requests.anthropic import CountTokensRequest
 from headwater.server.requests.chat import Documents, Messages, ToolDefinitions, conversation_of
 from headwater.server.requests.lengths import MAX_SEGMENTS
 from headwater.server.requests.sampling import MAX_SALT, TokenId
 from headwater.server.routes.service import Service
+
+ADDED_TOKEN = ("special", "lstrip", "rstrip", "single_word", "normalized")  # properties of an added token
 
 
 class TokenizeRequest(BaseModel, strict=True):
@@ -40,7 +42,8 @@ class TokenizeRequest(BaseModel, strict=True):
     def _one_of_two(self) -> TokenizeRequest:
         given = [name for name in ("prompt", "messages") if getattr(self, name) is not None]
         if len(given) != 1:
-            raise ValueError(f"{' and '.join(given) or 'neither'} given, of prompt and messages one is needed")
+            which = "both given" if given else "both missing"
+            raise of_field("prompt", f"prompt and messages are {which}, exactly one is needed")
         return self
 
 
@@ -62,6 +65,20 @@ class Text(BaseModel):
 
 class InputTokens(BaseModel):
     input_tokens: int
+
+
+class TokenizerInfo(BaseModel):
+    """Description of the tokenizer in vLLM's form, for clients that tokenise for themselves."""
+
+    tokenizer_class: str = "PreTrainedTokenizerFast"  # of transformers, which reads any tokenizer.json
+    model_max_length: int  # tokens of prompt and answer together
+    vocab_size: int  # tokens of the model
+    chat_template: str | None
+    bos_token: str | None
+    eos_token: str | None
+    unk_token: str | None
+    pad_token: str | None
+    added_tokens_decoder: dict[str, dict[str, str | bool]]  # added tokens by id
 
 
 class WarmRequest(BaseModel, strict=True):
@@ -94,7 +111,7 @@ class WarmsSegments(Protocol):
 
 
 def install(app: FastAPI, service: Service) -> None:
-    """Add /tokenize, /detokenize and /v1/messages/count_tokens."""
+    """Add /tokenize, /detokenize, /tokenizer_info and /v1/messages/count_tokens."""
     tokenizer = service.engine.tokenizer
 
     def prompt_of(body: TokenizeRequest) -> tuple[tuple[int, ...], tuple[Span, ...]]:
@@ -119,6 +136,23 @@ def install(app: FastAPI, service: Service) -> None:
             max_model_len=service.engine.max_model_len,
             token_strs=names,
             segments=[[span.start, span.end] for span in segments],
+        )
+
+    @app.get("/tokenizer_info", responses=refusals(401))
+    async def tokenizer_info() -> TokenizerInfo:
+        added, special = tokenizer.get_added_tokens_decoder(), service.engine.special_tokens
+        return TokenizerInfo(
+            model_max_length=service.engine.max_model_len,
+            vocab_size=service.engine.spec.vocab_size,
+            chat_template=service.engine.chat_template,
+            added_tokens_decoder={
+                str(id_): {"content": token.content, **{name: getattr(token, name) for name in ADDED_TOKEN}}
+                for id_, token in sorted(added.items())
+            },
+            bos_token=special.get("bos_token"),
+            eos_token=special.get("eos_token"),
+            unk_token=special.get("unk_token"),
+            pad_token=special.get("pad_token"),
         )
 
     @app.post("/detokenize", responses=OF_A_BODY)

@@ -8,7 +8,8 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from headwater.server.answer.formats import TOOLS
-from headwater.server.answer.formats.grammar import Grammar, literal, quoted, tag_tokens
+from headwater.server.answer.formats.grammar import Grammar, literal, tag_tokens
+from headwater.server.requests.structured import quoted
 from headwater.server.requests.tools import FunctionDefinition
 from tests.checkpoints.tokenizer import train
 from tests.server.answer.formats.cases import WEATHER_TOOLS, WRITTEN, parse, shape

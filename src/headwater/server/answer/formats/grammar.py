@@ -10,14 +10,18 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from llguidance import regex_to_lark
 from tokenizers import Tokenizer
+
+from headwater.request import Constraint
+from headwater.server.requests.structured import quoted
 
 Schema = Mapping[str, Any]
 
-# White space between the parts of a JSON, enough for pretty printing: without a bound a weak model never stops.
-FLEXIBLE = {"whitespace_pattern": r"[ \n\t]{0,40}"}
 # White space as chat templates write it, so that the next turn's prompt repeats the generated text.
 SPACED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# Keywords of a schema that the compiler does not know are ignored, and one of several alternatives may fit as well.
+LENIENT = {"lenient": True, "coerce_one_of": True}
 
 MAX_DEPTH = 16  # of references and alternatives; deeper ones allow any type
 ANY = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
@@ -31,9 +35,10 @@ NAMES: dict[type, str] = {
 class Grammar:
     """Collection of rules. Expressions are parts of rule bodies: a rule's name, a literal, `%json` with a schema."""
 
-    def __init__(self, tag_tokens: Mapping[str, int]) -> None:
-        """`tag_tokens`: ids of the tags that are tokens."""
+    def __init__(self, tag_tokens: Mapping[str, int], lenient: bool = False) -> None:
+        """`tag_tokens`: ids of the tags that are tokens. `lenient`: of schemas, unknown keywords are ignored."""
         self._tokens = tag_tokens
+        self._lenient = lenient
         self._rules: list[str] = []
 
     def rule(self, body: str, lazy: bool = False) -> str:
@@ -46,19 +51,47 @@ class Grammar:
         """Return an expression for a tag, as its token or spelled out."""
         return f"<[{self._tokens[text]}]>" if text in self._tokens else literal(text)
 
+    def opening(self, text: str) -> str:
+        """Return an expression for a tag at the start of an answer, before any text: as its token or spelled out."""
+        spelled = self.rule(f"/{quoted(text)}/", lazy=True)
+        return either([spelled, *([self.tag(text)] if text in self._tokens else [])])
+
     def text(self) -> str:
         """Add a rule for any text without tags that are tokens."""
         return self.rule("/(.|\\n)*/")
 
     def until(self, end: str) -> str:
         """Return an expression for any text up to and including the first `end`."""
-        if end in self._tokens:
-            return f"{self.text()} {self.tag(end)}"
+        return f"{self.text()} {self.tag(end)}" if end in self._tokens else self._spelled(end)
+
+    def anything(self, tag: str) -> str:
+        """Return an expression for any text and tags, except `tag` as a token."""
+        others = sorted(id_ for text, id_ in self._tokens.items() if text != tag)
+        text = self.rule("/(.|\\n)+/")
+        return self.rule(f"({text} | <[{','.join(map(str, others))}]>)*" if others else f"{text}?")
+
+    def anything_until(self, tag: str) -> str:
+        """Return an expression for any text and tags up to and including the first `tag`, as its token or spelled."""
+        end = either([self._spelled(tag), *([self.tag(tag)] if tag in self._tokens else [])])
+        return self.rule(f"{self.anything(tag)} {end}")
+
+    def _spelled(self, end: str) -> str:
+        """Return an expression for any text up to and including the first `end`, which is spelled out."""
         return self.rule(f"/(.|\\n)*{quoted(end)}/", lazy=True)
 
-    def json(self, schema: Schema, spaced: bool = False) -> str:
+    def json(self, schema: Schema) -> str:
         """Return an expression for a JSON text that fits the schema."""
-        return f"%json {json.dumps({**schema, 'x-guidance': SPACED if spaced else FLEXIBLE})}"
+        options = {**SPACED, **(LENIENT if self._lenient else {})}
+        return f"%json {json.dumps({**schema, 'x-guidance': options})}"
+
+    def fitting(self, constraint: Constraint) -> str:
+        """Return an expression for texts that fit a constraint of the whole answer."""
+        match constraint.kind:
+            case "json_schema":
+                return f"%json {constraint.source}"
+            case "regex":
+                return self.rule(f"/{regex_to_lark(constraint.source)}/")
+        return self.rule(f"%lark {{\n{constraint.source}\n}}")
 
     def source(self, start: str) -> str:
         """Return the grammar whose start rule is the expression `start`."""
@@ -74,11 +107,6 @@ def tag_tokens(tokenizer: Tokenizer) -> dict[str, int]:
 def literal(text: str) -> str:
     """Return an expression for exactly this text."""
     return json.dumps(text)
-
-
-def quoted(text: str) -> str:
-    """Return the regular expression, without its slashes, that matches exactly this text."""
-    return "".join(c if c.isalnum() or c == "_" else f"\\x{{{ord(c):x}}}" for c in text)
 
 
 def either(options: list[str]) -> str:

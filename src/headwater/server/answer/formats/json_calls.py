@@ -39,7 +39,7 @@ class JsonCalls(ToolFormat):
 
     def call(self, grammar: Grammar, tool: FunctionDefinition) -> str:
         head = f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "arguments": '
-        return f"{literal(head)} {grammar.json(tool.arguments, spaced=True)} {literal('}')}"
+        return f"{literal(head)} {grammar.json(tool.arguments)} {literal('}')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class KimiCalls(ToolFormat):
 
     def call(self, grammar: Grammar, tool: FunctionDefinition) -> str:
         name = f"{literal(f'functions.{tool.name}:')} /[0-9]{{1,4}}/"
-        arguments = grammar.json(tool.arguments, spaced=True)
+        arguments = grammar.json(tool.arguments)
         return f"{grammar.tag(CALL)} {name} {grammar.tag(ARGUMENTS)} {arguments} {grammar.tag(CALL_END)}"
 
 

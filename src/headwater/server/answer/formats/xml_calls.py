@@ -93,7 +93,7 @@ def _value(grammar: Grammar, root: Mapping[str, Any], schema: Any, end: str) -> 
     if "string" in types_of(plain, root):
         return grammar.until(end)
     shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
-    return f"{grammar.json({**shared, **plain}, spaced=True)} {literal(end)}"
+    return f"{grammar.json({**shared, **plain})} {literal(end)}"
 
 
 class XmlSection(CallParser):

@@ -1,0 +1,195 @@
+"""Fields that constrain an answer, as vLLM and llama.cpp name them: schemas, regular expressions, choices, grammars."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal
+
+from llguidance.gbnf_to_lark import any_to_lark
+from pydantic import BaseModel, Field, model_validator
+
+from headwater.errors import ConstraintError
+from headwater.request import Constraint
+from headwater.server.http.errors import BadRequest
+
+# White space between the parts of a JSON, enough for pretty printing: without a bound a weak model never stops.
+FLEXIBLE = {"whitespace_pattern": r"[ \n\t]{0,40}"}
+COMPACT = {"whitespace_flexible": False}
+
+# Limits of a grammar, whose conversion is quadratic in the number of rules and recursive in the nesting of groups.
+MAX_GRAMMAR = 32 * 1024  # characters
+MAX_RULES = 400
+ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
+OF_GRAMMARS = frozenset('"\\[]^-/\n\r\t')  # characters that keep their escapes
+
+Schema = str | dict[str, Any]  # a schema, or its JSON
+Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, fail_fast=True)]
+
+ABSENT = (None, False, "")  # values of fields that ask for nothing
+
+# kind of constraint -> the field of `structured_outputs`, and the fields that other servers have for it
+FIELDS: dict[str, tuple[str, ...]] = {
+    "json": ("guided_json", "json_schema"),
+    "json_object": ("guided_json_object",),
+    "regex": ("guided_regex",),
+    "choice": ("guided_choice",),
+    "grammar": ("guided_grammar", "grammar"),
+}
+
+
+class StructuredOutputs(BaseModel, strict=True, extra="forbid"):
+    """Value of vLLM's `structured_outputs`: exactly one constraint, and the white space of a JSON."""
+
+    schema_: Schema | None = Field(None, alias="json")
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Choices | None = None
+    grammar: str | None = None
+    whitespace_pattern: str | None = None
+    disable_any_whitespace: bool | None = None
+    disable_fallback: bool | None = None  # no effect: there is one compiler
+    disable_additional_properties: Literal[False] | None = None
+    structural_tag: None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> StructuredOutputs:
+        if len(self.given) != 1:
+            which = " and ".join(self.given) or "none"
+            raise ValueError(f"{which} given, of {', '.join(FIELDS)} exactly one is needed")
+        return self
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The constraints that are given, by kind."""
+        values = {kind: getattr(self, "schema_" if kind == "json" else kind) for kind in FIELDS}
+        return {kind: value for kind, value in values.items() if value not in ABSENT}
+
+
+class StructuredRequest(BaseModel):
+    """Fields of a request that constrain its answer. At most one of them may be given."""
+
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | None = None
+    guided_json_object: bool | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    json_schema: Schema | None = None
+    grammar: str | None = None
+
+    @property
+    def answer_constraint(self) -> Constraint | None:
+        """Constraint that the answer has to fit, None for any text.
+
+        Raises BadRequest for two constraints or a schema that is no JSON, ConstraintError for a grammar that is none.
+        """
+        given = self._given()
+        if len(given) > 1:
+            raise only_one(*given)
+        for param, (kind, value) in given.items():
+            return MAKERS[kind](value, self._spacing(), param)
+        return None
+
+    def _given(self) -> dict[str, tuple[str, Any]]:
+        """Return the kinds and values of the constraints that are given, by their places."""
+        nested = {} if self.structured_outputs is None else self.structured_outputs.given
+        found = {f"structured_outputs.{kind}": (kind, value) for kind, value in nested.items()}
+        for kind, names in FIELDS.items():
+            found |= {name: (kind, getattr(self, name)) for name in names}
+        return {param: one for param, one in found.items() if one[1] not in ABSENT}
+
+    def _spacing(self) -> Mapping[str, Any]:
+        """Return llguidance's options for the white space of a JSON."""
+        nested = self.structured_outputs
+        pattern = self.guided_whitespace_pattern if nested is None else nested.whitespace_pattern
+        if pattern is not None:
+            return {"whitespace_pattern": pattern}
+        return COMPACT if nested is not None and nested.disable_any_whitespace else FLEXIBLE
+
+
+def only_one(first: str, second: str, *more: str) -> BadRequest:
+    """Return the error for several constraints of one answer."""
+    names = ", ".join((first, *more))
+    return BadRequest(f"{second} is given, and {names}, too: an answer takes at most 1 constraint", second)
+
+
+def schema_constraint(schema: Schema, spacing: Mapping[str, Any], param: str) -> Constraint:
+    """Return a constraint to JSON texts that fit the schema; raises BadRequest for a text that is no JSON object."""
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError) as error:
+            raise BadRequest(f"{param} is a text that is no JSON: {error}", param) from error
+        if not isinstance(schema, dict):
+            raise BadRequest(f"{param} is the JSON of a {type(schema).__name__}, a schema is an object", param)
+    return Constraint("json_schema", json.dumps({**schema, "x-guidance": spacing}), param)
+
+
+def object_constraint(_: bool, spacing: Mapping[str, Any], param: str) -> Constraint:
+    """Return a constraint to JSON objects."""
+    return schema_constraint({"type": "object"}, spacing, param)
+
+
+def regex_constraint(pattern: str, _: Mapping[str, Any], param: str) -> Constraint:
+    """Return a constraint to texts that match as a whole, with or without the anchors ^ and $ around the pattern."""
+    pattern = pattern.removeprefix("^")
+    before = pattern.removesuffix("$")
+    escaped = (len(before) - len(before.rstrip("\\"))) % 2 == 1
+    return Constraint("regex", pattern if escaped else before, param)
+
+
+def choice_constraint(choices: list[str], _: Mapping[str, Any], param: str) -> Constraint:
+    """Return a constraint to one of the texts."""
+    return Constraint("regex", "|".join(map(quoted, choices)), param)
+
+
+def quoted(text: str) -> str:
+    """Return the regular expression, without slashes around it, that matches exactly this text."""
+    return "".join(c if c.isalnum() or c == "_" else f"\\x{{{ord(c):x}}}" for c in text)
+
+
+def grammar_constraint(text: str, _: Mapping[str, Any], param: str) -> Constraint:
+    """Return a constraint to a grammar in GBNF, or in llguidance's dialect of Lark.
+
+    Raises ConstraintError for a text that is neither, or too long.
+    """
+    if len(text) > MAX_GRAMMAR:
+        raise ConstraintError(f"the grammar has {len(text):,} characters, at most {MAX_GRAMMAR:,} are taken", param)
+    rules = text.count("::=")
+    if rules > MAX_RULES:
+        raise ConstraintError(f"the grammar has {rules:,} rules, at most {MAX_RULES:,} are taken", param)
+    try:
+        return Constraint("lark", any_to_lark(ESCAPE.sub(_decoded, text) if rules else text), param)
+    except RecursionError as error:
+        raise ConstraintError("the grammar's groups are nested too deep", param) from error
+    except Exception as error:  # of whatever class the converter raises
+        raise ConstraintError(f"the grammar is not valid GBNF: {error}"[:500], param) from error
+
+
+def _decoded(escape: re.Match[str]) -> str:
+    """Replace a character's code by the character: the converter takes leading zeros off codes."""
+    code = escape[1] or escape[2] or escape[3]
+    if code is None:
+        return escape[0]
+    number = int(code, 16)
+    if number > 0x10FFFF or 0xD800 <= number < 0xE000:
+        raise ValueError(f"{escape[0]} is no character")
+    character = chr(number)
+    if character not in OF_GRAMMARS and character.isprintable():
+        return character
+    return SPELLED.get(character, f"\\x{number:02x}")
+
+
+SPELLED = {'"': '\\"', "\\": "\\\\", "[": "\\[", "]": "\\]", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+Maker = Callable[[Any, Mapping[str, Any], str], Constraint]
+MAKERS: dict[str, Maker] = {
+    "json": schema_constraint,
+    "json_object": object_constraint,
+    "regex": regex_constraint,
+    "choice": choice_constraint,
+    "grammar": grammar_constraint,
+}
