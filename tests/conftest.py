@@ -8,6 +8,7 @@ kept in a folder of this process and of those that it starts, so that none is ta
 import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read once, when torch is imported
+os.environ.pop("COLUMNS", None)  # a console that is made while it is set keeps that width
 
 import atexit
 import shutil
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+import headwater.cli.common  # noqa: F401  # its console is made before a test sets COLUMNS
 from headwater.mixers import gpu
 from headwater.mixers.numerics import prepare_process
 from tests import checkpoints, processors

@@ -6,6 +6,7 @@ import asyncio
 import io
 import logging
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from rich.console import Console
 
 import headwater
 from headwater.config import ServeConfig
+from headwater.server.http.connection import LINGER
 from stress.census import census, grown
 from stress.draw import Draw
 from stress.live_server import LiveServer, embedded_model
@@ -92,6 +94,7 @@ def test_nothing_grows_with_the_number_of_requests_namespaces_or_clients(model):
             requests.send(1000 if FULL else 500)
             asyncio.run(send_over_http(server.url, server.port, VISITED, first=VISITED * half))
             server.check_idle()
+            time.sleep(2 * LINGER)  # closed connections are held until their last timer
             counts.append(census())
         assert server.engine.stats().cache.namespaces < 400
     assert min(requests.ended.answered, requests.ended.cancelled) > 100

@@ -129,6 +129,7 @@ class Connection(H11Protocol):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # uvicorn leaves this timer if the client reset the connection
 
     def drop(self) -> None:
         """Close at once, without an answer."""
@@ -202,6 +203,8 @@ class Connection(H11Protocol):
         """Watch whether the client reads what is written; nothing more is written meanwhile."""
         if self._send_timer is not None:
             self._send_timer.cancel()
+        if self.transport.is_closing():
+            return
         self._unsent, self._moved = self.transport.get_write_buffer_size(), self.loop.time()
         self._check_sending_later()
 
