@@ -153,7 +153,7 @@ class ConversationRequest(SamplingRequest):
 
     @property
     def warnings(self) -> list[str]:
-        """What was left out of the request, in sentences for the client."""
+        """Parts of the request that were left out, as sentences for the client."""
         return []
 
     @property
