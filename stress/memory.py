@@ -25,8 +25,11 @@ ROUNDS = 10
 WARM_ROUNDS = 2  # caches of bounded size fill up
 MAX_GROWTH = 16 * 2**20  # bytes, from the end of the warm-up on
 
-# Rings and memories of a fixed size, that fill up with requests: how much they hold at most.
+# Rings, memories and pages of a fixed number, that fill up with requests: how much they hold at most.
 CAPACITIES = {
+    "Node: instances": PAGES,  # each has a page at least
+    "LazyHeap._keys": 2 * PAGES + 64,  # swept at twice its candidates and 64
+    "LazyHeap._heap": 2 * PAGES + 64,
     "EvictionLog._entries": 4096,
     "Shares._served": 1024 + 64,
     "Recent._ring": 100,

@@ -82,8 +82,8 @@ def called(run: Callable[[bytes], None], data: bytes) -> set[CodeType]:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_all_seeds_and_mutations_are_read_some_to_the_end_and_raise_only_what_is_declared(name):
-    logging.getLogger("headwater").setLevel(logging.CRITICAL)
+def test_all_seeds_and_mutations_are_read_some_to_the_end_and_raise_only_what_is_declared(name, caplog):
+    caplog.set_level(logging.CRITICAL, "headwater")
     target, rng = TARGETS[name], random.Random(name)
     mutations = [mutated(rng.choice(target.seeds), list(target.words), rng) for _ in range(MUTATIONS)]
     begin, end = (function.__code__ for function in READ[name])

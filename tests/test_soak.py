@@ -31,8 +31,11 @@ PATIENCE = 300  # seconds: the number of visits ends a soak long before
 
 @pytest.fixture(scope="module")
 def model():
-    logging.getLogger("headwater.request").setLevel(logging.CRITICAL)
-    return embedded_model()
+    logger = logging.getLogger("headwater.request")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    yield embedded_model()
+    logger.setLevel(level)
 
 
 def test_a_short_soak_loses_nothing(model):
