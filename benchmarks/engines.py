@@ -15,7 +15,8 @@ from pathlib import Path
 from headwater.account import CacheAccount
 from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
-from headwater.engine.selfcheck import SelfCheck, self_check
+from headwater.engine.selfcheck import SelfCheck
+from headwater.engine.verdict import verdict
 from headwater.events import Event, FailedEvent, FinishedEvent, TokenEvent
 from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics
@@ -71,7 +72,7 @@ class Model:
     """One set of weights; the engines over it have a memory and a cache of their own."""
 
     def __init__(self, folder: Path, dtype: str = "float32") -> None:
-        self.check: SelfCheck = self_check(read_spec(folder, dtype))
+        self.check: SelfCheck = verdict(read_spec(folder, dtype))
         numerics.use(Numerics(self.check.mode))
         self.loaded: LoadedModel = load_model(folder, dtype)
         self._words = sayable(self.loaded.tokenizer)

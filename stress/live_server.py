@@ -12,7 +12,8 @@ import uvicorn
 
 from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
-from headwater.engine.selfcheck import SelfCheck, self_check
+from headwater.engine.selfcheck import SelfCheck
+from headwater.engine.verdict import verdict
 from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.embedded import embedded
@@ -24,9 +25,9 @@ PATIENCE = 60  # seconds after which something that must happen has not
 
 
 def embedded_model(threads: int = 2) -> tuple[LoadedModel, SelfCheck]:
-    """The embedded model, loaded once, and what the self-check says of this machine."""
+    """Load the embedded model, and return it with the verdict of the self-check, a kept one if there is one."""
     prepare_process(threads)
-    check = self_check(read_spec(embedded()))
+    check = verdict(read_spec(embedded()))
     numerics.use(Numerics(check.mode))
     return load_model(embedded()), check
 

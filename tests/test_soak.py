@@ -7,13 +7,17 @@ import io
 import logging
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 import headwater
+from benchmarks.engines import Model
 from headwater.config import ServeConfig
+from headwater.engine import verdict
+from headwater.models.embedded import embedded
 from headwater.server.http.connection import LINGER
 from stress.census import census, grown
 from stress.draw import Draw
@@ -36,6 +40,21 @@ def model():
     logger.setLevel(logging.CRITICAL)
     yield embedded_model()
     logger.setLevel(level)
+
+
+@pytest.mark.parametrize("load", [embedded_model, lambda: Model(embedded())], ids=["stress", "benchmarks"])
+def test_the_self_check_runs_once_for_all_runs(model, monkeypatch, tmp_path, load):
+    checked = []
+
+    def check(spec, *given, **more):
+        checked.append(spec)
+        return replace(model[1], deterministic=True)
+
+    monkeypatch.setenv("HEADWATER_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(verdict, "self_check", check)
+    load()
+    load()
+    assert len(checked) == 1
 
 
 def test_a_short_soak_loses_nothing(model):

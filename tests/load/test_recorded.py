@@ -87,6 +87,8 @@ def test_a_csv_has_lengths_and_times(tmp_path):
         ('{"text": 1}', "prompt"),
         ("[]", "empty"),
         ('{"messages": [], "calls": [3, 1]}', "must ascend"),
+        ('{"messages": [{}, {}], "calls": [{"at": 1}]}', r"calls are .*must ascend from 1 to at most 1: each is"),
+        ('{"messages": [{}, {}], "calls": 1}', "calls are 1, must ascend"),
         ('{"messages": ["hello", {}], "calls": [1]}', "no known form"),
         ('{"hash_ids": [1], "input_length": 3, "output_length": 1}', "--vocab"),
     ],

@@ -39,7 +39,7 @@ def test_the_first_token_is_the_first_event_that_carries_one():
     assert (answer.first, answer.last, answer.gaps) == (1.0, 3.0, [2.0])
     assert (answer.text, answer.finish_reason, answer.fault) == ("ab", "stop", None)
     assert (answer.prompt_tokens, answer.cached_tokens, answer.output_tokens) == (9, 4, 2)
-    assert answer.account["resumed_at"] == 4
+    assert answer.resumed_at == 4
 
 
 @pytest.mark.parametrize(

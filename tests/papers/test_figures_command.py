@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from headwater.cli import run as run_of
+from papers import FIGURES
 from papers.__main__ import commands
 
 
@@ -35,3 +36,9 @@ def test_what_cannot_be_run_is_refused_in_a_line(tmp_path, capsys):
     assert "marconi-11 needs recorded traffic: say where with --data" in capsys.readouterr().err
     assert run(["marconi-11", "--data", str(tmp_path)]) == 2
     assert f"{tmp_path / 'mini_swe_agent'} is no file" in capsys.readouterr().err
+
+
+def test_the_help_names_the_figures(capsys):
+    assert run(["--help"]) == 0
+    shown = "".join(capsys.readouterr().out.replace("│", " ").split())
+    assert all(name in shown for name in FIGURES)

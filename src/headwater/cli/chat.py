@@ -155,12 +155,12 @@ COMMANDS: dict[str, Callable[[Terminal, str], None]] = {
 
 def account_line(answer: Answer, ttft: float | None) -> str:
     """Describe a turn in one line: prompt tokens, cached tokens and the reason for no more, times."""
-    account, parts = answer.account, []
+    parts = []
     for name, count in (("prompt", answer.prompt_tokens), ("cached", answer.cached_tokens)):
         if count is not None:
             parts.append(f"{name} {count:,} tokens")
-    if "resumed_at" in account:
-        parts.append(f"resumed at {account['resumed_at']:,} ({account.get('reason')})")
+    if answer.resumed_at is not None:
+        parts.append(f"resumed at {answer.resumed_at:,} ({answer.reason})")
     if ttft is not None:
         parts.append(f"first token after {ttft:.2f} s")
     n = answer.output_tokens

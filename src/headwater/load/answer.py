@@ -28,9 +28,9 @@ class Answer:
         self.last: float | None = None
         self.gaps: list[float] = []  # seconds between the events that carried any of these
         self.usage: Json = {}
-        self.account: Json = {}  # Headwater's: the position it resumed at, and the reason
         self.finish_reason: str | None = None
         self.error: str | None = None
+        self._account: Json = {}  # Headwater's
         self._error_code: str | None = None
         self._parts: dict[str, list[str]] = {"text": [], "reasoning": [], "tool": []}
         self._events = EventParser()
@@ -53,16 +53,26 @@ class Answer:
 
     @property
     def prompt_tokens(self) -> int | None:
-        return self.usage.get("prompt_tokens")
+        return count_of(self.usage.get("prompt_tokens"))
 
     @property
     def cached_tokens(self) -> int | None:
         """Cached tokens of the prompt; None if the server does not report them."""
-        return object_of(self.usage.get("prompt_tokens_details")).get("cached_tokens")
+        return count_of(object_of(self.usage.get("prompt_tokens_details")).get("cached_tokens"))
 
     @property
     def output_tokens(self) -> int | None:
-        return self.usage.get("completion_tokens")
+        return count_of(self.usage.get("completion_tokens"))
+
+    @property
+    def reason(self) -> str | None:
+        """Headwater's reason of the position at which it resumed."""
+        return text_of(self._account.get("reason")) or None
+
+    @property
+    def resumed_at(self) -> int | None:
+        """Position of the prompt at which Headwater resumed."""
+        return count_of(self._account.get("resumed_at"))
 
     @property
     def fault(self) -> str | None:
@@ -89,7 +99,7 @@ class Answer:
             self.error = error_message(event)
             self._error_code = event["error"].get("code") if isinstance(event["error"], dict) else None
         self.usage = object_of(event.get("usage")) or self.usage
-        self.account = object_of(event.get("headwater")) or self.account
+        self._account = object_of(event.get("headwater")) or self._account
         pieces = [piece for choice in list_of(event.get("choices")) for piece in self._choice(object_of(choice))]
         if pieces:
             self._time(now)
@@ -165,3 +175,8 @@ def list_of(value: object) -> list[Any]:
 
 def text_of(value: object) -> str:
     return value if isinstance(value, str) else ""
+
+
+def count_of(value: object) -> int | None:
+    """Return a value of a server's JSON if it is a whole number of 0 or more, else None."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from headwater.errors import HeadwaterError
-from headwater.load.answer import Answer, Json, error_message
+from headwater.load.answer import Answer, Json, error_message, list_of, object_of, text_of
 from headwater.load.session import Message, Turn
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -95,10 +95,17 @@ def about(url: str, api_key: str | None, timeout: float) -> dict[str, Any]:
 
 
 def first_model(pages: dict[str, Any]) -> str:
-    """Return the model that a server lists first, or a name that servers of one model accept."""
-    models = pages.get("/v1/models")
-    listed = models.get("data") if isinstance(models, dict) else None
-    return listed[0]["id"] if listed else "default"
+    """Return the model that a server lists first, or a name that servers of one model accept if it lists none.
+
+    Raises ServerError for a list of another form than OpenAI's.
+    """
+    listed = object_of(pages.get("/v1/models")).get("data")
+    if not listed:
+        return "default"
+    name = text_of(object_of(next(iter(list_of(listed)), None)).get("id"))
+    if not name:
+        raise ServerError(f"data of /v1/models is {str(listed)[:80]}, must be objects with an id: name the model")
+    return name
 
 
 @dataclass(slots=True)

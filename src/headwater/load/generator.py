@@ -181,6 +181,6 @@ class Load:
             cached_tokens=answer.cached_tokens,
             output_tokens=answer.output_tokens,
             finish_reason=answer.finish_reason,
-            reason=answer.account.get("reason"),
-            resumed_at=answer.account.get("resumed_at"),
+            reason=answer.reason,
+            resumed_at=answer.resumed_at,
         )

@@ -27,6 +27,7 @@ from typing import Any, TextIO
 
 from headwater.errors import ConfigError
 from headwater.load.session import Message, Session, Turn
+from headwater.traces.reader import calls_of
 from headwater.traces.source import open_bytes
 
 Json = dict[str, Any]
@@ -93,9 +94,7 @@ def _request(line: Json, at: float | None) -> Turn:
 
 def _from_calls(line: Json, name: str) -> Iterator[Session]:
     """Yield the session, and one of a single turn for each branch that forks off it."""
-    messages, calls = line["messages"], line["calls"]
-    if sorted(set(calls)) != calls:
-        raise ValueError(f"calls are {calls}, must ascend")
+    messages, calls = line["messages"], calls_of(line)
     start = float(line.get("t0") or 0)
     times = [start + t for t in line["t"]] if line.get("t") else [None] * len(calls)
     name = str(line.get("session", name))

@@ -51,6 +51,16 @@ def whole(record: Mapping[str, Any], name: str) -> int:
     return value
 
 
+def calls_of(session: Mapping[str, Any]) -> list[int]:
+    """Return a session's `calls`, the numbers of its answers among the messages. Raises ValueError for other values."""
+    calls, most = session["calls"], len(session["messages"]) - 1
+    numbers = isinstance(calls, list) and all(type(number) is int for number in calls)
+    if not numbers or sorted(set(calls)) != calls or (calls and not 0 < calls[0] <= calls[-1] <= most):
+        must = f"must ascend from 1 to at most {most:,}: each is the number of a message that is an answer"
+        raise ValueError(f"calls are {str(calls)[:60]}, {must}")
+    return list(calls)
+
+
 def seconds(record: Mapping[str, Any]) -> float | None:
     """Return `t` or `time` (seconds) or `timestamp` (milliseconds) in seconds; None if none is recorded."""
     for name, scale in (("t", 1.0), ("time", 1.0), ("timestamp", 1000.0)):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from headwater.traces.chat import Chat
-from headwater.traces.reader import Reader, finite, has
+from headwater.traces.reader import Reader, calls_of, finite, has
 from headwater.traces.request import Request
 from headwater.traces.source import Source
 from headwater.traces.tokens import Tokens
@@ -36,9 +36,7 @@ class Sessions(Reader):
     def requests(self, source: Source) -> Iterator[Request]:
         for number, line in enumerate(source.records(), 1):
             messages, name = line["messages"], str(line.get("session", number))
-            calls = line["calls"] if "calls" in line else _replies(messages)
-            if sorted(set(calls)) != calls or (calls and not 0 < calls[0] <= calls[-1] < len(messages)):
-                raise ValueError(f"calls are {str(calls)[:60]}, must ascend from 1 to at most {len(messages) - 1}")
+            calls = calls_of(line) if "calls" in line else _replies(messages)
             chat = Chat(self._tokens, messages)
             text, times, usage = chat.text(), self._times(line, len(calls)), line.get("usage") or ()
             for turn, reply in enumerate(calls):
