@@ -33,3 +33,19 @@ def error(response, status=400):
     assert set(body) == {"error"}
     assert set(body["error"]) == {"message", "type", "param", "code"}
     return body["error"]
+
+
+NEEDED = {  # fields that may be refused although a body lacks them
+    "/v1/completions": ("prompt",),
+    "/v1/responses": ("input",),
+    "/v1/messages": ("messages", "max_tokens"),
+    "/tokenize": ("prompt", "messages"),
+    "/detokenize": ("tokens",),
+    "/cache/segments": ("texts",),
+}
+
+
+def assert_names_a_field(error, path, body):
+    """Fail unless the error's `param` is in the body, or a field that it lacks."""
+    name = (error["param"] or "").partition(".")[0]
+    assert name in body or name in NEEDED.get(path, ("messages",)), (error, body)

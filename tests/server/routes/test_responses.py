@@ -303,7 +303,7 @@ def test_a_whole_message_gives_the_items_that_its_deltas_give(size):
         ({"input": [{"type": "item_reference", "id": "x"}]}, ["item_reference", "function_call_output"]),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, ["input_image"]),
         ({"input": [{"content": "x"}]}, ["role"]),
-        ({"input": [{"type": "function_call_output"}]}, []),
+        ({"input": [{"type": "function_call_output"}]}, ["input.0.output"]),
         ({"input": [{"type": ["x"]}]}, ["type"]),
         ({"max_output_tokens": 0}, ["max_output_tokens", "0", "1"]),
         ({"max_output_tokens": 10**9}, ["1,000,000,000", "4,096"]),
@@ -315,14 +315,49 @@ def test_a_whole_message_gives_the_items_that_its_deltas_give(size):
         ({"n": 2}, ["n is 2"]),
         ({"tools": [{"type": "namespace", "name": "n"}]}, ["namespace", "list of tools"]),
         ({"tools": [{"type": "namespace", "name": "n", "tools": [5]}]}, ["namespace", "list of tools"]),
-        ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "function"}]}]}, ["tools.0.function.name"]),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "function"}]}]}, ["tools.0.tools.0.name"]),
+        ({"tools": [{"type": "function", "name": f"f{i}"} for i in range(513)]}, ["513", "512"]),
+        ({"text": {"format": {"type": "json_schema"}}}, ["text.format", "json_schema"]),
+        ({"text": {"format": {"type": "grammar"}}}, ["text.format", "grammar"]),
         ({"tool_choice": {"type": "mcp"}}, ["mcp"]),
         ({"metadata": {"a": 1}}, ["metadata"]),
     ],
 )
 def test_what_a_response_cannot_be_is_refused(engine, fields, words):
-    response = send(engine, "POST", "/v1/responses", json={"input": "hello", **fields})
-    if fields.get("input") != [{"type": "function_call_output"}]:
-        message = error(response)["message"]
-        assert all(word in message for word in words), message
-    assert response.status_code < 500
+    told = error(send(engine, "POST", "/v1/responses", json={"input": "hello", **fields}))
+    assert all(word in told["message"] for word in words), told
+    assert told["param"].partition(".")[0] in (*fields, "input")
+
+
+SAYS = {"role": "user", "content": "hi"}
+LONG = {"role": "user", "content": "a" * 5000}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"instructions": "i", "input": [{"role": "system", "content": "s"}, SAYS, {"role": "x"}]}, "input.2.role"),
+        ({"input": [SAYS, {"content": "x"}]}, "input.1.role"),
+        ({"input": [SAYS, {"role": "user"}]}, "input.1.content"),
+        ({"input": [SAYS, {"role": "user", "content": [5]}]}, "input.1.content"),
+        ({"input": [SAYS, {"type": "function_call_output", "output": 5}]}, "input.1.output"),
+        ({"input": [SAYS, {"type": "x"}]}, "input.1.type"),
+        ({"input": [{"type": "reasoning"}]}, "input"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input"),
+        ({"input": [LONG]}, "input"),
+        ({"tools": [TOOL, {"type": "web_search"}, TOOL | {"name": "a b"}]}, "tools.2.name"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [TOOL, TOOL | {"parameters": 5}]}]},
+         "tools.0.tools.1.parameters"),
+        ({"text": {"format": 5}}, "text.format"),
+    ],
+)  # fmt: skip
+def test_a_refusal_names_the_place_in_the_clients_body(engine, fields, param):
+    told = error(send(engine, "POST", "/v1/responses", json={"input": "hello", **fields}))
+    assert told["param"] == param, told
+
+
+def test_an_answer_may_have_no_text_after_its_reasoning(engine):
+    thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}]}
+    empty = {"role": "assistant", "content": None}
+    assert send(engine, "POST", "/v1/responses", json={"input": [SAYS, thought, empty, SAYS]}).status_code == 200
+    assert error(send(engine, "POST", "/v1/responses", json={"input": [empty, SAYS]}))["param"] == "input.0.content"

@@ -38,7 +38,7 @@ class Lengths:
         """Raise BadRequest for an answer whose least length is more than its greatest."""
         if min_tokens > max_tokens:
             both = f"min_tokens is {min_tokens:,}, and the answer has at most {max_tokens:,} tokens"
-            raise BadRequest(f"{both} (max_tokens)", "min_tokens")
+            raise BadRequest(both, "min_tokens")
 
     def max_tokens(self, prompt: int, segments: int, wanted: int | None, may_be_cut: bool) -> int:
         """Return the answer's greatest length: `wanted`, or all that the prompt of this many tokens leaves.
@@ -56,8 +56,8 @@ class Lengths:
         max_tokens = left if wanted is None or (may_be_cut and wanted > left) else wanted
         if prompt + max_tokens > limit:
             raise RequestTooLarge(
-                f"prompt has {prompt:,} tokens and max_tokens is {max_tokens:,}, {prompt + max_tokens:,} together; "
-                f"{taker} takes {limit:,}"
+                f"prompt has {prompt:,} tokens and its answer may have {max_tokens:,}, together "
+                f"{prompt + max_tokens:,}; {taker} takes {limit:,}"
             )
         if segments > MAX_SEGMENTS:
             raise BadRequest(f"prompt has {segments:,} segments, at most {MAX_SEGMENTS:,} are taken", "prompt")

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from typing import Any, ClassVar, TypeVar
 
 from fastapi.exceptions import RequestValidationError
-from pydantic import Field, TypeAdapter, ValidationError, field_validator
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, field_validator
 
-from headwater.server.http.errors import BadRequest
-from headwater.server.requests.chat import ChatMessage, ConversationRequest, Messages, ToolDefinitions
+from headwater.server.http.errors import BadRequest, shown
+from headwater.server.requests.chat import ChatMessage, ConversationRequest, Messages
 from headwater.server.requests.lengths import MAX_TOKENS
-from headwater.server.requests.messages import Message
+from headwater.server.requests.messages import Conversation, Message
 from headwater.server.requests.sampling import NEUTRAL
-from headwater.server.requests.tools import ToolDefinition, dropped_tools
+from headwater.server.requests.tools import MAX_TOOLS, ToolDefinition, dropped_tools
 
 # the server keeps nothing between requests, and gives one answer
 STORELESS: dict[str, tuple[Any, ...]] = {
@@ -28,10 +28,19 @@ STORELESS: dict[str, tuple[Any, ...]] = {
 }
 TEXT_PARTS = ("input_text", "output_text")
 
-MESSAGES, TOOLS = TypeAdapter(Messages), TypeAdapter(ToolDefinitions)
-
 Checked = TypeVar("Checked")
 Named = dict[str, Any]  # a name of a function, and the namespace that it belongs to
+Place = tuple[int | str, ...]  # keys that lead to a value of the body
+
+
+class CallOutput(BaseModel):
+    """Item with the output of a call."""
+
+    output: str | list[dict[str, Any]]
+
+
+MESSAGE, MESSAGES, OUTPUT = TypeAdapter(ChatMessage), TypeAdapter(Messages), TypeAdapter(CallOutput)
+TOOL = TypeAdapter(ToolDefinition)
 
 
 class ResponsesRequest(ConversationRequest):
@@ -57,11 +66,15 @@ class ResponsesRequest(ConversationRequest):
         return value
 
     def chat_messages(self) -> list[ChatMessage]:
-        return checked(MESSAGES, with_instructions(self.instructions, messages_of(self.input)), "messages")
+        messages = with_instructions(self.instructions, messages_of(self.input))
+        return checked(MESSAGES, messages, {"input": self.input}, "input")
 
     def chat_tools(self) -> list[ToolDefinition]:
-        functions = [(namespace, tool) for namespace, tool in self._flat_tools() if tool.get("type") == "function"]
-        return checked(TOOLS, [chat_tool(namespace, tool) for namespace, tool in functions], "tools")
+        functions = [one for one in self._flat_tools() if one[-1].get("type") == "function"]
+        if len(functions) > MAX_TOOLS:
+            raise BadRequest(f"tools has {len(functions):,} functions, at most {MAX_TOOLS:,} are taken", "tools")
+        body = {"tools": self.tools}
+        return [checked(TOOL, chat_tool(space, tool), body, "tools", *place) for place, space, tool in functions]
 
     def chat_choice(self) -> Any:
         if not isinstance(self.tool_choice, dict):
@@ -72,10 +85,23 @@ class ResponsesRequest(ConversationRequest):
         return {"type": "function", "function": {"name": flat_name(self.tool_choice)}}
 
     def chat_format(self) -> Any:
-        chosen = (self.text or {}).get("format")
-        if not isinstance(chosen, dict) or chosen.get("type") != "json_schema":
-            return chosen
-        return {"type": "json_schema", "json_schema": {name: v for name, v in chosen.items() if name != "type"}}
+        match (self.text or {}).get("format"):
+            case None | {"type": "text" | "json_object"} as chosen:
+                return chosen
+            case {"type": "json_schema", "schema": dict()} as chosen:
+                return {"type": "json_schema", "json_schema": {name: v for name, v in chosen.items() if name != "type"}}
+            case {"type": "json_schema"}:
+                raise BadRequest("text.format is of type 'json_schema' and has no object as its schema", "text.format")
+            case chosen:
+                types = "its type must be 'text', 'json_object' or 'json_schema'"
+                raise BadRequest(f"text.format is {shown(chosen)}, {types}", "text.format")
+
+    @property
+    def conversation(self) -> Conversation:
+        try:
+            return super().conversation
+        except ValueError as error:
+            raise BadRequest(str(error), "input") from error
 
     @property
     def wanted_tokens(self) -> int | None:
@@ -83,33 +109,34 @@ class ResponsesRequest(ConversationRequest):
 
     @property
     def warnings(self) -> list[str]:
-        return dropped_tools(str(tool.get("type")) for _, tool in self._flat_tools() if tool.get("type") != "function")
+        return dropped_tools(str(tool.get("type")) for *_, tool in self._flat_tools() if tool.get("type") != "function")
 
     @property
     def named_in_spaces(self) -> dict[str, Named]:
         """Names of calls as a client with namespaces knows them, by the names that the model sees."""
-        spaced = [(namespace, tool.get("name")) for namespace, tool in self._flat_tools() if namespace is not None]
+        spaced = [(namespace, tool.get("name")) for _, namespace, tool in self._flat_tools() if namespace is not None]
         named = [{"namespace": namespace, "name": name} for namespace, name in spaced if isinstance(name, str)]
         return {flat_name(one): one for one in named}
 
-    def _flat_tools(self) -> Iterator[tuple[str | None, dict[str, Any]]]:
-        """Yield each tool with its namespace, if any. Raises BadRequest for a namespace without a list of tools."""
-        for tool in self.tools or ():
+    def _flat_tools(self) -> Iterator[tuple[Place, str | None, dict[str, Any]]]:
+        """Yield each tool with its place and namespace, if any. Raises BadRequest for a namespace without tools."""
+        for number, tool in enumerate(self.tools or ()):
             if tool.get("type") != "namespace":
-                yield None, tool
+                yield (number,), None, tool
                 continue
             name, inner = tool.get("name"), tool.get("tools")
             if not isinstance(name, str) or not isinstance(inner, list) or not all(isinstance(t, dict) for t in inner):
-                raise BadRequest("tools has a namespace that lacks its name or its list of tools", "tools")
-            yield from ((name, one) for one in inner)
+                raise BadRequest("tools has a namespace that lacks its name or its list of tools", f"tools.{number}")
+            yield from (((number, "tools", i), name, one) for i, one in enumerate(inner))
 
 
-def checked(adapter: TypeAdapter[Checked], value: Any, field: str) -> Checked:
-    """Validate a value of chat completions; raise RequestValidationError, which names its place, if it is invalid."""
+def checked(adapter: TypeAdapter[Checked], value: Any, body: dict[str, Any], *place: int | str) -> Checked:
+    """Validate a value; raise RequestValidationError if it is invalid, which names its place in the client's body."""
     try:
         return adapter.validate_python(value)
     except ValidationError as error:
-        raise RequestValidationError([{**e, "loc": ("body", field, *e["loc"])} for e in error.errors()]) from error
+        errors = [{**e, "loc": ("body", *place, *e["loc"])} for e in error.errors()]
+        raise RequestValidationError(errors, body=body) from error
 
 
 def messages_of(items: str | list[dict[str, Any]]) -> list[Message]:
@@ -117,17 +144,29 @@ def messages_of(items: str | list[dict[str, Any]]) -> list[Message]:
     if isinstance(items, str):
         return [{"role": "user", "content": items}]
     messages: list[Message] = []
-    for item in items:
+    body = {"input": items}
+    for number, item in enumerate(items):
         kind = str(item.get("type", "message"))
         if kind not in ITEMS:
-            raise BadRequest(f"input has an item of type {kind!r}, this server takes {', '.join(ITEMS)}", "input")
+            takes = f"this server takes {', '.join(ITEMS)}"
+            raise BadRequest(f"input has an item of type {kind!r}, {takes}", f"input.{number}.type")
+        if kind == "function_call_output":
+            checked(OUTPUT, item, body, "input", number)
+        elif kind == "message" and not (item.get("content") is None and _continues_answer(messages, item)):
+            checked(MESSAGE, {name: item[name] for name in ("role", "content") if name in item}, body, "input", number)
         ITEMS[kind](messages, item)
     return messages
 
 
+def _continues_answer(messages: list[Message], item: dict[str, Any]) -> bool:
+    """Return whether an item is the text of the assistant's message before it, which has reasoning or calls so far."""
+    last = messages[-1] if messages else {"role": None}
+    return item.get("role") == "assistant" == last["role"] and last["content"] is None
+
+
 def _add_message(messages: list[Message], item: dict[str, Any]) -> None:
     role, content = item.get("role"), text_parts(item.get("content"))
-    if role == "assistant" and messages and messages[-1]["role"] == "assistant" and messages[-1]["content"] is None:
+    if _continues_answer(messages, item):
         messages[-1]["content"] = content
     else:
         messages.append({"role": "system" if role == "developer" else role, "content": content})
@@ -186,5 +225,6 @@ def flat_name(named: Named) -> Any:
 
 def chat_tool(namespace: str | None, tool: dict[str, Any]) -> dict[str, Any]:
     """Translate a function of a namespace, or of none."""
-    function = {name: value for name, value in tool.items() if name != "type"}
-    return {"type": "function", "function": {**function, "name": flat_name({**tool, "namespace": namespace})}}
+    flat = flat_name({**tool, "namespace": namespace})
+    function = {name: flat if name == "name" else value for name, value in tool.items() if name != "type"}
+    return {"type": "function", "function": function}
