@@ -128,6 +128,9 @@ class ServeConfig:
     request_timeout: float | None = setting(
         None, SECONDS, SCHEDULING, "Limit for a request, waiting included.", unset="no limit"
     )
+    constraint_time: float = setting(
+        10.0, SECONDS, SCHEDULING, "Computing time of one answer's constraint; others wait for it.", least=SHORTEST
+    )
     drain: float = setting(30.0, SECONDS, SCHEDULING, "Time for running requests to finish after SIGTERM.", least=0)
 
     host: str = setting("127.0.0.1", TEXT, NETWORK, "Address to listen on; 0.0.0.0 and :: are all addresses.")

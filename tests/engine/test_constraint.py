@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import threading
@@ -336,6 +337,19 @@ def test_a_constraint_beyond_its_limits_fails_its_request_alone(make):
     assert isinstance(events[-1], FailedEvent)
     assert isinstance(events[-1].error, ConstraintError)
     assert isinstance(beside[-1], FinishedEvent)
+
+
+def test_an_answer_whose_constraint_takes_too_long_ends_with_an_error_that_names_the_limit(make, monkeypatch):
+    clock = itertools.count(step=0.25)  # each call of the library takes 0.25 s
+    monkeypatch.setattr(module.time, "thread_time", lambda: next(clock))
+    with make(500, constraint_time=1.0) as rig:
+        *tokens, failed = ask(rig, words(4), constraint=Constraint("regex", "(a|b){50}", "guided_regex"))
+        assert isinstance(failed.error, ConstraintError)
+        message = "the constraint has taken 1.2 s to compute, at most 1 s are given to one answer (constraint_time)"
+        assert str(failed.error).startswith(message)
+        assert failed.error.param == "guided_regex"
+        assert len(tokens) == 2
+        assert isinstance(ask(rig, words(4), constraint=Constraint("regex", "a"))[-1], FinishedEvent)
 
 
 def test_nan_in_one_requests_logits_fails_it_alone(make, monkeypatch):

@@ -6,8 +6,11 @@ V: the logits of a row, which may be more than the tokenizer has tokens.
 from __future__ import annotations
 
 import logging
+import math
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 
 import numpy as np
@@ -46,9 +49,15 @@ class ConstraintMachine:
     """State of one request's constraint."""
 
     def __init__(
-        self, matcher: LLMatcher, vocab_size: int, never: Sequence[int] = (), param: str | None = None
+        self,
+        matcher: LLMatcher,
+        vocab_size: int,
+        never: Sequence[int] = (),
+        param: str | None = None,
+        seconds: float = math.inf,
     ) -> None:
         self._matcher = matcher
+        self._seconds, self._spent = seconds, 0.0  # of the thread that steps, for which other requests wait
         self._vocab_size = vocab_size
         self._param = param
         self._never = list(never)  # ids that the library takes for end tokens and the model does not
@@ -58,8 +67,8 @@ class ConstraintMachine:
 
         Raises ConstraintError if that cannot be computed within the limits, or no token may come next.
         """
-        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
-        _check(self._matcher, self._param)
+        with self._timed():
+            bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         allowed_V = np.unpackbits(bits, count=self._vocab_size, bitorder="little")
         allowed_V[self._never] = 0
         if not allowed_V.any():
@@ -68,13 +77,24 @@ class ConstraintMachine:
 
     def take(self, token: int) -> None:
         """`token` was appended. Raises ConstraintError if it was not allowed, or what follows is beyond the limits."""
-        self._matcher.consume_token(token)
-        _check(self._matcher, self._param)
+        with self._timed():
+            self._matcher.consume_token(token)
 
     @property
     def finished(self) -> bool:
         """True if the output is complete and no token may follow."""
         return self._matcher.is_stopped() and not self._matcher.is_error()
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Count the time of a call of the library. Raises ConstraintError if the call failed, or all took too long."""
+        before = time.thread_time()
+        yield
+        self._spent += time.thread_time() - before
+        _check(self._matcher, self._param)
+        if self._spent > self._seconds:
+            taken = f"the constraint has taken {self._spent:.1f} s to compute, at most {self._seconds:g} s"
+            raise ConstraintError(f"{taken} are given to one answer (constraint_time): use a simpler one", self._param)
 
 
 class ConstraintCompiler:
@@ -83,8 +103,11 @@ class ConstraintCompiler:
     The library's view of the tokenizer is made with the first machine (about a second for 150,000 tokens).
     """
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_tokens: tuple[int, ...]) -> None:
-        self._tokenizer = tokenizer
+    def __init__(
+        self, tokenizer: Tokenizer, vocab_size: int, end_tokens: tuple[int, ...], seconds: float = math.inf
+    ) -> None:
+        """`seconds`: limit of the computing time of one answer's constraint."""
+        self._tokenizer, self._seconds = tokenizer, seconds
         self._known = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self._vocab_size = vocab_size
         self._ends = [token for token in end_tokens if token < self._known]
@@ -102,7 +125,7 @@ class ConstraintCompiler:
 
     def _start(self, matcher: LLMatcher, param: str | None = None) -> ConstraintMachine:
         never = () if self._ends else self._tokens().eos_tokens  # without any it guesses, and needs one
-        return ConstraintMachine(matcher.deep_copy(), self._vocab_size, never, param)
+        return ConstraintMachine(matcher.deep_copy(), self._vocab_size, never, param, self._seconds)
 
     def _compile(self, constraint: Constraint) -> LLMatcher:
         """Compile the constraint, or its fallback if that fails. Raises ConstraintError if neither can be compiled."""

@@ -93,7 +93,14 @@ class Engine(Answering):
     `submit` and `cancel` may be called from anywhere; `on_event` is called on the engine's thread and must not block.
     """
 
-    def __init__(self, loaded: LoadedModel, scheduler: Scheduler, runner: Runner, check: SelfCheck) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        scheduler: Scheduler,
+        runner: Runner,
+        check: SelfCheck,
+        constraints: ConstraintCompiler,
+    ) -> None:
         super().__init__(loaded, scheduler, runner)
         self.check = check
         self.threads = torch.get_num_threads()
@@ -104,7 +111,7 @@ class Engine(Answering):
         self.model_name = loaded.name
         self.max_model_len = scheduler.limits.max_model_len
         self.spec = loaded.spec
-        self.constraints = ConstraintCompiler(loaded.tokenizer, loaded.spec.vocab_size, loaded.eos_token_ids)
+        self.constraints = constraints
         self._cancelled: set[int] = set()
         self._deadlines = Deadlines()
         self._refusing = False  # running requests end, new ones are refused
@@ -158,7 +165,9 @@ class Engine(Answering):
             composer=Composer(cache, spec.conv_taps) if config.cache else None,
             healing=Healing(config.healing),
         )
-        return cls(loaded, scheduler, Runner(loaded.model, arena, states, slots), check)
+        ends, seconds = loaded.eos_token_ids, config.constraint_time
+        constraints = ConstraintCompiler(loaded.tokenizer, spec.vocab_size, ends, seconds)
+        return cls(loaded, scheduler, Runner(loaded.model, arena, states, slots), check, constraints)
 
     # -- from any thread -------------------------------------------------------
 
