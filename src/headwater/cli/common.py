@@ -98,9 +98,13 @@ def profile_for(model: str | None, recorded: Served | None) -> Profile:
     raise ConfigError(f"the recording does not describe its model {recorded.model!r}: name it with --model")
 
 
-def policy_for(name: str, given: str | None, recorded: Served | None) -> str:
-    """Return the policy that is given; without one, that of the recording's server, or the server's default."""
-    return given or getattr(recorded, name, "") or SERVER[name]
+def policies_for(placement: str | None, eviction: str | None, recorded: Served | None) -> tuple[str, str]:
+    """Return the policies that are given; without one, that of the recording's server, or the server's default."""
+
+    def chosen(name: str, given: str | None) -> str:
+        return given or getattr(recorded, name, "") or SERVER[name]
+
+    return chosen("placement", placement), chosen("eviction", eviction)
 
 
 def choices(text: str, of: Callable[[str], T]) -> list[T]:

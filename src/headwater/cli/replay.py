@@ -80,9 +80,7 @@ def replay(
     The code is that of the server, with a counting executor in place of a model.
     """
     recorded = served_by(trace, data)
-    placement, eviction = (
-        common.policy_for(name, given, recorded) for name, given in (("placement", placement), ("eviction", eviction))
-    )
+    placement, eviction = common.policies_for(placement, eviction, recorded)
     base = Setup(
         profile=replace(common.profile_for(model, recorded), tensor_parallel=tensor_parallel),
         memory=0,

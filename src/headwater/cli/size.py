@@ -55,9 +55,7 @@ def size(
     """
     sampling = Sampling(samples, _rate(rate), seed, jobs)
     recorded = served_by(trace, data)
-    placement, eviction = (
-        common.policy_for(name, given, recorded) for name, given in (("placement", placement), ("eviction", eviction))
-    )
+    placement, eviction = common.policies_for(placement, eviction, recorded)
     profile = common.profile_for(model, recorded)
     setup = Setup(profile, 0, placement, eviction, page_size=page_size, reuse="prefix")
     ends = [None if end is None else parse_bytes(end) for end in (smallest, largest)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import threading
+from contextlib import contextmanager
 
 import httpx
 import pytest
@@ -47,12 +48,13 @@ def engine():
     return fake
 
 
-@pytest.fixture
-def draining(engine):
+@contextmanager
+def started(engine, let_go):
+    """Yield a function that starts a server. At the end `let_go` ends the held requests, and all servers stop."""
     servers = []
 
-    def start(drain):
-        server = Draining(engine, drain)
+    def start(drain=FOREVER, **settings):
+        server = Draining(engine, drain, **settings)
         servers.append(server)
         server.thread.start()
         assert server.listening.wait(PATIENCE)
@@ -61,9 +63,15 @@ def draining(engine):
     yield start
     for server in servers:
         server.should_exit = True
-        engine.stop()
+        let_go()
         assert server.ended()
         server.sock.close()
+
+
+@pytest.fixture
+def draining(engine):
+    with started(engine, engine.stop) as start:
+        yield start
 
 
 def test_a_running_request_ends_and_new_ones_are_refused(draining, engine):

@@ -16,7 +16,7 @@ from headwater.config import ServeConfig
 from headwater.errors import ConfigError
 from headwater.server.http import connection, process
 from headwater.server.http.process import ListeningSocket, most_connections
-from tests.server.http.test_draining import BODY, FOREVER, PATIENCE, Draining
+from tests.server.http.test_draining import BODY, FOREVER, PATIENCE, started
 from tests.test_serve import address, serving
 
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
@@ -28,22 +28,9 @@ HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 @pytest.fixture
 def running(engine):
-    """Start a server with these settings, which never drains, and stop it at the end."""
-    servers = []
-
-    def start(**settings):
-        server = Draining(engine, FOREVER, **settings)
-        servers.append(server)
-        server.thread.start()
-        assert server.listening.wait(PATIENCE)
-        return server
-
-    yield start
-    for server in servers:
-        server.should_exit = True
-        engine.was_cancelled.set()
-        assert server.ended()
-        server.sock.close()
+    """Return a function that starts a server with settings, which drains without a deadline."""
+    with started(engine, engine.was_cancelled.set) as start:
+        yield start
 
 
 def connected(server, sent=b"", **options):
