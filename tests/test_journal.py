@@ -27,8 +27,9 @@ def test_other_settings_and_other_files_are_not_used(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     Journal(out, {"seed": 0}).add("a", 1)
     assert "a" not in Journal(out, {"seed": 1})
-    (tmp_path / ".out.json.unfinished").write_text('{"seed": 1}\nno json\n')
-    assert Journal(out, {"seed": 1}).found == 0
+    for content in (b'{"seed": 1}\nno json\n', b"\xff\xfe\x00"):
+        (tmp_path / ".out.json.unfinished").write_bytes(content)
+        assert Journal(out, {"seed": 1}).found == 0
 
 
 def test_without_an_output_nothing_is_written(tmp_path: Path, monkeypatch) -> None:

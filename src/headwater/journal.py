@@ -50,8 +50,8 @@ class Journal:
         """Return the parts in the file, none if there is no file or its settings are others."""
         if self._path is None or not self._path.is_file():
             return {}
-        first, *lines = self._path.read_text(encoding="utf-8").split("\n")
         try:
+            first, *lines = self._path.read_text(encoding="utf-8").split("\n")
             return dict(json.loads(line) for line in lines[:-1]) if f"{first}\n" == self._head else {}
         except ValueError:  # another program's file
             return {}

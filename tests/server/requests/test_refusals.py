@@ -41,6 +41,8 @@ RAW = [  # a path, a body as it is sent, and what its refusal says
     (COMPLETIONS, b'"abc"', ["dictionary"]),
     (COMPLETIONS, b"null", ["body"]),
     (COMPLETIONS, b'{"prompt": "\xff\xfe"}', ["no JSON"]),
+    (COMPLETIONS, '{"prompt": "abc"}'.encode("utf-16"), ["no JSON", "utf-8"]),
+    ("/v1/responses", b'{"input": "abc", "metadata": {"a": "\xed\xa0\x80"}}', ["no JSON", "utf-8"]),  # half a pair
     (COMPLETIONS, b'{"prompt": "abc", "temperature": NaN}', ["NaN"]),
     (COMPLETIONS, b'{"prompt": "abc", "temperature": -Infinity}', ["-Infinity"]),
     (COMPLETIONS, b'{"prompt": "abc", "temperature": 1e999}', ["temperature"]),

@@ -1,4 +1,4 @@
-"""/v1/messages and /v1/messages/count_tokens: answers, streams, usage, errors, and requests of Claude Code's shape."""
+"""/v1/messages and /v1/messages/count_tokens: answers, streams, usage, and requests of Claude Code's shape."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import pytest
 from headwater.account import CacheAccount, Reason
 from headwater.config import ServeConfig
 from headwater.engine.selfcheck import SelfCheck
-from headwater.errors import EngineStopped, QueueFull
 from headwater.events import FinishedEvent, TokenEvent
 from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.load import load_model
-from headwater.server.answer.anthropic import SIGNATURE, MessagesReply, input_usage
+from headwater.server.answer.anthropic import INVALID, SIGNATURE, MessagesReply, arguments, input_usage
 from headwater.server.answer.formats import REASONING, TOOLS
 from headwater.server.answer.formats.parser import AnswerParser
 from headwater.server.requests.anthropic import MessagesRequest
@@ -49,17 +48,6 @@ def events_of(response):
         found.append(json.loads(data.removeprefix("data: ")))
         assert name == f"event: {found[-1]['type']}"
     return found
-
-
-def error_of(response, status=400):
-    """Return the error, which must be in Anthropic's form."""
-    assert response.status_code == status, response.text[:2000]
-    body = response.json()
-    assert set(body) == {"type", "error", "request_id"}
-    assert body["type"] == "error"
-    assert body["request_id"] == response.headers["request-id"] == response.headers["x-request-id"]
-    assert {"type", "message", "param"} <= set(body["error"])
-    return body["error"]
 
 
 def test_an_answer_is_a_message(engine):
@@ -163,6 +151,11 @@ def test_arguments_that_were_cut_are_marked_as_no_json():
     whole, _ = reply({}, '</think>\n\n<tool_call>\n{"name": "weather", "arguments": {"city": "Bo', 5, "length")
     assert whole["content"][0]["input"] == {"INVALID_JSON": '{"city": "Bo'}
     assert whole["stop_reason"] == "max_tokens"
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"city": NaN}', "[1]"], ids=["deep", "not a number", "list"])
+def test_arguments_that_are_no_object_of_json_are_marked(text):
+    assert arguments(text) == {INVALID: text}
 
 
 def test_an_answer_without_text_has_no_blocks():
@@ -319,96 +312,3 @@ def test_turns_of_claude_code_are_answered_and_reuse_each_other(engine):
     assert "You are Claude Code.\nUse the tools." in prompts[0]
     usage = assembled(events_of(two))["usage"]
     assert usage["cache_read_input_tokens"] > len(engine.seen[0].prompt) - 128
-
-
-# -- errors
-
-
-@pytest.mark.parametrize("path", [MESSAGES, COUNT])
-@pytest.mark.parametrize(
-    ("fields", "param", "words"),
-    [
-        ({"messages": []}, "messages", ["at least 1"]),
-        ({"messages": [{"role": "alien", "content": "x"}]}, "messages.0.role", ["'alien'", "'assistant'"]),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
-            "messages.0.content.0",
-            ["'image'", "'text'"],
-        ),
-        ({"system": [{"type": "text", "text": "a", **MARK}] * 5}, "messages", ["5", "4"]),
-        ({"tools": [{"name": "a"}]}, "tools.0", ["input_schema"]),
-        ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools.0.name", ["a b"]),
-        ({"temperature": 3}, "temperature", ["3", "2"]),
-    ],
-)
-def test_an_invalid_request_is_refused_in_anthropics_form(engine, path, fields, param, words):
-    refused = error_of(send(engine, "POST", path, json={"messages": HELLO, "max_tokens": 9, **fields}))
-    assert (refused["type"], refused["param"]) == ("invalid_request_error", param)
-    assert all(word in refused["message"] for word in words), refused["message"]
-
-
-def test_a_prompt_that_is_too_long_says_so_in_the_words_that_clients_look_for(engine):
-    engine.max_model_len = 64
-    refused = error_of(ask(engine, system="word " * 100))
-    assert refused["message"].startswith("prompt is too long: prompt has ")
-    assert refused["details"] == {"error_code": "context_length_exceeded"}
-
-
-def test_without_its_greatest_length_a_message_is_refused(engine):
-    refused = error_of(send(engine, "POST", MESSAGES, json={"messages": HELLO}))
-    assert refused["param"] == "max_tokens"
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "kwargs", "status", "kind"),
-    [
-        ("POST", MESSAGES, {"content": b"{oops"}, 400, "invalid_request_error"),
-        ("POST", MESSAGES, {"content": b"{}", "headers": {"content-type": "text/plain"}}, 415, "invalid_request_error"),
-        ("GET", MESSAGES, {}, 405, "invalid_request_error"),
-        ("POST", f"{MESSAGES}/batches", {"json": {}}, 404, "not_found_error"),
-        ("GET", f"{MESSAGES}/nowhere", {}, 404, "not_found_error"),
-    ],
-)
-def test_errors_of_http_have_anthropics_types(engine, method, path, kwargs, status, kind):
-    assert error_of(send(engine, method, path, **kwargs), status)["type"] == kind
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_full_queue_is_an_overload(engine, stream):
-    engine.fail = QueueFull(100, 100, 3)
-    response = ask(engine, stream=stream)
-    refused = error_of(response, 503)
-    assert (refused["type"], refused["details"]) == ("overloaded_error", {"error_code": "queue_full"})
-    assert response.headers["retry-after"] == "3"
-
-
-def test_a_failure_in_a_stream_is_its_last_event(engine):
-    engine.fail, engine.fail_after = EngineStopped("the engine has stopped"), 1
-    last = events_of(ask(engine, stream=True))[-1]
-    assert last["type"] == "error"
-    assert (last["error"]["type"], last["error"]["message"]) == ("overloaded_error", "the engine has stopped")
-
-
-@pytest.mark.parametrize("headers", [{"x-api-key": "key"}, {"authorization": "Bearer key"}])
-def test_a_key_comes_in_either_header(engine, headers):
-    config = ServeConfig(api_key="key")
-    sent = {"messages": HELLO, "max_tokens": 3}
-    assert send(engine, "POST", MESSAGES, config, json=sent, headers=headers).status_code == 200
-    wrong = {name: value + "s" for name, value in headers.items()}
-    for refused in ({}, wrong):
-        response = send(engine, "POST", MESSAGES, config, json=sent, headers=refused)
-        assert error_of(response, 401)["type"] == "authentication_error"
-
-
-# -- the paths that clients try first
-
-
-@pytest.mark.parametrize("path", ["/", "/metrics", "/health"])
-def test_head_and_get_are_answered_alike_and_only_health_without_a_key(engine, path):
-    key = {"x-api-key": "key"}
-    tried = [(method, path, {"headers": headers}) for method in ("GET", "HEAD") for headers in (key, {})]
-    get, get_without, head, head_without = send_all(engine, tried, ServeConfig(api_key="key"))
-    assert (get.status_code, head.status_code) == (200, 200)
-    assert head.headers["content-type"] == get.headers["content-type"]
-    without = 200 if path == "/health" else 401
-    assert (get_without.status_code, head_without.status_code) == (without, without)

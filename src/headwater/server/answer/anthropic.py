@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
 from headwater.account import CacheAccount, Reason
 from headwater.events import FinishedEvent, TokenEvent
+from headwater.server.answer.formats.grammar import decoded
 from headwater.server.answer.formats.parser import AnswerParser, CallBegin, Content, Delta, Reasoning, joined
 from headwater.server.answer.forms import Json
 from headwater.server.answer.reply import one_line
@@ -202,7 +202,7 @@ class CallBlock(TextBlock):
 def arguments(text: str) -> Json:
     """Return the arguments of a call, which may be incomplete if the answer was cut."""
     try:
-        value = json.loads(text or "{}")
+        value = decoded(text or "{}")
     except ValueError:
         value = None
     return value if isinstance(value, dict) else {INVALID: text}
