@@ -156,6 +156,23 @@ def test_folders_import_each_other_without_circles() -> None:
     assert levels(imports())
 
 
+RIDDLE = re.compile(r"(What|Who|Whom|Whose|Of|Where|How|Which|Why|That|Those|Such)\b")
+
+
+def test_docstrings_open_with_a_noun_or_a_verb() -> None:
+    """Search all folders for docstrings that are a clause, which only the code around it completes."""
+    files = [file for folder in ("src", *AROUND) for file in sorted((ROOT / folder).rglob("*.py"))]
+    found = []
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+            text = ast.get_docstring(node) if documented else None
+            if text is not None and RIDDLE.match(text):
+                found.append(f"{file.relative_to(ROOT)}: {text.splitlines()[0]}")
+    assert len(files) > 500
+    assert found == []
+
+
 def test_imports_inside_functions_count(tmp_path: Path) -> None:
     for name, text in {
         "low/one.py": "import os\n",

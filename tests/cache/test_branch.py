@@ -1,4 +1,4 @@
-"""What is cached along one key: giving it up takes what nobody else reads or shares, and nothing more."""
+"""Branches, the cached data along one key: dropping one frees what no other request reads or shares, and no more."""
 
 from __future__ import annotations
 

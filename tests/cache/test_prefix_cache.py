@@ -1,4 +1,4 @@
-"""What the cache promises about legs, pages and checkpoints; each test is named after its promise."""
+"""Promises of the cache about legs, pages and checkpoints; each test is named after its promise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the cache counts: by owner, by kind, and how much of its KV is dead."""
+"""Statistics of the cache: pages by owner and by kind, and dead KV."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tree shows of itself: its largest parts, in numbers, and nothing of what was said."""
+"""View of the tree: its largest parts, in numbers, without any text of prompts."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def test_what_the_machine_lacks_names_the_source_of_the_setting(capsys, monkeypa
 
 
 def test_the_first_lines_of_a_start_need_neither_torch_nor_the_web_framework(folder):
-    """They come at once: the imports that follow take a second or two."""
+    """Run them alone: the imports that follow in a real start take a second or two."""
     program = (
         "import sys; from pathlib import Path; from headwater.cli.serve import announce; "
         "from headwater.config import ServeConfig; announce(ServeConfig(model=Path(sys.argv[1]))); "

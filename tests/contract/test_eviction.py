@@ -1,4 +1,4 @@
-"""What every eviction policy promises. A new one is in it by being in the table."""
+"""Promises of every eviction policy. A policy is tested once it is in the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a recurrent layer says that a token costs, against the operations that its reference does for one."""
+"""FLOPs of a token as a recurrent layer states them, compared with the operations of its reference."""
 
 from __future__ import annotations
 

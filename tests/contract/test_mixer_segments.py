@@ -35,7 +35,7 @@ class Prompt:
 
     @property
     def starts(self) -> list[int]:
-        """Where segments begin, and where the last one ends."""
+        """Positions at which segments begin, and the end of the last one."""
         ends = [PREFIX]
         for interior in self.interiors:
             ends.append(ends[-1] + self.head + interior + self.tail)
@@ -50,7 +50,7 @@ class Prompt:
             rig.make(self.tokens[start:end], self.head, self.tail)
 
     def pieces(self, slot: int) -> list[Piece]:
-        """What is computed around the interiors."""
+        """Return the pieces that are computed around the interiors."""
         x_LD, first, composes, pieces = self.tokens, 0, (), []
         for i, (start, interior) in enumerate(zip(self.starts, self.interiors, strict=False)):
             cut = start + self.head

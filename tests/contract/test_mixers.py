@@ -1,4 +1,4 @@
-"""What every recurrent mixer promises, whatever its recurrence. A new one is in it by being in the table.
+"""Promises of every recurrent mixer, whatever its recurrence. A mixer is tested once it is in the table.
 
 L tokens of a sequence, B decoding sequences, D model width.
 """

@@ -1,4 +1,4 @@
-"""What every placement policy promises. A new one is in it by being in the table."""
+"""Promises of every placement policy. A policy is tested once it is in the table."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Prompt:
 
     @property
     def starts(self) -> list[int]:
-        """Where segments begin, and where the last one ends."""
+        """Positions at which segments begin, and the end of the last one."""
         ends = [PREFIX]
         for interior in self.interiors:
             ends.append(ends[-1] + self.head + interior + self.tail)
@@ -51,7 +51,7 @@ class Prompt:
             rig.make(rig.x[start:end], self.head, self.tail)
 
     def slices(self, first_row: int = 0) -> list[Slice]:
-        """What is computed around the interiors."""
+        """Return the slices that are computed around the interiors."""
         row, first, composes, slices = first_row, 0, (), []
         cuts = [*zip(self.starts, self.interiors, strict=False), (self.length - self.head, 0)]
         for i, (start, interior) in enumerate(cuts):

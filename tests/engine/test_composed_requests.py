@@ -42,7 +42,7 @@ def models(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.fixture(params=["qwen3_5", "qwen3_window"])
 def make(models, request: pytest.FixtureRequest) -> Make:
-    """Of a model with recurrent layers, and of one with a window."""
+    """Maker of rigs over a model with recurrent layers, and over one with a window."""
     return models(request.param)
 
 
@@ -61,7 +61,7 @@ def ask(rig: Rig, documents: list[list[int]], **more) -> Answer:
 
 
 def distance(answer: Answer, exact: Answer) -> float:
-    """Of the first token's logits, relative to the spread of the exact ones."""
+    """Return the distance between the first token's logits and the exact ones, relative to the spread of those."""
     return float((answer.logits[0] - exact.logits[0]).norm() / exact.logits[0].std() / answer.logits[0].numel() ** 0.5)
 
 
@@ -256,7 +256,7 @@ def test_many_requests_in_little_memory_all_end(make: Make) -> None:
 
 @pytest.mark.parametrize("kv_pages", [26, pytest.param(34, marks=pytest.mark.full)])
 def test_preemption_and_eviction_beside_composed_requests_change_no_bit(make: Make, kv_pages: int) -> None:
-    """Of exact requests, against a server that has no cache; of composed ones that stayed, against one with room."""
+    """Compare exact requests with a server without a cache, and composed ones that stayed with a server with room."""
     documents = [DOCUMENTS[1], words(120, "another")]
     asked = [prompt_of(documents, words(70, "lead", i), words(10 + i, i)) for i in range(6)]
     spans_of = [spans if i % 3 else () for i, (_, spans) in enumerate(asked)]
@@ -290,7 +290,7 @@ def test_warm_segments_are_there_when_they_are_asked_for(make: Make) -> None:
 
 @pytest.mark.parametrize(("eviction", "gone"), [("lru", 0), ("cost", 1)])
 def test_settings_say_how_many_segments_stay_and_which_goes(make: Make, eviction: str, gone: int) -> None:
-    """Where the budget is a hard one. The first of three has served; the second has not been used for less long."""
+    """Use a split pool, whose budget is hard. The first of three segments has served hits; the second was used last."""
     documents = [words(200, "equal", i) for i in range(3)]
     spec = make.loaded.spec
     needed = 3 + spec.checkpoint_pages + spec.transition_pages

@@ -37,7 +37,7 @@ def make(loaded: LoadedModel) -> Make:
 
 
 class Fault(Exception):
-    """What nobody foresaw."""
+    """Error of a kind that no code expects."""
 
 
 def breaking(call: Callable, when: Callable[[int], bool], after: bool = False) -> Callable:

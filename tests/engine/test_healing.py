@@ -30,7 +30,7 @@ FAST = {"fidelity": Fidelity.FAST}
 
 @pytest.fixture(scope="module", params=["qwen3_5", "qwen3_window"])
 def make(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Make:
-    """Of a model with recurrent layers, and of one with a window."""
+    """Maker of rigs over a model with recurrent layers, and over one with a window."""
     prepare_process(2)
     numerics.use(Numerics())
     path = checkpoint(tmp_path_factory.mktemp("healed"), request.param)
@@ -67,7 +67,7 @@ def on_grid(tokens: int) -> int:
 
 
 def marked_ends(rig: Rig) -> list[int]:
-    """Where checkpoints of approximate states stand, in tokens."""
+    """Return the positions, in tokens, of checkpoints with approximate states."""
     index = rig.engine.scheduler.cache._index
     nodes = (node for node in index if node.checkpoint is not None and array("I", node.edge)[-1] > LARGEST_ID)
     return sorted(node.end * 64 for node in nodes)

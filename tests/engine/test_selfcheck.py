@@ -1,4 +1,4 @@
-"""What the start-up check finds, and what it makes of it."""
+"""Findings of the self-check at start-up, and the mode of products that follows from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which verdicts of the self-check are kept, for what, and in which folder."""
+"""Verdicts of the self-check: which are kept, for which keys, and in which folder."""
 
 from __future__ import annotations
 

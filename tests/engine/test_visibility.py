@@ -1,4 +1,4 @@
-"""What an engine tells of itself while it runs: statistics, its cache's tree, how long a request waited."""
+"""Reports of a running engine: statistics, its cache's tree, and the time for which a request waited."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What families add to an attention layer or leave out of it, against the formulas in float64: prefill and decode."""
+"""Variants of attention in the model families, compared with the formulas in float64: prefill and decode."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_pages_of_any_size_give_the_same_bits() -> None:
 
 @pytest.mark.parametrize("name", ["one head", "odd heads on one", "neighbours", "some channels"])
 def test_decode_alone_and_among_others_is_equal(name: str) -> None:
-    """Where there is one KV head, too: a lone product would be spread over threads."""
+    """Include layers of one KV head: a single product of theirs would be spread over threads."""
     rig = Rig(SHAPES[name])
     tables = [torch.tensor([i, 8 + i]) for i in range(5)]
     decodes = [(length, table) for length, table in zip((1, 60, 64, 90, 127), tables, strict=True)]

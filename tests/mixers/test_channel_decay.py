@@ -1,4 +1,4 @@
-"""What tokens see of each other through decays by channel, against the sum over each pair in float64.
+"""Products of rows and keys with a decay for each channel, compared with the sum over each pair in float64.
 
 M chunks times heads, X kinds of rows, t = 64 tokens, K key width.
 """

@@ -121,7 +121,7 @@ def test_a_request_that_begins_with_a_segment_is_that_of_one_pass(name: str, che
 
 @pytest.mark.parametrize("name", [*SMALLEST.values(), *WINDOWS])
 def test_the_first_layers_are_those_of_one_pass_at_any_position(name: str, checkpoint: Callable[[str], Path]) -> None:
-    """What they take depends on tokens alone."""
+    """Compare states and KV of the first layers, whose inputs depend on the tokens alone."""
     rig = SegmentRig(load_model(checkpoint(name), "float32").model)
     parts = [text(37, 1), rig.make(text(150, 2)), text(60, 3)]
     tokens = [*parts[0], *parts[1].tokens, *parts[2]]

@@ -1,4 +1,4 @@
-"""What a model says that it costs, against what is really computed, allocated and stored."""
+"""Costs that a model states, compared with what is computed, allocated and stored."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def folder(request: pytest.FixtureRequest, checkpoint: Callable[[str], Path]) ->
 
 
 def recurrence_flops(spec: ModelSpec) -> int:
-    """Of one token in all layers, beside products with weights: what the references' recurrences do."""
+    """Return the FLOPs of one token in all layers' recurrences, by their references, without products with weights."""
     kinds = {type(next(iter(r.shapes.values()))): r for r in RECURRENCES.values()}
     layers = [layer for layer in spec.layers if type(layer) in kinds]
     return sum(one_token(Case(layer, kinds[type(layer)])).others for layer in layers)

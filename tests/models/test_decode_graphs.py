@@ -163,7 +163,7 @@ def test_a_replay_runs_no_python() -> None:
 
 @dataclass
 class Cuda:
-    """What the recorder uses of `torch.cuda`; it notes what is called."""
+    """Stand-in for the part of `torch.cuda` that the recorder uses; it notes the calls."""
 
     fails: bool = False
     calls: list[str] = field(default_factory=list)

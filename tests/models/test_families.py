@@ -1,4 +1,4 @@
-"""What every family promises: it says what it does not take, and how it is tested."""
+"""Promises of every family: it refuses each configuration that it does not support, and names its oracle."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What can be wrong with a model folder, and which files may say what."""
+"""Loading of model folders: what can be wrong with one, and which of its files decide what."""
 
 import json
 import shutil

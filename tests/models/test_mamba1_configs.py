@@ -1,4 +1,4 @@
-"""How Jamba's and Mamba's config.json are read."""
+"""Readings of Jamba's and Mamba's config.json."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def test_fp8_halves_the_layers_weights_and_nothing_that_is_cached() -> None:
 
 
 def test_a_step_reads_the_experts_that_its_tokens_are_expected_to_choose() -> None:
-    """Of E experts with k a token: k for one token, all for very many, and E(1 - (1 - k/E)^n) between."""
+    """Compare with E(1 - (1 - k/E)^n) of E experts, k for each of n tokens: k for one token, all for very many."""
     experts = Experts(8, experts=16, per_token=2, intermediate=4)
     assert experts.hit(1) == pytest.approx(2)
     assert experts.hit(2) == pytest.approx(2 + 2 * (1 - 2 / 16))

@@ -26,7 +26,7 @@ ELSEWHERE = {"Ring-linear"}  # not in transformers
 
 
 def kept(model: torch.nn.Module) -> list[torch.Tensor]:
-    """What a checkpoint holds of it: parameters, and the buffers that are kept (corrections of routers)."""
+    """Return the model's tensors that a checkpoint has: parameters, and the buffers with corrections of routers."""
     buffers = [b for name, b in model.named_buffers() if name.endswith("e_score_correction_bias")]
     return [*model.parameters(), *buffers]
 

@@ -43,7 +43,7 @@ def ssm_flops(length: int) -> int:
 
 
 def flops(length: int) -> int:
-    """That a hit of this length saves."""
+    """Return the FLOPs that a hit of this length saves."""
     return SSM * ssm_flops(length) + ATTENTION * attention_flops(length) + MLP * mlp_flops(length)
 
 

@@ -1,4 +1,4 @@
-"""What two prompts begin with alike, in whole units."""
+"""Common prefix of two prompts, in whole units."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class HealingLab(Lab):
             self.step()
 
     def resumes_at(self, seq: Request) -> int:
-        """Where the next turn would, at the end of this one."""
+        """Return the position at which the next turn would resume, at the end of this one."""
         keys = key_of(seq.tokens), seq.key_until(len(seq.tokens))
         return max(self.cache.match(key, len(seq.tokens) + 1).checkpoint_tokens for key in keys)
 

@@ -68,7 +68,7 @@ class Rig:
         return sum(stored.pins for stored in self.cache.segments)
 
     def follower(self) -> Request:
-        """It waits for one that computes the same leading part; their document is stored."""
+        """Return a request that waits for another, which computes the same leading part; their document is stored."""
         self.ask(range(3000, 3032), range(1, 4))
         self.run()
         assert len(self.cache.segments) == 1

@@ -1,4 +1,4 @@
-"""What Headwater promises about hits, request by request, with the default placement."""
+"""Promises about hits, request by request, with the default placement."""
 
 import random
 

@@ -95,7 +95,7 @@ def memory_full(lab: Lab, said: Say) -> None:
 
 
 def pushed_out(lab: Lab, said: Say) -> None:
-    """What A sent was evicted: the loss is remembered."""
+    """Evict the prompt that A sent, so that its loss is remembered."""
     lab.ask(said, 6, namespace=A)
     for i in range(40):
         lab.ask(words(120, "filler", i), 4, namespace="somebody else")

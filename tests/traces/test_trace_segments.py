@@ -1,4 +1,4 @@
-"""What traces say of segments: as it is written, and as it is read again."""
+"""Segments of prompts in traces, as they are written and as they are read again."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def test_a_request_has_so_many_different_documents_in_any_order():
 
 @pytest.mark.parametrize("exponent", [0.5, 1.5])
 def test_the_first_document_is_as_popular_as_zipf_says(exponent):
-    """Of the first draws of single documents: within four standard deviations."""
+    """Count the draws of single documents, and compare the most frequent with Zipf within four standard deviations."""
     trace = make_trace(f"rag(sessions=2000, documents=50, zipf={exponent}, fewest=1, most=1)")
     often: dict[bytes, int] = {}
     for number in range(len(trace.requests)):

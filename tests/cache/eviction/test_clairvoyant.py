@@ -1,4 +1,4 @@
-"""Who knows the future: what is never used goes first, then what is used late for what it saves."""
+"""Clairvoyant eviction: checkpoints that are never used again go first, then those of late use and small savings."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ ONE = replace(LAYOUT, n_pages=10, checkpoint_pages=1, slot_pages=0)
 
 
 def hit(toy: Toy, first: int, count: int = 8) -> int:
-    """Where the text that begins with `first` resumes; it leaves nothing new."""
+    """Serve the text that begins with `first`, without new checkpoints; return the position at which it resumes."""
     return toy.serve((*words(first, count), 0), checkpoints=()).checkpoint_tokens
 
 

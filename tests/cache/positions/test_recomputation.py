@@ -1,4 +1,4 @@
-"""What checkpoints save, by hand."""
+"""Savings of checkpoints, compared with values computed by hand."""
 
 from __future__ import annotations
 

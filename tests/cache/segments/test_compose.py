@@ -1,4 +1,4 @@
-"""What is computed around stored segments."""
+"""Runs of tokens that are computed around stored segments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the contract needs of a kind of recurrent layer, and its random weights.
+"""Cases of the contract: a kind of recurrent layer with its reference, and random weights for it.
 
 L tokens of a sequence, D model width, X shape of a state.
 """

@@ -1,4 +1,4 @@
-"""What the start-up check finds of a GPU's kernels, in Triton's interpreter."""
+"""Findings of the self-check about a GPU's kernels, in Triton's interpreter."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_a_model_computes_what_it_does_on_the_cpu(
 
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_window_odd_heads"])
 def test_a_composed_prompt_is_that_of_the_cpu(name: str, gpu_path: Callable[[bool], None], tmp_path: Path) -> None:
-    """What it computes around interiors, and what is decoded then: out of pages, and out of rings."""
+    """Compare the logits around the interiors, and of decoded tokens after them: with pages, and with rings."""
     folder = checkpoint(tmp_path, name)
     found = []
     for gpu in (False, True):
