@@ -8,7 +8,7 @@ CPU_INDEX := https://download.pytorch.org/whl/cpu
 BUILD = $(if $(GPU)$(wildcard $(VENV)/.torch-cuda),cuda,cpu)
 DATA ?= ../shared/data
 
-.PHONY: install install-dev demo test test-full lint bench bench-lab results policies families train screenshot soak soak-memory tenant-timing fuzz clean
+.PHONY: install install-dev demo test test-full test-clients lint bench bench-lab results policies families train screenshot soak soak-memory tenant-timing fuzz clean
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python %d.%d is too old, 3.11 or later is needed: make demo PYTHON=python3.11" % sys.version_info[:2])'
@@ -54,10 +54,14 @@ lint: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 test: lint
-	$(BIN)/pytest -m "not full" -n 2 --dist worksteal
+	$(BIN)/pytest -m "not full and not clients" -n 2 --dist worksteal
 
 test-full: lint
-	HEADWATER_TEST_FULL=1 $(BIN)/pytest -n 2 --dist worksteal
+	HEADWATER_TEST_FULL=1 $(BIN)/pytest -m "not clients" -n 2 --dist worksteal
+
+# real clients, each in an environment of its own below .clients, from the network: make test-clients [CLIENT=NAME]
+test-clients: $(VENV)/.dev
+	$(BIN)/pytest -m clients tests/clients$(if $(CLIENT), -k "[$(CLIENT)]")
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.run $(BENCH)
@@ -106,4 +110,4 @@ fuzz: $(VENV)/.fuzz
 	$(BIN)/python -m stress.fuzz --for $(or $(FUZZ),60s) $(TARGETS)
 
 clean:
-	rm -rf $(VENV) build dist
+	rm -rf $(VENV) .clients build dist

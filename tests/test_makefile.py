@@ -89,3 +89,9 @@ def test_a_python_that_is_too_old_is_refused_before_anything_is_installed(make, 
     calls, printed = make(python=str(old))
     assert calls == []
     assert "Python 3.9 is too old, 3.11 or later is needed: make demo PYTHON=python3.11" in printed
+
+
+@pytest.mark.parametrize("target", ["test", "test-full"])
+def test_clients_from_the_network_are_in_a_target_of_their_own(target):
+    done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert re.search(r'pytest -m ".*not clients"', done.stdout), done.stdout + done.stderr
