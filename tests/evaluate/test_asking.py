@@ -187,8 +187,10 @@ def test_answers_of_a_run_that_was_cut_short_are_not_asked_for_again(tmp_path):
         journal = Journal(out, "settings")
         asked(fake.url, items=ITEMS[:2], modes=PAIRED, journal=journal)
         before = len(fake.bodies)
-        columns = asked(fake.url, modes=PAIRED, journal=Journal(out, "settings"))
+        reported = []
+        columns = asked(fake.url, modes=PAIRED, journal=Journal(out, "settings"), on_answer=reported.append)
         assert len(fake.bodies) == before + 6  # of the second group: two items, three columns
+        assert len(reported) == 12  # a progress bar counts kept answers, too
         assert before == 6
         whole = asked(fake.url, modes=PAIRED)
     for name, column in columns.items():

@@ -72,6 +72,8 @@ class Run:
         name = f"{mode}, {group[0][0]}"
         if name in self.journal:
             answers = [_kept(told) for told in self.journal[name]]
+            for answer in answers:
+                self.on_answer(answer)
         else:
             answers = [self._answer(mode, number, item, time) for number, item in group for time in _rounds(mode)]
             if not any(answer.outcome == "error" for answer in answers):

@@ -59,7 +59,7 @@ class PageHashes:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The server that wrote a recording. Empty fields are those of recordings before version 0.3."""
+    """The server that wrote a recording. Recordings of version 0.1.0 have no more than the first two fields."""
 
     page_size: int
     model: str = ""
