@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -35,14 +36,14 @@ class Block(BaseModel, strict=True):
     cache_control: CacheControl | None = None
 
 
-class ShownBlock(Block):
+class ShownBlock(Block, ABC):
     """Block whose text is a part of a message's content."""
 
     segment: bool | None = None
 
+    @abstractmethod
     def shown(self) -> str:
         """Return the text."""
-        raise NotImplementedError
 
     def part(self) -> dict[str, Any]:
         """Return the block as a part of a chat message."""

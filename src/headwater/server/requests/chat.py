@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -128,28 +129,28 @@ def conversation_of(
     )
 
 
-class ConversationRequest(SamplingRequest):
-    """Fields and properties that chat completions and responses share."""
+class ConversationRequest(SamplingRequest, ABC):
+    """Request with a conversation. Subclasses translate their API's fields to those of chat completions."""
 
     documents: Documents | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
+    @abstractmethod
     def chat_messages(self) -> list[ChatMessage]:
         """Return the messages as chat completions write them."""
-        raise NotImplementedError
 
+    @abstractmethod
     def chat_tools(self) -> list[ToolDefinition]:
         """Return the tools as chat completions write them."""
-        raise NotImplementedError
 
+    @abstractmethod
     def chat_choice(self) -> Any:
         """Return the `tool_choice` as chat completions write it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def chat_format(self) -> Any:
         """Return the `response_format` as chat completions write it."""
-        raise NotImplementedError
 
     @property
     def warnings(self) -> list[str]:
