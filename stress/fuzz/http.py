@@ -1,6 +1,6 @@
 """Request bodies: raw bytes, and JSON put together of fields, to the whole API over an engine without a model.
 
-Whatever comes, it is answered: with less than 500, and with errors in OpenAI's form.
+Whatever comes, it is answered: with less than 500, and with errors in the form of the path's API.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from stress.answers import ERROR_FIELDS
 from stress.fuzz.target import Drawn, Target
 from tests.server.fake_engine import FakeEngine
 
-PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/tokenize", "/detokenize")
+OLLAMA = ("/api/chat", "/api/generate")
+PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/tokenize", "/detokenize", *OLLAMA)
 MOST_ENGINE_MEMORY = 500  # requests that one fake engine is asked, for it remembers them all
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -81,6 +82,12 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "logprobs": (True, False, 0, 5, 100, None),
     "echo": (True, False, 5),
     "model": ("m", 5, None),
+    "options": ({"num_predict": 2, "seed": -1}, {"temperature": 5}, {"mirostat": 2}, {"top_k": 1.5}, {}, [], 5, None),
+    "format": ("json", "", {"type": "object"}, {"$ref": "#"}, "yaml", 5, None),
+    "think": (True, False, "high", "much", 5),
+    "system": ("be brief", "", 5, None),
+    "raw": (True, False, 5),
+    "images": ([], ["aGk="], 5),
 }
 VALUES |= dict.fromkeys(
     (
@@ -143,7 +150,15 @@ def post(path: str, raw: bytes) -> None:
     assert 200 <= status < 500, f"{path} answers {status}: {body[:500]!r}"
     if status >= 400:
         error = json.loads(body)["error"]
-        assert set(error) == ERROR_FIELDS, error
+        assert isinstance(error, str) if path in OLLAMA else set(error) == ERROR_FIELDS, error
+
+
+FIRST: dict[str, dict[str, Any]] = {  # path -> the field that a request needs
+    "/v1/chat/completions": {"messages": HELLO},
+    "/v1/completions": {"prompt": "x"},
+    "/api/chat": {"messages": HELLO},
+    "/api/generate": {"prompt": "x"},
+}
 
 
 def raw_body(data: bytes) -> None:
@@ -154,7 +169,7 @@ def raw_body(data: bytes) -> None:
 def fields(data: bytes) -> None:
     drawn = Drawn(data)
     path = drawn.choice(PATHS)
-    body = {"/v1/chat/completions": {"messages": HELLO}, "/v1/completions": {"prompt": "x"}}.get(path, {"input": "x"})
+    body = dict(FIRST.get(path, {"input": "x"}))
     for _ in range(drawn.below(8)):
         name = drawn.choice(NAMES)
         body[name] = drawn.choice(VALUES[name])
@@ -174,6 +189,8 @@ BODIES = Target(
         seed(2, {"input": HELLO, "instructions": "be brief"}),
         seed(3, {"prompt": "hello", "return_token_strs": True}),
         seed(4, {"tokens": [1, 2, 3]}),
+        seed(5, {"messages": HELLO, "options": {"num_predict": 3, "stop": ["x"]}, "format": "json", "think": True}),
+        seed(6, {"prompt": "hello", "raw": True, "options": {"temperature": 0}, "stream": False}),
     ],
     words=[f'"{name}": '.encode() for name in NAMES] + [b"1e999", b"NaN", b"\\ud800", b"null", b"[[[[", b'{"":'],
 )

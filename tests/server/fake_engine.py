@@ -25,6 +25,10 @@ from headwater.request import Generation
 from tests.server.templates import SILENT
 
 PAGE = 64
+SIZES: dict[str, Any] = {
+    "model_type": "fake_hybrid", "dtype_name": "bfloat16", "hidden_size": 32, "blocks": (None,) * 4,
+    "parameter_bytes": 2_400_000, "parameters_by_kind": lambda: {"embedding": 200_000, "mlp": 1_000_000},
+}  # fmt: skip
 SEAM = 8  # tokens
 
 
@@ -60,7 +64,8 @@ class FakeEngine:
 
     def __post_init__(self) -> None:
         self.tokenizer = byte_tokenizer()
-        self.spec = SimpleNamespace(vocab_size=self.tokenizer.get_vocab_size(), max_length=4096, page_bytes=1024)
+        vocab = self.tokenizer.get_vocab_size()
+        self.spec = SimpleNamespace(vocab_size=vocab, max_length=4096, page_bytes=1024, **SIZES)
         self.eos_token_ids = frozenset({self.tokenizer.token_to_id("<|im_end|>")})
         self.tree = PrefixCache(CacheLayout(n_pages=1000))
         self.held = threading.Event()  # set when a request has reached `hold_after`

@@ -9,7 +9,7 @@ from headwater.server.http import errors
 from headwater.server.http.access import install_access
 from headwater.server.http.exchange import ServedEngine
 from headwater.server.requests.body import JsonRoute
-from headwater.server.routes import generation, info, observe, reference, tokens
+from headwater.server.routes import generation, info, observe, ollama, reference, tokens
 from headwater.server.routes.service import Service
 
 
@@ -29,6 +29,8 @@ def create_app(engine: ServedEngine, config: ServeConfig) -> FastAPI:
     info.install_health(app, service)
     info.install_models(app, service)
     generation.install(app, service)
+    ollama.install(app, service)
+    ollama.install_models(app, service)
     tokens.install(app, service)
     tokens.install_warming(app, service)
     reference.install(app)

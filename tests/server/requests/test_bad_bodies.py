@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 from headwater.config import ServeConfig
 from headwater.server.app import create_app
 from headwater.server.requests.chat import ChatRequest, CompletionRequest
+from headwater.server.requests.ollama import OllamaChatRequest, OllamaGenerateRequest
 from headwater.server.requests.responses import ResponsesRequest
 from tests.server import templates
 from tests.server.client import assert_names_a_field, error
@@ -25,6 +26,10 @@ PART = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}, "s
 SAMPLED = {
     "temperature": 1, "top_p": 0.5, "seed": 1, "stop": ["x"], "logit_bias": {"1": 2}, "stop_token_ids": [1],
     "stream_options": {"include_usage": True}, "timeout": 5, "min_tokens": 1, "repetition_penalty": 1, "user": "u",
+}  # fmt: skip
+OPTIONS = {
+    "num_predict": 2, "temperature": 1, "top_k": 5, "top_p": 0.5, "min_p": 0.1, "seed": 1, "stop": ["x"], "num_ctx": 64,
+    "repeat_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0, "mirostat": 0, "typical_p": 1, "tfs_z": 1,
 }  # fmt: skip
 # path -> a body that is answered, in which each value may be replaced
 BODIES = {
@@ -68,6 +73,23 @@ BODIES = {
         "tool_choice": {"type": "auto"}, "stop_sequences": ["x"], "temperature": 1, "metadata": {"user_id": "u"},
         "thinking": {"type": "disabled"}, "model": "m",
     },
+    "/api/chat": {
+        "messages": [
+            {"role": "system", "content": "s"},
+            {"role": "user", "content": "hi", "images": []},
+            {"role": "assistant", "content": "", "thinking": "Hm.", "tool_calls": [
+                {"id": "c", "function": {"name": "f", "arguments": {"a": 1}}},
+            ]},
+            {"role": "tool", "tool_name": "f", "tool_call_id": "c", "content": "3"},
+        ],
+        "tools": [{"type": "function", "function": TOOL}], "format": {"type": "object"}, "think": True,
+        "options": OPTIONS, "stream": False, "logprobs": True, "top_logprobs": 1, "keep_alive": "5m", "model": "m",
+    },
+    "/api/generate": {
+        "prompt": "hi", "system": "s", "format": "json", "think": False, "raw": False, "options": OPTIONS,
+        "stream": False, "images": [], "suffix": "", "template": "", "context": [], "keep_alive": 0, "model": "m",
+    },
+    "/api/show": {"model": "m", "name": "m", "verbose": True},
     "/tokenize": {"messages": [{"role": "user", "content": "hi"}], "tools": [{"type": "function", "function": TOOL}]},
     "/detokenize": {"tokens": [1, 2]},
     "/cache/segments": {"texts": ["a" * 100], "cache_salt": "s"},
@@ -76,6 +98,8 @@ MORE = {  # names of further fields
     "/v1/completions": sorted(CompletionRequest.model_fields),
     "/v1/chat/completions": sorted({*ChatRequest.model_fields, *ChatRequest.neutral}),
     "/v1/responses": sorted({*ResponsesRequest.model_fields, *ResponsesRequest.neutral}),
+    "/api/chat": sorted({*OllamaChatRequest.model_fields, *OllamaChatRequest.neutral}),
+    "/api/generate": sorted({*OllamaGenerateRequest.model_fields, *OllamaGenerateRequest.neutral}),
 }
 NUMBERS = (0, -1, 1, 5, 0.5, -0.0, 1e-45, 1e-38, 1e308, 2**31, 2**63, -(2**63), 10**400)
 TEXTS = (
@@ -163,6 +187,10 @@ def test_any_value_at_any_place_is_answered_or_refused_by_name(ask, path):
     def holds(body):
         response = ask(path, body)
         if response.status_code == 200:
+            return
+        if path.startswith("/api/"):
+            assert (response.status_code, set(response.json())) == (400, {"error"}), response.text
+            assert isinstance(response.json()["error"], str)
             return
         if path == "/v1/messages":
             assert (response.status_code, response.json()["type"]) == (400, "error"), response.text

@@ -1,4 +1,4 @@
-"""Valid bodies of Claude Code's and Codex's shape with one value replaced or removed: none gives a 5xx."""
+"""Valid bodies as Claude Code, Codex and Ollama's clients send them, with one value replaced or removed: no 5xx."""
 
 from __future__ import annotations
 
@@ -55,6 +55,13 @@ RESPONSES = codex(
     max_output_tokens=5,
     stream=False,
 )
+CALLED = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {"a": "b"}}}]}
+OLLAMA = {
+    "model": "m", "stream": False, "format": "", "think": False, "keep_alive": "5m", "truncate": True,
+    "messages": [{"role": "user", "content": "hi"}, CALLED, {"role": "tool", "tool_name": "f", "content": "3"}],
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}],
+    "options": {"num_ctx": 8192, "num_predict": 5, "temperature": 0.5, "top_k": 40, "stop": ["zz"], "mirostat": 0},
+}  # fmt: skip
 
 
 def places(value, place=()):
@@ -80,7 +87,12 @@ def mutated(body, place, *value):
 
 @pytest.mark.parametrize(
     ("path", "body"),
-    [("/v1/messages", MESSAGES), ("/v1/messages/count_tokens", MESSAGES), ("/v1/responses", RESPONSES)],
+    [
+        ("/v1/messages", MESSAGES),
+        ("/v1/messages/count_tokens", MESSAGES),
+        ("/v1/responses", RESPONSES),
+        ("/api/chat", OLLAMA),
+    ],
 )
 def test_a_body_with_one_wrong_value_is_never_a_servers_error(engine, path, body):
     changes = [(place, *value) for place in places(body) for value in ((), *((v,) for v in VALUES))]
@@ -91,5 +103,7 @@ def test_a_body_with_one_wrong_value_is_never_a_servers_error(engine, path, body
     statuses = {answer.status_code for answer in answers}
     assert statuses == {200, 400}, [answer.text[:300] for answer in answers if answer.status_code >= 500]
     for answer, sent in zip(answers, bodies, strict=True):
-        if answer.status_code == 400:
+        if answer.status_code == 400 and path.startswith("/api/"):
+            assert isinstance(answer.json()["error"], str)
+        elif answer.status_code == 400:
             assert_names_a_field(answer.json()["error"], path, sent)

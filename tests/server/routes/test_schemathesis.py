@@ -28,6 +28,12 @@ OPERATIONS = [
     ("POST", "/v1/responses"),
     ("POST", "/v1/messages"),
     ("POST", "/v1/messages/count_tokens"),
+    ("POST", "/api/chat"),
+    ("POST", "/api/generate"),
+    ("POST", "/api/show"),
+    ("GET", "/api/tags"),
+    ("GET", "/api/ps"),
+    ("GET", "/api/version"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
     ("GET", "/tokenizer_info"),
@@ -58,7 +64,7 @@ def described():
 
 
 def test_every_route_that_the_description_names_is_tried(described):
-    ours = ("/v1/", "/tokenize", "/detokenize", "/cache/segments", "/health", "/ping", "/version")
+    ours = ("/v1/", "/api/", "/tokenize", "/detokenize", "/cache/segments", "/health", "/ping", "/version")
     named = {(method.upper(), path) for path, item in described.raw_schema["paths"].items() for method in item}
     assert {operation for operation in named if operation[1].startswith(ours)} == set(OPERATIONS)
 

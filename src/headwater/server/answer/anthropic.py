@@ -14,7 +14,7 @@ from headwater.server.answer.forms import Json
 from headwater.server.answer.reply import one_line
 from headwater.server.http.error_forms import anthropic_form
 from headwater.server.http.errors import error_body
-from headwater.server.http.exchange import Events
+from headwater.server.http.exchange import EVENTS_TYPE, Events
 from headwater.server.http.middleware import current_request_id
 from headwater.server.requests.anthropic import MessagesRequest
 
@@ -24,6 +24,8 @@ INVALID = "INVALID_JSON"  # Anthropic's name for arguments that are no JSON obje
 
 class MessagesReply:
     """Answer to one request, from the events of its only generation."""
+
+    media_type = EVENTS_TYPE
 
     def __init__(self, body: MessagesRequest, model: str, parser: AnswerParser, prompt: int, page: int) -> None:
         """`prompt`: tokens of the prompt; `page`: tokens of a page of the cache."""

@@ -32,6 +32,12 @@ class Dialect:
         self._calls = formats.tool_format(config.tool_format, template)
         self._free = config.tool_calls == "free"
 
+    @property
+    def capabilities(self) -> list[str]:
+        """Names, as Ollama has them, of the parts of an answer that are told apart, beside its text."""
+        formats_ = {"tools": self._calls, "thinking": self._reasoning}
+        return [name for name, known in formats_.items() if known is not None]
+
     def end_of(self, prompt: Sequence[int]) -> str:
         """Return the text of a prompt's last tokens, which shows whether it leaves the reasoning open."""
         return self._tokenizer.decode(prompt[-END:], skip_special_tokens=False)

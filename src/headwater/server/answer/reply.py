@@ -16,7 +16,7 @@ from headwater.engine.detokenizer import decoder_for
 from headwater.events import FinishedEvent, PromptEvent, TokenEvent
 from headwater.server.answer.forms import Form, Json, TokenNames
 from headwater.server.http.errors import error_body
-from headwater.server.http.exchange import Events, Progress
+from headwater.server.http.exchange import EVENTS_TYPE, Events, Progress
 from headwater.server.prompt.encoding import Encoded, encode, whole_characters
 from headwater.server.requests.chat import CompletionRequest
 
@@ -28,6 +28,8 @@ PromptScores = Callable[[PromptEvent], list[Json | None]]
 
 class Reply:
     """Answer to one request, whole or streamed. `names` is None if no log probabilities are wanted."""
+
+    media_type = EVENTS_TYPE
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ from headwater.server.answer.formats.parser import AnswerParser, CallBegin, Cont
 from headwater.server.answer.forms import Json, new_call_id
 from headwater.server.answer.reply import one_line
 from headwater.server.http.errors import error_body
-from headwater.server.http.exchange import Events
+from headwater.server.http.exchange import EVENTS_TYPE, Events
 from headwater.server.requests.responses import Named, ResponsesRequest
 
 ID_PREFIXES = {"reasoning": "rs_", "message": "msg_", "function_call": "fc_"}
@@ -23,6 +23,8 @@ ORDER = (Reasoning, Content)  # of a whole answer's items, before its calls
 
 class ResponsesReply:
     """Answer to one request, from the events of its only generation."""
+
+    media_type = EVENTS_TYPE
 
     def __init__(self, body: ResponsesRequest, model: str, parser: AnswerParser) -> None:
         self._parser = parser

@@ -36,7 +36,13 @@ def openai_form(status: int, error: Json, request_id: str | None) -> Json:
     return {"error": error}
 
 
-FORMS: dict[str, Callable[[int, Json, str | None], Json]] = {"/v1/messages": anthropic_form}
+def ollama_form(status: int, error: Json, request_id: str | None) -> Json:
+    """Return an error as Ollama writes it: a sentence, which begins with the field if it does not name it."""
+    message, param = error["message"], error["param"]
+    return {"error": message if param is None or param in message else f"{param}: {message}"}
+
+
+FORMS: dict[str, Callable[[int, Json, str | None], Json]] = {"/v1/messages": anthropic_form, "/api": ollama_form}
 
 
 def error_answer(path: str, status: int, error: Json, request_id: str | None) -> Json:
@@ -75,3 +81,9 @@ class AnthropicRefusal(BaseModel):
     type: Literal["error"]
     error: AnthropicErrorDetail
     request_id: str | None
+
+
+class OllamaRefusal(BaseModel):
+    """Ollama's form of an error."""
+
+    error: str

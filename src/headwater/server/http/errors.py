@@ -24,7 +24,7 @@ from headwater.errors import (
     RequestTooLarge,
     TemplateError,
 )
-from headwater.server.http.error_forms import AnthropicRefusal, Refusal, error_answer
+from headwater.server.http.error_forms import AnthropicRefusal, OllamaRefusal, Refusal, error_answer
 from headwater.server.http.middleware import current_request_id
 
 log = logging.getLogger("headwater.request")
@@ -58,7 +58,8 @@ KINDS: dict[type[Exception], Kind] = {
 }
 
 # path -> the field with the prompt, which has to change if it is too long; "messages" at all others
-PROMPTS = {"/v1/completions": "prompt", "/v1/responses": "input", "/tokenize": "prompt", "/cache/segments": "texts"}
+PROMPTS = dict.fromkeys(("/v1/completions", "/tokenize", "/api/generate"), "prompt")
+PROMPTS |= {"/v1/responses": "input", "/cache/segments": "texts"}
 
 MAX_ECHO = 100  # characters of a bad value that an error repeats
 
@@ -244,18 +245,24 @@ DESCRIPTIONS = {
 STATUSES_OF_A_BODY = (400, 401, 413, 415, 500, 503, 504)
 OF_A_BODY = refusals(*STATUSES_OF_A_BODY)
 ANTHROPIC_OF_A_BODY = refusals(*STATUSES_OF_A_BODY, form=AnthropicRefusal)
+OLLAMA_OF_A_BODY = refusals(*STATUSES_OF_A_BODY, form=OllamaRefusal)
 
 EVENT = {  # of a stream: `data` is JSON, or [DONE] at the end
     "type": "object",
     "required": ["data"],
     "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
 }
+EVENTS: Json = {"text/event-stream": {"schema": EVENT}}
 
 
-def generated(*fields: str, refused: dict[int | str, Json] = OF_A_BODY) -> dict[int | str, Json]:
-    """Describe the answers of a route that generates: an object with these fields, server-sent events, or an error."""
-    whole = {"type": "object", "required": list(fields)}
-    content = {"application/json": {"schema": whole}, "text/event-stream": {"schema": EVENT}}
+def generated(
+    *fields: str, refused: dict[int | str, Json] = OF_A_BODY, streamed: Json = EVENTS
+) -> dict[int | str, Json]:
+    """Describe the answers of a route that generates: an object with these fields, a stream, or an error.
+
+    `streamed` is the content of a stream, server-sent events by default.
+    """
+    content = {"application/json": {"schema": {"type": "object", "required": list(fields)}}, **streamed}
     return {200: {"description": "The answer; as events if `stream` is true", "content": content}, **refused}
 
 

@@ -23,6 +23,7 @@ from headwater.request import Generation
 from headwater.spec import ModelSpec
 
 CLIENT_GONE = 499  # status in the log if the client disconnected
+EVENTS_TYPE = "text/event-stream"
 MAX_HELD = 16_384  # characters of events that a stream holds before it writes them
 
 Progress = PromptEvent | TokenEvent | FinishedEvent
@@ -114,13 +115,13 @@ class Exchange:
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events. `close` is called when the stream ends for any reason, also when the client disconnects.
+    """Events as text. `close` is called when the stream ends for any reason, also when the client disconnects.
 
     Events are held until `flush`, or until there are many: events that are ready together are written together.
     """
 
-    def __init__(self, content: AsyncIterator[str], close: Callable[[], None]) -> None:
-        super().__init__(content, media_type="text/event-stream", headers={"cache-control": "no-cache"})
+    def __init__(self, content: AsyncIterator[str], close: Callable[[], None], media_type: str = EVENTS_TYPE) -> None:
+        super().__init__(content, media_type=media_type, headers={"cache-control": "no-cache"})
         self._close = close
         self._held: list[str] = []
         self._send: Send | None = None

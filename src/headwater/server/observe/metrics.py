@@ -25,6 +25,10 @@ ENDPOINTS = {
     "/v1/messages/count_tokens": "count_tokens",
     "/v1/embeddings": "embeddings",
     "/v1/models": "models",
+    "/api/chat": "ollama_chat",
+    "/api/generate": "ollama_generate",
+    "/api/tags": "ollama_tags",
+    "/api/show": "ollama_show",
     "/tokenize": "tokenize",
     "/detokenize": "detokenize",
 }

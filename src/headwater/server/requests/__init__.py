@@ -1,1 +1,1 @@
-"""Requests as clients send them, checked: completions, chats, responses, messages, and the fields that they share."""
+"""Requests as clients send them, checked: completions, chats, responses, messages, Ollama's; shared fields."""

@@ -8,16 +8,14 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
 
-from headwater.server.requests.chat import ChatMessage, ConversationRequest, conversation_of
+from headwater.server.requests.chat import CONTINUED, THINKING_SWITCHES, ChatMessage, ConversationRequest
 from headwater.server.requests.lengths import MAX_TOKENS
-from headwater.server.requests.messages import Conversation, Message
+from headwater.server.requests.messages import Message
 from headwater.server.requests.sampling import NEUTRAL, Stops
 from headwater.server.requests.tools import MAX_TOOLS, FunctionName, ToolDefinition, ToolUse, dropped_tools, tool_use
 
 # fields that this server cannot honour, beside those of all requests
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {"container": (), "mcp_servers": ([],), "n": (1,)}
-# switches of reasoning in chat templates: Qwen's, GLM's and Nemotron's; DeepSeek's, Granite's and Kimi's
-THINKING_SWITCHES = ("enable_thinking", "thinking")
 # Claude Code's first line of a system prompt: it is for Anthropic's accounting, and differs in each request
 BILLING = "x-anthropic-billing-header:"
 
@@ -248,9 +246,8 @@ class CountTokensRequest(ConversationRequest):
         return self.thinking is not None and self.thinking.type != "disabled"
 
     @property
-    def conversation(self) -> Conversation:
-        variables = dict.fromkeys(THINKING_SWITCHES, self.thinks) | (self.chat_template_kwargs or {})
-        return conversation_of(self.chat_messages(), self.chat_tools(), variables, self.documents)
+    def template_variables(self) -> dict[str, Any]:
+        return dict.fromkeys(THINKING_SWITCHES, self.thinks) | super().template_variables
 
     @property
     def tool_use(self) -> ToolUse:
@@ -295,9 +292,7 @@ class MessagesRequest(CountTokensRequest):
     @classmethod
     def _ends_with_a_turn_to_answer(cls, value: list[AnthropicMessage]) -> list[AnthropicMessage]:
         if value[-1].role == "assistant":
-            raise ValueError(
-                "the last message is the assistant's, which this server does not continue: end with a user's"
-            )
+            raise ValueError(CONTINUED)
         return value
 
     @property

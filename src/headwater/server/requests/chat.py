@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from headwater.request import Constraint
 from headwater.server.http.errors import of_field
@@ -18,6 +19,9 @@ from headwater.server.requests.tools import MAX_TOOLS, ToolDefinition, ToolUse, 
 
 MAX_TOP_LOGPROBS = 20
 DEFAULT_COMPLETION_TOKENS = 16
+CONTINUED = "the last message is the assistant's, which this server does not continue: end with a user's"
+# switches of reasoning in chat templates: Qwen's, GLM's and Nemotron's; DeepSeek's, Granite's and Kimi's
+THINKING_SWITCHES = ("enable_thinking", "thinking")
 
 # chat fields with their neutral values: a completion that ignored other values would be wrong
 CHAT_ONLY = {"response_format": ({"type": "text"},), "tools": ([],), "documents": ([],)}
@@ -95,8 +99,13 @@ class ChatMessage(BaseModel, extra="allow"):
         instead = [self.tool_calls, *((self.model_extra or {}).get(name) for name in INSTEAD_OF_CONTENT)]
         optional = self.role == "function" or (self.role == "assistant" and any(instead))
         if self.content is None and not optional:
-            raise of_field("content", f"is missing or null, and a message of role {self.role!r} needs one")
+            raise without_content(self.role)
         return self
+
+
+def without_content(role: str) -> PydanticCustomError:
+    """Return the error for a message that lacks its content."""
+    return of_field("content", f"is missing or null, and a message of role {role!r} needs one")
 
 
 class Document(BaseModel, extra="allow", strict=True):
@@ -132,6 +141,8 @@ def conversation_of(
 class ConversationRequest(SamplingRequest, ABC):
     """Request with a conversation. Subclasses translate their API's fields to those of chat completions."""
 
+    format_field: ClassVar = "response_format"  # name of the field with the answer's format
+
     documents: Documents | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -153,6 +164,11 @@ class ConversationRequest(SamplingRequest, ABC):
         """Return the `response_format` as chat completions write it."""
 
     @property
+    def template_variables(self) -> dict[str, Any]:
+        """Variables of the chat template."""
+        return self.chat_template_kwargs or {}
+
+    @property
     def warnings(self) -> list[str]:
         """Parts of the request that were left out, as sentences for the client."""
         return []
@@ -160,7 +176,7 @@ class ConversationRequest(SamplingRequest, ABC):
     @property
     def conversation(self) -> Conversation:
         """The conversation for the template; raises ValueError as `conversation_of` does."""
-        return conversation_of(self.chat_messages(), self.chat_tools(), self.chat_template_kwargs, self.documents)
+        return conversation_of(self.chat_messages(), self.chat_tools(), self.template_variables, self.documents)
 
     @property
     def tool_use(self) -> ToolUse:
@@ -174,8 +190,8 @@ class ConversationRequest(SamplingRequest, ABC):
         if schema is None:
             return constraint
         if constraint is not None:
-            raise only_one(str(constraint.param), "response_format")
-        return schema_constraint(schema, FLEXIBLE, "response_format")
+            raise only_one(str(constraint.param), self.format_field)
+        return schema_constraint(schema, FLEXIBLE, self.format_field)
 
 
 class ChatRequest(ConversationRequest):

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from headwater.request import Fidelity, SamplingParams
 from headwater.server.http.errors import of_field, shown
@@ -37,14 +46,39 @@ MAX_BIASES = 1_024
 MAX_SALT = 1_024  # characters
 MAX_TIMEOUT = 7 * 24 * 3600.0  # seconds
 
+
+def few_characters(value: list[str]) -> list[str]:
+    """Raise an error for stop strings that are too long together."""
+    total = sum(map(len, value))
+    if total > MAX_STOP_CHARACTERS:
+        raise ValueError(f"stop has {total:,} characters together, at most {MAX_STOP_CHARACTERS:,} are taken")
+    return value
+
+
 TokenId = Annotated[int, Field(ge=0, strict=True)]
 STOPS_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "maxItems": MAX_STOPS}]}
 Stops = Annotated[
     list[str],
     Field(max_length=MAX_STOPS, fail_fast=True),
     BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+    AfterValidator(few_characters),
     WithJsonSchema(STOPS_SCHEMA),
 ]
+Temperature = Annotated[float, Field(ge=0, le=2)]
+TopP = Annotated[float, Field(gt=0, le=1)]
+TopK = Annotated[int, Field(ge=-1, le=MAX_TOKENS)]  # -1 and 0: off
+MinP = Annotated[float, Field(ge=0, le=1)]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+RepetitionPenalty = Annotated[float, Field(ge=LEAST_PENALTY, le=2)]
+
+
+def refuse_unsupported(neutral: Mapping[str, tuple[Any, ...]], values: Any) -> None:
+    """Raise an error for a field of the table `neutral` whose value is not neutral."""
+    for name, allowed in neutral.items() if isinstance(values, dict) else ():
+        if values.get(name) is not None and values[name] not in allowed:
+            takes = f"it takes {allowed[0]!r} only" if allowed else "leave it out"
+            raise of_field(name, f"{name} is {shown(values[name])}, which this server does not support: {takes}")
 
 
 class StreamOptions(BaseModel, strict=True):
@@ -58,19 +92,19 @@ class SamplingRequest(StructuredRequest, allow_inf_nan=False, strict=True):
 
     model: str | None = None  # any name is taken: the server has one model
     max_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
-    temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1, le=MAX_TOKENS)  # -1 and 0: off
-    min_p: float | None = Field(None, ge=0, le=1)
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    seed: Seed | None = None
     n: int | None = Field(None, ge=1, le=MAX_N)
     min_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS)
     stop: Stops | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     ignore_eos: bool | None = None
-    presence_penalty: float | None = Field(None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(None, ge=LEAST_PENALTY, le=2)
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     timeout: float | None = Field(None, gt=0, le=MAX_TIMEOUT)  # seconds
     stream: bool | None = None
@@ -82,20 +116,8 @@ class SamplingRequest(StructuredRequest, allow_inf_nan=False, strict=True):
     @model_validator(mode="before")
     @classmethod
     def _refuse_unsupported(cls, values: Any) -> Any:
-        """Raise an error for a field of the table `neutral` whose value is not neutral."""
-        for name, allowed in cls.neutral.items() if isinstance(values, dict) else ():
-            if values.get(name) is not None and values[name] not in allowed:
-                takes = f"it takes {allowed[0]!r} only" if allowed else "leave it out"
-                raise of_field(name, f"{name} is {shown(values[name])}, which this server does not support: {takes}")
+        refuse_unsupported(cls.neutral, values)
         return values
-
-    @field_validator("stop")
-    @classmethod
-    def _few_characters(cls, value: list[str] | None) -> list[str] | None:
-        total = sum(map(len, value or ()))
-        if total > MAX_STOP_CHARACTERS:
-            raise ValueError(f"stop has {total:,} characters together, at most {MAX_STOP_CHARACTERS:,} are taken")
-        return value
 
     @field_validator("logit_bias")
     @classmethod

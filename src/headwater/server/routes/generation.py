@@ -1,4 +1,4 @@
-"""Endpoints that generate: completions, chat completions, responses and messages."""
+"""Endpoints that generate: completions, chat completions, responses and messages. Ollama's are in `ollama`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from headwater.request import Generation
 from headwater.server.answer.anthropic import MessagesReply
 from headwater.server.answer.forms import ChatForm, CompletionForm, Form, prompt_logprobs
+from headwater.server.answer.ollama import OllamaReply
 from headwater.server.answer.reply import Echo, Reply, without_echo
 from headwater.server.answer.responses import ResponsesReply
 from headwater.server.http.errors import ANTHROPIC_OF_A_BODY, BadRequest, generated
@@ -23,7 +24,7 @@ from headwater.server.requests.responses import ResponsesRequest
 from headwater.server.requests.sampling import SamplingRequest
 from headwater.server.routes.service import Service
 
-AnyReply = Reply | ResponsesReply | MessagesReply
+AnyReply = Reply | ResponsesReply | MessagesReply | OllamaReply
 
 FIELDS = ("id", "object", "created", "model", "choices", "usage", "headwater")
 RESPONSES_FIELDS = ("id", "object", "created_at", "model", "status", "output", "usage", "headwater")
@@ -102,7 +103,7 @@ class Answering:
         if first is None:
             return Response(status_code=CLIENT_GONE)
         shown = echo(resumed(first, events))
-        stream = EventStream(reply.stream(shown, self._body.include_usage), self._close)
+        stream = EventStream(reply.stream(shown, self._body.include_usage), self._close, reply.media_type)
         self._exchange.before_waiting = stream.flush
         return stream
 

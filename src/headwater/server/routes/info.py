@@ -21,8 +21,8 @@ NUMBERS = ("embeddings", "moderations", "rerank", "score", "pooling", "classify"
 STORES = ("files", "batches", "fine_tuning/{rest:path}", "assistants", "threads", "vector_stores", "conversations")
 ABSENT = (*OTHER_MEDIA, *NUMBERS, *STORES, "messages/batches", "messages/batches/{rest:path}")
 OFFERED = (
-    "/v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, /v1/models, /tokenize and /detokenize "
-    "(/docs describes them)"
+    "/v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, /v1/models, /api/chat, /api/generate, "
+    "/tokenize and /detokenize (/docs describes them)"
 )
 
 

@@ -55,6 +55,11 @@ class Service:
             template = ChatTemplate(engine.chat_template, engine.special_tokens)
             self._prompter = ChatPrompter(engine.tokenizer, template, self.encoder)
 
+    @property
+    def capabilities(self) -> list[str]:
+        """Abilities of the model by Ollama's names."""
+        return ["completion", *self._dialect.capabilities]
+
     def note_model(self, name: str | None) -> None:
         """Warn in the log of a name that is not the model's, once for each: the server answers to any name."""
         known = name in (None, self.engine.model_name) or name in self._other_names

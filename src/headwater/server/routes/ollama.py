@@ -1,0 +1,238 @@
+"""Endpoints of Ollama's API: /api/chat, /api/generate, the served model, and refusals of those that change models."""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+
+from headwater.errors import CheckpointError
+from headwater.models.embedded import embedded
+from headwater.server.answer.formats.parser import AnswerParser
+from headwater.server.answer.ollama import MEDIA_TYPE, Fields, OllamaReply, chat_fields, generate_fields, loaded
+from headwater.server.http.error_forms import OllamaRefusal
+from headwater.server.http.errors import OLLAMA_OF_A_BODY, generated, refusals
+from headwater.server.requests.ollama import OllamaChatRequest, OllamaGenerateRequest, OllamaRequest
+from headwater.server.routes.generation import Answering
+from headwater.server.routes.service import Service
+
+API_VERSION = "0.32.0"  # release of Ollama that has this API: clients refuse one below the version that they need
+FIELDS = ("model", "created_at", "done", "done_reason")
+STREAMED = {MEDIA_TYPE: {"schema": {"type": "string", "description": "Objects, a line each"}}}
+KEPT_DAYS = 36_500  # after which the model leaves the memory: never
+QUANTIZATION = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}  # dtype of the weights -> Ollama's name
+UNITS = (("B", 10**9), ("M", 10**6), ("K", 10**3))
+# the model's default of a sampling parameter -> Ollama's option
+DEFAULTS = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+DEFAULTS |= {"repetition_penalty": "repeat_penalty"}
+
+# path below /api -> the reason why it is absent
+CHANGES = "serves the one model that it was started with (headwater serve MODEL) and changes none"
+ABSENT = dict.fromkeys(("pull", "push", "create", "delete", "copy", "blobs/{digest}"), CHANGES)
+ABSENT |= dict.fromkeys(("embed", "embeddings"), "generates text and computes no embeddings")
+UNAUTHORIZED = refusals(401, form=OllamaRefusal)
+
+
+class Details(BaseModel):
+    parent_model: str = ""
+    format: str = "safetensors"
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+
+
+class ListedModel(BaseModel):
+    """The served model, as lists have it."""
+
+    name: str
+    model: str
+    modified_at: datetime
+    size: int  # bytes of the weights in memory
+    digest: str  # of name, configuration, template and dtype, not of the weights
+    details: Details
+
+
+class Tags(BaseModel):
+    models: list[ListedModel]
+
+
+class RunningModel(ListedModel):
+    expires_at: datetime
+    size_vram: int
+    context_length: int
+
+
+class Running(BaseModel):
+    models: list[RunningModel]
+
+
+class ShowRequest(BaseModel, strict=True):
+    model: str | None = None  # any name is taken: the server has one model
+    name: str | None = None  # older name of the field
+
+
+class Shown(BaseModel):
+    """Description of the served model."""
+
+    modelfile: str
+    parameters: str
+    template: str
+    details: Details
+    model_info: dict[str, Any]
+    capabilities: list[str]
+    modified_at: datetime
+
+
+class ApiVersion(BaseModel):
+    version: str  # of Ollama's API
+    headwater: str
+
+
+def install(app: FastAPI, service: Service) -> None:
+    """Add /api/chat and /api/generate, and refusals of the endpoints that are absent."""
+    model = service.engine.model_name
+
+    def reply(body: OllamaRequest, parser: AnswerParser, fields: Fields) -> OllamaReply:
+        names = None if body.wanted_logprobs is None else service.names
+        return OllamaReply(body, model, parser, names, fields)
+
+    def without_prompt(body: OllamaRequest, fields: Fields) -> Response:
+        service.note_model(body.model)
+        return JSONResponse(loaded(model, fields))
+
+    responses = generated(*FIELDS, "message", refused=OLLAMA_OF_A_BODY, streamed=STREAMED)
+
+    @app.post("/api/chat", response_model=None, responses=responses)
+    async def chat(body: OllamaChatRequest, request: Request) -> Response:
+        if not body.messages:
+            return without_prompt(body, chat_fields)
+        generations, parser = await run_in_threadpool(service.chat, body)
+        answering = Answering(service, "ollama_chat", body, request)
+        return await answering.answer(generations, reply(body, parser(), chat_fields))
+
+    responses = generated(*FIELDS, "response", refused=OLLAMA_OF_A_BODY, streamed=STREAMED)
+
+    @app.post("/api/generate", response_model=None, responses=responses)
+    async def generate(body: OllamaGenerateRequest, request: Request) -> Response:
+        if not body.prompt:
+            return without_prompt(body, generate_fields)
+        if body.raw:
+            generations, _ = await run_in_threadpool(service.completion, body.as_completion())
+            parser = AnswerParser()  # all text is the answer
+        else:
+            generations, new_parser = await run_in_threadpool(service.chat, body)
+            parser = new_parser()
+        answering = Answering(service, "ollama_generate", body, request)
+        return await answering.answer(generations, reply(body, parser, generate_fields))
+
+    for path, reason in ABSENT.items():
+        app.add_api_route(f"/api/{path}", refusing(reason), methods=["HEAD", "POST", "DELETE"], include_in_schema=False)
+
+
+def refusing(reason: str) -> Any:
+    """Return an endpoint that refuses every request for this reason."""
+
+    async def absent(request: Request) -> None:
+        raise HTTPException(404, f"this server {reason}")
+
+    return absent
+
+
+def install_models(app: FastAPI, service: Service) -> None:
+    """Add /api/tags, /api/ps, /api/show and /api/version."""
+    engine, config = service.engine, service.config
+    listed = listed_model(service)
+
+    @app.head("/api/tags", include_in_schema=False)
+    @app.get("/api/tags", responses=UNAUTHORIZED)
+    async def tags() -> Tags:
+        return Tags(models=[listed])
+
+    @app.get("/api/ps", responses=UNAUTHORIZED)
+    async def ps() -> Running:
+        on_card = listed.size if config.device.startswith("cuda") else 0
+        end = datetime.fromtimestamp(service.started, UTC) + timedelta(days=KEPT_DAYS)
+        held = RunningModel(
+            **listed.model_dump(), expires_at=end, size_vram=on_card, context_length=engine.max_model_len
+        )
+        return Running(models=[held])
+
+    @app.post("/api/show", responses=OLLAMA_OF_A_BODY)
+    async def show(body: ShowRequest) -> Shown:
+        service.note_model(body.model or body.name)
+        return Shown(
+            modelfile=f"FROM {engine.model_name}\n",
+            parameters=parameters(engine.max_model_len, engine.generation_defaults),
+            template=engine.chat_template or "",
+            details=listed.details,
+            model_info=model_info(service),
+            capabilities=service.capabilities,
+            modified_at=listed.modified_at,
+        )
+
+    @app.head("/api/version", include_in_schema=False)
+    @app.get("/api/version", responses=UNAUTHORIZED)
+    async def api_version() -> ApiVersion:
+        return ApiVersion(version=API_VERSION, headwater=version("headwater"))
+
+
+def listed_model(service: Service) -> ListedModel:
+    """Describe the served model. Without a readable `config.json` its time is the server's start."""
+    engine, spec = service.engine, service.engine.spec
+    text, changed = b"", float(service.started)
+    with suppress(OSError, CheckpointError):  # the folder may have gone since the model was loaded
+        file = (service.config.model or embedded()) / "config.json"
+        text, changed = file.read_bytes(), file.stat().st_mtime
+    parts = (engine.model_name, text.decode(errors="replace"), engine.chat_template or "", spec.dtype_name)
+    return ListedModel(
+        name=engine.model_name,
+        model=engine.model_name,
+        modified_at=datetime.fromtimestamp(changed, UTC),
+        size=spec.parameter_bytes,
+        digest=hashlib.sha256("\0".join(parts).encode()).hexdigest(),
+        details=Details(
+            family=spec.model_type,
+            families=[spec.model_type],
+            parameter_size=short(parameter_count(service)),
+            quantization_level=QUANTIZATION.get(spec.dtype_name, spec.dtype_name),
+        ),
+    )
+
+
+def model_info(service: Service) -> dict[str, Any]:
+    """Return the facts about the model that clients read, by Ollama's names."""
+    engine, spec = service.engine, service.engine.spec
+    return {
+        "general.architecture": spec.model_type,
+        "general.basename": engine.model_name,
+        "general.parameter_count": parameter_count(service),
+        f"{spec.model_type}.context_length": engine.max_model_len,
+        f"{spec.model_type}.embedding_length": spec.hidden_size,
+        f"{spec.model_type}.block_count": len(spec.blocks),
+    }
+
+
+def parameter_count(service: Service) -> int:
+    """Return the number of weights, experts included."""
+    return sum(service.engine.spec.parameters_by_kind().values())
+
+
+def parameters(context: int, defaults: dict[str, Any]) -> str:
+    """Return options with the model's defaults, a line each, as Ollama writes them; `context`: tokens."""
+    values = {"num_ctx": context}
+    values |= {name: defaults[key] for key, name in DEFAULTS.items() if defaults.get(key) is not None}
+    return "\n".join(f"{name:<30} {value}" for name, value in values.items())
+
+
+def short(count: int) -> str:
+    """Return a number of weights in at most five characters or so: 26.2M."""
+    return next((f"{count / size:.1f}{unit}" for unit, size in UNITS if count >= size), str(count))
