@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -16,8 +14,8 @@ from headwater.lab.report import environment, write_report
 from headwater.lab.report.lines import Lines
 from headwater.lab.row import Result, Row, Spread
 from headwater.lab.tally import Held, Outcome
+from tests.browser import chromium
 
-os.environ["SE_OFFLINE"] = "true"  # the driver that is there, or none
 EVIL = "</script><img src=x onerror=document.title='broken'>\"'&"
 POLICIES = (("structural", "lru"), ("structural", "seglen(w=0.85)"), ("branch", "marconi"), ("none", "none"))
 REASONS = ("full", "cold", "diverged", "no_checkpoint", "evicted")
@@ -318,19 +316,8 @@ def test_a_large_run_makes_a_small_page(tmp_path):
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
-    webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium")
-    chromium, chromedriver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or chromedriver is None:
-        pytest.skip("needs chromium and chromedriver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    profile = f"--user-data-dir={tmp_path_factory.mktemp('profile')}"
-    for flag in ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", profile):
-        options.add_argument(flag)
-    driver = webdriver.Chrome(options, webdriver.chrome.service.Service(chromedriver))
-    yield driver
-    driver.quit()
+    with chromium(tmp_path_factory.mktemp("profile")) as driver:
+        yield driver
 
 
 def test_a_browser_sorts_the_rows_chooses_lines_and_tells_figures(browser, tmp_path):

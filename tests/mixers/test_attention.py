@@ -5,12 +5,13 @@ import torch
 
 from headwater.layers.attention import GroupedAttention
 from headwater.memory.arena import Arena
-from headwater.mixers.attention import Attention, AttentionStep
-from headwater.mixers.batch import Slice, StepBatch
+from headwater.mixers.attention import Attention
+from headwater.mixers.batch import Slice
 from headwater.mixers.rotary import TABLE_BLOCK, RotaryTable
 from headwater.mixers.weights import Weights
 from headwater.models.families import read_config
 from headwater.spec import ModelSpec
+from tests.mixers.attention_rig import AttentionRig
 
 WIDTH = 96
 LENGTH = 1100
@@ -41,7 +42,7 @@ def attention_of(spec: ModelSpec) -> GroupedAttention:
     return layer
 
 
-class Rig:
+class Rig(AttentionRig):
     """One attention layer with seeded weights and a poisoned arena."""
 
     def __init__(self, spec: ModelSpec, n_pages: int = 64) -> None:
@@ -64,24 +65,6 @@ class Rig:
         self.arena = Arena(spec, n_pages)
         self.arena.pages.fill_(0xFF)
         self.x = torch.randn(LENGTH, WIDTH, generator=generator).to(self.dtype)
-
-    def run(self, slices: list[Slice], decodes: list[tuple[int, torch.Tensor]], x: torch.Tensor) -> torch.Tensor:
-        positions = [torch.arange(s.start, s.end) for s in slices] + [torch.tensor([p]) for p, _ in decodes]
-        batch = StepBatch(
-            token_N=torch.zeros(len(x), dtype=torch.int64),
-            position_N=torch.cat(positions),
-            slices=tuple(slices),
-            decode_slot_B=torch.arange(len(decodes)),
-            decode_tables=tuple(table for _, table in decodes),
-            logits_row_R=torch.arange(0),
-        )
-        return self.layer.forward(x, AttentionStep.of(batch, self.arena, self.dtype))
-
-    def prefill(self, table: torch.Tensor, bounds: list[int], length: int = LENGTH) -> torch.Tensor:
-        out = []
-        for start, end in zip([0, *bounds], [*bounds, length], strict=True):
-            out.append(self.run([Slice(0, end - start, start, 0, table, start // 64)], [], self.x[start:end]))
-        return torch.cat(out)
 
     def plain(self) -> torch.Tensor:
         """The layer's formulas in float64, all keys at once."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import socket
 
 import httpx
@@ -13,24 +11,12 @@ from fastapi.testclient import TestClient
 
 from headwater.config import ServeConfig
 from headwater.server.app import create_app
+from tests.browser import chromium
 from tests.server.fake_engine import FakeEngine
 from tests.server.observe.test_overview import remember
 from tests.server.routes.test_serving import Server
 
-os.environ["SE_OFFLINE"] = "true"  # the driver that is there, or none
 PATIENCE = 20  # seconds after which something that must happen has not
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-dev-shm-usage",
-    "--window-size=1280,800",
-)
 EVIL = "<img src=x onerror=document.title='broken'>"
 
 
@@ -56,18 +42,8 @@ def url(engine, listener):
 
 @pytest.fixture(scope="module")
 def chrome(tmp_path_factory):
-    webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium")
-    chromium, chromedriver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or chromedriver is None:
-        pytest.skip("needs chromium and chromedriver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(flag)
-    driver = webdriver.Chrome(options, webdriver.chrome.service.Service(chromedriver))
-    yield driver
-    driver.quit()
+    with chromium(tmp_path_factory.mktemp("profile"), "--window-size=1280,800") as driver:
+        yield driver
 
 
 @pytest.fixture
