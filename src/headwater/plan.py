@@ -150,7 +150,7 @@ class Plan:
     table: Sequence[int]  # page ids that hold KV of tokens [0, end), in order; none for models without attention
     write_from: int  # index into `table`: pages before it are read-only for this leg (their bits are there already)
     saves: tuple[Save, ...]
-    lent: Sequence[int] = ()  # pages that back the request's slot from now on: nobody reads or writes them
+    lent: Sequence[int] = ()  # pages that back the request's slot from now on: nothing reads or writes them
     composed: tuple[Composed, ...] = ()  # of a leg around segments: these
     runs: tuple[Run, ...] = ()  # and what it computes; otherwise that is [start, end)
     build: Build | None = None  # of a leg that builds a segment

@@ -27,8 +27,8 @@ MAX_SOURCE = 256 * 1024  # characters of a schema or grammar
 MAX_CACHED = 64  # compiled constraints that are kept
 MESSAGE = 500  # characters of the compiler's message that are passed on
 
-# What a hostile source may cost, found by trying (decision 010): about a second to compile, on the thread of
-# whoever sent it, and 10 MB; a token of a schema some milliseconds. The library's own limits allowed 8 s and 135 MB.
+# What a hostile source may cost, found by trying (decision 010): about a second to compile, on the request's thread,
+# and 10 MB; a token of a schema some milliseconds. The library's own limits allowed 8 s and 135 MB.
 LIMITS = LLParserLimits(
     initial_lexer_fuel=500_000,
     step_lexer_fuel=50_000,

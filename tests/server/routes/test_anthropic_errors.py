@@ -51,6 +51,13 @@ def test_a_prompt_that_is_too_long_says_so_in_the_words_that_clients_look_for(en
     assert refused["details"] == {"error_code": "context_length_exceeded"}
 
 
+def test_two_constraints_are_refused_by_the_names_that_the_client_wrote(engine):
+    schema = {"type": "json_schema", "schema": {"type": "object"}}
+    refused = error_of(ask(engine, output_config={"format": schema}, guided_regex="a"))
+    assert refused["param"] == "output_config.format"
+    assert "guided_regex" in refused["message"]
+
+
 def test_without_its_greatest_length_a_message_is_refused(engine):
     refused = error_of(send(engine, "POST", MESSAGES, json={"messages": HELLO}))
     assert refused["param"] == "max_tokens"

@@ -135,6 +135,7 @@ def test_formats_tools_and_choices_are_spelled_as_chats():
         "json_schema": {"name": "s", "schema": {"type": "object"}, "strict": True},
     }
     assert json.loads(body.answer_constraint.source)["type"] == "object"
+    assert body.answer_constraint.param == "text.format"
     assert [tool.sent for tool in body.chat_tools()] == [
         {"type": "function", "function": {"name": "look_up", "description": "d", "parameters": {"type": "object"}}}
     ]
@@ -349,6 +350,7 @@ LONG = {"role": "user", "content": "a" * 5000}
         ({"tools": [{"type": "namespace", "name": "n", "tools": [TOOL, TOOL | {"parameters": 5}]}]},
          "tools.0.tools.1.parameters"),
         ({"text": {"format": 5}}, "text.format"),
+        ({"text": {"format": {"type": "json_object"}}, "guided_regex": "a"}, "text.format"),
     ],
 )  # fmt: skip
 def test_a_refusal_names_the_place_in_the_clients_body(engine, fields, param):

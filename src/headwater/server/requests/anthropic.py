@@ -229,6 +229,7 @@ class CountTokensRequest(ConversationRequest):
     """Body of /v1/messages/count_tokens: the fields that shape a prompt."""
 
     neutral: ClassVar = NEUTRAL | UNSUPPORTED
+    format_field: ClassVar = "output_config.format"
 
     messages: Annotated[list[AnthropicMessage], Field(min_length=1, fail_fast=True)]
     system: Texts | None = None

@@ -47,6 +47,7 @@ class ResponsesRequest(ConversationRequest):
     """Body of /v1/responses."""
 
     neutral: ClassVar = STORELESS | NEUTRAL
+    format_field: ClassVar = "text.format"
 
     input: str | list[dict[str, Any]]
     instructions: str | None = None
