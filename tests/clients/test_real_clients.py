@@ -16,7 +16,7 @@ from tests.clients.client import TASK, Client, clients, with_python
 from tests.clients.conftest import printed
 
 ALL = {client.name: client for client in clients()}
-HERE = ("anthropic", "langchain", "litellm", "openai")  # in the development environment
+HERE = ("anthropic", "langchain", "litellm", "ollama", "openai")  # in the development environment
 PINNED = {".py": r"[\w.-]+(\[[\w,.-]+\])?==[\w.]+", ".mjs": r"(@[\w.-]+/)?[\w.-]+@\d[\w.-]*"}
 
 
