@@ -154,8 +154,16 @@ def test_the_unit_starts_the_command_with_settings_that_exist():
     assert set(re.findall(r"HEADWATER_[A-Z_]+", UNIT.read_text())) <= VARIABLES
 
 
-def test_the_unit_has_a_folder_for_the_proof_of_exactness():
+def test_the_image_keeps_models_in_the_folder_of_its_volume():
+    (environment,) = instructions("ENV")
+    (folder,) = re.findall(r"HEADWATER_CACHE_DIR=(\S+)", environment)
+    assert f"-v headwater-cache:{folder}" in DOCKERFILE
+    assert f" HF_HOME={folder}/" in " ".join(environment.split())
+
+
+def test_the_unit_has_a_folder_for_the_proof_of_exactness_and_for_models():
     lines = UNIT.read_text().splitlines()
+    assert "Environment=HF_HOME=%C/headwater/huggingface" in lines
     assert "CacheDirectory=headwater" in lines  # systemd sets CACHE_DIRECTORY
     assert "CacheDirectoryMode=0700" in lines
 

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from headwater.hub_name import HubName
 from headwater.request import Healing, SegmentEviction
 from headwater.setting import (
     BYTES,
@@ -51,10 +52,16 @@ NETWORK, ACCESS, LOGGING = "Network", "Access", "Logging"
 class ServeConfig:
     """The settings of one server. Raises ConfigError if one is out of range or contradicts another."""
 
-    model: Path | None = setting(
-        None, FILE, MODEL, "Folder of a checkpoint in Hugging Face format.", unset="the embedded model"
+    model: Path | HubName | None = setting(
+        None,
+        FILE,
+        MODEL,
+        "Folder of a checkpoint in Hugging Face format, or ORG/NAME or ORG/NAME@REVISION, which is downloaded.",
+        unset="the embedded model",
     )
-    model_name: str | None = setting(None, TEXT, MODEL, "Name of the model for clients.", unset="the folder's name")
+    model_name: str | None = setting(
+        None, TEXT, MODEL, "Name of the model for clients.", unset="ORG/NAME, or the folder's name"
+    )
     device: str = setting("cpu", TEXT, MODEL, "Device that computes; cuda needs --unproven.", choices=DEVICES)
     unproven: bool = setting(False, SWITCH, MODEL, f"Allow cuda, although {NEVER_RAN}: answers may be wrong.")
     dtype: str = setting("auto", TEXT, MODEL, "Data type of the computation.", choices=DTYPES)
@@ -189,7 +196,7 @@ class ServeConfig:
             one.check(getattr(self, one.name))
         if self.device == "cuda" and not self.unproven:
             raise SettingError("device", "'cuda'", f"but {NEVER_RAN}: --unproven accepts that answers may be wrong")
-        if self.model is not None and not (self.model / "config.json").is_file():
+        if isinstance(self.model, Path) and not (self.model / "config.json").is_file():
             why = f"which is no folder with a config.json: {why_no_model(self.model)}"
             raise SettingError("model", repr(str(self.model)), why)
         if self.page_size < PAGE_GRID or self.page_size % PAGE_GRID:

@@ -29,6 +29,10 @@ class CheckpointError(HeadwaterError):
     """A model folder cannot be loaded; the message names the file and the tensor or key."""
 
 
+class DownloadError(CheckpointError):
+    """A model cannot be downloaded from a hub; the message says what helps."""
+
+
 class ConfigError(HeadwaterError):
     """A setting is out of range or contradicts another; the message names both values."""
 

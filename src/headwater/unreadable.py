@@ -6,7 +6,8 @@ import json
 import re
 from pathlib import Path
 
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+from headwater.hub_name import HubName
+
 PICKLE = "a pickled file of PyTorch, which could run any code"
 OTHERS = {"*.gguf": "a GGUF file", "*.bin": PICKLE, "*.pt": PICKLE, "*.pth": PICKLE, "*.ckpt": PICKLE}
 HEAD = 4096  # bytes that tell what a file is
@@ -24,7 +25,7 @@ def why_no_model(path: Path) -> str:
         return f"{why_unreadable(path)}; a model is a folder in Hugging Face format: {download()}"
     if path.is_dir():
         return f"{_why_no_weights(path) or 'the folder holds no model, or a part of one'}; {download()}"
-    if HUB_NAME.fullmatch(str(path)):
+    if HubName.parse(str(path)):
         return f"if it is the name of a model on Hugging Face, {download(str(path))} and serve that folder"
     return "there is nothing at this path"
 

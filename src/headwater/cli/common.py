@@ -18,8 +18,6 @@ from typer import Option
 from headwater import machine
 from headwater.config import SETTINGS
 from headwater.errors import ConfigError
-from headwater.models.families import read_config
-from headwater.models.profiles import PROFILES, Profile, load_profile, profile_named
 from headwater.table import Table
 from headwater.traces.read import make_trace
 from headwater.traces.recordings import Served
@@ -34,7 +32,8 @@ progress_console = Console(stderr=True)
 HELP = {one.name: one.help for one in SETTINGS}
 SERVER = {one.name: str(one.default) for one in SETTINGS if one.name in ("eviction", "placement")}
 OWN = {name: f"[default: that of the recording's server, else {value}]" for name, value in SERVER.items()}
-Model = Annotated[Path | None, typer.Argument(help="Folder of a checkpoint; without it, the embedded model.")]
+MODEL_FOLDER = "Folder of a checkpoint, or ORG/NAME; without it, the embedded model."
+Model = Annotated[Path | None, typer.Argument(help=MODEL_FOLDER)]
 Memory = Annotated[str, Option(help=HELP["memory"])]
 Dtype = Annotated[str, Option(help=HELP["dtype"])]
 PageSize = Annotated[int, Option(help=HELP["page_size"])]
@@ -42,7 +41,7 @@ JsonFile = Annotated[Path | None, Option("--json", help="Write all figures to th
 ApiKey = Annotated[str | None, Option(envvar="HEADWATER_API_KEY", help="API key of the server.")]
 ServedModel = Annotated[str | None, Option(help="Name of the model; without it, the first one listed.")]
 ANY_MODEL = "qwen3.5-9b"  # of traffic that names none
-MODEL_HELP = f"A profile (`headwater profiles`), or a checkpoint's folder. [default: the recording's, else {ANY_MODEL}]"
+MODEL_HELP = f"A profile (`headwater profiles`), a folder, or ORG/NAME. [default: the recording's, else {ANY_MODEL}]"
 SOURCES = "Recorded traffic: a file, or a name below --data; or drawn: rag(zipf=1)."
 TraceFile = Annotated[str, typer.Argument(metavar="TRACE", help=SOURCES)]
 Data = Annotated[Path | None, Option(help="Folder in which traces are looked up by name.")]
@@ -81,21 +80,6 @@ def read(trace: str, data: Path | None, tokenizer: Path | None, limit: int | Non
     counts = f"{len(found.requests):,} requests of {sessions:,} sessions, {tokens:,} prompt tokens"
     progress_console.print(f"{found.name}: read in {found.seconds:.1f} s\n{counts}", highlight=False)
     return found
-
-
-def profile_for(model: str | None, recorded: Served | None) -> Profile:
-    """Return the profile of that name or folder; without one, of the recording's model, or of ANY_MODEL.
-
-    Raises ConfigError for a recording that does not describe its model.
-    """
-    if model is not None or recorded is None:
-        return load_profile(model or ANY_MODEL)
-    if recorded.config:
-        spec = read_config(dict(recorded.config), recorded.dtype or "bfloat16", recorded.page_size)
-        return profile_named(recorded.model, "the recording", spec)
-    if recorded.model in PROFILES:
-        return PROFILES[recorded.model]
-    raise ConfigError(f"the recording does not describe its model {recorded.model!r}: name it with --model")
 
 
 def policies_for(placement: str | None, eviction: str | None, recorded: Served | None) -> tuple[str, str]:

@@ -18,6 +18,8 @@ from typer import Option
 
 from headwater import machine
 from headwater.cli.common import HELP, Memory, Model, commands, show
+from headwater.cli.download import named
+from headwater.hub_name import HubName
 from headwater.machine import (
     CGROUPS,
     CPU_FEATURES,
@@ -37,6 +39,7 @@ PACKAGES = (
     "torch",
     "transformers",
     "tokenizers",
+    "huggingface_hub",
     "fastapi",
     "uvicorn",
     "httpx",
@@ -61,7 +64,7 @@ class Finding:
 class Intended:
     """The settings that the server is to run with."""
 
-    model: Path | None
+    model: Path | HubName | None
     memory: int  # bytes
     threads: int | None
     host: str
@@ -84,7 +87,7 @@ def doctor(
     The exit code is 1 if any finding is a FAIL.
     """
     started = time.perf_counter()
-    intended = Intended(model, parse_bytes(memory), threads, host, port, recheck)
+    intended = Intended(named(model), parse_bytes(memory), threads, host, port, recheck)
     findings = examined(intended)
     broken = any(finding.level == FAIL for finding in findings)
     if as_json:

@@ -19,6 +19,7 @@ import typer
 from typer import Option
 
 from headwater.cli import common
+from headwater.cli.download import named, whole_folder
 from headwater.errors import ConfigError
 from headwater.evaluate import divergence, perplexity, tables
 from headwater.evaluate.asking import Run, Scored
@@ -28,7 +29,6 @@ from headwater.evaluate.scoring import require_jsonschema
 from headwater.evaluate.server import Server, own_server
 from headwater.evaluate.summary import Comparison, as_json, sliced
 from headwater.journal import Journal
-from headwater.models.embedded import embedded
 from headwater.request import Fidelity
 
 Json = dict[str, Any]
@@ -87,6 +87,8 @@ def evaluate(
 @contextmanager
 def serving(options: SimpleNamespace) -> Iterator[Server]:
     """Connect to the server of --url, or start one."""
+    if options.url is None:
+        whole_folder(named(options.model))  # here, where the progress of a download is shown
     found = own_server(options.model, options.memory) if options.url is None else nullcontext(options.url)
     with found as url, closing(server_at(options, url)) as server:
         yield server
@@ -235,8 +237,9 @@ def fidelity(
 
     common.prepare_outputs(json_file)
     wanted = Wanted(prompts, cut, parts, count, longest, seed)
+    folder = whole_folder(named(model))
     with common.progress_console.status("composing"):
-        study = studied(model or embedded(), dtype, threads, wanted, ways or list(Fidelity), skip_attention)
+        study = studied(folder, dtype, threads, wanted, ways or list(Fidelity), skip_attention)
     found = [table(study.means) for table in (tables.means_table, tables.states_table, tables.kept_table)]
     found.append(tables.deviations_table(study.deviations, ENDS))
     common.show(*(table for table in found if table.row_count))

@@ -11,14 +11,15 @@ import typer
 from typer import Option
 
 from headwater.cli.common import Dtype, Memory, Model, PageSize, commands, prepare_outputs, show
+from headwater.cli.download import config_folder, named
+from headwater.cli.profile import any_profile
 from headwater.config import ServeConfig
 from headwater.config_keys import read_json
 from headwater.lab.cost import DEVICES, load_device
 from headwater.lab.fit import NAMES, Fitted, fit, observe, read_points
 from headwater.models.dtype import choose_dtype
-from headwater.models.embedded import embedded
 from headwater.models.families import read_folder
-from headwater.models.profiles import PROFILES, Profile, load_profile
+from headwater.models.profiles import PROFILES, Profile
 from headwater.setting import parse_bytes
 from headwater.spec import ModelSpec
 from headwater.table import Table
@@ -30,7 +31,7 @@ SHOWN = 12  # observations of the table of residuals
 @commands.command("fit")
 def fit_device(
     points: Annotated[list[Path], typer.Argument(help="JSON of `headwater bench serve --json`, or a list of points.")],
-    model: Annotated[str, Option(help="Measured model: a profile's name or a checkpoint's folder.")],
+    model: Annotated[str, Option(help="Measured model: a profile, a folder, or ORG/NAME.")],
     device: Annotated[str, Option(help=f"Device whose peaks hold: {', '.join(DEVICES)}, or a file.")] = "cpu",
     out: Annotated[Path | None, Option(help="Write the device to this file, for `replay --serve`.")] = None,
     tokens_per_step: Annotated[int, Option(min=1, help="Tokens of a step of the measured engine.")] = 1024,
@@ -41,7 +42,7 @@ def fit_device(
     Each request must have been alone on the engine.
     """
     prepare_outputs(out)
-    profile, base = replace(load_profile(model), tensor_parallel=tensor_parallel), load_device(device)
+    profile, base = replace(any_profile(model), tensor_parallel=tensor_parallel), load_device(device)
     files = [read_points(path) for path in points]
     measured, left_out = [point for found, _ in files for point in found], sum(count for _, count in files)
     fitted = fit(profile, base, observe(measured, tokens_per_step))
@@ -80,14 +81,18 @@ def residuals_table(fitted: Fitted) -> Table:
 
 @commands.command()
 def inspect(model: Model = None, memory: Memory = "4GB", dtype: Dtype = "auto", page_size: PageSize = 64) -> None:
-    """Print the costs of a model's cache, without loading its weights."""
-    spec = read_spec(model or embedded(), dtype, page_size)
+    """Print the costs of a model's cache, without loading its weights.
+
+    Of ORG/NAME its config.json alone is downloaded.
+    """
+    folder = config_folder(named(model))
+    spec = read_spec(folder, dtype, page_size)
     budget = parse_bytes(memory)
     n_pages = spec.layout(budget).n_pages
     capacity = Table(None, (f"capacity of {budget:,} bytes",), ("alone",))
     capacity.add_row("tokens of KV", f"{n_pages * page_size:,}" if spec.attention_layers else "any number")
     capacity.add_row("checkpoints", f"{n_pages // spec.checkpoint_pages:,}" if spec.checkpoint_pages else "none needed")
-    reason = choose_dtype(read_json((model or embedded()) / "config.json"), dtype).reason
+    reason = choose_dtype(read_json(folder / "config.json"), dtype).reason
     show(f"computed in {spec.dtype_name}: {reason}", cost_table(spec), flops_table(spec), capacity)
 
 
@@ -132,9 +137,9 @@ def profiles(
 ) -> None:
     """List the models that the lab knows by name.
 
-    A checkpoint's folder is a profile, too.
+    A checkpoint's folder is a profile, too, and so is ORG/NAME.
     """
-    chosen = [load_profile(name) for name in names] if names else list(PROFILES.values())
+    chosen = [any_profile(name) for name in names] if names else list(PROFILES.values())
     show(sources_table(chosen) if sources else sizes_table(chosen))
     for profile in chosen if names and not sources else ():
         show(layers_table(profile), profile_flops_table(profile))

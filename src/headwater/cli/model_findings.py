@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from headwater.cli.doctor import FAIL, OK, SLOW, WARN, Finding, Intended
+from headwater.cli.download import config_folder
 from headwater.config import NEVER_RAN
 from headwater.engine.selfcheck import SelfCheck, weight_shapes
 from headwater.engine.verdict import verdict
@@ -17,7 +18,6 @@ from headwater.errors import HeadwaterError
 from headwater.machine import usable_cores
 from headwater.mixers.linear import Linear, product_dtype, seconds_of, slowdown, weight_layout
 from headwater.mixers.numerics import Numerics, prepare_process
-from headwater.models.embedded import embedded
 from headwater.models.load import read_spec
 from headwater.spec import ModelSpec
 
@@ -36,7 +36,7 @@ def of_model(intended: Intended) -> Iterator[Finding]:
     yield of_gpu()
     for dtype in DTYPES:
         try:
-            spec = read_spec(intended.model or embedded(), dtype, "cpu", 64)
+            spec = read_spec(config_folder(intended.model), dtype, "cpu", 64)
         except (HeadwaterError, OSError) as error:
             yield Finding(f"model in {dtype}", FAIL, str(error), "give the folder of a complete checkpoint")
             return

@@ -15,6 +15,7 @@ from typer import Option
 from headwater.cache.eviction import make_eviction
 from headwater.cache.placement import make_placement
 from headwater.cli import common
+from headwater.cli.profile import profile_for
 from headwater.errors import ConfigError
 from headwater.journal import Journal
 from headwater.lab.cost import StepCost, load_device
@@ -82,7 +83,7 @@ def replay(
     recorded = served_by(trace, data)
     placement, eviction = common.policies_for(placement, eviction, recorded)
     base = Setup(
-        profile=replace(common.profile_for(model, recorded), tensor_parallel=tensor_parallel),
+        profile=replace(profile_for(model, recorded), tensor_parallel=tensor_parallel),
         memory=0,
         state_fraction=state_fraction,
         page_size=page_size,

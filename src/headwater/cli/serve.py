@@ -16,11 +16,11 @@ from typer import Option
 from typer.core import TyperCommand
 
 from headwater.cli.common import commands, progress_console
+from headwater.cli.download import config_folder, whole_folder
 from headwater.cli.settings import as_toml, effective, misspelt
 from headwater.config import SETTINGS, ServeConfig
 from headwater.config_keys import read_json
 from headwater.models.dtype import choose_dtype
-from headwater.models.embedded import embedded
 from headwater.setting import FILE, SWITCH, Setting, SettingError
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ commands.command(cls=GroupedCommand, epilog=EPILOG)(with_options(serve, SETTINGS
 
 
 def serve_until_stopped(config: ServeConfig) -> None:
-    """Bind, so that a taken port is an error before a model is loaded; then load, serve, and stop in order.
+    """Bind, so that a taken port is an error before a model is downloaded; then load, serve, and stop in order.
 
     Raises KeyboardInterrupt if a second SIGINT ends the draining early.
     """
@@ -124,6 +124,7 @@ def serve_until_stopped(config: ServeConfig) -> None:
 
     check_tls(config)
     with listener(config) as sock:
+        whole_folder(config.model)
         from headwater.server.app import create_app
 
         configure_logging(config.log_format)
@@ -149,12 +150,15 @@ def say(line: str) -> None:
 
 
 def announce(config: ServeConfig) -> None:
-    """Print what is about to be loaded, and why in this data type, before the imports that take seconds."""
+    """Print what is about to be loaded, and why in this data type, before the imports that take seconds.
+
+    Of a hub's model that is not in the cache config.json is downloaded. Raises DownloadError or CheckpointError.
+    """
     what = f"loading {config.model}"
     if config.model is None:
         what = "no model given, loading the embedded headwater-tiny, a small model with short answers"
-    dtype = choose_dtype(read_json((config.model or embedded()) / "config.json"), config.dtype, config.device)
     say(f"Headwater {version('headwater')}: {what}")
+    dtype = choose_dtype(read_json(config_folder(config.model) / "config.json"), config.dtype, config.device)
     say(f"Computing in {dtype.name}: {dtype.reason}")
 
 

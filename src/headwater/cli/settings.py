@@ -14,6 +14,7 @@ from typing import Any
 from headwater.cache.eviction import make_eviction
 from headwater.cache.eviction.clairvoyant import Clairvoyant
 from headwater.cache.placement import make_placement
+from headwater.cli.download import by_name
 from headwater.config import SETTINGS, ServeConfig
 from headwater.errors import ConfigError
 from headwater.plan import CacheLayout
@@ -116,7 +117,8 @@ def _nearest(name: str, known: tuple[str, ...]) -> str:
 
 def _read(one: Setting, given: Given) -> Any:
     value = one.read(given.value)
-    return given.folder / value if one.kind is FILE and given.folder is not None else value
+    path = given.folder / value if one.kind is FILE and given.folder is not None else value
+    return (by_name(value) or path) if one.name == "model" and not path.exists() else path
 
 
 def _check_policy(name: str, spelling: str, make: Callable[[str], object]) -> None:

@@ -13,6 +13,7 @@ from headwater.cache.eviction import make_eviction
 from headwater.cache.eviction.clairvoyant import Clairvoyant
 from headwater.cache.placement import make_placement
 from headwater.cli import common
+from headwater.cli.profile import profile_for
 from headwater.errors import ConfigError
 from headwater.journal import Journal
 from headwater.lab.setup import Setup
@@ -56,7 +57,7 @@ def size(
     sampling = Sampling(samples, _rate(rate), seed, jobs)
     recorded = served_by(trace, data)
     placement, eviction = common.policies_for(placement, eviction, recorded)
-    profile = common.profile_for(model, recorded)
+    profile = profile_for(model, recorded)
     setup = Setup(profile, 0, placement, eviction, page_size=page_size, reuse="prefix")
     ends = [None if end is None else parse_bytes(end) for end in (smallest, largest)]
     _check_policies(setup)

@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -32,7 +33,7 @@ from headwater.memory.slots import StateMemory
 from headwater.mixers import numerics
 from headwater.mixers.linear import product_dtype, slowdown, weight_layout
 from headwater.mixers.numerics import Numerics, prepare_process
-from headwater.models.embedded import embedded
+from headwater.models.hub import folder_of
 from headwater.models.load import LoadedModel, load_model, read_spec
 from headwater.request import Generation, Healing, SegmentEviction
 from headwater.schedule.kinds.segment import Composer
@@ -127,7 +128,7 @@ class Engine(Answering):
         started.
         """
         prepare_process(config.threads)
-        path = config.model or embedded()
+        path = folder_of(config.model)
         spec = read_spec(path, config.dtype, config.device, config.page_size)
         check_memory(config)
         check = verdict(spec, config.device, config.reproducible, config.recheck, progress)
@@ -136,6 +137,7 @@ class Engine(Answering):
         numerics.use(Numerics(check.mode))
         warn_if_slow(spec, config.device, check.mode)
         loaded = load_model(path, spec.dtype_name, config.device, config.page_size)
+        loaded = replace(loaded, name=config.model_name or loaded.name)
         try:
             return cls.over(loaded, check, config)
         except (MemoryError, OSError, torch.OutOfMemoryError) as error:

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from headwater.config_keys import read_json, text_config
 from headwater.errors import CheckpointError
+from headwater.hub_name import HubName, name_of
 from headwater.models.build import build_model
 from headwater.models.dtype import choose_dtype
 from headwater.models.families import read_config
@@ -50,7 +51,7 @@ def read_spec(path: Path | str, dtype: str = "auto", device: str = "cpu", page_s
     try:
         return read_config(config, choose_dtype(config, dtype, device).name, page_size)
     except CheckpointError as error:
-        raise CheckpointError(f"{folder}: {error}") from error
+        raise CheckpointError(f"{HubName.of_folder(folder) or folder}: {error}") from error
 
 
 def check_device(device: str) -> None:
@@ -74,7 +75,7 @@ def load_model(path: Path | str, dtype: str = "auto", device: str = "cpu", page_
     tokenizer = _tokenizer(folder / "tokenizer.json")
     special = _special_tokens(tokenizer_config)
     return LoadedModel(
-        name=folder.resolve().name,
+        name=name_of(folder),
         path=folder,
         model=model,
         spec=spec,
@@ -91,7 +92,8 @@ def _tell_of_skipped(folder: Path, names: list[str]) -> None:
     if names:
         parts = Counter(".".join(name.split(".")[:2]) for name in names)
         listed = ", ".join(f"{part} ({n})" for part, n in parts.items())
-        log.info("%s: skipped %d tensors that the text model does not compute with: %s", folder, len(names), listed)
+        model = HubName.of_folder(folder) or folder
+        log.info("%s: skipped %d tensors that the text model does not compute with: %s", model, len(names), listed)
 
 
 def _optional_json(path: Path) -> dict[str, Any]:

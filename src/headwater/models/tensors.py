@@ -10,14 +10,12 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from headwater.config_keys import read_json
 from headwater.errors import CheckpointError
+from headwater.models.files import INDEX, SINGLE, weight_map
 from headwater.unreadable import why_missing, why_unreadable
 
 JOINED = re.compile(r"\b(gate|up)_proj\b")  # what may be one tensor, gate_up_proj
 QKV = ("q_proj", "k_proj", "v_proj")
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 
 
 class CheckpointTensors:
@@ -36,10 +34,7 @@ class CheckpointTensors:
         if not index.exists():
             single = self._folder / SINGLE
             return dict.fromkeys(self._open(single).keys(), single)
-        names = read_json(index).get("weight_map")
-        if not isinstance(names, dict):
-            raise CheckpointError(f"{index}: key 'weight_map' is missing")
-        return {name: self._folder / str(file) for name, file in names.items()}
+        return {name: self._folder / file for name, file in weight_map(index).items()}
 
     def _open(self, path: Path) -> Any:
         if path not in self._files:

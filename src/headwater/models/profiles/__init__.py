@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 from headwater.errors import ConfigError
+from headwater.hub_name import name_of
 from headwater.models.families import read_folder
 from headwater.models.profiles import linear, mamba, marconi, qwen
 from headwater.models.profiles.profile import Profile
@@ -32,8 +33,8 @@ def load_profile(name: str, dtype: str = "auto") -> Profile:
 
 
 def profile_of(spec: ModelSpec, folder: Path) -> Profile:
-    """Return the profile of a model's spec, named after its folder."""
-    return profile_named(folder.resolve().name, str(folder / "config.json"), spec)
+    """Return the profile of a model's spec, named after its folder, or ORG/NAME in a hub's cache."""
+    return profile_named(name_of(folder), str(folder / "config.json"), spec)
 
 
 def profile_named(name: str, source: str, spec: ModelSpec) -> Profile:

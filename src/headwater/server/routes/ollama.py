@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from headwater.errors import CheckpointError
-from headwater.models.embedded import embedded
+from headwater.models.hub import folder_of
 from headwater.server.answer.formats.parser import AnswerParser
 from headwater.server.answer.ollama import MEDIA_TYPE, Fields, OllamaReply, chat_fields, generate_fields, loaded
 from headwater.server.http.error_forms import OllamaRefusal
@@ -190,7 +190,7 @@ def listed_model(service: Service) -> ListedModel:
     engine, spec = service.engine, service.engine.spec
     text, changed = b"", float(service.started)
     with suppress(OSError, CheckpointError):  # the folder may have gone since the model was loaded
-        file = (service.config.model or embedded()) / "config.json"
+        file = folder_of(service.config.model) / "config.json"
         text, changed = file.read_bytes(), file.stat().st_mtime
     parts = (engine.model_name, text.decode(errors="replace"), engine.chat_template or "", spec.dtype_name)
     return ListedModel(

@@ -1,0 +1,106 @@
+"""Models of the command line: a folder, the embedded model, or the name of one on a hub, which is downloaded."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from headwater.cli.common import progress_console
+from headwater.hub_name import HubName
+from headwater.models.download import Advance, Download
+from headwater.models.embedded import FOLDER, embedded
+from headwater.models.hub import Listing, cached, cached_config
+
+LINE_SECONDS = 10  # between lines of progress where there is no terminal
+
+
+def by_name(model: Path) -> Path | HubName | None:
+    """Return the embedded model's folder or a hub's model, if `model` is the name of one."""
+    return FOLDER if str(model) == FOLDER.name else HubName.parse(str(model))
+
+
+def named(model: Path | None) -> Path | HubName | None:
+    """Return what the command line means: a folder if it exists, otherwise a model by its name."""
+    return model if model is None or model.exists() else by_name(model) or model
+
+
+def config_folder(model: Path | HubName | None) -> Path:
+    """Return a folder with the model's config.json; of a hub's model that file alone is downloaded.
+
+    Raises DownloadError, and CheckpointError for a model that is not supported.
+    """
+    if not isinstance(model, HubName):
+        return model or embedded()
+    folder = cached_config(model)
+    if folder is None:
+        listing = Listing.of(model)
+        folder = listing.config()
+        tell(f"{model}: config.json of commit {listing.commit[:12]} is downloaded to {folder.parents[2]}")
+    return folder
+
+
+def whole_folder(model: Path | HubName | None) -> Path:
+    """Return the folder of a model; the files that a hub's model lacks in the cache are downloaded first.
+
+    Without missing files the network is not used. Raises DownloadError, and CheckpointError for a model that is not
+    supported.
+    """
+    if not isinstance(model, HubName):
+        return model or embedded()
+    folder = cached(model)
+    if folder is not None:
+        return folder
+    download = Download.of(Listing.of(model))
+    left, files = download.left, download.missing
+    there = sum(file.size for file in files) - left
+    kept = f"; {there:,} more are there from an earlier download" if there else ""
+    commit = f"commit {download.listing.commit[:12]}"
+    count = f"{len(files)} file{'s' * (len(files) != 1)}"
+    tell(f"{model}, {commit}: {count}, {left:,} bytes, to {download.folder.parents[2]}{kept}")
+    download.check_space()
+    with received(left) as advance:
+        try:
+            download.run(advance)
+        except KeyboardInterrupt:
+            tell(f"{model}: interrupted with {download.left:,} bytes left; the same command continues")
+            raise
+    return download.folder
+
+
+def tell(line: str) -> None:
+    progress_console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+class Received:
+    """Count of the bytes that arrived, as a line every LINE_SECONDS. Called on several threads."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._done = total, 0
+        self._started = self._last = time.monotonic()
+        self._lock = threading.Lock()
+
+    def __call__(self, n: int) -> None:
+        with self._lock:
+            self._done += n
+            now = time.monotonic()
+            if now - self._last >= LINE_SECONDS:
+                self._last = now
+                rate = self._done / (now - self._started) / 1e6
+                tell(f"{self._done:,} of {self._total:,} bytes, {rate:,.1f} MB/s")
+
+
+@contextmanager
+def received(total: int) -> Iterator[Advance]:
+    """Show the progress of a download; gives the function that takes the number of bytes that arrived."""
+    if not progress_console.is_terminal:
+        yield Received(total)
+        return
+    columns = TextColumn("downloading"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=progress_console, transient=True) as bars:
+        task = bars.add_task("", total=total)
+        yield lambda n: bars.advance(task, n)

@@ -1,0 +1,33 @@
+"""Files of a checkpoint in Hugging Face's format, by their names. Imports no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headwater.config_keys import read_json
+from headwater.errors import CheckpointError
+
+CONFIG = "config.json"
+TOKENIZER = "tokenizer.json"
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+SMALL = (CONFIG, TOKENIZER, "tokenizer_config.json", "generation_config.json", "chat_template.jinja", INDEX)
+
+
+def weight_map(index: Path) -> dict[str, str]:
+    """Return the file of each tensor, from the index of sharded weights. Raises CheckpointError."""
+    names = read_json(index).get("weight_map")
+    if not isinstance(names, dict):
+        raise CheckpointError(f"{index}: key 'weight_map' is missing")
+    return {tensor: str(file) for tensor, file in names.items()}
+
+
+def weight_files(folder: Path) -> list[str]:
+    """Return the names of the files with weights: those of the index if there is one, otherwise a single file."""
+    index = folder / INDEX
+    return sorted(set(weight_map(index).values())) if index.exists() else [SINGLE]
+
+
+def is_whole(folder: Path) -> bool:
+    """Return whether a folder has every file without which its model cannot be loaded."""
+    return all((folder / name).exists() for name in (CONFIG, TOKENIZER, *weight_files(folder)))
