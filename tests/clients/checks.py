@@ -36,6 +36,13 @@ def usage(seen: dict[str, int], task: Task) -> str:
     return f"second turn {seen['cached']} of {seen['prompt']} tokens cached"
 
 
+def again(seen: dict[str, int], task: Task) -> str:
+    """Check the tokens of a second run, the same as the first one, as the client counts them: the form of `usage`."""
+    usage(seen, task)
+    assert seen["cached"] > seen["prompt"] / 2, seen
+    return f"second run {seen['cached']} of {seen['prompt']} tokens cached"
+
+
 def cached(tokens: int, task: Task) -> str:
     """Check the tokens that the server did not compute while the client ran; the suite reads them, not the script."""
     assert tokens > 0
@@ -94,6 +101,21 @@ def overlong(seen: dict[str, str], task: Task) -> str:
     return f"a prompt too long: {seen['type']}"
 
 
+def load(seen: dict[str, int], task: Task) -> str:
+    """Check the requests of a load test as the tool counts them: {"completed": n, "failed": n, "output": tokens}."""
+    assert seen["completed"] > 0, seen
+    assert seen["failed"] == 0, seen
+    assert seen["output"] > 0, seen
+    return f"{seen['completed']} requests"
+
+
+def scores(seen: dict[str, float], task: Task) -> str:
+    """Check the metrics of an evaluation, by task: shares between 0 and 1, of which "chat" is 1."""
+    assert all(0 <= score <= 1 for score in seen.values()), seen
+    assert seen["chat"] == 1, seen
+    return ", ".join(f"{name} {score:.2f}" for name, score in seen.items())
+
+
 CHECKS: dict[str, Callable[[Any, Task], str]] = {
     check.__name__: check
     for check in (
@@ -101,6 +123,7 @@ CHECKS: dict[str, Callable[[Any, Task], str]] = {
         answer,
         stream,
         usage,
+        again,
         cached,
         tools,
         structured,
@@ -110,5 +133,7 @@ CHECKS: dict[str, Callable[[Any, Task], str]] = {
         models,
         error,
         overlong,
+        load,
+        scores,
     )
 }

@@ -2,8 +2,8 @@
 
 The head is inline script metadata (PEP 723): `dependencies` are pinned and the first one is the client, and
 `[tool.headwater] shows` names the checks of `checks.py`. The script reads BASE_URL, MODEL, TASK (the path of
-`task.json`) and WORK (an empty folder) from its environment, and prints one JSON object on its last line, with a value
-for each check.
+`task.json`), TOKENIZER (a folder) and WORK (an empty folder) from its environment, and prints one JSON object on its
+last line, with a value for each check.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from headwater.models.embedded import embedded
 
 HERE = Path(__file__).parent
 TASK = HERE / "task.json"
@@ -81,7 +83,8 @@ class Client:
             **QUIET,
             **proxies,
             **{"NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"},
-            **{"HOME": str(work), "WORK": str(work), "TASK": str(TASK), "BASE_URL": url, "MODEL": "headwater-tiny"},
+            **{"HOME": str(work), "WORK": str(work), "TASK": str(TASK), "BASE_URL": url, "MODEL": embedded().name},
+            "TOKENIZER": str(embedded()),
         }
         ran = subprocess.run(
             command,
@@ -122,7 +125,20 @@ def _install_python(client: Client) -> None:
     subprocess.run(pip, check=True, timeout=INSTALL_SECONDS)
 
 
+def _install_node(client: Client) -> None:
+    client.folder.mkdir(parents=True)
+    (client.folder / "package.json").write_text('{"private": true}')
+    npm = ["npm", "install", "--silent", "--no-audit", "--no-fund", *client.dependencies]
+    subprocess.run(npm, cwd=client.folder, check=True, timeout=INSTALL_SECONDS)
+
+
+def _with_node(client: Client) -> list[str]:
+    """Return the command that runs a script. Imports are looked up beside the script, so a copy runs."""
+    return ["node", str(shutil.copy(client.script, client.folder))]
+
+
 Install, Command = Callable[[Client], None], Callable[[Client], list[str]]
 KINDS: dict[str, tuple[Install, Command]] = {
     ".py": (_install_python, lambda client: with_python(client, client.folder / "bin" / "python")),
+    ".mjs": (_install_node, _with_node),
 }
