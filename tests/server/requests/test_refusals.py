@@ -160,6 +160,11 @@ def test_what_is_malformed_is_refused_with_its_numbers_and_the_server_goes_on(en
     assert len(engine.seen) == 1  # nothing of what was refused reached the engine
 
 
+def test_a_byte_order_mark_is_no_part_of_a_body(engine):
+    content = b"\xef\xbb\xbf" + completion(max_tokens=2)
+    assert send(engine, "POST", COMPLETIONS, content=content).status_code == 200
+
+
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"])
 def test_a_body_that_does_not_say_it_is_json_is_refused(engine, kind):
     refused = send(engine, "POST", COMPLETIONS, content=completion(), headers={"content-type": kind})

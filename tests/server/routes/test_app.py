@@ -350,10 +350,6 @@ def test_half_a_surrogate_pair_becomes_a_replacement_character(call, engine):
     assert "caf\ufffd!" in byte_tokenizer().decode(engine.seen[0].prompt)
 
 
-def test_a_byte_order_mark_is_no_part_of_a_body(call):
-    assert call("/v1/completions", content=b'\xef\xbb\xbf{"prompt": "abc", "max_tokens": 2}').status_code == 200
-
-
 def test_a_long_bad_value_is_not_repeated_whole(call):
     assert len(error(complete(call, temperature="x" * 100_000))["message"]) < 300
 

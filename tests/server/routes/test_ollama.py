@@ -1,18 +1,15 @@
-"""Ollama's API: answers and streams of /api/chat and /api/generate, options, errors, and the served model."""
+"""Ollama's API: answers and streams of /api/chat and /api/generate, options, formats and tools."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from datetime import datetime
 
 import pytest
 
 from headwater.account import CacheAccount, Reason
-from headwater.config import ServeConfig
 from headwater.engine.selfcheck import SelfCheck
-from headwater.errors import ConstraintError, EngineStopped, QueueFull
 from headwater.events import FinishedEvent, TokenEvent
 from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process
@@ -21,12 +18,11 @@ from headwater.server.answer.formats import REASONING, TOOLS
 from headwater.server.answer.formats.parser import AnswerParser
 from headwater.server.answer.ollama import OllamaReply, chat_fields, generate_fields
 from headwater.server.requests.ollama import OllamaChatRequest
-from headwater.server.routes.ollama import short
 from tests.checkpoints import checkpoint
 from tests.exactness.rig import Make
 from tests.server import templates
 from tests.server.answer.formats.cases import WEATHER, WEATHER_TOOLS, WRITTEN
-from tests.server.client import send, send_all
+from tests.server.client import send
 from tests.server.fake_engine import byte_tokenizer
 from tests.server.routes.test_app import ACCOUNT_KEYS
 
@@ -363,138 +359,3 @@ def test_a_second_turn_reads_the_first_one_from_the_cache(tmp_path):
     assert first["headwater"]["cached_tokens"] == 0
     assert second["headwater"]["cached_tokens"] >= 64
     assert second["prompt_eval_count"] > first["prompt_eval_count"]
-
-
-# -- errors
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "kwargs", "status"),
-    [
-        ("POST", CHAT, {"content": b"{oops"}, 400),
-        ("POST", CHAT, {"content": b"{}", "headers": {"content-type": "text/plain"}}, 415),
-        ("GET", CHAT, {}, 405),
-        ("GET", "/api/nowhere", {}, 404),
-    ],
-)
-def test_errors_of_http_have_ollamas_form(engine, method, path, kwargs, status):
-    error_of(send(engine, method, path, **kwargs), status)
-
-
-def test_a_prompt_that_is_too_long_is_refused_with_its_numbers(engine):
-    engine.max_model_len = 64
-    assert "64" in error_of(ask(engine, messages=[{"role": "user", "content": "word " * 100}]))
-
-
-def test_an_error_that_does_not_name_its_field_begins_with_it(engine):
-    engine.fail = ConstraintError("no such type", "format")
-    assert error_of(ask(engine)) == "format: no such type"
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_full_queue_is_a_503_that_says_when_to_retry(engine, stream):
-    engine.fail = QueueFull(100, 100, 3)
-    response = ask(engine, stream=stream)
-    assert "100" in error_of(response, 503)
-    assert response.headers["retry-after"] == "3"
-
-
-def test_a_failure_in_a_stream_is_its_last_line(engine):
-    engine.fail, engine.fail_after = EngineStopped("the engine has stopped"), 1
-    assert objects(ask(engine, stream=True))[-1] == {"error": "the engine has stopped"}
-
-
-@pytest.mark.parametrize(("method", "path"), [("POST", CHAT), ("GET", "/api/tags"), ("GET", "/api/version")])
-def test_with_a_key_every_path_needs_it(engine, method, path):
-    config = ServeConfig(api_key="key")
-    body = {"json": {"messages": HELLO}} if method == "POST" else {}
-    allowed = {"headers": {"authorization": "Bearer key"}}
-    refused, taken = send_all(engine, [(method, path, body), (method, path, body | allowed)], config)
-    assert "API key" in error_of(refused, 401)
-    assert taken.status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "words"),
-    [
-        ("POST", "/api/embed", "no embeddings"),
-        ("POST", "/api/embeddings", "no embeddings"),
-        ("POST", "/api/pull", "headwater serve MODEL"),
-        ("POST", "/api/push", "headwater serve MODEL"),
-        ("POST", "/api/create", "headwater serve MODEL"),
-        ("DELETE", "/api/delete", "headwater serve MODEL"),
-        ("POST", "/api/copy", "headwater serve MODEL"),
-        ("POST", "/api/blobs/sha256:0", "headwater serve MODEL"),
-    ],
-)
-def test_an_endpoint_that_is_absent_says_why(engine, method, path, words):
-    assert words in error_of(send(engine, method, path, json={"model": "x"}), 404)
-
-
-def test_another_models_name_is_answered_and_logged_once(engine, caplog):
-    with caplog.at_level(logging.WARNING, "headwater.server"):
-        asked = [("POST", CHAT, {"json": {"model": "llama", "messages": HELLO}})] * 2
-        asked += [("POST", "/api/show", {"json": {"model": "llama"}}), ("POST", GENERATE, {"json": {"model": "llama"}})]
-        answers = send_all(engine, asked)
-    assert {answer.status_code for answer in answers} == {200}
-    assert [record.getMessage().count("llama") for record in caplog.records] == [1]
-
-
-# -- the served model
-
-
-def test_the_model_is_listed_and_described(engine):
-    engine.chat_template = HERMES
-    engine.generation_defaults = {"temperature": 0.6, "repetition_penalty": 1.1, "do_sample": True}
-    shown = ("POST", "/api/show", {"json": {"model": "fake"}})
-    tags, ps, show = send_all(engine, [("GET", "/api/tags", {}), ("GET", "/api/ps", {}), shown])
-    (listed,), (running,), show = tags.json()["models"], ps.json()["models"], show.json()
-    assert (listed["name"], listed["model"], listed["size"]) == ("fake", "fake", 2_400_000)
-    assert len(bytes.fromhex(listed["digest"])) == 32
-    assert listed["details"] == show["details"]
-    assert show["details"] == {
-        "parent_model": "",
-        "format": "safetensors",
-        "family": "fake_hybrid",
-        "families": ["fake_hybrid"],
-        "parameter_size": "1.2M",
-        "quantization_level": "BF16",
-    }
-    assert listed["modified_at"] == show["modified_at"]
-    assert datetime.fromisoformat(listed["modified_at"]).utcoffset() is not None
-    assert listed.items() <= running.items()
-    assert (running["size_vram"], running["context_length"]) == (0, 4096)
-    assert datetime.fromisoformat(running["expires_at"]) > datetime.fromisoformat(listed["modified_at"])
-    assert show["model_info"]["general.architecture"] == "fake_hybrid"
-    assert show["model_info"]["general.parameter_count"] == 1_200_000
-    assert show["model_info"]["fake_hybrid.context_length"] == 4096
-    assert show["capabilities"] == ["completion", "tools", "thinking"]
-    assert show["template"] == HERMES
-    options = dict(line.split() for line in show["parameters"].splitlines())
-    assert options == {"num_ctx": "4096", "temperature": "0.6", "repeat_penalty": "1.1"}
-
-
-@pytest.mark.parametrize(
-    ("template", "capabilities"),
-    [(None, ["completion"]), ("{{ messages }}", ["completion"]), (templates.SILENT, ["completion", "thinking"])],
-)
-def test_capabilities_are_what_the_template_has_marks_of(engine, template, capabilities):
-    engine.chat_template = template
-    assert send(engine, "POST", "/api/show", json={"model": "fake"}).json()["capabilities"] == capabilities
-
-
-def test_a_number_of_weights_is_short():
-    assert [short(n) for n in (512, 26_200, 1_200_000, 4_020_000_000)] == ["512", "26.2K", "1.2M", "4.0B"]
-
-
-def test_the_version_is_one_of_ollamas_that_clients_compare(engine):
-    found = send(engine, "GET", "/api/version").json()
-    assert tuple(map(int, found["version"].split("."))) > (0, 6, 4)
-    assert found["headwater"] == send(engine, "GET", "/version").json()["version"]
-
-
-@pytest.mark.parametrize("path", ["/", "/api/tags", "/api/version"])
-def test_head_is_answered_as_get_is(engine, path):
-    get, head = send_all(engine, [("GET", path, {}), ("HEAD", path, {})])
-    assert (get.status_code, head.status_code) == (200, 200)
-    assert head.headers["content-type"] == get.headers["content-type"]

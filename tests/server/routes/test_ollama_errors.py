@@ -1,0 +1,84 @@
+"""Errors of Ollama's API in its form, and the endpoints that change models, which are refused."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from headwater.config import ServeConfig
+from headwater.errors import ConstraintError, EngineStopped, QueueFull
+from tests.server.client import send, send_all
+from tests.server.routes.test_ollama import CHAT, GENERATE, HELLO, ask, error_of, objects
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "kwargs", "status"),
+    [
+        ("POST", CHAT, {"content": b"{oops"}, 400),
+        ("POST", CHAT, {"content": b"{}", "headers": {"content-type": "text/plain"}}, 415),
+        ("GET", CHAT, {}, 405),
+        ("GET", "/api/nowhere", {}, 404),
+    ],
+)
+def test_errors_of_http_have_ollamas_form(engine, method, path, kwargs, status):
+    error_of(send(engine, method, path, **kwargs), status)
+
+
+def test_a_prompt_that_is_too_long_is_refused_with_its_numbers(engine):
+    engine.max_model_len = 64
+    assert "64" in error_of(ask(engine, messages=[{"role": "user", "content": "word " * 100}]))
+
+
+def test_an_error_that_does_not_name_its_field_begins_with_it(engine):
+    engine.fail = ConstraintError("no such type", "format")
+    assert error_of(ask(engine)) == "format: no such type"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_full_queue_is_a_503_that_says_when_to_retry(engine, stream):
+    engine.fail = QueueFull(100, 100, 3)
+    response = ask(engine, stream=stream)
+    assert "100" in error_of(response, 503)
+    assert response.headers["retry-after"] == "3"
+
+
+def test_a_failure_in_a_stream_is_its_last_line(engine):
+    engine.fail, engine.fail_after = EngineStopped("the engine has stopped"), 1
+    assert objects(ask(engine, stream=True))[-1] == {"error": "the engine has stopped"}
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", CHAT), ("GET", "/api/tags"), ("GET", "/api/version")])
+def test_with_a_key_every_path_needs_it(engine, method, path):
+    config = ServeConfig(api_key="key")
+    body = {"json": {"messages": HELLO}} if method == "POST" else {}
+    allowed = {"headers": {"authorization": "Bearer key"}}
+    refused, taken = send_all(engine, [(method, path, body), (method, path, body | allowed)], config)
+    assert "API key" in error_of(refused, 401)
+    assert taken.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "words"),
+    [
+        ("POST", "/api/embed", "no embeddings"),
+        ("POST", "/api/embeddings", "no embeddings"),
+        ("POST", "/api/pull", "headwater serve MODEL"),
+        ("POST", "/api/push", "headwater serve MODEL"),
+        ("POST", "/api/create", "headwater serve MODEL"),
+        ("DELETE", "/api/delete", "headwater serve MODEL"),
+        ("POST", "/api/copy", "headwater serve MODEL"),
+        ("POST", "/api/blobs/sha256:0", "headwater serve MODEL"),
+    ],
+)
+def test_an_endpoint_that_is_absent_says_why(engine, method, path, words):
+    assert words in error_of(send(engine, method, path, json={"model": "x"}), 404)
+
+
+def test_another_models_name_is_answered_and_logged_once(engine, caplog):
+    with caplog.at_level(logging.WARNING, "headwater.server"):
+        asked = [("POST", CHAT, {"json": {"model": "llama", "messages": HELLO}})] * 2
+        asked += [("POST", "/api/show", {"json": {"model": "llama"}}), ("POST", GENERATE, {"json": {"model": "llama"}})]
+        answers = send_all(engine, asked)
+    assert {answer.status_code for answer in answers} == {200}
+    assert [record.getMessage().count("llama") for record in caplog.records] == [1]
