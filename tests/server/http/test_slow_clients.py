@@ -336,6 +336,14 @@ def alive(client):
     return False
 
 
+def healthy(port):
+    """Return whether a client is answered; a crowd that has just come may still have all places."""
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/health", timeout=5).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
 def descriptors(count):
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(count, hard), hard))
@@ -352,7 +360,7 @@ def test_two_thousand_slow_clients_hold_nothing_up(files):
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
             port = int(re.search(r":(\d+)/v1", address(said))[1])
             clients = crowd(port, 2000)
-            until(lambda: httpx.get(f"http://127.0.0.1:{port}/health", timeout=5).status_code == 200)
+            until(lambda: healthy(port))
             until(lambda: not any(alive(client) for client in clients))
             clients = crowd(port, 200)
             server.send_signal(signal.SIGTERM)
