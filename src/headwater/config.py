@@ -60,7 +60,7 @@ class ServeConfig:
         unset="the embedded model",
     )
     model_name: str | None = setting(
-        None, TEXT, MODEL, "Name of the model for clients.", unset="ORG/NAME, or the folder's name"
+        None, TEXT, MODEL, "Name of the model for clients; without it, ORG/NAME stays.", unset="the folder's name"
     )
     device: str = setting("cpu", TEXT, MODEL, "Device that computes; cuda needs --unproven.", choices=DEVICES)
     unproven: bool = setting(False, SWITCH, MODEL, f"Allow cuda, although {NEVER_RAN}: answers may be wrong.")

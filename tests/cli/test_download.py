@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
+from rich.console import Console
 
+from headwater.cli import download as cli_download
 from headwater.cli import run
 from headwater.cli.download import config_folder, named, whole_folder
 from headwater.cli.settings import as_toml, effective
@@ -181,6 +184,26 @@ def test_an_interruption_is_told_with_the_bytes_that_are_left(hub, capsys, monke
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith(f"{NAME}: interrupted with ")
     assert line.endswith(" bytes left; the same command continues")
+
+
+def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(hub, capsys, monkeypatch):
+    monkeypatch.setattr(cli_download, "LINE_SECONDS", 0)
+    folder = whole_folder(NAME)
+    total = sum(map(len, FILES.values())) - len(CONFIG)
+    assert f"\n{total:,} of {total:,} bytes, " in capsys.readouterr().err
+    (folder / "model.safetensors").resolve().unlink()
+    screen = io.StringIO()
+    monkeypatch.setattr(cli_download, "progress_console", Console(file=screen, force_terminal=True, width=80))
+    whole_folder(NAME)
+    assert "downloading" in screen.getvalue()
+    assert "100.0/100.0 kB" in screen.getvalue()
+
+
+def test_doctor_reports_a_model_that_cannot_be_downloaded(hub, capsys):
+    hub.refuse = lambda path: (404, {})
+    assert run(["doctor", str(NAME), "--json"]) == 1
+    *_, finding = json.loads(capsys.readouterr().out)["findings"]
+    assert (finding["level"], finding["value"]) == ("FAIL", f"{UNKNOWN.format(url=hub.url)}OKEN")
 
 
 def test_a_revision_is_resolved_to_its_commit_and_kept(hub, monkeypatch):
