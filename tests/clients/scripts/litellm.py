@@ -3,7 +3,7 @@
 # [tool.headwater]
 # shows = ["reply", "stream", "usage", "cached", "tools", "structured", "error"]
 # ///
-"""LiteLLM's SDK: completions, their streams, tools and structured answers."""
+"""LiteLLM's SDK: completions, their streams, tools, structured answers; and Anthropic's and Ollama's APIs."""
 
 import json
 import os
@@ -51,6 +51,17 @@ def structured():
     return json.loads(answer.choices[0].message.content)
 
 
+def replies_of_other_apis():
+    """Return the first answer as LiteLLM gets it from the server's other APIs."""
+    root = os.environ["BASE_URL"]
+    bases = {"anthropic": root, "ollama_chat": root, "hosted_vllm": root + "/v1"}
+    answers = []
+    for provider, base in bases.items():
+        ask = {**greedy, "model": f"{provider}/{os.environ['MODEL']}", "api_base": base}
+        answers.append(litellm.completion(messages=[system, user], **ask).choices[0].message.content)
+    return answers
+
+
 def refused():
     try:
         litellm.completion(messages=[user], temperature=3, **server)
@@ -59,6 +70,8 @@ def refused():
 
 
 first = litellm.completion(messages=[system, user], **greedy).choices[0].message
+others = replies_of_other_apis()
+assert set(others) == {first.content}, others
 seen = {
     "reply": first.content,
     "stream": streamed(),

@@ -3,7 +3,7 @@
 # [tool.headwater]
 # shows = ["reply", "stream", "usage", "cached", "tools", "structured", "error"]
 # ///
-"""Pydantic AI: an agent's turns, streams, tools, and answers as models by a tool and by a schema."""
+"""Pydantic AI: an agent's turns, streams, tools, and answers as models by a tool and by a schema; Responses."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import BaseModel, Field
 from pydantic_ai import Agent, NativeOutput
 from pydantic_ai.exceptions import ModelHTTPError
-from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 task = json.loads(Path(os.environ["TASK"]).read_text())
@@ -70,6 +70,8 @@ async def refused():
 
 async def main():
     first = await plain.run(task["questions"][0])
+    same = await plain.run(task["questions"][0], model=OpenAIResponsesModel(os.environ["MODEL"], provider=provider))
+    assert same.output == first.output, same.output
     clocks = [await clock(kind) for kind in (Clock, NativeOutput(Clock))]
     seen = {
         "reply": first.output,
