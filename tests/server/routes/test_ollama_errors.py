@@ -9,6 +9,7 @@ import pytest
 from headwater.config import ServeConfig
 from headwater.errors import ConstraintError, EngineStopped, QueueFull
 from tests.server.client import send, send_all
+from tests.server.http.test_access import hosted
 from tests.server.routes.test_ollama import CHAT, GENERATE, HELLO, ask, error_of, objects
 
 
@@ -82,3 +83,15 @@ def test_another_models_name_is_answered_and_logged_once(engine, caplog):
         answers = send_all(engine, asked)
     assert {answer.status_code for answer in answers} == {200}
     assert [record.getMessage().count("llama") for record in caplog.records] == [1]
+
+
+def test_a_page_of_another_name_is_refused_in_ollamas_form(engine):
+    assert "allowed-hosts" in error_of(hosted(engine, "evil.example:11434", path="/api/tags"), 403)
+    assert hosted(engine, "localhost:11434", path="/api/tags").status_code == 200
+
+
+def test_requests_are_counted_by_their_endpoint(engine):
+    asked = [("POST", path, {"json": {"messages": HELLO, "prompt": "hello"}}) for path in (CHAT, GENERATE, "/api/pull")]
+    page = send_all(engine, [*asked, ("GET", "/metrics", {})])[-1].text
+    for endpoint, outcome in (("ollama_chat", "ok"), ("ollama_generate", "ok"), ("other", "refused")):
+        assert f'headwater_requests_total{{endpoint="{endpoint}",outcome="{outcome}"}} 1.0' in page
