@@ -91,3 +91,15 @@ def test_other_hosts_are_refused_and_noted(outside):
         with pytest.raises(httpx.ProxyError):
             client.get("https://two.invalid/path")
     assert outside.asked == {"one.invalid", "two.invalid"}
+
+
+def test_a_script_of_node_runs_beside_its_modules(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "ENVIRONMENTS", tmp_path / "environments")
+    text = SCRIPT.replace("# ", "// ").replace("some[extra]==1.2.3", "@of/some@1.2.3")
+    (tmp_path / "some.mjs").write_text(text)
+    client = read(tmp_path / "some.mjs")
+    assert (client.name, client.version, client.shows) == ("some", "1.2.3", ("reply",))
+    client.folder.mkdir(parents=True)
+    _, command = module.KINDS[".mjs"]
+    assert command(client) == ["node", str(client.folder / "some.mjs")]
+    assert (client.folder / "some.mjs").read_text() == text
