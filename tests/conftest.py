@@ -2,7 +2,8 @@
 
 Triton's kernels run in its interpreter, which must be chosen before anything imports Triton. Worker threads sleep
 while they wait: test processes that share cores would otherwise take them from each other. Proofs of exactness are
-kept in a folder of this process and of those that it starts, so that none is taken over from elsewhere.
+kept in a folder of this process and of those that it starts, so that none is taken over from elsewhere. hypothesis
+counts no seconds: none of an example, and none of drawing one.
 """
 
 import os
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import headwater.cli.common  # noqa: F401  # its console is made before a test sets COLUMNS
 from headwater.mixers import gpu
@@ -26,6 +28,8 @@ from tests import checkpoints, processors
 prepare_process(2)
 os.environ["TRITON_INTERPRET"] = "1"
 os.environ["HEADWATER_CACHE_DIR"] = tempfile.mkdtemp(prefix="headwater-tests-")
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 atexit.register(shutil.rmtree, os.environ["HEADWATER_CACHE_DIR"], ignore_errors=True)
 
 

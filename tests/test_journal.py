@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from headwater.journal import Journal
 
 
@@ -23,6 +25,23 @@ def test_a_run_that_was_cut_short_continues_with_its_parts(tmp_path: Path) -> No
     assert Journal(out, {"seed": 0}).found == 0
 
 
+def test_a_run_that_is_killed_at_its_first_part_keeps_those_of_the_earlier_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out.json"
+    Journal(out, {"seed": 0}).add("a", 1)
+    again = Journal(out, {"seed": 0})
+
+    def killed(path: Path, text: str, encoding: str) -> None:
+        path.write_bytes(text.encode(encoding)[:3])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", killed)
+    with pytest.raises(KeyboardInterrupt):
+        again.add("b", 2)
+    assert Journal(out, {"seed": 0}).found == 1
+
+
 def test_other_settings_and_other_files_are_not_used(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     Journal(out, {"seed": 0}).add("a", 1)
@@ -32,7 +51,7 @@ def test_other_settings_and_other_files_are_not_used(tmp_path: Path) -> None:
         assert Journal(out, {"seed": 1}).found == 0
 
 
-def test_without_an_output_nothing_is_written(tmp_path: Path, monkeypatch) -> None:
+def test_without_an_output_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     journal = Journal(None, {})
     journal.add("a", 1)

@@ -38,7 +38,9 @@ class Journal:
                     file.write(_line(name, value))
             elif self._path is not None:  # without what a killed process left of a last line
                 lines = (_line(*part) for part in self._parts.items())
-                self._path.write_text("".join([self._head, *lines]), encoding="utf-8")
+                new = self._path.with_name(f"{self._path.name}.new")  # killed meanwhile, nothing kept is lost
+                new.write_text("".join([self._head, *lines]), encoding="utf-8")
+                new.replace(self._path)
                 self._begun = True
 
     def end(self) -> None:

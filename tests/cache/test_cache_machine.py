@@ -247,7 +247,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestCacheMachine = CacheMachine.TestCase
-TestCacheMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestCacheMachine.settings = settings(max_examples=150, stateful_step_count=40)
 
 
 def test_the_machine_would_notice_a_checkpoint_of_another_prompt() -> None:

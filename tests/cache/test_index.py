@@ -225,4 +225,4 @@ class IndexMachine(RuleBasedStateMachine):
 
 
 TestIndexMachine = IndexMachine.TestCase
-TestIndexMachine.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
+TestIndexMachine.settings = settings(max_examples=120, stateful_step_count=30)

@@ -117,4 +117,4 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+TestPoolMachine.settings = settings(max_examples=40, stateful_step_count=20)

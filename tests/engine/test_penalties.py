@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.engine.sampler import Penalties, Sampling, sample
@@ -30,7 +30,6 @@ def by_hand(logits: list[float], params: SamplingParams, prompt: list[int], outp
     return result
 
 
-@settings(deadline=None)
 @given(tokens, tokens, penalty, penalty, penalty, st.integers(0, 1000))
 def test_logits_are_those_of_the_formulas_after_each_token(prompt, output, repetition, presence, frequency, seed):
     params = SamplingParams(

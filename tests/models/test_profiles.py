@@ -126,7 +126,7 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
     return config
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(configs(), st.integers(0, 5000), st.integers(0, 5000))
 def test_a_folders_profile_costs_what_the_engine_says(config: dict[str, Any], start: int, more: int) -> None:
     spec = read_config(config, config["dtype"])

@@ -16,7 +16,7 @@ from headwater.schedule.sequence import Phase, Purpose, key_of
 from tests.schedule.ledger import Lab, Ledger, words
 from tests.schedule.traffic import check_nothing_is_lost, drawn_sizes, run_traffic
 
-SETTINGS = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+SETTINGS = settings(max_examples=60, suppress_health_check=list(HealthCheck))
 
 
 class MarkedLedger(Ledger):

@@ -161,7 +161,7 @@ LOADS = ["recorded", "recorded(speed=3)", "1.5", "poisson(rate=9,think=0)", "clo
 
 @pytest.mark.parametrize("load", LOADS)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 30)), min_size=1, max_size=30), st.integers(0, 20))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_session_keeps_its_order_and_waits_for_its_answers(load, drawn, seconds):
     of = trace(*(request(str(name), at, number=number) for number, (name, at) in enumerate(drawn)))
     came = play(make_arrivals(of, load, seed=3), seconds)

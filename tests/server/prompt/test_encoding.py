@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
@@ -40,7 +40,6 @@ texts = st.lists(st.sampled_from(PARTS) | st.text(max_size=4), max_size=12).map(
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
-@settings(deadline=None)  # the first example makes its tokenizer
 @given(data=st.data())
 def test_ids_and_ends_are_those_of_the_whole_text(tokenizer, data):
     encoder = PromptEncoder(tokenizer(), capacity=3_000)

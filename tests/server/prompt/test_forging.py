@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.config import DEFAULT_SEPARATOR, ServeConfig
@@ -107,7 +107,6 @@ PIECES = st.tuples(TEXTS.map("".join), st.sampled_from([False, True]))
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
-@settings(deadline=None)
 @given(pieces=st.lists(PIECES, min_size=1, max_size=5))
 def test_parts_that_say_what_they_are_make_exactly_their_segments(tokenizer, pieces):
     tokenizer = tokenizer()

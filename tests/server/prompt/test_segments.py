@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import processors
 
@@ -75,7 +75,6 @@ texts = st.lists(WORDS, max_size=6).map(lambda parts: parts or [""])
 
 
 @pytest.mark.parametrize("tokenizer", [*TOKENIZERS, metaspace])
-@settings(deadline=None)
 @given(parts=texts)
 def test_the_parts_tokens_are_the_prompts_and_no_span_reaches_beyond_its_segment(tokenizer, parts):
     encoder = SegmentEncoder(tokenizer())
@@ -98,7 +97,6 @@ def test_the_parts_tokens_are_the_prompts_and_no_span_reaches_beyond_its_segment
 
 
 @pytest.mark.parametrize("tokenizer", [*TOKENIZERS, metaspace])
-@settings(deadline=None)
 @given(neighbours=st.lists(st.text("ab <|>", max_size=5), min_size=4, max_size=4))
 def test_a_segments_tokens_do_not_depend_on_its_neighbours(tokenizer, neighbours):
     encoder = SegmentEncoder(tokenizer())

@@ -182,7 +182,7 @@ def test_the_bodies_that_are_changed_are_answered(ask, path):
 @pytest.mark.parametrize("path", BODIES)
 def test_any_value_at_any_place_is_answered_or_refused_by_name(ask, path):
     @given(body=bodies(path))
-    @settings(max_examples=EXAMPLES, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
+    @settings(max_examples=EXAMPLES, derandomize=True, database=None, phases=[Phase.generate],
               suppress_health_check=list(HealthCheck))  # fmt: skip
     def holds(body):
         response = ask(path, body)

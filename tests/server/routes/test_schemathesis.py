@@ -86,7 +86,6 @@ def test_the_server_keeps_what_its_description_promises(described, method, path,
         max_examples=EXAMPLES,
         derandomize=True,
         database=None,
-        deadline=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )

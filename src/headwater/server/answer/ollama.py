@@ -34,6 +34,13 @@ class Piece:
     def empty(self) -> bool:
         return not (self.content or self.thinking or self.calls)
 
+    @classmethod
+    def joined(cls, pieces: list[Piece]) -> Piece:
+        """Return the pieces, in their order, as one."""
+        content = "".join(piece.content for piece in pieces)
+        thinking = "".join(piece.thinking for piece in pieces)
+        return cls(content, thinking, [call for piece in pieces for call in piece.calls])
+
 
 def chat_fields(piece: Piece) -> Json:
     """Return the fields of a piece in an answer of /api/chat."""
@@ -65,14 +72,13 @@ class OllamaReply:
 
     async def whole(self, events: Events) -> Json:
         """Return the answer when the generation has ended; raises its error if it failed."""
-        whole, tokens = Piece(), []
+        pieces, tokens = [], []
         async for _, event in events:
             self._times.take(event)
-            piece = self._pieces.take(event)
-            whole = Piece(whole.content + piece.content, whole.thinking + piece.thinking, whole.calls + piece.calls)
+            pieces.append(self._pieces.take(event))
             tokens += [event] if isinstance(event, TokenEvent) else []
         assert isinstance(event, FinishedEvent)
-        return self._object(whole, tokens) | self._end(event)
+        return self._object(Piece.joined(pieces), tokens) | self._end(event)
 
     async def stream(self, events: Events, include_usage: bool) -> AsyncIterator[str]:
         """Yield objects, a line each; a failure midway ends them with an error. Usage is always included."""
