@@ -341,6 +341,13 @@ def test_an_architecture_that_is_not_supported_is_refused_before_its_weights_are
     assert hub.asked("model.safetensors") == []
 
 
+def test_a_hash_that_is_none_names_no_file_in_the_cache(hub, monkeypatch, tmp_path):
+    monkeypatch.setattr("tests.hub_mirror.sha256", lambda content: "../../../outside")
+    with pytest.raises(DownloadError, match="a hash of some-org/some-model that is none"):
+        whole_folder(NAME)
+    assert not list(tmp_path.rglob("outside*"))
+
+
 def test_a_disk_without_space_is_refused_with_both_numbers_before_weights_are_fetched(hub, capsys, monkeypatch):
     usage = namedtuple("usage", "total used free")(10**9, 10**9, 4_321)
     monkeypatch.setattr(download.shutil, "disk_usage", lambda path: usage)

@@ -6,6 +6,7 @@ huggingface_hub is imported at its first use, and only for a model that is given
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from headwater.models.families import read_folder
 from headwater.models.files import CONFIG, INDEX, SINGLE, TOKENIZER, is_whole
 
 WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt", ".pth", ".ckpt", ".onnx", ".h5", ".msgpack")  # ends of names
+HASH = re.compile("[0-9a-f]{40,64}")
 MOST_NAMED = 2  # files with weights of other formats
 
 
@@ -55,6 +57,9 @@ class Listing:
         if info.sha is None:
             raise DownloadError(f"{constants.ENDPOINT} does not name the commit of {name}: it is no complete hub")
         listed = info.siblings or []
+        hashes = [info.sha, *(one.lfs.sha256 for one in listed if one.lfs)]
+        if not all(map(HASH.fullmatch, hashes)):  # they become names of files in the cache
+            raise DownloadError(f"{constants.ENDPOINT} lists a hash of {name} that is none: it is no hub to trust")
         files = (HubFile(one.rfilename, one.size or 0, one.lfs.sha256 if one.lfs else None) for one in listed)
         return cls(name, info.sha, {file.name: file for file in files})
 
