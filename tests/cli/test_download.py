@@ -6,6 +6,8 @@ import io
 import json
 import os
 import shutil
+import sys
+import types
 from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +24,7 @@ from headwater.errors import CheckpointError, DownloadError
 from headwater.hub_name import HubName
 from headwater.models import download
 from headwater.models.embedded import FOLDER
-from headwater.models.hub import cached, folder_of
+from headwater.models.hub import cached, explained, folder_of
 from tests.hub_mirror import mirror, sha256
 
 NAME = HubName("some-org/some-model")
@@ -305,6 +307,17 @@ def test_a_hub_that_cannot_be_reached_is_named(hub, capsys, monkeypatch):
     line = refusal(capsys, "serve", str(NAME))
     assert "http://127.0.0.1:9 cannot be reached (" in line
     assert line.endswith("): give a folder, or set HF_ENDPOINT to a mirror")
+
+
+def test_the_hub_library_may_have_another_http_client(monkeypatch):
+    """huggingface_hub 2 has httpx2, whose errors are none of httpx."""
+    client = types.ModuleType("another_client")
+    client.HTTPError = type("HTTPError", (Exception,), {"__module__": client.__name__})
+    session = type("Client", (), {"__module__": f"{client.__name__}._client"})
+    monkeypatch.setitem(sys.modules, client.__name__, client)
+    monkeypatch.setattr("huggingface_hub.utils.get_session", session)
+    with pytest.raises(DownloadError, match="cannot be reached"), explained(NAME):
+        raise client.HTTPError("no route")
 
 
 def test_without_a_network_and_without_the_model_the_cache_is_named(hub, capsys, monkeypatch):

@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from headwater.errors import DownloadError
 from headwater.models.files import INDEX, SMALL, weight_files
-from headwater.models.hub import HubFile, Listing, explained, sender
+from headwater.models.hub import HubFile, Listing, explained, http_client, sender
 
 PARALLEL = 4  # files
 TRIES = 5  # attempts in a row that bring no byte
@@ -149,13 +149,11 @@ def receive(listing: Listing, file: HubFile, out: BinaryIO, advance: Advance, st
 
     Raises DownloadError if TRIES attempts in a row bring no byte, HfHubHTTPError for an answer that is an error.
     """
-    import httpx
-
-    tries = 0
+    tries, client = 0, http_client()
     while (have := out.seek(0, 2)) < file.size and not stop.is_set():
         try:
             _append(listing, file, out, have, advance, stop)
-        except httpx.TransportError as error:
+        except client.TransportError as error:
             tries = tries + 1 if out.tell() == have else 1
             if tries == TRIES:
                 raise DownloadError(

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -138,14 +139,20 @@ def sender() -> dict[str, Any]:
     return {"library_name": "headwater", "library_version": version("headwater")}
 
 
+def http_client() -> Any:
+    """Return the package of huggingface_hub's HTTP client, which has its errors: httpx, and httpx2 from 2.0 on."""
+    from huggingface_hub.utils import get_session
+
+    return import_module(type(get_session()).__module__.partition(".")[0])
+
+
 @contextmanager
 def explained(name: HubName) -> Iterator[None]:
     """Raise DownloadError, which says what helps, for errors of huggingface_hub, of its HTTP client and of the disk."""
-    import httpx
-
+    client = http_client()
     try:
         yield
-    except (httpx.HTTPError, OSError, ValueError) as error:
+    except (client.HTTPError, OSError, ValueError) as error:
         reason = error.__cause__ if isinstance(error, FileNotFoundError) else None  # why the file is not in the cache
         raise DownloadError(_explanation(name, reason or error)) from error
 
