@@ -26,7 +26,7 @@ log = logging.getLogger("headwater.request")
 class TextFormatter(logging.Formatter):
     """Formatter that writes one line of at most LONGEST characters, with control characters escaped.
 
-    A longer line loses its middle. An exception's traceback follows the line.
+    A longer line loses words of its middle. An exception's traceback follows the line.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,14 @@ class TextFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         line = CONTROL.sub(lambda found: ascii(found[0])[1:-1], super().formatMessage(record))
-        return line if len(line) <= LONGEST else f"{line[: LONGEST - TAIL - 3]} … {line[-TAIL:]}"
+        return line if len(line) <= LONGEST else shortened(line)
+
+
+def shortened(line: str) -> str:
+    """Return a line of LONGEST characters at most without words of its middle, so that no number is cut."""
+    tail = line[-TAIL:].partition(" ")[2] or line[-TAIL:]
+    head = line[: LONGEST - len(tail) - 3]
+    return f"{head.rpartition(' ')[0] or head} … {tail}"
 
 
 class JsonFormatter(logging.Formatter):
