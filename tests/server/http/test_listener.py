@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import socket
 import stat
@@ -32,6 +33,23 @@ def test_a_port_is_taken_and_told_as_a_url():
     config = ServeConfig(port=0)
     with listener(config) as sock:
         assert url(sock, config) == f"http://127.0.0.1:{sock.getsockname()[1]}/v1"
+
+
+def test_connections_send_at_once():
+    """With Nagle's algorithm the second part of an answer would wait 40 ms for the acknowledgement of the first."""
+
+    async def delays():
+        taken = asyncio.get_running_loop().create_future()
+        with listener(ServeConfig(port=0)) as sock:
+            async with await asyncio.start_server(lambda _, writer: taken.set_result(writer), sock=sock):
+                _, client = await asyncio.open_connection(*sock.getsockname())
+                writer = await taken
+                sends_at_once = writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+                client.close()
+                writer.close()
+        return not sends_at_once
+
+    assert not asyncio.run(delays())
 
 
 def test_an_address_of_ip_6_stands_in_brackets():

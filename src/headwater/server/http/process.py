@@ -122,7 +122,9 @@ def url(sock: socket.socket, config: ServeConfig) -> str:
 
 def tcp_listener(host: str, port: int) -> socket.socket:
     """Bind a TCP socket. Raises ConfigError if that fails."""
-    sock = ListeningSocket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio lets a connection send at once, which saves 40 ms an answer, if its protocol is given
+    sock = ListeningSocket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((host, port))
