@@ -48,6 +48,9 @@ SILENT = (
     REASONING[: REASONING.rindex("{% if enable_thinking")] + "{% if enable_thinking %}<think>\n{% endif %}{% endif %}"
 )
 
+# the same, with calls in Hermes' format
+HERMES = REASONING.replace("<tool_call>{{ call", '<tool_call>"arguments"{{ call')
+
 # says who it is when nobody else does
 DEFAULT_SYSTEM = """
 {%- if messages[0].role != 'system' %}<|im_start|>system

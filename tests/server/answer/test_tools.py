@@ -34,13 +34,12 @@ POINT_FORMAT = {"type": "json_schema", "json_schema": {"name": "point", "schema"
 
 @pytest.fixture
 def engine():
-    fake = FakeEngine(script=f"Hm.\n</think>\n\nI look.\n\n{CALL}\n{PONG}", chat_template=HERMES)
+    fake = FakeEngine(script=f"Hm.\n</think>\n\nI look.\n\n{CALL}\n{PONG}", chat_template=templates.HERMES)
     fake.start()
     yield fake
     fake.stop()
 
 
-HERMES = templates.REASONING.replace("<tool_call>{{ call", '<tool_call>"arguments"{{ call')
 NOT_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
 
 

@@ -30,7 +30,6 @@ HELLO = [{"role": "user", "content": "hello"}]
 MARK = {"cache_control": {"type": "ephemeral"}}
 TOOL = {"name": "weather", "input_schema": WEATHER}
 PING = {"name": "ping", "input_schema": {"type": "object"}}
-HERMES = templates.REASONING.replace("<tool_call>{{ call", '<tool_call>"arguments"{{ call')
 CALLS = "\n".join(WRITTEN["hermes"]([("weather", {"city": "Bonn"})]) for _ in range(2))
 THINK = {"thinking": {"type": "adaptive"}}
 
@@ -188,14 +187,14 @@ def test_an_answer_beyond_the_models_length_ends_there(engine):
 
 
 def test_a_call_of_one_tool_only_ends_with_tool_use(engine):
-    engine.chat_template, engine.script = HERMES, CALLS
+    engine.chat_template, engine.script = templates.HERMES, CALLS
     body = ask(engine, tools=[TOOL], tool_choice={"type": "auto", "disable_parallel_tool_use": True}).json()
     assert [block["type"] for block in body["content"]] == ["tool_use"]
     assert (body["stop_reason"], body["stop_sequence"]) == ("tool_use", None)
 
 
 def test_a_tool_that_must_be_called_constrains_the_answer(engine):
-    engine.chat_template, engine.script = HERMES, CALLS
+    engine.chat_template, engine.script = templates.HERMES, CALLS
     ask(engine, tools=[TOOL, PING], tool_choice={"type": "tool", "name": "weather"})
     source = engine.seen[0].params.constraint.source
     assert "weather" in source
@@ -297,7 +296,8 @@ def test_turns_of_claude_code_are_answered_and_reuse_each_other(engine):
         {"role": "assistant", "content": said},
         {"role": "user", "content": [result]},
     ]
-    engine.chat_template, engine.script = HERMES, f"Hm.\n</think>\n\n{WRITTEN['hermes']([('Bash', {'city': 'ls'})])}"
+    engine.chat_template = templates.HERMES
+    engine.script = f"Hm.\n</think>\n\n{WRITTEN['hermes']([('Bash', {'city': 'ls'})])}"
     engine.max_model_len = 32_768
     sent = [
         ("POST", f"{MESSAGES}?beta=true", {"json": claude_code(nonce, turns), "headers": CLAUDE_CODE_HEADERS})

@@ -14,7 +14,6 @@ from tests.server.routes.test_serving import url  # noqa: F401  a fixture
 anthropic = pytest.importorskip("anthropic", reason="the anthropic client is not installed: pip install -e '.[test]'")
 
 HELLO = [{"role": "user", "content": "hello"}]
-HERMES = templates.REASONING.replace("<tool_call>{{ call", '<tool_call>"arguments"{{ call')
 CALLS = "I look.\n\n" + "\n".join(WRITTEN["hermes"]([("weather", {"city": city})]) for city in ("Bonn", "Köln"))
 TOOL = {"name": "weather", "description": "The weather of a city.", "input_schema": WEATHER}
 CALLED = [{"city": "Bonn"}, {"city": "Köln"}]
@@ -22,7 +21,7 @@ CALLED = [{"city": "Bonn"}, {"city": "Köln"}]
 
 @pytest.fixture
 def engine():
-    fake = FakeEngine(chat_template=HERMES)
+    fake = FakeEngine(chat_template=templates.HERMES)
     fake.start()
     yield fake
     fake.stop()

@@ -29,7 +29,6 @@ from tests.server.routes.test_app import ACCOUNT_KEYS
 CHAT, GENERATE = "/api/chat", "/api/generate"
 HELLO = [{"role": "user", "content": "hello"}]
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": WEATHER}}
-HERMES = templates.REASONING.replace("<tool_call>{{ call", '<tool_call>"arguments"{{ call')
 CALLS = "\n".join(WRITTEN["hermes"]([("weather", {"city": city})]) for city in ("Bonn", "Köln"))
 DURATIONS = ("total_duration", "load_duration", "prompt_eval_duration", "eval_duration")
 ENDS = {"done", "done_reason", "prompt_eval_count", "eval_count", "headwater", *DURATIONS}
@@ -284,7 +283,7 @@ def test_a_format_constrains_the_answer(engine, asked):
 
 
 def test_calls_and_their_results_go_back_into_the_prompt(engine):
-    engine.chat_template, engine.script = HERMES, f"</think>\n\n{CALLS}"
+    engine.chat_template, engine.script = templates.HERMES, f"</think>\n\n{CALLS}"
     said = ask(engine, tools=[TOOL]).json()["message"]
     assert [call["function"]["name"] for call in said["tool_calls"]] == ["weather", "weather"]
     results = [{"role": "tool", "content": "21", "tool_name": "weather"} for _ in said["tool_calls"]]
@@ -319,7 +318,7 @@ def test_log_probabilities_are_those_of_chat_completions(engine):
 
 
 def test_a_raw_prompt_has_no_template_and_its_answer_no_markup(engine):
-    engine.chat_template, engine.script = HERMES, f"Hm.\n</think>\n{CALLS}"
+    engine.chat_template, engine.script = templates.HERMES, f"Hm.\n</think>\n{CALLS}"
     body = generate(engine, raw=True, prompt="def f(", options=OPTIONS | {"num_predict": -1}).json()
     assert prompt_of(engine) == "def f("
     assert body["response"] == engine.script

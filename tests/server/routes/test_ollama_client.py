@@ -13,7 +13,6 @@ from tests.server.routes.test_serving import url  # noqa: F401  a fixture
 ollama = pytest.importorskip("ollama", reason="the ollama client is not installed: pip install -e '.[test]'")
 
 HELLO = [{"role": "user", "content": "hello"}]
-HERMES = templates.REASONING.replace("<tool_call>{{ call", '<tool_call>"arguments"{{ call')
 CALLS = "I look.\n\n" + "\n".join(WRITTEN["hermes"]([("weather", {"city": city})]) for city in ("Bonn", "Köln"))
 
 
@@ -28,7 +27,7 @@ def weather(city: str) -> str:
 
 @pytest.fixture
 def engine():
-    fake = FakeEngine(chat_template=HERMES)
+    fake = FakeEngine(chat_template=templates.HERMES)
     fake.start()
     yield fake
     fake.stop()

@@ -9,7 +9,7 @@ import pytest
 from headwater.server.routes.ollama import short
 from tests.server import templates
 from tests.server.client import send, send_all
-from tests.server.routes.test_ollama import HERMES
+from tests.server.templates import HERMES
 
 
 def test_the_model_is_listed_and_described(engine):
