@@ -1,0 +1,298 @@
+"""Vectors of 16 float32 for kernels: what numba needs to know of them, and the operations on them.
+
+A kernel that is written with these operations fixes the order of every sum in its source: LLVM translates them one by
+one and may not reorder them. A processor without registers of 512 bits takes two instructions of 256 for each, so all
+x86 processors with FMA, and ARM's, give the same bits.
+
+`load` and its kin take an array of one dimension and the index of the first of 16 elements; bounds are not checked.
+Arrays of bfloat16 are int16 for numba, see `arrays.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.core.extending import intrinsic as untyped_intrinsic
+from numba.core.extending import models, overload, register_model
+
+intrinsic: Any = untyped_intrinsic  # kernels call what it decorates without its first parameter
+
+LANES = 16
+FLOATS = ir.VectorType(ir.FloatType(), LANES)
+INTS = ir.VectorType(ir.IntType(32), LANES)
+SHORTS = ir.VectorType(ir.IntType(16), LANES)
+LOG2_E = math.log2(math.e)
+LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # ln 2 in two parts; n · high is exact for |n| < 2^9
+EXP_RANGE = 87.3  # e^±87.3 are normal numbers
+# e^r = 1 + r + r² (…) for |r| ≤ ln(2) / 2: the Taylor series, its last coefficients adjusted for the interval
+EXP_SERIES = tuple(np.float32(c) for c in (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2,
+                                            1.6666665459e-1, 5.0000001201e-1))  # fmt: skip
+ATANH_SERIES = tuple(np.float32(1 / n) for n in (15, 13, 11, 9, 7, 5, 3, 1))
+
+
+class Vector(types.Type):
+    """Numba's type of a vector."""
+
+
+f32x16 = Vector(name="f32x16")
+
+
+@register_model(Vector)
+class VectorModel(models.PrimitiveModel):
+    """A vector is an LLVM vector, held in registers."""
+
+    def __init__(self, manager: Any, of: Any) -> None:
+        super().__init__(manager, of, FLOATS)
+
+
+# -- LLVM's instructions -------------------------------------------------------
+
+
+def constant(value: float) -> ir.Constant:
+    """Return a vector with `value` in each lane."""
+    return ir.Constant(FLOATS, [float(np.float32(value))] * LANES)
+
+
+def int_constant(value: int) -> ir.Constant:
+    """Return integers with `value` in each lane."""
+    return ir.Constant(INTS, [value] * LANES)
+
+
+def filled(builder: ir.IRBuilder, scalar: ir.Value) -> ir.Value:
+    """Copy a scalar to each lane."""
+    of = ir.VectorType(scalar.type, LANES)
+    one = builder.insert_element(ir.Constant(of, ir.Undefined), scalar, ir.Constant(ir.IntType(32), 0))
+    return builder.shuffle_vector(one, ir.Constant(of, ir.Undefined), ir.Constant(INTS, [0] * LANES))
+
+
+def called(builder: ir.IRBuilder, name: str, of: ir.Type, *arguments: ir.Value) -> ir.Value:
+    """Call an LLVM intrinsic by its whole name."""
+    kind = ir.FunctionType(of, [argument.type for argument in arguments])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
+
+
+def multiply_added(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+    """Return a · b + c, rounded once."""
+    return called(builder, "llvm.fma.v16f32", FLOATS, a, b, c)
+
+
+def widened(builder: ir.IRBuilder, halves: ir.Value) -> ir.Value:
+    """Return the float32 of 16 bfloat16, given as int16."""
+    return builder.bitcast(builder.shl(builder.zext(halves, INTS), int_constant(16)), FLOATS)
+
+
+def rounded(builder: ir.IRBuilder, floats: ir.Value) -> ir.Value:
+    """Return the nearest bfloat16, ties to even, as int16; the inputs are no NaN."""
+    bits = builder.bitcast(floats, INTS)
+    odd = builder.and_(builder.lshr(bits, int_constant(16)), int_constant(1))
+    up = builder.add(bits, builder.add(odd, int_constant(0x7FFF)))
+    return builder.trunc(builder.lshr(up, int_constant(16)), SHORTS)
+
+
+def address(context: Any, builder: ir.IRBuilder, array: Any, value: ir.Value, index: ir.Value) -> ir.Value:
+    """Return the address of an element of an array; negative indices do not count from the end."""
+    return builder.gep(context.make_array(array)(context, builder, value).data, [index])
+
+
+def loaded(builder: ir.IRBuilder, pointer: ir.Value, of: ir.VectorType) -> ir.Value:
+    """Load 16 elements that begin anywhere."""
+    return builder.load(builder.bitcast(pointer, of.as_pointer()), align=1)
+
+
+# -- operations of kernels -----------------------------------------------------
+
+
+@intrinsic
+def load(_, array, index):
+    """Return 16 elements of float32 or bfloat16 from `index` on."""
+    is_float = array.dtype == types.float32
+
+    def lower(context, builder, _signature, arguments):
+        pointer = address(context, builder, array, *arguments)
+        return loaded(builder, pointer, FLOATS) if is_float else widened(builder, loaded(builder, pointer, SHORTS))
+
+    return f32x16(array, types.intp), lower
+
+
+@intrinsic
+def store(_, array, index, vector):
+    """Write 16 elements of float32 or bfloat16 (rounded) from `index` on."""
+    is_float = array.dtype == types.float32
+
+    def lower(context, builder, _signature, arguments):
+        value, at, floats = arguments
+        written = floats if is_float else rounded(builder, floats)
+        pointer = address(context, builder, array, value, at)
+        builder.store(written, builder.bitcast(pointer, written.type.as_pointer()), align=1)
+        return context.get_dummy_value()
+
+    return types.none(array, types.intp, f32x16), lower
+
+
+@intrinsic
+def fill(_, scalar):
+    """Return a vector with a float32 in each lane."""
+
+    def lower(_context, builder, _signature, arguments):
+        return filled(builder, arguments[0])
+
+    return f32x16(types.float32), lower
+
+
+@intrinsic
+def fma(_, a, b, c):
+    """Return a · b + c, rounded once."""
+
+    def lower(_context, builder, _signature, arguments):
+        return multiply_added(builder, *arguments)
+
+    return f32x16(f32x16, f32x16, f32x16), lower
+
+
+def _of_two(name: str) -> Any:
+    """Return the operation of two vectors that LLVM's builder calls by this name."""
+
+    @intrinsic
+    def operation(_, a, b):
+        def lower(_context, builder, _signature, arguments):
+            return getattr(builder, name)(*arguments)
+
+        return f32x16(f32x16, f32x16), lower
+
+    return operation
+
+
+def _by_operator(symbol: Callable[..., Any], operation: Any) -> None:
+    @overload(symbol)
+    def of_vectors(a, b):
+        if isinstance(a, Vector) and isinstance(b, Vector):
+            return lambda a, b: operation(a, b)
+        return None
+
+
+for _symbol, _name in (
+    (operator.add, "fadd"),
+    (operator.sub, "fsub"),
+    (operator.mul, "fmul"),
+    (operator.truediv, "fdiv"),
+):
+    _by_operator(_symbol, _of_two(_name))
+
+
+@intrinsic
+def maximum(_, a, b):
+    """Return the larger of each lane; the inputs are no NaN."""
+
+    def lower(_context, builder, _signature, arguments):
+        return builder.select(builder.fcmp_ordered(">", *arguments), *arguments)
+
+    return f32x16(f32x16, f32x16), lower
+
+
+def _over_lanes(combine: Callable[[ir.IRBuilder, ir.Value, ir.Value], ir.Value]) -> Any:
+    """Return the operation that combines all lanes: 0 with 8, 1 with 9, …; then of eight 0 with 4, …"""
+
+    @intrinsic
+    def operation(_, vector):
+        def lower(_context, builder, _signature, arguments):
+            value, n = arguments[0], LANES
+            while n > 1:
+                n //= 2
+                parts = (ir.Constant(ir.VectorType(ir.IntType(32), n), list(range(at, at + n))) for at in (0, n))
+                halves = [builder.shuffle_vector(value, ir.Constant(value.type, ir.Undefined), at) for at in parts]
+                value = combine(builder, *halves)
+            return builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
+
+        return types.float32(f32x16), lower
+
+    return operation
+
+
+sum_lanes = _over_lanes(lambda builder, a, b: builder.fadd(a, b))
+max_lanes = _over_lanes(lambda builder, a, b: builder.select(builder.fcmp_ordered(">", a, b), a, b))
+
+
+@intrinsic
+def square_root(_, vector):
+    """Return the square root of each lane."""
+
+    def lower(_context, builder, _signature, arguments):
+        return called(builder, "llvm.sqrt.v16f32", FLOATS, *arguments)
+
+    return f32x16(f32x16), lower
+
+
+@intrinsic
+def _nearest(_, vector):
+    """Return the nearest integer of each lane, as float32."""
+
+    def lower(_context, builder, _signature, arguments):
+        return called(builder, "llvm.rint.v16f32", FLOATS, *arguments)
+
+    return f32x16(f32x16), lower
+
+
+@intrinsic
+def _power_of_two(_, vector):
+    """Return 2^n for integers n in [-126, 127], given as float32."""
+
+    def lower(_context, builder, _signature, arguments):
+        exponent = builder.add(builder.fptosi(arguments[0], INTS), int_constant(127))
+        return builder.bitcast(builder.shl(exponent, int_constant(23)), FLOATS)
+
+    return f32x16(f32x16), lower
+
+
+@njit
+def exp(x):
+    """Return e^x, x within ±87.3 (beyond, the value at that end): e^x = 2^n e^r, with |r| ≤ ln(2) / 2."""
+    x = maximum(fill(np.float32(-EXP_RANGE)), x)
+    x = fill(np.float32(0)) - maximum(fill(np.float32(-EXP_RANGE)), fill(np.float32(0)) - x)
+    n = _nearest(x * fill(np.float32(LOG2_E)))
+    r = fma(n, fill(np.float32(-LN2_HIGH)), x)
+    r = fma(n, fill(np.float32(-LN2_LOW)), r)
+    series = fill(EXP_SERIES[0])
+    series = fma(series, r, fill(EXP_SERIES[1]))
+    series = fma(series, r, fill(EXP_SERIES[2]))
+    series = fma(series, r, fill(EXP_SERIES[3]))
+    series = fma(series, r, fill(EXP_SERIES[4]))
+    series = fma(series, r, fill(EXP_SERIES[5]))
+    return fma(series, r * r, r + fill(np.float32(1))) * _power_of_two(n)
+
+
+@njit
+def sigmoid(x):
+    """Return 1 / (1 + e^-x)."""
+    one = fill(np.float32(1))
+    return one / (one + exp(fill(np.float32(0)) - x))
+
+
+@njit
+def silu(x):
+    """Return x · sigmoid(x)."""
+    return x / (fill(np.float32(1)) + exp(fill(np.float32(0)) - x))
+
+
+@njit
+def softplus(x):
+    """Return log(1 + e^x) = max(x, 0) + log1p(e^-|x|), where log1p(u) = 2 atanh(u / (2 + u))."""
+    zero = fill(np.float32(0))
+    u = exp(zero - maximum(x, zero - x))
+    s = u / (fill(np.float32(2)) + u)
+    square = s * s
+    series = fill(ATANH_SERIES[0])
+    series = fma(series, square, fill(ATANH_SERIES[1]))
+    series = fma(series, square, fill(ATANH_SERIES[2]))
+    series = fma(series, square, fill(ATANH_SERIES[3]))
+    series = fma(series, square, fill(ATANH_SERIES[4]))
+    series = fma(series, square, fill(ATANH_SERIES[5]))
+    series = fma(series, square, fill(ATANH_SERIES[6]))
+    series = fma(series, square, fill(ATANH_SERIES[7]))
+    return maximum(x, zero) + (s + s) * series

@@ -1,0 +1,98 @@
+"""Weights as small integers with scales: the form that formats of quantised checkpoints are read into.
+
+N outputs, K inputs, X groups of inputs in a row, S groups of groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+MAX_BITS = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Quantised:
+    """A weight [N, K]: `scale · (code − zero) − minimum`, each operation rounded to float32.
+
+    Groups of K / X successive inputs share a scale, a zero and a minimum. If there are groups of groups, a group's
+    scale is `outer_scale · scale`, rounded to float32, and its minimum `outer_minimum · minimum`.
+    """
+
+    code_NK: Tensor  # uint8, below 2^bits
+    bits: int  # 1 to 8
+    scale_NX: Tensor  # float32, float16, bfloat16, or uint8 within groups of groups
+    zero_NX: Tensor  # uint8; X may be 1
+    minimum_NX: Tensor | None = None
+    outer_scale_NS: Tensor | None = None  # float16 or float32
+    outer_minimum_NS: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        n_in, n_groups = self.code_NK.shape[1], self.scale_NX.shape[1]
+        if n_in % n_groups:
+            raise ValueError(f"{n_in} inputs cannot be divided into {n_groups} groups")
+        if not 1 <= self.bits <= MAX_BITS:
+            raise ValueError(f"codes have {self.bits} bits, must be 1 to {MAX_BITS}")
+
+    @property
+    def shape(self) -> torch.Size:
+        """Outputs and inputs."""
+        return self.code_NK.shape
+
+    @property
+    def group(self) -> int:
+        """Inputs that share a scale."""
+        return self.code_NK.shape[1] // self.scale_NX.shape[1]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes in memory with codes packed: those above 4 bits take a byte each."""
+        packed = self.code_NK.numel() // (2 if self.bits <= 4 else 1)
+        return packed + sum(part.nbytes for name, part in self._parts() if name != "code_NK")
+
+    def rows(self, at: slice | Tensor) -> Self:
+        """Return some outputs, in the order of `at`."""
+        parts: dict[str, Any] = {name: part[at] for name, part in self._parts()}
+        return replace(self, **parts)
+
+    def split(self, sizes: Sequence[int]) -> list[Self]:
+        """Cut the outputs into runs of these sizes."""
+        starts = [sum(sizes[:i]) for i in range(len(sizes))]
+        return [self.rows(slice(start, start + n)) for start, n in zip(starts, sizes, strict=True)]
+
+    def values(self) -> Tensor:
+        """Return the weight in float32: the reference that kernels are compared with, to the bit."""
+        scale_NX, minimum_NX = self.scale_NX.float(), self.minimum_NX
+        if self.outer_scale_NS is not None:
+            scale_NX = scale_NX * self._spread(self.outer_scale_NS)
+        code_NXg = self.code_NK.unflatten(1, (scale_NX.shape[1], -1)).float()
+        value_NXg = (code_NXg - self.zero_NX.float()[:, :, None]) * scale_NX[:, :, None]
+        if minimum_NX is not None:
+            minimum_NX = minimum_NX.float()
+            if self.outer_minimum_NS is not None:
+                minimum_NX = minimum_NX * self._spread(self.outer_minimum_NS)
+            value_NXg -= minimum_NX[:, :, None]
+        value_NK: Tensor = value_NXg.flatten(1)
+        return value_NK
+
+    def _spread(self, outer_NS: Tensor) -> Tensor:
+        """Repeat what groups of groups share, for each group; float32."""
+        return outer_NS.float().repeat_interleave(self.scale_NX.shape[1] // outer_NS.shape[1], 1)
+
+    def _parts(self) -> list[tuple[str, Tensor]]:
+        values = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return [(name, value) for name, value in values if isinstance(value, Tensor)]
+
+
+def joined(parts: Sequence[Quantised]) -> Quantised:
+    """Return the outputs of several weights, one after the other, of one format and group. Raises ValueError."""
+    first = parts[0]
+    if any((part.bits, part.group) != (first.bits, first.group) for part in parts):
+        raise ValueError(f"weights of {sorted({(part.bits, part.group) for part in parts})} (bits, group) do not join")
+    names = [name for name, _ in first._parts()]
+    whole: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
+    return replace(first, **whole)

@@ -1,0 +1,92 @@
+"""Vectors of kernels: each operation beside torch's, and bits that depend on a lane's own input alone."""
+
+import pytest
+import torch
+
+pytest.importorskip("numba", reason="numba is not installed")
+
+from headwater.kernels import vectors
+from headwater.kernels.arrays import flat
+from headwater.kernels.compiling import part
+
+LANES = vectors.LANES
+
+
+def apply_of(operation):
+    @part
+    def apply(x, y):
+        for i in range(0, len(x), LANES):
+            vectors.store(y, i, operation(vectors.load(x, i)))
+
+    return apply
+
+
+def filled_with(reduction):
+    return part(lambda vector: vectors.fill(reduction(vector)))
+
+
+def applied(operation, x, dtype=torch.float32):
+    y = torch.empty(x.shape, dtype=dtype)
+    apply_of(operation)(flat(x), flat(y))
+    return y
+
+
+@pytest.mark.parametrize(
+    ("operation", "of_torch", "relative"),
+    [
+        (vectors.exp, torch.exp, 2e-7),
+        (vectors.sigmoid, torch.sigmoid, 4e-7),
+        (vectors.silu, torch.nn.functional.silu, 4e-7),
+        (vectors.softplus, torch.nn.functional.softplus, 4e-7),
+        (vectors.square_root, torch.sqrt, 1e-7),
+    ],
+)
+def test_functions_are_as_exact_as_float32_allows(operation, of_torch, relative):
+    x = torch.linspace(-80, 80, 160_000)
+    x = x.abs() if of_torch is torch.sqrt else x
+    exact = of_torch(x.double())
+    error = (applied(operation, x).double() - exact).abs() / exact.abs().clamp_min(1e-30)
+    assert error.max() < relative
+
+
+@pytest.mark.parametrize("value", [-torch.inf, -1e30, -200.0, 200.0, 1e30, torch.inf])
+def test_exponentials_of_large_numbers_end_at_the_range(value):
+    y = applied(vectors.exp, torch.full((LANES,), value))
+    end = torch.tensor(vectors.EXP_RANGE if value > 0 else -vectors.EXP_RANGE).exp()
+    assert torch.isfinite(y).all()
+    torch.testing.assert_close(y, end.expand(LANES), rtol=1e-6, atol=0)
+
+
+def test_a_lane_has_the_same_bits_wherever_it_is():
+    x = torch.randn(4 * LANES)
+    for operation in (vectors.exp, vectors.sigmoid, vectors.softplus):
+        straight = applied(operation, x)
+        assert torch.equal(applied(operation, x.flip(0)).flip(0), straight)
+
+
+def test_lanes_are_summed_as_a_tree():
+    x = torch.randn(LANES)
+    halves = x
+    while len(halves) > 1:
+        n = len(halves) // 2
+        halves = halves[:n] + halves[n:]
+    assert torch.equal(applied(filled_with(vectors.sum_lanes), x), halves.expand(LANES))
+    assert torch.equal(applied(filled_with(vectors.max_lanes), x), x.max().expand(LANES))
+
+
+def test_bfloat16_is_rounded_to_the_nearest_with_ties_to_even():
+    bits = torch.randint(-(2**31), 2**31 - 1, (100_000,), dtype=torch.int64).to(torch.int32)
+    x = bits.view(torch.float32)
+    x = torch.where(x.isfinite(), x, 1.0)
+    ties = (torch.arange(0x3F80, 0x4F80, dtype=torch.int32) << 16 | 0x8000).view(torch.float32)
+    x = torch.cat([x, ties])[: (len(x) + len(ties)) // LANES * LANES]
+    assert torch.equal(applied(part(lambda v: v), x, torch.bfloat16), x.bfloat16())
+    y = torch.empty_like(x)
+    apply_of(part(lambda v: v))(flat(x.bfloat16()), flat(y))
+    assert torch.equal(y, x.bfloat16().float())
+
+
+def test_a_strided_tensor_is_read_from_its_first_element_on():
+    x = torch.arange(5 * 64, dtype=torch.float32).view(5, 64)
+    assert flat(x[1:3, 16:32]).tolist() == list(range(64 + 16, 64 + 16 + 64 + 16))
+    assert flat(x[:0]).size == 0

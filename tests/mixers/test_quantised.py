@@ -1,0 +1,56 @@
+"""Weights as small integers with scales: their values, and rows cut out of them and joined."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from headwater.mixers.quantised import Quantised, joined
+
+
+def weight(n_out=6, n_in=128, groups=4, **fields):
+    codes = torch.randint(0, 16, (n_out, n_in), dtype=torch.uint8)
+    zeros = torch.randint(0, 16, (n_out, groups), dtype=torch.uint8)
+    return Quantised(codes, 4, torch.rand(n_out, groups).half(), zeros, **fields)
+
+
+def test_a_value_is_its_code_less_zero_times_scale_less_minimum():
+    some = weight(minimum_NX=torch.rand(6, 4).half())
+    of = [
+        [
+            (float(some.code_NK[n, k]) - float(some.zero_NX[n, k // 32])) * float(some.scale_NX[n, k // 32])
+            - float(some.minimum_NX[n, k // 32])
+            for k in range(128)
+        ]
+        for n in range(6)
+    ]
+    torch.testing.assert_close(some.values(), torch.tensor(of), rtol=1e-5, atol=1e-5)
+
+
+def test_groups_of_groups_scale_scales():
+    inner = torch.randint(0, 64, (6, 4), dtype=torch.uint8)
+    outer = torch.rand(6, 2).half()
+    some = replace(weight(), scale_NX=inner, outer_scale_NS=outer)
+    plain = replace(
+        weight(), code_NK=some.code_NK, zero_NX=some.zero_NX, scale_NX=inner * outer.float()[:, [0, 0, 1, 1]]
+    )
+    assert torch.equal(some.values(), plain.values())
+
+
+def test_rows_keep_their_values():
+    some = weight(minimum_NX=torch.rand(6, 4))
+    order = torch.tensor([3, 0, 5])
+    assert torch.equal(some.rows(order).values(), some.values()[order])
+    first, second = some.split([4, 2])
+    assert torch.equal(joined([first, second]).values(), some.values())
+    with pytest.raises(ValueError, match=r"\(4, 32\), \(4, 64\)"):
+        joined([some, weight(groups=2)])
+
+
+def test_groups_must_divide_the_inputs():
+    with pytest.raises(ValueError, match="128 inputs cannot be divided into 3 groups"):
+        weight(groups=3)
+
+
+def test_bytes_are_those_of_packed_codes():
+    assert weight().bytes == 6 * 128 // 2 + 6 * 4 * 2 + 6 * 4
