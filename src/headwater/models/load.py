@@ -18,6 +18,7 @@ from headwater.models.build import build_model
 from headwater.models.dtype import choose_dtype
 from headwater.models.families import read_config
 from headwater.models.hybrid import HybridModel
+from headwater.models.quantisation import method_of
 from headwater.models.tensors import CheckpointTensors
 from headwater.setting import SettingError
 from headwater.spec import ModelSpec
@@ -67,7 +68,7 @@ def load_model(path: Path | str, dtype: str = "auto", device: str = "cpu", page_
     spec = read_spec(folder, dtype, device, page_size)
     config = read_json(folder / "config.json")
     text = text_config(config)
-    tensors = CheckpointTensors(folder, getattr(torch, spec.dtype_name), torch.device(device))
+    tensors = CheckpointTensors(folder, getattr(torch, spec.dtype_name), torch.device(device), method_of(config))
     model = build_model(spec, tensors)
     _tell_of_skipped(folder, tensors.unread())
     tokenizer_config = _optional_json(folder / "tokenizer_config.json")

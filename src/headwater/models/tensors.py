@@ -1,9 +1,12 @@
-"""A checkpoint's tensors: one safetensors file or several, mapped into memory and read one tensor at a time."""
+"""A checkpoint's tensors: one safetensors file or several, mapped into memory and read one tensor at a time.
+
+A module's quantised weight, which several tensors hold, stands among them by the name that it would have in 16 bits.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from headwater.errors import CheckpointError
+from headwater.mixers.quantised import Quantised
 from headwater.models.files import INDEX, SINGLE, weight_map
+from headwater.models.quantisation.method import Method
 from headwater.unreadable import why_missing, why_unreadable
+
+Stored = torch.Tensor | Quantised | list[Quantised]  # a list: of experts
 
 JOINED = re.compile(r"\b(gate|up)_proj\b")  # what may be one tensor, gate_up_proj
 QKV = ("q_proj", "k_proj", "v_proj")
@@ -21,8 +28,8 @@ QKV = ("q_proj", "k_proj", "v_proj")
 class CheckpointTensors:
     """A checkpoint's tensors by name. A tensor in the file's dtype, on the CPU, is a view of the mapped file."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
-        self.dtype, self.device = dtype, device
+    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device, method: Method | None = None) -> None:
+        self.dtype, self.device, self._method = dtype, device, method
         self._files: dict[Path, Any] = {}
         self._folder = folder
         self._source = self._locate()
@@ -44,21 +51,40 @@ class CheckpointTensors:
         return self._files[path]
 
     def __contains__(self, name: str) -> bool:
-        return name in self._source
+        return name in self._source or self._is_quantised(name)
 
     def unread(self) -> list[str]:
         """Return the names of tensors that were never read."""
         return [name for name in self._source if name not in self._read_names]
 
     def raw(self, name: str, *shape: int) -> torch.Tensor:
-        """Return a tensor in the file's dtype; dimensions of size 1 are not compared."""
-        tensor = self._read(name)
-        found, wanted = list(tensor.shape), list(shape)
-        if [n for n in found if n != 1] != [n for n in wanted if n != 1]:
-            raise CheckpointError(
-                f"{self._source[name]}: tensor {name!r} has shape {found}, the config asks for {wanted}"
-            )
-        return tensor.view(shape)
+        """Return a tensor in the file's dtype, a quantised one in the model's; sizes of 1 are not compared."""
+        return given(self.stored(name, *shape), self.dtype)
+
+    def stored(self, name: str, *shape: int) -> Stored:
+        """Return a tensor as the file holds it, in the file's dtype or quantised."""
+        if self._is_quantised(name):
+            return self._quantised(name, *shape)
+        return of_shape(self._read(name), shape, f"{self._source[name]}: tensor {name!r}")
+
+    def _is_quantised(self, name: str) -> bool:
+        if self._method is None or not name.endswith(".weight"):
+            return False
+        module = name.removesuffix("weight")
+        return any(module + mark in self._source for mark in self._method.marks)
+
+    def _quantised(self, name: str, *shape: int) -> Quantised:
+        assert self._method is not None
+        module = name.removesuffix("weight")
+        parts = {part: self._read(module + part) for part in self._method.parts if module + part in self._source}
+        n_out, n_in = shape
+        try:
+            return self._method.read(parts, n_out, n_in)
+        except KeyError as error:
+            raise CheckpointError(f"{self._folder}: tensor {module + error.args[0]!r} is missing") from error
+        except ValueError as error:
+            where = self._source[module + next(iter(parts))]
+            raise CheckpointError(f"{where}: quantised weight {name!r}, {n_out} by {n_in}: {error}") from error
 
     def _read(self, name: str) -> torch.Tensor:
         if name not in self._source:
@@ -90,6 +116,10 @@ class PartTensors(Mapping[str, torch.Tensor]):
         self._tensors, self._prefix, self._shapes, self._names = tensors, prefix, shapes, names
 
     def __getitem__(self, name: str) -> torch.Tensor:
+        return given(self.stored(name), self._tensors.dtype)
+
+    def stored(self, name: str) -> Stored:
+        """Return a tensor as the checkpoint holds it, in the file's dtype or quantised."""
         shape = self._shapes[name]
         if name.startswith("experts."):
             return self._of_experts(name, shape)
@@ -109,34 +139,64 @@ class PartTensors(Mapping[str, torch.Tensor]):
         ]
         return next((theirs for theirs in fits if self._prefix + theirs in self._tensors), fits[0] if fits else name)
 
-    def _whole_or_half(self, name: str, shape: tuple[int, ...], dim: int = 0) -> torch.Tensor:
+    def _whole_or_half(self, name: str, shape: tuple[int, ...], dim: int = 0) -> Stored:
         """Return the tensor, or half of a tensor that holds gate and up one after the other in that dimension."""
         whole = self._prefix + self._theirs(name)
         joined = self._prefix + self._theirs(JOINED.sub("gate_up_proj", name))
         half = JOINED.search(name)
         if half is None or whole in self._tensors or joined not in self._tensors:
-            return self._tensors.raw(whole, *shape)
-        both = self._tensors.raw(joined, *shape[:dim], 2 * shape[dim], *shape[dim + 1 :])
-        return both.chunk(2, dim)[half[1] == "up"]
+            return self._tensors.stored(whole, *shape)
+        both = self._tensors.stored(joined, *shape[:dim], 2 * shape[dim], *shape[dim + 1 :])
+        return cut(both, [shape[dim]] * 2, dim)[half[1] == "up"]
 
-    def _whole_or_third(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def _whole_or_third(self, name: str, shape: tuple[int, ...]) -> Stored:
         """Return the tensor, or its rows of a tensor that holds queries, keys and values one after the other."""
         kind, _, of = name.partition(".")
         whole, joined = self._prefix + self._theirs(name), self._prefix + self._theirs(f"qkv_proj.{of}")
         if whole in self._tensors or joined not in self._tensors:
-            return self._tensors.raw(whole, *shape)
+            return self._tensors.stored(whole, *shape)
         rows = [self._shapes[f"{part}.{of}"][0] for part in QKV]
-        parts: tuple[torch.Tensor, ...] = self._tensors.raw(joined, sum(rows), *shape[1:]).split(rows)
-        return parts[QKV.index(kind)]
+        return cut(self._tensors.stored(joined, sum(rows), *shape[1:]), rows)[QKV.index(kind)]
 
-    def _of_experts(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """Return stacked weights [E, outputs, inputs], whichever way the checkpoint holds them."""
+    def _of_experts(self, name: str, shape: tuple[int, ...]) -> Stored:
+        """Return stacked weights [E, outputs, inputs], or a list of quantised ones, whichever way they are held."""
         stacked = name.removesuffix(".weight")
         kind, first = stacked.removeprefix("experts."), self._prefix + self._theirs("experts")
         theirs = self._theirs(f"expert.{kind}").removeprefix("expert.")
         if f"{first}.0.{theirs}.weight" not in self._tensors:
             return self._whole_or_half(stacked, shape, dim=1)
-        return torch.stack([self._tensors.raw(f"{first}.{e}.{theirs}.weight", *shape[1:]) for e in range(shape[0])])
+        experts = [self._tensors.stored(f"{first}.{e}.{theirs}.weight", *shape[1:]) for e in range(shape[0])]
+        quantised = [expert for expert in experts if isinstance(expert, Quantised)]
+        if len(quantised) == len(experts):
+            return quantised
+        return torch.stack([given(expert, self._tensors.dtype) for expert in experts])
+
+
+def given(weight: Stored, dtype: torch.dtype) -> torch.Tensor:
+    """Return a weight as layers take it: a quantised one as its values, stacked if it is a list of experts'."""
+    if isinstance(weight, torch.Tensor):
+        return weight
+    if isinstance(weight, Quantised):
+        return weight.values().to(dtype)
+    return torch.stack([expert.values().to(dtype) for expert in weight])
+
+
+def of_shape(tensor: torch.Tensor, shape: Sequence[int], what: str) -> torch.Tensor:
+    """Return a view of the wanted shape. Raises CheckpointError unless shapes differ in dimensions of size 1 alone."""
+    found, wanted = list(tensor.shape), list(shape)
+    if [n for n in found if n != 1] != [n for n in wanted if n != 1]:
+        raise CheckpointError(f"{what} has shape {found}, the config asks for {wanted}")
+    return tensor.view(wanted)
+
+
+def cut(weight: Stored, sizes: list[int], dim: int = 0) -> Sequence[Stored]:
+    """Cut the outputs into runs of these sizes; `dim` is that of the outputs, 1 if the weight is of several experts."""
+    if isinstance(weight, torch.Tensor):
+        parts: tuple[torch.Tensor, ...] = weight.split(sizes, dim)
+        return parts
+    if isinstance(weight, Quantised):
+        return weight.split(sizes)
+    return [list(part) for part in zip(*(expert.split(sizes) for expert in weight), strict=True)]
 
 
 def _or_checkpoint_error(path: Path, read: Callable[[], Any], what: str = "") -> Any:

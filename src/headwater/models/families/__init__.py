@@ -9,6 +9,7 @@ from typing import Any
 from headwater.config_keys import ConfigKeys, read_json, text_config
 from headwater.errors import CheckpointError
 from headwater.models.families.family import Family, Refusal
+from headwater.models.families.quantised import check_quantisation
 from headwater.spec import ModelSpec
 
 __all__ = ["ALL_REFUSE", "FAMILIES", "Family", "Refusal", "read_config", "read_folder"]
@@ -32,9 +33,9 @@ FILES = (
 FAMILIES: tuple[Family, ...] = tuple(import_module(f"{__name__}.{file}").FAMILY for file in FILES)
 ALL_REFUSE = (
     Refusal(
-        "quantised weights",
-        {"quantization_config": {"quant_method": "fp8"}},
-        "quantised weights are not supported: 'quantization_config' is 'fp8'",
+        "other methods of quantisation",
+        {"quantization_config": {"quant_method": "bitsandbytes"}},
+        "quantised weights of 'bitsandbytes' are not one of ",
     ),
     Refusal("another family", {"model_type": "gpt2"}, "model_type 'gpt2' is not one of "),
 )
@@ -53,10 +54,7 @@ def read_config(config: dict[str, Any], dtype: str, page_size: int = 64) -> Mode
     if not isinstance(model_type, str) or model_type not in BY_MODEL_TYPE:
         known = ", ".join(sorted(BY_MODEL_TYPE))
         raise CheckpointError(f"config.json: model_type {model_type!r} is not one of {known}")
-    quantised = config.get("quantization_config") or text_config(config).get("quantization_config")
-    if quantised:
-        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
-        raise CheckpointError(f"config.json: quantised weights are not supported: 'quantization_config' is {method!r}")
+    check_quantisation(config)
     family = BY_MODEL_TYPE[model_type]
     for key, value in filter(None, (refusal.required for refusal in family.refuses)):
         keys.require(key, value, default=value)

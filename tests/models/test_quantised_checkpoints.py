@@ -1,0 +1,325 @@
+"""Quantised weights in Hugging Face checkpoints: each method against its packing, written out with numpy."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from headwater.errors import CheckpointError
+from headwater.layers.feed_forward import Experts, Mlp
+from headwater.mixers.quantised import Quantised
+from headwater.models.families import quantised as described
+from headwater.models.families import read_config
+from headwater.models.load import load_model
+from headwater.models.quantisation import METHODS, method_of
+from headwater.models.tensors import CheckpointTensors, PartTensors
+from tests.support import Bench
+
+N, K, GROUP = 32, 64, 16
+TOKENS = list(range(300, 400))
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output in each place of a word, from the lowest bits
+Parts = dict[str, torch.Tensor]
+Weight = np.ndarray  # float32 [N, K]
+
+
+def integers(seed: int, low: int, high: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(low, high, shape)
+
+
+def scales(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).uniform(0.001, 0.1, shape).astype(np.float16)
+
+
+def words(integers_RC: np.ndarray, bits: int) -> torch.Tensor:
+    """Integers of a row in words of 32 bits, the first in the lowest bits; the last word is filled with zeros."""
+    per_word = 32 // bits
+    padded = np.pad(integers_RC, ((0, 0), (0, -integers_RC.shape[1] % per_word))).astype(np.uint32)
+    fields = padded.reshape(len(padded), -1, per_word) << np.arange(0, 32, bits, dtype=np.uint32)
+    return torch.from_numpy(np.bitwise_or.reduce(fields, -1).view(np.int32).copy())
+
+
+def spread(groups_NX: np.ndarray, n_in: int) -> np.ndarray:
+    return groups_NX.repeat(n_in // groups_NX.shape[1], 1)
+
+
+def affine(code: np.ndarray, zero: np.ndarray, scale: np.ndarray) -> Weight:
+    n_in = code.shape[1]
+    difference = (code - spread(zero, n_in)).astype(np.float32)
+    return difference * spread(scale.astype(np.float32), n_in)
+
+
+def gptq(n: int, k: int, bits: int = 4, less: int = 1, seed: int = 0) -> tuple[Parts, Weight]:
+    groups = k // GROUP
+    code, zero = integers(seed, 0, 2**bits, n, k), integers(seed + 1, 1, 2**bits, n, groups)
+    scale = scales(seed + 2, n, groups)
+    parts = {
+        "qweight": words(code, bits).T.contiguous(),
+        "qzeros": words(zero.T - less, bits),
+        "scales": torch.from_numpy(scale.T.copy()),
+        "g_idx": torch.arange(k, dtype=torch.int32) // GROUP,
+    }
+    return parts, affine(code, zero, scale)
+
+
+def awq(n: int, k: int, seed: int = 0) -> tuple[Parts, Weight]:
+    code, zero = integers(seed, 0, 16, n, k), integers(seed + 1, 0, 16, n, k // GROUP)
+    scale = scales(seed + 2, n, k // GROUP)
+
+    def interleaved(rows: np.ndarray) -> torch.Tensor:
+        return words(rows.reshape(len(rows), -1, 8)[:, :, AWQ_ORDER].reshape(rows.shape), 4)
+
+    parts = {"qweight": interleaved(code.T), "qzeros": interleaved(zero.T), "scales": torch.from_numpy(scale.T.copy())}
+    return parts, affine(code, zero, scale)
+
+
+def packed(n: int, k: int, bits: int = 4, symmetric: bool = False, group: int = GROUP, seed: int = 0):
+    half = 2 ** (bits - 1)
+    code, zero = integers(seed, -half, half, n, k), integers(seed + 1, -half, half, n, k // group)
+    scale = scales(seed + 2, n, k // group)
+    parts = {
+        "weight_packed": words(code + half, bits),
+        "weight_scale": torch.from_numpy(scale),
+        "weight_shape": torch.tensor([n, k]),
+    }
+    if symmetric:
+        zero = np.zeros_like(zero)
+    else:
+        parts["weight_zero_point"] = words(zero.T + half, bits).T.contiguous()
+    return parts, affine(code, zero, scale)
+
+
+def int8(n: int, k: int, seed: int = 0) -> tuple[Parts, Weight]:
+    code, scale = integers(seed, -128, 128, n, k), scales(seed + 1, n, 1)
+    parts = {"weight": torch.from_numpy(code.astype(np.int8)), "weight_scale": torch.from_numpy(scale).bfloat16()}
+    return parts, affine(code, np.zeros((n, 1), int), parts["weight_scale"].float().numpy())
+
+
+def float8(n: int, k: int, scale_shape: tuple[int, ...], name: str, block: int = 128, seed: int = 0):
+    code = torch.from_numpy(integers(seed, 0, 127, n, k).astype(np.uint8)).view(torch.float8_e4m3fn)
+    scale = scales(seed + 1, *scale_shape).astype(np.float32)
+    rows, columns = np.arange(n) // block, np.arange(k) // block
+    spread_NK = scale[rows][:, columns] if len(scale_shape) == 2 and scale_shape[0] != n else scale.reshape(-1, 1)
+    parts = {"weight": code, name: torch.from_numpy(scale)}
+    return parts, code.float().numpy() * spread_NK
+
+
+def compressed(kind: str, **weights: object) -> dict[str, object]:
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    return {"quant_method": "compressed-tensors", "format": kind, "config_groups": groups}
+
+
+FP8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+CASES: dict[str, tuple[dict[str, Any], Callable[[int, int], tuple[Parts, Weight]]]] = {
+    "gptq, 4 bits": ({"quant_method": "gptq", "bits": 4}, gptq),
+    "gptq, 8 bits": ({"quant_method": "gptq", "bits": 8}, lambda n, k: gptq(n, k, 8)),
+    "gptq, 2 bits": ({"quant_method": "gptq", "bits": 2}, lambda n, k: gptq(n, k, 2)),
+    "gptq_v2": (
+        {"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2"},
+        lambda n, k: gptq(n, k, less=0),
+    ),
+    "awq": ({"quant_method": "awq", "bits": 4, "version": "gemm"}, awq),
+    "packed, 4 bits, asymmetric": (compressed("pack-quantized", num_bits=4), packed),
+    "packed, 4 bits, symmetric": (compressed("pack-quantized", num_bits=4), lambda n, k: packed(n, k, symmetric=True)),
+    "packed, 8 bits, a group an output": (
+        compressed("pack-quantized", num_bits=8),
+        lambda n, k: packed(n, k, 8, group=k),
+    ),
+    "int8": (compressed("int-quantized", num_bits=8), int8),
+    "float8, a scale an output": (
+        compressed("float-quantized", num_bits=8, type="float"),
+        lambda n, k: float8(n, k, (n, 1), "weight_scale"),
+    ),
+    "float8, blocks of compressed-tensors": (
+        compressed("float-quantized", num_bits=8, type="float", strategy="block", block_structure=[16, 32]),
+        lambda n, k: blocks(n, k),
+    ),
+    "fp8, blocks": (FP8, lambda n, k: float8(n, k, (-(-n // 128), -(-k // 128)), "weight_scale_inv")),
+    "fp8, a scale for all": (FP8, lambda n, k: float8(n, k, (1,), "weight_scale")),
+}
+
+
+def blocks(n: int, k: int) -> tuple[Parts, Weight]:
+    """Blocks of 16 outputs and 32 inputs."""
+    parts, _ = float8(n, k, (n, 1), "weight_scale")
+    scale = scales(9, -(-n // 16), -(-k // 32)).astype(np.float32)
+    parts["weight_scale"] = torch.from_numpy(scale)
+    spread_NK = scale[np.arange(n) // 16][:, np.arange(k) // 32]
+    return parts, parts["weight"].float().numpy() * spread_NK
+
+
+def module(name: str, parts: Parts) -> Parts:
+    return {f"{name}.{part}": tensor for part, tensor in parts.items()}
+
+
+def opened(folder: Path, tensors: Parts, config: dict[str, Any]) -> CheckpointTensors:
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    method = method_of({"quantization_config": config})
+    return CheckpointTensors(folder, torch.float32, torch.device("cpu"), method)
+
+
+def test_a_config_that_is_taken_has_a_reader() -> None:
+    assert list(METHODS) == list(described.METHODS)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("shape", [(N, K), (144, 192)])
+def test_values_are_those_of_the_format_to_the_bit(case: str, shape: tuple[int, int], tmp_path: Path) -> None:
+    config, write = CASES[case]
+    parts, weight = write(*shape)
+    tensors = opened(tmp_path, module("proj", parts) | {"other.weight": torch.ones(3)}, config)
+    assert "proj.weight" in tensors
+    found = tensors.stored("proj.weight", *shape)
+    assert isinstance(found, Quantised)
+    assert torch.equal(found.values(), torch.from_numpy(weight))
+    assert torch.equal(tensors.raw("proj.weight", *shape), torch.from_numpy(weight))
+    assert tensors.unread() == ["other.weight"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_module_that_is_left_in_16_bits_is_read_as_it_is(case: str, tmp_path: Path) -> None:
+    config, write = CASES[case]
+    plain = torch.randn(N, K).bfloat16()
+    tensors = opened(tmp_path, module("proj", write(N, K)[0]) | {"gate.weight": plain}, config)
+    assert torch.equal(tensors.raw("gate.weight", N, K), plain)
+
+
+def test_a_last_block_that_is_smaller_has_its_own_scale(tmp_path: Path) -> None:
+    parts, weight = float8(200, 192, (2, 2), "weight_scale_inv")
+    found = opened(tmp_path, module("proj", parts), FP8).stored("proj.weight", 200, 192)
+    assert isinstance(found, Quantised)
+    assert found.group == 64
+    assert torch.equal(found.values(), torch.from_numpy(weight))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_joined_tensor_is_cut(case: str, tmp_path: Path) -> None:
+    config, write = CASES[case]
+    parts, weight = write(2 * N, K)
+    tensors = opened(tmp_path, module("here.gate_up_proj", parts), config)
+    found = PartTensors(tensors, "here.", Mlp(K, N).tensors())
+    assert torch.equal(found["gate_proj.weight"], torch.from_numpy(weight[:N]))
+    assert torch.equal(found["up_proj.weight"], torch.from_numpy(weight[N:]))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_experts_are_quantised_one_by_one(case: str, tmp_path: Path) -> None:
+    config, write = CASES[case]
+    written = {e: write(N, K) for e in range(3)}
+    stored: Parts = {}
+    for e, (parts, _) in written.items():
+        stored |= module(f"here.experts.{e}.gate_proj", parts)
+    tensors = opened(tmp_path, stored, config)
+    found = PartTensors(tensors, "here.", Experts(K, experts=3, per_token=2, intermediate=N).tensors())
+    experts = found.stored("experts.gate_proj.weight")
+    assert isinstance(experts, list)
+    for e, (_, weight) in written.items():
+        assert torch.equal(experts[e].values(), torch.from_numpy(weight))
+    assert torch.equal(found["experts.gate_proj.weight"][1], torch.from_numpy(written[1][1]))
+
+
+def with_part(part: str, tensor: torch.Tensor, write: Callable[..., tuple[Parts, Weight]] = gptq) -> Parts:
+    return write(N, K)[0] | {part: tensor}
+
+
+@pytest.mark.parametrize(
+    ("config", "parts", "error"),
+    [
+        ("gptq, 4 bits", with_part("qweight", torch.zeros(8, 16, dtype=torch.int32)), r"\[8, 16\], must be \[8, 32\]"),
+        ("gptq, 4 bits", with_part("qweight", torch.zeros(6, N, dtype=torch.int32)), "6 words for 64 .* 3 bits"),
+        ("gptq, 4 bits", with_part("g_idx", torch.arange(K).flip(0) // GROUP), "g_idx .*act order"),
+        ("awq", with_part("qzeros", torch.zeros(4, 2, dtype=torch.int32), awq), r"qzeros .*\[4, 2\], must be \[4, 4\]"),
+        ("packed, 4 bits, symmetric", packed(16, K)[0], r"weight_scale .*\[16, 4\], must be \[32, 4\]"),
+        ("fp8, blocks", float8(N, K, (2, 2), "weight_scale_inv", 32)[0], r"\[2, 2\], must be \[1, 1\]"),
+        ("fp8, blocks", {"weight": torch.zeros(N, K), "weight_scale": torch.ones(1)}, "torch.float32, must be of"),
+    ],
+)
+def test_what_is_wrong_with_a_quantised_weight_is_named(config: str, parts: Parts, error: str, tmp_path: Path) -> None:
+    tensors = opened(tmp_path, module("proj", parts), CASES[config][0])
+    with pytest.raises(CheckpointError, match=rf"model.safetensors: .*'proj.weight', 32 by 64: .*{error}"):
+        tensors.raw("proj.weight", N, K)
+
+
+def test_a_missing_part_is_named(tmp_path: Path) -> None:
+    parts = gptq(N, K)[0]
+    del parts["scales"]
+    tensors = opened(tmp_path, module("proj", parts), CASES["gptq, 4 bits"][0])
+    with pytest.raises(CheckpointError, match=r"tensor 'proj\.scales' is missing"):
+        tensors.raw("proj.weight", N, K)
+
+
+REFUSED = {
+    "bitsandbytes": (
+        {"quant_method": "bitsandbytes"},
+        "'bitsandbytes' are not one of awq, compressed-tensors, fp8, gptq",
+    ),
+    "no method": ({"bits": 4}, "None are not one of"),
+    "3 bits": ({"quant_method": "gptq", "bits": 3}, "'bits' is 3"),
+    "marlin": ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "'checkpoint_format' is 'marlin'"),
+    "act order": ({"quant_method": "gptq", "desc_act": True, "group_size": 128}, "'desc_act' is true"),
+    "gemv": ({"quant_method": "awq", "version": "GEMV"}, "'version' is 'gemv', only 'gemm'"),
+    "e5m2": (FP8 | {"fmt": "e5m2"}, "'fmt' is 'e5m2', only 'e4m3'"),
+    "three sizes": (FP8 | {"weight_block_size": [1, 2, 3]}, "'weight_block_size' is .*two sizes"),
+    "nvfp4": (compressed("nvfp4-pack-quantized", num_bits=4, type="float"), "'format' is 'nvfp4-pack-quantized'"),
+    "rotated": (compressed("pack-quantized", num_bits=4) | {"transform_config": {"a": 1}}, "'transform_config'"),
+    "sparse": (compressed("pack-quantized", num_bits=4) | {"sparsity_config": {"format": "24"}}, "'sparsity_config'"),
+    "2 bits": (compressed("pack-quantized", num_bits=2), "2 bits of type 'int'"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_read_is_refused_by_its_name_before_any_weight(
+    case: str, checkpoint: Callable[[str], Path]
+) -> None:
+    changes, error = REFUSED[case]
+    config = json.loads((checkpoint("qwen3_5") / "config.json").read_text())
+    with pytest.raises(CheckpointError, match=error):
+        read_config(config | {"quantization_config": changes}, "float32")
+    with pytest.raises(CheckpointError, match=error):
+        read_config({"text_config": config, "quantization_config": changes}, "float32")
+
+
+def test_act_order_with_one_group_an_output_changes_nothing(checkpoint: Callable[[str], Path]) -> None:
+    config = json.loads((checkpoint("qwen3_5") / "config.json").read_text())
+    one_group = {"quant_method": "gptq", "desc_act": True, "group_size": -1}
+    read_config(config | {"quantization_config": one_group}, "float32")
+
+
+def logits(folder: Path) -> torch.Tensor:
+    bench = Bench(load_model(folder, "float32").model)
+    return bench.prefill(bench.sequence(len(TOKENS)), TOKENS)
+
+
+@pytest.mark.parametrize("case", ["gptq, 4 bits", "awq", "packed, 4 bits, asymmetric", "int8", "fp8, blocks"])
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_next", "qwen3_moe"])
+def test_a_quantised_checkpoint_has_the_logits_of_its_values(
+    name: str, case: str, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    config, write = CASES[case]
+    plain, quantised = (Path(shutil.copytree(checkpoint(name), tmp_path / kind)) for kind in ("plain", "quantised"))
+    tensors, replaced = load_file(plain / "model.safetensors"), {}
+    for key in [key for key, tensor in tensors.items() if key.endswith("_proj.weight") and tensor.ndim == 2]:
+        n, k = tensors[key].shape
+        if n % 8 or k % GROUP:
+            continue
+        parts, weight = write(n, k)
+        shrink = float(tensors[key].std() / weight.std())
+        parts = {part: t * shrink if "scale" in part else t for part, t in parts.items()}
+        module_name = key.removesuffix(".weight")
+        replaced |= {f"{module_name}.{part}": tensor for part, tensor in parts.items()}
+        del tensors[key]
+    assert replaced
+    save_file(tensors | replaced, quantised / "model.safetensors")
+    edited = json.loads((plain / "config.json").read_text()) | {"quantization_config": config}
+    (quantised / "config.json").write_text(json.dumps(edited))
+    method = CheckpointTensors(quantised, torch.float32, torch.device("cpu"), method_of(edited))
+    values = {name: method.raw(name, *tensor.shape) for name, tensor in load_file(plain / "model.safetensors").items()}
+    save_file(values, plain / "model.safetensors")
+    assert torch.equal(logits(quantised), logits(plain))
