@@ -22,7 +22,7 @@ def section(title):
 
 
 def test_every_metric_is_explained():
-    families = Metrics("m", FakeEngine().stats, 1).registry.collect()
+    families = Metrics("m", FakeEngine().stats, 1, ("float32", "int8")).registry.collect()
     there = {family.name + ("_total" if family.type == "counter" else "") for family in families}
     assert set(re.findall(r"`(headwater_\w+)(?:\{[\w,]+\})?`", section("Reading the metrics"))) == there
 

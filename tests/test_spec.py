@@ -104,6 +104,41 @@ def test_the_ends_of_the_range_need_no_other_case() -> None:
     assert (mixer_only.page_bytes, mixer_only.layout(10**9).kv_pages_per_unit) == (65536, 0)
 
 
+@pytest.mark.parametrize("config", [QWEN3_5_9B, NEXT_80B])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_in_fewer_bits_change_no_page_and_no_checkpoint(config: dict[str, Any], dtype: str) -> None:
+    stored = read_config(config, dtype)
+    sizes = [stored.parameter_bytes]
+    for weights, bits in (("int8", 8.375), ("int4", 4.375)):
+        spec = read_config(config, dtype, weights=weights)
+        assert (spec.page_bytes, spec.checkpoint_bytes) == (stored.page_bytes, stored.checkpoint_bytes)
+        assert (spec.kv_bytes_per_token, spec.transition, spec.state) == (
+            stored.kv_bytes_per_token, stored.transition, stored.state,
+        )  # fmt: skip
+        assert spec.layout(10**10) == stored.layout(10**10)
+        assert spec.flops == stored.flops
+        saved = sum(layer.quantised_weights for layer in spec.layers) * (stored.element_bytes - bits / 8)
+        assert spec.parameter_bytes == stored.parameter_bytes - saved
+        sizes.append(spec.parameter_bytes)
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_embedding_head_norms_gates_routers_and_convolutions_are_never_quantised() -> None:
+    """Count, of Qwen3-Next, all that is not a large product by hand."""
+    spec = read_config(NEXT_80B, "bfloat16", weights="int4")
+    hidden, vocab = 2048, 151936
+    gdn = 2 * 32 * hidden + 8192 * 4 + 2 * 32 + 128  # b and a; convolution; A and dt; norm
+    attention, moe = 2 * 256, (512 + 1) * hidden  # norms of queries and keys; router and the shared expert's gate
+    kept = 2 * vocab * hidden + 97 * hidden + 36 * gdn + 12 * attention + 48 * moe
+    quantised = sum(spec.parameters_by_kind().values()) - kept
+    assert spec.parameter_bytes == 2 * kept + quantised * 4.375 / 8
+
+
+def test_a_format_of_weights_that_there_is_not_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(CheckpointError, match="weights are 'int3', must be one of auto, int8, int4"):
+        read_config(NEXT_80B, "bfloat16", weights="int3")
+
+
 def test_states_are_aligned_and_do_not_overlap() -> None:
     spec = read_config(NEXT_80B, "float32")
     assert [part.name for part in spec.state.parts[:2]] == ["recurrent", "conv"]

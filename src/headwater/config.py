@@ -26,6 +26,7 @@ from headwater.unreadable import why_no_model
 DEVICES = ("cpu", "cuda")
 NEVER_RAN = "the Triton kernels have never run on a card"  # until the exactness matrix has passed on one
 DTYPES = ("auto", "float32", "bfloat16")
+WEIGHTS = ("auto", "int8", "int4")  # what headwater.spec has
 POOLS = ("unified", "split")
 DECODE_REUSE = ("canonical", "raw", "none")
 HEALING = tuple(map(str, Healing))
@@ -65,6 +66,7 @@ class ServeConfig:
     device: str = setting("cpu", TEXT, MODEL, "Device that computes; cuda needs --unproven.", choices=DEVICES)
     unproven: bool = setting(False, SWITCH, MODEL, f"Allow cuda, although {NEVER_RAN}: answers may be wrong.")
     dtype: str = setting("auto", TEXT, MODEL, "Data type of the computation.", choices=DTYPES)
+    weights: str = setting("auto", TEXT, MODEL, "Format of weights in memory; auto: as stored.", choices=WEIGHTS)
     threads: int | None = setting(None, COUNT, MODEL, "Threads that compute.", unset="torch's own choice", least=1)
     reproducible: bool = setting(True, SWITCH, MODEL, "Off: a hit may change the last bits of an answer.")
     recheck: bool = setting(False, SWITCH, MODEL, "Prove again that hits are exact, although a proof is kept.")

@@ -9,13 +9,16 @@ from functools import cached_property
 
 from headwater.errors import CheckpointError, ConfigError
 from headwater.layers.feed_forward import Experts
-from headwater.layers.layer import Layer
+from headwater.layers.layer import GROUP, Layer
 from headwater.plan import CacheLayout, PrefillFlops
 from headwater.state_layout import BYTES_OF_DTYPE, StateLayout
 
 PAGE_ALIGN = 512  # bytes
 PAGE_BYTES_WITHOUT_KV = 64 * 1024
 KEY_BLOCK = 512  # tokens: an attention's bits depend on how its last block of keys is filled, so it is always full
+WEIGHTS = ("auto", "int8", "int4")  # how weights are held; auto: as stored
+# of a quantised weight's element: its code, and for each group a float16 scale and a zero of 8 bits
+QUANTISED_BYTES = {"int8": 1 + 3 / GROUP, "int4": 0.5 + 3 / GROUP}
 PREFIXES = ("model.", "model.language_model.", "language_model.model.", "")  # of a text model, alone or in a larger one
 
 
@@ -71,6 +74,7 @@ class ModelCosts(ABC):
     hidden_size: int
     vocab_size: int
     dtype_name: str  # of KV, convolutions' states, embedding and head
+    weights: str = "auto"  # how weights of products are held, one of WEIGHTS
     tied: bool  # the head's weight is the embedding's
     state_dtype: str = "float32"  # of recurrent states
     tensor_parallel: int = 1
@@ -89,6 +93,41 @@ class ModelCosts(ABC):
     def element_bytes(self) -> int:
         """Bytes of one element of KV."""
         return BYTES_OF_DTYPE[self.dtype_name]
+
+    @property
+    def weight_element_bytes(self) -> int:
+        """Bytes of one element of the layers' weights that are not quantised."""
+        return self.element_bytes
+
+    @property
+    def weights_held(self) -> str:
+        """Format in which the weights of products are held: int8, int4, or a data type."""
+        return self.dtype_name if self.weights == "auto" else self.weights
+
+    def layer_bytes(self, layer: Layer) -> int:
+        """Bytes of a layer's weights as they are held; if they are quantised, in the smallest groups."""
+        if self.weights == "auto":
+            return layer.weights * self.weight_element_bytes
+        quantised = layer.quantised_weights
+        rest = (layer.weights - quantised) * self.weight_element_bytes
+        return rest + round(quantised * QUANTISED_BYTES[self.weights])
+
+    @cached_property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights as they are held."""
+        layers = sum(n * layer.weights for layer, n in self.counted)
+        rest = sum(self.parameters_by_kind().values()) - layers
+        return rest * self.element_bytes + sum(n * self.layer_bytes(layer) for layer, n in self.counted)
+
+    def weight_bytes_read(self, tokens: int) -> float:
+        """Bytes of weights that a step over so many tokens is expected to read, without embedding and head."""
+        return sum(n * (self.layer_bytes(layer) - self.bytes_unread(layer, tokens)) for layer, n in self.counted)
+
+    def bytes_unread(self, layer: Layer, tokens: int) -> float:
+        """Bytes of a layer's weights that such a step is expected to leave out: of experts that no token chooses."""
+        if not isinstance(layer, Experts):
+            return 0.0
+        return (layer.experts - layer.hit(tokens)) * self.layer_bytes(layer.expert)
 
     @cached_property
     def kv_bytes_per_token(self) -> int:
@@ -197,16 +236,19 @@ class ModelSpec(Architecture, ModelCosts):
     """An architecture with its serving dtype and page size, and the costs that follow from them."""
 
     dtype_name: str = "float32"
+    weights: str = "auto"
     page_size: int = 64  # tokens a page
 
     @classmethod
-    def of(cls, architecture: Architecture, dtype: str, page_size: int = 64) -> ModelSpec:
-        """Build a spec. Raises CheckpointError for a page size that is not a multiple of 64, or an unknown dtype."""
+    def of(cls, architecture: Architecture, dtype: str, page_size: int = 64, weights: str = "auto") -> ModelSpec:
+        """Build a spec. Raises CheckpointError for a page size that is not a multiple of 64, or an unknown format."""
         if page_size <= 0 or page_size % 64:
             raise CheckpointError(f"page size is {page_size}, must be a multiple of 64")
         if dtype not in BYTES_OF_DTYPE:
             raise CheckpointError(f"dtype is {dtype!r}, must be one of {', '.join(BYTES_OF_DTYPE)}")
-        return cls(**vars(architecture), dtype_name=dtype, page_size=page_size)
+        if weights not in WEIGHTS:
+            raise CheckpointError(f"weights are {weights!r}, must be one of {', '.join(WEIGHTS)}")
+        return cls(**vars(architecture), dtype_name=dtype, weights=weights, page_size=page_size)
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
@@ -265,7 +307,8 @@ class ModelSpec(Architecture, ModelCosts):
 
     @property
     def parameter_bytes(self) -> int:
-        return sum(self.parameters_by_kind().values()) * self.element_bytes
+        """Bytes of all weights as they are held."""
+        return self.weight_bytes
 
     def prefill_flops(self, start: int, end: int) -> int:
         """FLOPs to prefill tokens [start, end) after a prefix of `start` tokens, and one row of logits."""

@@ -17,7 +17,8 @@ import pytest
 from headwater import machine
 from headwater.cli import run, serve
 from headwater.cli.inspect import read_spec
-from headwater.config import SETTINGS
+from headwater.cli.serve import announce
+from headwater.config import SETTINGS, ServeConfig
 from headwater.models import load
 from headwater.setting import SettingError
 
@@ -151,7 +152,7 @@ def test_the_first_lines_of_a_start_need_neither_torch_nor_the_web_framework(fol
     first, dtype, heavy = done.stdout.splitlines()
     assert first.startswith("Headwater ")
     assert first.endswith(f"loading {folder}")
-    assert re.fullmatch(r"Computing in \w+: .+", dtype)
+    assert re.fullmatch(r"Computing in \w+: .+; weights are held as they are stored", dtype)
     assert heavy == "[]"
 
 
@@ -188,6 +189,29 @@ def test_inspect_prints_what_the_spec_says(capsys, folder):
     assert f" {pages // spec.checkpoint_pages:,} " in printed
     assert "8,192" in printed
     assert "32,768" not in printed  # longer than the model
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_inspect_counts_weights_as_they_are_held(capsys, folder, weights):
+    assert run(["inspect", str(folder), "--weights", weights]) == 0
+    printed = capsys.readouterr().out
+    spec, stored = (read_spec(folder, "auto", 64, held) for held in (weights, "auto"))
+    assert re.search(rf"weights, {weights} +│ +{spec.parameter_bytes:,} ", printed)
+    assert f" {stored.page_bytes:,} " in printed
+    assert f" {stored.checkpoint_bytes:,} " in printed
+    assert spec.parameter_bytes < stored.parameter_bytes
+
+
+def test_weights_that_are_no_format_are_told_with_the_formats(capsys, folder):
+    for command in ("inspect", "doctor", "fidelity", "eval"):
+        line = refusal(capsys, command, str(folder), "--weights", "int3")
+        assert "weights is 'int3'" in line
+        assert "must be one of auto, int8, int4" in line
+
+
+def test_a_start_tells_how_weights_are_held(capsys, folder):
+    announce(ServeConfig(model=folder, weights="int4"))
+    assert capsys.readouterr().out.splitlines()[1].endswith("; weights are held in int4, --weights int4")
 
 
 def test_inspect_takes_the_dtype_it_is_given(folder):

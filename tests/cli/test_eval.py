@@ -95,6 +95,7 @@ def test_a_server_that_answers_nothing_makes_exit_code_1(tasks, capsys):
         (["--limit", "0"], "limit"),
         (["--text", "/nonexistent"], "/nonexistent"),
         (["--window", "1"], "window"),
+        (["--weights", "int8", "--url", "http://127.0.0.1:9"], "weights is int8 and url is http://127.0.0.1:9"),
         (["--paired", "--segments"], "--paired and --segments"),
         (["--paired", "--against", "http://127.0.0.1:9"], "--paired and --against"),
         (["--segments", "--against", "http://127.0.0.1:9"], "--segments and --against"),

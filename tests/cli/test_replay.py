@@ -48,7 +48,7 @@ def test_the_cross_product_is_replayed_and_written(
     policies = ("--memory", "1GB,2GiB", "--eviction", "lru,seglen(w=0.5, single_child=False)", "--placement", "branch")
     assert replay(trace, "--page-size", 32, *policies, *files) == 0
     told = json.loads(out.read_text())
-    assert list(told) == ["trace", "model", "page_size", "rows"]
+    assert list(told) == ["trace", "model", "dtype", "weights", "page_size", "rows"]
     assert (told["trace"], told["model"], told["page_size"]) == ("made", "qwen3.5-9b", 32)
     rows = told["rows"]
     assert all(list(row) == ROW for row in rows)
@@ -242,6 +242,25 @@ def test_model_and_policies_are_those_of_the_recording_s_server(trace: Path, tmp
     told = json.loads(out.read_text())
     assert told["model"] == "qwen3.5-9b"
     assert [(row["placement"], row["eviction"]) for row in told["rows"]] == [("structural", "headwater")]
+
+
+def test_weights_are_held_as_the_recording_s_server_held_them(
+    trace: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+    config = json.loads((embedded() / "config.json").read_text())
+    recording = served(trace, tmp_path, model="mine", config=config, dtype="float32", weights="int8")
+    for more, weights in (((), "int8"), (("--weights", "int4"), "int4"), (("--weights", "auto"), "float32")):
+        assert replay(recording, "--json", out, *more) == 0
+        told = json.loads(out.read_text())
+        assert (told["dtype"], told["weights"]) == ("float32", weights)
+        assert f"float32, weights {weights}: " in capfd.readouterr().out
+    assert replay(trace, "--weights", "int3") == 2
+    assert "weights is 'int3', must be one of auto, int8, int4" in capfd.readouterr().err
+    assert run(["size", str(trace), "--weights", "int4", "--jobs", "1", "--json", str(out)]) == 0
+    told = json.loads(out.read_text())
+    assert (told["dtype"], told["weights"]) == ("bfloat16", "int4")
+    assert "bfloat16, weights int4: " in capfd.readouterr().out
 
 
 def test_a_recording_that_does_not_describe_its_model_asks_for_it(

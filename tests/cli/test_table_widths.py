@@ -118,7 +118,7 @@ def of_the_lab() -> Iterator[Table]:
     trace = Trace("mini_swe_agent", (), notes=("pages of 64 tokens: only full ones count",))
     for rows in ([row(), row(eviction="lru", pool="unified")], [row(segments=segments)]):
         results: Any = [SimpleNamespace(row=one) for one in rows]
-        yield replay.results_table(trace, "qwen3.5-9b", results)
+        yield replay.results_table(trace, PROFILES["qwen3.5-9b"], results)
     sizing: Any = SimpleNamespace(trace=trace, setup=Setup(PROFILES["qwen3.5-9b"], 0), ideal=0.9912)
     sizes = [Size(10**9, 0.1234, 0.012, 1 / 16, 0.1), Size(2_345 * 10**9, 0.9876, 0.0, 1.0, 0.9)]
     yield size._table(sizing, sizes, {10**9: 0.1357})

@@ -72,6 +72,7 @@ def test_every_metric_is_on_the_dashboard_or_told_by_another(expressions, export
     assert unseen == {
         "headwater_build_info",  # what the variables are filled from
         "headwater_hits_total",
+        "headwater_model_info",
         "headwater_resumed_tokens_total",
         "headwater_steps_total",
         "headwater_waited_for_leader_total",

@@ -29,6 +29,7 @@ from headwater.setting import SettingError
 from tests.checkpoints import checkpoint
 from tests.exactness.rig import Make, Rig, words
 from tests.processors import AVX2, AVX512, pretend
+from tests.support import Bench
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +128,24 @@ def test_health_says_when_exactness_was_proven(loaded, monkeypatch, caplog):
     assert f"hits are exact: proven {proven[:16].replace('T', ' ')} UTC for float32" in caplog.text
     assert Engine.load(config).health()["proven"] == proven
     assert Engine.load(replace(config, reproducible=False)).health()["proven"] is None
+
+
+@pytest.mark.parametrize("weights", ["auto", "int8", "int4"])
+def test_weights_are_held_as_asked_and_health_says_so(loaded, weights):
+    config = ServeConfig(model=loaded.path, dtype="float32", weights=weights, memory=64 << 20, reproducible=False)
+    engine = Engine.load(config)
+    assert engine.spec.weights == weights
+    assert engine.health()["dtype"] == "float32"
+    assert engine.health()["weights"] == ("float32" if weights == "auto" else weights)
+    engine.start()
+    try:
+        *tokens, _ = collect(engine, generation(words(100, 1), logprobs=2))
+    finally:
+        engine.stop()
+    reference = load_model(loaded.path, "float32", weights=weights).model
+    bench = Bench(reference)
+    logits_V = bench.prefill(bench.sequence(100), list(words(100, 1)))[-1]
+    assert tokens[0].logprob == pytest.approx(float(torch.log_softmax(logits_V, -1)[tokens[0].token]), abs=1e-5)
 
 
 def test_more_memory_than_there_is_names_the_setting_and_what_there_is(loaded, monkeypatch, caplog):

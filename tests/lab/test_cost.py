@@ -36,6 +36,20 @@ def test_a_decode_step_takes_its_bytes() -> None:
     assert StepCost(QWEN, H100).seconds(load) == pytest.approx(0.001 + bytes_ / (0.8 * 3.35e12), rel=1e-12)
 
 
+def test_a_decode_step_reads_weights_as_they_are_held() -> None:
+    load = Load(rows=1, states=1)
+    for name in ("qwen3.5-9b", "qwen3-next-80b-a3b"):
+        sides = []
+        for weights in ("auto", "int8", "int4"):
+            profile = replace(PROFILES[name], weights=weights)
+            compute, memory = StepCost(profile, H100).sides(load)
+            others = profile.kv_bytes_per_token + 2 * profile.checkpoint_bytes
+            assert memory == pytest.approx((profile.weight_bytes_read(1) + others) / (0.8 * 3.35e12), rel=1e-12)
+            sides.append((compute, -memory))
+        assert sides == sorted(sides)
+        assert len({compute for compute, _ in sides}) == 1
+
+
 def test_rows_compute_what_legs_of_one_token_do() -> None:
     cost = StepCost(QWEN, H100)
     row = Load(rows=1, kv_tokens=5000, states=1, logits=1)

@@ -142,6 +142,29 @@ def test_a_folders_profile_costs_what_the_engine_says(config: dict[str, Any], st
     assert profile.layout(10**9, 64) == spec.layout(10**9)
 
 
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+@settings(max_examples=20)
+@given(config=configs())
+def test_a_folders_profile_holds_weights_as_the_engine_does(config: dict[str, Any], weights: str) -> None:
+    spec = read_config(config, config["dtype"], weights=weights)
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(config))
+        profile, stored = (load_profile(folder, weights=held) for held in (weights, "auto"))
+    assert profile.weight_bytes == spec.parameter_bytes <= stored.weight_bytes
+    assert profile.weight_bytes_read(3) == pytest.approx(spec.weight_bytes_read(3))
+    assert profile.layout(10**9, 64) == stored.layout(10**9, 64)
+    assert (profile.weights_held, profile.dtype_name) == (weights, config["dtype"])
+
+
+def test_a_known_profile_s_weights_may_be_held_in_fewer_bits() -> None:
+    name = "qwen3-next-80b-a3b"
+    eight, four = (load_profile(name, weights=weights) for weights in ("int8", "int4"))
+    assert PROFILES[name].weights_held == "bfloat16"
+    assert load_profile(f"{name}-fp8").weights_held == "float8"
+    assert eight.weight_bytes_read(1) / PROFILES[name].weight_bytes_read(1) == pytest.approx(8.375 / 16, rel=0.03)
+    assert four.weight_bytes_read(1) / PROFILES[name].weight_bytes_read(1) == pytest.approx(4.375 / 16, rel=0.06)
+
+
 @pytest.mark.parametrize("fraction", [0.0, 1.0, 1.5, -0.5, float("nan")])
 def test_neither_pool_is_without_pages(fraction: float) -> None:
     with pytest.raises(ConfigError, match=f"state fraction is {fraction}, must be between 0 and 1"):

@@ -26,7 +26,8 @@ from tests.server.templates import SILENT
 
 PAGE = 64
 SIZES: dict[str, Any] = {
-    "model_type": "fake_hybrid", "dtype_name": "bfloat16", "hidden_size": 32, "blocks": (None,) * 4,
+    "model_type": "fake_hybrid", "dtype_name": "bfloat16", "weights": "auto", "weights_held": "bfloat16",
+    "hidden_size": 32, "blocks": (None,) * 4,
     "parameter_bytes": 2_400_000, "parameters_by_kind": lambda: {"embedding": 200_000, "mlp": 1_000_000},
 }  # fmt: skip
 SEAM = 8  # tokens

@@ -18,6 +18,7 @@ from typer import Option
 from headwater import machine
 from headwater.config import SETTINGS
 from headwater.errors import ConfigError
+from headwater.spec import ModelCosts
 from headwater.table import Table
 from headwater.traces.read import make_trace
 from headwater.traces.recordings import Served
@@ -36,6 +37,7 @@ MODEL_FOLDER = "Folder of a checkpoint, or ORG/NAME; without it, the embedded mo
 Model = Annotated[Path | None, typer.Argument(help=MODEL_FOLDER)]
 Memory = Annotated[str, Option(help=HELP["memory"])]
 Dtype = Annotated[str, Option(help=HELP["dtype"])]
+Weights = Annotated[str, Option(help=HELP["weights"])]
 PageSize = Annotated[int, Option(help=HELP["page_size"])]
 JsonFile = Annotated[Path | None, Option("--json", help="Write all figures to this file as JSON.")]
 ApiKey = Annotated[str | None, Option(envvar="HEADWATER_API_KEY", help="API key of the server.")]
@@ -54,6 +56,9 @@ ARRIVALS = (
 Arrival = Annotated[str | None, Option(help=ARRIVALS)]
 ModelName = Annotated[str | None, Option("--model", help=MODEL_HELP)]
 PageTokens = Annotated[int, Option("--page-size", min=1, help="Tokens a page.")]
+RecordedWeights = Annotated[
+    str | None, Option("--weights", help=f"{HELP['weights']} [default: the recording's, else auto]")
+]
 Seed = Annotated[int, Option(help="Of everything that is drawn.")]
 Jobs = Annotated[int, Option(min=0, help="Processes; 0: one a core.")]
 
@@ -103,6 +108,16 @@ def choices(text: str, of: Callable[[str], T]) -> list[T]:
     if not all(item.strip() for item in items):
         raise ConfigError(f"{text!r} is no list of choices: one of them is empty")
     return [of(item.strip()) for item in items]
+
+
+def formats(costs: ModelCosts) -> dict[str, str]:
+    """Return the data type that a model computes in, and the format in which its weights are held."""
+    return {"dtype": costs.dtype_name, "weights": costs.weights_held}
+
+
+def formats_line(costs: ModelCosts) -> str:
+    """Describe the formats of a model, and its weights' bytes."""
+    return f"{costs.dtype_name}, weights {costs.weights_held}: {costs.weight_bytes / 1e9:,.3g} GB beside the memory"
 
 
 def prepare_outputs(*files: Path | None, folders: Iterable[Path | None] = ()) -> None:

@@ -17,8 +17,9 @@ from rich.text import Text
 from typer import Option
 
 from headwater import machine
-from headwater.cli.common import HELP, Memory, Model, commands, show
+from headwater.cli.common import HELP, Memory, Model, Weights, commands, one_of, show
 from headwater.cli.download import named
+from headwater.config import WEIGHTS
 from headwater.hub_name import HubName
 from headwater.machine import (
     CGROUPS,
@@ -70,12 +71,14 @@ class Intended:
     host: str
     port: int
     recheck: bool = False
+    weights: str = "auto"
 
 
 @commands.command()
 def doctor(
     model: Model = None,
     memory: Memory = "4GB",
+    weights: Weights = "auto",
     threads: Annotated[int | None, Option(min=1, help=HELP["threads"])] = None,
     host: Annotated[str, Option(help=HELP["host"])] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help=HELP["port"])] = 8000,
@@ -87,7 +90,8 @@ def doctor(
     The exit code is 1 if any finding is a FAIL.
     """
     started = time.perf_counter()
-    intended = Intended(named(model), parse_bytes(memory), threads, host, port, recheck)
+    one_of("weights", weights, WEIGHTS)
+    intended = Intended(named(model), parse_bytes(memory), threads, host, port, recheck, weights)
     findings = examined(intended)
     broken = any(finding.level == FAIL for finding in findings)
     if as_json:

@@ -20,6 +20,7 @@ from typer import Option
 
 from headwater.cli import common
 from headwater.cli.download import named, whole_folder
+from headwater.config import WEIGHTS
 from headwater.errors import ConfigError
 from headwater.evaluate import divergence, perplexity, tables
 from headwater.evaluate.asking import Run, Scored
@@ -43,6 +44,7 @@ def evaluate(
     api_key: common.ApiKey = None,
     model_name: common.ServedModel = None,
     memory: Annotated[str, Option(help=f"Of a server that is started. {common.HELP['memory']}")] = "1GB",
+    weights: Annotated[str, Option(help=f"Of a server that is started. {common.HELP['weights']}")] = "auto",
     tasks: Annotated[
         Path, Option(help="Items to ask: JSON lines, plain or packed.", show_default="held-out set")
     ] = DEFAULT_TASKS,
@@ -74,6 +76,8 @@ def evaluate(
     options = SimpleNamespace(**context.params)  # the same values under the same names
     if model is not None and url is not None:
         raise ConfigError(f"model is {model} and url is {url}: give one of them")
+    if common.one_of("weights", weights, WEIGHTS) != "auto" and url is not None:
+        raise ConfigError(f"weights is {weights} and url is {url}: a running server holds its weights already")
     common.prepare_outputs(json_file)
     measure = measure_of(options)
     with serving(options) as server:
@@ -89,7 +93,8 @@ def serving(options: SimpleNamespace) -> Iterator[Server]:
     """Connect to the server of --url, or start one."""
     if options.url is None:
         whole_folder(named(options.model))  # here, where the progress of a download is shown
-    found = own_server(options.model, options.memory) if options.url is None else nullcontext(options.url)
+    own = options.model, options.memory, options.weights
+    found = own_server(*own) if options.url is None else nullcontext(options.url)
     with found as url, closing(server_at(options, url)) as server:
         yield server
 
@@ -225,6 +230,7 @@ def fidelity(
         bool, Option("--skip-attention", help="Attention layers add nothing (HYPIC, table 4).")
     ] = False,
     dtype: common.Dtype = "float32",
+    weights: common.Weights = "auto",
     threads: Annotated[int | None, Option(min=1, help=common.HELP["threads"])] = None,
     json_file: common.JsonFile = None,
 ) -> None:
@@ -235,11 +241,12 @@ def fidelity(
     from headwater.evaluate.fidelity_measures import ENDS, studied  # imports torch
     from headwater.evaluate.fidelity_prompts import Wanted
 
+    common.one_of("weights", weights, WEIGHTS)
     common.prepare_outputs(json_file)
     wanted = Wanted(prompts, cut, parts, count, longest, seed)
     folder = whole_folder(named(model))
     with common.progress_console.status("composing"):
-        study = studied(folder, dtype, threads, wanted, ways or list(Fidelity), skip_attention)
+        study = studied(folder, (dtype, weights), threads, wanted, ways or list(Fidelity), skip_attention)
     found = [table(study.means) for table in (tables.means_table, tables.states_table, tables.kept_table)]
     found.append(tables.deviations_table(study.deviations, ENDS))
     common.show(*(table for table in found if table.row_count))

@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from headwater.cli.common import Dtype, Memory, Model, PageSize, commands, prepare_outputs, show
+from headwater.cli.common import Dtype, Memory, Model, PageSize, Weights, commands, one_of, prepare_outputs, show
 from headwater.cli.download import config_folder, named
 from headwater.cli.profile import any_profile
-from headwater.config import ServeConfig
+from headwater.config import WEIGHTS, ServeConfig
 from headwater.config_keys import read_json
 from headwater.lab.cost import DEVICES, load_device
 from headwater.lab.fit import NAMES, Fitted, fit, observe, read_points
@@ -36,13 +36,16 @@ def fit_device(
     out: Annotated[Path | None, Option(help="Write the device to this file, for `replay --serve`.")] = None,
     tokens_per_step: Annotated[int, Option(min=1, help="Tokens of a step of the measured engine.")] = 1024,
     tensor_parallel: Annotated[int, Option(min=1, help="Devices that shared the model.")] = 1,
+    weights: Weights = "auto",
 ) -> None:
     """Fit the cost model of a device to measured requests.
 
     Each request must have been alone on the engine.
     """
     prepare_outputs(out)
-    profile, base = replace(any_profile(model), tensor_parallel=tensor_parallel), load_device(device)
+    one_of("weights", weights, WEIGHTS)
+    profile = replace(any_profile(model, weights), tensor_parallel=tensor_parallel)
+    base = load_device(device)
     files = [read_points(path) for path in points]
     measured, left_out = [point for found, _ in files for point in found], sum(count for _, count in files)
     fitted = fit(profile, base, observe(measured, tokens_per_step))
@@ -80,13 +83,19 @@ def residuals_table(fitted: Fitted) -> Table:
 
 
 @commands.command()
-def inspect(model: Model = None, memory: Memory = "4GB", dtype: Dtype = "auto", page_size: PageSize = 64) -> None:
+def inspect(
+    model: Model = None,
+    memory: Memory = "4GB",
+    dtype: Dtype = "auto",
+    weights: Weights = "auto",
+    page_size: PageSize = 64,
+) -> None:
     """Print the costs of a model's cache, without loading its weights.
 
     Of ORG/NAME its config.json alone is downloaded.
     """
     folder = config_folder(named(model))
-    spec = read_spec(folder, dtype, page_size)
+    spec = read_spec(folder, dtype, page_size, weights)
     budget = parse_bytes(memory)
     n_pages = spec.layout(budget).n_pages
     capacity = Table(None, (f"capacity of {budget:,} bytes",), ("alone",))
@@ -96,16 +105,16 @@ def inspect(model: Model = None, memory: Memory = "4GB", dtype: Dtype = "auto", 
     show(f"computed in {spec.dtype_name}: {reason}", cost_table(spec), flops_table(spec), capacity)
 
 
-def read_spec(path: Path, dtype: str, page_size: int) -> ModelSpec:
+def read_spec(path: Path, dtype: str, page_size: int, weights: str = "auto") -> ModelSpec:
     """Read the sizes of a checkpoint's model; dtype `auto` is the one that `serve` chooses on this machine's CPU."""
-    ServeConfig(model=path, dtype=dtype, page_size=page_size)  # checks the three
-    return read_folder(path, choose_dtype(read_json(path / "config.json"), dtype).name, page_size)
+    ServeConfig(model=path, dtype=dtype, weights=weights, page_size=page_size)  # checks the four
+    return read_folder(path, choose_dtype(read_json(path / "config.json"), dtype).name, page_size, weights)
 
 
 def cost_table(spec: ModelSpec) -> Table:
     layers = ", ".join(f"{n} {kind}" for kind, n in spec.layers_by_kind.items())
     table = Table(f"{spec.model_type}, {spec.dtype_name}: {layers}", ("",), ("bytes",), ("equals",))
-    table.add_row("weights", f"{spec.parameter_bytes:,}", "")
+    table.add_row(f"weights, {spec.weights_held}", f"{spec.parameter_bytes:,}", "")
     table.add_row("KV of a token", f"{spec.kv_bytes_per_token:,}", "")
     table.add_row(f"a page ({spec.page_size} tokens)", f"{spec.page_bytes:,}", "")
     in_tokens = f"{spec.checkpoint_bytes / spec.kv_bytes_per_token:,.0f} tokens of KV" if spec.attention_layers else ""

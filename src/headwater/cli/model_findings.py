@@ -36,7 +36,7 @@ def of_model(intended: Intended) -> Iterator[Finding]:
     yield of_gpu()
     for dtype in DTYPES:
         try:
-            spec = read_spec(config_folder(intended.model), dtype, "cpu", 64)
+            spec = read_spec(config_folder(intended.model), dtype, "cpu", 64, intended.weights)
         except (HeadwaterError, OSError) as error:
             yield Finding(f"model in {dtype}", FAIL, str(error), "give the folder of a complete checkpoint")
             return
@@ -87,7 +87,8 @@ def of_dtype(spec: ModelSpec, recheck: bool = False) -> Iterator[Finding]:
     started = time.perf_counter()
     check = verdict(spec, recheck=recheck)
     took = time.perf_counter() - started
-    name = f"{spec.model_type} in {spec.dtype_name}"
+    held = "" if spec.weights == "auto" else f", weights {spec.weights}"
+    name = f"{spec.model_type} in {spec.dtype_name}{held}"
     weights = f"weights {weight_layout(check.mode, getattr(torch, spec.dtype_name))} ({took:.1f} s)"
     if check.proven is not None:
         yield Finding(name, OK, f"deterministic, proven {check.proven:%F %R} UTC, {weights}")

@@ -24,6 +24,7 @@ from headwater.lab.report import write_report
 from headwater.lab.row import Result, Row
 from headwater.lab.serving import Engine, check_clock
 from headwater.lab.setup import OFF, Setup, system
+from headwater.models.profiles import Profile
 from headwater.request import SegmentEviction
 from headwater.setting import parse_bytes
 from headwater.table import Table
@@ -42,6 +43,7 @@ POOLS = ("unified", "split", "elastic")
 def replay(
     trace: common.TraceFile,
     model: common.ModelName = None,
+    weights: common.RecordedWeights = None,
     memory: Annotated[str, Option(help="Sizes with commas: 20GB,43GB. GB is 10^9 bytes, GiB 2^30.")] = "20GB",
     eviction: Annotated[
         str | None,
@@ -83,7 +85,7 @@ def replay(
     recorded = served_by(trace, data)
     placement, eviction = common.policies_for(placement, eviction, recorded)
     base = Setup(
-        profile=replace(profile_for(model, recorded), tensor_parallel=tensor_parallel),
+        profile=replace(profile_for(model, recorded, weights), tensor_parallel=tensor_parallel),
         memory=0,
         state_fraction=state_fraction,
         page_size=page_size,
@@ -110,7 +112,8 @@ def replay(
         setup.layout(found)
     about = [found.name, len(found.requests), arrival, seed, serve, max_running, tokens_per_step, str(setups)]
     journal = Journal(json_file or per_request or report, about)
-    outputs = Outputs(found, model or base.profile.name, page_size, json_file, per_request, report, journal)
+    named = model or base.profile.name
+    outputs = Outputs(found, named, base.profile, page_size, json_file, per_request, report, journal)
     _run(found, setups, load, engine, jobs, outputs)
 
 
@@ -132,7 +135,7 @@ def _run(
     finally:
         done = [results[number] for number in sorted(results)]
         if done:
-            common.show(results_table(found, setups[0].profile.name, done))
+            common.show(results_table(found, setups[0].profile, done))
             outputs.write(done)
     journal.end()
 
@@ -183,6 +186,7 @@ class Outputs:
 
     trace: Trace
     model: str
+    profile: Profile
     page_size: int
     json_file: Path | None
     per_request: Path | None
@@ -196,7 +200,8 @@ class Outputs:
     def write(self, results: Sequence[Result]) -> None:
         """Write each file completely, or not at all."""
         rows = [result.row.as_dict() for result in results]
-        document = {"trace": self.trace.name, "model": self.model, "page_size": self.page_size, "rows": rows}
+        model = {"model": self.model, **common.formats(self.profile)}
+        document = {"trace": self.trace.name, **model, "page_size": self.page_size, "rows": rows}
         common.write_json(self.json_file, document)
         if self.per_request is not None:
             common.write_whole(self.per_request, _lines(results))
@@ -204,12 +209,13 @@ class Outputs:
             write_report(self.report, self.trace.name, self.model, self.trace.notes, results)
 
 
-def results_table(trace: Trace, model: str, results: Sequence[Result]) -> Table:
+def results_table(trace: Trace, profile: Profile, results: Sequence[Result]) -> Table:
     """Return a row for each result in the order of the options, with the reader's inferences as a caption."""
     rows = [result.row for result in results]
     labels, figures = ([column for column in some if column.shown(rows)] for some in (LABELS, FIGURES))
     names = ([column.name for column in some] for some in (labels, figures))
-    table = Table(f"{trace.name}, {model}", *names, caption="\n".join(trace.notes))
+    caption = "\n".join((*trace.notes, common.formats_line(profile)))
+    table = Table(f"{trace.name}, {profile.name}", *names, caption=caption)
     for row in rows:
         table.add_row(*(column.cell(row) for column in (*labels, *figures)))
     return table

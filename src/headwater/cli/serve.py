@@ -159,7 +159,8 @@ def announce(config: ServeConfig) -> None:
         what = "no model given, loading the embedded headwater-tiny, a small model with short answers"
     say(f"Headwater {version('headwater')}: {what}")
     dtype = choose_dtype(read_json(config_folder(config.model) / "config.json"), config.dtype, config.device)
-    say(f"Computing in {dtype.name}: {dtype.reason}")
+    weights = "as they are stored" if config.weights == "auto" else f"in {config.weights}, --weights {config.weights}"
+    say(f"Computing in {dtype.name}: {dtype.reason}; weights are held {weights}")
 
 
 class Proving:

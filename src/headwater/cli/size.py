@@ -28,6 +28,7 @@ from headwater.traces.read import served_by
 def size(
     trace: common.TraceFile,
     model: common.ModelName = None,
+    weights: common.RecordedWeights = None,
     eviction: Annotated[str | None, Option(help=f"Eviction policy. {common.OWN['eviction']}")] = None,
     placement: Annotated[str | None, Option(help=f"Placement policy of checkpoints. {common.OWN['placement']}")] = None,
     page_size: common.PageTokens = 64,
@@ -57,7 +58,7 @@ def size(
     sampling = Sampling(samples, _rate(rate), seed, jobs)
     recorded = served_by(trace, data)
     placement, eviction = common.policies_for(placement, eviction, recorded)
-    profile = profile_for(model, recorded)
+    profile = profile_for(model, recorded, weights)
     setup = Setup(profile, 0, placement, eviction, page_size=page_size, reuse="prefix")
     ends = [None if end is None else parse_bytes(end) for end in (smallest, largest)]
     _check_policies(setup)
@@ -144,7 +145,8 @@ def _table(sizing: Sizing, sizes: Sequence[Size], full: dict[int, float]) -> Tab
     trace, setup, ideal = sizing.trace, sizing.setup, sizing.ideal
     title = f"{trace.name}, {setup.profile.name}: {setup.placement}, {setup.eviction}; ideal {ideal:.1%}"
     names = ("hit rate", "±", "of ideal", "replayed", *(("in full", "off by") if full else ()))
-    table = Table(title, ("memory",), names, caption="\n".join(trace.notes))
+    caption = "\n".join((*trace.notes, common.formats_line(setup.profile)))
+    table = Table(title, ("memory",), names, caption=caption)
     for one in sizes:
         cells = [f"{one.memory / 1e9:,.4g} GB", f"{one.hit_rate:.1%}", f"{100 * one.error:.1f}" if one.error else ""]
         cells += [f"{one.hit_rate / ideal:.1%}" if ideal else "", "all" if one.rate == 1 else f"1/{1 / one.rate:.0f}"]
@@ -167,5 +169,5 @@ def _document(sizing: Sizing, sizes: Sequence[Size], full: dict[int, float], lin
     setup = sizing.setup
     policies = {"placement": setup.placement, "eviction": setup.eviction, "page_size": setup.page_size}
     rows = [asdict(one) | ({"full_hit_rate": full[one.memory]} if one.memory in full else {}) for one in sizes]
-    names = {"trace": sizing.trace.name, "model": setup.profile.name}
+    names = {"trace": sizing.trace.name, "model": setup.profile.name, **common.formats(setup.profile)}
     return {**names, **policies, "ideal_hit_rate": sizing.ideal, "sizes": rows, "advice": list(lines)}

@@ -129,14 +129,14 @@ class Engine(Answering):
         """
         prepare_process(config.threads)
         path = folder_of(config.model)
-        spec = read_spec(path, config.dtype, config.device, config.page_size)
+        spec = read_spec(path, config.dtype, config.device, config.page_size, config.weights)
         check_memory(config)
         check = verdict(spec, config.device, config.reproducible, config.recheck, progress)
         if check.proven is not None:
             log.info("hits are exact: proven %s UTC for %s, %s", f"{check.proven:%F %R}", spec.dtype_name, check.mode)
         numerics.use(Numerics(check.mode))
         warn_if_slow(spec, config.device, check.mode)
-        loaded = load_model(path, spec.dtype_name, config.device, config.page_size)
+        loaded = load_model(path, spec.dtype_name, config.device, config.page_size, config.weights)
         loaded = replace(loaded, name=config.model_name or loaded.name)
         try:
             return cls.over(loaded, check, config)
@@ -269,6 +269,8 @@ class Engine(Answering):
             "deterministic": "yes" if self.check.deterministic else self.check.broken_by,
             "proven": None if self.check.proven is None else self.check.proven.isoformat(),
             "numerics": self.check.mode,
+            "dtype": self.spec.dtype_name,
+            "weights": self.spec.weights_held,
             "layout": weight_layout(self.check.mode, self.runner.model.dtype, self.runner.arena.pages.device),
             "memory_pages": self.scheduler.layout.n_pages,
             "running": self.scheduler.computing,

@@ -172,12 +172,21 @@ def probabilities(mixer: Attention, x_NC: torch.Tensor, step: Step) -> torch.Ten
 
 
 def studied(
-    model: Path, dtype: str, threads: int | None, wanted: Wanted, methods: Sequence[Fidelity], skip_attention: bool
+    model: Path,
+    formats: tuple[str, str],
+    threads: int | None,
+    wanted: Wanted,
+    methods: Sequence[Fidelity],
+    skip_attention: bool,
 ) -> Study:
-    """Load a model and study it. Raises CheckpointError, and ConfigError as `Wanted.prompts` does."""
+    """Load a model in a data type, with weights held in a format, and study it.
+
+    Raises CheckpointError, and ConfigError as `Wanted.prompts` does.
+    """
     prepare_process(threads)
     numerics.use(Numerics())
-    loaded = load_model(model, dtype)
+    dtype, weights = formats
+    loaded = load_model(model, dtype, weights=weights)
     prompts = wanted.prompts(loaded)
     computing = without_attention(loaded.model) if skip_attention else loaded.model
     longest = max(len(prompt.tokens) for prompt in prompts)

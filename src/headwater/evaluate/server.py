@@ -114,13 +114,13 @@ class Server:
 
 
 @contextmanager
-def own_server(model: Path | None, memory: str) -> Iterator[str]:
+def own_server(model: Path | None, memory: str, weights: str = "auto") -> Iterator[str]:
     """Start `headwater serve` on a free port and give its URL; stop it at the end.
 
     Raises HeadwaterError if it ends before it listens.
     """
     command = [sys.executable, "-m", "headwater", "serve", *([str(model)] if model else [])]
-    command += ["--host", "127.0.0.1", "--port", "0", "--memory", memory]
+    command += ["--host", "127.0.0.1", "--port", "0", "--memory", memory, "--weights", weights]
     command += ["--healing", "off"]  # or a prompt composed for one item could be exact for the next
     with (
         tempfile.TemporaryFile("w+") as log,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from headwater.errors import ConfigError
 from headwater.layers.feed_forward import Experts
-from headwater.models.profiles.profile import BYTES_OF_WEIGHT, Profile
+from headwater.models.profiles.profile import Profile
 from headwater.schedule.step import Step
 
 
@@ -143,9 +143,9 @@ def load_of(step: Step) -> Load:
 class StepCost:
     """Seconds of a step of a model on a device.
 
-    FLOPs are the profile's (attention's pairs at 16 bits, also where weights have 8). Bytes are the weights once (of
-    experts those that the step's tokens are expected to choose), KV read and written, states, and the head where there
-    are logits; activations are left out, and so are the FLOPs of transitions and of composing.
+    FLOPs are the profile's (attention's pairs at 16 bits, also where weights have 8). Bytes are the weights once, as
+    they are held (of experts those that the step's tokens are expected to choose), KV read and written, states, and the
+    head where there are logits; activations are left out, and so are the FLOPs of transitions and of composing.
     `profile.tensor_parallel` devices share both evenly. They add up every layer's output in a ring, which moves
     2(n - 1)/n of it over each link; nothing overlaps with that.
     """
@@ -168,10 +168,9 @@ class StepCost:
         self._state = 2 * profile.checkpoint_bytes * a_byte
         self._segment = (profile.checkpoint_bytes + profile.transition.bytes) * a_byte
         self._head = profile.head_bytes * a_byte
-        width = BYTES_OF_WEIGHT[profile.weight_dtype] * a_byte
-        self._weights = width * sum(count * layer.weights for layer, count in layers)
+        self._weights = a_byte * sum(count * profile.layer_bytes(layer) for layer, count in layers)
         self._unread = tuple(  # seconds saved on experts that no token chooses, and each token's chance to miss one
-            (width * count * layer.experts * layer.expert_weights, 1 - layer.per_token / layer.experts)
+            (a_byte * count * layer.experts * profile.layer_bytes(layer.expert), 1 - layer.per_token / layer.experts)
             for layer, count in layers
             if isinstance(layer, Experts)
         )

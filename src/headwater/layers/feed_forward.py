@@ -38,6 +38,7 @@ class Experts(Layer):
     """
 
     kind: ClassVar[str] = "moe"
+    kept: ClassVar[frozenset[str]] = frozenset({"gate", "shared_expert_gate"})
     experts: int
     per_token: int
     intermediate: int

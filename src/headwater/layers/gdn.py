@@ -13,6 +13,7 @@ class DeltaNet(Layer):
     """Gated DeltaNet (Yang et al. 2024): decay (1), S^T k, rank-one update and S^T q (2 each)."""
 
     kind: ClassVar[str] = "gated_delta_net"
+    kept: ClassVar[frozenset[str]] = frozenset({"in_proj_b", "in_proj_a", "in_proj_ba"})
     k_heads: int
     v_heads: int
     k_dim: int

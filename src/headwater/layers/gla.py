@@ -18,6 +18,7 @@ class GatedLinearAttention(Layer):
     """
 
     kind: ClassVar[str] = "gated_linear_attention"
+    kept: ClassVar[frozenset[str]] = frozenset({"gk_proj.0", "gk_proj.1"})
     heads: int
     k_dim: int
     v_dim: int

@@ -16,6 +16,7 @@ class DeltaAttention(Layer):
     """
 
     kind: ClassVar[str] = "delta_attention"
+    kept: ClassVar[frozenset[str]] = frozenset({"f_proj", "f_a_proj", "f_b_proj", "g_a_proj", "g_b_proj", "b_proj"})
     heads: int
     head_dim: int
     conv: int

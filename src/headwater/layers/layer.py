@@ -10,6 +10,7 @@ from typing import ClassVar
 from headwater.plan import PrefillFlops
 
 Shapes = dict[str, tuple[int, ...]]
+GROUP = 64  # inputs: the smallest group of a quantised weight that shares a scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ class Layer(ABC):
     """
 
     kind: ClassVar[str]
+    kept: ClassVar[frozenset[str]] = frozenset()  # products that are never quantised: small gates, steps, routers
     hidden: int  # the model's width
 
     @abstractmethod
@@ -38,6 +40,26 @@ class Layer(ABC):
     def product_weights(self) -> int:
         """Elements that a token is multiplied with: the weights of products."""
         return sum(math.prod(shape) for name, shape in self.tensors().items() if is_product(name, shape))
+
+    def quantised(self) -> Shapes:
+        """Return the weights that are held as integers if weights are quantised, and how much of each.
+
+        Of some the first rows alone are quantised. A weight whose inputs no group divides is not.
+        """
+        return {name: shape for name, shape in self._large_products().items() if shape[-1] % GROUP == 0}
+
+    def undivided(self) -> Shapes:
+        """Return the weights that would be quantised if a group divided their inputs."""
+        return {name: shape for name, shape in self._large_products().items() if shape[-1] % GROUP}
+
+    def _large_products(self) -> Shapes:
+        shapes = self.tensors().items()
+        return {n: s for n, s in shapes if is_product(n, s) and n.removesuffix(".weight") not in self.kept}
+
+    @property
+    def quantised_weights(self) -> int:
+        """Elements that are held as integers if weights are quantised."""
+        return sum(math.prod(shape) for shape in self.quantised().values())
 
     @property
     def token_flops(self) -> int:

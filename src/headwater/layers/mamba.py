@@ -13,6 +13,7 @@ class Mamba(Layer):
     """Mamba-1 (Gu & Dao 2023): step times A, decay, step times x times B, sum (4), and C h (2)."""
 
     kind: ClassVar[str] = "mamba"
+    kept: ClassVar[frozenset[str]] = frozenset({"x_proj", "dt_proj"})
     inner: int
     state: int
     conv: int

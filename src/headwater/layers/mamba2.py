@@ -57,6 +57,12 @@ class Mamba2(Layer):
         }
         return shapes | {name: (n,) for name, (has, n) in vectors.items() if has}
 
+    def quantised(self) -> Shapes:
+        """Return the weights that may be quantised; of the projection in, not the rows of the steps, which are last."""
+        shapes = Layer.quantised(self)
+        rows, *inputs = shapes.get("in_proj.weight", (0,))
+        return shapes | ({"in_proj.weight": (rows - self.heads, *inputs)} if rows else {})
+
     @property
     def token_flops(self) -> int:
         return 5 * self.inner * self.state + 2 * self.channels * self.conv

@@ -18,6 +18,7 @@ class LatentAttention(Layer):
     """
 
     kind: ClassVar[str] = "latent_attention"
+    kept: ClassVar[frozenset[str]] = frozenset({"g_proj", "kv_b_proj"})  # the absorbed form is made from the latter
     heads: int
     latent: int  # channels of the compressed keys and values
     nope_dim: int  # of a head's queries and keys, without position

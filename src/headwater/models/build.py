@@ -5,6 +5,7 @@ The names of tensors come from the spec.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from headwater.layers.feed_forward import Experts, Mlp
 from headwater.layers.gdn import DeltaNet
 from headwater.layers.gla import GatedLinearAttention
 from headwater.layers.kda import DeltaAttention
-from headwater.layers.layer import Layer
+from headwater.layers.layer import GROUP, Layer
 from headwater.layers.lightning import Lightning
 from headwater.layers.mamba import Mamba
 from headwater.layers.mamba2 import Mamba2
@@ -37,8 +38,11 @@ from headwater.mixers.recurrent import RecurrentMixer
 from headwater.mixers.weights import Weights
 from headwater.mixers.window import WindowAttentionMixer
 from headwater.models import hybrid
+from headwater.models.quantiser import BITS, RoundedTensors
 from headwater.models.tensors import CheckpointTensors, PartTensors
 from headwater.spec import ModelSpec
+
+log = logging.getLogger("headwater.models")
 
 RECURRENT: dict[type[Layer], Callable[[Any, Weights], RecurrentMixer[Any]]] = {
     DeltaAttention: KimiDeltaAttention,
@@ -83,6 +87,8 @@ def layer_classes(device: torch.device | str) -> LayerClasses:
 
 def build_model(spec: ModelSpec, tensors: CheckpointTensors) -> hybrid.HybridModel:
     """Pack the weights one layer after the other. Raises CheckpointError for a missing or misshapen tensor."""
+    if spec.weights != "auto":
+        _tell_of_undivided(spec)
     prefix = next((p for p in spec.prefixes if p + spec.embedding in tensors), spec.prefixes[0])
     blocks: list[hybrid.Residual] = []
     mixers = hybrid.Mixers({}, {}, {})
@@ -91,7 +97,8 @@ def build_model(spec: ModelSpec, tensors: CheckpointTensors) -> hybrid.HybridMod
         functions = []
         for part in block.parts:
             named = PartTensors(tensors, f"{prefix}{part.at}.", part.layer.tensors(), part.names)
-            functions.append(layer_function(index, part.layer, Weights(named, tensors.dtype, tensors.device), mixers))
+            held = named if spec.weights == "auto" else RoundedTensors(named, part.layer, BITS[spec.weights])
+            functions.append(layer_function(index, part.layer, Weights(held, tensors.dtype, tensors.device), mixers))
             index += 1
         blocks.append(hybrid.Residual(block, _norm(spec, block.norm, tensors, prefix), tuple(functions)))
     table_VC = tensors.raw(prefix + spec.embedding, spec.vocab_size, spec.hidden_size).to(tensors.device)
@@ -126,6 +133,17 @@ def layer_function(index: int, layer: Layer, weights: Weights, mixers: hybrid.Mi
         case Experts():
             return hybrid.FeedForwardFunction(classes.experts.of(layer, weights))
     raise TypeError(f"no class computes layers of kind {layer.kind!r}")
+
+
+def _tell_of_undivided(spec: ModelSpec) -> None:
+    """Log one line if some weights cannot be quantised."""
+    found = {
+        f"{layer.kind} {name} ({shape[-1]:,})" for layer in spec.layers for name, shape in layer.undivided().items()
+    }
+    if found:
+        log.warning(
+            "weights stay as stored because no group of %d divides their inputs: %s", GROUP, ", ".join(sorted(found))
+        )
 
 
 def _norm(spec: ModelSpec, name: str, tensors: CheckpointTensors, prefix: str) -> RMSNorm:

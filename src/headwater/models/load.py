@@ -41,7 +41,9 @@ class LoadedModel:
     eos_token_ids: tuple[int, ...] = ()
 
 
-def read_spec(path: Path | str, dtype: str = "auto", device: str = "cpu", page_size: int = 64) -> ModelSpec:
+def read_spec(
+    path: Path | str, dtype: str = "auto", device: str = "cpu", page_size: int = 64, weights: str = "auto"
+) -> ModelSpec:
     """Read the spec of the model in this folder; `auto` chooses the dtype.
 
     Raises CheckpointError, and SettingError for a device that torch cannot use.
@@ -50,7 +52,7 @@ def read_spec(path: Path | str, dtype: str = "auto", device: str = "cpu", page_s
     folder = Path(path)
     config = read_json(folder / "config.json")
     try:
-        return read_config(config, choose_dtype(config, dtype, device).name, page_size)
+        return read_config(config, choose_dtype(config, dtype, device).name, page_size, weights)
     except CheckpointError as error:
         raise CheckpointError(f"{HubName.of_folder(folder) or folder}: {error}") from error
 
@@ -62,10 +64,15 @@ def check_device(device: str) -> None:
         raise SettingError("device", repr(device), f"but torch {torch.__version__} {why}: use --device cpu")
 
 
-def load_model(path: Path | str, dtype: str = "auto", device: str = "cpu", page_size: int = 64) -> LoadedModel:
-    """Read the folder. Raises CheckpointError that names the file, and the tensor or key, that is wrong."""
+def load_model(
+    path: Path | str, dtype: str = "auto", device: str = "cpu", page_size: int = 64, weights: str = "auto"
+) -> LoadedModel:
+    """Read the folder; `weights` is how weights are held.
+
+    Raises CheckpointError that names the file, and the tensor or key, that is wrong.
+    """
     folder = Path(path)
-    spec = read_spec(folder, dtype, device, page_size)
+    spec = read_spec(folder, dtype, device, page_size, weights)
     config = read_json(folder / "config.json")
     text = text_config(config)
     tensors = CheckpointTensors(folder, getattr(torch, spec.dtype_name), torch.device(device), method_of(config))

@@ -26,7 +26,7 @@ from headwater.traces.tokens import Tokens
 
 MARK, VERSIONS = "headwater_recording", (1, 2)  # versions that are read; the last is written
 PARTS = ("system_end", "query_start", "query_end")
-NAMED = ("model", "config", "dtype", "placement", "eviction")  # of the first line
+NAMED = ("model", "config", "dtype", "weights", "placement", "eviction")  # of the first line
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,7 @@ class Served:
     dtype: str = ""
     placement: str = ""
     eviction: str = ""
+    weights: str = ""
 
     def first_line(self) -> bytes:
         """Return the first line of a recording."""

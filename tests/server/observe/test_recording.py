@@ -87,7 +87,8 @@ def test_no_text_and_no_token_is_in_the_file(engine, tmp_path):
     record(engine, tmp_path / "my.trace", {"prompt": SHARED, "user": "jane"})
     text = (tmp_path / "my.trace").read_text()
     head, line = map(json.loads, text.splitlines())
-    assert {"headwater_recording", "page_size", "model", "config", "placement", "eviction"} <= set(head)
+    assert {"headwater_recording", "page_size", "model", "config", "weights", "placement", "eviction"} <= set(head)
+    assert head["weights"] == "auto"
     assert set(line) == {"t", "in", "out", "known", "pages"}
     assert len(line["pages"]) == 3 * 16
     tokens = engine.tokenizer.encode(SHARED).ids[:64]

@@ -70,6 +70,7 @@ def test_what_the_engine_holds_is_read_at_each_scrape(client, engine):
     assert seen["headwater_evictions_total", "speculative_checkpoint"] == 0
     assert seen["headwater_computed_tokens_total", "prefill"] == 0
     assert seen["headwater_build_info", "fake", version("headwater")] == 1
+    assert seen["headwater_model_info", "bfloat16", "bfloat16"] == 1
 
 
 def test_requests_are_counted_by_how_they_ended(client, engine):

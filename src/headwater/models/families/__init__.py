@@ -42,11 +42,11 @@ ALL_REFUSE = (
 BY_MODEL_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}
 
 
-def read_config(config: dict[str, Any], dtype: str, page_size: int = 64) -> ModelSpec:
+def read_config(config: dict[str, Any], dtype: str, page_size: int = 64, weights: str = "auto") -> ModelSpec:
     """Read a text model's config.json, or the `text_config` within one of a multimodal checkpoint.
 
-    `dtype` is the one to compute in. Raises CheckpointError where a key is missing, of the wrong type, or asks for
-    something the model code does not do.
+    `dtype` is the one to compute in, `weights` how weights are held. Raises CheckpointError where a key is missing, of
+    the wrong type, or asks for something the model code does not do.
     """
     keys = ConfigKeys(config)
     # A multimodal config may leave the text model's type out; then its own stands for it.
@@ -58,12 +58,12 @@ def read_config(config: dict[str, Any], dtype: str, page_size: int = 64) -> Mode
     family = BY_MODEL_TYPE[model_type]
     for key, value in filter(None, (refusal.required for refusal in family.refuses)):
         keys.require(key, value, default=value)
-    return ModelSpec.of(family.read(keys), dtype, page_size)
+    return ModelSpec.of(family.read(keys), dtype, page_size, weights)
 
 
-def read_folder(folder: Path, dtype: str = "auto", page_size: int = 64) -> ModelSpec:
-    """Read a checkpoint folder's config.json; `auto` is the dtype that its weights are kept in."""
+def read_folder(folder: Path, dtype: str = "auto", page_size: int = 64, weights: str = "auto") -> ModelSpec:
+    """Read a checkpoint folder's config.json; `auto` is the dtype that its weights are stored in."""
     config = read_json(folder / "config.json")
     named = [part.get(key) for part in (text_config(config), config) for key in ("dtype", "torch_dtype")]
     stored = next((name for name in named if name), "bfloat16")
-    return read_config(config, stored if dtype == "auto" else dtype, page_size)
+    return read_config(config, stored if dtype == "auto" else dtype, page_size, weights)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 from headwater.errors import ConfigError
@@ -18,18 +19,19 @@ GROUPS = (marconi, qwen, linear, mamba)
 PROFILES: dict[str, Profile] = {profile.name: profile for group in GROUPS for profile in group.MODELS}
 
 
-def load_profile(name: str, dtype: str = "auto") -> Profile:
+def load_profile(name: str, dtype: str = "auto", weights: str = "auto") -> Profile:
     """Return a profile by its name, or the profile of a checkpoint's folder.
 
-    `dtype` is of a folder's model; "auto" is the one that its weights are kept in. Raises ConfigError for a name that
+    `dtype` is of a folder's model; "auto" is the one that its weights are stored in. `weights` is how weights are held.
+    Raises ConfigError for a name that
     is neither, CheckpointError where a folder's config.json cannot be read.
     """
     if name in PROFILES:
-        return PROFILES[name]
+        return replace(PROFILES[name], weights=weights)
     folder = Path(name)
     if not (folder / "config.json").is_file():
         raise ConfigError(f"{name!r} is no folder with a config.json, and no profile of {', '.join(PROFILES)}")
-    return profile_of(read_folder(folder, dtype), folder)
+    return profile_of(read_folder(folder, dtype, weights=weights), folder)
 
 
 def profile_of(spec: ModelSpec, folder: Path) -> Profile:
@@ -47,6 +49,7 @@ def profile_named(name: str, source: str, spec: ModelSpec) -> Profile:
         layers=tuple(Counter(spec.layers).items()),
         dtype_name=spec.dtype_name,
         weight_dtype=spec.dtype_name,
+        weights=spec.weights,
         tied=spec.tied,
         norms=1 + len(spec.blocks),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 from headwater.errors import ConfigError
@@ -28,7 +27,8 @@ class Profile(ModelCosts):
     vocab_size: int  # 0: embedding and head are not counted
     layers: tuple[tuple[Layer, int], ...]  # each kind of layer, and how many there are
     dtype_name: str = "bfloat16"  # of KV, convolutions' states, embedding and head
-    weight_dtype: str = "bfloat16"  # of the layers' weights
+    weight_dtype: str = "bfloat16"  # of the layers' weights that are not quantised
+    weights: str = "auto"  # how weights of products are held: as `weight_dtype` says, int8 or int4
     state_dtype: str = "float32"  # of recurrent states
     tied: bool = False  # the head's weight is the embedding's
     tensor_parallel: int = 1
@@ -55,16 +55,13 @@ class Profile(ModelCosts):
         """True if prompts can be composed of stored segments."""
         return all(layer.composes for layer, _ in self.layers)
 
-    @cached_property
-    def weight_bytes(self) -> int:
-        """Bytes of all weights."""
-        layers = sum(n * layer.weights for layer, n in self.layers)
-        rest = sum(self.parameters_by_kind().values()) - layers
-        return layers * BYTES_OF_WEIGHT[self.weight_dtype] + rest * self.element_bytes
+    @property
+    def weight_element_bytes(self) -> int:
+        return BYTES_OF_WEIGHT[self.weight_dtype]
 
-    def weight_bytes_read(self, tokens: int) -> float:
-        """Bytes of weights that a step over so many tokens is expected to read, without embedding and head."""
-        return BYTES_OF_WEIGHT[self.weight_dtype] * sum(n * layer.weights_read(tokens) for layer, n in self.layers)
+    @property
+    def weights_held(self) -> str:
+        return self.weight_dtype if self.weights == "auto" else self.weights
 
     @property
     def head_bytes(self) -> int:

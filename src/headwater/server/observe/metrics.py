@@ -43,7 +43,7 @@ Stats = Callable[[], EngineStats]
 class Metrics(Watcher):
     """Metrics of one app, in a registry of its own."""
 
-    def __init__(self, model: str, stats: Stats, page_bytes: int) -> None:
+    def __init__(self, model: str, stats: Stats, page_bytes: int, formats: tuple[str, str]) -> None:
         self.registry = registry = CollectorRegistry()
         count = partial(Counter, namespace="headwater", registry=registry)
         spread = partial(Histogram, namespace="headwater", registry=registry, buckets=SECONDS)
@@ -63,6 +63,8 @@ class Metrics(Watcher):
         self._hit_length = spread("hit_length_tokens", "Tokens of a prompt that were not computed", buckets=TOKENS)
         info = Gauge("headwater_build_info", "Version and model of the server", ("version", "model"), registry=registry)
         info.labels(version("headwater"), model).set(1)
+        text = "Data type of the computation, and format of the weights"
+        Gauge("headwater_model_info", text, ("dtype", "weights"), registry=registry).labels(*formats).set(1)
         registry.register(EngineCollector(stats, page_bytes))
         for reason in Reason:
             if reason is not Reason.FULL:

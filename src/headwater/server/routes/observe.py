@@ -64,7 +64,8 @@ def _served(config: ServeConfig, engine: ServedEngine) -> Served:
         keys = {}
     sizes = {name: value for name, value in keys.items() if not name.startswith("_")}
     dtype = getattr(engine.spec, "dtype_name", "")
-    return Served(config.page_size, engine.model_name, sizes, dtype, config.placement, config.eviction)
+    policies = config.placement, config.eviction
+    return Served(config.page_size, engine.model_name, sizes, dtype, *policies, config.weights)
 
 
 def install(app: FastAPI, service: Service) -> None:
@@ -73,7 +74,9 @@ def install(app: FastAPI, service: Service) -> None:
     Raises ConfigError if traces are configured and OpenTelemetry is not installed.
     """
     engine, endpoint = service.engine, service.config.otlp_endpoint
-    metrics, overview = Metrics(engine.model_name, engine.stats, engine.spec.page_bytes), Overview(engine)
+    spec = engine.spec
+    formats = spec.dtype_name, spec.weights_held
+    metrics, overview = Metrics(engine.model_name, engine.stats, spec.page_bytes, formats), Overview(engine)
     tracing = None if endpoint is None else Tracing(otlp_exporter(endpoint), engine.model_name)
     service.watchers = (RequestLog(), metrics, overview.recent, *([] if tracing is None else [tracing]))
     around(app, lambda stack: Identified(stack, metrics.request_ended))

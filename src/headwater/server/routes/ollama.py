@@ -28,7 +28,8 @@ API_VERSION = "0.32.0"  # release of Ollama that has this API: clients refuse on
 FIELDS = ("model", "created_at", "done", "done_reason")
 STREAMED = {MEDIA_TYPE: {"schema": {"type": "string", "description": "Objects, a line each"}}}
 KEPT_DAYS = 36_500  # after which the model leaves the memory: never
-QUANTIZATION = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}  # dtype of the weights -> Ollama's name
+# format of the weights -> Ollama's name, if it has one
+QUANTIZATION = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 UNITS = (("B", 10**9), ("M", 10**6), ("K", 10**3))
 # the model's default of a sampling parameter -> Ollama's option
 DEFAULTS = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
@@ -57,7 +58,7 @@ class ListedModel(BaseModel):
     model: str
     modified_at: datetime
     size: int  # bytes of the weights in memory
-    digest: str  # of name, configuration, template and dtype, not of the weights
+    digest: str  # of name, configuration, template, dtype and format of weights, not of the weights
     details: Details
 
 
@@ -192,7 +193,13 @@ def listed_model(service: Service) -> ListedModel:
     with suppress(OSError, CheckpointError):  # the folder may have gone since the model was loaded
         file = folder_of(service.config.model) / "config.json"
         text, changed = file.read_bytes(), file.stat().st_mtime
-    parts = (engine.model_name, text.decode(errors="replace"), engine.chat_template or "", spec.dtype_name)
+    parts = (
+        engine.model_name,
+        text.decode(errors="replace"),
+        engine.chat_template or "",
+        spec.dtype_name,
+        spec.weights,
+    )
     return ListedModel(
         name=engine.model_name,
         model=engine.model_name,
@@ -203,7 +210,7 @@ def listed_model(service: Service) -> ListedModel:
             family=spec.model_type,
             families=[spec.model_type],
             parameter_size=short(parameter_count(service)),
-            quantization_level=QUANTIZATION.get(spec.dtype_name, spec.dtype_name),
+            quantization_level=QUANTIZATION.get(spec.weights_held, spec.weights_held),
         ),
     )
 
