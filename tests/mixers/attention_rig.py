@@ -18,6 +18,7 @@ class AttentionRig:
     arena: Arena
     dtype: torch.dtype
     x: torch.Tensor
+    steps: type[AttentionStep] = AttentionStep
 
     def run(self, slices: list[Slice], decodes: list[tuple[int, torch.Tensor]], x: torch.Tensor) -> torch.Tensor:
         """Run the layer on rows [N, D]: slices of prompts, then tokens that are decoded, by position and table."""
@@ -30,7 +31,7 @@ class AttentionRig:
             decode_tables=tuple(table for _, table in decodes),
             logits_row_R=torch.arange(0),
         )
-        out: torch.Tensor = self.layer.forward(x, AttentionStep.of(batch, self.arena, self.dtype))
+        out: torch.Tensor = self.layer.forward(x, self.steps.of(batch, self.arena, self.dtype))
         return out
 
     def prefill(self, table: torch.Tensor, bounds: list[int], length: int | None = None) -> torch.Tensor:

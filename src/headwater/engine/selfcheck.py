@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from headwater import kernels
 from headwater.layers.attention import GroupedAttention
 from headwater.layers.layer import Layer
 from headwater.layers.mla import LatentAttention
@@ -179,6 +180,11 @@ def _kernel_checks(spec: ModelSpec, device: str) -> Iterator[Check]:
         recurrent = {layer: _narrowed(layer, random, device) for layer in layers if type(layer) in RECURRENT}
         yield partial(check.broken_kernels, layers, recurrent, random, device)
         layers = {layer for layer in layers if not check.is_covered(layer, recurrent)}
+    if torch.device(device).type == "cpu" and kernels.available():
+        from headwater.mixers.cpu.check_attention import broken_attention  # needs numba
+
+        for grouped in sorted({layer for layer in layers if isinstance(layer, GroupedAttention)}, key=repr):
+            yield partial(broken_attention, grouped, random)
     for shape in sorted({shape for layer in layers for shape in attended(layer)}):
         yield partial(_broken_attention, *shape, random)
     for latent in sorted({layer for layer in layers if isinstance(layer, LatentAttention)}, key=repr):

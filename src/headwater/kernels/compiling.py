@@ -34,3 +34,8 @@ def part(function: Callable[..., Any]) -> Any:
 def use_threads(n: int) -> None:
     """Let kernels that are called from this thread use `n` threads."""
     numba.set_num_threads(min(n, config.NUMBA_NUM_THREADS))
+
+
+def threads_in_use() -> int:
+    """Return the number of threads of kernels that are called from this thread."""
+    return int(numba.get_num_threads())

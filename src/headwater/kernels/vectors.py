@@ -137,6 +137,21 @@ def store(_, array, index, vector):
 
 
 @intrinsic
+def prefetch(_, array, index):
+    """Ask for the cache line of an element, which need not exist."""
+
+    def lower(context, builder, _signature, arguments):
+        pointer = builder.bitcast(address(context, builder, array, *arguments), ir.IntType(8).as_pointer())
+        into_second_level = [ir.Constant(ir.IntType(32), n) for n in (0, 2, 1)]  # read, locality, data
+        kind = ir.FunctionType(ir.VoidType(), [of.type for of in (pointer, *into_second_level)])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        builder.call(function, [pointer, *into_second_level])
+        return context.get_dummy_value()
+
+    return types.none(array, types.intp), lower
+
+
+@intrinsic
 def fill(_, scalar):
     """Return a vector with a float32 in each lane."""
 

@@ -86,8 +86,8 @@ class RMSNorm:
     """
 
     def __init__(self, weight_C: Tensor, eps: float, offset: float = 0.0) -> None:
-        self._scale_C = weight_C.float() + offset
-        self._eps = eps
+        self.scale_C = weight_C.float() + offset
+        self.eps = eps
 
     def __call__(self, x_NC: Tensor) -> Tensor:
         return self.in_float32(x_NC).to(x_NC.dtype)
@@ -95,7 +95,7 @@ class RMSNorm:
     def in_float32(self, x_NC: Tensor) -> Tensor:
         """Compute the norm without rounding to x's dtype."""
         h_NC = x_NC.float()
-        return (h_NC * inverse_rms(h_NC, self._eps)).mul_(self._scale_C)
+        return (h_NC * inverse_rms(h_NC, self.eps)).mul_(self.scale_C)
 
 
 def empty_vectors(*shape: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:

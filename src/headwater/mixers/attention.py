@@ -40,21 +40,31 @@ class KeyValuePages(Protocol):
 
 
 @dataclass(frozen=True)
+class Destinations:
+    """Rows of a step whose KV is written, and the places of their tokens in the arena."""
+
+    row_W: slice | Tensor  # int64; a slice if no row is left out
+    page_W: Tensor  # int64
+    offset_W: Tensor  # int64, tokens from the start of the page
+
+
+@dataclass(frozen=True)
 class AttentionStep:
     """KV destinations, masks and decode batches of one ragged step, which all attention layers share."""
 
     batch: StepBatch
     arena: KeyValuePages
     dtype: torch.dtype  # of queries and keys
-    row_W: slice | Tensor  # int64, rows of the step whose KV is written; a slice if no row is left out
-    page_W: Tensor  # int64
-    offset_W: Tensor  # int64, tokens from the start of the page
 
     @classmethod
     def of(cls, batch: StepBatch, arena: KeyValuePages, dtype: torch.dtype) -> Self:
-        """Compute the rows, pages and offsets to write."""
-        row_W, page_W = cls._written(batch, arena.page_size)
-        return cls(batch, arena, dtype, row_W, page_W, batch.position_N[row_W] % arena.page_size)
+        """Describe a step."""
+        return cls(batch, arena, dtype)
+
+    @cached_property
+    def destinations(self) -> Destinations:
+        """Rows whose KV is written, and their pages."""
+        return self._written(with_decoding=self.batch.n_decode > 0)
 
     @cached_property
     def mask(self) -> CausalMask:
@@ -70,11 +80,14 @@ class AttentionStep:
 
     def write(self, layer: int, *rows_NX: Tensor) -> None:
         """Write KV of the step's rows to the arena."""
-        self.arena.write(layer, self.page_W, self.offset_W, *(x_NX[self.row_W] for x_NX in rows_NX))
+        self._write_to(self.destinations, layer, *rows_NX)
 
-    @classmethod
-    def _written(cls, batch: StepBatch, page_size: int) -> tuple[slice | Tensor, Tensor]:
-        """Return the rows that write KV and the pages that they write to."""
+    def _write_to(self, to: Destinations, layer: int, *rows_NX: Tensor) -> None:
+        self.arena.write(layer, to.page_W, to.offset_W, *(x_NX[to.row_W] for x_NX in rows_NX))
+
+    def _written(self, with_decoding: bool) -> Destinations:
+        """Return the rows of slices that write KV, and those of decoding sequences or not."""
+        batch, page_size = self.batch, self.arena.page_size
         position_N, decoding = batch.position_N, batch.decode_rows
         rows: list[range] = []
         pages: list[Tensor] = []
@@ -82,13 +95,14 @@ class AttentionStep:
             skipped = min(max(s.write_from * page_size - s.start, 0), s.length)
             rows.append(range(s.first + skipped, s.first + s.length))
             pages.append(s.table_P[position_N[rows[-1].start : rows[-1].stop] // page_size])
-        if batch.n_decode:
+        if with_decoding:
             rows.append(range(decoding.start, decoding.stop))
-            pages.append(cls._decode_pages(batch, page_size))
+            pages.append(self._decode_pages(batch, page_size))
         page_W = torch.cat(pages)
-        if len(page_W) == decoding.stop:
-            return slice(0, decoding.stop), page_W
-        return torch.cat([torch.arange(r.start, r.stop, device=position_N.device) for r in rows]), page_W
+        row_W: slice | Tensor = slice(0, rows[-1].stop)
+        if len(page_W) != rows[-1].stop:
+            row_W = torch.cat([torch.arange(r.start, r.stop, device=position_N.device) for r in rows])
+        return Destinations(row_W, page_W, position_N[row_W] % page_size)
 
     @staticmethod
     def _decode_pages(batch: StepBatch, page_size: int) -> Tensor:
@@ -122,9 +136,12 @@ class Heads:
 
     def project(self, x_NC: Tensor, batch: StepBatch) -> Projected:
         """Compute queries, keys and values, normed and rotated, and the output's gate."""
+        return self.split(self.qkv(x_NC, batch.n_prefill), batch)
+
+    def split(self, qkv_NX: Tensor, batch: StepBatch) -> Projected:
+        """Split the projections of the first rows of a step into heads; norm and rotate them."""
         shape = self.shape
         queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        qkv_NX = self.qkv(x_NC, batch.n_prefill)
         q_NX, k_NX, v_NX = qkv_NX.split([(2 if shape.gated else 1) * queries, keys, keys], dim=1)
         q_NHD = q_NX.unflatten(1, (shape.heads, -1))
         gate_NHD = None
@@ -141,7 +158,8 @@ class Heads:
         placed_NHD = x_NHD.float() if norm is None else norm.in_float32(x_NHD)
         if self.rotation is not None:
             placed_NHD = placed_NHD.clone() if placed_NHD is x_NHD else placed_NHD
-            rotate_into(placed_NHD, self.rotation.at(batch.position_N), self.rotation.neighbours)
+            cos_sin_N2F = self.rotation.at(batch.position_N)[: len(x_NHD)]
+            rotate_into(placed_NHD, cos_sin_N2F, self.rotation.neighbours)
         return placed_NHD.to(x_NHD.dtype)
 
     def moved(self, k_TGD: Tensor, from_T: Tensor, to_T: Tensor) -> Tensor:
@@ -150,9 +168,11 @@ class Heads:
 
     def finish(self, read_NHD: Tensor, gate_NHD: Tensor | None, n_prefill: int) -> Tensor:
         """Gate and project what each head read to rows [N, C]."""
-        if gate_NHD is not None:
-            read_NHD = read_NHD.mul_(sigmoid(gate_NHD))
-        return self.out(read_NHD.flatten(1), n_prefill)
+        return self.out(self.gated(read_NHD, gate_NHD).flatten(1), n_prefill)
+
+    def gated(self, read_NHD: Tensor, gate_NHD: Tensor | None) -> Tensor:
+        """Multiply what each head read by the sigmoid of its gate, if there is one, in place."""
+        return read_NHD if gate_NHD is None else read_NHD.mul_(sigmoid(gate_NHD))
 
 
 class Attention:
@@ -179,15 +199,19 @@ class Attention:
         out_NGQD = torch.empty_like(q_NGQD, memory_format=torch.contiguous_format)
         decoding = step.batch.decode_rows
         out_NGQD[decoding.stop :] = 0
+        self._prefill_into(out_NGQD, q_NGQD, step)
+        out_DGQD, q_DGQD = out_NGQD[decoding], q_NGQD[decoding]
+        for batch in step.decodes:
+            out_DGQD[batch.at] = self._decode(q_DGQD[batch.at], batch, step)
+        return out_NGQD.flatten(1, 2)
+
+    def _prefill_into(self, out_NGQD: Tensor, q_NGQD: Tensor, step: AttentionStep) -> None:
+        """Attend from the rows of slices."""
         for slices in step.batch.sequences:
             keys_values = self._heads_of(step.arena.gather(self.layer, slices[-1].table_P, slices[-1].end))
             for s in slices:
                 rows = slice(s.first, s.first + s.length)
                 softmax.prefill_into(out_NGQD[rows], q_NGQD[rows], keys_values, s.start, step.mask, self.shape.scale)
-        out_DGQD, q_DGQD = out_NGQD[decoding], q_NGQD[decoding]
-        for batch in step.decodes:
-            out_DGQD[batch.at] = self._decode(q_DGQD[batch.at], batch, step)
-        return out_NGQD.flatten(1, 2)
 
     def _decode(self, q_BGQD: Tensor, batch: PagedBatch, step: AttentionStep) -> Tensor:
         gathered = step.arena.gather_batch(self.layer, batch.table_BP, batch.unused_T)

@@ -55,13 +55,16 @@ class RotaryTable:
         rotate_into(turned_NHD, cos_sin_N2F, self.neighbours)
         return turned_NHD.to(x_NHD.dtype)
 
-    def _looked_up(self, position_N: Tensor) -> Tensor:
-        end = int(position_N.max()) + 1
+    def until(self, end: int) -> Tensor:
+        """Return cosines and sines at positions from 0 to at least `end`, [positions, 2, F]: the same one if it can."""
         while self._cos_sin.shape[0] < end:
             start = self._cos_sin.shape[0]
             position = torch.arange(start, start + TABLE_BLOCK, device=self._cos_sin.device)
             self._cos_sin = torch.cat([self._cos_sin, self._computed(position)])
-        return self._cos_sin[position_N]
+        return self._cos_sin
+
+    def _looked_up(self, position_N: Tensor) -> Tensor:
+        return self.until(int(position_N.max()) + 1)[position_N]
 
     def _computed(self, position_N: Tensor) -> Tensor:
         angle_NF = position_N.float()[:, None] * self._frequency_F

@@ -155,11 +155,7 @@ class WindowAttentionMixer:
         rings, projected = (keys, values), self.heads.project(x_NC, batch)
         out_NGQD = torch.empty_like(projected.q_NGQD, memory_format=torch.contiguous_format)
         out_NGQD[batch.decode_rows.stop :] = 0
-        for s in batch.slices:
-            for index, position in s.composes:
-                compose_into(self.heads, rings, s.slot, segments[index], position)
-            if s.length:
-                self._prefill_into(out_NGQD, projected, s, rings)
+        self._prefill_into(out_NGQD, projected, batch, rings, segments)
         if batch.n_decode:
             at = batch.decode_rows
             for ring, new_NGD in zip(rings, (projected.k_NGD, projected.v_NGD), strict=True):
@@ -167,7 +163,22 @@ class WindowAttentionMixer:
             self._attend_into(out_NGQD[at], projected.q_NGQD[at], batch, rings)
         return self.heads.finish(out_NGQD.flatten(1, 2), projected.gate_NHD, batch.n_prefill)
 
-    def _prefill_into(self, out_NGQD: Tensor, projected: Projected, s: Slice, rings: tuple[Rings, Rings]) -> None:
+    def _prefill_into(
+        self,
+        out_NGQD: Tensor,
+        projected: Projected,
+        batch: StepBatch,
+        rings: tuple[Rings, Rings],
+        segments: Sequence[SegmentWindow],
+    ) -> None:
+        """Attend from the rows of slices, after the segments that they compose with; advance and save the rings."""
+        for s in batch.slices:
+            for index, position in s.composes:
+                compose_into(self.heads, rings, s.slot, segments[index], position)
+            if s.length:
+                self._prefill_slice_into(out_NGQD, projected, s, rings)
+
+    def _prefill_slice_into(self, out_NGQD: Tensor, projected: Projected, s: Slice, rings: tuple[Rings, Rings]) -> None:
         rows = slice(s.first, s.first + s.length)
         out_TGQD, q_TGQD = out_NGQD[rows], projected.q_NGQD[rows]
         blocks = list(self.window.blocks(s.start, s.end))

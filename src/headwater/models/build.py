@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from headwater import kernels
 from headwater.layers.attention import GroupedAttention, WindowAttention
 from headwater.layers.feed_forward import Experts, Mlp
 from headwater.layers.gdn import DeltaNet
@@ -59,22 +60,22 @@ class LayerClasses:
     """The classes that compute layers on one kind of device; recurrent layers have their mixer on each."""
 
     recurrent: Callable[[RecurrentMixer[Any]], hybrid.RecurrentLayer]  # a mixer, as this kind of device runs it
-    attention: type[Attention]
-    latent_attention: type[LatentAttentionMixer]
-    window: type[WindowAttentionMixer]
+    attention: Callable[[int, GroupedAttention, Weights], Attention]
+    latent_attention: Callable[[int, LatentAttention, Weights], LatentAttentionMixer]
+    window: Callable[[WindowAttention, Weights], WindowAttentionMixer]
     experts: type[MixtureOfExperts]
     attention_step: type[AttentionStep]
 
 
-ON_CPU = LayerClasses(
+IN_TORCH = LayerClasses(
     lambda mixer: mixer, Attention, LatentAttentionMixer, WindowAttentionMixer, MixtureOfExperts, AttentionStep
 )
 
 
 def layer_classes(device: torch.device | str) -> LayerClasses:
-    """Return the classes for a device; those for a GPU need Triton."""
+    """Return the classes for a device: with kernels for a GPU, which need Triton, or for a CPU, which need numba."""
     if not has_kernels(device):
-        return ON_CPU
+        return _on_cpu() if torch.device(device).type == "cpu" and kernels.available() else IN_TORCH
     from headwater.mixers.gpu.attention import AttentionOnGpu, AttentionStepOnGpu, WindowAttentionOnGpu
     from headwater.mixers.gpu.experts import ExpertsOnGpu
     from headwater.mixers.gpu.mla import LatentAttentionOnGpu
@@ -82,6 +83,19 @@ def layer_classes(device: torch.device | str) -> LayerClasses:
 
     return LayerClasses(
         RecurrentOnGpu, AttentionOnGpu, LatentAttentionOnGpu, WindowAttentionOnGpu, ExpertsOnGpu, AttentionStepOnGpu
+    )
+
+
+def _on_cpu() -> LayerClasses:
+    from headwater.mixers.cpu.attention import AttentionStepOnCpu, attention_of, window_attention_of
+    from headwater.mixers.cpu.mla import latent_attention_of
+
+    return replace(
+        IN_TORCH,
+        attention=attention_of,
+        latent_attention=latent_attention_of,
+        window=window_attention_of,
+        attention_step=AttentionStepOnCpu,
     )
 
 

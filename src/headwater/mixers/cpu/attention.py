@@ -1,0 +1,265 @@
+"""Full attention and attention over windows on a CPU: prefill by torch, all decoding rows of a step by kernels.
+
+The kernels read keys and values where they are: in pages of the arena, or in rings. A ring is one page of W tokens.
+
+N rows of a step, B decoding sequences, T pages of a table, H heads, G KV heads, D head width, W tokens of a window,
+X = H · D.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from headwater.kernels import attention
+from headwater.kernels.arrays import flat
+from headwater.kernels.vectors import LANES
+from headwater.layers.attention import GroupedAttention, WindowAttention
+from headwater.mixers.activations import RMSNorm
+from headwater.mixers.attention import Attention, AttentionStep, Destinations, Heads
+from headwater.mixers.batch import StepBatch
+from headwater.mixers.weights import Weights
+from headwater.mixers.window import Rings, SegmentWindow, WindowAttentionMixer
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class DecodeRows:
+    """Decoding rows of a step: their positions, the keys that they see, and the places of their own."""
+
+    position_B: Array  # int64
+    token_B: Array  # int64, of a row's own key, counted in the pages of its table
+    length_B: Array  # int64, keys that the row sees
+    table_BT: Array  # int64
+
+    @classmethod
+    def of_pages(cls, batch: StepBatch) -> DecodeRows:
+        """Return the rows with their pages of the arena."""
+        tables = batch.decode_tables
+        table_BT = np.zeros((len(tables), max(map(len, tables))), np.int64)
+        for row, table in zip(table_BT, tables, strict=True):
+            row[: len(table)] = table.numpy()
+        length_B = np.array(batch.decode_lengths, np.int64)
+        return cls(length_B - 1, length_B - 1, length_B, table_BT)
+
+    @classmethod
+    def of_rings(cls, batch: StepBatch, window: int) -> DecodeRows:
+        """Return the rows with their rings, each of which is one page."""
+        length_B = np.array(batch.decode_lengths, np.int64)
+        table_B1 = batch.decode_slot_B.numpy()[:, None]
+        return cls(length_B - 1, (length_B - 1) % window, np.minimum(length_B, window), table_B1)
+
+    @cached_property
+    def tables(self) -> Array:
+        """Tables one after the other."""
+        return self.table_BT.reshape(-1)
+
+    @property
+    def table_row(self) -> int:
+        """Pages of a table."""
+        return int(self.table_BT.shape[1])
+
+    def scratch(self, heads: int, kv_heads: int, width: int) -> tuple[Array, Array]:
+        """Return memory for maxima and sums, and for what queries read, of all splits."""
+        splits = int((-(-self.length_B // attention.SPLIT)).sum())
+        together = attention.TOGETHER
+        queries = kv_heads * -(-heads // kv_heads // together) * together
+        if queries * width not in self._reads:
+            self._reads[queries * width] = np.empty(splits * queries * width, np.float32)
+        return np.empty(2 * splits * queries, np.float32), self._reads[queries * width]
+
+    @cached_property
+    def _reads(self) -> dict[int, Array]:
+        """Memory for what queries read, by their number times their width; layers use it one after the other."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Pages:
+    """Keys and values of a layer in their pages, flat."""
+
+    keys: Array
+    values: Array
+    row: int  # elements from a page to the next
+    size: int  # tokens
+
+    @classmethod
+    def of(cls, tensors: tuple[Tensor, ...], size: int) -> Pages:
+        """Return keys and values, or tensors that are both."""
+        keys, values = tensors[0], tensors[-1]
+        assert keys.stride(0) == values.stride(0)
+        return cls(flat(keys), flat(values), keys.stride(0), size)
+
+
+class KernelPages:
+    """Pages of one layer as arrays, which are the same from step to step."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Tensor, Pages] | None = None
+
+    def of(self, tensors: tuple[Tensor, ...], size: int) -> Pages:
+        """Return keys and values, or tensors that are both, in pages of `size` tokens."""
+        last = self._last
+        if last is None or last[0] is not tensors[0]:
+            last = self._last = tensors[0], Pages.of(tensors, size)
+        return last[1]
+
+
+@dataclass(frozen=True)
+class AttentionStepOnCpu(AttentionStep):
+    """A step whose decoding rows are read and written by kernels."""
+
+    @cached_property
+    def rows(self) -> DecodeRows:
+        """Decoding rows and their pages."""
+        return DecodeRows.of_pages(self.batch)
+
+    @cached_property
+    def destinations_of_slices(self) -> Destinations:
+        """Rows of slices whose KV is written, and their pages."""
+        return self._written(with_decoding=False)
+
+    def write_slices(self, layer: int, *rows_PX: Tensor) -> None:
+        """Write KV of the rows of slices to the arena."""
+        self._write_to(self.destinations_of_slices, layer, *rows_PX)
+
+
+class DecodeKernel:
+    """The kernels around the attention of one layer's decoding rows, with its norms and rotation."""
+
+    def __init__(self, shape: GroupedAttention, heads: Heads) -> None:
+        self.shape, self.rotation = shape, heads.rotation
+        self.norms = tuple(self._weights(norm) for norm in (heads.q_norm, heads.k_norm))
+        self.scale = shape.head_dim**-0.5 if shape.scale is None else shape.scale
+        self._cos_sin: tuple[Tensor | None, Array] = None, np.empty(0, np.float32)
+        self.pages = KernelPages()
+
+    @staticmethod
+    def takes(shape: GroupedAttention) -> bool:
+        """Return whether heads are whole vectors."""
+        return shape.head_dim % LANES == 0
+
+    def decode_into(self, read_BX: Tensor, qkv_BX: Tensor, rows: DecodeRows, pages: Pages) -> None:
+        """Write keys and values of rows; write what their heads read from their sequences, gated."""
+        s, width = self.shape, self.shape.head_dim
+        n = len(rows.length_B)
+        x, x_row = flat(qkv_BX), qkv_BX.stride(0)
+        q_step = (2 if s.gated else 1) * width
+        half, neighbours = (s.rotary.dim // 2, s.rotary.neighbours) if s.rotary else (0, False)
+        q = np.empty(n * s.heads * width, np.float32)
+        attention.place(
+            x, pages.keys, pages.values, q, rows.position_B, rows.token_B, rows.tables, *self.norms, self._angles(rows),
+            s.heads, s.kv_heads, width, x_row, q_step, half, neighbours, s.norm_eps, self.scale,
+            pages.size, pages.row, rows.table_row,
+        )  # fmt: skip
+        gates = x[width:] if s.gated else x[:0]
+        attention.attend(
+            q, pages.keys, pages.values, rows.tables, rows.length_B, gates, flat(read_BX),
+            *rows.scratch(s.heads, s.kv_heads, width), s.heads, s.kv_heads, width, width, pages.size, pages.row,
+            rows.table_row, x_row, q_step, read_BX.stride(0),
+        )  # fmt: skip
+
+    def _angles(self, rows: DecodeRows) -> Array:
+        """Return cosines and sines of all positions."""
+        if self.rotation is not None:
+            table = self.rotation.until(int(rows.length_B.max()))
+            if table is not self._cos_sin[0]:
+                self._cos_sin = table, flat(table)
+        return self._cos_sin[1]
+
+    @staticmethod
+    def _weights(norm: RMSNorm | None) -> Array:
+        return np.empty(0, np.float32) if norm is None else flat(norm.scale_C)
+
+
+class AttentionOnCpu(Attention):
+    """Full attention whose decode runs in kernels, straight from pages."""
+
+    def __init__(self, layer: int, shape: GroupedAttention, weights: Weights) -> None:
+        super().__init__(layer, shape, weights)
+        self.kernel = DecodeKernel(shape, self.heads)
+
+    def forward(self, x_NC: Tensor, step: AttentionStep) -> Tensor:
+        """Compute the layer as `Attention.forward` does; outputs of decoding rows are close to its own."""
+        assert isinstance(step, AttentionStepOnCpu)
+        batch, n_prefill = step.batch, step.batch.n_prefill
+        qkv_NX = self.heads.qkv(x_NC, n_prefill)
+        read_NX = qkv_NX.new_empty(len(qkv_NX), self.shape.heads * self.shape.head_dim)
+        if n_prefill:
+            projected = self.heads.split(qkv_NX[:n_prefill], batch)
+            step.write_slices(self.layer, projected.k_NGD, projected.v_NGD)
+            read_PGQD = read_NX[:n_prefill].view(projected.q_NGQD.shape)
+            self._prefill_into(read_PGQD, projected.q_NGQD, step)
+            self.heads.gated(read_PGQD.flatten(1, 2), projected.gate_NHD)
+        if batch.n_decode:
+            pages = self.kernel.pages.of(step.arena.pages_of(self.layer), step.arena.page_size)
+            at = batch.decode_rows
+            self.kernel.decode_into(read_NX[at], qkv_NX[at], step.rows, pages)
+        read_NX[batch.decode_rows.stop :] = 0
+        return self.heads.out(read_NX, n_prefill)
+
+
+class WindowAttentionOnCpu(WindowAttentionMixer):
+    """Attention over a window whose decode runs in kernels, straight from rings."""
+
+    def __init__(self, shape: WindowAttention, weights: Weights) -> None:
+        super().__init__(shape, weights)
+        self.kernel = DecodeKernel(shape, self.heads)
+
+    def forward(
+        self, x_NC: Tensor, batch: StepBatch, keys: Rings, values: Rings, segments: Sequence[SegmentWindow] = ()
+    ) -> Tensor:
+        """Compute the layer as `WindowAttentionMixer.forward` does; outputs of decoding rows are close to its own."""
+        n_prefill, rings = batch.n_prefill, (keys, values)
+        qkv_NX = self.heads.qkv(x_NC, n_prefill)
+        read_NX = qkv_NX.new_empty(len(qkv_NX), self.shape.heads * self.shape.head_dim)
+        if batch.slices:
+            projected = self.heads.split(qkv_NX[:n_prefill], batch)
+            read_PGQD = read_NX[:n_prefill].view(projected.q_NGQD.shape)
+            self._prefill_into(read_PGQD, projected, batch, rings, segments)
+            self.heads.gated(read_PGQD.flatten(1, 2), projected.gate_NHD)
+        if batch.n_decode:
+            pages = self.kernel.pages.of(tuple(ring.memory_RWGD for ring in rings), self.shape.window)
+            at = batch.decode_rows
+            self.kernel.decode_into(read_NX[at], qkv_NX[at], self._rows(batch), pages)
+        read_NX[batch.decode_rows.stop :] = 0
+        return self.heads.out(read_NX, n_prefill)
+
+    def _rows(self, batch: StepBatch) -> DecodeRows:
+        return _rings(self.shape.window).of(batch)
+
+
+class RingRows:
+    """Decoding rows of the last step with their rings, shared by all layers with this window."""
+
+    def __init__(self, window: int) -> None:
+        self._window = window
+        self._last: tuple[StepBatch, DecodeRows] | None = None
+
+    def of(self, batch: StepBatch) -> DecodeRows:
+        """Return the decoding rows of a step."""
+        last = self._last
+        if last is None or last[0] is not batch:
+            last = self._last = batch, DecodeRows.of_rings(batch, self._window)
+        return last[1]
+
+
+@cache
+def _rings(window: int) -> RingRows:
+    return RingRows(window)
+
+
+def attention_of(layer: int, shape: GroupedAttention, weights: Weights) -> Attention:
+    """Build the layer: with kernels if its heads are whole vectors."""
+    return (AttentionOnCpu if DecodeKernel.takes(shape) else Attention)(layer, shape, weights)
+
+
+def window_attention_of(shape: WindowAttention, weights: Weights) -> WindowAttentionMixer:
+    """Build the layer: with kernels if its heads are whole vectors."""
+    return (WindowAttentionOnCpu if DecodeKernel.takes(shape) else WindowAttentionMixer)(shape, weights)

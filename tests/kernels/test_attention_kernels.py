@@ -1,0 +1,200 @@
+"""Attention of decoding rows by kernels: beside torch's, and in bits that depend on a row's own sequence alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+pytest.importorskip("numba", reason="numba is not installed")
+
+import numba
+
+from headwater.engine.selfcheck import self_check
+from headwater.kernels import attention
+from headwater.kernels.compiling import use_threads
+from headwater.layers.attention import GroupedAttention, Rotary, WindowAttention
+from headwater.memory.arena import Arena
+from headwater.mixers.attention import Attention, AttentionStep
+from headwater.mixers.batch import Slice, StepBatch
+from headwater.mixers.cpu.attention import AttentionOnCpu, AttentionStepOnCpu
+from headwater.mixers.weights import Weights
+from headwater.spec import Architecture, Block, ModelSpec, Part
+
+HIDDEN = 48
+LENGTHS = (1, 2, 15, 64, 65, 127, 128, 129, 300, 513)
+SHAPES = {
+    "no positions": GroupedAttention(HIDDEN, 4, 2, 16),
+    "biases": GroupedAttention(HIDDEN, 4, 2, 16, bias=True, out_bias=True, rotary=Rotary(16)),
+    "scale": GroupedAttention(HIDDEN, 6, 3, 16, scale=0.7, rotary=Rotary(16, theta=500.0)),
+    "neighbours": GroupedAttention(HIDDEN, 5, 1, 32, rotary=Rotary(16, neighbours=True)),
+    "some channels": GroupedAttention(HIDDEN, 4, 4, 48, rotary=Rotary(10)),
+    "all": GroupedAttention(HIDDEN, 6, 1, 32, gated=True, normed=True, norm_offset=1.0, rotary=Rotary(8)),
+}
+NONE = torch.empty(0, dtype=torch.int64)
+
+
+@contextmanager
+def threads(n: int) -> Iterator[None]:
+    before = numba.get_num_threads()
+    use_threads(n)
+    yield
+    use_threads(before)
+
+
+class Rig:
+    """One layer over a poisoned arena in which some sequences were prefilled by torch."""
+
+    def __init__(self, shape: GroupedAttention, dtype: torch.dtype = torch.float32, seed: int = 0, page_size: int = 64):
+        generator = torch.Generator().manual_seed(0)
+        self.tensors = {
+            name: torch.randn(size, generator=generator).mul_(2 * size[-1] ** -0.5).to(dtype)
+            for name, size in shape.tensors().items()
+        }
+        block = Block("norm.weight", (Part(shape, "attention"),))
+        self.dtype = dtype
+        name = str(dtype).removeprefix("torch.")
+        spec = ModelSpec.of(Architecture("any", 64, HIDDEN, (block,), 1024, 1e-6), name, page_size)
+        weights = Weights(self.tensors, dtype)
+        self.torch, self.kernels = Attention(0, shape, weights), AttentionOnCpu(0, shape, weights)
+        self.arena = Arena(spec, 48)
+        self.arena.pages.fill_(0xFF)
+        self.x = torch.randn(max(LENGTHS) + len(LENGTHS), HIDDEN, generator=generator).to(dtype)
+        pages = iter(torch.randperm(48, generator=torch.Generator().manual_seed(seed)).tolist())
+        self.tables = []
+        for length in LENGTHS:
+            table = torch.tensor([next(pages) for _ in range(-(-length // page_size))])
+            self.tables.append(table)
+            if length > 1:
+                self.run(self.torch, [], [Slice(0, length - 1, 0, 0, table, 0)], self.x[: length - 1])
+
+    def run(self, layer: Attention, decoded: list[int], slices: list[Slice], x: torch.Tensor) -> torch.Tensor:
+        """Run slices, and one row of each of these sequences."""
+        positions = [torch.arange(s.start, s.end) for s in slices] + [torch.tensor([LENGTHS[i] - 1]) for i in decoded]
+        tables = tuple(self.tables[i] for i in decoded)
+        batch = StepBatch(NONE, torch.cat(positions), tuple(slices), NONE, tables, NONE)
+        step = AttentionStepOnCpu if layer is self.kernels else AttentionStep
+        return layer.forward(x, step.of(batch, self.arena, self.dtype))
+
+    def decode(self, layer: Attention, decoded: list[int]) -> torch.Tensor:
+        return self.run(layer, decoded, [], self.x[[LENGTHS[i] for i in decoded]])
+
+
+ALL = list(range(len(LENGTHS)))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 3e-5), (torch.bfloat16, 0.1)])
+@pytest.mark.parametrize("name", SHAPES)
+def test_reads_and_writes_are_those_of_torch(name, dtype, tolerance):
+    rig = Rig(SHAPES[name], dtype)
+    wanted = rig.decode(rig.torch, ALL)
+    pages = rig.arena.pages.view(dtype).clone()
+    for i, length in enumerate(LENGTHS):  # the new tokens' keys and values are written again
+        at = (rig.tables[i][(length - 1) // 64], (length - 1) % 64)
+        for tensor in rig.arena.pages_of(0):
+            tensor.view(48, 64, -1)[at] = torch.nan
+    got = rig.decode(rig.kernels, ALL)
+    torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(rig.arena.pages.view(dtype), pages, rtol=tolerance, atol=1e-5, equal_nan=True)
+
+
+def test_long_tables_of_poisoned_pages_are_not_read():
+    rig = Rig(SHAPES["all"])
+    wanted = rig.decode(rig.kernels, ALL)
+    used = torch.cat(rig.tables)
+    free = torch.tensor([page for page in range(48) if page not in used])
+    rig.tables = [torch.cat([table, free]) for table in rig.tables]
+    assert torch.equal(rig.decode(rig.kernels, ALL), wanted)
+    assert not wanted.isnan().any()
+
+
+def broken(monkeypatch, when):
+    """Let the kernel's queries be larger by a millionth, if `when` says so of a call's number of rows."""
+    attend = attention.attend
+
+    def differing(q, *others):
+        attend(q * (1 + 1e-6) if when(len(others[3])) else q, *others)
+
+    monkeypatch.setattr(attention, "attend", differing)
+
+
+def alone_and_together_are_equal(rig):
+    alone = torch.cat([rig.decode(rig.kernels, [i]) for i in ALL])
+    turned = rig.decode(rig.kernels, ALL[::-1]).flip(0)
+    some = rig.decode(rig.kernels, [7, 3, 9])
+    return torch.equal(rig.decode(rig.kernels, ALL), alone) and torch.equal(turned, alone) and torch.equal(
+        some, alone[[7, 3, 9]]
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["all", "neighbours", "some channels"])
+def test_company_and_order_change_no_bit(name, dtype, monkeypatch):
+    rig = Rig(SHAPES[name], dtype)
+    assert alone_and_together_are_equal(rig)
+    broken(monkeypatch, lambda rows: rows == 3)
+    assert dtype is torch.bfloat16 or not alone_and_together_are_equal(rig)
+
+
+def outputs_by_threads(rig):
+    outputs = []
+    for n in (1, 2, 3):
+        with threads(n):
+            outputs.append(rig.decode(rig.kernels, ALL * 3))
+    return outputs
+
+
+def test_threads_change_no_bit(monkeypatch):
+    rig = Rig(SHAPES["all"])
+    first, *others = outputs_by_threads(rig)
+    assert all(torch.equal(first, other) for other in others)
+    broken(monkeypatch, lambda _: numba.get_num_threads() == 2)
+    first, *others = outputs_by_threads(rig)
+    assert numba.config.NUMBA_NUM_THREADS == 1 or not all(torch.equal(first, other) for other in others)
+
+
+def test_the_places_and_sizes_of_pages_change_no_bit():
+    wanted = Rig(SHAPES["all"])
+    others = (Rig(SHAPES["all"], seed=seed, page_size=size) for seed, size in ((1, 64), (2, 128), (3, 192)))
+    first = wanted.decode(wanted.kernels, ALL)
+    assert all(torch.equal(other.decode(other.kernels, ALL), first) for other in others)
+
+
+def test_the_order_of_keys_changes_bits_and_little_else():
+    """Control of the tests above: without positions, the same keys in other pages of the table are summed otherwise."""
+    rig = Rig(SHAPES["no positions"])
+    last = len(ALL) - 1
+    first = rig.decode(rig.kernels, [last])
+    rig.tables[last] = torch.cat([rig.tables[last][:-1].flip(0), rig.tables[last][-1:]])
+    turned = rig.decode(rig.kernels, [last])
+    torch.testing.assert_close(turned, first, rtol=1e-5, atol=1e-5)
+    assert not torch.equal(turned, first)
+
+
+def test_rows_of_prompts_and_idle_rows_are_those_of_torch():
+    rig = Rig(SHAPES["all"])
+    alone = rig.decode(rig.kernels, [3, 8])
+    table = torch.tensor([page for page in range(48) if page not in torch.cat(rig.tables)])[:3]
+    prompt = [Slice(0, 150, 0, 0, table, 0)]
+    wanted = rig.run(rig.torch, [], prompt, rig.x[:150])
+    rows = rig.x[[*range(150), LENGTHS[3], LENGTHS[8], 0]]
+    got = rig.run(rig.kernels, [3, 8], prompt, rows)
+    assert torch.equal(got[:150], wanted)
+    assert torch.equal(got[150:152], alone)
+    assert torch.equal(got[152], rig.torch.heads.out(torch.zeros(1, 6 * 32))[0])
+
+
+@pytest.mark.parametrize("shape", [SHAPES["all"], WindowAttention(HIDDEN, 4, 2, 16, window=100)])
+def test_the_self_check_tries_sequences_and_threads(shape, monkeypatch):
+    block = Block("norm.weight", (Part(shape, "any"),))
+    spec = ModelSpec.of(Architecture("any", 64, HIDDEN, (block,), 1024, 1e-6), "float32")
+    assert self_check(spec).deterministic
+    broken(monkeypatch, lambda rows: rows == 2)
+    assert self_check(spec).broken_by == f"kernel of {shape.kind} at 2 decoding sequences"
+    monkeypatch.undo()
+    broken(monkeypatch, lambda _: numba.get_num_threads() == 1)
+    with threads(2):
+        expected = None if numba.get_num_threads() == 1 else f"kernel of {shape.kind} on 1 threads"
+        assert self_check(spec).broken_by == expected

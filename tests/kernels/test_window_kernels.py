@@ -1,0 +1,68 @@
+"""Attention over rings by kernels: beside torch's, and in bits that depend on a row's own sequence alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("numba", reason="numba is not installed")
+
+from headwater.kernels import attention
+from headwater.mixers.batch import Slice
+from headwater.mixers.cpu.attention import WindowAttentionOnCpu
+from headwater.mixers.weights import Weights
+from tests.mixers.window.rig import NONE, Rig, shape_of
+
+LENGTHS = (1, 39, 40, 41, 100, 129, 300, 513)  # tokens of the sequence in each slot
+STEPS = 3
+
+
+class KernelRig(Rig):
+    """The same layer with kernels."""
+
+    def __init__(self, shape, dtype=torch.float32):
+        super().__init__(shape, dtype)
+        self.layer = WindowAttentionOnCpu(shape, Weights(self.tensors, dtype))
+
+
+def decoded(rig, groups):
+    """Prefill all slots, then decode some tokens of each, these slots together; return [steps, slots, C]."""
+    for slot, length in enumerate(LENGTHS):
+        rig.run([Slice(0, length, 0, slot, NONE, 0)], [], rig.x[:length])
+    outputs = torch.empty(STEPS, len(LENGTHS), rig.x.shape[1], dtype=rig.dtype)
+    for step in range(STEPS):
+        for slots in groups:
+            rows = [(slot, LENGTHS[slot] + step) for slot in slots]
+            outputs[step, slots] = rig.run([], rows, rig.x[[position for _, position in rows]])
+    return outputs
+
+
+ALL = list(range(len(LENGTHS)))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 3e-5), (torch.bfloat16, 0.1)])
+@pytest.mark.parametrize("window", [1, 40, 128, 300])
+def test_decode_is_as_torchs(window, dtype, tolerance):
+    by_torch, by_kernels = Rig(shape_of(window), dtype), KernelRig(shape_of(window), dtype)
+    wanted, got = decoded(by_torch, [ALL]), decoded(by_kernels, [ALL])
+    torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance)
+    for ring, expected in zip(by_kernels.rings, by_torch.rings, strict=True):
+        of_slots = slice(0, len(LENGTHS))
+        torch.testing.assert_close(
+            ring.memory_RWGD[of_slots], expected.memory_RWGD[of_slots], rtol=tolerance, atol=tolerance
+        )
+
+
+def test_prompts_are_computed_by_torch():
+    by_torch, by_kernels = Rig(shape_of(100)), KernelRig(shape_of(100))
+    assert torch.equal(by_kernels.prefill(0, (64, 320)), by_torch.prefill(0, (64, 320)))
+
+
+@pytest.mark.parametrize("window", [40, 300])
+def test_company_changes_no_bit(window, monkeypatch):
+    together = decoded(KernelRig(shape_of(window)), [ALL])
+    assert torch.equal(decoded(KernelRig(shape_of(window)), [[slot] for slot in ALL]), together)
+    assert torch.equal(decoded(KernelRig(shape_of(window)), [[5, 2], [7, 0, 1], [6, 4, 3]]), together)
+    attend = attention.attend
+    monkeypatch.setattr(attention, "attend", lambda q, *args: attend(q * (1 + 1e-6 * (len(args[3]) == 2)), *args))
+    assert not torch.equal(decoded(KernelRig(shape_of(window)), [[5, 2], [7, 0, 1], [6, 4, 3]]), together)
