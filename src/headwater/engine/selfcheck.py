@@ -182,9 +182,12 @@ def _kernel_checks(spec: ModelSpec, device: str) -> Iterator[Check]:
         layers = {layer for layer in layers if not check.is_covered(layer, recurrent)}
     if torch.device(device).type == "cpu" and kernels.available():
         from headwater.mixers.cpu.check_attention import broken_attention  # needs numba
+        from headwater.mixers.cpu.check_recurrent import broken_recurrence
 
         for grouped in sorted({layer for layer in layers if isinstance(layer, GroupedAttention)}, key=repr):
             yield partial(broken_attention, grouped, random)
+        for layer in sorted({layer for layer in layers if type(layer) in RECURRENT}, key=repr):
+            yield partial(broken_recurrence, *_narrowed(layer, random, device), random)
     for shape in sorted({shape for layer in layers for shape in attended(layer)}):
         yield partial(_broken_attention, *shape, random)
     for latent in sorted({layer for layer in layers if isinstance(layer, LatentAttention)}, key=repr):

@@ -162,6 +162,57 @@ def fill(_, scalar):
 
 
 @intrinsic
+def spread(_, array, index):
+    """Return a vector with the element of float32 or bfloat16 at `index` in each lane."""
+    is_float = array.dtype == types.float32
+
+    def lower(context, builder, _signature, arguments):
+        element = filled(builder, builder.load(address(context, builder, array, *arguments)))
+        return element if is_float else widened(builder, element)
+
+    return f32x16(array, types.intp), lower
+
+
+@intrinsic
+def load_triples(_, array, index):
+    """Return the first, second and third elements of 16 triples of float32 or bfloat16 from `index` on."""
+    is_float = array.dtype == types.float32
+
+    def lower(context, builder, signature, arguments):
+        pointer = address(context, builder, array, *arguments)
+        of = ir.VectorType((FLOATS if is_float else SHORTS).element, 3 * LANES)
+        triples = loaded(builder, pointer, of)
+        parts = []
+        for at in range(3):
+            lanes = ir.Constant(INTS, list(range(at, 3 * LANES, 3)))
+            chosen = builder.shuffle_vector(triples, ir.Constant(of, ir.Undefined), lanes)
+            parts.append(chosen if is_float else widened(builder, chosen))
+        return context.make_tuple(builder, signature.return_type, parts)
+
+    return types.UniTuple(f32x16, 3)(array, types.intp), lower
+
+
+@intrinsic
+def store_triples(_, array, index, first, second, third):
+    """Write 16 triples of float32 or bfloat16 (rounded) from `index` on."""
+    is_float = array.dtype == types.float32
+
+    def lower(context, builder, _signature, arguments):
+        value, at, *floats = arguments
+        a, b, c = (part if is_float else rounded(builder, part) for part in floats)
+        whole = ir.VectorType(ir.IntType(32), 2 * LANES)
+        ab = builder.shuffle_vector(a, b, ir.Constant(whole, list(range(2 * LANES))))
+        cc = builder.shuffle_vector(c, c, ir.Constant(whole, list(range(2 * LANES))))
+        lanes = [lane + LANES * part for lane in range(LANES) for part in range(3)]
+        triples = builder.shuffle_vector(ab, cc, ir.Constant(ir.VectorType(ir.IntType(32), 3 * LANES), lanes))
+        pointer = address(context, builder, array, value, at)
+        builder.store(triples, builder.bitcast(pointer, triples.type.as_pointer()), align=1)
+        return context.get_dummy_value()
+
+    return types.none(array, types.intp, f32x16, f32x16, f32x16), lower
+
+
+@intrinsic
 def fma(_, a, b, c):
     """Return a · b + c, rounded once."""
 
@@ -311,3 +362,26 @@ def softplus(x):
     series = fma(series, square, fill(ATANH_SERIES[6]))
     series = fma(series, square, fill(ATANH_SERIES[7]))
     return maximum(x, zero) + (s + s) * series
+
+
+@njit
+def load_some(array, index, n):
+    """Return elements from `index` on, the first `n` of 16; the other lanes are zeros."""
+    if n >= LANES:
+        return load(array, index)
+    room = np.zeros(LANES, array.dtype)
+    for i in range(n):
+        room[i] = array[index + i]
+    return load(room, 0)
+
+
+@njit
+def store_some(array, index, vector, n):
+    """Write the first `n` of 16 elements from `index` on."""
+    if n >= LANES:
+        store(array, index, vector)
+    else:
+        room = np.empty(LANES, array.dtype)
+        store(room, 0, vector)
+        for i in range(n):
+            array[index + i] = room[i]

@@ -11,7 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -135,6 +137,12 @@ class StepBatch:
     def n_decode(self) -> int:
         """Rows of decoding sequences; they follow the rows of slices."""
         return len(self.decode_tables)
+
+    @cached_property
+    def decode_slots(self) -> np.ndarray[Any, Any]:
+        """`decode_slot_B` as an array, for kernels; it must be on the CPU."""
+        slots: np.ndarray[Any, Any] = self.decode_slot_B.numpy()
+        return slots
 
     @cached_property
     def decode_table_BT(self) -> Tensor:

@@ -162,6 +162,8 @@ def decode_step(qk_B2GK: Tensor, v_BHV: Tensor, g_BHX: Tensor, beta_BH: Tensor, 
 class DeltaRule(RecurrentMixer[Shape]):
     """The common part of Gated DeltaNet and Kimi Delta Attention, whose transitions are dense."""
 
+    convolution: ShortConvolution
+
     @abstractmethod
     def heads(self, mixed_XC: Tensor) -> tuple[Tensor, Tensor]:
         """Split channels into queries and keys, [X, 2, G, K], and values, [X, H, V]."""
@@ -195,10 +197,13 @@ class GatedDeltaNet(DeltaRule[DeltaNet]):
         self.norm_V = weights.vector("norm.weight")
         self.chunks_a_block = max(1, HEADS_A_BLOCK // shape.v_heads)
 
-    def project(self, x_ND: Tensor, batch: StepBatch) -> Rows:
-        """Compute projections; gates [N, 2, H]: the log decay, −e^A softplus(a + dt), and the strength, sigmoid(b)."""
+    def products(self, x_ND: Tensor, batch: StepBatch) -> tuple[Tensor, ...]:
+        return (self.in_proj(x_ND, batch.n_prefill),)
+
+    def rows(self, products: tuple[Tensor, ...], batch: StepBatch) -> Rows:
+        """Compute gates [N, 2, H]: the log decay, −e^A softplus(a + dt), and the strength, sigmoid(b)."""
         s = self.shape
-        projected_NE = self.in_proj(x_ND, batch.n_prefill)
+        (projected_NE,) = products
         widths = (s.channels, s.v_heads * s.v_dim, s.v_heads, s.v_heads)
         mixed_NC, z_NX, b_NH, a_NH = projected_NE.split(widths, -1)
         g_NH = softplus(a_NH.float() + self.dt_bias_H).mul_(self.decay_H)

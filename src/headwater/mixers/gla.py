@@ -166,13 +166,19 @@ class GatedLinearAttentionMixer(RecurrentMixer[GatedLinearAttention]):
         self.norm_V = weights.vector("g_norm.weight")
         self.chunks_a_block = max(1, HEADS_A_BLOCK // shape.heads)
 
-    def project(self, x_ND: Tensor, batch: StepBatch) -> Rows:
-        """Compute projections; gates [N, H, K] are the log decays, log sigmoid(gk) / normaliser."""
+    def products(self, x_ND: Tensor, batch: StepBatch) -> tuple[Tensor, ...]:
+        """Compute [q | k | v], inputs of the output's gate, and those of the decays."""
         s = self.shape
         keys, values = s.heads * s.k_dim, s.heads * s.v_dim
         projected_NE = self.in_proj(x_ND, batch.n_prefill)
         mixed_NC, z_NX, low_NR = projected_NE.split((2 * keys + values, values, s.gate_rank), -1)
-        g_NX = softplus(self.gate_proj(low_NR, batch.n_prefill).float().neg_()).div_(-s.normaliser)
+        return mixed_NC, z_NX, self.gate_proj(low_NR, batch.n_prefill)
+
+    def rows(self, products: tuple[Tensor, ...], batch: StepBatch) -> Rows:
+        """Compute gates [N, H, K]: the log decays, log sigmoid(gk) / normaliser."""
+        s = self.shape
+        mixed_NC, z_NX, gate_NX = products
+        g_NX = softplus(-gate_NX.float()).div_(-s.normaliser)
         return Rows(mixed_NC, g_NX.unflatten(-1, (s.heads, s.k_dim)), z_NX.unflatten(-1, (s.heads, s.v_dim)))
 
     def prepare(self, mixed_ntC: Tensor, gates_ntX: Tensor) -> Chunks:

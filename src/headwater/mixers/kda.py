@@ -73,15 +73,21 @@ class KimiDeltaAttention(DeltaRule[DeltaAttention]):
         self.norm_V = weights.vector("o_norm.weight")
         self.chunks_a_block = max(1, HEADS_A_BLOCK // shape.heads)
 
-    def project(self, x_ND: Tensor, batch: StepBatch) -> Rows:
-        """Compute projections; gates [N, H · K + H] are the log decays, then the writing strength, sigmoid(b)."""
+    def products(self, x_ND: Tensor, batch: StepBatch) -> tuple[Tensor, ...]:
+        """Compute [q | k | v], inputs of the decays and of the output's gate, and those of the writing strengths."""
         s = self.shape
         between = s.head_dim if s.low_rank else s.width
         widths = (3 * s.width, between, between, s.heads)
         mixed_NC, f_NX, z_NX, b_NH = self.in_proj(x_ND, batch.n_prefill).split(widths, -1)
         if s.low_rank:
             f_NX, z_NX = self.f_b_proj(f_NX, batch.n_prefill), self.g_b_proj(z_NX, batch.n_prefill)
-        gates_NX = torch.empty(len(x_ND), s.width + s.heads, device=x_ND.device)
+        return mixed_NC, f_NX, z_NX, b_NH
+
+    def rows(self, products: tuple[Tensor, ...], batch: StepBatch) -> Rows:
+        """Compute gates [N, H · K + H]: the log decays, then the writing strength, sigmoid(b)."""
+        s = self.shape
+        mixed_NC, f_NX, z_NX, b_NH = products
+        gates_NX = torch.empty(len(mixed_NC), s.width + s.heads, device=mixed_NC.device)
         self._log_decays_into(f_NX.float() + self.dt_bias_X, gates_NX[:, : s.width])
         gates_NX[:, s.width :] = sigmoid(b_NH.float())
         return Rows(mixed_NC, gates_NX, z_NX.unflatten(-1, (s.heads, s.head_dim)))

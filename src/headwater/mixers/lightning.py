@@ -136,15 +136,18 @@ class LightningAttention(RecurrentMixer[Lightning]):
         self.rotation = rotary_table(shape.rotary, str(weights.device)) if shape.rotary else None
         self.chunks_a_block = max(1, HEADS_A_BLOCK // shape.heads)
 
-    def project(self, x_ND: Tensor, batch: StepBatch) -> Rows:
-        """Compute projections; gates are 1 for each token, so that a chunk's sum is its length."""
+    def products(self, x_ND: Tensor, batch: StepBatch) -> tuple[Tensor, ...]:
+        """Compute [q | k | v], activated, and the output's gate."""
         project = self.qkv_proj.swish if self.shape.activated else self.qkv_proj
-        mixed_NC = project(x_ND, batch.n_prefill)
+        return project(x_ND, batch.n_prefill), self.g_proj.sigmoid(x_ND, batch.n_prefill)
+
+    def rows(self, products: tuple[Tensor, ...], batch: StepBatch) -> Rows:
+        """Place queries and keys; gates are 1 for each token, so that a chunk's sum is its length."""
+        mixed_NC, gate_NX = products
         if self.qk_norm_21K is not None or self.rotation is not None:
             mixed_NC = mixed_NC.float()
             self._place_into(mixed_NC[:, : 2 * self.shape.width].unflatten(1, (2, self.shape.heads, -1)), batch)
-        token_N = torch.ones(len(x_ND), device=x_ND.device)
-        return Rows(mixed_NC, token_N, self.g_proj.sigmoid(x_ND, batch.n_prefill))
+        return Rows(mixed_NC, torch.ones(len(mixed_NC), device=mixed_NC.device), gate_NX)
 
     def _place_into(self, qk_N2HK: Tensor, batch: StepBatch) -> None:
         """Norm queries and keys of each head and rotate them, in place, in float32."""

@@ -131,6 +131,8 @@ def _stretch(state_size: int) -> int:
 class SelectiveStateSpace(RecurrentMixer[Mamba]):
     """The mixer of Mamba and Jamba. States stand [E, C]: channels last, as the scan runs over them."""
 
+    convolution: ShortConvolution
+
     def __init__(self, shape: Mamba, weights: Weights) -> None:
         self.shape = shape
         self.in_proj = weights.linear("in_proj")
@@ -146,10 +148,13 @@ class SelectiveStateSpace(RecurrentMixer[Mamba]):
         self.norms = _norms(shape, weights)
         self.chunks_a_block = max(1, ELEMENTS_A_BLOCK // (CHUNK * shape.inner))
 
-    def project(self, x_ND: Tensor, batch: StepBatch) -> Rows:
-        """Compute projections; gates are 1 for tokens and 0 for padding, whose step must be zero."""
-        mixed_NC, z_NC = self.in_proj(x_ND, batch.n_prefill).chunk(2, -1)
-        ones_N1 = torch.ones(len(x_ND), 1, device=x_ND.device)
+    def products(self, x_ND: Tensor, batch: StepBatch) -> tuple[Tensor, ...]:
+        return (self.in_proj(x_ND, batch.n_prefill),)
+
+    def rows(self, products: tuple[Tensor, ...], batch: StepBatch) -> Rows:
+        """Set gates to 1 for tokens; they are 0 for padding, whose step must be zero."""
+        mixed_NC, z_NC = products[0].chunk(2, -1)
+        ones_N1 = torch.ones(len(mixed_NC), 1, device=mixed_NC.device)
         return Rows(mixed_NC, ones_N1, z_NC)
 
     def prepare(self, mixed_ntC: Tensor, gates_ntX: Tensor) -> Chunks:

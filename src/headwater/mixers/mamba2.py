@@ -159,6 +159,8 @@ def decode_step(given: Inputs, a_H: Tensor, skip_H: Tensor, state_BHEP: Tensor) 
 class StateSpaceDual(RecurrentMixer[Mamba2]):
     """The mixer of Granite 4, Bamba, Nemotron-H, Falcon-H1 and of Mamba-2 itself."""
 
+    convolution: ShortConvolution
+
     def __init__(self, shape: Mamba2, weights: Weights) -> None:
         self.shape = shape
         self.in_proj, self.out_proj = weights.linear("in_proj"), weights.linear("out_proj")
@@ -169,10 +171,13 @@ class StateSpaceDual(RecurrentMixer[Mamba2]):
         self.norm_I = weights.optional("norm.weight")
         self.chunks_a_block = max(1, HEADS_A_BLOCK // shape.heads)
 
-    def project(self, x_ND: Tensor, batch: StepBatch) -> Rows:
-        """Compute projections; gates [N, H] are the steps dt."""
+    def products(self, x_ND: Tensor, batch: StepBatch) -> tuple[Tensor, ...]:
+        return (self.in_proj(x_ND, batch.n_prefill),)
+
+    def rows(self, products: tuple[Tensor, ...], batch: StepBatch) -> Rows:
+        """Compute gates [N, H]: the steps dt."""
         s = self.shape
-        projected_NE = self.in_proj(x_ND, batch.n_prefill)
+        (projected_NE,) = products
         z_NI, mixed_NC, dt_NH = projected_NE.split((s.inner, s.channels, s.heads), -1)
         step_NH = softplus(dt_NH.float() * s.scales[-1] + self.dt_bias_H).clamp_(*s.step_limits)
         return Rows(mixed_NC, step_NH, z_NI)

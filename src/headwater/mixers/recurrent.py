@@ -92,8 +92,16 @@ class RecurrentMixer(ABC, Generic[Shape]):
     # -- the family's own part -------------------------------------------------
 
     @abstractmethod
+    def products(self, x_ND: Tensor, batch: StepBatch) -> tuple[Tensor, ...]:
+        """Compute the products with weights that come before the recurrence, [N, …] each."""
+
+    @abstractmethod
+    def rows(self, products: tuple[Tensor, ...], batch: StepBatch) -> Rows:
+        """Compute everything else before convolution and recurrence, row by row; may overwrite the products."""
+
     def project(self, x_ND: Tensor, batch: StepBatch) -> Rows:
         """Compute everything before convolution and recurrence, row by row."""
+        return self.rows(self.products(x_ND, batch), batch)
 
     @abstractmethod
     def prepare(self, mixed_ntC: Tensor, gates_ntX: Tensor) -> Prepared:

@@ -89,9 +89,11 @@ def layer_classes(device: torch.device | str) -> LayerClasses:
 def _on_cpu() -> LayerClasses:
     from headwater.mixers.cpu.attention import AttentionStepOnCpu, attention_of, window_attention_of
     from headwater.mixers.cpu.mla import latent_attention_of
+    from headwater.mixers.cpu.recurrent import on_cpu
 
     return replace(
         IN_TORCH,
+        recurrent=on_cpu,
         attention=attention_of,
         latent_attention=latent_attention_of,
         window=window_attention_of,

@@ -1,0 +1,34 @@
+"""Norms of one head's channels, which stand in whole vectors of float32 padded with zeros."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headwater.kernels.compiling import part
+from headwater.kernels.vectors import LANES, fill, fma, load, square_root, store, sum_lanes
+
+L2_EPS = 1e-6  # of the norm of queries and keys
+
+
+@part
+def dot(a, b, n):
+    """Return Σ a b over the first `n` elements of padded vectors, in each lane."""
+    total = fill(np.float32(0))
+    for c in range(0, n, LANES):
+        total = fma(load(a, c), load(b, c), total)
+    return fill(sum_lanes(total))
+
+
+@part
+def unit_into(x, n, eps, scale):
+    """Divide x by √(Σx² + eps) and multiply it by `scale`, in place."""
+    factor = fill(np.float32(scale)) / square_root(dot(x, x, n) + fill(np.float32(eps)))
+    for c in range(0, n, LANES):
+        store(x, c, load(x, c) * factor)
+
+
+@part
+def inverse_rms(x, n, eps):
+    """Return 1 / √(mean(x²) + eps) of `n` elements, in each lane."""
+    mean = dot(x, x, n) / fill(np.float32(n))
+    return fill(np.float32(1)) / square_root(mean + fill(np.float32(eps)))

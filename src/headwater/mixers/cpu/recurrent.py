@@ -1,0 +1,68 @@
+"""A recurrent layer on a CPU: prefill in chunks by torch, all decoding rows of a step by one call of a kernel.
+
+N rows of a step, B decoding sequences, D model width, X trailing dimensions of the layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from headwater.mixers.batch import StepBatch
+from headwater.mixers.cpu.gdn import GatedDeltaNetKernel
+from headwater.mixers.cpu.memory import Memory
+from headwater.mixers.gdn import GatedDeltaNet
+from headwater.mixers.recurrent import LayerState, RecurrentMixer
+
+
+class Kernel(Protocol):
+    """The kernel of one mixer's decode, with its weights."""
+
+    def decode_into(self, out_BX: Tensor, products: tuple[Tensor, ...], batch: StepBatch, memory: Memory) -> None:
+        """Write the inputs of `out_proj` of decoding rows from `products` of them; update the states of their slots."""
+
+
+KERNELS: dict[type[RecurrentMixer[Any]], Callable[[Any], Kernel]] = {
+    GatedDeltaNet: GatedDeltaNetKernel,
+}
+
+
+class RecurrentOnCpu:
+    """One mixer with its kernel."""
+
+    def __init__(self, mixer: RecurrentMixer[Any], kernel: Kernel) -> None:
+        self.mixer, self.kernel = mixer, kernel
+        self._memory: tuple[Tensor, Memory] | None = None  # of the last step, and the states that it was made of
+
+    def forward(self, x_ND: Tensor, batch: StepBatch, state: LayerState) -> Tensor:
+        """Compute the layer as `RecurrentMixer.forward` does; outputs of decoding rows are close to its own."""
+        products = self.mixer.products(x_ND, batch)
+        if batch.slices:
+            rows = self.mixer.rows(products, batch)
+            out_NX = rows.out_NX.flatten(1)
+            for together in batch.rounds:
+                self.mixer.prefill_into(rows, together, state)
+        else:
+            out_NX = torch.empty(len(x_ND), self.mixer.out_proj.n_in, dtype=products[-1].dtype)
+        at = batch.decode_rows
+        if at.stop < len(x_ND):
+            out_NX[at.stop :] = 0
+        if batch.n_decode:
+            of_decode = products if at == slice(0, len(x_ND)) else tuple(product[at] for product in products)
+            self.decode_into(out_NX[at], of_decode, batch, state)
+        return self.mixer.out_proj(out_NX, batch.n_prefill)
+
+    def decode_into(self, out_BX: Tensor, products: tuple[Tensor, ...], batch: StepBatch, state: LayerState) -> None:
+        """Write the inputs of `out_proj` of decoding rows; update the states of their slots in place."""
+        if self._memory is None or self._memory[0] is not state.recurrent:  # it is the same from step to step
+            self._memory = state.recurrent, Memory.of(state)
+        self.kernel.decode_into(out_BX, products, batch, self._memory[1])
+
+
+def on_cpu(mixer: RecurrentMixer[Any]) -> RecurrentMixer[Any] | RecurrentOnCpu:
+    """Return a mixer with its kernel, or as it is if it has none."""
+    kernel = KERNELS.get(type(mixer))
+    return mixer if kernel is None else RecurrentOnCpu(mixer, kernel(mixer))
