@@ -62,19 +62,19 @@ def timed(run: Callable[[], object]) -> Callable[[], float]:
     return seconds
 
 
-def in_turns(work: Mapping[str, Callable[[], float]], repeats: int) -> Figures:
-    """Return the results of each piece of work by repetition, after a warm-up round.
+def in_turns(work: Mapping[str, Callable[[], float]], repeats: int, warm_up: bool = True) -> Figures:
+    """Return the results of each piece of work by repetition, after a warm-up round unless all is warm already.
 
     Each repetition runs all pieces and begins with another one, so that none always follows the same neighbour.
     """
     figures: Figures = {name: [] for name in work}
     names = list(work)
-    for turn in range(repeats + 1):
+    for turn in range(repeats + warm_up):
         gc.collect()
         first = turn % len(names)
         for name in names[first:] + names[:first]:
             figure = work[name]()
-            if turn:
+            if turn >= warm_up:
                 figures[name].append(figure)
     return figures
 
@@ -84,24 +84,40 @@ def ratios(above: Iterable[float], below: Iterable[float]) -> list[float]:
     return [a / b for a, b in zip(above, below, strict=True)]
 
 
-def options(doc: str | None, name: str, repeats: int, **paths: Path) -> argparse.Namespace:
-    """The command line of one benchmark. Also prepares the process for torch with `--threads`.
-
-    `paths`: options that name a file or folder, with their defaults.
-    """
+def parser(doc: str | None, name: str, repeats: int) -> argparse.ArgumentParser:
+    """Return a parser of the options that all benchmarks have."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=repeats)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--small", action="store_true", help="sizes that only show that it runs")
     parser.add_argument("--out", type=Path, default=RESULTS / f"{name}.json")
-    for option, default in paths.items():
-        parser.add_argument(f"--{option}", type=Path, default=default)
+    return parser
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Read a list of numbers: an option's type."""
+    return tuple(int(n) for n in text.split(",") if n)
+
+
+def prepared(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Read the command line, and prepare the process for torch with `--threads`."""
     given = parser.parse_args()
     prepare_outputs(given.out)
     prepare_process(given.threads)
     given.begun = cpu_seconds()
     return given
+
+
+def options(doc: str | None, name: str, repeats: int, **paths: Path) -> argparse.Namespace:
+    """Read the command line of one benchmark, and prepare the process for torch.
+
+    `paths`: options that name a file or folder, with their defaults.
+    """
+    own = parser(doc, name, repeats)
+    for option, default in paths.items():
+        own.add_argument(f"--{option}", type=Path, default=default)
+    return prepared(own)
 
 
 def cpu_seconds() -> tuple[float, float, float]:

@@ -46,7 +46,7 @@ class Compared:
     theirs: Callable[[Any], torch.nn.Module] | None = None  # None: transformers has none
 
     def ours(self) -> RecurrentMixer[Any]:
-        weights = Weights({name: _random(name, shape) for name, shape in self.layer.tensors().items()})
+        weights = Weights({name: random_weight(name, shape) for name, shape in self.layer.tensors().items()})
         return RECURRENT[type(self.layer)](self.layer, weights)
 
     def oracle(self) -> torch.nn.Module | None:
@@ -58,7 +58,7 @@ class Compared:
         _check_size(self.layer, module)
         for name, parameter in module.named_parameters():
             with torch.no_grad():
-                parameter.copy_(_random(name, tuple(parameter.shape)))
+                parameter.copy_(random_weight(name, tuple(parameter.shape)))
         return module
 
 
@@ -79,7 +79,7 @@ def products_of(layer: RecurrentMixer[Any] | torch.nn.Module, n_tokens: int) -> 
     return lambda: [product(x_TK) for product, x_TK in given]
 
 
-def _random(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+def random_weight(name: str, shape: tuple[int, ...]) -> torch.Tensor:
     """Decays of a few tokens to a thousand, and outputs of products about as large as their inputs."""
     tensor = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     if name.endswith("A_log"):

@@ -24,7 +24,10 @@ from benchmarks import measure
 QUESTIONS = {
     "index": "How fast is the index, and how small?",
     "mixers": "How fast are the recurrent layers?",
+    "layer_steps": "What does a decode step take in each kind of layer?",
     "prefill": "How fast are prefill and decode?",
+    "decode": "How near is decoding to the speed of memory?",
+    "peers": "How fast is the server over HTTP?",
     "warm_ttft": "What does a warm request take beyond the work that is left?",
     "restore": "Do checkpoints move at memcpy speed?",
     "overhead": "What does caching cost where it cannot help?",

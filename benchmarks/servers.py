@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -24,6 +25,7 @@ from headwater.server.app import create_app
 from headwater.server.http.exchange import ServedEngine
 
 PATIENCE = 120  # seconds
+LONGEST = 900  # seconds that one answer may take
 JSON = {"content-type": "application/json"}
 
 
@@ -107,13 +109,22 @@ def _wait_healthy(port: int) -> None:
     raise TimeoutError(f"/health did not answer within {PATIENCE} seconds")
 
 
+def status_mb(pid: int, field: str) -> float:
+    """Return a line of /proc/PID/status, in MB. Raises RuntimeError if there is none."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024 / 1e6
+    raise RuntimeError(f"/proc has no {field} of process {pid}")
+
+
 @dataclass(frozen=True)
 class Streamed:
-    """A streamed answer. `times` are those of its choices' chunks, by choice."""
+    """A streamed answer. `times` are those of its choices' chunks with text, by choice."""
 
     sent: float
     times: dict[int, list[float]]
     account: dict[str, Any]
+    usage: dict[str, Any]
 
     @property
     def ttft(self) -> float:
@@ -123,22 +134,27 @@ class Streamed:
 def complete(port: int, prompt: Any, max_tokens: int = 1) -> Streamed:
     """POST /v1/completions, greedy and streamed, on a connection of its own that is open before the clock starts."""
     body = {"model": "any", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LONGEST)
     connection.connect()
     sent = time.perf_counter()
-    connection.request("POST", "/v1/completions", json.dumps(body | {"stream": True}), JSON)
+    connection.request("POST", "/v1/completions", json.dumps(body), JSON)
     response = connection.getresponse()
     if response.status != 200:
         raise RuntimeError(f"/v1/completions answered {response.status}: {response.read()[:500]!r}")
     times: dict[int, list[float]] = {}
     account: dict[str, Any] = {}
+    usage: dict[str, Any] = {}
     for line in response:
         if line.startswith(b"data: {"):
             now = time.perf_counter()
             chunk = json.loads(line[6:])
             if "error" in chunk:
                 raise RuntimeError(f"/v1/completions failed: {chunk['error']}")
-            times.setdefault(chunk["choices"][0]["index"], []).append(now)
-            account = chunk.get("headwater", account)
+            for choice in chunk["choices"]:
+                if choice["text"]:
+                    times.setdefault(choice["index"], []).append(now)
+            account = chunk.get("headwater") or account
+            usage = chunk.get("usage") or usage
     connection.close()
-    return Streamed(sent, times, account)
+    return Streamed(sent, times, account, usage)

@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks import measure
 from benchmarks.engines import MODEL, Model, bench_checkpoint
 from benchmarks.measure import Row
-from benchmarks.servers import Serving, complete, serve
+from benchmarks.servers import Serving, complete, serve, status_mb
 
 START_LIMIT = 5  # seconds
 RESIDENT_LIMIT = 600  # MB beyond model and --memory
@@ -35,14 +35,6 @@ def startup_rows(repeats: int) -> list[Row]:
     return [Row("start-up, embedded checkpoint", "s", taken, f"<= {START_LIMIT}")]
 
 
-def status_mb(serving: Serving, field: str) -> float:
-    """A line of /proc/PID/status, in MB."""
-    for line in Path(f"/proc/{serving.process.pid}/status").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024 / 1e6
-    raise RuntimeError(f"/proc has no {field} of the server")
-
-
 @contextmanager
 def filled(model: Model, folder: Path, memory: int, seed: int) -> Iterator[Serving]:
     """A server that has had a long prompt, several at once, and twice as many checkpoints as fit."""
@@ -59,7 +51,7 @@ def memory_rows(memory: int, seed: int) -> list[Row]:
     with bench_checkpoint() as folder:
         model = Model(folder)
         with filled(model, folder, memory, seed) as serving:
-            resident, peak = (status_mb(serving, field) for field in ("VmRSS", "VmHWM"))
+            resident, peak = (status_mb(serving.process.pid, field) for field in ("VmRSS", "VmHWM"))
     known = (model.loaded.spec.parameter_bytes + memory) / 1e6
     return [
         Row("resident beyond model and --memory, full", "MB", [resident - known], f"<= {RESIDENT_LIMIT}"),

@@ -1,0 +1,251 @@
+"""Comparison of servers on the same work over HTTP, in turns: this tree, other trees, llama.cpp.
+
+    python -m benchmarks.peers --model FOLDER --peers FOLDER --threads 2 "NAME=WHERE MODEL [FLAGS]" ...
+
+Each server is a name, the folder of a source tree of Headwater (or `llama.cpp`), the model that it serves, and flags of
+`headwater serve`. All of them stay up, and every figure is taken of one after the other, each turn beginning with
+another one. `--model` holds the tokenizer of all models. Without servers, this tree serves it alone.
+
+Figures: TTFT of prompts never seen (cold) and of the same prompts sent again; output tokens a second of several
+streams after distinct cached prompts, while all of them run; resident memory. llama.cpp is started by
+`serve/run_peer.py` in the folder of peers, in the environment that VENV_LLAMACPP names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shlex
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from benchmarks import measure
+from benchmarks.engines import bench_checkpoint
+from benchmarks.measure import TICKS, Figures, Row, ratios
+from benchmarks.servers import Streamed, complete, serve, status_mb
+from tests.checkpoints.tokenizer import sayable
+
+ROOT = Path(__file__).parents[1]
+LLAMA_CPP = "llama.cpp"
+MEMORY = 2  # GB of cache for each server
+IDLE, PAUSE, PATIENCE = 0.03, 0.25, 120  # CPU seconds within a pause of a server that is idle; seconds
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A server as the command line names it: `NAME=WHERE MODEL [FLAGS]`."""
+
+    name: str
+    where: str
+    model: Path
+    flags: tuple[str, ...]
+
+    @classmethod
+    def read(cls, text: str) -> Wanted:
+        """Raises ArgumentTypeError for a text of another form."""
+        name, _, rest = text.partition("=")
+        words = shlex.split(rest)
+        if len(words) < 2:
+            raise argparse.ArgumentTypeError(f"{text!r} is not NAME=WHERE MODEL [FLAGS]")
+        return cls(name, words[0], Path(words[1]), tuple(words[2:]))
+
+
+@dataclass
+class Running:
+    """A server that is up, and the prompts that it has had."""
+
+    name: str
+    command: str
+    port: int
+    pid: int
+    rng: random.Random  # the same for every server
+    words: list[int]
+    last: dict[int, list[int]] = field(default_factory=dict)  # cold prompts by length
+
+    def prompt(self, n_tokens: int) -> list[int]:
+        return self.rng.choices(self.words, k=n_tokens)
+
+    def settle(self) -> None:
+        """Wait until the process is idle: work after an answer belongs to no figure. Raises TimeoutError."""
+        deadline, before = time.perf_counter() + PATIENCE, self._cpu_seconds()
+        while time.perf_counter() < deadline:
+            time.sleep(PAUSE)
+            now = self._cpu_seconds()
+            if now - before < IDLE:
+                return
+            before = now
+        raise TimeoutError(f"{self.name} was not idle within {PATIENCE} seconds")
+
+    def _cpu_seconds(self) -> float:
+        user, system = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]
+        return (int(user) + int(system)) / TICKS
+
+    def cold(self, n_tokens: int) -> float:
+        """Milliseconds to the first token of a prompt never seen."""
+        self.last[n_tokens] = self.prompt(n_tokens)
+        answer = self._ask(self.last[n_tokens])
+        if cached_of(answer) > n_tokens // 10:
+            raise RuntimeError(f"{self.name}: {cached_of(answer):,} of {n_tokens:,} tokens never seen were cached")
+        return 1e3 * answer.ttft
+
+    def resend(self, n_tokens: int) -> float:
+        """Milliseconds to the first token of the last cold prompt of this length, sent again."""
+        answer = self._ask(self.last[n_tokens])
+        if cached_of(answer) < n_tokens - 64:
+            raise RuntimeError(f"{self.name}: {cached_of(answer):,} of {n_tokens:,} tokens sent again were cached")
+        return 1e3 * answer.ttft
+
+    def streams(self, prompts: list[list[int]], n_outputs: int) -> float:
+        """Output tokens a second of all streams together, from the last one's first token to the first one's last."""
+        for prompt in prompts:
+            self._ask(prompt)
+        with ThreadPoolExecutor(len(prompts)) as clients:
+            answers = list(clients.map(lambda prompt: complete(self.port, prompt, n_outputs), prompts))
+        self.settle()
+        times = [answer.times[0] for answer in answers]
+        begun, end = max(t[0] for t in times), min(t[-1] for t in times)
+        if end <= begun:
+            raise RuntimeError(f"{self.name}: {len(prompts)} answers of {n_outputs} tokens did not overlap")
+        chunks = sum(begun < t <= end for of_stream in times for t in of_stream)
+        return chunks * n_outputs * len(prompts) / sum(map(len, times)) / (end - begun)
+
+    def _ask(self, prompt: list[int]) -> Streamed:
+        answer = complete(self.port, prompt)
+        self.settle()
+        return answer
+
+
+def cached_of(answer: Streamed) -> int:
+    """Prompt tokens that were cached, as the server reports them."""
+    return int((answer.usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+
+
+@contextmanager
+def started(wanted: Wanted, given: argparse.Namespace, words: list[int]) -> Iterator[Running]:
+    """Run a server until the block ends."""
+    of = partial(Running, wanted.name, rng=random.Random(given.seed), words=words)
+    if wanted.where == LLAMA_CPP:
+        with _llama_cpp(wanted, given) as (peer, port):
+            yield of(shlex.join(peer.cmd), port, peer.child.pid)
+        return
+    flags = ("--threads", str(given.threads), "--memory", f"{MEMORY}GB", *wanted.flags)
+    environment = {"PYTHONPATH": str(Path(wanted.where).resolve() / "src"), "OMP_NUM_THREADS": str(given.threads)}
+    with serve(str(wanted.model), *flags, environment=environment) as serving:
+        before = " ".join(f"{name}={value}" for name, value in environment.items())
+        yield of(f"{before} {shlex.join(map(str, serving.process.args))}", serving.port, serving.process.pid)
+
+
+@contextmanager
+def _llama_cpp(wanted: Wanted, given: argparse.Namespace) -> Iterator[tuple[Any, int]]:
+    sys.path.insert(0, str(given.peers / "serve"))
+    from run_peer import Peer  # type: ignore[import-not-found]
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    options = {"threads": given.threads, "ctx": given.slot, "parallel": max(given.streams), "cache_gb": MEMORY}
+    log = given.out.with_suffix(f".{wanted.name}.log")
+    with Peer("llamacpp", wanted.model, port=port, log=str(log), **options) as peer:
+        yield peer, port
+    log.unlink()
+
+
+def work_of(given: argparse.Namespace, prompts: list[list[int]]) -> dict[tuple[str, str], Callable[[Running], float]]:
+    """Return functions from a server to a figure, by (name, unit), in the order in which they are taken."""
+    work: dict[tuple[str, str], Callable[[Running], float]] = {}
+    for n in given.cold:
+        work[f"cold TTFT, {n:,} tokens", "ms"] = partial(Running.cold, n_tokens=n)
+    for n in given.cold:
+        work[f"TTFT of the same {n:,} tokens again", "ms"] = partial(Running.resend, n_tokens=n)
+    for k in given.streams:
+        name = f"{k} stream{'s' * (k > 1)} of {given.outputs} tokens after {given.prompt:,} cached ones"
+        work[name, "tokens/s"] = partial(Running.streams, prompts=prompts[:k], n_outputs=given.outputs)
+    return work
+
+
+def rows_of(servers: Sequence[Running], given: argparse.Namespace, prompts: list[list[int]]) -> list[Row]:
+    rows = []
+    for server in servers:
+        server.streams([server.prompt(64)], 8)
+    for (name, unit), figure in work_of(given, prompts).items():
+        work = {server.name: partial(figure, server) for server in servers}
+        figures = measure.in_turns(work, given.repeats, warm_up=False)
+        print(f"{name}, {unit}: {figures}", flush=True)
+        rows += [Row(f"{name}: {server}", unit, values) for server, values in figures.items()]
+        rows += compared(name, unit, figures)
+    for field_, what in (("VmRSS", "resident at the end"), ("VmHWM", "resident at its peak")):
+        rows += [Row(f"{what}: {server.name}", "MB", [status_mb(server.pid, field_)]) for server in servers]
+    return rows
+
+
+def compared(name: str, unit: str, figures: Figures) -> Iterator[Row]:
+    """Yield how many times as fast as each other server the first one is, turn by turn."""
+    first, *others = figures
+    for other in others:
+        faster = (first, other) if unit == "tokens/s" else (other, first)
+        yield Row(f"{name}: {first} / {other}, speed", "x", ratios(*(figures[server] for server in faster)))
+
+
+def markdown(rows: list[Row], servers: Sequence[str]) -> str:
+    """Return a table of medians with [least, most], a row for each figure and a column for each server."""
+    cells: dict[tuple[str, str], dict[str, str]] = {}
+    for row in rows:
+        name, _, server = row.name.rpartition(": ")
+        if server in servers:
+            spread = f" [{measure.shown(min(row.values))}, {measure.shown(max(row.values))}]" * (len(row.values) > 1)
+            cells.setdefault((name, row.unit), {})[server] = measure.shown(row.median) + spread
+    lines = [f"| | {' | '.join(servers)} |", "| --- |" + " --- |" * len(servers)]
+    for (name, unit), of in cells.items():
+        lines.append(f"| {name}, {unit} | {' | '.join(of.get(server, '') for server in servers)} |")
+    return "\n".join(lines)
+
+
+def options() -> argparse.Namespace:
+    parser = measure.parser(__doc__, "peers", repeats=3)
+    parser.add_argument("servers", nargs="*", type=Wanted.read, metavar="NAME=WHERE MODEL [FLAGS]")
+    parser.add_argument("--model", type=Path, help="folder with the tokenizer of all models")
+    parser.add_argument("--peers", type=Path, help="folder whose serve/run_peer.py starts llama.cpp")
+    parser.add_argument("--cold", type=measure.numbers, default=(512, 2048, 4096), help="lengths of prompts, tokens")
+    parser.add_argument("--streams", type=measure.numbers, default=(1, 8), help="numbers of streams at once")
+    parser.add_argument("--prompt", type=int, default=512, help="tokens that are cached before a stream")
+    parser.add_argument("--outputs", type=int, default=256, help="tokens of a stream")
+    parser.add_argument("--slot", type=int, default=16384, help="longest sequence of llama.cpp, tokens")
+    given = measure.prepared(parser)
+    if any(wanted.where == LLAMA_CPP for wanted in given.servers) and given.peers is None:
+        parser.error("llama.cpp needs --peers")
+    if given.servers and given.model is None:
+        parser.error("servers need --model, which holds their tokenizer")
+    if given.small:
+        given.cold, given.prompt, given.outputs = (128,), 64, 16
+    return given
+
+
+def main() -> None:
+    given = options()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as SIGINT: servers are ended
+    with ExitStack() as stack:
+        model = given.model or stack.enter_context(bench_checkpoint())
+        wanted = given.servers or [Wanted("headwater", str(ROOT), model, ())]
+        words = sayable(Tokenizer.from_file(str(model / "tokenizer.json")))
+        rng = random.Random(given.seed + 1)
+        prompts = [rng.choices(words, k=given.prompt) for _ in range(max(given.streams, default=0))]
+        servers = [stack.enter_context(started(one, given, words)) for one in wanted]
+        rows = rows_of(servers, given, prompts)
+    commands = {server.name: server.command for server in servers}
+    measure.report(given, rows, model=model.name, commands=commands)
+    print(*(f"{name}: {command}" for name, command in commands.items()), sep="\n")
+    print(f"{measure.machine()['cpu']}, {given.threads} threads\n{markdown(rows, list(commands))}")
+
+
+if __name__ == "__main__":
+    main()
