@@ -21,7 +21,7 @@ from headwater.setting import (
     setting,
     settings_of,
 )
-from headwater.unreadable import why_no_model
+from headwater.unreadable import is_gguf, why_no_model
 
 DEVICES = ("cpu", "cuda")
 NEVER_RAN = "the Triton kernels have never run on a card"  # until the exactness matrix has passed on one
@@ -198,7 +198,7 @@ class ServeConfig:
             one.check(getattr(self, one.name))
         if self.device == "cuda" and not self.unproven:
             raise SettingError("device", "'cuda'", f"but {NEVER_RAN}: --unproven accepts that answers may be wrong")
-        if isinstance(self.model, Path) and not (self.model / "config.json").is_file():
+        if isinstance(self.model, Path) and not ((self.model / "config.json").is_file() or is_gguf(self.model)):
             why = f"which is no folder with a config.json: {why_no_model(self.model)}"
             raise SettingError("model", repr(str(self.model)), why)
         if self.page_size < PAGE_GRID or self.page_size % PAGE_GRID:

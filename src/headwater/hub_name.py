@@ -34,5 +34,6 @@ class HubName:
 
 
 def name_of(folder: Path) -> str:
-    """Return the name of the model in a folder: ORG/NAME in a hub's cache, otherwise the name of the folder."""
-    return str(HubName.of_folder(folder) or folder.resolve().name)
+    """Return the name of the model in a folder or a GGUF file: ORG/NAME in a hub's cache, otherwise the path's name."""
+    path = folder.resolve()
+    return str(HubName.of_folder(folder) or (path.stem if path.suffix == ".gguf" else path.name))

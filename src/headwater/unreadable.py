@@ -9,10 +9,21 @@ from pathlib import Path
 from headwater.hub_name import HubName
 
 PICKLE = "a pickled file of PyTorch, which could run any code"
-OTHERS = {"*.gguf": "a GGUF file", "*.bin": PICKLE, "*.pt": PICKLE, "*.pth": PICKLE, "*.ckpt": PICKLE}
+OTHERS = {
+    "*.gguf": "a GGUF file, which is given by its own path",
+    "*.bin": PICKLE,
+    "*.pt": PICKLE,
+    "*.pth": PICKLE,
+    "*.ckpt": PICKLE,
+}
 HEAD = 4096  # bytes that tell what a file is
 LONGEST_HEADER = 100 * 2**20  # bytes, of a safetensors file
 ARCHITECTURE = b"general.architecture"  # the first key of a GGUF file
+
+
+def is_gguf(path: Path) -> bool:
+    """Return whether a path is that of a GGUF file, by its name."""
+    return path.suffix == ".gguf" and path.is_file()
 
 
 def download(name: str = "ORG/NAME") -> str:
@@ -45,7 +56,7 @@ def why_unreadable(path: Path) -> str:
     if head.startswith(b"version https://git-lfs"):
         return "it is a pointer of Git LFS, without the weights: run `git lfs pull` in its folder"
     if head.startswith(b"GGUF"):
-        return f"it is a GGUF file{_architecture(head)}, a format that is not read here"
+        return f"it is a GGUF file{_architecture(head)}, a format that is read by the name of a file, *.gguf"
     if head.startswith((b"PK\x03\x04", b"\x80")):
         return f"it is {PICKLE}: only safetensors are read"
     return _why_truncated(path)

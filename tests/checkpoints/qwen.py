@@ -109,6 +109,17 @@ MODELS = {
         linear_key_head_dim=64,
         linear_value_head_dim=64,
     ),
+    "qwen3_5_blocks": replace(  # inputs in blocks of 256, and heads that are shorter than a block
+        DENSE,
+        hidden_size=256,
+        intermediate_size=256,
+        num_attention_heads=4,
+        head_dim=64,
+        linear_num_key_heads=2,
+        linear_num_value_heads=8,
+        linear_key_head_dim=32,
+        linear_value_head_dim=32,
+    ),
     "qwen3_5_bench": replace(
         DENSE,
         layer_types=(("linear_attention",) * 3 + ("full_attention",)) * 2,

@@ -33,7 +33,7 @@ progress_console = Console(stderr=True)
 HELP = {one.name: one.help for one in SETTINGS}
 SERVER = {one.name: str(one.default) for one in SETTINGS if one.name in ("eviction", "placement")}
 OWN = {name: f"[default: that of the recording's server, else {value}]" for name, value in SERVER.items()}
-MODEL_FOLDER = "Folder of a checkpoint, or ORG/NAME; without it, the embedded model."
+MODEL_FOLDER = "Folder of a checkpoint, a GGUF file, or ORG/NAME; without it, the embedded model."
 Model = Annotated[Path | None, typer.Argument(help=MODEL_FOLDER)]
 Memory = Annotated[str, Option(help=HELP["memory"])]
 Dtype = Annotated[str, Option(help=HELP["dtype"])]

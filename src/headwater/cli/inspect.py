@@ -14,11 +14,11 @@ from headwater.cli.common import Dtype, Memory, Model, PageSize, Weights, comman
 from headwater.cli.download import config_folder, named
 from headwater.cli.profile import any_profile
 from headwater.config import WEIGHTS, ServeConfig
-from headwater.config_keys import read_json
 from headwater.lab.cost import DEVICES, load_device
 from headwater.lab.fit import NAMES, Fitted, fit, observe, read_points
 from headwater.models.dtype import choose_dtype
 from headwater.models.families import read_folder
+from headwater.models.files import model_config
 from headwater.models.profiles import PROFILES, Profile
 from headwater.setting import parse_bytes
 from headwater.spec import ModelSpec
@@ -101,14 +101,14 @@ def inspect(
     capacity = Table(None, (f"capacity of {budget:,} bytes",), ("alone",))
     capacity.add_row("tokens of KV", f"{n_pages * page_size:,}" if spec.attention_layers else "any number")
     capacity.add_row("checkpoints", f"{n_pages // spec.checkpoint_pages:,}" if spec.checkpoint_pages else "none needed")
-    reason = choose_dtype(read_json(folder / "config.json"), dtype).reason
+    reason = choose_dtype(model_config(folder), dtype).reason
     show(f"computed in {spec.dtype_name}: {reason}", cost_table(spec), flops_table(spec), capacity)
 
 
 def read_spec(path: Path, dtype: str, page_size: int, weights: str = "auto") -> ModelSpec:
     """Read the sizes of a checkpoint's model; dtype `auto` is the one that `serve` chooses on this machine's CPU."""
     ServeConfig(model=path, dtype=dtype, weights=weights, page_size=page_size)  # checks the four
-    return read_folder(path, choose_dtype(read_json(path / "config.json"), dtype).name, page_size, weights)
+    return read_folder(path, choose_dtype(model_config(path), dtype).name, page_size, weights)
 
 
 def cost_table(spec: ModelSpec) -> Table:

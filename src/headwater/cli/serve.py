@@ -19,8 +19,8 @@ from headwater.cli.common import commands, progress_console
 from headwater.cli.download import config_folder, whole_folder
 from headwater.cli.settings import as_toml, effective, misspelt
 from headwater.config import SETTINGS, ServeConfig
-from headwater.config_keys import read_json
 from headwater.models.dtype import choose_dtype
+from headwater.models.files import model_config
 from headwater.setting import FILE, SWITCH, Setting, SettingError
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def announce(config: ServeConfig) -> None:
     if config.model is None:
         what = "no model given, loading the embedded headwater-tiny, a small model with short answers"
     say(f"Headwater {version('headwater')}: {what}")
-    dtype = choose_dtype(read_json(config_folder(config.model) / "config.json"), config.dtype, config.device)
+    dtype = choose_dtype(model_config(config_folder(config.model)), config.dtype, config.device)
     weights = "as they are stored" if config.weights == "auto" else f"in {config.weights}, --weights {config.weights}"
     say(f"Computing in {dtype.name}: {dtype.reason}; weights are held {weights}")
 

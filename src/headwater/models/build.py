@@ -40,7 +40,7 @@ from headwater.mixers.weights import Weights
 from headwater.mixers.window import WindowAttentionMixer
 from headwater.models import hybrid
 from headwater.models.quantiser import BITS, RoundedTensors
-from headwater.models.tensors import CheckpointTensors, PartTensors
+from headwater.models.tensors import ModelTensors, PartTensors
 from headwater.spec import ModelSpec
 
 log = logging.getLogger("headwater.models")
@@ -101,7 +101,7 @@ def _on_cpu() -> LayerClasses:
     )
 
 
-def build_model(spec: ModelSpec, tensors: CheckpointTensors) -> hybrid.HybridModel:
+def build_model(spec: ModelSpec, tensors: ModelTensors) -> hybrid.HybridModel:
     """Pack the weights one layer after the other. Raises CheckpointError for a missing or misshapen tensor."""
     if spec.weights != "auto":
         _tell_of_undivided(spec)
@@ -162,6 +162,6 @@ def _tell_of_undivided(spec: ModelSpec) -> None:
         )
 
 
-def _norm(spec: ModelSpec, name: str, tensors: CheckpointTensors, prefix: str) -> RMSNorm:
+def _norm(spec: ModelSpec, name: str, tensors: ModelTensors, prefix: str) -> RMSNorm:
     weight_C = tensors.raw(prefix + name, spec.hidden_size).to(tensors.device)
     return RMSNorm(weight_C, spec.norm_eps, spec.norm_offset)

@@ -1,11 +1,14 @@
-"""Files of a checkpoint in Hugging Face's format, by their names. Imports no torch."""
+"""Files of a model: those of a folder in Hugging Face's format, by their names, or a GGUF file. Imports no torch."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from headwater.config_keys import read_json
 from headwater.errors import CheckpointError
+from headwater.models.gguf.config import gguf_config
+from headwater.unreadable import is_gguf
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
@@ -31,3 +34,16 @@ def weight_files(folder: Path) -> list[str]:
 def is_whole(folder: Path) -> bool:
     """Return whether a folder has every file without which its model cannot be loaded."""
     return all((folder / name).exists() for name in (CONFIG, TOKENIZER, *weight_files(folder)))
+
+
+def model_config(path: Path) -> dict[str, Any]:
+    """Return a model's configuration: a folder's config.json, or a GGUF file's metadata by the same keys.
+
+    Raises CheckpointError that names the file.
+    """
+    return gguf_config(path) if is_gguf(path) else read_json(path / CONFIG)
+
+
+def config_file(path: Path) -> Path:
+    """Return the file that a model's configuration is read from."""
+    return path if is_gguf(path) else path / CONFIG

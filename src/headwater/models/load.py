@@ -1,4 +1,4 @@
-"""Loading of a Hugging Face model folder: config, weights, tokenizer, chat template and end tokens."""
+"""Loading of a Hugging Face model folder, or a GGUF file: config, weights, tokenizer, chat template, end tokens."""
 
 from __future__ import annotations
 
@@ -17,11 +17,16 @@ from headwater.hub_name import HubName, name_of
 from headwater.models.build import build_model
 from headwater.models.dtype import choose_dtype
 from headwater.models.families import read_config
+from headwater.models.files import model_config
+from headwater.models.gguf.file import read_header
+from headwater.models.gguf.tensors import GgufTensors
+from headwater.models.gguf.tokenizer import special_tokens, tokenizer_of
 from headwater.models.hybrid import HybridModel
 from headwater.models.quantisation import method_of
 from headwater.models.tensors import CheckpointTensors
 from headwater.setting import SettingError
 from headwater.spec import ModelSpec
+from headwater.unreadable import is_gguf
 
 log = logging.getLogger("headwater.models")
 
@@ -50,7 +55,7 @@ def read_spec(
     """
     check_device(device)
     folder = Path(path)
-    config = read_json(folder / "config.json")
+    config = model_config(folder)
     try:
         return read_config(config, choose_dtype(config, dtype, device).name, page_size, weights)
     except CheckpointError as error:
@@ -67,32 +72,53 @@ def check_device(device: str) -> None:
 def load_model(
     path: Path | str, dtype: str = "auto", device: str = "cpu", page_size: int = 64, weights: str = "auto"
 ) -> LoadedModel:
-    """Read the folder; `weights` is how weights are held.
+    """Read a folder or a GGUF file; `weights` is how weights are held.
 
     Raises CheckpointError that names the file, and the tensor or key, that is wrong.
     """
     folder = Path(path)
     spec = read_spec(folder, dtype, device, page_size, weights)
-    config = read_json(folder / "config.json")
-    text = text_config(config)
-    tensors = CheckpointTensors(folder, getattr(torch, spec.dtype_name), torch.device(device), method_of(config))
+    config = model_config(folder)
+    to = getattr(torch, spec.dtype_name), torch.device(device)
+    tensors = GgufTensors(folder, config, *to) if is_gguf(folder) else CheckpointTensors(folder, *to, method_of(config))
     model = build_model(spec, tensors)
     _tell_of_skipped(folder, tensors.unread())
-    tokenizer_config = _optional_json(folder / "tokenizer_config.json")
-    generation = _optional_json(folder / "generation_config.json")
-    tokenizer = _tokenizer(folder / "tokenizer.json")
-    special = _special_tokens(tokenizer_config)
+    texts = _gguf_texts(folder) if is_gguf(folder) else _folder_texts(folder)
+    named_end = texts.tokenizer.token_to_id(texts.special_tokens.get("eos_token", ""))
     return LoadedModel(
         name=name_of(folder),
         path=folder,
         model=model,
         spec=spec,
-        tokenizer=tokenizer,
-        chat_template=_chat_template(folder, tokenizer_config),
-        special_tokens=special,
-        generation=generation,
-        eos_token_ids=_end_tokens(text, generation, tokenizer.token_to_id(special.get("eos_token", ""))),
+        tokenizer=texts.tokenizer,
+        chat_template=texts.chat_template,
+        special_tokens=texts.special_tokens,
+        generation=texts.generation,
+        eos_token_ids=_end_tokens(text_config(config), texts.generation, named_end),
     )
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """Parts of a model for texts; fields as in `LoadedModel`."""
+
+    tokenizer: Tokenizer
+    chat_template: str | None
+    special_tokens: dict[str, str]
+    generation: dict[str, Any]
+
+
+def _folder_texts(folder: Path) -> _Texts:
+    config = _optional_json(folder / "tokenizer_config.json")
+    generation = _optional_json(folder / "generation_config.json")
+    tokenizer = _tokenizer(folder / "tokenizer.json")
+    return _Texts(tokenizer, _chat_template(folder, config), _special_tokens(config), generation)
+
+
+def _gguf_texts(file: Path) -> _Texts:
+    header = read_header(file)
+    template = header.metadata.get("tokenizer.chat_template")
+    return _Texts(tokenizer_of(header), template, special_tokens(header), {})
 
 
 def _tell_of_skipped(folder: Path, names: list[str]) -> None:

@@ -6,6 +6,7 @@ A module's quantised weight, which several tensors hold, stands among them by th
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,34 @@ JOINED = re.compile(r"\b(gate|up)_proj\b")  # what may be one tensor, gate_up_pr
 QKV = ("q_proj", "k_proj", "v_proj")
 
 
-class CheckpointTensors:
-    """A checkpoint's tensors by name. A tensor in the file's dtype, on the CPU, is a view of the mapped file."""
+class ModelTensors(ABC):
+    """A model's tensors by the names of Hugging Face checkpoints, and the dtype and device that it computes on."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype, self.device = dtype, device
+
+    @abstractmethod
+    def __contains__(self, name: str) -> bool: ...
+
+    @abstractmethod
+    def stored(self, name: str, *shape: int) -> Stored:
+        """Return a tensor as the file holds it, in the file's dtype or quantised. Raises CheckpointError."""
+
+    @abstractmethod
+    def unread(self) -> list[str]:
+        """Return the names of tensors that were never read."""
+
+    def raw(self, name: str, *shape: int) -> torch.Tensor:
+        """Return a tensor in the file's dtype, a quantised one in the model's; sizes of 1 are not compared."""
+        return given(self.stored(name, *shape), self.dtype)
+
+
+class CheckpointTensors(ModelTensors):
+    """Tensors of a folder. A tensor in the file's dtype, on the CPU, is a view of the mapped file."""
 
     def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device, method: Method | None = None) -> None:
-        self.dtype, self.device, self._method = dtype, device, method
+        super().__init__(dtype, device)
+        self._method = method
         self._files: dict[Path, Any] = {}
         self._folder = folder
         self._source = self._locate()
@@ -54,15 +78,9 @@ class CheckpointTensors:
         return name in self._source or self._is_quantised(name)
 
     def unread(self) -> list[str]:
-        """Return the names of tensors that were never read."""
         return [name for name in self._source if name not in self._read_names]
 
-    def raw(self, name: str, *shape: int) -> torch.Tensor:
-        """Return a tensor in the file's dtype, a quantised one in the model's; sizes of 1 are not compared."""
-        return given(self.stored(name, *shape), self.dtype)
-
     def stored(self, name: str, *shape: int) -> Stored:
-        """Return a tensor as the file holds it, in the file's dtype or quantised."""
         if self._is_quantised(name):
             return self._quantised(name, *shape)
         return of_shape(self._read(name), shape, f"{self._source[name]}: tensor {name!r}")
@@ -108,7 +126,7 @@ class PartTensors(Mapping[str, torch.Tensor]):
 
     def __init__(
         self,
-        tensors: CheckpointTensors,
+        tensors: ModelTensors,
         prefix: str,
         shapes: Mapping[str, tuple[int, ...]],
         names: tuple[tuple[str, str], ...] = (),

@@ -6,10 +6,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from headwater.config_keys import ConfigKeys, read_json, text_config
+from headwater.config_keys import ConfigKeys, text_config
 from headwater.errors import CheckpointError
 from headwater.models.families.family import Family, Refusal
 from headwater.models.families.quantised import check_quantisation
+from headwater.models.files import model_config
 from headwater.spec import ModelSpec
 
 __all__ = ["ALL_REFUSE", "FAMILIES", "Family", "Refusal", "read_config", "read_folder"]
@@ -62,8 +63,8 @@ def read_config(config: dict[str, Any], dtype: str, page_size: int = 64, weights
 
 
 def read_folder(folder: Path, dtype: str = "auto", page_size: int = 64, weights: str = "auto") -> ModelSpec:
-    """Read a checkpoint folder's config.json; `auto` is the dtype that its weights are stored in."""
-    config = read_json(folder / "config.json")
+    """Read the config.json of a folder, or a GGUF file; `auto` is the dtype that its weights are stored in."""
+    config = model_config(folder)
     named = [part.get(key) for part in (text_config(config), config) for key in ("dtype", "torch_dtype")]
     stored = next((name for name in named if name), "bfloat16")
     return read_config(config, stored if dtype == "auto" else dtype, page_size, weights)

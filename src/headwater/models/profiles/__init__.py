@@ -9,6 +9,7 @@ from pathlib import Path
 from headwater.errors import ConfigError
 from headwater.hub_name import name_of
 from headwater.models.families import read_folder
+from headwater.models.files import config_file
 from headwater.models.profiles import linear, mamba, marconi, qwen
 from headwater.models.profiles.profile import Profile
 from headwater.spec import ModelSpec
@@ -29,14 +30,14 @@ def load_profile(name: str, dtype: str = "auto", weights: str = "auto") -> Profi
     if name in PROFILES:
         return replace(PROFILES[name], weights=weights)
     folder = Path(name)
-    if not (folder / "config.json").is_file():
+    if not config_file(folder).is_file():
         raise ConfigError(f"{name!r} is no folder with a config.json, and no profile of {', '.join(PROFILES)}")
     return profile_of(read_folder(folder, dtype, weights=weights), folder)
 
 
 def profile_of(spec: ModelSpec, folder: Path) -> Profile:
     """Return the profile of a model's spec, named after its folder, or ORG/NAME in a hub's cache."""
-    return profile_named(name_of(folder), str(folder / "config.json"), spec)
+    return profile_named(name_of(folder), str(config_file(folder)), spec)
 
 
 def profile_named(name: str, source: str, spec: ModelSpec) -> Profile:

@@ -12,8 +12,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from headwater.config import ServeConfig
-from headwater.config_keys import read_json
 from headwater.errors import CheckpointError
+from headwater.models.files import model_config
 from headwater.models.hub import folder_of
 from headwater.server import observe
 from headwater.server.http.errors import refusals
@@ -59,7 +59,7 @@ def install_recording(app: FastAPI, service: Service) -> None:
 def _served(config: ServeConfig, engine: ServedEngine) -> Served:
     """Describe the server for its recording, so that `replay` and `size` take its model and policies."""
     try:
-        keys = read_json(folder_of(config.model) / "config.json")
+        keys = model_config(folder_of(config.model))
     except CheckpointError:  # a recording without the model's sizes is still of use
         keys = {}
     sizes = {name: value for name, value in keys.items() if not name.startswith("_")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
@@ -15,6 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from headwater.errors import CheckpointError
+from headwater.models.files import config_file, model_config
 from headwater.models.hub import folder_of
 from headwater.server.answer.formats.parser import AnswerParser
 from headwater.server.answer.ollama import MEDIA_TYPE, Fields, OllamaReply, chat_fields, generate_fields, loaded
@@ -189,17 +191,11 @@ def install_models(app: FastAPI, service: Service) -> None:
 def listed_model(service: Service) -> ListedModel:
     """Describe the served model. Without a readable `config.json` its time is the server's start."""
     engine, spec = service.engine, service.engine.spec
-    text, changed = b"", float(service.started)
+    text, changed = "", float(service.started)
     with suppress(OSError, CheckpointError):  # the folder may have gone since the model was loaded
-        file = folder_of(service.config.model) / "config.json"
-        text, changed = file.read_bytes(), file.stat().st_mtime
-    parts = (
-        engine.model_name,
-        text.decode(errors="replace"),
-        engine.chat_template or "",
-        spec.dtype_name,
-        spec.weights,
-    )
+        path = folder_of(service.config.model)
+        text, changed = json.dumps(model_config(path)), config_file(path).stat().st_mtime
+    parts = (engine.model_name, text, engine.chat_template or "", spec.dtype_name, spec.weights)
     return ListedModel(
         name=engine.model_name,
         model=engine.model_name,

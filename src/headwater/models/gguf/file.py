@@ -1,0 +1,159 @@
+"""Header of a GGUF file: its metadata, and the place, shape and type of each tensor. No torch.
+
+The format: github.com/ggml-org/ggml, docs/gguf.md; versions 2 and 3, little-endian.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from headwater.errors import CheckpointError
+from headwater.unreadable import why_unreadable
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+ALIGNMENT = 32  # bytes, unless the metadata gives another
+STRING, ARRAY, FLOAT32, BOOL = 8, 9, 6, 7
+NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", FLOAT32: "f", BOOL: "?", 10: "Q", 11: "q", 12: "d"}
+MOST_DIMENSIONS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlace:
+    """A tensor of a GGUF file: its shape, outputs first, the number of its type, and its first byte in the file."""
+
+    shape: tuple[int, ...]
+    type: int
+    start: int
+
+
+@dataclass(frozen=True)
+class GgufHeader:
+    """Metadata and table of tensors of a GGUF file."""
+
+    path: Path
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, TensorPlace]
+
+    @property
+    def architecture(self) -> str:
+        """Name of the model family in llama.cpp: `qwen35`."""
+        return str(self.need("general.architecture"))
+
+    def need(self, key: str) -> Any:
+        """Return a value of the metadata. Raises CheckpointError if the key is missing."""
+        if key not in self.metadata:
+            raise CheckpointError(f"{self.path}: key {key!r} is missing from the metadata")
+        return self.metadata[key]
+
+
+def read_header(path: Path) -> GgufHeader:
+    """Read the header of a file. Raises CheckpointError for a file that is no GGUF file, or a part of one."""
+    try:
+        facts = path.stat()
+        return _read_header(path, facts.st_mtime_ns, facts.st_size)
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
+@lru_cache(maxsize=2)
+def _read_header(path: Path, changed: int, size: int) -> GgufHeader:
+    if size < len(MAGIC):
+        raise CheckpointError(f"{path}: its {size} bytes are no GGUF file")
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        if content[: len(MAGIC)] != MAGIC:
+            raise CheckpointError(f"{path}: it is no GGUF file: {why_unreadable(path)}")
+        try:
+            return _parse(path, _Cursor(content))
+        except (struct.error, IndexError, UnicodeDecodeError, OverflowError) as error:
+            raise CheckpointError(f"{path}: the header of its {size:,} bytes is cut off or broken: {error}") from error
+
+
+class _Cursor:
+    """Position in the bytes of a file, from which values are read."""
+
+    def __init__(self, content: mmap.mmap) -> None:
+        self.content, self.at = content, len(MAGIC)
+
+    def number(self, kind: str) -> Any:
+        (value,) = struct.unpack_from("<" + kind, self.content, self.at)
+        self.at += struct.calcsize(kind)
+        return _shortest(value) if kind == "f" else value
+
+    def text(self) -> str:
+        end = self.at + 8 + self.number("Q")
+        if end > len(self.content):
+            raise IndexError(f"a text ends at byte {end:,}")
+        text = self.content[self.at : end].decode("utf-8", "surrogateescape")
+        self.at = end
+        return text
+
+    def value(self, kind: int) -> Any:
+        if kind == STRING:
+            return self.text()
+        if kind == ARRAY:
+            return self.array()
+        if kind not in NUMBERS:
+            raise IndexError(f"a value is of type {kind}, which is none")
+        return self.number(NUMBERS[kind])
+
+    def array(self) -> list[Any]:
+        kind, n = self.number("I"), self.number("Q")
+        if kind not in NUMBERS:
+            self._check_room(n, 8)
+            read: Callable[[], Any] = self.text if kind == STRING else lambda: self.value(kind)
+            return [read() for _ in range(n)]
+        size = struct.calcsize(NUMBERS[kind])
+        self._check_room(n, size)
+        values = list(struct.unpack_from(f"<{n}{NUMBERS[kind]}", self.content, self.at))
+        self.at += n * size
+        return values
+
+    def _check_room(self, n: int, size: int) -> None:
+        if self.at + n * size > len(self.content):
+            raise IndexError(f"an array of {n:,} values starts at byte {self.at:,}")
+
+
+def _parse(path: Path, cursor: _Cursor) -> GgufHeader:
+    version = cursor.number("I")
+    if version not in VERSIONS:
+        raise CheckpointError(f"{path}: GGUF version {version} is not one of {VERSIONS}")
+    n_tensors, n_values = cursor.number("Q"), cursor.number("Q")
+    metadata = {}
+    for _ in range(n_values):
+        key = cursor.text()
+        metadata[key] = cursor.value(cursor.number("I"))
+    table = [_place(cursor) for _ in range(n_tensors)]
+    alignment = metadata.get("general.alignment", ALIGNMENT)
+    if not isinstance(alignment, int) or alignment < 1:
+        raise CheckpointError(f"{path}: key 'general.alignment' is {alignment!r}, must be a number of bytes")
+    first = -(-cursor.at // alignment) * alignment
+    tensors = {name: TensorPlace(place.shape, place.type, first + place.start) for name, place in table}
+    if metadata.get("split.count", 1) > 1:
+        raise CheckpointError(
+            f"{path}: it is one of {metadata['split.count']} parts: join them with `llama-gguf-split --merge`"
+        )
+    return GgufHeader(path, metadata, tensors)
+
+
+def _place(cursor: _Cursor) -> tuple[str, TensorPlace]:
+    name, n = cursor.text(), cursor.number("I")
+    if n > MOST_DIMENSIONS:
+        raise IndexError(f"tensor {name!r} has {n} dimensions")
+    shape = tuple(cursor.number("Q") for _ in range(n))
+    if prod(shape) > len(cursor.content) * 8:
+        raise IndexError(f"tensor {name!r} has shape {list(shape[::-1])}")
+    return name, TensorPlace(shape[::-1], cursor.number("I"), cursor.number("Q"))
+
+
+def _shortest(value: float) -> float:
+    """Return the shortest decimal number that float32 rounds to this value: 1e-06 for 9.99999997e-07."""
+    texts = (f"{value:.{digits}g}" for digits in range(6, 9))
+    return next((float(t) for t in texts if struct.pack("<f", float(t)) == struct.pack("<f", value)), value)

@@ -1,0 +1,97 @@
+"""Tensors of a GGUF file by the names of Hugging Face checkpoints, mapped into memory and read one at a time."""
+
+from __future__ import annotations
+
+import mmap
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headwater.errors import CheckpointError
+from headwater.mixers.quantised import Quantised
+from headwater.models.gguf.blocks import OTHERS, TYPES, Plain
+from headwater.models.gguf.file import TensorPlace, read_header
+from headwater.models.gguf.names import sources
+from headwater.models.tensors import ModelTensors, Stored, of_shape
+
+
+class GgufTensors(ModelTensors):
+    """Tensors of one file. A plain tensor that no converter changed is a view of the mapped file."""
+
+    def __init__(self, path: Path, config: dict[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(dtype, device)
+        self._header = read_header(path)
+        self._sources = sources(self._header.architecture, config)
+        self._read_names: set[str] = set()
+        with path.open("rb") as file:
+            self._content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        for name, place in self._header.tensors.items():
+            self._check(name, place)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._sources and self._sources[name][0] in self._header.tensors
+
+    def unread(self) -> list[str]:
+        return [name for name in self._header.tensors if name not in self._read_names]
+
+    def stored(self, name: str, *shape: int) -> Stored:
+        theirs, change = self._sources.get(name, (name, None))
+        if change is None or theirs not in self._header.tensors:
+            raise CheckpointError(f"{self._header.path}: tensor {theirs!r} is missing from the file")
+        self._read_names.add(theirs)
+        place = self._header.tensors[theirs]
+        of_experts = len(place.shape) > 2 and not isinstance(TYPES[place.type], Plain)
+        what = f"{self._header.path}: tensor {theirs!r}"
+        if of_experts:
+            _check_shape(what, place.shape, shape)
+            return [self._quantised(place, e) for e in range(shape[0])]
+        weight = change(self._numbers(place) if isinstance(TYPES[place.type], Plain) else self._quantised(place))
+        if isinstance(weight, torch.Tensor):
+            return of_shape(weight, shape, what)
+        _check_shape(what, tuple(weight.shape), shape)
+        return weight
+
+    def _check(self, name: str, place: TensorPlace) -> None:
+        """Raise CheckpointError for a tensor that cannot be read, or that the file does not hold as a whole."""
+        what = f"{self._header.path}: tensor {name!r}"
+        if place.type not in TYPES:
+            known = ", ".join(kind.name for kind in TYPES.values())
+            raise CheckpointError(
+                f"{what} is of type {OTHERS.get(place.type, place.type)}, which is not one of {known}"
+            )
+        kind = TYPES[place.type]
+        if not isinstance(kind, Plain) and place.shape[-1] % kind.inputs:
+            raise CheckpointError(f"{what} has {place.shape[-1]} inputs, blocks of {kind.name} have {kind.inputs}")
+        end = place.start + _bytes(place)
+        if end > len(self._content):
+            size = len(self._content)
+            raise CheckpointError(f"{what} ends at byte {end:,} of a file of {size:,}: the download was cut off")
+
+    def _numbers(self, place: TensorPlace) -> torch.Tensor:
+        kind = TYPES[place.type]
+        assert isinstance(kind, Plain)
+        n = prod(place.shape)
+        return torch.frombuffer(self._content, dtype=kind.dtype, count=n, offset=place.start).view(place.shape)
+
+    def _quantised(self, place: TensorPlace, expert: int = 0) -> Quantised:
+        """Return the weight [N, K], of one expert if there are several."""
+        kind = TYPES[place.type]
+        assert not isinstance(kind, Plain)
+        n_out, n_in = place.shape[-2:]
+        blocks = n_in // kind.inputs
+        size = n_out * blocks * kind.bytes
+        start = place.start + expert * size
+        byte = torch.frombuffer(self._content, dtype=torch.uint8, count=size, offset=start)
+        return kind.read(byte.view(n_out, blocks, kind.bytes))
+
+
+def _bytes(place: TensorPlace) -> int:
+    kind, n = TYPES[place.type], prod(place.shape)
+    return n * kind.dtype.itemsize if isinstance(kind, Plain) else n // kind.inputs * kind.bytes
+
+
+def _check_shape(what: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    if [n for n in found if n != 1] != [n for n in wanted if n != 1]:
+        raise CheckpointError(f"{what} has shape {list(found)}, the metadata ask for {list(wanted)}")

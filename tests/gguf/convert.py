@@ -1,0 +1,224 @@
+"""Conversion of Hugging Face checkpoints to GGUF files: the changes of llama.cpp's converters, family by family."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tests.gguf.writer import write
+
+Config = dict[str, Any]
+Tensors = dict[str, Tensor]
+Named = Iterator[tuple[str, Tensor]]
+
+
+def tiled(x: Tensor, k_heads: int, v_heads: int, dim: int = 0) -> Tensor:
+    """Value heads of key heads in turn: the first of each, then the second of each."""
+    x = x.movedim(dim, 0)
+    heads = x.unflatten(0, (k_heads, v_heads // k_heads, -1)).transpose(0, 1)
+    return heads.flatten(0, 2).movedim(0, dim).contiguous()
+
+
+def renamed(tensors: Tensors, at: str, **names: str) -> Named:
+    for theirs, ours in names.items():
+        if f"{at}{theirs}.weight" in tensors:
+            yield f"{ours}.weight", tensors[f"{at}{theirs}.weight"]
+
+
+def attention(tensors: Tensors, at: str, offset: float) -> Named:
+    names = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output"}
+    yield from renamed(tensors, at, **names)
+    for x in "qk":
+        if f"{at}{x}_norm.weight" in tensors:
+            yield f"attn_{x}_norm.weight", tensors[f"{at}{x}_norm.weight"] + offset
+
+
+def feed_forward(tensors: Tensors, at: str, experts: int) -> Named:
+    yield from renamed(tensors, at, gate_proj="ffn_gate", up_proj="ffn_up", down_proj="ffn_down")
+    yield from renamed(tensors, at, gate="ffn_gate_inp", shared_expert_gate="ffn_gate_inp_shexp")
+    shared = {"gate_proj": "ffn_gate_shexp", "up_proj": "ffn_up_shexp", "down_proj": "ffn_down_shexp"}
+    yield from renamed(tensors, f"{at}shared_expert.", **shared)
+    if f"{at}experts.gate_up_proj" in tensors:
+        gate, up = tensors[f"{at}experts.gate_up_proj"].chunk(2, 1)
+        for part, of in (("gate", gate), ("up", up), ("down", tensors[f"{at}experts.down_proj"])):
+            yield f"ffn_{part}_exps.weight", of
+    elif f"{at}experts.0.up_proj.weight" in tensors:
+        for part in ("gate", "up", "down"):
+            of = [tensors[f"{at}experts.{e}.{part}_proj.weight"] for e in range(experts)]
+            yield f"ffn_{part}_exps.weight", torch.stack(of)
+
+
+def delta_net(c: Config, w: Tensors, at: str) -> Named:
+    k_heads, v_heads, k_dim = c["linear_num_key_heads"], c["linear_num_value_heads"], c["linear_key_head_dim"]
+    before = 2 * k_heads * k_dim
+
+    def mixed(x: Tensor) -> Tensor:
+        return torch.cat([x[:before], tiled(x[before:], k_heads, v_heads)])
+
+    yield "attn_qkv.weight", mixed(w[f"{at}in_proj_qkv.weight"])
+    yield "attn_gate.weight", tiled(w[f"{at}in_proj_z.weight"], k_heads, v_heads)
+    yield "ssm_beta.weight", tiled(w[f"{at}in_proj_b.weight"], k_heads, v_heads)
+    yield "ssm_alpha.weight", tiled(w[f"{at}in_proj_a.weight"], k_heads, v_heads)
+    yield "ssm_conv1d.weight", mixed(w[f"{at}conv1d.weight"][:, 0])
+    yield "ssm_a", -tiled(w[f"{at}A_log"], k_heads, v_heads).float().exp()
+    yield "ssm_dt.bias", tiled(w[f"{at}dt_bias"], k_heads, v_heads)
+    yield "ssm_norm.weight", w[f"{at}norm.weight"]
+    yield "ssm_out.weight", tiled(w[f"{at}out_proj.weight"], k_heads, v_heads, dim=1)
+
+
+def delta_net_by_key_head(c: Config, w: Tensors, at: str) -> Named:
+    k_heads, v_heads = c["linear_num_key_heads"], c["linear_num_value_heads"]
+    shared = v_heads // k_heads * c["linear_value_head_dim"]
+    of_head = w[f"{at}in_proj_qkvz.weight"].unflatten(0, (k_heads, -1))
+    sizes = [c["linear_key_head_dim"]] * 2 + [shared] * 2
+    q, k, v, z = (part.flatten(0, 1) for part in of_head.split(sizes, 1))
+    yield "attn_qkv.weight", torch.cat([q, k, v])
+    yield "attn_gate.weight", z
+    yield "ssm_ba.weight", w[f"{at}in_proj_ba.weight"]
+    yield "ssm_conv1d.weight", w[f"{at}conv1d.weight"][:, 0]
+    yield "ssm_a", -w[f"{at}A_log"].float().exp()
+    yield "ssm_dt.bias", w[f"{at}dt_bias"]
+    yield "ssm_norm.weight", w[f"{at}norm.weight"]
+    yield "ssm_out.weight", w[f"{at}out_proj.weight"]
+
+
+def qwen_next(c: Config, w: Tensors, i: int) -> Named:
+    at = f"model.layers.{i}."
+    yield "attn_norm.weight", w[f"{at}input_layernorm.weight"].float() + 1
+    yield "post_attention_norm.weight", w[f"{at}post_attention_layernorm.weight"].float() + 1
+    mixer = delta_net_by_key_head if c["model_type"] == "qwen3_next" else delta_net
+    if c["layer_types"][i] == "full_attention":
+        yield from attention(w, f"{at}self_attn.", 1.0)
+    else:
+        yield from mixer(c, w, f"{at}linear_attn.")
+    yield from feed_forward(w, f"{at}mlp.", c.get("num_experts", 0))
+
+
+def qwen3(c: Config, w: Tensors, i: int) -> Named:
+    at = f"model.layers.{i}."
+    yield from renamed(w, at, input_layernorm="attn_norm", post_attention_layernorm="ffn_norm")
+    yield from attention(w, f"{at}self_attn.", 0.0)
+    yield from feed_forward(w, f"{at}mlp.", c.get("num_experts", c.get("num_local_experts", 0)))
+
+
+def common(c: Config) -> Config:
+    rope = c.get("rope_parameters") or {}
+    found = {
+        "context_length": c["max_position_embeddings"],
+        "embedding_length": c["hidden_size"],
+        "block_count": c["num_hidden_layers"],
+        "attention.layer_norm_rms_epsilon": float(c["rms_norm_eps"]),
+        "attention.head_count": c["num_attention_heads"],
+        "attention.head_count_kv": c["num_key_value_heads"],
+        "rope.freq_base": float(rope.get("rope_theta", c.get("rope_theta", 10_000.0))),
+    }
+    if c.get("intermediate_size"):
+        found["feed_forward_length"] = c["intermediate_size"]
+    if "head_dim" in c:
+        share = rope.get("partial_rotary_factor", c.get("partial_rotary_factor", 1.0))
+        found |= {
+            "attention.key_length": c["head_dim"],
+            "attention.value_length": c["head_dim"],
+            "rope.dimension_count": int(c["head_dim"] * share),
+        }
+    return found | experts(c)
+
+
+def experts(c: Config) -> Config:
+    n = c.get("num_experts", c.get("num_local_experts", 0)) if c.get("moe_intermediate_size") else 0
+    if not n:
+        return {}
+    found = {
+        "expert_count": n,
+        "expert_used_count": c["num_experts_per_tok"],
+        "expert_feed_forward_length": c["moe_intermediate_size"],
+    }
+    shared = c.get("shared_expert_intermediate_size")
+    return found | ({"expert_shared_feed_forward_length": shared} if shared else {})
+
+
+def delta_net_sizes(c: Config) -> Config:
+    return common(c) | {
+        "ssm.conv_kernel": c["linear_conv_kernel_dim"],
+        "ssm.state_size": c["linear_key_head_dim"],
+        "ssm.group_count": c["linear_num_key_heads"],
+        "ssm.time_step_rank": c["linear_num_value_heads"],
+        "ssm.inner_size": c["linear_value_head_dim"] * c["linear_num_value_heads"],
+        "full_attention_interval": 4,
+    }
+
+
+Layer = Callable[[Config, Tensors, int], Named]
+FAMILIES: dict[str, tuple[str, Callable[[Config], Config], Layer, float]] = {  # name, sizes, layers, offset of norms
+    "qwen3": ("qwen3", common, qwen3, 0.0),
+    "qwen3_5_text": ("qwen35", delta_net_sizes, qwen_next, 1.0),
+    "qwen3_5_moe_text": ("qwen35moe", delta_net_sizes, qwen_next, 1.0),
+    "qwen3_moe": ("qwen3moe", common, qwen3, 0.0),
+    "qwen3_next": ("qwen3next", delta_net_sizes, qwen_next, 1.0),
+}
+
+
+def tokens(folder: Path, vocab_size: int, pre: str) -> Config:
+    """Metadata of a tokenizer of byte-level BPE."""
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    added = {token["id"]: token for token in tokenizer["added_tokens"]}
+    by_id = {i: token for token, i in tokenizer["model"]["vocab"].items()}
+    by_id |= {i: token["content"] for i, token in added.items()}
+    kinds = [(3 if added[i]["special"] else 4) if i in added else 1 if i in by_id else 5 for i in range(vocab_size)]
+    ids = {token: i for i, token in by_id.items()}
+    named = {
+        f"tokenizer.ggml.{theirs}_token_id": ids[token if isinstance(token, str) else token["content"]]
+        for theirs, ours in (("bos", "bos_token"), ("eos", "eos_token"), ("padding", "pad_token"))
+        if (token := config.get(ours))
+    }
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in tokenizer["model"]["merges"]]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": [by_id.get(i, f"[PAD{i}]") for i in range(vocab_size)],
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.add_bos_token": False,
+        **named,
+    }
+
+
+def convert(
+    folder: Path, file: Path, form: str = "F32", forms: Mapping[str, str] | None = None, pre: str = "qwen2"
+) -> Path:
+    """Write a folder's model in a format, tensors of some endings in others; what is no product stays float32."""
+    config = json.loads((folder / "config.json").read_text())
+    config = config.get("text_config", config)
+    weights = {name: tensor for shard in folder.glob("*.safetensors") for name, tensor in load_file(shard).items()}
+    name, sizes, layer, offset = FAMILIES[config["model_type"]]
+    of_layers = {
+        f"blk.{i}.{ours}": tensor
+        for i in range(config["num_hidden_layers"])
+        for ours, tensor in layer(config, weights, i)
+    }
+    found = {
+        "token_embd.weight": weights["model.embed_tokens.weight"],
+        "output_norm.weight": weights["model.norm.weight"].float() + offset,
+        **({} if config.get("tie_word_embeddings") else {"output.weight": weights["lm_head.weight"]}),
+        **of_layers,
+    }
+    metadata = {"general.architecture": name} | {f"{name}.{key}": of for key, of in sizes(config).items()}
+    template = folder / "chat_template.jinja"
+    if template.exists():
+        metadata["tokenizer.chat_template"] = template.read_text()
+    metadata |= tokens(folder, config["vocab_size"], pre)
+
+    def form_of(name: str, tensor: Tensor) -> str:
+        chosen = next((other for end, other in (forms or {}).items() if name.endswith(end)), form)
+        blocks = 256 if chosen.endswith("_K") else 32 if chosen.startswith("Q") else 1
+        fits = tensor.ndim > 1 and "conv1d" not in name and "norm" not in name and tensor.shape[-1] % blocks == 0
+        return chosen if fits else "F32"
+
+    return write(file, metadata, {name: (tensor, form_of(name, tensor)) for name, tensor in found.items()})

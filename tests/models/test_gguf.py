@@ -1,0 +1,204 @@
+"""GGUF files: headers, formats of tensors to the bit, tokenizers, and what is wrong with a file."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from headwater.errors import CheckpointError
+from headwater.mixers.quantised import Quantised
+from headwater.models.gguf import changes
+from headwater.models.gguf.blocks import TYPES, Plain
+from headwater.models.gguf.file import read_header
+from headwater.models.gguf.tokenizer import special_tokens, tokenizer_of
+from headwater.models.load import load_model, read_spec
+from tests.gguf.blocks import FORMATS, decode, encode, random_blocks
+from tests.gguf.convert import convert
+from tests.gguf.writer import pack
+
+FACTS = {"general.architecture": "qwen3", "qwen3.block_count": 1}
+
+
+def read_blocks(name: str, byte_NY: np.ndarray) -> Quantised:
+    kind = TYPES[FORMATS[name].number]
+    assert not isinstance(kind, Plain)
+    assert (kind.name, kind.inputs, kind.bytes) == (name, FORMATS[name].inputs, FORMATS[name].bytes)
+    return kind.read(torch.from_numpy(byte_NY).view(len(byte_NY), -1, kind.bytes))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_any_block_has_the_values_of_its_format_to_the_bit(name: str) -> None:
+    byte_NY = random_blocks(name, n_out=5, blocks=3)
+    assert torch.equal(read_blocks(name, byte_NY).values(), torch.from_numpy(decode(name, byte_NY)))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_encoded_numbers_come_back_as_near_as_their_bits_allow(name: str) -> None:
+    x_NK = np.random.default_rng(1).normal(0, 1, (4, 512)).astype(np.float32)
+    found = read_blocks(name, encode(name, x_NK))
+    steps = 2.0**-found.bits * 8
+    assert np.abs(found.values().numpy() - x_NK).max() < steps
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("run", [8, 16, 64, 128])
+def test_inputs_are_reordered_with_their_scales(name: str, run: int) -> None:
+    weight = read_blocks(name, random_blocks(name, 3, 1024 // FORMATS[name].inputs))
+    order = torch.randperm(1024 // run, generator=torch.Generator().manual_seed(0))
+    moved = changes.inputs(order, run)(weight)
+    assert isinstance(moved, Quantised)
+    plain = weight.values()
+    assert torch.equal(moved.values(), plain.unflatten(1, (-1, run))[:, order].flatten(1))
+    assert torch.equal(changes.inputs(order, run)(plain), moved.values())
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_rows_are_reordered(name: str) -> None:
+    weight = read_blocks(name, random_blocks(name, 6, 2))
+    order = changes.of_heads(changes.grouped(2, 4), 1, before=2)
+    moved = changes.rows(order)(weight)
+    assert isinstance(moved, Quantised)
+    assert torch.equal(moved.values(), weight.values()[[0, 1, 2, 4, 3, 5]])
+
+
+def test_the_gain_of_a_norm_is_that_of_the_file_to_the_bit() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for scale in (0.01, 1.0, 30.0):
+        gain = 1 + scale * torch.randn(10_000, generator=generator)
+        assert torch.equal(1 + changes.numbers(changes.less_one(gain)), gain)
+
+
+def test_the_header_has_values_of_every_type_and_places_of_tensors(tmp_path: Path) -> None:
+    metadata = FACTS | {"a": True, "b": 1e-6, "c": [1, -2], "d": ["x", "é"], "e": [0.5, 1.5], "f": "text"}
+    content = pack(metadata, {"w": ((3, 32), 8, bytes(3 * 34)), "v": ((5,), 0, bytes(20))})
+    (tmp_path / "a.gguf").write_bytes(content)
+    header = read_header(tmp_path / "a.gguf")
+    assert header.metadata == metadata
+    assert header.architecture == "qwen3"
+    assert (header.tensors["w"].shape, header.tensors["w"].type) == ((3, 32), 8)
+    assert header.tensors["v"].start % 32 == 0
+    assert header.tensors["v"].start + 20 == len(content)
+
+
+Change = Callable[[bytes], bytes]
+BROKEN: dict[str, tuple[Change, str]] = {
+    "no magic": (lambda raw: b"GGML" + raw[4:], "no GGUF file"),
+    "empty": (lambda raw: b"", "its 0 bytes are no GGUF file"),
+    "a version": (lambda raw: raw[:4] + struct.pack("<I", 1) + raw[8:], r"version 1 is not one of \(2, 3\)"),
+    "no header's end": (lambda raw: raw[:60], "header of its 60 bytes is cut off"),
+    "many tensors": (lambda raw: raw[:8] + struct.pack("<Q", 2**60) + raw[16:], "cut off or broken"),
+    "a long text": (lambda raw: raw[:24] + struct.pack("<Q", 2**62) + raw[32:], "cut off or broken"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_file_is_named(case: str, tmp_path: Path) -> None:
+    change, error = BROKEN[case]
+    file = tmp_path / "model.gguf"
+    file.write_bytes(change(pack(FACTS, {"w": ((3, 32), 8, bytes(3 * 34))})))
+    with pytest.raises(CheckpointError, match=rf"model\.gguf: .*{error}"):
+        read_spec(file)
+
+
+def of_tensor(shape: tuple[int, ...], number: int, content: bytes) -> Any:
+    return {"token_embd.weight": ((8, 32), 0, bytes(8 * 32 * 4)), "blk.0.attn_q.weight": (shape, number, content)}
+
+
+SIZES = FACTS | {
+    "qwen3.embedding_length": 32,
+    "qwen3.context_length": 100,
+    "qwen3.feed_forward_length": 32,
+    "qwen3.attention.head_count": 2,
+    "qwen3.attention.head_count_kv": 1,
+    "qwen3.attention.key_length": 16,
+    "qwen3.attention.layer_norm_rms_epsilon": 1e-6,
+}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "error"),
+    [
+        (of_tensor((32, 32), 23, b""), "'blk.0.attn_q.weight' is of type IQ4_XS, which is not one of .*Q4_K"),
+        (of_tensor((32, 24), 8, b""), "has 24 inputs, blocks of Q8_0 have 32"),
+        (of_tensor((32, 32), 8, bytes(1000)), "ends at byte .* of a file of .*: the download was cut off"),
+        (of_tensor((32, 64), 8, bytes(32 * 68)), r"'blk.0.attn_q.weight' has shape \[32, 64\], .* ask for \[32, 32\]"),
+        ({"token_embd.weight": ((8, 32), 0, bytes(1024))}, "tensor 'blk.0.attn_q.weight' is missing from the file"),
+    ],
+)
+def test_what_is_wrong_with_a_tensor_is_named(tensors: Any, error: str, tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(pack(SIZES, tensors))
+    with pytest.raises(CheckpointError, match=error):
+        load_model(tmp_path / "model.gguf", "float32")
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"general.architecture": "llama"}, "architecture 'llama' is not one of .*qwen35"),
+        ({"qwen3.block_count": None}, r"key 'qwen3\.block_count' is missing from the metadata"),
+        ({"split.count": 3}, "one of 3 parts"),
+        ({"qwen3.rope.scaling.type": "yarn"}, "key 'rope_scaling' is "),
+    ],
+)
+def test_a_model_that_is_not_read_is_refused_by_its_name(changes: dict[str, Any], error: str, tmp_path: Path) -> None:
+    metadata = {key: value for key, value in (SIZES | changes).items() if value is not None}
+    (tmp_path / "model.gguf").write_bytes(pack(metadata, of_tensor((32, 32), 8, bytes(32 * 34))))
+    with pytest.raises(CheckpointError, match=rf"model\.gguf: .*{error}"):
+        read_spec(tmp_path / "model.gguf")
+
+
+TEXTS = (
+    "Hello wörld, it's 2026!\n\n  and   spaces \t here",
+    "<|im_start|>user\nHi<|im_end|>\n",
+    "a\u0301 日本語 ... ''' don'T 12345",
+    "",
+)
+
+
+def test_the_tokenizer_is_that_of_the_folder(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = checkpoint("qwen3_5")
+    header = read_header(convert(folder, tmp_path / "model.gguf"))
+    ours, theirs = tokenizer_of(header), load_model(folder, "float32").tokenizer
+    for text in TEXTS:
+        ids = theirs.encode(text).ids
+        assert ours.encode(text).ids == ids
+        assert ours.decode(ids, skip_special_tokens=False) == theirs.decode(ids, skip_special_tokens=False)
+    added = {i: (token.content, token.special) for i, token in theirs.get_added_tokens_decoder().items()}
+    assert {i: (token.content, token.special) for i, token in ours.get_added_tokens_decoder().items()} == added
+    assert special_tokens(header) == load_model(folder, "float32").special_tokens
+
+
+def test_tokens_around_a_text_follow_the_file(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    header = read_header(convert(checkpoint("qwen3_5"), tmp_path / "model.gguf"))
+    end = header.metadata["tokenizer.ggml.eos_token_id"]
+    asked = {
+        "tokenizer.ggml.bos_token_id": 5,
+        "tokenizer.ggml.add_bos_token": True,
+        "tokenizer.ggml.add_eos_token": True,
+    }
+    changed = type(header)(header.path, {**header.metadata, **asked}, header.tensors)
+    plain, framed = tokenizer_of(header), tokenizer_of(changed)
+    assert framed.encode("hello").ids == [5, *plain.encode("hello").ids, end]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "error"),
+    [
+        ("model", "llama", "of kind 'llama', only byte-level BPE"),
+        ("pre", "viking", "key 'tokenizer.ggml.pre' is 'viking', must be one of .*qwen35"),
+        ("merges", ["q zzz"], "tokens and merges do not fit"),
+    ],
+)
+def test_a_tokenizer_that_is_not_read_is_refused(
+    key: str, value: Any, error: str, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    header = read_header(convert(checkpoint("qwen3_5"), tmp_path / "model.gguf"))
+    changed = type(header)(header.path, {**header.metadata, f"tokenizer.ggml.{key}": value}, header.tensors)
+    with pytest.raises(CheckpointError, match=error):
+        tokenizer_of(changed)

@@ -1,0 +1,104 @@
+"""Models in GGUF files: the logits and greedy tokens of the Hugging Face checkpoint, family by family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from headwater.config import ServeConfig
+from headwater.hub_name import name_of
+from headwater.models.families import read_folder
+from headwater.models.gguf.config import CONFIGS
+from headwater.models.gguf.names import NAMINGS
+from headwater.models.load import LoadedModel, load_model, read_spec
+from headwater.models.profiles import load_profile
+from headwater.setting import SettingError
+from tests.gguf.convert import FAMILIES, convert
+from tests.gguf.values import as_float32
+from tests.support import Bench
+
+TOKENS = list(range(300, 400))
+EXACT = ("qwen3", "qwen3_moe", "qwen3_5", "qwen3_5_tied", "qwen3_5_moe", "qwen3_next", "qwen3_next_odd_heads")
+FORMS = ("BF16", "F16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
+
+
+def greedy(loaded: LoadedModel, n: int = 20) -> tuple[torch.Tensor, list[int]]:
+    """The logits after a prompt, and the tokens that are chosen from there on."""
+    bench = Bench(loaded.model)
+    sequence = bench.sequence(len(TOKENS) + n)
+    first = logits = bench.prefill(sequence, TOKENS)
+    chosen = []
+    for _ in range(n):
+        chosen.append(int(logits.view(-1, logits.shape[-1])[-1].argmax()))
+        logits = bench.step([], [(sequence, chosen[-1])])
+    return first, chosen
+
+
+def test_every_architecture_has_its_config_its_names_and_a_test() -> None:
+    assert CONFIGS.keys() == NAMINGS.keys() == {architecture for architecture, *_ in FAMILIES.values()}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_a_file_in_float32_has_the_logits_of_its_checkpoint(
+    name: str, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = checkpoint(name)
+    file = convert(folder, tmp_path / f"{name}.gguf")
+    expected, found = load_model(folder, "float32"), load_model(file, "float32")
+    if not name.startswith("qwen3_next"):  # whose projections are split
+        assert found.spec.layers == expected.spec.layers
+    (expected_V, tokens), (found_V, ours) = greedy(expected), greedy(found)
+    torch.testing.assert_close(found_V, expected_V, rtol=0, atol=1e-4)
+    assert ours == tokens
+    assert found.eos_token_ids == expected.eos_token_ids
+    assert found.name == name
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    assert not [line for line in maps if str(file) in line]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe", "qwen3_next"])
+def test_a_quantised_file_has_the_logits_of_its_values(
+    name: str, form: str, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """A file in float32 with the values of the quantised one has the same logits."""
+    same_values(checkpoint(name), tmp_path, form)
+
+
+@pytest.mark.parametrize("form", ["Q4_K", "Q5_K", "Q6_K"])
+def test_a_file_of_k_formats_has_the_logits_of_its_values(
+    form: str, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    same_values(checkpoint("qwen3_5_blocks"), tmp_path, form)
+
+
+def test_a_file_of_mixed_formats_has_the_logits_of_its_values(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    forms = {"attn_v.weight": "Q6_K", "attn_qkv.weight": "Q5_K", "ffn_down.weight": "Q6_K", "token_embd.weight": "Q8_0"}
+    same_values(checkpoint("qwen3_5_blocks"), tmp_path, "Q4_K", forms)
+
+
+def same_values(folder: Path, tmp_path: Path, form: str, forms: dict[str, str] | None = None) -> None:
+    file = convert(folder, tmp_path / "quantised.gguf", form, forms)
+    plain = as_float32(file, tmp_path / "plain.gguf")
+    (expected_V, tokens), (found_V, ours) = (greedy(load_model(one, "float32"), 5) for one in (plain, file))
+    torch.testing.assert_close(found_V, expected_V, rtol=0, atol=1e-4)
+    assert ours == tokens
+
+
+def test_a_file_is_taken_where_a_folder_is(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = checkpoint("qwen3_5_bfloat16")
+    file = convert(folder, tmp_path / "small.gguf", "BF16")
+    assert ServeConfig(model=file).model == file
+    assert read_spec(file).dtype_name == read_spec(folder).dtype_name
+    assert read_folder(file).layers == read_folder(folder).layers
+    assert name_of(file) == "small"
+    assert load_profile(str(file)).name == "small"
+    with pytest.raises(SettingError, match="no folder with a config"):
+        ServeConfig(model=tmp_path / "other.gguf")
+    with pytest.raises(SettingError, match=r"small\.gguf is a GGUF file, which is given by its own path"):
+        ServeConfig(model=tmp_path)
