@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numba import prange
 
-from headwater.kernels.compiling import kernel, part
+from headwater.kernels.compiling import kernel
 from headwater.kernels.convolution import Convolution, convolve_into
 from headwater.kernels.delta_rule import delta_step
 from headwater.kernels.norms import L2_EPS, inverse_rms, unit_into
-from headwater.kernels.padding import padded
-from headwater.kernels.vectors import LANES, exp, load, load_some, sigmoid, silu, softplus, spread, store, store_some
+from headwater.kernels.padding import fill_into, padded
+from headwater.kernels.vectors import LANES, exp, load, load_some, sigmoid, silu, softplus, spread, store_some
 
 
 @kernel
@@ -45,16 +45,9 @@ def decode_into(out, projected, slots, states, state_row, taps, stored, stored_r
             fill_into(decay, exp(spread(gates, head) * step))
             at = of_states + head * k_width * v_width
             delta_step(states, at, k_width, v_width, query, key, decay, value, sigmoid(spread(projected, b)), read)
-            factor = inverse_rms(read, v_width, eps)
+            factor = inverse_rms(read, 0, v_width, eps)
             at, z = (i * value_heads + head) * v_width, first + channels + head * v_width
             for c in range(0, v_width, LANES):
                 some = min(LANES, v_width - c)
                 gate = silu(load_some(projected, z + c, some))
                 store_some(out, at + c, load(read, c) * factor * load(norm, c) * gate, some)
-
-
-@part
-def fill_into(array, vector):
-    """Write a vector to all places of a padded array."""
-    for c in range(0, len(array), LANES):
-        store(array, c, vector)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from headwater.kernels.compiling import part
-from headwater.kernels.vectors import LANES, fill, fma, load, square_root, store, sum_lanes
+from headwater.kernels.vectors import LANES, fill, fma, load, load_some, square_root, store, sum_lanes
 
 L2_EPS = 1e-6  # of the norm of queries and keys
 
@@ -28,7 +28,11 @@ def unit_into(x, n, eps, scale):
 
 
 @part
-def inverse_rms(x, n, eps):
-    """Return 1 / √(mean(x²) + eps) of `n` elements, in each lane."""
-    mean = dot(x, x, n) / fill(np.float32(n))
+def inverse_rms(x, at, n, eps):
+    """Return 1 / √(mean(x²) + eps) of `n` elements from `at` on, in each lane."""
+    total = fill(np.float32(0))
+    for c in range(at, at + n, LANES):
+        some = load_some(x, c, min(LANES, at + n - c))
+        total = fma(some, some, total)
+    mean = fill(sum_lanes(total)) / fill(np.float32(n))
     return fill(np.float32(1)) / square_root(mean + fill(np.float32(eps)))

@@ -5,13 +5,27 @@ from __future__ import annotations
 import numpy as np
 
 from headwater.kernels.compiling import part
-from headwater.kernels.vectors import LANES
+from headwater.kernels.vectors import LANES, fill, load_some, store
 
 
 @part
 def padded(n):
     """Return the elements of whole vectors that hold `n`."""
     return -(-n // LANES) * LANES
+
+
+@part
+def fill_into(array, vector):
+    """Write a vector to all places of a padded array."""
+    for c in range(0, len(array), LANES):
+        store(array, c, vector)
+
+
+@part
+def copy_into(out, array, at, n, scale):
+    """Write `n` elements of an array from `at` on, times `scale`, to a padded float32 one: zeros stand beyond them."""
+    for c in range(0, n, LANES):
+        store(out, c, load_some(array, at + c, min(LANES, n - c)) * fill(np.float32(scale)))
 
 
 @part

@@ -180,18 +180,18 @@ class SelectiveStateSpace(RecurrentMixer[Mamba]):
 
     def _steps(self, mixed_XC: Tensor, prefill: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Compute steps [X, C], and B and C [X, E], in float32, from the convolved channels."""
-        s = self.shape
         leading = mixed_XC.shape[:-1]
-        mixed_NC = mixed_XC.flatten(0, -2).to(self.x_proj.dtype)
-        n_prefill = len(mixed_NC) if prefill else 0
-        widths = (s.step_rank, s.state, s.state)
-        parts = self.x_proj(mixed_NC, n_prefill).split(widths, -1)
-        dt_NR, b_NE, c_NE = (
-            p.float() if norm is None else norm(p).float() for p, norm in zip(parts, self.norms, strict=True)
-        )
-        dt_NC = self.dt_proj(dt_NR.to(self.dt_proj.dtype), n_prefill).float()
-        dt_NC = softplus(dt_NC.add_(self.dt_bias_C))
-        return tuple(t.unflatten(0, leading) for t in (dt_NC, b_NE, c_NE))
+        mixed_NC = mixed_XC.flatten(0, -2)
+        dt_NC, b_NE, c_NE = self.step_products(mixed_NC, len(mixed_NC) if prefill else 0)
+        dt_NC = softplus(dt_NC.float().add_(self.dt_bias_C))
+        return tuple(t.unflatten(0, leading) for t in (dt_NC, b_NE.float(), c_NE.float()))
+
+    def step_products(self, mixed_NC: Tensor, n_prefill: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute steps before bias and softplus, [N, C], and B and C, [N, E], from the convolved channels."""
+        s = self.shape
+        parts = self.x_proj(mixed_NC.to(self.x_proj.dtype), n_prefill).split((s.step_rank, s.state, s.state), -1)
+        dt_NR, b_NE, c_NE = (p if norm is None else norm(p) for p, norm in zip(parts, self.norms, strict=True))
+        return self.dt_proj(dt_NR.to(self.dt_proj.dtype), n_prefill), b_NE, c_NE
 
 
 def _norms(shape: Mamba, weights: Weights) -> tuple[RMSNorm | None, ...]:

@@ -13,8 +13,18 @@ from torch import Tensor
 
 from headwater.mixers.batch import StepBatch
 from headwater.mixers.cpu.gdn import GatedDeltaNetKernel
+from headwater.mixers.cpu.gla import GatedLinearAttentionKernel
+from headwater.mixers.cpu.kda import KimiDeltaAttentionKernel
+from headwater.mixers.cpu.lightning import LightningAttentionKernel
+from headwater.mixers.cpu.mamba import SelectiveStateSpaceKernel
+from headwater.mixers.cpu.mamba2 import StateSpaceDualKernel
 from headwater.mixers.cpu.memory import Memory
 from headwater.mixers.gdn import GatedDeltaNet
+from headwater.mixers.gla import GatedLinearAttentionMixer
+from headwater.mixers.kda import KimiDeltaAttention
+from headwater.mixers.lightning import LightningAttention
+from headwater.mixers.mamba import SelectiveStateSpace
+from headwater.mixers.mamba2 import StateSpaceDual
 from headwater.mixers.recurrent import LayerState, RecurrentMixer
 
 
@@ -27,6 +37,11 @@ class Kernel(Protocol):
 
 KERNELS: dict[type[RecurrentMixer[Any]], Callable[[Any], Kernel]] = {
     GatedDeltaNet: GatedDeltaNetKernel,
+    GatedLinearAttentionMixer: GatedLinearAttentionKernel,
+    KimiDeltaAttention: KimiDeltaAttentionKernel,
+    LightningAttention: LightningAttentionKernel,
+    SelectiveStateSpace: SelectiveStateSpaceKernel,
+    StateSpaceDual: StateSpaceDualKernel,
 }
 
 
@@ -39,20 +54,20 @@ class RecurrentOnCpu:
 
     def forward(self, x_ND: Tensor, batch: StepBatch, state: LayerState) -> Tensor:
         """Compute the layer as `RecurrentMixer.forward` does; outputs of decoding rows are close to its own."""
-        products = self.mixer.products(x_ND, batch)
-        if batch.slices:
-            rows = self.mixer.rows(products, batch)
-            out_NX = rows.out_NX.flatten(1)
-            for together in batch.rounds:
-                self.mixer.prefill_into(rows, together, state)
-        else:
-            out_NX = torch.empty(len(x_ND), self.mixer.out_proj.n_in, dtype=products[-1].dtype)
-        at = batch.decode_rows
-        if at.stop < len(x_ND):
-            out_NX[at.stop :] = 0
+        products, at = self.mixer.products(x_ND, batch), batch.decode_rows
+        out_NX = torch.empty(len(x_ND), self.mixer.out_proj.n_in, dtype=products[-1].dtype)
         if batch.n_decode:
             of_decode = products if at == slice(0, len(x_ND)) else tuple(product[at] for product in products)
             self.decode_into(out_NX[at], of_decode, batch, state)
+        if batch.slices:
+            rows = self.mixer.rows(products, batch)
+            for together in batch.rounds:
+                self.mixer.prefill_into(rows, together, state)
+            whole_NX = rows.out_NX.flatten(1)
+            whole_NX[at] = out_NX[at]
+            out_NX = whole_NX
+        if at.stop < len(x_ND):
+            out_NX[at.stop :] = 0
         return self.mixer.out_proj(out_NX, batch.n_prefill)
 
     def decode_into(self, out_BX: Tensor, products: tuple[Tensor, ...], batch: StepBatch, state: LayerState) -> None:

@@ -1,0 +1,66 @@
+"""Mamba-1 for one token of each decoding sequence: its convolution, then, after the products of steps, its scan."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import prange
+
+from headwater.kernels.compiling import kernel
+from headwater.kernels.convolution import Convolution, convolve_into
+from headwater.kernels.vectors import LANES, exp, fma, load, load_some, silu, softplus, spread, store, store_some
+
+BLOCK = 256  # channels that a thread takes at once: a row of them is adjacent in memory
+
+
+@kernel
+def convolve_rows_into(out, projected, slots, taps, stored, stored_row, channels, before):
+    """Write the convolved channels of each row, float32; shift the stored inputs of its slot.
+
+    Rows of `projected` are [x | z]. Rows of `out` are padded to whole blocks.
+    """
+    blocks = -(-channels // BLOCK)
+    for task in prange(len(slots) * blocks):
+        i = task // blocks
+        first = (task - i * blocks) * BLOCK
+        convolution = Convolution(taps, stored, channels, before)
+        of_block = out[task * BLOCK :]
+        at, some = i * 2 * channels, min(BLOCK, channels - first)
+        convolve_into(of_block, projected, at, convolution, slots[i] * stored_row, first, some)
+
+
+@kernel
+def scan_into(out, x, projected, dt, b, c, rows, slots, states, state_row, rate, bias, skip, sizes):
+    """Write what each row reads, gated; update the states of its slot in place.
+
+    `x` are rows of convolved channels, padded to whole blocks; rows of `projected` are [x | z], those of `dt` the
+    channels of the steps before bias and softplus, those of `b` and `c` the states' factors; the last three begin
+    every `rows` elements of their arrays. `rate` are rows of all channels' decay rates, below 0, one for each state,
+    padded by a vector; `sizes` are channels and states of a channel.
+    """
+    channels, n_states = sizes
+    dt_row, b_row, c_row = rows
+    blocks = -(-channels // BLOCK)
+    for task in prange(len(slots) * blocks):
+        i = task // blocks
+        first = (task - i * blocks) * BLOCK
+        last = min(first + BLOCK, channels)
+        step, taken, read = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32), np.zeros(BLOCK, np.float32)
+        of_x = x[task * BLOCK :]
+        for at in range(first, last, LANES):
+            inputs = load_some(dt, i * dt_row + at, min(LANES, last - at)) + load(bias, at)
+            store(step, at - first, softplus(inputs))
+            store(taken, at - first, load(step, at - first) * load(of_x, at - first))
+        for state in range(n_states):
+            factor, reading = spread(b, i * b_row + state), spread(c, i * c_row + state)
+            line = slots[i] * state_row + state * channels
+            for at in range(first, last, LANES):
+                some, local = min(LANES, last - at), at - first
+                decay = exp(load(step, local) * load(rate, state * (channels + LANES) + at))
+                h = fma(decay, load_some(states, line + at, some), load(taken, local) * factor)
+                store_some(states, line + at, h, some)
+                store(read, local, fma(reading, h, load(read, local)))
+        for at in range(first, last, LANES):
+            some, local = min(LANES, last - at), at - first
+            y = fma(load(of_x, local), load(skip, at), load(read, local))
+            gate = silu(load_some(projected, (2 * i + 1) * channels + at, some))
+            store_some(out, i * channels + at, y * gate, some)
