@@ -2,14 +2,18 @@
 
 Triton's kernels run in its interpreter, which must be chosen before anything imports Triton. Worker threads sleep
 while they wait: test processes that share cores would otherwise take them from each other. Proofs of exactness are
-kept in a folder of this process and of those that it starts, so that none is taken over from elsewhere. hypothesis
-counts no seconds: none of an example, and none of drawing one.
+kept in a folder of this process and of those that it starts, so that none is taken over from elsewhere. Kernels are
+compiled once for all of them. hypothesis counts no seconds: none of an example, and none of drawing one.
 """
 
 import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read once, when torch is imported
 os.environ.pop("COLUMNS", None)  # a console that is made while it is set keeps that width
+
+from tests.processors import compiled_kernels
+
+os.environ.setdefault("NUMBA_CACHE_DIR", compiled_kernels())  # before numba is imported
 
 import atexit
 import shutil
@@ -21,13 +25,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import headwater.cli.common  # noqa: F401  # its console is made before a test sets COLUMNS
-from headwater.mixers import gpu
-from headwater.mixers.numerics import prepare_process
+from headwater.mixers import gpu, numerics
+from headwater.mixers.numerics import Numerics, prepare_process
 from tests import checkpoints, processors
 
-prepare_process(2)
 os.environ["TRITON_INTERPRET"] = "1"
 os.environ["HEADWATER_CACHE_DIR"] = tempfile.mkdtemp(prefix="headwater-tests-")
+prepare_process(2)
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 atexit.register(shutil.rmtree, os.environ["HEADWATER_CACHE_DIR"], ignore_errors=True)
@@ -43,8 +47,16 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 @pytest.fixture
 def gpu_path(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
-    """Chooses the GPU's path for tensors on the CPU, in Triton's interpreter, or the CPU's."""
-    return lambda chosen: monkeypatch.setattr(gpu, "DEVICES", ("cpu",) if chosen else ())
+    """Chooses the GPU's path for tensors on the CPU, in Triton's interpreter, or the CPU's.
+
+    Products are torch's there, which a CPU computes exactly in tiles only.
+    """
+
+    def choose(chosen: bool) -> None:
+        monkeypatch.setattr(gpu, "DEVICES", ("cpu",) if chosen else ())
+        monkeypatch.setattr(numerics, "_current", Numerics("tiled" if chosen else "compiled"))
+
+    return choose
 
 
 def pytest_report_header() -> str:

@@ -36,11 +36,11 @@ def counted(patch: pytest.MonkeyPatch) -> Iterator[Flops]:
 
     Heads and channels that only fill a product up are left out. The model is loaded within, and its products are PLAIN.
     """
-    flops, product, attend = Flops(), Linear._plain, torch.nn.functional.scaled_dot_product_attention
+    flops, product, attend = Flops(), Linear._side_by_side, torch.nn.functional.scaled_dot_product_attention
 
-    def count_product(linear: Linear, x_RK: torch.Tensor) -> torch.Tensor:
+    def count_product(linear: Linear, x_RK: torch.Tensor, *of_outputs: Any) -> torch.Tensor:
         flops.products += 2 * x_RK.shape[0] * linear.n_in * linear.n_out
-        return product(linear, x_RK)
+        return product(linear, x_RK, *of_outputs)
 
     def count_pairs(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None = None, **kwargs: Any
@@ -53,7 +53,7 @@ def counted(patch: pytest.MonkeyPatch) -> Iterator[Flops]:
         return attend(q, k, v, attn_mask=attn_mask, **kwargs)
 
     with patch.context() as patched:
-        patched.setattr(Linear, "_plain", count_product)
+        patched.setattr(Linear, "_side_by_side", count_product)
         patched.setattr(torch.nn.functional, "scaled_dot_product_attention", count_pairs)
         yield flops
 

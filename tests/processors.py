@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,13 +18,28 @@ AMX = Cpu("pretended", ("avx2", "avx512f", "avx512bw", "avx512_bf16", "amx_tile"
 AVX512_BF16 = Cpu("pretended", ("avx2", "avx512f", "avx512bw", "avx512_bf16"))
 AVX512 = Cpu("pretended", ("avx2", "avx512f", "avx512bw"))
 AVX2 = Cpu("pretended", ("avx2",))
+
+
+def _settings(torch_uses: str, onednn_uses: str, numba_compiles_for: str, features: str) -> dict[str, str]:
+    compiler = {"NUMBA_CPU_NAME": numba_compiles_for, "NUMBA_CPU_FEATURES": features}
+    return {"ATEN_CPU_CAPABILITY": torch_uses, "ONEDNN_MAX_CPU_ISA": onednn_uses} | compiler
+
+
 # By name, the settings under which the libraries of a process compute as on that processor, and what it must have.
 ENVIRONMENTS = {
-    "AVX2": ({"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}, AVX2),
-    "AVX-512": ({"ATEN_CPU_CAPABILITY": "avx512", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}, AVX512),
-    "AVX512-BF16": ({"ATEN_CPU_CAPABILITY": "avx512", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}, AVX512_BF16),
+    "AVX2": (_settings("avx2", "AVX2", "haswell", "+avx2,+fma,+f16c,+bmi,+bmi2"), AVX2),
+    "AVX-512": (_settings("avx512", "AVX512_CORE", "skylake-avx512", ""), AVX512),
+    "AVX512-BF16": (_settings("avx512", "AVX512_CORE_BF16", "cooperlake", ""), AVX512_BF16),
     "AMX": ({}, AMX),
 }
+
+
+def compiled_kernels() -> str:
+    """Return the folder of compiled kernels for all processes of a run and of the next, by their source."""
+    root = Path(__file__).parents[1]
+    sources = sorted((root / "src" / "headwater" / "kernels").glob("*.py"))
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in sources)).hexdigest()[:16]
+    return str(root / ".pytest_cache" / f"kernels-{digest}")
 
 
 def had() -> list[str]:

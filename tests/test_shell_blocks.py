@@ -98,7 +98,7 @@ def address() -> Iterator[str]:
     prepare_process(1)
     numerics.use(Numerics())
     config = ServeConfig(memory=300_000_000)
-    engine = Engine.over(load_model(embedded(), "float32"), SelfCheck(True, None, "packed"), config)
+    engine = Engine.over(load_model(embedded(), "float32"), SelfCheck(True, None, "compiled"), config)
     engine.start()
     with socket.create_server(("127.0.0.1", 0)) as sock, Server(create_app(engine, config), sock):
         yield f"127.0.0.1:{sock.getsockname()[1]}"

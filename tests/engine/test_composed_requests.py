@@ -34,7 +34,7 @@ def models(tmp_path_factory: pytest.TempPathFactory):
     def make(name: str) -> Make:
         if name not in made:
             path: Path = checkpoint(tmp_path_factory.mktemp(name), name)
-            made[name] = Make(load_model(path, "float32"), SelfCheck(True, None, "packed"), {"healing": "off"})
+            made[name] = Make(load_model(path, "float32"), SelfCheck(True, None, "compiled"), {"healing": "off"})
         return made[name]
 
     return make

@@ -256,7 +256,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 @pytest.fixture
 def make(loaded: LoadedModel) -> Make:
-    return Make(loaded, SelfCheck(True, None, "packed"))
+    return Make(loaded, SelfCheck(True, None, "compiled"))
 
 
 def submit(rig: Rig, prompt: list[int], **params) -> tuple[list, threading.Event]:

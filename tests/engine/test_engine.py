@@ -6,12 +6,13 @@ import logging
 import re
 import threading
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
-from headwater import machine
+from headwater import kernels, machine
 from headwater.cli.serve import load_engine
 from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
@@ -42,7 +43,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 @pytest.fixture
 def make(loaded: LoadedModel) -> Make:
-    return Make(loaded, SelfCheck(True, None, "packed"))
+    return Make(loaded, SelfCheck(True, None, "compiled"))
 
 
 def collect(engine: Engine, generation: Generation) -> list:
@@ -177,18 +178,21 @@ def test_cuda_that_torch_cannot_use_is_an_invalid_setting(loaded, monkeypatch, b
 
 
 @pytest.mark.parametrize(
-    ("dtype", "cpu", "layout", "warned"),
+    ("dtype", "cpu", "compiled", "warned"),
     [
-        ("bfloat16", AVX2, "packed float32 copies of bfloat16", True),
-        ("float32", AVX2, "packed float32", False),
-        ("auto", AVX2, "packed float32", False),
-        ("auto", AVX512, "packed float32", False),
+        ("bfloat16", AVX2, True, False),
+        ("bfloat16", AVX2, False, True),
+        ("float32", AVX2, False, False),
+        ("auto", AVX2, True, False),
+        ("auto", AVX512, False, False),
     ],
 )
-def test_a_processor_without_bfloat16_is_warned_of_and_health_names_the_layout(
-    loaded, monkeypatch, caplog, dtype, cpu, layout, warned
+def test_torchs_products_without_bfloat16_are_warned_of_and_health_names_the_layout(
+    loaded, monkeypatch, caplog, dtype, cpu, compiled, warned
 ):
     pretend(monkeypatch, cpu)
+    monkeypatch.setattr(kernels, "available", lambda: compiled and find_spec("numba") is not None)
+    layout = "panels of 64 outputs" if kernels.available() else "rows, multiplied in tiles"
     config = ServeConfig(model=loaded.path, dtype=dtype, memory=64 << 20)
     with caplog.at_level(logging.WARNING):
         engine = Engine.load(config)
@@ -372,7 +376,7 @@ def test_an_observer_sees_each_complete_answer_and_the_end(make: Make) -> None:
 def test_serve_gives_the_tuner_to_marconi_alone(
     eviction: str, observer: type, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check = SelfCheck(True, None, "packed")
+    check = SelfCheck(True, None, "compiled")
     monkeypatch.setattr(Engine, "load", lambda config, progress: Engine.over(loaded, check, config))
     config = ServeConfig(memory=32 * loaded.spec.page_bytes, eviction=eviction)
     assert type(load_engine(config).observer) is observer

@@ -33,7 +33,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 @pytest.fixture
 def make(loaded: LoadedModel) -> Make:
-    return Make(loaded, SelfCheck(True, None, "packed"))
+    return Make(loaded, SelfCheck(True, None, "compiled"))
 
 
 class Fault(Exception):

@@ -34,7 +34,7 @@ def make(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
     prepare_process(2)
     numerics.use(Numerics())
     path = checkpoint(tmp_path_factory.mktemp("healed"), request.param)
-    return Make(load_model(path, "float32"), SelfCheck(True, None, "packed"))
+    return Make(load_model(path, "float32"), SelfCheck(True, None, "compiled"))
 
 
 def prompt_of(documents: list[list[int]], question: list[int] = QUESTION) -> tuple[list[int], tuple[Span, ...]]:

@@ -9,7 +9,7 @@ from headwater.engine import selfcheck
 from headwater.engine.selfcheck import SelfCheck, self_check, weight_shapes
 from headwater.mixers import activations, softmax
 from headwater.mixers.gdn import GatedDeltaNet
-from headwater.mixers.linear import Linear
+from headwater.mixers.linear import Linear, guarded_modes
 from headwater.mixers.mla import AbsorbedHeads
 from headwater.models.families import read_config
 from headwater.spec import ModelSpec
@@ -80,17 +80,17 @@ def break_rows(monkeypatch: pytest.MonkeyPatch, modes: tuple[str, ...]) -> None:
 def test_this_machine_is_found_deterministic(dtype: str) -> None:
     check = self_check(spec(dtype))
     assert check.deterministic, check.broken_by
-    assert check.mode in ("packed", "tiled")
+    assert check.mode == guarded_modes(getattr(torch, dtype))[0]
 
 
-def test_tiles_are_chosen_where_packed_products_depend_on_their_height(monkeypatch: pytest.MonkeyPatch) -> None:
-    break_rows(monkeypatch, ("packed",))
+def test_tiles_are_chosen_where_kernels_products_depend_on_their_height(monkeypatch: pytest.MonkeyPatch) -> None:
+    break_rows(monkeypatch, ("compiled",))
     check = self_check(spec())
     assert (check.deterministic, check.mode) == (True, "tiled")
 
 
 def test_where_tiles_fail_too_the_product_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    break_rows(monkeypatch, ("packed", "tiled"))
+    break_rows(monkeypatch, ("compiled", "tiled"))
     check = self_check(spec())
     assert not check.deterministic
     assert check.broken_by is not None
@@ -148,4 +148,35 @@ def test_a_router_in_float32_is_checked_in_float32(monkeypatch: pytest.MonkeyPat
         return product(self, x_RK, n_prefill) * (1 + (x_RK.dtype == torch.float32 and len(x_RK) == 3))
 
     monkeypatch.setattr(Linear, "__call__", broken)
-    assert self_check(latent_spec("bfloat16")).broken_by == "product 64 x 6, float32, tiled, at 3 rows"
+    broken_by = self_check(latent_spec("bfloat16")).broken_by
+    assert broken_by is not None
+    assert broken_by.startswith("product 64 x 6, float32 with weights in float32, ")
+    assert broken_by.endswith(" at 3 rows of answers")
+
+
+def test_rows_of_prompts_are_checked_in_their_own_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    product = Linear.__call__
+
+    def broken(self: Linear, x_RK: torch.Tensor, n_prefill: int = 0) -> torch.Tensor:
+        return product(self, x_RK, n_prefill) * (1 + (n_prefill == 17))
+
+    monkeypatch.setattr(Linear, "__call__", broken)
+    broken_by = self_check(spec()).broken_by
+    assert broken_by is not None
+    assert broken_by.endswith(" at 17 rows of prompts")
+
+
+def test_bits_that_depend_on_threads_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    panels = pytest.importorskip("headwater.mixers.panels", reason="numba is not installed")
+    if torch.get_num_threads() == 1:
+        pytest.skip("there is one thread only")
+    product = panels.PanelProduct.__call__
+
+    def broken(self, x_RK, *a, **k):
+        return product(self, x_RK, *a, **k) * (1 + (panels.threads_in_use() == 1))
+
+    monkeypatch.setattr(panels.PanelProduct, "__call__", broken)
+    monkeypatch.setattr(selfcheck, "guarded_modes", lambda _: ("compiled",))
+    broken_by = self_check(spec()).broken_by
+    assert broken_by is not None
+    assert broken_by.endswith(", compiled, with 1 threads")

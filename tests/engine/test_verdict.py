@@ -18,13 +18,14 @@ import pytest
 import torch
 
 from headwater import machine
+from headwater.cache_folder import cache_folder
 from headwater.engine import verdict as verdicts
 from headwater.engine.selfcheck import SelfCheck, self_check
-from headwater.engine.verdict import KEPT, cache_folder, key_of, verdict
+from headwater.engine.verdict import KEPT, key_of, verdict
 from tests.engine.test_selfcheck import latent_spec, spec
 from tests.processors import AVX2, AVX512, pretend
 
-YES = SelfCheck(True, None, "packed")
+YES = SelfCheck(True, None, "compiled")
 
 
 @pytest.fixture
@@ -205,9 +206,9 @@ def test_without_a_folder_of_its_own_each_start_proves_and_serves(
         b"{}",
         b"[" * 100_000,
         b'{"key": KEY, "mode": "plainly", "proven": "2026-01-01T00:00:00+00:00"}',
-        b'{"key": KEY, "mode": "packed", "proven": "yesterday"}',
-        b'{"key": KEY, "mode": "packed", "proven": 7}',
-        b'{"key": {}, "mode": "packed", "proven": "2026-01-01T00:00:00+00:00"}',
+        b'{"key": KEY, "mode": "compiled", "proven": "yesterday"}',
+        b'{"key": KEY, "mode": "compiled", "proven": 7}',
+        b'{"key": {}, "mode": "compiled", "proven": "2026-01-01T00:00:00+00:00"}',
     ],
 )
 def test_a_broken_file_is_no_verdict_and_is_replaced(folder: Path, checks: list[str], content: bytes) -> None:

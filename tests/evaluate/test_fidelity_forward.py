@@ -88,7 +88,7 @@ def test_it_composes_as_the_engine_does(name: str, checkpoint: Checkpoint) -> No
     one, taps = prompt(70, 100, 120), loaded.spec.conv_taps
     bench = Workbench(loaded.model, len(one.tokens))
     for fidelity in Fidelity:
-        with Make(loaded, SelfCheck(True, None, "packed"))(400) as rig:
+        with Make(loaded, SelfCheck(True, None, "compiled"))(400) as rig:
             answer = rig.ask(list(one.tokens), 1, segments=one.segments, fidelity=fidelity)
         composed = bench.composed(one, Recipe.of(fidelity, taps, one))
         assert answer.account.composed_tokens == len(one.tokens) - composed.anew

@@ -10,8 +10,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-import torch
-
 from headwater.engine.selfcheck import self_check
 from headwater.mixers import numerics
 from headwater.mixers.linear import weight_layout
@@ -32,7 +30,7 @@ def run(root: Path, family: str, dtype: str, scenario: str) -> str:
     with make(AMPLE, cache=False) as reference:
         same = [answer.same_bits(reference.ask(answer.prompt, answer.max_tokens)) for answer in answers]
     verdict = "same" if all(same) else "different"
-    return f"{verdict}, {check.broken_by or 'deterministic'}, {weight_layout(check.mode, getattr(torch, dtype))}"
+    return f"{verdict}, {check.broken_by or 'deterministic'}, {weight_layout(check.mode)}"
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def test_the_lab_hits_what_the_engine_hits(
     served: tuple[LoadedModel, Path], pages: int, placement: str, eviction: str
 ) -> None:
     loaded, path = served
-    make = Make(loaded, SelfCheck(True, None, "packed"))
+    make = Make(loaded, SelfCheck(True, None, "compiled"))
     answers, stats = conversation(make, pages, placement=placement, eviction=eviction)
     trace = recorded(answers)
     profile = profile_of(loaded.spec, path)

@@ -68,7 +68,7 @@ def test_the_lab_composes_what_the_engine_composes(
     served: tuple[LoadedModel, Path], pages: int, fidelity: Fidelity
 ) -> None:
     loaded, path = served
-    answers, spans, stats = sessions(Make(loaded, SelfCheck(True, None, "packed")), pages, fidelity)
+    answers, spans, stats = sessions(Make(loaded, SelfCheck(True, None, "compiled")), pages, fidelity)
     trace = recorded(answers, spans, fidelity)
     profile = profile_of(loaded.spec, path)
     setup = Setup(profile, pages * loaded.spec.page_bytes, "structural", "lru")

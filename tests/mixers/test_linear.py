@@ -1,33 +1,34 @@
-"""Products whose rows do not depend on how many there are."""
+"""Products whose rows do not depend on how many there are, with weights of all formats."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from collections.abc import Iterator
 
 import pytest
 import torch
 
-from headwater import machine
+from headwater import kernels
 from headwater.engine import selfcheck
 from headwater.mixers import linear as linear_module
-from headwater.mixers.batch import batch_height
 from headwater.mixers.linear import (
     Embedding,
     Linear,
+    TorchProduct,
     first_bad_height,
     guarded_modes,
     product_dtype,
     weight_layout,
 )
 from headwater.mixers.numerics import MODES, Numerics, current, use
+from headwater.mixers.quantised import Quantised
 from headwater.models.families import read_config
 from tests.engine.test_selfcheck import CONFIG
-from tests.processors import AVX2, AVX512, AVX512_BF16, pretend
+from tests.processors import AMX, AVX2, AVX512, AVX512_BF16, pretend
 
-HEIGHTS = (1, 2, 3, 4, 5, 7, 8, 31, 32, 33, 64, 255, 256, 257, 300, 512)
-SIZES = ((64, 100), (256, 37), (1024, 512), (1536, 256), (3072, 128))
+HEIGHTS = (1, 2, 3, 4, 5, 6, 7, 8, 31, 32, 33, 64, 255, 256, 257, 300, 512)
+SIZES = ((64, 100), (256, 37), (130, 65), (1024, 512), (1536, 256), (3072, 128))
 DTYPES = (torch.float32, torch.bfloat16)
+GUARDED = ("compiled", "tiled")
 
 
 @pytest.fixture(autouse=True, params=[None, AVX2], ids=["here", "avx2"])
@@ -41,48 +42,59 @@ def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
 
-def held(product: Callable[[torch.Tensor], torch.Tensor], x_RK: torch.Tensor, mode: str) -> bool:
-    """Whether a row has the same bits at every height.
-
-    With AMX, oneDNN takes other kernels for other heights of a packed bfloat16 product (decision 001). Then a height
-    that the self-check tries must show it, so that a server takes tiles.
-    """
-    bad = first_bad_height(product, x_RK, HEIGHTS)
-    if bad is not None and mode == "packed" and x_RK.dtype == torch.bfloat16 and "amx_tile" in machine.cpu().features:
-        assert first_bad_height(product, x_RK, tuple(h for h in selfcheck.HEIGHTS if h <= len(x_RK))) is not None
-        return False
-    assert bad is None, f"{bad} rows"
-    return True
+def quantised(n_out: int, n_in: int, bits: int = 4, groups: int = 2) -> Quantised:
+    groups = 1 if n_in % (2 * groups) else groups
+    codes = torch.randint(0, 1 << bits, (n_out, n_in), dtype=torch.uint8)
+    zeros = torch.randint(0, 1 << bits, (n_out, groups), dtype=torch.uint8)
+    return Quantised(codes, bits, random(n_out, groups).half(), zeros)
 
 
-@pytest.mark.parametrize("shared", [False, True])
+WEIGHTS = {
+    "float32": lambda n_out, n_in: random(n_out, n_in),
+    "bfloat16": lambda n_out, n_in: random(n_out, n_in, dtype=torch.bfloat16),
+    "float16": lambda n_out, n_in: random(n_out, n_in, dtype=torch.float16),
+    "int4": quantised,
+    "int8": lambda n_out, n_in: quantised(n_out, n_in, 8),
+}
+
+
+def values(weight: torch.Tensor | Quantised) -> torch.Tensor:
+    return weight.values() if isinstance(weight, Quantised) else weight.float()
+
+
+@pytest.mark.parametrize("kind", WEIGHTS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("mode", ["packed", "tiled"])
-def test_a_row_has_the_same_bits_at_every_height(mode: str, dtype: torch.dtype, shared: bool) -> None:
-    for n_in, n_out in SIZES:
-        linear = Linear(random(n_out, n_in, dtype=dtype), numerics=Numerics(mode), shared=shared)
-        assert held(linear, random(600, n_in, dtype=dtype), mode) or mode == "packed"
-
-
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("mode", ["packed", "tiled"])
-def test_activation_and_factor_keep_a_rows_bits_at_every_height(mode: str, dtype: torch.dtype, shared: bool) -> None:
-    for n_in, n_out in SIZES:
-        linear = Linear(random(n_out, n_in, dtype=dtype), numerics=Numerics(mode), shared=shared)
+@pytest.mark.parametrize("mode", GUARDED)
+def test_a_row_has_the_same_bits_at_every_height(mode: str, dtype: torch.dtype, kind: str) -> None:
+    for n_in, n_out in (size for size in SIZES if mode == "compiled" or size != (130, 65)):
+        linear = Linear(WEIGHTS[kind](n_out, n_in), numerics=Numerics(mode), dtype=dtype)
         x_RK = random(600, n_in, dtype=dtype)
+        assert first_bad_height(linear, x_RK, HEIGHTS) is None
+        assert first_bad_height(lambda x_RK: linear(x_RK, len(x_RK)), x_RK, HEIGHTS) is None  # noqa: B023
         for product in (linear.swish, linear.sigmoid, lambda x: linear.times(x, linear(x))):  # noqa: B023
-            assert held(product, x_RK, mode) or mode == "packed"
+            assert first_bad_height(product, x_RK, HEIGHTS) is None
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_of_prompts_and_of_answers_have_the_same_bits_with_kernels(dtype: torch.dtype) -> None:
+    pytest.importorskip("numba", reason="numba is not installed")
+    linear, x_RK = Linear(random(100, 192), numerics=Numerics("compiled"), dtype=dtype), random(70, 192, dtype=dtype)
+    alone_RN = torch.cat([linear(x_1K) for x_1K in x_RK.split(1)])
+    assert torch.equal(linear(x_RK, 70), alone_RN)
+    assert torch.equal(linear(x_RK, 30), alone_RN)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 40])
+@pytest.mark.parametrize("kind", WEIGHTS)
 @pytest.mark.parametrize("mode", MODES)
-def test_activation_and_factor_are_right(mode: str, rows: int) -> None:
-    linear, x_RK, factor_RN = Linear(random(36, 48), numerics=Numerics(mode)), random(rows, 48), random(rows, 36)
-    wanted_RN = x_RK.double() @ random(36, 48).double().T
-    assert torch.allclose(linear.swish(x_RK).double(), torch.nn.functional.silu(wanted_RN), atol=1e-4)
-    assert torch.allclose(linear.sigmoid(x_RK).double(), torch.sigmoid(wanted_RN), atol=1e-4)
-    assert torch.allclose(linear.times(x_RK, factor_RN).double(), wanted_RN * factor_RN, atol=1e-4)
+def test_activation_and_factor_are_right(mode: str, kind: str, rows: int) -> None:
+    weight_NK, x_RK, factor_RN = WEIGHTS[kind](36, 48), random(rows, 48), random(rows, 36)
+    linear = Linear(weight_NK, numerics=Numerics(mode), dtype=torch.float32)
+    wanted_RN = x_RK.double() @ values(weight_NK).double().T
+    near = {"atol": 1e-4 * max(1.0, float(values(weight_NK).abs().max())), "rtol": 1e-5}
+    assert torch.allclose(linear.swish(x_RK).double(), torch.nn.functional.silu(wanted_RN), **near)
+    assert torch.allclose(linear.sigmoid(x_RK).double(), torch.sigmoid(wanted_RN), **near)
+    assert torch.allclose(linear.times(x_RK, factor_RN).double(), wanted_RN * factor_RN, **near)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -98,11 +110,52 @@ def test_the_product_is_right_at_every_split_between_prefill_and_decode(mode: st
     assert linear(x_RK[:0]).shape == (0, 36)
 
 
+@pytest.mark.parametrize("mode", GUARDED)
+def test_weights_of_several_formats_stand_side_by_side(mode: str) -> None:
+    parts = [WEIGHTS[kind](n_out, 64) for kind, n_out in (("int4", 48), ("bfloat16", 20), ("int8", 4), ("float32", 64))]
+    bias_N, x_RK = random(136), random(9, 64)
+    linear = Linear(parts, bias_N, Numerics(mode), torch.float32)
+    apart_RN = [
+        Linear(part, of_N, Numerics(mode), torch.float32)(x_RK)
+        for part, of_N in zip(parts, bias_N.split([48, 20, 4, 64]), strict=True)
+    ]
+    assert torch.equal(linear(x_RK), torch.cat(apart_RN, 1))
+    factor_RN = random(9, 136)
+    assert torch.equal(linear.times(x_RK, factor_RN), torch.cat(apart_RN, 1) * factor_RN)
+
+
+@pytest.mark.parametrize("rows", [1, 6, 7, 300])
+def test_weights_in_bfloat16_give_the_bits_of_their_float32_copies(rows: int) -> None:
+    for n_in, n_out in SIZES:
+        weight_NK, x_RK = random(n_out, n_in, dtype=torch.bfloat16), random(rows, n_in)
+        as_held = Linear(weight_NK, dtype=torch.float32)
+        assert torch.equal(as_held(x_RK), Linear(weight_NK.float())(x_RK))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 65])
+@pytest.mark.parametrize("bits", [2, 4, 5, 6, 8])
+def test_integers_give_the_bits_of_their_values(bits: int, rows: int) -> None:
+    """With scales of groups, of groups of groups, with minimums, and one zero for a whole row."""
+    plain = quantised(70, 512, bits, groups=16)
+    inner = torch.randint(0, 64, (70, 16), dtype=torch.uint8)
+    outer = {"outer_scale_NS": random(70, 2).half(), "outer_minimum_NS": random(70, 2).half()}
+    of_row = torch.full((70, 1), 1 << bits - 1, dtype=torch.uint8)
+    kinds = (
+        plain,
+        Quantised(plain.code_NK, bits, random(70, 1).bfloat16(), of_row),
+        Quantised(plain.code_NK, bits, random(70, 16), plain.zero_NX, minimum_NX=random(70, 16)),
+        Quantised(plain.code_NK, bits, inner, of_row, minimum_NX=inner.flip(0), **outer),
+    )
+    x_RK = random(rows, 512)
+    for weight in kinds:
+        linear = Linear(weight, numerics=Numerics("compiled"))
+        assert torch.equal(linear(x_RK), Linear(weight.values(), numerics=Numerics("compiled"))(x_RK))
+
+
 def test_tiles_have_one_height_for_prefill_and_one_for_decode(monkeypatch: pytest.MonkeyPatch) -> None:
-    linear, heights = Linear(random(8, 16), numerics=Numerics("tiled")), []
-    product = linear._product
-    monkeypatch.setattr(linear, "_product", lambda x_RK: heights.append(len(x_RK)) or product(x_RK))
-    linear(random(300, 16), 260)
+    heights, product = [], TorchProduct.__call__
+    monkeypatch.setattr(TorchProduct, "__call__", lambda self, x, *a: heights.append(len(x)) or product(self, x, *a))
+    Linear(random(8, 16), numerics=Numerics("tiled"))(random(300, 16), 260)
     assert heights == [256, 256, 32, 32]
 
 
@@ -121,24 +174,29 @@ def test_first_bad_height_finds_a_product_that_depends_on_its_height() -> None:
     assert first_bad_height(lambda x_RK: x_RK * 2, random(64, 4), (1, 2, 7)) is None
 
 
-def test_packing_keeps_no_view_of_the_callers_weight() -> None:
-    weight_NK = random(16, 16)
-    linear, x_RK = Linear(weight_NK, numerics=Numerics("packed")), random(4, 16)
-    before_RN = linear(x_RK)
-    weight_NK.zero_()
-    assert torch.equal(linear(x_RK), before_RN)
-
-
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("mode", MODES)
-def test_a_tied_head_shares_the_embeddings_memory(mode: str) -> None:
-    table_VD = random(50, 16)
-    embedding = Embedding(table_VD)
-    before = current()
+def test_a_product_keeps_no_view_of_the_callers_weight(mode: str, kind: str) -> None:
+    for n_in, n_out in ((16, 16), (1, 64), (2, 64)):  # the latter are panels as they are
+        weight_NK = WEIGHTS[kind](n_out, n_in)
+        linear, x_RK = Linear(weight_NK, numerics=Numerics(mode), dtype=torch.float32), random(4, n_in)
+        before_RN = linear(x_RK)
+        weight_NK.zero_()
+        assert torch.equal(linear(x_RK), before_RN)
+
+
+@pytest.mark.parametrize("kind", WEIGHTS)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_tied_head_and_its_embedding_are_one_weight(mode: str, kind: str) -> None:
+    table_VD = WEIGHTS[kind](50, 16)
+    embedding, before = Embedding(table_VD, torch.float32), current()
     use(Numerics(mode))
     head = embedding.head()
     use(before)
-    assert head._weight.data_ptr() == table_VD.data_ptr()
-    assert torch.allclose(head(embedding(torch.tensor([3, 7]))), table_VD[[3, 7]] @ table_VD.T, atol=1e-4)
+    assert embedding._held is head
+    token_N = torch.tensor([49, 3, 7, 3])
+    assert torch.equal(embedding(token_N), values(table_VD)[token_N])
+    torch.testing.assert_close(head(embedding(token_N)), values(table_VD)[token_N] @ values(table_VD).T)
 
 
 def test_an_embedding_reads_rows_in_the_computing_dtype() -> None:
@@ -147,78 +205,67 @@ def test_an_embedding_reads_rows_in_the_computing_dtype() -> None:
     assert torch.equal(rows_ND, table_VD[[49, 0, 49]].float())
 
 
+@pytest.mark.parametrize("mode", GUARDED)
 @pytest.mark.parametrize("cpu", [AVX2, AVX512])
-def test_without_bfloat16_products_sums_are_made_in_float32_and_rounded_once(monkeypatch, cpu) -> None:
+def test_without_bfloat16_products_sums_are_made_in_float32_and_rounded_once(monkeypatch, cpu, mode) -> None:
     pretend(monkeypatch, cpu)
     weight_NK, x_RK = random(36, 48, dtype=torch.bfloat16), random(9, 48, dtype=torch.bfloat16)
-    for shared in (False, True):
-        linear = Linear(weight_NK, random(36, dtype=torch.bfloat16), Numerics("packed"), shared)
-        wide = Linear(weight_NK.float(), random(36, dtype=torch.bfloat16).float(), Numerics("packed"))
-        assert torch.equal(linear(x_RK), wide(x_RK.float()).bfloat16())
-        assert torch.equal(linear.swish(x_RK), wide.swish(x_RK.float()).bfloat16())
-        factor_RN = random(9, 36, dtype=torch.bfloat16)
-        assert torch.equal(linear.times(x_RK, factor_RN), wide.times(x_RK.float(), factor_RN.float()).bfloat16())
+    linear = Linear(weight_NK, random(36, dtype=torch.bfloat16), Numerics(mode))
+    wide = Linear(weight_NK.float(), random(36, dtype=torch.bfloat16).float(), Numerics(mode))
+    assert torch.equal(linear(x_RK), wide(x_RK.float()).bfloat16())
+
+
+def test_torch_converts_a_block_of_outputs_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, x_RK, bias_N = quantised(100, 64), random(5, 64), random(100)
+    whole_RN = Linear(weight, bias_N, Numerics("plain"))(x_RK)
+    monkeypatch.setattr(linear_module, "BLOCK_BYTES", 7 * 4 * 64)
+    heights, rows = [], Quantised.rows
+    monkeypatch.setattr(Quantised, "rows", lambda self, at: heights.append(at.stop - at.start) or rows(self, at))
+    in_blocks_RN = Linear(weight, bias_N, Numerics("plain"))(x_RK)
+    torch.testing.assert_close(in_blocks_RN, whole_RN, rtol=1e-5, atol=1e-3)
+    assert set(heights) == {7}
 
 
 @pytest.mark.parametrize(
-    ("cpu", "dtype", "wanted", "layout"),
+    ("cpu", "dtype", "wanted", "modes"),
     [
-        (AVX2, torch.bfloat16, torch.float32, "packed float32 copies of bfloat16"),
-        (AVX512, torch.bfloat16, torch.float32, "packed float32 copies of bfloat16"),
-        (AVX512_BF16, torch.bfloat16, torch.bfloat16, "packed bfloat16"),
-        (AVX2, torch.float32, torch.float32, "packed float32"),
+        (AVX2, torch.bfloat16, torch.float32, GUARDED),
+        (AVX512_BF16, torch.bfloat16, torch.bfloat16, GUARDED),
+        (AVX2, torch.float32, torch.float32, GUARDED),
+        (AMX, torch.float32, torch.float32, GUARDED),
+        (AMX, torch.bfloat16, torch.bfloat16, GUARDED[::-1]),
     ],
 )
-def test_the_layout_of_weights_by_processor(monkeypatch, cpu, dtype, wanted, layout) -> None:
-    pretend(monkeypatch, cpu)
+def test_products_by_processor(monkeypatch, cpu, dtype, wanted, modes) -> None:
+    monkeypatch.setattr(linear_module.machine, "cpu", lambda: cpu)
     assert product_dtype(dtype) == wanted
-    assert weight_layout("packed", dtype) == layout
+    assert guarded_modes(dtype) == (modes if kernels.available() else ("tiled",))
+    assert weight_layout("compiled") == "panels of 64 outputs"
 
 
 def test_an_unknown_mode_is_refused() -> None:
-    with pytest.raises(ValueError, match="'fast' is none of packed, tiled, plain"):
+    with pytest.raises(ValueError, match="'fast' is none of compiled, tiled, plain"):
         Numerics("fast")
 
 
-def test_steps_are_filled_up_to_few_heights_and_by_little():
-    heights = {batch_height(n, 4) for n in range(1, 1025)}
-    assert len(heights) <= 50
-    assert all(0 <= batch_height(n, 4) - n <= max(7, n / 8) for n in range(1, 1025))
-    assert [batch_height(n, 1) for n in (1, 65, 300)] == [1, 65, 300]
-
-
 @pytest.fixture
-def without_packing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A torch whose private operations are gone."""
-    monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace())
-    linear_module._packs.cache_clear()
-    yield
-    linear_module._packs.cache_clear()
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine on which numba is not installed."""
+    monkeypatch.setattr(kernels, "available", lambda: False)
+    return
 
 
+@pytest.mark.parametrize("kind", WEIGHTS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_without_torchs_private_operations_products_are_tiled_with_one_warning(
-    dtype: torch.dtype, without_packing: None, caplog: pytest.LogCaptureFixture
-) -> None:
-    for _ in range(2):
-        linear, x_RK = Linear(random(37, 64, dtype=dtype), numerics=Numerics("packed")), random(300, 64, dtype=dtype)
-        assert linear.numerics.mode == "tiled"
-        tiled = Linear(random(37, 64, dtype=dtype), numerics=Numerics("tiled"))
-        for name in ("__call__", "swish", "sigmoid"):
-            assert torch.equal(getattr(linear, name)(x_RK, 7), getattr(tiled, name)(x_RK, 7))
-        assert first_bad_height(linear, x_RK, (1, 2, 7, 33, 256)) is None
-    (warning,) = caplog.messages
-    assert warning.startswith(f"torch {torch.__version__} has no products with packed weights, so they are tiled: ")
+def test_without_kernels_torch_multiplies_every_format_in_tiles(dtype, kind, without_kernels) -> None:
+    weight, x_RK = WEIGHTS[kind](37, 64), random(300, 64, dtype=dtype)
+    linear, tiled = (Linear(weight, numerics=Numerics(mode), dtype=dtype) for mode in GUARDED)
+    for name in ("__call__", "swish", "sigmoid"):
+        assert torch.equal(getattr(linear, name)(x_RK, 7), getattr(tiled, name)(x_RK, 7))
+    assert first_bad_height(linear, x_RK, (1, 2, 7, 33, 256)) is None
 
 
-def test_without_torchs_private_operations_the_self_check_takes_tiles(without_packing: None) -> None:
+def test_without_kernels_the_self_check_takes_tiles(without_kernels: None) -> None:
     assert guarded_modes() == ("tiled",)
     check = selfcheck.self_check(read_config(CONFIG, "float32"))
     assert (check.deterministic, check.mode) == (True, "tiled")
-
-
-def test_an_operation_that_takes_other_arguments_counts_as_missing(
-    without_packing: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", lambda weight_NK: weight_NK, raising=False)
-    assert guarded_modes() == ("tiled",)

@@ -78,11 +78,10 @@ def device_memory(device: str) -> tuple[int, int]:
 def warn_if_slow(spec: ModelSpec, device: str, mode: str) -> None:
     """Warn if the processor has no products in the model's data type, with the factor that this costs."""
     dtype = getattr(torch, spec.dtype_name)
-    if product_dtype(dtype, device) != dtype:
+    if mode != "compiled" and product_dtype(dtype, device) != dtype:
         factor = slowdown(*max(weight_shapes(spec), key=math.prod), dtype, Numerics(mode))
         log.warning(
-            "%s is slow on this CPU: products take %.1f times as long as with --dtype float32 (auto's choice), "
-            "and weights 2 times their memory",
+            "%s is slow on this CPU: products take %.1f times as long as with --dtype float32 (auto's choice)",
             spec.dtype_name,
             factor,
         )
@@ -271,7 +270,7 @@ class Engine(Answering):
             "numerics": self.check.mode,
             "dtype": self.spec.dtype_name,
             "weights": self.spec.weights_held,
-            "layout": weight_layout(self.check.mode, self.runner.model.dtype, self.runner.arena.pages.device),
+            "layout": weight_layout(self.check.mode, self.runner.arena.pages.device),
             "memory_pages": self.scheduler.layout.n_pages,
             "running": self.scheduler.computing,
             "waiting": len(self.scheduler.waiting),

@@ -8,7 +8,7 @@ import torch
 
 from headwater.memory.arena import Arena
 from headwater.memory.slots import Segment, StateMemory
-from headwater.mixers.batch import Slice, StepBatch, batch_height
+from headwater.mixers.batch import Slice, StepBatch
 from headwater.models.decode_graphs import DecodeGraphs
 from headwater.models.hybrid import HybridModel
 from headwater.plan import Run
@@ -146,10 +146,8 @@ class Runner:
                 wanted.append(len(tokens) - 1)
             scored += range(first, first + leg.n_scored)
         wanted += [len(tokens) + i for i, row in enumerate(step.rows) if row.wants_token]
-        n_rows = len(tokens) + len(step.rows)
-        idle = [0] * (batch_height(n_rows, self.model.least_rows) - n_rows)
-        tokens += [row.token for row in step.rows] + idle
-        positions.append(self._tensor([row.position for row in step.rows] + idle))
+        tokens += [row.token for row in step.rows]
+        positions.append(self._tensor([row.position for row in step.rows]))
         batch = StepBatch(
             token_N=self._tensor(tokens),
             position_N=torch.cat(positions),

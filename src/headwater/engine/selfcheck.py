@@ -6,7 +6,7 @@ packed, since it chooses how weights are packed. R rows, K inputs, N outputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -22,7 +22,7 @@ from headwater.mixers import activations, recurrent, softmax
 from headwater.mixers.activations import silu
 from headwater.mixers.batch import CHUNK, StepBatch
 from headwater.mixers.gpu import has_kernels
-from headwater.mixers.linear import Linear, first_bad_height, guarded_modes
+from headwater.mixers.linear import Linear, Weight, first_bad_height, guarded_modes
 from headwater.mixers.mla import TILE, AbsorbedHeads, expanded_heads
 from headwater.mixers.numerics import Numerics
 from headwater.mixers.recurrent import RecurrentMixer
@@ -42,6 +42,7 @@ FUSED_ROWS = 33  # rows: fused activations work on blocks of few rows
 ATTENTION_ROWS = (8, 16, 64, 256)
 CHUNK_COUNTS = (1, 2, 3)
 SEQUENCES = (1, 2, 3, 7)
+DENORMAL = 1e-39  # of which products with random weights are denormal
 NARROW = 64  # model width that recurrences are tried with
 
 
@@ -62,7 +63,7 @@ def no_progress(done: int, total: int) -> None:
 def self_check(
     spec: ModelSpec, device: str = "cpu", reproducible: bool = True, progress: Progress = no_progress
 ) -> SelfCheck:
-    """Choose between packed and tiled products for this model; `reproducible=False` asks for no guard at all."""
+    """Choose between kernels and torch's tiles for this model's products; `reproducible=False` asks for no guard."""
     if not reproducible:
         return SelfCheck(False, "switched off", "plain")
     checks = list(_kernel_checks(spec, device))
@@ -79,7 +80,7 @@ def self_check(
         return None
 
     kernels, broken = first_broken(checks), None
-    for mode in guarded_modes():
+    for mode in guarded_modes(getattr(torch, spec.dtype_name)):
         checks = _product_checks(spec, device, mode)
         total = done + len(checks)
         broken = first_broken(checks)
@@ -115,8 +116,9 @@ class Recorded(Weights):
         shapes = [self.stored(f"{name}.weight").shape for name in names]
         return self._written(shapes[0][1], sum(shape[0] for shape in shapes))
 
-    def packed(self, weight_NK: torch.Tensor, bias_N: torch.Tensor | None = None) -> Linear:
-        return self._written(weight_NK.shape[1], weight_NK.shape[0])
+    def packed(self, weight_NK: Weight | Sequence[Weight], bias_N: torch.Tensor | None = None) -> Linear:
+        weights = weight_NK if isinstance(weight_NK, Sequence) else [weight_NK]
+        return self._written(weights[0].shape[1], sum(weight.shape[0] for weight in weights))
 
     def _written(self, n_in: int, n_out: int) -> Linear:
         self._seen.add((n_in, n_out, self.dtype))
@@ -140,23 +142,45 @@ def _product_checks(spec: ModelSpec, device: str, mode: str) -> list[Check]:
 def _broken_product(
     spec: ModelSpec, n_in: int, n_out: int, dtype: torch.dtype, mode: str, random: Callable[..., torch.Tensor]
 ) -> Iterator[str]:
+    """Name heights and threads at which rows of prompts or of answers, some of them denormal, change bits."""
     heights = _affordable(n_in * n_out)
-    x_RK, name = random(heights[-1], n_in).to(dtype), str(dtype).removeprefix("torch.")
-    for shared in (False, True) if spec.tied and n_in == spec.hidden_size else (False,):
+    x_RK = random(heights[-1], n_in).to(dtype)
+    x_RK[::5] *= DENORMAL
+    for stored in dict.fromkeys((dtype, torch.bfloat16)):
+        name = f"product {n_in} x {n_out}, {_short(dtype)} with weights in {_short(stored)}, {mode}"
         try:
-            linear = Linear(random(n_out, n_in).to(dtype), numerics=Numerics(mode), shared=shared)
-            height = first_bad_height(linear, x_RK, heights) or _bad_fused_height(linear, x_RK, heights)
-        except RuntimeError as error:  # a packed layout that this machine has no kernel for
-            yield f"product {n_in} x {n_out}, {name}, {mode}: {error}"
-            continue
-        if height is not None:
-            yield f"product {n_in} x {n_out}, {name}, {mode}, at {height} rows"
+            linear = Linear(random(n_out, n_in).to(stored), numerics=Numerics(mode), dtype=dtype)
+            for rows, product in (("answers", linear), ("prompts", lambda x_RK: linear(x_RK, len(x_RK)))):  # noqa: B023
+                height = first_bad_height(product, x_RK, heights)
+                if height is not None:
+                    yield f"{name}, at {height} rows of {rows}"
+            few = [height for height in heights if height <= FUSED_ROWS]
+            fused = first_bad_height(lambda x_RK: linear.times(x_RK, linear.swish(x_RK)), x_RK[:FUSED_ROWS], few)  # noqa: B023
+            if fused is not None:
+                yield f"{name}, with an activation, at {fused} rows"
+            if mode == "compiled" and (threads := _bad_threads(linear, x_RK[:FUSED_ROWS])):
+                yield f"{name}, with {threads} threads"
+        except RuntimeError as error:  # a layout that this machine has no kernel for
+            yield f"{name}: {error}"
 
 
-def _bad_fused_height(linear: Linear, x_RK: torch.Tensor, heights: tuple[int, ...]) -> int | None:
-    """Return the first height at which a gated MLP's activation and factor, fused into products, change bits."""
-    few = [height for height in heights if height <= FUSED_ROWS]
-    return first_bad_height(lambda x_RK: linear.times(x_RK, linear.swish(x_RK)), x_RK[:FUSED_ROWS], few)
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _bad_threads(product: Callable[[torch.Tensor], torch.Tensor], x_RK: torch.Tensor) -> int | None:
+    """Return the first number of threads with which a product of kernels has other bits than with all, or None."""
+    from headwater.kernels.compiling import use_threads
+
+    n, whole_RN = torch.get_num_threads(), product(x_RK)
+    try:
+        for threads in range(1, n):
+            use_threads(threads)
+            if not torch.equal(product(x_RK), whole_RN):
+                return threads
+    finally:
+        use_threads(n)
+    return None
 
 
 def _affordable(multiply_adds_a_row: int) -> tuple[int, ...]:

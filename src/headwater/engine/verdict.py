@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 
 from headwater import machine
+from headwater.cache_folder import own_folder
 from headwater.engine.selfcheck import Progress, SelfCheck, no_progress, self_check
 from headwater.mixers.gpu import has_kernels
 from headwater.mixers.linear import guarded_modes
@@ -28,11 +29,13 @@ from headwater.mixers.numerics import MODES
 from headwater.spec import ModelSpec
 
 PACKAGE = Path(__file__).parent.parent
-CODE = ("mixers", "layers", "engine/selfcheck.py", "models/build.py", "spec.py")  # what computes, and what checks it
+PACKAGES = ("headwater", "llvmlite", "numba", "triton")
+# what computes, and what checks it
+CODE = ("kernels", "mixers", "layers", "engine/selfcheck.py", "models/build.py", "spec.py")
 # beginnings of variables that choose kernels, or the libraries that have them
 VARIABLES = (
     "ATEN_", "BLIS_", "CUBLAS_", "CUDA_", "DNNL_", "GLIBC_TUNABLES", "GOMP_", "KMP_", "LD_LIBRARY_PATH", "LD_PRELOAD",
-    "LRU_CACHE_CAPACITY", "MKL_", "NVIDIA_", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTORCH_", "TORCH", "TRITON_",
+    "LRU_CACHE_CAPACITY", "MKL_", "NUMBA_", "NVIDIA_", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTORCH_", "TORCH", "TRITON_",
 )  # fmt: skip
 KEPT = 32  # files: those of earlier versions, models and threads go, the oldest first
 
@@ -71,9 +74,9 @@ def key_of(spec: ModelSpec, device: str = "cpu") -> dict[str, str]:
         "device": f"{_name_of(device)}{', Triton' if has_kernels(device) else ''}",
         "torch": f"{torch.__version__} {_digest(torch.__config__.show(), torch.get_float32_matmul_precision())}",
         "libc": " ".join(platform.libc_ver()),
-        **{name: str(version) for name, version in machine.versions("headwater", "triton").items()},
+        **{name: str(version) for name, version in machine.versions(*PACKAGES).items()},
         "code": _digest(*_code()),
-        "products": " ".join(guarded_modes()),
+        "products": " ".join(guarded_modes(getattr(torch, spec.dtype_name))),
         "variables": " ".join(sorted(variables)),
         "threads": str(torch.get_num_threads()),
         "dtype": spec.dtype_name,
@@ -112,33 +115,9 @@ def keep(key: Mapping[str, str], check: SelfCheck) -> None:
             old.unlink(missing_ok=True)
 
 
-def cache_folder(environment: Mapping[str, str]) -> Path:
-    """Return the folder for files that spare work: HEADWATER_CACHE_DIR, systemd's CACHE_DIRECTORY, or XDG's.
-
-    Raises OSError if none is named and the user has no home.
-    """
-    if own := environment.get("HEADWATER_CACHE_DIR"):
-        return Path(os.path.expanduser(own))
-    if of_systemd := environment.get("CACHE_DIRECTORY", "").partition(":")[0]:
-        return Path(of_systemd)
-    base = environment.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(base):  # as the specification has it, a relative path is ignored
-        base = os.path.expanduser("~/.cache")
-    if not os.path.isabs(base):
-        raise OSError("this user has no home, and HEADWATER_CACHE_DIR is not set")
-    return Path(base) / "headwater"
-
-
 def _file(key: Mapping[str, str]) -> Path:
     """Return the file for a key, in a folder that this user alone can write to. Raises OSError if there is none."""
-    folder = cache_folder(os.environ)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found, user = folder.stat(), os.geteuid()
-    if found.st_uid != user:
-        raise PermissionError(f"{folder} belongs to user {found.st_uid}, this process is of user {user}")
-    if found.st_mode & 0o022:
-        raise PermissionError(f"{folder} has mode {found.st_mode & 0o777:o}: other users can write to it, must be 700")
-    return folder / f"exactness-{_digest(json.dumps(key, sort_keys=True))}.json"
+    return own_folder() / f"exactness-{_digest(json.dumps(key, sort_keys=True))}.json"
 
 
 def _write(file: Path, text: str) -> None:

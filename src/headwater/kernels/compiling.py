@@ -5,17 +5,25 @@ Import this module before any kernel: it sets numba's threads to OpenMP's, which
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numba
 from numba import config
 
+from headwater import machine
+from headwater.cache_folder import own_folder
+
+OPTIONS = {"nogil": True, "error_model": "numpy", "boundscheck": False}
+SETTINGS = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES")  # for which processor numba compiles, if not for this one
+
 log = logging.getLogger("headwater.kernels")
 
 config.THREADING_LAYER = "omp"
-OPTIONS = {"nogil": True, "error_model": "numpy", "boundscheck": False}
 
 
 def kernel(function: Callable[..., Any]) -> Any:
@@ -23,7 +31,7 @@ def kernel(function: Callable[..., Any]) -> Any:
 
     An iteration must not depend on another; sums are those of `vectors.py`, or scalar ones in the order of the source.
     """
-    return numba.njit(parallel=True, cache=True, **OPTIONS)(function)
+    return numba.njit(parallel=True, cache=_KEEPS, **OPTIONS)(function)
 
 
 def part(function: Callable[..., Any]) -> Any:
@@ -39,3 +47,28 @@ def use_threads(n: int) -> None:
 def threads_in_use() -> int:
     """Return the number of threads of kernels that are called from this thread."""
     return int(numba.get_num_threads())
+
+
+def key_of_code() -> str:
+    """Return a digest of all that compiled kernels depend on: processor, compiler, and their sources."""
+    texts = [*machine.identity(), *machine.cpu().features, *(os.environ.get(name, "") for name in SETTINGS)]
+    texts += map(str, machine.versions("llvmlite", "numba").items())
+    texts += (file.read_text(encoding="utf-8") for file in sorted(Path(__file__).parent.glob("*.py")))
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
+
+
+def keep_compiled() -> bool:
+    """Let numba keep what it compiles in a folder of this user alone; False, with a line in the log, if there is none.
+
+    NUMBA_CACHE_DIR, if it is set, stays.
+    """
+    if not os.environ.get("NUMBA_CACHE_DIR"):
+        try:
+            config.CACHE_DIR = str(own_folder("kernels", key_of_code()))
+        except OSError as error:
+            log.warning("kernels are compiled at each start, because the compiled ones cannot be kept: %s", error)
+            return False
+    return True
+
+
+_KEEPS = keep_compiled()

@@ -28,6 +28,7 @@ LANES = 16
 FLOATS = ir.VectorType(ir.FloatType(), LANES)
 INTS = ir.VectorType(ir.IntType(32), LANES)
 SHORTS = ir.VectorType(ir.IntType(16), LANES)
+BYTES = ir.VectorType(ir.IntType(8), LANES)
 LOG2_E = math.log2(math.e)
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # ln 2 in two parts; n · high is exact for |n| < 2^9
 EXP_RANGE = 87.3  # e^±87.3 are normal numbers
@@ -88,6 +89,20 @@ def widened(builder: ir.IRBuilder, halves: ir.Value) -> ir.Value:
     return builder.bitcast(builder.shl(builder.zext(halves, INTS), int_constant(16)), FLOATS)
 
 
+def halves_of(builder: ir.IRBuilder, pairs: ir.Value) -> list[ir.Value]:
+    """Return the float32 of 16 pairs of bfloat16: the lower ones, and the upper ones."""
+    halves = builder.shl(pairs, int_constant(16)), builder.and_(pairs, int_constant(-(1 << 16)))
+    return [builder.bitcast(half, FLOATS) for half in halves]
+
+
+def _from_float16(builder: ir.IRBuilder, halves: ir.Value) -> ir.Value:
+    return builder.fpext(builder.bitcast(halves, ir.VectorType(ir.HalfType(), LANES)), FLOATS)
+
+
+def _from_bytes(builder: ir.IRBuilder, some: ir.Value) -> ir.Value:
+    return builder.sitofp(builder.zext(some, INTS), FLOATS)
+
+
 def rounded(builder: ir.IRBuilder, floats: ir.Value) -> ir.Value:
     """Return the nearest bfloat16, ties to even, as int16; the inputs are no NaN."""
     bits = builder.bitcast(floats, INTS)
@@ -111,14 +126,58 @@ def loaded(builder: ir.IRBuilder, pointer: ir.Value, of: ir.VectorType) -> ir.Va
 
 @intrinsic
 def load(_, array, index):
-    """Return 16 elements of float32 or bfloat16 from `index` on."""
-    is_float = array.dtype == types.float32
+    """Return 16 elements from `index` on, of float32, bfloat16 (int16), float16 (uint16) or uint8."""
+    of_halves = {types.int16: widened, types.uint16: _from_float16}.get(array.dtype)
 
     def lower(context, builder, _signature, arguments):
         pointer = address(context, builder, array, *arguments)
-        return loaded(builder, pointer, FLOATS) if is_float else widened(builder, loaded(builder, pointer, SHORTS))
+        if array.dtype == types.uint8:
+            return _from_bytes(builder, loaded(builder, pointer, BYTES))
+        return of_halves(builder, loaded(builder, pointer, SHORTS)) if of_halves else loaded(builder, pointer, FLOATS)
 
     return f32x16(array, types.intp), lower
+
+
+@intrinsic
+def lower_half(_, array, index):
+    """Return the lower bfloat16 of 16 pairs (int32) from `index` on, as float32."""
+
+    def lower(context, builder, _signature, arguments):
+        return halves_of(builder, loaded(builder, address(context, builder, array, *arguments), INTS))[0]
+
+    return f32x16(array, types.intp), lower
+
+
+@intrinsic
+def upper_half(_, array, index):
+    """Return the upper bfloat16 of 16 pairs (int32) from `index` on, as float32."""
+
+    def lower(context, builder, _signature, arguments):
+        return halves_of(builder, loaded(builder, address(context, builder, array, *arguments), INTS))[1]
+
+    return f32x16(array, types.intp), lower
+
+
+def _codes_less(pick: Callable[[ir.IRBuilder, ir.Value], ir.Value]) -> Any:
+    """Return the operation that loads 16 codes and subtracts their zeros, of which `pick` takes the bits from bytes."""
+
+    @intrinsic
+    def operation(_, codes, index, zeros, zero_index):
+        def lower(context, builder, signature, arguments):
+            of_codes, _, of_zeros, _ = signature.args
+            some = pick(builder, loaded(builder, address(context, builder, of_codes, *arguments[:2]), BYTES))
+            zero = loaded(builder, address(context, builder, of_zeros, *arguments[2:]), BYTES)
+            return builder.sitofp(builder.sext(builder.sub(some, zero), INTS), FLOATS)
+
+        return f32x16(codes, types.intp, zeros, types.intp), lower
+
+    return operation
+
+
+# code − zero of 16 bytes, or of their lower or upper four bits: a difference from -128 to 127
+bytes_less = _codes_less(lambda builder, some: some)
+lower_less = _codes_less(lambda builder, some: builder.and_(some, ir.Constant(BYTES, [15] * LANES)))
+upper_less = _codes_less(lambda builder, some: builder.lshr(some, ir.Constant(BYTES, [4] * LANES)))
 
 
 @intrinsic

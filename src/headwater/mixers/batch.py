@@ -1,8 +1,7 @@
 """One ragged step of the model as tensors, and its prefill slices cut into chunks of 64 tokens.
 
 Rows of the step are tokens: first the rows of all prefill slices, one slice after the other, then one row for each
-decoding sequence, then idle rows, which fill the step up to a height at which products are faster. Results of idle rows
-are discarded. N = all rows, P = prefill rows, B = decoding sequences (N ≥ P + B).
+decoding sequence. N = all rows, P = prefill rows, B = decoding sequences.
 """
 
 from __future__ import annotations
@@ -185,15 +184,3 @@ def padded_tables(tables: Sequence[Tensor], like: Tensor) -> Tensor:
     missing = ((table, width - len(table)) for table in tables)
     rows = [F.pad(table, (0, n)) if n else table for table, n in missing]
     return torch.stack(rows) if rows else like.new_empty(0, 0)
-
-
-def batch_height(n_rows: int, least: int) -> int:
-    """Return the number of rows that a step is padded to, one of few heights; padding costs about a sixteenth.
-
-    oneDNN builds a kernel for each height (half a millisecond and 0.7 MB for each shape of weight, in bfloat16 on
-    AVX-512). With `least` 1 nothing is padded.
-    """
-    if least == 1:
-        return n_rows
-    grid = least if n_rows <= 16 else 8 if n_rows <= 128 else 16 if n_rows <= 256 else 32
-    return -(-n_rows // grid) * grid

@@ -5,158 +5,197 @@ R rows, K inputs, N outputs, V vocabulary, D width.
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headwater import machine
+from headwater import kernels, machine
 from headwater.mixers import numerics as numerics_of_process
 from headwater.mixers.activations import sigmoid, silu
+from headwater.mixers.gpu import has_kernels
 from headwater.mixers.numerics import Numerics
-
-PACK_ROWS = 8  # the height that a packed layout is built for: with 1, one row takes a kernel of its own
-# Least rows of a oneDNN product: one row takes another kernel if K ≥ 1,536, or if the weight is not packed; in
-# bfloat16 four rows are faster than two (4.5 against 5.8 ms for all weights of a small model).
-LEAST_ROWS = {torch.float32: 2, torch.bfloat16: 4}
+from headwater.mixers.quantised import Quantised
 
 LEAST_TIMES = 5  # that a product is timed
-
-log = logging.getLogger("headwater.models")
+BLOCK_BYTES = 32 * 2**20  # of weights that torch converts at a time
+COMPOSED: dict[str, Callable[[Tensor], Tensor]] = {"none": lambda y_RN: y_RN, "swish": silu, "sigmoid": sigmoid}
 
 Product = Callable[[Tensor], Tensor]
+Weight = Tensor | Quantised
+
+
+class HeldWeight(Protocol):
+    """A weight in the layout of one kind of product."""
+
+    def __call__(self, x_RK: Tensor, then: str = "none", factor_RN: Tensor | None = None) -> Tensor:
+        """Return then(x Wᵀ + b) · factor."""
+
+    def rows(self, index_R: Tensor) -> Tensor:
+        """Return rows of the weight."""
+
+
+class TorchProduct:
+    """The reference: the weight as stored, of which torch multiplies a block of outputs at a time."""
+
+    def __init__(self, weight_NK: Weight, bias_N: Tensor | None, dtype: torch.dtype) -> None:
+        # a copy, so that nothing keeps a checkpoint's file mapped
+        self.weight_NK = weight_NK.clone() if isinstance(weight_NK, Tensor) else weight_NK
+        self.dtype = dtype
+        on_gpu = isinstance(weight_NK, Tensor) and weight_NK.device.type != "cpu"
+        self.computes_in = dtype if on_gpu else product_dtype(dtype)
+        self.bias_N = None if bias_N is None else bias_N.to(self.computes_in)
+
+    def __call__(self, x_RK: Tensor, then: str = "none", factor_RN: Tensor | None = None) -> Tensor:
+        x_RK = x_RK.to(self.computes_in)
+        parts = [F.linear(x_RK, part_NK, bias_N) for part_NK, bias_N in self._blocks()]
+        y_RN: Tensor = COMPOSED[then]((parts[0] if len(parts) == 1 else torch.cat(parts, 1)).to(self.dtype))
+        return y_RN if factor_RN is None else y_RN.mul_(factor_RN)
+
+    def rows(self, index_R: Tensor) -> Tensor:
+        if isinstance(self.weight_NK, Quantised):
+            return self.weight_NK.rows(index_R).values().to(self.dtype)
+        return self.weight_NK.index_select(0, index_R).to(self.dtype)
+
+    def _blocks(self) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Yield the weight and the bias in the dtype of products."""
+        n_out, n_in = self.weight_NK.shape
+        if isinstance(self.weight_NK, Tensor) and self.weight_NK.dtype == self.computes_in:
+            yield self.weight_NK, self.bias_N
+            return
+        height = max(1, BLOCK_BYTES // (4 * n_in))
+        for at in (slice(first, first + height) for first in range(0, n_out, height)):
+            some = self.weight_NK[at] if isinstance(self.weight_NK, Tensor) else self.weight_NK.rows(at).values()
+            yield some.to(self.computes_in), None if self.bias_N is None else self.bias_N[at]
 
 
 class Linear:
     """The product y = x Wᵀ + b, in which a row of y depends on its row of x alone, not on the number of rows.
 
-    `weight_NK` is copied into the packed layout in packed mode, so the caller drops its own; with `shared` it is
-    kept as it is (an embedding that is its model's head too), at the price of slower small heights.
-
-    If the processor does not multiply the weight's dtype natively (`product_dtype`), the layout holds a float32 copy
-    of the weight: inputs are widened, sums are rounded once, to the dtype of the inputs.
+    The weight is held once, as stored: float32, bfloat16, float16 or integers; one after the other if there are several
+    of different formats, whose outputs are side by side. Inputs and results are in `dtype`.
     """
 
     def __init__(
-        self, weight_NK: Tensor, bias_N: Tensor | None = None, numerics: Numerics | None = None, shared: bool = False
+        self,
+        weight_NK: Weight | Sequence[Weight],
+        bias_N: Tensor | None = None,
+        numerics: Numerics | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         self.numerics = _possible(numerics or numerics_of_process.current())
-        self.n_out, self.n_in = weight_NK.shape
-        self.dtype = weight_NK.dtype
-        computes_in = product_dtype(weight_NK.dtype, weight_NK.device)
-        self._widens = computes_in != self.dtype
-        self.bias_N = None if bias_N is None else bias_N.to(computes_in)
-        self._on_onednn = self.numerics.mode == "packed" and weight_NK.device.type == "cpu"
-        self.least_rows = LEAST_ROWS.get(computes_in, 2) if self._on_onednn else 1
-        weight_NK = weight_NK.to(computes_in)
-        if self._on_onednn and (self._widens or not shared):
-            weight_NK = torch.ops.mkldnn._reorder_linear_weight(weight_NK.contiguous(), PACK_ROWS)
-        self._weight = weight_NK
-        self._product = self._onednn if self._on_onednn else self._plain
+        weights = [weight_NK] if isinstance(weight_NK, (Tensor, Quantised)) else list(weight_NK)
+        self.n_out, self.n_in = sum(weight.shape[0] for weight in weights), weights[0].shape[1]
+        self.dtype = dtype or (weights[0].dtype if isinstance(weights[0], Tensor) else torch.float32)
+        heights = [weight.shape[0] for weight in weights]
+        biases = [None] * len(weights) if bias_N is None else bias_N.split(heights)
+        self._parts = [self._held(*part) for part in zip(weights, biases, strict=True)]
+        self._outputs = [slice(sum(heights[:i]), sum(heights[: i + 1])) for i in range(len(heights))]
+        self._tiled = self.numerics.mode == "tiled" and any(isinstance(part, TorchProduct) for part in self._parts)
 
     def __call__(self, x_RK: Tensor, n_prefill: int = 0) -> Tensor:
         """Return y; the first `n_prefill` rows are a step's prefill rows, which matters only if products are tiled."""
-        rows = x_RK.shape[0]
-        if rows == 0:
-            return x_RK.new_empty(0, self.n_out)
-        if self.numerics.mode != "tiled":
-            return self._padded(x_RK, self.least_rows)
-        tile = self.numerics
-        groups = ((x_RK[:n_prefill], tile.prefill_tile), (x_RK[n_prefill:], tile.decode_tile))
-        tiles_RN = [self._padded(t_RK, h) for x_GK, h in groups if len(x_GK) for t_RK in x_GK.split(h)]
-        return tiles_RN[0] if len(tiles_RN) == 1 else torch.cat(tiles_RN)
+        return self._product(x_RK, n_prefill)
 
     def swish(self, x_RK: Tensor, n_prefill: int = 0) -> Tensor:
-        """Return silu(y); in packed mode the product applies it before the result is rounded and written."""
-        return self._then("swish", silu, x_RK, n_prefill)
+        """Return silu(y)."""
+        return self._product(x_RK, n_prefill, "swish")
 
     def sigmoid(self, x_RK: Tensor, n_prefill: int = 0) -> Tensor:
-        """Return sigmoid(y); in packed mode the product applies it before the result is rounded and written."""
-        return self._then("sigmoid", sigmoid, x_RK, n_prefill)
+        """Return sigmoid(y)."""
+        return self._product(x_RK, n_prefill, "sigmoid")
 
     def times(self, x_RK: Tensor, factor_RN: Tensor, n_prefill: int = 0) -> Tensor:
-        """Return y · factor; in packed mode the product applies it before the result is rounded and written."""
-        if not self._on_onednn or len(x_RK) == 0:
-            return self(x_RK, n_prefill).mul_(factor_RN)
-        missing = (0, 0, 0, max(0, self.least_rows - len(x_RK)))
-        x_PK, factor_PN = (F.pad(t, missing) if missing[-1] else t for t in (x_RK, factor_RN))
-        product = torch.ops.mkldnn._linear_pointwise.binary
-        x_PK, factor_PN = self._widened(x_PK).contiguous(), self._widened(factor_PN).contiguous()
-        y_PN: Tensor = product(x_PK, factor_PN, self._weight, self.bias_N, "mul")
-        return y_PN[: len(x_RK)].to(self.dtype)
+        """Return y · factor."""
+        return self._product(x_RK, n_prefill, factor_RN=factor_RN)
 
-    def _then(self, name: str, composed: Product, x_RK: Tensor, n_prefill: int) -> Tensor:
-        """Apply the activation that oneDNN calls `name` to the product."""
-        if not self._on_onednn or len(x_RK) == 0:
-            return composed(self(x_RK, n_prefill))
-        # At every height, one row included: the composed activation has other bits than oneDNN's.
-        return self._padded(x_RK, self.least_rows, partial(self._onednn, then=name))
+    def rows(self, index_R: Tensor) -> Tensor:
+        """Return rows of the weight in `dtype`, [R, K]; it must be one weight."""
+        (part,) = self._parts
+        return part.rows(index_R)
 
-    def _padded(self, x_RK: Tensor, height: int, product: Product | None = None) -> Tensor:
-        """Compute the product at `height` rows or more, padded with zeros."""
-        product = product or self._product
-        missing = height - x_RK.shape[0]
-        if missing <= 0:
-            return product(x_RK)
-        return product(F.pad(x_RK, (0, 0, 0, missing)))[:-missing]
+    def _held(self, weight_NK: Weight, bias_N: Tensor | None) -> HeldWeight:
+        """Lay a weight out for the kernels if there are any, else as torch multiplies it.
 
-    def _onednn(self, x_RK: Tensor, then: str = "none") -> Tensor:
-        x_RK = self._widened(x_RK).contiguous()
-        y_RN: Tensor = torch.ops.mkldnn._linear_pointwise(x_RK, self._weight, self.bias_N, then, [], "")
-        return y_RN.to(self.dtype)
+        Integers are multiplied by kernels even where other weights are not, unless products have no guard at all.
+        """
+        device = "cpu" if isinstance(weight_NK, Quantised) else weight_NK.device
+        on_cpu = torch.device(device).type == "cpu" and not has_kernels(device)
+        quantised = isinstance(weight_NK, Quantised) and self.numerics.mode == "tiled"
+        if kernels.available() and on_cpu and (self.numerics.mode == "compiled" or quantised):
+            from headwater.mixers.panels import PanelProduct  # needs numba
 
-    def _plain(self, x_RK: Tensor) -> Tensor:
-        return F.linear(self._widened(x_RK), self._weight, self.bias_N).to(self.dtype)
+            return PanelProduct(weight_NK, bias_N, self.dtype)
+        return TorchProduct(weight_NK, bias_N, self.dtype)
 
-    def _widened(self, x_RK: Tensor) -> Tensor:
-        return x_RK.float() if self._widens else x_RK
+    def _product(self, x_RK: Tensor, n_prefill: int, then: str = "none", factor_RN: Tensor | None = None) -> Tensor:
+        rows = len(x_RK)
+        if rows == 0:
+            return x_RK.new_empty(0, self.n_out)
+        if not self._tiled:
+            return self._side_by_side(x_RK, then, factor_RN)
+        tiles = (
+            (first, min(first + height, last), height)
+            for start, last, height in (
+                (0, n_prefill, self.numerics.prefill_tile),
+                (n_prefill, rows, self.numerics.decode_tile),
+            )
+            for first in range(start, last, height)
+        )
+        done = [self._tile(x_RK, first, last, height, then, factor_RN) for first, last, height in tiles]
+        return done[0] if len(done) == 1 else torch.cat(done)
 
+    def _tile(self, x_RK: Tensor, first: int, last: int, height: int, then: str, factor_RN: Tensor | None) -> Tensor:
+        """Compute some rows at a fixed height, filled up with zeros."""
+        missing = (0, 0, 0, first + height - last)
+        x_TK, factor_TN = F.pad(x_RK[first:last], missing), None
+        if factor_RN is not None:
+            factor_TN = F.pad(factor_RN[first:last], missing)
+        return self._side_by_side(x_TK, then, factor_TN)[: last - first]
 
-def guarded_modes() -> tuple[str, ...]:
-    """Return the modes of `Numerics` that can keep a row's bits with this torch, the faster one first."""
-    return ("packed", "tiled") if _packs() else ("tiled",)
-
-
-@cache
-def _packs() -> bool:
-    """Return whether torch has oneDNN's products with packed weights: private operations, which it may change."""
-    eye = torch.eye(PACK_ROWS)
-    try:
-        weight = torch.ops.mkldnn._reorder_linear_weight(eye, PACK_ROWS)
-        torch.ops.mkldnn._linear_pointwise(eye, weight, None, "swish", [], "")
-        torch.ops.mkldnn._linear_pointwise.binary(eye, eye, weight, None, "mul")
-    except (AttributeError, RuntimeError, TypeError) as error:
-        found = str(error).splitlines()[0]
-        log.warning("torch %s has no products with packed weights, so they are tiled: %s", torch.__version__, found)
-        return False
-    return True
+    def _side_by_side(self, x_RK: Tensor, then: str, factor_RN: Tensor | None) -> Tensor:
+        parts = (
+            part(x_RK, then, None if factor_RN is None else factor_RN[:, at])
+            for part, at in zip(self._parts, self._outputs, strict=True)
+        )
+        done = list(parts)
+        return done[0] if len(done) == 1 else torch.cat(done, 1)
 
 
 def _possible(numerics: Numerics) -> Numerics:
-    """Return the numerics, tiled in place of packed if this torch cannot pack."""
-    return numerics if numerics.mode != "packed" or _packs() else replace(numerics, mode="tiled")
+    """Return the numerics, tiled in place of compiled without numba."""
+    return numerics if numerics.mode != "compiled" or kernels.available() else replace(numerics, mode="tiled")
+
+
+def guarded_modes(dtype: torch.dtype = torch.float32) -> tuple[str, ...]:
+    """Return the modes of `Numerics` that can keep a row's bits here, the faster one for prompts first.
+
+    AMX multiplies bfloat16 through torch alone, at heights that tiles fix.
+    """
+    if not kernels.available():
+        return ("tiled",)
+    amx = dtype == torch.bfloat16 and "amx_bf16" in machine.cpu().features
+    return ("tiled", "compiled") if amx else ("compiled", "tiled")
 
 
 def product_dtype(dtype: torch.dtype, device: torch.device | str = "cpu") -> torch.dtype:
-    """Return the dtype that products with a weight of `dtype` are computed in: float32 if bfloat16 is not native.
+    """Return the dtype that torch's products in `dtype` are computed in: float32 if bfloat16 is not native.
 
-    Without AVX512-BF16 or AMX a packed bfloat16 product takes 3 times as long as one in float32 (AVX-512), or torch
-    has none and its fallback takes 5 to 50 times as long (AVX2).
+    Without AVX512-BF16 or AMX torch's bfloat16 product takes 5 to 50 times as long.
     """
     emulated = dtype == torch.bfloat16 and torch.device(device).type == "cpu" and not machine.cpu().native_bfloat16
     return torch.float32 if emulated else dtype
 
 
-def weight_layout(mode: str, dtype: torch.dtype, device: torch.device | str = "cpu") -> str:
-    """Describe how weights of `dtype` are kept for products: `packed float32 copies of bfloat16`."""
-    stored, kept = (str(d).removeprefix("torch.") for d in (dtype, product_dtype(dtype, device)))
-    form = mode if torch.device(device).type == "cpu" else "plain"
-    return f"{form} {kept}" if kept == stored else f"{form} {kept} copies of {stored}"
+def weight_layout(mode: str, device: torch.device | str = "cpu") -> str:
+    """Describe how weights are laid out for products."""
+    return {"compiled": "panels of 64 outputs", "tiled": "rows, multiplied in tiles"}.get(
+        mode if torch.device(device).type == "cpu" else "plain", "rows"
+    )
 
 
 def seconds_of(product: Product, x_RK: torch.Tensor, seconds: float = 0.1) -> float:
@@ -184,16 +223,19 @@ class Embedding:
     The table may stay a view of the mapped file, in the file's dtype: then only the rows that are looked up are read.
     """
 
-    def __init__(self, table_VD: Tensor, dtype: torch.dtype | None = None) -> None:
-        self.table_VD = table_VD
-        self.dtype = dtype or table_VD.dtype
+    def __init__(self, table_VD: Weight, dtype: torch.dtype | None = None) -> None:
+        self.dtype = dtype or (table_VD.dtype if isinstance(table_VD, Tensor) else torch.float32)
+        self._held: TorchProduct | Linear = TorchProduct(table_VD, None, self.dtype)
 
     def __call__(self, token_N: Tensor) -> Tensor:
-        return self.table_VD.index_select(0, token_N).to(self.dtype)
+        return self._held.rows(token_N)
 
     def head(self) -> Linear:
-        """Return the product with the same table, without a second copy of it."""
-        return Linear(self.table_VD, shared=True)
+        """Return the product with the same table, which from now on is held as the product needs it, and only so."""
+        assert isinstance(self._held, TorchProduct)
+        head = Linear(self._held.weight_NK, dtype=self.dtype)
+        self._held = head
+        return head
 
 
 def first_bad_height(product: Product, x_RK: Tensor, heights: Iterable[int]) -> int | None:

@@ -1,6 +1,6 @@
 """Numerics of products, chosen so that a row's bits do not depend on how many rows there are.
 
-The self-check chooses them once, at start-up (`engine/selfcheck.py`); weights are then packed for them. Decision 001
+The self-check chooses them once, at start-up (`engine/selfcheck.py`); weights are then laid out for them. Decision 035
 has the measurements.
 """
 
@@ -11,19 +11,19 @@ from dataclasses import dataclass
 
 import torch
 
-from headwater import machine
+from headwater import kernels, machine
 
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
     """The way of all products of a process.
 
-    `packed`: weights are laid out once for oneDNN, whose kernels then treat every height alike.
-    `tiled`: every product has one of two fixed heights, the last tile filled up with zeros.
+    `compiled`: kernels of Headwater's own, whose sums have one order at every height.
+    `tiled`: torch's, of which every product has one of two fixed heights, the last tile filled up with zeros.
     `plain`: torch as it is, with no guard: rows may depend on their number (the negative control).
     """
 
-    mode: str = "packed"
+    mode: str = "compiled"
     prefill_tile: int = 256  # rows
     decode_tile: int = 32  # rows
 
@@ -32,13 +32,13 @@ class Numerics:
             raise ValueError(f"numerics mode {self.mode!r} is none of {', '.join(MODES)}")
 
 
-MODES = ("packed", "tiled", "plain")
+MODES = ("compiled", "tiled", "plain")
 KERNELS_KEPT = "256"  # by oneDNN and by torch's layer over it, of those made for a shape: 0.7 MB each in bfloat16
 _current = Numerics()
 
 
 def current() -> Numerics:
-    """Return the numerics for which weights are packed from now on."""
+    """Return the numerics for which weights are laid out from now on."""
     return _current
 
 
@@ -63,3 +63,7 @@ def prepare_process(threads: int | None = None) -> None:
     torch.set_flush_denormal(True)
     if threads is not None:
         torch.set_num_threads(threads)
+    if kernels.available():
+        from headwater.kernels.compiling import use_threads
+
+        use_threads(torch.get_num_threads())

@@ -33,8 +33,8 @@ class Quantised:
 
     def __post_init__(self) -> None:
         n_in, n_groups = self.code_NK.shape[1], self.scale_NX.shape[1]
-        if n_in % n_groups:
-            raise ValueError(f"{n_in} inputs cannot be divided into {n_groups} groups")
+        if n_in % n_groups or n_in // n_groups % 2:
+            raise ValueError(f"{n_in} inputs cannot be divided into {n_groups} groups of an even number")
         if not 1 <= self.bits <= MAX_BITS:
             raise ValueError(f"codes have {self.bits} bits, must be 1 to {MAX_BITS}")
 
@@ -52,11 +52,11 @@ class Quantised:
     def bytes(self) -> int:
         """Bytes in memory with codes packed: those above 4 bits take a byte each."""
         packed = self.code_NK.numel() // (2 if self.bits <= 4 else 1)
-        return packed + sum(part.nbytes for name, part in self._parts() if name != "code_NK")
+        return packed + sum(part.nbytes for name, part in self.parts() if name != "code_NK")
 
     def rows(self, at: slice | Tensor) -> Self:
         """Return some outputs, in the order of `at`."""
-        parts: dict[str, Any] = {name: part[at] for name, part in self._parts()}
+        parts: dict[str, Any] = {name: part[at] for name, part in self.parts()}
         return replace(self, **parts)
 
     def split(self, sizes: Sequence[int]) -> list[Self]:
@@ -83,7 +83,8 @@ class Quantised:
         """Repeat what groups of groups share, for each group; float32."""
         return outer_NS.float().repeat_interleave(self.scale_NX.shape[1] // outer_NS.shape[1], 1)
 
-    def _parts(self) -> list[tuple[str, Tensor]]:
+    def parts(self) -> list[tuple[str, Tensor]]:
+        """Return the tensors that it has, by name."""
         values = ((field.name, getattr(self, field.name)) for field in fields(self))
         return [(name, value) for name, value in values if isinstance(value, Tensor)]
 
@@ -93,6 +94,6 @@ def joined(parts: Sequence[Quantised]) -> Quantised:
     first = parts[0]
     if any((part.bits, part.group) != (first.bits, first.group) for part in parts):
         raise ValueError(f"weights of {sorted({(part.bits, part.group) for part in parts})} (bits, group) do not join")
-    names = [name for name, _ in first._parts()]
+    names = [name for name, _ in first.parts()]
     whole: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
     return replace(first, **whole)

@@ -2,7 +2,7 @@
 
 A mixer (a subclass) defines the projections, the contribution of a chunk, the state update, and the output.
 
-N rows of a step (prefill, then decode, then idle), P prefill rows, B decoding sequences, S sequences of a block,
+N rows of a step (prefill, then decode), P prefill rows, B decoding sequences, S sequences of a block,
 n chunks, t = 64 tokens, H heads, M = n·H (or S·H): chunks and heads as one batch, K key width, V value width,
 C channels, D model width, R rows of the state memory, X any trailing dimensions of the mixer.
 """

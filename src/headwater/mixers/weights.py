@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Self
@@ -10,7 +10,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from headwater.mixers.linear import Linear
+from headwater.mixers.linear import Linear, Weight
+from headwater.mixers.quantised import Quantised
 
 
 @dataclass(eq=False)
@@ -56,16 +57,32 @@ class Weights:
         """Convert a tensor to the dtype and device of products."""
         return tensor.to(device=self.device, dtype=self.dtype)
 
+    def held(self, name: str) -> Weight:
+        """Return a tensor for products, in the dtype that it is stored in, or the model's if that is shorter."""
+        return self._held(self.stored(name))
+
     def linear(self, *names: str) -> Linear:
         """Build one product whose outputs are those of several names (without `.weight`) side by side, with biases."""
-        weights = [self.cast(self.stored(f"{name}.weight")) for name in names]
+        weights = [self.held(f"{name}.weight") for name in names]
         biases = [f"{name}.bias" for name in names]
         bias_N = None
         if any(bias in self for bias in biases):
             parts = zip(biases, weights, strict=True)
-            bias_N = torch.cat([self.cast(self.stored(b) if b in self else w.new_zeros(len(w))) for b, w in parts])
-        return self.packed(weights[0] if len(weights) == 1 else torch.cat(weights), bias_N)
+            bias_N = torch.cat([self.cast(self.stored(b) if b in self else torch.zeros(w.shape[0])) for b, w in parts])
+        return self.packed(weights, bias_N)
 
-    def packed(self, weight_NK: Tensor, bias_N: Tensor | None = None) -> Linear:
-        """Build the product with a weight that was assembled from stored ones."""
-        return Linear(self.cast(weight_NK), None if bias_N is None else self.cast(bias_N).clone())
+    def packed(self, weight_NK: Weight | Sequence[Weight], bias_N: Tensor | None = None) -> Linear:
+        """Build the product with weights that were assembled from stored ones, side by side."""
+        given = [weight_NK] if isinstance(weight_NK, (Tensor, Quantised)) else weight_NK
+        weights = [self._held(weight) for weight in given]
+        plain = [weight for weight in weights if isinstance(weight, Tensor)]
+        if len(plain) == len(weights) > 1 and len({weight.dtype for weight in plain}) == 1:
+            weights = [torch.cat(plain)]
+        return Linear(weights, None if bias_N is None else self.cast(bias_N).clone(), dtype=self.dtype)
+
+    def _held(self, weight: Weight) -> Weight:
+        """Return a weight on the device of products: in its own dtype on the CPU, if that is no longer than theirs."""
+        if isinstance(weight, Quantised):
+            return weight
+        keeps = torch.device(self.device).type == "cpu" and weight.dtype.itemsize <= self.dtype.itemsize
+        return weight.to(device=self.device, dtype=weight.dtype if keeps else self.dtype)

@@ -117,13 +117,13 @@ def build_model(spec: ModelSpec, tensors: ModelTensors) -> hybrid.HybridModel:
             functions.append(layer_function(index, part.layer, Weights(held, tensors.dtype, tensors.device), mixers))
             index += 1
         blocks.append(hybrid.Residual(block, _norm(spec, block.norm, tensors, prefix), tuple(functions)))
-    table_VC = tensors.raw(prefix + spec.embedding, spec.vocab_size, spec.hidden_size).to(tensors.device)
-    embed = Embedding(table_VC.to(tensors.dtype, copy=True))  # a copy, so that nothing keeps the file mapped
-    if spec.tied:
-        head = embed.head()
-    else:
-        head_VC = tensors.raw(spec.head, spec.vocab_size, spec.hidden_size)
-        head = Weights({"head.weight": head_VC}, tensors.dtype, tensors.device).linear("head")
+    shape = spec.vocab_size, spec.hidden_size
+    ends = {"embedding": tensors.raw(prefix + spec.embedding, *shape)}
+    if not spec.tied:
+        ends["head.weight"] = tensors.raw(spec.head, *shape)
+    weights = Weights(ends, tensors.dtype, tensors.device)
+    embed = Embedding(weights.held("embedding"), tensors.dtype)
+    head = embed.head() if spec.tied else weights.linear("head")
     norm = _norm(spec, spec.final_norm, tensors, prefix)
     return hybrid.HybridModel(spec, blocks, mixers, embed, norm, head, layer_classes(tensors.device).attention_step)
 

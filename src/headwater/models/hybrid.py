@@ -166,8 +166,6 @@ class HybridModel:
         self.embed, self.norm, self.head = embed, norm, head
         self.attention_step = attention_step
         self.dtype: torch.dtype = getattr(torch, spec.dtype_name)
-        # Least rows of a step: with fewer, each product would be padded. 1 if idle rows would choose experts.
-        self.least_rows = 1 if spec.routes else head.least_rows
 
     @torch.inference_mode()
     def forward(

@@ -40,7 +40,7 @@ def engine(tmp_path_factory):
     prepare_process(2)
     numerics.use(Numerics())
     loaded = load_model(checkpoint(tmp_path_factory.mktemp("constrained"), "qwen3_5"), "float32")
-    with Make(loaded, SelfCheck(True, None, "packed"))(500) as rig:
+    with Make(loaded, SelfCheck(True, None, "compiled"))(500) as rig:
         yield rig.engine
 
 

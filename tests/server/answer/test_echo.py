@@ -89,7 +89,7 @@ def test_texts_of_other_tokenizers_are_theirs():
 
 
 def test_over_http_they_are_the_model_s_own_and_the_account_says_what_that_cost(loaded):
-    check, config = SelfCheck(True, None, "packed"), ServeConfig(memory=300 * loaded.spec.page_bytes)
+    check, config = SelfCheck(True, None, "compiled"), ServeConfig(memory=300 * loaded.spec.page_bytes)
     engine = Engine.over(loaded, check, config)
     engine.start()
     prompt = [i % 50 + 5 for i in range(200)]

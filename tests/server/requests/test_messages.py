@@ -146,7 +146,7 @@ def test_a_second_request_resumes_at_the_breakpoint(tmp_path):
     numerics.use(Numerics())
     loaded = load_model(checkpoint(tmp_path, "qwen3_5"), "float32")
     shared, own = "again " * 400, "here and there " * 150
-    with Make(loaded, SelfCheck(True, None, "packed"))(500) as rig:
+    with Make(loaded, SelfCheck(True, None, "compiled"))(500) as rig:
         rig.engine.chat_template = templates.SILENT
 
         def body(salt, name, **mark):

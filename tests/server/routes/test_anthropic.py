@@ -230,7 +230,7 @@ def test_what_a_request_created_the_same_prompt_reads(tmp_path):
     numerics.use(Numerics())
     loaded = load_model(checkpoint(tmp_path, "qwen3_5"), "float32")
     system = [{"type": "text", "text": "again " * 300, **MARK}]
-    with Make(loaded, SelfCheck(True, None, "packed"))(500) as rig:
+    with Make(loaded, SelfCheck(True, None, "compiled"))(500) as rig:
         rig.engine.chat_template = templates.SILENT
         sent = {"messages": HELLO, "system": system, "max_tokens": 2, "temperature": 0}
         first, second = (a.json()["usage"] for a in send_all(rig.engine, [("POST", MESSAGES, {"json": sent})] * 2))

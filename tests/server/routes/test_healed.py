@@ -31,7 +31,7 @@ def loaded(tmp_path_factory) -> LoadedModel:
 def two_turns(loaded, healing):
     """Return the accounts of both turns, and the metrics after them."""
     config = ServeConfig(memory=PAGES * loaded.spec.page_bytes, healing=healing)
-    engine = Engine.over(loaded, SelfCheck(True, None, "packed"), config)
+    engine = Engine.over(loaded, SelfCheck(True, None, "compiled"), config)
     engine.start()
 
     async def go():

@@ -351,7 +351,7 @@ def test_a_second_turn_reads_the_first_one_from_the_cache(tmp_path):
     loaded = load_model(checkpoint(tmp_path, "qwen3_5"), "float32")
     turns = [{"role": "system", "content": "again " * 300}, *HELLO]
     options = {"num_predict": 2, "temperature": 0}
-    with Make(loaded, SelfCheck(True, None, "packed"))(500) as rig:
+    with Make(loaded, SelfCheck(True, None, "compiled"))(500) as rig:
         rig.engine.chat_template = templates.SILENT
         first = ask(rig.engine, messages=turns, options=options).json()
         second = ask(rig.engine, messages=[*turns, first["message"], *HELLO], options=options).json()

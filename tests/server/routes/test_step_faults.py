@@ -33,7 +33,7 @@ def loaded(tmp_path_factory) -> LoadedModel:
 @pytest.fixture
 def engine(loaded):
     made = Engine.over(
-        loaded, SelfCheck(True, None, "packed"), ServeConfig(memory=PAGES * loaded.spec.page_bytes, max_running=8)
+        loaded, SelfCheck(True, None, "compiled"), ServeConfig(memory=PAGES * loaded.spec.page_bytes, max_running=8)
     )
     made.start()
     yield made

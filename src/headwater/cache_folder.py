@@ -1,0 +1,39 @@
+"""Folder for files that spare work at the next start: compiled kernels, the proof of exactness. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def cache_folder(environment: Mapping[str, str]) -> Path:
+    """Return the folder: HEADWATER_CACHE_DIR, systemd's CACHE_DIRECTORY, or XDG's.
+
+    Raises OSError if none is named and the user has no home.
+    """
+    if own := environment.get("HEADWATER_CACHE_DIR"):
+        return Path(os.path.expanduser(own))
+    if of_systemd := environment.get("CACHE_DIRECTORY", "").partition(":")[0]:
+        return Path(of_systemd)
+    base = environment.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):  # as the specification has it, a relative path is ignored
+        base = os.path.expanduser("~/.cache")
+    if not os.path.isabs(base):
+        raise OSError("this user has no home, and HEADWATER_CACHE_DIR is not set")
+    return Path(base) / "headwater"
+
+
+def own_folder(*below: str) -> Path:
+    """Make the folder, and folders below it, for this user alone. Raises OSError if it cannot be, or is another's."""
+    folder = cache_folder(os.environ)
+    for path in (folder, *(folder.joinpath(*below[:i]) for i in range(1, len(below) + 1))):
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found, user = path.stat(), os.geteuid()
+        if found.st_uid != user:
+            raise PermissionError(f"{path} belongs to user {found.st_uid}, this process is of user {user}")
+        if found.st_mode & 0o022:
+            raise PermissionError(
+                f"{path} has mode {found.st_mode & 0o777:o}: other users can write to it, must be 700"
+            )
+    return path

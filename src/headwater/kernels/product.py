@@ -1,0 +1,252 @@
+"""Products with weights in panels of 64 outputs: y = then(x Wᵀ + b) · factor.
+
+A sum is one chain of fused multiply-adds over the inputs in their order, in float32, whatever the number of rows and
+threads. So a row's bits depend on the row alone, and rows of prompts and of answers have the same.
+
+Weights of more than 16 bits and less are widened to float32 a block of inputs at a time, which many rows then share.
+
+R rows, K inputs, N outputs.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import get_thread_id, prange, types
+from numba.core.extending import overload
+
+from headwater.kernels.compiling import kernel, part
+from headwater.kernels.tile import BLOCK, PANEL, ROWS, VECTORS, tile_of
+from headwater.kernels.vectors import (
+    LANES,
+    bytes_less,
+    fill,
+    fma,
+    load,
+    lower_half,
+    lower_less,
+    sigmoid,
+    silu,
+    spread,
+    store,
+    upper_half,
+    upper_less,
+)
+
+LINEAR, SILU, SIGMOID = range(3)  # activations
+
+tile_1, tile_2, tile_3, tile_4, tile_5, tile_6 = (tile_of(rows) for rows in range(1, ROWS + 1))
+widened_1, widened_2, widened_3, widened_4, widened_5, widened_6 = (tile_of(rows, True) for rows in range(1, ROWS + 1))
+
+
+@part
+def _some_rows(rows, x, x_at, x_row, x_step, w, w_at, steps, total, total_at, fresh):
+    if rows == 6:
+        tile_6(x, x_at, x_row, x_step, w, w_at, steps, total, total_at, fresh)
+    elif rows == 1:
+        tile_1(x, x_at, x_row, x_step, w, w_at, steps, total, total_at, fresh)
+    elif rows == 2:
+        tile_2(x, x_at, x_row, x_step, w, w_at, steps, total, total_at, fresh)
+    elif rows == 3:
+        tile_3(x, x_at, x_row, x_step, w, w_at, steps, total, total_at, fresh)
+    elif rows == 4:
+        tile_4(x, x_at, x_row, x_step, w, w_at, steps, total, total_at, fresh)
+    else:
+        tile_5(x, x_at, x_row, x_step, w, w_at, steps, total, total_at, fresh)
+
+
+@part
+def _some_widened(rows, x, x_at, x_row, w, w_at, steps, total, total_at, fresh):
+    if rows == 6:
+        widened_6(x, x_at, x_row, 1, w, w_at, steps, total, total_at, fresh)
+    elif rows == 1:
+        widened_1(x, x_at, x_row, 1, w, w_at, steps, total, total_at, fresh)
+    elif rows == 2:
+        widened_2(x, x_at, x_row, 1, w, w_at, steps, total, total_at, fresh)
+    elif rows == 3:
+        widened_3(x, x_at, x_row, 1, w, w_at, steps, total, total_at, fresh)
+    elif rows == 4:
+        widened_4(x, x_at, x_row, 1, w, w_at, steps, total, total_at, fresh)
+    else:
+        widened_5(x, x_at, x_row, 1, w, w_at, steps, total, total_at, fresh)
+
+
+@part
+def _finish(scratch, total_at, rows, first, n_outputs, bias, then, factor, factor_row, y, y_row):
+    """Write the sums of a panel as outputs [first, first + 64) of y, as far as y has them."""
+    for r in range(rows):
+        for v in range(first, min(first + PANEL, n_outputs), LANES):
+            sums = load(scratch, total_at + r * PANEL + v - first)
+            if len(bias):
+                sums = sums + load(bias, v)
+            if then == SILU:
+                sums = silu(sums)
+            elif then == SIGMOID:
+                sums = sigmoid(sums)
+            if factor_row:
+                sums = sums * load(factor, r * factor_row + v)
+            store(y, r * y_row + v, sums)
+
+
+@part
+def _widen_floats(weights, p, n_inputs, first, last, out, at):
+    """Copy the weights of inputs [first, last) of panel p to a block."""
+    for k in range(first, last):
+        for v in range(VECTORS):
+            source = (p * n_inputs + k) * PANEL + v * LANES
+            store(out, at + (v * BLOCK + k - first) * LANES, load(weights[0], source))
+
+
+@part
+def _widen_pairs(weights, p, n_inputs, first, last, out, at):
+    """Widen the weights of inputs [first, last) of panel p, both even, to a block."""
+    for k in range(first, last, 2):
+        for v in range(VECTORS):
+            source = (p * n_inputs + k) // 2 * PANEL + v * LANES
+            to = at + (v * BLOCK + k - first) * LANES
+            store(out, to, lower_half(weights[0], source))
+            store(out, to + LANES, upper_half(weights[0], source))
+
+
+@part
+def _scale(weights, inner, outer, v):
+    """Return scale and minimum of 16 outputs: those of a group, and of a group of groups if there are any."""
+    _, scale, _, minimum, outer_scale, outer_minimum, _, _ = weights
+    s, m = load(scale, inner * PANEL + v * LANES), fill(np.float32(0))
+    if len(outer_scale):
+        s = load(outer_scale, outer * PANEL + v * LANES) * s
+    if len(minimum):
+        m = load(minimum, inner * PANEL + v * LANES)
+        if len(outer_minimum):
+            m = load(outer_minimum, outer * PANEL + v * LANES) * m
+    return s, m
+
+
+@part
+def _two_codes(code, at, zero, z_at, nibbles, near):
+    """Return code − zero of 16 outputs for two inputs; `near` if every difference is a signed byte."""
+    if nibbles:
+        return lower_less(code, at, zero, z_at), upper_less(code, at, zero, z_at)
+    if near:
+        return bytes_less(code, at, zero, z_at), bytes_less(code, at + PANEL, zero, z_at)
+    z = load(zero, z_at)
+    return load(code, at) - z, load(code, at + PANEL) - z
+
+
+@part
+def _shape_of_codes(weights, n_inputs):
+    """Return groups, zeros and groups of groups in a row, and whether a byte holds two codes."""
+    code, scale, zero, _, outer_scale, _, _, n_groups = weights
+    n_zeros = len(zero) * n_groups // len(scale)
+    n_outer = len(outer_scale) * n_groups // len(scale)
+    return n_groups, n_zeros, n_outer, 2 * len(code) == len(scale) // n_groups * n_inputs
+
+
+@part
+def _widen_codes(weights, p, n_inputs, first, last, out, at):
+    """Compute the weights of inputs [first, last) of panel p from codes, scales and zeros: see `Quantised.values`."""
+    code, _, zero, minimum, _, _, near, _ = weights
+    n_groups, n_zeros, n_outer, nibbles = _shape_of_codes(weights, n_inputs)
+    group = n_inputs // n_groups
+    k = first
+    while k < last:
+        g = k // group
+        end = min(last, (g + 1) * group)
+        inner, outer = p * n_groups + g, p * n_outer + g * n_outer // n_groups
+        z_at = (p * n_zeros + g * n_zeros // n_groups) * PANEL
+        for v in range(0, PANEL, LANES):
+            s, m = _scale(weights, inner, outer, v // LANES)
+            to = at + v * BLOCK + (k - first) * LANES
+            for i in range(k, end, 2):
+                source = (p * n_inputs + i) * PANEL // (2 if nibbles else 1) + v
+                even, odd = _two_codes(code, source, zero, z_at + v, nibbles, near)
+                if len(minimum):
+                    even, odd = even * s - m, odd * s - m
+                else:
+                    even, odd = even * s, odd * s
+                store(out, to + (i - k) * LANES, even)
+                store(out, to + (i - k + 1) * LANES, odd)
+        k = end
+
+
+@part
+def _two_inputs(total, x_even, x_odd, codes, s, m, has_minimum):
+    even, odd = codes[0] * s, codes[1] * s
+    if has_minimum:
+        even, odd = even - m, odd - m
+    return fma(x_odd, odd, fma(x_even, even, total))
+
+
+@kernel
+def multiply_by_codes(
+    x, x_row, x_step, weights, n_inputs, bias, then, factor, factor_row, y, y_row, rows, n_outputs, scratch
+):
+    """Multiply one row by weights that are computed from codes as they are read."""
+    code, _, zero, minimum, _, _, near, _ = weights
+    n_groups, n_zeros, n_outer, nibbles = _shape_of_codes(weights, n_inputs)
+    group, least = n_inputs // n_groups, len(minimum) > 0
+    for p in prange((n_outputs + PANEL - 1) // PANEL):
+        a = b = c = d = fill(np.float32(0))
+        for g in range(n_groups):
+            inner, outer = p * n_groups + g, p * n_outer + g * n_outer // n_groups
+            z = (p * n_zeros + g * n_zeros // n_groups) * PANEL
+            s_a, m_a = _scale(weights, inner, outer, 0)
+            s_b, m_b = _scale(weights, inner, outer, 1)
+            s_c, m_c = _scale(weights, inner, outer, 2)
+            s_d, m_d = _scale(weights, inner, outer, 3)
+            for i in range(g * group, (g + 1) * group, 2):
+                at = (p * n_inputs + i) * PANEL // (2 if nibbles else 1)
+                even, odd = spread(x, i), spread(x, i + 1)
+                a = _two_inputs(a, even, odd, _two_codes(code, at, zero, z, nibbles, near), s_a, m_a, least)
+                b = _two_inputs(b, even, odd, _two_codes(code, at + 16, zero, z + 16, nibbles, near), s_b, m_b, least)
+                c = _two_inputs(c, even, odd, _two_codes(code, at + 32, zero, z + 32, nibbles, near), s_c, m_c, least)
+                d = _two_inputs(d, even, odd, _two_codes(code, at + 48, zero, z + 48, nibbles, near), s_d, m_d, least)
+        total_at = get_thread_id() * PANEL
+        store(scratch, total_at, a)
+        store(scratch, total_at + 16, b)
+        store(scratch, total_at + 32, c)
+        store(scratch, total_at + 48, d)
+        _finish(scratch, total_at, 1, p * PANEL, n_outputs, bias, then, factor, factor_row, y, y_row)
+
+
+def _widen(weights, p, n_inputs, first, last, out, at):
+    """Write the weights of inputs [first, last) of panel p, both even, to a block; `overload` tells formats apart."""
+
+
+@overload(_widen)
+def _widen_by_format(weights, p, n_inputs, first, last, out, at):
+    if len(weights) > 1:
+        widen = _widen_codes
+    else:
+        widen = _widen_pairs if weights[0].dtype == types.int32 else _widen_floats
+    return lambda weights, p, n_inputs, first, last, out, at: widen(weights, p, n_inputs, first, last, out, at)
+
+
+@kernel
+def multiply(x, x_row, x_step, weights, steps, bias, then, factor, factor_row, y, y_row, rows, n_outputs, scratch):
+    """Multiply by weights as they are held. A step is one input, or two side by side; `x_step` elements of x."""
+    for p in prange((n_outputs + PANEL - 1) // PANEL):
+        total_at = get_thread_id() * rows * PANEL
+        for step in range(0, steps, BLOCK):
+            n = min(BLOCK, steps - step)
+            for r in range(0, rows, ROWS):
+                x_at, w_at = r * x_row + step * x_step, (p * steps + step) * PANEL
+                some, sums = min(ROWS, rows - r), total_at + r * PANEL
+                _some_rows(some, x, x_at, x_row, x_step, weights[0], w_at, n, scratch, sums, step == 0)
+        _finish(scratch, total_at, rows, p * PANEL, n_outputs, bias, then, factor, factor_row, y, y_row)
+
+
+@kernel
+def widen_and_multiply(
+    x, x_row, x_step, weights, n_inputs, bias, then, factor, factor_row, y, y_row, rows, n_outputs, scratch
+):
+    """Multiply by weights that are widened to float32, a block of inputs at a time."""
+    for p in prange((n_outputs + PANEL - 1) // PANEL):
+        block_at = get_thread_id() * (rows + BLOCK) * PANEL
+        total_at = block_at + BLOCK * PANEL
+        for k in range(0, n_inputs, BLOCK):
+            n = min(BLOCK, n_inputs - k)
+            _widen(weights, p, n_inputs, k, k + n, scratch, block_at)
+            for r in range(0, rows, ROWS):
+                some, sums = min(ROWS, rows - r), total_at + r * PANEL
+                _some_widened(some, x, r * x_row + k, x_row, scratch, block_at, n, scratch, sums, k == 0)
+        _finish(scratch, total_at, rows, p * PANEL, n_outputs, bias, then, factor, factor_row, y, y_row)

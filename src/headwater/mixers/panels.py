@@ -1,0 +1,179 @@
+"""Weights in panels of 64 outputs, held once and as stored, and the products with them that kernels compute.
+
+A sum is float32 and one chain over the inputs in their order (`kernels/product.py`). So a row's bits depend neither on
+other rows nor on threads, and weights in bfloat16 give the bits of their float32 copies.
+
+R rows, K inputs, N outputs, P panels, X groups of inputs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from headwater import machine
+from headwater.kernels.arrays import flat
+from headwater.kernels.compiling import threads_in_use
+from headwater.kernels.product import LINEAR, SIGMOID, SILU, multiply, multiply_by_codes, widen_and_multiply
+from headwater.kernels.tile import BLOCK, PANEL, ROWS, WIDE
+from headwater.kernels.vectors import LANES
+from headwater.mixers.quantised import Quantised
+
+# what the kernel for integers takes, in its order
+ARRAYS = ("code_NK", "scale_NX", "zero_NX", "minimum_NX", "outer_scale_NS", "outer_minimum_NS")
+ACTIVATIONS = {"none": LINEAR, "swish": SILU, "sigmoid": SIGMOID}
+_of_thread = threading.local()
+
+
+@dataclass(frozen=True)
+class Held:
+    """A weight as kernels read it: arrays, and the kernels for few rows and for more."""
+
+    arrays: tuple[Any, ...]
+    rows: Callable[[Tensor], Tensor]  # of the weight, by their numbers
+    few: Callable[..., None] = widen_and_multiply
+    many: Callable[..., None] = widen_and_multiply
+    few_rows: int = ROWS  # rows, at most, that `few` multiplies
+    pairs: bool = False  # two inputs of an output are side by side
+    dot: bool = False  # multiplies bfloat16 inputs
+
+
+class PanelProduct:
+    """The product y = then(x Wᵀ + b) · factor with a weight in panels, for inputs and results in `dtype`."""
+
+    def __init__(self, weight_NK: Tensor | Quantised, bias_N: Tensor | None, dtype: torch.dtype) -> None:
+        self.n_out, self.n_in = weight_NK.shape
+        self.dtype = dtype
+        self.held = held(weight_NK, dtype)
+        self._width = -(-self.n_out // LANES) * LANES
+        padded = torch.zeros(0) if bias_N is None else F.pad(bias_N.float(), (0, -self.n_out % PANEL))
+        self._bias = flat(padded)
+        self._none = flat(torch.empty(0, dtype=dtype))
+
+    def __call__(self, x_RK: Tensor, then: str = "none", factor_RN: Tensor | None = None) -> Tensor:
+        """Return y [R, N]."""
+        rows = len(x_RK)
+        y_RX = torch.empty(rows, self._width, dtype=self.dtype)
+        if rows:
+            x, x_row = self._inputs(x_RK)
+            factor, factor_row = self._none, 0
+            if factor_RN is not None:
+                factor_RX = self._widened(factor_RN)
+                factor, factor_row = flat(factor_RX), factor_RX.stride(0)
+            kernel = self.held.few if rows <= self.held.few_rows else self.held.many
+            n_in = self.n_in + self.n_in % 2 if self.held.pairs else self.n_in
+            two = self.held.pairs and kernel is multiply
+            kernel(
+                x, x_row, 2 if two and not self.held.dot else 1, self.held.arrays, n_in // 2 if two else n_in,
+                self._bias, ACTIVATIONS[then], factor, factor_row, flat(y_RX), self._width, rows, self._width,
+                scratch(rows),
+            )  # fmt: skip
+        return y_RX if self._width == self.n_out else y_RX[:, : self.n_out].contiguous()
+
+    def rows(self, index_R: Tensor) -> Tensor:
+        """Return some rows of the weight, [R, K]: those of an embedding whose table is its model's head, too."""
+        return self.held.rows(index_R)[:, : self.n_in].to(self.dtype)
+
+    def _inputs(self, x_RK: Tensor) -> tuple[np.ndarray[Any, Any], int]:
+        """Return the rows as the kernel reads them, and the elements from one to the next."""
+        odd = self.held.pairs and self.n_in % 2
+        x_RK = F.pad(x_RK, (0, 1)) if odd else x_RK
+        if self.held.dot:
+            x_RK = x_RK.contiguous()
+            pairs: np.ndarray[Any, Any] = x_RK.view(torch.int32).view(-1).numpy()
+            return pairs, x_RK.shape[1] // 2
+        x_RK = x_RK.float()
+        x_RK = x_RK if x_RK.stride(1) == 1 else x_RK.contiguous()
+        return flat(x_RK), x_RK.stride(0)
+
+    def _widened(self, factor_RN: Tensor) -> Tensor:
+        """Return a factor with as many columns as whole vectors take."""
+        missing = self._width - self.n_out
+        if missing or factor_RN.stride(1) != 1 or factor_RN.dtype != self.dtype:
+            factor_RN = F.pad(factor_RN.to(self.dtype), (0, missing)).contiguous()
+        return factor_RN
+
+
+def held(weight_NK: Tensor | Quantised, dtype: torch.dtype) -> Held:
+    """Lay a weight out in panels, for products with rows in `dtype`.
+
+    Which kernel computes follows from the processor, the format and the number of rows:
+
+    * float32: as held; on processors with 256-bit registers copied to a block for more than 6 rows, since it is read
+      once for each 16 outputs there;
+    * bfloat16 with rows in bfloat16: the processor's dot product if it has one (AVX512-BF16);
+    * bfloat16 otherwise: widened as it is read, or for more than 6 rows on 256-bit registers a block at a time;
+    * float16 and integers: widened a block at a time.
+    """
+    if isinstance(weight_NK, Quantised):
+        return _held_codes(weight_NK)
+    n_in = weight_NK.shape[1]
+    if weight_NK.dtype == torch.bfloat16:
+        panels = _in_panels(F.pad(weight_NK, (0, n_in % 2)), 2)
+        arrays, rows = (panels.view(torch.int32).numpy(),), partial(_rows, panels, n_in + n_in % 2, 2)
+        if dtype == torch.bfloat16 and "avx512_bf16" in machine.cpu().features:
+            return Held(arrays, rows, multiply, multiply, pairs=True, dot=True)
+        return Held(arrays, rows, multiply, multiply if WIDE else widen_and_multiply, pairs=True)
+    panels = _in_panels(weight_NK if weight_NK.dtype == torch.float16 else weight_NK.float())
+    arrays, rows = (_array(panels),), partial(_rows, panels, n_in, 1)
+    if weight_NK.dtype == torch.float16:
+        return Held(arrays, rows)
+    return Held(arrays, rows, multiply, multiply if WIDE else widen_and_multiply)
+
+
+def _held_codes(weight: Quantised) -> Held:
+    codes_NK = weight.code_NK
+    if weight.bits <= 4:  # two inputs a byte
+        codes_NK = codes_NK[:, 0::2] | codes_NK[:, 1::2] << 4
+    n_in, n_groups = weight.code_NK.shape[1], weight.scale_NX.shape[1]
+    parts = {"code_NK": codes_NK} | {name: part for name, part in weight.parts() if name != "code_NK"}
+    panels = {name: _in_panels(part) for name, part in parts.items()}
+    in_order = (_array(panels[name]) if name in panels else np.empty(0, np.float32) for name in ARRAYS)
+
+    def rows(index_R: Tensor) -> Tensor:
+        some: dict[str, Any] = {name: _rows(panels[name], parts[name].shape[1], 1, index_R) for name in panels}
+        if weight.bits <= 4:
+            codes = some["code_NK"]
+            some["code_NK"] = torch.stack((codes & 15, codes >> 4), 2).view(len(index_R), n_in)
+        return replace(weight, **some).values()
+
+    # whether every code less its zero is a signed byte
+    near = weight.bits < 8 or bool((weight.zero_NX == 128).all())
+    return Held((*in_order, near, n_groups), rows, multiply_by_codes, few_rows=1)
+
+
+def scratch(rows: int) -> np.ndarray[Any, Any]:
+    """Return memory for the sums of so many rows and a block of weights, for each thread; this thread reuses it."""
+    size = threads_in_use() * (rows + BLOCK) * PANEL
+    memory: np.ndarray[Any, Any] | None = getattr(_of_thread, "memory", None)
+    if memory is None or len(memory) < size:
+        memory = _of_thread.memory = np.empty(size, np.float32)
+    return memory
+
+
+def _in_panels(weight_NK: Tensor, together: int = 1) -> Tensor:
+    """Copy a weight to panels, flat: for each panel, each run of `together` inputs, each output: these inputs."""
+    whole_NK = F.pad(weight_NK, (0, 0, 0, -len(weight_NK) % PANEL))
+    runs_PNKt = whole_NK.unflatten(1, (-1, together)).unflatten(0, (-1, PANEL))
+    panels: Tensor = runs_PNKt.transpose(1, 2).reshape(-1)
+    return panels.clone() if panels.data_ptr() == weight_NK.data_ptr() else panels
+
+
+def _rows(panels: Tensor, n_in: int, together: int, index_R: Tensor) -> Tensor:
+    """Return rows of the weight that was laid out in panels."""
+    runs_PKNt = panels.view(-1, n_in // together, PANEL, together)
+    rows_RK: Tensor = runs_PKNt[index_R // PANEL, :, index_R % PANEL].reshape(len(index_R), n_in)
+    return rows_RK
+
+
+def _array(panels: Tensor) -> np.ndarray[Any, Any]:
+    """Return panels as kernels take them: float16 as its bits."""
+    return panels.view(torch.int16).numpy().view(np.uint16) if panels.dtype == torch.float16 else flat(panels)

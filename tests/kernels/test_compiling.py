@@ -1,0 +1,86 @@
+"""The folder for compiled kernels: whose it is, what its name depends on, and starts without one."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import processors
+
+pytest.importorskip("numba", reason="numba is not installed")
+
+PROGRAM = """
+import logging, sys
+logging.basicConfig(format="%(message)s")
+import torch
+from headwater.mixers.linear import Linear
+from numba import config
+y = Linear(torch.ones(3, 4))(torch.ones(2, 4))
+print(y.tolist(), config.CACHE_DIR)
+"""
+
+
+def start(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    names = {"HEADWATER_CACHE_DIR": str(folder), "NUMBA_CACHE_DIR": ""} | environment
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM], env={**os.environ, **names}, capture_output=True, text=True, check=True
+    )
+
+
+def kept(folder: Path) -> set[Path]:
+    return set(folder.rglob("*.nbc"))
+
+
+def test_compiled_kernels_are_kept_for_the_next_start(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    first = start(folder)
+    assert first.stdout.startswith("[[4.0, 4.0, 4.0], [4.0, 4.0, 4.0]]")
+    assert len(kept(folder)) == 1
+    assert {path.stat().st_mode & 0o777 for path in (folder, *folder.glob("kernels/*"))} == {0o700}
+    times = {path: path.stat().st_mtime_ns for path in kept(folder)}
+    assert start(folder).stdout == first.stdout
+    assert {path: path.stat().st_mtime_ns for path in kept(folder)} == times
+
+
+def test_code_for_another_processor_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    features = "+avx2,+fma,+f16c,+bmi,+bmi2"
+    start(tmp_path / "cache")
+    start(tmp_path / "cache", NUMBA_CPU_NAME="haswell", NUMBA_CPU_FEATURES=features)
+    assert len(list((tmp_path / "cache" / "kernels").iterdir())) == 2
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o500])
+def test_a_folder_that_others_can_write_to_or_nobody_is_not_used(tmp_path: Path, mode: int) -> None:
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    folder.chmod(mode)
+    if os.access(folder, os.W_OK) and mode == 0o500:
+        pytest.skip("this user may write to any folder")
+    run = start(folder)
+    assert run.stdout.startswith("[[4.0, 4.0, 4.0]")
+    assert run.stderr.count("kernels are compiled at each start") == 1
+    assert not kept(tmp_path)
+
+
+ASSEMBLY = """
+import torch
+from headwater.kernels import product
+from headwater.kernels.tile import WIDE
+from headwater.mixers.linear import Linear
+for dtype in (torch.float32, torch.bfloat16):
+    Linear(torch.ones(64, 64, dtype=dtype), dtype=torch.float32)(torch.ones(9, 64))
+code = [text for kernel in (product.multiply, product.widen_and_multiply) for text in kernel.inspect_asm().values()]
+print(WIDE, len(code), sum(text.count("zmm") for text in code), sum(text.count("vfmadd") > 0 for text in code))
+"""
+
+
+@pytest.mark.parametrize("processor", [name for name in processors.had() if name in ("AVX2", "AVX-512")])
+def test_code_for_a_lesser_processor_uses_no_wider_registers(processor: str, tmp_path: Path) -> None:
+    environment = processors.environment(processor) | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    run = subprocess.run([sys.executable, "-c", ASSEMBLY], env=environment, capture_output=True, text=True, check=True)
+    wide, compiled, of_512_bits, multiplying = run.stdout.split()
+    assert int(compiled) > 0
+    assert multiplying == compiled
+    assert (wide, int(of_512_bits) > 0) == (("False", False) if processor == "AVX2" else ("True", True))
