@@ -1,0 +1,59 @@
+"""Threads of kernels: two callers at once, and machines where numba lacks what they need."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import pytest
+import torch
+
+from headwater import kernels
+
+pytest.importorskip("numba", reason="numba is not installed")
+
+from headwater.kernels.compiling import threads_in_use, use_threads
+from headwater.mixers.linear import Linear
+from headwater.mixers.numerics import Numerics
+
+
+def test_two_callers_at_once_get_their_own_results():
+    """As two engines in one process, or a server and a doctor beside it."""
+    linear, inputs = Linear(torch.randn(300, 192), numerics=Numerics("compiled")), torch.randn(2, 40, 192)
+    wanted = [linear(x_RK) for x_RK in inputs]
+    same: list[list[bool]] = [[], []]
+
+    def call(at: int) -> None:
+        use_threads(2)
+        for _ in range(200):
+            same[at].append(torch.equal(linear(inputs[at]), wanted[at]))
+
+    callers = [threading.Thread(target=call, args=(at,)) for at in range(2)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(60)
+    assert same == [[True] * 200] * 2
+
+
+def test_a_caller_has_its_own_number_of_threads():
+    before, seen = threads_in_use(), []
+
+    def call() -> None:
+        use_threads(1)
+        seen.append(threads_in_use())
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    caller.join(60)
+    assert (seen, threads_in_use()) == ([1], before)
+
+
+@pytest.mark.parametrize("missing", ["numba.np.ufunc", "numba.np.ufunc.omppool"])
+def test_without_numba_or_its_openmp_threads_there_are_no_kernels(monkeypatch, caplog, missing):
+    monkeypatch.setitem(sys.modules, missing, None)
+    kernels.available.cache_clear()
+    assert not kernels.available()
+    kernels.available.cache_clear()
+    (line,) = caplog.messages
+    assert line.startswith("torch computes everything, because numba or its OpenMP threads are missing: ")
