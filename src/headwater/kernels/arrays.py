@@ -14,8 +14,12 @@ def flat(tensor: Tensor) -> np.ndarray[Any, Any]:
 
     The element at indices (i, j, …) is at the sum of index times stride. The array is valid as long as the tensor.
     """
-    extent = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    line = tensor.detach().as_strided((extent if tensor.numel() else 0,), (1,))
+    line = tensor.detach() if tensor.requires_grad else tensor
+    if line.is_contiguous():  # takes a third of the time of the general case
+        line = line.view(-1)
+    else:
+        extent = 1 + sum((n - 1) * stride for n, stride in zip(line.shape, line.stride(), strict=True))
+        line = line.as_strided((extent if line.numel() else 0,), (1,))
     line = line.view(torch.int16) if line.dtype == torch.bfloat16 else line
     array: np.ndarray[Any, Any] = line.numpy()
     return array
