@@ -38,7 +38,7 @@ from headwater.models.quantiser import BITS
 from headwater.spec import WEIGHTS
 from tests.support import Bench
 
-WINDOWS, TOKENS, PREFILLED = 12, 512, 64
+WINDOWS, TOKENS, PREFILLED = 16, 320, 64
 CONTROL_BITS = 2
 CONTROL = f"{CONTROL_BITS} bits in decode rows alone (control)"
 HEADING = "## Quality\n"
@@ -130,10 +130,11 @@ def measured(folder: Path, count: int = WINDOWS, tokens: int = TOKENS) -> dict[s
     token_WT = windows_of(stored, count, tokens)
     found = {}
     paths = (through_decode, through_prefill)
-    as_stored = [path(Models(stored.model, stored.model), token_WT) for path in paths]
+    as_stored: list[Tensor] = []
     for name, models in all_models(folder, stored.model):
-        columns = (column(path(models, token_WT), one, token_WT) for path, one in zip(paths, as_stored, strict=True))
-        found[name] = Measured(*columns)
+        logits = [path(models, token_WT) for path in paths]
+        as_stored = as_stored or logits
+        found[name] = Measured(*(column(ours, one, token_WT) for ours, one in zip(logits, as_stored, strict=True)))
     return found
 
 
@@ -210,7 +211,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     prepare_outputs(given.page)
     prepare_process(given.threads)
-    new = section(measured(embedded()), exact_matches(given.items), given.items)
+    rows = measured(embedded())
+    new = section(rows, exact_matches(given.items), given.items)
     given.page.write_text(with_section(given.page.read_text(encoding="utf-8"), new), encoding="utf-8")
     print(new)
 

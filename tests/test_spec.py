@@ -117,10 +117,23 @@ def test_weights_in_fewer_bits_change_no_page_and_no_checkpoint(config: dict[str
         )  # fmt: skip
         assert spec.layout(10**10) == stored.layout(10**10)
         assert spec.flops == stored.flops
-        saved = sum(layer.quantised_weights for layer in spec.layers) * (stored.element_bytes - bits / 8)
+        saved = sum(layer.quantised_weights for layer in spec.layers) * (stored.weight_element_bytes - bits / 8)
         assert spec.parameter_bytes == stored.parameter_bytes - saved
         sizes.append(spec.parameter_bytes)
     assert sizes == sorted(sizes, reverse=True)
+
+
+def test_weights_are_held_as_stored_unless_that_is_longer_than_what_is_computed_in() -> None:
+    for stored, dtype, held, size in (
+        ("bfloat16", "float32", "bfloat16", 2),
+        ("float16", "bfloat16", "float16", 2),
+        ("float32", "bfloat16", "bfloat16", 2),
+        ("float32", "float32", "float32", 4),
+    ):
+        spec = read_config(NEXT_80B | {"dtype": stored}, dtype)
+        assert (spec.weights_held, spec.element_bytes) == (held, 4 if dtype == "float32" else 2)
+        assert spec.parameter_bytes == size * sum(spec.parameters_by_kind().values())
+    assert read_config(NEXT_80B, "float32").weights_held == "bfloat16"  # where config.json does not say
 
 
 def test_embedding_head_norms_gates_routers_and_convolutions_are_never_quantised() -> None:

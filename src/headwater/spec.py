@@ -73,7 +73,7 @@ class ModelCosts(ABC):
 
     hidden_size: int
     vocab_size: int
-    dtype_name: str  # of KV, convolutions' states, embedding and head
+    dtype_name: str  # of the computation, KV and convolutions' states
     weights: str = "auto"  # how weights of products are held, one of WEIGHTS
     tied: bool  # the head's weight is the embedding's
     state_dtype: str = "float32"  # of recurrent states
@@ -95,14 +95,19 @@ class ModelCosts(ABC):
         return BYTES_OF_DTYPE[self.dtype_name]
 
     @property
+    @abstractmethod
     def weight_element_bytes(self) -> int:
         """Bytes of one element of the layers' weights that are not quantised."""
-        return self.element_bytes
 
     @property
+    @abstractmethod
+    def table_element_bytes(self) -> int:
+        """Bytes of one element of embedding and head."""
+
+    @property
+    @abstractmethod
     def weights_held(self) -> str:
         """Format in which the weights of products are held: int8, int4, or a data type."""
-        return self.dtype_name if self.weights == "auto" else self.weights
 
     def layer_bytes(self, layer: Layer) -> int:
         """Bytes of a layer's weights as they are held; if they are quantised, in the smallest groups."""
@@ -117,7 +122,7 @@ class ModelCosts(ABC):
         """Bytes of all weights as they are held."""
         layers = sum(n * layer.weights for layer, n in self.counted)
         rest = sum(self.parameters_by_kind().values()) - layers
-        return rest * self.element_bytes + sum(n * self.layer_bytes(layer) for layer, n in self.counted)
+        return rest * self.table_element_bytes + sum(n * self.layer_bytes(layer) for layer, n in self.counted)
 
     def weight_bytes_read(self, tokens: int) -> float:
         """Bytes of weights that a step over so many tokens is expected to read, without embedding and head."""
@@ -237,18 +242,43 @@ class ModelSpec(Architecture, ModelCosts):
 
     dtype_name: str = "float32"
     weights: str = "auto"
+    stored_dtype: str = "float32"  # of the checkpoint's weights
     page_size: int = 64  # tokens a page
 
     @classmethod
-    def of(cls, architecture: Architecture, dtype: str, page_size: int = 64, weights: str = "auto") -> ModelSpec:
-        """Build a spec. Raises CheckpointError for a page size that is not a multiple of 64, or an unknown format."""
+    def of(
+        cls, architecture: Architecture, dtype: str, page_size: int = 64, weights: str = "auto", stored: str = ""
+    ) -> ModelSpec:
+        """Build a spec of a checkpoint with weights in the dtype `stored`, without it in `dtype`.
+
+        Raises CheckpointError for a page size that is not a multiple of 64, or an unknown format."""
         if page_size <= 0 or page_size % 64:
             raise CheckpointError(f"page size is {page_size}, must be a multiple of 64")
         if dtype not in BYTES_OF_DTYPE:
             raise CheckpointError(f"dtype is {dtype!r}, must be one of {', '.join(BYTES_OF_DTYPE)}")
         if weights not in WEIGHTS:
             raise CheckpointError(f"weights are {weights!r}, must be one of {', '.join(WEIGHTS)}")
-        return cls(**vars(architecture), dtype_name=dtype, weights=weights, page_size=page_size)
+        stored = stored if stored in BYTES_OF_DTYPE else dtype
+        return cls(**vars(architecture), dtype_name=dtype, weights=weights, stored_dtype=stored, page_size=page_size)
+
+    @property
+    def weight_dtype(self) -> str:
+        """Data type of weights that are not quantised: as stored, unless it is longer than that of the computation."""
+        return min(
+            self.dtype_name, self.stored_dtype, key=lambda name: (BYTES_OF_DTYPE[name], name != self.stored_dtype)
+        )
+
+    @property
+    def weight_element_bytes(self) -> int:
+        return BYTES_OF_DTYPE[self.weight_dtype]
+
+    @property
+    def table_element_bytes(self) -> int:
+        return self.weight_element_bytes
+
+    @property
+    def weights_held(self) -> str:
+        return self.weight_dtype if self.weights == "auto" else self.weights
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import pytest
 import torch
 
@@ -11,6 +14,7 @@ from headwater.mixers import activations, softmax
 from headwater.mixers.gdn import GatedDeltaNet
 from headwater.mixers.linear import Linear, guarded_modes
 from headwater.mixers.mla import AbsorbedHeads
+from headwater.mixers.quantised import Quantised
 from headwater.models.families import read_config
 from headwater.spec import ModelSpec
 
@@ -87,6 +91,28 @@ def test_tiles_are_chosen_where_kernels_products_depend_on_their_height(monkeypa
     break_rows(monkeypatch, ("compiled",))
     check = self_check(spec())
     assert (check.deterministic, check.mode) == (True, "tiled")
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_products_with_integers_are_checked_as_they_are_held(monkeypatch: pytest.MonkeyPatch, weights: str) -> None:
+    """Break products with integers alone: they are named if the weights of the model are held so."""
+    made, product = Linear.__init__, Linear.__call__
+
+    def remembered(self: Linear, weight_NK: Any, *rest: Any, **options: Any) -> None:
+        made(self, weight_NK, *rest, **options)
+        self.integers = isinstance(weight_NK, Quantised)  # type: ignore[attr-defined]
+
+    def broken(self: Linear, x_RK: torch.Tensor, n_prefill: int = 0) -> torch.Tensor:
+        y_RN = product(self, x_RK, n_prefill)
+        return y_RN * (1 + len(x_RK) % 2) if self.integers else y_RN  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(Linear, "__init__", remembered)
+    monkeypatch.setattr(Linear, "__call__", broken)
+    assert self_check(spec()).deterministic
+    check = self_check(read_config(CONFIG, "float32", weights=weights))
+    assert not check.deterministic
+    assert check.broken_by is not None
+    assert re.match(rf"product 64 x \d+, float32 with weights in {weights}, ", check.broken_by)
 
 
 def test_where_tiles_fail_too_the_product_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

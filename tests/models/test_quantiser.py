@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,11 +13,18 @@ import torch
 from headwater.errors import CheckpointError
 from headwater.layers.feed_forward import Experts, Mlp
 from headwater.layers.gdn import DeltaNet
+from headwater.layers.lightning import Lightning
 from headwater.layers.mamba2 import Mamba2
+from headwater.mixers import weights as weights_module
+from headwater.mixers.gdn import GatedDeltaNet
+from headwater.mixers.lightning import LightningAttention
+from headwater.mixers.linear import Linear
+from headwater.mixers.mamba2 import StateSpaceDual
 from headwater.mixers.quantised import Quantised
+from headwater.mixers.weights import Weights
 from headwater.models import quantiser
 from headwater.models.load import load_model
-from headwater.models.quantiser import Form, RoundedTensors, quantised
+from headwater.models.quantiser import Form, QuantisedTensors, quantised
 from headwater.spec import QUANTISED_BYTES
 from tests.support import Bench
 
@@ -147,8 +155,8 @@ def test_weights_that_are_not_finite_are_refused_with_their_name(value: float) -
     layer = Mlp(64, 128)
     tensors = {name: torch.zeros(shape) for name, shape in layer.tensors().items()}
     tensors["up_proj.weight"][5, 7] = value
-    held = RoundedTensors(tensors, layer, 8)
-    assert not held["gate_proj.weight"].any()
+    held = QuantisedTensors(tensors, layer, 8)
+    assert not Weights(held).stored("gate_proj.weight").any()
     with pytest.raises(CheckpointError, match=r"tensor 'up_proj\.weight' cannot be quantised: weights are not finite"):
         held["up_proj.weight"]
 
@@ -156,12 +164,14 @@ def test_weights_that_are_not_finite_are_refused_with_their_name(value: float) -
 def changed(layer: DeltaNet | Mamba2 | Experts) -> dict[str, torch.Tensor]:
     """Whether each row of each tensor is rounded."""
     tensors = {name: torch.randn(shape) for name, shape in layer.tensors().items()}
-    held = RoundedTensors(tensors, layer, 4)
+    held = QuantisedTensors(tensors, layer, 4)
     assert list(held) == list(tensors)
-    return {
-        name: (held[name].flatten(0, -2) != tensor.flatten(0, -2)).any(-1) if tensor.ndim > 1 else held[name] != tensor
-        for name, tensor in tensors.items()
-    }
+    rows = {}
+    for name, tensor in tensors.items():
+        parts = stored if isinstance(stored := held[name], list) else [stored]
+        whole = torch.cat([part if isinstance(part, torch.Tensor) else part.values() for part in parts])
+        rows[name] = (whole.flatten(0, -2) != tensor.flatten(0, -2)).any(-1) if tensor.ndim > 1 else whole != tensor
+    return rows
 
 
 def test_gates_and_convolutions_of_gated_delta_net_keep_their_bits() -> None:
@@ -199,6 +209,74 @@ def test_a_model_computes_with_the_values_of_the_codes(
     far = {held: float((moved[held] - moved["auto"]).norm() / moved["auto"].norm()) for held in ("int8", "int4")}
     assert 0 < far["int8"] < 0.1
     assert far["int8"] < far["int4"]
+
+
+def layer_weights(shape: DeltaNet | Lightning | Mamba2) -> tuple[Weights, Weights]:
+    """The weights of a layer as integers, and the values of these."""
+    tensors = {name: 0.1 * torch.randn(size) for name, size in shape.tensors().items()}
+    held = Weights(QuantisedTensors(tensors, shape, 8))
+    values = {}
+    for name in tensors:
+        parts = held.parts(name) if name in shape.quantised() else [tensors[name]]
+        values[name] = torch.cat([part if isinstance(part, torch.Tensor) else part.values() for part in parts])
+    return held, Weights(values)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        DeltaNet(64, k_heads=2, v_heads=4, k_dim=32, v_dim=32, conv=4),
+        DeltaNet(64, k_heads=2, v_heads=4, k_dim=32, v_dim=32, conv=4, by_key_head=True),
+        Lightning(64, heads=2, head_dim=32, slopes=(0.5, 0.25)),
+        Lightning(64, heads=2, head_dim=32, slopes=(0.5, 0.25), by_head=True, bias=True),
+        Mamba2(64, heads=4, head_dim=32, state=16, groups=1, conv=4),
+    ],
+)
+def test_products_of_several_formats_have_the_outputs_of_their_values(shape: DeltaNet | Lightning | Mamba2) -> None:
+    """Fused, cut, reordered by heads, with parts that are quantised and parts that are not."""
+    held, values = layer_weights(shape)
+    projections: dict[type, Callable[[Weights], Linear]] = {
+        DeltaNet: lambda weights: GatedDeltaNet(shape, weights).in_proj,
+        Lightning: lambda weights: LightningAttention(shape, weights).qkv_proj,
+        Mamba2: lambda weights: StateSpaceDual(shape, weights).in_proj,
+    }
+    ours, theirs = (projections[type(shape)](weights) for weights in (held, values))
+    x_RK = torch.randn(5, 64)
+    assert ours.n_out == theirs.n_out
+    torch.testing.assert_close(ours(x_RK), theirs(x_RK), rtol=1e-5, atol=1e-5)
+
+
+def test_neighbours_of_one_format_are_one_part() -> None:
+    weight = gaussian(64, 128)
+    eight, four, other = of(weight, 8), of(weight, 4), of(weight.sign(), 8)
+    product = Weights({}).packed([eight, eight, weight, weight, weight.bfloat16(), four, eight, other])
+    assert len(product._parts) == 6
+    whole = torch.cat([eight.values()] * 2 + [weight] * 2 + [weight.bfloat16().float(), four.values(), eight.values()])
+    x_RK = torch.randn(3, 128)
+    expected = x_RK @ torch.cat([whole, other.values()]).T
+    torch.testing.assert_close(product(x_RK), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("name", ["headwater_tiny", "qwen3_next", "nemotron_h"])
+def test_integers_are_held_as_integers(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, name: str, weights: str
+) -> None:
+    """Bytes of all products and of the embedding are those that the spec counts, and none is held as its values."""
+    given: list[torch.Tensor | Quantised] = []
+
+    class Recording(Linear):
+        def __init__(self, weight_NK: Any, *rest: Any, **options: Any) -> None:
+            given.extend([weight_NK] if isinstance(weight_NK, (torch.Tensor, Quantised)) else weight_NK)
+            super().__init__(weight_NK, *rest, **options)
+
+    monkeypatch.setattr(weights_module, "Linear", Recording)
+    spec = load_model(checkpoint(name), "float32", weights=weights).spec
+    integers = sum(weight.shape.numel() for weight in given if isinstance(weight, Quantised))
+    assert integers == sum(layer.quantised_weights for layer in spec.layers)
+    size = sum(weight.bytes if isinstance(weight, Quantised) else weight.nbytes for weight in given)
+    tables = spec.vocab_size * spec.hidden_size * spec.weight_element_bytes
+    assert size + tables == pytest.approx(spec.parameter_bytes, rel=0.05)
 
 
 def test_what_stays_as_stored_is_logged(checkpoint: Callable[[str], Path], caplog: pytest.LogCaptureFixture) -> None:

@@ -29,6 +29,7 @@ from headwater.mixers.recurrent import RecurrentMixer
 from headwater.mixers.softmax import KEYS
 from headwater.mixers.weights import Weights
 from headwater.models.build import RECURRENT, layer_function
+from headwater.models.quantiser import BITS, quantised
 from headwater.spec import KEY_BLOCK, ModelSpec
 
 # Heights at which kernels were seen to change, and heights between; as many as the budget allows.
@@ -146,10 +147,10 @@ def _broken_product(
     heights = _affordable(n_in * n_out)
     x_RK = random(heights[-1], n_in).to(dtype)
     x_RK[::5] *= DENORMAL
-    for stored in dict.fromkeys((dtype, torch.bfloat16)):
-        name = f"product {n_in} x {n_out}, {_short(dtype)} with weights in {_short(stored)}, {mode}"
+    for held, weight_NK in _weights(spec, random(n_out, n_in), dtype):
+        name = f"product {n_in} x {n_out}, {_short(dtype)} with weights in {held}, {mode}"
         try:
-            linear = Linear(random(n_out, n_in).to(stored), numerics=Numerics(mode), dtype=dtype)
+            linear = Linear(weight_NK, numerics=Numerics(mode), dtype=dtype)
             for rows, product in (("answers", linear), ("prompts", lambda x_RK: linear(x_RK, len(x_RK)))):  # noqa: B023
                 height = first_bad_height(product, x_RK, heights)
                 if height is not None:
@@ -162,6 +163,15 @@ def _broken_product(
                 yield f"{name}, with {threads} threads"
         except RuntimeError as error:  # a layout that this machine has no kernel for
             yield f"{name}: {error}"
+
+
+def _weights(spec: ModelSpec, weight_NK: torch.Tensor, dtype: torch.dtype) -> Iterator[tuple[str, Weight]]:
+    """Yield a weight in each format that the model's weights may have, with its name."""
+    for stored in dict.fromkeys((dtype, torch.bfloat16)):
+        yield _short(stored), weight_NK.to(stored)
+    integers = None if spec.weights == "auto" else quantised(weight_NK, BITS[spec.weights])
+    if integers is not None:
+        yield spec.weights, integers
 
 
 def _short(dtype: torch.dtype) -> str:

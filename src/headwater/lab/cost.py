@@ -157,8 +157,8 @@ class StepCost:
         self.profile, self.device = profile, device
         layers = profile.layers
         compute = 1 / (n * device.compute_efficiency)
-        linear, pairs = compute / device.peak(profile.weight_dtype), compute / device.flops16
-        if profile.weight_dtype == "float32":
+        linear, pairs = compute / device.peak(profile.multiplies), compute / device.flops16
+        if profile.multiplies == "float32":
             pairs = linear
         a_byte = 1 / (n * device.memory_efficiency * device.bandwidth)
         self._token = profile.flops.linear * linear

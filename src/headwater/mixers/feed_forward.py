@@ -16,7 +16,7 @@ from torch import Tensor
 
 from headwater.layers.feed_forward import Experts, Mlp
 from headwater.mixers.activations import ACTIVATIONS, Activation, sigmoid
-from headwater.mixers.linear import Linear
+from headwater.mixers.linear import Linear, Weight
 from headwater.mixers.weights import Weights
 
 SCORES: dict[str, Activation] = {"softmax": partial(torch.softmax, dim=-1), "sigmoid": sigmoid}
@@ -116,7 +116,7 @@ class MixtureOfExperts:
     @classmethod
     def of(cls, shape: Experts, weights: Weights) -> MixtureOfExperts:
         """Pack the weights of router, experts, shared expert and latent projections."""
-        return cls(**parts_of(shape, weights, stacked_weights(shape, weights)))
+        return cls(**parts_of(shape, weights, expert_weights(shape, weights)))
 
     def forward(self, x_NC: Tensor, n_prefill: int = 0) -> Tensor:
         total_NC = self._routed(x_NC, n_prefill)
@@ -148,17 +148,17 @@ class MixtureOfExperts:
         return out_RX.view(*expert_NJ.shape, -1)
 
 
-def stacked_weights(shape: Experts, weights: Weights) -> list[Tensor]:
-    """Return the weights of all experts as stored, a tensor [E, N, K] for each product."""
-    return [weights.stored(f"experts.{name}.weight") for name in names_of(shape.expert)]
+def expert_weights(shape: Experts, weights: Weights) -> list[list[Weight]]:
+    """Return the weights of all experts, [N, K] each, for each product."""
+    return [weights.experts(f"experts.{name}.weight") for name in names_of(shape.expert)]
 
 
-def packed_experts(shape: Experts, weights: Weights, stacked: list[Tensor]) -> tuple[DenseMlp, ...]:
+def packed_experts(shape: Experts, weights: Weights, stacked: list[list[Weight]]) -> tuple[DenseMlp, ...]:
     """Pack each expert on its own."""
     return tuple(DenseMlp.of(shape.expert, map(weights.packed, parts)) for parts in zip(*stacked, strict=True))
 
 
-def parts_of(shape: Experts, weights: Weights, stacked: list[Tensor]) -> dict[str, Any]:
+def parts_of(shape: Experts, weights: Weights, stacked: list[list[Weight]]) -> dict[str, Any]:
     """Return the fields of a `MixtureOfExperts`, its experts packed from the `stacked` weights."""
     below = weights.below("shared_expert")
     return {

@@ -28,7 +28,7 @@ from headwater.layers.gdn import DeltaNet
 from headwater.mixers.activations import gated_rms_norm, inverse_l2, sigmoid, softplus
 from headwater.mixers.batch import CHUNK, StepBatch
 from headwater.mixers.convolution import ShortConvolution
-from headwater.mixers.linear import Linear
+from headwater.mixers.linear import Linear, rows
 from headwater.mixers.recurrent import RecurrentMixer, Rows, Shape, queries_keys_values, scratch
 from headwater.mixers.weights import Weights
 
@@ -234,6 +234,9 @@ def fused_projection(shape: DeltaNet, weights: Weights) -> Linear:
     heads = shape.k_heads
     shared = shape.v_heads // heads
     widths = (shape.k_dim, shape.k_dim, shared * shape.v_dim, shared * shape.v_dim)
-    by_head = weights.stored("in_proj_qkvz.weight").unflatten(0, (heads, -1)).split(widths, 1)
-    by_head += weights.stored("in_proj_ba.weight").unflatten(0, (heads, -1)).split(shared, 1)
-    return weights.packed(torch.cat([part.flatten(0, 1) for part in by_head]))
+    ordered = []
+    for name, of_a_head in (("in_proj_qkvz", widths), ("in_proj_ba", (shared, shared))):
+        row_HX = torch.arange(heads * sum(of_a_head)).unflatten(0, (heads, -1))
+        rows_N = torch.cat([part_HX.flatten() for part_HX in row_HX.split(of_a_head, 1)])
+        ordered.append(rows(weights.held(f"{name}.weight"), rows_N))
+    return weights.packed(ordered)

@@ -29,7 +29,7 @@ from headwater.layers.lightning import Lightning
 from headwater.mixers.activations import inverse_rms
 from headwater.mixers.batch import CHUNK, StepBatch
 from headwater.mixers.gla import decayed_by_channel
-from headwater.mixers.linear import Linear
+from headwater.mixers.linear import Linear, rows
 from headwater.mixers.recurrent import RecurrentMixer, Rows, rank_one_step
 from headwater.mixers.rotary import rotary_table, rotate_into
 from headwater.mixers.weights import Weights
@@ -188,9 +188,7 @@ def _by_part(shape: Lightning, weights: Weights) -> Linear:
     if not shape.by_head:
         return weights.linear("qkv_proj")
 
-    def ordered(tensor: Tensor) -> Tensor:
-        of_parts: Tensor = tensor.unflatten(0, (shape.heads, 3, -1)).transpose(0, 1)
-        return of_parts.flatten(0, 2)
-
-    bias = ordered(weights.stored("qkv_proj.bias")) if shape.bias else None
-    return weights.packed(ordered(weights.stored("qkv_proj.weight")), bias)
+    row_H3X = torch.arange(3 * shape.width).unflatten(0, (shape.heads, 3, -1))
+    rows_N = row_H3X.transpose(0, 1).flatten()
+    bias_N = weights.stored("qkv_proj.bias")[rows_N] if shape.bias else None
+    return weights.packed(rows(weights.held("qkv_proj.weight"), rows_N), bias_N)

@@ -39,6 +39,11 @@ class HeldWeight(Protocol):
         """Return rows of the weight."""
 
 
+def rows(weight: Weight, at: Tensor) -> Weight:
+    """Return some outputs of a weight, in the order of `at`, int64."""
+    return weight[at] if isinstance(weight, Tensor) else weight.rows(at)
+
+
 class TorchProduct:
     """The reference: the weight as stored, of which torch multiplies a block of outputs at a time."""
 

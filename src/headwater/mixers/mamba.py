@@ -141,7 +141,7 @@ class SelectiveStateSpace(RecurrentMixer[Mamba]):
             weights.stored("conv1d.weight").to(weights.device), weights.optional("conv1d.bias")
         )
         self.x_proj = weights.linear("x_proj")
-        self.dt_proj = weights.packed(weights.stored("dt_proj.weight"))
+        self.dt_proj = weights.packed(weights.parts("dt_proj.weight"))
         self.dt_bias_C = weights.vector("dt_proj.bias")  # added in float32, also in a bfloat16 model
         self.log2_rate_EC = weights.vector("A_log").exp_().mul_(-LOG2_E).T.contiguous()
         self.skip_C = weights.vector("D")

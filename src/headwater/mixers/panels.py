@@ -130,6 +130,8 @@ def held(weight_NK: Tensor | Quantised, dtype: torch.dtype) -> Held:
 
 
 def _held_codes(weight: Quantised) -> Held:
+    if weight.scale_NX.dtype == torch.int8:  # of Q6_K; exact in float16, which kernels read
+        weight = replace(weight, scale_NX=weight.scale_NX.half())
     codes_NK = weight.code_NK
     if weight.bits <= 4:  # two inputs a byte
         codes_NK = codes_NK[:, 0::2] | codes_NK[:, 1::2] << 4

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Self
 
 import torch
 from torch import Tensor
 
 from headwater.mixers.linear import Linear, Weight
-from headwater.mixers.quantised import Quantised
+from headwater.mixers.quantised import Quantised, joined
+
+Stored = Weight | list[Weight]  # a list: weights whose outputs follow each other, as those of experts do
 
 
 @dataclass(eq=False)
@@ -21,7 +24,7 @@ class Weights:
     Methods return copies, so that nothing keeps a checkpoint's file mapped; `stored` returns a view.
     """
 
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, Stored]
     dtype: torch.dtype = torch.float32
     device: torch.device | str = "cpu"
     prefix: str = ""  # of the names that methods take
@@ -42,8 +45,18 @@ class Weights:
         return part
 
     def stored(self, name: str) -> Tensor:
-        """Return a tensor as it is stored: a view of the file."""
-        return self.tensors[self.prefix + name]
+        """Return a tensor as it is stored: a view of the file; of integers, their values."""
+        return values_of(self.tensors[self.prefix + name])
+
+    def parts(self, name: str) -> list[Weight]:
+        """Return a weight of products, in parts whose outputs follow each other."""
+        stored = self.tensors[self.prefix + name]
+        return [self._held(part) for part in (stored if isinstance(stored, list) else [stored])]
+
+    def experts(self, name: str) -> list[Weight]:
+        """Return the weight of each expert, from a tensor [E, N, K] or a list."""
+        stored = self.tensors[self.prefix + name]
+        return stored if isinstance(stored, list) else [*values_of(stored).unbind(0)]
 
     def vector(self, name: str) -> Tensor:
         """Copy a tensor in float32, in which decays, norms and steps are computed."""
@@ -58,31 +71,58 @@ class Weights:
         return tensor.to(device=self.device, dtype=self.dtype)
 
     def held(self, name: str) -> Weight:
-        """Return a tensor for products, in the dtype that it is stored in, or the model's if that is shorter."""
-        return self._held(self.stored(name))
+        """Return a weight of products, which is one; in the dtype that it is stored in, or the model's if shorter."""
+        (weight,) = self.parts(name)
+        return weight
 
     def linear(self, *names: str) -> Linear:
         """Build one product whose outputs are those of several names (without `.weight`) side by side, with biases."""
-        weights = [self.held(f"{name}.weight") for name in names]
+        weights = [self.parts(f"{name}.weight") for name in names]
         biases = [f"{name}.bias" for name in names]
         bias_N = None
         if any(bias in self for bias in biases):
-            parts = zip(biases, weights, strict=True)
-            bias_N = torch.cat([self.cast(self.stored(b) if b in self else torch.zeros(w.shape[0])) for b, w in parts])
-        return self.packed(weights, bias_N)
+            heights = (sum(part.shape[0] for part in parts) for parts in weights)
+            named = zip(biases, heights, strict=True)
+            bias_N = torch.cat([self.cast(self.stored(b) if b in self else torch.zeros(n)) for b, n in named])
+        return self.packed([part for parts in weights for part in parts], bias_N)
 
     def packed(self, weight_NK: Weight | Sequence[Weight], bias_N: Tensor | None = None) -> Linear:
         """Build the product with weights that were assembled from stored ones, side by side."""
         given = [weight_NK] if isinstance(weight_NK, (Tensor, Quantised)) else weight_NK
-        weights = [self._held(weight) for weight in given]
-        plain = [weight for weight in weights if isinstance(weight, Tensor)]
-        if len(plain) == len(weights) > 1 and len({weight.dtype for weight in plain}) == 1:
-            weights = [torch.cat(plain)]
+        weights = _fewest([self._held(weight) for weight in given])
         return Linear(weights, None if bias_N is None else self.cast(bias_N).clone(), dtype=self.dtype)
 
     def _held(self, weight: Weight) -> Weight:
         """Return a weight on the device of products: in its own dtype on the CPU, if that is no longer than theirs."""
+        on_cpu = torch.device(self.device).type == "cpu"
         if isinstance(weight, Quantised):
-            return weight
-        keeps = torch.device(self.device).type == "cpu" and weight.dtype.itemsize <= self.dtype.itemsize
+            return weight if on_cpu and weight.code_NK.dtype == torch.uint8 else self.cast(weight.values())
+        keeps = on_cpu and weight.dtype.itemsize <= self.dtype.itemsize
         return weight.to(device=self.device, dtype=weight.dtype if keeps else self.dtype)
+
+
+def _fewest(weights: Sequence[Weight]) -> list[Weight]:
+    """Join neighbours of one format, so that a product has as few parts as possible."""
+    joins = (list(run) for _, run in groupby(weights, _format))
+    return [_joined(run) for run in joins]
+
+
+def _joined(run: list[Weight]) -> Weight:
+    tensors = [weight for weight in run if isinstance(weight, Tensor)]
+    if len(run) == 1:
+        return run[0]
+    return torch.cat(tensors) if tensors else joined([weight for weight in run if isinstance(weight, Quantised)])
+
+
+def _format(weight: Weight) -> tuple[object, ...]:
+    """Return all that has to be equal for two weights to be one."""
+    if isinstance(weight, Tensor):
+        return (weight.dtype,)
+    return (weight.bits, *((name, part.dtype, part.shape[1]) for name, part in weight.parts()))
+
+
+def values_of(stored: Stored) -> Tensor:
+    """Return a tensor, of integers their values in float32; of a list, which is of experts, a stack [E, N, K]."""
+    if isinstance(stored, list):
+        return torch.stack([values_of(part) for part in stored])
+    return stored if isinstance(stored, Tensor) else stored.values()

@@ -39,7 +39,7 @@ from headwater.mixers.recurrent import RecurrentMixer
 from headwater.mixers.weights import Weights
 from headwater.mixers.window import WindowAttentionMixer
 from headwater.models import hybrid
-from headwater.models.quantiser import BITS, RoundedTensors
+from headwater.models.quantiser import BITS, QuantisedTensors
 from headwater.models.tensors import ModelTensors, PartTensors
 from headwater.spec import ModelSpec
 
@@ -113,14 +113,14 @@ def build_model(spec: ModelSpec, tensors: ModelTensors) -> hybrid.HybridModel:
         functions = []
         for part in block.parts:
             named = PartTensors(tensors, f"{prefix}{part.at}.", part.layer.tensors(), part.names)
-            held = named if spec.weights == "auto" else RoundedTensors(named, part.layer, BITS[spec.weights])
+            held = named if spec.weights == "auto" else QuantisedTensors(named, part.layer, BITS[spec.weights])
             functions.append(layer_function(index, part.layer, Weights(held, tensors.dtype, tensors.device), mixers))
             index += 1
         blocks.append(hybrid.Residual(block, _norm(spec, block.norm, tensors, prefix), tuple(functions)))
     shape = spec.vocab_size, spec.hidden_size
-    ends = {"embedding": tensors.raw(prefix + spec.embedding, *shape)}
+    ends = {"embedding": tensors.stored(prefix + spec.embedding, *shape)}
     if not spec.tied:
-        ends["head.weight"] = tensors.raw(spec.head, *shape)
+        ends["head.weight"] = tensors.stored(spec.head, *shape)
     weights = Weights(ends, tensors.dtype, tensors.device)
     embed = Embedding(weights.held("embedding"), tensors.dtype)
     head = embed.head() if spec.tied else weights.linear("head")

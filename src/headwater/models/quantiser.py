@@ -15,6 +15,7 @@ from torch import Tensor
 from headwater.errors import CheckpointError
 from headwater.layers.layer import Layer
 from headwater.mixers.quantised import Quantised
+from headwater.mixers.weights import Stored, values_of
 
 BITS = {"int8": 8, "int4": 4}
 GROUPS = (128, 64)
@@ -139,26 +140,29 @@ def _blocks(weight_NK: Tensor) -> Iterator[Tensor]:
     return (block_NK.float() for block_NK in weight_NK.split(rows))
 
 
-class RoundedTensors(Mapping[str, Tensor]):
-    """A layer's tensors by Headwater's names; those that are quantised have the values of their codes, in float32."""
+class QuantisedTensors(Mapping[str, Stored]):
+    """A layer's tensors by Headwater's names, with those quantised that `--weights` holds as integers."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], layer: Layer, bits: int) -> None:
+    def __init__(self, tensors: Mapping[str, Stored], layer: Layer, bits: int) -> None:
         self._tensors, self._quantised, self._bits = tensors, layer.quantised(), bits
 
-    def __getitem__(self, name: str) -> Tensor:
-        """Return a tensor. Raises CheckpointError if it cannot be quantised."""
-        stored = self._tensors[name]
+    def __getitem__(self, name: str) -> Stored:
+        """Return a tensor, or a list of parts: of experts, or rows that are quantised and rows that are not.
+
+        Raises CheckpointError for weights that cannot be quantised.
+        """
         shape = self._quantised.get(name)
         if shape is None:
-            return stored
-        rows, rest = stored[: shape[0]], stored[shape[0] :]
+            return self._tensors[name]
+        stored = values_of(self._tensors[name])
         try:
-            weight = quantised(rows.flatten(0, -2), self._bits)
+            weight = quantised(stored[: shape[0]].flatten(0, -2), self._bits)
         except ValueError as error:
             raise CheckpointError(f"tensor {name!r} cannot be quantised: {error}") from error
         assert weight is not None  # as the layer says
-        values = weight.values().view(rows.shape)
-        return torch.cat([values, rest]) if len(rest) else values
+        if len(shape) > 2:
+            return [*weight.split([shape[1]] * shape[0])]
+        return [weight, stored[shape[0] :]] if len(stored) > shape[0] else weight
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)

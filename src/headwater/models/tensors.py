@@ -16,11 +16,10 @@ from safetensors import SafetensorError, safe_open
 
 from headwater.errors import CheckpointError
 from headwater.mixers.quantised import Quantised
+from headwater.mixers.weights import Stored, values_of
 from headwater.models.files import INDEX, SINGLE, weight_map
 from headwater.models.quantisation.method import Method
 from headwater.unreadable import why_missing, why_unreadable
-
-Stored = torch.Tensor | Quantised | list[Quantised]  # a list: of experts
 
 JOINED = re.compile(r"\b(gate|up)_proj\b")  # what may be one tensor, gate_up_proj
 QKV = ("q_proj", "k_proj", "v_proj")
@@ -44,8 +43,8 @@ class ModelTensors(ABC):
         """Return the names of tensors that were never read."""
 
     def raw(self, name: str, *shape: int) -> torch.Tensor:
-        """Return a tensor in the file's dtype, a quantised one in the model's; sizes of 1 are not compared."""
-        return given(self.stored(name, *shape), self.dtype)
+        """Return a tensor in the file's dtype, a quantised one in float32; sizes of 1 are not compared."""
+        return values_of(self.stored(name, *shape))
 
 
 class CheckpointTensors(ModelTensors):
@@ -114,7 +113,7 @@ class CheckpointTensors(ModelTensors):
         return tensor
 
 
-class PartTensors(Mapping[str, torch.Tensor]):
+class PartTensors(Mapping[str, Stored]):
     """The tensors of one layer by Headwater's names; each is read, and its shape checked, at its first use.
 
     `names` are (ours, the checkpoint's) for those beginnings or whole names that differ; of several for one of ours,
@@ -133,10 +132,7 @@ class PartTensors(Mapping[str, torch.Tensor]):
     ) -> None:
         self._tensors, self._prefix, self._shapes, self._names = tensors, prefix, shapes, names
 
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return given(self.stored(name), self._tensors.dtype)
-
-    def stored(self, name: str) -> Stored:
+    def __getitem__(self, name: str) -> Stored:
         """Return a tensor as the checkpoint holds it, in the file's dtype or quantised."""
         shape = self._shapes[name]
         if name.startswith("experts."):
@@ -186,17 +182,8 @@ class PartTensors(Mapping[str, torch.Tensor]):
         experts = [self._tensors.stored(f"{first}.{e}.{theirs}.weight", *shape[1:]) for e in range(shape[0])]
         quantised = [expert for expert in experts if isinstance(expert, Quantised)]
         if len(quantised) == len(experts):
-            return quantised
-        return torch.stack([given(expert, self._tensors.dtype) for expert in experts])
-
-
-def given(weight: Stored, dtype: torch.dtype) -> torch.Tensor:
-    """Return a weight as layers take it: a quantised one as its values, stacked if it is a list of experts'."""
-    if isinstance(weight, torch.Tensor):
-        return weight
-    if isinstance(weight, Quantised):
-        return weight.values().to(dtype)
-    return torch.stack([expert.values().to(dtype) for expert in weight])
+            return [*quantised]
+        return torch.stack([values_of(expert) for expert in experts])
 
 
 def of_shape(tensor: torch.Tensor, shape: Sequence[int], what: str) -> torch.Tensor:

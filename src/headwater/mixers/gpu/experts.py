@@ -17,7 +17,7 @@ from torch import Tensor
 
 from headwater.layers.feed_forward import Experts
 from headwater.mixers.activations import ACTIVATIONS
-from headwater.mixers.feed_forward import MixtureOfExperts, parts_of, stacked_weights
+from headwater.mixers.feed_forward import MixtureOfExperts, names_of, parts_of
 from headwater.mixers.weights import Weights
 
 OUTPUTS, INPUTS = 32, 64  # of a tile
@@ -61,8 +61,10 @@ class ExpertsOnGpu(MixtureOfExperts):
     @classmethod
     def of(cls, shape: Experts, weights: Weights) -> ExpertsOnGpu:
         """Pack the weights, and keep those of routed experts stacked on the device."""
-        stacked = [weights.cast(tensor).contiguous() for tensor in stacked_weights(shape, weights)]
-        return cls(**parts_of(shape, weights, stacked), stacked=tuple(stacked), activation=shape.activation)
+        stored = [weights.stored(f"experts.{name}.weight") for name in names_of(shape.expert)]
+        stacked = tuple(weights.cast(tensor).contiguous() for tensor in stored)
+        parts = parts_of(shape, weights, [list(tensor.unbind(0)) for tensor in stacked])
+        return cls(**parts, stacked=stacked, activation=shape.activation)
 
     def run(self, x_NX: Tensor, expert_NJ: Tensor, n_prefill: int) -> Tensor:
         """Send each token through each of its experts, [N, J, X]; decoding rows by the kernel."""

@@ -59,12 +59,16 @@ def read_config(config: dict[str, Any], dtype: str, page_size: int = 64, weights
     family = BY_MODEL_TYPE[model_type]
     for key, value in filter(None, (refusal.required for refusal in family.refuses)):
         keys.require(key, value, default=value)
-    return ModelSpec.of(family.read(keys), dtype, page_size, weights)
+    return ModelSpec.of(family.read(keys), dtype, page_size, weights, stored_dtype(config))
+
+
+def stored_dtype(config: dict[str, Any]) -> str:
+    """Return the dtype that a config.json gives its weights; bfloat16 if it gives none."""
+    named = [part.get(key) for part in (text_config(config), config) for key in ("dtype", "torch_dtype")]
+    return next((name for name in named if isinstance(name, str)), "bfloat16")
 
 
 def read_folder(folder: Path, dtype: str = "auto", page_size: int = 64, weights: str = "auto") -> ModelSpec:
     """Read the config.json of a folder, or a GGUF file; `auto` is the dtype that its weights are stored in."""
     config = model_config(folder)
-    named = [part.get(key) for part in (text_config(config), config) for key in ("dtype", "torch_dtype")]
-    stored = next((name for name in named if name), "bfloat16")
-    return read_config(config, stored if dtype == "auto" else dtype, page_size, weights)
+    return read_config(config, stored_dtype(config) if dtype == "auto" else dtype, page_size, weights)

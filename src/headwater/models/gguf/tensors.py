@@ -11,10 +11,11 @@ import torch
 
 from headwater.errors import CheckpointError
 from headwater.mixers.quantised import Quantised
+from headwater.mixers.weights import Stored
 from headwater.models.gguf.blocks import OTHERS, TYPES, Plain
 from headwater.models.gguf.file import TensorPlace, read_header
 from headwater.models.gguf.names import sources
-from headwater.models.tensors import ModelTensors, Stored, of_shape
+from headwater.models.tensors import ModelTensors, of_shape
 
 
 class GgufTensors(ModelTensors):

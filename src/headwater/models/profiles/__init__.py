@@ -49,7 +49,7 @@ def profile_named(name: str, source: str, spec: ModelSpec) -> Profile:
         vocab_size=spec.vocab_size,
         layers=tuple(Counter(spec.layers).items()),
         dtype_name=spec.dtype_name,
-        weight_dtype=spec.dtype_name,
+        weight_dtype=spec.weight_dtype,
         weights=spec.weights,
         tied=spec.tied,
         norms=1 + len(spec.blocks),

@@ -26,8 +26,8 @@ class Profile(ModelCosts):
     hidden_size: int
     vocab_size: int  # 0: embedding and head are not counted
     layers: tuple[tuple[Layer, int], ...]  # each kind of layer, and how many there are
-    dtype_name: str = "bfloat16"  # of KV, convolutions' states, embedding and head
-    weight_dtype: str = "bfloat16"  # of the layers' weights that are not quantised
+    dtype_name: str = "bfloat16"  # of the computation, KV and convolutions' states
+    weight_dtype: str = "bfloat16"  # of weights that are not quantised; if 8 bits, not of embedding and head
     weights: str = "auto"  # how weights of products are held: as `weight_dtype` says, int8 or int4
     state_dtype: str = "float32"  # of recurrent states
     tied: bool = False  # the head's weight is the embedding's
@@ -60,13 +60,23 @@ class Profile(ModelCosts):
         return BYTES_OF_WEIGHT[self.weight_dtype]
 
     @property
+    def multiplies(self) -> str:
+        """Data type of products: that of the computation, or float8."""
+        return "float8" if self.weight_dtype == "float8" else self.dtype_name
+
+    @property
+    def table_element_bytes(self) -> int:
+        """Bytes of one element of embedding and head, which are never held in 8 bits."""
+        return BYTES_OF_DTYPE.get(self.weight_dtype, self.element_bytes)
+
+    @property
     def weights_held(self) -> str:
         return self.weight_dtype if self.weights == "auto" else self.weights
 
     @property
     def head_bytes(self) -> int:
         """Bytes of the head's weights, which a step with logits reads in addition."""
-        return self.vocab_size * self.hidden_size * self.element_bytes
+        return self.vocab_size * self.hidden_size * self.table_element_bytes
 
     def layout(
         self,
