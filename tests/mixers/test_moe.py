@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from headwater.layers.feed_forward import Experts, Mlp
-from headwater.mixers.feed_forward import MixtureOfExperts
+from headwater.mixers import numerics
+from headwater.mixers.feed_forward import DenseMlp, MixtureOfExperts
+from headwater.mixers.numerics import Numerics
 from headwater.mixers.weights import Weights
 
 WIDTH = 48
@@ -146,3 +148,28 @@ def test_flops_are_those_of_the_experts_that_run(form: str) -> None:
     around = 2 * WIDTH * shape.latent + WIDTH * shape.experts + WIDTH * shape.shared_gate
     assert shape.expert_weights == one
     assert shape.flops.linear == 2 * (shape.per_token * one + shared + around)
+
+
+@pytest.mark.parametrize("mode", ["compiled", "tiled"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_decoding_row_has_the_same_bits_beside_prompts_that_chose_its_experts(dtype, mode) -> None:
+    before = numerics.current()
+    numerics.use(Numerics(mode))
+    experts = module(QWEN, dtype)
+    numerics.use(before)
+    x_NC = torch.randn(1025, WIDTH, generator=torch.Generator().manual_seed(2)).to(dtype)
+    x_NC[:1000] = x_NC[1024]
+    alone_1C = experts.forward(x_NC[1024:], 0)
+    assert torch.equal(experts.forward(x_NC, 1024)[1024:], alone_1C)
+    prompts_NC = experts.forward(x_NC[:1024], 1024)
+    assert torch.equal(experts.forward(x_NC, 1024)[:1024], prompts_NC)
+
+
+def test_rows_of_prompts_and_of_answers_are_apart_in_each_expert(monkeypatch) -> None:
+    experts, seen = module(QWEN), []
+    forward = DenseMlp.forward
+    monkeypatch.setattr(DenseMlp, "forward", lambda self, x, n=0: seen.append((self, len(x), n)) or forward(self, x, n))
+    x_NC = torch.randn(40, WIDTH)
+    experts.forward(x_NC, 30)
+    routed = [(rows, n) for of, rows, n in seen if of is not experts.shared]
+    assert (sum(rows for rows, _ in routed), sum(n for _, n in routed)) == (40 * 2, 30 * 2)

@@ -140,11 +140,14 @@ class MixtureOfExperts:
     def run(self, x_NX: Tensor, expert_NJ: Tensor, n_prefill: int) -> Tensor:
         """Send each token through each of its experts, [N, J, X]: one product for each expert that has rows."""
         order_R = torch.argsort(expert_NJ.flatten(), stable=True)
-        counts = torch.bincount(expert_NJ.flatten(), minlength=len(self.experts)).tolist()
+        counts, of_prefill = (
+            torch.bincount(some_NJ.flatten(), minlength=len(self.experts)).tolist()
+            for some_NJ in (expert_NJ, expert_NJ[:n_prefill])
+        )
         out_RX = x_NX.new_empty(order_R.shape[0], x_NX.shape[1])
-        for expert, rows_R in zip(self.experts, order_R.split(counts), strict=True):
+        for expert, rows_R, n in zip(self.experts, order_R.split(counts), of_prefill, strict=True):
             if rows_R.shape[0]:
-                out_RX[rows_R] = expert.forward(x_NX[rows_R // expert_NJ.shape[1]])
+                out_RX[rows_R] = expert.forward(x_NX[rows_R // expert_NJ.shape[1]], n)
         return out_RX.view(*expert_NJ.shape, -1)
 
 
