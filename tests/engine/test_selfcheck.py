@@ -15,6 +15,7 @@ from headwater.mixers.gdn import GatedDeltaNet
 from headwater.mixers.linear import Linear, guarded_modes
 from headwater.mixers.mla import AbsorbedHeads
 from headwater.mixers.quantised import Quantised
+from headwater.models.build import layer_classes
 from headwater.models.families import read_config
 from headwater.spec import ModelSpec
 
@@ -206,3 +207,13 @@ def test_bits_that_depend_on_threads_are_found(monkeypatch: pytest.MonkeyPatch) 
     broken_by = self_check(spec()).broken_by
     assert broken_by is not None
     assert broken_by.endswith(", compiled, with 1 threads")
+
+
+def test_a_norm_whose_rows_depend_on_their_number_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    norm = layer_classes("cpu").stream_norm.__call__
+
+    def broken(self: activations.StreamNorm, x_NC: torch.Tensor) -> torch.Tensor:
+        return norm(self, x_NC) * (1 + len(x_NC) % 2)
+
+    monkeypatch.setattr(layer_classes("cpu").stream_norm, "__call__", broken)
+    assert self_check(spec()).broken_by == "norm of 64 channels at 1 rows"

@@ -19,7 +19,7 @@ from headwater.layers.attention import GroupedAttention
 from headwater.layers.layer import Layer
 from headwater.layers.mla import LatentAttention
 from headwater.mixers import activations, recurrent, softmax
-from headwater.mixers.activations import silu
+from headwater.mixers.activations import RMSNorm, silu
 from headwater.mixers.batch import CHUNK, StepBatch
 from headwater.mixers.gpu import has_kernels
 from headwater.mixers.linear import Linear, Weight, first_bad_height, guarded_modes
@@ -28,7 +28,7 @@ from headwater.mixers.numerics import Numerics
 from headwater.mixers.recurrent import RecurrentMixer
 from headwater.mixers.softmax import KEYS
 from headwater.mixers.weights import Weights
-from headwater.models.build import RECURRENT, layer_function
+from headwater.models.build import RECURRENT, layer_classes, layer_function
 from headwater.models.quantiser import BITS, quantised
 from headwater.spec import KEY_BLOCK, ModelSpec
 
@@ -228,6 +228,7 @@ def _kernel_checks(spec: ModelSpec, device: str) -> Iterator[Check]:
         yield partial(_broken_absorption, latent, random)
     for layer in sorted({layer for layer in layers if type(layer) in RECURRENT}, key=repr):
         yield partial(_broken_recurrence, _narrowed(layer, random, device), random, device)
+    yield partial(_broken_stream_norm, spec.hidden_size, random, device)
     yield partial(_broken_activations, random)
 
 
@@ -237,6 +238,16 @@ def _broken_activations(random: Callable[..., torch.Tensor]) -> Iterator[str]:
         height = first_bad_height(getattr(activations, name), x_RK, HEIGHTS[:-2])
         if height is not None:
             yield f"{name} at {height} rows"
+
+
+def _broken_stream_norm(width: int, random: Callable[..., torch.Tensor], device: str) -> Iterator[str]:
+    """Name row counts at which the norm of the residual stream, of float32 too, changes bits."""
+    weight_C, x_NC = random(width).float(), random(max(HEIGHTS[:-2]), width)
+    for stream_NC in (x_NC, x_NC.float()):
+        norm = layer_classes(device).stream_norm(RMSNorm(weight_C, 1e-6), x_NC.dtype)
+        height = first_bad_height(norm, stream_NC, HEIGHTS[:-2])
+        if height is not None:
+            yield f"norm of {width} channels at {height} rows"
 
 
 def _narrowed(layer: Layer, random: Callable[..., torch.Tensor], device: str) -> Narrow:

@@ -98,6 +98,22 @@ class RMSNorm:
         return (h_NC * inverse_rms(h_NC, self.eps)).mul_(self.scale_C)
 
 
+class StreamNorm:
+    """A norm of the residual stream, which layers in `dtype` read."""
+
+    def __init__(self, norm: RMSNorm, dtype: torch.dtype) -> None:
+        self.norm, self.dtype = norm, dtype
+
+    def __call__(self, x_NC: Tensor) -> Tensor:
+        """Return the norm of the stream."""
+        return self.norm(x_NC).to(self.dtype)
+
+    def after(self, x_NC: Tensor, out_NC: Tensor, scale: float) -> Tensor:
+        """Add a layer's output, times `scale`, to the stream in place; return the norm of the sum."""
+        x_NC += out_NC if scale == 1.0 else out_NC * scale
+        return self(x_NC)
+
+
 def empty_vectors(*shape: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
     """Allocate float32 memory: a view of that shape, and the whole vectors that the view is the beginning of."""
     size = math.prod(shape)

@@ -23,7 +23,7 @@ from headwater.layers.lightning import Lightning
 from headwater.layers.mamba import Mamba
 from headwater.layers.mamba2 import Mamba2
 from headwater.layers.mla import LatentAttention
-from headwater.mixers.activations import RMSNorm
+from headwater.mixers.activations import RMSNorm, StreamNorm
 from headwater.mixers.attention import Attention, AttentionStep
 from headwater.mixers.feed_forward import MixtureOfExperts, mlp_of
 from headwater.mixers.gdn import GatedDeltaNet
@@ -65,10 +65,17 @@ class LayerClasses:
     window: Callable[[WindowAttention, Weights], WindowAttentionMixer]
     experts: type[MixtureOfExperts]
     attention_step: type[AttentionStep]
+    stream_norm: type[StreamNorm]
 
 
 IN_TORCH = LayerClasses(
-    lambda mixer: mixer, Attention, LatentAttentionMixer, WindowAttentionMixer, MixtureOfExperts, AttentionStep
+    lambda mixer: mixer,
+    Attention,
+    LatentAttentionMixer,
+    WindowAttentionMixer,
+    MixtureOfExperts,
+    AttentionStep,
+    StreamNorm,
 )
 
 
@@ -82,13 +89,20 @@ def layer_classes(device: torch.device | str) -> LayerClasses:
     from headwater.mixers.gpu.recurrent import RecurrentOnGpu
 
     return LayerClasses(
-        RecurrentOnGpu, AttentionOnGpu, LatentAttentionOnGpu, WindowAttentionOnGpu, ExpertsOnGpu, AttentionStepOnGpu
+        RecurrentOnGpu,
+        AttentionOnGpu,
+        LatentAttentionOnGpu,
+        WindowAttentionOnGpu,
+        ExpertsOnGpu,
+        AttentionStepOnGpu,
+        StreamNorm,
     )
 
 
 def _on_cpu() -> LayerClasses:
     from headwater.mixers.cpu.attention import AttentionStepOnCpu, attention_of, window_attention_of
     from headwater.mixers.cpu.mla import latent_attention_of
+    from headwater.mixers.cpu.norm import StreamNormOnCpu
     from headwater.mixers.cpu.recurrent import on_cpu
 
     return replace(
@@ -98,6 +112,7 @@ def _on_cpu() -> LayerClasses:
         latent_attention=latent_attention_of,
         window=window_attention_of,
         attention_step=AttentionStepOnCpu,
+        stream_norm=StreamNormOnCpu,
     )
 
 
@@ -162,6 +177,7 @@ def _tell_of_undivided(spec: ModelSpec) -> None:
         )
 
 
-def _norm(spec: ModelSpec, name: str, tensors: ModelTensors, prefix: str) -> RMSNorm:
+def _norm(spec: ModelSpec, name: str, tensors: ModelTensors, prefix: str) -> StreamNorm:
     weight_C = tensors.raw(prefix + name, spec.hidden_size).to(tensors.device)
-    return RMSNorm(weight_C, spec.norm_eps, spec.norm_offset)
+    norm = RMSNorm(weight_C, spec.norm_eps, spec.norm_offset)
+    return layer_classes(tensors.device).stream_norm(norm, tensors.dtype)

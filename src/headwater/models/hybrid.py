@@ -13,7 +13,7 @@ import torch
 
 from headwater.memory.arena import Arena
 from headwater.memory.slots import Segment, StateMemory
-from headwater.mixers.activations import RMSNorm
+from headwater.mixers.activations import StreamNorm
 from headwater.mixers.attention import Attention, AttentionStep
 from headwater.mixers.batch import StepBatch
 from headwater.mixers.feed_forward import FeedForward
@@ -65,6 +65,7 @@ class Step:
 
 
 Function = Callable[[torch.Tensor, Step], torch.Tensor]  # rows [N, C] in, rows out
+Output = tuple[torch.Tensor, float]  # rows that a layer adds to the residual stream, and their factor
 
 
 class RecurrentLayer(Protocol):
@@ -122,20 +123,25 @@ class Residual:
     """A block of the spec with the functions of its parts."""
 
     block: Block
-    norm: RMSNorm
+    norm: StreamNorm
     functions: tuple[Function, ...]
 
-    def forward(self, x_NC: torch.Tensor, step: Step) -> torch.Tensor:
-        """Return the residual stream after this block; `x_NC` is overwritten."""
+    def forward(self, x_NC: torch.Tensor, last: Output | None, step: Step) -> tuple[torch.Tensor, Output]:
+        """Add the last block's output to the residual stream `x_NC` in place, and compute this block over it.
+
+        Return the stream, and this block's output, which is not added yet.
+        """
         block = self.block
-        normed_NC = self.norm(x_NC).to(step.dtype)
+        normed_NC = self.norm(x_NC) if last is None else self.norm.after(x_NC, *last)
         kept_NC = normed_NC.clone() if block.keeps_normed else x_NC
         if block.keep != 1.0:
             kept_NC *= block.keep
+        outputs: list[Output] = []
         for part, function in zip(block.parts, self.functions, strict=True):
-            out_NC = function(_scaled(normed_NC, part.in_scale), step)
-            kept_NC += _scaled(out_NC, part.out_scale * block.scale)
-        return kept_NC
+            for output in outputs[-1:]:
+                kept_NC += _scaled(*output)
+            outputs.append((function(_scaled(normed_NC, part.in_scale), step), part.out_scale * block.scale))
+        return kept_NC, outputs[-1]
 
 
 @dataclass(frozen=True)
@@ -156,7 +162,7 @@ class HybridModel:
         blocks: list[Residual],
         mixers: Mixers,
         embed: Embedding,
-        norm: RMSNorm,
+        norm: StreamNorm,
         head: Linear,
         attention_step: type[AttentionStep] = AttentionStep,
     ) -> None:
@@ -184,10 +190,16 @@ class HybridModel:
         step = Step(batch, attention, states, self.dtype, segments, transitions)
         x_NC = _scaled(self.embed(batch.token_N), self.spec.embedding_scale)
         x_NC = x_NC.float() if self.spec.float32_residual else x_NC
+        output: Output | None = None
         for block in self.blocks:
-            x_NC = block.forward(x_NC, step)
-        last_RC = self.norm(x_NC[batch.logits_row_R]).to(self.dtype)
+            x_NC, output = block.forward(x_NC, output, step)
+        last_RC = self._last(x_NC, output, batch.logits_row_R)
         return _scaled(self.head(last_RC).float(), self.spec.logits_scale)
+
+    def _last(self, x_NC: torch.Tensor, output: Output | None, row_R: torch.Tensor) -> torch.Tensor:
+        """Return the norm of some rows of the residual stream after the last block, whose output is added to them."""
+        last_RC = x_NC[row_R]
+        return self.norm(last_RC) if output is None else self.norm.after(last_RC, output[0][row_R], output[1])
 
     # -- segments ----------------------------------------------------------------
 

@@ -1,0 +1,40 @@
+"""Norms of the residual stream on a CPU, with the sum before them, by one kernel for prompts and answers alike.
+
+N rows, C model width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headwater.kernels import residual
+from headwater.kernels.arrays import flat
+from headwater.kernels.vectors import LANES
+from headwater.mixers.activations import RMSNorm, StreamNorm
+
+
+class StreamNormOnCpu(StreamNorm):
+    """A norm of the residual stream by a kernel, if rows are whole vectors."""
+
+    def __init__(self, norm: RMSNorm, dtype: torch.dtype) -> None:
+        super().__init__(norm, dtype)
+        self._weight: np.ndarray[Any, Any] = flat(norm.scale_C)
+        self._whole = len(norm.scale_C) % LANES == 0
+
+    def __call__(self, x_NC: Tensor) -> Tensor:
+        return self._normed(x_NC, None, 1.0) if self._whole else super().__call__(x_NC)
+
+    def after(self, x_NC: Tensor, out_NC: Tensor, scale: float) -> Tensor:
+        return self._normed(x_NC, out_NC, scale) if self._whole else super().after(x_NC, out_NC, scale)
+
+    def _normed(self, x_NC: Tensor, out_NC: Tensor | None, scale: float) -> Tensor:
+        assert x_NC.is_contiguous()
+        normed_NC = torch.empty(x_NC.shape, dtype=self.dtype)
+        normed, x = flat(normed_NC), flat(x_NC)
+        out = normed if out_NC is None else flat(out_NC.contiguous())
+        residual.norm_into(x, out, normed, self._weight, *x_NC.shape, out_NC is not None, scale, self.norm.eps)
+        return normed_NC
