@@ -8,8 +8,10 @@ import torch
 pytest.importorskip("numba", reason="numba is not installed")
 
 from headwater.kernels import attention
+from headwater.layers.attention import Rotary
 from headwater.mixers.batch import Slice
 from headwater.mixers.cpu.attention import WindowAttentionOnCpu
+from headwater.mixers.rotary import TABLE_BLOCK
 from headwater.mixers.weights import Weights
 from tests.mixers.window.rig import NONE, Rig, shape_of
 
@@ -66,3 +68,14 @@ def test_company_changes_no_bit(window, monkeypatch):
     attend = attention.attend
     monkeypatch.setattr(attention, "attend", lambda q, *args: attend(q * (1 + 1e-6 * (len(args[3]) == 2)), *args))
     assert not torch.equal(decoded(KernelRig(shape_of(window)), [[5, 2], [7, 0, 1], [6, 4, 3]]), together)
+
+
+def test_positions_beyond_the_window_and_the_first_block_of_angles_are_rotated():
+    """The kernel comes first: torch would compute the angles."""
+    shape, position = shape_of(40, rotary=Rotary(16, theta=777.0)), TABLE_BLOCK + 5
+    by_kernels, by_torch = KernelRig(shape), Rig(shape)
+    for rig in (by_kernels, by_torch):
+        for ring in rig.rings:
+            ring.memory_RWGD.copy_(torch.randn(ring.memory_RWGD.shape, generator=torch.Generator().manual_seed(4)))
+    got, wanted = (rig.run([], [(3, position)], rig.x[:1]) for rig in (by_kernels, by_torch))
+    torch.testing.assert_close(got, wanted, rtol=3e-5, atol=3e-5)

@@ -65,10 +65,19 @@ class DecodeRows:
         """Pages of a table."""
         return int(self.table_BT.shape[1])
 
+    @cached_property
+    def longest(self) -> int:
+        """One past the largest position."""
+        return int(self.position_B.max()) + 1
+
+    @cached_property
+    def splits(self) -> int:
+        """Splits of all rows' keys."""
+        return int((-(-self.length_B // attention.SPLIT)).sum())
+
     def scratch(self, heads: int, kv_heads: int, width: int) -> tuple[Array, Array]:
         """Return memory for maxima and sums, and for what queries read, of all splits."""
-        splits = int((-(-self.length_B // attention.SPLIT)).sum())
-        together = attention.TOGETHER
+        splits, together = self.splits, attention.TOGETHER
         queries = kv_heads * -(-heads // kv_heads // together) * together
         if queries * width not in self._reads:
             self._reads[queries * width] = np.empty(splits * queries * width, np.float32)
@@ -168,7 +177,7 @@ class DecodeKernel:
     def _angles(self, rows: DecodeRows) -> Array:
         """Return cosines and sines of all positions."""
         if self.rotation is not None:
-            table = self.rotation.until(int(rows.length_B.max()))
+            table = self.rotation.until(rows.longest)
             if table is not self._cos_sin[0]:
                 self._cos_sin = table, flat(table)
         return self._cos_sin[1]
@@ -199,9 +208,10 @@ class AttentionOnCpu(Attention):
             self.heads.gated(read_PGQD.flatten(1, 2), projected.gate_NHD)
         if batch.n_decode:
             pages = self.kernel.pages.of(step.arena.pages_of(self.layer), step.arena.page_size)
-            at = batch.decode_rows
-            self.kernel.decode_into(read_NX[at], qkv_NX[at], step.rows, pages)
-        read_NX[batch.decode_rows.stop :] = 0
+            read_BX, qkv_BX = (x_NX[batch.decode_rows] if n_prefill else x_NX for x_NX in (read_NX, qkv_NX))
+            self.kernel.decode_into(read_BX, qkv_BX, step.rows, pages)
+        if batch.decode_rows.stop < len(x_NC):
+            read_NX[batch.decode_rows.stop :] = 0
         return self.heads.out(read_NX, n_prefill)
 
 
@@ -226,9 +236,10 @@ class WindowAttentionOnCpu(WindowAttentionMixer):
             self.heads.gated(read_PGQD.flatten(1, 2), projected.gate_NHD)
         if batch.n_decode:
             pages = self.kernel.pages.of(tuple(ring.memory_RWGD for ring in rings), self.shape.window)
-            at = batch.decode_rows
-            self.kernel.decode_into(read_NX[at], qkv_NX[at], self._rows(batch), pages)
-        read_NX[batch.decode_rows.stop :] = 0
+            read_BX, qkv_BX = (x_NX[batch.decode_rows] if n_prefill else x_NX for x_NX in (read_NX, qkv_NX))
+            self.kernel.decode_into(read_BX, qkv_BX, self._rows(batch), pages)
+        if batch.decode_rows.stop < len(x_NC):
+            read_NX[batch.decode_rows.stop :] = 0
         return self.heads.out(read_NX, n_prefill)
 
     def _rows(self, batch: StepBatch) -> DecodeRows:
