@@ -24,6 +24,7 @@ from benchmarks import measure
 QUESTIONS = {
     "index": "How fast is the index, and how small?",
     "mixers": "How fast are the recurrent layers?",
+    "products": "How fast are products with weights, by format and number of rows?",
     "layer_steps": "What does a decode step take in each kind of layer?",
     "prefill": "How fast are prefill and decode?",
     "decode": "How near is decoding to the speed of memory?",
