@@ -110,7 +110,7 @@ def _widen_pairs(weights, p, n_inputs, first, last, out, at):
 @part
 def _scale(weights, inner, outer, v):
     """Return scale and minimum of 16 outputs: those of a group, and of a group of groups if there are any."""
-    _, scale, _, minimum, outer_scale, outer_minimum, _, _ = weights
+    _, scale, _, minimum, outer_scale, outer_minimum, _ = weights
     s, m = load(scale, inner * PANEL + v * LANES), fill(np.float32(0))
     if len(outer_scale):
         s = load(outer_scale, outer * PANEL + v * LANES) * s
@@ -122,20 +122,17 @@ def _scale(weights, inner, outer, v):
 
 
 @part
-def _two_codes(code, at, zero, z_at, nibbles, near):
-    """Return code − zero of 16 outputs for two inputs; `near` if every difference is a signed byte."""
+def _two_codes(code, at, zero, z_at, nibbles):
+    """Return code − zero of 16 outputs for two inputs."""
     if nibbles:
         return lower_less(code, at, zero, z_at), upper_less(code, at, zero, z_at)
-    if near:
-        return bytes_less(code, at, zero, z_at), bytes_less(code, at + PANEL, zero, z_at)
-    z = load(zero, z_at)
-    return load(code, at) - z, load(code, at + PANEL) - z
+    return bytes_less(code, at, zero, z_at), bytes_less(code, at + PANEL, zero, z_at)
 
 
 @part
 def _shape_of_codes(weights, n_inputs):
     """Return groups, zeros and groups of groups in a row, and whether a byte holds two codes."""
-    code, scale, zero, _, outer_scale, _, _, n_groups = weights
+    code, scale, zero, _, outer_scale, _, n_groups = weights
     n_zeros = len(zero) * n_groups // len(scale)
     n_outer = len(outer_scale) * n_groups // len(scale)
     return n_groups, n_zeros, n_outer, 2 * len(code) == len(scale) // n_groups * n_inputs
@@ -144,7 +141,7 @@ def _shape_of_codes(weights, n_inputs):
 @part
 def _widen_codes(weights, p, n_inputs, first, last, out, at):
     """Compute the weights of inputs [first, last) of panel p from codes, scales and zeros: see `Quantised.values`."""
-    code, _, zero, minimum, _, _, near, _ = weights
+    code, _, zero, minimum, _, _, _ = weights
     n_groups, n_zeros, n_outer, nibbles = _shape_of_codes(weights, n_inputs)
     group = n_inputs // n_groups
     k = first
@@ -158,7 +155,7 @@ def _widen_codes(weights, p, n_inputs, first, last, out, at):
             to = at + v * BLOCK + (k - first) * LANES
             for i in range(k, end, 2):
                 source = (p * n_inputs + i) * PANEL // (2 if nibbles else 1) + v
-                even, odd = _two_codes(code, source, zero, z_at + v, nibbles, near)
+                even, odd = _two_codes(code, source, zero, z_at + v, nibbles)
                 if len(minimum):
                     even, odd = even * s - m, odd * s - m
                 else:
@@ -181,7 +178,7 @@ def multiply_by_codes(
     x, x_row, x_step, weights, n_inputs, bias, then, factor, factor_row, y, y_row, rows, n_outputs, scratch
 ):
     """Multiply one row by weights that are computed from codes as they are read."""
-    code, _, zero, minimum, _, _, near, _ = weights
+    code, _, zero, minimum, _, _, _ = weights
     n_groups, n_zeros, n_outer, nibbles = _shape_of_codes(weights, n_inputs)
     group, least = n_inputs // n_groups, len(minimum) > 0
     for p in prange((n_outputs + PANEL - 1) // PANEL):
@@ -196,10 +193,10 @@ def multiply_by_codes(
             for i in range(g * group, (g + 1) * group, 2):
                 at = (p * n_inputs + i) * PANEL // (2 if nibbles else 1)
                 even, odd = spread(x, i), spread(x, i + 1)
-                a = _two_inputs(a, even, odd, _two_codes(code, at, zero, z, nibbles, near), s_a, m_a, least)
-                b = _two_inputs(b, even, odd, _two_codes(code, at + 16, zero, z + 16, nibbles, near), s_b, m_b, least)
-                c = _two_inputs(c, even, odd, _two_codes(code, at + 32, zero, z + 32, nibbles, near), s_c, m_c, least)
-                d = _two_inputs(d, even, odd, _two_codes(code, at + 48, zero, z + 48, nibbles, near), s_d, m_d, least)
+                a = _two_inputs(a, even, odd, _two_codes(code, at, zero, z, nibbles), s_a, m_a, least)
+                b = _two_inputs(b, even, odd, _two_codes(code, at + 16, zero, z + 16, nibbles), s_b, m_b, least)
+                c = _two_inputs(c, even, odd, _two_codes(code, at + 32, zero, z + 32, nibbles), s_c, m_c, least)
+                d = _two_inputs(d, even, odd, _two_codes(code, at + 48, zero, z + 48, nibbles), s_d, m_d, least)
         total_at = get_thread_id() * PANEL
         store(scratch, total_at, a)
         store(scratch, total_at + 16, b)

@@ -167,6 +167,7 @@ def _codes_less(pick: Callable[[ir.IRBuilder, ir.Value], ir.Value]) -> Any:
             of_codes, _, of_zeros, _ = signature.args
             some = pick(builder, loaded(builder, address(context, builder, of_codes, *arguments[:2]), BYTES))
             zero = loaded(builder, address(context, builder, of_zeros, *arguments[2:]), BYTES)
+            some, zero = (builder.zext(codes, SHORTS) for codes in (some, zero))
             return builder.sitofp(builder.sext(builder.sub(some, zero), INTS), FLOATS)
 
         return f32x16(codes, types.intp, zeros, types.intp), lower
@@ -174,7 +175,7 @@ def _codes_less(pick: Callable[[ir.IRBuilder, ir.Value], ir.Value]) -> Any:
     return operation
 
 
-# code − zero of 16 bytes, or of their lower or upper four bits: a difference from -128 to 127
+# code − zero of 16 bytes, or of their lower or upper four bits
 bytes_less = _codes_less(lambda builder, some: some)
 lower_less = _codes_less(lambda builder, some: builder.and_(some, ir.Constant(BYTES, [15] * LANES)))
 upper_less = _codes_less(lambda builder, some: builder.lshr(some, ir.Constant(BYTES, [4] * LANES)))

@@ -111,7 +111,8 @@ def held(weight_NK: Tensor | Quantised, dtype: torch.dtype) -> Held:
       once for each 16 outputs there;
     * bfloat16 with rows in bfloat16: the processor's dot product if it has one (AVX512-BF16);
     * bfloat16 otherwise: widened as it is read, or for more than 6 rows on 256-bit registers a block at a time;
-    * float16 and integers: widened a block at a time.
+    * float16: widened a block at a time;
+    * integers: computed from codes as they are read for one row, a block at a time for more.
     """
     if isinstance(weight_NK, Quantised):
         return _held_codes(weight_NK)
@@ -147,9 +148,7 @@ def _held_codes(weight: Quantised) -> Held:
             some["code_NK"] = torch.stack((codes & 15, codes >> 4), 2).view(len(index_R), n_in)
         return replace(weight, **some).values()
 
-    # whether every code less its zero is a signed byte
-    near = weight.bits < 8 or bool((weight.zero_NX == 128).all())
-    return Held((*in_order, near, n_groups), rows, multiply_by_codes, few_rows=1)
+    return Held((*in_order, n_groups), rows, multiply_by_codes, few_rows=1)
 
 
 def scratch(rows: int) -> np.ndarray[Any, Any]:
