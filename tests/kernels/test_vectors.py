@@ -90,3 +90,53 @@ def test_a_strided_tensor_is_read_from_its_first_element_on():
     x = torch.arange(5 * 64, dtype=torch.float32).view(5, 64)
     assert flat(x[1:3, 16:32]).tolist() == list(range(64 + 16, 64 + 16 + 64 + 16))
     assert flat(x[:0]).size == 0
+
+
+def test_an_element_is_spread_over_all_lanes():
+    spread = part(lambda x, y, i: vectors.store(y, 0, vectors.spread(x, i)))
+    x, y = torch.randn(5), torch.empty(LANES)
+    for of in (x, x.bfloat16()):
+        spread(flat(of), flat(y), 3)
+        assert torch.equal(y, of[3].float().expand(LANES))
+
+
+@pytest.mark.parametrize("n", [1, 7, 15, 16, 20])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_some_elements_are_read_and_written_and_no_others(n, dtype):
+    @part
+    def copy(x, y, n):
+        vectors.store_some(y, 1, vectors.load_some(x, 2, n), n)
+
+    x, y = torch.randn(2 + min(n, LANES)).to(dtype), torch.full((40,), torch.nan, dtype=dtype)
+    copy(flat(x), flat(y), n)
+    written = slice(1, 1 + min(n, LANES))
+    assert torch.equal(y[written], x[2:])
+    assert y.isnan().sum() == 40 - min(n, LANES)
+
+
+def test_lanes_without_an_element_are_zeros():
+    y = torch.empty(LANES)
+    part(lambda x, y: vectors.store(y, 0, vectors.load_some(x, 0, 3)))(flat(torch.ones(3)), flat(y))
+    assert y.tolist() == [1.0] * 3 + [0.0] * 13
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_triples_are_taken_apart_and_put_together(dtype):
+    @part
+    def apart(x, y):
+        a, b, c = vectors.load_triples(x, 2)
+        vectors.store(y, 0, a)
+        vectors.store(y, LANES, b)
+        vectors.store(y, 2 * LANES, c)
+
+    @part
+    def together(y, x):
+        a, b, c = vectors.load(y, 0), vectors.load(y, LANES), vectors.load(y, 2 * LANES)
+        vectors.store_triples(x, 2, a, b, c)
+
+    x, y, z = torch.randn(2 + 3 * LANES).to(dtype), torch.empty(3 * LANES), torch.zeros(3 + 3 * LANES, dtype=dtype)
+    apart(flat(x), flat(y))
+    assert torch.equal(y.view(3, LANES), x[2:].view(LANES, 3).T.float())
+    together(flat(y), flat(z))
+    assert torch.equal(z[2:-1], x[2:])
+    assert z[[0, 1, -1]].tolist() == [0, 0, 0]

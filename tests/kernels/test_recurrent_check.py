@@ -1,0 +1,61 @@
+"""The self-check of decode kernels names what depends on company or threads, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+pytest.importorskip("numba", reason="numba is not installed")
+
+from headwater.kernels.compiling import threads_in_use, use_threads
+from headwater.layers.gdn import DeltaNet
+from headwater.mixers.cpu.check_recurrent import broken_recurrence
+from headwater.mixers.cpu.gdn import GatedDeltaNetKernel
+from headwater.mixers.gdn import GatedDeltaNet
+from headwater.mixers.weights import Weights
+
+LAYER = DeltaNet(64, 2, 4, 16, 24, 4)
+Change = Callable[[torch.Tensor], object]  # of what a kernel wrote
+
+
+@pytest.fixture(autouse=True)
+def _two_threads() -> Iterator[None]:
+    before = threads_in_use()
+    use_threads(2)
+    yield
+    use_threads(before)
+
+
+def found(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, change: Change) -> list[str]:
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    whole = GatedDeltaNetKernel.decode_into
+
+    def changed(self: GatedDeltaNetKernel, out_BX: torch.Tensor, *rest: object) -> None:
+        whole(self, out_BX, *rest)
+        change(out_BX)
+
+    monkeypatch.setattr(GatedDeltaNetKernel, "decode_into", changed)
+    mixer = GatedDeltaNet(LAYER, Weights({name: random(*shape).float() for name, shape in LAYER.tensors().items()}))
+    with torch.inference_mode():
+        return list(broken_recurrence(LAYER, mixer, random))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_kernel_is_found_exact(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    assert found(monkeypatch, dtype, lambda out_BX: None) == []
+
+
+def test_a_kernel_that_depends_on_its_company_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = found(monkeypatch, torch.float32, lambda out_BX: out_BX.add_(len(out_BX) == 2))
+    assert names == ["gated_delta_net at 2 sequences that a kernel decodes"]
+
+
+def test_a_kernel_that_depends_on_the_number_of_threads_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = found(monkeypatch, torch.float32, lambda out_BX: out_BX.add_(threads_in_use() == 1))
+    assert names == ["gated_delta_net on 1 of 2 threads of a kernel"]
