@@ -44,6 +44,7 @@ def scan_into(out, x, projected, dt, b, c, rows, slots, states, state_row, rate,
         i = task // blocks
         first = (task - i * blocks) * BLOCK
         last = min(first + BLOCK, channels)
+        whole = last - (last - first) % LANES
         step, taken, read = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32), np.zeros(BLOCK, np.float32)
         of_x = x[task * BLOCK :]
         for at in range(first, last, LANES):
@@ -52,12 +53,18 @@ def scan_into(out, x, projected, dt, b, c, rows, slots, states, state_row, rate,
             store(taken, at - first, load(step, at - first) * load(of_x, at - first))
         for state in range(n_states):
             factor, reading = spread(b, i * b_row + state), spread(c, i * c_row + state)
-            line = slots[i] * state_row + state * channels
-            for at in range(first, last, LANES):
-                some, local = min(LANES, last - at), at - first
-                decay = exp(load(step, local) * load(rate, state * (channels + LANES) + at))
-                h = fma(decay, load_some(states, line + at, some), load(taken, local) * factor)
-                store_some(states, line + at, h, some)
+            line, rates = slots[i] * state_row + state * channels, state * (channels + LANES)
+            for at in range(first, whole, LANES):
+                local = at - first
+                decay = exp(load(step, local) * load(rate, rates + at))
+                h = fma(decay, load(states, line + at), load(taken, local) * factor)
+                store(states, line + at, h)
+                store(read, local, fma(reading, h, load(read, local)))
+            if whole < last:
+                local, some = whole - first, last - whole
+                decay = exp(load(step, local) * load(rate, rates + whole))
+                h = fma(decay, load_some(states, line + whole, some), load(taken, local) * factor)
+                store_some(states, line + whole, h, some)
                 store(read, local, fma(reading, h, load(read, local)))
         for at in range(first, last, LANES):
             some, local = min(LANES, last - at), at - first

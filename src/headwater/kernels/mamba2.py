@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import prange
 
-from headwater.kernels.compiling import kernel
+from headwater.kernels.compiling import kernel, part
 from headwater.kernels.convolution import Convolution, convolve_into
 from headwater.kernels.norms import inverse_rms
 from headwater.kernels.padding import fill_into, padded
@@ -28,22 +28,9 @@ from headwater.kernels.vectors import (
 
 @kernel
 def decode_into(
-    out,
-    projected,
-    slots,
-    states,
-    state_row,
-    taps,
-    stored,
-    stored_row,
-    of_heads,
-    norm,
-    sizes,
-    scales,
-    limits,
-    order,
-    eps,
-):
+    out, projected, slots, states, state_row, taps, stored, stored_row,
+    of_heads, norm, sizes, scales, limits, order, eps
+):  # fmt: skip
     """Write what each row reads, gated and normed; update the states of its slot in place.
 
     Rows of `projected` are [z | x | B | C | dt], those of `out` [heads, width]. Row i belongs to the sequence in row
@@ -73,10 +60,8 @@ def decode_into(
         x, taken = np.empty(padded(width), np.float32), np.empty(padded(width), np.float32)
         read, decay = np.empty(padded(width), np.float32), np.empty(line, np.float32)
         convolve_into(x, projected, i * row + inner, convolution, slots[i] * stored_row, head * width, width)
-        step = spread(projected, i * row + inner + channels + head) * fill(np.float32(scales[1]))
-        step = maximum(softplus(step + spread(of_heads, heads + head)), fill(np.float32(limits[0])))
-        zero = fill(np.float32(0))
-        step = zero - maximum(zero - step, fill(np.float32(-limits[1])))
+        step = spread(projected, i * row + inner + channels + head)
+        step = step_of(step, spread(of_heads, heads + head), scales[1], limits)
         fill_into(decay, exp(step * spread(of_heads, head)))
         for c in range(0, width, LANES):
             store(taken, c, step * load(x, c))
@@ -91,17 +76,32 @@ def decode_into(
         i = task // groups
         of_group = inner // groups
         first = (task - i * groups) * of_group
-        if order != 2:
-            for c in range(first, first + of_group, LANES):
-                some = min(LANES, first + of_group - c)
-                gate = silu(load_some(projected, i * row + c, some) * fill(np.float32(scales[0])))
-                store_some(reads, i * inner + c, load_some(reads, i * inner + c, some) * gate, some)
-        factor = fill(np.float32(1))
-        if order != 0:
-            factor = inverse_rms(reads, i * inner + first, of_group, eps)
-        for c in range(first, first + of_group, LANES):
-            some = min(LANES, first + of_group - c)
-            y = load_some(reads, i * inner + c, some) * factor * load(norm, c)
-            if order == 2:
-                y = y * silu(load_some(projected, i * row + c, some) * fill(np.float32(scales[0])))
-            store_some(out, i * inner + c, y, some)
+        at = i * inner + first
+        finish_into(out, reads, at, projected, i * row + first, norm, first, of_group, scales[0], order, eps)
+
+
+@part
+def step_of(projected, bias, scale, limits):
+    """Return the step, softplus(projected · scale + bias), within its limits."""
+    zero = fill(np.float32(0))
+    step = maximum(softplus(projected * fill(np.float32(scale)) + bias), fill(np.float32(limits[0])))
+    return zero - maximum(zero - step, fill(np.float32(-limits[1])))
+
+
+@part
+def finish_into(out, reads, at, gates, at_gates, norm, at_norm, n, scale, order, eps):
+    """Write `n` channels of a group, gated and normed in this `order`; `reads` are overwritten."""
+    if order != 2:
+        for c in range(0, n, LANES):
+            some = min(LANES, n - c)
+            gate = silu(load_some(gates, at_gates + c, some) * fill(np.float32(scale)))
+            store_some(reads, at + c, load_some(reads, at + c, some) * gate, some)
+    factor = fill(np.float32(1))
+    if order != 0:
+        factor = inverse_rms(reads, at, n, eps)
+    for c in range(0, n, LANES):
+        some = min(LANES, n - c)
+        y = load_some(reads, at + c, some) * factor * load(norm, at_norm + c)
+        if order == 2:
+            y = y * silu(load_some(gates, at_gates + c, some) * fill(np.float32(scale)))
+        store_some(out, at + c, y, some)
