@@ -107,6 +107,155 @@ def qwen3(c: Config, w: Tensors, i: int) -> Named:
     yield from feed_forward(w, f"{at}mlp.", c.get("num_experts", c.get("num_local_experts", 0)))
 
 
+def permuted(x: Tensor, heads: int) -> Tensor:
+    """Channels of a head as llama.cpp rotates them: the pairs of the two halves side by side."""
+    return x.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+
+
+def permuted_attention(c: Config, w: Tensors, at: str) -> Named:
+    yield from renamed(w, at, v_proj="attn_v", o_proj="attn_output")
+    for x, heads in (("q", "num_attention_heads"), ("k", "num_key_value_heads")):
+        if f"{at}{x}_proj.weight" in w:
+            yield f"attn_{x}.weight", permuted(w[f"{at}{x}_proj.weight"], c[heads])
+
+
+def mamba2_layer(w: Tensors, at: str, groups: int) -> Named:
+    if f"{at}A_log" not in w:
+        return
+    yield from renamed(w, at, in_proj="ssm_in", out_proj="ssm_out")
+    yield "ssm_conv1d.weight", w[f"{at}conv1d.weight"][:, 0]
+    if f"{at}conv1d.bias" in w:
+        yield "ssm_conv1d.bias", w[f"{at}conv1d.bias"]
+    if f"{at}norm.weight" in w:
+        yield "ssm_norm.weight", w[f"{at}norm.weight"].view(groups, -1)
+    yield "ssm_a", -w[f"{at}A_log"].float().exp()[:, None]
+    yield "ssm_d", w[f"{at}D"][:, None]
+    yield "ssm_dt.bias", w[f"{at}dt_bias"]
+
+
+def granite(c: Config, w: Tensors, i: int) -> Named:
+    at = f"model.layers.{i}."
+    yield from renamed(w, at, input_layernorm="attn_norm", post_attention_layernorm="ffn_norm")
+    yield from mamba2_layer(w, f"{at}mamba.", c["mamba_n_groups"])
+    yield from permuted_attention(c, w, f"{at}self_attn.")
+    shared = "_shexp" if c["num_local_experts"] else ""
+    for part, x in zip(("gate", "up"), w[f"{at}shared_mlp.input_linear.weight"].chunk(2), strict=True):
+        yield f"ffn_{part}{shared}.weight", x
+    yield f"ffn_down{shared}.weight", w[f"{at}shared_mlp.output_linear.weight"]
+    if shared:
+        moe = f"{at}block_sparse_moe."
+        for part, x in zip(("gate", "up"), w[f"{moe}input_linear.weight"].chunk(2, 1), strict=True):
+            yield f"ffn_{part}_exps.weight", x
+        yield from renamed(w, moe, **{"output_linear": "ffn_down_exps", "router.layer": "ffn_gate_inp"})
+
+
+def falcon_h1(c: Config, w: Tensors, i: int) -> Named:
+    at = f"model.layers.{i}."
+    yield from renamed(w, at, input_layernorm="attn_norm", pre_ff_layernorm="ffn_norm")
+    for name, x in mamba2_layer(w, f"{at}mamba.", c["mamba_n_groups"]):
+        if name == "ssm_in.weight":
+            states = c["mamba_n_groups"] * c["mamba_d_state"]
+            sizes = [c["mamba_d_ssm"], c["mamba_d_ssm"], states, states, c["mamba_n_heads"]]
+            parts = zip(x.split(sizes), c["ssm_multipliers"], strict=True)
+            x = torch.cat([part * scale for part, scale in parts]) * c["ssm_in_multiplier"]
+        yield name, x * c["ssm_out_multiplier"] if name == "ssm_out.weight" else x
+    into, out = c["attention_in_multiplier"], c["attention_out_multiplier"]
+    scales = {"q": into, "k": into * c["key_multiplier"], "v": into, "o": out}
+    for name, x in attention(w, f"{at}self_attn.", 0.0):
+        yield name, x * scales[name.removeprefix("attn_")[0]]
+    gate, down = c["mlp_multipliers"]
+    for name, x in renamed(w, f"{at}feed_forward.", gate_proj="ffn_gate", up_proj="ffn_up", down_proj="ffn_down"):
+        yield name, x * {"ffn_gate.weight": gate, "ffn_down.weight": down}.get(name, 1.0)
+
+
+def nemotron(c: Config, w: Tensors, i: int) -> Named:
+    at = f"backbone.layers.{i}."
+    if f"{at}norm.weight" not in w:
+        at = f"model.layers.{i}."
+    yield from renamed(w, at, norm="attn_norm")
+    yield from mamba2_layer(w, f"{at}mixer.", c["n_groups"])
+    yield from permuted_attention(c, w, f"{at}mixer.")
+    names = {"fc1_latent_proj": "ffn_latent_down", "fc2_latent_proj": "ffn_latent_up", "gate": "ffn_gate_inp"}
+    yield from renamed(w, f"{at}mixer.", up_proj="ffn_up", down_proj="ffn_down", **names)
+    yield from renamed(w, f"{at}mixer.shared_experts.", up_proj="ffn_up_shexp", down_proj="ffn_down_shexp")
+    if f"{at}mixer.gate.e_score_correction_bias" in w:
+        yield "exp_probs_b.bias", w[f"{at}mixer.gate.e_score_correction_bias"]
+        for part in ("up", "down"):
+            stacked, experts_of = f"{at}mixer.experts.{part}_proj", range(c["n_routed_experts"])
+            if stacked in w:
+                yield f"ffn_{part}_exps.weight", w[stacked]
+            else:
+                of = [w[f"{at}mixer.experts.{e}.{part}_proj.weight"] for e in experts_of]
+                yield f"ffn_{part}_exps.weight", torch.stack(of)
+
+
+def mamba2(c: Config, w: Tensors, i: int) -> Named:
+    yield from renamed(w, f"backbone.layers.{i}.", norm="attn_norm")
+    yield from mamba2_layer(w, f"backbone.layers.{i}.mixer.", c["n_groups"])
+
+
+def mamba(c: Config, w: Tensors, i: int) -> Named:
+    at = f"backbone.layers.{i}.mixer."
+    yield from renamed(w, f"backbone.layers.{i}.", norm="attn_norm")
+    yield from renamed(w, at, in_proj="ssm_in", x_proj="ssm_x", dt_proj="ssm_dt", out_proj="ssm_out")
+    yield "ssm_conv1d.weight", w[f"{at}conv1d.weight"][:, 0]
+    yield "ssm_conv1d.bias", w[f"{at}conv1d.bias"]
+    yield "ssm_dt.bias", w[f"{at}dt_proj.bias"]
+    yield "ssm_a", -w[f"{at}A_log"].float().exp()
+    yield "ssm_d", w[f"{at}D"]
+
+
+def ssm(inner: int, state: int, conv: int, rank: int, groups: int = 0) -> Config:
+    found = {"inner_size": inner, "state_size": state, "conv_kernel": conv, "time_step_rank": rank}
+    found |= {"group_count": groups} if groups else {}
+    return {f"ssm.{key}": of for key, of in found.items()}
+
+
+def mamba_sizes(c: Config) -> Config:
+    inner = c.get("mamba_d_ssm") or c["mamba_expand"] * c["hidden_size"]
+    return common(c) | ssm(inner, c["mamba_d_state"], c["mamba_d_conv"], c["mamba_n_heads"], c["mamba_n_groups"])
+
+
+def granite_sizes(c: Config) -> Config:
+    scales = {
+        "attention.scale": c["attention_multiplier"],
+        "embedding_scale": c["embedding_multiplier"],
+        "residual_scale": c["residual_multiplier"],
+        "logit_scale": c["logits_scaling"],
+        "rope.scaling.finetuned": c["position_embedding_type"] == "rope",
+    }
+    routed = {"expert_count": c["num_local_experts"], "expert_used_count": c["num_experts_per_tok"]}
+    return mamba_sizes(c) | scales | (routed if c["num_local_experts"] else {})
+
+
+def nemotron_sizes(c: Config) -> Config:
+    inner = c["mamba_num_heads"] * c["mamba_head_dim"]
+    routed = {
+        "expert_count": c["n_routed_experts"],
+        "expert_used_count": c["num_experts_per_tok"],
+        "expert_feed_forward_length": c["moe_intermediate_size"],
+        "expert_shared_feed_forward_length": c["moe_shared_expert_intermediate_size"],
+        "expert_weights_norm": c["norm_topk_prob"],
+        "expert_weights_scale": float(c["routed_scaling_factor"]),
+    }
+    own = ssm(inner, c["ssm_state_size"], c["conv_kernel"], c["mamba_num_heads"], c["n_groups"])
+    return common(c | {"rms_norm_eps": c["layer_norm_epsilon"]}) | own | routed
+
+
+def pure(c: Config) -> Config:
+    found = {"context_length": 2**20, "embedding_length": c["hidden_size"], "block_count": c["num_hidden_layers"]}
+    return found | {"attention.layer_norm_rms_epsilon": c["layer_norm_epsilon"]}
+
+
+def mamba2_sizes(c: Config) -> Config:
+    inner = c["num_heads"] * c["head_dim"]
+    return pure(c) | ssm(inner, c["state_size"], c["conv_kernel"], c["num_heads"], c["n_groups"])
+
+
+def mamba_1_sizes(c: Config) -> Config:
+    return pure(c) | ssm(c["intermediate_size"], c["state_size"], c["conv_kernel"], c["time_step_rank"])
+
+
 def common(c: Config) -> Config:
     rope = c.get("rope_parameters") or {}
     found = {
@@ -156,6 +305,11 @@ def delta_net_sizes(c: Config) -> Config:
 
 Layer = Callable[[Config, Tensors, int], Named]
 FAMILIES: dict[str, tuple[str, Callable[[Config], Config], Layer, float]] = {  # name, sizes, layers, offset of norms
+    "falcon_h1": ("falcon-h1", mamba_sizes, falcon_h1, 0.0),
+    "granitemoehybrid": ("granitehybrid", granite_sizes, granite, 0.0),
+    "mamba": ("mamba", mamba_1_sizes, mamba, 0.0),
+    "mamba2": ("mamba2", mamba2_sizes, mamba2, 0.0),
+    "nemotron_h": ("nemotron_h_moe", nemotron_sizes, nemotron, 0.0),
     "qwen3": ("qwen3", common, qwen3, 0.0),
     "qwen3_5_text": ("qwen35", delta_net_sizes, qwen_next, 1.0),
     "qwen3_5_moe_text": ("qwen35moe", delta_net_sizes, qwen_next, 1.0),
@@ -190,12 +344,18 @@ def tokens(folder: Path, vocab_size: int, pre: str) -> Config:
     }
 
 
+def one(weights: Tensors, *ends: str) -> Tensor:
+    """The model's own tensor of one of these names, which is of no layer."""
+    return next(x for name, x in weights.items() if name.endswith(ends) and ".layers." not in name)
+
+
 def convert(
     folder: Path, file: Path, form: str = "F32", forms: Mapping[str, str] | None = None, pre: str = "qwen2"
 ) -> Path:
     """Write a folder's model in a format, tensors of some endings in others; what is no product stays float32."""
     config = json.loads((folder / "config.json").read_text())
     config = config.get("text_config", config)
+    config.setdefault("num_hidden_layers", len(config.get("layers_block_type", [])))
     weights = {name: tensor for shard in folder.glob("*.safetensors") for name, tensor in load_file(shard).items()}
     name, sizes, layer, offset = FAMILIES[config["model_type"]]
     of_layers = {
@@ -203,12 +363,14 @@ def convert(
         for i in range(config["num_hidden_layers"])
         for ours, tensor in layer(config, weights, i)
     }
-    found = {
-        "token_embd.weight": weights["model.embed_tokens.weight"],
-        "output_norm.weight": weights["model.norm.weight"].float() + offset,
+    of_model = {
+        "token_embd.weight": one(weights, "embed_tokens.weight", "embeddings.weight"),
+        "output_norm.weight": one(weights, ".norm.weight", "norm_f.weight", "final_layernorm.weight").float() + offset,
         **({} if config.get("tie_word_embeddings") else {"output.weight": weights["lm_head.weight"]}),
-        **of_layers,
     }
+    scales = {"token_embd.weight": config.get("embedding_multiplier", 1.0) if name == "falcon-h1" else 1.0}
+    scales["output.weight"] = config.get("lm_head_multiplier", 1.0)
+    found = {ours: tensor * scales.get(ours, 1.0) for ours, tensor in of_model.items()} | of_layers
     metadata = {"general.architecture": name} | {f"{name}.{key}": of for key, of in sizes(config).items()}
     template = folder / "chat_template.jinja"
     if template.exists():

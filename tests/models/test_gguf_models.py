@@ -21,7 +21,11 @@ from tests.gguf.values import as_float32
 from tests.support import Bench
 
 TOKENS = list(range(300, 400))
-EXACT = ("qwen3", "qwen3_moe", "qwen3_5", "qwen3_5_tied", "qwen3_5_moe", "qwen3_next", "qwen3_next_odd_heads")
+EXACT = (
+    "qwen3", "qwen3_moe", "qwen3_5", "qwen3_5_tied", "qwen3_5_moe", "qwen3_next", "qwen3_next_odd_heads",
+    "granite", "granite_moe", "granite_rope", "falcon_h1", "nemotron_h", "mamba2", "mamba",
+)  # fmt: skip
+FOLDED = ("falcon_h1",)  # converters multiply weights by factors: other roundings, and other layers
 FORMS = ("BF16", "F16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 
 
@@ -38,7 +42,8 @@ def greedy(loaded: LoadedModel, n: int = 20) -> tuple[torch.Tensor, list[int]]:
 
 
 def test_every_architecture_has_its_config_its_names_and_a_test() -> None:
-    assert CONFIGS.keys() == NAMINGS.keys() == {architecture for architecture, *_ in FAMILIES.values()}
+    assert CONFIGS.keys() == NAMINGS.keys()
+    assert CONFIGS.keys() - {"nemotron_h"} == {architecture for architecture, *_ in FAMILIES.values()}
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -48,10 +53,10 @@ def test_a_file_in_float32_has_the_logits_of_its_checkpoint(
     folder = checkpoint(name)
     file = convert(folder, tmp_path / f"{name}.gguf")
     expected, found = load_model(folder, "float32"), load_model(file, "float32")
-    if not name.startswith("qwen3_next"):  # whose projections are split
+    if not name.startswith(("qwen3_next", *FOLDED)):  # whose projections are split
         assert found.spec.layers == expected.spec.layers
     (expected_V, tokens), (found_V, ours) = greedy(expected), greedy(found)
-    torch.testing.assert_close(found_V, expected_V, rtol=0, atol=1e-4)
+    torch.testing.assert_close(found_V, expected_V, rtol=0, atol=1e-3 if name in FOLDED else 1e-4)
     assert ours == tokens
     assert found.eos_token_ids == expected.eos_token_ids
     assert found.name == name

@@ -37,6 +37,11 @@ def logarithm(weight: Weight) -> Weight:
     return numbers(weight).double().neg().log().float()
 
 
+def flat(weight: Weight) -> Weight:
+    """Return a vector that converters store group by group, or with a dimension of size 1."""
+    return numbers(weight).flatten()
+
+
 def numbers(weight: Weight) -> Tensor:
     """Return the numbers of a weight in any format."""
     return weight.values() if isinstance(weight, Quantised) else weight

@@ -127,7 +127,137 @@ def _qwen3(facts: Facts) -> Config:
     return {"model_type": "qwen3_moe"} | dense | _experts(facts) | _attention(facts)
 
 
+def _mamba2(facts: Facts) -> Config:
+    """Return sizes of a Mamba-2 layer by the keys that begin with `mamba_`."""
+    return {
+        "mamba_d_ssm": facts.need("ssm.inner_size"),
+        "mamba_n_heads": facts.need("ssm.time_step_rank"),
+        "mamba_n_groups": facts.need("ssm.group_count"),
+        "mamba_d_state": facts.need("ssm.state_size"),
+        "mamba_d_conv": facts.need("ssm.conv_kernel"),
+        "mamba_conv_bias": _convolution_has_bias(facts),
+    }
+
+
+def _unprefixed_mamba2(facts: Facts) -> Config:
+    """Return sizes of a Mamba-2 layer by the keys that Mamba-2 and Nemotron-H share."""
+    return {
+        "n_groups": facts.need("ssm.group_count"),
+        "conv_kernel": facts.need("ssm.conv_kernel"),
+        "use_conv_bias": _convolution_has_bias(facts),
+        "layer_norm_epsilon": facts.need("attention.layer_norm_rms_epsilon"),
+    }
+
+
+def _convolution_has_bias(facts: Facts) -> bool:
+    return any(f"blk.{i}.ssm_conv1d.bias" in facts.header.tensors for i in range(facts.layers))
+
+
+def _granite(facts: Facts) -> Config:
+    """Read Granite 4; its multipliers are metadata."""
+    attention = _attention(facts)
+    rotates = facts.get("rope.scaling.finetuned", False)
+    config = {
+        "model_type": "granitemoehybrid",
+        "layer_types": [
+            "full_attention" if facts.has(i, "attn_q") else "linear_attention" for i in range(facts.layers)
+        ],
+        "num_local_experts": facts.get("expert_count", 0),
+        "position_embedding_type": "rope" if rotates else "nope",
+        "attention_multiplier": facts.get("attention.scale") or attention["head_dim"] ** -0.5,
+        "embedding_multiplier": facts.get("embedding_scale", 1.0),
+        "residual_multiplier": facts.get("residual_scale", 1.0),
+        "logits_scaling": facts.get("logit_scale", 1.0),
+    }
+    if config["num_local_experts"]:
+        config |= {
+            "num_experts_per_tok": facts.need("expert_used_count"),
+            "intermediate_size": facts.rows(0, "ffn_gate_exps"),
+            "shared_intermediate_size": facts.rows(0, "ffn_gate_shexp"),
+        }
+    else:
+        config["shared_intermediate_size"] = facts.rows(0, "ffn_gate")
+    share = attention["partial_rotary_factor"] if rotates else 1.0
+    return attention | {"partial_rotary_factor": share} | _mamba2(facts) | config
+
+
+def _falcon_h1(facts: Facts) -> Config:
+    """Read Falcon-H1; its multipliers are part of the weights."""
+    return {
+        **_attention(facts),
+        **_mamba2(facts),
+        "model_type": "falcon_h1",
+        "intermediate_size": facts.most("feed_forward_length"),
+        "mamba_rms_norm": facts.has(0, "ssm_norm"),
+        "mamba_norm_before_gate": False,  # as llama.cpp computes it
+    }
+
+
+NEMOTRON_KINDS = {"ssm_in": "mamba", "attn_q": "attention", "ffn_gate_inp": "moe", "ffn_up": "mlp"}
+
+
+def _nemotron(facts: Facts) -> Config:
+    """Read Nemotron-H; the kind of a layer follows from its tensors."""
+    kinds = [
+        next((kind for name, kind in NEMOTRON_KINDS.items() if facts.has(i, name)), "none") for i in range(facts.layers)
+    ]
+    heads = facts.need("ssm.time_step_rank")
+    config = {
+        "model_type": "nemotron_h",
+        "layers_block_type": kinds,
+        "mamba_num_heads": heads,
+        "mamba_head_dim": facts.need("ssm.inner_size") // heads,
+        "ssm_state_size": facts.need("ssm.state_size"),
+        "intermediate_size": facts.most("feed_forward_length"),
+    }
+    if "moe" in kinds:
+        config |= {
+            "n_routed_experts": facts.need("expert_count"),
+            "num_experts_per_tok": facts.need("expert_used_count"),
+            "moe_intermediate_size": facts.need("expert_feed_forward_length"),
+            "moe_shared_expert_intermediate_size": facts.need("expert_shared_feed_forward_length"),
+            "n_group": facts.get("expert_group_count", 1),
+            "topk_group": facts.get("expert_group_used_count", 1),
+            "norm_topk_prob": facts.get("expert_weights_norm", True),
+            "routed_scaling_factor": facts.get("expert_weights_scale", 1.0),
+            "moe_latent_size": facts.get("moe_latent_size", 0),
+        }
+    return _attention(facts) | _unprefixed_mamba2(facts) | config
+
+
+def _pure_mamba2(facts: Facts) -> Config:
+    heads, inner = facts.need("ssm.time_step_rank"), facts.need("ssm.inner_size")
+    return _unprefixed_mamba2(facts) | {
+        "model_type": "mamba2",
+        "num_heads": heads,
+        "head_dim": inner // heads,
+        "state_size": facts.need("ssm.state_size"),
+        "expand": inner // facts.need("embedding_length"),
+    }
+
+
+def _pure_mamba(facts: Facts) -> Config:
+    """Read Mamba, and Falcon Mamba, which norms the step, B and C."""
+    eps, normed = facts.need("attention.layer_norm_rms_epsilon"), facts.get("ssm.dt_b_c_rms", False)
+    return {
+        "model_type": "falcon_mamba" if normed else "mamba",
+        "intermediate_size": facts.need("ssm.inner_size"),
+        "state_size": facts.need("ssm.state_size"),
+        "conv_kernel": facts.need("ssm.conv_kernel"),
+        "time_step_rank": facts.need("ssm.time_step_rank"),
+        "use_conv_bias": _convolution_has_bias(facts),
+        "layer_norm_epsilon": eps,
+        **({"mixer_rms_eps": eps} if normed else {}),
+    }
+
+
 CONFIGS: dict[str, Callable[[Facts], Config]] = {
+    "falcon-h1": _falcon_h1,
+    "granitehybrid": _granite,
+    "mamba": _pure_mamba,
+    "mamba2": _pure_mamba2,
+    "nemotron_h": _nemotron,
+    "nemotron_h_moe": _nemotron,
     "qwen3": _qwen3,
     "qwen35": _delta_net,
     "qwen35moe": _delta_net,

@@ -11,7 +11,19 @@ from typing import Any
 
 import torch
 
-from headwater.models.gguf.changes import Change, grouped, inputs, less_one, logarithm, of_heads, plain, rows, then
+from headwater.models.gguf.changes import (
+    Change,
+    flat,
+    grouped,
+    inputs,
+    less_one,
+    logarithm,
+    of_heads,
+    plain,
+    rows,
+    then,
+    unpermuted,
+)
 
 Config = dict[str, Any]
 Sources = dict[str, tuple[str, Change]]  # a tensor of the file, and the change that makes it the checkpoint's
@@ -111,7 +123,94 @@ def _qwen3next(config: Config) -> Sources:
     }
 
 
+def _mamba2(at: str) -> Sources:
+    vectors = {"A_log": ("ssm_a", then(logarithm, flat)), "D": ("ssm_d", flat), "dt_bias": ("ssm_dt.bias", plain)}
+    return {
+        **_renamed(at, in_proj="ssm_in", conv1d="ssm_conv1d", out_proj="ssm_out"),
+        **{at + ours: source for ours, source in vectors.items()},
+        f"{at}conv1d.bias": ("ssm_conv1d.bias", plain),
+        f"{at}norm.weight": ("ssm_norm.weight", flat),
+    }
+
+
+def _permuted_attention(config: Config, at: str) -> Sources:
+    """Queries and keys whose channels a converter reordered for another form of rotation."""
+    found = _renamed(at, v_proj="attn_v", o_proj="attn_output")
+    for x, heads in (("q", "num_attention_heads"), ("k", "num_key_value_heads")):
+        order = rows(unpermuted(config[heads], config["head_dim"]))
+        for kind in ("weight", "bias"):
+            found[f"{at}{x}_proj.{kind}"] = (f"attn_{x}.{kind}", order)
+    return found
+
+
+def _granite(config: Config) -> Sources:
+    """An MLP stands below the layer itself, as does what its family reads from joined tensors."""
+    mlp = _renamed("", gate_proj="ffn_gate", up_proj="ffn_up", **{"shared_mlp.output_linear": "ffn_down"})
+    routed = {
+        **_renamed("block_sparse_moe.", **{"router.layer": "ffn_gate_inp", "output_linear": "ffn_down_exps"}),
+        **_renamed("shared_expert.", gate_proj="ffn_gate_shexp", up_proj="ffn_up_shexp"),
+        **_renamed("shared_mlp.", output_linear="ffn_down_shexp"),
+        **{f"experts.{part}_proj": (f"ffn_{part}_exps.weight", plain) for part in ("gate", "up")},
+    }
+    return {
+        **_renamed("", input_layernorm="attn_norm", post_attention_layernorm="ffn_norm"),
+        **_mamba2("mamba."),
+        **_permuted_attention(config, "self_attn."),
+        **(routed if config["num_local_experts"] else mlp),
+    }
+
+
+def _falcon_h1(config: Config) -> Sources:
+    return {
+        **_renamed("", input_layernorm="attn_norm", pre_ff_layernorm="ffn_norm"),
+        **_mamba2("mamba."),
+        **_attention(plain),
+        **_renamed("feed_forward.", gate_proj="ffn_gate", up_proj="ffn_up", down_proj="ffn_down"),
+    }
+
+
+def _nemotron(config: Config) -> Sources:
+    shared = {"up_proj": "ffn_up_shexp", "down_proj": "ffn_down_shexp"}
+    latent = {"fc1_latent_proj": "ffn_latent_down", "fc2_latent_proj": "ffn_latent_up"}
+    return {
+        **_renamed("", norm="attn_norm"),
+        **_mamba2("mixer."),
+        **_permuted_attention(config, "mixer."),
+        **_renamed("mixer.", up_proj="ffn_up", down_proj="ffn_down", gate="ffn_gate_inp", **latent),
+        **_renamed("mixer.shared_experts.", **shared),
+        **{f"mixer.experts.{part}_proj": (f"ffn_{part}_exps.weight", plain) for part in ("up", "down")},
+        "mixer.gate.e_score_correction_bias": ("exp_probs_b.bias", plain),
+    }
+
+
+def _pure_mamba2(config: Config) -> Sources:
+    return _renamed("", norm="attn_norm") | _mamba2("mixer.")
+
+
+def _pure_mamba(config: Config) -> Sources:
+    """A step has a weight here, which Mamba-2's has not, and rates stand channel by channel."""
+    names = {"in_proj": "ssm_in", "conv1d": "ssm_conv1d", "x_proj": "ssm_x", "dt_proj": "ssm_dt", "out_proj": "ssm_out"}
+    return {
+        **_renamed("", norm="attn_norm"),
+        **_renamed("mixer.", **names),
+        "mixer.conv1d.bias": ("ssm_conv1d.bias", plain),
+        "mixer.dt_proj.bias": ("ssm_dt.bias", plain),
+        "mixer.A_log": ("ssm_a", logarithm),
+        "mixer.D": ("ssm_d", plain),
+    }
+
+
+def _backbone(layer: Callable[[Config], Sources]) -> Naming:
+    return Naming(layer, prefix="backbone.", embedding="embeddings.weight", final_norm="norm_f.weight")
+
+
 NAMINGS: dict[str, Naming] = {
+    "falcon-h1": Naming(_falcon_h1, final_norm="final_layernorm.weight"),
+    "granitehybrid": Naming(_granite),
+    "mamba": _backbone(_pure_mamba),
+    "mamba2": _backbone(_pure_mamba2),
+    "nemotron_h": _backbone(_nemotron),
+    "nemotron_h_moe": _backbone(_nemotron),
     "qwen3": Naming(_qwen3),
     "qwen35": Naming(_qwen35, norm=less_one),
     "qwen35moe": Naming(_qwen35, norm=less_one),
