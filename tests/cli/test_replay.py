@@ -250,7 +250,7 @@ def test_weights_are_held_as_the_recording_s_server_held_them(
     out = tmp_path / "out.json"
     config = json.loads((embedded() / "config.json").read_text())
     recording = served(trace, tmp_path, model="mine", config=config, dtype="float32", weights="int8")
-    for more, weights in (((), "int8"), (("--weights", "int4"), "int4"), (("--weights", "auto"), "float32")):
+    for more, weights in (((), "int8"), (("--weights", "int4"), "int4"), (("--weights", "auto"), "bfloat16")):
         assert replay(recording, "--json", out, *more) == 0
         told = json.loads(out.read_text())
         assert (told["dtype"], told["weights"]) == ("float32", weights)
