@@ -29,6 +29,7 @@ from headwater.mixers.quantised import Quantised
 
 # what the kernel for integers takes, in its order
 ARRAYS = ("code_NK", "scale_NX", "zero_NX", "minimum_NX", "outer_scale_NS", "outer_minimum_NS")
+OUTER = ("outer_scale_NS", "outer_minimum_NS")
 ACTIVATIONS = {"none": LINEAR, "swish": SILU, "sigmoid": SIGMOID}
 _of_thread = threading.local()
 
@@ -131,8 +132,13 @@ def held(weight_NK: Tensor | Quantised, dtype: torch.dtype) -> Held:
 
 
 def _held_codes(weight: Quantised) -> Held:
-    if weight.scale_NX.dtype == torch.int8:  # of Q6_K; exact in float16, which kernels read
-        weight = replace(weight, scale_NX=weight.scale_NX.half())
+    # few combinations of types, each of which is compiled: all of these conversions are exact
+    as_read: dict[str, Any] = {name: part.float() for name, part in weight.parts() if name in OUTER}
+    if weight.scale_NX.dtype in (torch.int8, torch.bfloat16):  # int8: of Q6_K
+        as_read["scale_NX"] = weight.scale_NX.to(
+            torch.float16 if weight.scale_NX.dtype == torch.int8 else torch.float32
+        )
+    weight = replace(weight, **as_read)
     codes_NK = weight.code_NK
     if weight.bits <= 4:  # two inputs a byte
         codes_NK = codes_NK[:, 0::2] | codes_NK[:, 1::2] << 4
