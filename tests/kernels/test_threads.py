@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 
@@ -56,3 +57,10 @@ def test_without_openmp_threads_there_are_no_kernels(monkeypatch, caplog):
     kernels.available.cache_clear()
     (line,) = caplog.messages
     assert line.startswith("torch computes everything, because numba or its OpenMP threads are missing: ")
+
+
+def test_torch_keeps_the_number_of_threads_that_was_asked_for():
+    program = "import torch; from headwater.mixers.numerics import prepare_process; prepare_process(1); "
+    shown = "from headwater.kernels.compiling import threads_in_use; print(torch.get_num_threads(), threads_in_use())"
+    run = subprocess.run([sys.executable, "-c", program + shown], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["1", "1"]

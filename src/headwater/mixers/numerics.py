@@ -66,4 +66,6 @@ def prepare_process(threads: int | None = None) -> None:
     if kernels.available():
         from headwater.kernels.compiling import use_threads
 
-        use_threads(torch.get_num_threads())
+        n = torch.get_num_threads()
+        use_threads(n)
+        torch.set_num_threads(n)  # again: numba's first call sets the number for all that use OpenMP
