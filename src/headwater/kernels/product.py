@@ -3,7 +3,8 @@
 A sum is one chain of fused multiply-adds over the inputs in their order, in float32, whatever the number of rows and
 threads. So a row's bits depend on the row alone, and rows of prompts and of answers have the same.
 
-Weights of more than 16 bits and less are widened to float32 a block of inputs at a time, which many rows then share.
+Weights in float32 and bfloat16 are multiplied as they are held. Others are widened to float32 a block of inputs at a
+time, which many rows then share; so are these two for many rows on processors with registers of 256 bits.
 
 R rows, K inputs, N outputs.
 """
@@ -40,6 +41,7 @@ widened_1, widened_2, widened_3, widened_4, widened_5, widened_6 = (tile_of(rows
 
 @part
 def _some_rows(rows, x, x_at, x_row, x_step, w, w_at, steps, total, total_at, fresh):
+    """Add the products of 1 to 6 rows to their sums; for arguments see `tile_of`."""
     if rows == 6:
         tile_6(x, x_at, x_row, x_step, w, w_at, steps, total, total_at, fresh)
     elif rows == 1:
@@ -56,6 +58,7 @@ def _some_rows(rows, x, x_at, x_row, x_step, w, w_at, steps, total, total_at, fr
 
 @part
 def _some_widened(rows, x, x_at, x_row, w, w_at, steps, total, total_at, fresh):
+    """Do the same with a block of weights that were widened."""
     if rows == 6:
         widened_6(x, x_at, x_row, 1, w, w_at, steps, total, total_at, fresh)
     elif rows == 1:
@@ -167,6 +170,7 @@ def _widen_codes(weights, p, n_inputs, first, last, out, at):
 
 @part
 def _two_inputs(total, x_even, x_odd, codes, s, m, has_minimum):
+    """Add the products of two inputs and their weights, s · code − m, to a sum."""
     even, odd = codes[0] * s, codes[1] * s
     if has_minimum:
         even, odd = even - m, odd - m
@@ -194,14 +198,18 @@ def multiply_by_codes(
                 at = (p * n_inputs + i) * PANEL // (2 if nibbles else 1)
                 even, odd = spread(x, i), spread(x, i + 1)
                 a = _two_inputs(a, even, odd, _two_codes(code, at, zero, z, nibbles), s_a, m_a, least)
-                b = _two_inputs(b, even, odd, _two_codes(code, at + 16, zero, z + 16, nibbles), s_b, m_b, least)
-                c = _two_inputs(c, even, odd, _two_codes(code, at + 32, zero, z + 32, nibbles), s_c, m_c, least)
-                d = _two_inputs(d, even, odd, _two_codes(code, at + 48, zero, z + 48, nibbles), s_d, m_d, least)
+                b = _two_inputs(b, even, odd, _two_codes(code, at + LANES, zero, z + LANES, nibbles), s_b, m_b, least)
+                c = _two_inputs(
+                    c, even, odd, _two_codes(code, at + 2 * LANES, zero, z + 2 * LANES, nibbles), s_c, m_c, least
+                )
+                d = _two_inputs(
+                    d, even, odd, _two_codes(code, at + 3 * LANES, zero, z + 3 * LANES, nibbles), s_d, m_d, least
+                )
         total_at = get_thread_id() * PANEL
         store(scratch, total_at, a)
-        store(scratch, total_at + 16, b)
-        store(scratch, total_at + 32, c)
-        store(scratch, total_at + 48, d)
+        store(scratch, total_at + LANES, b)
+        store(scratch, total_at + 2 * LANES, c)
+        store(scratch, total_at + 3 * LANES, d)
         _finish(scratch, total_at, 1, p * PANEL, n_outputs, bias, then, factor, factor_row, y, y_row)
 
 

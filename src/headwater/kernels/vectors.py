@@ -377,6 +377,15 @@ def _power_of_two(_, vector):
 
 
 @njit
+def _polynomial(x, coefficients):
+    """Return the polynomial of x with these coefficients, that of the highest power first."""
+    total = fill(coefficients[0])
+    for i in range(1, len(coefficients)):
+        total = fma(total, x, fill(coefficients[i]))
+    return total
+
+
+@njit
 def exp(x):
     """Return e^x, x within ±87.3 (beyond, the value at that end): e^x = 2^n e^r, with |r| ≤ ln(2) / 2."""
     x = maximum(fill(np.float32(-EXP_RANGE)), x)
@@ -384,13 +393,7 @@ def exp(x):
     n = _nearest(x * fill(np.float32(LOG2_E)))
     r = fma(n, fill(np.float32(-LN2_HIGH)), x)
     r = fma(n, fill(np.float32(-LN2_LOW)), r)
-    series = fill(EXP_SERIES[0])
-    series = fma(series, r, fill(EXP_SERIES[1]))
-    series = fma(series, r, fill(EXP_SERIES[2]))
-    series = fma(series, r, fill(EXP_SERIES[3]))
-    series = fma(series, r, fill(EXP_SERIES[4]))
-    series = fma(series, r, fill(EXP_SERIES[5]))
-    return fma(series, r * r, r + fill(np.float32(1))) * _power_of_two(n)
+    return fma(_polynomial(r, EXP_SERIES), r * r, r + fill(np.float32(1))) * _power_of_two(n)
 
 
 @njit
@@ -412,16 +415,7 @@ def softplus(x):
     zero = fill(np.float32(0))
     u = exp(zero - maximum(x, zero - x))
     s = u / (fill(np.float32(2)) + u)
-    square = s * s
-    series = fill(ATANH_SERIES[0])
-    series = fma(series, square, fill(ATANH_SERIES[1]))
-    series = fma(series, square, fill(ATANH_SERIES[2]))
-    series = fma(series, square, fill(ATANH_SERIES[3]))
-    series = fma(series, square, fill(ATANH_SERIES[4]))
-    series = fma(series, square, fill(ATANH_SERIES[5]))
-    series = fma(series, square, fill(ATANH_SERIES[6]))
-    series = fma(series, square, fill(ATANH_SERIES[7]))
-    return maximum(x, zero) + (s + s) * series
+    return maximum(x, zero) + (s + s) * _polynomial(s * s, ATANH_SERIES)
 
 
 @njit

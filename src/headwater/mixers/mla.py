@@ -175,7 +175,6 @@ class LatentAttentionMixer:
     def _attend(self, q_NHD: Tensor, step: AttentionStep) -> Tensor:
         batch = step.batch
         out_NHV = q_NHD.new_empty(q_NHD.shape[0], self.shape.heads, self.shape.v_dim)
-        out_NHV[batch.decode_rows.stop :] = 0
         for slices in batch.sequences:
             row_KX = step.arena.gather(self.layer, slices[-1].table_P, slices[-1].end)[0]
             self.expanded.prefill_into(out_NHV, q_NHD, row_KX, slices, step.mask)

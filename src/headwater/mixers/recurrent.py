@@ -135,7 +135,6 @@ class RecurrentMixer(ABC, Generic[Shape]):
     def forward(self, x_ND: Tensor, batch: StepBatch, state: LayerState) -> Tensor:
         """Compute the layer for all rows of a step; update the states in `state` and copy them to the rows of saves."""
         rows = self.project(x_ND, batch)
-        rows.out_NX[batch.decode_rows.stop :] = 0
         for together in batch.rounds:
             self.prefill_into(rows, together, state)
         if batch.n_decode:

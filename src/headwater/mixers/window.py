@@ -154,7 +154,6 @@ class WindowAttentionMixer:
         """
         rings, projected = (keys, values), self.heads.project(x_NC, batch)
         out_NGQD = torch.empty_like(projected.q_NGQD, memory_format=torch.contiguous_format)
-        out_NGQD[batch.decode_rows.stop :] = 0
         self._prefill_into(out_NGQD, projected, batch, rings, segments)
         if batch.n_decode:
             at = batch.decode_rows

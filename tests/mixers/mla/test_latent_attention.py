@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from headwater.layers.attention import Rotary
 from headwater.layers.mla import LatentAttention
 from headwater.memory.arena import Arena
-from headwater.mixers.attention import AttentionStep
-from headwater.mixers.batch import Slice, StepBatch
+from headwater.mixers.batch import Slice
 from headwater.mixers.mla import TILE, LatentAttentionMixer
 from headwater.mixers.weights import Weights
 from headwater.spec import Architecture, Block, ModelSpec, Part
@@ -157,19 +156,3 @@ def test_pages_hold_one_row_a_token() -> None:
     row_KX = rig.arena.gather(0, table(rig), 10)[0][:10]
     down = rig.x[:10].double() @ rig.weights["kv_a_proj_with_mqa.weight"].double().T
     assert torch.allclose(row_KX[:, 40:].double(), down[:, 40:], atol=1e-5)
-
-
-def test_rows_after_the_last_sequence_are_zeros() -> None:
-    """Idle rows of a step: what attention makes of them is not computed."""
-    rig = Rig(KIMI)
-    batch = StepBatch(
-        token_N=torch.zeros(12, dtype=torch.int64),
-        position_N=torch.tensor([*range(10), 0, 0]),
-        slices=(Slice(0, 10, 0, 0, table(rig), 0),),
-        decode_slot_B=torch.arange(0),
-        decode_tables=(),
-        logits_row_R=torch.arange(0),
-    )
-    out = rig.layer.forward(rig.x[:12], AttentionStep.of(batch, rig.arena, rig.dtype))
-    assert out[:10].isfinite().all()
-    assert not out[10:].any()

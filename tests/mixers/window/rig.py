@@ -45,13 +45,13 @@ class Rig:
         """Keys and values of all rows."""
         return Rings(self.states.view(0, "keys")), Rings(self.states.view(0, "values"))
 
-    def run(self, slices: list[Slice], decodes: list[tuple[int, int]], x: torch.Tensor, idle: int = 0) -> torch.Tensor:
+    def run(self, slices: list[Slice], decodes: list[tuple[int, int]], x: torch.Tensor) -> torch.Tensor:
         """`decodes` are (slot, position)."""
         for s in slices:
             if s.start == 0:
                 self.states.zero(s.slot)
         positions = [torch.arange(s.start, s.end) for s in slices]
-        positions.append(torch.tensor([p for _, p in decodes] + [0] * idle, dtype=torch.int64))
+        positions.append(torch.tensor([p for _, p in decodes], dtype=torch.int64))
         none = torch.zeros(1, dtype=torch.int64)
         batch = StepBatch(
             token_N=torch.zeros(len(x), dtype=torch.int64),

@@ -210,8 +210,6 @@ class AttentionOnCpu(Attention):
             pages = self.kernel.pages.of(step.arena.pages_of(self.layer), step.arena.page_size)
             read_BX, qkv_BX = (x_NX[batch.decode_rows] if n_prefill else x_NX for x_NX in (read_NX, qkv_NX))
             self.kernel.decode_into(read_BX, qkv_BX, step.rows, pages)
-        if batch.decode_rows.stop < len(x_NC):
-            read_NX[batch.decode_rows.stop :] = 0
         return self.heads.out(read_NX, n_prefill)
 
 
@@ -238,8 +236,6 @@ class WindowAttentionOnCpu(WindowAttentionMixer):
             pages = self.kernel.pages.of(tuple(ring.memory_RWGD for ring in rings), self.shape.window)
             read_BX, qkv_BX = (x_NX[batch.decode_rows] if n_prefill else x_NX for x_NX in (read_NX, qkv_NX))
             self.kernel.decode_into(read_BX, qkv_BX, self._rows(batch), pages)
-        if batch.decode_rows.stop < len(x_NC):
-            read_NX[batch.decode_rows.stop :] = 0
         return self.heads.out(read_NX, n_prefill)
 
     def _rows(self, batch: StepBatch) -> DecodeRows:

@@ -66,8 +66,6 @@ class RecurrentOnCpu:
             whole_NX = rows.out_NX.flatten(1)
             whole_NX[at] = out_NX[at]
             out_NX = whole_NX
-        if at.stop < len(x_ND):
-            out_NX[at.stop :] = 0
         return self.mixer.out_proj(out_NX, batch.n_prefill)
 
     def decode_into(self, out_BX: Tensor, products: tuple[Tensor, ...], batch: StepBatch, state: LayerState) -> None:

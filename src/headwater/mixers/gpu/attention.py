@@ -260,7 +260,6 @@ class AttentionOnGpu(Attention):
 
     def _attend(self, q_NGQD: Tensor, step: AttentionStep) -> Tensor:
         out_NGQD = torch.empty_like(q_NGQD, memory_format=torch.contiguous_format)
-        out_NGQD[step.batch.decode_rows.stop :] = 0
         k_pages, v_pages = step.arena.pages_of(self.layer)
         scale = self.shape.head_dim**-0.5 if self.shape.scale is None else self.shape.scale
         for attend, rows in ((prefill, slice(0, step.batch.n_prefill)), (decode, step.batch.decode_rows)):

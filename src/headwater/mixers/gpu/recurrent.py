@@ -49,7 +49,6 @@ class RecurrentOnGpu:
     def forward(self, x_ND: Tensor, batch: StepBatch, state: LayerState) -> Tensor:
         """Compute the layer as `RecurrentMixer.forward` does; in decode the host never waits for the device."""
         rows = self.mixer.project(x_ND, batch)
-        rows.out_NX[batch.decode_rows.stop :] = 0
         for together in batch.rounds:
             if self.kernels is None:
                 self.mixer.prefill_into(rows, together, state)

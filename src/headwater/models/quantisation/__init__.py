@@ -14,7 +14,7 @@ from headwater.models.quantisation.gptq import Gptq
 from headwater.models.quantisation.method import Method
 
 METHODS: dict[str, Callable[[ConfigKeys], Method]] = {
-    "awq": Awq,
+    "awq": lambda keys: Awq(),
     "compressed-tensors": Compressed,
     "fp8": Fp8,
     "gptq": Gptq,

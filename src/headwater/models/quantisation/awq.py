@@ -10,7 +10,6 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from headwater.config_keys import ConfigKeys
 from headwater.mixers.quantised import Quantised
 from headwater.models.quantisation.method import check_shape, unpacked
 
@@ -23,9 +22,6 @@ class Awq:
 
     marks = ("qweight",)
     parts = ("qweight", "qzeros", "scales")
-
-    def __init__(self, keys: ConfigKeys) -> None:
-        pass
 
     def read(self, parts: Mapping[str, Tensor], n_out: int, n_in: int) -> Quantised:
         scale_XN = check_shape("scales", parts["scales"], len(parts["scales"]), n_out)
