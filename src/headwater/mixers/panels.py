@@ -26,12 +26,14 @@ from headwater.kernels.product import LINEAR, SIGMOID, SILU, multiply, multiply_
 from headwater.kernels.tile import BLOCK, PANEL, ROWS, WIDE
 from headwater.kernels.vectors import LANES
 from headwater.mixers.quantised import Quantised
+from headwater.mixers.slabs import Slabs
 
 # what the kernel for integers takes, in its order
 ARRAYS = ("code_NK", "scale_NX", "zero_NX", "minimum_NX", "outer_scale_NS", "outer_minimum_NS")
 OUTER = ("outer_scale_NS", "outer_minimum_NS")
 ACTIVATIONS = {"none": LINEAR, "swish": SILU, "sigmoid": SIGMOID}
 _of_thread = threading.local()
+_slabs = Slabs()
 
 
 @dataclass(frozen=True)
@@ -114,12 +116,14 @@ def held(weight_NK: Tensor | Quantised, dtype: torch.dtype) -> Held:
     * bfloat16 otherwise: widened as it is read, or for more than 6 rows on 256-bit registers a block at a time;
     * float16: widened a block at a time;
     * integers: computed from codes as they are read for one row, a block at a time for more.
+
+    Arrays lie in huge pages, where the system has them.
     """
     if isinstance(weight_NK, Quantised):
         return _held_codes(weight_NK)
     n_in = weight_NK.shape[1]
     if weight_NK.dtype == torch.bfloat16:
-        panels = _in_panels(F.pad(weight_NK, (0, n_in % 2)), 2)
+        panels = _in_panels(F.pad(weight_NK, (0, 1)) if n_in % 2 else weight_NK, 2)
         arrays, rows = (panels.view(torch.int32).numpy(),), partial(_rows, panels, n_in + n_in % 2, 2)
         if dtype == torch.bfloat16 and "avx512_bf16" in machine.cpu().features:
             return Held(arrays, rows, multiply, multiply, pairs=True, dot=True)
@@ -168,10 +172,14 @@ def scratch(rows: int) -> np.ndarray[Any, Any]:
 
 def _in_panels(weight_NK: Tensor, together: int = 1) -> Tensor:
     """Copy a weight to panels, flat: for each panel, each run of `together` inputs, each output: these inputs."""
-    whole_NK = F.pad(weight_NK, (0, 0, 0, -len(weight_NK) % PANEL))
-    runs_PNKt = whole_NK.unflatten(1, (-1, together)).unflatten(0, (-1, PANEL))
-    panels: Tensor = runs_PNKt.transpose(1, 2).reshape(-1)
-    return panels.clone() if panels.data_ptr() == weight_NK.data_ptr() else panels
+    n_out, n_in = weight_NK.shape
+    panels_PKNt = _slabs.empty((-(-n_out // PANEL), n_in // together, PANEL, together), weight_NK.dtype)
+    runs_NKt = weight_NK.unflatten(1, (-1, together))
+    whole, rest = divmod(n_out, PANEL)
+    panels_PKNt[:whole] = runs_NKt[: n_out - rest].unflatten(0, (whole, PANEL)).transpose(1, 2)
+    if rest:
+        panels_PKNt[whole, :, :rest] = runs_NKt[n_out - rest :].transpose(0, 1)
+    return panels_PKNt.view(-1)
 
 
 def _rows(panels: Tensor, n_in: int, together: int, index_R: Tensor) -> Tensor:
