@@ -39,7 +39,7 @@ def test_logits_are_those_of_the_formulas_after_each_token(prompt, output, repet
         logit_bias=((3, 1.5), (7, -100.0)),
     )
     logits_V = torch.randn(V, generator=torch.Generator().manual_seed(seed))
-    penalties = Penalties(params, prompt, V)
+    penalties = Penalties(params, prompt)
     for n in range(len(output) + 1):
         reference_V = torch.tensor(by_hand(logits_V.tolist(), params, prompt, output[:n]))
         torch.testing.assert_close(penalties.apply(logits_V), reference_V)

@@ -5,19 +5,22 @@ R: rows of a step or of one leg. V: tokens of the vocabulary. K: tokens that a f
 
 from __future__ import annotations
 
-from collections import Counter
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from headwater.engine.constraint import ConstraintMachine
+from headwater.engine.passes import passes
+from headwater.engine.penalties import Penalties
 from headwater.errors import ConstraintError, InvalidLogits
 from headwater.events import PromptEvent, TokenEvent, TokenLogprob
 from headwater.request import SamplingParams
 
 COLDEST = 1e-6  # temperatures below are this one: float32 could not tell them apart, and 0 would divide 0
 FIRST_GUESS = 256  # tokens among which top-p looks first
+SCORED_AT_ONCE = 32  # rows, so that log probabilities of long prompts take little memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,48 +30,6 @@ class Choice:
     token: int
     logprob: float | None = None
     top: tuple[TokenLogprob, ...] = ()
-
-
-class Penalties:
-    """Repetition, presence and frequency penalty and logit bias of one request; O(1) work a generated token.
-
-    Repetition (Keskar et al. 2019, section 4.1) holds for tokens of the prompt and of the output: a positive logit is
-    divided by it, a negative one multiplied. Presence and frequency hold for the output alone and are subtracted; the
-    bias is added last, so that no penalty scales it.
-    """
-
-    def __init__(self, params: SamplingParams, prompt: Sequence[int], vocab_size: int) -> None:
-        self._params = params
-        self._bias = dict(params.logit_bias)
-        self._count: Counter[int] = Counter()  # of the output
-        self._added_V = torch.zeros(vocab_size)
-        for token, bias in self._bias.items():
-            self._added_V[token] = bias
-        self._factor_V = None
-        if params.repetition_penalty != 1:
-            self._factor_V = torch.ones(vocab_size)
-            self._factor_V[torch.tensor(prompt, dtype=torch.int64)] = params.repetition_penalty
-
-    @staticmethod
-    def wanted(params: SamplingParams) -> bool:
-        """Return whether these parameters change any logit."""
-        off = params.repetition_penalty == 1 and params.presence_penalty == 0 and params.frequency_penalty == 0
-        return bool(params.logit_bias) or not off
-
-    def take(self, token: int) -> None:
-        """`token` was appended to the output."""
-        p = self._params
-        self._count[token] += 1
-        penalty = p.presence_penalty + p.frequency_penalty * self._count[token]
-        self._added_V[token] = self._bias.get(token, 0.0) - penalty
-        if self._factor_V is not None:
-            self._factor_V[token] = p.repetition_penalty
-
-    def apply(self, logits_V: torch.Tensor) -> torch.Tensor:
-        """The logits after penalties and bias, in memory of their own."""
-        if self._factor_V is not None:
-            logits_V = torch.where(logits_V > 0, logits_V / self._factor_V, logits_V * self._factor_V)
-        return logits_V + self._added_V
 
 
 class Sampling:
@@ -114,7 +75,7 @@ class Sampling:
         """The logits after penalties, bias and constraint, in this order. Raises ConstraintError."""
         if self._penalised:
             if self._penalties is None:
-                self._penalties = Penalties(self.params, self._prompt, len(logits_V))
+                self._penalties = Penalties(self.params, self._prompt)
             logits_V = self._penalties.apply(logits_V)
         allowed_V = None if self.machine is None else self.machine.allowed()
         if self._too_short:
@@ -136,6 +97,22 @@ class Sampling:
             self.machine.take(token)
 
 
+@dataclass(eq=False)
+class Row:
+    """A row of a step on its way to a choice: the logits that it is chosen from, and the largest of them."""
+
+    sampling: Sampling
+    logits_V: torch.Tensor
+    largest: float
+    token: int  # the first whose logit is the largest
+    error: InvalidLogits | ConstraintError | None = None
+
+    def check(self, what: str) -> None:
+        """Note if the largest logit is not finite; it is NaN if any is."""
+        if not math.isfinite(self.largest):
+            self.error = InvalidLogits(f"{what} have {self.largest} as their largest: nothing can be sampled from them")
+
+
 def sample(logits_RV: torch.Tensor, samplings: Sequence[Sampling]) -> list[Choice | InvalidLogits | ConstraintError]:
     """One choice a row, or why there is none. A row depends on its own logits and sampling only.
 
@@ -143,64 +120,117 @@ def sample(logits_RV: torch.Tensor, samplings: Sequence[Sampling]) -> list[Choic
     Log-probabilities are those of the logits as the model gave them, before penalties, bias, constraint or temperature.
     A row whose largest logit is NaN or infinite gives InvalidLogits.
     """
-    largest_R = logits_RV.amax(dim=-1).tolist()
-    as_they_are = any(s.params.temperature == 0 and not s.adjusts for s in samplings)
-    first_R = logits_RV.argmax(dim=-1).tolist() if as_they_are else [0] * len(samplings)
-    return [_choose(*row) for row in zip(logits_RV, largest_R, first_R, samplings, strict=True)]
+    rows = [Row(*row) for row in zip(samplings, logits_RV, *passes().largest(logits_RV), strict=True)]
+    for row in rows:
+        row.check("the model's logits")
+    _adjust([row for row in rows if row.error is None and row.sampling.adjusts])
+    drawing = [row for row in rows if row.error is None and row.sampling.params.temperature > 0]
+    if drawing:
+        as_they_are = len(drawing) == len(rows) and not any(row.sampling.adjusts for row in rows)
+        _draw_into(drawing, logits_RV if as_they_are else torch.stack([row.logits_V for row in drawing]))
+    scored = [i for i, row in enumerate(rows) if row.error is None and row.sampling.params.logprobs is not None]
+    tops = [rows[i].sampling.params.logprobs or 0 for i in scored]
+    scores = logprobs_of(_some(logits_RV, scored), [rows[i].token for i in scored], tops)
+    choices: list[Choice | InvalidLogits | ConstraintError] = [row.error or Choice(row.token) for row in rows]
+    for i, score in zip(scored, scores, strict=True):
+        choices[i] = Choice(rows[i].token, score.logprob, score.top)
+    return choices
 
 
-def _choose(
-    logits_V: torch.Tensor, largest: float, first: int, sampling: Sampling
-) -> Choice | InvalidLogits | ConstraintError:
-    """The choice of one row; `first` is where its largest logit stands, if that is what a greedy row takes."""
-    p, token, chosen_V = sampling.params, first, logits_V
-    try:
-        _check(largest, "the model's logits")
-        if sampling.adjusts:
-            chosen_V = sampling.adjusted(logits_V)
-            _check(float(chosen_V.amax()), "after penalties, bias and constraint the logits")
-    except (InvalidLogits, ConstraintError) as error:
-        return error
-    if p.temperature > 0:
-        token = draw(chosen_V, p, sampling.generator)
-    elif sampling.adjusts:
-        token = int(chosen_V.argmax())
-    return Choice(token) if p.logprobs is None else _with_logprobs(logits_V, token, p.logprobs)
+def _adjust(rows: Sequence[Row]) -> None:
+    """Apply penalties, bias and constraints, or note why that failed."""
+    for row in rows:
+        try:
+            row.logits_V = row.sampling.adjusted(row.logits_V)
+        except ConstraintError as error:
+            row.error = error
+    rows = [row for row in rows if row.error is None]
+    if rows:
+        largest_R, first_R = passes().largest(torch.stack([row.logits_V for row in rows]))
+        for row, largest, first in zip(rows, largest_R, first_R, strict=True):
+            row.largest, row.token = largest, first
+            row.check("after penalties, bias and constraint the logits")
 
 
-def _check(largest: float, what: str) -> None:
-    """The largest of a row tells: it is NaN if any is."""
-    if not -torch.inf < largest < torch.inf:
-        raise InvalidLogits(f"{what} have {largest} as their largest: nothing can be sampled from them")
+def _draw_into(rows: Sequence[Row], logits_RV: torch.Tensor) -> None:
+    """Set the token of each row, which is drawn from its logits."""
+    params, generators = [row.sampling.params for row in rows], [row.sampling.generator for row in rows]
+    tokens = _draw(logits_RV, [row.largest for row in rows], params, generators)
+    for row, token in zip(rows, tokens, strict=True):
+        row.token = token
 
 
 def draw(logits_V: torch.Tensor, p: SamplingParams, generator: torch.Generator | None) -> int:
     """One token from the distribution that is left after temperature, top-k, top-p and min-p, in this order."""
-    probs_V = torch.softmax((logits_V - logits_V.amax()) / max(p.temperature, COLDEST), dim=-1)
-    if p.top_k or p.top_p < 1:
-        probs_K, token_K = _most_likely(probs_V, p.top_k, p.top_p)
-    else:
-        probs_K, token_K = probs_V, None
-    if p.min_p:
-        probs_K = torch.where(probs_K >= p.min_p * probs_K.amax(), probs_K, 0.0)
-    picked = _pick(probs_K, generator)
-    return picked if token_K is None else int(token_K[picked])
+    largest_R, _ = passes().largest(logits_V[None])
+    return _draw(logits_V[None], largest_R, [p], [generator])[0]
+
+
+def _draw(
+    logits_RV: torch.Tensor,
+    largest_R: Sequence[float],
+    params: Sequence[SamplingParams],
+    generators: Sequence[torch.Generator | None],
+) -> list[int]:
+    """Draw a token of each row. The softmax is torch's: a seed's token depends on its bits."""
+    scaled_RV = passes().scaled(logits_RV, largest_R, [max(p.temperature, COLDEST) for p in params])
+    probs_RV = torch.softmax(scaled_RV, dim=-1)
+    uniform_R = [float(torch.rand(1, dtype=torch.float64, generator=generator)) for generator in generators]
+    filtered = [i for i, p in enumerate(params) if p.top_k or p.top_p < 1]
+    whole = [i for i, p in enumerate(params) if not (p.top_k or p.top_p < 1)]
+    tokens = dict(zip(whole, _picked(_some(probs_RV, whole), whole, params, uniform_R), strict=True))
+    left = _most_likely_of(_some(probs_RV, filtered), [params[i] for i in filtered])
+    for i, (probs_K, token_K) in zip(filtered, left, strict=True):
+        (at,) = _picked(probs_K[None], [i], params, uniform_R)
+        tokens[i] = int(token_K[at])
+    return [tokens[i] for i in range(len(params))]
+
+
+def _some(x_RV: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    """Return some rows; all of them without a copy."""
+    return x_RV if len(rows) == len(x_RV) else x_RV[rows]
+
+
+def _picked(
+    probs_IK: torch.Tensor, rows: Sequence[int], params: Sequence[SamplingParams], uniform_R: Sequence[float]
+) -> list[int]:
+    """Return an index for each of these rows, of probabilities from min_p of the largest one on."""
+    if not rows:
+        return []
+    least_I = [
+        float(params[i].min_p * probs_K.amax()) if params[i].min_p else 0.0
+        for i, probs_K in zip(rows, probs_IK, strict=True)
+    ]
+    return passes().drawn(probs_IK, least_I, [uniform_R[i] for i in rows])
 
 
 def _most_likely(probs_V: torch.Tensor, top_k: int, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Probabilities and ids of the top_k tokens, and of these the fewest that have top_p of their sum; descending."""
-    size = len(probs_V)
-    if top_k:
-        probs_K, token_K = probs_V.topk(min(top_k, size))
-        keep = _reaching(probs_K, top_p * float(probs_K.sum(dtype=torch.float64))) if top_p < 1 else len(probs_K)
-        return probs_K[:keep], token_K[:keep]
-    probs_K, token_K = probs_V.topk(min(FIRST_GUESS, size))
-    keep = _reaching(probs_K, top_p)
-    if keep == len(probs_K) < size:  # perhaps more: all tokens less likely than this together have less than 1 - top_p
-        token_K = (probs_V >= 0.5 * (1 - top_p) / size).nonzero()[:, 0]
-        probs_K, order_K = probs_V[token_K].sort(descending=True, stable=True)
-        token_K = token_K[order_K]
-        keep = _reaching(probs_K, top_p)
+    return _most_likely_of(probs_V[None], [SamplingParams(top_k=top_k, top_p=top_p)])[0]
+
+
+def _most_likely_of(
+    probs_RV: torch.Tensor, params: Sequence[SamplingParams]
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return these of each row. Rows are sorted if top-p may take more tokens than those looked at first."""
+    size = probs_RV.shape[1]
+    left = [_leading(probs_V, p.top_k, p.top_p) for probs_V, p in zip(probs_RV, params, strict=True)]
+    more = [i for i, p in enumerate(params) if not p.top_k and len(left[i][0]) == FIRST_GUESS < size]
+    if more:
+        # all tokens less likely than this together have less than 1 - top_p
+        least_R = [0.5 * (1 - params[i].top_p) / size for i in more]
+        for i, (probs_K, token_K) in zip(more, passes().descending(_some(probs_RV, more), least_R), strict=True):
+            keep = _reaching(probs_K, params[i].top_p)
+            left[i] = probs_K[:keep], token_K[:keep]
+    return left
+
+
+def _leading(probs_V: torch.Tensor, top_k: int, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the tokens that top-k and top-p leave among the top_k, or among as many as top-p looks at first."""
+    probs_K, token_K = passes().leading(probs_V, min(top_k or FIRST_GUESS, len(probs_V)))
+    if top_p == 1:
+        return probs_K, token_K
+    keep = _reaching(probs_K, top_p * float(probs_K.sum(dtype=torch.float64)) if top_k else top_p)
     return probs_K[:keep], token_K[:keep]
 
 
@@ -210,22 +240,32 @@ def _reaching(probs_K: torch.Tensor, total: float) -> int:
     return max(1, int((before_K < total).sum()))
 
 
-def _pick(probs_K: torch.Tensor, generator: torch.Generator | None) -> int:
-    """An index by inverse transform: one random number, and never one of probability 0.
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A token's log probability and rank (1: the most likely), and the most likely tokens."""
 
-    The first index whose cumulative sum is more than a uniform number in [0, sum): in float64, rounding cannot lift
-    that number to the sum itself.
-    """
-    cumulative_K = probs_K.cumsum(0, dtype=torch.float64)
-    uniform = torch.rand(1, dtype=torch.float64, generator=generator) * cumulative_K[-1]
-    return int(torch.searchsorted(cumulative_K, uniform, right=True))
+    logprob: float
+    rank: int
+    top: tuple[TokenLogprob, ...]
 
 
-def _with_logprobs(logits_V: torch.Tensor, token: int, k: int) -> Choice:
-    logprobs_V = torch.log_softmax(logits_V, dim=-1)
-    top = logprobs_V.topk(min(k, len(logprobs_V)))
-    most_likely = tuple(map(TokenLogprob, top.indices.tolist(), top.values.tolist()))
-    return Choice(token, float(logprobs_V[token]), most_likely)
+def logprobs_of(logits_RV: torch.Tensor, token_R: Sequence[int], k_R: Sequence[int]) -> list[Score]:
+    """Return the score of a token after each row, with the row's k most likely ones."""
+    scores = []
+    for start in range(0, len(logits_RV), SCORED_AT_ONCE):
+        rows = slice(start, start + SCORED_AT_ONCE)
+        logprobs_RV = torch.log_softmax(logits_RV[rows], dim=-1)
+        own_R = logprobs_RV.gather(1, torch.tensor(token_R[rows], dtype=torch.int64)[:, None])[:, 0]
+        columns = own_R.tolist(), passes().n_larger(logprobs_RV, own_R), logprobs_RV, k_R[rows]
+        scores += [Score(own, n + 1, _top(logprobs_V, k)) for own, n, logprobs_V, k in zip(*columns, strict=True)]
+    return scores
+
+
+def _top(logprobs_V: torch.Tensor, k: int) -> tuple[TokenLogprob, ...]:
+    if k == 0:
+        return ()
+    values_K, token_K = passes().leading(logprobs_V, min(k, len(logprobs_V)))
+    return tuple(map(TokenLogprob, token_K.tolist(), values_K.tolist()))
 
 
 class PromptScores:
@@ -244,21 +284,15 @@ class PromptScores:
 
         Raises InvalidLogits for rows without a finite largest logit.
         """
-        largest_R = logits_RV.amax(dim=-1)
-        if not bool(largest_R.isfinite().all()):
-            at = start + int((~largest_R.isfinite()).nonzero()[0])
-            raise InvalidLogits(
-                f"the logits after the prompt's token {at:,} have {largest_R[at - start]} as their largest"
-            )
-        next_R = torch.tensor(self._prompt[start + 1 : start + 1 + len(logits_RV)], device=logits_RV.device)
-        logprobs_RV = torch.log_softmax(logits_RV, dim=-1)
-        own_R = logprobs_RV.gather(1, next_R[:, None])[:, 0]
-        rank_R = (logprobs_RV > own_R[:, None]).sum(dim=-1) + 1
-        top = logprobs_RV.topk(min(self._k, logprobs_RV.shape[1]))
-        columns = next_R, own_R, rank_R, top.indices, top.values
+        largest_R, _ = passes().largest(logits_RV)
+        for at, largest in enumerate(largest_R, start):
+            if not math.isfinite(largest):
+                raise InvalidLogits(f"the logits after the prompt's token {at:,} have {largest} as their largest")
+        next_R = self._prompt[start + 1 : start + 1 + len(logits_RV)]
+        scores = logprobs_of(logits_RV, next_R, [self._k] * len(next_R))
         self._tokens[start + 1 :] = [
-            TokenEvent(token, "", own, tuple(map(TokenLogprob, ids_K, values_K)), rank)
-            for token, own, rank, ids_K, values_K in zip(*(column.tolist() for column in columns), strict=True)
+            TokenEvent(token, "", score.logprob, score.top, score.rank)
+            for token, score in zip(next_R, scores, strict=True)
         ]
 
     def event(self) -> PromptEvent:

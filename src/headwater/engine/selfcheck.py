@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from headwater import kernels
+from headwater.engine.passes import broken_passes
 from headwater.layers.attention import GroupedAttention
 from headwater.layers.layer import Layer
 from headwater.layers.mla import LatentAttention
@@ -230,6 +231,7 @@ def _kernel_checks(spec: ModelSpec, device: str) -> Iterator[Check]:
         yield partial(_broken_recurrence, _narrowed(layer, random, device), random, device)
     yield partial(_broken_stream_norm, spec.hidden_size, random, device)
     yield partial(_broken_activations, random)
+    yield partial(broken_passes, spec.vocab_size)
 
 
 def _broken_activations(random: Callable[..., torch.Tensor]) -> Iterator[str]:

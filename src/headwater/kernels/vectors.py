@@ -322,6 +322,16 @@ def maximum(_, a, b):
     return f32x16(f32x16, f32x16), lower
 
 
+@intrinsic
+def maximum_or_nan(_, a, b):
+    """Return the larger of each lane, or NaN if one of them is NaN."""
+
+    def lower(_context, builder, _signature, arguments):
+        return called(builder, "llvm.maximum.v16f32", FLOATS, *arguments)
+
+    return f32x16(f32x16, f32x16), lower
+
+
 def _over_lanes(combine: Callable[[ir.IRBuilder, ir.Value, ir.Value], ir.Value]) -> Any:
     """Return the operation that combines all lanes: 0 with 8, 1 with 9, …; then of eight 0 with 4, …"""
 
