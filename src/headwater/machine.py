@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import resource
@@ -125,6 +126,13 @@ def gigabytes(n: int | None) -> str:
 def peak_memory() -> int:
     """Return the largest resident memory that this process ever had, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def return_free_memory() -> None:
+    """Return memory to the system that the allocator keeps and nothing uses; that of glibc alone can, in about 2 ms."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def versions(*packages: str) -> dict[str, str | None]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from headwater import kernels
 from headwater.engine import selfcheck
@@ -19,7 +20,7 @@ from headwater.mixers.linear import (
     product_dtype,
     weight_layout,
 )
-from headwater.mixers.numerics import MODES, Numerics, current, use
+from headwater.mixers.numerics import MODES, Numerics
 from headwater.mixers.quantised import Quantised
 from headwater.models.families import read_config
 from tests.engine.test_selfcheck import CONFIG
@@ -186,13 +187,23 @@ def test_a_product_keeps_no_view_of_the_callers_weight(mode: str, kind: str) -> 
 
 
 @pytest.mark.parametrize("kind", WEIGHTS)
+def test_panels_are_held_without_the_weight_that_they_were_made_of(kind: str) -> None:
+    pytest.importorskip("numba", reason="numba is not installed")
+    weight = WEIGHTS[kind](130, 64)
+    tensors = [weight] if isinstance(weight, torch.Tensor) else [part for _, part in weight.parts()]
+    given = [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors]
+    expected, linear = values(weight)[[2, 100]], Linear(weight, numerics=Numerics("compiled"), dtype=torch.float32)
+    del weight, tensors
+    assert all(storage.expired() for storage in given)
+    assert torch.equal(linear.rows(torch.tensor([2, 100])), expected)
+
+
+@pytest.mark.parametrize("kind", WEIGHTS)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_tied_head_and_its_embedding_are_one_weight(mode: str, kind: str) -> None:
     table_VD = WEIGHTS[kind](50, 16)
-    embedding, before = Embedding(table_VD, torch.float32), current()
-    use(Numerics(mode))
-    head = embedding.head()
-    use(before)
+    head = Linear(table_VD, numerics=Numerics(mode), dtype=torch.float32)
+    embedding = Embedding(head, torch.float32)
     assert embedding._held is head
     token_N = torch.tensor([49, 3, 7, 3])
     assert torch.equal(embedding(token_N), values(table_VD)[token_N])

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,8 +15,11 @@ from headwater.errors import CheckpointError
 from headwater.models.dtype import choose_dtype
 from headwater.models.embedded import embedded
 from headwater.models.families import read_folder
+from headwater.models.gguf.tensors import GgufTensors
 from headwater.models.load import load_model, read_spec
+from headwater.models.tensors import CheckpointTensors, ModelTensors
 from headwater.setting import SettingError
+from tests.gguf.convert import convert
 from tests.processors import AMX, AVX2, AVX512, AVX512_BF16, pretend
 from tests.support import Bench
 
@@ -277,6 +281,40 @@ def test_a_loaded_model_keeps_no_file_mapped(name: str, dtype: str, checkpoint: 
     loaded = load_model(path, dtype)
     assert loaded.model.blocks
     assert not [line for line in Path("/proc/self/maps").read_text().splitlines() if f"{path}/" in line]
+
+
+def resident_of(path: Path) -> int:
+    """Resident bytes of the mappings of files in a folder, or of one file."""
+    total, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first, *rest = line.split()
+        inside = str(path) in line if not first.endswith(":") else inside
+        total += 1024 * int(rest[0]) if inside and first == "Rss:" else 0
+    return total
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mappings are read from /proc")
+@pytest.mark.parametrize("weights", ["auto", "int8"])
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_sharded", "qwen3_5_tied", "qwen3_5_moe", "gguf"])
+def test_pages_of_a_file_leave_the_process_after_each_layer(
+    name: str, weights: str, checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = checkpoint("qwen3_5" if name == "gguf" else name)
+    if name == "gguf":
+        convert(path, path := tmp_path / "model.gguf", "BF16")
+    kind = GgufTensors if name == "gguf" else CheckpointTensors
+    unmap, resident = kind.unmap, []
+
+    def recorded(self: ModelTensors) -> None:
+        before = resident_of(path)
+        unmap(self)
+        resident.append((before, resident_of(path)))
+
+    monkeypatch.setattr(kind, "unmap", recorded)
+    loaded = load_model(path, "float32", weights=weights)
+    assert len(resident) == 1 + (not loaded.spec.tied) + len(loaded.spec.blocks)
+    assert all(before > 0 for before, _ in resident), "the control: they were resident"
+    assert not any(after for _, after in resident)
 
 
 BROKEN_CONFIGS = (

@@ -223,24 +223,14 @@ def slowdown(n_in: int, n_out: int, dtype: torch.dtype, numerics: Numerics, rows
 
 
 class Embedding:
-    """Rows of a table, in the dtype that the model computes in.
+    """Rows of a table, in the dtype that the model computes in. The head's product may be the table, if it is tied."""
 
-    The table may stay a view of the mapped file, in the file's dtype: then only the rows that are looked up are read.
-    """
-
-    def __init__(self, table_VD: Weight, dtype: torch.dtype | None = None) -> None:
-        self.dtype = dtype or (table_VD.dtype if isinstance(table_VD, Tensor) else torch.float32)
-        self._held: TorchProduct | Linear = TorchProduct(table_VD, None, self.dtype)
+    def __init__(self, table_VD: Weight | Linear, dtype: torch.dtype | None = None) -> None:
+        self.dtype = dtype or (torch.float32 if isinstance(table_VD, Quantised) else table_VD.dtype)
+        self._held = table_VD if isinstance(table_VD, Linear) else TorchProduct(table_VD, None, self.dtype)
 
     def __call__(self, token_N: Tensor) -> Tensor:
         return self._held.rows(token_N)
-
-    def head(self) -> Linear:
-        """Return the product with the same table, which from now on is held as the product needs it, and only so."""
-        assert isinstance(self._held, TorchProduct)
-        head = Linear(self._held.weight_NK, dtype=self.dtype)
-        self._held = head
-        return head
 
 
 def first_bad_height(product: Product, x_RK: Tensor, heights: Iterable[int]) -> int | None:

@@ -150,13 +150,17 @@ def _held_codes(weight: Quantised) -> Held:
     parts = {"code_NK": codes_NK} | {name: part for name, part in weight.parts() if name != "code_NK"}
     panels = {name: _in_panels(part) for name, part in parts.items()}
     in_order = (_array(panels[name]) if name in panels else np.empty(0, np.float32) for name in ARRAYS)
+    widths = {name: part.shape[1] for name, part in parts.items()}
+    none = weight.rows(
+        torch.empty(0, dtype=torch.int64)
+    )  # copies, so that the weight itself is not kept beside its panels
 
     def rows(index_R: Tensor) -> Tensor:
-        some: dict[str, Any] = {name: _rows(panels[name], parts[name].shape[1], 1, index_R) for name in panels}
-        if weight.bits <= 4:
+        some: dict[str, Any] = {name: _rows(panels[name], widths[name], 1, index_R) for name in panels}
+        if none.bits <= 4:
             codes = some["code_NK"]
             some["code_NK"] = torch.stack((codes & 15, codes >> 4), 2).view(len(index_R), n_in)
-        return replace(weight, **some).values()
+        return replace(none, **some).values()
 
     return Held((*in_order, n_groups), rows, multiply_by_codes, few_rows=1)
 

@@ -23,6 +23,7 @@ from headwater.layers.lightning import Lightning
 from headwater.layers.mamba import Mamba
 from headwater.layers.mamba2 import Mamba2
 from headwater.layers.mla import LatentAttention
+from headwater.machine import return_free_memory
 from headwater.mixers.activations import RMSNorm, StreamNorm
 from headwater.mixers.attention import Attention, AttentionStep
 from headwater.mixers.feed_forward import MixtureOfExperts, mlp_of
@@ -31,7 +32,7 @@ from headwater.mixers.gla import GatedLinearAttentionMixer
 from headwater.mixers.gpu import has_kernels
 from headwater.mixers.kda import KimiDeltaAttention
 from headwater.mixers.lightning import LightningAttention
-from headwater.mixers.linear import Embedding
+from headwater.mixers.linear import Embedding, Linear
 from headwater.mixers.mamba import SelectiveStateSpace
 from headwater.mixers.mamba2 import StateSpaceDual
 from headwater.mixers.mla import LatentAttentionMixer
@@ -117,10 +118,15 @@ def _on_cpu() -> LayerClasses:
 
 
 def build_model(spec: ModelSpec, tensors: ModelTensors) -> hybrid.HybridModel:
-    """Pack the weights one layer after the other. Raises CheckpointError for a missing or misshapen tensor."""
+    """Pack the weights one layer after the other. Raises CheckpointError for a missing or misshapen tensor.
+
+    Memory at its peak is that of the packed weights, and of one layer besides: what was read of the files, and what was
+    made of it on the way, are given back after each layer. Embedding and head, the largest, come first.
+    """
     if spec.weights != "auto":
         _tell_of_undivided(spec)
     prefix = next((p for p in spec.prefixes if p + spec.embedding in tensors), spec.prefixes[0])
+    embed, head = _ends(spec, tensors, prefix)
     blocks: list[hybrid.Residual] = []
     mixers = hybrid.Mixers({}, {}, {})
     index = 0
@@ -132,15 +138,33 @@ def build_model(spec: ModelSpec, tensors: ModelTensors) -> hybrid.HybridModel:
             functions.append(layer_function(index, part.layer, Weights(held, tensors.dtype, tensors.device), mixers))
             index += 1
         blocks.append(hybrid.Residual(block, _norm(spec, block.norm, tensors, prefix), tuple(functions)))
-    shape = spec.vocab_size, spec.hidden_size
-    ends = {"embedding": tensors.stored(prefix + spec.embedding, *shape)}
-    if not spec.tied:
-        ends["head.weight"] = tensors.stored(spec.head, *shape)
-    weights = Weights(ends, tensors.dtype, tensors.device)
-    embed = Embedding(weights.held("embedding"), tensors.dtype)
-    head = embed.head() if spec.tied else weights.linear("head")
+        _give_back(tensors)
     norm = _norm(spec, spec.final_norm, tensors, prefix)
     return hybrid.HybridModel(spec, blocks, mixers, embed, norm, head, layer_classes(tensors.device).attention_step)
+
+
+def _ends(spec: ModelSpec, tensors: ModelTensors, prefix: str) -> tuple[Embedding, Linear]:
+    """Return embedding and head, which are one weight if the head is tied."""
+
+    def end(name: str) -> Weights:
+        stored = tensors.stored(name, spec.vocab_size, spec.hidden_size)
+        return Weights({"end.weight": stored}, tensors.dtype, tensors.device)
+
+    embedding = prefix + spec.embedding
+    if spec.tied:
+        head = end(embedding).linear("end")
+        embed = Embedding(head, tensors.dtype)
+    else:
+        embed = Embedding(end(embedding).held("end.weight"), tensors.dtype)
+        _give_back(tensors)
+        head = end(spec.head).linear("end")
+    _give_back(tensors)
+    return embed, head
+
+
+def _give_back(tensors: ModelTensors) -> None:
+    tensors.unmap()
+    return_free_memory()
 
 
 def layer_function(index: int, layer: Layer, weights: Weights, mixers: hybrid.Mixers | None = None) -> hybrid.Function:

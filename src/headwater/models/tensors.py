@@ -39,6 +39,13 @@ class ModelTensors(ABC):
         """Return a tensor as the file holds it, in the file's dtype or quantised. Raises CheckpointError."""
 
     @abstractmethod
+    def unmap(self) -> None:
+        """Close the files, so that pages of theirs that were read leave this process; the next read opens them again.
+
+        A file stays mapped for as long as a view of it lives.
+        """
+
+    @abstractmethod
     def unread(self) -> list[str]:
         """Return the names of tensors that were never read."""
 
@@ -75,6 +82,9 @@ class CheckpointTensors(ModelTensors):
 
     def __contains__(self, name: str) -> bool:
         return name in self._source or self._is_quantised(name)
+
+    def unmap(self) -> None:
+        self._files.clear()
 
     def unread(self) -> list[str]:
         return [name for name in self._source if name not in self._read_names]

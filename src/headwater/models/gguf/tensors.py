@@ -26,13 +26,22 @@ class GgufTensors(ModelTensors):
         self._header = read_header(path)
         self._sources = sources(self._header.architecture, config)
         self._read_names: set[str] = set()
-        with path.open("rb") as file:
-            self._content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self._mapped: mmap.mmap | None = None
         for name, place in self._header.tensors.items():
             self._check(name, place)
 
     def __contains__(self, name: str) -> bool:
         return name in self._sources and self._sources[name][0] in self._header.tensors
+
+    @property
+    def _content(self) -> mmap.mmap:
+        if self._mapped is None:
+            with self._header.path.open("rb") as file:
+                self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        return self._mapped
+
+    def unmap(self) -> None:
+        self._mapped = None
 
     def unread(self) -> list[str]:
         return [name for name in self._header.tensors if name not in self._read_names]
