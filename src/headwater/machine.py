@@ -12,7 +12,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-X86_FEATURES = ("avx2", "avx512f", "avx512bw", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16")
+X86_FEATURES = ("avx2", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16")
 ARM_FEATURES = ("asimd", "sve", "i8mm", "bf16")
 CPU_FEATURES = X86_FEATURES + ARM_FEATURES
 CPUINFO = Path("/proc/cpuinfo")
@@ -27,7 +27,8 @@ NATIVE_BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}
 # Features hidden by ONEDNN_MAX_CPU_ISA and ATEN_CPU_CAPABILITY from the libraries that read them.
 HIDDEN_BY_ONEDNN = {
     **dict.fromkeys(("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2"), ("avx512", "amx")),
-    **dict.fromkeys(("AVX512_CORE", "AVX512_CORE_VNNI"), ("avx512_bf16", "avx512_fp16", "amx")),
+    **dict.fromkeys(("AVX512_CORE",), ("avx512_vnni", "avx512_bf16", "avx512_fp16", "amx")),
+    **dict.fromkeys(("AVX512_CORE_VNNI",), ("avx512_bf16", "avx512_fp16", "amx")),
     "AVX512_CORE_BF16": ("avx512_fp16", "amx"),
     **dict.fromkeys(("AVX512_CORE_FP16", "AVX10_1_512"), ("amx",)),
 }

@@ -11,7 +11,6 @@ R rows, K inputs, N outputs.
 
 from __future__ import annotations
 
-import numpy as np
 from numba import get_thread_id, prange, types
 from numba.core.extending import overload
 
@@ -19,18 +18,12 @@ from headwater.kernels.compiling import kernel, part
 from headwater.kernels.tile import BLOCK, PANEL, ROWS, VECTORS, tile_of
 from headwater.kernels.vectors import (
     LANES,
-    bytes_less,
-    fill,
-    fma,
     load,
     lower_half,
-    lower_less,
     sigmoid,
     silu,
-    spread,
     store,
     upper_half,
-    upper_less,
 )
 
 LINEAR, SILU, SIGMOID = range(3)  # activations
@@ -74,7 +67,7 @@ def _some_widened(rows, x, x_at, x_row, w, w_at, steps, total, total_at, fresh):
 
 
 @part
-def _finish(scratch, total_at, rows, first, n_outputs, bias, then, factor, factor_row, y, y_row):
+def finish(scratch, total_at, rows, first, n_outputs, bias, then, factor, factor_row, y, y_row):
     """Write the sums of a panel as outputs [first, first + 64) of y, as far as y has them."""
     for r in range(rows):
         for v in range(first, min(first + PANEL, n_outputs), LANES):
@@ -110,119 +103,13 @@ def _widen_pairs(weights, p, n_inputs, first, last, out, at):
             store(out, to + LANES, upper_half(weights[0], source))
 
 
-@part
-def _scale(weights, inner, outer, v):
-    """Return scale and minimum of 16 outputs: those of a group, and of a group of groups if there are any."""
-    _, scale, _, minimum, outer_scale, outer_minimum, _ = weights
-    s, m = load(scale, inner * PANEL + v * LANES), fill(np.float32(0))
-    if len(outer_scale):
-        s = load(outer_scale, outer * PANEL + v * LANES) * s
-    if len(minimum):
-        m = load(minimum, inner * PANEL + v * LANES)
-        if len(outer_minimum):
-            m = load(outer_minimum, outer * PANEL + v * LANES) * m
-    return s, m
-
-
-@part
-def _two_codes(code, at, zero, z_at, nibbles):
-    """Return code − zero of 16 outputs for two inputs."""
-    if nibbles:
-        return lower_less(code, at, zero, z_at), upper_less(code, at, zero, z_at)
-    return bytes_less(code, at, zero, z_at), bytes_less(code, at + PANEL, zero, z_at)
-
-
-@part
-def _shape_of_codes(weights, n_inputs):
-    """Return groups, zeros and groups of groups in a row, and whether a byte holds two codes."""
-    code, scale, zero, _, outer_scale, _, n_groups = weights
-    n_zeros = len(zero) * n_groups // len(scale)
-    n_outer = len(outer_scale) * n_groups // len(scale)
-    return n_groups, n_zeros, n_outer, 2 * len(code) == len(scale) // n_groups * n_inputs
-
-
-@part
-def _widen_codes(weights, p, n_inputs, first, last, out, at):
-    """Compute the weights of inputs [first, last) of panel p from codes, scales and zeros: see `Quantised.values`."""
-    code, _, zero, minimum, _, _, _ = weights
-    n_groups, n_zeros, n_outer, nibbles = _shape_of_codes(weights, n_inputs)
-    group = n_inputs // n_groups
-    k = first
-    while k < last:
-        g = k // group
-        end = min(last, (g + 1) * group)
-        inner, outer = p * n_groups + g, p * n_outer + g * n_outer // n_groups
-        z_at = (p * n_zeros + g * n_zeros // n_groups) * PANEL
-        for v in range(0, PANEL, LANES):
-            s, m = _scale(weights, inner, outer, v // LANES)
-            to = at + v * BLOCK + (k - first) * LANES
-            for i in range(k, end, 2):
-                source = (p * n_inputs + i) * PANEL // (2 if nibbles else 1) + v
-                even, odd = _two_codes(code, source, zero, z_at + v, nibbles)
-                if len(minimum):
-                    even, odd = even * s - m, odd * s - m
-                else:
-                    even, odd = even * s, odd * s
-                store(out, to + (i - k) * LANES, even)
-                store(out, to + (i - k + 1) * LANES, odd)
-        k = end
-
-
-@part
-def _two_inputs(total, x_even, x_odd, codes, s, m, has_minimum):
-    """Add the products of two inputs and their weights, s · code − m, to a sum."""
-    even, odd = codes[0] * s, codes[1] * s
-    if has_minimum:
-        even, odd = even - m, odd - m
-    return fma(x_odd, odd, fma(x_even, even, total))
-
-
-@kernel
-def multiply_by_codes(
-    x, x_row, x_step, weights, n_inputs, bias, then, factor, factor_row, y, y_row, rows, n_outputs, scratch
-):
-    """Multiply one row by weights that are computed from codes as they are read."""
-    code, _, zero, minimum, _, _, _ = weights
-    n_groups, n_zeros, n_outer, nibbles = _shape_of_codes(weights, n_inputs)
-    group, least = n_inputs // n_groups, len(minimum) > 0
-    for p in prange((n_outputs + PANEL - 1) // PANEL):
-        a = b = c = d = fill(np.float32(0))
-        for g in range(n_groups):
-            inner, outer = p * n_groups + g, p * n_outer + g * n_outer // n_groups
-            z = (p * n_zeros + g * n_zeros // n_groups) * PANEL
-            s_a, m_a = _scale(weights, inner, outer, 0)
-            s_b, m_b = _scale(weights, inner, outer, 1)
-            s_c, m_c = _scale(weights, inner, outer, 2)
-            s_d, m_d = _scale(weights, inner, outer, 3)
-            for i in range(g * group, (g + 1) * group, 2):
-                at = (p * n_inputs + i) * PANEL // (2 if nibbles else 1)
-                even, odd = spread(x, i), spread(x, i + 1)
-                a = _two_inputs(a, even, odd, _two_codes(code, at, zero, z, nibbles), s_a, m_a, least)
-                b = _two_inputs(b, even, odd, _two_codes(code, at + LANES, zero, z + LANES, nibbles), s_b, m_b, least)
-                c = _two_inputs(
-                    c, even, odd, _two_codes(code, at + 2 * LANES, zero, z + 2 * LANES, nibbles), s_c, m_c, least
-                )
-                d = _two_inputs(
-                    d, even, odd, _two_codes(code, at + 3 * LANES, zero, z + 3 * LANES, nibbles), s_d, m_d, least
-                )
-        total_at = get_thread_id() * PANEL
-        store(scratch, total_at, a)
-        store(scratch, total_at + LANES, b)
-        store(scratch, total_at + 2 * LANES, c)
-        store(scratch, total_at + 3 * LANES, d)
-        _finish(scratch, total_at, 1, p * PANEL, n_outputs, bias, then, factor, factor_row, y, y_row)
-
-
 def _widen(weights, p, n_inputs, first, last, out, at):
     """Write the weights of inputs [first, last) of panel p, both even, to a block; `overload` tells formats apart."""
 
 
 @overload(_widen)
 def _widen_by_format(weights, p, n_inputs, first, last, out, at):
-    if len(weights) > 1:
-        widen = _widen_codes
-    else:
-        widen = _widen_pairs if weights[0].dtype == types.int32 else _widen_floats
+    widen = _widen_pairs if weights[0].dtype == types.int32 else _widen_floats
     return lambda weights, p, n_inputs, first, last, out, at: widen(weights, p, n_inputs, first, last, out, at)
 
 
@@ -237,7 +124,7 @@ def multiply(x, x_row, x_step, weights, steps, bias, then, factor, factor_row, y
                 x_at, w_at = r * x_row + step * x_step, (p * steps + step) * PANEL
                 some, sums = min(ROWS, rows - r), total_at + r * PANEL
                 _some_rows(some, x, x_at, x_row, x_step, weights[0], w_at, n, scratch, sums, step == 0)
-        _finish(scratch, total_at, rows, p * PANEL, n_outputs, bias, then, factor, factor_row, y, y_row)
+        finish(scratch, total_at, rows, p * PANEL, n_outputs, bias, then, factor, factor_row, y, y_row)
 
 
 @kernel
@@ -254,4 +141,4 @@ def widen_and_multiply(
             for r in range(0, rows, ROWS):
                 some, sums = min(ROWS, rows - r), total_at + r * PANEL
                 _some_widened(some, x, r * x_row + k, x_row, scratch, block_at, n, scratch, sums, k == 0)
-        _finish(scratch, total_at, rows, p * PANEL, n_outputs, bias, then, factor, factor_row, y, y_row)
+        finish(scratch, total_at, rows, p * PANEL, n_outputs, bias, then, factor, factor_row, y, y_row)

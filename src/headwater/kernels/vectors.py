@@ -124,18 +124,48 @@ def loaded(builder: ir.IRBuilder, pointer: ir.Value, of: ir.VectorType) -> ir.Va
 # -- operations of kernels -----------------------------------------------------
 
 
+def element_of(array: Any) -> ir.Type:
+    """Return LLVM's type of an array's elements."""
+    return ir.FloatType() if array.dtype == types.float32 else ir.IntType(array.dtype.bitwidth)
+
+
+def as_floats(builder: ir.IRBuilder, array: Any, elements: ir.Value) -> ir.Value:
+    """Return 16 elements of an array as float32."""
+    of_halves = {types.int16: widened, types.uint16: _from_float16}.get(array.dtype)
+    if array.dtype == types.uint8:
+        return _from_bytes(builder, elements)
+    return of_halves(builder, elements) if of_halves else elements
+
+
 @intrinsic
 def load(_, array, index):
     """Return 16 elements from `index` on, of float32, bfloat16 (int16), float16 (uint16) or uint8."""
-    of_halves = {types.int16: widened, types.uint16: _from_float16}.get(array.dtype)
 
     def lower(context, builder, _signature, arguments):
         pointer = address(context, builder, array, *arguments)
-        if array.dtype == types.uint8:
-            return _from_bytes(builder, loaded(builder, pointer, BYTES))
-        return of_halves(builder, loaded(builder, pointer, SHORTS)) if of_halves else loaded(builder, pointer, FLOATS)
+        return as_floats(builder, array, loaded(builder, pointer, ir.VectorType(element_of(array), LANES)))
 
     return f32x16(array, types.intp), lower
+
+
+@intrinsic
+def _load_first(_, array, index, n):
+    """Return the first `n` of 16 elements, at least one; the other lanes are zeros."""
+
+    def lower(context, builder, _signature, arguments):
+        value, at, n = arguments
+        whole = ir.VectorType(element_of(array), LANES)
+        elements = ir.Constant(whole, None)
+        for lane in range(LANES):
+            number, there = ir.Constant(at.type, lane), builder.icmp_signed("<", ir.Constant(at.type, lane), n)
+            pointer = address(
+                context, builder, array, value, builder.add(at, builder.select(there, number, ir.Constant(at.type, 0)))
+            )
+            one = builder.select(there, builder.load(pointer), ir.Constant(whole.element, None))
+            elements = builder.insert_element(elements, one, ir.Constant(ir.IntType(32), lane))
+        return as_floats(builder, array, elements)
+
+    return f32x16(array, types.intp, types.intp), lower
 
 
 @intrinsic
@@ -158,42 +188,42 @@ def upper_half(_, array, index):
     return f32x16(array, types.intp), lower
 
 
-def _codes_less(pick: Callable[[ir.IRBuilder, ir.Value], ir.Value]) -> Any:
-    """Return the operation that loads 16 codes and subtracts their zeros, of which `pick` takes the bits from bytes."""
-
-    @intrinsic
-    def operation(_, codes, index, zeros, zero_index):
-        def lower(context, builder, signature, arguments):
-            of_codes, _, of_zeros, _ = signature.args
-            some = pick(builder, loaded(builder, address(context, builder, of_codes, *arguments[:2]), BYTES))
-            zero = loaded(builder, address(context, builder, of_zeros, *arguments[2:]), BYTES)
-            some, zero = (builder.zext(codes, SHORTS) for codes in (some, zero))
-            return builder.sitofp(builder.sext(builder.sub(some, zero), INTS), FLOATS)
-
-        return f32x16(codes, types.intp, zeros, types.intp), lower
-
-    return operation
-
-
-# code − zero of 16 bytes, or of their lower or upper four bits
-bytes_less = _codes_less(lambda builder, some: some)
-lower_less = _codes_less(lambda builder, some: builder.and_(some, ir.Constant(BYTES, [15] * LANES)))
-upper_less = _codes_less(lambda builder, some: builder.lshr(some, ir.Constant(BYTES, [4] * LANES)))
+def _elements(builder: ir.IRBuilder, array: Any, floats: ir.Value) -> ir.Value:
+    """Return 16 float32 as elements of an array: float32, bfloat16 (rounded), or int8 (integers within ±127)."""
+    if array.dtype == types.int8:
+        return builder.trunc(builder.fptosi(floats, INTS), BYTES)
+    return floats if array.dtype == types.float32 else rounded(builder, floats)
 
 
 @intrinsic
 def store(_, array, index, vector):
-    """Write 16 elements of float32 or bfloat16 (rounded) from `index` on."""
-    is_float = array.dtype == types.float32
+    """Write 16 elements of float32, bfloat16 (rounded) or int8 (integers within ±127) from `index` on."""
 
     def lower(context, builder, _signature, arguments):
         value, at, floats = arguments
-        written = floats if is_float else rounded(builder, floats)
+        written = _elements(builder, array, floats)
         pointer = address(context, builder, array, value, at)
         builder.store(written, builder.bitcast(pointer, written.type.as_pointer()), align=1)
         return context.get_dummy_value()
 
     return types.none(array, types.intp, f32x16), lower
+
+
+@intrinsic
+def _store_first(_, array, index, vector, n):
+    """Write the first `n` of 16 elements."""
+
+    def lower(context, builder, _signature, arguments):
+        value, at, floats, n = arguments
+        written = _elements(builder, array, floats)
+        for lane in range(LANES):
+            number = ir.Constant(at.type, lane)
+            with builder.if_then(builder.icmp_signed("<", number, n)):
+                one = builder.extract_element(written, ir.Constant(ir.IntType(32), lane))
+                builder.store(one, address(context, builder, array, value, builder.add(at, number)))
+        return context.get_dummy_value()
+
+    return types.none(array, types.intp, f32x16, types.intp), lower
 
 
 @intrinsic
@@ -366,7 +396,7 @@ def square_root(_, vector):
 
 
 @intrinsic
-def _nearest(_, vector):
+def nearest(_, vector):
     """Return the nearest integer of each lane, as float32."""
 
     def lower(_context, builder, _signature, arguments):
@@ -400,7 +430,7 @@ def exp(x):
     """Return e^x, x within ±87.3 (beyond, the value at that end): e^x = 2^n e^r, with |r| ≤ ln(2) / 2."""
     x = maximum(fill(np.float32(-EXP_RANGE)), x)
     x = fill(np.float32(0)) - maximum(fill(np.float32(-EXP_RANGE)), fill(np.float32(0)) - x)
-    n = _nearest(x * fill(np.float32(LOG2_E)))
+    n = nearest(x * fill(np.float32(LOG2_E)))
     r = fma(n, fill(np.float32(-LN2_HIGH)), x)
     r = fma(n, fill(np.float32(-LN2_LOW)), r)
     return fma(_polynomial(r, EXP_SERIES), r * r, r + fill(np.float32(1))) * _power_of_two(n)
@@ -433,10 +463,7 @@ def load_some(array, index, n):
     """Return elements from `index` on, the first `n` of 16; the other lanes are zeros."""
     if n >= LANES:
         return load(array, index)
-    room = np.zeros(LANES, array.dtype)
-    for i in range(n):
-        room[i] = array[index + i]
-    return load(room, 0)
+    return _load_first(array, index, n)
 
 
 @njit
@@ -445,7 +472,4 @@ def store_some(array, index, vector, n):
     if n >= LANES:
         store(array, index, vector)
     else:
-        room = np.empty(LANES, array.dtype)
-        store(room, 0, vector)
-        for i in range(n):
-            array[index + i] = room[i]
+        _store_first(array, index, vector, n)

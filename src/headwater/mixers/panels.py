@@ -22,7 +22,8 @@ from torch import Tensor
 from headwater import machine
 from headwater.kernels.arrays import flat
 from headwater.kernels.compiling import threads_in_use
-from headwater.kernels.product import LINEAR, SIGMOID, SILU, multiply, multiply_by_codes, widen_and_multiply
+from headwater.kernels.integers import NIBBLES, multiply_integers
+from headwater.kernels.product import LINEAR, SIGMOID, SILU, multiply, widen_and_multiply
 from headwater.kernels.tile import BLOCK, PANEL, ROWS, WIDE
 from headwater.kernels.vectors import LANES
 from headwater.mixers.quantised import Quantised
@@ -115,7 +116,7 @@ def held(weight_NK: Tensor | Quantised, dtype: torch.dtype) -> Held:
     * bfloat16 with rows in bfloat16: the processor's dot product if it has one (AVX512-BF16);
     * bfloat16 otherwise: widened as it is read, or for more than 6 rows on 256-bit registers a block at a time;
     * float16: widened a block at a time;
-    * integers: computed from codes as they are read for one row, a block at a time for more.
+    * integers: with rows rounded to int8 (`kernels/integers.py`).
 
     Arrays lie in huge pages, where the system has them.
     """
@@ -143,34 +144,35 @@ def _held_codes(weight: Quantised) -> Held:
             torch.float16 if weight.scale_NX.dtype == torch.int8 else torch.float32
         )
     weight = replace(weight, **as_read)
-    codes_NK = weight.code_NK
-    if weight.bits <= 4:  # two inputs a byte
+    n_groups, small = weight.scale_NX.shape[1], weight.bits <= 4
+    codes_NK = weight.code_NK.contiguous().view(torch.int32)
+    if small:
         codes_NK = codes_NK[:, 0::2] | codes_NK[:, 1::2] << 4
-    n_in, n_groups = weight.code_NK.shape[1], weight.scale_NX.shape[1]
     parts = {"code_NK": codes_NK} | {name: part for name, part in weight.parts() if name != "code_NK"}
     panels = {name: _in_panels(part) for name, part in parts.items()}
-    in_order = (_array(panels[name]) if name in panels else np.empty(0, np.float32) for name in ARRAYS)
+    in_order = [_array(panels[name]) if name in panels else np.empty(0, np.float32) for name in ARRAYS]
+    if small:
+        in_order[0] = in_order[0].view(np.uint32)
     widths = {name: part.shape[1] for name, part in parts.items()}
-    none = weight.rows(
-        torch.empty(0, dtype=torch.int64)
-    )  # copies, so that the weight itself is not kept beside its panels
+    none = weight.rows(torch.empty(0, dtype=torch.int64))  # copies, so that no code is kept beside the panels
 
     def rows(index_R: Tensor) -> Tensor:
         some: dict[str, Any] = {name: _rows(panels[name], widths[name], 1, index_R) for name in panels}
-        if none.bits <= 4:
-            codes = some["code_NK"]
-            some["code_NK"] = torch.stack((codes & 15, codes >> 4), 2).view(len(index_R), n_in)
+        codes = some["code_NK"]
+        if small:
+            codes = torch.stack((codes & NIBBLES, codes >> 4 & NIBBLES), 2)
+        some["code_NK"] = codes.reshape(len(index_R), -1).view(torch.uint8)
         return replace(none, **some).values()
 
-    return Held((*in_order, n_groups), rows, multiply_by_codes, few_rows=1)
+    return Held((*in_order, n_groups), rows, multiply_integers, multiply_integers)
 
 
 def scratch(rows: int) -> np.ndarray[Any, Any]:
     """Return memory for the sums of so many rows and a block of weights, for each thread; this thread reuses it."""
-    size = threads_in_use() * (rows + BLOCK) * PANEL
+    size = threads_in_use() * (rows + BLOCK) * PANEL  # BLOCK is above ROWS
     memory: np.ndarray[Any, Any] | None = getattr(_of_thread, "memory", None)
     if memory is None or len(memory) < size:
-        memory = _of_thread.memory = np.empty(size, np.float32)
+        memory = _of_thread.memory = torch.empty(size).numpy()  # aligned to cache lines
     return memory
 
 
