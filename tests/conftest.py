@@ -59,6 +59,12 @@ def gpu_path(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     return choose
 
 
+@pytest.fixture
+def exact_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Integers are multiplied as their values, by torch; kernels round the rows that they multiply them by."""
+    monkeypatch.setattr(numerics, "_current", Numerics("plain"))
+
+
 def pytest_report_header() -> str:
     """Report the processors on which the exactness matrix runs here, and the others."""
     had = processors.had()

@@ -173,17 +173,16 @@ def test_the_order_of_keys_changes_bits_and_little_else():
     assert not torch.equal(turned, first)
 
 
-def test_rows_of_prompts_and_idle_rows_are_those_of_torch():
+def test_rows_of_prompts_are_those_of_torch():
     rig = Rig(SHAPES["all"])
     alone = rig.decode(rig.kernels, [3, 8])
     table = torch.tensor([page for page in range(48) if page not in torch.cat(rig.tables)])[:3]
     prompt = [Slice(0, 150, 0, 0, table, 0)]
     wanted = rig.run(rig.torch, [], prompt, rig.x[:150])
-    rows = rig.x[[*range(150), LENGTHS[3], LENGTHS[8], 0]]
+    rows = rig.x[[*range(150), LENGTHS[3], LENGTHS[8]]]
     got = rig.run(rig.kernels, [3, 8], prompt, rows)
     assert torch.equal(got[:150], wanted)
-    assert torch.equal(got[150:152], alone)
-    assert torch.equal(got[152], rig.torch.heads.out(torch.zeros(1, 6 * 32))[0])
+    assert torch.equal(got[150:], alone)
 
 
 @pytest.mark.parametrize("shape", [SHAPES["all"], WindowAttention(HIDDEN, 4, 2, 16, window=100)])

@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("numba", reason="numba is not installed")
 
-from headwater.kernels import vectors
+from headwater.kernels import functions, vectors
 from headwater.kernels.arrays import flat
 from headwater.kernels.compiling import part
 
@@ -34,10 +34,10 @@ def applied(operation, x, dtype=torch.float32):
 @pytest.mark.parametrize(
     ("operation", "of_torch", "relative"),
     [
-        (vectors.exp, torch.exp, 2e-7),
-        (vectors.sigmoid, torch.sigmoid, 4e-7),
-        (vectors.silu, torch.nn.functional.silu, 4e-7),
-        (vectors.softplus, torch.nn.functional.softplus, 4e-7),
+        (functions.exp, torch.exp, 2e-7),
+        (functions.sigmoid, torch.sigmoid, 4e-7),
+        (functions.silu, torch.nn.functional.silu, 4e-7),
+        (functions.softplus, torch.nn.functional.softplus, 4e-7),
         (vectors.square_root, torch.sqrt, 1e-7),
     ],
 )
@@ -51,15 +51,15 @@ def test_functions_are_as_exact_as_float32_allows(operation, of_torch, relative)
 
 @pytest.mark.parametrize("value", [-torch.inf, -1e30, -200.0, 200.0, 1e30, torch.inf])
 def test_exponentials_of_large_numbers_end_at_the_range(value):
-    y = applied(vectors.exp, torch.full((LANES,), value))
-    end = torch.tensor(vectors.EXP_RANGE if value > 0 else -vectors.EXP_RANGE).exp()
+    y = applied(functions.exp, torch.full((LANES,), value))
+    end = torch.tensor(functions.EXP_RANGE if value > 0 else -functions.EXP_RANGE).exp()
     assert torch.isfinite(y).all()
     torch.testing.assert_close(y, end.expand(LANES), rtol=1e-6, atol=0)
 
 
 def test_a_lane_has_the_same_bits_wherever_it_is():
     x = torch.randn(4 * LANES)
-    for operation in (vectors.exp, vectors.sigmoid, vectors.softplus):
+    for operation in (functions.exp, functions.sigmoid, functions.softplus):
         straight = applied(operation, x)
         assert torch.equal(applied(operation, x.flip(0)).flip(0), straight)
 

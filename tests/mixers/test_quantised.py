@@ -48,7 +48,7 @@ def test_rows_keep_their_values():
 
 
 def test_groups_must_divide_the_inputs():
-    with pytest.raises(ValueError, match="128 inputs cannot be divided into 3 groups of an even number"):
+    with pytest.raises(ValueError, match="128 inputs cannot be divided into 3 groups of a multiple of 8"):
         weight(groups=3)
 
 

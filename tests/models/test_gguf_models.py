@@ -64,6 +64,7 @@ def test_a_file_in_float32_has_the_logits_of_its_checkpoint(
     assert not [line for line in maps if str(file) in line]
 
 
+@pytest.mark.usefixtures("exact_rows")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe", "qwen3_next"])
 def test_a_quantised_file_has_the_logits_of_its_values(
@@ -73,6 +74,7 @@ def test_a_quantised_file_has_the_logits_of_its_values(
     same_values(checkpoint(name), tmp_path, form)
 
 
+@pytest.mark.usefixtures("exact_rows")
 @pytest.mark.parametrize("form", ["Q4_K", "Q5_K", "Q6_K"])
 def test_a_file_of_k_formats_has_the_logits_of_its_values(
     form: str, checkpoint: Callable[[str], Path], tmp_path: Path
@@ -80,6 +82,7 @@ def test_a_file_of_k_formats_has_the_logits_of_its_values(
     same_values(checkpoint("qwen3_5_blocks"), tmp_path, form)
 
 
+@pytest.mark.usefixtures("exact_rows")
 def test_a_file_of_mixed_formats_has_the_logits_of_its_values(
     checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -298,6 +298,7 @@ def logits(folder: Path) -> torch.Tensor:
     return bench.prefill(bench.sequence(len(TOKENS)), TOKENS)
 
 
+@pytest.mark.usefixtures("exact_rows")
 @pytest.mark.parametrize("case", ["gptq, 4 bits", "awq", "packed, 4 bits, asymmetric", "int8", "fp8, blocks"])
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_next", "qwen3_moe"])
 def test_a_quantised_checkpoint_has_the_logits_of_its_values(

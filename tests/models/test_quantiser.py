@@ -195,6 +195,7 @@ def test_routers_keep_their_bits_and_experts_do_not() -> None:
     assert all(changes.all() for name, changes in rows.items() if name not in kept)
 
 
+@pytest.mark.usefixtures("exact_rows")
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 @pytest.mark.parametrize("name", ["headwater_tiny", "qwen3_next", "granite", "kimi_linear", "nemotron_h", "ring"])
 def test_a_model_computes_with_the_values_of_the_codes(
@@ -222,6 +223,7 @@ def layer_weights(shape: DeltaNet | Lightning | Mamba2) -> tuple[Weights, Weight
     return held, Weights(values)
 
 
+@pytest.mark.usefixtures("exact_rows")
 @pytest.mark.parametrize(
     "shape",
     [
@@ -246,6 +248,7 @@ def test_products_of_several_formats_have_the_outputs_of_their_values(shape: Del
     torch.testing.assert_close(ours(x_RK), theirs(x_RK), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.usefixtures("exact_rows")
 def test_neighbours_of_one_format_are_one_part() -> None:
     weight = gaussian(64, 128)
     eight, four, other = of(weight, 8), of(weight, 4), of(weight.sign(), 8)

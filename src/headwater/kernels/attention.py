@@ -14,16 +14,15 @@ import numpy as np
 from numba import prange
 
 from headwater.kernels.compiling import kernel, part
+from headwater.kernels.functions import exp, sigmoid
 from headwater.kernels.vectors import (
     LANES,
-    exp,
     fill,
     fma,
     load,
     max_lanes,
     maximum,
     prefetch,
-    sigmoid,
     square_root,
     store,
     sum_lanes,

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headwater.kernels.compiling import part
-from headwater.kernels.vectors import LANES, fma, load, load_some, load_triples, silu, store, store_triples
+from headwater.kernels.functions import silu
+from headwater.kernels.vectors import LANES, fma, load, load_some, load_triples, store, store_triples
 
 
 class Convolution(NamedTuple):

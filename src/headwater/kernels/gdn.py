@@ -8,9 +8,10 @@ from numba import prange
 from headwater.kernels.compiling import kernel
 from headwater.kernels.convolution import Convolution, convolve_into
 from headwater.kernels.delta_rule import delta_step
+from headwater.kernels.functions import exp, sigmoid, silu, softplus
 from headwater.kernels.norms import L2_EPS, inverse_rms, unit_into
 from headwater.kernels.padding import fill_into, padded
-from headwater.kernels.vectors import LANES, exp, load, load_some, sigmoid, silu, softplus, spread, store_some
+from headwater.kernels.vectors import LANES, load, load_some, spread, store_some
 
 
 @kernel

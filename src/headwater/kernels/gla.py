@@ -6,10 +6,11 @@ import numpy as np
 from numba import prange
 
 from headwater.kernels.compiling import kernel
+from headwater.kernels.functions import exp, silu, softplus
 from headwater.kernels.norms import inverse_rms
 from headwater.kernels.padding import copy_into, padded
 from headwater.kernels.rank_one import rank_one_step
-from headwater.kernels.vectors import LANES, exp, fill, load, load_some, silu, softplus, store, store_some
+from headwater.kernels.vectors import LANES, fill, load, load_some, store, store_some
 
 
 @kernel

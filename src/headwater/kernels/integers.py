@@ -18,28 +18,20 @@ from numba.core import cgutils
 
 from headwater import machine
 from headwater.kernels.compiling import kernel, part
-from headwater.kernels.product import finish
-from headwater.kernels.tile import INDEX, PANEL, ROWS, VECTORS, vectors_at_once
-from headwater.kernels.vectors import (
+from headwater.kernels.instructions import (
     FLOATS,
     INTS,
     LANES,
     address,
     called,
-    fill,
     filled,
     int_constant,
     intrinsic,
-    load,
-    load_some,
-    max_lanes,
-    maximum,
     multiply_added,
-    nearest,
-    store,
-    store_some,
-    sum_lanes,
 )
+from headwater.kernels.product import finish
+from headwater.kernels.tile import INDEX, PANEL, ROWS, VECTORS, vectors_at_once
+from headwater.kernels.vectors import fill, load, load_some, max_lanes, maximum, nearest, store, store_some, sum_lanes
 
 MAX_SPAN = 128  # inputs: a sum of so many products of 8 bits is exact in float32
 BLOCK = 512  # inputs of a panel that all rows are multiplied by before the next: 32 KB at 8 bits
@@ -227,7 +219,7 @@ def _some_rows(
 
 @part
 def _round_row(x, x_at, n_inputs, span, codes, at, scales, totals, span_at):
-    """Round a row to int8: x ≈ scale · code, where the largest |code| of a span is 127. Write scales and sums of codes."""
+    """Round a row to int8: x ≈ scale · code, the largest |code| of a span is 127. Write scales and sums of codes."""
     nothing = fill(np.float32(0))
     for s in range(n_inputs // span):
         first, largest, total = s * span, nothing, nothing

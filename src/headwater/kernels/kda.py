@@ -8,9 +8,10 @@ from numba import prange
 from headwater.kernels.compiling import kernel
 from headwater.kernels.convolution import Convolution, convolve_into
 from headwater.kernels.delta_rule import delta_step
+from headwater.kernels.functions import exp, sigmoid, softplus
 from headwater.kernels.norms import L2_EPS, inverse_rms, unit_into
 from headwater.kernels.padding import padded
-from headwater.kernels.vectors import LANES, exp, fill, load, load_some, sigmoid, softplus, spread, store, store_some
+from headwater.kernels.vectors import LANES, fill, load, load_some, spread, store, store_some
 
 
 @kernel

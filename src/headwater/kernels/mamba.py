@@ -7,7 +7,8 @@ from numba import prange
 
 from headwater.kernels.compiling import kernel
 from headwater.kernels.convolution import Convolution, convolve_into
-from headwater.kernels.vectors import LANES, exp, fma, load, load_some, silu, softplus, spread, store, store_some
+from headwater.kernels.functions import exp, silu, softplus
+from headwater.kernels.vectors import LANES, fma, load, load_some, spread, store, store_some
 
 BLOCK = 256  # channels that a thread takes at once: a row of them is adjacent in memory
 

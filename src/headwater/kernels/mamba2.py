@@ -7,23 +7,11 @@ from numba import prange
 
 from headwater.kernels.compiling import kernel, part
 from headwater.kernels.convolution import Convolution, convolve_into
+from headwater.kernels.functions import exp, silu, softplus
 from headwater.kernels.norms import inverse_rms
 from headwater.kernels.padding import fill_into, padded
 from headwater.kernels.rank_one import rank_one_step
-from headwater.kernels.vectors import (
-    LANES,
-    exp,
-    fill,
-    fma,
-    load,
-    load_some,
-    maximum,
-    silu,
-    softplus,
-    spread,
-    store,
-    store_some,
-)
+from headwater.kernels.vectors import LANES, fill, fma, load, load_some, maximum, spread, store, store_some
 
 
 @kernel

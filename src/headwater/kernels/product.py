@@ -15,16 +15,9 @@ from numba import get_thread_id, prange, types
 from numba.core.extending import overload
 
 from headwater.kernels.compiling import kernel, part
+from headwater.kernels.functions import sigmoid, silu
 from headwater.kernels.tile import BLOCK, PANEL, ROWS, VECTORS, tile_of
-from headwater.kernels.vectors import (
-    LANES,
-    load,
-    lower_half,
-    sigmoid,
-    silu,
-    store,
-    upper_half,
-)
+from headwater.kernels.vectors import LANES, load, lower_half, store, upper_half
 
 LINEAR, SILU, SIGMOID = range(3)  # activations
 

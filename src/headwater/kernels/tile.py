@@ -13,7 +13,7 @@ from numba import types
 from numba.core import cgutils
 
 from headwater import machine
-from headwater.kernels.vectors import (
+from headwater.kernels.instructions import (
     FLOATS,
     INTS,
     LANES,

@@ -10,32 +10,34 @@ Arrays of bfloat16 are int16 for numba, see `arrays.py`.
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
-from numba.core.extending import intrinsic as untyped_intrinsic
 from numba.core.extending import models, overload, register_model
 
-intrinsic: Any = untyped_intrinsic  # kernels call what it decorates without its first parameter
-
-LANES = 16
-FLOATS = ir.VectorType(ir.FloatType(), LANES)
-INTS = ir.VectorType(ir.IntType(32), LANES)
-SHORTS = ir.VectorType(ir.IntType(16), LANES)
-BYTES = ir.VectorType(ir.IntType(8), LANES)
-LOG2_E = math.log2(math.e)
-LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # ln 2 in two parts; n · high is exact for |n| < 2^9
-EXP_RANGE = 87.3  # e^±87.3 are normal numbers
-# e^r = 1 + r + r² (…) for |r| ≤ ln(2) / 2: the Taylor series, its last coefficients adjusted for the interval
-EXP_SERIES = tuple(np.float32(c) for c in (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2,
-                                            1.6666665459e-1, 5.0000001201e-1))  # fmt: skip
-ATANH_SERIES = tuple(np.float32(1 / n) for n in (15, 13, 11, 9, 7, 5, 3, 1))
+from headwater.kernels.instructions import (
+    BYTES,
+    FLOATS,
+    INTS,
+    LANES,
+    SHORTS,
+    address,
+    as_floats,
+    called,
+    element_of,
+    filled,
+    halves_of,
+    int_constant,
+    intrinsic,
+    loaded,
+    multiply_added,
+    rounded,
+    widened,
+)
 
 
 class Vector(types.Type):
@@ -51,90 +53,6 @@ class VectorModel(models.PrimitiveModel):
 
     def __init__(self, manager: Any, of: Any) -> None:
         super().__init__(manager, of, FLOATS)
-
-
-# -- LLVM's instructions -------------------------------------------------------
-
-
-def constant(value: float) -> ir.Constant:
-    """Return a vector with `value` in each lane."""
-    return ir.Constant(FLOATS, [float(np.float32(value))] * LANES)
-
-
-def int_constant(value: int) -> ir.Constant:
-    """Return integers with `value` in each lane."""
-    return ir.Constant(INTS, [value] * LANES)
-
-
-def filled(builder: ir.IRBuilder, scalar: ir.Value) -> ir.Value:
-    """Copy a scalar to each lane."""
-    of = ir.VectorType(scalar.type, LANES)
-    one = builder.insert_element(ir.Constant(of, ir.Undefined), scalar, ir.Constant(ir.IntType(32), 0))
-    return builder.shuffle_vector(one, ir.Constant(of, ir.Undefined), ir.Constant(INTS, [0] * LANES))
-
-
-def called(builder: ir.IRBuilder, name: str, of: ir.Type, *arguments: ir.Value) -> ir.Value:
-    """Call an LLVM intrinsic by its whole name."""
-    kind = ir.FunctionType(of, [argument.type for argument in arguments])
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
-
-
-def multiply_added(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
-    """Return a · b + c, rounded once."""
-    return called(builder, "llvm.fma.v16f32", FLOATS, a, b, c)
-
-
-def widened(builder: ir.IRBuilder, halves: ir.Value) -> ir.Value:
-    """Return the float32 of 16 bfloat16, given as int16."""
-    return builder.bitcast(builder.shl(builder.zext(halves, INTS), int_constant(16)), FLOATS)
-
-
-def halves_of(builder: ir.IRBuilder, pairs: ir.Value) -> list[ir.Value]:
-    """Return the float32 of 16 pairs of bfloat16: the lower ones, and the upper ones."""
-    halves = builder.shl(pairs, int_constant(16)), builder.and_(pairs, int_constant(-(1 << 16)))
-    return [builder.bitcast(half, FLOATS) for half in halves]
-
-
-def _from_float16(builder: ir.IRBuilder, halves: ir.Value) -> ir.Value:
-    return builder.fpext(builder.bitcast(halves, ir.VectorType(ir.HalfType(), LANES)), FLOATS)
-
-
-def _from_bytes(builder: ir.IRBuilder, some: ir.Value) -> ir.Value:
-    return builder.sitofp(builder.zext(some, INTS), FLOATS)
-
-
-def rounded(builder: ir.IRBuilder, floats: ir.Value) -> ir.Value:
-    """Return the nearest bfloat16, ties to even, as int16; the inputs are no NaN."""
-    bits = builder.bitcast(floats, INTS)
-    odd = builder.and_(builder.lshr(bits, int_constant(16)), int_constant(1))
-    up = builder.add(bits, builder.add(odd, int_constant(0x7FFF)))
-    return builder.trunc(builder.lshr(up, int_constant(16)), SHORTS)
-
-
-def address(context: Any, builder: ir.IRBuilder, array: Any, value: ir.Value, index: ir.Value) -> ir.Value:
-    """Return the address of an element of an array; negative indices do not count from the end."""
-    return builder.gep(context.make_array(array)(context, builder, value).data, [index])
-
-
-def loaded(builder: ir.IRBuilder, pointer: ir.Value, of: ir.VectorType) -> ir.Value:
-    """Load 16 elements that begin anywhere."""
-    return builder.load(builder.bitcast(pointer, of.as_pointer()), align=1)
-
-
-# -- operations of kernels -----------------------------------------------------
-
-
-def element_of(array: Any) -> ir.Type:
-    """Return LLVM's type of an array's elements."""
-    return ir.FloatType() if array.dtype == types.float32 else ir.IntType(array.dtype.bitwidth)
-
-
-def as_floats(builder: ir.IRBuilder, array: Any, elements: ir.Value) -> ir.Value:
-    """Return 16 elements of an array as float32."""
-    of_halves = {types.int16: widened, types.uint16: _from_float16}.get(array.dtype)
-    if array.dtype == types.uint8:
-        return _from_bytes(builder, elements)
-    return of_halves(builder, elements) if of_halves else elements
 
 
 @intrinsic
@@ -406,7 +324,7 @@ def nearest(_, vector):
 
 
 @intrinsic
-def _power_of_two(_, vector):
+def power_of_two(_, vector):
     """Return 2^n for integers n in [-126, 127], given as float32."""
 
     def lower(_context, builder, _signature, arguments):
@@ -414,48 +332,6 @@ def _power_of_two(_, vector):
         return builder.bitcast(builder.shl(exponent, int_constant(23)), FLOATS)
 
     return f32x16(f32x16), lower
-
-
-@njit
-def _polynomial(x, coefficients):
-    """Return the polynomial of x with these coefficients, that of the highest power first."""
-    total = fill(coefficients[0])
-    for i in range(1, len(coefficients)):
-        total = fma(total, x, fill(coefficients[i]))
-    return total
-
-
-@njit
-def exp(x):
-    """Return e^x, x within ±87.3 (beyond, the value at that end): e^x = 2^n e^r, with |r| ≤ ln(2) / 2."""
-    x = maximum(fill(np.float32(-EXP_RANGE)), x)
-    x = fill(np.float32(0)) - maximum(fill(np.float32(-EXP_RANGE)), fill(np.float32(0)) - x)
-    n = nearest(x * fill(np.float32(LOG2_E)))
-    r = fma(n, fill(np.float32(-LN2_HIGH)), x)
-    r = fma(n, fill(np.float32(-LN2_LOW)), r)
-    return fma(_polynomial(r, EXP_SERIES), r * r, r + fill(np.float32(1))) * _power_of_two(n)
-
-
-@njit
-def sigmoid(x):
-    """Return 1 / (1 + e^-x)."""
-    one = fill(np.float32(1))
-    return one / (one + exp(fill(np.float32(0)) - x))
-
-
-@njit
-def silu(x):
-    """Return x · sigmoid(x)."""
-    return x / (fill(np.float32(1)) + exp(fill(np.float32(0)) - x))
-
-
-@njit
-def softplus(x):
-    """Return log(1 + e^x) = max(x, 0) + log1p(e^-|x|), where log1p(u) = 2 atanh(u / (2 + u))."""
-    zero = fill(np.float32(0))
-    u = exp(zero - maximum(x, zero - x))
-    s = u / (fill(np.float32(2)) + u)
-    return maximum(x, zero) + (s + s) * _polynomial(s * s, ATANH_SERIES)
 
 
 @njit

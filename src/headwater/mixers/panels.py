@@ -1,7 +1,8 @@
 """Weights in panels of 64 outputs, held once and as stored, and the products with them that kernels compute.
 
-A sum is float32 and one chain over the inputs in their order (`kernels/product.py`). So a row's bits depend neither on
-other rows nor on threads, and weights in bfloat16 give the bits of their float32 copies.
+A sum is float32 and one chain over the inputs in their order (`kernels/product.py`), with integers over runs of inputs
+(`kernels/integers.py`). So a row's bits depend neither on other rows nor on threads, and weights in bfloat16 give the
+bits of their float32 copies.
 
 R rows, K inputs, N outputs, P panels, X groups of inputs.
 """

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 MAX_BITS = 8
+TOGETHER = 8  # inputs: kernels read codes of so many at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,8 +34,8 @@ class Quantised:
 
     def __post_init__(self) -> None:
         n_in, n_groups = self.code_NK.shape[1], self.scale_NX.shape[1]
-        if n_in % n_groups or n_in // n_groups % 2:
-            raise ValueError(f"{n_in} inputs cannot be divided into {n_groups} groups of an even number")
+        if n_in % n_groups or n_in // n_groups % TOGETHER:
+            raise ValueError(f"{n_in} inputs cannot be divided into {n_groups} groups of a multiple of {TOGETHER}")
         if not 1 <= self.bits <= MAX_BITS:
             raise ValueError(f"codes have {self.bits} bits, must be 1 to {MAX_BITS}")
 
@@ -65,19 +66,25 @@ class Quantised:
         return [self.rows(slice(start, start + n)) for start, n in zip(starts, sizes, strict=True)]
 
     def values(self) -> Tensor:
-        """Return the weight in float32: the reference that kernels are compared with, to the bit."""
+        """Return the weight in float32."""
+        scale_NX, minimum_NX = self.scales()
+        code_NXg = self.code_NK.unflatten(1, (scale_NX.shape[1], -1)).float()
+        value_NXg = (code_NXg - self.zero_NX.float()[:, :, None]) * scale_NX[:, :, None]
+        if minimum_NX is not None:
+            value_NXg -= minimum_NX[:, :, None]
+        value_NK: Tensor = value_NXg.flatten(1)
+        return value_NK
+
+    def scales(self) -> tuple[Tensor, Tensor | None]:
+        """Return scales and minimums of groups, float32 [N, X]."""
         scale_NX, minimum_NX = self.scale_NX.float(), self.minimum_NX
         if self.outer_scale_NS is not None:
             scale_NX = scale_NX * self._spread(self.outer_scale_NS)
-        code_NXg = self.code_NK.unflatten(1, (scale_NX.shape[1], -1)).float()
-        value_NXg = (code_NXg - self.zero_NX.float()[:, :, None]) * scale_NX[:, :, None]
         if minimum_NX is not None:
             minimum_NX = minimum_NX.float()
             if self.outer_minimum_NS is not None:
                 minimum_NX = minimum_NX * self._spread(self.outer_minimum_NS)
-            value_NXg -= minimum_NX[:, :, None]
-        value_NK: Tensor = value_NXg.flatten(1)
-        return value_NK
+        return scale_NX, minimum_NX
 
     def _spread(self, outer_NS: Tensor) -> Tensor:
         """Repeat what groups of groups share, for each group; float32."""
