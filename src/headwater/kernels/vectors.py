@@ -23,7 +23,6 @@ from headwater.kernels.instructions import (
     BYTES,
     FLOATS,
     INTS,
-    LANES,
     SHORTS,
     address,
     as_floats,
@@ -37,6 +36,9 @@ from headwater.kernels.instructions import (
     multiply_added,
     rounded,
     widened,
+)
+from headwater.kernels.instructions import (
+    LANES as LANES,
 )
 
 
