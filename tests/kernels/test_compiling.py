@@ -71,7 +71,8 @@ from headwater.kernels.tile import WIDE
 from headwater.mixers.linear import Linear
 for dtype in (torch.float32, torch.bfloat16):
     Linear(torch.ones(64, 64, dtype=dtype), dtype=torch.float32)(torch.ones(9, 64))
-code = [text for kernel in (product.multiply, product.widen_and_multiply) for text in kernel.inspect_asm().values()]
+kernels = product.multiply, product.widen_and_multiply
+code = [text for kernel in kernels for text in kernel.compiled.inspect_asm().values()]
 print(WIDE, len(code), sum(text.count("zmm") for text in code), sum(text.count("vfmadd") > 0 for text in code))
 """
 

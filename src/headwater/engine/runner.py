@@ -75,6 +75,7 @@ class Runner:
         self.device = arena.pages.device
         self.graphs = DecodeGraphs.over(model, arena, states)
         self.segments = SegmentRunner(model, arena, states, slots)
+        self._all_rows = torch.arange(slots, device=self.device)
         self._tables: dict[int, tuple[Sequence[int], torch.Tensor]] = {}  # by request: its page table twice
 
     @torch.inference_mode()
@@ -85,7 +86,7 @@ class Runner:
         """
         for leg in step.legs:
             self._restore(leg)
-        rows_of_saves, batch = self._batch(step)
+        rows_of_saves, batch = self._batch(step) if step.legs else ([], self._decode_batch(step.rows))
         if step.legs or self.graphs is None:
             segments = self.segments.before(step.legs)
             logits_RV = self.model.forward(batch, self.arena, self.states, segments, self.segments.transitions)
@@ -157,6 +158,21 @@ class Runner:
             logits_row_R=self._tensor(wanted + scored),
         )
         return rows_of_saves, batch
+
+    def _decode_batch(self, rows: Sequence[DecodeRow]) -> StepBatch:
+        """Return the batch of a step without legs, which is built with few calls of torch."""
+        of_rows = [[row.token for row in rows], [row.position for row in rows], [row.slot for row in rows]]
+        token_B, position_B, slot_B = torch.tensor(of_rows, dtype=torch.int64, device=self.device)
+        wanted = [i for i, row in enumerate(rows) if row.wants_token]
+        return StepBatch(
+            token_N=token_B,
+            position_N=position_B,
+            slices=(),
+            decode_slot_B=slot_B,
+            decode_tables=tuple(self._table(row) for row in rows),
+            logits_row_R=self._all_rows[: len(rows)] if len(wanted) == len(rows) else self._tensor(wanted),
+            wants_all=len(wanted) == len(rows),
+        )
 
     def _slices(self, leg: Leg, first: int, saves: tuple[tuple[int, int], ...], first_segment: int) -> list[Slice]:
         """Return a slice for each run of adjacent tokens that the leg computes, and one for a segment's head."""

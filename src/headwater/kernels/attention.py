@@ -181,7 +181,7 @@ def _normed_and_rotated(to, x, at, norm, eps, cos_sin, at_angle, half, neighbour
 
 @part
 def _place_head(
-    index, x, keys, values, q, positions, tokens, tables, q_norm, k_norm, cos_sin,
+    index, x, keys, values, q, positions, tables, q_norm, k_norm, cos_sin,
     heads, kv_heads, width, x_row, q_step, half, neighbours, eps, scale, page_size, page_row, table_row,
 ):  # fmt: skip
     """Write one query, or one key with its value."""
@@ -197,7 +197,7 @@ def _place_head(
     group = head - heads
     at = row * x_row + heads * q_step + group * width
     _normed_and_rotated(placed, x, at, k_norm, eps, cos_sin, at_angle, half, neighbours, width)
-    token = tokens[row]
+    token = positions[row] % (table_row * page_size)
     to = tables[row * table_row + token // page_size] * page_row
     to += (token % page_size * kv_heads + group) * width
     for d in range(0, width, LANES):
@@ -207,44 +207,45 @@ def _place_head(
 
 @kernel
 def place(
-    x, keys, values, q, positions, tokens, tables, q_norm, k_norm, cos_sin,
+    x, keys, values, q, positions, tables, q_norm, k_norm, cos_sin,
     heads, kv_heads, width, x_row, q_step, half, neighbours, eps, scale, page_size, page_row, table_row,
 ):  # fmt: skip
     """Norm and rotate queries and keys of rows; write queries [B, H, D], scaled, in float32, and keys and values.
 
-    A row of `x` is the layer's projections: H queries, `q_step` apart, G keys, G values. `tokens` are the places of
-    keys, counted in the pages of a row's table. Without norms their weights are empty; without rotation `half` is 0.
+    A row of `x` is the layer's projections: H queries, `q_step` apart, G keys, G values. A row's pages hold its
+    last keys: the place of one is its position modulo the tokens of all pages. Without norms their weights are
+    empty; without rotation `half` is 0.
     """
     n = len(positions) * (heads + kv_heads)
     if n < FEW:
         for index in range(n):
             _place_head(
-                index, x, keys, values, q, positions, tokens, tables, q_norm, k_norm, cos_sin,
+                index, x, keys, values, q, positions, tables, q_norm, k_norm, cos_sin,
                 heads, kv_heads, width, x_row, q_step, half, neighbours, eps, scale, page_size, page_row, table_row,
             )  # fmt: skip
     else:
         for index in prange(n):
             _place_head(
-                index, x, keys, values, q, positions, tokens, tables, q_norm, k_norm, cos_sin,
+                index, x, keys, values, q, positions, tables, q_norm, k_norm, cos_sin,
                 heads, kv_heads, width, x_row, q_step, half, neighbours, eps, scale, page_size, page_row, table_row,
             )  # fmt: skip
 
 
 @kernel
 def attend(
-    q, keys, values, tables, lengths, gates, out, highest_sum, reads,
+    q, keys, values, tables, positions, gates, out, highest_sum, reads,
     heads, kv_heads, k_width, v_width, page_size, page_row, table_row, gate_row, gate_head, out_row,
 ):  # fmt: skip
-    """Attend from each row's queries [H, D] (scaled, float32) to its first `lengths` keys; write the reads, [H, V].
+    """Attend from each row's queries [H, D] (scaled, float32) to the keys up to its position; write the reads, [H, V].
 
-    `tables` are [B, T] pages. `gates`, of which sigmoids multiply the reads, may be empty. `highest_sum` and `reads`
-    are scratch: 2 and V floats for each split of each KV head and each of its queries.
+    `tables` are [B, T] pages of the last keys. `gates`, of which sigmoids multiply the reads, may be empty.
+    `highest_sum` and `reads` are scratch: 2 and V floats for each split of each KV head and each of its queries.
     """
-    n, sharing = len(lengths), heads // kv_heads
+    n, sharing, most = len(positions), heads // kv_heads, table_row * page_size
     slots = (sharing + TOGETHER - 1) // TOGETHER * TOGETHER
     first_item = np.zeros(n + 1, np.int64)
     for row in range(n):
-        first_item[row + 1] = first_item[row] + kv_heads * ((lengths[row] + SPLIT - 1) // SPLIT)
+        first_item[row + 1] = first_item[row] + kv_heads * ((min(positions[row] + 1, most) + SPLIT - 1) // SPLIT)
     for item in prange(first_item[n]):
         row = 0
         while first_item[row + 1] <= item:
@@ -252,7 +253,7 @@ def attend(
         splits = (first_item[row + 1] - first_item[row]) // kv_heads
         group, split = (item - first_item[row]) // splits, (item - first_item[row]) % splits
         first = split * SPLIT
-        n_keys = min(SPLIT, lengths[row] - first)
+        n_keys = min(SPLIT, min(positions[row] + 1, most) - first)
         table = tables[row * table_row : (row + 1) * table_row]
         k_at, v_at = np.empty(SPLIT + BEYOND, np.int64), np.empty(SPLIT + BEYOND, np.int64)
         _write_rows(k_at, table, first, n_keys, page_size, page_row, kv_heads * k_width, group * k_width)

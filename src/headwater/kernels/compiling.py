@@ -17,6 +17,7 @@ from numba import config
 
 from headwater import machine
 from headwater.cache_folder import own_folder
+from headwater.kernels import recording
 
 OPTIONS = {"nogil": True, "error_model": "numpy", "boundscheck": False}
 SETTINGS = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES")  # for which processor numba compiles, if not for this one
@@ -26,12 +27,30 @@ log = logging.getLogger("headwater.kernels")
 config.THREADING_LAYER = "omp"
 
 
-def kernel(function: Callable[..., Any]) -> Any:
+class Kernel:
+    """A compiled function. Its calls are noted while a step is recorded."""
+
+    def __init__(self, compiled: Any) -> None:
+        self.compiled = compiled
+
+    def __call__(self, *arguments: Any) -> None:
+        self.compiled(*arguments)
+        recorded = recording.current()
+        if recorded is not None:
+            recorded.note(self.compiled, arguments)
+
+
+def kernel(function: Callable[..., Any]) -> Kernel:
     """Compile a function whose `prange` loops run on all threads. Calls release the GIL.
 
     An iteration must not depend on another; sums are those of `vectors.py`, or scalar ones in the order of the source.
     """
-    return numba.njit(parallel=True, cache=_KEEPS, **OPTIONS)(function)
+    return Kernel(numba.njit(parallel=True, cache=_KEEPS, **OPTIONS)(function))
+
+
+def serial_kernel(function: Callable[..., Any]) -> Kernel:
+    """Compile a function that runs on one thread. Calls release the GIL."""
+    return Kernel(numba.njit(cache=_KEEPS, **OPTIONS)(function))
 
 
 def part(function: Callable[..., Any]) -> Any:

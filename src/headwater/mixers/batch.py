@@ -7,7 +7,7 @@ decoding sequence. N = all rows, P = prefill rows, B = decoding sequences.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import zip_longest
 from typing import Any
@@ -126,6 +126,7 @@ class StepBatch:
     decode_slot_B: Tensor  # int64, rows of the state memory, updated in place
     decode_tables: tuple[Tensor, ...]  # B int64 tensors: pages that hold KV of [0, position + 1)
     logits_row_R: Tensor  # int64, rows whose logits are returned
+    wants_all: bool = False  # the rows whose logits are returned are known to be all, in order
 
     @cached_property
     def n_prefill(self) -> int:
@@ -136,6 +137,11 @@ class StepBatch:
     def n_decode(self) -> int:
         """Rows of decoding sequences; they follow the rows of slices."""
         return len(self.decode_tables)
+
+    @property
+    def logits_rows(self) -> Tensor | slice:
+        """Rows whose logits are returned."""
+        return slice(None) if self.wants_all else self.logits_row_R
 
     @cached_property
     def decode_slots(self) -> np.ndarray[Any, Any]:
@@ -176,6 +182,27 @@ class StepBatch:
     def decode_lengths(self) -> list[int]:
         """Tokens of each decoding sequence, including the token of this step."""
         return [position + 1 for position in self.position_N[self.decode_rows].tolist()]
+
+    @property
+    def longest(self) -> int:
+        """One past the largest position of a decoding sequence."""
+        return max(self.decode_lengths)
+
+
+@dataclass(frozen=True)
+class RecordedBatch(StepBatch):
+    """A step of decoding rows alone that is recorded, and repeated with other content in the same memory."""
+
+    table_BT: Tensor = field(kw_only=True)  # int64, page tables
+    most: int = field(kw_only=True)  # tokens, at most, of a sequence
+
+    @property
+    def decode_table_BT(self) -> Tensor:
+        return self.table_BT
+
+    @property
+    def longest(self) -> int:
+        return self.most
 
 
 def padded_tables(tables: Sequence[Tensor], like: Tensor) -> Tensor:

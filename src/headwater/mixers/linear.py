@@ -232,6 +232,12 @@ class Embedding:
     def __call__(self, token_N: Tensor) -> Tensor:
         return self._held.rows(token_N)
 
+    @property
+    def table_VD(self) -> Tensor | None:
+        """The table as it is stored; None if it is held for a head, or as integers."""
+        table_VD = self._held.weight_NK if isinstance(self._held, TorchProduct) else None
+        return table_VD if isinstance(table_VD, Tensor) else None
+
 
 def first_bad_height(product: Product, x_RK: Tensor, heights: Iterable[int]) -> int | None:
     """Return the first height at which a row has other bits than among all of `x_RK`, or None."""

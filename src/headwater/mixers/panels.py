@@ -24,7 +24,9 @@ from headwater import machine
 from headwater.kernels.arrays import flat
 from headwater.kernels.compiling import threads_in_use
 from headwater.kernels.integers import NIBBLES, multiply_integers
+from headwater.kernels.lookup import copy_panel_rows_into, widen_panel_rows_into
 from headwater.kernels.product import LINEAR, SIGMOID, SILU, multiply, widen_and_multiply
+from headwater.kernels.recording import empty
 from headwater.kernels.tile import BLOCK, PANEL, ROWS, WIDE
 from headwater.kernels.vectors import LANES
 from headwater.mixers.quantised import Quantised
@@ -34,6 +36,11 @@ from headwater.mixers.slabs import Slabs
 ARRAYS = ("code_NK", "scale_NX", "zero_NX", "minimum_NX", "outer_scale_NS", "outer_minimum_NS")
 OUTER = ("outer_scale_NS", "outer_minimum_NS")
 ACTIVATIONS = {"none": LINEAR, "swish": SILU, "sigmoid": SIGMOID}
+# how rows of pairs of bfloat16 are looked up, by the dtype of the result
+LOOKUPS = {
+    torch.float32: (torch.int32, widen_panel_rows_into),
+    torch.bfloat16: (torch.int16, copy_panel_rows_into),
+}
 _of_thread = threading.local()
 _slabs = Slabs()
 
@@ -66,7 +73,7 @@ class PanelProduct:
     def __call__(self, x_RK: Tensor, then: str = "none", factor_RN: Tensor | None = None) -> Tensor:
         """Return y [R, N]."""
         rows = len(x_RK)
-        y_RX = torch.empty(rows, self._width, dtype=self.dtype)
+        y_RX = empty(rows, self._width, dtype=self.dtype)
         if rows:
             x, x_row = self._inputs(x_RK)
             factor, factor_row = self._none, 0
@@ -85,7 +92,13 @@ class PanelProduct:
 
     def rows(self, index_R: Tensor) -> Tensor:
         """Return some rows of the weight, [R, K]: those of an embedding whose table is its model's head, too."""
-        return self.held.rows(index_R)[:, : self.n_in].to(self.dtype)
+        pairs, width = self.held.pairs, self.n_in + self.n_in % 2
+        if not pairs or self.dtype not in LOOKUPS:
+            return self.held.rows(index_R)[:, : self.n_in].to(self.dtype)
+        row_RK = empty(len(index_R), width, dtype=self.dtype)
+        bits, kernel = LOOKUPS[self.dtype]
+        kernel(flat(row_RK.view(bits)), self.held.arrays[0], index_R.numpy(), width)
+        return row_RK if width == self.n_in else row_RK[:, : self.n_in].contiguous()
 
     def _inputs(self, x_RK: Tensor) -> tuple[np.ndarray[Any, Any], int]:
         """Return the rows as the kernel reads them, and the elements from one to the next."""

@@ -67,6 +67,7 @@ class LayerClasses:
     experts: type[MixtureOfExperts]
     attention_step: type[AttentionStep]
     stream_norm: type[StreamNorm]
+    embedding: type[Embedding]
 
 
 IN_TORCH = LayerClasses(
@@ -77,6 +78,7 @@ IN_TORCH = LayerClasses(
     MixtureOfExperts,
     AttentionStep,
     StreamNorm,
+    Embedding,
 )
 
 
@@ -97,11 +99,13 @@ def layer_classes(device: torch.device | str) -> LayerClasses:
         ExpertsOnGpu,
         AttentionStepOnGpu,
         StreamNorm,
+        Embedding,
     )
 
 
 def _on_cpu() -> LayerClasses:
     from headwater.mixers.cpu.attention import AttentionStepOnCpu, attention_of, window_attention_of
+    from headwater.mixers.cpu.embedding import EmbeddingOnCpu
     from headwater.mixers.cpu.mla import latent_attention_of
     from headwater.mixers.cpu.norm import StreamNormOnCpu
     from headwater.mixers.cpu.recurrent import on_cpu
@@ -114,6 +118,7 @@ def _on_cpu() -> LayerClasses:
         window=window_attention_of,
         attention_step=AttentionStepOnCpu,
         stream_norm=StreamNormOnCpu,
+        embedding=EmbeddingOnCpu,
     )
 
 
@@ -150,12 +155,12 @@ def _ends(spec: ModelSpec, tensors: ModelTensors, prefix: str) -> tuple[Embeddin
         stored = tensors.stored(name, spec.vocab_size, spec.hidden_size)
         return Weights({"end.weight": stored}, tensors.dtype, tensors.device)
 
-    embedding = prefix + spec.embedding
+    embedding, of_device = prefix + spec.embedding, layer_classes(tensors.device).embedding
     if spec.tied:
         head = end(embedding).linear("end")
-        embed = Embedding(head, tensors.dtype)
+        embed = of_device(head, tensors.dtype)
     else:
-        embed = Embedding(end(embedding).held("end.weight"), tensors.dtype)
+        embed = of_device(end(embedding).held("end.weight"), tensors.dtype)
         _give_back(tensors)
         head = end(spec.head).linear("end")
     _give_back(tensors)

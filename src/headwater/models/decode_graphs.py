@@ -1,9 +1,10 @@
-"""Decode steps as CUDA graphs: the launches of a step are recorded once for a number of sequences, then replayed.
+"""Recorded decode steps: the launches of a step are recorded once for a number of sequences, then replayed.
 
-A graph runs on memory that stays where it is. So a step's tokens, positions, slots and page tables are copied into
-tensors that are there to stay; lengths and pages follow from them on the device. What layers launch for decoding
-sequences must depend on their number alone. A graph's batch is exactly as high as the step's, and where page tables are
-filled up nothing is read: a replayed step has the bits of an eager one.
+On a GPU they are CUDA graphs, on a CPU the calls of kernels. A recorded step runs on memory that stays where it is. So
+a step's tokens, positions, slots and page tables are copied into tensors that are there to stay; lengths and pages
+follow from them in the kernels. What layers launch for decoding sequences must depend on their number alone. A recorded
+batch is exactly as high as the step's, and where page tables are filled up nothing is read: a replayed step has the
+bits of an eager one. A result is valid until the next step.
 
 B decoding sequences, T pages of a table, R rows whose logits are wanted, V vocabulary.
 """
@@ -17,12 +18,15 @@ from typing import Protocol
 
 import torch
 
+from headwater import kernels
 from headwater.memory.arena import Arena
 from headwater.memory.slots import StateMemory
-from headwater.mixers.batch import StepBatch
+from headwater.mixers import numerics
+from headwater.mixers.batch import RecordedBatch, StepBatch
 from headwater.models.hybrid import HybridModel
 
 LEAST_PAGES = 16  # of a recorded page table; longer ones are powers of two
+LEAST_TOKENS = 1024  # of a recorded sequence without pages
 
 Work = Callable[[], torch.Tensor]
 
@@ -33,7 +37,10 @@ class Recorder(Protocol):
     """Recorder of work that can be repeated without running its Python."""
 
     def record(self, work: Work) -> tuple[torch.Tensor, Work]:
-        """Do the work once; return its result, and a function that repeats it on the same memory."""
+        """Do the work once; return its result, and a function that repeats it on the same memory.
+
+        The function is `work` if it cannot be recorded.
+        """
 
 
 class CudaRecorder:
@@ -45,7 +52,7 @@ class CudaRecorder:
     def record(self, work: Work) -> tuple[torch.Tensor, Work]:
         """The work is done before it is captured: that compiles kernels and sets up libraries; capture runs nothing.
 
-        Where capture fails, the work itself is what does it again.
+        If capture fails, the function is `work`.
         """
         done = work()
         graph = torch.cuda.CUDAGraph()
@@ -64,18 +71,38 @@ class CudaRecorder:
 
 
 @dataclass(frozen=True)
+class Shape:
+    """Sizes that a step is recorded for."""
+
+    sequences: int
+    pages: int  # of a page table; 0 for a model without pages
+    tokens: int  # at most, of a sequence; 0 if layers do not ask
+
+    @classmethod
+    def of(cls, batch: StepBatch, page_size: int) -> Shape:
+        pages = max(len(table) for table in batch.decode_tables)
+        pages = max(LEAST_PAGES, _power_of_two(pages)) if pages else 0
+        if pages or batch.position_N.device.type != "cpu":
+            return cls(batch.n_decode, pages, pages * page_size)
+        return cls(batch.n_decode, pages, max(LEAST_TOKENS, _power_of_two(batch.longest)))
+
+
+@dataclass(frozen=True)
 class Inputs:
     """Inputs of a recorded step, in the memory that its graph reads."""
 
     token_B: torch.Tensor
     position_B: torch.Tensor
     slot_B: torch.Tensor
+    row_B: torch.Tensor  # all rows
     table_BT: torch.Tensor
+    most: int  # tokens, at most, of a sequence
 
     @classmethod
-    def empty(cls, n: int, width: int, device: torch.device) -> Inputs:
-        zeros_B = torch.zeros(n, dtype=torch.int64, device=device)
-        return cls(zeros_B, zeros_B.clone(), zeros_B.clone(), zeros_B.new_zeros(n, width))
+    def empty(cls, shape: Shape, device: torch.device) -> Inputs:
+        row_B = torch.arange(shape.sequences, device=device)
+        token_B, position_B, slot_B = row_B.new_zeros(3, shape.sequences)
+        return cls(token_B, position_B, slot_B, row_B, row_B.new_zeros(shape.sequences, shape.pages), shape.tokens)
 
     def take(self, batch: StepBatch) -> None:
         """Copy the inputs of a step with as many sequences, and tables of at most as many pages."""
@@ -84,22 +111,25 @@ class Inputs:
         self.position_B.copy_(batch.position_N[at])
         self.slot_B.copy_(batch.decode_slot_B)
         if self.table_BT.shape[1]:
-            table_BT = batch.decode_table_BT
-            self.table_BT[:, : table_BT.shape[1]] = table_BT
+            for row_T, table in zip(self.table_BT, batch.decode_tables, strict=True):
+                row_T[: len(table)] = table
 
-    def batch(self) -> StepBatch:
+    def batch(self) -> RecordedBatch:
         """A step on this memory whose every row's logits are wanted.
 
         Its tensors are views that nobody has seen yet: what layers keep of a step, they know by its tensors.
         """
         n = len(self.token_B)
-        return StepBatch(
+        return RecordedBatch(
             token_N=self.token_B.view(n),
             position_N=self.position_B.view(n),
             slices=(),
             decode_slot_B=self.slot_B.view(n),
             decode_tables=self.table_BT.unbind(0),
-            logits_row_R=torch.arange(n, device=self.token_B.device),
+            logits_row_R=self.row_B,
+            wants_all=True,
+            table_BT=self.table_BT.view(self.table_BT.shape),
+            most=self.most,
         )
 
 
@@ -108,12 +138,18 @@ class DecodeGraphs:
 
     def __init__(self, model: HybridModel, arena: Arena, states: StateMemory, recorder: Recorder) -> None:
         self.model, self.arena, self.states, self.recorder = model, arena, states, recorder
-        self._known: dict[tuple[int, int], tuple[Inputs, Work]] = {}
+        self._known: dict[Shape, tuple[Inputs, Work] | None] = {}  # None: such a step cannot be recorded
 
     @classmethod
     def over(cls, model: HybridModel, arena: Arena, states: StateMemory) -> DecodeGraphs | None:
-        """Return the graphs of a model, or None without CUDA."""
-        return cls(model, arena, states, CudaRecorder()) if arena.pages.device.type == "cuda" else None
+        """Return the recorded steps of a model, or None where there is no recorder."""
+        if arena.pages.device.type == "cuda":
+            return cls(model, arena, states, CudaRecorder())
+        if not (kernels.available() and numerics.current().mode == "compiled"):
+            return None
+        from headwater.kernels.recording import CpuRecorder
+
+        return cls(model, arena, states, CpuRecorder())
 
     def __len__(self) -> int:
         return len(self._known)
@@ -121,24 +157,29 @@ class DecodeGraphs:
     @torch.inference_mode()
     def forward(self, batch: StepBatch) -> torch.Tensor:
         """Run a step without prefill, as `HybridModel.forward` does over this memory."""
-        shape = batch.n_decode, _width(batch)
-        if shape in self._known:
-            inputs, again = self._known[shape]
+        shape = Shape.of(batch, self.arena.page_size)
+        if shape not in self._known:
+            logits_BV = self._record(shape, batch)
+        elif (known := self._known[shape]) is not None:
+            inputs, again = known
             inputs.take(batch)
             logits_BV = again()
         else:
-            logits_BV = self._record(shape, batch)
-        return logits_BV[batch.logits_row_R]
+            return self.model.forward(batch, self.arena, self.states)
+        return logits_BV if batch.wants_all else logits_BV[batch.logits_row_R]
 
-    def _record(self, shape: tuple[int, int], batch: StepBatch) -> torch.Tensor:
-        inputs = Inputs.empty(*shape, batch.token_N.device)
+    def _record(self, shape: Shape, batch: StepBatch) -> torch.Tensor:
+        inputs = Inputs.empty(shape, batch.token_N.device)
         inputs.take(batch)
-        logits_BV, again = self.recorder.record(lambda: self.model.forward(inputs.batch(), self.arena, self.states))
-        self._known[shape] = inputs, again
+
+        def work() -> torch.Tensor:
+            return self.model.forward(inputs.batch(), self.arena, self.states)
+
+        logits_BV, again = self.recorder.record(work)
+        self._known[shape] = None if again is work else (inputs, again)
         return logits_BV
 
 
-def _width(batch: StepBatch) -> int:
-    """Return the pages of a recorded table that holds the batch's; 0 for a model without pages."""
-    longest = max(len(table) for table in batch.decode_tables)
-    return max(LEAST_PAGES, 1 << (longest - 1).bit_length()) if longest else 0
+def _power_of_two(n: int) -> int:
+    """Return the least power of two that is no less than `n`."""
+    return 1 << (n - 1).bit_length()

@@ -193,10 +193,10 @@ class HybridModel:
         output: Output | None = None
         for block in self.blocks:
             x_NC, output = block.forward(x_NC, output, step)
-        last_RC = self._last(x_NC, output, batch.logits_row_R)
+        last_RC = self._last(x_NC, output, batch.logits_rows)
         return _scaled(self.head(last_RC).float(), self.spec.logits_scale)
 
-    def _last(self, x_NC: torch.Tensor, output: Output | None, row_R: torch.Tensor) -> torch.Tensor:
+    def _last(self, x_NC: torch.Tensor, output: Output | None, row_R: torch.Tensor | slice) -> torch.Tensor:
         """Return the norm of some rows of the residual stream after the last block, whose output is added to them."""
         last_RC = x_NC[row_R]
         return self.norm(last_RC) if output is None else self.norm.after(last_RC, output[0][row_R], output[1])

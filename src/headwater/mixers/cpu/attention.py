@@ -18,6 +18,7 @@ from torch import Tensor
 
 from headwater.kernels import attention
 from headwater.kernels.arrays import flat
+from headwater.kernels.recording import constant, empty
 from headwater.kernels.vectors import LANES
 from headwater.layers.attention import GroupedAttention, WindowAttention
 from headwater.mixers.activations import RMSNorm
@@ -31,29 +32,22 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class DecodeRows:
-    """Decoding rows of a step: their positions, the keys that they see, and the places of their own."""
+    """Decoding rows of a step: their positions, and the pages of the keys that they see."""
 
     position_B: Array  # int64
-    token_B: Array  # int64, of a row's own key, counted in the pages of its table
-    length_B: Array  # int64, keys that the row sees
-    table_BT: Array  # int64
+    table_BT: Array  # int64; pages that hold the last keys, as many as there is room for: all, or those of a window
+    longest: int  # one past the largest position, or more
 
     @classmethod
     def of_pages(cls, batch: StepBatch) -> DecodeRows:
         """Return the rows with their pages of the arena."""
-        tables = batch.decode_tables
-        table_BT = np.zeros((len(tables), max(map(len, tables))), np.int64)
-        for row, table in zip(table_BT, tables, strict=True):
-            row[: len(table)] = table.numpy()
-        length_B = np.array(batch.decode_lengths, np.int64)
-        return cls(length_B - 1, length_B - 1, length_B, table_BT)
+        return cls(batch.position_N[batch.decode_rows].numpy(), batch.decode_table_BT.numpy(), batch.longest)
 
     @classmethod
-    def of_rings(cls, batch: StepBatch, window: int) -> DecodeRows:
+    def of_rings(cls, batch: StepBatch) -> DecodeRows:
         """Return the rows with their rings, each of which is one page."""
-        length_B = np.array(batch.decode_lengths, np.int64)
         table_B1 = batch.decode_slot_B.numpy()[:, None]
-        return cls(length_B - 1, (length_B - 1) % window, np.minimum(length_B, window), table_B1)
+        return cls(batch.position_N[batch.decode_rows].numpy(), table_B1, batch.longest)
 
     @cached_property
     def tables(self) -> Array:
@@ -65,23 +59,14 @@ class DecodeRows:
         """Pages of a table."""
         return int(self.table_BT.shape[1])
 
-    @cached_property
-    def longest(self) -> int:
-        """One past the largest position."""
-        return int(self.position_B.max()) + 1
-
-    @cached_property
-    def splits(self) -> int:
-        """Splits of all rows' keys."""
-        return int((-(-self.length_B // attention.SPLIT)).sum())
-
-    def scratch(self, heads: int, kv_heads: int, width: int) -> tuple[Array, Array]:
+    def scratch(self, heads: int, kv_heads: int, width: int, page_size: int) -> tuple[Array, Array]:
         """Return memory for maxima and sums, and for what queries read, of all splits."""
-        splits, together = self.splits, attention.TOGETHER
+        keys, together = min(self.longest, self.table_row * page_size), attention.TOGETHER
+        splits = len(self.position_B) * -(-keys // attention.SPLIT)
         queries = kv_heads * -(-heads // kv_heads // together) * together
         if queries * width not in self._reads:
-            self._reads[queries * width] = np.empty(splits * queries * width, np.float32)
-        return np.empty(2 * splits * queries, np.float32), self._reads[queries * width]
+            self._reads[queries * width] = flat(empty(splits * queries * width))
+        return flat(empty(2 * splits * queries)), self._reads[queries * width]
 
     @cached_property
     def _reads(self) -> dict[int, Array]:
@@ -157,27 +142,28 @@ class DecodeKernel:
     def decode_into(self, read_BX: Tensor, qkv_BX: Tensor, rows: DecodeRows, pages: Pages) -> None:
         """Write keys and values of rows; write what their heads read from their sequences, gated."""
         s, width = self.shape, self.shape.head_dim
-        n = len(rows.length_B)
+        n = len(rows.position_B)
         x, x_row = flat(qkv_BX), qkv_BX.stride(0)
         q_step = (2 if s.gated else 1) * width
         half, neighbours = (s.rotary.dim // 2, s.rotary.neighbours) if s.rotary else (0, False)
-        q = np.empty(n * s.heads * width, np.float32)
+        q = flat(empty(n * s.heads * width))
         attention.place(
-            x, pages.keys, pages.values, q, rows.position_B, rows.token_B, rows.tables, *self.norms, self._angles(rows),
+            x, pages.keys, pages.values, q, rows.position_B, rows.tables, *self.norms, self._angles(rows),
             s.heads, s.kv_heads, width, x_row, q_step, half, neighbours, s.norm_eps, self.scale,
             pages.size, pages.row, rows.table_row,
         )  # fmt: skip
         gates = x[width:] if s.gated else x[:0]
         attention.attend(
-            q, pages.keys, pages.values, rows.tables, rows.length_B, gates, flat(read_BX),
-            *rows.scratch(s.heads, s.kv_heads, width), s.heads, s.kv_heads, width, width, pages.size, pages.row,
-            rows.table_row, x_row, q_step, read_BX.stride(0),
+            q, pages.keys, pages.values, rows.tables, rows.position_B, gates, flat(read_BX),
+            *rows.scratch(s.heads, s.kv_heads, width, pages.size), s.heads, s.kv_heads, width, width, pages.size,
+            pages.row, rows.table_row, x_row, q_step, read_BX.stride(0),
         )  # fmt: skip
 
     def _angles(self, rows: DecodeRows) -> Array:
         """Return cosines and sines of all positions."""
         if self.rotation is not None:
-            table = self.rotation.until(rows.longest)
+            with constant():
+                table = self.rotation.until(rows.longest)
             if table is not self._cos_sin[0]:
                 self._cos_sin = table, flat(table)
         return self._cos_sin[1]
@@ -199,7 +185,7 @@ class AttentionOnCpu(Attention):
         assert isinstance(step, AttentionStepOnCpu)
         batch, n_prefill = step.batch, step.batch.n_prefill
         qkv_NX = self.heads.qkv(x_NC, n_prefill)
-        read_NX = qkv_NX.new_empty(len(qkv_NX), self.shape.heads * self.shape.head_dim)
+        read_NX = empty(len(qkv_NX), self.shape.heads * self.shape.head_dim, dtype=qkv_NX.dtype)
         if n_prefill:
             projected = self.heads.split(qkv_NX[:n_prefill], batch)
             step.write_slices(self.layer, projected.k_NGD, projected.v_NGD)
@@ -226,7 +212,7 @@ class WindowAttentionOnCpu(WindowAttentionMixer):
         """Compute the layer as `WindowAttentionMixer.forward` does; outputs of decoding rows are close to its own."""
         n_prefill, rings = batch.n_prefill, (keys, values)
         qkv_NX = self.heads.qkv(x_NC, n_prefill)
-        read_NX = qkv_NX.new_empty(len(qkv_NX), self.shape.heads * self.shape.head_dim)
+        read_NX = empty(len(qkv_NX), self.shape.heads * self.shape.head_dim, dtype=qkv_NX.dtype)
         if batch.slices:
             projected = self.heads.split(qkv_NX[:n_prefill], batch)
             read_PGQD = read_NX[:n_prefill].view(projected.q_NGQD.shape)
@@ -245,21 +231,20 @@ class WindowAttentionOnCpu(WindowAttentionMixer):
 class RingRows:
     """Decoding rows of the last step with their rings, shared by all layers with this window."""
 
-    def __init__(self, window: int) -> None:
-        self._window = window
+    def __init__(self) -> None:
         self._last: tuple[StepBatch, DecodeRows] | None = None
 
     def of(self, batch: StepBatch) -> DecodeRows:
         """Return the decoding rows of a step."""
         last = self._last
         if last is None or last[0] is not batch:
-            last = self._last = batch, DecodeRows.of_rings(batch, self._window)
+            last = self._last = batch, DecodeRows.of_rings(batch)
         return last[1]
 
 
 @cache
 def _rings(window: int) -> RingRows:
-    return RingRows(window)
+    return RingRows()
 
 
 def attention_of(layer: int, shape: GroupedAttention, weights: Weights) -> Attention:

@@ -38,8 +38,8 @@ def broken_attention(layer: GroupedAttention, random: Callable[..., Tensor]) -> 
     table_BT = np.arange(n * PAGES).reshape(n, PAGES)
 
     def decode(at: slice) -> Tensor:
-        rows = DecodeRows(length_B[at] - 1, length_B[at] - 1, length_B[at], np.ascontiguousarray(table_BT[at]))
-        read_BX = qkv_BX.new_empty(len(rows.length_B), layer.heads * layer.head_dim)
+        rows = DecodeRows(length_B[at] - 1, np.ascontiguousarray(table_BT[at]), int(length_B[at].max()))
+        read_BX = qkv_BX.new_empty(len(rows.position_B), layer.heads * layer.head_dim)
         kernel.decode_into(read_BX, qkv_BX[at], rows, pages)
         return read_BX
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from headwater.kernels import mamba
 from headwater.kernels.arrays import flat
+from headwater.kernels.recording import empty
 from headwater.mixers.activations import LOG2_E
 from headwater.mixers.batch import StepBatch
 from headwater.mixers.cpu.memory import Memory, padded, taps_of
@@ -27,7 +27,7 @@ class SelectiveStateSpaceKernel:
     def decode_into(self, out_BX: Tensor, products: tuple[Tensor, ...], batch: StepBatch, memory: Memory) -> None:
         (projected_BE,) = products
         projected, slots, channels = flat(projected_BE), batch.decode_slots, self.sizes[0]
-        x_BP = torch.empty(len(out_BX), -(-channels // mamba.BLOCK) * mamba.BLOCK)
+        x_BP = empty(len(out_BX), -(-channels // mamba.BLOCK) * mamba.BLOCK)
         x = flat(x_BP)
         mamba.convolve_rows_into(
             x, projected, slots, self.taps, memory.stored, memory.stored_row, channels, self.before

@@ -35,8 +35,8 @@ class LatentAttentionOnCpu(LatentAttentionMixer):
         read_BHL = torch.empty_like(q_BHX[..., :latent], dtype=step.dtype, memory_format=torch.contiguous_format)
         read = flat(read_BHL)
         attention.attend(
-            flat(q_BHX), pages.keys, pages.values, step.rows.tables, step.rows.length_B, read[:0], read,
-            *step.rows.scratch(heads, 1, latent), heads, 1, width, latent, pages.size, pages.row,
+            flat(q_BHX), pages.keys, pages.values, step.rows.tables, step.rows.position_B, read[:0], read,
+            *step.rows.scratch(heads, 1, latent, pages.size), heads, 1, width, latent, pages.size, pages.row,
             step.rows.table_row, 0, 0, heads * latent,
         )  # fmt: skip
         return read_BHL

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from headwater.kernels import residual
 from headwater.kernels.arrays import flat
+from headwater.kernels.recording import empty
 from headwater.kernels.vectors import LANES
 from headwater.mixers.activations import RMSNorm, StreamNorm
 
@@ -33,7 +34,7 @@ class StreamNormOnCpu(StreamNorm):
 
     def _normed(self, x_NC: Tensor, out_NC: Tensor | None, scale: float) -> Tensor:
         assert x_NC.is_contiguous()
-        normed_NC = torch.empty(x_NC.shape, dtype=self.dtype)
+        normed_NC = empty(*x_NC.shape, dtype=self.dtype)
         normed, x = flat(normed_NC), flat(x_NC)
         out = normed if out_NC is None else flat(out_NC.contiguous())
         residual.norm_into(x, out, normed, self._weight, *x_NC.shape, out_NC is not None, scale, self.norm.eps)

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
+from headwater.kernels.recording import empty
 from headwater.mixers.batch import StepBatch
 from headwater.mixers.cpu.gdn import GatedDeltaNetKernel
 from headwater.mixers.cpu.gla import GatedLinearAttentionKernel
@@ -55,7 +55,7 @@ class RecurrentOnCpu:
     def forward(self, x_ND: Tensor, batch: StepBatch, state: LayerState) -> Tensor:
         """Compute the layer as `RecurrentMixer.forward` does; outputs of decoding rows are close to its own."""
         products, at = self.mixer.products(x_ND, batch), batch.decode_rows
-        out_NX = torch.empty(len(x_ND), self.mixer.out_proj.n_in, dtype=products[-1].dtype)
+        out_NX = empty(len(x_ND), self.mixer.out_proj.n_in, dtype=products[-1].dtype)
         if batch.n_decode:
             of_decode = products if at == slice(0, len(x_ND)) else tuple(product[at] for product in products)
             self.decode_into(out_NX[at], of_decode, batch, state)

@@ -1,0 +1,218 @@
+"""Decode steps that are recorded on a CPU: replayed, they have the bits of eager ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("numba", reason="numba is not installed")
+
+from headwater.kernels import recording
+from headwater.kernels.recording import CpuRecorder, Pool, constant, empty
+from headwater.mixers import numerics
+from headwater.mixers.numerics import Numerics
+from headwater.models import decode_graphs
+from headwater.models.decode_graphs import DecodeGraphs
+from headwater.models.hybrid import HybridModel
+from headwater.models.load import load_model
+from tests.checkpoints import SMALLEST
+from tests.support import Bench
+
+WHOLE = [
+    "qwen3_5",
+    "qwen3",
+    "mamba2",
+    "mamba",
+    "jamba",
+    "qwen3_window",
+    "qwen3_windows_only",
+    "bamba",
+    "headwater_tiny",
+]
+READING = ["qwen3_moe", "ling", "minimax", "qwen3_window_odd_heads"]  # experts, rotations looked up, torch's attention
+
+
+class Noting(CpuRecorder):
+    """A recorder that notes whether work was repeatable."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.repeatable: list[bool] = []
+
+    def record(self, work):
+        done, again = super().record(work)
+        self.repeatable.append(again is not work)
+        return done, again
+
+
+class Replaying:
+    """A model whose decode steps are replayed, over the memory of a bench."""
+
+    def __init__(self, model: HybridModel) -> None:
+        self.spec, self.model = model.spec, model
+        self.graphs: DecodeGraphs | None = None
+
+    def forward(self, batch, arena, states) -> torch.Tensor:
+        if batch.slices:
+            return self.model.forward(batch, arena, states)
+        self.graphs = self.graphs or DecodeGraphs(self.model, arena, states, Noting())
+        return self.graphs.forward(batch)
+
+    @property
+    def repeatable(self) -> list[bool]:
+        return self.graphs.recorder.repeatable
+
+
+def prefilled(model: HybridModel | Replaying, lengths: tuple[int, ...]) -> Bench:
+    bench = Bench(model, poison=True)
+    bench.seqs = [bench.sequence(length + 80) for length in lengths]
+    for i, (seq, length) in enumerate(zip(bench.seqs, lengths, strict=True)):
+        bench.step([(seq, list(range(300 + i, 300 + i + length)))])
+    return bench
+
+
+def decode(bench: Bench, who: list[int], token: int) -> torch.Tensor:
+    return bench.step([], [(bench.seqs[i], token + i) for i in who])
+
+
+def compare(model: HybridModel, lengths: tuple[int, ...], steps: list[list[int]]) -> list[bool]:
+    """Decode these sequences, step by step, both ways; return whether each shape was repeatable."""
+    eager, replaying = prefilled(model, lengths), prefilled(Replaying(model), lengths)
+    for step, who in enumerate(steps):
+        assert torch.equal(decode(eager, who, 400 + step), decode(replaying, who, 400 + step))
+        assert torch.equal(eager.states.bytes_RB, replaying.states.bytes_RB)
+        assert torch.equal(eager.arena.pages, replaying.arena.pages)
+    return replaying.model.repeatable
+
+
+@pytest.fixture(autouse=True)
+def compiled():
+    """Products by kernels, whatever another test has left."""
+    before = numerics.current()
+    numerics.use(Numerics("compiled"))
+    yield
+    numerics.use(before)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_replayed_step_has_the_bits_of_an_eager_one(name: str, checkpoint: Callable[[str], Path]) -> None:
+    model = load_model(checkpoint(name), "float32").model
+    steps = [[0, 1], [1, 0], [2, 1], [0], [2], [0, 1], [2, 0, 1], [0, 2, 1], [1]]
+    assert compare(model, (9, 63, 2), steps) == [True] * 3, "of two sequences, of one, and of three"
+
+
+@pytest.mark.parametrize("name", sorted({*SMALLEST.values()} - {*WHOLE, *READING}))
+def test_other_families_have_equal_bits_whether_repeatable_or_not(name: str, checkpoint: Callable[[str], Path]) -> None:
+    model = load_model(checkpoint(name), "float32").model
+    assert len(compare(model, (9, 63), [[0, 1], [1, 0], [0], [1], [0, 1]])) == 2
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_products_with_parts_of_several_formats_are_replayed(weights: str, checkpoint: Callable[[str], Path]) -> None:
+    model = load_model(checkpoint("headwater_tiny"), "float32", weights=weights).model
+    assert compare(model, (9, 63, 2), [[0], [0, 1], [2, 1], [2], [1, 0]]) == [True] * 2
+
+
+def test_a_model_in_bfloat16_is_replayed(checkpoint: Callable[[str], Path]) -> None:
+    model = load_model(checkpoint("qwen3_5"), "bfloat16").model
+    assert compare(model, (9, 63, 2), [[0], [0, 1], [2, 1], [2], [1, 0]]) == [True] * 2
+
+
+@pytest.mark.parametrize("name", READING)
+def test_a_step_of_which_python_reads_numbers_stays_eager(name: str, checkpoint: Callable[[str], Path]) -> None:
+    model = load_model(checkpoint(name), "float32").model
+    assert compare(model, (9, 63), [[0, 1], [1, 0], [0, 1], [0, 1]]) == [False]
+
+
+def test_longer_sequences_are_recorded_for_themselves(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode_graphs, "LEAST_PAGES", 1)
+    monkeypatch.setattr(decode_graphs, "LEAST_TOKENS", 64)
+    steps = [[0], [0], [0], [0], [1], [1]]
+    for name, recordings in (("qwen3", 3), ("qwen3_windows_only", 3), ("mamba2", 3)):
+        model = load_model(checkpoint(name), "float32").model
+        assert compare(model, (62, 128), steps) == [True] * recordings, name
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: x.tolist(),
+        lambda x: x.max().item(),
+        lambda x: int(x.max()),
+        lambda x: x[x > 1],
+        lambda x: x.nonzero(),
+        lambda x: torch.bincount(x.long()),
+        lambda x: x.repeat_interleave(x.long()),
+    ],
+)
+def test_work_of_which_python_reads_numbers_is_not_repeated(read: Callable[[torch.Tensor], object]) -> None:
+    def work() -> torch.Tensor:
+        read(torch.arange(4.0))
+        return torch.ones(1)
+
+    assert CpuRecorder().record(work)[1] is work
+
+
+def test_operations_are_repeated_without_python() -> None:
+    x, ran = torch.ones(3), []
+
+    def work() -> torch.Tensor:
+        ran.append(1)
+        y = x * 2
+        y[1:] += x[1:]
+        return y.view(3, 1).flatten()
+
+    with torch.inference_mode():
+        done, again = CpuRecorder().record(work)
+        assert done.tolist() == [2, 3, 3]
+        x += 1
+        assert again().tolist() == [4, 6, 6]
+    assert len(ran) == 1
+
+
+def test_constants_are_not_computed_again() -> None:
+    x = torch.ones(3)
+
+    def work() -> torch.Tensor:
+        with constant():
+            doubled = x * 2
+            most = int(doubled.max())
+        return doubled + most
+
+    _, again = CpuRecorder().record(work)
+    x += 1
+    assert again().tolist() == [4.0] * 3
+
+
+def test_a_recording_that_fails_leaves_none() -> None:
+    def work() -> torch.Tensor:
+        raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        CpuRecorder().record(work)
+    assert recording.current() is None
+
+
+def test_memory_of_dropped_results_is_used_again() -> None:
+    pool = Pool()
+    first = pool.empty((4, 1000), torch.float32)
+    second = pool.empty((4, 1000), torch.float32)
+    at = first.data_ptr()
+    assert second.data_ptr() != at
+    view = first[:, 3:]
+    del first
+    assert pool.empty((4, 1000), torch.float32).data_ptr() != at, "a view is left"
+    del view
+    assert pool.empty((4000,), torch.bfloat16).data_ptr() == at
+    assert pool.empty((5, 1000), torch.float32).data_ptr() not in (at, second.data_ptr()), "too small"
+
+
+def test_memory_outside_recordings_is_fresh() -> None:
+    kept = [empty(3, 5) for _ in range(3)]
+    assert len({tensor.data_ptr() for tensor in kept}) == 3
+    assert kept[0].shape == (3, 5)
