@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -35,6 +36,38 @@ def test_two_callers_at_once_get_their_own_results():
     for caller in callers:
         caller.join(60)
     assert same == [[True] * 200] * 2
+
+
+WORKERS = """
+import os, sys
+if sys.argv[1] == "torch first":
+    import torch
+import headwater
+import torch
+from headwater.mixers.linear import Linear
+from headwater.mixers.numerics import Numerics, end_workers, prepare_process
+
+prepare_process(2)
+linear, x_RK = Linear(torch.ones(256, 64), numerics=Numerics("compiled")), torch.ones(3, 64)
+y_RN = linear(x_RK)
+before = len(os.listdir("/proc/self/task"))
+end_workers()
+ended = before - len(os.listdir("/proc/self/task"))
+assert torch.equal(linear(x_RK), y_RN)
+print(ended, len(os.listdir("/proc/self/task")) - before)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts threads in /proc")
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one processor has no workers")
+@pytest.mark.parametrize(("first", "ended"), [("headwater first", 1), ("torch first", 0)])
+def test_workers_of_a_thread_end_if_others_do_not_spin_for_long(first, ended):
+    """Only if it is headwater that chose how long they spin: before torch was imported."""
+    chosen = ("GOMP_SPINCOUNT", "OMP_NUM_THREADS")
+    environment = {name: value for name, value in os.environ.items() if name not in chosen}
+    run = [sys.executable, "-c", WORKERS, first]
+    done = subprocess.run(run, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.stdout.split() == [str(ended), "0"], done.stderr
 
 
 def test_a_caller_has_its_own_number_of_threads():

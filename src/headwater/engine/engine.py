@@ -32,7 +32,7 @@ from headwater.memory.arena import Arena
 from headwater.memory.slots import StateMemory
 from headwater.mixers import numerics
 from headwater.mixers.linear import product_dtype, slowdown, weight_layout
-from headwater.mixers.numerics import Numerics, prepare_process
+from headwater.mixers.numerics import Numerics, end_workers, prepare_process
 from headwater.models.hub import folder_of
 from headwater.models.load import LoadedModel, load_model, read_spec
 from headwater.request import Generation, Healing, SegmentEviction
@@ -137,6 +137,7 @@ class Engine(Answering):
         warn_if_slow(spec, config.device, check.mode)
         loaded = load_model(path, spec.dtype_name, config.device, config.page_size, config.weights)
         loaded = replace(loaded, name=config.model_name or loaded.name)
+        end_workers()  # the engine computes on a thread of its own
         try:
             return cls.over(loaded, check, config)
         except (MemoryError, OSError, torch.OutOfMemoryError) as error:

@@ -6,6 +6,7 @@ has the measurements.
 
 from __future__ import annotations
 
+import ctypes
 import os
 from dataclasses import dataclass
 
@@ -34,6 +35,8 @@ class Numerics:
 
 MODES = ("compiled", "tiled", "plain")
 KERNELS_KEPT = "256"  # by oneDNN and by torch's layer over it, of those made for a shape: 0.7 MB each in bfloat16
+SPINS = "GOMP_SPINCOUNT"  # times that a thread of GNU's OpenMP looks for work before it sleeps: 4,000 take 50 µs
+PAUSE_HARD = 2  # of OpenMP's `omp_pause_resource_t`
 _current = Numerics()
 
 
@@ -69,3 +72,16 @@ def prepare_process(threads: int | None = None) -> None:
         n = torch.get_num_threads()
         use_threads(n)
         torch.set_num_threads(n)  # again: numba's first call sets the number for all that use OpenMP
+
+
+def end_workers() -> None:
+    """End the OpenMP workers of this thread, which computes no more. The next parallel operation starts new ones.
+
+    GNU's OpenMP counts the workers of all threads. If there are more than processors they sleep at once when they have
+    no work, and waking one takes some 20 µs, at each kernel of a decode step. The number of times that they look for
+    work otherwise is 300,000 by default, which takes milliseconds from other processes: without SPINS workers stay.
+    """
+    if SPINS in os.environ:
+        pause = getattr(ctypes.CDLL(None), "omp_pause_resource_all", None)
+        if pause is not None:
+            pause(PAUSE_HARD)
