@@ -191,9 +191,16 @@ class _Operations(TorchDispatchMode):
             self._recording.read = name
         given = {_memory(tensor) for tensor in _tensors((args, kwargs))}
         fresh = [tensor for tensor in _tensors(out) if _memory(tensor) not in given]
-        if fresh or func._schema.is_mutable:
+        if name == "aten::_to_copy":
+            self._recording.calls.append((_convert, (fresh[0], args[0])))
+        elif fresh or func._schema.is_mutable:
             self._recording.calls.append((_repeat, (func, args, kwargs, fresh)))
         return out
+
+
+def _convert(result: Tensor, given: Tensor) -> None:
+    """Repeat a conversion in one operation instead of two."""
+    result.copy_(given)
 
 
 def _repeat(func: Any, args: Any, kwargs: Any, results: list[Tensor]) -> None:
