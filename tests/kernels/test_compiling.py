@@ -64,24 +64,42 @@ def test_a_folder_that_others_can_write_to_or_nobody_is_not_used(tmp_path: Path,
     assert not kept(tmp_path)
 
 
-ASSEMBLY = """
-import torch
-from headwater.kernels import product
-from headwater.kernels.tile import WIDE
+INTEGERS = """
+import hashlib, torch
 from headwater.mixers.linear import Linear
+from headwater.mixers.numerics import Numerics
+from headwater.mixers.quantised import Quantised
+of = torch.Generator().manual_seed(0)
+codes, zeros = (torch.randint(0, 16, (96, n), generator=of, dtype=torch.uint8) for n in (128, 4))
+weight = Quantised(codes, 4, torch.randn(96, 4, generator=of).half(), zeros)
+y = Linear(weight, numerics=Numerics("compiled"))(torch.randn(9, 128, generator=of))
+digest = hashlib.sha256(y.numpy().tobytes()).hexdigest()
+"""
+
+ASSEMBLY = (
+    INTEGERS
+    + """
+from headwater.kernels import integers, product
+from headwater.kernels.tile import WIDE
 for dtype in (torch.float32, torch.bfloat16):
     Linear(torch.ones(64, 64, dtype=dtype), dtype=torch.float32)(torch.ones(9, 64))
-kernels = product.multiply, product.widen_and_multiply
+kernels = product.multiply, product.widen_and_multiply, integers.multiply_integers
 code = [text for kernel in kernels for text in kernel.compiled.inspect_asm().values()]
-print(WIDE, len(code), sum(text.count("zmm") for text in code), sum(text.count("vfmadd") > 0 for text in code))
+print(WIDE, len(code), sum(text.count("zmm") for text in code), sum(text.count("vfmadd") > 0 for text in code), digest)
 """
+)
 
 
 @pytest.mark.parametrize("processor", [name for name in processors.had() if name in ("AVX2", "AVX-512")])
-def test_code_for_a_lesser_processor_uses_no_wider_registers(processor: str, tmp_path: Path) -> None:
+def test_code_for_a_lesser_processor_uses_no_wider_registers_and_gives_the_same_integers(
+    processor: str, tmp_path: Path
+) -> None:
     environment = processors.environment(processor) | {"NUMBA_CACHE_DIR": str(tmp_path)}
     run = subprocess.run([sys.executable, "-c", ASSEMBLY], env=environment, capture_output=True, text=True, check=True)
-    wide, compiled, of_512_bits, multiplying = run.stdout.split()
+    wide, compiled, of_512_bits, multiplying, digest = run.stdout.split()
     assert int(compiled) > 0
     assert multiplying == compiled
     assert (wide, int(of_512_bits) > 0) == (("False", False) if processor == "AVX2" else ("True", True))
+    program = INTEGERS + "print(digest)"
+    here = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert digest == here.stdout.strip()
