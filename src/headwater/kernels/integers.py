@@ -39,7 +39,6 @@ LARGEST = 127  # of a rounded row
 LEAST = 1e-30  # largest value of a span that is told apart from zeros
 INT, FLOAT = ir.IntType(32), ir.FloatType()
 NIBBLES = 0x0F0F0F0F
-DOT = "avx512_vnni" in machine.cpu().features
 SHORTS_OF_INTS = ir.VectorType(ir.IntType(16), 2 * LANES)
 
 
@@ -77,7 +76,7 @@ class Pairs:
     @staticmethod
     def inputs(builder: ir.IRBuilder, four: ir.Value) -> list[ir.Value]:
         upper = _each(builder, SHORTS_OF_INTS, "shl", four, 8)
-        return [_each(builder, SHORTS_OF_INTS, "ashr", part, 8) for part in (upper, four)]
+        return [_each(builder, SHORTS_OF_INTS, "ashr", one, 8) for one in (upper, four)]
 
     @staticmethod
     def added(builder: ir.IRBuilder, total: ir.Value, weights: list[ir.Value], inputs: list[ir.Value]) -> ir.Value:
@@ -94,7 +93,7 @@ class Pairs:
         return total
 
 
-KIND: Any = Dot if DOT else Pairs
+KIND: Any = Dot if "avx512_vnni" in machine.cpu().features else Pairs
 
 
 def tile_of(rows: int) -> Any:
@@ -149,8 +148,8 @@ def _dots(builder, eight, first_xs, first_w, steps, vectors) -> dict[tuple[int, 
             parts = [codes]
             if eight:
                 upper = builder.lshr(codes, int_constant(4))
-                parts = [builder.and_(part, int_constant(NIBBLES)) for part in (codes, upper)]
-            weights.append([KIND.weights(builder, part) for part in parts])
+                parts = [builder.and_(some, int_constant(NIBBLES)) for some in (codes, upper)]
+            weights.append([KIND.weights(builder, some) for some in parts])
         for r, first_x in enumerate(first_xs):
             for half in range(2 if eight else 1):
                 at_x = builder.add(builder.mul(loop.index, INDEX(2 if eight else 1)), INDEX(half))
