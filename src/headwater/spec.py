@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from headwater.errors import CheckpointError, ConfigError
 from headwater.layers.feed_forward import Experts
@@ -20,6 +21,14 @@ WEIGHTS = ("auto", "int8", "int4")  # how weights are held; auto: as stored
 # of a quantised weight's element: its code, and for each group a float16 scale and a zero of 8 bits
 QUANTISED_BYTES = {"int8": 1 + 3 / GROUP, "int4": 0.5 + 3 / GROUP}
 PREFIXES = ("model.", "model.language_model.", "language_model.model.", "")  # of a text model, alone or in a larger one
+
+
+class Packed(NamedTuple):
+    """Format of a quantised checkpoint's weights, and bytes of their elements as they are held, scales included."""
+
+    name: str
+    element_bytes: float  # mean of the weights of products
+    table_bytes: float | None = None  # of embedding and head, if they are quantised
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +84,7 @@ class ModelCosts(ABC):
     vocab_size: int
     dtype_name: str  # of the computation, KV and convolutions' states
     weights: str = "auto"  # how weights of products are held, one of WEIGHTS
+    packed: Packed | None = None  # of a checkpoint whose weights are quantised
     tied: bool  # the head's weight is the embedding's
     state_dtype: str = "float32"  # of recurrent states
     tensor_parallel: int = 1
@@ -101,28 +111,35 @@ class ModelCosts(ABC):
 
     @property
     @abstractmethod
-    def table_element_bytes(self) -> int:
+    def table_element_bytes(self) -> float:
         """Bytes of one element of embedding and head."""
 
     @property
     @abstractmethod
+    def weight_dtype(self) -> str:
+        """Data type of weights that are not quantised."""
+
+    @property
     def weights_held(self) -> str:
-        """Format in which the weights of products are held: int8, int4, or a data type."""
+        """Format in which the weights of products are held: int8, int4, a type of GGUF, or a data type."""
+        if self.weights != "auto":
+            return self.weights
+        return self.packed.name if self.packed else self.weight_dtype
 
     def layer_bytes(self, layer: Layer) -> int:
-        """Bytes of a layer's weights as they are held; if they are quantised, in the smallest groups."""
-        if self.weights == "auto":
+        """Bytes of a layer's weights as they are held; if loading quantises them, in the smallest groups."""
+        if self.weights == "auto" and self.packed is None:
             return layer.weights * self.weight_element_bytes
+        element_bytes = QUANTISED_BYTES.get(self.weights) or (self.packed.element_bytes if self.packed else 0)
         quantised = layer.quantised_weights
-        rest = (layer.weights - quantised) * self.weight_element_bytes
-        return rest + round(quantised * QUANTISED_BYTES[self.weights])
+        return (layer.weights - quantised) * self.weight_element_bytes + round(quantised * element_bytes)
 
     @cached_property
     def weight_bytes(self) -> int:
         """Bytes of all weights as they are held."""
         layers = sum(n * layer.weights for layer, n in self.counted)
         rest = sum(self.parameters_by_kind().values()) - layers
-        return rest * self.table_element_bytes + sum(n * self.layer_bytes(layer) for layer, n in self.counted)
+        return round(rest * self.table_element_bytes) + sum(n * self.layer_bytes(layer) for layer, n in self.counted)
 
     def weight_bytes_read(self, tokens: int) -> float:
         """Bytes of weights that a step over so many tokens is expected to read, without embedding and head."""
@@ -243,6 +260,7 @@ class ModelSpec(Architecture, ModelCosts):
     dtype_name: str = "float32"
     weights: str = "auto"
     stored_dtype: str = "float32"  # of the checkpoint's weights
+    packed: Packed | None = None
     page_size: int = 64  # tokens a page
 
     @classmethod
@@ -273,12 +291,9 @@ class ModelSpec(Architecture, ModelCosts):
         return BYTES_OF_DTYPE[self.weight_dtype]
 
     @property
-    def table_element_bytes(self) -> int:
-        return self.weight_element_bytes
-
-    @property
-    def weights_held(self) -> str:
-        return self.weight_dtype if self.weights == "auto" else self.weights
+    def table_element_bytes(self) -> float:
+        held = self.packed.table_bytes if self.packed else None
+        return self.weight_element_bytes if held is None else held
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:

@@ -15,6 +15,7 @@ from headwater.errors import CheckpointError
 from headwater.mixers.quantised import Quantised
 from headwater.models.gguf import changes
 from headwater.models.gguf.blocks import TYPES, Plain
+from headwater.models.gguf.config import HELD
 from headwater.models.gguf.file import read_header
 from headwater.models.gguf.tokenizer import special_tokens, tokenizer_of
 from headwater.models.load import load_model, read_spec
@@ -36,6 +37,15 @@ def read_blocks(name: str, byte_NY: np.ndarray) -> Quantised:
 def test_any_block_has_the_values_of_its_format_to_the_bit(name: str) -> None:
     byte_NY = random_blocks(name, n_out=5, blocks=3)
     assert torch.equal(read_blocks(name, byte_NY).values(), torch.from_numpy(decode(name, byte_NY)))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_bytes_of_an_element_are_those_that_panels_take(name: str) -> None:
+    panels = pytest.importorskip("headwater.mixers.panels", reason="numba is not installed")
+    weight = read_blocks(name, random_blocks(name, n_out=64, blocks=32))
+    arrays = panels.held(weight, torch.float32).arrays
+    held = sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
+    assert HELD[FORMATS[name].number] == (name, pytest.approx(held / weight.code_NK.numel(), rel=0.01))
 
 
 @pytest.mark.parametrize("name", FORMATS)

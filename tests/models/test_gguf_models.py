@@ -90,6 +90,33 @@ def test_a_file_of_mixed_formats_has_the_logits_of_its_values(
     same_values(checkpoint("qwen3_5_blocks"), tmp_path, "Q4_K", forms)
 
 
+@pytest.mark.parametrize(("form", "bits"), [("Q4_0", 4.5), ("Q8_0", 8.5), ("Q4_K", 4.75)])
+def test_bytes_of_weights_are_counted_by_the_types_of_tensors(
+    form: str, bits: float, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = checkpoint("qwen3_5_blocks")
+    plain = read_folder(convert(folder, tmp_path / "plain.gguf", "BF16"), "bfloat16")
+    file = convert(folder, tmp_path / "quantised.gguf", form)
+    spec = read_folder(file, "bfloat16")
+    assert (plain.packed, plain.weights_held, spec.weights_held) == (None, plain.weight_dtype, form)
+    kinds, products = spec.parameters_by_kind(), sum(layer.quantised_weights for layer in spec.layers)
+    table = kinds["embedding"] + kinds["head"] + kinds["norm"]
+    counted = plain.parameter_bytes - (products + table) * (plain.weight_element_bytes - bits / 8)
+    assert spec.parameter_bytes == pytest.approx(counted, rel=1e-4)
+    assert load_profile(str(file), "bfloat16").weight_bytes == spec.parameter_bytes
+    fewer = read_folder(file, "bfloat16", weights="int4")
+    assert fewer.weights_held == "int4"
+    assert fewer.table_element_bytes == bits / 8
+
+
+def test_a_type_counts_by_its_share_of_the_weights(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    forms = {"ffn_down.weight": "Q6_K", "token_embd.weight": "F16", "output.weight": "F16"}
+    spec = read_folder(convert(checkpoint("qwen3_5_blocks"), tmp_path / "mixed.gguf", "Q4_K", forms))
+    assert spec.packed is not None
+    assert (spec.packed.name, spec.packed.table_bytes) == ("Q4_K", None)
+    assert 4.75 < 8 * spec.packed.element_bytes < 9.125
+
+
 def same_values(folder: Path, tmp_path: Path, form: str, forms: dict[str, str] | None = None) -> None:
     file = convert(folder, tmp_path / "quantised.gguf", form, forms)
     plain = as_float32(file, tmp_path / "plain.gguf")

@@ -20,9 +20,11 @@ from headwater.mixers.weights import values_of
 from headwater.models.families import quantised as described
 from headwater.models.families import read_config
 from headwater.models.load import load_model
+from headwater.models.profiles import profile_named
 from headwater.models.quantisation import METHODS, method_of
 from headwater.models.tensors import CheckpointTensors, PartTensors
 from tests.support import Bench
+from tests.test_spec import NEXT_80B
 
 N, K, GROUP = 32, 64, 16
 TOKENS = list(range(300, 400))
@@ -154,6 +156,60 @@ def blocks(n: int, k: int) -> tuple[Parts, Weight]:
     parts["weight_scale"] = torch.from_numpy(scale)
     spread_NK = scale[np.arange(n) // 16][:, np.arange(k) // 32]
     return parts, parts["weight"].float().numpy() * spread_NK
+
+
+HELD: dict[str, tuple[dict[str, Any], Callable[[int, int], tuple[Parts, Weight]], str]] = {
+    "gptq, 4 bits": ({"quant_method": "gptq", "bits": 4, "group_size": GROUP}, gptq, "int4"),
+    "gptq, 8 bits": (
+        {"quant_method": "gptq", "bits": 8, "group_size": GROUP},
+        lambda n, k: gptq(n, k, 8),
+        "int8",
+    ),
+    "awq": ({"quant_method": "awq", "bits": 4, "group_size": GROUP}, awq, "int4"),
+    "packed, asymmetric": (
+        compressed("pack-quantized", num_bits=4, group_size=GROUP, symmetric=False),
+        packed,
+        "int4",
+    ),
+    "packed, symmetric": (
+        compressed("pack-quantized", num_bits=4, group_size=GROUP),
+        lambda n, k: packed(n, k, symmetric=True),
+        "int4",
+    ),
+    "int8": (compressed("int-quantized", num_bits=8, group_size=None), int8, "int8"),
+}
+
+
+@pytest.mark.parametrize("case", HELD)
+def test_bytes_are_counted_as_weights_are_held(case: str) -> None:
+    panels = pytest.importorskip("headwater.mixers.panels", reason="numba is not installed")
+    described_as, write, name = HELD[case]
+    config = {"quantization_config": described_as}
+    method, n, k = method_of(config), 64, 1024
+    assert method is not None
+    arrays = panels.held(method.read(write(n, k)[0], n, k), torch.float32).arrays
+    held = sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
+    counted = described.packed(config, "float32", "float16")
+    assert counted is not None
+    assert counted.name == name
+    assert counted.element_bytes * n * k == pytest.approx(held, rel=0.01)
+    spec = read_config(NEXT_80B | config, "float32")
+    plain = read_config(NEXT_80B, "float32")
+    products = sum(layer.quantised_weights for layer in spec.layers)
+    element_bytes = described.packed(config, "float32", spec.stored_dtype).element_bytes
+    assert spec.weights_held == name
+    assert spec.parameter_bytes == pytest.approx(
+        plain.parameter_bytes - products * (plain.weight_element_bytes - element_bytes), abs=len(spec.layers)
+    )
+    assert spec.weight_bytes_read(1) < plain.weight_bytes_read(1)
+    assert profile_named("a profile", "", spec).weight_bytes == spec.parameter_bytes
+    assert (spec.page_bytes, spec.checkpoint_bytes) == (plain.page_bytes, plain.checkpoint_bytes)
+
+
+def test_float8_numbers_are_counted_in_the_dtype_that_they_are_held_in() -> None:
+    for dtype, size in (("float32", 4), ("bfloat16", 2)):
+        for config in (FP8, compressed("float-quantized", num_bits=8, type="float")):
+            assert described.packed({"quantization_config": config}, dtype, "bfloat16") == (dtype, size, None)
 
 
 def module(name: str, parts: Parts) -> Parts:

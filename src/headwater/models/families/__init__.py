@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from headwater.config_keys import ConfigKeys, text_config
 from headwater.errors import CheckpointError
 from headwater.models.families.family import Family, Refusal
-from headwater.models.families.quantised import check_quantisation
+from headwater.models.families.quantised import check_quantisation, packed
 from headwater.models.files import model_config
 from headwater.spec import ModelSpec
 
@@ -59,7 +60,8 @@ def read_config(config: dict[str, Any], dtype: str, page_size: int = 64, weights
     family = BY_MODEL_TYPE[model_type]
     for key, value in filter(None, (refusal.required for refusal in family.refuses)):
         keys.require(key, value, default=value)
-    return ModelSpec.of(family.read(keys), dtype, page_size, weights, stored_dtype(config))
+    spec = ModelSpec.of(family.read(keys), dtype, page_size, weights, stored_dtype(config))
+    return replace(spec, packed=packed(config, dtype, stored_dtype(config)))
 
 
 def stored_dtype(config: dict[str, Any]) -> str:

@@ -10,6 +10,8 @@ from typing import Any
 
 from headwater.config_keys import ConfigKeys, text_config
 from headwater.errors import CheckpointError
+from headwater.spec import Packed
+from headwater.state_layout import BYTES_OF_DTYPE
 
 GPTQ_BITS = (2, 4, 8)
 GPTQ_FORMATS = ("gptq", "gptq_v2")
@@ -36,6 +38,31 @@ def check_quantisation(config: dict[str, Any]) -> None:
     if not isinstance(method, str) or method not in METHODS:
         raise CheckpointError(f"config.json: quantised weights of {method!r} are not one of {', '.join(METHODS)}")
     METHODS[method](ConfigKeys(described))
+
+
+def packed(config: dict[str, Any], dtype: str, stored: str) -> Packed | None:
+    """Return how quantised weights are held for a computation in `dtype`; None if there are none.
+
+    `stored` is the dtype of the weights that are not quantised. A scale of 16 bits is held in 32 if it is bfloat16, and
+    a zero takes a byte. float8 numbers are held as numbers in `dtype`. All large products are taken to be quantised.
+    """
+    held = config.get("packed")
+    if isinstance(held, Packed):  # of a GGUF file
+        return held
+    described = quantisation(config)
+    if described is None:
+        return None
+    keys = ConfigKeys(described)
+    if described["quant_method"] == "compressed-tensors":
+        groups = groups_of(keys)
+        keys = ConfigKeys(groups[0].optional("weights") or {} if groups else {})
+        bits, group = keys.integer("num_bits", 8), keys.integer("group_size", -1)
+        of_group = (0 if keys.flag("symmetric", True) else 1) + (4 if stored == "bfloat16" else 2)
+    else:
+        bits, group, of_group = keys.integer("bits", 4), keys.integer("group_size", 128), 1 + 2
+    if described["quant_method"] == "fp8" or keys.optional("type") == "float":
+        return Packed(dtype, BYTES_OF_DTYPE[dtype])
+    return Packed(f"int{bits}", (0.5 if bits <= 4 else 1) + (of_group / group if group > 0 else 0))
 
 
 def _check_gptq(keys: ConfigKeys) -> None:

@@ -51,6 +51,7 @@ def profile_named(name: str, source: str, spec: ModelSpec) -> Profile:
         dtype_name=spec.dtype_name,
         weight_dtype=spec.weight_dtype,
         weights=spec.weights,
+        packed=spec.packed,
         tied=spec.tied,
         norms=1 + len(spec.blocks),
     )

@@ -8,7 +8,7 @@ from typing import Any
 from headwater.errors import ConfigError
 from headwater.layers.layer import Layer
 from headwater.plan import CacheLayout
-from headwater.spec import ModelCosts
+from headwater.spec import ModelCosts, Packed
 from headwater.state_layout import BYTES_OF_DTYPE
 
 BYTES_OF_WEIGHT = BYTES_OF_DTYPE | {"float8": 1}
@@ -29,6 +29,7 @@ class Profile(ModelCosts):
     dtype_name: str = "bfloat16"  # of the computation, KV and convolutions' states
     weight_dtype: str = "bfloat16"  # of weights that are not quantised; if 8 bits, not of embedding and head
     weights: str = "auto"  # how weights of products are held: as `weight_dtype` says, int8 or int4
+    packed: Packed | None = None  # of a quantised checkpoint
     state_dtype: str = "float32"  # of recurrent states
     tied: bool = False  # the head's weight is the embedding's
     tensor_parallel: int = 1
@@ -65,18 +66,16 @@ class Profile(ModelCosts):
         return "float8" if self.weight_dtype == "float8" else self.dtype_name
 
     @property
-    def table_element_bytes(self) -> int:
-        """Bytes of one element of embedding and head, which are never held in 8 bits."""
+    def table_element_bytes(self) -> float:
+        """Bytes of one element of embedding and head; those of a profile in float8 are held in 16 bits."""
+        if self.packed is not None and self.packed.table_bytes is not None:
+            return self.packed.table_bytes
         return BYTES_OF_DTYPE.get(self.weight_dtype, self.element_bytes)
-
-    @property
-    def weights_held(self) -> str:
-        return self.weight_dtype if self.weights == "auto" else self.weights
 
     @property
     def head_bytes(self) -> int:
         """Bytes of the head's weights, which a step with logits reads in addition."""
-        return self.vocab_size * self.hidden_size * self.table_element_bytes
+        return round(self.vocab_size * self.hidden_size * self.table_element_bytes)
 
     def layout(
         self,
