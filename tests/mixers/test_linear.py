@@ -183,6 +183,8 @@ def test_integers_give_the_bits_of_the_reference(bits: int, rows: int) -> None:
     for weight in kinds:
         linear = Linear(weight, numerics=Numerics("compiled"))
         assert torch.equal(linear(x_RK), rounded_product(weight, x_RK))
+    in_bfloat16 = Linear(plain, numerics=Numerics("compiled"), dtype=torch.bfloat16)(x_RK.bfloat16())
+    assert torch.equal(in_bfloat16, rounded_product(plain, x_RK.bfloat16().float()).bfloat16())
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-38, 1e-20, 1e20])

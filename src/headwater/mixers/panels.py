@@ -108,7 +108,7 @@ class PanelProduct:
             x_RK = x_RK.contiguous()
             pairs: np.ndarray[Any, Any] = x_RK.view(torch.int32).view(-1).numpy()
             return pairs, x_RK.shape[1] // 2
-        x_RK = x_RK.float()
+        x_RK = x_RK if self.held.few is multiply_integers else x_RK.float()  # others read float32
         x_RK = x_RK if x_RK.stride(1) == 1 else x_RK.contiguous()
         return flat(x_RK), x_RK.stride(0)
 
