@@ -31,8 +31,10 @@ WHOLE = [
     "qwen3_windows_only",
     "bamba",
     "headwater_tiny",
+    "qwen3_moe",
+    "minimax",
 ]
-READING = ["qwen3_moe", "ling", "minimax", "qwen3_window_odd_heads"]  # experts, rotations looked up, torch's attention
+READING = ["ling", "qwen3_window_odd_heads"]  # rotations looked up, torch's attention
 
 
 class Noting(CpuRecorder):

@@ -17,6 +17,7 @@ import torch
 from headwater import kernels
 from headwater.engine.passes import broken_passes
 from headwater.layers.attention import GroupedAttention
+from headwater.layers.feed_forward import Experts
 from headwater.layers.layer import Layer
 from headwater.layers.mla import LatentAttention
 from headwater.mixers import activations, recurrent, softmax
@@ -122,6 +123,9 @@ class Recorded(Weights):
         weights = weight_NK if isinstance(weight_NK, Sequence) else [weight_NK]
         return self._written(weights[0].shape[1], sum(weight.shape[0] for weight in weights))
 
+    def of_experts(self, stacked: Sequence[Weight], build: Callable[[list[Weight], torch.dtype], Any]) -> Any:
+        return self.packed(stacked[0])
+
     def _written(self, n_in: int, n_out: int) -> Linear:
         self._seen.add((n_in, n_out, self.dtype))
         return Linear(torch.zeros(1, 1), numerics=Numerics("plain"))
@@ -217,10 +221,13 @@ def _kernel_checks(spec: ModelSpec, device: str) -> Iterator[Check]:
         layers = {layer for layer in layers if not check.is_covered(layer, recurrent)}
     if torch.device(device).type == "cpu" and kernels.available():
         from headwater.mixers.cpu.check_attention import broken_attention  # needs numba
+        from headwater.mixers.cpu.check_experts import broken_experts
         from headwater.mixers.cpu.check_recurrent import broken_recurrence
 
         for grouped in sorted({layer for layer in layers if isinstance(layer, GroupedAttention)}, key=repr):
             yield partial(broken_attention, grouped, random)
+        for experts in sorted({layer for layer in layers if isinstance(layer, Experts)}, key=repr):
+            yield partial(broken_experts, experts, random)
         for layer in sorted({layer for layer in layers if type(layer) in RECURRENT}, key=repr):
             yield partial(broken_recurrence, *_narrowed(layer, random, device), random)
     for shape in sorted({shape for layer in layers for shape in attended(layer)}):

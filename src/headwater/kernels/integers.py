@@ -30,6 +30,7 @@ from headwater.kernels.instructions import (
     multiply_added,
 )
 from headwater.kernels.product import finish
+from headwater.kernels.tile import BLOCK as TILE_BLOCK
 from headwater.kernels.tile import INDEX, PANEL, ROWS, VECTORS, vectors_at_once
 from headwater.kernels.vectors import fill, load, load_some, max_lanes, maximum, nearest, store, store_some, sum_lanes
 
@@ -217,7 +218,7 @@ def _some_rows(
 
 
 @part
-def _round_row(x, x_at, n_inputs, span, codes, at, scales, totals, span_at):
+def round_row(x, x_at, n_inputs, span, codes, at, scales, totals, span_at):
     """Round a row to int8: x ≈ scale · code, the largest |code| of a span is 127. Write scales and sums of codes."""
     nothing = fill(np.float32(0))
     for s in range(n_inputs // span):
@@ -252,39 +253,53 @@ def _write_group(weights, p, g, n_zeros, out, at):
             store(out, at + 2 * PANEL + v, nothing - m)
 
 
+@part
+def span_of(group):
+    """Return the inputs of a span, for groups of so many."""
+    span = group
+    while span > MAX_SPAN or group % span:
+        span -= 8
+    return span
+
+
+@part
+def add_panel(rounded, scales, totals, first, rows, weights, p, n_inputs, span, scratch, at):
+    """Write the sums of rows from `first` on for a panel to scratch, from `at` on; return where they begin."""
+    code, scale, zero, minimum, _, _, n_groups = weights
+    spans, spans_of_group, n_zeros = n_inputs // span, n_inputs // n_groups // span, len(zero) * n_groups // len(scale)
+    per_step = n_inputs * len(scale) // n_groups // len(code)  # inputs
+    steps, in_block = span // per_step, max(1, BLOCK // max(span, 16))
+    sums_at = at + 3 * in_block * PANEL
+    for i in range(sums_at, sums_at + rows * PANEL, LANES):
+        store(scratch, i, fill(np.float32(0)))
+    for block in range(0, spans, in_block):
+        end = min(spans, block + in_block)
+        for s in range(block, end):
+            g = s if spans_of_group == 1 else s // spans_of_group
+            _write_group(weights, p, g, n_zeros, scratch, at + (s - block) * 3 * PANEL)
+        for r in range(0, rows, ROWS):
+            some, to, row = min(ROWS, rows - r), sums_at + r * PANEL, first + r
+            for s in range(block, end):
+                w_at, of_w_at = (p * spans + s) * steps * PANEL, at + (s - block) * 3 * PANEL
+                _some_rows(
+                    some, rounded, row * n_inputs + s * span, n_inputs, scales, totals, row * spans + s, spans,
+                    code, w_at, steps, scratch, of_w_at, len(minimum) > 0, scratch, to,
+                )  # fmt: skip
+    return sums_at
+
+
 @kernel
 def multiply_integers(
     x, x_row, x_step, weights, n_inputs, bias, then, factor, factor_row, y, y_row, rows, n_outputs, scratch
 ):
     """Multiply by weights of 2 to 8 bits; an input of a row is an element of x."""
-    code, scale, zero, minimum, _, _, n_groups = weights
-    group = n_inputs // n_groups
-    span = group
-    while span > MAX_SPAN or group % span:
-        span -= 8
-    spans, spans_of_group, n_zeros = n_inputs // span, group // span, len(zero) * n_groups // len(scale)
+    span = span_of(n_inputs // weights[6])
+    spans = n_inputs // span
     rounded = np.empty(rows * n_inputs, np.int8)
     scales, totals = np.empty(rows * spans, np.float32), np.empty(rows * spans, np.float32)
     for r in prange(rows):
-        _round_row(x, r * x_row, n_inputs, span, rounded, r * n_inputs, scales, totals, r * spans)
-    per_step = n_inputs * len(scale) // n_groups // len(code)  # inputs
-    steps, in_block = span // per_step, max(1, BLOCK // max(span, 16))
+        round_row(x, r * x_row, n_inputs, span, rounded, r * n_inputs, scales, totals, r * spans)
     for p in prange((n_outputs + PANEL - 1) // PANEL):
-        groups_at = get_thread_id() * (rows + 3 * in_block) * PANEL
-        sums_at = groups_at + 3 * in_block * PANEL
-        for i in range(sums_at, sums_at + rows * PANEL, LANES):
-            store(scratch, i, fill(np.float32(0)))
-        for block in range(0, spans, in_block):
-            end = min(spans, block + in_block)
-            for s in range(block, end):
-                g = s if spans_of_group == 1 else s // spans_of_group
-                _write_group(weights, p, g, n_zeros, scratch, groups_at + (s - block) * 3 * PANEL)
-            for r in range(0, rows, ROWS):
-                some, to = min(ROWS, rows - r), sums_at + r * PANEL
-                for s in range(block, end):
-                    w_at, of_w_at = (p * spans + s) * steps * PANEL, groups_at + (s - block) * 3 * PANEL
-                    _some_rows(
-                        some, rounded, r * n_inputs + s * span, n_inputs, scales, totals, r * spans + s, spans,
-                        code, w_at, steps, scratch, of_w_at, len(minimum) > 0, scratch, to,
-                    )  # fmt: skip
+        at = get_thread_id() * (rows + TILE_BLOCK) * PANEL
+        sums_at = add_panel(rounded, scales, totals, 0, rows, weights, p, n_inputs, span, scratch, at)
         finish(scratch, sums_at, rows, p * PANEL, n_outputs, bias, then, factor, factor_row, y, y_row)

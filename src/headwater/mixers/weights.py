@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Self
+from typing import Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from headwater.mixers.linear import Linear, Weight
 from headwater.mixers.quantised import Quantised, joined
 
 Stored = Weight | list[Weight]  # a list: weights whose outputs follow each other, as those of experts do
+
+Built = TypeVar("Built")
 
 
 @dataclass(eq=False)
@@ -92,6 +94,10 @@ class Weights:
         weights = _fewest([self._held(weight) for weight in given])
         return Linear(weights, None if bias_N is None else self.cast(bias_N).clone(), dtype=self.dtype)
 
+    def of_experts(self, stacked: Sequence[Weight], build: Callable[[list[Weight], torch.dtype], Built]) -> Built:
+        """Build what multiplies by the weights of all experts."""
+        return build([self._held(weight) for weight in stacked], self.dtype)
+
     def _held(self, weight: Weight) -> Weight:
         """Return a weight on the device of products: in its own dtype on the CPU, if that is no longer than theirs."""
         on_cpu = torch.device(self.device).type == "cpu"
@@ -103,18 +109,19 @@ class Weights:
 
 def _fewest(weights: Sequence[Weight]) -> list[Weight]:
     """Join neighbours of one format, so that a product has as few parts as possible."""
-    joins = (list(run) for _, run in groupby(weights, _format))
-    return [_joined(run) for run in joins]
+    joins = (list(run) for _, run in groupby(weights, format_of))
+    return [weights_as_one(run) for run in joins]
 
 
-def _joined(run: list[Weight]) -> Weight:
+def weights_as_one(run: Sequence[Weight]) -> Weight:
+    """Return weights of one format whose outputs follow each other as one."""
     tensors = [weight for weight in run if isinstance(weight, Tensor)]
     if len(run) == 1:
         return run[0]
     return torch.cat(tensors) if tensors else joined([weight for weight in run if isinstance(weight, Quantised)])
 
 
-def _format(weight: Weight) -> tuple[object, ...]:
+def format_of(weight: Weight) -> tuple[object, ...]:
     """Return all that has to be equal for two weights to be one."""
     if isinstance(weight, Tensor):
         return (weight.dtype,)

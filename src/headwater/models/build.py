@@ -106,6 +106,7 @@ def layer_classes(device: torch.device | str) -> LayerClasses:
 def _on_cpu() -> LayerClasses:
     from headwater.mixers.cpu.attention import AttentionStepOnCpu, attention_of, window_attention_of
     from headwater.mixers.cpu.embedding import EmbeddingOnCpu
+    from headwater.mixers.cpu.experts import ExpertsOnCpu
     from headwater.mixers.cpu.mla import latent_attention_of
     from headwater.mixers.cpu.norm import StreamNormOnCpu
     from headwater.mixers.cpu.recurrent import on_cpu
@@ -116,6 +117,7 @@ def _on_cpu() -> LayerClasses:
         attention=attention_of,
         latent_attention=latent_attention_of,
         window=window_attention_of,
+        experts=ExpertsOnCpu,
         attention_step=AttentionStepOnCpu,
         stream_norm=StreamNormOnCpu,
         embedding=EmbeddingOnCpu,

@@ -1,0 +1,147 @@
+"""Routed experts on a CPU: router, products and weighted sum of all rows by kernels, without a loop over experts.
+
+An expert's weights are read once for all rows that chose it. N rows of a step, C model width, X width that experts
+take, I intermediate width, J experts a token, E experts, R = N · J rows of experts, K inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from headwater.kernels import routing
+from headwater.kernels.arrays import flat
+from headwater.kernels.experts import AT_ONCE, multiply_integers_into, multiply_into
+from headwater.kernels.recording import empty
+from headwater.kernels.tile import PANEL
+from headwater.layers.feed_forward import Experts
+from headwater.mixers import activations, numerics
+from headwater.mixers.feed_forward import MixtureOfExperts, expert_weights, parts_of
+from headwater.mixers.linear import Weight
+from headwater.mixers.panels import ACTIVATIONS, held, scratch
+from headwater.mixers.weights import Weights, format_of, weights_as_one
+
+Array = np.ndarray[Any, Any]
+SCORES = {"softmax": routing.SOFTMAX, "sigmoid": routing.SIGMOID}
+
+
+@dataclass(frozen=True)
+class Routes:
+    """A step's rows in the order of experts: where each expert's begin, and the experts that have any."""
+
+    begins: Array  # [E + 1]
+    chosen: Array  # their number, then the experts
+
+
+class ExpertProduct:
+    """The product of each row with the weight of its expert; weights are held in panels, one after the other."""
+
+    def __init__(self, weights: Sequence[Weight], dtype: torch.dtype) -> None:
+        self.n_out, self.n_in = weights[0].shape
+        self.dtype, self.width = dtype, -(-self.n_out // PANEL) * PANEL
+        self.held = held(_stacked(weights), dtype)
+        self._none = flat(torch.empty(0))
+
+    def __call__(self, x_RK: Tensor, routes: Routes, then: str = "none", factor_RN: Tensor | None = None) -> Tensor:
+        """Return then(x Wᵀ) · factor, [R, N], with columns of zeros up to a multiple of 64; x may have such, too."""
+        y_RN = empty(len(x_RK), self.width, dtype=self.dtype)
+        x, x_row, n_in = self._inputs(x_RK)
+        factor, factor_row = (flat(y_RN), 0) if factor_RN is None else (flat(factor_RN), factor_RN.stride(0))
+        multiply = multiply_integers_into if len(self.held.arrays) > 1 else multiply_into
+        multiply(
+            flat(y_RN), self.width, x, x_row, self.held.arrays, n_in, self.width, ACTIVATIONS[then],
+            factor, factor_row, routes.begins, routes.chosen, self._none, scratch(AT_ONCE),
+        )  # fmt: skip
+        return y_RN
+
+    def _inputs(self, x_RK: Tensor) -> tuple[Array, int, int]:
+        """Return rows as the kernel reads them, the elements from one to the next, and the inputs."""
+        n_in = self.n_in + self.n_in % 2 if self.held.pairs else self.n_in
+        if x_RK.shape[1] < n_in:
+            x_RK = F.pad(x_RK, (0, 1))
+        if self.held.dot:
+            pairs: Array = x_RK.view(torch.int32).view(-1).numpy()
+            return pairs, x_RK.shape[1] // 2, n_in
+        return flat(x_RK.float()), x_RK.shape[1], n_in
+
+
+def _stacked(weights: Sequence[Weight]) -> Weight:
+    """Return the weights of all experts as one, each filled up to whole panels."""
+    return weights_as_one([_filled_up(weight, (0, 0, 0, -weight.shape[0] % PANEL)) for weight in weights])
+
+
+def _filled_up(weight: Weight, missing: tuple[int, ...]) -> Weight:
+    if isinstance(weight, Tensor):
+        return F.pad(weight, missing)
+    parts: dict[str, Any] = {name: F.pad(part, missing) for name, part in weight.parts()}
+    return replace(weight, **parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsOnCpu(MixtureOfExperts):
+    """Routed experts whose rows, of prompts and of answers, are computed by kernels."""
+
+    up: ExpertProduct
+    down: ExpertProduct
+    gate: ExpertProduct | None
+    activation: str
+
+    @classmethod
+    def of(cls, shape: Experts, weights: Weights) -> MixtureOfExperts:
+        """Hold the weights of all experts together if products are those of kernels, and formats are the same."""
+        stacked = expert_weights(shape, weights)
+        if numerics.current().mode != "compiled" or any(len(set(map(format_of, parts))) > 1 for parts in stacked):
+            return MixtureOfExperts.of(shape, weights)
+        *gate, up, down = (weights.of_experts(parts, ExpertProduct) for parts in stacked)
+        parts = parts_of(shape, weights, [[] for _ in stacked])
+        return cls(**parts, up=up, down=down, gate=gate[0] if gate else None, activation=shape.activation)
+
+    def _routed(self, x_NC: Tensor, n_prefill: int) -> Tensor:
+        product = self.router.product
+        logits_NE = product(x_NC.to(product.dtype), n_prefill)
+        if self.latent is None:
+            return self.by_logits(x_NC, logits_NE)
+        return self.latent[1](self.by_logits(self.latent[0](x_NC, n_prefill), logits_NE), n_prefill)
+
+    def by_logits(self, x_NX: Tensor, logits_NE: Tensor) -> Tensor:
+        """Return the weighted sum of what the experts give that each row's logits choose."""
+        shape, none = self.router.shape, torch.empty(0)
+        weight_NJ = empty(len(x_NX), shape.per_token)
+        expert_NJ = empty(len(x_NX), shape.per_token, dtype=torch.int64)
+        correction = flat(none if self.router.correction_E is None else self.router.correction_E)
+        routing.choose_into(
+            flat(weight_NJ), flat(expert_NJ), flat(logits_NE), logits_NE.stride(0), len(x_NX), shape.experts,
+            SCORES[shape.scores], correction, shape.groups, shape.groups_per_token, shape.per_token,
+            shape.normalise, shape.scale,
+        )  # fmt: skip
+        return self._sum(x_NX.contiguous(), flat(weight_NJ), flat(expert_NJ))
+
+    def _sum(self, x_NX: Tensor, weight: Array, expert: Array) -> Tensor:
+        """Return the weighted sum of what each row's experts give."""
+        n, width, n_experts = *x_NX.shape, self.router.shape.experts
+        rows, per_token = len(expert), self.router.shape.per_token
+        x_RX, place = empty(rows, width, dtype=x_NX.dtype), np.empty(rows, np.int64)
+        routes = Routes(np.empty(n_experts + 1, np.int64), np.empty(n_experts + 1, np.int64))
+        routing.gather_into(
+            flat(x_RX), place, routes.begins, routes.chosen, expert, n, per_token, n_experts, flat(x_NX), width, width
+        )
+        routed_RX, total_NX = self.down(self._hidden(x_RX, routes), routes), empty(n, width, dtype=x_NX.dtype)
+        routing.add_into(flat(total_NX), flat(routed_RX), routed_RX.stride(0), weight, place, n, per_token, width)
+        return total_NX
+
+    def _hidden(self, x_RX: Tensor, routes: Routes) -> Tensor:
+        """Return the inputs of `down`."""
+        activate = activations.ACTIVATIONS[self.activation]
+        if self.gate is None:
+            return activate(self.up(x_RX, routes))
+        if self.activation == "silu":
+            opened_RI = self.gate(x_RX, routes, "swish")
+        else:
+            opened_RI = activate(self.gate(x_RX, routes))
+        return self.up(x_RX, routes, factor_RN=opened_RI)
