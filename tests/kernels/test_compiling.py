@@ -90,7 +90,10 @@ print(WIDE, len(code), sum(text.count("zmm") for text in code), sum(text.count("
 )
 
 
-@pytest.mark.parametrize("processor", [name for name in processors.had() if name in ("AVX2", "AVX-512")])
+LESSER = {"AVX2": (), "AVX-512": (pytest.mark.full,)}  # half a minute of compiling each
+
+
+@pytest.mark.parametrize("processor", [pytest.param(n, marks=LESSER[n]) for n in processors.had() if n in LESSER])
 def test_code_for_a_lesser_processor_uses_no_wider_registers_and_gives_the_same_integers(
     processor: str, tmp_path: Path
 ) -> None:
