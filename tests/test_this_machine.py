@@ -96,3 +96,17 @@ def test_windows_is_refused_in_one_sentence() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "headwater: Windows is not supported; use Linux or macOS, or Linux in WSL 2\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "used"),
+    [("", True), ("cooperlake", True), ("skylake-avx512", False), ("haswell", False), ("one that is not known", False)],
+)
+def test_kernels_use_what_the_processor_has_that_numba_compiles_for(
+    monkeypatch: pytest.MonkeyPatch, name: str, used: bool
+) -> None:
+    monkeypatch.setenv("NUMBA_CPU_NAME", name)
+    monkeypatch.setattr(machine, "cpu", lambda: machine.Cpu("pretended", ("avx2", "avx512_vnni", "avx512_bf16")))
+    assert [machine.compiles(feature) for feature in ("avx512_vnni", "avx512_bf16")] == [used, used]
+    monkeypatch.setattr(machine, "cpu", lambda: machine.Cpu("pretended", ("avx2",)))
+    assert not machine.compiles("avx512_vnni")

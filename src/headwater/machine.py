@@ -32,6 +32,11 @@ HIDDEN_BY_ONEDNN = {
     "AVX512_CORE_BF16": ("avx512_fp16", "amx"),
     **dict.fromkeys(("AVX512_CORE_FP16", "AVX10_1_512"), ("amx",)),
 }
+# Features that numba's compiler may use if NUMBA_CPU_NAME names the processor to compile for; none by any other name.
+COMPILED_FOR = {
+    "cascadelake": ("avx512_vnni",),
+    **dict.fromkeys(("cooperlake", "sapphirerapids", "znver4", "znver5"), ("avx512_vnni", "avx512_bf16")),
+}
 HIDDEN_BY_TORCH = dict.fromkeys(("default", "avx2"), ("avx512", "amx"))
 
 
@@ -72,6 +77,12 @@ def read_cpu(cpuinfo: str, environment: dict[str, str]) -> Cpu:
     hidden += HIDDEN_BY_TORCH.get(environment.get("ATEN_CPU_CAPABILITY", "").lower(), ())
     features = tuple(f for f in CPU_FEATURES if f in have and not f.startswith(hidden))
     return Cpu(fields.get("model name", platform.processor() or platform.machine()), features)
+
+
+def compiles(feature: str) -> bool:
+    """Return whether kernels may use a feature: the processor has it, and numba does not compile for a lesser one."""
+    name = os.environ.get("NUMBA_CPU_NAME")
+    return feature in cpu().features and (not name or feature in COMPILED_FOR.get(name, ()))
 
 
 def identity() -> list[str]:

@@ -94,7 +94,7 @@ class Pairs:
         return total
 
 
-KIND: Any = Dot if "avx512_vnni" in machine.cpu().features else Pairs
+KIND: Any = Dot if machine.compiles("avx512_vnni") else Pairs
 
 
 def tile_of(rows: int) -> Any:

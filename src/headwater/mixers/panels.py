@@ -140,7 +140,7 @@ def held(weight_NK: Tensor | Quantised, dtype: torch.dtype) -> Held:
     if weight_NK.dtype == torch.bfloat16:
         panels = _in_panels(F.pad(weight_NK, (0, 1)) if n_in % 2 else weight_NK, 2)
         arrays, rows = (panels.view(torch.int32).numpy(),), partial(_rows, panels, n_in + n_in % 2, 2)
-        if dtype == torch.bfloat16 and "avx512_bf16" in machine.cpu().features:
+        if dtype == torch.bfloat16 and machine.compiles("avx512_bf16"):
             return Held(arrays, rows, multiply, multiply, pairs=True, dot=True)
         return Held(arrays, rows, multiply, multiply if WIDE else widen_and_multiply, pairs=True)
     panels = _in_panels(weight_NK if weight_NK.dtype == torch.float16 else weight_NK.float())
