@@ -12,30 +12,21 @@ import torch
 
 pytest.importorskip("triton", reason="no Triton here: it comes with the test extra")
 
+from headwater.memory.arena import Arena
+from headwater.memory.slots import StateMemory
 from headwater.mixers.batch import StepBatch
 from headwater.mixers.gpu import attention as gpu
 from headwater.models import decode_graphs
-from headwater.models.decode_graphs import CudaRecorder, DecodeGraphs
+from headwater.models.decode_graphs import CudaRecorder
 from headwater.models.hybrid import HybridModel
 from headwater.models.load import load_model
 from tests.checkpoints import SMALLEST
+from tests.models.decode_rig import Pair, Replaying, decode, prefilled
 from tests.replay import Replay, Waited, recorded
-from tests.support import Bench
 
 
-class Replaying:
-    """A model whose decode steps are replayed, over the memory of a bench."""
-
-    def __init__(self, model: HybridModel) -> None:
-        self.spec, self.model = model.spec, model
-        self.graphs: DecodeGraphs | None = None
-
-    def forward(self, batch, arena, states) -> torch.Tensor:
-        if batch.slices:
-            return self.model.forward(batch, arena, states)
-        if self.graphs is None:
-            self.graphs = DecodeGraphs(self.model, arena, states, Replay(arena.pages, states.bytes_RB))
-        return self.graphs.forward(batch)
+def recorder_of(arena: Arena, states: StateMemory) -> Replay:
+    return Replay(arena.pages, states.bytes_RB)
 
 
 @dataclass
@@ -49,39 +40,16 @@ class Recorded:
             return self.model.forward(batch, arena, states)
 
 
-def benches(model: HybridModel, lengths: tuple[int, ...]) -> tuple[Bench, Bench]:
-    """An eager one and one that replays, each with the same sequences prefilled."""
-    return prefilled(model, lengths), prefilled(Replaying(model), lengths)
-
-
-def prefilled(model: HybridModel | Replaying, lengths: tuple[int, ...]) -> Bench:
-    """A bench with one sequence of each length."""
-    bench = Bench(model, poison=True)
-    bench.seqs = [bench.sequence(length + 80) for length in lengths]
-    for i, (seq, length) in enumerate(zip(bench.seqs, lengths, strict=True)):
-        bench.step([(seq, list(range(300 + i, 300 + i + length)))])
-    return bench
-
-
-def same(one: Bench, other: Bench) -> bool:
-    return torch.equal(one.states.bytes_RB, other.states.bytes_RB) and torch.equal(one.arena.pages, other.arena.pages)
-
-
-def decode(bench: Bench, who: list[int], token: int) -> torch.Tensor:
-    return bench.step([], [(bench.seqs[i], token + i) for i in who])
-
-
 @pytest.mark.parametrize("name", ["qwen3_5", "mamba2", "qwen3_window_odd_heads", "kimi_linear", "jamba"])
 def test_a_replayed_step_has_the_bits_of_an_eager_one(
     name: str, gpu_path: Callable[[bool], None], checkpoint: Callable[[str], Path]
 ) -> None:
     gpu_path(True)
     model = load_model(checkpoint(name), "float32").model
-    eager, replayed = benches(model, (9, 63, 2))
-    for step, who in enumerate(([0, 1], [1, 0], [2, 1], [0], [2], [0, 1])):
-        assert torch.equal(decode(eager, who, 400 + step), decode(replayed, who, 400 + step))
-        assert same(eager, replayed)
-    assert replayed.model.graphs.recorder.count == 2, "of two sequences, and of one"
+    pair = Pair(model, (9, 63, 2), recorder_of)
+    for who in ([0, 1], [1, 0], [2, 1], [0], [2], [0, 1]):
+        pair.decode(who)
+    assert pair.graphs.recorder.count == 2, "of two sequences, and of one"
 
 
 def test_a_longer_page_table_is_recorded_anew(
@@ -91,20 +59,18 @@ def test_a_longer_page_table_is_recorded_anew(
     monkeypatch.setattr(decode_graphs, "LEAST_PAGES", 1)
     monkeypatch.setattr(gpu, "SPLIT", 64)
     model = load_model(checkpoint("qwen3"), "float32").model
-    eager, replayed = benches(model, (63, 127, 190))
-    counts = []
-    for step, who in enumerate(([0], [0], [0, 1], [0, 1], [0, 1], [0, 2], [2, 0])):
-        assert torch.equal(decode(eager, who, 400 + step), decode(replayed, who, 400 + step))
-        counts.append(replayed.model.graphs.recorder.count)
+    pair, counts = Pair(model, (63, 127, 190), recorder_of), []
+    for who in ([0], [0], [0, 1], [0, 1], [0, 1], [0, 2], [2, 0]):
+        pair.decode(who)
+        counts.append(pair.graphs.recorder.count)
     assert counts == [1, 2, 3, 4, 4, 4, 4], "of 1 page; of 2; of two sequences with 2 pages; with 4"
-    assert same(eager, replayed)
-    assert len(replayed.model.graphs) == 4
+    assert len(pair.graphs) == 4
 
 
 def test_only_wanted_rows_have_logits(gpu_path: Callable[[bool], None], checkpoint: Callable[[str], Path]) -> None:
     gpu_path(True)
     model = load_model(checkpoint("mamba2"), "float32").model
-    replayed = prefilled(Replaying(model), (5, 6, 7))
+    replayed = prefilled(Replaying(model, recorder_of), (5, 6, 7))
     step = replayed.model.forward
     wanted = []
 

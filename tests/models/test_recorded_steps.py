@@ -15,11 +15,10 @@ from headwater.kernels.recording import CpuRecorder, Pool, constant, empty
 from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics
 from headwater.models import decode_graphs
-from headwater.models.decode_graphs import DecodeGraphs
 from headwater.models.hybrid import HybridModel
 from headwater.models.load import load_model
 from tests.checkpoints import SMALLEST
-from tests.support import Bench
+from tests.models.decode_rig import Pair
 
 WHOLE = [
     "qwen3_5",
@@ -50,44 +49,12 @@ class Noting(CpuRecorder):
         return done, again
 
 
-class Replaying:
-    """A model whose decode steps are replayed, over the memory of a bench."""
-
-    def __init__(self, model: HybridModel) -> None:
-        self.spec, self.model = model.spec, model
-        self.graphs: DecodeGraphs | None = None
-
-    def forward(self, batch, arena, states) -> torch.Tensor:
-        if batch.slices:
-            return self.model.forward(batch, arena, states)
-        self.graphs = self.graphs or DecodeGraphs(self.model, arena, states, Noting())
-        return self.graphs.forward(batch)
-
-    @property
-    def repeatable(self) -> list[bool]:
-        return self.graphs.recorder.repeatable
-
-
-def prefilled(model: HybridModel | Replaying, lengths: tuple[int, ...]) -> Bench:
-    bench = Bench(model, poison=True)
-    bench.seqs = [bench.sequence(length + 80) for length in lengths]
-    for i, (seq, length) in enumerate(zip(bench.seqs, lengths, strict=True)):
-        bench.step([(seq, list(range(300 + i, 300 + i + length)))])
-    return bench
-
-
-def decode(bench: Bench, who: list[int], token: int) -> torch.Tensor:
-    return bench.step([], [(bench.seqs[i], token + i) for i in who])
-
-
 def compare(model: HybridModel, lengths: tuple[int, ...], steps: list[list[int]]) -> list[bool]:
     """Decode these sequences, step by step, both ways; return whether each shape was repeatable."""
-    eager, replaying = prefilled(model, lengths), prefilled(Replaying(model), lengths)
-    for step, who in enumerate(steps):
-        assert torch.equal(decode(eager, who, 400 + step), decode(replaying, who, 400 + step))
-        assert torch.equal(eager.states.bytes_RB, replaying.states.bytes_RB)
-        assert torch.equal(eager.arena.pages, replaying.arena.pages)
-    return replaying.model.repeatable
+    pair = Pair(model, lengths, lambda arena, states: Noting())
+    for who in steps:
+        pair.decode(who)
+    return pair.graphs.recorder.repeatable
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,62 @@
+"""Decode steps of the same sequences by a model that runs them and by one that replays recorded ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from headwater.memory.arena import Arena
+from headwater.memory.slots import StateMemory
+from headwater.models.decode_graphs import DecodeGraphs, Recorder
+from headwater.models.hybrid import HybridModel
+from tests.support import Bench
+
+
+class Replaying:
+    """A model whose decode steps are replayed, over the memory of a bench."""
+
+    def __init__(self, model: HybridModel, recorder_of: Callable[[Arena, StateMemory], Recorder]) -> None:
+        self.spec, self.model, self.recorder_of = model.spec, model, recorder_of
+        self.graphs: DecodeGraphs | None = None
+
+    def forward(self, batch, arena, states) -> torch.Tensor:
+        if batch.slices:
+            return self.model.forward(batch, arena, states)
+        self.graphs = self.graphs or DecodeGraphs(self.model, arena, states, self.recorder_of(arena, states))
+        return self.graphs.forward(batch)
+
+
+def prefilled(model: HybridModel | Replaying, lengths: tuple[int, ...]) -> Bench:
+    """A bench with one sequence of each length, `bench.seqs`."""
+    bench = Bench(model, poison=True)
+    bench.seqs = [bench.sequence(length + 80) for length in lengths]
+    for i, (seq, length) in enumerate(zip(bench.seqs, lengths, strict=True)):
+        bench.step([(seq, list(range(300 + i, 300 + i + length)))])
+    return bench
+
+
+def decode(bench: Bench, who: list[int], token: int) -> torch.Tensor:
+    return bench.step([], [(bench.seqs[i], token + i) for i in who])
+
+
+class Pair:
+    """Two benches with the same sequences, an eager one and one that replays; each step asserts equal bits."""
+
+    def __init__(
+        self, model: HybridModel, lengths: tuple[int, ...], recorder_of: Callable[[Arena, StateMemory], Recorder]
+    ) -> None:
+        self.eager, self.replayed = prefilled(model, lengths), prefilled(Replaying(model, recorder_of), lengths)
+        self.steps = 0
+
+    @property
+    def graphs(self) -> DecodeGraphs:
+        return self.replayed.model.graphs
+
+    def decode(self, who: list[int]) -> None:
+        """Decode a token of some sequences in both, and compare logits, states and pages."""
+        one, other = self.eager, self.replayed
+        assert torch.equal(*(decode(bench, who, 400 + self.steps) for bench in (one, other)))
+        assert torch.equal(one.states.bytes_RB, other.states.bytes_RB)
+        assert torch.equal(one.arena.pages, other.arena.pages)
+        self.steps += 1
