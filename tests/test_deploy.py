@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import socket
@@ -11,14 +12,16 @@ import sys
 import tomllib
 from pathlib import Path
 
+import httpx
 import pytest
 import typer
 from packaging.requirements import Requirement
 
 from headwater.cli import commands
 from headwater.cli.settings import NOT_SETTINGS
-from headwater.config import SETTINGS, ServeConfig
+from headwater.config import SETTINGS, WEIGHTS, ServeConfig
 from headwater.server.http.process import LINGER
+from tests.test_serve import address, serving
 
 ROOT = Path(__file__).parents[1]
 DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
@@ -27,6 +30,7 @@ UNIT = ROOT / "deploy" / "headwater.service"
 SERVED = """headwater serve --memory 200MB & for i in $(seq 60); do
   if python -c "$CHECK" 2>/dev/null; then kill $!; wait $!; echo $(id -u) healthy; exit; fi; sleep 1
 done; exit 1"""
+COMPILED = "find $HEADWATER_CACHE_DIR/kernels -name '*.nbc' -user headwater | wc -l"
 VARIABLES = {*(one.variable for one in SETTINGS), *NOT_SETTINGS}
 
 
@@ -110,6 +114,8 @@ def test_the_image_is_built_and_runs(tmp_path):
         }
         environment = [option for name, value in variables.items() for option in ("--env", f"{name}={value}")]
         run = [*buildah, "run", "--isolation", "chroot", "--network", "host", *environment, container, "--", "sh", "-c"]
+        compiled = subprocess.run([*run, COMPILED], capture_output=True, text=True)
+        assert int(compiled.stdout) > 0, compiled.stderr
         done = subprocess.run([*run, SERVED], capture_output=True, text=True)
         assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "10001 healthy"), done.stdout + done.stderr
     finally:
@@ -126,6 +132,37 @@ def pip_of_this_machine(folder):
     volumes = {f"{folder / 'pip.conf'}:/etc/pip.conf:ro", *(f"{path}:{path}:ro" for path in local)}
     index = ["--build-arg", "TORCH_INDEX=https://pypi.org/simple"] if "find-links" in configured else []
     return [option for volume in sorted(volumes) for option in ("--volume", volume)], index
+
+
+def step_that_compiles():
+    (compiles,) = (run for run in instructions("RUN") if "headwater doctor" in run)
+    return compiles
+
+
+def test_the_image_compiles_kernels_of_all_formats_as_its_user_into_its_folder():
+    compiles = step_that_compiles()
+    assert re.search(r"for weights in ([\w ]+);", compiles)[1].split() == list(WEIGHTS)
+    assert flags(compiles) == {"--weights", "--memory"} <= options("doctor")
+    parts = ("useradd ", "-o headwater /var/cache/headwater", "USER headwater", "HEADWATER_CACHE_DIR=", compiles)
+    places = [DOCKERFILE.index(part) for part in parts]
+    assert places == sorted(places)
+
+
+@pytest.mark.full
+def test_a_server_after_the_images_step_compiles_nothing(tmp_path):
+    variables = {"HEADWATER_CACHE_DIR": str(tmp_path / "cache"), "NUMBA_CACHE_DIR": ""}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    subprocess.run(["sh", "-c", step_that_compiles()], env={**os.environ, "PATH": path, **variables}, check=True)
+    compiled = sorted(tmp_path.rglob("*.nbc"))
+    assert compiled
+    chat = {"messages": [{"role": "user", "content": "Where does the river begin?"}], "logprobs": True}
+    for weights in WEIGHTS:
+        for dtype in ("float32", "bfloat16"):
+            with serving("--port", "0", "--weights", weights, "--dtype", dtype, **variables) as (_, said):
+                for extra in ({"temperature": 0}, {"top_p": 0.9, "top_k": 50, "seed": 1, "frequency_penalty": 0.5}):
+                    reply = httpx.post(f"{address(said)}/chat/completions", json=chat | extra, timeout=300)
+                    assert reply.status_code == 200, reply.text
+    assert sorted(tmp_path.rglob("*.nbc")) == compiled
 
 
 def test_the_images_health_check_is_a_program():

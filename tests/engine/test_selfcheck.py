@@ -116,6 +116,14 @@ def test_products_with_integers_are_checked_as_they_are_held(monkeypatch: pytest
     assert re.match(rf"product 64 x \d+, float32 with weights in {weights}, ", check.broken_by)
 
 
+def test_rows_that_are_looked_up_wrongly_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = Linear.rows
+    monkeypatch.setattr(Linear, "rows", lambda self, row_R: rows(self, row_R.flip(0)))
+    check = self_check(spec())
+    assert check.broken_by is not None
+    assert check.broken_by.endswith(", rows looked up")
+
+
 def test_where_tiles_fail_too_the_product_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     break_rows(monkeypatch, ("compiled", "tiled"))
     check = self_check(spec())

@@ -156,6 +156,8 @@ def _broken_product(
         name = f"product {n_in} x {n_out}, {_short(dtype)} with weights in {held}, {mode}"
         try:
             linear = Linear(weight_NK, numerics=Numerics(mode), dtype=dtype)
+            if isinstance(weight_NK, torch.Tensor) and not _looks_up(linear, weight_NK):
+                yield f"{name}, rows looked up"
             for rows, product in (("answers", linear), ("prompts", lambda x_RK: linear(x_RK, len(x_RK)))):  # noqa: B023
                 height = first_bad_height(product, x_RK, heights)
                 if height is not None:
@@ -168,6 +170,12 @@ def _broken_product(
                 yield f"{name}, with {threads} threads"
         except RuntimeError as error:  # a layout that this machine has no kernel for
             yield f"{name}: {error}"
+
+
+def _looks_up(linear: Linear, weight_NK: torch.Tensor) -> bool:
+    """Return whether a product's rows are those of its weight, as for the tokens of an embedding that is the head."""
+    row_R = torch.arange(len(weight_NK))
+    return torch.equal(linear.rows(row_R), weight_NK.to(linear.dtype))
 
 
 def _weights(spec: ModelSpec, weight_NK: torch.Tensor, dtype: torch.dtype) -> Iterator[tuple[str, Weight]]:
