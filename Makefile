@@ -97,8 +97,9 @@ train: $(VENV)/.dev
 screenshot: $(VENV)/.dev
 	$(BIN)/python examples/screenshot.py
 
+# random clients against one server: make soak [SOAK=30m] [DTYPE=bfloat16] [WEIGHTS=int4] [THREADS=3]
 soak: $(VENV)/.dev
-	$(BIN)/python -m stress.soak --for $(or $(SOAK),3m)
+	$(BIN)/python -m stress.soak --for $(or $(SOAK),3m)$(if $(DTYPE), --dtype $(DTYPE))$(if $(WEIGHTS), --weights $(WEIGHTS))$(if $(THREADS), --threads $(THREADS))
 
 soak-memory: $(VENV)/.dev
 	$(BIN)/python -m stress.memory

@@ -24,12 +24,12 @@ from headwater.server.http.process import protocol_settings
 PATIENCE = 60  # seconds after which something that must happen has not
 
 
-def embedded_model(threads: int = 2) -> tuple[LoadedModel, SelfCheck]:
+def embedded_model(dtype: str = "auto", weights: str = "auto", threads: int = 2) -> tuple[LoadedModel, SelfCheck]:
     """Load the embedded model, and return it with the verdict of the self-check, a kept one if there is one."""
     prepare_process(threads)
-    check = verdict(read_spec(embedded()))
+    check = verdict(read_spec(embedded(), dtype, weights=weights))
     numerics.use(Numerics(check.mode))
-    return load_model(embedded()), check
+    return load_model(embedded(), dtype, weights=weights), check
 
 
 class LiveServer:

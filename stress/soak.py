@@ -1,6 +1,7 @@
 """Random clients against one small server, for as long as one likes; at the end nothing may be lost.
 
     python -m stress.soak [--for 3m] [--visits 100000] [--clients 8] [--seed 0]
+        [--dtype auto|float32|bfloat16] [--weights auto|int8|int4] [--threads 2]
 
 Memory is tiny, so checkpoints are evicted, requests preempted and queues full all the time. Prints counts; exits with
 1, and the seed, if a request had no proper answer, a page was lost, an invariant broke, or an answer differs from
@@ -24,6 +25,7 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
+from headwater.config import DTYPES, WEIGHTS
 from stress.answers import Choices, Wrong
 from stress.draw import Draw
 from stress.live_server import PATIENCE, LiveServer, embedded_model, release_free_memory, resident_bytes
@@ -170,10 +172,11 @@ def report(soak: Soak, equal: int, console: Console) -> None:
     for kind in KINDS:
         table.add_row(kind.__name__, *(f"{soak.outcomes[kind.__name__, name] or '·'}" for name in names))
     console.print(table)
-    stats = soak.server.engine.stats()
+    spec, stats = soak.server.engine.spec, soak.server.engine.stats()
     cache, pages = stats.cache, stats.cache.pages_by_use()
     prompts = stats.prefill_tokens + cache.resumed_tokens
     for name, value in {
+        "computed in": f"{spec.dtype_name}, weights {spec.weights_held}, {soak.server.engine.threads} threads",
         "steps": stats.steps,
         "tokens (prefill, answers, decode)": (stats.prefill_tokens, stats.answer_tokens, stats.decode_tokens),
         "resumed": f"{cache.resumes:,} requests, {cache.resumed_tokens:,} of {prompts:,} tokens",
@@ -213,16 +216,23 @@ def seconds(text: str) -> float:
     return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
 
 
-def main() -> int:
+def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Random clients against one small server.")
     parser.add_argument("--for", dest="seconds", type=seconds, default=seconds("3m"))
     parser.add_argument("--visits", type=int, default=10**9)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
+    parser.add_argument("--dtype", choices=DTYPES, default="auto")
+    parser.add_argument("--weights", choices=WEIGHTS, default="auto")
+    parser.add_argument("--threads", type=int, default=2)
+    return parser.parse_args(given)
+
+
+def main() -> int:
+    args = arguments()
     logging.getLogger("headwater.request").setLevel(logging.ERROR)  # refusals are counted, not told
     limits = Limits(args.seconds, args.visits, args.clients)
-    run = soak(args.seed, limits, embedded_model(), Console(width=140))
+    run = soak(args.seed, limits, embedded_model(args.dtype, args.weights, args.threads), Console(width=140))
     return 1 if run.faults else 0
 
 

@@ -31,6 +31,7 @@ from tests import checkpoints, processors
 
 os.environ["TRITON_INTERPRET"] = "1"
 os.environ["HEADWATER_CACHE_DIR"] = tempfile.mkdtemp(prefix="headwater-tests-")
+prepare_process(3)  # the most that a test uses: numba starts no more later
 prepare_process(2)
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")

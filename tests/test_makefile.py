@@ -95,3 +95,10 @@ def test_a_python_that_is_too_old_is_refused_before_anything_is_installed(make, 
 def test_clients_from_the_network_are_in_a_target_of_their_own(target):
     done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert re.search(r'pytest -m ".*not clients"', done.stdout), done.stdout + done.stderr
+
+
+def test_the_soak_gets_the_models_dtype_weights_and_threads():
+    settings = ["SOAK=1m", "DTYPE=bfloat16", "WEIGHTS=int4", "THREADS=3"]
+    done = subprocess.run(["make", "-n", "soak", *settings], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    expected = "-m stress.soak --for 1m --dtype bfloat16 --weights int4 --threads 3"
+    assert done.stdout.splitlines()[-1].endswith(expected), done.stdout + done.stderr

@@ -17,14 +17,16 @@ import headwater
 from benchmarks.engines import Model
 from headwater.config import ServeConfig
 from headwater.engine import verdict
+from headwater.mixers.numerics import prepare_process
 from headwater.models.embedded import embedded
 from headwater.server.http.connection import LINGER
+from stress import live_server
 from stress.census import INSTANCES, census, grown
 from stress.draw import Draw
 from stress.live_server import LiveServer, embedded_model
 from stress.memory import CAPACITIES, SLACK
 from stress.short_requests import ShortRequests, send_over_http
-from stress.soak import Limits, soak
+from stress.soak import Limits, arguments, soak
 from stress.visits import KINDS
 from tests.support import FULL
 
@@ -55,6 +57,17 @@ def test_the_self_check_runs_once_for_all_runs(model, monkeypatch, tmp_path, loa
     load()
     load()
     assert len(checked) == 1
+
+
+def test_a_soaks_model_is_held_and_computed_as_asked_for(model, monkeypatch):
+    told, asked = io.StringIO(), arguments(["--dtype", "bfloat16", "--weights", "int4", "--threads", "1"])
+    monkeypatch.setattr(live_server, "verdict", lambda spec: model[1])
+    try:
+        served = live_server.embedded_model(asked.dtype, asked.weights, asked.threads)
+        soak(seed=3, limits=Limits(PATIENCE, 2, clients=1), model=served, console=Console(file=told, width=140))
+    finally:
+        prepare_process(2)
+    assert "computed in: bfloat16, weights int4, 1 threads" in told.getvalue()
 
 
 def test_a_short_soak_loses_nothing(model):

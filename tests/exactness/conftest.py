@@ -11,31 +11,31 @@ from headwater.engine.selfcheck import SelfCheck, self_check
 from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.load import LoadedModel, load_model, read_spec
-from tests.checkpoints import checkpoint
+from tests.exactness.formats import stored
 from tests.exactness.rig import Answer, Make
 
 Compare = Callable[[LoadedModel, list[Answer]], list[bool]]
 
 
 @pytest.fixture(scope="session")
-def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str, int], tuple[LoadedModel, SelfCheck]]:
-    """(recipe, dtype, threads) -> the model and what the self-check said of this machine."""
+def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[LoadedModel, SelfCheck]]:
+    """(recipe, dtype, threads, format of weights) -> the model and what the self-check said of this machine."""
     root = tmp_path_factory.mktemp("exactness")
-    loaded: dict[tuple[str, str, int], tuple[LoadedModel, SelfCheck]] = {}
+    loaded: dict[tuple[str, str, int, str], tuple[LoadedModel, SelfCheck]] = {}
 
-    def get(recipe: str, dtype: str, threads: int) -> tuple[LoadedModel, SelfCheck]:
+    def get(recipe: str, dtype: str, threads: int, form: str = "auto") -> tuple[LoadedModel, SelfCheck]:
         prepare_process(threads)
-        key = (recipe, dtype, threads)
+        key = (recipe, dtype, threads, form)
         if key not in loaded:
-            path = checkpoint(root, recipe)
-            check = self_check(read_spec(path, dtype))
+            path, weights = stored(root, recipe, form)
+            check = self_check(read_spec(path, dtype, weights=weights))
             numerics.use(Numerics(check.mode))
-            loaded[key] = load_model(path, dtype), check
+            loaded[key] = load_model(path, dtype, weights=weights), check
         return loaded[key]
 
     before = torch.get_num_threads()
     yield get
-    torch.set_num_threads(before)
+    prepare_process(before)
     numerics.use(Numerics())
 
 

@@ -1,10 +1,11 @@
-"""A hit changes no bit of the answer: family x way to the hit, against a server that has no cache."""
+"""A hit changes no bit of the answer: family x format of weights x way to the hit, against a server without a cache."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from headwater.memory.slots import StateMemory
 from headwater.models.load import load_model
 from tests.checkpoints import TRAINED
+from tests.exactness.formats import FORMATS
 from tests.exactness.rig import Make, words
 from tests.exactness.scenarios import AMPLE, SCENARIOS, chat_turn
 from tests.support import FULL
@@ -38,25 +40,31 @@ FAMILIES = (
 ALIKE = ("qwen3_5_moe", "qwen3_next", "bamba", "minimax", "ling", "falcon_h1", "nemotron_h")
 BRIEF = ("chat_turn", "with_seven_other_requests_running")
 IN_BOTH_DTYPES = ("qwen3_5_wide", TRAINED)  # of these, one scenario
+DTYPES = ("float32", "bfloat16")
+BLOCKS = "qwen3_5_blocks"  # whose inputs are blocks of every format
 ROOT = Path(__file__).parents[2]
 
 
 def cells():
     """Yield the cells of `make test`, and behind the mark those that `make test-full` adds."""
     for recipe in (*FAMILIES, *IN_BOTH_DTYPES, "mamba", "qwen3_5_bench"):
-        for dtype in ("float32", "bfloat16"):
-            for threads in (2, 1):
+        for dtype in DTYPES:
+            for threads in (2, 1, 3):
                 for scenario in SCENARIOS:
                     narrow = recipe in FAMILIES and dtype == "float32" and threads == 2
                     narrow = narrow and (recipe not in ALIKE or scenario in BRIEF)
                     both = recipe in IN_BOTH_DTYPES and threads == 2 and scenario == "chat_turn"
                     marks = [] if narrow or both else [pytest.mark.full]
-                    yield pytest.param(recipe, dtype, threads, scenario, marks=marks)
+                    yield pytest.param(recipe, "auto", dtype, threads, scenario, marks=marks)
+    of_blocks = [(BLOCKS, *cell) for cell in product(FORMATS, DTYPES, (1, 2, 3), SCENARIOS)]
+    for cell in (*of_blocks, *product(FAMILIES, ("int8", "int4"), DTYPES, (1, 2, 3), BRIEF)):
+        marks = [] if cell == (BLOCKS, "int4", "float32", 3, "chat_turn") else [pytest.mark.full]
+        yield pytest.param(*cell, marks=marks)
 
 
-@pytest.mark.parametrize(("recipe", "dtype", "threads", "scenario"), cells())
-def test_a_hit_changes_no_bit(load, same_bits_as_without_a_cache, recipe, dtype, threads, scenario):
-    loaded, check = load(recipe, dtype, threads)
+@pytest.mark.parametrize(("recipe", "form", "dtype", "threads", "scenario"), cells())
+def test_a_hit_changes_no_bit(load, same_bits_as_without_a_cache, recipe, form, dtype, threads, scenario):
+    loaded, check = load(recipe, dtype, threads, form)
     assert check.deterministic, check.broken_by
     make = Make(loaded, check)
     answers = SCENARIOS[scenario](make)
@@ -123,8 +131,9 @@ def test_one_flipped_bit_in_a_checkpoint_is_seen(load, same_bits_as_without_a_ca
 
 def test_without_guarded_products_bits_change():
     """In a process of its own: MKL reads its mode once."""
+    forms = ("auto", "int8", "int4")
     done = subprocess.run(
-        [sys.executable, "-m", "tests.exactness.unguarded"],
+        [sys.executable, "-m", "tests.exactness.unguarded", *forms],
         cwd=ROOT,
         env={**os.environ, "MKL_CBWR": "AUTO"},
         capture_output=True,
@@ -132,4 +141,4 @@ def test_without_guarded_products_bits_change():
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split()[-1] == "different", done.stdout
+    assert done.stdout.splitlines()[-len(forms) :] == ["different"] * len(forms), done.stdout

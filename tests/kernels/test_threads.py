@@ -92,8 +92,11 @@ def test_without_openmp_threads_there_are_no_kernels(monkeypatch, caplog):
     assert line.startswith("torch computes everything, because numba or its OpenMP threads are missing: ")
 
 
-def test_torch_keeps_the_number_of_threads_that_was_asked_for():
-    program = "import torch; from headwater.mixers.numerics import prepare_process; prepare_process(1); "
+@pytest.mark.parametrize("n", [1, (os.cpu_count() or 1) + 1])
+def test_torch_and_kernels_have_the_number_of_threads_that_was_asked_for(n):
+    program = f"import torch; from headwater.mixers.numerics import prepare_process; prepare_process({n}); "
     shown = "from headwater.kernels.compiling import threads_in_use; print(torch.get_num_threads(), threads_in_use())"
-    run = subprocess.run([sys.executable, "-c", program + shown], capture_output=True, text=True, check=True)
-    assert run.stdout.split() == ["1", "1"]
+    environment = {name: value for name, value in os.environ.items() if name != "NUMBA_NUM_THREADS"}
+    run = [sys.executable, "-c", program + shown]
+    done = subprocess.run(run, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(n)] * 2

@@ -23,140 +23,26 @@ from headwater.models.load import load_model
 from headwater.models.profiles import profile_named
 from headwater.models.quantisation import METHODS, method_of
 from headwater.models.tensors import CheckpointTensors, PartTensors
+from tests.checkpoints.quantised import (
+    CASES,
+    FP8,
+    GROUP,
+    Parts,
+    Weight,
+    awq,
+    compressed,
+    float8,
+    gptq,
+    int8,
+    module,
+    packed,
+    quantise,
+)
 from tests.support import Bench
 from tests.test_spec import NEXT_80B
 
-N, K, GROUP = 32, 64, 16
+N, K = 32, 64
 TOKENS = list(range(300, 400))
-AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output in each place of a word, from the lowest bits
-Parts = dict[str, torch.Tensor]
-Weight = np.ndarray  # float32 [N, K]
-
-
-def integers(seed: int, low: int, high: int, *shape: int) -> np.ndarray:
-    return np.random.default_rng(seed).integers(low, high, shape)
-
-
-def scales(seed: int, *shape: int) -> np.ndarray:
-    return np.random.default_rng(seed).uniform(0.001, 0.1, shape).astype(np.float16)
-
-
-def words(integers_RC: np.ndarray, bits: int) -> torch.Tensor:
-    """Integers of a row in words of 32 bits, the first in the lowest bits; the last word is filled with zeros."""
-    per_word = 32 // bits
-    padded = np.pad(integers_RC, ((0, 0), (0, -integers_RC.shape[1] % per_word))).astype(np.uint32)
-    fields = padded.reshape(len(padded), -1, per_word) << np.arange(0, 32, bits, dtype=np.uint32)
-    return torch.from_numpy(np.bitwise_or.reduce(fields, -1).view(np.int32).copy())
-
-
-def spread(groups_NX: np.ndarray, n_in: int) -> np.ndarray:
-    return groups_NX.repeat(n_in // groups_NX.shape[1], 1)
-
-
-def affine(code: np.ndarray, zero: np.ndarray, scale: np.ndarray) -> Weight:
-    n_in = code.shape[1]
-    difference = (code - spread(zero, n_in)).astype(np.float32)
-    return difference * spread(scale.astype(np.float32), n_in)
-
-
-def gptq(n: int, k: int, bits: int = 4, less: int = 1, seed: int = 0) -> tuple[Parts, Weight]:
-    groups = k // GROUP
-    code, zero = integers(seed, 0, 2**bits, n, k), integers(seed + 1, 1, 2**bits, n, groups)
-    scale = scales(seed + 2, n, groups)
-    parts = {
-        "qweight": words(code, bits).T.contiguous(),
-        "qzeros": words(zero.T - less, bits),
-        "scales": torch.from_numpy(scale.T.copy()),
-        "g_idx": torch.arange(k, dtype=torch.int32) // GROUP,
-    }
-    return parts, affine(code, zero, scale)
-
-
-def awq(n: int, k: int, seed: int = 0) -> tuple[Parts, Weight]:
-    code, zero = integers(seed, 0, 16, n, k), integers(seed + 1, 0, 16, n, k // GROUP)
-    scale = scales(seed + 2, n, k // GROUP)
-
-    def interleaved(rows: np.ndarray) -> torch.Tensor:
-        return words(rows.reshape(len(rows), -1, 8)[:, :, AWQ_ORDER].reshape(rows.shape), 4)
-
-    parts = {"qweight": interleaved(code.T), "qzeros": interleaved(zero.T), "scales": torch.from_numpy(scale.T.copy())}
-    return parts, affine(code, zero, scale)
-
-
-def packed(n: int, k: int, bits: int = 4, symmetric: bool = False, group: int = GROUP, seed: int = 0):
-    half = 2 ** (bits - 1)
-    code, zero = integers(seed, -half, half, n, k), integers(seed + 1, -half, half, n, k // group)
-    scale = scales(seed + 2, n, k // group)
-    parts = {
-        "weight_packed": words(code + half, bits),
-        "weight_scale": torch.from_numpy(scale),
-        "weight_shape": torch.tensor([n, k]),
-    }
-    if symmetric:
-        zero = np.zeros_like(zero)
-    else:
-        parts["weight_zero_point"] = words(zero.T + half, bits).T.contiguous()
-    return parts, affine(code, zero, scale)
-
-
-def int8(n: int, k: int, seed: int = 0) -> tuple[Parts, Weight]:
-    code, scale = integers(seed, -128, 128, n, k), scales(seed + 1, n, 1)
-    parts = {"weight": torch.from_numpy(code.astype(np.int8)), "weight_scale": torch.from_numpy(scale).bfloat16()}
-    return parts, affine(code, np.zeros((n, 1), int), parts["weight_scale"].float().numpy())
-
-
-def float8(n: int, k: int, scale_shape: tuple[int, ...], name: str, block: int = 128, seed: int = 0):
-    code = torch.from_numpy(integers(seed, 0, 127, n, k).astype(np.uint8)).view(torch.float8_e4m3fn)
-    scale = scales(seed + 1, *scale_shape).astype(np.float32)
-    rows, columns = np.arange(n) // block, np.arange(k) // block
-    spread_NK = scale[rows][:, columns] if len(scale_shape) == 2 and scale_shape[0] != n else scale.reshape(-1, 1)
-    parts = {"weight": code, name: torch.from_numpy(scale)}
-    return parts, code.float().numpy() * spread_NK
-
-
-def compressed(kind: str, **weights: object) -> dict[str, object]:
-    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
-    return {"quant_method": "compressed-tensors", "format": kind, "config_groups": groups}
-
-
-FP8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
-CASES: dict[str, tuple[dict[str, Any], Callable[[int, int], tuple[Parts, Weight]]]] = {
-    "gptq, 4 bits": ({"quant_method": "gptq", "bits": 4}, gptq),
-    "gptq, 8 bits": ({"quant_method": "gptq", "bits": 8}, lambda n, k: gptq(n, k, 8)),
-    "gptq, 2 bits": ({"quant_method": "gptq", "bits": 2}, lambda n, k: gptq(n, k, 2)),
-    "gptq_v2": (
-        {"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2"},
-        lambda n, k: gptq(n, k, less=0),
-    ),
-    "awq": ({"quant_method": "awq", "bits": 4, "version": "gemm"}, awq),
-    "packed, 4 bits, asymmetric": (compressed("pack-quantized", num_bits=4), packed),
-    "packed, 4 bits, symmetric": (compressed("pack-quantized", num_bits=4), lambda n, k: packed(n, k, symmetric=True)),
-    "packed, 8 bits, a group an output": (
-        compressed("pack-quantized", num_bits=8),
-        lambda n, k: packed(n, k, 8, group=k),
-    ),
-    "int8": (compressed("int-quantized", num_bits=8), int8),
-    "float8, a scale an output": (
-        compressed("float-quantized", num_bits=8, type="float"),
-        lambda n, k: float8(n, k, (n, 1), "weight_scale"),
-    ),
-    "float8, blocks of compressed-tensors": (
-        compressed("float-quantized", num_bits=8, type="float", strategy="block", block_structure=[16, 32]),
-        lambda n, k: blocks(n, k),
-    ),
-    "fp8, blocks": (FP8, lambda n, k: float8(n, k, (-(-n // 128), -(-k // 128)), "weight_scale_inv")),
-    "fp8, a scale for all": (FP8, lambda n, k: float8(n, k, (1,), "weight_scale")),
-}
-
-
-def blocks(n: int, k: int) -> tuple[Parts, Weight]:
-    """Blocks of 16 outputs and 32 inputs."""
-    parts, _ = float8(n, k, (n, 1), "weight_scale")
-    scale = scales(9, -(-n // 16), -(-k // 32)).astype(np.float32)
-    parts["weight_scale"] = torch.from_numpy(scale)
-    spread_NK = scale[np.arange(n) // 16][:, np.arange(k) // 32]
-    return parts, parts["weight"].float().numpy() * spread_NK
-
 
 HELD: dict[str, tuple[dict[str, Any], Callable[[int, int], tuple[Parts, Weight]], str]] = {
     "gptq, 4 bits": ({"quant_method": "gptq", "bits": 4, "group_size": GROUP}, gptq, "int4"),
@@ -210,10 +96,6 @@ def test_float8_numbers_are_counted_in_the_dtype_that_they_are_held_in() -> None
     for dtype, size in (("float32", 4), ("bfloat16", 2)):
         for config in (FP8, compressed("float-quantized", num_bits=8, type="float")):
             assert described.packed({"quantization_config": config}, dtype, "bfloat16") == (dtype, size, None)
-
-
-def module(name: str, parts: Parts) -> Parts:
-    return {f"{name}.{part}": tensor for part, tensor in parts.items()}
 
 
 def opened(folder: Path, tensors: Parts, config: dict[str, Any]) -> CheckpointTensors:
@@ -360,23 +242,9 @@ def logits(folder: Path) -> torch.Tensor:
 def test_a_quantised_checkpoint_has_the_logits_of_its_values(
     name: str, case: str, checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    config, write = CASES[case]
-    plain, quantised = (Path(shutil.copytree(checkpoint(name), tmp_path / kind)) for kind in ("plain", "quantised"))
-    tensors, replaced = load_file(plain / "model.safetensors"), {}
-    for key in [key for key, tensor in tensors.items() if key.endswith("_proj.weight") and tensor.ndim == 2]:
-        n, k = tensors[key].shape
-        if n % 8 or k % GROUP:
-            continue
-        parts, weight = write(n, k)
-        shrink = float(tensors[key].std() / weight.std())
-        parts = {part: t * shrink if "scale" in part else t for part, t in parts.items()}
-        module_name = key.removesuffix(".weight")
-        replaced |= {f"{module_name}.{part}": tensor for part, tensor in parts.items()}
-        del tensors[key]
-    assert replaced
-    save_file(tensors | replaced, quantised / "model.safetensors")
-    edited = json.loads((plain / "config.json").read_text()) | {"quantization_config": config}
-    (quantised / "config.json").write_text(json.dumps(edited))
+    plain = Path(shutil.copytree(checkpoint(name), tmp_path / "plain"))
+    quantised = quantise(plain, tmp_path / "quantised", case)
+    edited = json.loads((quantised / "config.json").read_text())
     method = CheckpointTensors(quantised, torch.float32, torch.device("cpu"), method_of(edited))
     values = {name: method.raw(name, *tensor.shape) for name, tensor in load_file(plain / "model.safetensors").items()}
     save_file(values, plain / "model.safetensors")

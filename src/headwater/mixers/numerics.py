@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from dataclasses import dataclass
 
 import torch
@@ -57,8 +58,9 @@ def prepare_process(threads: int | None = None) -> None:
     Call it again on each thread that will run torch: its worker threads take over how it treats denormals.
 
     Strict reproducibility of MKL (unless MKL_CBWR is set already), denormals flushed to zero in every worker thread
-    (transitions decay into denormals: slow, and rounded differently by different kernels), the thread count, and how
-    many kernels are kept (1,024 by default, which is 700 MB once as many heights have come up).
+    (transitions decay into denormals: slow, and rounded differently by different kernels), the thread count, which may
+    exceed the processors, and how many kernels are kept (1,024 by default, which is 700 MB once as many heights have
+    come up).
     """
     os.environ.setdefault("MKL_CBWR", "AVX512,STRICT" if machine.cpu().avx512 else "AVX2,STRICT")
     for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
@@ -66,6 +68,8 @@ def prepare_process(threads: int | None = None) -> None:
     torch.set_flush_denormal(True)
     if threads is not None:
         torch.set_num_threads(threads)
+    if "numba" not in sys.modules:  # it starts its threads once
+        os.environ.setdefault("NUMBA_NUM_THREADS", str(max(torch.get_num_threads(), machine.usable_cores())))
     if kernels.available():
         from headwater.kernels.compiling import use_threads
 
