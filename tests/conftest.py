@@ -3,7 +3,9 @@
 Triton's kernels run in its interpreter, which must be chosen before anything imports Triton. Worker threads sleep
 while they wait: test processes that share cores would otherwise take them from each other. Proofs of exactness are
 kept in a folder of this process and of those that it starts, so that none is taken over from elsewhere. Kernels are
-compiled once for all of them. hypothesis counts no seconds: none of an example, and none of drawing one.
+compiled once for all of them. hypothesis counts no seconds: none of an example, and none of drawing one. Objects that
+live as long as the process, of imported modules and collected tests, are not visited by the garbage collector, and what
+outlived two of its rounds is less often: numba keeps some hundred thousand objects of what it compiled.
 """
 
 import os
@@ -16,6 +18,7 @@ from tests.processors import compiled_kernels
 os.environ.setdefault("NUMBA_CACHE_DIR", compiled_kernels())  # before numba is imported
 
 import atexit
+import gc
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -35,6 +38,7 @@ prepare_process(3)  # the most that a test uses: numba starts no more later
 prepare_process(2)
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+gc.set_threshold(700, 10, 100)
 atexit.register(shutil.rmtree, os.environ["HEADWATER_CACHE_DIR"], ignore_errors=True)
 
 
@@ -64,6 +68,12 @@ def gpu_path(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
 def exact_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Integers are multiplied as their values, by torch; kernels round the rows that they multiply them by."""
     monkeypatch.setattr(numerics, "_current", Numerics("plain"))
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is there out of garbage collection."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_report_header() -> str:

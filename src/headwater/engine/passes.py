@@ -6,7 +6,6 @@ R rows, V tokens of the vocabulary, K tokens that a pass leaves.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -125,7 +124,6 @@ def _rows(x_RV: Tensor) -> tuple[np.ndarray[tuple[int], np.dtype[np.float32]], i
     return flat(x_RV), x_RV.stride(0), *x_RV.shape
 
 
-@cache
 def passes() -> Passes:
     """Return the passes of this process: by kernels if there are any."""
     if not kernels.available():

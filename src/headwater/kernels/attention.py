@@ -226,7 +226,7 @@ def place(
     else:
         for index in prange(n):
             _place_head(
-                index, x, keys, values, q, positions, tables, q_norm, k_norm, cos_sin,
+                np.int64(index), x, keys, values, q, positions, tables, q_norm, k_norm, cos_sin,
                 heads, kv_heads, width, x_row, q_step, half, neighbours, eps, scale, page_size, page_row, table_row,
             )  # fmt: skip
 
@@ -260,7 +260,7 @@ def attend(
         _write_rows(v_at, table, first, n_keys, page_size, page_row, kv_heads * k_width, group * v_width)
         at_q = (row * heads + group * sharing) * k_width
         _attend_to_split(
-            q, at_q, sharing, keys, values, k_at, v_at, n_keys, k_width, v_width, highest_sum, reads, item
+            q, at_q, sharing, keys, values, k_at, v_at, n_keys, k_width, v_width, highest_sum, reads, np.int64(item)
         )  # fmt: skip
     for row_head in prange(n * heads):
         row, head = row_head // heads, row_head % heads

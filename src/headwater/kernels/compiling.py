@@ -20,11 +20,14 @@ from headwater.cache_folder import own_folder
 from headwater.kernels import recording
 
 OPTIONS = {"nogil": True, "error_model": "numpy", "boundscheck": False}
-SETTINGS = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES")  # for which processor numba compiles, if not for this one
+# for which processor numba compiles, if not for this one, and how far LLVM optimises
+SETTINGS = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_OPT")
 
 log = logging.getLogger("headwater.kernels")
 
 config.THREADING_LAYER = "omp"
+if not os.environ.get("NUMBA_OPT"):
+    config.OPT = type(config.OPT)(1)  # kernels are written in vectors: more makes none faster, and compiling slower
 
 
 class Kernel:
@@ -44,6 +47,7 @@ def kernel(function: Callable[..., Any]) -> Kernel:
     """Compile a function whose `prange` loops run on all threads. Calls release the GIL.
 
     An iteration must not depend on another; sums are those of `vectors.py`, or scalar ones in the order of the source.
+    The index of a loop is unsigned: convert it before it is given to a part, which is compiled twice otherwise.
     """
     return Kernel(numba.njit(parallel=True, cache=_KEEPS, **OPTIONS)(function))
 

@@ -301,5 +301,5 @@ def multiply_integers(
         round_row(x, r * x_row, n_inputs, span, rounded, r * n_inputs, scales, totals, r * spans)
     for p in prange((n_outputs + PANEL - 1) // PANEL):
         at = get_thread_id() * (rows + TILE_BLOCK) * PANEL
-        sums_at = add_panel(rounded, scales, totals, 0, rows, weights, p, n_inputs, span, scratch, at)
+        sums_at = add_panel(rounded, scales, totals, 0, rows, weights, np.int64(p), n_inputs, span, scratch, at)
         finish(scratch, sums_at, rows, p * PANEL, n_outputs, bias, then, factor, factor_row, y, y_row)

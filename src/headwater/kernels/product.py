@@ -16,13 +16,13 @@ from numba.core.extending import overload
 
 from headwater.kernels.compiling import kernel, part
 from headwater.kernels.functions import sigmoid, silu
-from headwater.kernels.tile import BLOCK, PANEL, ROWS, VECTORS, tile_of
+from headwater.kernels.tile import BLOCK, HEIGHTS, PANEL, ROWS, VECTORS, tile_of
 from headwater.kernels.vectors import LANES, load, lower_half, store, upper_half
 
 LINEAR, SILU, SIGMOID = range(3)  # activations
 
-tile_1, tile_2, tile_3, tile_4, tile_5, tile_6 = (tile_of(rows) for rows in range(1, ROWS + 1))
-widened_1, widened_2, widened_3, widened_4, widened_5, widened_6 = (tile_of(rows, True) for rows in range(1, ROWS + 1))
+tile_1, tile_2, tile_4, tile_6 = map(tile_of, HEIGHTS)
+widened_1, widened_2, widened_4, widened_6 = (tile_of(rows, True) for rows in HEIGHTS)
 
 
 @part
@@ -30,16 +30,15 @@ def _some_rows(rows, x, x_at, x_row, x_step, w, w_at, steps, total, total_at, fr
     """Add the products of 1 to 6 rows to their sums; for arguments see `tile_of`."""
     if rows == 6:
         tile_6(x, x_at, x_row, x_step, w, w_at, steps, total, total_at, fresh)
-    elif rows == 1:
-        tile_1(x, x_at, x_row, x_step, w, w_at, steps, total, total_at, fresh)
-    elif rows == 2:
-        tile_2(x, x_at, x_row, x_step, w, w_at, steps, total, total_at, fresh)
-    elif rows == 3:
-        tile_3(x, x_at, x_row, x_step, w, w_at, steps, total, total_at, fresh)
-    elif rows == 4:
+        return
+    r = rows & 4
+    if r:
         tile_4(x, x_at, x_row, x_step, w, w_at, steps, total, total_at, fresh)
-    else:
-        tile_5(x, x_at, x_row, x_step, w, w_at, steps, total, total_at, fresh)
+    if rows & 2:
+        tile_2(x, x_at + r * x_row, x_row, x_step, w, w_at, steps, total, total_at + r * PANEL, fresh)
+        r += 2
+    if rows & 1:
+        tile_1(x, x_at + r * x_row, x_row, x_step, w, w_at, steps, total, total_at + r * PANEL, fresh)
 
 
 @part
@@ -47,16 +46,15 @@ def _some_widened(rows, x, x_at, x_row, w, w_at, steps, total, total_at, fresh):
     """Do the same with a block of weights that were widened."""
     if rows == 6:
         widened_6(x, x_at, x_row, 1, w, w_at, steps, total, total_at, fresh)
-    elif rows == 1:
-        widened_1(x, x_at, x_row, 1, w, w_at, steps, total, total_at, fresh)
-    elif rows == 2:
-        widened_2(x, x_at, x_row, 1, w, w_at, steps, total, total_at, fresh)
-    elif rows == 3:
-        widened_3(x, x_at, x_row, 1, w, w_at, steps, total, total_at, fresh)
-    elif rows == 4:
+        return
+    r = rows & 4
+    if r:
         widened_4(x, x_at, x_row, 1, w, w_at, steps, total, total_at, fresh)
-    else:
-        widened_5(x, x_at, x_row, 1, w, w_at, steps, total, total_at, fresh)
+    if rows & 2:
+        widened_2(x, x_at + r * x_row, x_row, 1, w, w_at, steps, total, total_at + r * PANEL, fresh)
+        r += 2
+    if rows & 1:
+        widened_1(x, x_at + r * x_row, x_row, 1, w, w_at, steps, total, total_at + r * PANEL, fresh)
 
 
 @part

@@ -28,7 +28,8 @@ from headwater.kernels.instructions import (
 PANEL = 64  # outputs
 VECTORS = PANEL // LANES
 BLOCK = 128  # inputs that are widened at a time: 32 KB of float32, a level-1 cache
-ROWS = 6  # of a tile, at most
+HEIGHTS = (1, 2, 4, 6)  # rows of a tile: 3 and 5 rows are two tiles, which saves their compilation
+ROWS = max(HEIGHTS)
 WIDE = machine.cpu().avx512  # 32 registers of 16 floats; otherwise 16 of 8
 INDEX = ir.IntType(64)
 
