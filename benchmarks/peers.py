@@ -1,14 +1,14 @@
-"""Comparison of servers on the same work over HTTP, in turns: this tree, other trees, llama.cpp.
+"""Comparison of servers on the same work over HTTP, in turns: this tree, other trees, llama.cpp, vLLM.
 
     python -m benchmarks.peers --model FOLDER --peers FOLDER --threads 2 "NAME=WHERE MODEL [FLAGS]" ...
 
-Each server is a name, the folder of a source tree of Headwater (or `llama.cpp`), the model that it serves, and flags of
-`headwater serve`. All of them stay up, and every figure is taken of one after the other, each turn beginning with
+Each server is a name, the folder of a source tree of Headwater (or `llama.cpp`, `vllm`), the model that it serves, and
+flags of its own (of `headwater serve` for a tree). All of them stay up, and every figure is taken of one after the other, each turn beginning with
 another one. `--model` holds the tokenizer of all models. Without servers, this tree serves it alone.
 
 Figures: TTFT of prompts never seen (cold) and of the same prompts sent again; output tokens a second of several
-streams after distinct cached prompts, while all of them run; resident memory. llama.cpp is started by
-`serve/run_peer.py` in the folder of peers, in the environment that VENV_LLAMACPP names.
+streams after distinct cached prompts, while all of them run; resident memory. Peers are started by `serve/run_peer.py`
+in the folder of peers, in the environments that VENV_LLAMACPP and VENV_VLLM name.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from benchmarks.servers import Streamed, complete, serve, status_mb
 from tests.checkpoints.tokenizer import sayable
 
 ROOT = Path(__file__).parents[1]
-LLAMA_CPP = "llama.cpp"
+PEERS = {"llama.cpp": "llamacpp", "vllm": "vllm"}  # what run_peer.py calls them
 MEMORY = 2  # GB of cache for each server
 IDLE, PAUSE, PATIENCE = 0.03, 0.25, 120  # CPU seconds within a pause of a server that is idle; seconds
 
@@ -68,7 +68,7 @@ class Running:
     name: str
     command: str
     port: int
-    pid: int
+    pids: Callable[[], list[int]]  # of its processes
     rng: random.Random  # the same for every server
     words: list[int]
     last: dict[int, list[int]] = field(default_factory=dict)  # cold prompts by length
@@ -87,9 +87,15 @@ class Running:
             before = now
         raise TimeoutError(f"{self.name} was not idle within {PATIENCE} seconds")
 
+    def resident_mb(self, field_: str) -> float:
+        """Resident memory of all of the server's processes; pages that they share count for each."""
+        return sum(status_mb(pid, field_) for pid in self.pids())
+
     def _cpu_seconds(self) -> float:
-        user, system = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]
-        return (int(user) + int(system)) / TICKS
+        ticks = 0
+        for pid in self.pids():
+            ticks += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]))
+        return ticks / TICKS
 
     def cold(self, n_tokens: int) -> float:
         """Milliseconds to the first token of a prompt never seen."""
@@ -135,27 +141,28 @@ def cached_of(answer: Streamed) -> int:
 def started(wanted: Wanted, given: argparse.Namespace, words: list[int]) -> Iterator[Running]:
     """Run a server until the block ends."""
     of = partial(Running, wanted.name, rng=random.Random(given.seed), words=words)
-    if wanted.where == LLAMA_CPP:
-        with _llama_cpp(wanted, given) as (peer, port):
-            yield of(shlex.join(peer.cmd), port, peer.child.pid)
+    if wanted.where in PEERS:
+        with _peer(wanted, given) as (peer, port):
+            yield of(shlex.join(map(str, peer.cmd)), port, peer.pids)
         return
     flags = ("--threads", str(given.threads), "--memory", f"{MEMORY}GB", *wanted.flags)
     environment = {"PYTHONPATH": str(Path(wanted.where).resolve() / "src"), "OMP_NUM_THREADS": str(given.threads)}
     with serve(str(wanted.model), *flags, environment=environment) as serving:
         before = " ".join(f"{name}={value}" for name, value in environment.items())
-        yield of(f"{before} {shlex.join(map(str, serving.process.args))}", serving.port, serving.process.pid)
+        yield of(f"{before} {shlex.join(map(str, serving.process.args))}", serving.port, lambda: [serving.process.pid])
 
 
 @contextmanager
-def _llama_cpp(wanted: Wanted, given: argparse.Namespace) -> Iterator[tuple[Any, int]]:
+def _peer(wanted: Wanted, given: argparse.Namespace) -> Iterator[tuple[Any, int]]:
     sys.path.insert(0, str(given.peers / "serve"))
     from run_peer import Peer  # type: ignore[import-not-found]
 
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     options = {"threads": given.threads, "ctx": given.slot, "parallel": max(given.streams), "cache_gb": MEMORY}
+    options["extra"] = wanted.flags
     log = given.out.with_suffix(f".{wanted.name}.log")
-    with Peer("llamacpp", wanted.model, port=port, log=str(log), **options) as peer:
+    with Peer(PEERS[wanted.where], wanted.model, port=port, log=str(log), **options) as peer:
         yield peer, port
     log.unlink()
 
@@ -184,7 +191,7 @@ def rows_of(servers: Sequence[Running], given: argparse.Namespace, prompts: list
         rows += [Row(f"{name}: {server}", unit, values) for server, values in figures.items()]
         rows += compared(name, unit, figures)
     for field_, what in (("VmRSS", "resident at the end"), ("VmHWM", "resident at its peak")):
-        rows += [Row(f"{what}: {server.name}", "MB", [status_mb(server.pid, field_)]) for server in servers]
+        rows += [Row(f"{what}: {server.name}", "MB", [server.resident_mb(field_)]) for server in servers]
     return rows
 
 
@@ -214,15 +221,16 @@ def options() -> argparse.Namespace:
     parser = measure.parser(__doc__, "peers", repeats=3)
     parser.add_argument("servers", nargs="*", type=Wanted.read, metavar="NAME=WHERE MODEL [FLAGS]")
     parser.add_argument("--model", type=Path, help="folder with the tokenizer of all models")
-    parser.add_argument("--peers", type=Path, help="folder whose serve/run_peer.py starts llama.cpp")
+    parser.add_argument("--peers", type=Path, help="folder whose serve/run_peer.py starts peers")
     parser.add_argument("--cold", type=measure.numbers, default=(512, 2048, 4096), help="lengths of prompts, tokens")
     parser.add_argument("--streams", type=measure.numbers, default=(1, 8), help="numbers of streams at once")
     parser.add_argument("--prompt", type=int, default=512, help="tokens that are cached before a stream")
     parser.add_argument("--outputs", type=int, default=256, help="tokens of a stream")
-    parser.add_argument("--slot", type=int, default=16384, help="longest sequence of llama.cpp, tokens")
+    parser.add_argument("--slot", type=int, default=16384, help="longest sequence of a peer, tokens")
     given = measure.prepared(parser)
-    if any(wanted.where == LLAMA_CPP for wanted in given.servers) and given.peers is None:
-        parser.error("llama.cpp needs --peers")
+    for wanted in given.servers:
+        if wanted.where in PEERS and given.peers is None:
+            parser.error(f"{wanted.where} needs --peers")
     if given.servers and given.model is None:
         parser.error("servers need --model, which holds their tokenizer")
     if given.small:
