@@ -1,8 +1,10 @@
-"""Rows in processes: one that is killed is told, and not a traceback."""
+"""Rows in processes: one that is killed is named, and nothing is left of them, so the end prints no traceback."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import threading
 from functools import partial
 
 import pytest
@@ -19,3 +21,15 @@ def test_a_process_that_is_killed_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     setups = [Setup(PROFILE, 10**9, page_size=PAGE)] * 2
     with pytest.raises(HeadwaterError, match="one of 2 processes was killed"):
         list(grid.run_grid(sessions(1), setups, partial(make_arrivals, spelling="poisson(rate=1)"), jobs=2))
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_no_process_and_no_thread_is_left(rows: int) -> None:
+    before = threading.enumerate()
+    setups = [Setup(PROFILE, 10**9, page_size=PAGE)] * 3
+    found = grid.run_grid(sessions(1), setups, partial(make_arrivals, spelling="poisson(rate=1)"), jobs=2)
+    for _ in range(rows):
+        next(found)
+    found.close()  # type: ignore[attr-defined]
+    assert threading.enumerate() == before
+    assert multiprocessing.active_children() == []

@@ -206,9 +206,9 @@ def run_grid(
     except BrokenProcessPool as error:
         raise HeadwaterError(f"one of {jobs} processes was killed, perhaps for lack of memory: try fewer") from error
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
         for process in set(multiprocessing.active_children()) - others:
             process.terminate()
+        pool.shutdown(cancel_futures=True)  # its thread would print an error if the interpreter ended before it
         _job = None
 
 
