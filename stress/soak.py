@@ -36,9 +36,8 @@ MAX_RUNNING, MAX_WAITING = 4, 12
 CHECK_EVERY = 2.0  # seconds
 MAX_SAMPLES = 200  # answers that are kept, drawn evenly from all
 WARM_UP = 0.3  # of the time
-# oneDNN, and torch's layer over it, keep up to 1,024 kernels each, of 0.3 to 0.5 MB: one for each shape that they have
-# met. Random prompts meet new ones for minutes. `stress.memory` holds the rest of the server to far less.
-MAX_GROWTH = 2**30  # bytes
+# loaded kernels, recorded steps, the allocator's free memory; `stress.memory` holds the rest of the server to far less
+MAX_GROWTH = 2**29  # bytes
 
 Body = dict[str, Any]
 
