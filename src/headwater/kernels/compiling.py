@@ -62,6 +62,15 @@ def part(function: Callable[..., Any]) -> Any:
     return numba.njit(**OPTIONS)(function)
 
 
+def lean_part(function: Callable[..., Any]) -> Any:
+    """Compile a function that kernels call, for one thread, and that allocates nothing.
+
+    Numba counts no references to its arrays then. A count is an atomic operation, and all threads count references to
+    the same arrays: within the loop over a panel's spans counting took as long as the products of one row.
+    """
+    return numba.njit(_nrt=False, **OPTIONS)(function)
+
+
 def use_threads(n: int) -> None:
     """Let kernels that are called from this thread use `n` threads."""
     numba.set_num_threads(min(n, config.NUMBA_NUM_THREADS))

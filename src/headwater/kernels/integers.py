@@ -17,7 +17,7 @@ from numba import get_thread_id, prange, types
 from numba.core import cgutils
 
 from headwater import machine
-from headwater.kernels.compiling import kernel, part
+from headwater.kernels.compiling import kernel, lean_part
 from headwater.kernels.instructions import (
     FLOATS,
     INTS,
@@ -32,7 +32,20 @@ from headwater.kernels.instructions import (
 from headwater.kernels.product import finish
 from headwater.kernels.tile import BLOCK as TILE_BLOCK
 from headwater.kernels.tile import INDEX, PANEL, ROWS, VECTORS, vectors_at_once
-from headwater.kernels.vectors import fill, load, load_some, max_lanes, maximum, nearest, store, store_some, sum_lanes
+from headwater.kernels.vectors import (
+    f32x16,
+    fill,
+    fma,
+    load,
+    load_some,
+    max_lanes,
+    maximum,
+    nearest,
+    spread,
+    store,
+    store_some,
+    sum_lanes,
+)
 
 MAX_SPAN = 128  # inputs: a sum of so many products of 8 bits is exact in float32
 BLOCK = 512  # inputs of a panel that all rows are multiplied by before the next: 32 KB at 8 bits
@@ -162,6 +175,21 @@ def _dots(builder, eight, first_xs, first_w, steps, vectors) -> dict[tuple[int, 
     return {at: builder.sitofp(builder.load(total), FLOATS) for at, total in totals.items()}
 
 
+@intrinsic
+def dots_of_row(_, x, x_at, w, w_at, steps):
+    """Return the sums of products of a rounded row with a span of a panel; for arguments see `tile_of`."""
+    eight = w.dtype == types.uint32
+
+    def lower(context, builder, signature, arguments):
+        x, x_at, w, w_at, steps = arguments
+        inputs = builder.bitcast(address(context, builder, signature.args[0], x, x_at), INT.as_pointer())
+        codes = builder.bitcast(address(context, builder, signature.args[2], w, w_at), INTS.as_pointer())
+        dots = _dots(builder, eight, [inputs], codes, steps, range(VECTORS))
+        return context.make_tuple(builder, signature.return_type, [dots[0, v] for v in range(VECTORS)])
+
+    return types.UniTuple(f32x16, VECTORS)(x, types.intp, w, types.intp, types.intp), lower
+
+
 def _add(builder, dots, span, of_outputs, shifted, to) -> None:
     """Emit the addition of a span's sums, times the scales of rows and weights, to those of the spans before."""
 
@@ -183,20 +211,16 @@ def _add(builder, dots, span, of_outputs, shifted, to) -> None:
             builder.store(end, pointer, align=4)
 
 
-tile_1, tile_2, tile_3, tile_4, tile_5, tile_6 = (tile_of(rows) for rows in range(1, ROWS + 1))
+tile_2, tile_3, tile_4, tile_5, tile_6 = (tile_of(rows) for rows in range(2, ROWS + 1))
 
 
-@part
+@lean_part
 def _some_rows(
     rows, x, x_at, x_row, scale, total, of_x_at, of_x_row, w, w_at, steps, of_w, of_w_at, shifted, sums, sums_at
 ):
-    """Add the products of 1 to 6 rows to their sums; for arguments see `tile_of`."""
+    """Add the products of 2 to 6 rows to their sums; for arguments see `tile_of`."""
     if rows == 6:
         tile_6(
-            x, x_at, x_row, scale, total, of_x_at, of_x_row, w, w_at, steps, of_w, of_w_at, shifted, sums, sums_at
-        )  # fmt: skip
-    elif rows == 1:
-        tile_1(
             x, x_at, x_row, scale, total, of_x_at, of_x_row, w, w_at, steps, of_w, of_w_at, shifted, sums, sums_at
         )  # fmt: skip
     elif rows == 2:
@@ -217,7 +241,7 @@ def _some_rows(
         )  # fmt: skip
 
 
-@part
+@lean_part
 def round_row(x, x_at, n_inputs, span, codes, at, scales, totals, span_at):
     """Round a row to int8: x ≈ scale · code, the largest |code| of a span is 127. Write scales and sums of codes."""
     nothing = fill(np.float32(0))
@@ -236,7 +260,7 @@ def round_row(x, x_at, n_inputs, span, codes, at, scales, totals, span_at):
         totals[span_at + s] = sum_lanes(total)
 
 
-@part
+@lean_part
 def _write_group(weights, p, g, n_zeros, out, at):
     """Write scales, negative zeros and negative minimums of a panel's outputs in group g, as `tile_of` reads them."""
     _, scale, zero, minimum, outer_scale, outer_minimum, n_groups = weights
@@ -253,7 +277,7 @@ def _write_group(weights, p, g, n_zeros, out, at):
             store(out, at + 2 * PANEL + v, nothing - m)
 
 
-@part
+@lean_part
 def span_of(group):
     """Return the inputs of a span, for groups of so many."""
     span = group
@@ -262,7 +286,45 @@ def span_of(group):
     return span
 
 
-@part
+@lean_part
+def _with_span(sums, dots, scale, total, weights, p, g, n_zeros, v):
+    """Return the sums of 16 outputs with those of a span added, as `_add` adds them."""
+    _, of_w, zero, minimum, outer_scale, outer_minimum, n_groups = weights
+    inner = p * n_groups + g
+    outer = inner * len(outer_scale) // len(of_w) if len(outer_scale) else 0
+    s, nothing = load(of_w, inner * PANEL + v), fill(np.float32(0))
+    if len(outer_scale):
+        s = load(outer_scale, outer * PANEL + v) * s
+    minus_zero = nothing - load(zero, (p if n_zeros == 1 else inner) * PANEL + v)
+    sums = fma(fma(minus_zero, total, dots), s * scale, sums)
+    if len(minimum):
+        m = load(minimum, inner * PANEL + v)
+        m = load(outer_minimum, outer * PANEL + v) * m if len(outer_minimum) else m
+        sums = fma(nothing - m, scale * total, sums)
+    return sums
+
+
+@lean_part
+def _add_row(x, scales, totals, row, weights, p, n_inputs, span, n_zeros, steps, sums, at):
+    """Write the sums of one row for a panel. They stay in registers, and scales are read as they are held."""
+    spans, spans_of_group = n_inputs // span, n_inputs // weights[6] // span
+    sum_0 = sum_1 = sum_2 = sum_3 = fill(np.float32(0))
+    for s in range(spans):
+        g = s if spans_of_group == 1 else s // spans_of_group
+        x_at, w_at = row * n_inputs + s * span, (p * spans + s) * steps * PANEL
+        dots_0, dots_1, dots_2, dots_3 = dots_of_row(x, x_at, weights[0], w_at, steps)
+        scale, total = spread(scales, row * spans + s), spread(totals, row * spans + s)
+        sum_0 = _with_span(sum_0, dots_0, scale, total, weights, p, g, n_zeros, 0)
+        sum_1 = _with_span(sum_1, dots_1, scale, total, weights, p, g, n_zeros, LANES)
+        sum_2 = _with_span(sum_2, dots_2, scale, total, weights, p, g, n_zeros, 2 * LANES)
+        sum_3 = _with_span(sum_3, dots_3, scale, total, weights, p, g, n_zeros, 3 * LANES)
+    store(sums, at, sum_0)
+    store(sums, at + LANES, sum_1)
+    store(sums, at + 2 * LANES, sum_2)
+    store(sums, at + 3 * LANES, sum_3)
+
+
+@lean_part
 def add_panel(rounded, scales, totals, first, rows, weights, p, n_inputs, span, scratch, at):
     """Write the sums of rows from `first` on for a panel to scratch, from `at` on; return where they begin."""
     code, scale, zero, minimum, _, _, n_groups = weights
@@ -270,15 +332,19 @@ def add_panel(rounded, scales, totals, first, rows, weights, p, n_inputs, span, 
     per_step = n_inputs * len(scale) // n_groups // len(code)  # inputs
     steps, in_block = span // per_step, max(1, BLOCK // max(span, 16))
     sums_at = at + 3 * in_block * PANEL
-    for i in range(sums_at, sums_at + rows * PANEL, LANES):
+    together = rows - 1 if rows % ROWS == 1 else rows
+    if together < rows:
+        to = sums_at + together * PANEL
+        _add_row(rounded, scales, totals, first + together, weights, p, n_inputs, span, n_zeros, steps, scratch, to)
+    for i in range(sums_at, sums_at + together * PANEL, LANES):
         store(scratch, i, fill(np.float32(0)))
-    for block in range(0, spans, in_block):
+    for block in range(0, spans if together else 0, in_block):
         end = min(spans, block + in_block)
         for s in range(block, end):
             g = s if spans_of_group == 1 else s // spans_of_group
             _write_group(weights, p, g, n_zeros, scratch, at + (s - block) * 3 * PANEL)
-        for r in range(0, rows, ROWS):
-            some, to, row = min(ROWS, rows - r), sums_at + r * PANEL, first + r
+        for r in range(0, together, ROWS):
+            some, to, row = min(ROWS, together - r), sums_at + r * PANEL, first + r
             for s in range(block, end):
                 w_at, of_w_at = (p * spans + s) * steps * PANEL, at + (s - block) * 3 * PANEL
                 _some_rows(
@@ -297,8 +363,11 @@ def multiply_integers(
     spans = n_inputs // span
     rounded = np.empty(rows * n_inputs, np.int8)
     scales, totals = np.empty(rows * spans, np.float32), np.empty(rows * spans, np.float32)
-    for r in prange(rows):
-        round_row(x, r * x_row, n_inputs, span, rounded, r * n_inputs, scales, totals, r * spans)
+    if rows == 1:
+        round_row(x, 0, n_inputs, span, rounded, 0, scales, totals, 0)
+    else:
+        for r in prange(rows):
+            round_row(x, r * x_row, n_inputs, span, rounded, r * n_inputs, scales, totals, r * spans)
     for p in prange((n_outputs + PANEL - 1) // PANEL):
         at = get_thread_id() * (rows + TILE_BLOCK) * PANEL
         sums_at = add_panel(rounded, scales, totals, 0, rows, weights, np.int64(p), n_inputs, span, scratch, at)

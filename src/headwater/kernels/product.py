@@ -14,7 +14,7 @@ from __future__ import annotations
 from numba import get_thread_id, prange, types
 from numba.core.extending import overload
 
-from headwater.kernels.compiling import kernel, part
+from headwater.kernels.compiling import kernel, lean_part
 from headwater.kernels.functions import sigmoid, silu
 from headwater.kernels.tile import BLOCK, HEIGHTS, PANEL, ROWS, VECTORS, tile_of
 from headwater.kernels.vectors import LANES, load, lower_half, store, upper_half
@@ -25,7 +25,7 @@ tile_1, tile_2, tile_4, tile_6 = map(tile_of, HEIGHTS)
 widened_1, widened_2, widened_4, widened_6 = (tile_of(rows, True) for rows in HEIGHTS)
 
 
-@part
+@lean_part
 def _some_rows(rows, x, x_at, x_row, x_step, w, w_at, steps, total, total_at, fresh):
     """Add the products of 1 to 6 rows to their sums; for arguments see `tile_of`."""
     if rows == 6:
@@ -41,7 +41,7 @@ def _some_rows(rows, x, x_at, x_row, x_step, w, w_at, steps, total, total_at, fr
         tile_1(x, x_at + r * x_row, x_row, x_step, w, w_at, steps, total, total_at + r * PANEL, fresh)
 
 
-@part
+@lean_part
 def _some_widened(rows, x, x_at, x_row, w, w_at, steps, total, total_at, fresh):
     """Do the same with a block of weights that were widened."""
     if rows == 6:
@@ -57,7 +57,7 @@ def _some_widened(rows, x, x_at, x_row, w, w_at, steps, total, total_at, fresh):
         widened_1(x, x_at + r * x_row, x_row, 1, w, w_at, steps, total, total_at + r * PANEL, fresh)
 
 
-@part
+@lean_part
 def finish(scratch, total_at, rows, first, n_outputs, bias, then, factor, factor_row, y, y_row):
     """Write the sums of a panel as outputs [first, first + 64) of y, as far as y has them."""
     for r in range(rows):
@@ -74,7 +74,7 @@ def finish(scratch, total_at, rows, first, n_outputs, bias, then, factor, factor
             store(y, r * y_row + v, sums)
 
 
-@part
+@lean_part
 def _widen_floats(weights, p, n_inputs, first, last, out, at):
     """Copy the weights of inputs [first, last) of panel p to a block."""
     for k in range(first, last):
@@ -83,7 +83,7 @@ def _widen_floats(weights, p, n_inputs, first, last, out, at):
             store(out, at + (v * BLOCK + k - first) * LANES, load(weights[0], source))
 
 
-@part
+@lean_part
 def _widen_pairs(weights, p, n_inputs, first, last, out, at):
     """Widen the weights of inputs [first, last) of panel p, both even, to a block."""
     for k in range(first, last, 2):
