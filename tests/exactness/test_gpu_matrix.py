@@ -55,7 +55,10 @@ def turns_in_company(rig: Rig) -> list[Answer]:
     return answers
 
 
-@pytest.mark.parametrize("recipe", ["qwen3_5", "mamba2", "kimi_linear", "qwen3_window"])
+FURTHER = [pytest.param(recipe, marks=pytest.mark.full) for recipe in ("mamba2", "kimi_linear", "qwen3_window")]
+
+
+@pytest.mark.parametrize("recipe", ["qwen3_5", *FURTHER])
 def test_a_hit_changes_no_bit_on_a_gpu(make, same_bits_as_without_a_cache, monkeypatch, recipe):
     prefill, ran = RecurrentOnGpu.prefill, []
     monkeypatch.setattr(RecurrentOnGpu, "prefill", lambda *given: (ran.append(1), prefill(*given))[1])

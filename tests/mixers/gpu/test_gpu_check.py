@@ -44,6 +44,7 @@ def small() -> ModelSpec:
     return spec()
 
 
+@pytest.mark.full
 def test_the_kernels_of_a_gpu_are_found_deterministic(small: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: set[str] = set()
     for module, name in ((paged_attention, "prefill"), (paged_attention, "decode"), (recurrent, "convolve")):

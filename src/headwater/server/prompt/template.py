@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 import jinja2
@@ -31,8 +32,7 @@ class ChatTemplate:
         self._source = source
         self._special_tokens = dict(special_tokens or {})
         try:
-            self._reads = jinja2.meta.find_undeclared_variables(_environment().parse(source))
-            self._template = _compiled(_environment(), source)
+            self._reads, self._template = _compiled(source)
         except (jinja2.TemplateError, RecursionError) as error:
             raise TemplateError(f"the model's chat template does not compile: {error}") from error
 
@@ -84,9 +84,15 @@ class _Environment(ImmutableSandboxedEnvironment):
         return left * right
 
 
-def _compiled(environment: jinja2.Environment, source: str) -> jinja2.Template:
-    """Compile the template with a step counted at the start of each body of a loop or macro."""
+@lru_cache(maxsize=32)
+def _compiled(source: str) -> tuple[set[str], jinja2.Template]:
+    """Compile the template with a step counted at the start of each body of a loop or macro.
+
+    Returns the variables that it reads, too.
+    """
+    environment = _environment()
     tree = environment.parse(source)
+    variables = jinja2.meta.find_undeclared_variables(tree)
     bodies: tuple[type[Any], ...] = (jinja2.nodes.For, jinja2.nodes.Macro, jinja2.nodes.CallBlock)
     for node in tree.find_all(bodies):
         # a filter, since calls of functions go through the sandbox and cost ten times as much
@@ -95,7 +101,7 @@ def _compiled(environment: jinja2.Environment, source: str) -> jinja2.Template:
         step = jinja2.nodes.Filter(counter, STEPS, [weight], [], None, None)
         node.body.insert(0, jinja2.nodes.ExprStmt(step, lineno=node.lineno))
     tree.set_environment(environment)
-    return environment.from_string(tree)
+    return variables, environment.from_string(tree)
 
 
 @dataclass(slots=True)
