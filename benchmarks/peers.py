@@ -3,8 +3,9 @@
     python -m benchmarks.peers --model FOLDER --peers FOLDER --threads 2 "NAME=WHERE MODEL [FLAGS]" ...
 
 Each server is a name, the folder of a source tree of Headwater (or `llama.cpp`, `vllm`), the model that it serves, and
-flags of its own (of `headwater serve` for a tree). All of them stay up, and every figure is taken of one after the other, each turn beginning with
-another one. `--model` holds the tokenizer of all models. Without servers, this tree serves it alone.
+flags of its own (of `headwater serve` for a tree). All of them stay up, and every figure is taken of one after the
+other, each turn beginning with another one. `--model` holds the tokenizer of all models. Without servers, this tree
+serves it alone.
 
 Figures: TTFT of prompts never seen (cold) and of the same prompts sent again; output tokens a second of several
 streams after distinct cached prompts, while all of them run; resident memory. Peers are started by `serve/run_peer.py`

@@ -31,7 +31,7 @@ from headwater.kernels.instructions import (
 )
 from headwater.kernels.product import finish
 from headwater.kernels.tile import BLOCK as TILE_BLOCK
-from headwater.kernels.tile import INDEX, PANEL, ROWS, VECTORS, vectors_at_once
+from headwater.kernels.tile import HEIGHTS, INDEX, PANEL, ROWS, VECTORS, vectors_at_once
 from headwater.kernels.vectors import (
     f32x16,
     fill,
@@ -211,24 +211,16 @@ def _add(builder, dots, span, of_outputs, shifted, to) -> None:
             builder.store(end, pointer, align=4)
 
 
-tile_2, tile_3, tile_4, tile_5, tile_6 = (tile_of(rows) for rows in range(2, ROWS + 1))
+tile_2, tile_4, tile_6 = (tile_of(rows) for rows in HEIGHTS if rows > 1)
 
 
 @lean_part
 def _some_rows(
     rows, x, x_at, x_row, scale, total, of_x_at, of_x_row, w, w_at, steps, of_w, of_w_at, shifted, sums, sums_at
 ):
-    """Add the products of 2 to 6 rows to their sums; for arguments see `tile_of`."""
+    """Add the products of 2, 4 or 6 rows to their sums; for arguments see `tile_of`."""
     if rows == 6:
         tile_6(
-            x, x_at, x_row, scale, total, of_x_at, of_x_row, w, w_at, steps, of_w, of_w_at, shifted, sums, sums_at
-        )  # fmt: skip
-    elif rows == 2:
-        tile_2(
-            x, x_at, x_row, scale, total, of_x_at, of_x_row, w, w_at, steps, of_w, of_w_at, shifted, sums, sums_at
-        )  # fmt: skip
-    elif rows == 3:
-        tile_3(
             x, x_at, x_row, scale, total, of_x_at, of_x_row, w, w_at, steps, of_w, of_w_at, shifted, sums, sums_at
         )  # fmt: skip
     elif rows == 4:
@@ -236,7 +228,7 @@ def _some_rows(
             x, x_at, x_row, scale, total, of_x_at, of_x_row, w, w_at, steps, of_w, of_w_at, shifted, sums, sums_at
         )  # fmt: skip
     else:
-        tile_5(
+        tile_2(
             x, x_at, x_row, scale, total, of_x_at, of_x_row, w, w_at, steps, of_w, of_w_at, shifted, sums, sums_at
         )  # fmt: skip
 
@@ -332,7 +324,7 @@ def add_panel(rounded, scales, totals, first, rows, weights, p, n_inputs, span, 
     per_step = n_inputs * len(scale) // n_groups // len(code)  # inputs
     steps, in_block = span // per_step, max(1, BLOCK // max(span, 16))
     sums_at = at + 3 * in_block * PANEL
-    together = rows - 1 if rows % ROWS == 1 else rows
+    together = rows - rows % 2
     if together < rows:
         to = sums_at + together * PANEL
         _add_row(rounded, scales, totals, first + together, weights, p, n_inputs, span, n_zeros, steps, scratch, to)
