@@ -126,7 +126,7 @@ def test_nothing_grows_with_the_number_of_requests_namespaces_or_clients(model):
         requests = ShortRequests(server.engine)
         counts = []
         for half in range(2):
-            requests.send(1000 if FULL else 250)
+            requests.send(1000 if FULL else 300)
             asyncio.run(send_over_http(server.url, server.port, VISITED, first=VISITED * half))
             server.check_idle()
             time.sleep(2 * LINGER)  # closed connections are held until their last timer
