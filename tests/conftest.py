@@ -38,7 +38,7 @@ prepare_process(3)  # the most that a test uses: numba starts no more later
 prepare_process(2)
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
-gc.set_threshold(700, 10, 100)
+gc.set_threshold(700, 10, 400)
 atexit.register(shutil.rmtree, os.environ["HEADWATER_CACHE_DIR"], ignore_errors=True)
 
 

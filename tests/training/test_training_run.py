@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from headwater.models.load import load_model
 from tests.support import Bench
 from training.curve import circles, draw, lines
@@ -58,6 +60,7 @@ def test_circles_are_of_all_lengths_together() -> None:
     assert circles(entries) == {"single": [(20e-6, 0.25)]}
 
 
+@pytest.mark.full
 def test_a_step_is_computed_where_the_model_is() -> None:
     """On a device that is not the CPU; what is left there is refused."""
     command = [sys.executable, "-m", "tests.training.pretended_device"]

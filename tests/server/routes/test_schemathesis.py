@@ -44,7 +44,7 @@ OPERATIONS = [
     ("GET", "/ping"),
     ("GET", "/version"),
 ]
-EXAMPLES = 60 if FULL else 20  # of an operation and kind: half a minute for all 60
+EXAMPLES = 60 if FULL else 12  # of an operation and kind: half a minute for all 60
 
 
 @pytest.fixture(autouse=True)
