@@ -35,9 +35,7 @@ def run(names: Collection[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -
     "names",
     [
         {next(name for name, one in mixers.LAYERS.items() if one.theirs is not None)},
-        pytest.param(
-            {next(name for name, one in mixers.LAYERS.items() if one.theirs is None)}, marks=pytest.mark.full
-        ),
+        pytest.param({next(name for name, one in mixers.LAYERS.items() if one.theirs is None)}, marks=pytest.mark.full),
         pytest.param(mixers.LAYERS, marks=pytest.mark.full),
     ],
     ids=["that transformers has", "that transformers has not", "all"],
