@@ -31,7 +31,7 @@ from stress.visits import KINDS
 from tests.support import FULL
 
 VISITS = 60 if FULL else 30
-VISITED = 150 if FULL else 80  # requests over HTTP, of each half
+VISITED = 150  # requests over HTTP, of each half
 PATIENCE = 300  # seconds: the number of visits ends a soak long before
 
 
@@ -120,13 +120,14 @@ def test_each_container_with_a_capacity_exists(container):
     assert attribute == INSTANCES or f"self.{attribute}" in source
 
 
+@pytest.mark.full
 def test_nothing_grows_with_the_number_of_requests_namespaces_or_clients(model):
     """Thousands of requests with ever new salts and ids, some cancelled or hung up on: no container holds more."""
     with LiveServer(*model, 400, max_waiting=64) as server:
         requests = ShortRequests(server.engine)
         counts = []
         for half in range(2):
-            requests.send(1000 if FULL else 300)
+            requests.send(1000)
             asyncio.run(send_over_http(server.url, server.port, VISITED, first=VISITED * half))
             server.check_idle()
             time.sleep(2 * LINGER)  # closed connections are held until their last timer

@@ -1,4 +1,7 @@
-"""A hit changes no bit on lesser processors either: each is a process held down by its libraries' own settings."""
+"""A hit changes no bit on lesser processors either: each is a process held down by its libraries' own settings.
+
+Their kernels take half a minute to compile, so these are full tests; quick ones are in `kernels/test_compiling.py`.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,6 @@ LESSER = ("AVX2", "AVX-512")
 DTYPES = ("float32", "bfloat16")
 
 
-def _of_tier(name, dtype):
-    """Return the parameters: a processor's kernels take long to compile, so the quick tests have what AVX2 runs."""
-    return pytest.param(name, dtype, marks=[] if (name, dtype) == ("AVX2", "float32") else [pytest.mark.full])
-
-
 def lines(processor: str, *cells: str) -> list[str]:
     done = subprocess.run(
         [sys.executable, "-m", "tests.exactness.processor", *cells],
@@ -37,9 +35,9 @@ def lines(processor: str, *cells: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize(
-    ("processor", "dtype"), [_of_tier(name, dtype) for name in processors.had() if name in LESSER for dtype in DTYPES]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("processor", [name for name in processors.had() if name in LESSER])
 def test_a_hit_changes_no_bit_on_a_lesser_processor(processor, dtype):
     assert lines(processor, f"qwen3_5:{dtype}:chat_turn") == [
         f"same, deterministic, {weight_layout(guarded_modes()[0])}"
