@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from fastapi import FastAPI, Request
+from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 from starlette.concurrency import run_in_threadpool
 
@@ -22,7 +22,7 @@ from headwater.server.requests.anthropic import MessagesRequest
 from headwater.server.requests.chat import ChatRequest, CompletionRequest
 from headwater.server.requests.responses import ResponsesRequest
 from headwater.server.requests.sampling import SamplingRequest
-from headwater.server.routes.service import Service
+from headwater.server.routes.service import Service, json_routes, service_of
 
 AnyReply = Reply | ResponsesReply | MessagesReply | OllamaReply
 
@@ -31,42 +31,52 @@ RESPONSES_FIELDS = ("id", "object", "created_at", "model", "status", "output", "
 MESSAGES_FIELDS = ("id", "type", "role", "model", "content", "stop_reason", "stop_sequence", "usage", "headwater")
 
 
-def install(app: FastAPI, service: Service) -> None:
-    """Add /v1/completions, /v1/chat/completions, /v1/responses and /v1/messages."""
-    model = service.engine.model_name
+router = json_routes()
 
-    def reply(form: Callable[[], Form], body: CompletionRequest | ChatRequest) -> Reply:
-        names, k = service.names, body.prompt_logprobs
-        if k is not None and body.stream:
-            raise BadRequest(f"prompt_logprobs is {k:,} and stream is true: a stream has none", "prompt_logprobs")
-        scores = None if k is None else partial(prompt_logprobs, names, k)
-        return Reply(form, model, None if body.wanted_logprobs is None else names, body.answers, scores)
 
-    @app.post("/v1/completions", response_model=None, responses=generated(*FIELDS))
-    async def completions(body: CompletionRequest, request: Request) -> Response:
-        service.lengths.check_answers(len(body.prompts), body.answers)
-        generations, echo = await run_in_threadpool(service.completion, body)
-        answering = Answering(service, "completion", body, request)
-        return await answering.answer(generations, reply(CompletionForm, body), echo)
+@router.post("/v1/completions", response_model=None, responses=generated(*FIELDS))
+async def completions(body: CompletionRequest, request: Request) -> Response:
+    service = service_of(request)
+    service.lengths.check_answers(len(body.prompts), body.answers)
+    generations, echo = await run_in_threadpool(service.completion, body)
+    answering = Answering(service, "completion", body, request)
+    return await answering.answer(generations, openai_reply(service, CompletionForm, body), echo)
 
-    @app.post("/v1/chat/completions", response_model=None, responses=generated(*FIELDS))
-    async def chat(body: ChatRequest, request: Request) -> Response:
-        service.lengths.check_answers(1, body.answers)
-        generations, parser = await run_in_threadpool(service.chat, body)
-        chat_reply = reply(lambda: ChatForm(parser()), body)
-        return await Answering(service, "chat", body, request).answer(generations, chat_reply)
 
-    @app.post("/v1/responses", response_model=None, responses=generated(*RESPONSES_FIELDS))
-    async def responses(body: ResponsesRequest, request: Request) -> Response:
-        generations, parser = await run_in_threadpool(service.chat, body)
-        answering = Answering(service, "responses", body, request)
-        return await answering.answer(generations, ResponsesReply(body, model, parser()))
+@router.post("/v1/chat/completions", response_model=None, responses=generated(*FIELDS))
+async def chat(body: ChatRequest, request: Request) -> Response:
+    service = service_of(request)
+    service.lengths.check_answers(1, body.answers)
+    generations, parser = await run_in_threadpool(service.chat, body)
+    reply = openai_reply(service, lambda: ChatForm(parser()), body)
+    return await Answering(service, "chat", body, request).answer(generations, reply)
 
-    @app.post("/v1/messages", response_model=None, responses=generated(*MESSAGES_FIELDS, refused=ANTHROPIC_OF_A_BODY))
-    async def messages(body: MessagesRequest, request: Request) -> Response:
-        generations, parser = await run_in_threadpool(service.chat, body)
-        reply = MessagesReply(body, model, parser(), len(generations[0].prompt), service.config.page_size)
-        return await Answering(service, "messages", body, request).answer(generations, reply)
+
+@router.post("/v1/responses", response_model=None, responses=generated(*RESPONSES_FIELDS))
+async def responses(body: ResponsesRequest, request: Request) -> Response:
+    service = service_of(request)
+    generations, parser = await run_in_threadpool(service.chat, body)
+    reply = ResponsesReply(body, service.engine.model_name, parser())
+    return await Answering(service, "responses", body, request).answer(generations, reply)
+
+
+@router.post("/v1/messages", response_model=None, responses=generated(*MESSAGES_FIELDS, refused=ANTHROPIC_OF_A_BODY))
+async def messages(body: MessagesRequest, request: Request) -> Response:
+    service = service_of(request)
+    generations, parser = await run_in_threadpool(service.chat, body)
+    n_prompt, page_size = len(generations[0].prompt), service.config.page_size
+    reply = MessagesReply(body, service.engine.model_name, parser(), n_prompt, page_size)
+    return await Answering(service, "messages", body, request).answer(generations, reply)
+
+
+def openai_reply(service: Service, form: Callable[[], Form], body: CompletionRequest | ChatRequest) -> Reply:
+    """Return the reply to a completion or a chat. Raises BadRequest if a stream is to score its prompt."""
+    names, k = service.names, body.prompt_logprobs
+    if k is not None and body.stream:
+        raise BadRequest(f"prompt_logprobs is {k:,} and stream is true: a stream has none", "prompt_logprobs")
+    scores = None if k is None else partial(prompt_logprobs, names, k)
+    wanted_names = None if body.wanted_logprobs is None else names
+    return Reply(form, service.engine.model_name, wanted_names, body.answers, scores)
 
 
 class Answering:

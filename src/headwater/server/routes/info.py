@@ -6,13 +6,13 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from headwater.server.http.errors import refusals
-from headwater.server.routes.service import Service
+from headwater.server.routes.service import Service, json_routes, service_of
 
 SHOWN_SETTINGS = ("memory", "page_size", "cache", "placement", "eviction", "pool", "decode_reuse", "reproducible")
 # paths below /v1 that other servers have
@@ -51,55 +51,59 @@ class Models(BaseModel):
     last_id: str
 
 
-def install_health(app: FastAPI, service: Service) -> None:
-    """Add /health, /ping and /version."""
+UNWELL: dict[int | str, dict[str, Any]] = {
+    503: {"model": dict[str, Any], "description": "The server stops, or its engine failed"}
+}
+router, absent_routes = json_routes(), json_routes()
+
+
+@router.head("/health", include_in_schema=False)
+@router.get("/health", response_model=dict[str, Any], responses=UNWELL)
+async def health(request: Request) -> Response:
+    service = service_of(request)
+    state = service.engine.health()
     settings = {name: getattr(service.config, name) for name in SHOWN_SETTINGS}
-    unwell: dict[int | str, dict[str, Any]] = {
-        503: {"model": dict[str, Any], "description": "The server stops, or its engine failed"}
-    }
-
-    @app.head("/health", include_in_schema=False)
-    @app.get("/health", response_model=dict[str, Any], responses=unwell)
-    async def health() -> Response:
-        state = service.engine.health()
-        return JSONResponse({**state, "settings": settings}, 200 if state["status"] == "ok" else 503)
-
-    @app.head("/ping", include_in_schema=False)
-    @app.get("/ping", response_model=dict[str, Any], responses=refusals(401))
-    async def ping() -> Response:
-        return JSONResponse({})
-
-    @app.get("/version", responses=refusals(401))
-    async def of_the_package() -> Version:
-        return Version(version=version("headwater"))
+    return JSONResponse({**state, "settings": settings}, 200 if state["status"] == "ok" else 503)
 
 
-def install_models(app: FastAPI, service: Service) -> None:
-    """Add /v1/models, a list of the one model that is served."""
-    engine = service.engine
-
-    def served() -> Model:
-        name, started = engine.model_name, service.started
-        at = datetime.fromtimestamp(started, UTC)
-        return Model(id=name, display_name=name, created=started, created_at=at, max_model_len=engine.max_model_len)
-
-    @app.head("/v1/models", include_in_schema=False)
-    @app.get("/v1/models", responses=refusals(401))
-    async def models() -> Models:
-        return Models(data=[served()], first_id=engine.model_name, last_id=engine.model_name)
-
-    @app.get("/v1/models/{model_id:path}", responses=refusals(401, 404))
-    async def model(model_id: str) -> Model:
-        if model_id != engine.model_name:
-            raise HTTPException(404, f"there is no model {model_id[:100]!r} here, but {engine.model_name!r}")
-        return served()
+@router.head("/ping", include_in_schema=False)
+@router.get("/ping", response_model=dict[str, Any], responses=refusals(401))
+async def ping() -> Response:
+    return JSONResponse({})
 
 
-def install_absent(app: FastAPI, service: Service) -> None:
-    """Add paths of other servers' APIs, so that an endpoint that is absent differs from a mistyped one."""
+@router.get("/version", responses=refusals(401))
+async def of_the_package() -> Version:
+    return Version(version=version("headwater"))
 
-    async def absent(request: Request) -> None:
-        raise HTTPException(404, f"this server generates text and offers {OFFERED}, and nothing at this path")
 
-    for path in ABSENT:
-        app.add_api_route(f"/v1/{path}", absent, methods=["GET", "POST", "DELETE"], include_in_schema=False)
+@router.head("/v1/models", include_in_schema=False)
+@router.get("/v1/models", responses=refusals(401))
+async def models(request: Request) -> Models:
+    served = served_model(service_of(request))
+    return Models(data=[served], first_id=served.id, last_id=served.id)
+
+
+@router.get("/v1/models/{model_id:path}", responses=refusals(401, 404))
+async def model(model_id: str, request: Request) -> Model:
+    served = served_model(service_of(request))
+    if model_id != served.id:
+        raise HTTPException(404, f"there is no model {model_id[:100]!r} here, but {served.id!r}")
+    return served
+
+
+def served_model(service: Service) -> Model:
+    """Describe the served model."""
+    name, started = service.engine.model_name, service.started
+    at = datetime.fromtimestamp(started, UTC)
+    most = service.engine.max_model_len
+    return Model(id=name, display_name=name, created=started, created_at=at, max_model_len=most)
+
+
+async def absent() -> None:
+    """Refuse a request to a path of another server's API, so that it differs from a mistyped one."""
+    raise HTTPException(404, f"this server generates text and offers {OFFERED}, and nothing at this path")
+
+
+for path in ABSENT:
+    absent_routes.add_api_route(f"/v1/{path}", absent, methods=["GET", "POST", "DELETE"], include_in_schema=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +25,7 @@ from headwater.server.observe.metrics import Metrics
 from headwater.server.observe.overview import Overview
 from headwater.server.observe.recording import RecordedEngine, Recorder
 from headwater.server.observe.tracing import Tracing, otlp_exporter
-from headwater.server.routes.service import Service
+from headwater.server.routes.service import Service, json_routes
 from headwater.traces.recordings import Served
 
 # description of /metrics in /openapi.json
@@ -83,41 +84,46 @@ def install(app: FastAPI, service: Service) -> None:
     during(app, overview.timeline.sampling)
     if tracing is not None:
         during(app, tracing.running)
-    _install_data(app, metrics, overview)
-    _install_page(app)
+    app.state.metrics, app.state.overview = metrics, overview
 
 
-def _install_data(app: FastAPI, metrics: Metrics, overview: Overview) -> None:
-    @app.head("/metrics", include_in_schema=False)
-    @app.get("/metrics", response_model=None, responses={200: EXPOSITION, **refusals(401)})
-    async def scrape(request: Request) -> Response:
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        text = await run_in_threadpool(encode, metrics.registry)  # waits for the engine's lock
-        return Response(text, media_type=content_type)
-
-    @app.get("/cache", response_model=dict[str, Any], responses=refusals(400, 401))
-    async def cache(
-        sample: Annotated[int, Query(ge=0, description="The last sample of the timeline that is known already.")] = 0,
-        request: Annotated[int, Query(ge=0, description="The last request that is known already.")] = 0,
-        tick: Annotated[int, Query(ge=-1, description="The tick of the tree that is known already.")] = -1,
-    ) -> Response:
-        body = await overview.since(sample, request, tick)
-        return JSONResponse(body, headers={"cache-control": "no-store"})
+router = json_routes()
 
 
-def _install_page(app: FastAPI) -> None:
-    files = {path.name: path.read_bytes() for path in PAGE.iterdir() if path.suffix in PAGE_TYPES}
+@router.head("/metrics", include_in_schema=False)
+@router.get("/metrics", response_model=None, responses={200: EXPOSITION, **refusals(401)})
+async def scrape(request: Request) -> Response:
+    encode, content_type = choose_encoder(request.headers.get("accept", ""))
+    text = await run_in_threadpool(encode, request.app.state.metrics.registry)  # waits for the engine's lock
+    return Response(text, media_type=content_type)
 
-    def sent(name: str) -> Response:
-        if name not in files:
-            raise HTTPException(404, "Not Found")
-        return Response(files[name], media_type=PAGE_TYPES[Path(name).suffix], headers=PAGE_HEADERS)
 
-    @app.head("/", include_in_schema=False)
-    @app.get("/", include_in_schema=False)
-    async def page() -> Response:
-        return sent("index.html")
+@router.get("/cache", response_model=dict[str, Any], responses=refusals(400, 401))
+async def cache(
+    http_request: Request,
+    sample: Annotated[int, Query(ge=0, description="The last sample of the timeline that is known already.")] = 0,
+    request: Annotated[int, Query(ge=0, description="The last request that is known already.")] = 0,
+    tick: Annotated[int, Query(ge=-1, description="The tick of the tree that is known already.")] = -1,
+) -> Response:
+    body = await http_request.app.state.overview.since(sample, request, tick)
+    return JSONResponse(body, headers={"cache-control": "no-store"})
 
-    @app.get("/page/{name}", include_in_schema=False)
-    async def part(name: str) -> Response:
-        return sent(name)
+
+@functools.cache
+def page_files() -> dict[str, bytes]:
+    """Return the files of the live page by name."""
+    return {path.name: path.read_bytes() for path in PAGE.iterdir() if path.suffix in PAGE_TYPES}
+
+
+@router.head("/", include_in_schema=False)
+@router.get("/", include_in_schema=False)
+async def page() -> Response:
+    return await part("index.html")
+
+
+@router.get("/page/{name}", include_in_schema=False)
+async def part(name: str) -> Response:
+    files = page_files()
+    if name not in files:
+        raise HTTPException(404, "Not Found")
+    return Response(files[name], media_type=PAGE_TYPES[Path(name).suffix], headers=PAGE_HEADERS)

@@ -24,7 +24,7 @@ from headwater.server.http.error_forms import OllamaRefusal
 from headwater.server.http.errors import OLLAMA_OF_A_BODY, generated, refusals
 from headwater.server.requests.ollama import OllamaChatRequest, OllamaGenerateRequest, OllamaRequest
 from headwater.server.routes.generation import Answering
-from headwater.server.routes.service import Service
+from headwater.server.routes.service import Service, json_routes, service_of
 
 API_VERSION = "0.32.0"  # release of Ollama that has this API: clients refuse one below the version that they need
 FIELDS = ("model", "created_at", "done", "done_reason")
@@ -100,45 +100,46 @@ class ApiVersion(BaseModel):
     headwater: str
 
 
-def install(app: FastAPI, service: Service) -> None:
-    """Add /api/chat and /api/generate, and refusals of the endpoints that are absent."""
-    model = service.engine.model_name
+router = json_routes()
+CHAT = generated(*FIELDS, "message", refused=OLLAMA_OF_A_BODY, streamed=STREAMED)
+GENERATE = generated(*FIELDS, "response", refused=OLLAMA_OF_A_BODY, streamed=STREAMED)
 
-    def reply(body: OllamaRequest, parser: AnswerParser, fields: Fields) -> OllamaReply:
-        names = None if body.wanted_logprobs is None else service.names
-        return OllamaReply(body, model, parser, names, fields)
 
-    def without_prompt(body: OllamaRequest, fields: Fields) -> Response:
-        service.note_model(body.model)
-        return JSONResponse(loaded(model, fields))
+@router.post("/api/chat", response_model=None, responses=CHAT)
+async def chat(body: OllamaChatRequest, request: Request) -> Response:
+    service = service_of(request)
+    if not body.messages:
+        return without_prompt(service, body, chat_fields)
+    generations, parser = await run_in_threadpool(service.chat, body)
+    answering = Answering(service, "ollama_chat", body, request)
+    return await answering.answer(generations, ollama_reply(service, body, parser(), chat_fields))
 
-    responses = generated(*FIELDS, "message", refused=OLLAMA_OF_A_BODY, streamed=STREAMED)
 
-    @app.post("/api/chat", response_model=None, responses=responses)
-    async def chat(body: OllamaChatRequest, request: Request) -> Response:
-        if not body.messages:
-            return without_prompt(body, chat_fields)
-        generations, parser = await run_in_threadpool(service.chat, body)
-        answering = Answering(service, "ollama_chat", body, request)
-        return await answering.answer(generations, reply(body, parser(), chat_fields))
+@router.post("/api/generate", response_model=None, responses=GENERATE)
+async def generate(body: OllamaGenerateRequest, request: Request) -> Response:
+    service = service_of(request)
+    if not body.prompt:
+        return without_prompt(service, body, generate_fields)
+    if body.raw:
+        generations, _ = await run_in_threadpool(service.completion, body.as_completion())
+        parser = AnswerParser()  # all text is the answer
+    else:
+        generations, new_parser = await run_in_threadpool(service.chat, body)
+        parser = new_parser()
+    answering = Answering(service, "ollama_generate", body, request)
+    return await answering.answer(generations, ollama_reply(service, body, parser, generate_fields))
 
-    responses = generated(*FIELDS, "response", refused=OLLAMA_OF_A_BODY, streamed=STREAMED)
 
-    @app.post("/api/generate", response_model=None, responses=responses)
-    async def generate(body: OllamaGenerateRequest, request: Request) -> Response:
-        if not body.prompt:
-            return without_prompt(body, generate_fields)
-        if body.raw:
-            generations, _ = await run_in_threadpool(service.completion, body.as_completion())
-            parser = AnswerParser()  # all text is the answer
-        else:
-            generations, new_parser = await run_in_threadpool(service.chat, body)
-            parser = new_parser()
-        answering = Answering(service, "ollama_generate", body, request)
-        return await answering.answer(generations, reply(body, parser, generate_fields))
+def ollama_reply(service: Service, body: OllamaRequest, parser: AnswerParser, fields: Fields) -> OllamaReply:
+    """Return the reply to a request, with names of tokens if log probabilities are wanted."""
+    names = None if body.wanted_logprobs is None else service.names
+    return OllamaReply(body, service.engine.model_name, parser, names, fields)
 
-    for path, reason in ABSENT.items():
-        app.add_api_route(f"/api/{path}", refusing(reason), methods=["HEAD", "POST", "DELETE"], include_in_schema=False)
+
+def without_prompt(service: Service, body: OllamaRequest, fields: Fields) -> Response:
+    """Answer a request without a prompt, by which clients load a model: it is loaded."""
+    service.note_model(body.model)
+    return JSONResponse(loaded(service.engine.model_name, fields))
 
 
 def refusing(reason: str) -> Any:
@@ -150,42 +151,52 @@ def refusing(reason: str) -> Any:
     return absent
 
 
-def install_models(app: FastAPI, service: Service) -> None:
-    """Add /api/tags, /api/ps, /api/show and /api/version."""
-    engine, config = service.engine, service.config
-    listed = listed_model(service)
+for path, reason in ABSENT.items():
+    methods = ["HEAD", "POST", "DELETE"]
+    router.add_api_route(f"/api/{path}", refusing(reason), methods=methods, include_in_schema=False)
 
-    @app.head("/api/tags", include_in_schema=False)
-    @app.get("/api/tags", responses=UNAUTHORIZED)
-    async def tags() -> Tags:
-        return Tags(models=[listed])
 
-    @app.get("/api/ps", responses=UNAUTHORIZED)
-    async def ps() -> Running:
-        on_card = listed.size if config.device.startswith("cuda") else 0
-        end = datetime.fromtimestamp(service.started, UTC) + timedelta(days=KEPT_DAYS)
-        held = RunningModel(
-            **listed.model_dump(), expires_at=end, size_vram=on_card, context_length=engine.max_model_len
-        )
-        return Running(models=[held])
+def install(app: FastAPI, service: Service) -> None:
+    """Describe the served model once: its folder may go while it is served."""
+    app.state.listed = listed_model(service)
 
-    @app.post("/api/show", responses=OLLAMA_OF_A_BODY)
-    async def show(body: ShowRequest) -> Shown:
-        service.note_model(body.model or body.name)
-        return Shown(
-            modelfile=f"FROM {engine.model_name}\n",
-            parameters=parameters(engine.max_model_len, engine.generation_defaults),
-            template=engine.chat_template or "",
-            details=listed.details,
-            model_info=model_info(service),
-            capabilities=service.capabilities,
-            modified_at=listed.modified_at,
-        )
 
-    @app.head("/api/version", include_in_schema=False)
-    @app.get("/api/version", responses=UNAUTHORIZED)
-    async def api_version() -> ApiVersion:
-        return ApiVersion(version=API_VERSION, headwater=version("headwater"))
+@router.head("/api/tags", include_in_schema=False)
+@router.get("/api/tags", responses=UNAUTHORIZED)
+async def tags(request: Request) -> Tags:
+    return Tags(models=[request.app.state.listed])
+
+
+@router.get("/api/ps", responses=UNAUTHORIZED)
+async def ps(request: Request) -> Running:
+    service, listed = service_of(request), request.app.state.listed
+    on_card = listed.size if service.config.device.startswith("cuda") else 0
+    end = datetime.fromtimestamp(service.started, UTC) + timedelta(days=KEPT_DAYS)
+    most = service.engine.max_model_len
+    held = RunningModel(**listed.model_dump(), expires_at=end, size_vram=on_card, context_length=most)
+    return Running(models=[held])
+
+
+@router.post("/api/show", responses=OLLAMA_OF_A_BODY)
+async def show(body: ShowRequest, request: Request) -> Shown:
+    service, listed = service_of(request), request.app.state.listed
+    service.note_model(body.model or body.name)
+    engine = service.engine
+    return Shown(
+        modelfile=f"FROM {engine.model_name}\n",
+        parameters=parameters(engine.max_model_len, engine.generation_defaults),
+        template=engine.chat_template or "",
+        details=listed.details,
+        model_info=model_info(service),
+        capabilities=service.capabilities,
+        modified_at=listed.modified_at,
+    )
+
+
+@router.head("/api/version", include_in_schema=False)
+@router.get("/api/version", responses=UNAUTHORIZED)
+async def api_version() -> ApiVersion:
+    return ApiVersion(version=API_VERSION, headwater=version("headwater"))
 
 
 def listed_model(service: Service) -> ListedModel:

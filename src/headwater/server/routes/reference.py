@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 from html import escape
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import Request
 from fastapi.responses import HTMLResponse
 
 from headwater.server.routes.observe import PAGE_HEADERS
+from headwater.server.routes.service import json_routes
 
 Json = dict[str, Any]
 
@@ -23,23 +23,19 @@ programs, such as a viewer or a generator of clients.</p></section>
 """
 
 
-def install(app: FastAPI) -> None:
-    """Add /docs. The page is written at its first request, when all routes are installed."""
+router = json_routes()
 
-    @cache
-    def page() -> str:
-        described = app.openapi()
-        schemas = described.get("components", {}).get("schemas", {})
-        sections = (
-            section(f"{method.upper()} {path}", operation, schemas)
-            for path, operations in described["paths"].items()
-            for method, operation in operations.items()
-        )
-        return HEAD + "".join(sections) + "</main></html>"
 
-    @app.get("/docs", include_in_schema=False)
-    async def docs() -> HTMLResponse:
-        return HTMLResponse(page(), headers=PAGE_HEADERS)
+@router.get("/docs", include_in_schema=False)
+async def docs(request: Request) -> HTMLResponse:
+    described = request.app.openapi()
+    schemas = described.get("components", {}).get("schemas", {})
+    sections = (
+        section(f"{method.upper()} {path}", operation, schemas)
+        for path, operations in described["paths"].items()
+        for method, operation in operations.items()
+    )
+    return HTMLResponse(HEAD + "".join(sections) + "</main></html>", headers=PAGE_HEADERS)
 
 
 def section(title: str, operation: Json, schemas: Json) -> str:

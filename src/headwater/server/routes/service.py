@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from fastapi import APIRouter, Request
+
 from headwater.config import ServeConfig
 from headwater.errors import TemplateError
 from headwater.request import Fidelity, Generation, SamplingParams
@@ -22,6 +24,7 @@ from headwater.server.prompt.chat import ChatPrompter
 from headwater.server.prompt.encoding import Encoded, longest_token
 from headwater.server.prompt.segments import SegmentEncoder
 from headwater.server.prompt.template import ChatTemplate
+from headwater.server.requests.body import JsonRoute
 from headwater.server.requests.chat import CompletionRequest, ConversationRequest
 from headwater.server.requests.lengths import Lengths
 from headwater.server.requests.messages import Conversation
@@ -138,6 +141,17 @@ class Service:
         fidelity = body.fidelity or Fidelity.BALANCED
         limited = replace(prompt, deadline=deadline, deadline_of=by)
         return replace(limited, params=params, segments=segments, fidelity=fidelity)
+
+
+def json_routes() -> APIRouter:
+    """Return a router of routes that read JsonRequests. Apps share them: a request has its app's service."""
+    return APIRouter(route_class=JsonRoute, strict_content_type=False)
+
+
+def service_of(request: Request) -> Service:
+    """Return the service of the app that has a request."""
+    service: Service = request.app.state.service
+    return service
 
 
 def nth_answers(first: Generation, body: SamplingRequest) -> list[Generation]:

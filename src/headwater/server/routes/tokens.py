@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
-from fastapi import FastAPI
+from fastapi import Request
 from pydantic import BaseModel, Field, model_validator
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -21,7 +21,7 @@ from headwater.server.requests.anthropic import CountTokensRequest
 from headwater.server.requests.chat import Documents, Messages, ToolDefinitions, conversation_of
 from headwater.server.requests.lengths import MAX_SEGMENTS
 from headwater.server.requests.sampling import MAX_SALT, TokenId
-from headwater.server.routes.service import Service
+from headwater.server.routes.service import Service, json_routes, service_of
 
 ADDED_TOKEN = ("special", "lstrip", "rstrip", "single_word", "normalized")  # properties of an added token
 
@@ -110,82 +110,89 @@ class WarmsSegments(Protocol):
         ...
 
 
-def install(app: FastAPI, service: Service) -> None:
-    """Add /tokenize, /detokenize, /tokenizer_info and /v1/messages/count_tokens."""
-    tokenizer = service.engine.tokenizer
-
-    def prompt_of(body: TokenizeRequest) -> tuple[tuple[int, ...], tuple[Span, ...]]:
-        salt = body.cache_salt or ""
-        if body.prompt is not None:
-            encoded = service.encoder.encode_prompt(body.prompt, body.add_special_tokens, salt)
-            return encoded.ids, encoded.segments
-        try:
-            sent = conversation_of(body.messages or (), body.tools, body.chat_template_kwargs, body.documents)
-        except ValueError as error:
-            raise BadRequest(str(error), "messages") from error
-        prompt = service.chat_prompt(sent, salt)
-        return prompt.prompt, prompt.segments
-
-    @app.post("/tokenize", responses=OF_A_BODY)
-    async def tokenize(body: TokenizeRequest) -> Tokens:
-        tokens, segments = await run_in_threadpool(prompt_of, body)
-        names = [tokenizer.id_to_token(token) or "" for token in tokens] if body.return_token_strs else None
-        return Tokens(
-            tokens=list(tokens),
-            count=len(tokens),
-            max_model_len=service.engine.max_model_len,
-            token_strs=names,
-            segments=[[span.start, span.end] for span in segments],
-        )
-
-    @app.get("/tokenizer_info", responses=refusals(401))
-    async def tokenizer_info() -> TokenizerInfo:
-        added, special = tokenizer.get_added_tokens_decoder(), service.engine.special_tokens
-        return TokenizerInfo(
-            model_max_length=service.engine.max_model_len,
-            vocab_size=service.engine.spec.vocab_size,
-            chat_template=service.engine.chat_template,
-            added_tokens_decoder={
-                str(id_): {"content": token.content, **{name: getattr(token, name) for name in ADDED_TOKEN}}
-                for id_, token in sorted(added.items())
-            },
-            bos_token=special.get("bos_token"),
-            eos_token=special.get("eos_token"),
-            unk_token=special.get("unk_token"),
-            pad_token=special.get("pad_token"),
-        )
-
-    @app.post("/detokenize", responses=OF_A_BODY)
-    async def detokenize(body: DetokenizeRequest) -> Text:
-        service.check_tokens(body.tokens, "tokens")
-        return Text(prompt=await run_in_threadpool(tokenizer.decode, body.tokens, skip_special_tokens=False))
-
-    @app.post("/v1/messages/count_tokens", responses=ANTHROPIC_OF_A_BODY)
-    async def count_tokens(body: CountTokensRequest) -> InputTokens:
-        prompt = await run_in_threadpool(service.conversation_prompt, body)
-        return InputTokens(input_tokens=len(prompt.prompt))
+router = json_routes()
 
 
-def install_warming(app: FastAPI, service: Service) -> None:
-    """Add /cache/segments."""
+@router.post("/tokenize", responses=OF_A_BODY)
+async def tokenize(body: TokenizeRequest, request: Request) -> Tokens:
+    service = service_of(request)
+    tokens, segments = await run_in_threadpool(prompt_of, service, body)
+    name_of = service.engine.tokenizer.id_to_token
+    return Tokens(
+        tokens=list(tokens),
+        count=len(tokens),
+        max_model_len=service.engine.max_model_len,
+        token_strs=[name_of(token) or "" for token in tokens] if body.return_token_strs else None,
+        segments=[[span.start, span.end] for span in segments],
+    )
+
+
+def prompt_of(service: Service, body: TokenizeRequest) -> tuple[tuple[int, ...], tuple[Span, ...]]:
+    """Return the tokens of a text or conversation, and its segments. Raises BadRequest and TemplateError."""
+    salt = body.cache_salt or ""
+    if body.prompt is not None:
+        encoded = service.encoder.encode_prompt(body.prompt, body.add_special_tokens, salt)
+        return encoded.ids, encoded.segments
+    try:
+        sent = conversation_of(body.messages or (), body.tools, body.chat_template_kwargs, body.documents)
+    except ValueError as error:
+        raise BadRequest(str(error), "messages") from error
+    prompt = service.chat_prompt(sent, salt)
+    return prompt.prompt, prompt.segments
+
+
+@router.get("/tokenizer_info", responses=refusals(401))
+async def tokenizer_info(request: Request) -> TokenizerInfo:
+    engine = service_of(request).engine
+    added, special = engine.tokenizer.get_added_tokens_decoder(), engine.special_tokens
+    return TokenizerInfo(
+        model_max_length=engine.max_model_len,
+        vocab_size=engine.spec.vocab_size,
+        chat_template=engine.chat_template,
+        added_tokens_decoder={
+            str(id_): {"content": token.content, **{name: getattr(token, name) for name in ADDED_TOKEN}}
+            for id_, token in sorted(added.items())
+        },
+        bos_token=special.get("bos_token"),
+        eos_token=special.get("eos_token"),
+        unk_token=special.get("unk_token"),
+        pad_token=special.get("pad_token"),
+    )
+
+
+@router.post("/detokenize", responses=OF_A_BODY)
+async def detokenize(body: DetokenizeRequest, request: Request) -> Text:
+    service = service_of(request)
+    service.check_tokens(body.tokens, "tokens")
+    decode = service.engine.tokenizer.decode
+    return Text(prompt=await run_in_threadpool(decode, body.tokens, skip_special_tokens=False))
+
+
+@router.post("/v1/messages/count_tokens", responses=ANTHROPIC_OF_A_BODY)
+async def count_tokens(body: CountTokensRequest, request: Request) -> InputTokens:
+    prompt = await run_in_threadpool(service_of(request).conversation_prompt, body)
+    return InputTokens(input_tokens=len(prompt.prompt))
+
+
+@router.post("/cache/segments", responses={**OF_A_BODY, **refusals(501)})
+async def warm(body: WarmRequest, request: Request) -> AllWarmed:
+    service = service_of(request)
     engine = service.engine
+    if not isinstance(engine, WarmsSegments):
+        raise HTTPException(501, "this server's engine stores no segments")
+    salt = body.cache_salt or ""
+    segments = await run_in_threadpool(segments_of, service, body.texts, salt)
+    try:
+        outcomes = await run_in_threadpool(engine.warm_segments, segments, salt)
+    except ConfigError as error:
+        raise HTTPException(501, str(error)) from error
+    stored = enumerate(zip(segments, outcomes, strict=True))
+    return AllWarmed(data=[Warmed(index=i, tokens=len(ids), outcome=outcome) for i, (ids, outcome) in stored])
 
-    def segments_of(texts: Sequence[str], salt: str) -> list[tuple[int, ...]]:
-        """Return each text's tokens as a segment. Raises RequestTooLarge for a text that no prompt could hold."""
-        segments = [service.encoder.encode_segment(text, salt) for text in texts]
-        for number, ids in enumerate(segments):
-            service.lengths.check_segment(number, len(ids))
-        return segments
 
-    @app.post("/cache/segments", responses={**OF_A_BODY, **refusals(501)})
-    async def warm(body: WarmRequest) -> AllWarmed:
-        if not isinstance(engine, WarmsSegments):
-            raise HTTPException(501, "this server's engine stores no segments")
-        salt = body.cache_salt or ""
-        segments = await run_in_threadpool(segments_of, body.texts, salt)
-        try:
-            outcomes = await run_in_threadpool(engine.warm_segments, segments, salt)
-        except ConfigError as error:
-            raise HTTPException(501, str(error)) from error
-        stored = enumerate(zip(segments, outcomes, strict=True))
-        return AllWarmed(data=[Warmed(index=i, tokens=len(ids), outcome=outcome) for i, (ids, outcome) in stored])
+def segments_of(service: Service, texts: Sequence[str], salt: str) -> list[tuple[int, ...]]:
+    """Return each text's tokens as a segment. Raises RequestTooLarge for a text that no prompt could hold."""
+    segments = [service.encoder.encode_segment(text, salt) for text in texts]
+    for number, ids in enumerate(segments):
+        service.lengths.check_segment(number, len(ids))
+    return segments
