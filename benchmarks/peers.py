@@ -8,7 +8,8 @@ other, each turn beginning with another one. `--model` holds the tokenizer of al
 serves it alone.
 
 Figures: TTFT of prompts never seen (cold) and of the same prompts sent again; output tokens a second of several
-streams after distinct cached prompts, while all of them run; resident memory. Peers are started by `serve/run_peer.py`
+streams after distinct cached prompts, while all of them run; how long /health takes while as many prompts never seen
+are computed and answered; resident memory. Peers are started by `serve/run_peer.py`
 in the folder of peers, in the environments that VENV_LLAMACPP and VENV_VLLM name.
 """
 
@@ -34,13 +35,15 @@ from tokenizers import Tokenizer
 from benchmarks import measure
 from benchmarks.engines import bench_checkpoint
 from benchmarks.measure import TICKS, Figures, Row, ratios
-from benchmarks.servers import Streamed, complete, serve, status_mb
+from benchmarks.servers import Streamed, complete, health_seconds, serve, status_mb
+from headwater.percentile import percentile
 from tests.checkpoints.tokenizer import sayable
 
 ROOT = Path(__file__).parents[1]
 PEERS = {"llama.cpp": "llamacpp", "vllm": "vllm"}  # what run_peer.py calls them
 MEMORY = 2  # GB of cache for each server
 IDLE, PAUSE, PATIENCE = 0.03, 0.25, 120  # CPU seconds within a pause of a server that is idle; seconds
+ASKED_EVERY = 0.02  # seconds between questions of whether a server is healthy
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,20 @@ class Running:
         chunks = sum(begun < t <= end for of_stream in times for t in of_stream)
         return chunks * n_outputs * len(prompts) / sum(map(len, times)) / (end - begun)
 
+    def health(self, n_streams: int, n_tokens: int, n_outputs: int) -> float:
+        """Milliseconds within which /health answers 99 times of 100 beside streams after prompts never seen."""
+        times = []
+        with ThreadPoolExecutor(n_streams) as clients:
+            prompts = [self.prompt(n_tokens) for _ in range(n_streams)]
+            answers = [clients.submit(complete, self.port, prompt, n_outputs) for prompt in prompts]
+            while not all(answer.done() for answer in answers):
+                times.append(1e3 * health_seconds(self.port))
+                time.sleep(ASKED_EVERY)
+        for answer in answers:
+            answer.result()
+        self.settle()
+        return percentile(times, 99)
+
     def _ask(self, prompt: list[int]) -> Streamed:
         answer = complete(self.port, prompt)
         self.settle()
@@ -178,6 +195,10 @@ def work_of(given: argparse.Namespace, prompts: list[list[int]]) -> dict[tuple[s
     for k in given.streams:
         name = f"{k} stream{'s' * (k > 1)} of {given.outputs} tokens after {given.prompt:,} cached ones"
         work[name, "tokens/s"] = partial(Running.streams, prompts=prompts[:k], n_outputs=given.outputs)
+    if given.streams:
+        k = max(given.streams)
+        name = f"p99 of /health beside {k} streams after {given.prompt:,} tokens never seen"
+        work[name, "ms"] = partial(Running.health, n_streams=k, n_tokens=given.prompt, n_outputs=given.outputs)
     return work
 
 

@@ -100,13 +100,24 @@ def _wait_healthy(port: int) -> None:
     deadline = time.perf_counter() + PATIENCE
     while time.perf_counter() < deadline:
         try:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
-            connection.request("GET", "/health")
-            if connection.getresponse().status == 200:
-                return
-        except ConnectionError:
+            health_seconds(port)
+            return
+        except (ConnectionError, RuntimeError):
             time.sleep(0.005)
     raise TimeoutError(f"/health did not answer within {PATIENCE} seconds")
+
+
+def health_seconds(port: int) -> float:
+    """Return how long /health takes, connection included. Raises RuntimeError if it does not answer 200."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+    started = time.perf_counter()
+    connection.request("GET", "/health")
+    response = connection.getresponse()
+    response.read()
+    connection.close()
+    if response.status != 200:
+        raise RuntimeError(f"/health answered {response.status}")
+    return time.perf_counter() - started
 
 
 def status_mb(pid: int, field: str) -> float:

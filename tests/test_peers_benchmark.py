@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import random
+import threading
 
 import pytest
 
@@ -63,6 +65,27 @@ def test_a_cold_prompt_must_miss_and_the_same_again_must_hit(monkeypatch: pytest
     monkeypatch.setattr(peers, "complete", lambda port, prompt: answer(0.25))
     with pytest.raises(RuntimeError, match="0 of 128 tokens sent again were cached"):
         server.resend(128)
+
+
+def test_health_is_asked_until_the_last_stream_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+    seconds = itertools.count(1)
+
+    def health_seconds(port: int) -> float:
+        asked = next(seconds)
+        if asked == 100:
+            ended.set()
+        return asked / 1e3
+
+    def complete(port: int, prompt: list[int], max_tokens: int = 1) -> Streamed:
+        assert (len(prompt), max_tokens) == (3, 16)
+        assert ended.wait(60)
+        return answer(0.25)
+
+    monkeypatch.setattr(peers, "health_seconds", health_seconds)
+    monkeypatch.setattr(peers, "complete", complete)
+    monkeypatch.setattr(peers, "ASKED_EVERY", 0)
+    assert 99 <= running().health(2, 3, 16) <= next(seconds)  # milliseconds: 100 answers at least, 1 to 100 and more
 
 
 def test_a_server_that_reports_no_cached_tokens_has_none() -> None:
