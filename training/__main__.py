@@ -53,12 +53,14 @@ def main() -> None:
     if options.compile:
         compiled()
     options.out.mkdir(parents=True, exist_ok=True)
+    recipe = RECIPES[options.recipe]
     file = options.out / TOKENIZER
     if options.begin is not None and not file.exists():
         shutil.copyfile(options.begin / TOKENIZER, file)
     if not file.exists():
-        tokenizer.train(passages(options.texts) if options.texts else None).save(str(file))
-    training = Training(RECIPES[options.recipe], options.out, options.device)
+        texts = passages(options.texts) if options.texts else None
+        tokenizer.train(texts, recipe.vocabulary, examples=recipe.tokenizer_examples).save(str(file))
+    training = Training(recipe, options.out, options.device)
     if options.begin is not None and training.step == 0:
         adopt(training.model, options.begin)
     seconds = time.perf_counter()

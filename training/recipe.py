@@ -8,6 +8,7 @@ from itertools import accumulate
 from typing import Any
 
 VOCABULARY = 4096
+EXAMPLES = 3000  # of the mixture, from which a new tokenizer learns
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Recipe:
     cool: float = 0.3  # share of all steps
     seed: int = 7
     vocabulary: int = VOCABULARY
+    tokenizer_examples: int = EXAMPLES
     apart: float = 0.0  # share of the steps in which segments see only themselves (`training.segments`)
     held_out: int = 20_000  # tokens of each kind of question at each length, after a stage
     context: float = 0.1  # share of the targets that are not an answer's which are learned from
@@ -160,5 +162,7 @@ RECIPES: dict[str, Recipe] = {
         stages=(Stage(256, 4, 20, ALL), Stage(512, 2, 5, ALL)),
         warm_up=5,
         held_out=1_000,
+        vocabulary=1024,
+        tokenizer_examples=100,
     ),
 }

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from headwater.models.embedded import embedded
 from training.bpe import END_OF_TEXT, MARKUP, TURN_END, TURN_MARKS, TURN_START, byte_pairs
+from training.recipe import EXAMPLES, VOCABULARY
 from training.tasks import Example, draw
 from training.tasks.budget import Count
 from training.tasks.example import KINDS, TEXT
@@ -21,9 +22,8 @@ from training.tasks.text import Passages, fallback
 from training.tasks.words import SYLLABLES
 from training.template import example_text
 
-VOCAB = 4096
 SPECIAL = (*TURN_MARKS, SEGMENT)
-EXAMPLES, EXAMPLE_TOKENS = 3000, 512  # of the mixture, for the vocabulary
+EXAMPLE_TOKENS = 512  # of an example, for the vocabulary
 PROSE = 3_000_000  # characters of plain text, for the vocabulary
 CODE = re.compile(r"\b[A-Z]{2}-\d{3}\b")
 NAME = re.compile(r"\b[A-Z][a-z]+\b")
@@ -33,8 +33,13 @@ CUT = "\0"  # between syllables
 PROMPT_WEIGHT = 0.1  # of the loss on what others say; what the assistant says counts 1
 
 
-def train(texts: Passages | None = None, vocab_size: int = VOCAB, seed: int = 0, examples: int = EXAMPLES) -> Tokenizer:
-    """A tokenizer of exactly `vocab_size` tokens; the same texts and seed give the same one."""
+def train(
+    texts: Passages | None = None, vocab_size: int = VOCABULARY, seed: int = 0, examples: int = EXAMPLES
+) -> Tokenizer:
+    """A tokenizer of exactly `vocab_size` tokens; the same texts and seed give the same one.
+
+    `examples`: conversations of the mixture that it learns from, beside plain text.
+    """
     return byte_pairs(vocab_size, _corpus(texts or fallback(), seed, examples), SPECIAL)
 
 

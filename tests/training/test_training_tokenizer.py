@@ -9,6 +9,7 @@ from headwater.server.prompt.chat import ChatPrompter
 from headwater.server.prompt.encoding import PromptEncoder
 from headwater.server.requests.messages import conversation
 from training import tokenizer
+from training.recipe import VOCABULARY
 from training.tasks import KINDS, draw
 from training.tasks.example import TEXT
 from training.tasks.recall import SEGMENT
@@ -74,7 +75,7 @@ def test_a_document_is_encoded_alike_on_its_own() -> None:
 
 
 def test_tokens_and_marks() -> None:
-    assert TOKENIZER.get_vocab_size() == tokenizer.VOCAB
+    assert TOKENIZER.get_vocab_size() == VOCABULARY
     added = TOKENIZER.get_added_tokens_decoder().values()
     assert [token.content for token in added if token.special] == list(tokenizer.SPECIAL)
     assert SEGMENT in tokenizer.SPECIAL
