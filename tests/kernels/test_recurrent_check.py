@@ -11,6 +11,7 @@ pytest.importorskip("numba", reason="numba is not installed")
 
 from headwater.kernels.compiling import threads_in_use, use_threads
 from headwater.layers.gdn import DeltaNet
+from headwater.mixers.batch import CHUNK
 from headwater.mixers.cpu.check_recurrent import broken_recurrence
 from headwater.mixers.cpu.gdn import GatedDeltaNetKernel
 from headwater.mixers.gdn import GatedDeltaNet
@@ -28,7 +29,7 @@ def _two_threads() -> Iterator[None]:
     use_threads(before)
 
 
-def found(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, change: Change) -> list[str]:
+def found(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, change: Change, layer: DeltaNet = LAYER) -> list[str]:
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:
@@ -41,9 +42,9 @@ def found(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, change: Change) -
         change(out_BX)
 
     monkeypatch.setattr(GatedDeltaNetKernel, "decode_into", changed)
-    mixer = GatedDeltaNet(LAYER, Weights({name: random(*shape).float() for name, shape in LAYER.tensors().items()}))
+    mixer = GatedDeltaNet(layer, Weights({name: random(*shape).float() for name, shape in layer.tensors().items()}))
     with torch.inference_mode():
-        return list(broken_recurrence(LAYER, mixer, random))
+        return list(broken_recurrence(layer, mixer, random))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -59,3 +60,37 @@ def test_a_kernel_that_depends_on_its_company_is_named(monkeypatch: pytest.Monke
 def test_a_kernel_that_depends_on_the_number_of_threads_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     names = found(monkeypatch, torch.float32, lambda out_BX: out_BX.add_(threads_in_use() == 1))
     assert names == ["gated_delta_net on 1 of 2 threads of a kernel"]
+
+
+WIDE = DeltaNet(64, 2, 4, 16, 32, 4)  # widths of whole vectors, which a kernel prefills
+
+
+def found_in_prefill(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, change: Change) -> list[str]:
+    whole = GatedDeltaNetKernel.prefill_into
+
+    def changed(self: GatedDeltaNetKernel, out_NX: torch.Tensor, *rest: object) -> None:
+        whole(self, out_NX, *rest)
+        change(out_NX)
+
+    monkeypatch.setattr(GatedDeltaNetKernel, "prefill_into", changed)
+    return found(monkeypatch, dtype, lambda out_BX: None, WIDE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_kernel_that_prefills_is_found_exact(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    assert found_in_prefill(monkeypatch, dtype, lambda out_NX: None) == []
+
+
+def test_a_kernel_that_prefills_and_depends_on_its_company_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = found_in_prefill(monkeypatch, torch.float32, lambda out_NX: out_NX.add_(len(out_NX) == 3))
+    assert names == ["gated_delta_net at one of 3 prompts that a kernel prefills"]
+
+
+def test_a_kernel_that_depends_on_how_a_prompt_is_cut_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = found_in_prefill(monkeypatch, torch.float32, lambda out_NX: out_NX.add_(len(out_NX) == 2 * CHUNK + 3))
+    assert names == ["gated_delta_net at prompts that a kernel prefills in 2 steps"]
+
+
+def test_a_kernel_that_prefills_and_depends_on_threads_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = found_in_prefill(monkeypatch, torch.float32, lambda out_NX: out_NX.add_(threads_in_use() == 1))
+    assert names == ["gated_delta_net on 1 of 2 threads of a kernel that prefills"]

@@ -1,28 +1,41 @@
-"""Gated DeltaNet for one token of each decoding sequence: everything between the layer's two products."""
+"""Gated DeltaNet between the layer's two products: for slices of prompts, and for one token of each decoding sequence.
+
+`projected` are rows [q | k | v | z | b | a], `out` rows [heads, v_width]. States and stored inputs of the convolution
+begin a row of the state memory every `state_row` and `stored_row` elements. `gates` are −e^A of each head, then the
+biases of the heads' steps. `sizes` are key heads, value heads, widths of a key and a value, and stored inputs of a
+channel.
+"""
 
 from __future__ import annotations
 
 import numpy as np
-from numba import prange
+from numba import get_thread_id, prange
 
-from headwater.kernels.compiling import kernel
-from headwater.kernels.convolution import Convolution, convolve_into
+from headwater.kernels import delta_chunk as chunk
+from headwater.kernels.compiling import kernel, lean_part
+from headwater.kernels.convolution import Convolution, convolve_chunk, convolve_into, keep_inputs
 from headwater.kernels.delta_rule import delta_step
 from headwater.kernels.functions import exp, sigmoid, silu, softplus
 from headwater.kernels.norms import L2_EPS, inverse_rms, unit_into
 from headwater.kernels.padding import fill_into, padded
-from headwater.kernels.vectors import LANES, load, load_some, spread, store_some
+from headwater.kernels.tile import PANEL
+from headwater.kernels.vectors import (
+    LANES,
+    fill,
+    fma,
+    load,
+    load_some,
+    spread,
+    square_root,
+    store,
+    store_some,
+    sum_lanes,
+)
 
 
 @kernel
 def decode_into(out, projected, slots, states, state_row, taps, stored, stored_row, gates, norm, sizes, eps):
-    """Write what each row reads, normed and gated; update the states of its slot in place.
-
-    Rows of `projected` are [q | k | v | z | b | a], those of `out` [heads, v_width]. Row i belongs to the sequence in
-    row `slots[i]` of the state memory, in which states and stored inputs of the convolution begin a row every
-    `state_row` and `stored_row` elements. `gates` are −e^A of each head, then the biases of the heads' steps. `sizes`
-    are key heads, value heads, widths of a key and a value, and stored inputs of a channel.
-    """
+    """Write what each row reads, normed and gated; update its sequence's states, row `slots[i]` of the state memory."""
     key_heads, value_heads, k_width, v_width, before = sizes
     keys, values, shared = key_heads * k_width, value_heads * v_width, value_heads // key_heads
     channels = 2 * keys + values
@@ -52,3 +65,109 @@ def decode_into(out, projected, slots, states, state_row, taps, stored, stored_r
                 some = min(LANES, v_width - c)
                 gate = silu(load_some(projected, z + c, some))
                 store_some(out, at + c, load(read, c) * factor * load(norm, c) * gate, some)
+
+
+@lean_part
+def _finish_chunk(out, work, at, n, projected, z, row, norm, first, out_row, v_width, eps):
+    """Norm and gate what a head's tokens read; write it to rows of `out`, the first one from `first` on."""
+    for i in range(n):
+        total = fill(np.float32(0))
+        for c in range(0, v_width, LANES):
+            read = load(work, at.read + (c // PANEL * chunk.TOKENS + i) * PANEL + c % PANEL)
+            total = fma(read, read, total)
+            store(work, at.lines + c, read)
+        mean = fill(sum_lanes(total)) / fill(np.float32(v_width))
+        factor = fill(np.float32(1)) / square_root(mean + fill(np.float32(eps)))
+        for c in range(0, v_width, LANES):
+            gate = silu(load(projected, z + i * row + c))
+            store(out, first + i * out_row + c, load(work, at.lines + c) * factor * load(norm, c) * gate)
+
+
+@lean_part
+def _save_chunk(
+    work, at, n, projected, begin, row, states, of_state, convolution, at_stored, of_stored, group, sizes
+):  # fmt: skip
+    """Copy a group's states and last inputs to the row of the state memory whose states and inputs begin there."""
+    key_heads, value_heads, k_width, v_width, _ = sizes
+    shared, keys = value_heads // key_heads, key_heads * k_width
+    panels = (v_width + PANEL - 1) // PANEL * PANEL
+    for i in range(shared):
+        to = of_state + (group * shared + i) * k_width * v_width
+        chunk.store_state(work, at.states + i * k_width * panels, states, to, k_width, v_width)
+    for channel, width in (
+        (group * k_width, k_width),
+        (keys + group * k_width, k_width),
+        (2 * keys + group * shared * v_width, shared * v_width),
+    ):
+        keep_inputs(projected, begin, row, n, convolution, at_stored, of_stored, channel, width)
+
+
+@lean_part
+def _prefill_group(
+    out, projected, ragged, index, group, states, state_row, convolution, stored_row, gates, norm, sizes, eps,
+    work, at,
+):  # fmt: skip
+    """Compute the heads that share a key head for one slice, chunk by chunk."""
+    first, length, slot, saves = ragged[4 * index], ragged[4 * index + 1], ragged[4 * index + 2], ragged[4 * index + 3]
+    key_heads, value_heads, k_width, v_width, _ = sizes
+    keys, values, shared = key_heads * k_width, value_heads * v_width, value_heads // key_heads
+    row = 2 * keys + 2 * values + 2 * value_heads
+    of_state = k_width * ((v_width + PANEL - 1) // PANEL * PANEL)
+    chunk.clear(work, at.attend, 2 * chunk.SQUARE)
+    for i in range(shared):
+        of_head = slot * state_row + (group * shared + i) * k_width * v_width
+        chunk.load_state(work, at.states + i * of_state, states, of_head, k_width, v_width)
+    for c in range((length + chunk.TOKENS - 1) // chunk.TOKENS):
+        n = min(chunk.TOKENS, length - c * chunk.TOKENS)
+        rows = (n + chunk.HEIGHT - 1) // chunk.HEIGHT * chunk.HEIGHT
+        token = first + c * chunk.TOKENS
+        begin, at_stored = token * row, slot * stored_row if c == 0 else -1
+        for to, channel, scale in (
+            (at.query, group * k_width, k_width**-0.5),
+            (at.key, keys + group * k_width, 1.0),
+        ):
+            convolve_chunk(work, to, at.lines, projected, begin, row, n, convolution, at_stored, channel, k_width)
+            chunk.unit_rows(work, to, n, k_width, scale)
+            chunk.clear(work, to + n * k_width, (rows - n) * k_width)
+        chunk.write_dots(work, at, rows, k_width)
+        for i in range(shared):
+            head = group * shared + i
+            convolve_chunk(
+                work, at.value, at.lines, projected, begin, row, n, convolution, at_stored,
+                2 * keys + head * v_width, v_width,
+            )  # fmt: skip
+            chunk.clear(work, at.value + n * v_width, (rows - n) * v_width)
+            b = begin + 2 * keys + 2 * values + head
+            chunk.write_gates(
+                work, at, projected, b, row, n, gates[head], gates[value_heads + head], value_heads
+            )  # fmt: skip
+            chunk.write_pairs(work, at, n, rows)
+            chunk.advance(work, at, at.states + i * of_state, rows, k_width, v_width)
+            z, to = begin + 2 * keys + values + head * v_width, token * values + head * v_width
+            _finish_chunk(out, work, at, n, projected, z, row, norm, to, values, v_width, eps)
+        for i in range(ragged[saves + c], ragged[saves + c + 1]):
+            _save_chunk(
+                work, at, n, projected, begin, row, states, ragged[i] * state_row, convolution, at_stored,
+                ragged[i] * stored_row, group, sizes,
+            )  # fmt: skip
+
+
+@kernel
+def prefill_into(
+    out, projected, ragged, slices, states, state_row, taps, stored, stored_row, gates, norm, sizes, eps, memory,
+    of_thread,
+):  # fmt: skip
+    """Write what the rows of slices read, normed and gated; update the states of their slots and the rows of saves.
+
+    `ragged` describes the slices (`mixers/cpu/ragged.py`). Widths are whole vectors. `memory` has `of_thread` elements
+    for each thread, see `delta_chunk.floats_of`.
+    """
+    key_heads, value_heads, k_width, v_width, before = sizes
+    for task in prange(slices * key_heads):
+        index = np.int64(task)
+        convolution = Convolution(taps, stored, 2 * key_heads * k_width + value_heads * v_width, before)
+        at = chunk.places_from(np.int64(get_thread_id()) * of_thread, k_width, v_width, before)
+        _prefill_group(
+            out, projected, ragged, index % slices, index // slices, states, state_row, convolution, stored_row,
+            gates, norm, sizes, eps, memory, at,
+        )  # fmt: skip

@@ -86,7 +86,7 @@ class PanelProduct:
             kernel(
                 x, x_row, 2 if two and not self.held.dot else 1, self.held.arrays, n_in // 2 if two else n_in,
                 self._bias, ACTIVATIONS[then], factor, factor_row, flat(y_RX), self._width, rows, self._width,
-                scratch(rows),
+                scratch((rows + BLOCK) * PANEL),  # BLOCK is above ROWS
             )  # fmt: skip
         return y_RX if self._width == self.n_out else y_RX[:, : self.n_out].contiguous()
 
@@ -181,9 +181,9 @@ def _held_codes(weight: Quantised) -> Held:
     return Held((*in_order, n_groups), rows, multiply_integers, multiply_integers)
 
 
-def scratch(rows: int) -> np.ndarray[Any, Any]:
-    """Return memory for the sums of so many rows and a block of weights, for each thread; this thread reuses it."""
-    size = threads_in_use() * (rows + BLOCK) * PANEL  # BLOCK is above ROWS
+def scratch(floats: int) -> np.ndarray[Any, Any]:
+    """Return memory for so many float32 of each thread of a kernel; this thread reuses it."""
+    size = threads_in_use() * floats
     memory: np.ndarray[Any, Any] | None = getattr(_of_thread, "memory", None)
     if memory is None or len(memory) < size:
         memory = _of_thread.memory = torch.empty(size).numpy()  # aligned to cache lines

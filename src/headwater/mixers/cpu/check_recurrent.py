@@ -1,11 +1,14 @@
-"""The start-up self-check of decode kernels: a sequence has the same bits alone, beside others, and on any threads.
+"""The start-up self-check of recurrent kernels: a sequence has the same bits alone, beside others, and on any threads.
 
-It runs the kernel of a layer at its heads and widths, in the model's dtype; products have a check of their own.
+It runs the kernels of a layer at its heads and widths, in the model's dtype; products have a check of their own. A
+prompt must have the same bits if it is computed in two steps, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -13,22 +16,31 @@ from torch import Tensor
 
 from headwater.kernels.compiling import threads_in_use, use_threads
 from headwater.layers.layer import Layer
-from headwater.mixers.batch import StepBatch
-from headwater.mixers.cpu.recurrent import RecurrentOnCpu, on_cpu
+from headwater.mixers.batch import CHUNK, Slice, StepBatch
+from headwater.mixers.cpu.memory import Memory
+from headwater.mixers.cpu.recurrent import PrefillKernel, RecurrentOnCpu, on_cpu
 from headwater.mixers.recurrent import LayerState, RecurrentMixer
 
 SEQUENCES = (1, 2, 3, 7)
+PROMPTS = (CHUNK + 7, 2 * CHUNK, 3)  # tokens of sequences that are prefilled together
+WHOLE, CUT = (slice(0, None),), (slice(0, CHUNK), slice(CHUNK, None))
 DENORMAL = 1e-39  # a thread that keeps such numbers gives other bits than one that flushes them to zero
 
 Random = Callable[..., Tensor]
 
 
 def broken_recurrence(layer: Layer, mixer: RecurrentMixer[Any], random: Random) -> Iterator[str]:
-    """Name counts of sequences and of threads at which a layer's kernel changes bits."""
+    """Name counts of sequences and of threads at which a layer's kernels change bits."""
     computed = on_cpu(mixer)
     if not isinstance(computed, RecurrentOnCpu):
         return
-    decode, everyone, threads = Decoding(layer, computed, random), list(range(max(SEQUENCES))), threads_in_use()
+    yield from _broken_decode(layer, Decoding(layer, computed, random))
+    if computed.prefill is not None:
+        yield from _broken_prefill(layer, Prefilling(layer, computed, computed.prefill, random))
+
+
+def _broken_decode(layer: Layer, decode: Decoding) -> Iterator[str]:
+    everyone, threads = list(range(max(SEQUENCES))), threads_in_use()
     whole = decode(everyone)
 
     def same(of: list[int]) -> bool:
@@ -42,6 +54,27 @@ def broken_recurrence(layer: Layer, mixer: RecurrentMixer[Any], random: Random) 
             use_threads(count)
             if not same(everyone):
                 yield f"{layer.kind} on {count} of {threads} threads of a kernel"
+    finally:
+        use_threads(threads)
+
+
+def _broken_prefill(layer: Layer, prefill: Prefilling) -> Iterator[str]:
+    everyone, threads = list(range(len(PROMPTS))), threads_in_use()
+    whole = prefill(everyone)
+
+    def same(of: list[int], parts: tuple[slice, ...] = WHOLE) -> bool:
+        return all(all(map(torch.equal, one, whole[i])) for i, one in zip(of, prefill(of, parts), strict=True))
+
+    for i in everyone:
+        if not same([i]):
+            yield f"{layer.kind} at one of {len(PROMPTS)} prompts that a kernel prefills"
+    if not same(everyone, CUT):
+        yield f"{layer.kind} at prompts that a kernel prefills in 2 steps"
+    try:
+        for count in range(1, threads):
+            use_threads(count)
+            if not same(everyone):
+                yield f"{layer.kind} on {count} of {threads} threads of a kernel that prefills"
     finally:
         use_threads(threads)
 
@@ -67,6 +100,36 @@ class Decoding:
         state = LayerState(after["recurrent"], after.get("conv"))
         self.computed.decode_into(out_BX, tuple(product[of] for product in self.products), step_of(of), state)
         return out_BX, *(part[of] for part in after.values())
+
+
+class Prefilling:
+    """Random prompts and states before them, of which any are prefilled together, each in the slot of its number."""
+
+    def __init__(self, layer: Layer, computed: RecurrentOnCpu, kernel: PrefillKernel, random: Random) -> None:
+        n = len(PROMPTS)
+        self.computed, self.kernel, self.dtype = computed, kernel, random(1).dtype
+        self.states = {name: random(n, *shape) for name, shape in layer.states}
+        self.states["recurrent"] = self.states["recurrent"].float()
+        self.states["recurrent"][n // 2] *= DENORMAL
+        products = computed.mixer.products(random(sum(PROMPTS), layer.hidden).float(), step_of([]))
+        self.products = [product.to(self.dtype).split(PROMPTS) for product in products]
+
+    def __call__(self, of: list[int], parts: tuple[slice, ...] = WHOLE) -> list[tuple[Tensor, ...]]:
+        """Return for each sequence what its rows read, and its states after them; `parts` of prompts, a step each."""
+        after = {name: part.clone() for name, part in self.states.items()}
+        state, reads = LayerState(after["recurrent"], after.get("conv")), {i: list[Tensor]() for i in of}
+        for part in parts:
+            products = tuple(torch.cat([rows[i][part] for i in of]) for rows in self.products)
+            lengths = [len(range(PROMPTS[i])[part]) for i in of]
+            ends = list(accumulate(lengths))
+            ranges = [(i, end - n, n) for i, end, n in zip(of, ends, lengths, strict=True) if n]
+            slices = tuple(Slice(first, n, part.start, i, torch.empty(0), 0) for i, first, n in ranges)
+            out_NX = torch.empty(ends[-1], self.computed.mixer.out_proj.n_in, dtype=self.dtype)
+            for together in replace(step_of([]), slices=slices).rounds:
+                self.kernel.prefill_into(out_NX, products, together, Memory.of(state))
+            for i, read_NX in zip(of, out_NX.split(lengths), strict=True):
+                reads[i].append(read_NX)
+        return [(torch.cat(reads[i]), *(part[i] for part in after.values())) for i in of]
 
 
 def step_of(sequences: list[int]) -> StepBatch:

@@ -19,7 +19,7 @@ from headwater.kernels import routing
 from headwater.kernels.arrays import flat
 from headwater.kernels.experts import AT_ONCE, multiply_integers_into, multiply_into
 from headwater.kernels.recording import empty
-from headwater.kernels.tile import PANEL
+from headwater.kernels.tile import BLOCK, PANEL
 from headwater.layers.feed_forward import Experts
 from headwater.mixers import activations, numerics
 from headwater.mixers.feed_forward import MixtureOfExperts, expert_weights, parts_of
@@ -56,7 +56,7 @@ class ExpertProduct:
         multiply = multiply_integers_into if len(self.held.arrays) > 1 else multiply_into
         multiply(
             flat(y_RN), self.width, x, x_row, self.held.arrays, n_in, self.width, ACTIVATIONS[then],
-            factor, factor_row, routes.begins, routes.chosen, self._none, scratch(AT_ONCE),
+            factor, factor_row, routes.begins, routes.chosen, self._none, scratch((AT_ONCE + BLOCK) * PANEL),
         )  # fmt: skip
         return y_RN
 

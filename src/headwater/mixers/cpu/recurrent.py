@@ -1,4 +1,4 @@
-"""A recurrent layer on a CPU: prefill in chunks by torch, all decoding rows of a step by one call of a kernel.
+"""A recurrent layer on a CPU: all decoding rows of a step by one call of a kernel, prefill by another one or by torch.
 
 N rows of a step, B decoding sequences, D model width, X trailing dimensions of the layer.
 """
@@ -6,12 +6,12 @@ N rows of a step, B decoding sequences, D model width, X trailing dimensions of 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from headwater.kernels.recording import empty
-from headwater.mixers.batch import StepBatch
+from headwater.mixers.batch import Round, StepBatch
 from headwater.mixers.cpu.gdn import GatedDeltaNetKernel
 from headwater.mixers.cpu.gla import GatedLinearAttentionKernel
 from headwater.mixers.cpu.kda import KimiDeltaAttentionKernel
@@ -35,6 +35,16 @@ class Kernel(Protocol):
         """Write the inputs of `out_proj` of decoding rows from `products` of them; update the states of their slots."""
 
 
+@runtime_checkable
+class PrefillKernel(Protocol):
+    """The kernel of one mixer's prefill, with its weights."""
+
+    prefills: bool  # computes the layer's widths
+
+    def prefill_into(self, out_NX: Tensor, products: tuple[Tensor, ...], together: Round, memory: Memory) -> None:
+        """Write the inputs of `out_proj` of slices' rows; update the states of their slots, write the rows of saves."""
+
+
 KERNELS: dict[type[RecurrentMixer[Any]], Callable[[Any], Kernel]] = {
     GatedDeltaNet: GatedDeltaNetKernel,
     GatedLinearAttentionMixer: GatedLinearAttentionKernel,
@@ -50,16 +60,19 @@ class RecurrentOnCpu:
 
     def __init__(self, mixer: RecurrentMixer[Any], kernel: Kernel) -> None:
         self.mixer, self.kernel = mixer, kernel
+        self.prefill = kernel if isinstance(kernel, PrefillKernel) and kernel.prefills else None
         self._memory: tuple[Tensor, Memory] | None = None  # of the last step, and the states that it was made of
 
     def forward(self, x_ND: Tensor, batch: StepBatch, state: LayerState) -> Tensor:
-        """Compute the layer as `RecurrentMixer.forward` does; outputs of decoding rows are close to its own."""
+        """Compute the layer as `RecurrentMixer.forward` does; what kernels compute is close to its own."""
         products, at = self.mixer.products(x_ND, batch), batch.decode_rows
         out_NX = empty(len(x_ND), self.mixer.out_proj.n_in, dtype=products[-1].dtype)
         if batch.n_decode:
             of_decode = products if at == slice(0, len(x_ND)) else tuple(product[at] for product in products)
             self.decode_into(out_NX[at], of_decode, batch, state)
-        if batch.slices:
+        if batch.slices and self.prefill is not None:
+            self._prefill_into(self.prefill, out_NX, products, batch, state)
+        elif batch.slices:
             rows = self.mixer.rows(products, batch)
             for together in batch.rounds:
                 self.mixer.prefill_into(rows, together, state)
@@ -70,9 +83,22 @@ class RecurrentOnCpu:
 
     def decode_into(self, out_BX: Tensor, products: tuple[Tensor, ...], batch: StepBatch, state: LayerState) -> None:
         """Write the inputs of `out_proj` of decoding rows; update the states of their slots in place."""
+        self.kernel.decode_into(out_BX, products, batch, self._memory_of(state))
+
+    def _prefill_into(
+        self, kernel: PrefillKernel, out_NX: Tensor, products: tuple[Tensor, ...], batch: StepBatch, state: LayerState
+    ) -> None:
+        """Write the inputs of `out_proj` of slices' rows by a kernel; transitions, which few slices need, by torch."""
+        for together in batch.rounds:
+            self.mixer.compose_into(state, together.slices)
+            if any(s.transition is not None for s in together.slices):
+                self.mixer.transitions_into(self.mixer.rows(products, batch), together.slices, state)
+            kernel.prefill_into(out_NX, products, together, self._memory_of(state))
+
+    def _memory_of(self, state: LayerState) -> Memory:
         if self._memory is None or self._memory[0] is not state.recurrent:  # it is the same from step to step
             self._memory = state.recurrent, Memory.of(state)
-        self.kernel.decode_into(out_BX, products, batch, self._memory[1])
+        return self._memory[1]
 
 
 def on_cpu(mixer: RecurrentMixer[Any]) -> RecurrentMixer[Any] | RecurrentOnCpu:
