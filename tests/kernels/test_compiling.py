@@ -43,6 +43,23 @@ def test_compiled_kernels_are_kept_for_the_next_start(tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in kept(folder)} == times
 
 
+def test_two_processes_compile_a_kernel_once(tmp_path: Path) -> None:
+    program = (
+        PROGRAM
+        + """
+from headwater.kernels import sampling
+stats = sampling.count_above_into.compiled.stats
+print(sum(stats.cache_misses.values()), sum(stats.cache_hits.values()))
+"""
+    )
+    environment = {**os.environ, "HEADWATER_CACHE_DIR": str(tmp_path / "cache"), "NUMBA_CACHE_DIR": ""}
+    command = [sys.executable, "-c", program]
+    both = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [process.communicate()[0].splitlines() for process in both]
+    assert all(first.startswith("[2] ") for first, _ in said)
+    assert sorted(last for _, last in said) == ["0 1", "1 0"]  # compiled by one, loaded by the other
+
+
 def test_code_for_another_processor_has_a_folder_of_its_own(tmp_path: Path) -> None:
     features = "+avx2,+fma,+f16c,+bmi,+bmi2"
     start(tmp_path / "cache")

@@ -12,7 +12,7 @@ pytest.importorskip("numba", reason="numba is not installed")
 from headwater.kernels.compiling import threads_in_use, use_threads
 from headwater.layers.gdn import DeltaNet
 from headwater.mixers.batch import CHUNK
-from headwater.mixers.cpu.check_recurrent import broken_recurrence
+from headwater.mixers.cpu.check_recurrent import broken_decode, broken_prefill
 from headwater.mixers.cpu.gdn import GatedDeltaNetKernel
 from headwater.mixers.gdn import GatedDeltaNet
 from headwater.mixers.weights import Weights
@@ -44,7 +44,7 @@ def found(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, change: Change, l
     monkeypatch.setattr(GatedDeltaNetKernel, "decode_into", changed)
     mixer = GatedDeltaNet(layer, Weights({name: random(*shape).float() for name, shape in layer.tensors().items()}))
     with torch.inference_mode():
-        return list(broken_recurrence(layer, mixer, random))
+        return [*broken_decode(layer, mixer, random), *broken_prefill(layer, mixer, random)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -5,15 +5,18 @@ import torch
 
 pytest.importorskip("numba", reason="numba is not installed")
 
+from numba import njit
+
 from headwater.kernels import functions, vectors
 from headwater.kernels.arrays import flat
-from headwater.kernels.compiling import part
+from headwater.kernels.compiling import OPTIONS, part
 
 LANES = vectors.LANES
+called = njit(**OPTIONS)  # as a part, but called from Python
 
 
 def apply_of(operation):
-    @part
+    @called
     def apply(x, y):
         for i in range(0, len(x), LANES):
             vectors.store(y, i, operation(vectors.load(x, i)))
@@ -93,7 +96,7 @@ def test_a_strided_tensor_is_read_from_its_first_element_on():
 
 
 def test_an_element_is_spread_over_all_lanes():
-    spread = part(lambda x, y, i: vectors.store(y, 0, vectors.spread(x, i)))
+    spread = called(lambda x, y, i: vectors.store(y, 0, vectors.spread(x, i)))
     x, y = torch.randn(5), torch.empty(LANES)
     for of in (x, x.bfloat16()):
         spread(flat(of), flat(y), 3)
@@ -103,7 +106,7 @@ def test_an_element_is_spread_over_all_lanes():
 @pytest.mark.parametrize("n", [1, 7, 15, 16, 20])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_some_elements_are_read_and_written_and_no_others(n, dtype):
-    @part
+    @called
     def copy(x, y, n):
         vectors.store_some(y, 1, vectors.load_some(x, 2, n), n)
 
@@ -116,20 +119,20 @@ def test_some_elements_are_read_and_written_and_no_others(n, dtype):
 
 def test_lanes_without_an_element_are_zeros():
     y = torch.empty(LANES)
-    part(lambda x, y: vectors.store(y, 0, vectors.load_some(x, 0, 3)))(flat(torch.ones(3)), flat(y))
+    called(lambda x, y: vectors.store(y, 0, vectors.load_some(x, 0, 3)))(flat(torch.ones(3)), flat(y))
     assert y.tolist() == [1.0] * 3 + [0.0] * 13
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_triples_are_taken_apart_and_put_together(dtype):
-    @part
+    @called
     def apart(x, y):
         a, b, c = vectors.load_triples(x, 2)
         vectors.store(y, 0, a)
         vectors.store(y, LANES, b)
         vectors.store(y, 2 * LANES, c)
 
-    @part
+    @called
     def together(y, x):
         a, b, c = vectors.load(y, 0), vectors.load(y, LANES), vectors.load(y, 2 * LANES)
         vectors.store_triples(x, 2, a, b, c)

@@ -93,6 +93,14 @@ def self_check(
     return SelfCheck(kernels is None and broken is None, kernels or broken, mode)
 
 
+def last_checks_first(spec: ModelSpec) -> Iterator[None]:
+    """Do a CPU's checks from the last one to the first, whatever they find: the kernels are compiled then."""
+    mode = guarded_modes(getattr(torch, spec.dtype_name))[0]
+    for check in reversed([*_kernel_checks(spec, "cpu"), *_product_checks(spec, "cpu", mode)]):
+        next(check(), None)
+        yield
+
+
 def weight_shapes(spec: ModelSpec) -> set[tuple[int, int]]:
     """Return (inputs, outputs) of the model's products, as far as they matter to the choice of a kernel."""
     return {(n_in, n_out) for n_in, n_out, _ in _products(spec)}
@@ -230,14 +238,16 @@ def _kernel_checks(spec: ModelSpec, device: str) -> Iterator[Check]:
     if torch.device(device).type == "cpu" and kernels.available():
         from headwater.mixers.cpu.check_attention import broken_attention  # needs numba
         from headwater.mixers.cpu.check_experts import broken_experts
-        from headwater.mixers.cpu.check_recurrent import broken_recurrence
+        from headwater.mixers.cpu.check_recurrent import broken_decode, broken_prefill
 
         for grouped in sorted({layer for layer in layers if isinstance(layer, GroupedAttention)}, key=repr):
             yield partial(broken_attention, grouped, random)
         for experts in sorted({layer for layer in layers if isinstance(layer, Experts)}, key=repr):
             yield partial(broken_experts, experts, random)
         for layer in sorted({layer for layer in layers if type(layer) in RECURRENT}, key=repr):
-            yield partial(broken_recurrence, *_narrowed(layer, random, device), random)
+            narrowed = _narrowed(layer, random, device)
+            yield partial(broken_decode, *narrowed, random)
+            yield partial(broken_prefill, *narrowed, random)
     for shape in sorted({shape for layer in layers for shape in attended(layer)}):
         yield partial(_broken_attention, *shape, random)
     for latent in sorted({layer for layer in layers if isinstance(layer, LatentAttention)}, key=repr):

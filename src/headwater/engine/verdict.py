@@ -22,6 +22,7 @@ import torch
 
 from headwater import machine
 from headwater.cache_folder import own_folder
+from headwater.engine.compile_beside import compiling_beside
 from headwater.engine.selfcheck import Progress, SelfCheck, no_progress, self_check
 from headwater.mixers.gpu import has_kernels
 from headwater.mixers.linear import guarded_modes
@@ -56,7 +57,8 @@ def verdict(
     known = None if recheck else read(key)
     if known is not None:
         return known
-    check = self_check(spec, device, progress=progress)
+    with compiling_beside(spec, device):
+        check = self_check(spec, device, progress=progress)
     if not check.deterministic:
         return check
     proven = replace(check, proven=datetime.now(UTC).replace(microsecond=0))

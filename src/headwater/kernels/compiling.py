@@ -5,6 +5,7 @@ Import this module before any kernel: it sets numba's threads to OpenMP's, which
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import logging
 import os
@@ -14,12 +15,15 @@ from typing import Any
 
 import numba
 from numba import config
+from numba.core.caching import FunctionCache
 
 from headwater import machine
 from headwater.cache_folder import own_folder
 from headwater.kernels import recording
 
 OPTIONS = {"nogil": True, "error_model": "numpy", "boundscheck": False}
+# of a function that kernels alone call: numba's code for calls from Python and C would be a sixth of all compiling
+INNER = {**OPTIONS, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 # for which processor numba compiles, if not for this one, and how far LLVM optimises
 SETTINGS = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_OPT")
 
@@ -49,26 +53,68 @@ def kernel(function: Callable[..., Any]) -> Kernel:
     An iteration must not depend on another; sums are those of `vectors.py`, or scalar ones in the order of the source.
     The index of a loop is unsigned: convert it before it is given to a part, which is compiled twice otherwise.
     """
-    return Kernel(numba.njit(parallel=True, cache=_KEEPS, **OPTIONS)(function))
+    return _kept(numba.njit(parallel=True, **OPTIONS)(function))
 
 
 def serial_kernel(function: Callable[..., Any]) -> Kernel:
     """Compile a function that runs on one thread. Calls release the GIL."""
-    return Kernel(numba.njit(cache=_KEEPS, **OPTIONS)(function))
+    return _kept(numba.njit(**OPTIONS)(function))
+
+
+def _kept(compiled: Any) -> Kernel:
+    if _KEEPS:
+        compiled._cache = CompiledOnce(compiled.py_func)  # as numba's `enable_caching` does
+    return Kernel(compiled)
+
+
+class CompiledOnce(FunctionCache):
+    """Files with a compiled kernel. One process at a time compiles it: others wait, and load it then."""
+
+    _lock: int | None = None  # descriptor of the locked file, from a miss until what was compiled is kept
+
+    def load_overload(self, signature: Any, target: Any) -> Any:
+        found = super().load_overload(signature, target)
+        if found is None and self._lock is None:
+            self._lock = self._locked()
+            found = super().load_overload(signature, target)
+            if found is not None:
+                self._unlock()
+        return found
+
+    def save_overload(self, signature: Any, compiled: Any) -> None:
+        try:
+            super().save_overload(signature, compiled)
+        finally:
+            self._unlock()
+
+    def _locked(self) -> int | None:
+        file = Path(self.cache_path, f"{self._impl.filename_base}.lock")
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError:  # nothing can be kept there: each process compiles for itself
+            return None
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return lock
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
 
 def part(function: Callable[..., Any]) -> Any:
-    """Compile a function that kernels call, for one thread."""
-    return numba.njit(**OPTIONS)(function)
+    """Compile a function that kernels call, for one thread. Python cannot call it."""
+    return numba.njit(**INNER)(function)
 
 
 def lean_part(function: Callable[..., Any]) -> Any:
-    """Compile a function that kernels call, for one thread, and that allocates nothing.
+    """Compile a function that kernels call, for one thread, and that allocates nothing. Python cannot call it.
 
     Numba counts no references to its arrays then. A count is an atomic operation, and all threads count references to
     the same arrays: within the loop over a panel's spans counting took as long as the products of one row.
     """
-    return numba.njit(_nrt=False, **OPTIONS)(function)
+    return numba.njit(_nrt=False, **INNER)(function)
 
 
 def use_threads(n: int) -> None:
@@ -101,6 +147,11 @@ def keep_compiled() -> bool:
             log.warning("kernels are compiled at each start, because the compiled ones cannot be kept: %s", error)
             return False
     return True
+
+
+def none_kept() -> bool:
+    """Return whether kernels can be kept and none is yet: this machine's first start, or the first of a version."""
+    return _KEEPS and not any(Path(config.CACHE_DIR).rglob("*.nbi"))
 
 
 _KEEPS = keep_compiled()

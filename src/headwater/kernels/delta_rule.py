@@ -21,11 +21,10 @@ def delta_step(state, at, k_width, v_width, query, key, decay, value, beta, out)
 
     `query`, `key`, `decay`, `value` and `out` are padded to whole vectors; `beta` is a vector of one number.
     """
-    if v_width % LANES == 0:
-        _step(state, at, k_width, v_width, query, key, decay, value, beta, out)
-    else:
-        lines = padded_rows(state, at, k_width, v_width)
-        _step(lines, 0, k_width, padded(v_width), query, key, decay, value, beta, out)
+    is_whole = v_width % LANES == 0
+    lines = state if is_whole else padded_rows(state, at, k_width, v_width)
+    _step(lines, at if is_whole else 0, k_width, padded(v_width), query, key, decay, value, beta, out)
+    if not is_whole:
         unpadded_into(state, at, lines, k_width, v_width)
 
 

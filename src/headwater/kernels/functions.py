@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 
+from headwater.kernels.compiling import part
 from headwater.kernels.vectors import fill, fma, maximum, nearest, power_of_two
 
 LOG2_E = math.log2(math.e)
@@ -18,7 +18,7 @@ EXP_SERIES = tuple(np.float32(c) for c in (1.9875691500e-4, 1.3981999507e-3, 8.3
 ATANH_SERIES = tuple(np.float32(1 / n) for n in (15, 13, 11, 9, 7, 5, 3, 1))
 
 
-@njit
+@part
 def _polynomial(x, coefficients):
     """Return the polynomial of x with these coefficients, that of the highest power first."""
     total = fill(coefficients[0])
@@ -27,7 +27,7 @@ def _polynomial(x, coefficients):
     return total
 
 
-@njit
+@part
 def exp(x):
     """Return e^x, x within ±87.3 (beyond, the value at that end): e^x = 2^n e^r, with |r| ≤ ln(2) / 2."""
     x = maximum(fill(np.float32(-EXP_RANGE)), x)
@@ -38,20 +38,20 @@ def exp(x):
     return fma(_polynomial(r, EXP_SERIES), r * r, r + fill(np.float32(1))) * power_of_two(n)
 
 
-@njit
+@part
 def sigmoid(x):
     """Return 1 / (1 + e^-x)."""
     one = fill(np.float32(1))
     return one / (one + exp(fill(np.float32(0)) - x))
 
 
-@njit
+@part
 def silu(x):
     """Return x · sigmoid(x)."""
     return x / (fill(np.float32(1)) + exp(fill(np.float32(0)) - x))
 
 
-@njit
+@part
 def softplus(x):
     """Return log(1 + e^x) = max(x, 0) + log1p(e^-|x|), where log1p(u) = 2 atanh(u / (2 + u))."""
     zero = fill(np.float32(0))

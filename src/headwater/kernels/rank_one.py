@@ -16,11 +16,10 @@ def rank_one_step(state, at, k_width, v_width, query, key, decay, value, out):
 
     `query`, `key`, `decay`, `value` and `out` are padded to whole vectors.
     """
-    if v_width % LANES == 0:
-        _step(state, at, k_width, v_width, query, key, decay, value, out)
-    else:
-        lines = padded_rows(state, at, k_width, v_width)
-        _step(lines, 0, k_width, padded(v_width), query, key, decay, value, out)
+    is_whole = v_width % LANES == 0
+    lines = state if is_whole else padded_rows(state, at, k_width, v_width)
+    _step(lines, at if is_whole else 0, k_width, padded(v_width), query, key, decay, value, out)
+    if not is_whole:
         unpadded_into(state, at, lines, k_width, v_width)
 
 

@@ -174,10 +174,10 @@ def descending_into(keys, tokens, count, bits, row, rows, size, least):
         for i in range(size):
             keys[first + n], tokens[first + n] = bits[r * row + i], i
             n += bits[r * row + i] >= least[r]
-        a, b = slice(first, first + n), slice(first + size, first + size + n)
-        _sort_by(0, keys[a], tokens[a], keys[b], tokens[b])
-        _sort_by(DIGIT, keys[b], tokens[b], keys[a], tokens[a])
-        _sort_by(2 * DIGIT, keys[a], tokens[a], keys[b], tokens[b])
+        from_, to = slice(first, first + n), slice(first + size, first + size + n)
+        for digit in range(3):
+            _sort_by(digit * DIGIT, keys[from_], tokens[from_], keys[to], tokens[to])
+            from_, to = to, from_
         count[r] = n
 
 
@@ -203,7 +203,10 @@ def _place_in_order(p, start, size, least, uniform):
 @part
 def _place(p, start, size, least, uniform, sums):
     """Return that index from the sums of chunks, unless it might be another if probabilities were added in order."""
-    total = np.float64(sums.sum())
+    whole = np.int64(0)
+    for of_chunk in sums:
+        whole += of_chunk
+    total = np.float64(whole)
     target, margin = uniform * total, (ROUNDING * total + TRUNCATION * FIXED) * size
     after, c = np.int64(0), 0
     while c < len(sums) - 1 and after + sums[c] <= target:

@@ -15,10 +15,11 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
-from numba.core.extending import models, overload, register_model
+from numba.core.extending import lower_builtin, models, register_model, type_callable
 
+from headwater.kernels.compiling import part
 from headwater.kernels.instructions import (
     BYTES,
     FLOATS,
@@ -232,25 +233,16 @@ def fma(_, a, b, c):
     return f32x16(f32x16, f32x16, f32x16), lower
 
 
-def _of_two(name: str) -> Any:
-    """Return the operation of two vectors that LLVM's builder calls by this name."""
+def _by_operator(symbol: Callable[..., Any], name: str) -> None:
+    """Make an operator of two vectors the instruction that LLVM's builder calls by this name, without a function."""
 
-    @intrinsic
-    def operation(_, a, b):
-        def lower(_context, builder, _signature, arguments):
-            return getattr(builder, name)(*arguments)
+    @type_callable(symbol)
+    def type_of(_):
+        return lambda a, b: f32x16 if isinstance(a, Vector) and isinstance(b, Vector) else None
 
-        return f32x16(f32x16, f32x16), lower
-
-    return operation
-
-
-def _by_operator(symbol: Callable[..., Any], operation: Any) -> None:
-    @overload(symbol)
-    def of_vectors(a, b):
-        if isinstance(a, Vector) and isinstance(b, Vector):
-            return lambda a, b: operation(a, b)
-        return None
+    @lower_builtin(symbol, Vector, Vector)
+    def lower(_context, builder, _signature, arguments):
+        return getattr(builder, name)(*arguments)
 
 
 for _symbol, _name in (
@@ -259,7 +251,7 @@ for _symbol, _name in (
     (operator.mul, "fmul"),
     (operator.truediv, "fdiv"),
 ):
-    _by_operator(_symbol, _of_two(_name))
+    _by_operator(_symbol, _name)
 
 
 @intrinsic
@@ -336,7 +328,7 @@ def power_of_two(_, vector):
     return f32x16(f32x16), lower
 
 
-@njit
+@part
 def load_some(array, index, n):
     """Return elements from `index` on, the first `n` of 16; the other lanes are zeros."""
     if n >= LANES:
@@ -344,7 +336,7 @@ def load_some(array, index, n):
     return _load_first(array, index, n)
 
 
-@njit
+@part
 def store_some(array, index, vector, n):
     """Write the first `n` of 16 elements from `index` on."""
     if n >= LANES:

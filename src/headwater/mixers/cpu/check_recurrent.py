@@ -29,17 +29,12 @@ DENORMAL = 1e-39  # a thread that keeps such numbers gives other bits than one t
 Random = Callable[..., Tensor]
 
 
-def broken_recurrence(layer: Layer, mixer: RecurrentMixer[Any], random: Random) -> Iterator[str]:
-    """Name counts of sequences and of threads at which a layer's kernels change bits."""
+def broken_decode(layer: Layer, mixer: RecurrentMixer[Any], random: Random) -> Iterator[str]:
+    """Name counts of sequences and of threads at which a layer's kernel for decoding changes bits."""
     computed = on_cpu(mixer)
     if not isinstance(computed, RecurrentOnCpu):
         return
-    yield from _broken_decode(layer, Decoding(layer, computed, random))
-    if computed.prefill is not None:
-        yield from _broken_prefill(layer, Prefilling(layer, computed, computed.prefill, random))
-
-
-def _broken_decode(layer: Layer, decode: Decoding) -> Iterator[str]:
+    decode = Decoding(layer, computed, random)
     everyone, threads = list(range(max(SEQUENCES))), threads_in_use()
     whole = decode(everyone)
 
@@ -58,7 +53,12 @@ def _broken_decode(layer: Layer, decode: Decoding) -> Iterator[str]:
         use_threads(threads)
 
 
-def _broken_prefill(layer: Layer, prefill: Prefilling) -> Iterator[str]:
+def broken_prefill(layer: Layer, mixer: RecurrentMixer[Any], random: Random) -> Iterator[str]:
+    """Name prompts, their parts and counts of threads at which a layer's kernel for prompts, if any, changes bits."""
+    computed = on_cpu(mixer)
+    if not isinstance(computed, RecurrentOnCpu) or computed.prefill is None:
+        return
+    prefill = Prefilling(layer, computed, computed.prefill, random)
     everyone, threads = list(range(len(PROMPTS))), threads_in_use()
     whole = prefill(everyone)
 

@@ -1,0 +1,61 @@
+"""A second process that compiles kernels at the first start on a machine, while the self-check does.
+
+Numba compiles one kernel at a time in a process. The second one does the self-check's checks from the last to the
+first, on one thread and without a model, and whatever it finds: the kernels that it compiled are in the folder when the
+self-check comes to them.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from headwater import kernels
+from headwater.mixers.numerics import prepare_process
+from headwater.spec import ModelSpec
+
+
+@contextmanager
+def compiling_beside(spec: ModelSpec, device: str) -> Iterator[None]:
+    """Have the second process compile while the block runs, if this is the first start; it ends with the block."""
+    if not (torch.device(device).type == "cpu" and kernels.available() and _is_first_start()):
+        yield
+        return
+    command = [sys.executable, "-m", __name__]
+    none = subprocess.DEVNULL
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=none, stderr=none) as process:
+        assert process.stdin is not None
+        try:
+            process.stdin.write(pickle.dumps(spec))
+            process.stdin.close()
+            yield
+        finally:
+            process.kill()
+
+
+def _is_first_start() -> bool:
+    from headwater.kernels.compiling import none_kept  # needs numba
+
+    return none_kept()
+
+
+def main() -> None:
+    """Compile what the specification on the standard input needs; stop when the process that asked for it is gone."""
+    from headwater.engine.selfcheck import last_checks_first
+
+    parent = os.getppid()
+    spec = pickle.load(sys.stdin.buffer)
+    prepare_process(1)
+    for _ in last_checks_first(spec):
+        if os.getppid() != parent:
+            return
+
+
+if __name__ == "__main__":
+    main()
