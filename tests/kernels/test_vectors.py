@@ -6,6 +6,7 @@ import torch
 pytest.importorskip("numba", reason="numba is not installed")
 
 from numba import njit
+from numba.core import event
 
 from headwater.kernels import functions, vectors
 from headwater.kernels.arrays import flat
@@ -143,3 +144,23 @@ def test_triples_are_taken_apart_and_put_together(dtype):
     together(flat(y), flat(z))
     assert torch.equal(z[2:-1], x[2:])
     assert z[[0, 1, -1]].tolist() == [0, 0, 0]
+
+
+def test_an_operator_is_an_instruction_and_a_part_has_no_code_for_python(monkeypatch):
+    seen = []
+    listener = event.RecordingListener()
+    monkeypatch.setattr(listener, "on_start", lambda of: seen.append(of.data["dispatcher"].py_func.__name__))
+    combine = part(lambda a, b: a * b + a / b - b)
+
+    @called
+    def combine_into(x, y, out):
+        vectors.store(out, 0, combine(vectors.load(x, 0), vectors.load(y, 0)))
+
+    x, y, out = torch.randn(LANES), torch.rand(LANES) + 1, torch.empty(LANES)
+    with event.install_listener("numba:compile", listener):
+        combine_into(flat(x), flat(y), flat(out))
+    assert torch.equal(out, x * y + x / y - y)
+    assert seen == ["combine_into", "<lambda>"]
+    (code,) = combine.inspect_llvm().values()
+    assert "cpython" not in code
+    assert "cfunc" not in code
