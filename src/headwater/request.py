@@ -43,6 +43,7 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int | None = None
+    choice: int = 0  # number of the answer among those to one prompt: each is drawn with numbers of its own
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False

@@ -1,10 +1,11 @@
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
-from headwater.engine.sampler import Sampling, _most_likely, draw, sample
+from headwater.engine.sampler import Sampling, _most_likely, draw, sample, uniform
 from headwater.errors import InvalidLogits
 from headwater.request import SamplingParams
 
@@ -14,8 +15,7 @@ def logits_of(probs: list[float]) -> torch.Tensor:
 
 
 def drawn(probs: list[float], n: int = 400, **params) -> set[int]:
-    generator = torch.Generator().manual_seed(0)
-    return {draw(logits_of(probs), SamplingParams(**params), generator) for _ in range(n)}
+    return {draw(logits_of(probs), SamplingParams(**params), uniform(0, 0, i)) for i in range(n)}
 
 
 def test_greedy_takes_the_first_of_equal_maxima():
@@ -46,12 +46,42 @@ def test_a_low_temperature_sharpens():
 
 
 def test_a_seed_gives_the_same_tokens_again_and_another_seed_others():
-    def run(seed: int) -> list[int]:
-        generator = torch.Generator().manual_seed(seed)
-        return [draw(torch.zeros(1000), SamplingParams(), generator) for _ in range(8)]
+    def run(seed: int | None, choice: int = 0) -> list[int]:
+        sampling, tokens = Sampling(SamplingParams(seed=seed, choice=choice), ()), []
+        for _ in range(8):
+            [drawn] = sample(torch.zeros(1, 1000), [sampling])
+            sampling.take(drawn.token)
+            tokens.append(drawn.token)
+        return tokens
 
-    assert run(1) == run(1)
-    assert run(1) != run(2)
+    runs = run(1), run(2), run(-1), run(1, choice=1), run(None), run(None)
+    assert run(1) == runs[0]
+    assert len(set(map(tuple, runs))) == len(runs)
+    assert len(set(runs[0])) > 1
+
+
+def test_a_position_has_its_number_whatever_was_drawn_before():
+    """So rows of one sequence may be judged in one step, and a preempted request goes on with its numbers."""
+    logits_V = torch.zeros(1000)
+    [first] = sample(logits_V[None], [Sampling(SamplingParams(seed=3), ())])
+    later = Sampling(SamplingParams(seed=3), ())
+    for token in (5, 6):
+        later.take(token)
+    [third] = sample(logits_V[None], [later])
+    assert [first.token, third.token] == [draw(logits_V, SamplingParams(), uniform(3, 0, i)) for i in (0, 2)]
+
+
+def test_numbers_are_those_of_philox():
+    for seed, choice, position in ((0, 0, 0), (7, 2, 3), (-1, 0, 10**6), (2**63 - 1, 127, 1)):
+        bits = np.random.Philox(key=choice << 64 | seed % 2**64, counter=position)
+        assert uniform(seed, choice, position) == np.random.Generator(bits).random()
+
+
+def test_numbers_are_uniform_and_those_of_neighbours_independent():
+    u_SP = np.array([[uniform(seed, 0, position) for position in range(100)] for seed in range(100)])
+    assert abs(u_SP.mean() - 0.5) < 4 * (1 / 12 / u_SP.size) ** 0.5
+    for shifted_SP in (np.roll(u_SP, 1, axis=0), np.roll(u_SP, 1, axis=1)):
+        assert abs(np.corrcoef(u_SP.ravel(), shifted_SP.ravel())[0, 1]) < 4 / u_SP.size**0.5
 
 
 def test_a_row_does_not_depend_on_its_neighbours():
@@ -103,14 +133,13 @@ def test_a_row_of_nothing_but_minus_infinity_is_invalid():
 def test_tokens_of_probability_zero_are_never_drawn():
     logits_V = torch.full((5000,), -torch.inf)
     logits_V[[17, 4000]] = 1.0
-    generator = torch.Generator().manual_seed(0)
-    assert {draw(logits_V, SamplingParams(), generator) for _ in range(200)} == {17, 4000}
+    assert {draw(logits_V, SamplingParams(), uniform(0, 0, i)) for i in range(200)} == {17, 4000}
 
 
 @pytest.mark.parametrize("temperature", [1e-40, 1e-12, 1e-3])
 def test_a_temperature_next_to_zero_is_greedy(temperature):
     logits_V = torch.randn(1000, generator=torch.Generator().manual_seed(0)) * 50
-    assert draw(logits_V, SamplingParams(temperature=temperature), torch.Generator()) == int(logits_V.argmax())
+    assert draw(logits_V, SamplingParams(temperature=temperature), 0.5) == int(logits_V.argmax())
 
 
 @pytest.mark.parametrize("scale", [0.0, 0.5, 3.0])
@@ -128,7 +157,6 @@ def test_top_p_finds_the_same_tokens_as_a_sort_of_the_vocabulary(scale, top_p):
 
 def test_draws_follow_the_distribution():
     probs = [0.5, 0.3, 0.15, 0.05]
-    generator = torch.Generator().manual_seed(0)
-    counts = Counter(draw(logits_of(probs), SamplingParams(), generator) for _ in range(4000))
+    counts = Counter(draw(logits_of(probs), SamplingParams(), uniform(0, 0, i)) for i in range(4000))
     for token, p in enumerate(probs):
         assert abs(counts[token] / 4000 - p) < 4 * (p * (1 - p) / 4000) ** 0.5

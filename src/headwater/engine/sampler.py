@@ -6,9 +6,11 @@ R: rows of a step or of one leg. V: tokens of the vocabulary. K: tokens that a f
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from headwater.engine.constraint import ConstraintMachine
@@ -33,10 +35,10 @@ class Choice:
 
 
 class Sampling:
-    """Sampling state of one request: parameters, generator, penalties, constraint and tokens that end the output.
+    """Sampling state of one request: parameters, seed, penalties, constraint and tokens that end the output.
 
     `take` advances it once for each appended token. A preempted request keeps its state, and replayed tokens do not
-    advance it again.
+    advance it again. Without a seed it draws one.
     """
 
     def __init__(
@@ -48,10 +50,7 @@ class Sampling:
     ) -> None:
         self.params, self.machine, self.ends = params, machine, tuple(ends)
         self._taken = 0  # tokens of the output
-        self.generator: torch.Generator | None = None
-        if params.temperature > 0:
-            self.generator = torch.Generator()
-            self.generator.seed() if params.seed is None else self.generator.manual_seed(params.seed)
+        self._seed = secrets.randbits(64) if params.seed is None else params.seed
         self._prompt = prompt
         self._penalties: Penalties | None = None  # created with the first token: waiting requests need no memory for it
         self._penalised = Penalties.wanted(params)
@@ -60,6 +59,11 @@ class Sampling:
     def adjusts(self) -> bool:
         """True if tokens are sampled from logits other than the model's."""
         return self._penalised or self.machine is not None or self._too_short
+
+    @property
+    def uniform(self) -> float:
+        """Number in [0, 1) by which the next token is drawn: the same whenever and with whatever else it is drawn."""
+        return uniform(self._seed, self.params.choice, self._taken)
 
     @property
     def _too_short(self) -> bool:
@@ -154,28 +158,37 @@ def _adjust(rows: Sequence[Row]) -> None:
 
 def _draw_into(rows: Sequence[Row], logits_RV: torch.Tensor) -> None:
     """Set the token of each row, which is drawn from its logits."""
-    params, generators = [row.sampling.params for row in rows], [row.sampling.generator for row in rows]
-    tokens = _draw(logits_RV, [row.largest for row in rows], params, generators)
+    params, uniform_R = [row.sampling.params for row in rows], [row.sampling.uniform for row in rows]
+    tokens = _draw(logits_RV, [row.largest for row in rows], params, uniform_R)
     for row, token in zip(rows, tokens, strict=True):
         row.token = token
 
 
-def draw(logits_V: torch.Tensor, p: SamplingParams, generator: torch.Generator | None) -> int:
+def uniform(seed: int, choice: int, position: int) -> float:
+    """Return the random number in [0, 1) of an answer's token: a function of its arguments, without a state.
+
+    `choice`: number of the answer among those to one prompt; `position`: tokens of the answer before it. By Philox4x64,
+    a generator that is indexed by a counter (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3").
+    """
+    key = np.array([seed % 2**64, choice], np.uint64)
+    return (int(np.random.Philox(key=key, counter=position).random_raw()) >> 11) * 2.0**-53
+
+
+def draw(logits_V: torch.Tensor, p: SamplingParams, uniform: float) -> int:
     """One token from the distribution that is left after temperature, top-k, top-p and min-p, in this order."""
     largest_R, _ = passes().largest(logits_V[None])
-    return _draw(logits_V[None], largest_R, [p], [generator])[0]
+    return _draw(logits_V[None], largest_R, [p], [uniform])[0]
 
 
 def _draw(
     logits_RV: torch.Tensor,
     largest_R: Sequence[float],
     params: Sequence[SamplingParams],
-    generators: Sequence[torch.Generator | None],
+    uniform_R: Sequence[float],
 ) -> list[int]:
     """Draw a token of each row. The softmax is torch's: a seed's token depends on its bits."""
     scaled_RV = passes().scaled(logits_RV, largest_R, [max(p.temperature, COLDEST) for p in params])
     probs_RV = torch.softmax(scaled_RV, dim=-1)
-    uniform_R = [float(torch.rand(1, dtype=torch.float64, generator=generator)) for generator in generators]
     filtered = [i for i, p in enumerate(params) if p.top_k or p.top_p < 1]
     whole = [i for i, p in enumerate(params) if not (p.top_k or p.top_p < 1)]
     tokens = dict(zip(whole, _picked(_some(probs_RV, whole), whole, params, uniform_R), strict=True))

@@ -34,7 +34,7 @@ def test_n_answers_to_each_prompt_are_numbered_prompt_by_prompt(engine):
     answer = complete(engine, prompt=["a", "bb"], n=3, best_of=3, seed=7).json()
     assert [choice["index"] for choice in answer["choices"]] == list(range(6))
     assert [len(g.prompt) for g in engine.seen] == [1, 1, 1, 2, 2, 2]
-    assert [g.params.seed for g in engine.seen] == [7, 8, 9, 7, 8, 9]
+    assert [(g.params.seed, g.params.choice) for g in engine.seen] == [(7, 0), (7, 1), (7, 2)] * 2
     assert len(answer["headwater"]) == 6
 
 

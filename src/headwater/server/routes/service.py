@@ -155,7 +155,5 @@ def service_of(request: Request) -> Service:
 
 
 def nth_answers(first: Generation, body: SamplingRequest) -> list[Generation]:
-    """Repeat a generation for each answer to its prompt, each with a seed of its own."""
-    params = first.params
-    seeds = [None if params.seed is None else params.seed + i for i in range(body.answers)]
-    return [replace(first, params=replace(params, seed=seed)) for seed in seeds]
+    """Repeat a generation for each answer to its prompt."""
+    return [replace(first, params=replace(first.params, choice=i)) for i in range(body.answers)]
