@@ -83,7 +83,7 @@ def drawing(arrows: Mapping[str, set[str]]) -> str:
     for number, row in enumerate(rows(arrows)):
         if number:
             lines.append("    │")
-        boxes = textwrap.wrap("   ".join(f"[{room}]" for room in row), COLUMNS - 4)
+        boxes = textwrap.wrap("   ".join(f"[{room}]" for room in row), COLUMNS - len("    ▼  "))
         lines += [("    ▼  " if number and not at else "       ") + box for at, box in enumerate(boxes)]
     return "\n".join(line.rstrip() for line in lines)
 

@@ -20,6 +20,7 @@ PEERS = [str(path) for path in sorted(SHARED.glob("peers/serve/results/*.json"))
 # The smallest run of a script, where that is not `--small --repeats 1`; OUT is a folder with the log of a training run.
 SMALLEST = {
     "benchmarks.comparison": ["OUT/ours.json", *PEERS, "--out", "OUT/page.md", "--figures", "OUT/figures.json"],
+    "benchmarks.drafting": ["--small", "--data", str(SHARED / "data"), "--out", "OUT/drafting.json"],
     "benchmarks.policies": ["--small", "--traces", "mini_swe_agent"],
     "benchmarks.run": ["--small", "index"],
     "benchmarks.segment_choices": ["--prompts", "1"],
@@ -39,9 +40,13 @@ SMALLEST = {
     "training.evaluation_set": ["OUT/set.jsonl.zst", "--items", "1"],
 }
 RESULTS = ["--small", "--repeats", "1", "--out", "OUT/results.json"]
+OF_TRAFFIC = ("benchmarks.drafting", "benchmarks.lab", "benchmarks.policies", "benchmarks.sparse")
 NEEDS = {  # what a script cannot run without, and whether it is here
     "benchmarks.comparison": ("peers' results", PEERS),
-    **dict.fromkeys(("benchmarks.lab", "benchmarks.policies", "benchmarks.sparse"), ("traffic", SHARED.exists())),
+    **dict.fromkeys(
+        ("benchmarks.drafting", "benchmarks.lab", "benchmarks.policies", "benchmarks.sparse"),
+        ("traffic", SHARED.exists()),
+    ),
     "examples.screenshot": ("chromedriver", shutil.which("chromedriver")),
     **dict.fromkeys(("stress.fuzz.__main__", "stress.fuzz.drive"), ("atheris", importlib.util.find_spec("atheris"))),
 }

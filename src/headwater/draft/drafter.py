@@ -1,0 +1,44 @@
+"""Protocol of drafters: one follows one sequence, and proposes what may come next.
+
+A wrong draft costs rows of a step and no bit of the answer: a drafter may be wrong, but not slow. Each states what a
+proposal costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+
+class Drafter(Protocol):
+    """Drafter of one sequence. It is given every token that the sequence has, in order, and no guess."""
+
+    def take(self, tokens: Iterable[int]) -> None:
+        """Add tokens that the sequence has now."""
+
+    def propose(self, most: int) -> list[int]:
+        """Return at most so many tokens that may follow, one after the other; none where it has no idea."""
+
+
+def accepted(draft: Sequence[int], true: Sequence[int]) -> int:
+    """Return how many leading tokens of a draft are those that came."""
+    n = 0
+    while n < len(draft) and n < len(true) and draft[n] == true[n]:
+        n += 1
+    return n
+
+
+def steps_of(drafter: Drafter, answer: Sequence[int], most: int) -> list[tuple[int, int]]:
+    """Decode an answer that is known with a drafter; return (tokens drafted, drafted tokens accepted) of each step.
+
+    A step yields one token more than it accepts: the one that the model itself gives after them.
+    """
+    steps, at = [], 0
+    while at < len(answer):
+        left = answer[at:]
+        draft = drafter.propose(min(most, len(left) - 1))
+        right = accepted(draft, left)
+        steps.append((len(draft), right))
+        drafter.take(left[: right + 1])
+        at += right + 1
+    return steps

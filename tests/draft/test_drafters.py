@@ -1,0 +1,160 @@
+"""Drafters of tokens: what they propose, where they stop, and that a namespace's answers stay its own."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+
+import pytest
+
+from headwater.draft.drafter import Drafter, accepted, steps_of
+from headwater.draft.ngram import PromptLookup
+from headwater.draft.runs import NO_TOKEN, WIDTH, Runs, key_of
+from headwater.draft.suffix import PastAnswers, SuffixDrafter
+
+DRAFTERS = {"ngram": PromptLookup, "suffix": lambda tokens=(): SuffixDrafter(PastAnswers(), "", tokens)}
+
+
+@pytest.fixture(params=DRAFTERS)
+def drafter(request):
+    """Constructor of each drafter."""
+    return DRAFTERS[request.param]
+
+
+def occurrences(tokens: list[int], run: list[int]) -> list[int]:
+    """Indices after the run that a token follows, the last one first, found one by one."""
+    n = len(run)
+    return [end for end in range(len(tokens) - 1, n - 1, -1) if tokens[end - n : end] == run]
+
+
+def test_runs_know_every_place() -> None:
+    rng = random.Random(3)
+    tokens: list[int] = []
+    runs = Runs()
+    for _ in range(300):
+        tokens.append(rng.randrange(3))
+        runs.extend(tokens[-1:])
+        if len(tokens) >= WIDTH:
+            found = list(runs.places(key_of(tokens[-WIDTH:]), 1000))
+            assert found == occurrences(tokens, tokens[-WIDTH:])
+            assert list(runs.places(key_of(tokens[-WIDTH:]), 2)) == found[:2]
+    for end in range(WIDTH, len(tokens)):
+        agreed = runs.agreement(end, runs.tokens, 20)
+        assert tokens[end - agreed : end] == tokens[len(tokens) - agreed :]
+        assert agreed in (20, end) or tokens[end - 1 - agreed] != tokens[-1 - agreed]
+
+
+def test_the_largest_vocabularies_have_distinct_runs() -> None:
+    large = 2**BITS_OF_VOCABULARY - 1
+    assert len({key_of(run) for run in ((0, 0, large), (0, large, 0), (large, 0, 0), (0, 1, large), (1, 0, 0))}) == 5
+    assert large < NO_TOKEN
+
+
+BITS_OF_VOCABULARY = 18  # Qwen3.5's 248,320 tokens
+
+
+def test_what_followed_before_is_proposed(drafter) -> None:
+    text = [1, 2, 3, 4, 5, 6, 7, 9, 9, 1, 2, 3, 4]
+    assert drafter(text).propose(3) == [5, 6, 7]
+    assert drafter(text).propose(1) == [5]
+    assert drafter(text).propose(0) == []
+
+
+def test_without_an_earlier_occurrence_nothing_is_proposed(drafter) -> None:
+    assert drafter().propose(4) == []
+    assert drafter([5, 6]).propose(4) == []
+    assert drafter(range(50)).propose(4) == []
+
+
+def test_tokens_that_are_taken_are_known(drafter) -> None:
+    one = drafter([1, 2, 3, 4, 5])
+    one.take([8, 1, 2])
+    assert one.propose(2) == []
+    one.take([3])
+    assert one.propose(2) == [4, 5]
+
+
+def test_the_longest_context_wins(drafter) -> None:
+    #      a longer context, earlier   a shorter one, later
+    text = [4, 1, 2, 3, 50, 51, 52, 53, 9, 1, 2, 3, 60, 61, 62, 63, 4, 1, 2, 3]
+    assert drafter(text).propose(2) == [50, 51]
+
+
+def test_a_period_goes_on(drafter) -> None:
+    assert PromptLookup([7, 1, 2] * 3).propose(7) == [7, 1, 2, 7, 1, 2, 7]
+
+
+def test_the_most_frequent_continuation_is_proposed_and_an_unlikely_one_not() -> None:
+    past = PastAnswers()
+    for following in (5, 6, 5, 5, 6):
+        past.add("", [1, 2, 3, following, 8])
+    assert SuffixDrafter(past, "", [9, 1, 2, 3]).propose(2) == [5, 8]
+    for following in range(100, 130):
+        past.add("", [4, 2, 3, following])
+    assert SuffixDrafter(past, "", [9, 4, 2, 3]).propose(2) == []  # each has a chance of 1 / 30
+
+
+def test_a_draft_is_no_longer_than_its_context_promises() -> None:
+    past = PastAnswers()
+    past.add("", list(range(100)))
+    assert SuffixDrafter(past, "", [77, 10, 11, 12]).propose(50) == list(range(13, 19))
+    assert SuffixDrafter(past, "", range(20, 30)).propose(50) == list(range(30, 50))
+
+
+def test_drafts_end_with_the_answer_that_they_come_from() -> None:
+    past = PastAnswers()
+    past.add("", [1, 2, 3, 4])
+    past.add("", [70, 71])
+    assert SuffixDrafter(past, "", [1, 2, 3]).propose(4) == [4]
+
+
+def test_a_namespace_has_its_own_answers_alone() -> None:
+    past = PastAnswers()
+    past.add("a", [1, 2, 3, 4, 5])
+    assert SuffixDrafter(past, "a", [1, 2, 3]).propose(2) == [4, 5]
+    assert SuffixDrafter(past, "b", [1, 2, 3]).propose(2) == []
+
+
+def test_past_answers_are_bounded() -> None:
+    past = PastAnswers(part=10, namespaces=2)
+    for first in range(0, 100, 5):
+        past.add("a", list(range(first, first + 5)))
+    kept = [list(runs.tokens) for runs in past.texts("a")]
+    assert all(len(runs) <= 11 for runs in kept)
+    assert kept[1][-6:] == [95, 96, 97, 98, 99, NO_TOKEN]
+    past.add("a", list(range(200, 300)))  # its last tokens
+    assert list(past.texts("a")[1].tokens) == [*range(290, 300), NO_TOKEN]
+    for namespace in "bc":
+        past.add(namespace, [1, 2, 3])
+    assert [bool(past.texts(namespace)) for namespace in "abc"] == [False, True, True]
+
+
+class Oracle:
+    """Drafter that knows the answer, but for every fourth token."""
+
+    def __init__(self, answer: list[int]) -> None:
+        self.answer, self.at = answer, 0
+
+    def take(self, tokens: Iterable[int]) -> None:
+        self.at += len(list(tokens))
+
+    def propose(self, most: int) -> list[int]:
+        places = range(self.at, min(self.at + most, len(self.answer)))
+        return [-1 if i % 4 == 3 else self.answer[i] for i in places]
+
+
+def test_steps_take_what_is_right_and_one_token_more() -> None:
+    answer = list(range(12))
+    assert steps_of(Oracle(answer), answer, 6) == [(6, 3), (6, 3), (3, 3)]
+    assert steps_of(Oracle(answer), answer, 2) == [(2, 2), (2, 0), (2, 2), (2, 0), (2, 2), (0, 0)]
+    assert accepted([1, 2, 3], [1, 2]) == 2
+
+
+def test_whatever_is_drafted_the_answer_is_taken_whole(drafter) -> None:
+    rng = random.Random(7)
+    for _ in range(20):
+        prompt, answer = ([rng.randrange(4) for _ in range(rng.randrange(1, 60))] for _ in range(2))
+        one: Drafter = drafter(prompt)
+        steps = steps_of(one, answer, rng.randrange(1, 9))
+        assert sum(right + 1 for _, right in steps) == len(answer)
+        assert all(right <= drafted for drafted, right in steps)
