@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from headwater.mixers.mla import AbsorbedHeads
 from headwater.mixers.quantised import Quantised
 from headwater.models.build import layer_classes
 from headwater.models.families import read_config
-from headwater.spec import ModelSpec
+from headwater.spec import ModelSpec, Packed
 
 CONFIG = {
     "model_type": "qwen3_5_text",
@@ -94,8 +95,18 @@ def test_tiles_are_chosen_where_kernels_products_depend_on_their_height(monkeypa
     assert (check.deterministic, check.mode) == (True, "tiled")
 
 
-@pytest.mark.parametrize("weights", ["int8", "int4"])
-def test_products_with_integers_are_checked_as_they_are_held(monkeypatch: pytest.MonkeyPatch, weights: str) -> None:
+@pytest.mark.parametrize(
+    ("held", "named"),
+    [
+        (read_config(CONFIG, "float32", weights="int8"), "int8"),
+        (read_config(CONFIG, "float32", weights="int4"), "int4"),
+        (replace(read_config(CONFIG, "float32"), packed=Packed("int4", 0.5625)), "int8"),  # both are tried
+    ],
+    ids=["int8", "int4", "a file's own"],
+)
+def test_products_with_integers_are_checked_as_they_are_held(
+    monkeypatch: pytest.MonkeyPatch, held: ModelSpec, named: str
+) -> None:
     """Break products with integers alone: they are named if the weights of the model are held so."""
     made, product = Linear.__init__, Linear.__call__
 
@@ -110,10 +121,11 @@ def test_products_with_integers_are_checked_as_they_are_held(monkeypatch: pytest
     monkeypatch.setattr(Linear, "__init__", remembered)
     monkeypatch.setattr(Linear, "__call__", broken)
     assert self_check(spec()).deterministic
-    check = self_check(read_config(CONFIG, "float32", weights=weights))
+    assert self_check(replace(spec(), packed=Packed("bfloat16", 2))).deterministic  # float8 is held as numbers
+    check = self_check(held)
     assert not check.deterministic
     assert check.broken_by is not None
-    assert re.match(rf"product 64 x \d+, float32 with weights in {weights}, ", check.broken_by)
+    assert re.match(rf"product 64 x \d+, float32 with weights in {named}, ", check.broken_by)
 
 
 def test_rows_that_are_looked_up_wrongly_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,7 @@ FUSED_ROWS = 33  # rows: fused activations work on blocks of few rows
 ATTENTION_ROWS = (8, 16, 64, 256)
 CHUNK_COUNTS = (1, 2, 3)
 SEQUENCES = (1, 2, 3, 7)
+FLOATS = ("float32", "bfloat16", "float16")  # data types in which numbers of float8 are held
 DENORMAL = 1e-39  # of which products with random weights are denormal
 NARROW = 64  # model width that recurrences are tried with
 
@@ -190,9 +191,19 @@ def _weights(spec: ModelSpec, weight_NK: torch.Tensor, dtype: torch.dtype) -> It
     """Yield a weight in each format that the model's weights may have, with its name."""
     for stored in dict.fromkeys((dtype, torch.bfloat16)):
         yield _short(stored), weight_NK.to(stored)
-    integers = None if spec.weights == "auto" else quantised(weight_NK, BITS[spec.weights])
-    if integers is not None:
-        yield spec.weights, integers
+    for name in _integers(spec):
+        integers = quantised(weight_NK, BITS[name])
+        if integers is not None:
+            yield name, integers
+
+
+def _integers(spec: ModelSpec) -> tuple[str, ...]:
+    """Return the formats of integers that products may read: a quantised file may mix 4 bits and 8."""
+    if spec.weights != "auto":
+        return (spec.weights,)
+    if spec.packed is None or spec.packed.name in FLOATS:
+        return ()
+    return tuple(BITS)
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -82,7 +82,7 @@ def key_of(spec: ModelSpec, device: str = "cpu") -> dict[str, str]:
         "variables": " ".join(sorted(variables)),
         "threads": str(torch.get_num_threads()),
         "dtype": spec.dtype_name,
-        "weights": spec.weights,
+        "weights": f"{spec.weights} {spec.weights_held}",
         "shapes": _digest(f"{spec.hidden_size} {spec.vocab_size} {spec.tied}", *layers),
     }
 
