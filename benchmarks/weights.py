@@ -39,6 +39,7 @@ from headwater.spec import WEIGHTS
 from tests.support import Bench
 
 WINDOWS, TOKENS, PREFILLED = 16, 320, 64
+SMALL = 1, 96  # windows and tokens that only show that it runs
 CONTROL_BITS = 2
 CONTROL = f"{CONTROL_BITS} bits in decode rows alone (control)"
 HEADING = "## Quality\n"
@@ -207,13 +208,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--items", type=int, default=400, help="items that `headwater eval` asks")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--page", type=Path, default=Path("docs/weights.md"))
+    parser.add_argument("--page", type=Path, default=Path("docs/weights.md"), help="page whose section is written")
+    parser.add_argument("--small", action="store_true", help="sizes that only show that it runs")
     given = parser.parse_args(arguments)
     prepare_outputs(given.page)
     prepare_process(given.threads)
-    rows = measured(embedded())
-    new = section(rows, exact_matches(given.items), given.items)
-    given.page.write_text(with_section(given.page.read_text(encoding="utf-8"), new), encoding="utf-8")
+    rows = measured(embedded(), *(SMALL if given.small else (WINDOWS, TOKENS)))
+    items = 1 if given.small else given.items
+    new = section(rows, exact_matches(items), items)
+    page = given.page.read_text(encoding="utf-8") if given.page.exists() else ""
+    given.page.write_text(with_section(page, new), encoding="utf-8")
     print(new)
 
 

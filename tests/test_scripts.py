@@ -36,6 +36,7 @@ SMALLEST = {
     "stress.soak": ["--for", "60s", "--visits", "30", "--clients", "4"],
     "stress.tenant_timing": ["--trials", "40"],
     "training.__main__": ["--recipe", "smoke", "--no-compile", "--out", "OUT/run"],
+    "benchmarks.weights": ["--small", "--page", "OUT/page.md"],
     "training.curve": ["OUT", "OUT/curve.png"],
     "training.evaluation_set": ["OUT/set.jsonl.zst", "--items", "1"],
 }

@@ -162,7 +162,6 @@ RECIPES: dict[str, Recipe] = {
         stages=(Stage(256, 4, 20, ALL), Stage(512, 2, 5, ALL)),
         warm_up=5,
         held_out=1_000,
-        vocabulary=1024,
         tokenizer_examples=100,
     ),
 }
