@@ -4,8 +4,8 @@ Triton's kernels run in its interpreter, which must be chosen before anything im
 while they wait: test processes that share cores would otherwise take them from each other. Proofs of exactness are
 kept in a folder of this process and of those that it starts, so that none is taken over from elsewhere. Kernels are
 compiled once for all of them. hypothesis counts no seconds: none of an example, and none of drawing one. Objects that
-live as long as the process, of imported modules and collected tests, are not visited by the garbage collector, and what
-outlived two of its rounds is less often: numba keeps some hundred thousand objects of what it compiled.
+live as long as the process, of imported modules and collected tests, are not visited by the garbage collector, and it
+runs less often: numba makes and keeps some hundred thousand objects of what it compiles.
 """
 
 import os
@@ -38,7 +38,7 @@ prepare_process(3)  # the most that a test uses: numba starts no more later
 prepare_process(2)
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
-gc.set_threshold(700, 10, 400)
+gc.set_threshold(50000, 20, 100)
 atexit.register(shutil.rmtree, os.environ["HEADWATER_CACHE_DIR"], ignore_errors=True)
 
 
