@@ -63,6 +63,16 @@ def test_on_a_gpu_there_is_none(monkeypatch, started) -> None:
     assert not started
 
 
+@pytest.mark.parametrize("program", ["/no/such/python", "/bin/false"])
+def test_a_start_goes_on_without_it(monkeypatch, program) -> None:
+    monkeypatch.setattr(compile_beside, "_is_first_start", lambda: True)
+    monkeypatch.setattr(sys, "executable", program)
+    reached = False
+    with compiling_beside(read_spec(embedded(), "float32"), "cpu"):
+        reached = True
+    assert reached
+
+
 def test_it_stops_when_the_process_that_asked_for_it_is_gone(monkeypatch) -> None:
     done: list[object] = []
 

@@ -7,18 +7,21 @@ self-check comes to them.
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 
 from headwater import kernels
 from headwater.mixers.numerics import prepare_process
 from headwater.spec import ModelSpec
+
+log = logging.getLogger("headwater.engine")
 
 
 @contextmanager
@@ -27,16 +30,27 @@ def compiling_beside(spec: ModelSpec, device: str) -> Iterator[None]:
     if not (torch.device(device).type == "cpu" and kernels.available() and _is_first_start()):
         yield
         return
-    command = [sys.executable, "-m", __name__]
-    none = subprocess.DEVNULL
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=none, stderr=none) as process:
-        assert process.stdin is not None
-        try:
-            process.stdin.write(pickle.dumps(spec))
-            process.stdin.close()
-            yield
-        finally:
+    process = _started(spec)
+    try:
+        yield
+    finally:
+        if process is not None:
             process.kill()
+            process.wait()
+
+
+def _started(spec: ModelSpec) -> subprocess.Popen[bytes] | None:
+    """Start the second process; None, with a line in the log, if that fails: the first one compiles all then."""
+    none = subprocess.DEVNULL
+    try:
+        process = subprocess.Popen([sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=none, stderr=none)
+    except OSError as error:
+        log.info("kernels are compiled by one process, because no second one can be started: %s", error)
+        return None
+    assert process.stdin is not None
+    with suppress(BrokenPipeError), process.stdin:  # it may have ended at once
+        process.stdin.write(pickle.dumps(spec))
+    return process
 
 
 def _is_first_start() -> bool:

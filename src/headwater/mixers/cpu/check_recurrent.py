@@ -44,13 +44,9 @@ def broken_decode(layer: Layer, mixer: RecurrentMixer[Any], random: Random) -> I
     for count in SEQUENCES:
         if not (same(everyone[:count]) and same(everyone[::-1][:count])):
             yield f"{layer.kind} at {count} sequences that a kernel decodes"
-    try:
-        for count in range(1, threads):
-            use_threads(count)
-            if not same(everyone):
-                yield f"{layer.kind} on {count} of {threads} threads of a kernel"
-    finally:
-        use_threads(threads)
+    for count in _fewer_threads():
+        if not same(everyone):
+            yield f"{layer.kind} on {count} of {threads} threads of a kernel"
 
 
 def broken_prefill(layer: Layer, mixer: RecurrentMixer[Any], random: Random) -> Iterator[str]:
@@ -70,11 +66,18 @@ def broken_prefill(layer: Layer, mixer: RecurrentMixer[Any], random: Random) -> 
             yield f"{layer.kind} at one of {len(PROMPTS)} prompts that a kernel prefills"
     if not same(everyone, CUT):
         yield f"{layer.kind} at prompts that a kernel prefills in 2 steps"
+    for count in _fewer_threads():
+        if not same(everyone):
+            yield f"{layer.kind} on {count} of {threads} threads of a kernel that prefills"
+
+
+def _fewer_threads() -> Iterator[int]:
+    """Yield each smaller number of threads; kernels use so many until the next one."""
+    threads = threads_in_use()
     try:
         for count in range(1, threads):
             use_threads(count)
-            if not same(everyone):
-                yield f"{layer.kind} on {count} of {threads} threads of a kernel that prefills"
+            yield count
     finally:
         use_threads(threads)
 
