@@ -9,13 +9,7 @@ from pathlib import Path
 from headwater.hub_name import HubName
 
 PICKLE = "a pickled file of PyTorch, which could run any code"
-OTHERS = {
-    "*.gguf": "a GGUF file, which is given by its own path",
-    "*.bin": PICKLE,
-    "*.pt": PICKLE,
-    "*.pth": PICKLE,
-    "*.ckpt": PICKLE,
-}
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 HEAD = 4096  # bytes that tell what a file is
 LONGEST_HEADER = 100 * 2**20  # bytes, of a safetensors file
 ARCHITECTURE = b"general.architecture"  # the first key of a GGUF file
@@ -35,7 +29,7 @@ def why_no_model(path: Path) -> str:
     if path.is_file():
         return f"{why_unreadable(path)}; a model is a folder in Hugging Face format: {download()}"
     if path.is_dir():
-        return f"{_why_no_weights(path) or 'the folder holds no model, or a part of one'}; {download()}"
+        return _why_no_weights(path) or f"the folder holds no model, or a part of one; {download()}"
     if HubName.parse(str(path)):
         return f"if it is the name of a model on Hugging Face, {download(str(path))} and serve that folder"
     return "there is nothing at this path"
@@ -43,14 +37,23 @@ def why_no_model(path: Path) -> str:
 
 def why_missing(path: Path) -> str:
     """Say why a folder does not have this file of weights, if other files in it tell."""
-    found = _why_no_weights(path.parent)
-    return (
-        f"no such file; {found}; {download()}" if found else f"no such file; if the download was cut off, {download()}"
-    )
+    return f"no such file; {_why_no_weights(path.parent) or f'if the download was cut off, {download()}'}"
 
 
 def why_unreadable(path: Path) -> str:
     """Say what a file is that cannot be read as safetensors; empty if its bytes do not tell."""
+    return _other_format(path) or _why_truncated(path)
+
+
+def why_no_gguf(path: Path) -> str:
+    """Say what a file is that does not begin as GGUF files do."""
+    with path.open("rb") as file:
+        start = file.read(4)
+    return _other_format(path) or f"it begins with {start!r}, not with b'GGUF'"
+
+
+def _other_format(path: Path) -> str:
+    """Name the format of a file that is not one of safetensors; empty if its first bytes do not tell."""
     with path.open("rb") as file:
         head = file.read(HEAD)
     if head.startswith(b"version https://git-lfs"):
@@ -59,14 +62,15 @@ def why_unreadable(path: Path) -> str:
         return f"it is a GGUF file{_architecture(head)}, a format that is read by the name of a file, *.gguf"
     if head.startswith((b"PK\x03\x04", b"\x80")):
         return f"it is {PICKLE}: only safetensors are read"
-    return _why_truncated(path)
+    return ""
 
 
 def _why_no_weights(folder: Path) -> str:
-    """Name the weights of another format in a folder; empty if there are none."""
-    for pattern, what in OTHERS.items():
-        for file in sorted(folder.glob(pattern)):
-            return f"{file.name} is {what}: only safetensors are read"
+    """Name the weights of another format in a folder, and say what helps; empty if there are none."""
+    for file in sorted(folder.glob("*.gguf")):
+        return f"{file.name} is a GGUF file: name that file, not its folder"
+    for file in sorted(file for pattern in PICKLES for file in folder.glob(pattern)):
+        return f"{file.name} is {PICKLE}: only safetensors are read; {download()}"
     return ""
 
 

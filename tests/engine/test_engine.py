@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import shutil
 import threading
 from dataclasses import replace
 from importlib.util import find_spec
@@ -15,10 +16,18 @@ import torch
 from headwater import kernels, machine
 from headwater.cli.serve import load_engine
 from headwater.config import ServeConfig
+from headwater.engine import engine as engines
 from headwater.engine.engine import Engine
 from headwater.engine.live import Deadlines, NoObserver
 from headwater.engine.selfcheck import SelfCheck
-from headwater.errors import DeadlineExceeded, EngineStopped, HeadwaterError, QueueFull, RequestTooLarge
+from headwater.errors import (
+    CheckpointError,
+    DeadlineExceeded,
+    EngineStopped,
+    HeadwaterError,
+    QueueFull,
+    RequestTooLarge,
+)
 from headwater.events import FailedEvent, FinishedEvent, TokenEvent
 from headwater.lab.tuner import ServerTuning
 from headwater.mixers import numerics
@@ -29,6 +38,7 @@ from headwater.schedule.sequence import Sequence
 from headwater.setting import SettingError
 from tests.checkpoints import checkpoint
 from tests.exactness.rig import Make, Rig, words
+from tests.gguf.convert import convert
 from tests.processors import AVX2, AVX512, pretend
 from tests.support import Bench
 
@@ -129,6 +139,17 @@ def test_health_says_when_exactness_was_proven(loaded, monkeypatch, caplog):
     assert f"hits are exact: proven {proven[:16].replace('T', ' ')} UTC for float32" in caplog.text
     assert Engine.load(config).health()["proven"] == proven
     assert Engine.load(replace(config, reproducible=False)).health()["proven"] is None
+
+
+def test_a_broken_file_is_an_error_before_the_proof(loaded, tmp_path, monkeypatch):
+    monkeypatch.setattr(engines, "verdict", lambda *a: pytest.fail("the proof began"))
+    folder = shutil.copytree(loaded.path, tmp_path / "folder")
+    for path, file in ((folder, folder / "model.safetensors"), (tmp_path / "model.gguf",) * 2):
+        if path == file:
+            convert(loaded.path, file)
+        file.write_bytes(file.read_bytes()[:-1000])
+        with pytest.raises(CheckpointError, match=r"truncated|cut off"):
+            Engine.load(ServeConfig(model=path, memory=64 << 20))
 
 
 @pytest.mark.parametrize("weights", ["auto", "int8", "int4"])

@@ -107,14 +107,18 @@ def test_a_file_of_another_format_is_named_with_what_helps(
 
 
 @pytest.mark.parametrize(
-    ("name", "what"), [("model-q4.gguf", "model-q4.gguf is a GGUF file"), ("pytorch_model.bin", "is a pickled file")]
+    ("name", "what"),
+    [
+        ("model-q4.gguf", "model-q4.gguf is a GGUF file: name that file, not its folder$"),
+        ("pytorch_model.bin", "is a pickled file.*: only safetensors are read; download it with"),
+    ],
 )
 def test_weights_of_another_format_in_a_folder_are_named(
     folder: Callable[[str], Path], name: str, what: str, tmp_path: Path
 ) -> None:
     path = folder("qwen3_5")
     (path / "model.safetensors").rename(path / name)
-    with pytest.raises(CheckpointError, match=rf"model\.safetensors: no such file; .*{what}.*: only safetensors"):
+    with pytest.raises(CheckpointError, match=rf"model\.safetensors: no such file; .*{what}"):
         load_model(path)
     (path / "config.json").unlink()
     with pytest.raises(SettingError, match=what):

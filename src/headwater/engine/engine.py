@@ -34,7 +34,7 @@ from headwater.mixers import numerics
 from headwater.mixers.linear import product_dtype, slowdown, weight_layout
 from headwater.mixers.numerics import Numerics, end_workers, prepare_process
 from headwater.models.hub import folder_of
-from headwater.models.load import LoadedModel, load_model, read_spec
+from headwater.models.load import LoadedModel, load_model, open_weights, read_spec
 from headwater.request import Generation, Healing, SegmentEviction
 from headwater.schedule.kinds.segment import Composer
 from headwater.schedule.limits import EXTRA_SLOTS, Limits
@@ -130,6 +130,7 @@ class Engine(Answering):
         path = folder_of(config.model)
         spec = read_spec(path, config.dtype, config.device, config.page_size, config.weights)
         check_memory(config)
+        open_weights(path, spec.dtype_name, config.device)  # a broken file is an error before the proof, not after it
         check = verdict(spec, config.device, config.reproducible, config.recheck, progress)
         if check.proven is not None:
             log.info("hits are exact: proven %s UTC for %s, %s", f"{check.proven:%F %R}", spec.dtype_name, check.mode)

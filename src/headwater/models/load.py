@@ -16,14 +16,14 @@ from headwater.errors import CheckpointError
 from headwater.hub_name import HubName, name_of
 from headwater.models.build import build_model
 from headwater.models.dtype import choose_dtype
-from headwater.models.families import read_config
+from headwater.models.families import read_folder
 from headwater.models.files import model_config
 from headwater.models.gguf.file import read_header
 from headwater.models.gguf.tensors import GgufTensors
 from headwater.models.gguf.tokenizer import special_tokens, tokenizer_of
 from headwater.models.hybrid import HybridModel
 from headwater.models.quantisation import method_of
-from headwater.models.tensors import CheckpointTensors
+from headwater.models.tensors import CheckpointTensors, ModelTensors
 from headwater.setting import SettingError
 from headwater.spec import ModelSpec
 from headwater.unreadable import is_gguf
@@ -55,11 +55,7 @@ def read_spec(
     """
     check_device(device)
     folder = Path(path)
-    config = model_config(folder)
-    try:
-        return read_config(config, choose_dtype(config, dtype, device).name, page_size, weights)
-    except CheckpointError as error:
-        raise CheckpointError(f"{HubName.of_folder(folder) or folder}: {error}") from error
+    return read_folder(folder, choose_dtype(model_config(folder), dtype, device).name, page_size, weights)
 
 
 def check_device(device: str) -> None:
@@ -79,8 +75,7 @@ def load_model(
     folder = Path(path)
     spec = read_spec(folder, dtype, device, page_size, weights)
     config = model_config(folder)
-    to = getattr(torch, spec.dtype_name), torch.device(device)
-    tensors = GgufTensors(folder, config, *to) if is_gguf(folder) else CheckpointTensors(folder, *to, method_of(config))
+    tensors = open_weights(folder, spec.dtype_name, device)
     model = build_model(spec, tensors)
     _tell_of_skipped(folder, tensors.unread())
     texts = _gguf_texts(folder) if is_gguf(folder) else _folder_texts(folder)
@@ -96,6 +91,17 @@ def load_model(
         generation=texts.generation,
         eos_token_ids=_end_tokens(text_config(config), texts.generation, named_end),
     )
+
+
+def open_weights(folder: Path, dtype: str, device: str = "cpu") -> ModelTensors:
+    """Open the files that hold a model's weights, without reading weights.
+
+    Raises CheckpointError for a file that is missing, cut off, or of another format.
+    """
+    config, to = model_config(folder), (getattr(torch, dtype), torch.device(device))
+    if is_gguf(folder):
+        return GgufTensors(folder, config, *to)
+    return CheckpointTensors(folder, *to, method_of(config))
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,10 @@ class CheckpointTensors(ModelTensors):
         if not index.exists():
             single = self._folder / SINGLE
             return dict.fromkeys(self._open(single).keys(), single)
-        return {name: self._folder / file for name, file in weight_map(index).items()}
+        files = {name: self._folder / file for name, file in weight_map(index).items()}
+        for path in sorted(set(files.values())):
+            self._open(path)
+        return files
 
     def _open(self, path: Path) -> Any:
         if path not in self._files:

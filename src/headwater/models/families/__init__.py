@@ -9,6 +9,7 @@ from typing import Any
 
 from headwater.config_keys import ConfigKeys, text_config
 from headwater.errors import CheckpointError
+from headwater.hub_name import HubName
 from headwater.models.families.family import Family, Refusal
 from headwater.models.families.quantised import check_quantisation, packed
 from headwater.models.files import model_config
@@ -71,6 +72,12 @@ def stored_dtype(config: dict[str, Any]) -> str:
 
 
 def read_folder(folder: Path, dtype: str = "auto", page_size: int = 64, weights: str = "auto") -> ModelSpec:
-    """Read the config.json of a folder, or a GGUF file; `auto` is the dtype that its weights are stored in."""
+    """Read the config.json of a folder, or a GGUF file; `auto` is the dtype that its weights are stored in.
+
+    Raises CheckpointError that names the model.
+    """
     config = model_config(folder)
-    return read_config(config, stored_dtype(config) if dtype == "auto" else dtype, page_size, weights)
+    try:
+        return read_config(config, stored_dtype(config) if dtype == "auto" else dtype, page_size, weights)
+    except CheckpointError as error:
+        raise CheckpointError(f"{HubName.of_folder(folder) or folder}: {error}") from error

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from headwater.errors import CheckpointError
-from headwater.unreadable import why_unreadable
+from headwater.unreadable import why_no_gguf
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -69,7 +69,7 @@ def _read_header(path: Path, changed: int, size: int) -> GgufHeader:
         raise CheckpointError(f"{path}: its {size} bytes are no GGUF file")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         if content[: len(MAGIC)] != MAGIC:
-            raise CheckpointError(f"{path}: it is no GGUF file: {why_unreadable(path)}")
+            raise CheckpointError(f"{path}: it is no GGUF file: {why_no_gguf(path)}")
         try:
             return _parse(path, _Cursor(content))
         except (struct.error, IndexError, UnicodeDecodeError, OverflowError) as error:
