@@ -93,9 +93,9 @@ def read(key: Mapping[str, str]) -> SelfCheck | None:
         found = json.loads(_file(key).read_text(encoding="utf-8"))
         if found["key"] == key and found["mode"] in MODES:
             return SelfCheck(True, None, found["mode"], datetime.fromisoformat(found["proven"]).astimezone(UTC))
-    except FileNotFoundError:
+    except OSError:  # there is none; if that is because none can be kept, `keep` says why
         return None
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         log.info("no kept verdict of the self-check can be read: %s: %s", type(error).__name__, error)
     return None
 
