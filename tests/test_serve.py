@@ -59,9 +59,10 @@ def server():
 
 def test_the_embedded_model_serves_hits_and_stops_when_told(server):
     process, said, client = server
-    assert re.fullmatch(r"Headwater \S+: no model given, loading the embedded headwater-tiny, .*\n", said[0])
+    assert re.fullmatch(r"Headwater \S+: no model given, loading headwater-tiny: .*\n", said[0])
     assert re.fullmatch(r"Computing in (float32|bfloat16): this CPU .*\n", said[1])
     health = httpx.get(f"{address(said).removesuffix('/v1')}/health").json()
+    assert said[2] == f"Weights are held in {health['weights']}: as stored\n"
     assert said[-2] == f"Live page: {address(said).removesuffix('v1')}\n"
     assert said[-1] == f"Deterministic: yes, proven {health['proven'][:16].replace('T', ' ')} UTC\n"
     first, again = (

@@ -57,7 +57,7 @@ class ServeConfig:
         None,
         FILE,
         MODEL,
-        "Folder of a checkpoint in Hugging Face format, or ORG/NAME or ORG/NAME@REVISION, which is downloaded.",
+        "Folder in Hugging Face format, a GGUF file, or ORG/NAME or ORG/NAME@REVISION, which is downloaded.",
         unset="the embedded model",
     )
     model_name: str | None = setting(

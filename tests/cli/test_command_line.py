@@ -149,10 +149,11 @@ def test_the_first_lines_of_a_start_need_neither_torch_nor_the_web_framework(fol
         "print([name for name in ('torch', 'fastapi', 'transformers') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program, folder], capture_output=True, text=True, check=True)
-    first, dtype, heavy = done.stdout.splitlines()
+    first, dtype, weights, heavy = done.stdout.splitlines()
     assert first.startswith("Headwater ")
     assert first.endswith(f"loading {folder}")
-    assert re.fullmatch(r"Computing in \w+: .+; weights are held as they are stored", dtype)
+    assert re.fullmatch(r"Computing in \w+: .+", dtype)
+    assert weights == "Weights are held in bfloat16: as stored"
     assert heavy == "[]"
 
 
@@ -211,7 +212,7 @@ def test_weights_that_are_no_format_are_told_with_the_formats(capsys, folder):
 
 def test_a_start_tells_how_weights_are_held(capsys, folder):
     announce(ServeConfig(model=folder, weights="int4"))
-    assert capsys.readouterr().out.splitlines()[1].endswith("; weights are held in int4, --weights int4")
+    assert capsys.readouterr().out.splitlines()[2] == "Weights are held in int4: --weights int4"
 
 
 def test_inspect_takes_the_dtype_it_is_given(folder):

@@ -141,7 +141,8 @@ def test_it_says_when_exactness_was_proven_and_recheck_proves_again(monkeypatch,
     monkeypatch.setattr(verdict, "self_check", lambda *a, **more: checks.append(a) or proving(*a, **more))
     found = [next(model_findings.of_dtype(spec, recheck)) for recheck in (False, False, True)]
     assert len(checks) == 2
-    assert all(re.search(r"deterministic, proven \d{4}-\d\d-\d\d \d\d:\d\d UTC, weights", one.value) for one in found)
+    proven = r"deterministic, proven \d{4}-\d\d-\d\d \d\d:\d\d UTC, weights in bfloat16, "
+    assert all(re.search(proven, one.value) for one in found)
 
 
 def test_torchs_bfloat16_without_native_products_is_called_slow_with_the_factor(monkeypatch, tmp_path):
@@ -157,6 +158,17 @@ def test_torchs_bfloat16_without_native_products_is_called_slow_with_the_factor(
         levels[dtype] = products.level
     assert levels == {"float32": OK, "bfloat16": SLOW}
     assert re.search(r"\d+\.\d times the time of float32", products.advice)
+
+
+@pytest.mark.parametrize(("have", "level", "advice"), [(True, OK, ""), (False, SLOW, "install numba")])
+def test_a_machine_without_kernels_is_called_slow(monkeypatch, have, level, advice):
+    from headwater.cli import model_findings
+
+    monkeypatch.setattr(kernels, "available", lambda: have)
+    found = model_findings.of_kernels()
+    assert (found.name, found.level) == ("kernels", level)
+    assert advice in found.advice
+    assert {"numba", "llvmlite"} <= set(doctor.PACKAGES)
 
 
 @pytest.mark.parametrize(("cards", "level"), [([], OK), (["NVIDIA L4"], WARN)])

@@ -22,6 +22,13 @@ def test_profiles_lists_every_model_with_its_sizes(
     assert [cell.strip() for cell in line.split("│")[3:8]] == ["8", "24", "32,768", "51,511,296", "1,572"]
 
 
+def test_profiles_tells_the_formats_of_each(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["profiles", "qwen3-next-80b-a3b", "qwen3-next-80b-a3b-fp8"]) == 0
+    lines = [line.replace(" ", "") for line in capsys.readouterr().out.splitlines()]
+    for name, held in (("qwen3-next-80b-a3b", "bfloat16"), ("qwen3-next-80b-a3b-fp8", "float8")):
+        assert any(line.startswith(f"│{name}│") and line.endswith(f"│bfloat16│{held}│") for line in lines)
+
+
 def test_profiles_shows_one_in_detail(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["profiles", "kimi-linear-48b-a3b"]) == 0
     told = capsys.readouterr().out

@@ -247,14 +247,15 @@ def test_model_and_policies_are_those_of_the_recording_s_server(trace: Path, tmp
 def test_weights_are_held_as_the_recording_s_server_held_them(
     trace: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "out.json"
+    out, page = tmp_path / "out.json", tmp_path / "page.html"
     config = json.loads((embedded() / "config.json").read_text())
     recording = served(trace, tmp_path, model="mine", config=config, dtype="float32", weights="int8")
     for more, weights in (((), "int8"), (("--weights", "int4"), "int4"), (("--weights", "auto"), "bfloat16")):
-        assert replay(recording, "--json", out, *more) == 0
+        assert replay(recording, "--json", out, "--report", page, *more) == 0
         told = json.loads(out.read_text())
         assert (told["dtype"], told["weights"]) == ("float32", weights)
         assert f"float32, weights {weights}: " in capfd.readouterr().out
+        assert f"float32, weights {weights}: " in page.read_text()
     assert replay(trace, "--weights", "int3") == 2
     assert "weights is 'int3', must be one of auto, int8, int4" in capfd.readouterr().err
     assert run(["size", str(trace), "--weights", "int4", "--jobs", "1", "--json", str(out)]) == 0

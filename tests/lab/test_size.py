@@ -252,6 +252,7 @@ def test_the_command_prints_a_table_and_advice_and_writes_both(
     assert all(line in printed for line in told["advice"])
     assert "of what infinite memory would" in told["advice"][0]
     assert "3 of 3 sizes from 4 samples each" in printed
+    assert max(map(len, printed.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(
@@ -303,7 +304,7 @@ def test_where_no_sample_is_good_enough_nothing_is_sampled_and_the_time_is_told(
     told = capfd.readouterr()
     assert "all 3 sizes are replayed in full" in told.err
     assert "about" in told.err
-    assert "0 of 3 sizes" in told.out
+    assert "all 3 sizes were replayed in full, " in told.out
 
 
 def test_a_sizing_that_was_cut_short_continues(

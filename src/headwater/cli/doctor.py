@@ -38,6 +38,8 @@ OK, SLOW, WARN, FAIL = "ok", "slow", "warn", "FAIL"
 PACKAGES = (
     "headwater",
     "torch",
+    "numba",
+    "llvmlite",
     "transformers",
     "tokenizers",
     "huggingface_hub",

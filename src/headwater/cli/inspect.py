@@ -156,7 +156,7 @@ def profiles(
 
 def sizes_table(chosen: list[Profile]) -> Table:
     numbers = ("parameters", "attention", "recurrent", "KV a token", "checkpoint", "= tokens of KV", "GFLOPs a token")
-    table = Table(None, ("profile",), numbers)
+    table = Table(None, ("profile",), (*numbers, "dtype", "weights"))
     for profile in chosen:
         kv, attention = profile.kv_bytes_per_token, sum(n for layer, n in profile.layers if layer.kv_elements(1))
         table.add_row(
@@ -168,6 +168,8 @@ def sizes_table(chosen: list[Profile]) -> Table:
             f"{profile.checkpoint_bytes:,}",
             f"{profile.checkpoint_bytes / kv:,.0f}" if kv else "",
             f"{profile.flops.linear / 1e9:.2f}",
+            profile.dtype_name,
+            profile.weights_held,
         )
     return table
 

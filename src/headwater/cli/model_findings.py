@@ -16,7 +16,7 @@ from headwater.engine.selfcheck import SelfCheck, weight_shapes
 from headwater.engine.verdict import verdict
 from headwater.errors import HeadwaterError
 from headwater.machine import usable_cores
-from headwater.mixers.linear import Linear, product_dtype, seconds_of, slowdown, weight_layout
+from headwater.mixers.linear import Linear, guarded_modes, product_dtype, seconds_of, slowdown, weight_layout
 from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.load import read_spec
 from headwater.spec import ModelSpec
@@ -31,6 +31,7 @@ def of_model(intended: Intended) -> Iterator[Finding]:
     """Examine torch, and the model in each data type."""
     prepare_process(intended.threads)
     yield of_torch()
+    yield of_kernels()
     yield of_threads()
     yield from of_settings()
     yield of_gpu()
@@ -53,6 +54,14 @@ def of_torch() -> Finding:
         advice = f"the kernels were measured with {BUILT_FOR}: the self-check below decides"
         return Finding("torch", WARN, build, advice)
     return Finding("torch", OK, build)
+
+
+def of_kernels() -> Finding:
+    """Report whether numba compiles the kernels; torch computes more slowly."""
+    if "compiled" in guarded_modes():
+        return Finding("kernels", OK, "compiled by numba")
+    advice = "install numba, whose wheels for Linux have OpenMP threads"
+    return Finding("kernels", SLOW, "none: numba or its OpenMP threads are missing, torch computes everything", advice)
 
 
 def of_threads() -> Finding:
@@ -87,9 +96,8 @@ def of_dtype(spec: ModelSpec, recheck: bool = False) -> Iterator[Finding]:
     started = time.perf_counter()
     check = verdict(spec, recheck=recheck)
     took = time.perf_counter() - started
-    held = "" if spec.weights == "auto" else f", weights {spec.weights}"
-    name = f"{spec.model_type} in {spec.dtype_name}{held}"
-    weights = f"weights {weight_layout(check.mode)} ({took:.1f} s)"
+    name = f"{spec.model_type} in {spec.dtype_name}"
+    weights = f"weights in {spec.weights_held}, {weight_layout(check.mode)} ({took:.1f} s)"
     if check.proven is not None:
         yield Finding(name, OK, f"deterministic, proven {check.proven:%F %R} UTC, {weights}")
     else:

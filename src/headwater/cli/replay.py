@@ -206,7 +206,8 @@ class Outputs:
         if self.per_request is not None:
             common.write_whole(self.per_request, _lines(results))
         if self.report is not None:
-            write_report(self.report, self.trace.name, self.model, self.trace.notes, results)
+            notes = (*self.trace.notes, common.formats_line(self.profile))
+            write_report(self.report, self.trace.name, self.model, notes, results)
 
 
 def results_table(trace: Trace, profile: Profile, results: Sequence[Result]) -> Table:

@@ -20,6 +20,7 @@ from headwater.cli.download import config_folder, whole_folder
 from headwater.cli.settings import as_toml, effective, misspelt
 from headwater.config import SETTINGS, ServeConfig
 from headwater.models.dtype import choose_dtype
+from headwater.models.families import read_folder
 from headwater.models.files import model_config
 from headwater.setting import FILE, SWITCH, Setting, SettingError
 
@@ -156,11 +157,13 @@ def announce(config: ServeConfig) -> None:
     """
     what = f"loading {config.model}"
     if config.model is None:
-        what = "no model given, loading the embedded headwater-tiny, a small model with short answers"
+        what = "no model given, loading headwater-tiny: small, short answers"
     say(f"Headwater {version('headwater')}: {what}")
-    dtype = choose_dtype(model_config(config_folder(config.model)), config.dtype, config.device)
-    weights = "as they are stored" if config.weights == "auto" else f"in {config.weights}, --weights {config.weights}"
-    say(f"Computing in {dtype.name}: {dtype.reason}; weights are held {weights}")
+    folder = config_folder(config.model)
+    dtype = choose_dtype(model_config(folder), config.dtype, config.device)
+    say(f"Computing in {dtype.name}: {dtype.reason}")
+    held = read_folder(folder, dtype.name, config.page_size, config.weights).weights_held
+    say(f"Weights are held in {held}: {'as stored' if config.weights == 'auto' else f'--weights {config.weights}'}")
 
 
 class Proving:
@@ -173,7 +176,7 @@ class Proving:
     def __call__(self, done: int, total: int) -> None:
         line = f"{done} of {total} checks done"
         if self._next is None:
-            say("Proving that a hit changes no bit on this machine; the proof is kept for later starts")
+            say("Proving that a hit changes no bit on this machine")
             self._next = time.monotonic() + LINE_SECONDS
             self._status.start()
         elif done == total:

@@ -82,7 +82,7 @@ def size(
     full = _replayed(sizing, sizes) if check else {}
     common.show(_table(sizing, sizes, full))
     lines = advice(curve(sizes, sizing.modelled), sizing.ideal)
-    common.show(*lines, effort)
+    common.show(*lines, *effort)
     common.write_json(json_file, _document(sizing, sizes, full, lines))
     journal.end()
 
@@ -156,13 +156,16 @@ def _table(sizing: Sizing, sizes: Sequence[Size], full: dict[int, float]) -> Tab
     return table
 
 
-def _effort(sizing: Sizing, sizes: Sequence[Size], seconds: float) -> str:
+def _effort(sizing: Sizing, sizes: Sequence[Size], seconds: float) -> list[str]:
+    """Return lines that say which sizes were replayed in full, and the work that samples spared."""
     sampled = sum(one.rate < 1 for one in sizes)
-    sources = (
-        f"{sampled} of {len(sizes)} sizes from {sizing.sampling.samples} samples each, the others replayed in full"
-    )
+    if not sampled:
+        return [f"all {len(sizes)} sizes were replayed in full, {seconds:.1f} s"]
     work = sizing.replayed_tokens / sizing.prompt_tokens / len(sizes)
-    return f"{sources}: {work:.0%} of the work of replaying all, {seconds:.1f} s"
+    return [
+        f"{sampled} of {len(sizes)} sizes from {sizing.sampling.samples} samples each, the others replayed in full",
+        f"{work:.0%} of the work of replaying all, {seconds:.1f} s",
+    ]
 
 
 def _document(sizing: Sizing, sizes: Sequence[Size], full: dict[int, float], lines: Sequence[str]) -> dict[str, object]:
