@@ -6,6 +6,7 @@ import logging
 import re
 import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +15,8 @@ import pytest
 import torch
 
 from headwater import kernels, machine
+from headwater.cli.doctor import OK, Finding
+from headwater.cli.model_findings import of_dtype
 from headwater.cli.serve import load_engine
 from headwater.config import ServeConfig
 from headwater.engine import engine as engines
@@ -130,6 +133,25 @@ def test_logprobs_are_those_of_the_logits(make):
         reference = torch.log_softmax(logits_V, -1)
         assert event.logprob == float(reference[event.token])
         assert [t.logprob for t in event.top] == reference.topk(2).values.tolist()
+
+
+def test_two_engines_and_a_doctor_beside_them_change_no_bit(make, loaded):
+    def examine() -> list[Finding]:
+        prepare_process(2)
+        return list(of_dtype(loaded.spec, recheck=True))
+
+    prompts = [words(200, name) for name in "ab"]
+    with make(500) as rig:
+        alone = [rig.ask(prompt, 20) for prompt in prompts]
+    other = replace(make, loaded=load_model(loaded.path, "float32"))
+    with make(500) as one, other(500) as two, ThreadPoolExecutor(1) as pool:
+        doctor, rounds = pool.submit(examine), 0
+        while not doctor.done() or rounds < 2:
+            asked = [rig.submit(prompt, 20) for rig, prompt in zip((one, two), prompts, strict=True)]
+            answers = [rig.wait(answer) for rig, answer in zip((one, two), asked, strict=True)]
+            assert [a.same_bits(b) for a, b in zip(answers, alone, strict=True)] == [True, True]
+            rounds += 1
+        assert {finding.level for finding in doctor.result()} == {OK}
 
 
 def test_health_says_when_exactness_was_proven(loaded, monkeypatch, caplog):
