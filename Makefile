@@ -8,7 +8,7 @@ CPU_INDEX := https://download.pytorch.org/whl/cpu
 BUILD = $(if $(GPU)$(wildcard $(VENV)/.torch-cuda),cuda,cpu)
 DATA ?= ../shared/data
 
-.PHONY: install install-dev demo test test-full test-clients lint bench bench-lab results policies families train screenshot soak soak-memory tenant-timing fuzz clean
+.PHONY: install install-dev demo test test-full quick-tests all-tests test-clients lint bench bench-lab results policies families train screenshot soak soak-memory tenant-timing fuzz clean
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python %d.%d is too old, 3.11 or later is needed: make demo PYTHON=python3.11" % sys.version_info[:2])'
@@ -53,10 +53,17 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint
+# the tests' two processes leave a part of two cores idle: lint runs beside them
+test: $(VENV)/.dev
+	$(MAKE) --jobs=2 lint quick-tests
+
+test-full: $(VENV)/.dev
+	$(MAKE) --jobs=2 lint all-tests
+
+quick-tests: $(VENV)/.dev
 	$(BIN)/pytest -m "not full and not clients" -n 2 --dist worksteal
 
-test-full: lint
+all-tests: $(VENV)/.dev
 	HEADWATER_TEST_FULL=1 $(BIN)/pytest -m "not clients" -n 2 --dist worksteal
 
 # real clients, each in an environment of its own below .clients, from the network: make test-clients [CLIENT=NAME]

@@ -57,7 +57,20 @@ def server():
         yield process, said, client
 
 
-def test_the_embedded_model_serves_hits_and_stops_when_told(server):
+def computed(said, what):
+    """Tokens that a server has computed for something, as soon as there are any; 0 if there are none after all."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        metrics = httpx.get(f"{address(said).removesuffix('/v1')}/metrics").text
+        tokens = float(re.search(rf'headwater_computed_tokens_total{{kind="{what}"}} (\S+)', metrics)[1])
+        if tokens:
+            return tokens
+        time.sleep(0.05)
+    return 0.0
+
+
+def test_the_embedded_model_serves_hits_keeps_answers_and_stops_when_told(server):
+    """Its template adds a space before an answer without one, and its answers begin with a space: they are kept."""
     process, said, client = server
     assert re.fullmatch(r"Headwater \S+: no model given, loading headwater-tiny: .*\n", said[0])
     assert re.fullmatch(r"Computing in (float32|bfloat16): this CPU .*\n", said[1])
@@ -65,6 +78,10 @@ def test_the_embedded_model_serves_hits_and_stops_when_told(server):
     assert said[2] == f"Weights are held in {health['weights']}: as stored\n"
     assert said[-2] == f"Live page: {address(said).removesuffix('v1')}\n"
     assert said[-1] == f"Deterministic: yes, proven {health['proven'][:16].replace('T', ' ')} UTC\n"
+    messages = [{"role": "user", "content": PROMPT}]
+    asked = {"max_tokens": 130, "temperature": 0, "extra_body": {"ignore_eos": True}}
+    client.chat.completions.create(model="any", messages=messages, **asked)
+    assert computed(said, "answer") > 64
     first, again = (
         client.completions.create(model="any", prompt=PROMPT, max_tokens=8, temperature=0, logprobs=1) for _ in "12"
     )
@@ -86,27 +103,6 @@ def test_a_proof_is_kept_for_the_next_start_and_recheck_proves_again(tmp_path):
         with serving("--port", "0", *flags, **kept) as (_, said):
             proving.append(sum(line.startswith("Proving ") for line in said))
     assert proving == [1, 0, 1, 1 if os.environ.get("OMP_NUM_THREADS") != "1" else 0]
-
-
-def computed(said, what):
-    """Tokens that a server has computed for something, as soon as there are any; 0 if there are none after all."""
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        metrics = httpx.get(f"{address(said).removesuffix('/v1')}/metrics").text
-        tokens = float(re.search(rf'headwater_computed_tokens_total{{kind="{what}"}} (\S+)', metrics)[1])
-        if tokens:
-            return tokens
-        time.sleep(0.05)
-    return 0.0
-
-
-def test_answers_of_the_embedded_model_are_kept(server):
-    """The model's template adds a space before an answer without one, and its answers begin with a space."""
-    _, said, client = server
-    messages = [{"role": "user", "content": PROMPT}]
-    asked = {"max_tokens": 130, "temperature": 0, "extra_body": {"ignore_eos": True}}
-    client.chat.completions.create(model="any", messages=messages, **asked)
-    assert computed(said, "answer") > 64
 
 
 def events(lines):

@@ -16,14 +16,27 @@ from typing import Any
 import numba
 from numba import config
 from numba.core.caching import FunctionCache
+from numba.core.compiler import Compiler
 
 from headwater import machine
 from headwater.cache_folder import own_folder
 from headwater.kernels import recording
 
+
+def _compilers() -> tuple[Any, Any]:
+    """Return the compilers of kernels and of their parts; numba's own, if it has not got what `linking` needs."""
+    try:
+        from headwater.kernels.linking import KernelCompiler, PartCompiler
+    except ImportError:
+        return Compiler, Compiler
+    return KernelCompiler, PartCompiler
+
+
+KERNELS, PARTS = _compilers()
 OPTIONS = {"nogil": True, "error_model": "numpy", "boundscheck": False}
+OUTER = {**OPTIONS, "pipeline_class": KERNELS}
 # of a function that kernels alone call: numba's code for calls from Python and C would be a sixth of all compiling
-INNER = {**OPTIONS, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+INNER = {**OPTIONS, "pipeline_class": PARTS, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 # for which processor numba compiles, if not for this one, and how far LLVM optimises
 SETTINGS = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_OPT")
 
@@ -53,12 +66,12 @@ def kernel(function: Callable[..., Any]) -> Kernel:
     An iteration must not depend on another; sums are those of `vectors.py`, or scalar ones in the order of the source.
     The index of a loop is unsigned: convert it before it is given to a part, which is compiled twice otherwise.
     """
-    return _kept(numba.njit(parallel=True, **OPTIONS)(function))
+    return _kept(numba.njit(parallel=True, **OUTER)(function))
 
 
 def serial_kernel(function: Callable[..., Any]) -> Kernel:
     """Compile a function that runs on one thread. Calls release the GIL."""
-    return _kept(numba.njit(**OPTIONS)(function))
+    return _kept(numba.njit(**OUTER)(function))
 
 
 def _kept(compiled: Any) -> Kernel:
