@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from headwater.account import Reason
 from headwater.engine.sampler import PromptScores
 from headwater.errors import InvalidLogits
 from headwater.events import FailedEvent, FinishedEvent, PromptEvent, TokenEvent
+from headwater.mixers.linear import Linear
 from tests.engine.test_engine import generation, loaded, make
 from tests.exactness.rig import words
 from tests.support import Bench
@@ -173,3 +175,41 @@ def test_legs_that_come_again_replace_what_was_known():
     assert [token.logprob for token in scores.event().tokens] == [None, -100.0, 0.0]
     with pytest.raises(InvalidLogits, match="token 1 "):
         scores.take(1, torch.tensor([[float("nan"), 0.0]]))
+
+
+def first_tokens(make):
+    """Return the first logits of an answer alone, among seven that decode, and beside a prompt that is scored."""
+    prompt, found = words(130, "first"), []
+    with make(500, cache=False) as rig:
+        found.append(rig.ask(prompt, 1))
+        others = [rig.submit(words(90 + at, "other", at), 100) for at in range(7)]
+        wait_until(lambda: all(other.tokens for other in others))
+        found.append(rig.ask(prompt, 1))
+        assert not any(other.done.is_set() for other in others)
+        for other in others:
+            rig.wait(other)
+        scored = Asked(rig.engine, PROMPT, k=2)
+        found.append(rig.ask(prompt, 1))
+        scored.wait()
+    return [answer.logits[0] for answer in found]
+
+
+def wait_until(reached):
+    deadline = time.monotonic() + 60
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_a_first_token_has_the_same_bits_alone_among_others_and_beside_a_scored_prompt(make):
+    alone, among, beside = first_tokens(make)
+    assert torch.equal(among, alone)
+    assert torch.equal(beside, alone)
+
+
+def test_a_head_that_depends_on_the_number_of_its_rows_is_seen(make, monkeypatch):
+    product = Linear.__call__
+    monkeypatch.setattr(Linear, "__call__", lambda self, x, *n: product(self, x, *n) * (1 + (len(x) == 1) * 1e-3))
+    alone, among, beside = first_tokens(make)
+    assert not torch.equal(among, alone)
+    assert not torch.equal(beside, alone)

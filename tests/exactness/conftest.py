@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,13 +15,23 @@ from headwater.models.load import LoadedModel, load_model, read_spec
 from tests.exactness.formats import stored
 from tests.exactness.rig import Answer, Make
 
+Load = Callable[..., tuple[LoadedModel, SelfCheck]]
 Compare = Callable[[LoadedModel, list[Answer]], list[bool]]
 
 
 @pytest.fixture(scope="session")
-def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[LoadedModel, SelfCheck]]:
+def load(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Load]:
     """(recipe, dtype, threads, format of weights) -> the model and what the self-check said of this machine."""
-    root = tmp_path_factory.mktemp("exactness")
+    yield from loading(tmp_path_factory.mktemp("exactness"))
+
+
+@pytest.fixture
+def load_apart(tmp_path: Path) -> Iterator[Load]:
+    """The same for models that no other test uses."""
+    yield from loading(tmp_path)
+
+
+def loading(root: Path) -> Iterator[Load]:
     loaded: dict[tuple[str, str, int, str], tuple[LoadedModel, SelfCheck]] = {}
 
     def get(recipe: str, dtype: str, threads: int, form: str = "auto") -> tuple[LoadedModel, SelfCheck]:
@@ -34,9 +45,10 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Loaded
         return loaded[key]
 
     before = torch.get_num_threads()
+    mode = numerics.current()
     yield get
     prepare_process(before)
-    numerics.use(Numerics())
+    numerics.use(mode)
 
 
 @pytest.fixture(scope="session")

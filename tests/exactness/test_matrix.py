@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from headwater import kernels
 from headwater.memory.slots import StateMemory
 from headwater.models.load import load_model
 from tests.checkpoints import TRAINED
@@ -66,6 +67,29 @@ def cells():
 def test_a_hit_changes_no_bit(load, same_bits_as_without_a_cache, recipe, form, dtype, threads, scenario):
     loaded, check = load(recipe, dtype, threads, form)
     assert check.deterministic, check.broken_by
+    make = Make(loaded, check)
+    answers = SCENARIOS[scenario](make)
+    assert any(answer.account.cached_tokens for answer in answers)
+    assert all(same_bits_as_without_a_cache(make, answers))
+
+
+@pytest.mark.parametrize("scenario", BRIEF)
+@pytest.mark.parametrize(
+    ("recipe", "form"),
+    [
+        ("qwen3_5", "auto"),
+        pytest.param(BLOCKS, "int4", marks=pytest.mark.full),
+        pytest.param(BLOCKS, "Q4_K and others", marks=pytest.mark.full),
+        *(pytest.param(recipe, "auto", marks=pytest.mark.full) for recipe in ("granite", "kimi_linear", "qwen3_5_moe")),
+    ],
+)
+def test_a_hit_changes_no_bit_without_kernels(
+    load_apart, same_bits_as_without_a_cache, monkeypatch, recipe, form, scenario
+):
+    """Where numba is not installed torch computes everything."""
+    monkeypatch.setattr(kernels, "available", lambda: False)
+    loaded, check = load_apart(recipe, "float32", 2, form)
+    assert (check.deterministic, check.mode) == (True, "tiled")
     make = Make(loaded, check)
     answers = SCENARIOS[scenario](make)
     assert any(answer.account.cached_tokens for answer in answers)

@@ -10,6 +10,7 @@ from _pytest.mark import ParameterSet
 
 from headwater.engine.selfcheck import self_check
 from headwater.mixers import numerics
+from headwater.mixers.linear import Linear
 from headwater.mixers.numerics import Numerics
 from headwater.models.load import LoadedModel, load_model, read_spec
 from tests import checkpoints
@@ -174,3 +175,48 @@ def test_bfloat16_is_near_float32(loaded: Callable[..., LoadedModel]) -> None:
         bench = Bench(ours.model)
         logits.append(bench.prefill(bench.sequence(300), tokens))
     assert (logits[0] - logits[1]).abs().max() < 0.1 * logits[0].abs().max()
+
+
+def legs_are_alike(ours: LoadedModel) -> list[bool]:
+    """Return whether the last 1, 7, 16 and 63 rows of a prompt have the logits that they have in a leg of 1,024."""
+    tokens, bench = prompt(ours, 1024), Bench(ours.model)
+    whole, alike = bench.prefill(bench.sequence(1024), tokens), []
+    for rows in (1, 7, 16, 63):
+        end, bench = 960 + rows, Bench(ours.model)
+        found = bench.prefill(bench.sequence(end), tokens[:end], cuts=(960,))
+        alike.append(torch.equal(found[960:], whole[960:end]))
+    return alike
+
+
+def steps_are_alike(ours: LoadedModel) -> list[bool]:
+    """Return whether 1, 32, 33 and 65 decoding sequences have the logits that each has alone."""
+    first, alone, alike = list(range(7, 72)), [], []
+    for at, token in enumerate(first):
+        bench = Bench(ours.model, n_pages=1, n_slots=1)
+        alone.append(bench.step([], [(bench.sequence(1), token)])[0])
+        assert at == 0 or not torch.equal(alone[at], alone[0])
+    for rows in (1, 32, 33, 65):
+        bench = Bench(ours.model, n_pages=rows, n_slots=rows)
+        found = bench.step([], [(bench.sequence(1), token) for token in first[:rows]])
+        alike.append(torch.equal(found, torch.stack(alone[:rows])))
+    return alike
+
+
+@pytest.mark.parametrize("alike", [legs_are_alike, steps_are_alike])
+@pytest.mark.parametrize(("name", "dtype"), in_both_dtypes(["qwen3_5", "qwen3_5_moe"]))
+def test_the_number_of_rows_changes_no_bit(
+    name: str, dtype: str, alike: Callable[[LoadedModel], list[bool]], loaded: Callable[..., LoadedModel]
+) -> None:
+    assert alike(loaded(name, dtype)) == [True] * 4
+
+
+@pytest.mark.parametrize(("alike", "rows"), [(legs_are_alike, 64), (steps_are_alike, 33)])
+def test_a_product_that_depends_on_the_number_of_rows_is_seen(
+    alike: Callable[[LoadedModel], list[bool]],
+    rows: int,
+    loaded: Callable[..., LoadedModel],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    product = Linear.__call__
+    monkeypatch.setattr(Linear, "__call__", lambda self, x, *n: product(self, x, *n) * (1 + (len(x) < rows) * 1e-3))
+    assert not all(alike(loaded("qwen3_5")))
