@@ -60,6 +60,38 @@ print(sum(stats.cache_misses.values()), sum(stats.cache_hits.values()))
     assert sorted(last for _, last in said) == ["0 1", "1 0"]  # compiled by one, loaded by the other
 
 
+@pytest.mark.parametrize("broken", ["*.nbc", "*.nbi"])
+def test_files_that_are_cut_off_are_compiled_again(tmp_path: Path, broken: str) -> None:
+    folder = tmp_path / "cache"
+    start(folder)
+    (file,) = folder.rglob(broken)
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    again = start(folder)
+    assert again.stdout.startswith("[2] ")
+    assert again.stderr.count("cannot be read, so it is compiled again") == 1
+    later = start(folder)
+    assert later.stdout == again.stdout
+    assert later.stderr == ""
+
+
+def test_a_disk_that_is_full_is_told_once(tmp_path: Path) -> None:
+    full = """
+import errno, os
+from numba.core.caching import IndexDataCacheFile
+def fail(*_): raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+IndexDataCacheFile.save = fail
+"""
+    program = PROGRAM.replace("from numba import config", f"{full}from numba import config")
+    environment = {**os.environ, "HEADWATER_CACHE_DIR": str(tmp_path / "cache"), "NUMBA_CACHE_DIR": ""}
+    program += "passes().largest(torch.tensor([[1.0, 2.0, 3.0]]))"
+    command = [sys.executable, "-c", program]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert run.stdout.startswith("[2] ")
+    assert run.stderr == "kernels that are compiled now cannot be kept for later starts: No space left on device\n"
+    assert not kept(tmp_path)
+
+
 def test_code_for_another_processor_has_a_folder_of_its_own(tmp_path: Path) -> None:
     features = "+avx2,+fma,+f16c,+bmi,+bmi2"
     start(tmp_path / "cache")

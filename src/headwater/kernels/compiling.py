@@ -10,6 +10,8 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -81,15 +83,18 @@ def _kept(compiled: Any) -> Kernel:
 
 
 class CompiledOnce(FunctionCache):
-    """Files with a compiled kernel. One process at a time compiles it: others wait, and load it then."""
+    """Files with a compiled kernel. One process at a time compiles it: others wait, and load it then.
+
+    A file that is cut off or broken is compiled and written again; one that cannot be written is left out.
+    """
 
     _lock: int | None = None  # descriptor of the locked file, from a miss until what was compiled is kept
 
     def load_overload(self, signature: Any, target: Any) -> Any:
-        found = super().load_overload(signature, target)
+        found = self._found(signature, target)
         if found is None and self._lock is None:
             self._lock = self._locked()
-            found = super().load_overload(signature, target)
+            found = self._found(signature, target)
             if found is not None:
                 self._unlock()
         return found
@@ -97,8 +102,21 @@ class CompiledOnce(FunctionCache):
     def save_overload(self, signature: Any, compiled: Any) -> None:
         try:
             super().save_overload(signature, compiled)
+        except OSError as error:
+            _warn_of_unkept(error.strerror)
         finally:
             self._unlock()
+
+    def _found(self, signature: Any, target: Any) -> Any:
+        """Return the kept code, or None; if its files are broken they are emptied."""
+        try:
+            return super().load_overload(signature, target)
+        except Exception as error:  # bytes that are cut off may raise anything
+            name = self._impl.filename_base
+            log.warning("the kept kernel %s cannot be read, so it is compiled again: %s", name, error)
+            with suppress(OSError):
+                self.flush()
+            return None
 
     def _locked(self) -> int | None:
         file = Path(self.cache_path, f"{self._impl.filename_base}.lock")
@@ -114,6 +132,11 @@ class CompiledOnce(FunctionCache):
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+@cache
+def _warn_of_unkept(reason: str) -> None:
+    log.warning("kernels that are compiled now cannot be kept for later starts: %s", reason)
 
 
 def part(function: Callable[..., Any]) -> Any:
