@@ -86,7 +86,7 @@ def test_a_hit_changes_no_bit(load, same_bits_as_without_a_cache, recipe, form, 
 def test_a_hit_changes_no_bit_without_kernels(
     load_apart, same_bits_as_without_a_cache, monkeypatch, recipe, form, scenario
 ):
-    """Where numba is not installed torch computes everything."""
+    """Torch computes everything if numba is not installed."""
     monkeypatch.setattr(kernels, "available", lambda: False)
     loaded, check = load_apart(recipe, "float32", 2, form)
     assert (check.deterministic, check.mode) == (True, "tiled")
