@@ -30,7 +30,7 @@ from hypothesis import HealthCheck, settings
 import headwater.cli.common  # noqa: F401  # its console is made before a test sets COLUMNS
 from headwater.mixers import gpu, numerics
 from headwater.mixers.numerics import Numerics, prepare_process
-from tests import checkpoints, processors
+from tests import checkpoints, interpreter, processors
 
 os.environ["TRITON_INTERPRET"] = "1"
 os.environ["HEADWATER_CACHE_DIR"] = tempfile.mkdtemp(prefix="headwater-tests-")
@@ -71,7 +71,8 @@ def exact_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave what is there out of garbage collection."""
+    """Leave what is there out of garbage collection; Triton is imported by now, if a test needs it."""
+    interpreter.replace_once()
     gc.collect()
     gc.freeze()
 
