@@ -19,7 +19,7 @@ from headwater import machine
 from headwater.mixers.linear import Linear
 from headwater.mixers.quantised import Quantised
 
-HEIGHTS, SMALL_HEIGHTS = (1, 2, 8, 32, 64, 256, 1024), (1, 8)  # rows
+HEIGHTS, SMALL_HEIGHTS = (1, 2, 8, 16, 32, 64, 256, 1024), (1, 8)  # rows
 IN_TURN, SMALL_IN_TURN = 2 * 10**8, 10**6  # bytes of matrices that are multiplied in turn
 GROUP = 64  # inputs that share a scale
 FEW = 8  # rows up to which a product is bound by memory

@@ -92,6 +92,27 @@ def test_without_openmp_threads_there_are_no_kernels(monkeypatch, caplog):
     assert line.startswith("torch computes everything, because numba or its OpenMP threads are missing: ")
 
 
+DENORMALS = """
+import sys, torch
+from headwater.mixers.linear import Linear
+from headwater.mixers.numerics import Numerics, prepare_process
+prepare_process(3)
+torch.set_flush_denormal(sys.argv[1] == "flushed")
+half_NK, x_RK = torch.full((4096, 8), 0.5), torch.zeros(64, 8)
+x_RK[:, 0] = torch.finfo(torch.float32).tiny
+y_RN = Linear(half_NK, numerics=Numerics("compiled"))(x_RK)
+print((y_RN.view(torch.int32) == 0).all().item())
+"""
+
+
+@pytest.mark.parametrize(("mode", "zeros"), [("flushed", "True"), ("kept", "False")])
+def test_kernels_flush_denormals_on_every_thread(mode, zeros):
+    """Half of the smallest normal number is a denormal: without the setting the results are not all zeros."""
+    run = [sys.executable, "-c", DENORMALS, mode]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=300, check=True)
+    assert done.stdout.split() == [zeros]
+
+
 @pytest.mark.parametrize("n", [1, (os.cpu_count() or 1) + 1])
 def test_torch_and_kernels_have_the_number_of_threads_that_was_asked_for(n):
     program = f"import torch; from headwater.mixers.numerics import prepare_process; prepare_process({n}); "
