@@ -167,6 +167,7 @@ def test_a_machine_without_kernels_is_called_slow(monkeypatch, have, level, advi
     monkeypatch.setattr(kernels, "available", lambda: have)
     found = model_findings.of_kernels()
     assert (found.name, found.level) == ("kernels", level)
+    assert have or "7 times slower decoding at 16 bits" in found.value
     assert advice in found.advice
     assert {"numba", "llvmlite"} <= set(doctor.PACKAGES)
 

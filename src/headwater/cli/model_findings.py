@@ -61,7 +61,9 @@ def of_kernels() -> Finding:
     if "compiled" in guarded_modes():
         return Finding("kernels", OK, "compiled by numba")
     advice = "install numba, whose wheels for Linux have OpenMP threads"
-    return Finding("kernels", SLOW, "none: numba or its OpenMP threads are missing, torch computes everything", advice)
+    found = "none: numba or its OpenMP threads are missing, so torch computes everything"
+    measured = "7 times slower decoding at 16 bits and 30 times at 8 (one core, 38 M weights)"
+    return Finding("kernels", SLOW, f"{found}: {measured}", advice)
 
 
 def of_threads() -> Finding:
