@@ -10,7 +10,7 @@ import torch
 
 from headwater.memory.arena import Arena
 from headwater.memory.slots import StateMemory
-from headwater.mixers.batch import Slice, StepBatch
+from headwater.mixers.batch import STATE, Slice, StepBatch
 from headwater.models.hybrid import HybridModel
 
 FULL = bool(os.environ.get("HEADWATER_TEST_FULL"))  # `make test-full`: as many steps as once; `make test`: fewer
@@ -60,9 +60,9 @@ class Bench:
         decode: list[tuple[Sequence, int]] = (),
         every_row: bool = False,
     ) -> torch.Tensor:
-        """One forward pass: the next tokens of some sequences, one token of others.
+        """One forward pass: the next tokens of some sequences, one decoded token of others, or several in a row.
 
-        Logits of the last token of each, in that order, or of every row.
+        Logits of the last token of each prompt and of each decoded one, in that order, or of every row.
         """
         slices, tokens, positions, wanted = [], [], [], []
         for seq, new in prefill:
@@ -87,6 +87,7 @@ class Bench:
             decode_slot_B=torch.tensor([seq.slot for seq, _ in decode], dtype=torch.int64),
             decode_tables=tuple(tables),
             logits_row_R=torch.arange(len(tokens)) if every_row else torch.tensor(wanted, dtype=torch.int64),
+            parents=tuple(i - 1 if i and seq is decode[i - 1][0] else STATE for i, (seq, _) in enumerate(decode)),
         )
         return self.model.forward(batch, self.arena, self.states)
 

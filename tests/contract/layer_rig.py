@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from headwater.mixers.batch import Slice, StepBatch
+from headwater.mixers.batch import STATE, Slice, StepBatch
 from headwater.mixers.recurrent import LayerState, SegmentState
 from tests.contract.recurrences import Case
 
@@ -46,7 +46,10 @@ class LayerRig:
     def step(
         self, pieces: list[Piece], decode_x_BD: torch.Tensor | None = None, slots: tuple[int, ...] = ()
     ) -> list[torch.Tensor]:
-        """Run one ragged step; outputs of each piece, then of all decoding sequences."""
+        """Run one ragged step; outputs of each piece, then of all decoded tokens.
+
+        Adjacent ones with the same slot are of one sequence.
+        """
         slices, positions = [], []
         for p in pieces:
             if p.start == 0:
@@ -59,7 +62,16 @@ class LayerRig:
             positions.append(self.length[slot])
             self.length[slot] += 1
         rows = [p.x_LD for p in pieces] + ([decode_x_BD] if decode_x_BD is not None else [])
-        batch = StepBatch(NONE, torch.tensor(positions), tuple(slices), torch.tensor(slots), (NONE,) * len(slots), NONE)
+        adjacent = [STATE, *(row if slot == slots[row] else STATE for row, slot in enumerate(slots[1:]))]
+        batch = StepBatch(
+            token_N=NONE,
+            position_N=torch.tensor(positions),
+            slices=tuple(slices),
+            decode_slot_B=torch.tensor(slots),
+            decode_tables=(NONE,) * len(slots),
+            logits_row_R=NONE,
+            parents=tuple(adjacent[: len(slots)]),
+        )
         out_ND = self.layer.forward(torch.cat(rows), batch, self.state)
         return list(out_ND.split([len(r) for r in rows]))
 

@@ -138,6 +138,47 @@ def test_company_and_order_change_no_bit(name, dtype, monkeypatch):
     assert dtype is torch.bfloat16 or not alone_and_together_are_equal(rig)
 
 
+def tokens_of_one_sequence(rig, layer, steps):
+    """Decode tokens at positions 290 to 296 of a sequence, across a split, these together in each step."""
+    table = rig.tables[8]
+    first = LENGTHS[8] - 10
+    for tensor in rig.arena.pages_of(0):
+        tensor.view(48, 64, -1)[table[first // 64], first % 64 :] = torch.nan  # not yet written
+    outputs = []
+    for rows in steps:
+        positions = torch.tensor([first + row for row in rows])
+        slots, tables = torch.zeros(len(rows), dtype=torch.int64), (table,) * len(rows)
+        parents = tuple(i - 1 for i in range(len(rows)))
+        batch = StepBatch(NONE, positions, (), slots, tables, NONE, parents=parents)
+        step = AttentionStepOnCpu if layer is rig.kernels else AttentionStep
+        outputs.append(layer.forward(rig.x[rows], step.of(batch, rig.arena, rig.dtype)))
+    return torch.cat(outputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("of", ["kernels", "torch"])
+def test_tokens_of_a_sequence_in_one_step_have_the_bits_of_one_after_the_other(of, dtype):
+    rig = Rig(SHAPES["all"], dtype)
+    layer = getattr(rig, of)
+    in_turn = tokens_of_one_sequence(rig, layer, [[row] for row in range(7)])
+    assert not in_turn.isnan().any()
+    assert torch.equal(tokens_of_one_sequence(rig, layer, [[*range(7)]]), in_turn)
+    assert torch.equal(tokens_of_one_sequence(rig, layer, [[0, 1], [2, 3, 4, 5, 6]]), in_turn)
+
+
+def test_a_row_that_sees_the_tokens_after_it_is_found(monkeypatch):
+    """The control of the test above."""
+    rig, attend = Rig(SHAPES["all"]), attention.attend
+    in_turn = tokens_of_one_sequence(rig, rig.kernels, [[row] for row in range(7)])
+
+    def seeing_all(q, keys, values, tables, positions, *others):
+        attend(q, keys, values, tables, positions * 0 + positions.max(), *others)
+
+    monkeypatch.setattr(attention, "attend", seeing_all)
+    got = tokens_of_one_sequence(rig, rig.kernels, [[*range(7)]])
+    assert [torch.equal(*pair) for pair in zip(got, in_turn, strict=True)] == [False] * 6 + [True]
+
+
 def outputs_by_threads(rig):
     outputs = []
     for n in (1, 2, 3):

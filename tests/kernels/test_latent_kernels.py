@@ -69,6 +69,15 @@ def test_company_order_and_places_of_pages_change_no_bit(monkeypatch):
     assert not torch.equal(apart(), together)
 
 
+@pytest.mark.parametrize("of", [Rig, KernelRig])
+def test_tokens_of_a_sequence_in_one_step_have_the_bits_of_one_after_the_other(of):
+    rig = of(SHAPES[1])
+    table = rows_of(rig)[6][1]
+    rows = [(LENGTHS[6] - 10 + i, table) for i in range(7)]
+    in_turn = torch.cat([rig.run([], [row], rig.x[i : i + 1]) for i, row in enumerate(rows)])
+    assert torch.equal(rig.run([], rows, rig.x[:7]), in_turn)
+
+
 def test_latents_that_are_no_whole_vectors_are_left_to_torch():
     rig = Rig(KIMI)
     assert type(latent_attention_of(0, KIMI, Weights(rig.weights))) is LatentAttentionMixer

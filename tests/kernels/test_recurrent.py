@@ -155,6 +155,74 @@ def test_stored_inputs_of_convolutions_are_those_of_torch(case: Case, dtype: tor
     assert all(rigs[0].same_conv(slot, rigs[1], slot) for slot in SLOTS)
 
 
+ONE_STEP = (9, 9, 9, 1, 30, 30)  # slots of the rows of a step: three tokens of a sequence, one, and two
+
+
+def after_tokens(
+    case: Case, dtype: torch.dtype, of: type[LayerRig], steps: list[list[int]], n_threads: int
+) -> tuple[torch.Tensor, LayerRig]:
+    """Decode the tokens of `ONE_STEP`, these together in each step; return what they read, and the rig."""
+    use_threads(n_threads)
+    rig, x_BD = prefilled(case, SLOTS[:3], dtype, of), tokens(len(ONE_STEP), 200).to(dtype)
+    out_BD = torch.empty_like(x_BD)
+    for rows in steps:
+        (out_BD[rows],) = rig.step([], x_BD[rows], tuple(ONE_STEP[row] for row in rows))
+    return out_BD, rig
+
+
+IN_TURN = [[0, 3, 4], [1, 5], [2]]
+
+
+@pytest.mark.parametrize("of", [KernelRig, LayerRig])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tokens_of_a_sequence_in_one_step_have_the_bits_of_one_after_the_other(
+    case: Case, dtype: torch.dtype, of: type[LayerRig]
+) -> None:
+    wanted_BD, in_turn = after_tokens(case, dtype, of, IN_TURN, 2)
+    for n_threads, steps in ((1, [[*range(6)]]), (2, [[*range(6)]]), (2, [[0, 1, 3], [2, 4, 5]])):
+        got_BD, rig = after_tokens(case, dtype, of, steps, n_threads)
+        assert torch.equal(got_BD, wanted_BD)
+        assert all(rig.same_state(slot, in_turn, slot) for slot in SLOTS[:3])
+
+
+def test_tokens_that_were_computed_from_the_same_state_are_found(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control of the test above: each row reads the state before the step, as if it were the first."""
+    wanted_BD, _ = after_tokens(case, torch.float32, KernelRig, IN_TURN, 1)
+    whole = KernelRig.step
+
+    def from_one_state(rig: KernelRig, pieces: list[Piece], *rest: Any) -> list[torch.Tensor]:
+        if pieces:
+            return whole(rig, pieces, *rest)
+        before, outs = states_of(rig), []
+        for x_D, slot in zip(*rest, strict=True):
+            outs += whole(rig, [], x_D[None], (slot,))
+            restore_states(rig, before)
+        return [torch.cat(outs)]
+
+    monkeypatch.setattr(KernelRig, "step", from_one_state)
+    got_BD, _ = after_tokens(case, torch.float32, KernelRig, [[*range(6)]], 1)
+    first = [row for row, slot in enumerate(ONE_STEP) if slot not in ONE_STEP[:row]]
+    assert torch.equal(got_BD[first], wanted_BD[first])
+    assert not any(torch.equal(got_BD[row], wanted_BD[row]) for row in range(6) if row not in first)
+
+
+def states_of(rig: LayerRig) -> list[torch.Tensor | None]:
+    return [part if part is None else part.clone() for part in (rig.state.recurrent, rig.state.conv)]
+
+
+def restore_states(rig: LayerRig, before: list[torch.Tensor | None]) -> None:
+    for part, kept in zip((rig.state.recurrent, rig.state.conv), before, strict=True):
+        if part is not None and kept is not None:
+            part.copy_(kept)
+
+
+@pytest.mark.parametrize("of", [KernelRig, LayerRig])
+def test_a_slot_that_two_sequences_have_is_refused(case: Case, of: type[LayerRig]) -> None:
+    rig = prefilled(case, SLOTS[:3], torch.float32, of)
+    with pytest.raises(ValueError, match=r"^3 decoding sequences have slots \[9, 1, 9\]: each needs one of its own$"):
+        rig.step([], tokens(3, 200), (9, 1, 9))
+
+
 def test_only_rows_of_the_slots_are_written(case: Case) -> None:
     rig = prefilled(case, SLOTS, torch.float32)
     decoded(rig, SLOTS, torch.float32)

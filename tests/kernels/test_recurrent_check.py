@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,7 +13,7 @@ pytest.importorskip("numba", reason="numba is not installed")
 
 from headwater.kernels.compiling import threads_in_use, use_threads
 from headwater.layers.gdn import DeltaNet
-from headwater.mixers.batch import CHUNK
+from headwater.mixers.batch import CHUNK, StepBatch
 from headwater.mixers.cpu.check_recurrent import broken_decode, broken_prefill
 from headwater.mixers.cpu.gdn import GatedDeltaNetKernel
 from headwater.mixers.gdn import GatedDeltaNet
@@ -60,6 +62,19 @@ def test_a_kernel_that_depends_on_its_company_is_named(monkeypatch: pytest.Monke
 def test_a_kernel_that_depends_on_the_number_of_threads_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     names = found(monkeypatch, torch.float32, lambda out_BX: out_BX.add_(threads_in_use() == 1))
     assert names == ["gated_delta_net on 1 of 2 threads of a kernel"]
+
+
+def test_a_kernel_that_mixes_tokens_of_a_sequence_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It begins anew with each row: tokens of a step are computed as if each were another sequence's."""
+    whole = StepBatch.decode_sequences.func
+
+    def each_its_own(batch: StepBatch) -> tuple[Any, Any]:
+        slots, firsts = whole(batch)
+        return (np.arange(6, -1, -1), np.arange(8)) if batch.parents else (slots, firsts)
+
+    monkeypatch.setattr(StepBatch, "decode_sequences", property(each_its_own))
+    names = found(monkeypatch, torch.float32, lambda out_BX: None)
+    assert names == ["gated_delta_net at 3 tokens of a sequence that a kernel decodes in one step"]
 
 
 WIDE = DeltaNet(64, 2, 4, 16, 32, 4)  # widths of whole vectors, which a kernel prefills

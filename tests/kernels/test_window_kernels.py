@@ -9,7 +9,7 @@ pytest.importorskip("numba", reason="numba is not installed")
 
 from headwater.kernels import attention
 from headwater.layers.attention import Rotary
-from headwater.mixers.batch import Slice
+from headwater.mixers.batch import Slice, StepBatch
 from headwater.mixers.cpu.attention import WindowAttentionOnCpu
 from headwater.mixers.rotary import TABLE_BLOCK
 from headwater.mixers.weights import Weights
@@ -68,6 +68,38 @@ def test_company_changes_no_bit(window, monkeypatch):
     attend = attention.attend
     monkeypatch.setattr(attention, "attend", lambda q, *args: attend(q * (1 + 1e-6 * (len(args[3]) == 2)), *args))
     assert not torch.equal(decoded(KernelRig(shape_of(window)), [[5, 2], [7, 0, 1], [6, 4, 3]]), together)
+
+
+@pytest.mark.parametrize("of", [Rig, KernelRig])
+@pytest.mark.parametrize("window", [1, 40, 300])
+def test_tokens_of_a_sequence_in_one_step_have_the_bits_of_one_after_the_other(window, of):
+    rows = [(slot, LENGTHS[slot] + i) for slot, n in ((1, 5), (3, 1), (7, 3)) for i in range(n)]
+    outputs, rings = [], []
+    for steps in ([rows], [[row] for row in rows], [rows[:3], rows[3:7], rows[7:]]):
+        rig = of(shape_of(window))
+        decoded(rig, [])
+        outputs.append(torch.cat([rig.run([], step, rig.x[[position for _, position in step]]) for step in steps]))
+        rings.append(torch.stack([ring.memory_RWGD[[1, 3, 7]] for ring in rig.rings]))
+    assert all(torch.equal(other, outputs[0]) for other in outputs)
+    assert all(torch.equal(other, rings[0]) for other in rings)
+
+
+@pytest.mark.parametrize("of", [Rig, KernelRig])
+def test_a_ring_that_two_sequences_have_is_refused(of):
+    rig = of(shape_of(40))
+    with pytest.raises(ValueError, match=r"^3 decoding sequences have slots \[1, 2, 1\]: each needs one of its own$"):
+        rig.run([], [(1, 39), (2, 40), (1, 40)], rig.x[:3])
+
+
+def test_a_ring_that_is_written_before_it_is_read_is_found(monkeypatch):
+    """The control: all tokens of a step are in the ring before the first of them reads it."""
+    rows = [(1, LENGTHS[1] + i) for i in range(5)]
+    rig, early = (KernelRig(shape_of(20)) for _ in range(2))
+    for each in (rig, early):
+        decoded(each, [])
+    wanted = rig.run([], rows, rig.x[39:44])
+    monkeypatch.setattr(StepBatch, "decode_parts", property(lambda batch: ((batch.decode_rows, batch),)))
+    assert not torch.equal(early.run([], rows, early.x[39:44]), wanted)
 
 
 def test_positions_beyond_the_window_and_the_first_block_of_angles_are_rotated():

@@ -69,6 +69,23 @@ def test_steps_taken_at_once_are_steps_one_by_one(decode_reuse: str, monkeypatch
     assert leaping.row.queue_depth == walking.row.queue_depth
 
 
+def test_answers_that_are_replayed_after_preemption_take_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replay has several tokens a step: while there is one, no steps are taken at once."""
+    trace, setup = sessions(6), Setup(PROFILE, 300 * PAGE * PROFILE.kv_bytes_per_token, page_size=PAGE)
+
+    def served() -> Serving:
+        run = Serving(trace, setup, Engine(COST))
+        run.run(make_arrivals(trace, "poisson(rate=50, think=0.1)", seed=3))
+        return run
+
+    leaping = served()
+    monkeypatch.setattr(Scheduler, "free_steps", lambda scheduler, most: 0)
+    walking = served()
+    assert leaping.scheduler.preemptions == walking.scheduler.preemptions > 0
+    assert leaping.scheduler.computed == walking.scheduler.computed
+    assert leaping.now == pytest.approx(walking.now, rel=1e-9)
+
+
 def test_an_unforeseen_error_ends_the_run_also_if_it_is_an_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(seq: FinishedAnswer, placement: Placement, query: PlacementQuery) -> Placed:
         raise RuntimeError("the placement broke")

@@ -54,7 +54,7 @@ class Pair:
         return self.replayed.model.graphs
 
     def decode(self, who: list[int]) -> None:
-        """Decode a token of some sequences in both, and compare logits, states and pages."""
+        """Decode a token of some sequences in both, several of one named in a row; compare logits, states, pages."""
         one, other = self.eager, self.replayed
         assert torch.equal(*(decode(bench, who, 400 + self.steps) for bench in (one, other)))
         assert torch.equal(one.states.bytes_RB, other.states.bytes_RB)

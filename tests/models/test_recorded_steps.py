@@ -73,6 +73,11 @@ def test_a_replayed_step_has_the_bits_of_an_eager_one(name: str, checkpoint: Cal
     assert compare(model, (9, 63, 2), steps) == [True] * 3, "of two sequences, of one, and of three"
 
 
+def test_steps_with_several_rows_of_a_sequence_are_not_recorded(checkpoint: Callable[[str], Path]) -> None:
+    model = load_model(checkpoint("qwen3_5"), "float32").model
+    assert compare(model, (9, 63), [[0, 0, 1], [0, 1], [1, 1, 1, 0], [0, 1]]) == [True], "of two sequences"
+
+
 @pytest.mark.parametrize("name", sorted({*SMALLEST.values()} - {*WHOLE, *READING}))
 def test_other_families_have_equal_bits_whether_repeatable_or_not(name: str, checkpoint: Callable[[str], Path]) -> None:
     model = load_model(checkpoint(name), "float32").model

@@ -44,15 +44,16 @@ class Ledger:
 
     def run(self, step: Step) -> dict[int, int]:
         """Do what the step says; returns the next token of each request that wants one."""
-        assert len({leg.seq.id for leg in step.legs} | {r.seq.id for r in step.rows}) == len(step.legs) + len(step.rows)
+        assert len({item.seq.id for item in step.items}) == len(step.items)
         for leg in step.legs:  # restores come before any write
             self._restore(leg)
         for leg in step.legs:
             self._prefill(leg)
-        for row in step.rows:
-            self._decode(row.seq, row.token, row.position)
-            for save in row.plan.saves if row.plan else ():
-                self._save(save.pages, self.slots[row.seq.slot])
+        for decode in step.decodes:
+            for position, token in zip(decode.positions, decode.tokens, strict=True):
+                self._decode(decode.seq, token, position)
+            for save in decode.plan.saves if decode.plan else ():
+                self._save(save.pages, self.slots[decode.seq.slot])
         return {item.seq.id: next_token(item.seq.tokens) for item in step.items if item.wants_token}
 
     def _restore(self, leg: Leg) -> None:

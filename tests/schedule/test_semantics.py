@@ -5,7 +5,7 @@ import random
 import pytest
 
 from headwater.account import Reason
-from headwater.errors import RequestTooLarge
+from headwater.errors import OutOfPages, RequestTooLarge
 from headwater.request import Boundaries
 from headwater.schedule.sequence import Phase
 from tests.schedule.ledger import Lab, words
@@ -203,6 +203,51 @@ def test_when_pages_run_out_the_request_that_came_last_is_preempted_and_says_the
     assert [s.tokens for s in seqs] == expected
     assert seqs[0].preemptions == 0
     assert tight.scheduler.preemptions > 0
+
+
+@pytest.mark.parametrize("decode_reuse", ["canonical", "none", "raw"])
+def test_a_preempted_answer_is_replayed_many_rows_a_step(decode_reuse):
+    it, wanted = lab(decode_reuse=decode_reuse), lab(decode_reuse=decode_reuse).ask(words(200, 1), max_tokens=150)
+    seq = it.submit(words(200, 1), max_tokens=150)
+    while seq.n_output < 100:
+        it.step()
+    it.scheduler._start_over(seq, OutOfPages(1, 0, 0))
+    while seq.phase is not Phase.DECODE:
+        it.step()
+    ends = []
+    while seq.n_output == 100:
+        it.step()
+        ends.append(seq.computed)
+    published = decode_reuse == "raw"  # pages, with the states at their ends
+    assert ends == ([232, 256, 288, 300] if published else [232, 264, 296, 300])
+    it.run()
+    assert seq.tokens == wanted.tokens
+
+
+def test_nobody_leaves_for_tokens_that_are_replayed_and_can_come_later():
+    it = lab(n_pages=13, checkpoint_pages=1, decode_reuse="none")
+    seq = it.submit(words(60, 1), max_tokens=100)
+    while seq.n_output < 80:
+        it.step()
+    it.scheduler._start_over(seq, OutOfPages(1, 0, 0))
+    other = it.submit(words(60, 2), max_tokens=500)
+    while seq.phase is not Phase.DECODE or other.phase is not Phase.DECODE:
+        it.step()
+    left, it.scheduler.planner.extend = 1, full_for_several(it.scheduler.planner.extend)
+    while left:
+        it.step()
+        left = seq.left - 1
+        assert seq.preemptions == 1
+        assert other.preemptions == 0
+
+
+def full_for_several(extend):
+    def extended(seq, end):
+        if end > seq.computed + 1:
+            raise OutOfPages(1, 0, 0)
+        extend(seq, end)
+
+    return extended
 
 
 @pytest.mark.parametrize("legs", [0, 1], ids=["first", "later"])

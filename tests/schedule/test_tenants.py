@@ -38,7 +38,7 @@ class Watched(Lab):
         def noted():
             step = plan_step()
             legs = [(leg.plan, leg.wants_token) for leg in step.legs if leg.seq.namespace == tenant]
-            rows = [(row.position, row.seq.table, row.plan) for row in step.rows if row.seq.namespace == tenant]
+            rows = [(one.positions, one.seq.table, one.plan) for one in step.decodes if one.seq.namespace == tenant]
             self.trace.append((self.steps, legs, rows, self.cache.stats()))
             return step
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate
 
 import torch
 
 from headwater.memory.arena import Arena
 from headwater.memory.slots import Segment, StateMemory
-from headwater.mixers.batch import Slice, StepBatch
+from headwater.mixers.batch import STATE, Slice, StepBatch
 from headwater.models.decode_graphs import DecodeGraphs
 from headwater.models.hybrid import HybridModel
 from headwater.plan import Run
-from headwater.schedule.step import DecodeRow, Leg, Step
+from headwater.schedule.step import Decode, Leg, Step
 
 # So many slots keep their memory between requests, and the pages that back them theirs: touching fresh memory costs
 # about 0.3 ms a MB, which one user's chat need not pay at every turn.
@@ -80,13 +82,13 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, step: Step) -> torch.Tensor:
-        """Run a step; return float32 logits [R, vocabulary] of each leg, then each decode row, that needs a token.
+        """Run a step; return float32 logits [R, vocabulary] of each leg, then each answer, that needs a token.
 
         Rows of legs whose prompts are scored follow, `n_scored` of each.
         """
         for leg in step.legs:
             self._restore(leg)
-        rows_of_saves, batch = self._batch(step) if step.legs else ([], self._decode_batch(step.rows))
+        rows_of_saves, batch = self._batch(step) if step.legs else ([], self._decode_batch(step.decodes))
         if step.legs or self.graphs is None:
             segments = self.segments.before(step.legs)
             logits_RV = self.model.forward(batch, self.arena, self.states, segments, self.segments.transitions)
@@ -96,9 +98,9 @@ class Runner:
         for leg, rows in zip(step.legs, rows_of_saves, strict=True):
             for save, row in zip(leg.plan.saves, rows, strict=True):
                 self.states.save(row, self.arena.pages, save.pages)
-        for item in step.rows:
-            for save in item.plan.saves if item.plan else ():
-                self.states.save(item.slot, self.arena.pages, save.pages)
+        for decode in step.decodes:
+            for save in decode.plan.saves if decode.plan else ():
+                self.states.save(decode.slot, self.arena.pages, save.pages)
         return logits_RV.cpu()  # tokens are chosen there
 
     def forget(self, request: int) -> None:
@@ -146,32 +148,35 @@ class Runner:
             if leg.wants_token:
                 wanted.append(len(tokens) - 1)
             scored += range(first, first + leg.n_scored)
-        wanted += [len(tokens) + i for i, row in enumerate(step.rows) if row.wants_token]
-        tokens += [row.token for row in step.rows]
-        positions.append(self._tensor([row.position for row in step.rows]))
-        batch = StepBatch(
-            token_N=self._tensor(tokens),
-            position_N=torch.cat(positions),
+        decoding = self._decode_batch(step.decodes)
+        wanted_B = decoding.logits_row_R + len(tokens)
+        batch = replace(
+            decoding,
+            token_N=torch.cat((self._tensor(tokens), decoding.token_N)),
+            position_N=torch.cat((*positions, decoding.position_N)),
             slices=tuple(slices),
-            decode_slot_B=self._tensor([row.slot for row in step.rows]),
-            decode_tables=tuple(self._table(row) for row in step.rows),
-            logits_row_R=self._tensor(wanted + scored),
+            logits_row_R=torch.cat((self._tensor(wanted), wanted_B, self._tensor(scored))),
+            wants_all=False,
         )
         return rows_of_saves, batch
 
-    def _decode_batch(self, rows: Sequence[DecodeRow]) -> StepBatch:
+    def _decode_batch(self, decodes: Sequence[Decode]) -> StepBatch:
         """Return the batch of a step without legs, which is built with few calls of torch."""
-        of_rows = [[row.token for row in rows], [row.position for row in rows], [row.slot for row in rows]]
+        at = [(decode, position) for decode in decodes for position in decode.positions]
+        tokens = [token for decode in decodes for token in decode.tokens]
+        of_rows = [tokens, [position for _, position in at], [decode.slot for decode, _ in at]]
         token_B, position_B, slot_B = torch.tensor(of_rows, dtype=torch.int64, device=self.device)
-        wanted = [i for i, row in enumerate(rows) if row.wants_token]
+        last = accumulate(decode.count for decode in decodes)
+        wanted = [end - 1 for decode, end in zip(decodes, last, strict=True) if decode.wants_token]
         return StepBatch(
             token_N=token_B,
             position_N=position_B,
             slices=(),
             decode_slot_B=slot_B,
-            decode_tables=tuple(self._table(row) for row in rows),
-            logits_row_R=self._all_rows[: len(rows)] if len(wanted) == len(rows) else self._tensor(wanted),
-            wants_all=len(wanted) == len(rows),
+            decode_tables=tuple(self._table(*row) for row in at),
+            logits_row_R=self._all_rows[: len(at)] if len(wanted) == len(at) else self._tensor(wanted),
+            wants_all=len(wanted) == len(at),
+            parents=tuple(_parents(decodes)),
         )
 
     def _slices(self, leg: Leg, first: int, saves: tuple[tuple[int, int], ...], first_segment: int) -> list[Slice]:
@@ -203,10 +208,19 @@ class Runner:
     def _tensor(self, values: Sequence[int] | memoryview) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)
 
-    def _table(self, row: DecodeRow) -> torch.Tensor:
-        """Return the page table as a tensor, built once a page."""
-        table = row.seq.table
-        known = self._tables.get(row.seq.id)
+    def _table(self, decode: Decode, position: int) -> torch.Tensor:
+        """Return the page table up to a position as a tensor, built once a page."""
+        table = decode.seq.table
+        known = self._tables.get(decode.seq.id)
         if known is None or known[0] is not table:
-            known = self._tables[row.seq.id] = (table, self._tensor(table))
-        return known[1][: row.position // self.page_size + 1]
+            known = self._tables[decode.seq.id] = (table, self._tensor(table))
+        return known[1][: position // self.page_size + 1]
+
+
+def _parents(decodes: Sequence[Decode]) -> Iterator[int]:
+    """Yield each row's parent: none has two children, since the tokens of a sequence are known."""
+    row = 0
+    for decode in decodes:
+        for i in range(decode.count):
+            yield row - 1 if i else STATE
+            row += 1

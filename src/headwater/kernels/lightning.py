@@ -1,4 +1,4 @@
-"""Lightning attention for one token of each decoding sequence: everything between the layer's products."""
+"""Lightning attention for the next tokens of decoding sequences: everything between the layer's products."""
 
 from __future__ import annotations
 
@@ -13,40 +13,44 @@ from headwater.kernels.vectors import LANES, fill, fma, load, load_some, spread,
 
 
 @kernel
-def decode_into(out, mixed, gates, rows, turns, slots, states, state_row, decays, qk_norm, norm, sizes, scale, eps):
+def decode_into(
+    out, mixed, gates, rows, turns, slots, firsts, states, state_row, decays, qk_norm, norm, sizes, scale, eps
+):
     """Write what each row reads, normed and gated; update the states of its slot in place.
 
     Rows of `mixed` are [q | k | v], of `gates` [heads, width], activated; each begins every `rows` elements of its
-    array. Row i belongs to the sequence in row `slots[i]` of the state memory, which begins every `state_row` elements.
-    `turns` are each row's cosines and sines; `decays` the heads' factors; `qk_norm` the weights of the norms of queries
-    and keys, a vector of zeros apart, or nothing; `sizes` are heads, width, groups of the output's norm and rotated
-    pairs.
+    array. Rows from `firsts[s]` until `firsts[s + 1]` are tokens of one sequence, in order, which is in row `slots[s]`
+    of the state memory; its rows begin every `state_row` elements. `turns` are each row's cosines and sines; `decays`
+    the heads' factors; `qk_norm` the weights of the norms of queries and keys, a vector of zeros apart, or nothing;
+    `sizes` are heads, width, groups of the output's norm and rotated pairs.
     """
     heads, width, groups, pairs = sizes
     mixed_row, gate_row = rows
-    reads = np.empty(len(slots) * heads * width, np.float32)
+    reads = np.empty(firsts[-1] * heads * width, np.float32)
     for task in prange(len(slots) * heads):
-        i = task // heads
-        head = task - i * heads
+        sequence = task // heads
+        head = task - sequence * heads
         query, key = np.empty(padded(width), np.float32), np.empty(padded(width), np.float32)
         value, read = np.empty(padded(width), np.float32), np.empty(padded(width), np.float32)
         decay = np.empty(padded(width), np.float32)
-        at = i * mixed_row + head * width
-        copy_into(query, mixed, at, width, 1.0)
-        copy_into(key, mixed, at + heads * width, width, 1.0)
-        copy_into(value, mixed, at + 2 * heads * width, width, 1.0)
-        if len(qk_norm) > 0:
-            norm_into(query, qk_norm, 0, width, eps)
-            norm_into(key, qk_norm, width + LANES, width, eps)
-        turn_into(query, turns, 2 * i * pairs, pairs)
-        turn_into(key, turns, 2 * i * pairs, pairs)
-        for c in range(0, width, LANES):
-            store(query, c, load(query, c) * fill(np.float32(scale)))
-        fill_into(decay, spread(decays, head))
-        rank_one_step(states, slots[i] * state_row + head * width * width, width, width, query, key, decay, value, read)
-        for c in range(0, width, LANES):
-            store_some(reads, (i * heads + head) * width + c, load(read, c), min(LANES, width - c))
-    for task in prange(len(slots) * groups):
+        for i in range(firsts[sequence], firsts[sequence + 1]):
+            at = i * mixed_row + head * width
+            copy_into(query, mixed, at, width, 1.0)
+            copy_into(key, mixed, at + heads * width, width, 1.0)
+            copy_into(value, mixed, at + 2 * heads * width, width, 1.0)
+            if len(qk_norm) > 0:
+                norm_into(query, qk_norm, 0, width, eps)
+                norm_into(key, qk_norm, width + LANES, width, eps)
+            turn_into(query, turns, 2 * i * pairs, pairs)
+            turn_into(key, turns, 2 * i * pairs, pairs)
+            for c in range(0, width, LANES):
+                store(query, c, load(query, c) * fill(np.float32(scale)))
+            fill_into(decay, spread(decays, head))
+            state = slots[sequence] * state_row + head * width * width
+            rank_one_step(states, state, width, width, query, key, decay, value, read)
+            for c in range(0, width, LANES):
+                store_some(reads, (i * heads + head) * width + c, load(read, c), min(LANES, width - c))
+    for task in prange(firsts[-1] * groups):
         i = task // groups
         of_group, at = heads * width // groups, i * heads * width
         first = (task - i * groups) * of_group

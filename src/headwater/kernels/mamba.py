@@ -1,4 +1,4 @@
-"""Mamba-1 for one token of each decoding sequence: its convolution, then, after the products of steps, its scan."""
+"""Mamba-1 for the next tokens of decoding sequences: its convolution, then, after the products of steps, its scan."""
 
 from __future__ import annotations
 
@@ -14,23 +14,26 @@ BLOCK = 256  # channels that a thread takes at once: a row of them is adjacent i
 
 
 @kernel
-def convolve_rows_into(out, projected, slots, taps, stored, stored_row, channels, before):
+def convolve_rows_into(out, projected, slots, firsts, taps, stored, stored_row, channels, before):
     """Write the convolved channels of each row, float32; shift the stored inputs of its slot.
 
-    Rows of `projected` are [x | z]. Rows of `out` are padded to whole blocks.
+    Rows of `projected` are [x | z]. Rows of `out` are padded to whole blocks. Rows from `firsts[s]` until
+    `firsts[s + 1]` are tokens of the sequence in slot `slots[s]`, in order.
     """
     blocks = -(-channels // BLOCK)
     for task in prange(len(slots) * blocks):
-        i = task // blocks
-        first = (task - i * blocks) * BLOCK
-        convolution = Convolution(taps, stored, channels, before)
-        of_block = out[task * BLOCK :]
-        at, some = i * 2 * channels, min(BLOCK, channels - first)
-        convolve_into(of_block, projected, at, convolution, slots[i] * stored_row, first, some)
+        sequence = task // blocks
+        block = task - sequence * blocks
+        first = block * BLOCK
+        convolution, at_stored = Convolution(taps, stored, channels, before), slots[sequence] * stored_row
+        some = min(BLOCK, channels - first)
+        for i in range(firsts[sequence], firsts[sequence + 1]):
+            of_block = out[(i * blocks + block) * BLOCK :]
+            convolve_into(of_block, projected, i * 2 * channels, convolution, at_stored, first, some)
 
 
 @kernel
-def scan_into(out, x, projected, dt, b, c, rows, slots, states, state_row, rate, bias, skip, sizes):
+def scan_into(out, x, projected, dt, b, c, rows, slots, firsts, states, state_row, rate, bias, skip, sizes):
     """Write what each row reads, gated; update the states of its slot in place.
 
     `x` are rows of convolved channels, padded to whole blocks; rows of `projected` are [x | z], those of `dt` the
@@ -42,33 +45,36 @@ def scan_into(out, x, projected, dt, b, c, rows, slots, states, state_row, rate,
     dt_row, b_row, c_row = rows
     blocks = -(-channels // BLOCK)
     for task in prange(len(slots) * blocks):
-        i = task // blocks
-        first = (task - i * blocks) * BLOCK
+        sequence = task // blocks
+        block = task - sequence * blocks
+        first = block * BLOCK
         last = min(first + BLOCK, channels)
         whole = last - (last - first) % LANES
-        step, taken, read = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32), np.zeros(BLOCK, np.float32)
-        of_x = x[task * BLOCK :]
-        for at in range(first, last, LANES):
-            inputs = load_some(dt, i * dt_row + at, min(LANES, last - at)) + load(bias, at)
-            store(step, at - first, softplus(inputs))
-            store(taken, at - first, load(step, at - first) * load(of_x, at - first))
-        for state in range(n_states):
-            factor, reading = spread(b, i * b_row + state), spread(c, i * c_row + state)
-            line, rates = slots[i] * state_row + state * channels, state * (channels + LANES)
-            for at in range(first, whole, LANES):
-                local = at - first
-                decay = exp(load(step, local) * load(rate, rates + at))
-                h = fma(decay, load(states, line + at), load(taken, local) * factor)
-                store(states, line + at, h)
-                store(read, local, fma(reading, h, load(read, local)))
-            if whole < last:
-                local, some = whole - first, last - whole
-                decay = exp(load(step, local) * load(rate, rates + whole))
-                h = fma(decay, load_some(states, line + whole, some), load(taken, local) * factor)
-                store_some(states, line + whole, h, some)
-                store(read, local, fma(reading, h, load(read, local)))
-        for at in range(first, last, LANES):
-            some, local = min(LANES, last - at), at - first
-            y = fma(load(of_x, local), load(skip, at), load(read, local))
-            gate = silu(load_some(projected, (2 * i + 1) * channels + at, some))
-            store_some(out, i * channels + at, y * gate, some)
+        step, taken, read = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
+        for i in range(firsts[sequence], firsts[sequence + 1]):
+            read[:] = 0
+            of_x = x[(i * blocks + block) * BLOCK :]
+            for at in range(first, last, LANES):
+                inputs = load_some(dt, i * dt_row + at, min(LANES, last - at)) + load(bias, at)
+                store(step, at - first, softplus(inputs))
+                store(taken, at - first, load(step, at - first) * load(of_x, at - first))
+            for state in range(n_states):
+                factor, reading = spread(b, i * b_row + state), spread(c, i * c_row + state)
+                line, rates = slots[sequence] * state_row + state * channels, state * (channels + LANES)
+                for at in range(first, whole, LANES):
+                    local = at - first
+                    decay = exp(load(step, local) * load(rate, rates + at))
+                    h = fma(decay, load(states, line + at), load(taken, local) * factor)
+                    store(states, line + at, h)
+                    store(read, local, fma(reading, h, load(read, local)))
+                if whole < last:
+                    local, some = whole - first, last - whole
+                    decay = exp(load(step, local) * load(rate, rates + whole))
+                    h = fma(decay, load_some(states, line + whole, some), load(taken, local) * factor)
+                    store_some(states, line + whole, h, some)
+                    store(read, local, fma(reading, h, load(read, local)))
+            for at in range(first, last, LANES):
+                some, local = min(LANES, last - at), at - first
+                y = fma(load(of_x, local), load(skip, at), load(read, local))
+                gate = silu(load_some(projected, (2 * i + 1) * channels + at, some))
+                store_some(out, i * channels + at, y * gate, some)

@@ -1,4 +1,4 @@
-"""Mamba-2 for one token of each decoding sequence: everything between the layer's two products."""
+"""Mamba-2 for the next tokens of decoding sequences: everything between the layer's two products."""
 
 from __future__ import annotations
 
@@ -16,51 +16,57 @@ from headwater.kernels.vectors import LANES, fill, fma, load, load_some, maximum
 
 @kernel
 def decode_into(
-    out, projected, slots, states, state_row, taps, stored, stored_row,
+    out, projected, slots, firsts, states, state_row, taps, stored, stored_row,
     of_heads, norm, sizes, scales, limits, order, eps
 ):  # fmt: skip
     """Write what each row reads, gated and normed; update the states of its slot in place.
 
-    Rows of `projected` are [z | x | B | C | dt], those of `out` [heads, width]. Row i belongs to the sequence in row
-    `slots[i]` of the state memory, in which states and stored inputs of the convolution begin a row every `state_row`
-    and `stored_row` elements. `of_heads` are the heads' decay rates, biases of steps, and skips; `sizes` are heads,
-    groups, channels of a head, width of a state and stored inputs of a channel; `scales` those of z and dt; `limits`
-    the least and greatest step. `order` is 1 if the gate comes before the norm, 2 if after it, 0 if there is no norm.
+    Rows of `projected` are [z | x | B | C | dt], those of `out` [heads, width]. Rows from `firsts[s]` until
+    `firsts[s + 1]` are tokens of one sequence, in order, which is in row `slots[s]` of the state memory, where states
+    and stored inputs of the convolution begin a row every `state_row` and `stored_row` elements. `of_heads` are the
+    heads' decay rates, biases of steps, and skips; `sizes` are heads, groups, channels of a head, width of a state and
+    stored inputs of a channel; `scales` those of z and dt; `limits` the least and greatest step. `order` is 1 if the
+    gate comes before the norm, 2 if after it, 0 if there is no norm.
     """
     heads, groups, width, state, before = sizes
     inner, line = heads * width, padded(state)
     channels = inner + 2 * groups * state
     row = inner + channels + heads
-    shared = np.empty(len(slots) * groups * 2 * line, np.float32)  # B and C of each group
-    reads = np.empty(len(slots) * inner, np.float32)
+    n = firsts[-1]
+    shared = np.empty(n * groups * 2 * line, np.float32)  # B and C of each group
+    reads = np.empty(n * inner, np.float32)
     for task in prange(len(slots) * groups):
-        i = task // groups
-        channel = inner + (task - i * groups) * state
-        convolution = Convolution(taps, stored, channels, before)
-        at, of_stored = i * row + inner, slots[i] * stored_row
-        key, query = shared[2 * task * line :], shared[(2 * task + 1) * line :]
-        convolve_into(key, projected, at, convolution, of_stored, channel, state)
-        convolve_into(query, projected, at, convolution, of_stored, channel + groups * state, state)
+        sequence = task // groups
+        group = task - sequence * groups
+        channel = inner + group * state
+        convolution, of_stored = Convolution(taps, stored, channels, before), slots[sequence] * stored_row
+        for i in range(firsts[sequence], firsts[sequence + 1]):
+            at, to = i * row + inner, 2 * (i * groups + group) * line
+            convolve_into(shared[to:], projected, at, convolution, of_stored, channel, state)
+            convolve_into(shared[to + line :], projected, at, convolution, of_stored, channel + groups * state, state)
     for task in prange(len(slots) * heads):
-        i = task // heads
-        head = task - i * heads
+        sequence = task // heads
+        head = task - sequence * heads
         convolution = Convolution(taps, stored, channels, before)
         x, taken = np.empty(padded(width), np.float32), np.empty(padded(width), np.float32)
         read, decay = np.empty(padded(width), np.float32), np.empty(line, np.float32)
-        convolve_into(x, projected, i * row + inner, convolution, slots[i] * stored_row, head * width, width)
-        step = spread(projected, i * row + inner + channels + head)
-        step = step_of(step, spread(of_heads, heads + head), scales[1], limits)
-        fill_into(decay, exp(step * spread(of_heads, head)))
-        for c in range(0, width, LANES):
-            store(taken, c, step * load(x, c))
-        group = i * groups + head // (heads // groups)
-        key, query = shared[2 * group * line :], shared[(2 * group + 1) * line :]
-        at = slots[i] * state_row + head * state * width
-        rank_one_step(states, at, state, width, query, key, decay, taken, read)
-        skip = spread(of_heads, 2 * heads + head)
-        for c in range(0, width, LANES):
-            store_some(reads, i * inner + head * width + c, fma(skip, load(x, c), load(read, c)), min(LANES, width - c))
-    for task in prange(len(slots) * groups):
+        of_stored = slots[sequence] * stored_row
+        for i in range(firsts[sequence], firsts[sequence + 1]):
+            convolve_into(x, projected, i * row + inner, convolution, of_stored, head * width, width)
+            step = spread(projected, i * row + inner + channels + head)
+            step = step_of(step, spread(of_heads, heads + head), scales[1], limits)
+            fill_into(decay, exp(step * spread(of_heads, head)))
+            for c in range(0, width, LANES):
+                store(taken, c, step * load(x, c))
+            group = i * groups + head // (heads // groups)
+            key, query = shared[2 * group * line :], shared[(2 * group + 1) * line :]
+            at = slots[sequence] * state_row + head * state * width
+            rank_one_step(states, at, state, width, query, key, decay, taken, read)
+            skip = spread(of_heads, 2 * heads + head)
+            to = i * inner + head * width
+            for c in range(0, width, LANES):
+                store_some(reads, to + c, fma(skip, load(x, c), load(read, c)), min(LANES, width - c))
+    for task in prange(n * groups):
         i = task // groups
         of_group = inner // groups
         first = (task - i * groups) * of_group

@@ -105,7 +105,7 @@ class Load:
     legs: int = 0
     rows: int = 0  # decode rows, a token each
     kv_tokens: int = 0  # before the rows: their KV is read
-    states: int = 0  # read and written: of each leg and row, and of each checkpoint saved or restored
+    states: int = 0  # read and written: of each leg and decoding sequence, and of each checkpoint saved or restored
     logits: int = 0  # rows
     segments: int = 0  # composed or built ones: their states and transitions are read or written
     moved_tokens: int = 0  # of composed segments: their KV is read and written before it is read as a prefix
@@ -125,16 +125,18 @@ def load_of(step: Step) -> Load:
         segments += len(plan.composed) + (plan.build is not None and plan.build.is_last)
         states += 1 + len(plan.saves) + bool(plan.restore)
         logits += leg.wants_token
-    rows = len(step.rows)
+    for decode in step.decodes:
+        states += 1
+        logits += decode.wants_token
     return Load(
         prefill_tokens=tokens,
         prefill_squares=squares,
         prefix_tokens=before,
         legs=len(step.legs),
-        rows=rows,
-        kv_tokens=sum(row.position for row in step.rows),
-        states=states + rows,
-        logits=logits + rows,
+        rows=sum(decode.count for decode in step.decodes),
+        kv_tokens=sum(sum(decode.positions) for decode in step.decodes),
+        states=states,
+        logits=logits,
         segments=segments,
         moved_tokens=moved,
     )

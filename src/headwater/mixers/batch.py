@@ -1,7 +1,8 @@
 """One ragged step of the model as tensors, and its prefill slices cut into chunks of 64 tokens.
 
-Rows of the step are tokens: first the rows of all prefill slices, one slice after the other, then one row for each
-decoding sequence. N = all rows, P = prefill rows, B = decoding sequences.
+Rows of the step are tokens: first the rows of all prefill slices, one slice after the other, then the rows of decoding
+sequences. N = all rows, P = prefill rows, B = rows of decoding sequences, S = decoding sequences: S = B, unless some
+have several rows, tokens that are known to follow one another.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 CHUNK = 64  # tokens: recurrences are cut at absolute multiples of it
+STATE = -1  # in the place of a row's parent
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,8 @@ class Round:
 class StepBatch:
     """Everything that one forward pass needs beside the weights.
 
-    Several slices may share a slot: they belong to one sequence, in the order of positions.
+    Several slices may share a slot: they belong to one sequence, in the order of positions. So do decoding rows if each
+    but the first has the one before it as its parent. Raises ValueError for other parents.
     """
 
     token_N: Tensor  # int64
@@ -127,6 +130,29 @@ class StepBatch:
     decode_tables: tuple[Tensor, ...]  # B int64 tensors: pages that hold KV of [0, position + 1)
     logits_row_R: Tensor  # int64, rows whose logits are returned
     wants_all: bool = False  # the rows whose logits are returned are known to be all, in order
+    parents: tuple[int, ...] = ()  # of each decoding row: that after which it comes, STATE if its slot; none: all STATE
+
+    def __post_init__(self) -> None:
+        if self.parents and len(self.parents) != self.n_decode:
+            raise ValueError(f"{self.n_decode} decoding rows have {len(self.parents)} parents")
+        for row, parent in enumerate(self.parents):
+            if parent != STATE and not 0 <= parent == row - 1:
+                raise ValueError(f"decoding row {row} continues row {parent}: it may continue the one before it alone")
+
+    def check_slots(self) -> None:
+        """Raise ValueError unless each decoding sequence has a slot of its own: an update would be lost.
+
+        A GPU is waited for, so its mixers do not ask.
+        """
+        slots = self.decode_slot_B.cpu().numpy().tolist()
+        for row, parent in enumerate(self.parents):
+            if parent != STATE and slots[row] != slots[parent]:
+                slot, its = slots[row], slots[parent]
+                raise ValueError(f"decoding row {row} continues row {parent}: its slot is {slot}, that row's is {its}")
+        if self.has_chains:
+            slots = [slot for slot, parent in zip(slots, self.parents, strict=True) if parent == STATE]
+        if len(set(slots)) < len(slots):
+            raise ValueError(f"{len(slots)} decoding sequences have slots {slots}: each needs one of its own")
 
     @cached_property
     def n_prefill(self) -> int:
@@ -138,20 +164,51 @@ class StepBatch:
         """Rows of decoding sequences; they follow the rows of slices."""
         return len(self.decode_tables)
 
+    @cached_property
+    def has_chains(self) -> bool:
+        """True if a decoding sequence has several rows."""
+        return any(parent != STATE for parent in self.parents)
+
+    @cached_property
+    def decode_parts(self) -> tuple[tuple[slice, StepBatch], ...]:
+        """Decoding rows in parts, to be computed in this order, none with two rows of a sequence; one in most steps.
+
+        Each part is a run of rows of the step, and a step that has these as its decoding rows.
+        """
+        bounds = [0]
+        for row, parent in enumerate(self.parents):
+            if parent != STATE and parent >= bounds[-1]:
+                bounds.append(row)
+        if len(bounds) == 1:
+            return ((self.decode_rows, self),) if self.n_decode else ()
+        return tuple(self._part(first, end) for first, end in pairwise((*bounds, self.n_decode)))
+
+    def _part(self, first: int, end: int) -> tuple[slice, StepBatch]:
+        at = slice(self.n_prefill + first, self.n_prefill + end)
+        slots, tables = self.decode_slot_B[first:end], self.decode_tables[first:end]
+        return at, StepBatch(self.token_N[at], self.position_N[at], (), slots, tables, self.logits_row_R[:0])
+
     @property
     def logits_rows(self) -> Tensor | slice:
         """Rows whose logits are returned."""
         return slice(None) if self.wants_all else self.logits_row_R
 
     @cached_property
-    def decode_slots(self) -> np.ndarray[Any, Any]:
-        """`decode_slot_B` as an array, for kernels; it must be on the CPU."""
-        slots: np.ndarray[Any, Any] = self.decode_slot_B.numpy()
-        return slots
+    def decode_sequences(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Slots of the decoding sequences, [S], and their first rows, [S + 1] with the end, for kernels on the CPU.
+
+        Raises ValueError if two have one slot.
+        """
+        self.check_slots()
+        slots, n = self.decode_slot_B.numpy(), self.n_decode
+        if not self.has_chains:
+            return slots, np.arange(n + 1)
+        firsts = np.array([row for row, parent in enumerate((*self.parents, STATE)) if parent == STATE])
+        return slots[firsts[:-1]], firsts
 
     @cached_property
     def decode_table_BT(self) -> Tensor:
-        """Page tables of the decoding sequences as one tensor."""
+        """Page tables of the decoding rows as one tensor."""
         return padded_tables(self.decode_tables, self.position_N)
 
     @cached_property
@@ -180,7 +237,7 @@ class StepBatch:
 
     @cached_property
     def decode_lengths(self) -> list[int]:
-        """Tokens of each decoding sequence, including the token of this step."""
+        """Tokens of each decoding row's sequence, its own the last."""
         return [position + 1 for position in self.position_N[self.decode_rows].tolist()]
 
     @property

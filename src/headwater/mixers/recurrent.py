@@ -137,8 +137,9 @@ class RecurrentMixer(ABC, Generic[Shape]):
         rows = self.project(x_ND, batch)
         for together in batch.rounds:
             self.prefill_into(rows, together, state)
-        if batch.n_decode:
-            self._decode_into(rows, batch, state)
+        batch.check_slots()
+        for at, part in batch.decode_parts:
+            self._decode_into(rows, at, part.decode_slot_B.tolist(), state)
         return self.out_proj(rows.out_NX.flatten(1), batch.n_prefill)
 
     def prefill_into(self, rows: Rows, together: Round, state: LayerState) -> None:
@@ -204,16 +205,15 @@ class RecurrentMixer(ABC, Generic[Shape]):
                 at = slice(index * heads, (index + 1) * heads)
                 prepared.transition_into(at, state.transition[s.transition])
 
-    def _decode_into(self, rows: Rows, batch: StepBatch, state: LayerState) -> None:
-        """Process all decoding sequences, a few at a time if states are large."""
-        first, slots = batch.decode_rows.start, batch.decode_slot_B.tolist()
+    def _decode_into(self, rows: Rows, decoding: slice, slots: list[int], state: LayerState) -> None:
+        """Process a token of each of these decoding sequences, a few at a time if states are large."""
         n_at_once = max(1, DECODED_AT_ONCE * len(state.recurrent) // state.recurrent.numel())
         for at in range(0, len(slots), n_at_once):
             some = slots[at : at + n_at_once]
             adjacent = slice(some[0], some[0] + len(some))
             in_order = some == list(range(adjacent.start, adjacent.stop))
             where = adjacent if in_order else torch.tensor(some, device=state.recurrent.device)
-            of_step = slice(first + at, first + at + len(some))
+            of_step = slice(decoding.start + at, decoding.start + at + len(some))
             read_BX = self.decode_at(rows.mixed_NC[of_step], rows.gates_NX[of_step], where, state)
             self.finish_into(rows, of_step, read_BX)
 

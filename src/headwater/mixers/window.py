@@ -73,6 +73,7 @@ class Window:
     def decodes(self, batch: StepBatch) -> tuple[DecodeBatch, ...]:
         """Group the step's decoding sequences by the number of ring rows that they read."""
         if self._last is None or self._last[0] is not batch:
+            batch.check_slots()
             lengths = [min(length, self.size) for length in batch.decode_lengths]
             self._last = batch, decode_batches(lengths, self._dtype, batch.position_N.device, self.size)
         return self._last[1]
@@ -155,11 +156,10 @@ class WindowAttentionMixer:
         rings, projected = (keys, values), self.heads.project(x_NC, batch)
         out_NGQD = torch.empty_like(projected.q_NGQD, memory_format=torch.contiguous_format)
         self._prefill_into(out_NGQD, projected, batch, rings, segments)
-        if batch.n_decode:
-            at = batch.decode_rows
+        for at, part in batch.decode_parts:  # a sequence's next token overwrites one that this one sees
             for ring, new_NGD in zip(rings, (projected.k_NGD, projected.v_NGD), strict=True):
-                ring.put(batch.decode_slot_B, batch.position_N[at], new_NGD[at])
-            self._attend_into(out_NGQD[at], projected.q_NGQD[at], batch, rings)
+                ring.put(part.decode_slot_B, batch.position_N[at], new_NGD[at])
+            self._attend_into(out_NGQD[at], projected.q_NGQD[at], part, rings)
         return self.heads.finish(out_NGQD.flatten(1, 2), projected.gate_NHD, batch.n_prefill)
 
     def _prefill_into(

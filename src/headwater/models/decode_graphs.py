@@ -156,7 +156,12 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch) -> torch.Tensor:
-        """Run a step without prefill, as `HybridModel.forward` does over this memory."""
+        """Run a step without prefill, as `HybridModel.forward` does over this memory.
+
+        Steps with several rows of a sequence, which are seldom alike, are not recorded.
+        """
+        if batch.has_chains:
+            return self.model.forward(batch, self.arena, self.states)
         shape = Shape.of(batch, self.arena.page_size)
         if shape not in self._known:
             logits_BV = self._record(shape, batch)

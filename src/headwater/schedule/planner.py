@@ -192,13 +192,12 @@ class Planner:
         seq.planned = last
         return plan
 
-    def raw_page(self, seq: Sequence) -> Plan | None:
-        """Reserve a leg that publishes decode's KV of the page that the next token completes, and the state after it.
+    def raw_page(self, seq: Sequence, end: int) -> Plan | None:
+        """Reserve a leg that publishes decode's KV of the page that ends at `end`, and the state after it.
 
         Other engines do so (decode-reuse raw); it is not bit-exact. None: that page is cached already, for example
         by the same sequence before it was preempted. Raises OutOfPages.
         """
-        end = seq.computed + 1
         if self.cache.match(seq.key_until(end), end + 1, seq.namespace).kv_tokens >= end:
             return None
         previous = end - self.unit

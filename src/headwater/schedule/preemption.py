@@ -5,36 +5,41 @@ from __future__ import annotations
 from headwater.errors import OutOfPages
 from headwater.plan import Plan
 from headwater.schedule.kinds.request import Request
+from headwater.schedule.limits import REPLAYED
 from headwater.schedule.running import RunningSequences
 from headwater.schedule.sequence import Phase, Purpose, Sequence
-from headwater.schedule.step import DecodeRow
+from headwater.schedule.step import Decode
 
 
 class Preemption(RunningSequences):
     """Plans rows and legs of running sequences; optional work, then the newest request, gives way to older ones."""
 
-    # -- the next token, or the next leg
+    # -- the next tokens, or the next leg
 
-    def _plan_row(self, seq: Sequence) -> None:
+    def _plan_decode(self, seq: Sequence) -> None:
+        count = min(seq.left, REPLAYED)
+        if self.decode_reuse == "raw":
+            count = min(count, self.layout.unit_tokens - seq.computed % self.layout.unit_tokens)
         while seq.phase is Phase.DECODE:
             try:
-                self.planner.extend(seq, seq.computed + 1)
+                self.planner.extend(seq, seq.computed + count)
             except OutOfPages as error:
-                self._make_room_for(seq, error)
+                if count == 1:
+                    self._make_room_for(seq, error)
+                count = 1  # nobody has to leave for tokens that can come later
                 continue
-            self._rows[seq.id] = DecodeRow(seq, self._raw_page(seq))
+            self._decodes[seq.id] = Decode(seq, count, self._raw_page(seq, seq.computed + count))
             return
 
-    def _raw_page(self, seq: Sequence) -> Plan | None:
-        """Return the plan that publishes a page which the next token completes, with decode-reuse raw.
+    def _raw_page(self, seq: Sequence, end: int) -> Plan | None:
+        """Return the plan that publishes a page which the token before `end` completes, with decode-reuse raw.
 
         None, too, if there is no room for it, or a recording does not know the page's tokens.
         """
-        end = seq.computed + 1
         if self.decode_reuse != "raw" or end % self.layout.unit_tokens or end > seq.known_tokens:
             return None
         try:
-            return self.planner.raw_page(seq)
+            return self.planner.raw_page(seq, end)
         except OutOfPages:
             return None
 

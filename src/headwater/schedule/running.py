@@ -16,7 +16,7 @@ from headwater.schedule.limits import EXTRA_SLOTS, Budget, Limits
 from headwater.schedule.planner import DecodeReuse, Planner
 from headwater.schedule.queue import Queue, Shares
 from headwater.schedule.sequence import Phase, Purpose, Sequence
-from headwater.schedule.step import DecodeRow, Leg, SlotIds
+from headwater.schedule.step import Decode, Leg, SlotIds
 
 AnySequence = TypeVar("AnySequence", bound=Sequence)
 
@@ -36,7 +36,7 @@ class RunningSequences:
         self.preemptions = 0
         self.computed: Counter[Purpose] = Counter()  # tokens
         self._legs: dict[int, Leg] = {}
-        self._rows: dict[int, DecodeRow] = {}
+        self._decodes: dict[int, Decode] = {}
         self._crowded = False  # after a preemption none is admitted until a sequence has left
         self._full = False  # memory was short for the next request: admission waits for an arrival or a departure
 
@@ -55,7 +55,8 @@ class RunningSequences:
         saves = sum(len(leg.plan.saves) for leg in self._legs.values())
         alone, unit = len(self._homes()) + len(self.waiting) <= 1, self.layout.unit_tokens
         most = self.limits.tokens_per_step if alone else min(self.limits.tokens_per_step, self.limits.shared_step)
-        tokens = max(unit, (most - len(self._rows)) // unit * unit)
+        rows = sum(decode.count for decode in self._decodes.values())
+        tokens = max(unit, (most - rows) // unit * unit)
         return Budget(max(0, tokens - used), self.limits.saves_per_step - saves)
 
     def _prefills(self) -> list[Sequence]:
@@ -82,7 +83,7 @@ class RunningSequences:
 
     def _let_go(self, seq: Sequence) -> None:
         """Take a running sequence out of the step, and give back its pages, slot and segments."""
-        held = self._legs.pop(seq.id, None) or self._rows.pop(seq.id, None)
+        held = self._legs.pop(seq.id, None) or self._decodes.pop(seq.id, None)
         seq.release_segments()
         if held is not None and held.plan is not None:
             with suppress(PlanClosed):  # its commit failed

@@ -84,13 +84,13 @@ class Scheduler(Preemption):
     # -- one step
 
     def plan_step(self) -> Step:
-        """Plan decode rows, then running prefills, then new requests, then finished answers, then healing."""
-        self._legs, self._rows = {}, {}
+        """Plan decoding sequences, then running prefills, then new requests, then finished answers, then healing."""
+        self._legs, self._decodes = {}, {}
         if not self._may_heal():
             self._park_healing()
         for seq in [self.running[i] for i in sorted(self.running)]:
             if seq.phase is Phase.DECODE:
-                self._alone(self._plan_row, seq)
+                self._alone(self._plan_decode, seq)
         for seq in self.shares.order(s for s in self._prefills() if not isinstance(s, Recomputation)):
             self._alone(self._plan_leg, seq)
         if not self._crowded:
@@ -98,8 +98,8 @@ class Scheduler(Preemption):
             self._admit()
             self._prefill_answers()
             self._heal()
-        rows = sorted(self._rows.values(), key=lambda row: row.seq.slot or 0)  # states of adjacent slots are adjacent
-        return Step(tuple(self._legs.values()), tuple(rows))
+        by_slot = sorted(self._decodes.values(), key=lambda one: one.seq.slot or 0)  # adjacent states together
+        return Step(tuple(self._legs.values()), tuple(by_slot))
 
     def finish_step(self, step: Step) -> list[Request]:
         """Publish what the step computed; returns the requests whose next token is to be sampled, in its order.
@@ -109,8 +109,8 @@ class Scheduler(Preemption):
         wanting = [item.seq for item in step.items if item.wants_token]
         for leg in step.legs:
             self._alone(self._finish_leg, leg.seq)
-        for row in step.rows:
-            self._alone(self._finish_row, row.seq)
+        for decode in step.decodes:
+            self._alone(self._finish_decode, decode.seq)
         failed = {seq.id for seq, _ in self.failures}
         return [seq for seq in wanting if isinstance(seq, Request) and seq.id not in failed]
 
@@ -127,13 +127,13 @@ class Scheduler(Preemption):
             else:
                 seq.phase = phase
 
-    def _finish_row(self, seq: Sequence) -> None:
-        plan = self._rows[seq.id].plan
+    def _finish_decode(self, seq: Sequence) -> None:
+        plan = self._decodes[seq.id].plan
         if plan is not None:
             self.cache.commit(plan)
-        del self._rows[seq.id]
-        self._count(seq, Purpose.DECODE, 1)
-        seq.computed += 1
+        count = self._decodes.pop(seq.id).count
+        self._count(seq, Purpose.DECODE, count)
+        seq.computed += count
 
     def abandon_step(self, step: Step) -> list[Sequence]:
         """Close the plans of a step that failed, and give back all that its sequences hold; returns these."""
@@ -143,9 +143,9 @@ class Scheduler(Preemption):
         return failed
 
     def free_steps(self, most: int) -> int:
-        """Return how many of the next steps, at most `most`, hold decode rows alone and publish no page."""
+        """Return how many of the next steps, at most `most`, decode one token of each sequence, and publish no page."""
         running, unit = self.running.values(), self.layout.unit_tokens
-        if self.answers or any(seq.phase is not Phase.DECODE for seq in running):
+        if self.answers or any(seq.phase is not Phase.DECODE or seq.left > 1 for seq in running):
             return 0
         if len(self.waiting) and len(running) < self.limits.max_running + RESERVED:
             return 0

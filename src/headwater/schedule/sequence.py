@@ -92,6 +92,11 @@ class Sequence:
         return len(self.tokens)
 
     @property
+    def left(self) -> int:
+        """Number of tokens that are not computed yet: in decode 1, unless an answer is replayed after preemption."""
+        return len(self.tokens) - self.computed
+
+    @property
     def n_output(self) -> int:
         return len(self.tokens) - self.n_prompt
 

@@ -1,4 +1,4 @@
-"""Steps: ragged batches of a row for each decoding sequence, and of prefill legs under a budget."""
+"""Steps: ragged batches of the next tokens of decoding sequences, and of prefill legs under a budget."""
 
 from __future__ import annotations
 
@@ -36,10 +36,14 @@ class Leg:
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeRow:
-    """One token of one decoding sequence. `plan` saves the state after it (decode-reuse raw, a full page)."""
+class Decode:
+    """The next tokens of one decoding sequence, a row each: one, or several of an answer that is replayed.
+
+    `plan` saves the state after them (decode-reuse raw, a full page).
+    """
 
     seq: Sequence
+    count: int = 1
     plan: Plan | None = None
 
     @property
@@ -47,32 +51,32 @@ class DecodeRow:
         return _slot(self.seq)
 
     @property
-    def position(self) -> int:
-        return self.seq.computed
+    def positions(self) -> range:
+        return range(self.seq.computed, self.seq.computed + self.count)
 
     @property
-    def token(self) -> int:
-        return self.seq.tokens[self.seq.computed]
+    def tokens(self) -> list[int]:
+        return self.seq.tokens[self.seq.computed : self.seq.computed + self.count]
 
     @property
     def wants_token(self) -> bool:
-        return self.seq.wants_token_after(self.position + 1)
+        return self.seq.wants_token_after(self.positions.stop)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The order for one run of the executor. Legs come first in the batch, then rows."""
+    """The order for one run of the executor. Legs come first in the batch, then decoding sequences."""
 
     legs: tuple[Leg, ...]
-    rows: tuple[DecodeRow, ...]
+    decodes: tuple[Decode, ...]
 
     @property
-    def items(self) -> tuple[Leg | DecodeRow, ...]:
-        """Legs and rows, in the order of the batch."""
-        return (*self.legs, *self.rows)
+    def items(self) -> tuple[Leg | Decode, ...]:
+        """Legs and decoding sequences, in the order of the batch."""
+        return (*self.legs, *self.decodes)
 
     def __bool__(self) -> bool:
-        return bool(self.legs or self.rows)
+        return bool(self.legs or self.decodes)
 
 
 class SlotIds:

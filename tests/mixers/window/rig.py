@@ -6,7 +6,7 @@ import torch
 
 from headwater.layers.attention import Rotary, WindowAttention
 from headwater.memory.slots import StateMemory
-from headwater.mixers.batch import Slice, StepBatch
+from headwater.mixers.batch import STATE, Slice, StepBatch
 from headwater.mixers.weights import Weights
 from headwater.mixers.window import Rings, SegmentWindow, WindowAttentionMixer
 from headwater.state_layout import StateLayout
@@ -46,7 +46,7 @@ class Rig:
         return Rings(self.states.view(0, "keys")), Rings(self.states.view(0, "values"))
 
     def run(self, slices: list[Slice], decodes: list[tuple[int, int]], x: torch.Tensor) -> torch.Tensor:
-        """`decodes` are (slot, position)."""
+        """`decodes` are (slot, position); adjacent ones of a slot are tokens of one sequence."""
         for s in slices:
             if s.start == 0:
                 self.states.zero(s.slot)
@@ -60,6 +60,7 @@ class Rig:
             decode_slot_B=torch.tensor([slot for slot, _ in decodes], dtype=torch.int64),
             decode_tables=(none,) * len(decodes),
             logits_row_R=none,
+            parents=tuple(i - 1 if i and slot == decodes[i - 1][0] else STATE for i, (slot, _) in enumerate(decodes)),
         )
         return self.layer.forward(x, batch, *self.rings, self.segments)
 

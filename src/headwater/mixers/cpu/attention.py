@@ -46,6 +46,7 @@ class DecodeRows:
     @classmethod
     def of_rings(cls, batch: StepBatch) -> DecodeRows:
         """Return the rows with their rings, each of which is one page."""
+        batch.check_slots()
         table_B1 = batch.decode_slot_B.numpy()[:, None]
         return cls(batch.position_N[batch.decode_rows].numpy(), table_B1, batch.longest)
 
@@ -218,10 +219,11 @@ class WindowAttentionOnCpu(WindowAttentionMixer):
             read_PGQD = read_NX[:n_prefill].view(projected.q_NGQD.shape)
             self._prefill_into(read_PGQD, projected, batch, rings, segments)
             self.heads.gated(read_PGQD.flatten(1, 2), projected.gate_NHD)
-        if batch.n_decode:
-            pages = self.kernel.pages.of(tuple(ring.memory_RWGD for ring in rings), self.shape.window)
-            read_BX, qkv_BX = (x_NX[batch.decode_rows] if n_prefill else x_NX for x_NX in (read_NX, qkv_NX))
-            self.kernel.decode_into(read_BX, qkv_BX, self._rows(batch), pages)
+        pages = self.kernel.pages.of(tuple(ring.memory_RWGD for ring in rings), self.shape.window)
+        for at, part in batch.decode_parts:  # a sequence's next token overwrites one that this one sees
+            whole = at == slice(0, len(qkv_NX))
+            read_BX, qkv_BX = (x_NX if whole else x_NX[at] for x_NX in (read_NX, qkv_NX))
+            self.kernel.decode_into(read_BX, qkv_BX, self._rows(part), pages)
         return self.heads.out(read_NX, n_prefill)
 
     def _rows(self, batch: StepBatch) -> DecodeRows:

@@ -16,7 +16,7 @@ from headwater.kernels.attention import SPLIT
 from headwater.kernels.compiling import threads_in_use, use_threads
 from headwater.layers.attention import GroupedAttention
 from headwater.mixers.attention import Heads
-from headwater.mixers.cpu.attention import DecodeKernel, DecodeRows, Pages
+from headwater.mixers.cpu.attention import Array, DecodeKernel, DecodeRows, Pages
 from headwater.mixers.weights import Weights
 
 NARROW = 64  # model width
@@ -37,12 +37,19 @@ def broken_attention(layer: GroupedAttention, random: Callable[..., Tensor]) -> 
     length_B = np.array([PAGES * PAGE * (i + 1) // n - i % 2 for i in range(n)], np.int64)
     table_BT = np.arange(n * PAGES).reshape(n, PAGES)
 
-    def decode(at: slice) -> Tensor:
-        rows = DecodeRows(length_B[at] - 1, np.ascontiguousarray(table_BT[at]), int(length_B[at].max()))
+    def decoded(qkv_BX: Tensor, length_B: Array, table_BT: Array) -> Tensor:
+        rows = DecodeRows(length_B - 1, np.ascontiguousarray(table_BT), int(length_B.max()))
         read_BX = qkv_BX.new_empty(len(rows.position_B), layer.heads * layer.head_dim)
-        kernel.decode_into(read_BX, qkv_BX[at], rows, pages)
+        kernel.decode_into(read_BX, qkv_BX, rows, pages)
         return read_BX
 
+    def decode(at: slice) -> Tensor:
+        return decoded(qkv_BX[at], length_B[at], table_BT[at])
+
+    of_one = SPLIT - 1 + np.arange(n), np.zeros((n, 1), np.int64) + table_BT[0]  # tokens of one sequence
+    in_turn = [decoded(qkv_BX[i : i + 1], *(part[i : i + 1] for part in of_one)) for i in range(n)]
+    if not torch.equal(decoded(qkv_BX, *of_one), torch.cat(in_turn)):
+        yield f"kernel of {layer.kind} at {n} tokens of a sequence"
     whole_BX, threads = decode(slice(0, n)), threads_in_use()
     for count in SEQUENCES:
         for at in (slice(0, count), slice(n - count, n)):

@@ -1,7 +1,7 @@
 """The start-up self-check of recurrent kernels: a sequence has the same bits alone, beside others, and on any threads.
 
 It runs the kernels of a layer at its heads and widths, in the model's dtype; products have a check of their own. A
-prompt must have the same bits if it is computed in two steps, too.
+prompt must have the same bits if it is computed in two steps, too, and a sequence's next tokens in one step or in turn.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from torch import Tensor
 
 from headwater.kernels.compiling import threads_in_use, use_threads
 from headwater.layers.layer import Layer
-from headwater.mixers.batch import CHUNK, Slice, StepBatch
+from headwater.mixers.batch import CHUNK, STATE, Slice, StepBatch
 from headwater.mixers.cpu.memory import Memory
 from headwater.mixers.cpu.recurrent import PrefillKernel, RecurrentOnCpu, on_cpu
 from headwater.mixers.recurrent import LayerState, RecurrentMixer
 
 SEQUENCES = (1, 2, 3, 7)
+TOKENS = ((0, 1, 2), (3,), (4, 5, 6))  # rows of three sequences
 PROMPTS = (CHUNK + 7, 2 * CHUNK, 3)  # tokens of sequences that are prefilled together
 WHOLE, CUT = (slice(0, None),), (slice(0, CHUNK), slice(CHUNK, None))
 DENORMAL = 1e-39  # a thread that keeps such numbers gives other bits than one that flushes them to zero
@@ -44,6 +45,8 @@ def broken_decode(layer: Layer, mixer: RecurrentMixer[Any], random: Random) -> I
     for count in SEQUENCES:
         if not (same(everyone[:count]) and same(everyone[::-1][:count])):
             yield f"{layer.kind} at {count} sequences that a kernel decodes"
+    if not all(map(torch.equal, decode.at_once(), decode.in_turn())):
+        yield f"{layer.kind} at {len(TOKENS[0])} tokens of a sequence that a kernel decodes in one step"
     for count in _fewer_threads():
         if not same(everyone):
             yield f"{layer.kind} on {count} of {threads} threads of a kernel"
@@ -99,10 +102,28 @@ class Decoding:
     def __call__(self, of: list[int]) -> tuple[Tensor, ...]:
         """Return what these sequences read, each in the slot of its number, and their states after it."""
         after = {name: part.clone() for name, part in self.states.items()}
-        out_BX = torch.empty(len(of), self.computed.mixer.out_proj.n_in, dtype=self.dtype)
+        return self._decoded(of, step_of(of), after), *(part[of] for part in after.values())
+
+    def at_once(self) -> tuple[Tensor, ...]:
+        """Return what the tokens of three sequences read, and all states after them."""
+        rows = [row for of_one in TOKENS for row in of_one]
+        slots = [slot for slot, of_one in enumerate(TOKENS) for _ in of_one]
+        parents = tuple(STATE if row == of_one[0] else row - 1 for of_one in TOKENS for row in of_one)
+        after = {name: part.clone() for name, part in self.states.items()}
+        return self._decoded(rows, step_of(slots, rows, parents), after), *after.values()
+
+    def in_turn(self) -> tuple[Tensor, ...]:
+        """Return the same of the same tokens, each in a step of its own."""
+        after = {name: part.clone() for name, part in self.states.items()}
+        turns = [(row, slot) for slot, of_one in enumerate(TOKENS) for row in of_one]
+        reads = [self._decoded([row], step_of([slot], [row]), after) for row, slot in turns]
+        return torch.cat(reads), *after.values()
+
+    def _decoded(self, rows: list[int], step: StepBatch, after: dict[str, Tensor]) -> Tensor:
+        out_BX = torch.empty(len(rows), self.computed.mixer.out_proj.n_in, dtype=self.dtype)
         state = LayerState(after["recurrent"], after.get("conv"))
-        self.computed.decode_into(out_BX, tuple(product[of] for product in self.products), step_of(of), state)
-        return out_BX, *(part[of] for part in after.values())
+        self.computed.decode_into(out_BX, tuple(product[rows] for product in self.products), step, state)
+        return out_BX
 
 
 class Prefilling:
@@ -135,7 +156,8 @@ class Prefilling:
         return [(torch.cat(reads[i]), *(part[i] for part in after.values())) for i in of]
 
 
-def step_of(sequences: list[int]) -> StepBatch:
-    """Build a step that decodes these sequences, each in the slot of its number."""
-    none, slots = torch.empty(0, dtype=torch.int64), torch.tensor(sequences)
-    return StepBatch(none, slots, (), slots, (none,) * len(sequences), none)
+def step_of(slots: list[int], positions: list[int] | None = None, parents: tuple[int, ...] = ()) -> StepBatch:
+    """Build a step of rows that decode the sequences in these slots; without positions they are the slots' numbers."""
+    none, slot_B = torch.empty(0, dtype=torch.int64), torch.tensor(slots)
+    position_B = slot_B if positions is None else torch.tensor(positions)
+    return StepBatch(none, position_B, (), slot_B, (none,) * len(slots), none, parents=parents)

@@ -30,7 +30,7 @@ class GatedDeltaNetKernel:
     def decode_into(self, out_BX: Tensor, products: tuple[Tensor, ...], batch: StepBatch, memory: Memory) -> None:
         (projected_BE,) = products
         gdn.decode_into(
-            flat(out_BX), flat(projected_BE), batch.decode_slots,
+            flat(out_BX), flat(projected_BE), *batch.decode_sequences,
             memory.states, memory.state_row, self.taps, memory.stored, memory.stored_row,
             self.gates, self.norm, self.sizes, self.eps,
         )  # fmt: skip

@@ -22,6 +22,6 @@ class GatedLinearAttentionKernel:
     def decode_into(self, out_BX: Tensor, products: tuple[Tensor, ...], batch: StepBatch, memory: Memory) -> None:
         rows = tuple(product.stride(0) for product in products)
         gla.decode_into(
-            flat(out_BX), *map(flat, products), rows, batch.decode_slots,
+            flat(out_BX), *map(flat, products), rows, *batch.decode_sequences,
             memory.states, memory.state_row, self.norm, self.sizes, self.normaliser, self.eps,
         )  # fmt: skip

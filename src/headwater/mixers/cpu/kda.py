@@ -25,7 +25,7 @@ class KimiDeltaAttentionKernel:
     def decode_into(self, out_BX: Tensor, products: tuple[Tensor, ...], batch: StepBatch, memory: Memory) -> None:
         rows = tuple(product.stride(0) for product in products)
         kda.decode_into(
-            flat(out_BX), *map(flat, products), rows, batch.decode_slots,
+            flat(out_BX), *map(flat, products), rows, *batch.decode_sequences,
             memory.states, memory.state_row, self.taps, memory.stored, memory.stored_row,
             self.rate, self.bias, self.norm, self.sizes, self.lowest, self.eps,
         )  # fmt: skip

@@ -32,6 +32,6 @@ class LightningAttentionKernel:
         turns = NOTHING if self.rotation is None else flat(self.rotation.at(batch.position_N)[batch.decode_rows])
         lightning.decode_into(
             flat(out_BX), flat(mixed_BC), flat(gate_BX), (mixed_BC.stride(0), gate_BX.stride(0)), turns,
-            batch.decode_slots, memory.states, memory.state_row,
+            *batch.decode_sequences, memory.states, memory.state_row,
             self.decays, self.qk_norm, self.norm, self.sizes, self.scale, self.eps,
         )  # fmt: skip

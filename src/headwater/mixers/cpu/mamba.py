@@ -26,14 +26,14 @@ class SelectiveStateSpaceKernel:
 
     def decode_into(self, out_BX: Tensor, products: tuple[Tensor, ...], batch: StepBatch, memory: Memory) -> None:
         (projected_BE,) = products
-        projected, slots, channels = flat(projected_BE), batch.decode_slots, self.sizes[0]
+        projected, sequences, channels = flat(projected_BE), batch.decode_sequences, self.sizes[0]
         x_BP = empty(len(out_BX), -(-channels // mamba.BLOCK) * mamba.BLOCK)
         x = flat(x_BP)
         mamba.convolve_rows_into(
-            x, projected, slots, self.taps, memory.stored, memory.stored_row, channels, self.before
+            x, projected, *sequences, self.taps, memory.stored, memory.stored_row, channels, self.before
         )
         of_steps = self.mixer.step_products(x_BP[:, :channels], 0)
         mamba.scan_into(
-            flat(out_BX), x, projected, *map(flat, of_steps), tuple(part.stride(0) for part in of_steps), slots,
+            flat(out_BX), x, projected, *map(flat, of_steps), tuple(part.stride(0) for part in of_steps), *sequences,
             memory.states, memory.state_row, self.rate, self.bias, self.skip, self.sizes,
         )  # fmt: skip

@@ -28,7 +28,7 @@ class StateSpaceDualKernel:
     def decode_into(self, out_BX: Tensor, products: tuple[Tensor, ...], batch: StepBatch, memory: Memory) -> None:
         (projected_BE,) = products
         mamba2.decode_into(
-            flat(out_BX), flat(projected_BE), batch.decode_slots,
+            flat(out_BX), flat(projected_BE), *batch.decode_sequences,
             memory.states, memory.state_row, self.taps, memory.stored, memory.stored_row,
             self.of_heads, self.norm, self.sizes, self.scales, self.limits, self.order, self.eps,
         )  # fmt: skip

@@ -54,9 +54,8 @@ class RecurrentOnGpu:
                 self.mixer.prefill_into(rows, together, state)
             else:
                 self._prefill_into(rows, together, state)
-        if batch.n_decode:
-            at = batch.decode_rows
-            read_BX = self.decode(rows.mixed_NC[at], rows.gates_NX[at], batch.decode_slot_B, state)
+        for at, part in batch.decode_parts:
+            read_BX = self.decode(rows.mixed_NC[at], rows.gates_NX[at], part.decode_slot_B, state)
             self.mixer.finish_into(rows, at, read_BX)
         return self.mixer.out_proj(rows.out_NX.flatten(1), batch.n_prefill)
 
