@@ -26,7 +26,7 @@ from headwater.mixers.batch import CHUNK, StepBatch
 from headwater.mixers.gpu import has_kernels
 from headwater.mixers.linear import Linear, Weight, first_bad_height, guarded_modes
 from headwater.mixers.mla import TILE, AbsorbedHeads, expanded_heads
-from headwater.mixers.numerics import Numerics
+from headwater.mixers.numerics import TINY, Numerics, same_bits
 from headwater.mixers.recurrent import RecurrentMixer
 from headwater.mixers.softmax import KEYS
 from headwater.mixers.weights import Weights
@@ -46,7 +46,6 @@ ATTENTION_ROWS = (8, 16, 64, 256)
 CHUNK_COUNTS = (1, 2, 3)
 SEQUENCES = (1, 2, 3, 7)
 FLOATS = ("float32", "bfloat16", "float16")  # data types in which numbers of float8 are held
-DENORMAL = 1e-39  # of which products with random weights are denormal
 NARROW = 64  # model width that recurrences are tried with
 
 
@@ -157,10 +156,11 @@ def _product_checks(spec: ModelSpec, device: str, mode: str) -> list[Check]:
 def _broken_product(
     spec: ModelSpec, n_in: int, n_out: int, dtype: torch.dtype, mode: str, random: Callable[..., torch.Tensor]
 ) -> Iterator[str]:
-    """Name heights and threads at which rows of prompts or of answers, some of them denormal, change bits."""
+    """Name heights and threads at which rows of prompts or of answers, some with denormal results, change bits."""
     heights = _affordable(n_in * n_out)
     x_RK = random(heights[-1], n_in).to(dtype)
-    x_RK[::5] *= DENORMAL
+    tiny_TK = x_RK[::5].zero_()
+    tiny_TK[range(len(tiny_TK)), [row % n_in for row in range(len(tiny_TK))]] = TINY
     for held, weight_NK in _weights(spec, random(n_out, n_in), dtype):
         name = f"product {n_in} x {n_out}, {_short(dtype)} with weights in {held}, {mode}"
         try:
@@ -218,7 +218,7 @@ def _bad_threads(product: Callable[[torch.Tensor], torch.Tensor], x_RK: torch.Te
     try:
         for threads in range(1, n):
             use_threads(threads)
-            if not torch.equal(product(x_RK), whole_RN):
+            if not same_bits(product(x_RK), whole_RN):
                 return threads
     finally:
         use_threads(n)

@@ -18,7 +18,7 @@ from headwater import kernels, machine
 from headwater.mixers import numerics as numerics_of_process
 from headwater.mixers.activations import sigmoid, silu
 from headwater.mixers.gpu import has_kernels
-from headwater.mixers.numerics import Numerics
+from headwater.mixers.numerics import Numerics, same_bits
 from headwater.mixers.quantised import Quantised
 
 LEAST_TIMES = 5  # that a product is timed
@@ -243,7 +243,7 @@ def first_bad_height(product: Product, x_RK: Tensor, heights: Iterable[int]) -> 
     """Return the first height at which a row has other bits than among all of `x_RK`, or None."""
     whole_RN = product(x_RK)
     for height in heights:
-        first = torch.equal(product(x_RK[:height]), whole_RN[:height])
-        if not (first and torch.equal(product(x_RK[-height:]), whole_RN[-height:])):
+        first = same_bits(product(x_RK[:height]), whole_RN[:height])
+        if not (first and same_bits(product(x_RK[-height:]), whole_RN[-height:])):
             return height
     return None

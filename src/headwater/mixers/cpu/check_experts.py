@@ -14,12 +14,12 @@ from torch import Tensor
 from headwater.kernels.compiling import threads_in_use, use_threads
 from headwater.layers.feed_forward import Experts
 from headwater.mixers.cpu.experts import ExpertsOnCpu
+from headwater.mixers.numerics import TINY, same_bits
 from headwater.mixers.weights import Weights
 
 ROWS = (1, 2, 3, 7, 33)
 NARROW = 64  # width and intermediate size
 MOST = 16  # experts of a group
-DENORMAL = 1e-39  # a thread that keeps such numbers gives other bits than one that flushes them to zero
 
 Random = Callable[..., Tensor]
 
@@ -28,7 +28,7 @@ def broken_experts(layer: Experts, random: Random) -> Iterator[str]:
     """Name numbers of rows and of threads at which experts change a row's bits."""
     dtype, threads, narrow = random(1).dtype, threads_in_use(), narrowed(layer)
     x_NX, logits_NE = random(max(ROWS), narrow.expert.hidden), random(max(ROWS), narrow.experts)
-    x_NX[::5] *= DENORMAL
+    x_NX[::5] *= TINY
     for stored in dict.fromkeys((dtype, torch.bfloat16)):
         tensors = {name: random(*shape).to(stored) for name, shape in narrow.tensors().items()}
         experts = ExpertsOnCpu.of(narrow, Weights(tensors, dtype))
@@ -37,12 +37,12 @@ def broken_experts(layer: Experts, random: Random) -> Iterator[str]:
         whole_NX = experts.by_logits(x_NX, logits_NE)
         for n in ROWS:
             ends = slice(n), slice(-n, None)
-            if not all(torch.equal(experts.by_logits(x_NX[at], logits_NE[at]), whole_NX[at]) for at in ends):
+            if not all(same_bits(experts.by_logits(x_NX[at], logits_NE[at]), whole_NX[at]) for at in ends):
                 yield f"{layer.kind} at {n} rows"
         try:
             for count in range(1, threads):
                 use_threads(count)
-                if not torch.equal(experts.by_logits(x_NX, logits_NE), whole_NX):
+                if not same_bits(experts.by_logits(x_NX, logits_NE), whole_NX):
                     yield f"{layer.kind} on {count} of {threads} threads of a kernel"
         finally:
             use_threads(threads)

@@ -19,13 +19,13 @@ from headwater.layers.layer import Layer
 from headwater.mixers.batch import CHUNK, STATE, Slice, StepBatch
 from headwater.mixers.cpu.memory import Memory
 from headwater.mixers.cpu.recurrent import PrefillKernel, RecurrentOnCpu, on_cpu
+from headwater.mixers.numerics import TINY, same_bits
 from headwater.mixers.recurrent import LayerState, RecurrentMixer
 
 SEQUENCES = (1, 2, 3, 7)
 TOKENS = ((0, 1, 2), (3,), (4, 5, 6))  # rows of three sequences
 PROMPTS = (CHUNK + 7, 2 * CHUNK, 3)  # tokens of sequences that are prefilled together
 WHOLE, CUT = (slice(0, None),), (slice(0, CHUNK), slice(CHUNK, None))
-DENORMAL = 1e-39  # a thread that keeps such numbers gives other bits than one that flushes them to zero
 
 Random = Callable[..., Tensor]
 
@@ -40,12 +40,12 @@ def broken_decode(layer: Layer, mixer: RecurrentMixer[Any], random: Random) -> I
     whole = decode(everyone)
 
     def same(of: list[int]) -> bool:
-        return all(torch.equal(part, of_all[of]) for part, of_all in zip(decode(of), whole, strict=True))
+        return all(same_bits(part, of_all[of]) for part, of_all in zip(decode(of), whole, strict=True))
 
     for count in SEQUENCES:
         if not (same(everyone[:count]) and same(everyone[::-1][:count])):
             yield f"{layer.kind} at {count} sequences that a kernel decodes"
-    if not all(map(torch.equal, decode.at_once(), decode.in_turn())):
+    if not all(map(same_bits, decode.at_once(), decode.in_turn())):
         yield f"{layer.kind} at {len(TOKENS[0])} tokens of a sequence that a kernel decodes in one step"
     for count in _fewer_threads():
         if not same(everyone):
@@ -62,7 +62,7 @@ def broken_prefill(layer: Layer, mixer: RecurrentMixer[Any], random: Random) -> 
     whole = prefill(everyone)
 
     def same(of: list[int], parts: tuple[slice, ...] = WHOLE) -> bool:
-        return all(all(map(torch.equal, one, whole[i])) for i, one in zip(of, prefill(of, parts), strict=True))
+        return all(all(map(same_bits, one, whole[i])) for i, one in zip(of, prefill(of, parts), strict=True))
 
     for i in everyone:
         if not same([i]):
@@ -86,7 +86,7 @@ def _fewer_threads() -> Iterator[int]:
 
 
 class Decoding:
-    """Random rows and states of sequences, half of them denormal numbers, of which any are decoded together."""
+    """Random rows and states of sequences, half of them with denormal products, of which any are decoded together."""
 
     def __init__(self, layer: Layer, computed: RecurrentOnCpu, random: Random) -> None:
         n = max(SEQUENCES)
@@ -95,7 +95,7 @@ class Decoding:
         self.states["recurrent"] = self.states["recurrent"].float()
         x_BD = random(n, layer.hidden).float()
         for part in (x_BD, *self.states.values()):
-            part[n // 2 :] *= DENORMAL
+            part[n // 2 :] *= TINY
         products = computed.mixer.products(x_BD, step_of(list(range(n))))
         self.products = tuple(product.to(self.dtype) for product in products)
 
@@ -134,7 +134,7 @@ class Prefilling:
         self.computed, self.kernel, self.dtype = computed, kernel, random(1).dtype
         self.states = {name: random(n, *shape) for name, shape in layer.states}
         self.states["recurrent"] = self.states["recurrent"].float()
-        self.states["recurrent"][n // 2] *= DENORMAL
+        self.states["recurrent"][n // 2] *= TINY
         products = computed.mixer.products(random(sum(PROMPTS), layer.hidden).float(), step_of([]))
         self.products = [product.to(self.dtype).split(PROMPTS) for product in products]
 
