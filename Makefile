@@ -71,7 +71,7 @@ test-clients: $(VENV)/.dev
 	$(BIN)/pytest -m clients tests/clients$(if $(CLIENT), -k "[$(CLIENT)]")
 
 bench: $(VENV)/.dev
-	$(BIN)/python -m benchmarks.run $(BENCH)
+	$(BIN)/python -m benchmarks.run $(BENCH) $(if $(DATA),--data $(DATA))
 
 # how fast the lab is, on recorded traffic: make bench-lab DATA=... PEERS=...
 bench-lab: $(VENV)/.dev

@@ -1,9 +1,9 @@
 """All questions, one after the other, each in a process of its own: `make bench`.
 
-    python -m benchmarks.run [NAME ...] [--small] [--peers FOLDER] [--peer-python PYTHON]
+    python -m benchmarks.run [NAME ...] [--small] [--data FOLDER] [--peers FOLDER] [--peer-python PYTHON]
 
 Writes results/NAME.json for each, and prints one table. The exit code tells whether all of them ran, not whether goals
-were reached: the table says that.
+were reached: the table says that. Benchmarks of recorded traffic are left out if there is no folder of it.
 """
 
 from __future__ import annotations
@@ -34,9 +34,12 @@ QUESTIONS = {
     "overhead": "What does caching cost where it cannot help?",
     "guards": "What do the guards of exactness cost?",
     "chat_load": "Is anything computed twice in chats?",
+    "drafting": "How many tokens of recorded answers do drafters guess?",
+    "weights": "What do fewer bits of weights cost in quality?",
     "startup": "How long until the server answers, and how much memory does it take?",
 }
 BUSY = 0.1  # cores: more than that disturbs
+OF_TRAFFIC = ("drafting",)
 LONGEST = 1800  # seconds that one question may take
 
 
@@ -47,6 +50,8 @@ def run(name: str, given: argparse.Namespace, out: Path) -> bool:
         command += ["--repeats", "1", "--small"]
     if name == "index" and given.peers:
         command += ["--peers", str(given.peers), "--peer-python", given.peer_python]
+    if name in OF_TRAFFIC:
+        command += ["--data", str(given.data)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST)
     except subprocess.TimeoutExpired:
@@ -61,6 +66,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", choices=[*QUESTIONS, []], metavar="NAME")
     parser.add_argument("--small", action="store_true", help="sizes that only show that it runs; keeps no results")
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with recorded traffic")
     parser.add_argument("--peers", type=Path, help="of index.py")
     parser.add_argument("--peer-python", default=sys.executable, help="of index.py")
     given = parser.parse_args()
@@ -69,6 +75,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) if given.small else measure.RESULTS
         for name in given.names or QUESTIONS:
+            if name in OF_TRAFFIC and not given.data.is_dir():
+                console.print(f"{name}: left out, there is no recorded traffic at {given.data}: give --data FOLDER")
+                continue
             started, out = time.perf_counter(), folder / f"{name}.json"
             console.print(f"{name}: {QUESTIONS[name]}", end=" ")
             if not run(name, given, out):

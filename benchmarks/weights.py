@@ -1,22 +1,22 @@
 """Cost of weights in fewer bits: next tokens on the decode path and on the prefill path, and right answers.
 
-    python -m benchmarks.weights [--items 400] [--page docs/weights.md]
+    python -m benchmarks.weights [--items 100] [--page docs/weights.md] [--small]
 
 Windows of held-out prompts go through the embedded model twice: token by token through decode rows, after a first part
 that is prefilled, and in one prefill. Each path is compared with the same path of the model with weights as stored. The
 control decodes with weights of 2 bits after a prefill with those as stored: it has to show on the decode path alone.
-`headwater eval` asks a server with each format of weights. Writes the section of the page.
+`headwater eval` asks a server with each format of weights. Writes the section of a page if one is named. A repetition
+would give the same figures: there is one.
 
 W windows, T tokens of each, P positions that are scored, V vocabulary.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,11 +26,11 @@ import torch
 from torch import Tensor
 
 from benchmarks import measure
+from benchmarks.measure import Row
 from headwater.cli import run
 from headwater.cli.common import prepare_outputs
 from headwater.evaluate.fidelity_prompts import Prompts
 from headwater.evaluate.summary import Estimate, estimate
-from headwater.mixers.numerics import prepare_process
 from headwater.models.embedded import embedded
 from headwater.models.hybrid import HybridModel
 from headwater.models.load import LoadedModel, load_model
@@ -44,7 +44,7 @@ CONTROL_BITS = 2
 CONTROL = f"{CONTROL_BITS} bits in decode rows alone (control)"
 HEADING = "## Quality\n"
 ABOUT = f"""{HEADING}
-`python -m benchmarks.weights` writes this section. The embedded model computes in float32, with weights as they are stored
+`python -m benchmarks.weights --page docs/weights.md` writes this section. The embedded model computes in float32, with weights as they are stored
 (bfloat16) and as `--weights` quantises them. {{positions:,}} tokens of held-out prompts are forced through decode rows:
 {WINDOWS} windows, after {PREFILLED} tokens each that are prefilled. The prefill columns score the same tokens in one prefill. Each
 path is compared with the same path of weights as stored: the mean divergence (KL) of next tokens in nats, with its 95% interval
@@ -204,21 +204,32 @@ def with_section(page: str, new: str) -> str:
     return f"{before}\n{new}" + (f"\n{rest[after.start() :]}" if after else "")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--items", type=int, default=400, help="items that `headwater eval` asks")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--page", type=Path, default=Path("docs/weights.md"), help="page whose section is written")
-    parser.add_argument("--small", action="store_true", help="sizes that only show that it runs")
-    given = parser.parse_args(arguments)
+def figures(rows: Mapping[str, Measured], exact: Mapping[str, Estimate]) -> list[Row]:
+    """Return the same figures as rows of `make bench`."""
+    found = []
+    names = dict(zip(rows, WEIGHTS, strict=False))
+    for name, row in rows.items():
+        for path, one in (("decode", row.decode), ("prefill", row.prefill)):
+            found.append(Row(f"{name}, {path}: KL of next tokens", "nats", [one.divergence.mean]))
+            found.append(Row(f"{name}, {path}: perplexity", "", [one.perplexity]))
+        if right := exact.get(names.get(name, "")):
+            found.append(Row(f"{name}: exact match", "%", [100 * right.mean]))
+    return found
+
+
+def main() -> None:
+    parser = measure.parser(__doc__, "weights", repeats=1)
+    parser.add_argument("--items", type=int, default=100, help="items that `headwater eval` asks")
+    parser.add_argument("--page", type=Path, help="page whose section is written")
+    given = measure.prepared(parser)
     prepare_outputs(given.page)
-    prepare_process(given.threads)
-    rows = measured(embedded(), *(SMALL if given.small else (WINDOWS, TOKENS)))
-    items = 1 if given.small else given.items
-    new = section(rows, exact_matches(items), items)
-    page = given.page.read_text(encoding="utf-8") if given.page.exists() else ""
-    given.page.write_text(with_section(page, new), encoding="utf-8")
-    print(new)
+    items, sizes = (1, SMALL) if given.small else (given.items, (WINDOWS, TOKENS))
+    rows = measured(embedded(), *sizes)
+    exact = exact_matches(items)
+    if given.page:
+        page = given.page.read_text(encoding="utf-8") if given.page.exists() else ""
+        given.page.write_text(with_section(page, section(rows, exact, items)), encoding="utf-8")
+    measure.report(given, figures(rows, exact), items=items, windows=sizes[0], tokens=sizes[1])
 
 
 if __name__ == "__main__":

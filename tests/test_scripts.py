@@ -10,8 +10,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from benchmarks import run as make_bench
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("benchmarks", "examples", "stress", "training")
@@ -36,7 +39,7 @@ SMALLEST = {
     "stress.soak": ["--for", "60s", "--visits", "30", "--clients", "4"],
     "stress.tenant_timing": ["--trials", "40"],
     "training.__main__": ["--recipe", "smoke", "--no-compile", "--out", "OUT/run"],
-    "benchmarks.weights": ["--small", "--page", "OUT/page.md"],
+    "benchmarks.weights": ["--small", "--repeats", "1", "--out", "OUT/weights.json", "--page", "OUT/page.md"],
     "training.curve": ["OUT", "OUT/curve.png"],
     "training.evaluation_set": ["OUT/set.jsonl.zst", "--items", "1"],
 }
@@ -82,7 +85,41 @@ def test_it_imports_and_shows_its_options(
     with pytest.raises(SystemExit) as ended:
         runpy.run_module(module, run_name="__main__")
     assert ended.value.code == 0
-    assert "usage:" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "usage:" in shown
+    if module.removeprefix("benchmarks.") in make_bench.QUESTIONS:
+        assert all(option in shown for option in ("--out", "--repeats", "--small"))
+
+
+def bench(monkeypatch: pytest.MonkeyPatch, *options: str) -> list[list[str]]:
+    """Run `make bench` with benchmarks that write no figure, and return their command lines."""
+    commands: list[list[str]] = []
+
+    def write(command: list[str], **_: object) -> SimpleNamespace:
+        commands.append(command[2:])
+        Path(command[command.index("--out") + 1]).write_text('{"run": {}, "rows": []}')
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(make_bench.subprocess, "run", write)
+    monkeypatch.setattr(make_bench.measure, "machine", dict)
+    monkeypatch.setattr(sys, "argv", ["run", "--small", *options])
+    make_bench.main()
+    return commands
+
+
+def test_make_bench_asks_each_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = bench(monkeypatch, "--data", str(tmp_path))
+    assert {"weights", "drafting"} < make_bench.QUESTIONS.keys()
+    assert [command[0] for command in commands] == [f"benchmarks.{name}" for name in make_bench.QUESTIONS]
+    assert all(command[-3:] == ["--repeats", "1", "--small"] for command in commands if "--data" not in command)
+    assert [command[0] for command in commands if "--data" in command] == ["benchmarks.drafting"]
+
+
+def test_make_bench_leaves_recorded_traffic_out_if_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench(monkeypatch, "drafting", "--data", str(tmp_path / "none")) == []
+    assert "drafting: left out" in capsys.readouterr().out
 
 
 @pytest.mark.full

@@ -49,6 +49,15 @@ def test_decoding_with_2_bits_shows_on_the_decode_path_alone(rows: dict[str, Mea
     assert control.prefill == stored.prefill
 
 
+def test_make_bench_has_figures_of_each_row(rows: dict[str, Measured]) -> None:
+    figures = {row.name: row for row in bench.figures(rows, {"int8": Estimate(0.5, 0.25, 0.75)})}
+    assert figures["int8: exact match"].median == 50
+    for name, row in rows.items():
+        for path in ("decode", "prefill"):
+            assert figures[f"{name}, {path}: KL of next tokens"].median == getattr(row, path).divergence.mean
+            assert figures[f"{name}, {path}: perplexity"].median == getattr(row, path).perplexity
+
+
 def test_both_paths_compute_the_same_function() -> None:
     loaded = load_model(embedded(), "float32")
     token_WT = bench.windows_of(loaded, 2, TOKENS)
