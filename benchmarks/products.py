@@ -18,6 +18,7 @@ from benchmarks.measure import Row, timed
 from headwater import machine
 from headwater.mixers.linear import Linear
 from headwater.mixers.quantised import Quantised
+from headwater.models.quantiser import in_float8
 
 HEIGHTS, SMALL_HEIGHTS = (1, 2, 8, 16, 32, 64, 256, 1024), (1, 8)  # rows
 IN_TURN, SMALL_IN_TURN = 2 * 10**8, 10**6  # bytes of matrices that are multiplied in turn
@@ -45,6 +46,7 @@ HELD: dict[str, Callable[[torch.Tensor], torch.Tensor | Quantised]] = {
     "float32": torch.Tensor.float,
     "bfloat16": torch.Tensor.bfloat16,
     "float16": torch.Tensor.half,
+    "float8": in_float8,
     "int8": lambda weight_NK: quantised(weight_NK, 8),
     "int4": lambda weight_NK: quantised(weight_NK, 4),
 }

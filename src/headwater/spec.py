@@ -21,6 +21,7 @@ WEIGHTS = ("auto", "int8", "int4")  # how weights are held; auto: as stored
 # of a quantised weight's element: its code, and for each group a float16 scale and a zero of 8 bits
 QUANTISED_BYTES = {"int8": 1 + 3 / GROUP, "int4": 0.5 + 3 / GROUP}
 PREFIXES = ("model.", "model.language_model.", "language_model.model.", "")  # of a text model, alone or in a larger one
+FLOAT8 = "float8"  # format of numbers with a sign, 4 bits of exponent and 3 of mantissa (e4m3)
 
 
 class Packed(NamedTuple):
@@ -121,7 +122,7 @@ class ModelCosts(ABC):
 
     @property
     def weights_held(self) -> str:
-        """Format in which the weights of products are held: int8, int4, a type of GGUF, or a data type."""
+        """Format in which the weights of products are held: int8, int4, float8, a type of GGUF, or a data type."""
         if self.weights != "auto":
             return self.weights
         return self.packed.name if self.packed else self.weight_dtype

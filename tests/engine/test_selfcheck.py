@@ -101,27 +101,27 @@ def test_tiles_are_chosen_where_kernels_products_depend_on_their_height(monkeypa
         (read_config(CONFIG, "float32", weights="int8"), "int8"),
         (read_config(CONFIG, "float32", weights="int4"), "int4"),
         (replace(read_config(CONFIG, "float32"), packed=Packed("int4", 0.5625)), "int8"),  # both are tried
+        (replace(read_config(CONFIG, "float32"), packed=Packed("float8", 1.03125)), "float8"),
     ],
-    ids=["int8", "int4", "a file's own"],
+    ids=["int8", "int4", "a file's own", "float8"],
 )
-def test_products_with_integers_are_checked_as_they_are_held(
+def test_products_with_packed_weights_are_checked_as_they_are_held(
     monkeypatch: pytest.MonkeyPatch, held: ModelSpec, named: str
 ) -> None:
-    """Break products with integers alone: they are named if the weights of the model are held so."""
+    """Break products with integers and float8 alone: they are named if the weights of the model are held so."""
     made, product = Linear.__init__, Linear.__call__
 
     def remembered(self: Linear, weight_NK: Any, *rest: Any, **options: Any) -> None:
         made(self, weight_NK, *rest, **options)
-        self.integers = isinstance(weight_NK, Quantised)  # type: ignore[attr-defined]
+        self.is_packed = isinstance(weight_NK, Quantised)  # type: ignore[attr-defined]
 
     def broken(self: Linear, x_RK: torch.Tensor, n_prefill: int = 0) -> torch.Tensor:
         y_RN = product(self, x_RK, n_prefill)
-        return y_RN * (1 + len(x_RK) % 2) if self.integers else y_RN  # type: ignore[attr-defined]
+        return y_RN * (1 + len(x_RK) % 2) if self.is_packed else y_RN  # type: ignore[attr-defined]
 
     monkeypatch.setattr(Linear, "__init__", remembered)
     monkeypatch.setattr(Linear, "__call__", broken)
     assert self_check(spec()).deterministic
-    assert self_check(replace(spec(), packed=Packed("bfloat16", 2))).deterministic  # float8 is held as numbers
     check = self_check(held)
     assert not check.deterministic
     assert check.broken_by is not None

@@ -119,26 +119,33 @@ def test_a_folder_that_others_can_write_to_or_nobody_is_not_used(tmp_path: Path,
     assert not kept(tmp_path)
 
 
-INTEGERS = """
+PACKED = """
 import hashlib, torch
 from headwater.mixers.linear import Linear
 from headwater.mixers.numerics import Numerics
 from headwater.mixers.quantised import Quantised
+from headwater.models.quantisation.method import float8
 of = torch.Generator().manual_seed(0)
 codes, zeros = (torch.randint(0, 16, (96, n), generator=of, dtype=torch.uint8) for n in (128, 4))
 weight = Quantised(codes, 4, torch.randn(96, 4, generator=of).half(), zeros)
-y = Linear(weight, numerics=Numerics("compiled"))(torch.randn(9, 128, generator=of))
-digest = hashlib.sha256(y.numpy().tobytes()).hexdigest()
+numbers = torch.randn(96, 128, generator=of).to(torch.float8_e4m3fn)
+weights = weight, float8(numbers, torch.rand(96, 4, generator=of))
+digest = hashlib.sha256()
+for weight in weights:
+    for rows in (9, 3):
+        y = Linear(weight, numerics=Numerics("compiled"))(torch.randn(rows, 128, generator=of))
+        digest.update(y.numpy().tobytes())
+digest = digest.hexdigest()
 """
 
 ASSEMBLY = (
-    INTEGERS
+    PACKED
     + """
 from headwater.kernels import integers, product
 from headwater.kernels.tile import WIDE
 for dtype in (torch.float32, torch.bfloat16):
     Linear(torch.ones(64, 64, dtype=dtype), dtype=torch.float32)(torch.ones(9, 64))
-kernels = product.multiply, product.widen_and_multiply, integers.multiply_integers
+kernels = product.multiply, product.multiply_float8, product.widen_and_multiply, integers.multiply_integers
 code = [text for kernel in kernels for text in kernel.compiled.inspect_asm().values()]
 print(WIDE, len(code), sum(text.count("zmm") for text in code), sum(text.count("vfmadd") > 0 for text in code), digest)
 """
@@ -149,7 +156,7 @@ LESSER = {"AVX2": (), "AVX-512": (pytest.mark.full,)}  # half a minute of compil
 
 
 @pytest.mark.parametrize("processor", [pytest.param(n, marks=LESSER[n]) for n in processors.had() if n in LESSER])
-def test_code_for_a_lesser_processor_uses_no_wider_registers_and_gives_the_same_integers(
+def test_code_for_a_lesser_processor_uses_no_wider_registers_and_gives_the_same_bits(
     processor: str, tmp_path: Path
 ) -> None:
     environment = processors.environment(processor) | {"NUMBA_CACHE_DIR": str(tmp_path)}
@@ -159,5 +166,5 @@ def test_code_for_a_lesser_processor_uses_no_wider_registers_and_gives_the_same_
     assert multiplying == compiled
     assert (wide, int(of_512_bits) > 0) == (("False", False) if processor == "AVX2" else ("True", True))
     here: dict[str, str] = {}
-    exec(INTEGERS, here)
+    exec(PACKED, here)
     assert digest == here["digest"]

@@ -21,6 +21,7 @@ from headwater.mixers.numerics import Numerics
 from headwater.mixers.panels import PanelProduct
 from headwater.mixers.quantised import Quantised
 from headwater.mixers.weights import Weights
+from headwater.models.quantisation.method import float8
 from tests.mixers.test_moe import FORMS, QWEN, WIDTH, Plain, module, weights_of
 
 COUNTS = [0, 1, 2, 7, 0, AT_ONCE + 3, 1]  # rows of each expert
@@ -48,12 +49,21 @@ def codes(bits: int, generator: torch.Generator, nested: bool) -> Quantised:
     return Quantised(code_NK, bits, scale_NX, zero_NX, minimum_NX, outer, outer)
 
 
+def in_float8(generator: torch.Generator) -> Quantised:
+    return float8(
+        torch.randn(N_OUT, N_IN, generator=generator).to(torch.float8_e4m3fn),
+        torch.rand(N_OUT, N_IN // 32, generator=generator),
+    )
+
+
 FORMATS = {
     "float32": (torch.float32, lambda g: torch.randn(N_OUT, N_IN, generator=g)),
     "bfloat16": (torch.float32, lambda g: torch.randn(N_OUT, N_IN, generator=g).bfloat16()),
     "bfloat16 rows": (torch.bfloat16, lambda g: torch.randn(N_OUT, N_IN, generator=g).bfloat16()),
     "odd inputs": (torch.float32, lambda g: torch.randn(N_OUT, N_IN - 1, generator=g).bfloat16()),
     "float16": (torch.float32, lambda g: torch.randn(N_OUT, N_IN, generator=g).half()),
+    "float8": (torch.float32, in_float8),
+    "float8, bfloat16 rows": (torch.bfloat16, in_float8),
     "int8": (torch.float32, lambda g: codes(8, g, False)),
     "int4": (torch.float32, lambda g: codes(4, g, False)),
     "Q4_K": (torch.bfloat16, lambda g: codes(4, g, True)),

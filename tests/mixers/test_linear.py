@@ -22,8 +22,9 @@ from headwater.mixers.linear import (
     weight_layout,
 )
 from headwater.mixers.numerics import MODES, Numerics
-from headwater.mixers.quantised import Quantised
+from headwater.mixers.quantised import Quantised, joined
 from headwater.models.families import read_config
+from headwater.models.quantisation.method import float8
 from tests.engine.test_selfcheck import CONFIG
 from tests.processors import AMX, AVX2, AVX512, AVX512_BF16, pretend
 
@@ -31,6 +32,7 @@ HEIGHTS = (1, 2, 3, 4, 5, 6, 7, 8, 31, 32, 33, 64, 255, 256, 257, 300, 512)
 SIZES = ((64, 100), (256, 37), (130, 65), (1024, 512), (1536, 256), (3072, 128))
 DTYPES = (torch.float32, torch.bfloat16)
 GUARDED = ("compiled", "tiled")
+GROUPED = ("float8", "int4", "int8")  # weights with scales of groups of inputs
 
 
 @pytest.fixture(autouse=True, params=[None, AVX2], ids=["here", "avx2"])
@@ -51,10 +53,29 @@ def quantised(n_out: int, n_in: int, bits: int = 4, groups: int = 2) -> Quantise
     return Quantised(codes, bits, random(n_out, groups).half(), zeros)
 
 
+def in_float8(n_out: int, n_in: int, groups: int = 2, of_scales: torch.dtype = torch.float32) -> Quantised:
+    """Any float8 numbers but NaN, with positive scales."""
+    groups = 1 if n_in % (8 * groups) else groups
+    code_NK = torch.randint(0, 256, (n_out, n_in), dtype=torch.uint8)
+    code_NK[code_NK & 0x7F == 0x7F] = 0x80
+    return float8(code_NK.view(torch.float8_e4m3fn), (random(n_out, groups).abs() / 256).to(of_scales))
+
+
+def unpacked(weight: Quantised) -> torch.Tensor:
+    """The values of float8 weights in numpy: sign, exponent and mantissa, times the scale, rounded to float32."""
+    code_NK = weight.code_NK.view(torch.uint8).numpy().astype(np.int64)
+    exponent_NK, mantissa_NK = code_NK >> 3 & 15, code_NK & 7
+    normal_NK = np.ldexp(8 + mantissa_NK, exponent_NK - 10)
+    number_NK = np.where(exponent_NK == 0, np.ldexp(mantissa_NK, -9), normal_NK) * np.where(code_NK >> 7, -1, 1)
+    scale_NK = weight.scale_NX.float().numpy().repeat(weight.group, 1)
+    return torch.from_numpy(number_NK.astype(np.float32) * scale_NK)
+
+
 WEIGHTS = {
     "float32": lambda n_out, n_in: random(n_out, n_in),
     "bfloat16": lambda n_out, n_in: random(n_out, n_in, dtype=torch.bfloat16),
     "float16": lambda n_out, n_in: random(n_out, n_in, dtype=torch.float16),
+    "float8": in_float8,
     "int4": quantised,
     "int8": lambda n_out, n_in: quantised(n_out, n_in, 8),
 }
@@ -88,7 +109,7 @@ def rounded_product(weight: Quantised, x_RK: torch.Tensor) -> torch.Tensor:
 
 def product(weight: torch.Tensor | Quantised, x_RK: torch.Tensor, mode: str) -> torch.Tensor:
     """The product in the dtype of x; with integers rows are rounded, except by torch alone."""
-    if isinstance(weight, Quantised) and mode != "plain":
+    if isinstance(weight, Quantised) and not weight.is_float8 and mode != "plain":
         return rounded_product(weight, x_RK.float()).to(x_RK.dtype)
     return x_RK @ values(weight).to(x_RK.dtype).T
 
@@ -103,7 +124,7 @@ def product(weight: torch.Tensor | Quantised, x_RK: torch.Tensor, mode: str) -> 
 @pytest.mark.parametrize("mode", GUARDED)
 def test_a_row_has_the_same_bits_at_every_height(mode: str, dtype: torch.dtype, kind: str) -> None:
     odd = (130, 65)  # torch's tiles and groups of integers need a multiple of 8
-    for n_in, n_out in (size for size in SIZES if size != odd or (mode == "compiled" and "int" not in kind)):
+    for n_in, n_out in (size for size in SIZES if size != odd or (mode == "compiled" and kind not in GROUPED)):
         linear = Linear(WEIGHTS[kind](n_out, n_in), numerics=Numerics(mode), dtype=dtype)
         x_RK = random(600, n_in, dtype=dtype)
         assert first_bad_height(linear, x_RK, HEIGHTS) is None
@@ -149,15 +170,16 @@ def test_the_product_is_right_at_every_split_between_prefill_and_decode(mode: st
 
 @pytest.mark.parametrize("mode", GUARDED)
 def test_weights_of_several_formats_stand_side_by_side(mode: str) -> None:
-    parts = [WEIGHTS[kind](n_out, 64) for kind, n_out in (("int4", 48), ("bfloat16", 20), ("int8", 4), ("float32", 64))]
-    bias_N, x_RK = random(136), random(9, 64)
+    heights = {"int4": 48, "bfloat16": 20, "int8": 4, "float8": 37, "float32": 64}
+    parts = [WEIGHTS[kind](n_out, 64) for kind, n_out in heights.items()]
+    bias_N, x_RK = random(173), random(9, 64)
     linear = Linear(parts, bias_N, Numerics(mode), torch.float32)
     apart_RN = [
         Linear(part, of_N, Numerics(mode), torch.float32)(x_RK)
-        for part, of_N in zip(parts, bias_N.split([48, 20, 4, 64]), strict=True)
+        for part, of_N in zip(parts, bias_N.split([*heights.values()]), strict=True)
     ]
     assert torch.equal(linear(x_RK), torch.cat(apart_RN, 1))
-    factor_RN = random(9, 136)
+    factor_RN = random(9, 173)
     assert torch.equal(linear.times(x_RK, factor_RN), torch.cat(apart_RN, 1) * factor_RN)
 
 
@@ -167,6 +189,65 @@ def test_weights_in_bfloat16_give_the_bits_of_their_float32_copies(rows: int) ->
         weight_NK, x_RK = random(n_out, n_in, dtype=torch.bfloat16), random(rows, n_in)
         as_held = Linear(weight_NK, dtype=torch.float32)
         assert torch.equal(as_held(x_RK), Linear(weight_NK.float())(x_RK))
+
+
+FLOAT8 = {
+    "blocks": lambda: in_float8(130, 512, 4),
+    "small groups": lambda: in_float8(64, 264, 33),
+    "a scale an output, odd outputs": lambda: in_float8(37, 72, 1),
+    "scales of 16 bits": lambda: in_float8(70, 256, 2, torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("form", FLOAT8)
+def test_values_of_float8_are_those_of_the_reference(form: str) -> None:
+    weight = FLOAT8[form]()
+    wanted_NK, row_R = unpacked(weight), torch.tensor([5, 0, 36, 5])
+    assert torch.equal(weight.values(), wanted_NK)
+    assert torch.equal(Linear(weight, numerics=Numerics("compiled")).rows(row_R), wanted_NK[row_R])
+    some = joined([weight.rows(row_R), weight.rows(slice(1, 3))])
+    assert torch.equal(some.values(), torch.cat([wanted_NK[row_R], wanted_NK[1:3]]))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 6, 7, 65])
+@pytest.mark.parametrize("form", FLOAT8)
+def test_float8_gives_the_bits_of_its_values(form: str, rows: int) -> None:
+    """In float32 on any processor; in bfloat16, too, if the processor multiplies that: values are rounded to it."""
+    weight = FLOAT8[form]()
+    value_NK, x_RK = unpacked(weight), random(rows, weight.shape[1])
+    assert torch.equal(Linear(weight, numerics=Numerics("compiled"))(x_RK), Linear(value_NK)(x_RK))
+    x_RK = x_RK.bfloat16()
+    if product_dtype(torch.bfloat16) == torch.bfloat16:
+        wanted_RN = Linear(value_NK.bfloat16(), numerics=Numerics("compiled"), dtype=torch.bfloat16)(x_RK)
+    else:
+        wanted_RN = Linear(value_NK, numerics=Numerics("compiled"), dtype=torch.bfloat16)(x_RK)
+    assert torch.equal(Linear(weight, numerics=Numerics("compiled"), dtype=torch.bfloat16)(x_RK), wanted_RN)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 6, 7, 65])
+def test_rows_of_products_in_float8_do_not_depend_on_others_or_on_threads(rows: int, dtype: torch.dtype) -> None:
+    compiling = pytest.importorskip("headwater.kernels.compiling", reason="numba is not installed")
+    linear = Linear(in_float8(200, 256, 2), numerics=Numerics("compiled"), dtype=dtype)
+    x_RK = random(rows, 256, dtype=dtype)
+    beside = x_RK.clone()
+    beside[1:] = torch.nan
+    alone_RN, before = linear(x_RK), compiling.threads_in_use()
+    assert torch.equal(linear(beside)[0], alone_RN[0])
+    try:
+        for threads in (1, 2):
+            compiling.use_threads(threads)
+            assert torch.equal(linear(x_RK), alone_RN)
+            assert torch.equal(linear(x_RK.flip(0)).flip(0), alone_RN)
+    finally:
+        compiling.use_threads(before)
+
+
+def test_float8_takes_a_byte_a_weight_and_its_scales() -> None:
+    panels = pytest.importorskip("headwater.mixers.panels", reason="numba is not installed")
+    for dtype in DTYPES:
+        codes, scales, n_groups = panels.held(in_float8(128, 512, 4), dtype).arrays
+        assert (codes.nbytes, scales.nbytes, n_groups) == (128 * 512, 4 * 128 * 4, 4)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 65])
@@ -223,14 +304,16 @@ def test_first_bad_height_finds_a_product_that_depends_on_its_height() -> None:
     assert first_bad_height(lambda x_RK: x_RK * 2, random(64, 4), (1, 2, 7)) is None
 
 
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("kind", WEIGHTS)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_product_keeps_no_view_of_the_callers_weight(mode: str, kind: str) -> None:
-    for n_in, n_out in ((16, 16), (1, 64), (2, 64)):  # the latter are panels as they are
-        weight_NK = WEIGHTS[kind](n_out, n_in)
-        linear, x_RK = Linear(weight_NK, numerics=Numerics(mode), dtype=torch.float32), random(4, n_in)
+    panels_as_they_are = ((8, 64),) if kind in GROUPED else ((1, 64), (2, 64))
+    for n_in, n_out in ((16, 16), *panels_as_they_are):
+        weight = WEIGHTS[kind](n_out, n_in)
+        linear, x_RK = Linear(weight, numerics=Numerics(mode), dtype=torch.float32), random(4, n_in)
         before_RN = linear(x_RK)
-        weight_NK.zero_()
+        for part in [weight] if isinstance(weight, torch.Tensor) else [part for _, part in weight.parts()]:
+            part.view(torch.uint8).zero_()
         assert torch.equal(linear(x_RK), before_RN)
 
 

@@ -30,6 +30,7 @@ from tests.checkpoints.quantised import (
     Parts,
     Weight,
     awq,
+    blocks,
     compressed,
     float8,
     gptq,
@@ -63,6 +64,18 @@ HELD: dict[str, tuple[dict[str, Any], Callable[[int, int], tuple[Parts, Weight]]
         "int4",
     ),
     "int8": (compressed("int-quantized", num_bits=8, group_size=None), int8, "int8"),
+    "fp8, blocks": (FP8, lambda n, k: float8(n, k, (-(-n // 128), -(-k // 128)), "weight_scale_inv"), "float8"),
+    "fp8, a scale for all": (
+        FP8 | {"weight_block_size": None},
+        lambda n, k: float8(n, k, (1,), "weight_scale"),
+        "float8",
+    ),
+    "float8, a scale an output": (
+        compressed("float-quantized", num_bits=8, type="float"),
+        lambda n, k: float8(n, k, (n, 1), "weight_scale"),
+        "float8",
+    ),
+    "float8, blocks of compressed-tensors": (CASES["float8, blocks of compressed-tensors"][0], blocks, "float8"),
 }
 
 
@@ -75,14 +88,14 @@ def test_bytes_are_counted_as_weights_are_held(case: str) -> None:
     assert method is not None
     arrays = panels.held(method.read(write(n, k)[0], n, k), torch.float32).arrays
     held = sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
-    counted = described.packed(config, "float32", "float16")
+    counted = described.packed(config, "float16")
     assert counted is not None
     assert counted.name == name
     assert counted.element_bytes * n * k == pytest.approx(held, rel=0.01)
     spec = read_config(NEXT_80B | config, "float32")
     plain = read_config(NEXT_80B, "float32")
     products = sum(layer.quantised_weights for layer in spec.layers)
-    element_bytes = described.packed(config, "float32", spec.stored_dtype).element_bytes
+    element_bytes = described.packed(config, spec.stored_dtype).element_bytes
     assert spec.weights_held == name
     assert spec.parameter_bytes == pytest.approx(
         plain.parameter_bytes - products * (plain.weight_element_bytes - element_bytes), abs=len(spec.layers)
@@ -92,10 +105,9 @@ def test_bytes_are_counted_as_weights_are_held(case: str) -> None:
     assert (spec.page_bytes, spec.checkpoint_bytes) == (plain.page_bytes, plain.checkpoint_bytes)
 
 
-def test_float8_numbers_are_counted_in_the_dtype_that_they_are_held_in() -> None:
-    for dtype, size in (("float32", 4), ("bfloat16", 2)):
-        for config in (FP8, compressed("float-quantized", num_bits=8, type="float")):
-            assert described.packed({"quantization_config": config}, dtype, "bfloat16") == (dtype, size, None)
+def test_float8_takes_a_byte_and_its_scales_whatever_the_model_computes_in() -> None:
+    for dtype in ("float32", "bfloat16"):
+        assert read_config(NEXT_80B | {"quantization_config": FP8}, dtype).packed == ("float8", 1 + 4 / 128, None)
 
 
 def opened(folder: Path, tensors: Parts, config: dict[str, Any]) -> CheckpointTensors:
@@ -168,6 +180,10 @@ def with_part(part: str, tensor: torch.Tensor, write: Callable[..., tuple[Parts,
     return write(N, K)[0] | {part: tensor}
 
 
+def float8_of_one_scale(n: int, k: int) -> tuple[Parts, Weight]:
+    return float8(n, k, (1,), "weight_scale")
+
+
 @pytest.mark.parametrize(
     ("config", "parts", "error"),
     [
@@ -177,6 +193,11 @@ def with_part(part: str, tensor: torch.Tensor, write: Callable[..., tuple[Parts,
         ("awq", with_part("qzeros", torch.zeros(4, 2, dtype=torch.int32), awq), r"qzeros .*\[4, 2\], must be \[4, 4\]"),
         ("packed, 4 bits, symmetric", packed(16, K)[0], r"weight_scale .*\[16, 4\], must be \[32, 4\]"),
         ("fp8, blocks", float8(N, K, (2, 2), "weight_scale_inv", 32)[0], r"\[2, 2\], must be \[1, 1\]"),
+        (
+            "fp8, blocks",
+            with_part("weight", torch.full((N, K), torch.nan).to(torch.float8_e4m3fn), float8_of_one_scale),
+            "weight has 2,048 numbers that are NaN, of 2,048",
+        ),
         ("fp8, blocks", {"weight": torch.zeros(N, K), "weight_scale": torch.ones(1)}, "torch.float32, must be of"),
     ],
 )
@@ -249,3 +270,55 @@ def test_a_quantised_checkpoint_has_the_logits_of_its_values(
     values = {name: method.raw(name, *tensor.shape) for name, tensor in load_file(plain / "model.safetensors").items()}
     save_file(values, plain / "model.safetensors")
     assert torch.equal(logits(quantised), logits(plain))
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_moe"])
+def test_prompts_and_answers_of_a_float8_checkpoint_have_the_bits_of_its_values(
+    name: str, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """By kernels, which hold a byte a weight: those of the numbers times their scales, held in float32."""
+    pytest.importorskip("numba", reason="numba is not installed")
+    folder = quantise(checkpoint(name), tmp_path / "quantised", "fp8, blocks")
+    config = json.loads((folder / "config.json").read_text())
+    tensors = CheckpointTensors(folder, torch.float32, torch.device("cpu"), method_of(config))
+    plain = Path(shutil.copytree(checkpoint(name), tmp_path / "plain"))
+    shapes = {name: tensor.shape for name, tensor in load_file(plain / "model.safetensors").items()}
+    save_file({name: tensors.raw(name, *shape) for name, shape in shapes.items()}, plain / "model.safetensors")
+    logits = []
+    for of in (folder, plain):
+        bench = Bench(load_model(of, "float32").model)
+        sequence = bench.sequence(len(TOKENS) + 4)
+        of_prompt = bench.prefill(sequence, TOKENS)
+        logits.append([of_prompt, *(bench.step([], [(sequence, token)]) for token in range(300, 304))])
+    for of_codes, of_values in zip(*logits, strict=True):
+        assert torch.equal(of_codes, of_values)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_moe"])
+def test_a_float8_checkpoint_is_held_in_a_byte_a_weight(
+    name: str, dtype: str, monkeypatch: pytest.MonkeyPatch, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """No product, of experts neither, unpacks its weight as a whole: not at loading, and not for a prompt."""
+    panels = pytest.importorskip("headwater.mixers.panels", reason="numba is not installed")
+    from headwater.mixers.cpu import experts
+
+    folder, made = quantise(checkpoint(name), tmp_path / "quantised", "fp8, blocks"), panels.held
+    held = []
+
+    def noted(weight: torch.Tensor | Quantised, of_rows: torch.dtype) -> Any:
+        laid_out = made(weight, of_rows)
+        if isinstance(weight, Quantised):
+            held.append((weight.shape, laid_out.arrays[0].nbytes))
+        return laid_out
+
+    for module_ in (panels, experts):
+        monkeypatch.setattr(module_, "held", noted)
+    monkeypatch.setattr(Quantised, "values", lambda self: pytest.fail(f"a weight of {self.shape} is unpacked"))
+    bench = Bench(load_model(folder, dtype).model)
+    sequence = bench.sequence(len(TOKENS) + 1)
+    bench.prefill(sequence, TOKENS)
+    bench.step([], [(sequence, 300)])
+    assert held
+    for (n_out, n_in), n_bytes in held:
+        assert n_bytes == -(-n_out // 64) * 64 * n_in

@@ -31,8 +31,8 @@ from headwater.mixers.recurrent import RecurrentMixer
 from headwater.mixers.softmax import KEYS
 from headwater.mixers.weights import Weights
 from headwater.models.build import RECURRENT, layer_classes, layer_function
-from headwater.models.quantiser import BITS, quantised
-from headwater.spec import KEY_BLOCK, ModelSpec
+from headwater.models.quantiser import BITS, in_float8, quantised
+from headwater.spec import FLOAT8, KEY_BLOCK, ModelSpec
 
 # Heights at which kernels were seen to change, and heights between; as many as the budget allows.
 HEIGHTS = (1, 2, 3, 4, 7, 8, 16, 17, 32, 33, 64, 128, 255, 256, 512, 1024, 2048)
@@ -45,7 +45,6 @@ FUSED_ROWS = 33  # rows: fused activations work on blocks of few rows
 ATTENTION_ROWS = (8, 16, 64, 256)
 CHUNK_COUNTS = (1, 2, 3)
 SEQUENCES = (1, 2, 3, 7)
-FLOATS = ("float32", "bfloat16", "float16")  # data types in which numbers of float8 are held
 NARROW = 64  # model width that recurrences are tried with
 
 
@@ -191,19 +190,19 @@ def _weights(spec: ModelSpec, weight_NK: torch.Tensor, dtype: torch.dtype) -> It
     """Yield a weight in each format that the model's weights may have, with its name."""
     for stored in dict.fromkeys((dtype, torch.bfloat16)):
         yield _short(stored), weight_NK.to(stored)
-    for name in _integers(spec):
-        integers = quantised(weight_NK, BITS[name])
-        if integers is not None:
-            yield name, integers
+    for name in _packed(spec):
+        packed = in_float8(weight_NK) if name == FLOAT8 else quantised(weight_NK, BITS[name])
+        if packed is not None:
+            yield name, packed
 
 
-def _integers(spec: ModelSpec) -> tuple[str, ...]:
-    """Return the formats of integers that products may read: a quantised file may mix 4 bits and 8."""
+def _packed(spec: ModelSpec) -> tuple[str, ...]:
+    """Return the formats of 8 bits and fewer that products may read: a quantised file may mix 4 bits and 8."""
     if spec.weights != "auto":
         return (spec.weights,)
-    if spec.packed is None or spec.packed.name in FLOATS:
+    if spec.packed is None:
         return ()
-    return tuple(BITS)
+    return (FLOAT8,) if spec.packed.name == FLOAT8 else tuple(BITS)
 
 
 def _short(dtype: torch.dtype) -> str:

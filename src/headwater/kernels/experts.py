@@ -13,6 +13,7 @@ from numba import get_thread_id, prange, types
 from numba.core.extending import overload
 
 from headwater.kernels.compiling import kernel, part
+from headwater.kernels.float8 import add_float8, elements
 from headwater.kernels.integers import add_panel, round_row, span_of
 from headwater.kernels.product import _some_rows, _some_widened, _widen, finish
 from headwater.kernels.tile import BLOCK, PANEL, ROWS, WIDE
@@ -27,10 +28,11 @@ def _add_widened(x, x_at, x_row, weights, panel, n_inputs, rows, scratch, block_
     total_at = block_at + BLOCK * PANEL
     for k in range(0, n_inputs, BLOCK):
         n = min(BLOCK, n_inputs - k)
-        _widen(weights, panel, n_inputs, k, k + n, scratch, block_at)
+        _widen(x, weights, panel, n_inputs, k, k + n, scratch, block_at)
+        steps, first = elements(x, n), x_at + elements(x, k)
         for r in range(0, rows, ROWS):
             some, sums = min(ROWS, rows - r), total_at + r * PANEL
-            _some_widened(some, x, x_at + r * x_row + k, x_row, scratch, block_at, n, scratch, sums, k == 0)
+            _some_widened(some, x, first + r * x_row, x_row, scratch, block_at, steps, scratch, sums, k == 0)
 
 
 @part
@@ -43,12 +45,25 @@ def _add_as_held(x, x_at, x_row, x_step, weights, panel, steps, rows, scratch, t
             _some_rows(some, x, at, x_row, x_step, weights[0], w_at, n, scratch, sums, step == 0)
 
 
+@part
+def _add_float8(x, x_at, x_row, weights, panel, n_inputs, rows, scratch, block_at):
+    """Write the sums of some rows, with weights unpacked in registers for few and to a block for more."""
+    if rows > ROWS:
+        _add_widened(x, x_at, x_row, weights, panel, n_inputs, rows, scratch, block_at)
+    else:
+        add_float8(x, x_at, x_row, weights, panel, n_inputs, rows, scratch, block_at + BLOCK * PANEL)
+
+
 def _add(x, x_at, x_row, weights, panel, n_inputs, rows, scratch, block_at):
     """Write the sums of some rows for a panel of weights; `overload` tells formats apart."""
 
 
 @overload(_add)
 def _add_by_format(x, x_at, x_row, weights, panel, n_inputs, rows, scratch, block_at):
+    if weights[0].dtype == types.int16:
+        return lambda x, x_at, x_row, weights, panel, n_inputs, rows, scratch, block_at: _add_float8(
+            x, x_at, x_row, weights, panel, n_inputs, rows, scratch, block_at
+        )
     if weights[0].dtype not in (types.int32, types.float32):
         return lambda x, x_at, x_row, weights, panel, n_inputs, rows, scratch, block_at: _add_widened(
             x, x_at, x_row, weights, panel, n_inputs, rows, scratch, block_at

@@ -4,17 +4,20 @@ A sum is one chain of fused multiply-adds over the inputs in their order, in flo
 threads. So a row's bits depend on the row alone, and rows of prompts and of answers have the same.
 
 Weights in float32 and bfloat16 are multiplied as they are held. Others are widened to float32 a block of inputs at a
-time, which many rows then share; so are these two for many rows on processors with registers of 256 bits.
+time, which many rows then share; so are these two for many rows on processors with registers of 256 bits. float8 is
+unpacked in registers for few rows (`kernels/float8.py`).
 
 R rows, K inputs, N outputs.
 """
 
 from __future__ import annotations
 
+import numpy as np
 from numba import get_thread_id, prange, types
 from numba.core.extending import overload
 
 from headwater.kernels.compiling import kernel, lean_part
+from headwater.kernels.float8 import add_float8, elements, round_float8, widen_float8
 from headwater.kernels.functions import sigmoid, silu
 from headwater.kernels.tile import BLOCK, HEIGHTS, PANEL, ROWS, VECTORS, tile_of
 from headwater.kernels.vectors import LANES, load, lower_half, store, upper_half
@@ -94,14 +97,20 @@ def _widen_pairs(weights, p, n_inputs, first, last, out, at):
             store(out, to + LANES, upper_half(weights[0], source))
 
 
-def _widen(weights, p, n_inputs, first, last, out, at):
-    """Write the weights of inputs [first, last) of panel p, both even, to a block; `overload` tells formats apart."""
+def _widen(x, weights, p, n_inputs, first, last, out, at):
+    """Write the weights of inputs [first, last) of panel p, both even, to a block, as products with x take them.
+
+    `overload` tells formats apart.
+    """
 
 
 @overload(_widen)
-def _widen_by_format(weights, p, n_inputs, first, last, out, at):
-    widen = _widen_pairs if weights[0].dtype == types.int32 else _widen_floats
-    return lambda weights, p, n_inputs, first, last, out, at: widen(weights, p, n_inputs, first, last, out, at)
+def _widen_by_format(x, weights, p, n_inputs, first, last, out, at):
+    if weights[0].dtype == types.int16:
+        widen = round_float8 if x.dtype == types.int32 else widen_float8
+    else:
+        widen = _widen_pairs if weights[0].dtype == types.int32 else _widen_floats
+    return lambda x, weights, p, n_inputs, first, last, out, at: widen(weights, p, n_inputs, first, last, out, at)
 
 
 @kernel
@@ -122,14 +131,26 @@ def multiply(x, x_row, x_step, weights, steps, bias, then, factor, factor_row, y
 def widen_and_multiply(
     x, x_row, x_step, weights, n_inputs, bias, then, factor, factor_row, y, y_row, rows, n_outputs, scratch
 ):
-    """Multiply by weights that are widened to float32, a block of inputs at a time."""
+    """Multiply by weights that are widened to float32, or to bfloat16 for rows of it, a block of inputs at a time."""
     for p in prange((n_outputs + PANEL - 1) // PANEL):
         block_at = get_thread_id() * (rows + BLOCK) * PANEL
         total_at = block_at + BLOCK * PANEL
         for k in range(0, n_inputs, BLOCK):
             n = min(BLOCK, n_inputs - k)
-            _widen(weights, p, n_inputs, k, k + n, scratch, block_at)
+            _widen(x, weights, p, n_inputs, k, k + n, scratch, block_at)
+            steps, first = elements(x, n), elements(x, k)
             for r in range(0, rows, ROWS):
                 some, sums = min(ROWS, rows - r), total_at + r * PANEL
-                _some_widened(some, x, r * x_row + k, x_row, scratch, block_at, n, scratch, sums, k == 0)
+                _some_widened(some, x, r * x_row + first, x_row, scratch, block_at, steps, scratch, sums, k == 0)
+        finish(scratch, total_at, rows, p * PANEL, n_outputs, bias, then, factor, factor_row, y, y_row)
+
+
+@kernel
+def multiply_float8(
+    x, x_row, x_step, weights, n_inputs, bias, then, factor, factor_row, y, y_row, rows, n_outputs, scratch
+):
+    """Multiply 1 to 6 rows by weights in float8, which are unpacked in registers."""
+    for p in prange((n_outputs + PANEL - 1) // PANEL):
+        total_at = get_thread_id() * rows * PANEL
+        add_float8(x, 0, x_row, weights, np.int64(p), n_inputs, rows, scratch, total_at)
         finish(scratch, total_at, rows, p * PANEL, n_outputs, bias, then, factor, factor_row, y, y_row)

@@ -58,7 +58,8 @@ def vectors_at_once(rows: int) -> int:
 class Float32:
     """Weights and inputs in float32, one input a step."""
 
-    of_step, of_vector = VECTORS, 1  # strides of weights, in vectors of 64 bytes
+    unit = FLOATS  # of the strides of weights
+    of_step, of_vector = VECTORS, 1
 
     @staticmethod
     def weights(builder: ir.IRBuilder, pointer: ir.Value) -> list[ir.Value]:
@@ -110,6 +111,12 @@ class Dot(Float32):
         return called(builder, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, total, xs[0], weights[0])
 
 
+class WidenedDot(Dot):
+    """A block of weights that were widened to pairs of bfloat16, in the order of `Widened`."""
+
+    of_step, of_vector = 1, BLOCK
+
+
 def kind_of(x: Any, w: Any) -> Any:
     """Return the kind of product of inputs and weights, which are arrays."""
     if w.dtype == types.int32:
@@ -126,29 +133,38 @@ def tile_of(rows: int, widened: bool = False) -> Any:
 
     @intrinsic
     def tile(_, x, x_at, x_row, x_step, w, w_at, steps, total, total_at, fresh):
-        kind = Widened if widened else kind_of(x, w)
-
-        def lower(context, builder, signature, arguments):
-            x, x_at, x_row, x_step, w, w_at, steps, total, total_at, fresh = arguments
-            of_x, of_w, of_total = signature.args[0], signature.args[4], signature.args[7]
-            first_w = builder.bitcast(address(context, builder, of_w, w, w_at), FLOATS.as_pointer())
-            sums = builder.bitcast(address(context, builder, of_total, total, total_at), FLOATS.as_pointer())
-            row_starts = [builder.add(x_at, builder.mul(x_row, INDEX(r))) for r in range(rows)]
-            first_xs = [address(context, builder, of_x, x, at) for at in row_starts]
-            for first in range(0, VECTORS, vectors_at_once(rows)):
-                some = range(first, first + vectors_at_once(rows))
-                _multiply(builder, kind, (first_xs, x_step), first_w, steps, (sums, fresh), some)
-            return context.get_dummy_value()
-
+        wide = WidenedDot if x.dtype == types.int32 else Widened
         index = types.intp
-        return types.none(x, index, index, index, w, index, index, total, index, types.boolean), lower
+        signature = types.none(x, index, index, index, w, index, index, total, index, types.boolean)
+        return signature, lowered(wide if widened else kind_of(x, w), rows)
 
     return tile
 
 
-def _multiply(builder, kind, inputs, first_w, steps, sums_fresh, vectors) -> None:
+def lowered(kind: Any, rows: int) -> Any:
+    """Return what emits a tile of a kind of product; two more arguments are scales of its outputs, and their index."""
+
+    def lower(context, builder, signature, arguments):
+        x, x_at, x_row, x_step, w, w_at, steps, total, total_at, fresh, *scale = arguments
+        of_x, of_w, of_total, of_scale = (signature.args[at] for at in (0, 4, 7, -2))
+        first_w = builder.bitcast(address(context, builder, of_w, w, w_at), kind.unit.as_pointer())
+        sums = builder.bitcast(address(context, builder, of_total, total, total_at), FLOATS.as_pointer())
+        row_starts = [builder.add(x_at, builder.mul(x_row, INDEX(r))) for r in range(rows)]
+        first_xs = [address(context, builder, of_x, x, at) for at in row_starts]
+        for first in range(0, VECTORS, vectors_at_once(rows)):
+            some, scales = range(first, first + vectors_at_once(rows)), None
+            if scale:
+                of_outputs = builder.bitcast(address(context, builder, of_scale, *scale), FLOATS.as_pointer())
+                scales = [builder.load(builder.gep(of_outputs, [INDEX(v)]), align=4) for v in some]
+            _multiply(builder, kind, (first_xs, x_step), (first_w, scales), steps, (sums, fresh), some)
+        return context.get_dummy_value()
+
+    return lower
+
+
+def _multiply(builder, kind, inputs, weights_scales, steps, sums_fresh, vectors) -> None:
     """Emit the loop over steps for some vectors of the panel and all rows."""
-    (first_xs, x_step), (sums, fresh) = inputs, sums_fresh
+    (first_xs, x_step), (first_w, scales), (sums, fresh) = inputs, weights_scales, sums_fresh
     zero = ir.Constant(FLOATS, [0.0] * LANES)
     totals = {}
     for r in range(len(first_xs)):
@@ -160,6 +176,8 @@ def _multiply(builder, kind, inputs, first_w, steps, sums_fresh, vectors) -> Non
         at_w = builder.mul(loop.index, INDEX(kind.of_step))
         at_vectors = [builder.add(at_w, INDEX(v * kind.of_vector)) for v in vectors]
         weights = [kind.weights(builder, builder.gep(first_w, [at])) for at in at_vectors]
+        if scales:
+            weights = [kind.scaled(builder, *pair) for pair in zip(weights, scales, strict=True)]
         at_x = builder.mul(loop.index, x_step)
         for r, first_x in enumerate(first_xs):
             xs = kind.inputs(builder, builder.gep(first_x, [at_x]))

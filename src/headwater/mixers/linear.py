@@ -49,7 +49,7 @@ class TorchProduct:
 
     def __init__(self, weight_NK: Weight, bias_N: Tensor | None, dtype: torch.dtype) -> None:
         # a copy, so that nothing keeps a checkpoint's file mapped
-        self.weight_NK = weight_NK.clone() if isinstance(weight_NK, Tensor) else weight_NK
+        self.weight_NK = weight_NK.clone()
         self.dtype = dtype
         on_gpu = isinstance(weight_NK, Tensor) and weight_NK.device.type != "cpu"
         self.computes_in = dtype if on_gpu else product_dtype(dtype)
@@ -81,8 +81,8 @@ class TorchProduct:
 class Linear:
     """The product y = x Wᵀ + b, in which a row of y depends on its row of x alone, not on the number of rows.
 
-    The weight is held once, as stored: float32, bfloat16, float16 or integers; one after the other if there are several
-    of different formats, whose outputs are side by side. Inputs and results are in `dtype`.
+    The weight is held once, as stored: float32, bfloat16, float16, float8 or integers; one after the other if there are
+    several of different formats, whose outputs are side by side. Inputs and results are in `dtype`.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Linear:
     def _held(self, weight_NK: Weight, bias_N: Tensor | None) -> HeldWeight:
         """Lay a weight out for the kernels if there are any, else as torch multiplies it.
 
-        Integers are multiplied by kernels even where other weights are not, unless products have no guard at all.
+        Integers and float8 are multiplied by kernels even where other weights are not, unless products have no guard.
         """
         device = "cpu" if isinstance(weight_NK, Quantised) else weight_NK.device
         on_cpu = torch.device(device).type == "cpu" and not has_kernels(device)

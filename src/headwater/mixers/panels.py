@@ -23,9 +23,10 @@ from torch import Tensor
 from headwater import machine
 from headwater.kernels.arrays import flat
 from headwater.kernels.compiling import threads_in_use
+from headwater.kernels.float8 import BIAS
 from headwater.kernels.integers import NIBBLES, multiply_integers
 from headwater.kernels.lookup import copy_panel_rows_into, widen_panel_rows_into
-from headwater.kernels.product import LINEAR, SIGMOID, SILU, multiply, widen_and_multiply
+from headwater.kernels.product import LINEAR, SIGMOID, SILU, multiply, multiply_float8, widen_and_multiply
 from headwater.kernels.recording import empty
 from headwater.kernels.tile import BLOCK, PANEL, ROWS, WIDE
 from headwater.kernels.vectors import LANES
@@ -130,17 +131,19 @@ def held(weight_NK: Tensor | Quantised, dtype: torch.dtype) -> Held:
     * bfloat16 with rows in bfloat16: the processor's dot product if it has one (AVX512-BF16);
     * bfloat16 otherwise: widened as it is read, or for more than 6 rows on 256-bit registers a block at a time;
     * float16: widened a block at a time;
+    * float8: unpacked in registers for up to 6 rows, a block at a time for more; to bfloat16 for the dot product with
+      rows in bfloat16, as above, else to float32 (`kernels/float8.py`);
     * integers: with rows rounded to int8 (`kernels/integers.py`).
 
     Arrays lie in huge pages, where the system has them.
     """
     if isinstance(weight_NK, Quantised):
-        return _held_codes(weight_NK)
+        return _held_float8(weight_NK, dtype) if weight_NK.is_float8 else _held_codes(weight_NK)
     n_in = weight_NK.shape[1]
     if weight_NK.dtype == torch.bfloat16:
         panels = _in_panels(F.pad(weight_NK, (0, 1)) if n_in % 2 else weight_NK, 2)
         arrays, rows = (panels.view(torch.int32).numpy(),), partial(_rows, panels, n_in + n_in % 2, 2)
-        if dtype == torch.bfloat16 and machine.compiles("avx512_bf16"):
+        if _has_dot(dtype):
             return Held(arrays, rows, multiply, multiply, pairs=True, dot=True)
         return Held(arrays, rows, multiply, multiply if WIDE else widen_and_multiply, pairs=True)
     panels = _in_panels(weight_NK if weight_NK.dtype == torch.float16 else weight_NK.float())
@@ -148,6 +151,26 @@ def held(weight_NK: Tensor | Quantised, dtype: torch.dtype) -> Held:
     if weight_NK.dtype == torch.float16:
         return Held(arrays, rows)
     return Held(arrays, rows, multiply, multiply if WIDE else widen_and_multiply)
+
+
+def _has_dot(dtype: torch.dtype) -> bool:
+    """Return whether the processor multiplies pairs of bfloat16, and rows are such."""
+    return dtype == torch.bfloat16 and machine.compiles("avx512_bf16")
+
+
+def _held_float8(weight: Quantised, dtype: torch.dtype) -> Held:
+    n_in, n_groups = weight.shape[1], weight.scale_NX.shape[1]
+    codes = _in_panels(weight.code_NK.contiguous().view(torch.int16))
+    scales = _in_panels(weight.scale_NX.float() * BIAS)
+    none = weight.rows(torch.empty(0, dtype=torch.int64))  # copies, so that no code is kept beside the panels
+
+    def rows(index_R: Tensor) -> Tensor:
+        code_RK = _rows(codes, n_in // 2, 1, index_R).view(none.code_NK.dtype)
+        scale_RX, zero_RX = _rows(scales, n_groups, 1, index_R) / BIAS, none.zero_NX.new_zeros(len(index_R), 1)
+        return replace(none, code_NK=code_RK, scale_NX=scale_RX, zero_NX=zero_RX).values()
+
+    arrays = codes.numpy(), scales.numpy(), n_groups
+    return Held(arrays, rows, multiply_float8, widen_and_multiply, dot=_has_dot(dtype))
 
 
 def _held_codes(weight: Quantised) -> Held:

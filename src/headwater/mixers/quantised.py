@@ -1,4 +1,4 @@
-"""Weights as small integers with scales: the form that formats of quantised checkpoints are read into.
+"""Weights as small integers or float8 with scales: the form that formats of quantised checkpoints are read into.
 
 N outputs, K inputs, X groups of inputs in a row, S groups of groups.
 """
@@ -24,7 +24,7 @@ class Quantised:
     scale is `outer_scale · scale`, rounded to float32, and its minimum `outer_minimum · minimum`.
     """
 
-    code_NK: Tensor  # uint8, below 2^bits
+    code_NK: Tensor  # uint8, below 2^bits, or float8_e4m3fn
     bits: int  # 1 to 8
     scale_NX: Tensor  # float32, float16, bfloat16, or uint8 within groups of groups
     zero_NX: Tensor  # uint8; X may be 1
@@ -45,6 +45,11 @@ class Quantised:
         return self.code_NK.shape
 
     @property
+    def is_float8(self) -> bool:
+        """Whether codes are numbers of float8, which have no zero and no minimum."""
+        return self.code_NK.dtype == torch.float8_e4m3fn
+
+    @property
     def group(self) -> int:
         """Inputs that share a scale."""
         return self.code_NK.shape[1] // self.scale_NX.shape[1]
@@ -58,6 +63,11 @@ class Quantised:
     def rows(self, at: slice | Tensor) -> Self:
         """Return some outputs, in the order of `at`."""
         parts: dict[str, Any] = {name: part[at] for name, part in self.parts()}
+        return replace(self, **parts)
+
+    def clone(self) -> Self:
+        """Return a copy, which keeps no file mapped."""
+        parts: dict[str, Any] = {name: part.clone() for name, part in self.parts()}
         return replace(self, **parts)
 
     def split(self, sizes: Sequence[int]) -> list[Self]:

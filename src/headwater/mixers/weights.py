@@ -102,7 +102,7 @@ class Weights:
         """Return a weight on the device of products: in its own dtype on the CPU, if that is no longer than theirs."""
         on_cpu = torch.device(self.device).type == "cpu"
         if isinstance(weight, Quantised):
-            return weight if on_cpu and weight.code_NK.dtype == torch.uint8 else self.cast(weight.values())
+            return weight if on_cpu else self.cast(weight.values())
         keeps = on_cpu and weight.dtype.itemsize <= self.dtype.itemsize
         return weight.to(device=self.device, dtype=weight.dtype if keeps else self.dtype)
 

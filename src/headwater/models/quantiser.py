@@ -14,11 +14,13 @@ from torch import Tensor
 
 from headwater.errors import CheckpointError
 from headwater.layers.layer import Layer
-from headwater.mixers.quantised import Quantised
+from headwater.mixers.quantised import TOGETHER, Quantised
 from headwater.mixers.weights import Stored, values_of
+from headwater.models.quantisation.method import float8
 
 BITS = {"int8": 8, "int4": 4}
 GROUPS = (128, 64)
+FLOAT8_GROUP = 128
 BLOCK = 2**18  # elements whose intermediates fit in cache
 # Parts of a group's range that its codes may span. With few codes, a narrower range cuts the largest weights and rounds
 # all others less: 5% less squared error for Gaussian weights at 4 bits, and nothing at 8.
@@ -91,6 +93,20 @@ def quantised(weight_NK: Tensor, bits: int) -> Quantised | None:
     blocks = [_best(block_NK, form, top) for block_NK in _blocks(weight_NK)]
     code_NK, scale_NX, zero_NX = (torch.cat(parts) for parts in zip(*blocks, strict=True))
     return Quantised(code_NK, bits, scale_NX, zero_NX)
+
+
+def in_float8(weight_NK: Tensor) -> Quantised | None:
+    """Round a weight to float8 with a scale for each output and 128 inputs, or fewer; None if 8 does not divide them.
+
+    Checks and benchmarks of products take it; checkpoints bring their own.
+    """
+    group = math.gcd(FLOAT8_GROUP, weight_NK.shape[1])
+    if group % TOGETHER:
+        return None
+    groups_NXg = weight_NK.float().unflatten(1, (-1, group))
+    scale_NX = groups_NXg.abs().amax(-1).clamp_(min=NORMAL).div_(torch.finfo(torch.float8_e4m3fn).max)
+    code_NXg = groups_NXg.div(scale_NX[:, :, None]).to(torch.float8_e4m3fn)
+    return float8(code_NXg.flatten(1), scale_NX)
 
 
 def _scale_dtype(weight_NK: Tensor, top: int) -> torch.dtype:

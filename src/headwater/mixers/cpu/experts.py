@@ -18,6 +18,7 @@ from torch import Tensor
 from headwater.kernels import routing
 from headwater.kernels.arrays import flat
 from headwater.kernels.experts import AT_ONCE, multiply_integers_into, multiply_into
+from headwater.kernels.integers import multiply_integers
 from headwater.kernels.recording import empty
 from headwater.kernels.tile import BLOCK, PANEL
 from headwater.layers.feed_forward import Experts
@@ -53,7 +54,7 @@ class ExpertProduct:
         y_RN = empty(len(x_RK), self.width, dtype=self.dtype)
         x, x_row, n_in = self._inputs(x_RK)
         factor, factor_row = (flat(y_RN), 0) if factor_RN is None else (flat(factor_RN), factor_RN.stride(0))
-        multiply = multiply_integers_into if len(self.held.arrays) > 1 else multiply_into
+        multiply = multiply_integers_into if self.held.few is multiply_integers else multiply_into
         multiply(
             flat(y_RN), self.width, x, x_row, self.held.arrays, n_in, self.width, ACTIVATIONS[then],
             factor, factor_row, routes.begins, routes.chosen, self._none, scratch((AT_ONCE + BLOCK) * PANEL),

@@ -62,7 +62,7 @@ def read_config(config: dict[str, Any], dtype: str, page_size: int = 64, weights
     for key, value in filter(None, (refusal.required for refusal in family.refuses)):
         keys.require(key, value, default=value)
     spec = ModelSpec.of(family.read(keys), dtype, page_size, weights, stored_dtype(config))
-    return replace(spec, packed=packed(config, dtype, stored_dtype(config)))
+    return replace(spec, packed=packed(config, stored_dtype(config)))
 
 
 def stored_dtype(config: dict[str, Any]) -> str:

@@ -10,8 +10,7 @@ from typing import Any
 
 from headwater.config_keys import ConfigKeys, text_config
 from headwater.errors import CheckpointError
-from headwater.spec import Packed
-from headwater.state_layout import BYTES_OF_DTYPE
+from headwater.spec import FLOAT8, Packed
 
 GPTQ_BITS = (2, 4, 8)
 GPTQ_FORMATS = ("gptq", "gptq_v2")
@@ -40,11 +39,11 @@ def check_quantisation(config: dict[str, Any]) -> None:
     METHODS[method](ConfigKeys(described))
 
 
-def packed(config: dict[str, Any], dtype: str, stored: str) -> Packed | None:
-    """Return how quantised weights are held for a computation in `dtype`; None if there are none.
+def packed(config: dict[str, Any], stored: str) -> Packed | None:
+    """Return how quantised weights are held; None if there are none.
 
     `stored` is the dtype of the weights that are not quantised. A scale of 16 bits is held in 32 if it is bfloat16, and
-    a zero takes a byte. float8 numbers are held as numbers in `dtype`. All large products are taken to be quantised.
+    a zero takes a byte; a scale of float8 is held in 32. All large products are taken to be quantised.
     """
     held = config.get("packed")
     if isinstance(held, Packed):  # of a GGUF file
@@ -61,7 +60,9 @@ def packed(config: dict[str, Any], dtype: str, stored: str) -> Packed | None:
     else:
         bits, group, of_group = keys.integer("bits", 4), keys.integer("group_size", 128), 1 + 2
     if described["quant_method"] == "fp8" or keys.optional("type") == "float":
-        return Packed(dtype, BYTES_OF_DTYPE[dtype])
+        block = block_of(keys, "weight_block_size") or block_of(keys, "block_structure")
+        group = block[1] if block else keys.integer("group_size", -1)
+        return Packed(FLOAT8, 1 + (4 / group if group > 0 else 0))
     return Packed(f"int{bits}", (0.5 if bits <= 4 else 1) + (of_group / group if group > 0 else 0))
 
 

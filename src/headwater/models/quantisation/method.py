@@ -16,6 +16,7 @@ from headwater.mixers.quantised import Quantised
 
 WORD = 32  # bits
 BYTE = 8
+NAN = 0x7F  # bits of a float8 that is no number, without its sign
 
 
 class Method(Protocol):
@@ -85,7 +86,10 @@ def scale_by_row(scale: Tensor, n_out: int, n_in: int, block: tuple[int, int] | 
 
 
 def float8(code_NK: Tensor, scale_NX: Tensor) -> Quantised:
-    """Return a weight whose codes are float8 numbers (e4m3) as they are."""
+    """Return a weight whose codes are float8 numbers (e4m3) as they are. Raises ValueError if one is NaN."""
+    n_nan = int((code_NK.view(torch.uint8) & NAN == NAN).sum())
+    if n_nan:
+        raise ValueError(f"weight has {n_nan:,} numbers that are NaN, of {code_NK.numel():,}")
     return Quantised(code_NK, BYTE, scale_NX, zeros(len(code_NK), 0))
 
 
