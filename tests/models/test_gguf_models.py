@@ -135,5 +135,5 @@ def test_a_file_is_taken_where_a_folder_is(checkpoint: Callable[[str], Path], tm
     assert load_profile(str(file)).name == "small"
     with pytest.raises(SettingError, match="no folder with a config"):
         ServeConfig(model=tmp_path / "other.gguf")
-    with pytest.raises(SettingError, match=r"small\.gguf is a GGUF file, which is given by its own path"):
+    with pytest.raises(SettingError, match=r"small\.gguf is a GGUF file: name that file, not its folder"):
         ServeConfig(model=tmp_path)
