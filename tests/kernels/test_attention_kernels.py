@@ -20,6 +20,7 @@ from headwater.memory.arena import Arena
 from headwater.mixers.attention import Attention, AttentionStep
 from headwater.mixers.batch import Slice, StepBatch
 from headwater.mixers.cpu.attention import AttentionOnCpu, AttentionStepOnCpu
+from headwater.mixers.cpu.check_attention import PAGE, PAGES, TOKENS, broken_attention
 from headwater.mixers.weights import Weights
 from headwater.spec import Architecture, Block, ModelSpec, Part
 
@@ -238,3 +239,48 @@ def test_the_self_check_tries_sequences_and_threads(shape, monkeypatch):
     with threads(2):
         expected = None if numba.get_num_threads() == 1 else f"kernel of {shape.kind} on 1 threads"
         assert self_check(spec).broken_by == expected
+
+
+def found(shape, dtype=torch.float32):
+    """Return what the self-check names at two threads."""
+    generator = torch.Generator().manual_seed(0)
+    with threads(2):
+        return list(broken_attention(shape, lambda *size: torch.randn(size, generator=generator).to(dtype)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["all", "neighbours", "some channels"])
+def test_the_self_check_finds_the_kernels_exact(name, dtype):
+    assert found(SHAPES[name], dtype) == []
+
+
+def changed_pages(monkeypatch, change):
+    """Let `change` alter keys or values, [pages, tokens, 32], after the kernel wrote those of several rows of one."""
+    place = attention.place
+
+    def changing(x, keys, values, q, positions, tables, *others):
+        before = keys.copy()
+        place(x, keys, values, q, positions, tables, *others)
+        if len(positions) == TOKENS and len(set(tables)) == PAGES:
+            change(before.reshape(-1, PAGE, 32), *(part.reshape(-1, PAGE, 32) for part in (keys, values)), positions)
+
+    monkeypatch.setattr(attention, "place", changing)
+
+
+def the_last_but_one_is_not_written(before, keys, values, positions):
+    keys[-PAGES:].reshape(-1, 32)[positions[-2]] = before[-PAGES:].reshape(-1, 32)[positions[-2]]
+
+
+def the_first_two_are_exchanged(before, keys, values, positions):
+    of_sequence = values[-PAGES:].reshape(-1, 32)
+    of_sequence[positions[:2]] = of_sequence[positions[1::-1]]
+
+
+def one_more_is_written(before, keys, values, positions):
+    keys[-1, -1] = keys[-PAGES, 0]
+
+
+@pytest.mark.parametrize("change", [the_last_but_one_is_not_written, the_first_two_are_exchanged, one_more_is_written])
+def test_the_self_check_names_keys_of_a_sequence_that_are_not_those_of_one_after_the_other(monkeypatch, change):
+    changed_pages(monkeypatch, change)
+    assert found(SHAPES["all"]) == [f"kernel of attention at {TOKENS} tokens of a sequence"]

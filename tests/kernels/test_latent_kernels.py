@@ -10,6 +10,7 @@ pytest.importorskip("numba", reason="numba is not installed")
 from headwater.kernels import attention
 from headwater.layers.attention import Rotary
 from headwater.layers.mla import LatentAttention
+from headwater.memory.arena import Arena
 from headwater.mixers.batch import Slice
 from headwater.mixers.cpu.attention import AttentionStepOnCpu
 from headwater.mixers.cpu.mla import LatentAttentionOnCpu, latent_attention_of
@@ -69,13 +70,52 @@ def test_company_order_and_places_of_pages_change_no_bit(monkeypatch):
     assert not torch.equal(apart(), together)
 
 
+FIRST, TOKENS = 62, 7  # tokens of a sequence of 300, across the end of a page
+
+
+def tokens_of_one_sequence(rig, steps):
+    """Decode tokens of a sequence, these together in each step; return what they read, and the sequence's rows.
+
+    The rows from the first token on hold NaN before: they are not yet written.
+    """
+    table = rows_of(rig)[6][1]
+    (pages,) = rig.arena.pages_of(0)
+    of_sequence = pages.unflatten(1, (64, -1))
+    for position in range(FIRST, LENGTHS[6]):
+        of_sequence[table[position // 64], position % 64] = torch.nan
+    reads = [rig.run([], [(FIRST + i, table) for i in rows], rig.x[rows]) for rows in steps]
+    return torch.cat(reads), of_sequence[table].flatten(0, 1)[: FIRST + TOKENS]
+
+
+AT_ONCE = [[*range(TOKENS)]]
+IN_TURN = [[row] for row in range(TOKENS)]
+
+
 @pytest.mark.parametrize("of", [Rig, KernelRig])
 def test_tokens_of_a_sequence_in_one_step_have_the_bits_of_one_after_the_other(of):
     rig = of(SHAPES[1])
-    table = rows_of(rig)[6][1]
-    rows = [(LENGTHS[6] - 10 + i, table) for i in range(7)]
-    in_turn = torch.cat([rig.run([], [row], rig.x[i : i + 1]) for i, row in enumerate(rows)])
-    assert torch.equal(rig.run([], rows, rig.x[:7]), in_turn)
+    at_once, in_two = (tokens_of_one_sequence(rig, steps) for steps in (AT_ONCE, [[0, 1, 2], [3, 4, 5, 6]]))
+    in_turn = tokens_of_one_sequence(rig, IN_TURN)
+    assert all(map(torch.equal, at_once, in_turn))
+    assert all(map(torch.equal, in_two, in_turn))
+
+
+@pytest.mark.parametrize("of", [Rig, KernelRig])
+@pytest.mark.parametrize("written", [[0, 1, 2, 3, 4, 6], [1, 0, 2, 3, 4, 5, 6]], ids=["one missing", "two exchanged"])
+def test_wrong_rows_of_a_sequence_in_one_step_are_found(of, written, monkeypatch):
+    """The control of the test above."""
+    rig, write = of(SHAPES[1]), Arena.write
+
+    def wrong(arena, layer, page_W, offset_W, latent_WX):
+        if len(page_W) == TOKENS:
+            of = sorted(written)
+            page_W, offset_W, latent_WX = page_W[of], offset_W[of], latent_WX[written]
+        write(arena, layer, page_W, offset_W, latent_WX)
+
+    in_turn = tokens_of_one_sequence(rig, IN_TURN)
+    monkeypatch.setattr(Arena, "write", wrong)
+    at_once = tokens_of_one_sequence(rig, AT_ONCE)
+    assert not any(map(torch.equal, at_once, in_turn))
 
 
 def test_latents_that_are_no_whole_vectors_are_left_to_torch():

@@ -82,13 +82,12 @@ def prepare_process(threads: int | None = None) -> None:
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors of floats are equal: zeros of any sign are, and a denormal number is no zero.
+    """Return whether two tensors of floats are equal and have the same bits: NaN is not equal to NaN, nor 0 to -0.
 
-    Comparisons of floats flush denormals, as all that this process computes.
+    Bits are compared as integers, since this process flushes denormals: a comparison of floats takes them for zeros.
     """
-    as_integers = torch.int16 if one.dtype.itemsize == 2 else torch.int32
-    a, b, most = one.view(as_integers), other.view(as_integers), torch.iinfo(as_integers).max
-    return torch.equal(a, b) or (torch.equal(one, other) and torch.equal(a & most, b & most))
+    integers = torch.int16 if one.dtype.itemsize == 2 else torch.int32
+    return torch.equal(one, other) and torch.equal(one.view(integers), other.view(integers))
 
 
 def end_workers() -> None:

@@ -127,15 +127,20 @@ class Decoding:
 
 
 class Prefilling:
-    """Random prompts and states before them, of which any are prefilled together, each in the slot of its number."""
+    """Random prompts and states before them, one of them with denormal products, each in the slot of its number.
+
+    Any of them are prefilled together.
+    """
 
     def __init__(self, layer: Layer, computed: RecurrentOnCpu, kernel: PrefillKernel, random: Random) -> None:
         n = len(PROMPTS)
         self.computed, self.kernel, self.dtype = computed, kernel, random(1).dtype
         self.states = {name: random(n, *shape) for name, shape in layer.states}
         self.states["recurrent"] = self.states["recurrent"].float()
-        self.states["recurrent"][n // 2] *= TINY
-        products = computed.mixer.products(random(sum(PROMPTS), layer.hidden).float(), step_of([]))
+        x_ND = random(sum(PROMPTS), layer.hidden).float()
+        for part in (x_ND.split(PROMPTS), *self.states.values()):
+            part[n // 2].mul_(TINY)
+        products = computed.mixer.products(x_ND, step_of([]))
         self.products = [product.to(self.dtype).split(PROMPTS) for product in products]
 
     def __call__(self, of: list[int], parts: tuple[slice, ...] = WHOLE) -> list[tuple[Tensor, ...]]:
