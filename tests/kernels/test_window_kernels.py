@@ -9,6 +9,7 @@ pytest.importorskip("numba", reason="numba is not installed")
 
 from headwater.kernels import attention
 from headwater.layers.attention import Rotary
+from headwater.mixers import window as windows
 from headwater.mixers.batch import Slice, StepBatch
 from headwater.mixers.cpu.attention import WindowAttentionOnCpu
 from headwater.mixers.rotary import TABLE_BLOCK
@@ -91,6 +92,13 @@ def test_a_ring_that_two_sequences_have_is_refused(of):
         rig.run([], [(1, 39), (2, 40), (1, 40)], rig.x[:3])
 
 
+@pytest.mark.parametrize("of", [Rig, KernelRig])
+def test_a_ring_that_sequences_in_different_parts_of_a_step_have_is_refused(of):
+    rig, rows = of(shape_of(40)), [(1, 39), (1, 40), (2, 40), (2, 41), (1, 41)]
+    with pytest.raises(ValueError, match=r"^3 decoding sequences have slots \[1, 2, 1\]: each needs one of its own$"):
+        rig.run([], rows, rig.x[:5])
+
+
 def test_a_ring_that_is_written_before_it_is_read_is_found(monkeypatch):
     """The control: all tokens of a step are in the ring before the first of them reads it."""
     rows = [(1, LENGTHS[1] + i) for i in range(5)]
@@ -111,3 +119,14 @@ def test_positions_beyond_the_window_and_the_first_block_of_angles_are_rotated()
             ring.memory_RWGD.copy_(torch.randn(ring.memory_RWGD.shape, generator=torch.Generator().manual_seed(4)))
     got, wanted = (rig.run([], [(3, position)], rig.x[:1]) for rig in (by_kernels, by_torch))
     torch.testing.assert_close(got, wanted, rtol=3e-5, atol=3e-5)
+
+
+def test_layers_with_the_same_window_group_the_rows_of_each_part_once(monkeypatch):
+    grouped, group = [], windows.decode_batches
+    monkeypatch.setattr(windows, "decode_batches", lambda *args: grouped.append(args) or group(*args))
+    rig = Rig(shape_of(40))
+    decoded(rig, [])
+    rows, run = [(1, 39), (1, 40), (1, 41), (3, 41)], rig.layer.forward
+    monkeypatch.setattr(rig.layer, "forward", lambda *args: [run(*args) for _ in range(3)][-1])  # as three layers
+    rig.run([], rows, rig.x[:4])
+    assert len(grouped) == 3

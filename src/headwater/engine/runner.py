@@ -218,7 +218,7 @@ class Runner:
 
 
 def _parents(decodes: Sequence[Decode]) -> Iterator[int]:
-    """Yield each row's parent: none has two children, since the tokens of a sequence are known."""
+    """Yield the parent of each decoding row: the row before it in its sequence, or STATE if it is the first."""
     row = 0
     for decode in decodes:
         for i in range(decode.count):

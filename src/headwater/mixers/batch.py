@@ -1,8 +1,8 @@
 """One ragged step of the model as tensors, and its prefill slices cut into chunks of 64 tokens.
 
 Rows of the step are tokens: first the rows of all prefill slices, one slice after the other, then the rows of decoding
-sequences. N = all rows, P = prefill rows, B = rows of decoding sequences, S = decoding sequences: S = B, unless some
-have several rows, tokens that are known to follow one another.
+sequences. A decoding sequence has one row, or several if its next tokens are known. N = all rows, P = prefill rows,
+B = rows of decoding sequences, S = decoding sequences.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 CHUNK = 64  # tokens: recurrences are cut at absolute multiples of it
-STATE = -1  # in the place of a row's parent
+STATE = -1  # instead of a parent: the row continues the state in its slot
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,9 @@ class Round:
 class StepBatch:
     """Everything that one forward pass needs beside the weights.
 
-    Several slices may share a slot: they belong to one sequence, in the order of positions. So do decoding rows if each
-    but the first has the one before it as its parent. Raises ValueError for other parents.
+    Slices that share a slot are parts of one sequence, in the order of positions. Decoding rows of one sequence follow
+    one another: the parent of the first is STATE, the parent of each other one is the row before it. Raises ValueError
+    for other parents.
     """
 
     token_N: Tensor  # int64
@@ -130,7 +131,7 @@ class StepBatch:
     decode_tables: tuple[Tensor, ...]  # B int64 tensors: pages that hold KV of [0, position + 1)
     logits_row_R: Tensor  # int64, rows whose logits are returned
     wants_all: bool = False  # the rows whose logits are returned are known to be all, in order
-    parents: tuple[int, ...] = ()  # of each decoding row: that after which it comes, STATE if its slot; none: all STATE
+    parents: tuple[int, ...] = ()  # of each decoding row: the row that it continues, or STATE; empty: STATE for all
 
     def __post_init__(self) -> None:
         if self.parents and len(self.parents) != self.n_decode:
@@ -140,11 +141,13 @@ class StepBatch:
                 raise ValueError(f"decoding row {row} continues row {parent}: it may continue the one before it alone")
 
     def check_slots(self) -> None:
-        """Raise ValueError unless each decoding sequence has a slot of its own: an update would be lost.
+        """Raise ValueError if two decoding sequences have the same slot: one of their updates would be lost.
 
-        A GPU is waited for, so its mixers do not ask.
+        Slots on a GPU are not checked, since the host would wait for the device.
         """
-        slots = self.decode_slot_B.cpu().numpy().tolist()
+        if self.decode_slot_B.device.type != "cpu":
+            return
+        slots = self.decode_slot_B.tolist()
         for row, parent in enumerate(self.parents):
             if parent != STATE and slots[row] != slots[parent]:
                 slot, its = slots[row], slots[parent]
@@ -171,9 +174,10 @@ class StepBatch:
 
     @cached_property
     def decode_parts(self) -> tuple[tuple[slice, StepBatch], ...]:
-        """Decoding rows in parts, to be computed in this order, none with two rows of a sequence; one in most steps.
+        """Parts of the decoding rows, to be computed in this order: no part has two rows of a sequence.
 
-        Each part is a run of rows of the step, and a step that has these as its decoding rows.
+        A part is a run of adjacent rows of the step, and a batch with these as its decoding rows. A step in which each
+        sequence has one row is one part. Raises ValueError if sequences in several parts have the same slot.
         """
         bounds = [0]
         for row, parent in enumerate(self.parents):
@@ -181,6 +185,7 @@ class StepBatch:
                 bounds.append(row)
         if len(bounds) == 1:
             return ((self.decode_rows, self),) if self.n_decode else ()
+        self.check_slots()
         return tuple(self._part(first, end) for first, end in pairwise((*bounds, self.n_decode)))
 
     def _part(self, first: int, end: int) -> tuple[slice, StepBatch]:
@@ -195,9 +200,9 @@ class StepBatch:
 
     @cached_property
     def decode_sequences(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Slots of the decoding sequences, [S], and their first rows, [S + 1] with the end, for kernels on the CPU.
+        """Slots of the decoding sequences, [S], and their first rows with the end, [S + 1], for kernels on the CPU.
 
-        Raises ValueError if two have one slot.
+        Raises ValueError if two sequences have the same slot.
         """
         self.check_slots()
         slots, n = self.decode_slot_B.numpy(), self.n_decode
@@ -205,6 +210,11 @@ class StepBatch:
             return slots, np.arange(n + 1)
         firsts = np.array([row for row, parent in enumerate((*self.parents, STATE)) if parent == STATE])
         return slots[firsts[:-1]], firsts
+
+    @cached_property
+    def derived(self) -> dict[Any, Any]:
+        """Values that layers compute from this batch and share, by the object that computes them."""
+        return {}
 
     @cached_property
     def decode_table_BT(self) -> Tensor:

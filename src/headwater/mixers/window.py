@@ -53,8 +53,6 @@ class Window:
         reach = self.before + self.block
         self._band = torch.full((3 * reach + 1,), -torch.inf, dtype=dtype, device=device)
         self._band[reach + 1 - size : reach + 1] = 0
-        # The last step and its batches, shared by all layers.
-        self._last: tuple[StepBatch, tuple[DecodeBatch, ...]] | None = None
 
     def blocks(self, start: int, end: int) -> Iterator[Block]:
         """Yield the blocks of queries at positions [start, end)."""
@@ -71,12 +69,14 @@ class Window:
         return self._band[self.before + self.block - last_key :]
 
     def decodes(self, batch: StepBatch) -> tuple[DecodeBatch, ...]:
-        """Group the step's decoding sequences by the number of ring rows that they read."""
-        if self._last is None or self._last[0] is not batch:
+        """Group the step's decoding sequences by the number of ring rows that they read; once for all layers."""
+        known: tuple[DecodeBatch, ...] | None = batch.derived.get(self)
+        if known is None:
             batch.check_slots()
             lengths = [min(length, self.size) for length in batch.decode_lengths]
-            self._last = batch, decode_batches(lengths, self._dtype, batch.position_N.device, self.size)
-        return self._last[1]
+            known = decode_batches(lengths, self._dtype, batch.position_N.device, self.size)
+            batch.derived[self] = known
+        return known
 
 
 @cache
