@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from headwater.layers.feed_forward import Experts, Mlp
 from headwater.mixers import numerics
 from headwater.mixers.feed_forward import DenseMlp, MixtureOfExperts
+from headwater.mixers.linear import Linear
 from headwater.mixers.numerics import Numerics
 from headwater.mixers.weights import Weights
 
@@ -150,19 +151,46 @@ def test_flops_are_those_of_the_experts_that_run(form: str) -> None:
     assert shape.flops.linear == 2 * (shape.per_token * one + shared + around)
 
 
-@pytest.mark.parametrize("mode", ["compiled", "tiled"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_decoding_row_has_the_same_bits_beside_prompts_that_chose_its_experts(dtype, mode) -> None:
+def in_mode(mode: str, dtype: torch.dtype) -> MixtureOfExperts:
     before = numerics.current()
     numerics.use(Numerics(mode))
-    experts = module(QWEN, dtype)
-    numerics.use(before)
+    try:
+        return module(QWEN, dtype)
+    finally:
+        numerics.use(before)
+
+
+def same_beside_prompts(experts: MixtureOfExperts, dtype: torch.dtype, n_prefill: int = 1024) -> bool:
+    """Return whether rows are the same apart and together: 1,024 of prompts, and one that decodes and chose as most."""
     x_NC = torch.randn(1025, WIDTH, generator=torch.Generator().manual_seed(2)).to(dtype)
     x_NC[:1000] = x_NC[1024]
-    alone_1C = experts.forward(x_NC[1024:], 0)
-    assert torch.equal(experts.forward(x_NC, 1024)[1024:], alone_1C)
-    prompts_NC = experts.forward(x_NC[:1024], 1024)
-    assert torch.equal(experts.forward(x_NC, 1024)[:1024], prompts_NC)
+    together_NC = experts.forward(x_NC, n_prefill)
+    prompts_NC, alone_1C = experts.forward(x_NC[:1024], 1024), experts.forward(x_NC[1024:], 0)
+    return torch.equal(together_NC, torch.cat((prompts_NC, alone_1C)))
+
+
+MODES = pytest.mark.parametrize("mode", ["compiled", "tiled"])
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+
+
+@MODES
+@DTYPES
+def test_a_decoding_row_has_the_same_bits_beside_prompts_that_chose_its_experts(dtype, mode) -> None:
+    assert same_beside_prompts(in_mode(mode, dtype), dtype)
+
+
+@MODES
+@DTYPES
+def test_a_decoding_row_that_the_product_of_prompts_computes_is_found(dtype, mode, monkeypatch) -> None:
+    """The control: products of many rows have other bits. Tiles keep a decoding row out of them, unless it is lost."""
+    experts, product = in_mode(mode, dtype), Linear._side_by_side
+
+    def differing(self: Linear, x_RK: torch.Tensor, *args: object) -> torch.Tensor:
+        return product(self, x_RK, *args) * (1 + (len(x_RK) > Numerics().decode_tile))
+
+    monkeypatch.setattr(Linear, "_side_by_side", differing)
+    assert same_beside_prompts(experts, dtype) == (mode == "tiled")
+    assert not same_beside_prompts(experts, dtype, n_prefill=1025)
 
 
 def test_rows_of_prompts_and_of_answers_are_apart_in_each_expert(monkeypatch) -> None:
