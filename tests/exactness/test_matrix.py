@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from itertools import product
+from dataclasses import replace
+from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 
 from headwater import kernels
 from headwater.memory.slots import StateMemory
+from headwater.mixers.batch import Slice, StepBatch
 from headwater.models.load import load_model
 from tests.checkpoints import TRAINED
 from tests.exactness.formats import FORMATS
@@ -132,6 +134,40 @@ def test_decode_reuse_raw_changes_bits(load, same_bits_as_without_a_cache):
     loaded, check = load("qwen3_5", "float32", 2)
     make = Make(loaded, check, {"decode_reuse": "raw"})
     assert not all(same_bits_as_without_a_cache(make, chat_turn(make)))
+
+
+def as_rows_of_prompts(batch: StepBatch) -> StepBatch:
+    """Let the rows of decoding sequences follow as slices if one of them has several rows."""
+    if not batch.has_chains:
+        return batch
+    slots, firsts = batch.decode_sequences
+    positions = [length - 1 for length in batch.decode_lengths]
+    slices = [
+        Slice(batch.n_prefill + first, end - first, positions[first], slot, batch.decode_tables[end - 1], page)
+        for slot, (first, end) in zip(slots.tolist(), pairwise(firsts.tolist()), strict=True)
+        for page in [positions[first] // 64]
+    ]
+    none = torch.empty(0, dtype=torch.int64)
+    return replace(batch, slices=(*batch.slices, *slices), decode_slot_B=none, decode_tables=(), parents=())
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe"])
+def test_a_replay_by_rows_of_prompts_is_seen(load, same_bits_as_without_a_cache, monkeypatch, name):
+    """An answer that was preempted is replayed beside others that decode, and prompts."""
+    loaded, check = load(name, "float32", 2)
+    forward, slices = type(loaded.model).forward, []
+
+    def replayed(model, batch, *memory):
+        by_prompts = as_rows_of_prompts(batch)
+        slices.append(len(by_prompts.slices) - len(batch.slices))
+        return forward(model, by_prompts, *memory)
+
+    monkeypatch.setattr(type(loaded.model), "forward", replayed)
+    make = Make(loaded, check)
+    answers = SCENARIOS["after_preemption"](make)
+    assert max(slices) > 1, "of other sequences, too"
+    monkeypatch.undo()
+    assert not all(same_bits_as_without_a_cache(make, answers))
 
 
 def test_one_flipped_bit_in_a_checkpoint_is_seen(load, same_bits_as_without_a_cache, monkeypatch):

@@ -166,22 +166,45 @@ def test_company_changes_no_bit(name: str, dtype: str, loaded: Callable[..., Loa
     assert torch.equal(third[1:], torch.stack([rows[1] for rows in reversed(alone_next)]))
 
 
-@pytest.mark.parametrize(("name", "dtype"), in_both_dtypes(FAMILIES))
-def test_tokens_of_a_sequence_in_one_step_have_the_bits_of_one_after_the_other(
-    name: str, dtype: str, loaded: Callable[..., LoadedModel]
-) -> None:
-    """Also beside a prompt, and beside another sequence's; what is decoded after them reads what they left."""
-    ours = loaded(name, dtype)
+def known_tokens(ours: LoadedModel, of_prompts: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return logits of tokens that follow two prompts, in turn and at once beside another prompt, and of a next token.
+
+    `of_prompts`: those that come at once are rows of prompts, not decoding rows.
+    """
     prompts, known = [prompt(ours, 62), prompt(ours, 30)], [7, 9, 11, 8]  # across the end of a page
     in_turn, at_once = (Bench(ours.model, poison=True) for _ in range(2))
     one, other = ([bench.sequence(100) for _ in prompts] for bench in (in_turn, at_once))
     for bench, seqs in ((in_turn, one), (at_once, other)):
         bench.step(list(zip(seqs, prompts, strict=True)))
     wanted = torch.cat([in_turn.step([], [(seq, token)]) for seq in one for token in known])
-    got = at_once.step([(at_once.sequence(20), prompts[1][:20])], [(seq, token) for seq in other for token in known])
-    assert torch.equal(got[1:], wanted)
+    beside = (at_once.sequence(20), prompts[1][:20])
+    if of_prompts:
+        got = at_once.step([beside, *((seq, known) for seq in other)], every_row=True)[20:]
+    else:
+        got = at_once.step([beside], [(seq, token) for seq in other for token in known])[1:]
     after = [bench.step([], [(seq, 5) for seq in seqs]) for bench, seqs in ((in_turn, one), (at_once, other))]
-    assert torch.equal(*after)
+    return wanted, got, torch.stack(after)
+
+
+@pytest.mark.parametrize(("name", "dtype"), in_both_dtypes(FAMILIES))
+def test_tokens_of_a_sequence_in_one_step_have_the_bits_of_one_after_the_other(
+    name: str, dtype: str, loaded: Callable[..., LoadedModel]
+) -> None:
+    """Also beside a prompt, and beside another sequence's; what is decoded after them reads what they left."""
+    wanted, got, (after, after_got) = known_tokens(loaded(name, dtype))
+    assert torch.equal(got, wanted)
+    assert torch.equal(after_got, after)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_tokens_that_were_decoded_and_are_rows_of_prompts_then_are_found(
+    name: str, loaded: Callable[..., LoadedModel]
+) -> None:
+    """The control of the test above."""
+    wanted, got, (after, after_got) = known_tokens(loaded(name), of_prompts=True)
+    assert (got - wanted).abs().max() < 1e-4
+    assert not torch.equal(got, wanted)
+    assert not torch.equal(after_got, after)
 
 
 def test_bfloat16_is_near_float32(loaded: Callable[..., LoadedModel]) -> None:
