@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from headwater.mixers.batch import StepBatch
 from headwater.mixers.gpu import attention as attention
 from headwater.mixers.gpu import mla as latent_attention
 from headwater.mixers.gpu.gdn import GatedDeltaNetKernels
@@ -72,6 +73,29 @@ def test_a_model_computes_what_it_does_on_the_cpu(
     bench.step([(other, tokens[30:80])])
     rest = [bench.step([], [(other, 400 + token), (seq, token)])[1:] for token in (301, 302)]
     assert torch.equal(torch.cat((first, *rest)), logits[True])
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_window_odd_heads", "kimi_linear"])
+def test_tokens_of_a_sequence_in_one_step_have_the_bits_of_one_after_the_other(
+    name: str, gpu_path: Callable[[bool], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside another sequence's; the state after them, pages or rings are read by the next token."""
+    gpu_path(True)
+    model, known = load_model(checkpoint(tmp_path, name), "float32").model, [301, 302, 303]
+
+    def decoded(at_once: bool) -> torch.Tensor:
+        bench = Bench(model, poison=True)
+        seqs = [bench.sequence(80) for _ in range(2)]
+        bench.step([(seqs[0], list(range(400, 462))), (seqs[1], list(range(500, 530)))])
+        rows = [(seq, token) for seq in seqs for token in known]
+        steps = [rows] if at_once else [[row] for row in rows]
+        logits = [bench.step([], step) for step in steps]
+        return torch.cat([*logits, bench.step([], [(seq, 304) for seq in seqs])])
+
+    in_turn = decoded(at_once=False)
+    assert torch.equal(decoded(at_once=True), in_turn)
+    monkeypatch.setattr(StepBatch, "decode_parts", property(lambda batch: ((batch.decode_rows, batch),)))
+    assert not torch.equal(decoded(at_once=True), in_turn), "control: rows that find the state before the step"
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_window_odd_heads"])

@@ -16,7 +16,7 @@ from headwater.layers.layer import Layer
 from headwater.layers.lightning import Lightning
 from headwater.layers.mamba import Mamba
 from headwater.layers.mamba2 import Mamba2
-from headwater.mixers.batch import Slice, StepBatch
+from headwater.mixers.batch import STATE, Slice, StepBatch
 from headwater.mixers.gdn import GatedDeltaNet
 from headwater.mixers.gla import GatedLinearAttentionMixer
 from headwater.mixers.gpu.recurrent import KERNELS, RecurrentOnGpu
@@ -98,8 +98,10 @@ def clear(state: LayerState, *rows: int) -> None:
 
 
 def step_of(slices: list[Slice], decode_slots: list[int], positions: list[int]) -> StepBatch:
-    position_N = torch.tensor(positions, dtype=torch.int64)
-    return StepBatch(NONE, position_N, tuple(slices), torch.tensor(decode_slots), (NONE,) * len(decode_slots), NONE)
+    """Build a step; adjacent decoding rows with the same slot are tokens of one sequence."""
+    position_N, n = torch.tensor(positions, dtype=torch.int64), len(decode_slots)
+    parents = tuple(row - 1 if row and decode_slots[row - 1] == decode_slots[row] else STATE for row in range(n))
+    return StepBatch(NONE, position_N, tuple(slices), torch.tensor(decode_slots), (NONE,) * n, NONE, parents=parents)
 
 
 def tokens(n: int, seed: int = 1) -> torch.Tensor:
@@ -153,6 +155,37 @@ def test_cuts_and_company_change_no_bit(case: Case, run: Callable[..., torch.Ten
     alone = run(x_BD[:1], step_of([], [1], [170]), whole)
     among = run(x_BD.flip(0)[1:], step_of([], [2, 5], [70, 170]), parts)
     assert torch.equal(alone[0], among[1])
+
+
+def known_tokens(
+    case: Case, run: Callable[..., torch.Tensor], steps: list[list[int]]
+) -> tuple[torch.Tensor, LayerState]:
+    """Decode 3 tokens of one sequence, 1 of another and 2 of a third, these rows together in each step."""
+    state, x_ND, slots, positions = state_of(case), tokens(6), [4, 4, 4, 0, 7, 7], [9, 10, 11, 0, 3, 4]
+    clear(state, *slots)
+    outs = [
+        run(x_ND[rows], step_of([], [slots[i] for i in rows], [positions[i] for i in rows]), state) for rows in steps
+    ]
+    return torch.cat(outs), state
+
+
+IN_TURN, AT_ONCE = [[row] for row in range(6)], [[*range(6)]]
+
+
+def same_known_tokens(case: Case, run: Callable[..., torch.Tensor]) -> bool:
+    (wanted, before), (got, after) = (known_tokens(case, run, steps) for steps in (IN_TURN, AT_ONCE))
+    states = [(before.recurrent, after.recurrent), (before.conv, after.conv)]
+    return torch.equal(got, wanted) and all(
+        torch.equal(one[[4, 0, 7]], other[[4, 0, 7]]) for one, other in states if one is not None
+    )
+
+
+def test_tokens_of_a_sequence_in_one_step_have_the_bits_of_one_after_the_other(
+    case: Case, run: Callable[..., torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert same_known_tokens(case, run)
+    monkeypatch.setattr(StepBatch, "decode_parts", property(lambda batch: ((batch.decode_rows, batch),)))
+    assert not same_known_tokens(case, run), "control: rows that find the state before the step"
 
 
 @ODD_IN_FULL
