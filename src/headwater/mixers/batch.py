@@ -147,7 +147,7 @@ class StepBatch:
         """
         if self.decode_slot_B.device.type != "cpu":
             return
-        slots = self.decode_slot_B.tolist()
+        slots = self.decode_slot_B.numpy().tolist()  # a step in which torch reads numbers is not recorded
         for row, parent in enumerate(self.parents):
             if parent != STATE and slots[row] != slots[parent]:
                 slot, its = slots[row], slots[parent]
