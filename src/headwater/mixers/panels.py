@@ -135,7 +135,8 @@ def held(weight_NK: Tensor | Quantised, dtype: torch.dtype) -> Held:
       rows in bfloat16, as above, else to float32 (`kernels/float8.py`);
     * integers: with rows rounded to int8 (`kernels/integers.py`).
 
-    Arrays lie in huge pages, where the system has them.
+    The benchmark behind the table is `benchmarks.products`, a row for each format and number of rows; decision 035 has
+    its figures. Arrays lie in huge pages, where the system has them.
     """
     if isinstance(weight_NK, Quantised):
         return _held_float8(weight_NK, dtype) if weight_NK.is_float8 else _held_codes(weight_NK)
