@@ -5,7 +5,8 @@
 Windows of held-out prompts go through the embedded model twice: token by token through decode rows, after a first part
 that is prefilled, and in one prefill. Each path is compared with the same path of the model with weights as stored. The
 control decodes with weights of 2 bits after a prefill with those as stored: it has to show on the decode path alone.
-`headwater eval` asks a server with each format of weights. Writes the section of a page if one is named. A repetition
+GGUF files of the model are written by the tests' converter. `headwater eval` asks a server with each format of
+`--weights`. Writes the section of a page if one is named. A repetition
 would give the same figures: there is one.
 
 W windows, T tokens of each, P positions that are scored, V vocabulary.
@@ -36,12 +37,22 @@ from headwater.models.hybrid import HybridModel
 from headwater.models.load import LoadedModel, load_model
 from headwater.models.quantiser import BITS
 from headwater.spec import WEIGHTS
+from tests.gguf.convert import convert
 from tests.support import Bench
 
 WINDOWS, TOKENS, PREFILLED = 16, 320, 64
 SMALL = 1, 96  # windows and tokens that only show that it runs
 CONTROL_BITS = 2
 CONTROL = f"{CONTROL_BITS} bits in decode rows alone (control)"
+# by name, the types of products in a GGUF file whose inputs are no blocks of 256, and of those whose inputs are
+TYPES = {
+    "GGUF Q8_0": ("Q8_0", "Q8_0"),
+    "GGUF Q4_0": ("Q4_0", "Q4_0"),
+    "GGUF Q6_K": ("Q8_0", "Q6_K"),
+    "GGUF Q5_K": ("Q5_1", "Q5_K"),
+    "GGUF Q4_K": ("Q5_0", "Q4_K"),
+}
+BLOCKS_OF_256 = "ffn_down.weight"  # of the embedded model, which is 192 channels wide
 HEADING = "## Quality\n"
 ABOUT = f"""{HEADING}
 `python -m benchmarks.weights --page docs/weights.md` writes this section. The embedded model computes in float32, with weights as they are stored
@@ -50,6 +61,10 @@ ABOUT = f"""{HEADING}
 path is compared with the same path of weights as stored: the mean divergence (KL) of next tokens in nats, with its 95% interval
 over windows, and the perplexity of the text. Exact match is that of `headwater eval --limit {{items}}`, with its interval. The
 control shows that the decode columns measure decode rows: it decodes with {CONTROL_BITS} bits after a prefill as stored.
+
+GGUF files are written by the tests' converter, without an importance matrix; embedding and head are of the type, too. The embedded
+model is 192 channels wide, and blocks of K types have 256 inputs: only `ffn_down` (512 inputs) has them, other products the type that
+llama.cpp falls back to (Q8_0 for Q6_K, Q5_1 for Q5_K, Q5_0 for Q4_K). `headwater eval` is not run on the files.
 """  # noqa: E501
 COLUMNS = ("weights", "decode: KL", "decode: perplexity", "prefill: KL", "prefill: perplexity")
 COLUMNS += ("same first token, decode", "exact match %")
@@ -145,6 +160,11 @@ def all_models(folder: Path, stored: HybridModel) -> Iterator[tuple[str, Models]
     for weights in WEIGHTS[1:]:
         model = load_model(folder, "float32", weights=weights).model
         yield weights, Models(model, model)
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, (others, of_256) in TYPES.items():
+            file = convert(folder, Path(scratch) / f"{name}.gguf", others, {BLOCKS_OF_256: of_256})
+            model = load_model(file, "float32").model
+            yield name, Models(model, model)
     with patch.dict(BITS, int4=CONTROL_BITS):
         yield CONTROL, Models(stored, load_model(folder, "float32", weights="int4").model)
 

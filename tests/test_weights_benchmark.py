@@ -12,6 +12,7 @@ from benchmarks.weights import CONTROL, Column, Measured, Models
 from headwater.evaluate.summary import Estimate
 from headwater.models.embedded import embedded
 from headwater.models.load import load_model
+from tests.gguf.convert import convert
 
 TOKENS = 96
 
@@ -39,6 +40,22 @@ def test_fewer_bits_diverge_more_on_both_paths(rows: dict[str, Measured]) -> Non
     for path in ("decode", "prefill"):
         eight, four = (getattr(rows[name], path).divergence.mean for name in ("int8", "int4"))
         assert 0 < 10 * eight < four
+
+
+def test_files_of_gguf_diverge_more_with_fewer_bits_on_both_paths(rows: dict[str, Measured]) -> None:
+    assert {"Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K"} == {name.removeprefix("GGUF ") for name in bench.TYPES}
+    for path in ("decode", "prefill"):
+        nats = {name: getattr(rows[name], path).divergence.mean for name in bench.TYPES}
+        assert 0 < nats["GGUF Q8_0"] < nats["GGUF Q6_K"] < nats["GGUF Q5_K"] < nats["GGUF Q4_K"] < nats["GGUF Q4_0"]
+
+
+def test_products_of_a_file_have_the_types_of_its_row(tmp_path: Path) -> None:
+    files = {}
+    for name, (others, of_256) in bench.TYPES.items():
+        path = convert(embedded(), tmp_path / f"{name}.gguf", others, {bench.BLOCKS_OF_256: of_256})
+        files[name] = path.stat().st_size
+    plain = convert(embedded(), tmp_path / "all.gguf", "Q5_0").stat().st_size
+    assert files["GGUF Q4_K"] < plain < files["GGUF Q5_K"] < files["GGUF Q6_K"] < files["GGUF Q8_0"]
 
 
 def test_decoding_with_2_bits_shows_on_the_decode_path_alone(rows: dict[str, Measured]) -> None:
