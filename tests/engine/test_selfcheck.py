@@ -128,6 +128,21 @@ def test_products_with_packed_weights_are_checked_as_they_are_held(
     assert re.match(rf"product 64 x \d+, float32 with weights in {named}, ", check.broken_by)
 
 
+def test_experts_with_packed_weights_are_checked_as_they_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    experts = pytest.importorskip("headwater.mixers.cpu.experts", reason="numba is not installed")
+    float8 = pytest.importorskip("headwater.kernels.product", reason="numba is not installed").multiply_float8
+    product = experts.ExpertProduct.__call__
+
+    def broken(self: Any, x_RK: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+        y_RN: torch.Tensor = product(self, x_RK, *rest, **options)
+        return y_RN * (1 + (len(x_RK) == 2)) if self.held.few is float8 else y_RN  # 1 row, 2 experts
+
+    monkeypatch.setattr(experts.ExpertProduct, "__call__", broken)
+    assert self_check(latent_spec()).deterministic
+    check = self_check(replace(latent_spec(), packed=Packed("float8", 1.03125)))
+    assert check.broken_by == "moe with weights in float8 at 1 rows"
+
+
 def test_rows_that_are_looked_up_wrongly_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = Linear.rows
     monkeypatch.setattr(Linear, "rows", lambda self, row_R: rows(self, row_R.flip(0)))

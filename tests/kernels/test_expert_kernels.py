@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ pytest.importorskip("numba", reason="numba is not installed")
 
 from headwater.kernels.compiling import threads_in_use, use_threads
 from headwater.kernels.experts import AT_ONCE
+from headwater.kernels.integers import multiply_integers
+from headwater.kernels.product import multiply_float8
 from headwater.layers.feed_forward import Experts
 from headwater.mixers import numerics
 from headwater.mixers.cpu.check_experts import broken_experts, narrowed
@@ -21,11 +24,13 @@ from headwater.mixers.numerics import Numerics
 from headwater.mixers.panels import PanelProduct
 from headwater.mixers.quantised import Quantised
 from headwater.mixers.weights import Weights
+from headwater.models import quantiser
 from headwater.models.quantisation.method import float8
 from tests.mixers.test_moe import FORMS, QWEN, WIDTH, Plain, module, weights_of
 
 COUNTS = [0, 1, 2, 7, 0, AT_ONCE + 3, 1]  # rows of each expert
 N_IN, N_OUT = 128, 80
+PACKS = {"float8": quantiser.in_float8, "int8": partial(quantiser.quantised, bits=8)}
 SHAPES = {"qwen": QWEN, "deepseek": FORMS["deepseek"], "nemotron": FORMS["nemotron"]}
 
 
@@ -146,11 +151,11 @@ def test_experts_in_several_formats_or_without_the_kernels_are_computed_one_by_o
     assert mixed.forward(torch.randn(2, WIDTH)).isfinite().all()
 
 
-def found(monkeypatch, shape: Experts, change) -> list[str]:
+def found(monkeypatch, shape: Experts, change, packs=PACKS) -> list[str]:
     generator = torch.Generator().manual_seed(0)
     whole = ExpertProduct.__call__
     monkeypatch.setattr(ExpertProduct, "__call__", lambda *args, **named: change(whole(*args, **named)))
-    return list(broken_experts(shape, lambda *size: torch.randn(size, generator=generator) * size[-1] ** -0.5))
+    return list(broken_experts(shape, lambda *size: torch.randn(size, generator=generator) * size[-1] ** -0.5, packs))
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -163,6 +168,18 @@ def test_the_self_check_names_what_depends_on_company_or_threads(monkeypatch):
     assert "moe at 3 rows" in found(monkeypatch, QWEN, lambda y_RN: y_RN + (len(y_RN) == rows))
     names = found(monkeypatch, QWEN, lambda y_RN: y_RN + (threads_in_use() == 1))
     assert "moe on 1 of 2 threads of a kernel" in names
+
+
+@pytest.mark.parametrize(("form", "few"), [("float8", multiply_float8), ("int8", multiply_integers)])
+def test_the_self_check_tries_experts_in_the_formats_of_the_model(monkeypatch, form, few):
+    whole, rows = ExpertProduct.__call__, 3 * QWEN.per_token
+
+    def changed(self, x_RK, *args, **named):
+        return whole(self, x_RK, *args, **named) + (self.held.few is few and len(x_RK) == rows)
+
+    monkeypatch.setattr(ExpertProduct, "__call__", changed)
+    assert found(monkeypatch, QWEN, lambda y_RN: y_RN, {}) == []
+    assert found(monkeypatch, QWEN, lambda y_RN: y_RN) == [f"moe with weights in {form} at 3 rows"]
 
 
 def test_the_self_check_keeps_the_router_of_a_large_layer():

@@ -194,9 +194,14 @@ def _weights(spec: ModelSpec, weight_NK: torch.Tensor, dtype: torch.dtype) -> It
     for stored in dict.fromkeys((dtype, torch.bfloat16)):
         yield _short(stored), weight_NK.to(stored)
     for name in _packed(spec):
-        packed = in_float8(weight_NK) if name == FLOAT8 else quantised(weight_NK, BITS[name])
+        packed = _pack(name, weight_NK)
         if packed is not None:
             yield name, packed
+
+
+def _pack(name: str, weight_NK: torch.Tensor) -> Weight | None:
+    """Pack a weight in a format of 8 bits or fewer; None if the format does not take its inputs."""
+    return in_float8(weight_NK) if name == FLOAT8 else quantised(weight_NK, BITS[name])
 
 
 def _packed(spec: ModelSpec) -> tuple[str, ...]:
@@ -253,10 +258,11 @@ def _kernel_checks(spec: ModelSpec, device: str) -> Iterator[Check]:
         from headwater.mixers.cpu.check_experts import broken_experts
         from headwater.mixers.cpu.check_recurrent import broken_decode, broken_prefill
 
+        packs = {name: partial(_pack, name) for name in _packed(spec)}
         for grouped in sorted({layer for layer in layers if isinstance(layer, GroupedAttention)}, key=repr):
             yield partial(broken_attention, grouped, random)
         for experts in sorted({layer for layer in layers if isinstance(layer, Experts)}, key=repr):
-            yield partial(broken_experts, experts, random)
+            yield partial(broken_experts, experts, random, packs)
         for layer in sorted({layer for layer in layers if type(layer) in RECURRENT}, key=repr):
             narrowed = _narrowed(layer, random, device)
             yield partial(broken_decode, *narrowed, random)
