@@ -35,11 +35,12 @@ QUESTIONS = {
     "guards": "What do the guards of exactness cost?",
     "chat_load": "Is anything computed twice in chats?",
     "drafting": "How many tokens of recorded answers do drafters guess?",
+    "speculation": "How much faster are answers with drafts?",
     "weights": "What do fewer bits of weights cost in quality?",
     "startup": "How long until the server answers, and how much memory does it take?",
 }
 BUSY = 0.1  # cores: more than that disturbs
-OF_TRAFFIC = ("drafting",)
+OF_TRAFFIC = ("drafting", "speculation")
 LONGEST = 1800  # seconds that one question may take
 
 

@@ -59,10 +59,13 @@ class Bench:
         prefill: list[tuple[Sequence, list[int]]],
         decode: list[tuple[Sequence, int]] = (),
         every_row: bool = False,
+        drafted: tuple[int, ...] = (),
+        accepted: tuple[int, ...] = (),
     ) -> torch.Tensor:
         """One forward pass: the next tokens of some sequences, one decoded token of others, or several in a row.
 
-        Logits of the last token of each prompt and of each decoded one, in that order, or of every row.
+        Logits of the last token of each prompt and of each decoded one, in that order, or of every row. Of each decoded
+        sequence the last `drafted` tokens are drafts, and `accepted` drafts of the step before are part of it.
         """
         slices, tokens, positions, wanted = [], [], [], []
         for seq, new in prefill:
@@ -74,6 +77,9 @@ class Bench:
             wanted.append(len(tokens) - 1)
             seq.length = end
         tables = []
+        firsts = [seq for i, (seq, _) in enumerate(decode) if not (i and seq is decode[i - 1][0])]
+        for seq, n in zip(firsts, accepted, strict=False):
+            seq.length += n
         for seq, token in decode:
             wanted.append(len(tokens))
             tokens.append(token)
@@ -88,7 +94,11 @@ class Bench:
             decode_tables=tuple(tables),
             logits_row_R=torch.arange(len(tokens)) if every_row else torch.tensor(wanted, dtype=torch.int64),
             parents=tuple(i - 1 if i and seq is decode[i - 1][0] else STATE for i, (seq, _) in enumerate(decode)),
+            drafted=drafted,
+            accepted=accepted,
         )
+        for seq, n in zip(firsts, drafted, strict=False):
+            seq.length -= n
         return self.model.forward(batch, self.arena, self.states)
 
     def prefill(self, seq: Sequence, tokens: list[int], cuts: tuple[int, ...] = ()) -> torch.Tensor:

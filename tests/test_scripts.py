@@ -25,6 +25,15 @@ SMALLEST = {
     "benchmarks.comparison": ["OUT/ours.json", *PEERS, "--out", "OUT/page.md", "--figures", "OUT/figures.json"],
     "benchmarks.drafting": ["--small", "--data", str(SHARED / "data"), "--out", "OUT/drafting.json"],
     "benchmarks.policies": ["--small", "--traces", "mini_swe_agent"],
+    "benchmarks.speculation": [
+        "--small",
+        "--repeats",
+        "1",
+        "--data",
+        str(SHARED / "data"),
+        "--out",
+        "OUT/speculation.json",
+    ],
     "benchmarks.run": ["--small", "index"],
     "benchmarks.segment_choices": ["--prompts", "1"],
     "benchmarks.segment_quality": ["--every", "40", "--out", "OUT"],
@@ -44,13 +53,16 @@ SMALLEST = {
     "training.evaluation_set": ["OUT/set.jsonl.zst", "--items", "1"],
 }
 RESULTS = ["--small", "--repeats", "1", "--out", "OUT/results.json"]
-OF_TRAFFIC = ("benchmarks.drafting", "benchmarks.lab", "benchmarks.policies", "benchmarks.sparse")
+OF_TRAFFIC = (
+    "benchmarks.drafting",
+    "benchmarks.lab",
+    "benchmarks.policies",
+    "benchmarks.sparse",
+    "benchmarks.speculation",
+)
 NEEDS = {  # what a script cannot run without, and whether it is here
     "benchmarks.comparison": ("peers' results", PEERS),
-    **dict.fromkeys(
-        ("benchmarks.drafting", "benchmarks.lab", "benchmarks.policies", "benchmarks.sparse"),
-        ("traffic", SHARED.exists()),
-    ),
+    **dict.fromkeys(OF_TRAFFIC, ("traffic", SHARED.exists())),
     "examples.screenshot": ("chromedriver", shutil.which("chromedriver")),
     **dict.fromkeys(("stress.fuzz.__main__", "stress.fuzz.drive"), ("atheris", importlib.util.find_spec("atheris"))),
 }
@@ -112,7 +124,10 @@ def test_make_bench_asks_each_question(tmp_path: Path, monkeypatch: pytest.Monke
     assert {"weights", "drafting"} < make_bench.QUESTIONS.keys()
     assert [command[0] for command in commands] == [f"benchmarks.{name}" for name in make_bench.QUESTIONS]
     assert all(command[-3:] == ["--repeats", "1", "--small"] for command in commands if "--data" not in command)
-    assert [command[0] for command in commands if "--data" in command] == ["benchmarks.drafting"]
+    assert [command[0] for command in commands if "--data" in command] == [
+        "benchmarks.drafting",
+        "benchmarks.speculation",
+    ]
 
 
 def test_make_bench_leaves_recorded_traffic_out_if_there_is_none(

@@ -29,6 +29,7 @@ DTYPES = ("auto", "float32", "bfloat16")
 WEIGHTS = ("auto", "int8", "int4")  # what headwater.spec has
 POOLS = ("unified", "split")
 DECODE_REUSE = ("canonical", "raw", "none")
+SPECULATION = ("off", "ngram", "suffix")
 HEALING = tuple(map(str, Healing))
 SEGMENT_EVICTION = tuple(map(str, SegmentEviction))
 LOG_FORMATS = ("text", "json")
@@ -129,6 +130,13 @@ class ServeConfig:
         choices=HEALING,
     )
 
+    speculation: str = setting(
+        "off",
+        TEXT,
+        SCHEDULING,
+        "Drafts that a step verifies: off, ngram (from the prompt), suffix (and from past answers).",
+        choices=SPECULATION,
+    )
     max_running: int = setting(16, COUNT, SCHEDULING, "Requests that compute at the same time.", least=1)
     max_tokens_per_step: int = setting(1024, COUNT, SCHEDULING, "Tokens of one step, prefill and decode together.")
     max_waiting: int = setting(

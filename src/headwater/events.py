@@ -45,6 +45,8 @@ class FinishedEvent:
     output_tokens: int
     stop: str | int | None = None  # the stop string or token that ended the answer
     queued_seconds: float | None = None  # from submission until the first leg ran; None: unknown
+    accepted_drafts: int = 0  # tokens of the answer that were drafted
+    rejected_drafts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

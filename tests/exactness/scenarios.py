@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.exactness.rig import Answer, Make, words
+from headwater.schedule.step import Step
+from tests.exactness.rig import Answer, Make, Rig, words
 from tests.support import FULL
 
 PAGE = 64
@@ -76,15 +77,31 @@ def after_eviction_and_refill(make: Make) -> list[Answer]:
     return [lost, refilled]
 
 
+def rows_of_replays(rig: Rig) -> list[int]:
+    """Return the rows of each decoding sequence in each step from now on; the list grows."""
+    rows, scheduler = [], rig.engine.scheduler
+    plan = scheduler.plan_step
+
+    def noting() -> Step:
+        step = plan()
+        rows.extend(decode.count for decode in step.decodes)
+        return step
+
+    scheduler.plan_step = noting
+    return rows
+
+
 def after_preemption(make: Make) -> list[Answer]:
     with make(kv_pages(make, PREEMPTING_PAGES) + 6 * make.checkpoint_pages) as rig:
         system = words(640, "system")
         rig.ask(system + words(20, "first"), 2)
+        replayed = rows_of_replays(rig)
         answers = [rig.submit(system + words(60 + i, i), PREEMPTED_TOKENS) for i in range(5)]
         for answer in answers:
             rig.wait(answer)
     grows = bool(make.loaded.spec.attention_layers)  # else a running request takes no page more, and none has to leave
     assert any(a.account.preemptions for a in answers) == grows
+    assert any(rows > 1 for rows in replayed) == grows
     assert all(a.account.cached_tokens > 0 for a in answers)
     return answers
 

@@ -140,7 +140,7 @@ def as_rows_of_prompts(batch: StepBatch) -> StepBatch:
     """Let the rows of decoding sequences follow as slices if one of them has several rows."""
     if not batch.has_chains:
         return batch
-    slots, firsts = batch.decode_sequences
+    slots, firsts, _ = batch.decode_sequences
     positions = [length - 1 for length in batch.decode_lengths]
     slices = [
         Slice(batch.n_prefill + first, end - first, positions[first], slot, batch.decode_tables[end - 1], page)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,7 +20,7 @@ from headwater.layers.attention import GroupedAttention, Rotary, WindowAttention
 from headwater.memory.arena import Arena
 from headwater.mixers.attention import Attention, AttentionStep
 from headwater.mixers.batch import Slice, StepBatch
-from headwater.mixers.cpu.attention import AttentionOnCpu, AttentionStepOnCpu
+from headwater.mixers.cpu.attention import SCRATCH_BYTES, AttentionOnCpu, AttentionStepOnCpu, DecodeRows, Pages
 from headwater.mixers.cpu.check_attention import PAGE, PAGES, TOKENS, broken_attention
 from headwater.mixers.weights import Weights
 from headwater.spec import Architecture, Block, ModelSpec, Part
@@ -195,6 +196,37 @@ def test_threads_change_no_bit(monkeypatch):
     broken(monkeypatch, lambda _: numba.get_num_threads() == 2)
     first, *others = outputs_by_threads(rig)
     assert numba.config.NUMBA_NUM_THREADS == 1 or not all(torch.equal(first, other) for other in others)
+
+
+def test_rows_in_groups_whose_scratch_is_small_have_the_same_bits(monkeypatch):
+    rig, groups, attend = Rig(SHAPES["all"]), [], attention.attend
+    together = rig.decode(rig.kernels, ALL)
+
+    def noting(q, keys, values, tables, positions, *others):
+        groups.append(len(positions))
+        attend(q, keys, values, tables, positions, *others)
+
+    monkeypatch.setattr(attention, "attend", noting)
+    monkeypatch.setattr("headwater.mixers.cpu.attention.SCRATCH_BYTES", 3 * 4 * 5 * 8 * (2 + 32))  # of 3 rows, 5 splits
+    assert torch.equal(rig.decode(rig.kernels, ALL), together)
+    assert groups == [3, 3, 3, 1]
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "key_width", "width"), [(32, 8, 128, 128), (64, 1, 576, 512)])
+def test_the_scratch_of_a_chain_of_32_rows_at_a_long_context_is_bounded(monkeypatch, heads, kv_heads, key_width, width):
+    sizes, n, longest, none = [], 32, 131_072, np.empty(0, np.float32)
+
+    def noting(q, keys, values, tables, positions, gates, out, highest_sum, reads, *others):
+        sizes.append((len(positions), highest_sum.nbytes + reads.nbytes))
+
+    monkeypatch.setattr(attention, "attend", noting)
+    rows = DecodeRows(np.arange(longest - n, longest), np.zeros((n, longest // 64), np.int64), longest)
+    q, out = np.empty(n * heads * key_width, np.float32), np.empty(n * heads * width, np.float32)
+    pages = Pages(none, none, 0, 64)
+    rows.attend(q, pages, none, out, heads, kv_heads, key_width, width, 0, 0, heads * width)
+    assert sum(rows for rows, _ in sizes) == n
+    assert all(held <= SCRATCH_BYTES or rows == 1 for rows, held in sizes)
+    assert max(held for _, held in sizes) < 2.1 * SCRATCH_BYTES
 
 
 def test_the_places_and_sizes_of_pages_change_no_bit():

@@ -54,6 +54,16 @@ def test_decode_is_as_torchs(shape, dtype, tolerance):
     torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance)
 
 
+def test_rows_in_groups_whose_scratch_is_small_have_the_same_bits(monkeypatch):
+    rig, groups, attend = KernelRig(SHAPES[1]), [], attention.attend
+    rows, x = rows_of(rig), rig.x[: len(LENGTHS)]
+    together = rig.run([], rows, x)
+    monkeypatch.setattr("headwater.mixers.cpu.attention.SCRATCH_BYTES", 1)
+    monkeypatch.setattr(attention, "attend", lambda *args: (groups.append(len(args[4])), attend(*args)))
+    assert torch.equal(rig.run([], rows, x), together)
+    assert groups == [1] * len(LENGTHS)
+
+
 def test_company_order_and_places_of_pages_change_no_bit(monkeypatch):
     rig, n = KernelRig(SHAPES[1]), len(LENGTHS)
     rows, x = rows_of(rig), rig.x[:n]

@@ -68,13 +68,25 @@ def test_a_kernel_that_mixes_tokens_of_a_sequence_is_named(monkeypatch: pytest.M
     """It begins anew with each row: tokens of a step are computed as if each were another sequence's."""
     whole = StepBatch.decode_sequences.func
 
-    def each_its_own(batch: StepBatch) -> tuple[Any, Any]:
-        slots, firsts = whole(batch)
-        return (np.arange(6, -1, -1), np.arange(8)) if batch.parents else (slots, firsts)
+    def each_its_own(batch: StepBatch) -> tuple[Any, ...]:
+        at_once = len(batch.parents) == 7 and not batch.drafted
+        return (np.arange(6, -1, -1), np.arange(8), np.arange(1, 8)) if at_once else whole(batch)
 
     monkeypatch.setattr(StepBatch, "decode_sequences", property(each_its_own))
     names = found(monkeypatch, torch.float32, lambda out_BX: None)
     assert names == ["gated_delta_net at 3 tokens of a sequence that a kernel decodes in one step"]
+
+
+def test_a_kernel_whose_drafts_advance_the_state_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = StepBatch.decode_sequences.func
+
+    def one_too_far(batch: StepBatch) -> tuple[Any, ...]:
+        slots, firsts, drafts = whole(batch)
+        return slots, firsts, np.minimum(drafts + 1, firsts[1:])
+
+    monkeypatch.setattr(StepBatch, "decode_sequences", property(one_too_far))
+    names = found(monkeypatch, torch.float32, lambda out_BX: None)
+    assert names == ["gated_delta_net at 2 drafts of a sequence, of which one is accepted"]
 
 
 WIDE = DeltaNet(64, 2, 4, 16, 32, 4)  # widths of whole vectors, which a kernel prefills

@@ -3,13 +3,16 @@
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from _pytest.mark import ParameterSet
 
 from headwater.engine.selfcheck import self_check
 from headwater.mixers import numerics
+from headwater.mixers.batch import StepBatch
 from headwater.mixers.linear import Linear
 from headwater.mixers.numerics import Numerics
 from headwater.models.load import LoadedModel, load_model, read_spec
@@ -205,6 +208,69 @@ def test_tokens_that_were_decoded_and_are_rows_of_prompts_then_are_found(
     assert (got - wanted).abs().max() < 1e-4
     assert not torch.equal(got, wanted)
     assert not torch.equal(after_got, after)
+
+
+# steps of two sequences: how many drafts each has, and how many of them are right
+STEPS = [((3, 2), (2, 0)), ((1, 4), (0, 4)), ((0, 2), (0, 1)), ((5, 0), (5, 0)), ((0, 0), (0, 0)), ((2, 2), (1, 2))]
+ANSWERS = [[7, 9, 11, 8, 6, 5, 12, 13, 9, 10, 4, 7, 9, 8, 5], [3, 4, 12, 6, 9, 4, 5, 11, 7, 13, 8, 9, 5, 6, 7]]
+
+
+def differs_after_drafts(ours: LoadedModel) -> list[str]:
+    """Decode two answers with drafts, beside prompts in every second step; name what plain decoding has otherwise."""
+    prompts = [prompt(ours, 62), prompt(ours, 30)]  # across the end of a page
+    plain, drafting = (Bench(ours.model, poison=True) for _ in range(2))
+    one, other = ([bench.sequence(100) for _ in prompts] for bench in (plain, drafting))
+    for bench, seqs in ((plain, one), (drafting, other)):
+        bench.step(list(zip(seqs, prompts, strict=True)))
+    wanted = [[plain.step([], [(seq, token)])[0] for token in answer] for seq, answer in zip(one, ANSWERS, strict=True)]
+    at, accepted, differing = [0, 0], (0, 0), list[str]()
+    for number, (drafted, right) in enumerate(STEPS):
+        rows, expected = [], []
+        for i, (seq, answer) in enumerate(zip(other, ANSWERS, strict=True)):
+            guesses = answer[at[i] + 1 : at[i] + 1 + right[i]]
+            guesses += [token + 14 for token in answer[: drafted[i] - right[i]]]
+            rows += [(seq, token) for token in (answer[at[i]], *guesses)]
+            expected += [wanted[i][at[i] + n] if n <= right[i] else None for n in range(1 + drafted[i])]
+        beside = [(drafting.sequence(20), prompts[1][:20])] if number % 2 else []
+        found = drafting.step(beside, rows, drafted=drafted, accepted=accepted)[len(beside) :]
+        pairs = [(row, its) for row, its in enumerate(expected) if its is not None]
+        differing += [f"row {row} of step {number}" for row, its in pairs if not torch.equal(found[row], its)]
+        at = [n + 1 + its for n, its in zip(at, right, strict=True)]
+        accepted = right
+    assert at == [14, 13]
+    left = [[(other[0], ANSWERS[0][14]), (other[1], ANSWERS[1][13])], [(other[1], ANSWERS[1][14])]]
+    found = [drafting.step([], left[0], accepted=accepted), drafting.step([], left[1])]
+    if not torch.equal(torch.cat(found), torch.stack([wanted[0][14], *wanted[1][13:]])):
+        differing.append("the last rows")
+    states = [[bench.states.bytes_RB[seq.slot] for seq in seqs] for bench, seqs in ((plain, one), (drafting, other))]
+    if not all(torch.equal(*pair) for pair in zip(*states, strict=True)):
+        differing.append("states")
+    return differing
+
+
+@pytest.mark.parametrize(("name", "dtype"), in_both_dtypes(FAMILIES))
+def test_drafts_have_the_bits_of_plain_decoding_and_leave_no_trace(
+    name: str, dtype: str, loaded: Callable[..., LoadedModel]
+) -> None:
+    assert differs_after_drafts(loaded(name, dtype)) == []
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "jamba_moe", "kimi_linear"])
+def test_a_state_that_is_promoted_one_row_too_far_shows(
+    name: str, loaded: Callable[..., LoadedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A control: a sequence's first draft advances its state."""
+    whole = StepBatch.decode_sequences.func
+
+    def one_too_far(batch: StepBatch) -> tuple[Any, ...]:
+        slots, firsts, drafts = whole(batch)
+        return slots, firsts, np.minimum(drafts + 1, firsts[1:])
+
+    monkeypatch.setattr(StepBatch, "decode_sequences", property(one_too_far))
+    differing = differs_after_drafts(loaded(name))
+    assert "row 0 of step 0" not in differing
+    assert "row 0 of step 1" in differing
+    assert "states" in differing
 
 
 def test_bfloat16_is_near_float32(loaded: Callable[..., LoadedModel]) -> None:

@@ -11,6 +11,7 @@ import random
 
 from headwater.cache.placement import make_placement
 from headwater.cache.prefix_cache import NoCache, PrefixCache
+from headwater.draft.drafter import accepted
 from headwater.errors import OutOfPages
 from headwater.plan import CacheLayout
 from headwater.request import Generation, Healing, SamplingParams
@@ -19,7 +20,8 @@ from headwater.schedule.limits import Limits
 from headwater.schedule.planner import DecodeReuse
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.sequence import Phase
-from headwater.schedule.step import Leg, Step
+from headwater.schedule.speculation import Speculation
+from headwater.schedule.step import Decode, Leg, Step
 
 PREFILL, DECODE = "prefill", "decode"
 VOCABULARY = 50
@@ -42,19 +44,41 @@ class Ledger:
             labels.append(hash((labels[-1], token)))
         return labels[n]
 
-    def run(self, step: Step) -> dict[int, int]:
-        """Do what the step says; returns the next token of each request that wants one."""
+    def run(self, step: Step) -> dict[int, list[int]]:
+        """Do what the step says; return the next token of each request that wants one, and those after its drafts."""
         assert len({item.seq.id for item in step.items}) == len(step.items)
         for leg in step.legs:  # restores come before any write
             self._restore(leg)
         for leg in step.legs:
             self._prefill(leg)
         for decode in step.decodes:
-            for position, token in zip(decode.positions, decode.tokens, strict=True):
+            if decode.accepted:
+                self._accept(decode)
+            for position, token in zip(decode.positions[: decode.count], decode.tokens, strict=False):
                 self._decode(decode.seq, token, position)
+            for position in decode.positions[decode.count :]:
+                self._write(decode.seq.table, position, ("draft", decode.seq.id))
             for save in decode.plan.saves if decode.plan else ():
                 self._save(save.pages, self.slots[decode.seq.slot])
-        return {item.seq.id: next_token(item.seq.tokens) for item in step.items if item.wants_token}
+        drafts = {decode.seq.id: decode.drafts for decode in step.decodes}
+        return {
+            item.seq.id: [
+                next_token([*item.seq.tokens, *drafts.get(item.seq.id, ())[:n]])
+                for n in range(1 + len(drafts.get(item.seq.id, ())))
+            ]
+            for item in step.items
+            if item.wants_token
+        }
+
+    def _accept(self, decode: Decode) -> None:
+        """Drafts of the step before are part of the sequence: what they wrote is a decode's, and so is their state."""
+        seq = decode.seq
+        for position in range(seq.computed - decode.accepted, seq.computed):
+            assert self.slots[seq.slot][0] == self.label(seq, position)
+            held = self.pages[seq.table[position // self.page_size]]
+            assert held[position % self.page_size] == ("draft", seq.id)
+            held[position % self.page_size] = (self.label(seq, position + 1), DECODE)
+            self.slots[seq.slot] = (self.label(seq, position + 1), DECODE)
 
     def _restore(self, leg: Leg) -> None:
         plan = leg.plan
@@ -130,6 +154,7 @@ class Lab:
         state_fraction: float | None = None,
         elastic_pages: int = 0,
         max_model_len: int = 10_000,
+        speculation: Speculation | None = None,
     ) -> None:
         self.layout = CacheLayout(
             n_pages=n_pages,
@@ -143,9 +168,12 @@ class Lab:
         )
         self.cache = PrefixCache(self.layout, eviction) if cache else NoCache(self.layout)
         limits = Limits(max_running, tokens_per_step, saves_per_step=16, max_model_len=max_model_len)
-        self.scheduler = Scheduler(self.cache, make_placement(placement), limits, decode_reuse, healing=healing)
+        self.scheduler = Scheduler(
+            self.cache, make_placement(placement), limits, decode_reuse, healing=healing, speculation=speculation
+        )
         self.ledger = Ledger(page_size, exact=decode_reuse != "raw")
         self.steps = 0
+        self.rows: list[dict[int, int]] = []  # of each step: rows of each decoding sequence
 
     def submit(self, prompt: list[int], max_tokens: int = 1, **generation) -> Request:
         params = SamplingParams(max_tokens=max_tokens, temperature=0)
@@ -154,10 +182,16 @@ class Lab:
     def step(self) -> None:
         step = self.scheduler.plan_step()
         tokens = self.ledger.run(step)
+        self.rows.append({decode.seq.id: decode.rows for decode in step.decodes})
+        drafts = {decode.seq.id: decode.drafts for decode in step.decodes}
         for seq in self.scheduler.finish_step(step):
-            seq.tokens.append(tokens[seq.id])
+            guesses = drafts.get(seq.id, ())
+            right = accepted(guesses, tokens[seq.id])
+            seq.tokens += tokens[seq.id][: right + 1]
             if seq.n_output >= seq.generation.params.max_tokens:
                 self.scheduler.finish(seq)
+            elif guesses:
+                self.scheduler.accept(seq, len(guesses), right)
         assert all(isinstance(error, OutOfPages) for _, error in self.scheduler.failures), self.scheduler.failures
         self.cache.check()
         self.steps += 1

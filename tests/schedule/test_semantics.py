@@ -224,28 +224,65 @@ def test_a_preempted_answer_is_replayed_many_rows_a_step(decode_reuse):
     assert seq.tokens == wanted.tokens
 
 
-def test_nobody_leaves_for_tokens_that_are_replayed_and_can_come_later():
-    it = lab(n_pages=13, checkpoint_pages=1, decode_reuse="none")
-    seq = it.submit(words(60, 1), max_tokens=100)
-    while seq.n_output < 80:
+def all_started_over(it, n):
+    """Requests that have said something, and are going to be replayed."""
+    seqs = [it.submit(words(60 + i, i), max_tokens=100) for i in range(n)]
+    while any(seq.n_output < 80 for seq in seqs):
         it.step()
-    it.scheduler._start_over(seq, OutOfPages(1, 0, 0))
-    other = it.submit(words(60, 2), max_tokens=500)
-    while seq.phase is not Phase.DECODE or other.phase is not Phase.DECODE:
-        it.step()
-    left, it.scheduler.planner.extend = 1, full_for_several(it.scheduler.planner.extend)
-    while left:
-        it.step()
-        left = seq.left - 1
-        assert seq.preemptions == 1
-        assert other.preemptions == 0
+    for seq in seqs:
+        it.scheduler._start_over(seq, OutOfPages(1, 0, 0))
+    it.rows.clear()
 
 
-def full_for_several(extend):
+def test_a_step_replays_32_rows_of_all_answers_together():
+    it = lab(decode_reuse="none")
+    all_started_over(it, 3)
+    it.run()
+    assert max(sum(rows.values()) for rows in it.rows) == 32
+    assert max(len(rows) for rows in it.rows) == 3
+
+
+@pytest.mark.parametrize("tokens_per_step", [4, 16])
+def test_a_step_replays_no_more_rows_than_it_may_have(tokens_per_step):
+    it = lab(decode_reuse="none", tokens_per_step=tokens_per_step)
+    all_started_over(it, 1)
+    it.run()
+    assert max(sum(rows.values()) for rows in it.rows) == tokens_per_step
+
+
+@pytest.mark.parametrize("free", [0, 1, 2])
+def test_rows_that_are_replayed_leave_pages_to_the_next_row_of_others(free):
+    """The answer that is replayed came first; it takes what its last page has room for, and pages that are left."""
+    for before in range(57, 61):
+        it = lab(decode_reuse="none", page_size=4, tokens_per_step=64)
+        seq = it.submit(words(61, 1), max_tokens=100)
+        while seq.n_output < 80:
+            it.step()
+        other = it.submit(words(before, 2), max_tokens=500)
+        while other.phase is not Phase.DECODE:
+            it.step()
+        it.scheduler._start_over(seq, OutOfPages(1, 0, 0))
+        while seq.phase is not Phase.DECODE:
+            it.step()
+        if other.computed % 4 == 0 and seq.computed == 61:
+            break
+    else:
+        pytest.fail("no step in which the other request needs a page")
+    it.scheduler.planner.extend = with_free_pages(it.scheduler.planner.extend, 1 + free)
+    it.step()
+    assert [seq.preemptions, other.preemptions] == [1, 0]
+    assert seq.computed == 64 + 4 * free
+    assert other.computed % 4 == 1
+
+
+def with_free_pages(extend, free):
     def extended(seq, end):
-        if end > seq.computed + 1:
-            raise OutOfPages(1, 0, 0)
-        extend(seq, end)
+        nonlocal free
+        while len(seq.table) * 4 < end:
+            if not free:
+                raise OutOfPages(1, 0, 0)
+            free -= 1
+            extend(seq, len(seq.table) * 4 + 1)
 
     return extended
 

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -19,11 +19,26 @@ from headwater.events import Event, FailedEvent, FinishedEvent, TokenEvent
 from headwater.models.load import LoadedModel
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.sequence import Phase, Sequence
-from headwater.schedule.step import Step
+from headwater.schedule.step import Decode, Step
 
 log = logging.getLogger("headwater.engine")
 
 LogitsTap = Callable[[int, torch.Tensor], None]
+
+
+@dataclass(eq=False)
+class Judged:
+    """Rows of one request in a step: its next token's, then one after each draft."""
+
+    live: Live
+    first: int  # its first row among those with logits
+    drafts: tuple[int, ...]
+    right: int = 0  # leading drafts that were sampled
+    is_right: bool = False  # whether the last token that was sampled is a draft
+
+    def draft(self, number: int) -> int | None:
+        """Return the draft after row `number`, or None after the last one."""
+        return self.drafts[number] if number < len(self.drafts) else None
 
 
 class Answering:
@@ -52,6 +67,7 @@ class Answering:
         """Run a step. If it fails, or its sampling does, only its own requests fail."""
         started = time.perf_counter()
         self._note_started(step)
+        drafts = sum(len(decode.drafts) for decode in step.decodes)
         try:
             logits_RV = self.runner.run(step)
         except Exception as error:
@@ -61,31 +77,58 @@ class Answering:
             self._fail(failed, error)
             return
         finally:
+            seconds = time.perf_counter() - started
             self._meter.steps += 1
-            self._meter.step_seconds += time.perf_counter() - started
-        wanting = [item.seq for item in step.items if item.wants_token]
+            self._meter.step_seconds += seconds
+        if not step.legs:
+            self.scheduler.speculation.seconds.note(sum(decode.rows for decode in step.decodes), seconds)
+        wanting = [item for item in step.items if item.wants_token]
         with self._changed:
             finished = self.scheduler.finish_step(step)
         self._report_failures()
-        logits_RV, prompt_RV = logits_RV[: len(wanting)], logits_RV[len(wanting) :]
-        self._score_prompts(step, prompt_RV)
+        self._score_prompts(step, logits_RV[len(wanting) + drafts :])
         finished = [seq for seq in finished if seq.id in self._live]
-        if len(finished) < len(wanting):
-            logits_RV = logits_RV[[i for i, seq in enumerate(wanting) if seq in finished]]
-        sampled = [self._live[seq.id] for seq in finished]
-        try:
-            choices = self._sample(logits_RV, sampled)
-        except Exception as error:
-            with self._changed:
-                for live in sampled:
-                    self.scheduler.cancel(live.seq)
-            self._fail([live.seq for live in sampled], error)
-            return
-        for live, choice in zip(sampled, choices, strict=True):
-            if isinstance(choice, Choice):
-                self._take(live, choice)
-            else:
-                self._fail_alone(live, choice)
+        first, judged = 0, []
+        for item in wanting:
+            guesses = item.drafts if isinstance(item, Decode) else ()
+            if item.seq in finished:
+                live = self._live[item.seq.id]
+                live.drafted += len(guesses)
+                judged.append(Judged(live, first, guesses))
+            first += 1 + len(guesses)
+        self._judge(logits_RV, judged)
+
+    def _judge(self, logits_RV: torch.Tensor, judged: list[Judged]) -> None:
+        """Sample each request's rows one after the other: the next row if the token is the draft that it stands after.
+
+        So every token is the one that plain decoding samples. Sampling that fails ends its requests alone.
+        """
+        number, reached = 0, judged
+        while reached:
+            rows = [one.first + number for one in reached]
+            try:
+                choices = self._sample(logits_RV if len(rows) == len(logits_RV) else logits_RV[rows], reached)
+            except Exception as error:
+                with self._changed:
+                    for one in reached:
+                        self.scheduler.cancel(one.live.seq)
+                self._fail([one.live.seq for one in reached], error)
+                break
+            for one, choice in zip(reached, choices, strict=True):
+                if isinstance(choice, Choice):
+                    one.is_right = choice.token == one.draft(number)
+                    one.right += one.is_right
+                    one.live.accepted += one.is_right
+                    self._take(one.live, choice)
+                else:
+                    one.is_right = False
+                    self._fail_alone(one.live, choice)
+            reached = [one for one in reached if one.is_right and one.live.seq.phase is Phase.DECODE]
+            number += 1
+        with self._changed:
+            for one in judged:
+                if one.drafts and one.live.seq.phase is Phase.DECODE:
+                    self.scheduler.accept(one.live.seq, len(one.drafts), one.right)
 
     def _score_prompts(self, step: Step, prompt_RV: torch.Tensor) -> None:
         end = 0
@@ -99,13 +142,11 @@ class Answering:
             except Exception as error:  # of this prompt's logits alone
                 self._fail_alone(live, error)
 
-    def _sample(self, logits_RV: torch.Tensor, sampled: list[Live]) -> list[Choice | InvalidLogits | ConstraintError]:
-        if not sampled:
-            return []
+    def _sample(self, logits_RV: torch.Tensor, judged: list[Judged]) -> list[Choice | InvalidLogits | ConstraintError]:
         if self.logits_tap is not None:
-            for live, logits_V in zip(sampled, logits_RV, strict=True):
-                self.logits_tap(live.seq.id, logits_V)
-        return sample(logits_RV, [live.sampling for live in sampled])
+            for one, logits_V in zip(judged, logits_RV, strict=True):
+                self.logits_tap(one.live.seq.id, logits_V)
+        return sample(logits_RV, [one.live.sampling for one in judged])
 
     def _fail(self, seqs: list[Sequence], error: Exception) -> None:
         log.error("a step failed", exc_info=error)
@@ -163,7 +204,8 @@ class Answering:
         account = replace(seq.account, preemptions=seq.preemptions)
         held_back = "" if isinstance(stop, str) else live.text.flush()
         queued = None if live.started is None else live.started - live.submitted
-        self._close(live, FinishedEvent(reason, held_back, account, seq.n_output, stop, queued))
+        drafts = live.accepted, live.drafted - live.accepted
+        self._close(live, FinishedEvent(reason, held_back, account, seq.n_output, stop, queued, *drafts))
 
     def _note_started(self, step: Step) -> None:
         now = time.monotonic()

@@ -40,6 +40,7 @@ from headwater.schedule.kinds.segment import Composer
 from headwater.schedule.limits import EXTRA_SLOTS, Limits
 from headwater.schedule.planner import DecodeReuse
 from headwater.schedule.scheduler import Scheduler
+from headwater.schedule.speculation import speculation_of
 from headwater.setting import SettingError, show_bytes
 from headwater.spec import ModelSpec
 
@@ -167,6 +168,7 @@ class Engine(Answering):
             decode_reuse=cast(DecodeReuse, config.decode_reuse) if config.cache else "none",
             composer=Composer(cache, spec.conv_taps) if config.cache else None,
             healing=Healing(config.healing),
+            speculation=speculation_of(config.speculation),
         )
         ends, seconds = loaded.eos_token_ids, config.constraint_time
         constraints = ConstraintCompiler(loaded.tokenizer, spec.vocab_size, ends, seconds)

@@ -33,6 +33,8 @@ class Live:
     submitted: float  # seconds of a monotonic clock
     started: float | None = None  # when its first leg ran
     scores: PromptScores | None = None  # until they are sent
+    drafted: int = 0  # tokens of the drafts that steps verified
+    accepted: int = 0
 
     @property
     def params(self) -> SamplingParams:

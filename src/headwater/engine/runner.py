@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
@@ -14,6 +14,7 @@ from headwater.mixers.batch import STATE, Slice, StepBatch
 from headwater.models.decode_graphs import DecodeGraphs
 from headwater.models.hybrid import HybridModel
 from headwater.plan import Run
+from headwater.schedule.limits import REPLAYED
 from headwater.schedule.step import Decode, Leg, Step
 
 # So many slots keep their memory between requests, and the pages that back them theirs: touching fresh memory costs
@@ -77,7 +78,7 @@ class Runner:
         self.device = arena.pages.device
         self.graphs = DecodeGraphs.over(model, arena, states)
         self.segments = SegmentRunner(model, arena, states, slots)
-        self._all_rows = torch.arange(slots, device=self.device)
+        self._all_rows = torch.arange(slots + REPLAYED, device=self.device)  # more than any step decodes
         self._tables: dict[int, tuple[Sequence[int], torch.Tensor]] = {}  # by request: its page table twice
 
     @torch.inference_mode()
@@ -166,8 +167,9 @@ class Runner:
         tokens = [token for decode in decodes for token in decode.tokens]
         of_rows = [tokens, [position for _, position in at], [decode.slot for decode, _ in at]]
         token_B, position_B, slot_B = torch.tensor(of_rows, dtype=torch.int64, device=self.device)
-        last = accumulate(decode.count for decode in decodes)
-        wanted = [end - 1 for decode, end in zip(decodes, last, strict=True) if decode.wants_token]
+        ends = accumulate(decode.rows for decode in decodes)
+        judged = [(decode, end) for decode, end in zip(decodes, ends, strict=True) if decode.wants_token]
+        wanted = [row for decode, end in judged for row in range(end - len(decode.drafts) - 1, end)]
         return StepBatch(
             token_N=token_B,
             position_N=position_B,
@@ -177,6 +179,8 @@ class Runner:
             logits_row_R=self._all_rows[: len(at)] if len(wanted) == len(at) else self._tensor(wanted),
             wants_all=len(wanted) == len(at),
             parents=tuple(_parents(decodes)),
+            drafted=_unless_none(len(decode.drafts) for decode in decodes),
+            accepted=_unless_none(decode.accepted for decode in decodes),
         )
 
     def _slices(self, leg: Leg, first: int, saves: tuple[tuple[int, int], ...], first_segment: int) -> list[Slice]:
@@ -221,6 +225,12 @@ def _parents(decodes: Sequence[Decode]) -> Iterator[int]:
     """Yield the parent of each decoding row: the row before it in its sequence, or STATE if it is the first."""
     row = 0
     for decode in decodes:
-        for i in range(decode.count):
+        for i in range(decode.rows):
             yield row - 1 if i else STATE
             row += 1
+
+
+def _unless_none(counts: Iterable[int]) -> tuple[int, ...]:
+    """Return the counts, or nothing if all are 0."""
+    found = tuple(counts)
+    return found if any(found) else ()

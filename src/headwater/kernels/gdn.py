@@ -15,6 +15,7 @@ from headwater.kernels import delta_chunk as chunk
 from headwater.kernels.compiling import kernel, lean_part
 from headwater.kernels.convolution import Convolution, convolve_chunk, convolve_into, keep_inputs
 from headwater.kernels.delta_rule import delta_step
+from headwater.kernels.drafts import copied, copied_inputs
 from headwater.kernels.functions import exp, sigmoid, silu, softplus
 from headwater.kernels.norms import L2_EPS, inverse_rms, unit_into
 from headwater.kernels.padding import fill_into, padded
@@ -34,11 +35,13 @@ from headwater.kernels.vectors import (
 
 
 @kernel
-def decode_into(out, projected, slots, firsts, states, state_row, taps, stored, stored_row, gates, norm, sizes, eps):
+def decode_into(
+    out, projected, slots, firsts, drafts, states, state_row, taps, stored, stored_row, gates, norm, sizes, eps
+):  # fmt: skip
     """Write what each row reads, normed and gated; update the states of its slot in place.
 
     Rows from `firsts[s]` until `firsts[s + 1]` are tokens of one sequence, in order, which is in row `slots[s]` of the
-    state memory.
+    state memory; those from `drafts[s]` on do not advance it.
     """
     key_heads, value_heads, k_width, v_width, before = sizes
     keys, values, shared = key_heads * k_width, value_heads * v_width, value_heads // key_heads
@@ -52,7 +55,17 @@ def decode_into(out, projected, slots, firsts, states, state_row, taps, stored, 
         query, key = np.empty(padded(k_width), np.float32), np.empty(padded(k_width), np.float32)
         decay = np.empty(padded(k_width), np.float32)
         value, read = np.empty(padded(v_width), np.float32), np.empty(padded(v_width), np.float32)
+        heads = states
         for i in range(firsts[sequence], firsts[sequence + 1]):
+            if i == drafts[sequence]:
+                of_group = group * shared * k_width * v_width
+                heads, of_states = copied(states, of_states + of_group, shared * k_width * v_width), -of_group
+                ranges = (
+                    (group * k_width, k_width),
+                    (keys + group * k_width, k_width),
+                    (2 * keys + group * shared * v_width, shared * v_width),
+                )
+                convolution, of_stored = copied_inputs(convolution, of_stored, ranges), 0
             first = i * row
             convolve_into(query, projected, first, convolution, of_stored, group * k_width, k_width)
             convolve_into(key, projected, first, convolution, of_stored, keys + group * k_width, k_width)
@@ -64,7 +77,7 @@ def decode_into(out, projected, slots, firsts, states, state_row, taps, stored, 
                 step = softplus(spread(projected, b + value_heads) + spread(gates, value_heads + head))
                 fill_into(decay, exp(spread(gates, head) * step))
                 at = of_states + head * k_width * v_width
-                delta_step(states, at, k_width, v_width, query, key, decay, value, sigmoid(spread(projected, b)), read)
+                delta_step(heads, at, k_width, v_width, query, key, decay, value, sigmoid(spread(projected, b)), read)
                 factor = inverse_rms(read, 0, v_width, eps)
                 at, z = (i * value_heads + head) * v_width, first + channels + head * v_width
                 for c in range(0, v_width, LANES):

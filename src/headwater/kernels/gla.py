@@ -6,6 +6,7 @@ import numpy as np
 from numba import prange
 
 from headwater.kernels.compiling import kernel
+from headwater.kernels.drafts import copied
 from headwater.kernels.functions import exp, silu, softplus
 from headwater.kernels.norms import inverse_rms
 from headwater.kernels.padding import copy_into, padded
@@ -14,13 +15,14 @@ from headwater.kernels.vectors import LANES, fill, load, load_some, store, store
 
 
 @kernel
-def decode_into(out, mixed, z, gates, rows, slots, firsts, states, state_row, norm, sizes, normaliser, eps):
+def decode_into(out, mixed, z, gates, rows, slots, firsts, drafts, states, state_row, norm, sizes, normaliser, eps):
     """Write what each row reads, normed and gated; update the states of its slot in place.
 
     Rows of `mixed` are [q | k | v], of `z` [heads, v_width], of `gates` [heads, k_width]; each begins every `rows`
     elements of its array. Rows from `firsts[s]` until `firsts[s + 1]` are tokens of one sequence, in order, which is in
-    row `slots[s]` of the state memory; its rows begin every `state_row` elements. `sizes` are heads and the widths of a
-    key and a value. A log decay is log sigmoid(gate) / normaliser.
+    row `slots[s]` of the state memory; its rows begin every `state_row` elements, and those of a step from
+    `drafts[s]` on do not advance it. `sizes` are heads and the widths of a key and a value. A log decay is log
+    sigmoid(gate) / normaliser.
     """
     heads, k_width, v_width = sizes
     mixed_row, z_row, gate_row = rows
@@ -30,7 +32,10 @@ def decode_into(out, mixed, z, gates, rows, slots, firsts, states, state_row, no
         query, key = np.empty(padded(k_width), np.float32), np.empty(padded(k_width), np.float32)
         decay = np.empty(padded(k_width), np.float32)
         value, read = np.empty(padded(v_width), np.float32), np.empty(padded(v_width), np.float32)
+        state, of_head = slots[sequence] * state_row + head * k_width * v_width, states
         for i in range(firsts[sequence], firsts[sequence + 1]):
+            if i == drafts[sequence]:
+                of_head, state = copied(states, state, k_width * v_width), 0
             at = i * mixed_row + head * k_width
             copy_into(query, mixed, at, k_width, k_width**-0.5)
             copy_into(key, mixed, at + heads * k_width, k_width, 1.0)
@@ -39,8 +44,7 @@ def decode_into(out, mixed, z, gates, rows, slots, firsts, states, state_row, no
                 gate = load_some(gates, i * gate_row + head * k_width + c, min(LANES, k_width - c))
                 log_decay = softplus(fill(np.float32(0)) - gate) / fill(np.float32(-normaliser))
                 store(decay, c, exp(log_decay))
-            at = slots[sequence] * state_row + head * k_width * v_width
-            rank_one_step(states, at, k_width, v_width, query, key, decay, value, read)
+            rank_one_step(of_head, state, k_width, v_width, query, key, decay, value, read)
             factor = inverse_rms(read, 0, v_width, eps)
             for c in range(0, v_width, LANES):
                 some = min(LANES, v_width - c)

@@ -6,6 +6,7 @@ import numpy as np
 from numba import prange
 
 from headwater.kernels.compiling import kernel, part
+from headwater.kernels.drafts import copied
 from headwater.kernels.norms import inverse_rms
 from headwater.kernels.padding import copy_into, fill_into, padded
 from headwater.kernels.rank_one import rank_one_step
@@ -14,15 +15,16 @@ from headwater.kernels.vectors import LANES, fill, fma, load, load_some, spread,
 
 @kernel
 def decode_into(
-    out, mixed, gates, rows, turns, slots, firsts, states, state_row, decays, qk_norm, norm, sizes, scale, eps
+    out, mixed, gates, rows, turns, slots, firsts, drafts, states, state_row, decays, qk_norm, norm, sizes, scale, eps
 ):
     """Write what each row reads, normed and gated; update the states of its slot in place.
 
     Rows of `mixed` are [q | k | v], of `gates` [heads, width], activated; each begins every `rows` elements of its
     array. Rows from `firsts[s]` until `firsts[s + 1]` are tokens of one sequence, in order, which is in row `slots[s]`
-    of the state memory; its rows begin every `state_row` elements. `turns` are each row's cosines and sines; `decays`
-    the heads' factors; `qk_norm` the weights of the norms of queries and keys, a vector of zeros apart, or nothing;
-    `sizes` are heads, width, groups of the output's norm and rotated pairs.
+    of the state memory; its rows begin every `state_row` elements, and those of a step from `drafts[s]` on do not
+    advance it. `turns` are each row's cosines and sines; `decays` the heads' factors; `qk_norm` the weights of the
+    norms of queries and keys, a vector of zeros apart, or nothing; `sizes` are heads, width, groups of the output's
+    norm and rotated pairs.
     """
     heads, width, groups, pairs = sizes
     mixed_row, gate_row = rows
@@ -33,7 +35,10 @@ def decode_into(
         query, key = np.empty(padded(width), np.float32), np.empty(padded(width), np.float32)
         value, read = np.empty(padded(width), np.float32), np.empty(padded(width), np.float32)
         decay = np.empty(padded(width), np.float32)
+        state, of_head = slots[sequence] * state_row + head * width * width, states
         for i in range(firsts[sequence], firsts[sequence + 1]):
+            if i == drafts[sequence]:
+                of_head, state = copied(states, state, width * width), 0
             at = i * mixed_row + head * width
             copy_into(query, mixed, at, width, 1.0)
             copy_into(key, mixed, at + heads * width, width, 1.0)
@@ -46,8 +51,7 @@ def decode_into(
             for c in range(0, width, LANES):
                 store(query, c, load(query, c) * fill(np.float32(scale)))
             fill_into(decay, spread(decays, head))
-            state = slots[sequence] * state_row + head * width * width
-            rank_one_step(states, state, width, width, query, key, decay, value, read)
+            rank_one_step(of_head, state, width, width, query, key, decay, value, read)
             for c in range(0, width, LANES):
                 store_some(reads, (i * heads + head) * width + c, load(read, c), min(LANES, width - c))
     for task in prange(firsts[-1] * groups):

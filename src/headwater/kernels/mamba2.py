@@ -7,6 +7,7 @@ from numba import prange
 
 from headwater.kernels.compiling import kernel, part
 from headwater.kernels.convolution import Convolution, convolve_into
+from headwater.kernels.drafts import copied, copied_inputs
 from headwater.kernels.functions import exp, silu, softplus
 from headwater.kernels.norms import inverse_rms
 from headwater.kernels.padding import fill_into, padded
@@ -16,14 +17,15 @@ from headwater.kernels.vectors import LANES, fill, fma, load, load_some, maximum
 
 @kernel
 def decode_into(
-    out, projected, slots, firsts, states, state_row, taps, stored, stored_row,
+    out, projected, slots, firsts, drafts, states, state_row, taps, stored, stored_row,
     of_heads, norm, sizes, scales, limits, order, eps
 ):  # fmt: skip
     """Write what each row reads, gated and normed; update the states of its slot in place.
 
     Rows of `projected` are [z | x | B | C | dt], those of `out` [heads, width]. Rows from `firsts[s]` until
     `firsts[s + 1]` are tokens of one sequence, in order, which is in row `slots[s]` of the state memory, where states
-    and stored inputs of the convolution begin a row every `state_row` and `stored_row` elements. `of_heads` are the
+    and stored inputs of the convolution begin a row every `state_row` and `stored_row` elements; those from `drafts[s]`
+    on do not advance it. `of_heads` are the
     heads' decay rates, biases of steps, and skips; `sizes` are heads, groups, channels of a head, width of a state and
     stored inputs of a channel; `scales` those of z and dt; `limits` the least and greatest step. `order` is 1 if the
     gate comes before the norm, 2 if after it, 0 if there is no norm.
@@ -41,6 +43,9 @@ def decode_into(
         channel = inner + group * state
         convolution, of_stored = Convolution(taps, stored, channels, before), slots[sequence] * stored_row
         for i in range(firsts[sequence], firsts[sequence + 1]):
+            if i == drafts[sequence]:
+                ranges = (channel, state), (channel + groups * state, state)
+                convolution, of_stored = copied_inputs(convolution, of_stored, ranges), 0
             at, to = i * row + inner, 2 * (i * groups + group) * line
             convolve_into(shared[to:], projected, at, convolution, of_stored, channel, state)
             convolve_into(shared[to + line :], projected, at, convolution, of_stored, channel + groups * state, state)
@@ -51,7 +56,11 @@ def decode_into(
         x, taken = np.empty(padded(width), np.float32), np.empty(padded(width), np.float32)
         read, decay = np.empty(padded(width), np.float32), np.empty(line, np.float32)
         of_stored = slots[sequence] * stored_row
+        of_head, at = states, slots[sequence] * state_row + head * state * width
         for i in range(firsts[sequence], firsts[sequence + 1]):
+            if i == drafts[sequence]:
+                of_head, at = copied(states, at, state * width), 0
+                convolution, of_stored = copied_inputs(convolution, of_stored, ((head * width, width),)), 0
             convolve_into(x, projected, i * row + inner, convolution, of_stored, head * width, width)
             step = spread(projected, i * row + inner + channels + head)
             step = step_of(step, spread(of_heads, heads + head), scales[1], limits)
@@ -60,8 +69,7 @@ def decode_into(
                 store(taken, c, step * load(x, c))
             group = i * groups + head // (heads // groups)
             key, query = shared[2 * group * line :], shared[(2 * group + 1) * line :]
-            at = slots[sequence] * state_row + head * state * width
-            rank_one_step(states, at, state, width, query, key, decay, taken, read)
+            rank_one_step(of_head, at, state, width, query, key, decay, taken, read)
             skip = spread(of_heads, 2 * heads + head)
             to = i * inner + head * width
             for c in range(0, width, LANES):

@@ -127,13 +127,13 @@ def load_of(step: Step) -> Load:
         logits += leg.wants_token
     for decode in step.decodes:
         states += 1
-        logits += decode.wants_token
+        logits += decode.wants_token * (1 + len(decode.drafts))
     return Load(
         prefill_tokens=tokens,
         prefill_squares=squares,
         prefix_tokens=before,
         legs=len(step.legs),
-        rows=sum(decode.count for decode in step.decodes),
+        rows=sum(decode.rows for decode in step.decodes),
         kv_tokens=sum(sum(decode.positions) for decode in step.decodes),
         states=states,
         logits=logits,

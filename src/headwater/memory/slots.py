@@ -7,6 +7,7 @@ R rows, P pages of the arena, C pages of a checkpoint, B bytes and W words of a 
 from __future__ import annotations
 
 import mmap
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -65,6 +66,8 @@ class StateMemory(LaidOut):
         self._memory = LazyBytes(rows * self._stride, device)
         self.bytes_RB = self._memory.tensor.view(rows, self._stride)[:, :row_bytes]
         super().__init__(layout, self.bytes_RB)
+        # by layer and name of a part: inputs of the last step's drafts, which layers keep beside their states
+        self.kept: defaultdict[tuple[int, str], list[torch.Tensor]] = defaultdict(list)
 
     def zero(self, row: int) -> None:
         """Set the row to the state before the first token."""

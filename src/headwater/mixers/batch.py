@@ -21,6 +21,8 @@ from torch import Tensor
 CHUNK = 64  # tokens: recurrences are cut at absolute multiples of it
 STATE = -1  # instead of a parent: the row continues the state in its slot
 
+Rows = np.ndarray[Any, Any]  # int64
+
 
 @dataclass(frozen=True)
 class Slice:
@@ -132,6 +134,8 @@ class StepBatch:
     logits_row_R: Tensor  # int64, rows whose logits are returned
     wants_all: bool = False  # the rows whose logits are returned are known to be all, in order
     parents: tuple[int, ...] = ()  # of each decoding row: the row that it continues, or STATE; empty: STATE for all
+    drafted: tuple[int, ...] = ()  # of each decoding sequence: its last rows that are drafts; none: no row is
+    accepted: tuple[int, ...] = ()  # of each: drafts of its step before that were accepted; none: all 0
 
     def __post_init__(self) -> None:
         if self.parents and len(self.parents) != self.n_decode:
@@ -139,6 +143,12 @@ class StepBatch:
         for row, parent in enumerate(self.parents):
             if parent != STATE and not 0 <= parent == row - 1:
                 raise ValueError(f"decoding row {row} continues row {parent}: it may continue the one before it alone")
+        for of_each, what in ((self.drafted, "drafts"), (self.accepted, "accepted drafts")):
+            if of_each and len(of_each) != len(self.firsts) - 1:
+                raise ValueError(f"{len(self.firsts) - 1} decoding sequences, and {what} of {len(of_each)}")
+        for first, n, (start, end) in zip(self.firsts, self.drafted, pairwise(self.firsts), strict=False):
+            if not 0 <= n < end - start:
+                raise ValueError(f"{n} drafts in {end - start} rows of the sequence that begins with row {first}")
 
     def check_slots(self) -> None:
         """Raise ValueError if two decoding sequences have the same slot: one of their updates would be lost.
@@ -173,6 +183,60 @@ class StepBatch:
         return any(parent != STATE for parent in self.parents)
 
     @cached_property
+    def firsts(self) -> list[int]:
+        """The first row of each decoding sequence, counted among decoding rows, and the end of the last: S + 1."""
+        if not self.has_chains:
+            return list(range(self.n_decode + 1))
+        return [row for row, parent in enumerate((*self.parents, STATE)) if parent == STATE]
+
+    @property
+    def speculates(self) -> bool:
+        """True if some rows are drafts, or drafts of the step before were accepted."""
+        return bool(self.drafted or self.accepted)
+
+    @cached_property
+    def first_drafts(self) -> list[int]:
+        """The first draft of each decoding sequence, or the end of its rows, counted among decoding rows."""
+        ends = self.firsts[1:]
+        return [end - n for end, n in zip(ends, self.drafted, strict=True)] if self.drafted else ends
+
+    @cached_property
+    def draft_rows(self) -> DraftRows:
+        """The drafts among the decoding rows."""
+        of_each = zip(self.first_drafts, self.firsts[1:], strict=True)
+        return DraftRows.of(self, [(row, row - first) for first, end in of_each for row in range(first, end)])
+
+    @cached_property
+    def with_accepted(self) -> WithAccepted:
+        """The step's decoding rows, with those that were accepted before each sequence's own."""
+        return WithAccepted.of(self)
+
+    @cached_property
+    def true_and_drafted(self) -> tuple[tuple[Tensor, StepBatch], tuple[Tensor, StepBatch]]:
+        """Decoding rows that are no drafts, then drafts: their numbers, and a step of them alone, without tokens."""
+        is_draft = [False] * self.n_decode
+        for row in self.draft_rows.row_A.tolist():
+            is_draft[row] = True
+        true, drafts = ([row for row, its in enumerate(is_draft) if its is kind] for kind in (False, True))
+        return self._some(true), self._some(drafts)
+
+    def _some(self, rows: list[int]) -> tuple[Tensor, StepBatch]:
+        """Return decoding rows by their numbers, and a step of them alone."""
+        place = {row: at for at, row in enumerate(rows)}
+        row_B = torch.tensor(rows, dtype=torch.int64, device=self.position_N.device)
+        parents = self.parents or (STATE,) * self.n_decode
+        batch = StepBatch(
+            token_N=self.token_N[:0],
+            position_N=self.position_N[self.decode_rows][row_B],
+            slices=(),
+            decode_slot_B=self.decode_slot_B[row_B],
+            decode_tables=tuple(self.decode_tables[row] for row in rows),
+            logits_row_R=self.logits_row_R[:0],
+            parents=tuple(place.get(parents[row], STATE) for row in rows),
+        )
+        return row_B, batch
+
+    @cached_property
     def decode_parts(self) -> tuple[tuple[slice, StepBatch], ...]:
         """Parts of the decoding rows, to be computed in this order: no part has two rows of a sequence.
 
@@ -199,17 +263,15 @@ class StepBatch:
         return slice(None) if self.wants_all else self.logits_row_R
 
     @cached_property
-    def decode_sequences(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Slots of the decoding sequences, [S], and their first rows with the end, [S + 1], for kernels on the CPU.
+    def decode_sequences(self) -> tuple[Rows, Rows, Rows]:
+        """Slots of the decoding sequences, [S], their first rows, [S + 1], and first drafts, [S], for CPU kernels.
 
-        Raises ValueError if two sequences have the same slot.
+        Rows are counted among decoding rows; the last of the first rows is the end of all. Raises ValueError if two
+        sequences have one slot.
         """
         self.check_slots()
-        slots, n = self.decode_slot_B.numpy(), self.n_decode
-        if not self.has_chains:
-            return slots, np.arange(n + 1)
-        firsts = np.array([row for row, parent in enumerate((*self.parents, STATE)) if parent == STATE])
-        return slots[firsts[:-1]], firsts
+        slots, firsts = self.decode_slot_B.numpy(), np.array(self.firsts)
+        return slots[firsts[:-1]] if self.has_chains else slots, firsts, np.array(self.first_drafts, np.int64)
 
     @cached_property
     def derived(self) -> dict[Any, Any]:
@@ -270,6 +332,59 @@ class RecordedBatch(StepBatch):
     @property
     def longest(self) -> int:
         return self.most
+
+
+@dataclass(frozen=True)
+class DraftRows:
+    """Drafts among the decoding rows of a step: A rows, and of each the slot of its sequence and its number there."""
+
+    row_A: Tensor  # int64, counted among decoding rows
+    slot_A: Tensor
+    number_A: Tensor
+
+    @classmethod
+    def of(cls, batch: StepBatch, drafts: list[tuple[int, int]]) -> DraftRows:
+        """Build it from rows and their numbers."""
+        row_A, number_A = torch.tensor(drafts, dtype=torch.int64, device=batch.position_N.device).view(-1, 2).unbind(1)
+        return cls(row_A, batch.decode_slot_B[row_A], number_A)
+
+
+@dataclass(frozen=True)
+class WithAccepted:
+    """A step's decoding rows with accepted drafts of the step before in front of each sequence's own rows.
+
+    A layer with a state computes these rows: it kept the drafts' inputs, and not the states after them.
+    """
+
+    batch: StepBatch  # of all these rows, for layers with a state; without tokens
+    own_B: Tensor  # int64, the step's own rows among them
+    accepted: DraftRows  # the others
+
+    @classmethod
+    def of(cls, batch: StepBatch) -> WithAccepted:
+        """Build it from a step."""
+        accepted = batch.accepted or (0,) * (len(batch.firsts) - 1)
+        source, drafts, own, parents = list[int](), list[tuple[int, int]](), list[int](), list[int]()
+        offsets = list[int]()  # of a row's position, from that of its source
+        for (first, end), n in zip(pairwise(batch.firsts), accepted, strict=True):
+            drafts += ((len(source) + i, i) for i in range(n))
+            own += range(len(source) + n, len(source) + n + end - first)
+            parents += (STATE if i == 0 else len(source) + i - 1 for i in range(n + end - first))
+            source += (*[first] * n, *range(first, end))
+            offsets += (*range(-n, 0), *[0] * (end - first))
+        device = batch.position_N.device
+        source_B, offset_B, own_B = (torch.tensor(x, dtype=torch.int64, device=device) for x in (source, offsets, own))
+        whole = StepBatch(
+            token_N=batch.token_N[:0],
+            position_N=batch.position_N[batch.decode_rows][source_B] + offset_B,
+            slices=(),
+            decode_slot_B=batch.decode_slot_B[source_B],
+            decode_tables=tuple(batch.decode_tables[row] for row in source),
+            logits_row_R=batch.logits_row_R[:0],
+            parents=tuple(parents),
+            drafted=batch.drafted,
+        )
+        return cls(whole, own_B, DraftRows.of(whole, drafts))
 
 
 def padded_tables(tables: Sequence[Tensor], like: Tensor) -> Tensor:

@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Generic, Protocol, TypeVar
 
@@ -24,6 +24,7 @@ from torch import Tensor
 from headwater.layers.layer import Layer
 from headwater.mixers.batch import CHUNK, Chunk, Round, Slice, StepBatch, blocks
 from headwater.mixers.convolution import ShortConvolution, windows
+from headwater.mixers.drafts import Kept, with_accepted
 from headwater.mixers.linear import Linear
 
 Shape = TypeVar("Shape", bound=Layer)
@@ -66,6 +67,16 @@ class LayerState:
     conv: Tensor | None = None  # [R, C, W − 1]: the last inputs of the convolution, oldest first
     transition: Tensor | None = None  # [R, X] float32: the product of all transitions since it was the identity
     segments: tuple[SegmentState, ...] = ()  # segments of the step, which slices name by index
+    kept: Kept = field(default_factory=Kept)  # inputs of drafts
+
+    @contextmanager
+    def put_back(self, slot_B: Tensor) -> Iterator[None]:
+        """Put the states in these slots back at last: [B] int64."""
+        parts = [self.recurrent] if self.conv is None else [self.recurrent, self.conv]
+        before = [part_RX[slot_B] for part_RX in parts]
+        yield
+        for part_RX, before_BX in zip(parts, before, strict=True):
+            part_RX[slot_B] = before_BX
 
 
 class Prepared(Protocol):
@@ -138,8 +149,7 @@ class RecurrentMixer(ABC, Generic[Shape]):
         for together in batch.rounds:
             self.prefill_into(rows, together, state)
         batch.check_slots()
-        for at, part in batch.decode_parts:
-            self._decode_into(rows, at, part.decode_slot_B.tolist(), state)
+        decoding(rows, batch, state, self._decode_into)
         return self.out_proj(rows.out_NX.flatten(1), batch.n_prefill)
 
     def prefill_into(self, rows: Rows, together: Round, state: LayerState) -> None:
@@ -205,8 +215,9 @@ class RecurrentMixer(ABC, Generic[Shape]):
                 at = slice(index * heads, (index + 1) * heads)
                 prepared.transition_into(at, state.transition[s.transition])
 
-    def _decode_into(self, rows: Rows, decoding: slice, slots: list[int], state: LayerState) -> None:
+    def _decode_into(self, rows: Rows, decoding: slice, slot_B: Tensor, state: LayerState) -> None:
         """Process a token of each of these decoding sequences, a few at a time if states are large."""
+        slots = slot_B.tolist()
         n_at_once = max(1, DECODED_AT_ONCE * len(state.recurrent) // state.recurrent.numel())
         for at in range(0, len(slots), n_at_once):
             some = slots[at : at + n_at_once]
@@ -251,6 +262,29 @@ class RecurrentMixer(ABC, Generic[Shape]):
                 state.recurrent[s.slot] = self.composed(state.recurrent[s.slot], segment, at)
                 if state.conv is not None and segment.conv_Cw is not None:
                     state.conv[s.slot] = segment.conv_Cw
+
+
+def decoding(rows: Rows, batch: StepBatch, state: LayerState, decode_into: DecodeInto) -> None:
+    """Write the outputs of decoding rows by a function that processes a token of each of several sequences."""
+    if not batch.speculates:
+        for at, part in batch.decode_parts:
+            decode_into(rows, at, part.decode_slot_B, state)
+        return
+    at, whole = batch.decode_rows, batch.with_accepted
+    mixed_BC, gates_BX = with_accepted((rows.mixed_NC[at], rows.gates_NX[at]), batch, state.kept)
+    z_BX = rows.z_NX.new_zeros(len(mixed_BC), *rows.z_NX.shape[1:])
+    z_BX[whole.own_B] = rows.z_NX[at]
+    out_BX = torch.empty_like(z_BX)
+    true, drafts = whole.batch.true_and_drafted
+    for (row_B, step), slot_B in ((true, whole.own_B[:0]), (drafts, drafts[1].decode_slot_B)):
+        some = Rows(mixed_BC[row_B], gates_BX[row_B], z_BX[row_B])
+        with state.put_back(slot_B):
+            decoding(some, step, state, decode_into)
+        out_BX[row_B] = some.out_NX
+    rows.out_NX[at] = out_BX[whole.own_B]
+
+
+DecodeInto = Callable[[Rows, slice, Tensor, LayerState], None]  # rows of a step, some of them, their slots, states
 
 
 def advance(prepared: Prepared, at: slice, state_SX: Tensor) -> Tensor:

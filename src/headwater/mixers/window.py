@@ -16,7 +16,7 @@ D head width.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 import torch
@@ -26,6 +26,7 @@ from headwater.layers.attention import WindowAttention
 from headwater.mixers import softmax
 from headwater.mixers.attention import Heads, Projected
 from headwater.mixers.batch import CHUNK, Slice, StepBatch
+from headwater.mixers.drafts import Kept
 from headwater.mixers.softmax import DecodeBatch, decode_batches
 from headwater.mixers.weights import Weights
 from headwater.spec import KEY_BLOCK
@@ -93,6 +94,7 @@ class Rings:
     """
 
     memory_RWGD: Tensor  # strided by row
+    kept: Kept = field(default_factory=Kept)  # of drafts
 
     def read(self, row: int, start: int, end: int) -> Tensor:
         """Copy the tokens at positions [start, end) in order, [end − start, G, D]; the ring must hold them all."""
@@ -123,9 +125,33 @@ class Rings:
         else:
             ring_WGD[head:] = laid_TGD[position - window - first : turn - first]
 
+    def at(self, row_B: Tensor, position_B: Tensor) -> Tensor:
+        """Copy one token of each of B sequences, [B, G, D], or several of one."""
+        return self.memory_RWGD[row_B, position_B % self.memory_RWGD.shape[1]]
+
     def put(self, row_B: Tensor | int, position_B: Tensor, new_BGD: Tensor) -> None:
         """Store one token of each of B sequences, or B ≤ W tokens of one sequence."""
         self.memory_RWGD[row_B, position_B % self.memory_RWGD.shape[1]] = new_BGD
+
+
+def in_rings(rings: tuple[Rings, ...], batch: StepBatch) -> Iterator[tuple[Tensor, StepBatch]]:
+    """Yield rows that are no drafts, then drafts, for a layer that writes each row's token to rings and reads them.
+
+    Accepted tokens are put into the rings first. What drafts write is kept, and the rings are as before them at last.
+    """
+    whole, drafts = batch.with_accepted, batch.draft_rows
+    position_A = whole.batch.position_N[whole.accepted.row_A]
+    for ring in rings if len(position_A) else ():
+        ring.put(whole.accepted.slot_A, position_A, *ring.kept.of(whole.accepted))
+    true, (row_B, guessed) = batch.true_and_drafted
+    yield true
+    if len(row_B):
+        at = guessed.decode_slot_B, guessed.position_N
+        before = [ring.at(*at) for ring in rings]
+        yield row_B, guessed
+        for ring, before_AGD in zip(rings, before, strict=True):
+            ring.kept.keep((ring.at(*at),), drafts)
+            ring.put(*at, before_AGD)
 
 
 @dataclass(frozen=True)
@@ -156,10 +182,14 @@ class WindowAttentionMixer:
         rings, projected = (keys, values), self.heads.project(x_NC, batch)
         out_NGQD = torch.empty_like(projected.q_NGQD, memory_format=torch.contiguous_format)
         self._prefill_into(out_NGQD, projected, batch, rings, segments)
-        for at, part in batch.decode_parts:  # a sequence's next token overwrites one that this one sees
-            for ring, new_NGD in zip(rings, (projected.k_NGD, projected.v_NGD), strict=True):
-                ring.put(part.decode_slot_B, batch.position_N[at], new_NGD[at])
-            self._attend_into(out_NGQD[at], projected.q_NGQD[at], part, rings)
+        at = batch.decode_rows
+        decoding = out_NGQD[at], (projected.q_NGQD[at], projected.k_NGD[at], projected.v_NGD[at])
+        for row_B, step in in_rings(rings, batch) if batch.speculates else ():
+            out_BGQD = torch.empty_like(decoding[0][row_B])
+            self._decode_into(out_BGQD, tuple(part[row_B] for part in decoding[1]), step, rings)
+            decoding[0][row_B] = out_BGQD
+        if not batch.speculates:
+            self._decode_into(*decoding, batch, rings)
         return self.heads.finish(out_NGQD.flatten(1, 2), projected.gate_NHD, batch.n_prefill)
 
     def _prefill_into(
@@ -192,6 +222,18 @@ class WindowAttentionMixer:
         for ring, laid_TGD in zip(rings, laid, strict=True):
             for position, row in (*s.saves, (s.end, s.slot)):
                 ring.store(row, laid_TGD, first, position)
+
+    def _decode_into(
+        self, out_BGQD: Tensor, new: tuple[Tensor, ...], batch: StepBatch, rings: tuple[Rings, Rings]
+    ) -> None:
+        """Attend from decoding rows, whose queries, keys and values are `new`; put their tokens into the rings."""
+        q_BGQD, *of_rings = new
+        first = batch.n_prefill
+        for at, part in batch.decode_parts:  # a sequence's next token overwrites one that this one sees
+            own = slice(at.start - first, at.stop - first)
+            for ring, new_BGD in zip(rings, of_rings, strict=True):
+                ring.put(part.decode_slot_B, part.position_N[part.decode_rows], new_BGD[own])
+            self._attend_into(out_BGQD[own], q_BGQD[own], part, rings)
 
     def _attend_into(self, out_BGQD: Tensor, q_BGQD: Tensor, batch: StepBatch, rings: tuple[Rings, Rings]) -> None:
         """Attend from each decoding row to its sequence's rings."""

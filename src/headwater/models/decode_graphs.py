@@ -160,7 +160,7 @@ class DecodeGraphs:
 
         Steps with several rows of a sequence, which are seldom alike, are not recorded.
         """
-        if batch.has_chains:
+        if batch.has_chains or batch.speculates:
             return self.model.forward(batch, self.arena, self.states)
         shape = Shape.of(batch, self.arena.page_size)
         if shape not in self._known:

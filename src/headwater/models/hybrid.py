@@ -16,6 +16,7 @@ from headwater.memory.slots import Segment, StateMemory
 from headwater.mixers.activations import StreamNorm
 from headwater.mixers.attention import Attention, AttentionStep
 from headwater.mixers.batch import StepBatch
+from headwater.mixers.drafts import Kept
 from headwater.mixers.feed_forward import FeedForward
 from headwater.mixers.linear import Embedding, Linear
 from headwater.mixers.mla import LatentAttentionMixer
@@ -47,11 +48,15 @@ class Step:
             for segment in self.segments
         )
         conv = self.states.view(layer, "conv") if convolved else None
-        return LayerState(self.states.view(layer, "recurrent"), conv, transition, segments)
+        kept = Kept(self.states.kept[layer, "recurrent"])
+        return LayerState(self.states.view(layer, "recurrent"), conv, transition, segments, kept)
 
     def rings(self, layer: int) -> tuple[Rings, Rings]:
         """Return the keys and the values of a layer with a window."""
-        return Rings(self.states.view(layer, "keys")), Rings(self.states.view(layer, "values"))
+        keys, values = (
+            Rings(self.states.view(layer, name), Kept(self.states.kept[layer, name])) for name in ("keys", "values")
+        )
+        return keys, values
 
     def windows(self, layer: int) -> tuple[SegmentWindow, ...]:
         """Return what a layer with a window stores for each segment."""

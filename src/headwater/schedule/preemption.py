@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from headwater.errors import OutOfPages
 from headwater.plan import Plan
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.limits import REPLAYED
 from headwater.schedule.running import RunningSequences
 from headwater.schedule.sequence import Phase, Purpose, Sequence
+from headwater.schedule.speculation import MOST_DRAFTS, Speculator
 from headwater.schedule.step import Decode
 
 
@@ -17,19 +20,64 @@ class Preemption(RunningSequences):
     # -- the next tokens, or the next leg
 
     def _plan_decode(self, seq: Sequence) -> None:
-        count = min(seq.left, REPLAYED)
-        if self.decode_reuse == "raw":
-            count = min(count, self.layout.unit_tokens - seq.computed % self.layout.unit_tokens)
+        """Plan the next row of a decoding sequence: others give way if memory is short for it."""
         while seq.phase is Phase.DECODE:
             try:
-                self.planner.extend(seq, seq.computed + count)
+                self.planner.extend(seq, seq.computed + 1)
             except OutOfPages as error:
-                if count == 1:
-                    self._make_room_for(seq, error)
-                count = 1  # nobody has to leave for tokens that can come later
+                self._make_room_for(seq, error)
                 continue
-            self._decodes[seq.id] = Decode(seq, count, self._raw_page(seq, seq.computed + count))
+            self._decodes[seq.id] = Decode(seq, accepted=seq.accepted)
             return
+
+    def _plan_replay(self, seq: Sequence) -> None:
+        """Add the next known rows of an answer that is replayed, and the page that they complete, if it is published.
+
+        A step replays at most REPLAYED rows. No sequence gives way to them: they can be computed later.
+        """
+        decode = self._decodes.get(seq.id)
+        if decode is None:
+            return
+        count = min(seq.uncomputed, 1 + self._rows_left())
+        if self.decode_reuse == "raw":
+            count = min(count, self.layout.unit_tokens - seq.computed % self.layout.unit_tokens)
+        count = self._with_pages(seq, count)
+        self._decodes[seq.id] = replace(decode, count=count, plan=self._raw_page(seq, seq.computed + count))
+
+    def _plan_drafts(self) -> None:
+        """Add drafts of the requests whose next token is unknown, as many as pay. No sequence gives way to them."""
+        if not self.speculation or self.decode_reuse == "raw":
+            return
+        drafts = [(one, self._draft(one.seq)) for one in self._decodes.values() if one.wants_token]
+        found = [(one, speculator, draft) for one, (speculator, draft) in drafts if speculator is not None and draft]
+        rows = sum(one.rows for one in self._decodes.values())
+        counts = self.speculation.worth([(speculator, len(draft)) for _, speculator, draft in found], rows)
+        for (one, _, draft), n in zip(found, counts, strict=True):
+            n = min(n, self._rows_left())
+            n = self._with_pages(one.seq, one.count + n) - one.count
+            self._decodes[one.seq.id] = replace(one, drafts=tuple(draft[:n]))
+
+    def _draft(self, seq: Sequence) -> tuple[Speculator | None, list[int]]:
+        """Return what drafts a request's next tokens, and a draft that its answer has room for."""
+        if not isinstance(seq, Request):
+            return None, []
+        if seq.speculator is None:
+            seq.speculator = self.speculation.speculator(seq.namespace)
+        left = seq.generation.params.max_tokens - seq.n_output - 1
+        speculator = seq.speculator
+        return speculator, speculator.propose(seq.tokens, min(MOST_DRAFTS, left)) if speculator and left > 0 else []
+
+    def _rows_left(self) -> int:
+        """Return how many more rows a step takes beside those that each sequence needs."""
+        return max(0, min(REPLAYED, self.limits.tokens_per_step) - sum(one.rows for one in self._decodes.values()))
+
+    def _with_pages(self, seq: Sequence, rows: int) -> int:
+        """Reserve pages for the next rows of a sequence, as far as any are free; return how many have pages."""
+        try:
+            self.planner.extend(seq, seq.computed + rows)
+        except OutOfPages:
+            return min(rows, len(seq.table) * self.layout.page_size - seq.computed)
+        return rows
 
     def _raw_page(self, seq: Sequence, end: int) -> Plan | None:
         """Return the plan that publishes a page which the token before `end` completes, with decode-reuse raw.
@@ -117,7 +165,7 @@ class Preemption(RunningSequences):
         """Queue a running request again: it repeats its prefill, and replays its output through the decode kernels."""
         self._let_go(seq)
         seq.phase = Phase.WAITING
-        seq.computed, seq.planned, seq.table = 0, 0, ()
+        seq.computed, seq.accepted, seq.planned, seq.table = 0, 0, 0, ()
         seq.preemptions += 1
         self.preemptions += 1
         self.waiting.push(seq)

@@ -16,6 +16,7 @@ from headwater.schedule.limits import EXTRA_SLOTS, Budget, Limits
 from headwater.schedule.planner import DecodeReuse, Planner
 from headwater.schedule.queue import Queue, Shares
 from headwater.schedule.sequence import Phase, Purpose, Sequence
+from headwater.schedule.speculation import Speculation
 from headwater.schedule.step import Decode, Leg, SlotIds
 
 AnySequence = TypeVar("AnySequence", bound=Sequence)
@@ -24,9 +25,11 @@ AnySequence = TypeVar("AnySequence", bound=Sequence)
 class RunningSequences:
     """Sequences that share slots, pages and the step that is being planned."""
 
-    def __init__(self, planner: Planner, limits: Limits, decode_reuse: DecodeReuse, healing: Healing) -> None:
+    def __init__(
+        self, planner: Planner, limits: Limits, decode_reuse: DecodeReuse, healing: Healing, speculation: Speculation
+    ) -> None:
         self.planner, self.cache, self.layout = planner, planner.cache, planner.layout
-        self.limits, self.decode_reuse = limits, decode_reuse
+        self.limits, self.decode_reuse, self.speculation = limits, decode_reuse, speculation
         self.waiting = Queue()
         self.running: dict[int, Sequence] = {}  # in PREFILL and DECODE, by id
         self.shares = Shares()
@@ -55,7 +58,7 @@ class RunningSequences:
         saves = sum(len(leg.plan.saves) for leg in self._legs.values())
         alone, unit = len(self._homes()) + len(self.waiting) <= 1, self.layout.unit_tokens
         most = self.limits.tokens_per_step if alone else min(self.limits.tokens_per_step, self.limits.shared_step)
-        rows = sum(decode.count for decode in self._decodes.values())
+        rows = sum(decode.rows for decode in self._decodes.values())
         tokens = max(unit, (most - rows) // unit * unit)
         return Budget(max(0, tokens - used), self.limits.saves_per_step - saves)
 

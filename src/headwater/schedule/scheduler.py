@@ -18,6 +18,7 @@ from headwater.schedule.limits import ANSWERS_AT_ONCE, BUILDS_AT_ONCE, LOOKED_AT
 from headwater.schedule.planner import DecodeReuse, Planner
 from headwater.schedule.preemption import Preemption
 from headwater.schedule.sequence import Phase, Purpose, Sequence
+from headwater.schedule.speculation import Speculation
 from headwater.schedule.step import Step
 
 
@@ -32,8 +33,10 @@ class Scheduler(Preemption):
         decode_reuse: DecodeReuse = "canonical",
         composer: Composing | None = None,
         healing: Healing = Healing.OFF,
+        speculation: Speculation | None = None,
     ) -> None:
-        super().__init__(Planner(cache, placement, decode_reuse != "none"), limits, decode_reuse, healing)
+        planner = Planner(cache, placement, decode_reuse != "none")
+        super().__init__(planner, limits, decode_reuse, healing, speculation or Speculation())
         self.placement = placement
         self.composer = composer or Composing()
         self.answers = Answers()
@@ -62,6 +65,7 @@ class Scheduler(Preemption):
     def finish(self, seq: Request) -> None:
         """End an answered request: free its memory, and queue the prefill after which the next turn resumes."""
         self.cancel(seq)
+        self.speculation.remember(seq.namespace, seq.tokens[seq.n_prompt :])
         self.healer.remember(seq)
         keeps = self.decode_reuse == "canonical" and seq.generation.keep_output and not seq.scores_prompt
         end = seq.answer_end(self.layout.unit_tokens) if keeps else None
@@ -88,9 +92,11 @@ class Scheduler(Preemption):
         self._legs, self._decodes = {}, {}
         if not self._may_heal():
             self._park_healing()
-        for seq in [self.running[i] for i in sorted(self.running)]:
-            if seq.phase is Phase.DECODE:
-                self._alone(self._plan_decode, seq)
+        decoding = [self.running[i] for i in sorted(self.running) if self.running[i].phase is Phase.DECODE]
+        for plan in (self._plan_decode, self._plan_replay):
+            for seq in decoding:
+                self._alone(plan, seq)
+        self._plan_drafts()
         for seq in self.shares.order(s for s in self._prefills() if not isinstance(s, Recomputation)):
             self._alone(self._plan_leg, seq)
         if not self._crowded:
@@ -128,12 +134,19 @@ class Scheduler(Preemption):
                 seq.phase = phase
 
     def _finish_decode(self, seq: Sequence) -> None:
-        plan = self._decodes[seq.id].plan
-        if plan is not None:
-            self.cache.commit(plan)
-        count = self._decodes.pop(seq.id).count
-        self._count(seq, Purpose.DECODE, count)
-        seq.computed += count
+        decode = self._decodes[seq.id]
+        if decode.plan is not None:
+            self.cache.commit(decode.plan)
+        del self._decodes[seq.id]
+        self._count(seq, Purpose.DECODE, decode.rows)
+        seq.computed += decode.count
+        seq.accepted = 0
+
+    def accept(self, seq: Request, drafted: int, right: int) -> None:
+        """Keep the first `right` of a request's drafts, whose tokens it has; call it after `finish_step`."""
+        seq.computed += right
+        seq.accepted = right
+        self.speculation.learn(seq.speculator, drafted, right)
 
     def abandon_step(self, step: Step) -> list[Sequence]:
         """Close the plans of a step that failed, and give back all that its sequences hold; returns these."""
@@ -145,7 +158,7 @@ class Scheduler(Preemption):
     def free_steps(self, most: int) -> int:
         """Return how many of the next steps, at most `most`, decode one token of each sequence, and publish no page."""
         running, unit = self.running.values(), self.layout.unit_tokens
-        if self.answers or any(seq.phase is not Phase.DECODE or seq.left > 1 for seq in running):
+        if self.answers or any(seq.phase is not Phase.DECODE or seq.uncomputed > 1 for seq in running):
             return 0
         if len(self.waiting) and len(running) < self.limits.max_running + RESERVED:
             return 0

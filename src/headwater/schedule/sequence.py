@@ -61,7 +61,8 @@ class Sequence:
     exact_key: bytes = b""  # the same without marks
     phase: Phase = Phase.WAITING
     slot: int | None = None  # row of the state memory
-    computed: int = 0  # tokens whose KV and states are in place
+    computed: int = 0  # tokens whose KV is in place, and states but for the drafts that were accepted last
+    accepted: int = 0  # drafts that were accepted last: the next step's rows of the sequence begin with their states
     planned: int = 0  # one past the last token of the leg that is reserved or running
     table: Pages[int] = ()  # page ids of [0, computed), and of the reserved tokens beyond
     checkpoints: tuple[int, ...] = ()  # positions ahead at which the prefill saves its state
@@ -92,7 +93,7 @@ class Sequence:
         return len(self.tokens)
 
     @property
-    def left(self) -> int:
+    def uncomputed(self) -> int:
         """Number of tokens that are not computed yet: in decode 1, unless an answer is replayed after preemption."""
         return len(self.tokens) - self.computed
 

@@ -37,14 +37,17 @@ class Leg:
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """The next tokens of one decoding sequence, a row each: one, or several of an answer that is replayed.
+    """The next tokens of one decoding sequence, a row each: one, or several of an answer that is replayed, then drafts.
 
-    `plan` saves the state after them (decode-reuse raw, a full page).
+    `plan` saves the state after them (decode-reuse raw, a full page). `accepted` are the drafts of the sequence's last
+    step that are part of it: their keys are in place, and the state is not.
     """
 
     seq: Sequence
     count: int = 1
     plan: Plan | None = None
+    drafts: tuple[int, ...] = ()
+    accepted: int = 0
 
     @property
     def slot(self) -> int:
@@ -52,15 +55,19 @@ class Decode:
 
     @property
     def positions(self) -> range:
-        return range(self.seq.computed, self.seq.computed + self.count)
+        return range(self.seq.computed, self.seq.computed + self.rows)
+
+    @property
+    def rows(self) -> int:
+        return self.count + len(self.drafts)
 
     @property
     def tokens(self) -> list[int]:
-        return self.seq.tokens[self.seq.computed : self.seq.computed + self.count]
+        return [*self.seq.tokens[self.seq.computed : self.seq.computed + self.count], *self.drafts]
 
     @property
     def wants_token(self) -> bool:
-        return self.seq.wants_token_after(self.positions.stop)
+        return self.seq.wants_token_after(self.seq.computed + self.count)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,10 @@ from headwater.mixers.activations import RMSNorm
 from headwater.mixers.attention import Attention, AttentionStep, Destinations, Heads
 from headwater.mixers.batch import StepBatch
 from headwater.mixers.weights import Weights
-from headwater.mixers.window import Rings, SegmentWindow, WindowAttentionMixer
+from headwater.mixers.window import Rings, SegmentWindow, WindowAttentionMixer, in_rings
 
 Array = np.ndarray[Any, Any]
+SCRATCH_BYTES = 64 << 20  # of attention's results for splits of keys: 32 rows of a long context would take gigabytes
 
 
 @dataclass(frozen=True)
@@ -60,18 +61,38 @@ class DecodeRows:
         """Pages of a table."""
         return int(self.table_BT.shape[1])
 
-    def scratch(self, heads: int, kv_heads: int, width: int, page_size: int) -> tuple[Array, Array]:
-        """Return memory for maxima and sums, and for what queries read, of all splits."""
-        keys, together = min(self.longest, self.table_row * page_size), attention.TOGETHER
-        splits = len(self.position_B) * -(-keys // attention.SPLIT)
+    def attend(
+        self, q: Array, pages: Pages, gates: Array, out: Array, heads: int, kv_heads: int, k_width: int, v_width: int,
+        gate_row: int, gate_head: int, out_row: int,
+    ) -> None:  # fmt: skip
+        """Attend from queries to the rows' pages, for as many rows a call as have room in SCRATCH_BYTES: at least one.
+
+        A row's bits do not depend on the other rows of its call.
+        """
+        n, together = len(self.position_B), attention.TOGETHER
         queries = kv_heads * -(-heads // kv_heads // together) * together
-        if queries * width not in self._reads:
-            self._reads[queries * width] = flat(empty(splits * queries * width))
-        return flat(empty(2 * splits * queries)), self._reads[queries * width]
+        splits = -(-min(self.longest, self.table_row * pages.size) // attention.SPLIT)
+        at_once = min(n, max(1, SCRATCH_BYTES // (4 * splits * queries * (2 + v_width))))
+        highest_sum = flat(empty(2 * at_once * splits * queries))
+        reads = self._reads_of(at_once * splits * queries * v_width)
+        for first in range(0, n, at_once):
+            end = min(n, first + at_once)
+            attention.attend(
+                q[first * heads * k_width :], pages.keys, pages.values,
+                self.tables[first * self.table_row : end * self.table_row], self.position_B[first:end],
+                gates[first * gate_row :], out[first * out_row :], highest_sum, reads, heads, kv_heads, k_width,
+                v_width, pages.size, pages.row, self.table_row, gate_row, gate_head, out_row,
+            )  # fmt: skip
+
+    def _reads_of(self, size: int) -> Array:
+        """Return memory for what queries read."""
+        if size not in self._reads:
+            self._reads[size] = flat(empty(size))
+        return self._reads[size]
 
     @cached_property
     def _reads(self) -> dict[int, Array]:
-        """Memory for what queries read, by their number times their width; layers use it one after the other."""
+        """Memory for what queries read, by its floats; layers use it one after the other."""
         return {}
 
 
@@ -154,11 +175,8 @@ class DecodeKernel:
             pages.size, pages.row, rows.table_row,
         )  # fmt: skip
         gates = x[width:] if s.gated else x[:0]
-        attention.attend(
-            q, pages.keys, pages.values, rows.tables, rows.position_B, gates, flat(read_BX),
-            *rows.scratch(s.heads, s.kv_heads, width, pages.size), s.heads, s.kv_heads, width, width, pages.size,
-            pages.row, rows.table_row, x_row, q_step, read_BX.stride(0),
-        )  # fmt: skip
+        out_row = read_BX.stride(0)
+        rows.attend(q, pages, gates, flat(read_BX), s.heads, s.kv_heads, width, width, x_row, q_step, out_row)
 
     def _angles(self, rows: DecodeRows) -> Array:
         """Return cosines and sines of all positions."""
@@ -220,11 +238,21 @@ class WindowAttentionOnCpu(WindowAttentionMixer):
             self._prefill_into(read_PGQD, projected, batch, rings, segments)
             self.heads.gated(read_PGQD.flatten(1, 2), projected.gate_NHD)
         pages = self.kernel.pages.of(tuple(ring.memory_RWGD for ring in rings), self.shape.window)
+        if not batch.speculates:
+            self._decode_rows_into(read_NX, qkv_NX, batch, pages)
+            return self.heads.out(read_NX, n_prefill)
+        for row_B, step in in_rings(rings, batch):
+            read_BX = empty(len(row_B), read_NX.shape[1], dtype=read_NX.dtype)
+            self._decode_rows_into(read_BX, qkv_NX[n_prefill + row_B], step, pages)
+            read_NX[n_prefill + row_B] = read_BX
+        return self.heads.out(read_NX, n_prefill)
+
+    def _decode_rows_into(self, read_NX: Tensor, qkv_NX: Tensor, batch: StepBatch, pages: Pages) -> None:
+        """Write what the decoding rows of a step read, and their tokens to the rings."""
         for at, part in batch.decode_parts:  # a sequence's next token overwrites one that this one sees
             whole = at == slice(0, len(qkv_NX))
             read_BX, qkv_BX = (x_NX if whole else x_NX[at] for x_NX in (read_NX, qkv_NX))
             self.kernel.decode_into(read_BX, qkv_BX, self._rows(part), pages)
-        return self.heads.out(read_NX, n_prefill)
 
     def _rows(self, batch: StepBatch) -> DecodeRows:
         return _rings(self.shape.window).of(batch)

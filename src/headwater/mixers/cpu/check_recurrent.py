@@ -19,11 +19,13 @@ from headwater.layers.layer import Layer
 from headwater.mixers.batch import CHUNK, STATE, Slice, StepBatch
 from headwater.mixers.cpu.memory import Memory
 from headwater.mixers.cpu.recurrent import PrefillKernel, RecurrentOnCpu, on_cpu
+from headwater.mixers.drafts import Kept
 from headwater.mixers.numerics import TINY, same_bits
 from headwater.mixers.recurrent import LayerState, RecurrentMixer
 
 SEQUENCES = (1, 2, 3, 7)
 TOKENS = ((0, 1, 2), (3,), (4, 5, 6))  # rows of three sequences
+ROWS = [row for of_one in TOKENS for row in of_one]
 PROMPTS = (CHUNK + 7, 2 * CHUNK, 3)  # tokens of sequences that are prefilled together
 WHOLE, CUT = (slice(0, None),), (slice(0, CHUNK), slice(CHUNK, None))
 
@@ -45,8 +47,11 @@ def broken_decode(layer: Layer, mixer: RecurrentMixer[Any], random: Random) -> I
     for count in SEQUENCES:
         if not (same(everyone[:count]) and same(everyone[::-1][:count])):
             yield f"{layer.kind} at {count} sequences that a kernel decodes"
-    if not all(map(same_bits, decode.at_once(), decode.in_turn())):
+    in_turn = decode.in_turn()
+    if not all(map(same_bits, decode.at_once(), in_turn)):
         yield f"{layer.kind} at {len(TOKENS[0])} tokens of a sequence that a kernel decodes in one step"
+    if not all(map(same_bits, decode.drafted(), in_turn)):
+        yield f"{layer.kind} at {len(TOKENS[0]) - 1} drafts of a sequence, of which one is accepted"
     for count in _fewer_threads():
         if not same(everyone):
             yield f"{layer.kind} on {count} of {threads} threads of a kernel"
@@ -106,11 +111,18 @@ class Decoding:
 
     def at_once(self) -> tuple[Tensor, ...]:
         """Return what the tokens of three sequences read, and all states after them."""
-        rows = [row for of_one in TOKENS for row in of_one]
-        slots = [slot for slot, of_one in enumerate(TOKENS) for _ in of_one]
-        parents = tuple(STATE if row == of_one[0] else row - 1 for of_one in TOKENS for row in of_one)
         after = {name: part.clone() for name, part in self.states.items()}
-        return self._decoded(rows, step_of(slots, rows, parents), after), *after.values()
+        return self._decoded(ROWS, tokens_at_once(), after), *after.values()
+
+    def drafted(self) -> tuple[Tensor, ...]:
+        """Return the same if all but a sequence's first token are drafts, and only the first of these is accepted."""
+        after, kept = {name: part.clone() for name, part in self.states.items()}, Kept()
+        drafts = tuple(len(of_one) - 1 for of_one in TOKENS)
+        read_BX = self._decoded(ROWS, tokens_at_once(drafts), after, kept)
+        last = [(of_one[-1], slot) for slot, of_one in enumerate(TOKENS) if len(of_one) > 1]
+        rows, slots = ([pair[i] for pair in last] for i in (0, 1))
+        read_BX[rows] = self._decoded(rows, replace(step_of(slots, rows), accepted=(1,) * len(last)), after, kept)
+        return read_BX, *after.values()
 
     def in_turn(self) -> tuple[Tensor, ...]:
         """Return the same of the same tokens, each in a step of its own."""
@@ -119,9 +131,9 @@ class Decoding:
         reads = [self._decoded([row], step_of([slot], [row]), after) for row, slot in turns]
         return torch.cat(reads), *after.values()
 
-    def _decoded(self, rows: list[int], step: StepBatch, after: dict[str, Tensor]) -> Tensor:
+    def _decoded(self, rows: list[int], step: StepBatch, after: dict[str, Tensor], kept: Kept | None = None) -> Tensor:
         out_BX = torch.empty(len(rows), self.computed.mixer.out_proj.n_in, dtype=self.dtype)
-        state = LayerState(after["recurrent"], after.get("conv"))
+        state = LayerState(after["recurrent"], after.get("conv"), kept=kept or Kept())
         self.computed.decode_into(out_BX, tuple(product[rows] for product in self.products), step, state)
         return out_BX
 
@@ -159,6 +171,13 @@ class Prefilling:
             for i, read_NX in zip(of, out_NX.split(lengths), strict=True):
                 reads[i].append(read_NX)
         return [(torch.cat(reads[i]), *(part[i] for part in after.values())) for i in of]
+
+
+def tokens_at_once(drafted: tuple[int, ...] = ()) -> StepBatch:
+    """Build a step of all tokens of three sequences, of which the last ones may be drafts."""
+    slots = [slot for slot, of_one in enumerate(TOKENS) for _ in of_one]
+    parents = tuple(STATE if row == of_one[0] else row - 1 for of_one in TOKENS for row in of_one)
+    return replace(step_of(slots, ROWS, parents), drafted=drafted)
 
 
 def step_of(slots: list[int], positions: list[int] | None = None, parents: tuple[int, ...] = ()) -> StepBatch:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headwater.kernels import attention
 from headwater.kernels.arrays import flat
 from headwater.kernels.vectors import LANES
 from headwater.layers.mla import LatentAttention
@@ -34,11 +33,7 @@ class LatentAttentionOnCpu(LatentAttentionMixer):
         q_BHX = q_BHX.float() * self.shape.key_dim**-0.5
         read_BHL = torch.empty_like(q_BHX[..., :latent], dtype=step.dtype, memory_format=torch.contiguous_format)
         read = flat(read_BHL)
-        attention.attend(
-            flat(q_BHX), pages.keys, pages.values, step.rows.tables, step.rows.position_B, read[:0], read,
-            *step.rows.scratch(heads, 1, latent, pages.size), heads, 1, width, latent, pages.size, pages.row,
-            step.rows.table_row, 0, 0, heads * latent,
-        )  # fmt: skip
+        step.rows.attend(flat(q_BHX), pages, read[:0], read, heads, 1, width, latent, 0, 0, heads * latent)
         return read_BHL
 
 

@@ -19,6 +19,7 @@ from headwater.mixers.cpu.lightning import LightningAttentionKernel
 from headwater.mixers.cpu.mamba import SelectiveStateSpaceKernel
 from headwater.mixers.cpu.mamba2 import StateSpaceDualKernel
 from headwater.mixers.cpu.memory import Memory
+from headwater.mixers.drafts import with_accepted
 from headwater.mixers.gdn import GatedDeltaNet
 from headwater.mixers.gla import GatedLinearAttentionMixer
 from headwater.mixers.kda import KimiDeltaAttention
@@ -83,7 +84,14 @@ class RecurrentOnCpu:
 
     def decode_into(self, out_BX: Tensor, products: tuple[Tensor, ...], batch: StepBatch, state: LayerState) -> None:
         """Write the inputs of `out_proj` of decoding rows; update the states of their slots in place."""
-        self.kernel.decode_into(out_BX, products, batch, self._memory_of(state))
+        memory = self._memory_of(state)
+        if not batch.speculates:
+            self.kernel.decode_into(out_BX, products, batch, memory)
+            return
+        whole, parts = batch.with_accepted, with_accepted(products, batch, state.kept)
+        all_BX = empty(len(parts[0]), out_BX.shape[1], dtype=out_BX.dtype)
+        self.kernel.decode_into(all_BX, parts, whole.batch, memory)
+        out_BX.copy_(all_BX[whole.own_B])
 
     def _prefill_into(
         self, kernel: PrefillKernel, out_NX: Tensor, products: tuple[Tensor, ...], batch: StepBatch, state: LayerState

@@ -18,7 +18,7 @@ from headwater.mixers.gpu.mamba2 import StateSpaceDualKernels
 from headwater.mixers.gpu.ragged import Ragged, convolve, ragged_of
 from headwater.mixers.kda import KimiDeltaAttention
 from headwater.mixers.mamba2 import StateSpaceDual
-from headwater.mixers.recurrent import LayerState, RecurrentMixer, Rows
+from headwater.mixers.recurrent import LayerState, RecurrentMixer, Rows, decoding
 
 
 class Kernels(Protocol):
@@ -54,10 +54,12 @@ class RecurrentOnGpu:
                 self.mixer.prefill_into(rows, together, state)
             else:
                 self._prefill_into(rows, together, state)
-        for at, part in batch.decode_parts:
-            read_BX = self.decode(rows.mixed_NC[at], rows.gates_NX[at], part.decode_slot_B, state)
-            self.mixer.finish_into(rows, at, read_BX)
+        decoding(rows, batch, state, self._decode_into)
         return self.mixer.out_proj(rows.out_NX.flatten(1), batch.n_prefill)
+
+    def _decode_into(self, rows: Rows, at: slice, slot_B: Tensor, state: LayerState) -> None:
+        read_BX = self.decode(rows.mixed_NC[at], rows.gates_NX[at], slot_B, state)
+        self.mixer.finish_into(rows, at, read_BX)
 
     def _prefill_into(self, rows: Rows, together: Round, state: LayerState) -> None:
         self.mixer.compose_into(state, together.slices)

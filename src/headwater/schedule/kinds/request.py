@@ -14,6 +14,7 @@ from headwater.plan import Composed, Match, Plan
 from headwater.request import Generation, Span
 from headwater.schedule.kinds.answer import FinishedAnswer
 from headwater.schedule.sequence import TOKEN_BYTES, Phase, Purpose, Sequence
+from headwater.schedule.speculation import Speculator
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,7 @@ class Request(Sequence):
     tried: set[SegmentKey] = field(default_factory=set)  # segments built for it, or tried, or awaited
     built: set[SegmentKey] = field(default_factory=set)  # segments whose build it started
     plain: bool = False  # computed without segments: they could not be held beside it
+    speculator: Speculator | None = None  # once it drafts
 
     # -- prompt and output
 

@@ -133,12 +133,19 @@ def usage(ends: list[FinishedEvent], answers: int) -> Json:
     prompts = [end.account for end in ends[::answers]]
     prompt = sum(account.prompt_tokens for account in prompts)
     output = sum(end.output_tokens for end in ends)
-    return {
+    found: Json = {
         "prompt_tokens": prompt,
         "completion_tokens": output,
         "total_tokens": prompt + output,
         "prompt_tokens_details": {"cached_tokens": sum(account.cached_tokens for account in prompts)},
     }
+    accepted, rejected = sum(end.accepted_drafts for end in ends), sum(end.rejected_drafts for end in ends)
+    if accepted + rejected:
+        found["completion_tokens_details"] = {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": rejected,
+        }
+    return found
 
 
 def without_echo(events: Events) -> Events:

@@ -1,0 +1,138 @@
+"""Speculation: the drafts that each decoding request's next step verifies, and how many of them pay.
+
+A draft costs a row of the step, and yields a token if it and all drafts before it are right. Costs are those that steps
+were measured to have; chances are the request's own. The choice changes no bit of an answer, only its speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from headwater.draft.drafter import Drafter
+from headwater.draft.ngram import PromptLookup
+from headwater.draft.suffix import PastAnswers, SuffixDrafter
+
+MOST_DRAFTS = 16  # of a request in a step
+FORGETS = 0.98  # weight of earlier steps, with each new one
+ROW_COST = 0.1  # of a step, until it is measured
+LEAST_SPREAD = 0.01  # variance of the rows of recent steps from which their cost is learned
+FORGETS_DRAFTS = 0.9  # of a request's earlier drafts, with each new step of it
+TRIES_EVERY = 32  # steps after which a request whose drafts do not pay tries one
+
+
+class StepSeconds:
+    """Seconds of a step by its rows: a line through the steps that were measured, of which recent ones weigh more."""
+
+    def __init__(self) -> None:
+        self._sums: list[float] = []
+        self._slope = 0.0
+
+    def note(self, rows: int, seconds: float) -> None:
+        """Add a step."""
+        if not self._sums:  # a guess of what further rows cost, until such a step is measured
+            self._sums = [0.0] * 5
+            self._add(rows + 8, seconds * (1 + 8 * ROW_COST))
+        self._sums = [FORGETS * total for total in self._sums]
+        self._add(rows, seconds)
+        n, x, xx, y, xy = self._sums
+        if n * xx - x * x > LEAST_SPREAD * n * n:  # else it keeps the slope
+            self._slope = max(0.0, (n * xy - x * y) / (n * xx - x * x))
+
+    def _add(self, rows: int, seconds: float) -> None:
+        terms = 1.0, rows, rows * rows, seconds, rows * seconds
+        self._sums = [total + term for total, term in zip(self._sums, terms, strict=True)]
+
+    def __call__(self, rows: int) -> float:
+        """Return the seconds of a step of so many rows; before any step, their cost beside one row's."""
+        if not self._sums:
+            return 1 + ROW_COST * rows
+        n, x, _, y, _ = self._sums
+        return max(1e-9, y / n + self._slope * (rows - x / n))
+
+
+@dataclass(eq=False)
+class Speculator:
+    """The drafter of one request, and how often its drafts were right."""
+
+    drafter: Drafter
+    taken: int = 0  # tokens of the request that the drafter has
+    right: float = 1.0  # drafts that were right, recent ones weigh more, and those that were looked at
+    judged: float = 2.0
+    idle: int = 0  # steps since a draft was judged
+
+    def propose(self, tokens: Sequence[int], most: int) -> list[int]:
+        """Return a draft of at most so many of the next tokens."""
+        self.drafter.take(tokens[self.taken :])
+        self.taken = len(tokens)
+        self.idle += 1
+        return self.drafter.propose(most)
+
+    def learn(self, drafted: int, right: int) -> None:
+        """Note how many of the drafts of a step were right: those after the first wrong one are not judged."""
+        self.idle = 0
+        self.right = FORGETS_DRAFTS * self.right + right
+        self.judged = FORGETS_DRAFTS * self.judged + right + (right < drafted)
+
+    @property
+    def chance(self) -> float:
+        """The chance that a draft is right if those before it are."""
+        return self.right / self.judged
+
+
+@dataclass(eq=False)
+class Speculation:
+    """Drafts for requests of a server. Without a drafter there are none."""
+
+    drafter: Callable[[str], Drafter] | None = None  # of a namespace's request
+    past: PastAnswers | None = None
+    accepted: int = 0  # drafts, since the start
+    rejected: int = 0
+    seconds: StepSeconds = field(default_factory=StepSeconds)
+
+    def __bool__(self) -> bool:
+        return self.drafter is not None
+
+    def speculator(self, namespace: str) -> Speculator | None:
+        """Return what a request drafts with, if it does."""
+        return None if self.drafter is None else Speculator(self.drafter(namespace))
+
+    def learn(self, speculator: Speculator | None, drafted: int, right: int) -> None:
+        """Note how many drafts of a request's step were right."""
+        self.accepted += right
+        self.rejected += drafted - right
+        if speculator is not None:
+            speculator.learn(drafted, right)
+
+    def remember(self, namespace: str, answer: Sequence[int]) -> None:
+        """Take an answer that is complete as text for drafts of its namespace."""
+        if self.past is not None:
+            self.past.add(namespace, answer)
+
+    def worth(self, drafts: Sequence[tuple[Speculator, int]], rows: int) -> list[int]:
+        """Return how many drafts each of these requests verifies in a step that has `rows` rows without any.
+
+        `drafts` are how many each has at most. The drafts that are likeliest right are added as long as they raise the
+        tokens that are expected of a second.
+        """
+        counts, tokens, used = [0] * len(drafts), float(rows), rows
+        chances = sorted(
+            ((one.chance ** (i + 1), number) for number, (one, most) in enumerate(drafts) for i in range(most)),
+            reverse=True,
+        )
+        for chance, number in chances:
+            if (tokens + chance) / self.seconds(used + 1) <= tokens / self.seconds(used):
+                break
+            tokens, used = tokens + chance, used + 1
+            counts[number] += 1
+        return [n or int(most > 0 and one.idle > TRIES_EVERY) for n, (one, most) in zip(counts, drafts, strict=True)]
+
+
+def speculation_of(kind: str) -> Speculation:
+    """Return the speculation of a setting: off, ngram or suffix."""
+    if kind == "ngram":
+        return Speculation(lambda namespace: PromptLookup())
+    if kind == "suffix":
+        past = PastAnswers()
+        return Speculation(lambda namespace: SuffixDrafter(past, namespace), past)
+    return Speculation()

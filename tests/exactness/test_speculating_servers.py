@@ -1,0 +1,166 @@
+"""Speculation changes no bit: answers with drafts against answers without, with and without the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from headwater.events import FinishedEvent
+from headwater.request import Generation, SamplingParams
+from headwater.schedule.speculation import Speculation
+from tests.exactness.rig import Answer, Make, Rig, words
+
+PAGES, TOKENS = 600, 60
+FAMILIES = ("qwen3_5", "qwen3_window", "bamba", "mamba2", "minimax", "ring", "jamba", "kimi_linear", "qwen3_5_moe")
+
+
+def cells() -> Iterator[object]:
+    for family in FAMILIES:
+        for dtype in ("float32", "bfloat16"):
+            narrow = dtype == "float32" or family == "qwen3_5"
+            yield pytest.param(family, dtype, marks=[] if narrow else [pytest.mark.full])
+
+
+class Script:
+    """Drafts what an earlier server said to the same prompt; every third token is another one."""
+
+    def __init__(self, texts: list[list[int]]) -> None:
+        self.texts, self.tokens, self.drafted = texts, list[int](), 0
+
+    def take(self, tokens: Iterable[int]) -> None:
+        self.tokens += tokens
+
+    def propose(self, most: int) -> list[int]:
+        n = len(self.tokens)
+        known = next((text[n : n + most] for text in self.texts if text[:n] == self.tokens), [])
+        self.drafted += 1
+        return [token ^ 1 if (i + self.drafted) % 3 == 0 else token for i, token in enumerate(known)]
+
+
+@contextmanager
+def drafting(make: Make, texts: list[list[int]], **settings: object) -> Iterator[Rig]:
+    with make(PAGES, **settings) as rig:
+        rig.engine.scheduler.speculation = Speculation(lambda namespace: Script(texts))
+        rig.engine.scheduler.speculation.worth = lambda drafts, rows: [most for _, most in drafts]
+        yield rig
+
+
+def sampled(rig: Rig, prompt: list[int], **params: object) -> Answer:
+    """Submit a request with sampling parameters of its own."""
+    answer = Answer(list(prompt), TOKENS)
+    generation = Generation(tuple(prompt), SamplingParams(max_tokens=TOKENS, ignore_eos=True, **params))
+    with rig._lock:
+        request = rig.engine.submit(generation, rig._listener(answer))
+        rig._answers[request] = answer
+    return answer
+
+
+def conversation(rig: Rig) -> list[Answer]:
+    """Several at once, then turns that go on from them: greedy ones, seeds, penalties and a bias."""
+    system = words(140, "system")
+    kinds = [
+        {"temperature": 0},
+        {"temperature": 0.9, "seed": 7, "logprobs": 2},
+        {"temperature": 1.2, "seed": 8, "top_p": 0.9, "repetition_penalty": 1.2, "frequency_penalty": 0.3},
+        {"temperature": 0, "presence_penalty": 0.5, "logit_bias": ((5, 1.0), (9, -4.0))},
+        {"temperature": 0.7, "seed": 9, "top_k": 20, "min_tokens": 8},
+    ]
+    first = [sampled(rig, system + words(20 + 9 * i, i), **kind) for i, kind in enumerate(kinds)]
+    for answer in first:
+        rig.wait(answer)
+    rig.settle()
+    turns = enumerate(zip(first, kinds, strict=True))
+    second = [sampled(rig, one.everything + words(11, i), **kind) for i, (one, kind) in turns]
+    return [rig.wait(answer) for answer in (*first, *second)]
+
+
+@pytest.mark.parametrize(("family", "dtype"), cells())
+def test_drafts_change_no_bit_of_an_answer_and_no_hit(load, family: str, dtype: str) -> None:
+    loaded, check = load(family, dtype, 2)
+    make = Make(loaded, check)
+    with make(PAGES) as rig:
+        expected = conversation(rig)
+    texts = [answer.everything for answer in expected]
+    for settings in ({}, {"cache": False}):
+        with drafting(make, texts, **settings) as rig:
+            found = conversation(rig)
+            speculation = rig.engine.scheduler.speculation
+        assert min(speculation.accepted, speculation.rejected) > 20
+        assert [answer.tokens for answer in found] == [answer.tokens for answer in expected]
+        assert all(one.same_bits(other) for one, other in zip(found, expected, strict=True))
+        if not settings:
+            hits = [[answer.account.cached_tokens for answer in answers] for answers in (found, expected)]
+            assert hits[0] == hits[1]
+            assert sum(hits[0]) > 0
+
+
+def test_a_request_that_is_preempted_or_cancelled_amid_drafts_changes_no_bit(load) -> None:
+    loaded, check = load("qwen3_5", "float32", 2)
+    make = Make(loaded, check)
+    prompts = [words(300 + i, i) for i in range(4)]
+    with make(PAGES) as rig:
+        expected = [rig.ask(prompt, TOKENS) for prompt in prompts]
+    texts = [answer.everything for answer in expected]
+    with drafting(make, texts) as rig:
+        cancelled = rig.submit(words(300, 0), TOKENS)
+        rig.engine.cancel(next(iter(rig._answers)))
+        answers = [rig.submit(prompt, TOKENS) for prompt in prompts]
+        preempted = []
+
+        def plan(whole=rig.engine.scheduler.plan_step):
+            for seq in list(rig.engine.scheduler.running.values()):
+                if getattr(seq, "accepted", 0) and seq.n_output > 20 and seq.preemptions == 0:
+                    rig.engine.scheduler._preempt(seq)
+                    rig.engine.scheduler._crowded = False
+                    preempted.append(seq)
+            return whole()
+
+        rig.engine.scheduler.plan_step = plan
+        for answer in answers:
+            rig.wait(answer)
+    assert preempted
+    assert not cancelled.done.is_set() or len(cancelled.tokens) <= TOKENS
+    assert all(one.same_bits(other) for one, other in zip(answers, expected, strict=True))
+
+
+def test_an_end_within_a_draft_ends_the_answer(load) -> None:
+    """A token after the end was drafted, and right: the answer has none of it."""
+    loaded, check = load("qwen3_5", "float32", 2)
+    make, prompt = Make(loaded, check), words(100, "end")
+    with make(PAGES) as rig:
+        expected = rig.ask(prompt, TOKENS)
+    stop = expected.tokens[25]
+    ends = expected.tokens.index(stop)
+    with drafting(make, [expected.everything]) as rig:
+        done, events = Answer(prompt, TOKENS), []
+        params = SamplingParams(max_tokens=TOKENS, temperature=0, ignore_eos=True, stop_token_ids=(stop,))
+        listener = rig._listener(done)
+        rig.engine.submit(Generation(tuple(prompt), params), lambda event: (events.append(event), listener(event)))
+        rig.wait(done)
+    assert done.tokens == expected.tokens[:ends]
+    (last,) = [event for event in events if isinstance(event, FinishedEvent)]
+    assert (last.finish_reason, last.stop) == ("stop", stop)
+    assert last.accepted_drafts + last.rejected_drafts > 0
+
+
+def test_a_draft_that_is_taken_without_being_sampled_shows(load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A control: the state goes on with a draft that was wrong."""
+    from headwater.schedule.scheduler import Scheduler
+
+    loaded, check = load("qwen3_5", "float32", 2)
+    make, prompt = Make(loaded, check), words(100, "control")
+    with make(PAGES) as rig:
+        expected = rig.ask(prompt, TOKENS)
+    whole = Scheduler.accept
+
+    def also_a_wrong_one(self, seq, drafted, right):
+        whole(self, seq, drafted, right)
+        seq.accepted = min(right + 1, drafted)
+
+    monkeypatch.setattr(Scheduler, "accept", also_a_wrong_one)
+    with drafting(make, [expected.everything]) as rig:
+        found = rig.ask(prompt, TOKENS)
+    assert not torch.equal(torch.stack(found.logits), torch.stack(expected.logits))

@@ -1,0 +1,157 @@
+"""Drafts of a scheduler's steps: which are verified, what an answer is with them, and what they cost."""
+
+from __future__ import annotations
+
+import pytest
+
+from headwater.draft.ngram import PromptLookup
+from headwater.errors import OutOfPages
+from headwater.schedule.sequence import Phase
+from headwater.schedule.speculation import MOST_DRAFTS, Speculation, Speculator, StepSeconds, speculation_of
+from tests.schedule.ledger import Lab, next_token, words
+
+
+class Oracle:
+    """Drafts the tokens that the ledger says next, of which every `wrong`th is another."""
+
+    def __init__(self, wrong: int = 0) -> None:
+        self.tokens, self.wrong, self.drafted = list[int](), wrong, 0
+
+    def take(self, tokens) -> None:
+        self.tokens += tokens
+
+    def propose(self, most: int) -> list[int]:
+        draft: list[int] = []
+        for _ in range(most):
+            self.drafted += 1
+            token = next_token([*self.tokens, *draft])
+            draft.append(token + 1 if self.wrong and self.drafted % self.wrong == 0 else token)
+        return draft
+
+
+def speculating(wrong: int = 0) -> Speculation:
+    return Speculation(lambda namespace: Oracle(wrong))
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 3, 7])
+@pytest.mark.parametrize("decode_reuse", ["canonical", "none"])
+def test_answers_and_hits_are_those_without_drafts(wrong: int, decode_reuse: str) -> None:
+    plain, drafting = Lab(decode_reuse=decode_reuse), Lab(decode_reuse=decode_reuse, speculation=speculating(wrong))
+    answers = []
+    for it in (plain, drafting):
+        seqs = [it.submit(words(30 + 7 * i, i), max_tokens=90) for i in range(4)]
+        it.run()
+        again = [it.ask(seq.tokens[: seq.n_prompt + 40], max_tokens=30) for seq in seqs]
+        answers.append([(seq.tokens, seq.account) for seq in (*seqs, *again)])
+    assert answers[0] == answers[1]
+    assert drafting.scheduler.speculation.rejected > 0 or not wrong
+    assert drafting.scheduler.speculation.accepted > 0 or wrong == 1
+    assert drafting.steps < plain.steps or wrong
+
+
+def test_drafts_that_are_right_take_a_fraction_of_the_steps() -> None:
+    it = Lab(speculation=speculating())
+    seq = it.ask(words(20, 1), max_tokens=170)
+    assert seq.n_output == 170
+    assert len([rows for rows in it.rows if rows]) < 30
+
+
+def test_a_request_that_is_preempted_with_accepted_drafts_says_the_same() -> None:
+    wanted = Lab().ask(words(60, 1), max_tokens=120).tokens
+    it = Lab(speculation=speculating())
+    seq = it.submit(words(60, 1), max_tokens=120)
+    while not seq.accepted:
+        it.step()
+    it.scheduler._start_over(seq, OutOfPages(1, 0, 0))
+    assert seq.accepted == 0
+    it.run()
+    assert seq.tokens == wanted
+
+
+def test_no_request_gives_way_to_drafts_and_memory_that_is_short_changes_no_answer() -> None:
+    prompts = [words(40, i) for i in range(4)]
+    expected = [Lab().ask(prompt, max_tokens=100).tokens for prompt in prompts]
+    it = Lab(n_pages=60, checkpoint_pages=1, speculation=speculating(5))
+    seqs = [it.submit(prompt, max_tokens=100) for prompt in prompts]
+    it.run()
+    assert [seq.tokens for seq in seqs] == expected
+    assert it.scheduler.preemptions > 0
+
+
+def test_an_answer_is_not_drafted_beyond_its_end() -> None:
+    it = Lab(speculation=speculating())
+    for n in (1, 2, 3):
+        it.rows.clear()
+        assert it.ask(words(20, n), max_tokens=n).n_output == n
+        assert max((rows for step in it.rows for rows in step.values()), default=0) <= max(0, n - 1)
+
+
+def test_decode_reuse_raw_is_not_drafted() -> None:
+    it = Lab(decode_reuse="raw", speculation=speculating())
+    it.ask(words(20, 1), max_tokens=50)
+    assert max(rows for step in it.rows for rows in step.values()) == 1
+
+
+def test_off_drafts_nothing() -> None:
+    it = Lab(speculation=speculation_of("off"))
+    seq = it.submit(words(20, 1), max_tokens=50)
+    while seq.phase is not Phase.DECODE:
+        it.step()
+    it.step()
+    assert seq.speculator is None
+    assert not it.scheduler.speculation
+
+
+def seconds(first: float, each: float) -> StepSeconds:
+    """As measured in steps of 1 and of 5 rows."""
+    measured = StepSeconds()
+    for _ in range(200):
+        measured.note(1, first)
+        measured.note(5, first + 4 * each)
+    return measured
+
+
+def test_the_seconds_of_a_step_are_those_that_were_measured() -> None:
+    measured = seconds(0.030, 0.005)
+    assert [measured(rows) for rows in (1, 5, 9)] == pytest.approx([0.030, 0.050, 0.070], rel=0.01)
+    for _ in range(2000):  # without drafts: what a row costs stays known
+        measured.note(1, 0.030)
+    assert measured(9) == pytest.approx(0.070, rel=0.01)
+
+
+def test_the_first_step_says_how_long_a_step_takes() -> None:
+    measured = StepSeconds()
+    measured.note(1, 0.002)
+    assert 0.001 < measured(1) < measured(9) < 0.005
+
+
+def speculator(right: float, judged: float = 100.0) -> Speculator:
+    return Speculator(PromptLookup(), right=right, judged=judged)
+
+
+@pytest.mark.parametrize(
+    ("chance", "each", "least", "most"),
+    [(99, 0.05, 12, MOST_DRAFTS), (50, 0.05, 2, 5), (10, 0.05, 1, 1), (3, 0.05, 0, 0), (50, 0.9, 0, 0)],
+)
+def test_as_many_drafts_are_verified_as_pay(chance: float, each: float, least: int, most: int) -> None:
+    speculation = Speculation(seconds=seconds(1.0, each))
+    (count,) = speculation.worth([(speculator(chance), MOST_DRAFTS)], 1)
+    assert least <= count <= most
+
+
+def test_drafts_shrink_under_load() -> None:
+    speculation = Speculation(seconds=seconds(1.0, 0.1))
+    counts = [max(speculation.worth([(speculator(60), 8)] * n, n)) for n in (1, 4, 16, 64)]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] > counts[-1]
+
+
+def test_a_request_whose_drafts_fail_tries_one_now_and_then() -> None:
+    it = Lab(speculation=speculating(1))
+    it.scheduler.speculation.seconds = seconds(1.0, 0.2)
+    it.ask(words(20, 1), max_tokens=400)
+    drafts = sum(rows - 1 for step in it.rows for rows in step.values())
+    tries = [number for number, step in enumerate(it.rows) if any(rows > 1 for rows in step.values())]
+    assert 5 < len(tries) < 30
+    assert drafts < 40
+    assert max(tries) > 300
