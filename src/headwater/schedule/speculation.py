@@ -25,30 +25,24 @@ class StepSeconds:
     """Seconds of a step by its rows: a line through the steps that were measured, of which recent ones weigh more."""
 
     def __init__(self) -> None:
-        self._sums: list[float] = []
-        self._slope = 0.0
+        self._sums = [0.0] * 5
+        self._slope: float | None = None  # unknown until steps of different rows were measured
 
     def note(self, rows: int, seconds: float) -> None:
         """Add a step."""
-        if not self._sums:  # a guess of what further rows cost, until such a step is measured
-            self._sums = [0.0] * 5
-            self._add(rows + 8, seconds * (1 + 8 * ROW_COST))
-        self._sums = [FORGETS * total for total in self._sums]
-        self._add(rows, seconds)
+        terms = 1.0, rows, rows * rows, seconds, rows * seconds
+        self._sums = [FORGETS * total + term for total, term in zip(self._sums, terms, strict=True)]
         n, x, xx, y, xy = self._sums
         if n * xx - x * x > LEAST_SPREAD * n * n:  # else it keeps the slope
             self._slope = max(0.0, (n * xy - x * y) / (n * xx - x * x))
 
-    def _add(self, rows: int, seconds: float) -> None:
-        terms = 1.0, rows, rows * rows, seconds, rows * seconds
-        self._sums = [total + term for total, term in zip(self._sums, terms, strict=True)]
-
     def __call__(self, rows: int) -> float:
         """Return the seconds of a step of so many rows; before any step, their cost beside one row's."""
-        if not self._sums:
-            return 1 + ROW_COST * rows
         n, x, _, y, _ = self._sums
-        return max(1e-9, y / n + self._slope * (rows - x / n))
+        if not n:
+            return 1 + ROW_COST * rows
+        slope = ROW_COST * y / n if self._slope is None else self._slope
+        return max(1e-9, y / n + slope * (rows - x / n))
 
 
 @dataclass(eq=False)
