@@ -82,9 +82,12 @@ class Preemption(RunningSequences):
     def _raw_page(self, seq: Sequence, end: int) -> Plan | None:
         """Return the plan that publishes a page which the token before `end` completes, with decode-reuse raw.
 
-        None, too, if there is no room for it, or a recording does not know the page's tokens.
+        None, too, if there is no room for it, or a recording does not know the page's tokens, or the request started
+        over for want of memory: behind pages that it published before, it would hold those twice.
         """
         if self.decode_reuse != "raw" or end % self.layout.unit_tokens or end > seq.known_tokens:
+            return None
+        if isinstance(seq, Request) and seq.started_over:
             return None
         try:
             return self.planner.raw_page(seq, end)
