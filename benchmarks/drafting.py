@@ -26,7 +26,7 @@ from tokenizers import Tokenizer
 
 from benchmarks import measure
 from benchmarks.measure import Row
-from headwater.draft.drafter import Drafter, steps_of
+from headwater.draft.drafter import Draft, Drafter, steps_of
 from headwater.draft.ngram import PromptLookup
 from headwater.draft.suffix import PastAnswers, SuffixDrafter
 from headwater.models.embedded import embedded
@@ -84,7 +84,7 @@ class Timed:
         self.drafter, self.seconds = drafter, 0.0
         self.take = drafter.take
 
-    def propose(self, most: int) -> list[int]:
+    def propose(self, most: int) -> Draft:
         """Propose as the drafter does."""
         begun = time.perf_counter()
         draft = self.drafter.propose(most)

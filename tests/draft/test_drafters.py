@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from headwater.draft.drafter import Drafter, accepted, steps_of
+from headwater.draft.drafter import Draft, Drafter, accepted, steps_of
 from headwater.draft.ngram import PromptLookup
 from headwater.draft.runs import NO_TOKEN, WIDTH, Runs, key_of
 from headwater.draft.suffix import PastAnswers, SuffixDrafter
@@ -55,64 +55,64 @@ BITS_OF_VOCABULARY = 18  # Qwen3.5's 248,320 tokens
 
 def test_what_followed_before_is_proposed(drafter) -> None:
     text = [1, 2, 3, 4, 5, 6, 7, 9, 9, 1, 2, 3, 4]
-    assert drafter(text).propose(3) == [5, 6, 7]
-    assert drafter(text).propose(1) == [5]
-    assert drafter(text).propose(0) == []
+    assert drafter(text).propose(3).tokens == [5, 6, 7]
+    assert drafter(text).propose(1).tokens == [5]
+    assert drafter(text).propose(0).tokens == []
 
 
 def test_without_an_earlier_occurrence_nothing_is_proposed(drafter) -> None:
-    assert drafter().propose(4) == []
-    assert drafter([5, 6]).propose(4) == []
-    assert drafter(range(50)).propose(4) == []
+    assert drafter().propose(4).tokens == []
+    assert drafter([5, 6]).propose(4).tokens == []
+    assert drafter(range(50)).propose(4).tokens == []
 
 
 def test_tokens_that_are_taken_are_known(drafter) -> None:
     one = drafter([1, 2, 3, 4, 5])
     one.take([8, 1, 2])
-    assert one.propose(2) == []
+    assert one.propose(2).tokens == []
     one.take([3])
-    assert one.propose(2) == [4, 5]
+    assert one.propose(2).tokens == [4, 5]
 
 
 def test_the_longest_context_wins(drafter) -> None:
     #      a longer context, earlier   a shorter one, later
     text = [4, 1, 2, 3, 50, 51, 52, 53, 9, 1, 2, 3, 60, 61, 62, 63, 4, 1, 2, 3]
-    assert drafter(text).propose(2) == [50, 51]
+    assert drafter(text).propose(2).tokens == [50, 51]
 
 
 def test_a_period_goes_on(drafter) -> None:
-    assert PromptLookup([7, 1, 2] * 3).propose(7) == [7, 1, 2, 7, 1, 2, 7]
+    assert PromptLookup([7, 1, 2] * 3).propose(7).tokens == [7, 1, 2, 7, 1, 2, 7]
 
 
 def test_the_most_frequent_continuation_is_proposed_and_an_unlikely_one_not() -> None:
     past = PastAnswers()
     for following in (5, 6, 5, 5, 6):
         past.add("", [1, 2, 3, following, 8])
-    assert SuffixDrafter(past, "", [9, 1, 2, 3]).propose(2) == [5, 8]
+    assert SuffixDrafter(past, "", [9, 1, 2, 3]).propose(2).tokens == [5, 8]
     for following in range(100, 130):
         past.add("", [4, 2, 3, following])
-    assert SuffixDrafter(past, "", [9, 4, 2, 3]).propose(2) == []  # each has a chance of 1 / 30
+    assert SuffixDrafter(past, "", [9, 4, 2, 3]).propose(2).tokens == []  # each has a chance of 1 / 30
 
 
 def test_a_draft_is_no_longer_than_its_context_promises() -> None:
     past = PastAnswers()
     past.add("", list(range(100)))
-    assert SuffixDrafter(past, "", [77, 10, 11, 12]).propose(50) == list(range(13, 19))
-    assert SuffixDrafter(past, "", range(20, 30)).propose(50) == list(range(30, 50))
+    assert SuffixDrafter(past, "", [77, 10, 11, 12]).propose(50).tokens == list(range(13, 19))
+    assert SuffixDrafter(past, "", range(20, 30)).propose(50).tokens == list(range(30, 50))
 
 
 def test_drafts_end_with_the_answer_that_they_come_from() -> None:
     past = PastAnswers()
     past.add("", [1, 2, 3, 4])
     past.add("", [70, 71])
-    assert SuffixDrafter(past, "", [1, 2, 3]).propose(4) == [4]
+    assert SuffixDrafter(past, "", [1, 2, 3]).propose(4).tokens == [4]
 
 
 def test_a_namespace_has_its_own_answers_alone() -> None:
     past = PastAnswers()
     past.add("a", [1, 2, 3, 4, 5])
-    assert SuffixDrafter(past, "a", [1, 2, 3]).propose(2) == [4, 5]
-    assert SuffixDrafter(past, "b", [1, 2, 3]).propose(2) == []
+    assert SuffixDrafter(past, "a", [1, 2, 3]).propose(2).tokens == [4, 5]
+    assert SuffixDrafter(past, "b", [1, 2, 3]).propose(2).tokens == []
 
 
 def test_past_answers_are_bounded() -> None:
@@ -138,9 +138,9 @@ class Oracle:
     def take(self, tokens: Iterable[int]) -> None:
         self.at += len(list(tokens))
 
-    def propose(self, most: int) -> list[int]:
+    def propose(self, most: int) -> Draft:
         places = range(self.at, min(self.at + most, len(self.answer)))
-        return [-1 if i % 4 == 3 else self.answer[i] for i in places]
+        return Draft([-1 if i % 4 == 3 else self.answer[i] for i in places])
 
 
 def test_steps_take_what_is_right_and_one_token_more() -> None:

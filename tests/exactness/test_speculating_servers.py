@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from headwater.draft.drafter import Draft
 from headwater.events import FinishedEvent
 from headwater.request import Generation, SamplingParams
 from headwater.schedule.speculation import Speculation
@@ -33,11 +34,11 @@ class Script:
     def take(self, tokens: Iterable[int]) -> None:
         self.tokens += tokens
 
-    def propose(self, most: int) -> list[int]:
+    def propose(self, most: int) -> Draft:
         n = len(self.tokens)
         known = next((text[n : n + most] for text in self.texts if text[:n] == self.tokens), [])
         self.drafted += 1
-        return [token ^ 1 if (i + self.drafted) % 3 == 0 else token for i, token in enumerate(known)]
+        return Draft([token ^ 1 if (i + self.drafted) % 3 == 0 else token for i, token in enumerate(known)])
 
 
 @contextmanager

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from headwater.draft.drafter import Draft
 from headwater.draft.ngram import PromptLookup
+from headwater.draft.runs import WIDTH
 from headwater.errors import OutOfPages
 from headwater.schedule.sequence import Phase
-from headwater.schedule.speculation import MOST_DRAFTS, Speculation, Speculator, StepSeconds, speculation_of
+from headwater.schedule.speculation import MOST_DRAFTS, Share, Speculation, Speculator, StepSeconds, speculation_of
 from tests.schedule.ledger import Lab, next_token, words
 
 
@@ -20,13 +22,13 @@ class Oracle:
     def take(self, tokens) -> None:
         self.tokens += tokens
 
-    def propose(self, most: int) -> list[int]:
+    def propose(self, most: int) -> Draft:
         draft: list[int] = []
         for _ in range(most):
             self.drafted += 1
             token = next_token([*self.tokens, *draft])
             draft.append(token + 1 if self.wrong and self.drafted % self.wrong == 0 else token)
-        return draft
+        return Draft(draft, WIDTH)
 
 
 def speculating(wrong: int = 0) -> Speculation:
@@ -128,8 +130,8 @@ def test_what_a_row_costs_is_guessed_from_recent_steps_until_it_is_measured() ->
     assert measured(9) < 0.004
 
 
-def speculator(right: float, judged: float = 100.0) -> Speculator:
-    return Speculator(PromptLookup(), right=right, judged=judged)
+def speculator(percent: float) -> Speculator:
+    return Speculator(PromptLookup(), own=Share(1000 * percent, 100_000))
 
 
 @pytest.mark.parametrize(
@@ -158,3 +160,30 @@ def test_a_request_whose_drafts_fail_tries_one_now_and_then() -> None:
     assert 5 < len(tries) < 30
     assert drafts < 40
     assert max(tries) > 300
+
+
+def asked_of(speculation: Speculation, context: int) -> int:
+    """How many drafts a new request verifies beside seven others, each row of which costs a third of a step."""
+    speculation.seconds = seconds(1.0, 0.1)
+    new = speculation.speculator("")
+    assert new is not None
+    new.draft = Draft([1] * MOST_DRAFTS, context)
+    return speculation.worth([(new, MOST_DRAFTS)], 8)[0]
+
+
+def test_a_new_request_has_the_experience_of_its_server() -> None:
+    for right, least, most in ((MOST_DRAFTS, 8, MOST_DRAFTS), (0, 0, 0)):
+        speculation = speculating()
+        for _ in range(20):
+            taught = speculation.speculator("")
+            assert taught is not None
+            taught.draft = Draft([1] * MOST_DRAFTS, WIDTH)
+            speculation.learn(taught, MOST_DRAFTS, right)
+        assert least <= asked_of(speculation, WIDTH) <= most
+
+
+def test_the_more_tokens_agree_the_more_are_drafted() -> None:
+    speculation = speculating()
+    counts = [asked_of(speculation, context) for context in (3, 16, 32)]
+    assert counts == sorted(counts)
+    assert counts[0] < counts[-1]

@@ -7,7 +7,19 @@ proposal costs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Tokens that may follow, one after the other; none where a drafter has no idea."""
+
+    tokens: list[int]
+    agreed: int = 0  # last tokens of the sequence that stood before the ones that were copied: more promise more
+
+
+NO_DRAFT = Draft([])
 
 
 class Drafter(Protocol):
@@ -16,8 +28,8 @@ class Drafter(Protocol):
     def take(self, tokens: Iterable[int]) -> None:
         """Add tokens that the sequence has now."""
 
-    def propose(self, most: int) -> list[int]:
-        """Return at most so many tokens that may follow, one after the other; none where it has no idea."""
+    def propose(self, most: int) -> Draft:
+        """Return a draft of at most so many tokens."""
 
 
 def accepted(draft: Sequence[int], true: Sequence[int]) -> int:
@@ -36,7 +48,7 @@ def steps_of(drafter: Drafter, answer: Sequence[int], most: int) -> list[tuple[i
     steps, at = [], 0
     while at < len(answer):
         left = answer[at:]
-        draft = drafter.propose(min(most, len(left) - 1))
+        draft = drafter.propose(min(most, len(left) - 1)).tokens
         right = accepted(draft, left)
         steps.append((len(draft), right))
         drafter.take(left[: right + 1])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from headwater.draft.drafter import NO_DRAFT, Draft
 from headwater.draft.runs import WIDTH, Runs, key_of
 
 PLACES = 8  # occurrences that are looked at
@@ -23,14 +24,14 @@ class PromptLookup:
         """Add tokens that the sequence has now."""
         self._runs.extend(tokens)
 
-    def propose(self, most: int) -> list[int]:
+    def propose(self, most: int) -> Draft:
         """Return what followed the occurrence with the longest context, of equal ones the last; periods go on."""
         runs, text = self._runs, self._runs.tokens
         if len(text) < WIDTH or most < 1:
-            return []
+            return NO_DRAFT
         places = runs.places(key_of(text[-WIDTH:]), PLACES)
-        end = max(places, key=lambda end: (runs.agreement(end, text, LONGEST), end), default=None)
-        if end is None:
-            return []
+        agreed, end = max(((runs.agreement(end, text, LONGEST), end) for end in places), default=(0, 0))
+        if not agreed:
+            return NO_DRAFT
         period = len(text) - end
-        return [text[end + i % period] for i in range(most)]
+        return Draft([text[end + i % period] for i in range(most)], agreed)

@@ -14,6 +14,7 @@ from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
+from headwater.draft.drafter import NO_DRAFT, Draft
 from headwater.draft.runs import NO_TOKEN, WIDTH, Runs, key_of
 
 PLACES = 32  # occurrences that are looked at in each text
@@ -60,11 +61,11 @@ class SuffixDrafter:
         """Add tokens that the sequence has now."""
         self._own.extend(tokens)
 
-    def propose(self, most: int) -> list[int]:
+    def propose(self, most: int) -> Draft:
         """Return the chain that promises most."""
         text = self._own.tokens
         if len(text) < WIDTH or most < 1:
-            return []
+            return NO_DRAFT
         key = key_of(text[-WIDTH:])
         found = [
             (runs.agreement(end, text, LONGEST), runs.tokens, end)
@@ -72,11 +73,13 @@ class SuffixDrafter:
             for end in runs.places(key, PLACES)
         ]
         contexts = sorted({agreed for agreed, _, _ in found}, reverse=True)[:CONTEXTS]
-        chains = [
-            _chain([(tokens, end) for agreed, tokens, end in found if agreed >= context], min(most, REACH * context))
-            for context in contexts
-        ]
-        return max(chains, key=lambda chain: chain[1], default=([], 0.0))[0]
+        best, most_right = NO_DRAFT, 0.0
+        for context in contexts:
+            places = [(tokens, end) for agreed, tokens, end in found if agreed >= context]
+            chain, right = _chain(places, min(most, REACH * context))
+            if right > most_right:
+                best, most_right = Draft(chain, context), right
+        return best
 
 
 def _chain(places: list[tuple[array[int], int]], most: int) -> tuple[list[int], float]:

@@ -9,15 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from headwater.draft.drafter import Drafter
+from headwater.draft.drafter import NO_DRAFT, Draft, Drafter
 from headwater.draft.ngram import PromptLookup
 from headwater.draft.suffix import PastAnswers, SuffixDrafter
 
 MOST_DRAFTS = 16  # of a request in a step
-FORGETS = 0.98  # weight of earlier steps, with each new one
+FORGETS = 0.98  # weight of a server's earlier steps, and of their drafts, with each new one
 ROW_COST = 0.1  # of a step, until it is measured
 LEAST_SPREAD = 0.01  # variance of the rows of recent steps from which their cost is learned
 FORGETS_DRAFTS = 0.9  # of a request's earlier drafts, with each new step of it
+EXPECTED = (
+    0.6,
+    0.55,
+    0.7,
+    0.95,
+    0.99,
+)  # chance that a draft is right, where < 4, 8, 16, 32 tokens agreed, or more
+WEIGHT = 4  # judged drafts that the server's experience counts as for a request, and what is expected for a server
 TRIES_EVERY = 32  # steps after which a request whose drafts do not pay tries one
 
 
@@ -46,32 +54,59 @@ class StepSeconds:
 
 
 @dataclass(eq=False)
+class Share:
+    """Drafts that were right, and drafts that were judged: those up to the first wrong one. Recent ones weigh more."""
+
+    right: float = 0.0
+    judged: float = 0.0
+
+    def note(self, drafted: int, right: int, forgets: float) -> None:
+        """Add the drafts of a request's step."""
+        self.right = forgets * self.right + right
+        self.judged = forgets * self.judged + right + (right < drafted)
+
+
+class Experience:
+    """How often the drafts of a server were right, by the context that agreed before them."""
+
+    def __init__(self) -> None:
+        self._shares = [Share(WEIGHT * chance, WEIGHT) for chance in EXPECTED]
+
+    def of(self, agreed: int) -> Share:
+        """Return the share of drafts after about as many tokens that agreed."""
+        return self._shares[min(max(0, agreed.bit_length() - 2), len(self._shares) - 1)]
+
+
+@dataclass(eq=False)
 class Speculator:
     """The drafter of one request, and how often its drafts were right."""
 
     drafter: Drafter
+    experience: Experience = field(default_factory=Experience)
+    own: Share = field(default_factory=Share)
     taken: int = 0  # tokens of the request that the drafter has
-    right: float = 1.0  # drafts that were right, recent ones weigh more, and those that were looked at
-    judged: float = 2.0
     idle: int = 0  # steps since a draft was judged
+    draft: Draft = NO_DRAFT  # the last one
 
     def propose(self, tokens: Sequence[int], most: int) -> list[int]:
-        """Return a draft of at most so many of the next tokens."""
+        """Return at most so many tokens that may be next."""
         self.drafter.take(tokens[self.taken :])
         self.taken = len(tokens)
         self.idle += 1
-        return self.drafter.propose(most)
+        self.draft = self.drafter.propose(most)
+        return self.draft.tokens
 
     def learn(self, drafted: int, right: int) -> None:
-        """Note how many of the drafts of a step were right: those after the first wrong one are not judged."""
+        """Note how many drafts of a step were right."""
         self.idle = 0
-        self.right = FORGETS_DRAFTS * self.right + right
-        self.judged = FORGETS_DRAFTS * self.judged + right + (right < drafted)
+        self.own.note(drafted, right, FORGETS_DRAFTS)
+        self.experience.of(self.draft.agreed).note(drafted, right, FORGETS)
 
     @property
     def chance(self) -> float:
-        """The chance that a draft is right if those before it are."""
-        return self.right / self.judged
+        """The chance that a draft is right if those before it are: the server's experience, then the request's own."""
+        server = self.experience.of(self.draft.agreed)
+        return (self.own.right + WEIGHT * server.right / server.judged) / (self.own.judged + WEIGHT)
 
 
 @dataclass(eq=False)
@@ -83,13 +118,14 @@ class Speculation:
     accepted: int = 0  # drafts, since the start
     rejected: int = 0
     seconds: StepSeconds = field(default_factory=StepSeconds)
+    experience: Experience = field(default_factory=Experience)
 
     def __bool__(self) -> bool:
         return self.drafter is not None
 
     def speculator(self, namespace: str) -> Speculator | None:
         """Return what a request drafts with, if it does."""
-        return None if self.drafter is None else Speculator(self.drafter(namespace))
+        return None if self.drafter is None else Speculator(self.drafter(namespace), self.experience)
 
     def learn(self, speculator: Speculator | None, drafted: int, right: int) -> None:
         """Note how many drafts of a request's step were right."""
