@@ -104,30 +104,34 @@ def test_off_drafts_nothing() -> None:
     assert not it.scheduler.speculation
 
 
-def seconds(first: float, each: float) -> StepSeconds:
-    """As measured in steps of 1 and of 5 rows."""
+def seconds(first: float, each: float, drafting: float = 0.0) -> StepSeconds:
+    """As measured in steps of 1 row, and of 3 and 5 rows with drafts, which take `drafting` more."""
     measured = StepSeconds()
     for _ in range(200):
-        measured.note(1, first)
-        measured.note(5, first + 4 * each)
+        measured.note(1, 0, first)
+        measured.note(3, 2, first + 2 * each + drafting)
+        measured.note(5, 4, first + 4 * each + drafting)
     return measured
 
 
 def test_the_seconds_of_a_step_are_those_that_were_measured() -> None:
-    measured = seconds(0.030, 0.005)
-    assert [measured(rows) for rows in (1, 5, 9)] == pytest.approx([0.030, 0.050, 0.070], rel=0.01)
+    measured = seconds(0.030, 0.005, drafting=0.020)
+    assert [measured(rows, 0) for rows in (1, 5, 9)] == pytest.approx([0.030, 0.050, 0.070], rel=0.01)
+    assert [measured(rows, 2) for rows in (3, 5, 9)] == pytest.approx([0.060, 0.070, 0.090], rel=0.01)
     for _ in range(2000):  # without drafts: what a row costs stays known
-        measured.note(1, 0.030)
-    assert measured(9) == pytest.approx(0.070, rel=0.01)
+        measured.note(1, 0, 0.030)
+    assert measured(9, 8) == pytest.approx(0.090, rel=0.01)
+    measured.note(9, 8, 9.0)  # another process computed
+    assert measured(9, 8) < 0.140
 
 
 def test_what_a_row_costs_is_guessed_from_recent_steps_until_it_is_measured() -> None:
     """The first step of a server may take a second: its kernels are read."""
     measured = StepSeconds()
     for seconds_of_one in (1.0, *[0.002] * 400):
-        measured.note(1, seconds_of_one)
-    assert 0.002 < measured(2) < 0.0025
-    assert measured(9) < 0.004
+        measured.note(1, 0, seconds_of_one)
+    assert 0.002 < measured(2, 1) < 0.0025
+    assert measured(9, 8) < 0.004
 
 
 def speculator(percent: float) -> Speculator:
@@ -187,3 +191,10 @@ def test_the_more_tokens_agree_the_more_are_drafted() -> None:
     counts = [asked_of(speculation, context) for context in (3, 16, 32)]
     assert counts == sorted(counts)
     assert counts[0] < counts[-1]
+
+
+def test_drafts_are_taken_together_where_a_step_with_them_costs_more_than_its_rows() -> None:
+    """Up to eight drafts lose, more of them win: the first alone does not tell."""
+    speculation = Speculation(seconds=seconds(1.0, 0.02, drafting=4.0))
+    assert speculation.worth([(speculator(99), MOST_DRAFTS)], 1) == [MOST_DRAFTS]
+    assert speculation.worth([(speculator(50), MOST_DRAFTS)], 1) == [0]

@@ -81,7 +81,8 @@ class Answering:
             self._meter.steps += 1
             self._meter.step_seconds += seconds
         if not step.legs:
-            self.scheduler.speculation.seconds.note(sum(decode.rows for decode in step.decodes), seconds)
+            rows = sum(decode.rows for decode in step.decodes)
+            self.scheduler.speculation.seconds.note(rows, drafts, seconds)
         wanting = [item for item in step.items if item.wants_token]
         with self._changed:
             finished = self.scheduler.finish_step(step)

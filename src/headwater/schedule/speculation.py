@@ -6,6 +6,7 @@ were measured to have; chances are the request's own. The choice changes no bit 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +17,7 @@ from headwater.draft.suffix import PastAnswers, SuffixDrafter
 MOST_DRAFTS = 16  # of a request in a step
 FORGETS = 0.98  # weight of a server's earlier steps, and of their drafts, with each new one
 ROW_COST = 0.1  # of a step, until it is measured
+OUTLIER = 2  # times what is expected: kernels are read, or another process computes
 LEAST_SPREAD = 0.01  # variance of the rows of recent steps from which their cost is learned
 FORGETS_DRAFTS = 0.9  # of a request's earlier drafts, with each new step of it
 EXPECTED = (
@@ -29,28 +31,51 @@ WEIGHT = 4  # judged drafts that the server's experience counts as for a request
 TRIES_EVERY = 32  # steps after which a request whose drafts do not pay tries one
 
 
-class StepSeconds:
-    """Seconds of a step by its rows: a line through the steps that were measured, of which recent ones weigh more."""
+class Sums:
+    """Sums over steps of one kind: how many, their rows, rows squared, seconds, rows times seconds."""
 
     def __init__(self) -> None:
-        self._sums = [0.0] * 5
+        self.n = self.x = self.xx = self.y = self.xy = 0.0
+
+    def add(self, rows: int, seconds: float) -> None:
+        """Add a step; earlier ones weigh less from now on."""
+        terms = 1.0, rows, rows * rows, seconds, rows * seconds
+        sums = self.n, self.x, self.xx, self.y, self.xy
+        self.n, self.x, self.xx, self.y, self.xy = (FORGETS * s + t for s, t in zip(sums, terms, strict=True))
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """Sums of squares of rows, and of rows times seconds, about their means."""
+        return (self.xx - self.x * self.x / self.n, self.xy - self.x * self.y / self.n) if self.n else (0.0, 0.0)
+
+
+class StepSeconds:
+    """Seconds of a step by its rows: two lines of one slope, of steps without drafts and with them, as measured.
+
+    The lines differ where steps without drafts are recorded, and steps with them are not.
+    """
+
+    def __init__(self) -> None:
+        self._plain, self._drafting = Sums(), Sums()
         self._slope: float | None = None  # unknown until steps of different rows were measured
 
-    def note(self, rows: int, seconds: float) -> None:
-        """Add a step."""
-        terms = 1.0, rows, rows * rows, seconds, rows * seconds
-        self._sums = [FORGETS * total + term for total, term in zip(self._sums, terms, strict=True)]
-        n, x, xx, y, xy = self._sums
-        if n * xx - x * x > LEAST_SPREAD * n * n:  # else it keeps the slope
-            self._slope = max(0.0, (n * xy - x * y) / (n * xx - x * x))
+    def note(self, rows: int, drafts: int, seconds: float) -> None:
+        """Add a step, so many of whose rows are drafts; one with drafts counts at most OUTLIER times what is expected."""
+        sums = self._drafting if drafts else self._plain
+        if drafts and self._plain.n:
+            seconds = min(seconds, OUTLIER * self(rows, drafts))
+        sums.add(rows, seconds)
+        (xx, xy), (its_xx, its_xy) = self._plain.spread, self._drafting.spread
+        if xx + its_xx > LEAST_SPREAD * (self._plain.n + self._drafting.n):  # else it keeps the slope
+            self._slope = max(0.0, (xy + its_xy) / (xx + its_xx))
 
-    def __call__(self, rows: int) -> float:
-        """Return the seconds of a step of so many rows; before any step, their cost beside one row's."""
-        n, x, _, y, _ = self._sums
-        if not n:
+    def __call__(self, rows: int, drafts: int) -> float:
+        """Return the seconds of a step; before any step, their cost beside one row's."""
+        sums = self._drafting if drafts and self._drafting.n else self._plain
+        if not sums.n:
             return 1 + ROW_COST * rows
-        slope = ROW_COST * y / n if self._slope is None else self._slope
-        return max(1e-9, y / n + slope * (rows - x / n))
+        slope = ROW_COST * sums.y / sums.n if self._slope is None else self._slope
+        return max(1e-9, sums.y / sums.n + slope * (rows - sums.x / sums.n))
 
 
 @dataclass(eq=False)
@@ -142,20 +167,23 @@ class Speculation:
     def worth(self, drafts: Sequence[tuple[Speculator, int]], rows: int) -> list[int]:
         """Return how many drafts each of these requests verifies in a step that has `rows` rows without any.
 
-        `drafts` are how many each has at most. The drafts that are likeliest right are added as long as they raise the
-        tokens that are expected of a second.
+        `drafts` are how many each has at most. Of the drafts that are likeliest right, as many are taken as make the
+        expected tokens of a second most.
         """
-        counts, tokens, used = [0] * len(drafts), float(rows), rows
         chances = sorted(
             ((one.chance ** (i + 1), number) for number, (one, most) in enumerate(drafts) for i in range(most)),
             reverse=True,
         )
-        for chance, number in chances:
-            if (tokens + chance) / self.seconds(used + 1) <= tokens / self.seconds(used):
-                break
-            tokens, used = tokens + chance, used + 1
-            counts[number] += 1
-        return [n or int(most > 0 and one.idle > TRIES_EVERY) for n, (one, most) in zip(counts, drafts, strict=True)]
+        tokens = float(rows)
+        best, most_a_second = 0, tokens / self.seconds(rows, 0)
+        for n, (chance, _) in enumerate(chances, start=1):
+            tokens += chance
+            if tokens > most_a_second * self.seconds(rows + n, n):
+                best, most_a_second = n, tokens / self.seconds(rows + n, n)
+        counts = Counter(number for _, number in chances[:best])
+        return [
+            counts[number] or int(most > 0 and one.idle > TRIES_EVERY) for number, (one, most) in enumerate(drafts)
+        ]
 
 
 def speculation_of(kind: str) -> Speculation:
