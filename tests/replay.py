@@ -125,6 +125,8 @@ class Replay:
     What it wrote the second time, to `memory`, is undone. `count` says how often something was recorded.
     """
 
+    takes_chains = False
+
     def __init__(self, *memory: torch.Tensor) -> None:
         self.memory, self.count = memory, 0
 

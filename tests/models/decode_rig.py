@@ -23,7 +23,8 @@ class Replaying:
     def forward(self, batch, arena, states) -> torch.Tensor:
         if batch.slices:
             return self.model.forward(batch, arena, states)
-        self.graphs = self.graphs or DecodeGraphs(self.model, arena, states, self.recorder_of(arena, states))
+        if self.graphs is None:
+            self.graphs = DecodeGraphs(self.model, arena, states, self.recorder_of(arena, states))
         return self.graphs.forward(batch)
 
 
@@ -36,8 +37,12 @@ def prefilled(model: HybridModel | Replaying, lengths: tuple[int, ...]) -> Bench
     return bench
 
 
-def decode(bench: Bench, who: list[int], token: int) -> torch.Tensor:
-    return bench.step([], [(bench.seqs[i], token + i) for i in who])
+Counts = tuple[int, ...]  # of each sequence
+
+
+def decode(bench: Bench, who: list[int], token: int, drafted: Counts = (), accepted: Counts = ()) -> torch.Tensor:
+    rows = [(bench.seqs[i], token + i + 7 * number) for number, i in enumerate(who)]
+    return bench.step([], rows, drafted=drafted, accepted=accepted)
 
 
 class Pair:
@@ -53,10 +58,10 @@ class Pair:
     def graphs(self) -> DecodeGraphs:
         return self.replayed.model.graphs
 
-    def decode(self, who: list[int]) -> None:
+    def decode(self, who: list[int], drafted: Counts = (), accepted: Counts = ()) -> None:
         """Decode a token of some sequences in both, several of one named in a row; compare logits, states, pages."""
         one, other = self.eager, self.replayed
-        assert torch.equal(*(decode(bench, who, 400 + self.steps) for bench in (one, other)))
+        assert torch.equal(*(decode(bench, who, 400 + self.steps, drafted, accepted) for bench in (one, other)))
         assert torch.equal(one.states.bytes_RB, other.states.bytes_RB)
         assert torch.equal(one.arena.pages, other.arena.pages)
         self.steps += 1

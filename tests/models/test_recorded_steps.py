@@ -13,6 +13,7 @@ pytest.importorskip("numba", reason="numba is not installed")
 from headwater.kernels import recording
 from headwater.kernels.recording import CpuRecorder, Pool, constant, empty
 from headwater.mixers import numerics
+from headwater.mixers.batch import StepBatch
 from headwater.mixers.numerics import Numerics
 from headwater.models import decode_graphs
 from headwater.models.hybrid import HybridModel
@@ -73,9 +74,61 @@ def test_a_replayed_step_has_the_bits_of_an_eager_one(name: str, checkpoint: Cal
     assert compare(model, (9, 63, 2), steps) == [True] * 3, "of two sequences, of one, and of three"
 
 
-def test_steps_with_several_rows_of_a_sequence_are_not_recorded(checkpoint: Callable[[str], Path]) -> None:
+def test_steps_with_several_rows_of_a_sequence_are_recorded_at_their_second_time(
+    checkpoint: Callable[[str], Path],
+) -> None:
     model = load_model(checkpoint("qwen3_5"), "float32").model
-    assert compare(model, (9, 63), [[0, 0, 1], [0, 1], [1, 1, 1, 0], [0, 1]]) == [True], "of two sequences"
+    steps = [[0, 0, 1], [0, 1], [1, 1, 1, 0], [0, 1], [0, 1, 1], [1, 0, 0], [0, 0, 1]]
+    assert compare(model, (9, 63), steps) == [True] * 2, "of two sequences with two rows, and with three"
+
+
+# of two sequences: drafts, and accepted ones of the step before; four steps of one shape, and others between them
+DRAFTING = [
+    ((2, 1), ()), ((1, 2), (2, 1)), ((3, 0), (1, 0)), ((0, 3), (3, 0)), ((0, 0), (0, 2)), ((1, 0), (0, 0)),
+    ((2, 1), (1, 0)), ((1, 2), (2, 1)), ((0, 0), (0, 0)), ((3, 0), ()), ((0, 0), (3, 0)), ((0, 1), ()), ((1, 0), ()),
+    ((0, 0), (1, 0)),
+]  # fmt: skip
+DRAFTED = sorted({*WHOLE} - {"qwen3_window", "qwen3_windows_only"})
+
+
+def decode_with_drafts(model: HybridModel) -> Pair:
+    pair = Pair(model, (9, 61), lambda arena, states: Noting())
+    for drafted, accepted in DRAFTING:
+        pair.decode([0] * (1 + drafted[0]) + [1] * (1 + drafted[1]), drafted if any(drafted) else (), accepted)
+    return pair
+
+
+@pytest.mark.parametrize("name", DRAFTED)
+def test_a_replayed_step_with_drafts_has_the_bits_of_an_eager_one(name: str, checkpoint: Callable[[str], Path]) -> None:
+    recorder = decode_with_drafts(load_model(checkpoint(name), "float32").model).graphs.recorder
+    assert len(recorder.repeatable) >= 3
+    assert all(recorder.repeatable)
+
+
+def test_a_step_with_drafts_is_replayed_in_bfloat16(checkpoint: Callable[[str], Path]) -> None:
+    recorder = decode_with_drafts(load_model(checkpoint("qwen3_5"), "bfloat16").model).graphs.recorder
+    assert all(recorder.repeatable)
+
+
+def test_the_rows_of_a_recorded_step_are_those_of_each_step(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: with the rows of the step that was recorded, bits differ."""
+    take = decode_graphs.AcceptedRows.take
+
+    def once(rows: decode_graphs.AcceptedRows, batch: StepBatch) -> None:
+        if not rows.own_B.any():
+            take(rows, batch)
+
+    monkeypatch.setattr(decode_graphs.AcceptedRows, "take", once)
+    with pytest.raises(AssertionError):
+        decode_with_drafts(load_model(checkpoint("qwen3_5"), "float32").model)
+
+
+@pytest.mark.parametrize("name", ["qwen3_window", "qwen3_windows_only"])
+def test_a_step_whose_drafts_are_in_rings_stays_eager(name: str, checkpoint: Callable[[str], Path]) -> None:
+    recorder = decode_with_drafts(load_model(checkpoint(name), "float32").model).graphs.recorder
+    assert not all(recorder.repeatable)
 
 
 @pytest.mark.parametrize("name", sorted({*SMALLEST.values()} - {*WHOLE, *READING}))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.draft.drafter import Draft
+from headwater.draft.drafter import MOST_DRAFTS, Draft
 from headwater.draft.ngram import PromptLookup
 from headwater.draft.runs import WIDTH
 from headwater.errors import OutOfPages
 from headwater.schedule.sequence import Phase
-from headwater.schedule.speculation import MOST_DRAFTS, Share, Speculation, Speculator, StepSeconds, speculation_of
+from headwater.schedule.speculation import Share, Speculation, Speculator, StepSeconds, speculation_of
 from tests.schedule.ledger import Lab, next_token, words
 
 

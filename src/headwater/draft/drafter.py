@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+MOST_DRAFTS = 16  # tokens of a draft
+
 
 @dataclass(frozen=True, slots=True)
 class Draft:

@@ -1,4 +1,4 @@
-"""Copies of a thread's states and stored inputs, which the drafted rows of a sequence advance in place of its own.
+"""What a step does for drafted rows: rows that it computes again, and copies of states that drafts advance.
 
 A decode kernel goes through a sequence's rows in order. Rows before `drafts[s]` advance the state memory; from that row
 on they advance a copy, which ends with the kernel.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from headwater.kernels.compiling import part
+from headwater.kernels.compiling import part, serial_kernel
 from headwater.kernels.convolution import Convolution
 
 
@@ -33,3 +33,23 @@ def copied_inputs(convolution, at_stored, ranges):
         for i in range(first * before, (first + n) * before):
             copy[i] = stored[at_stored + i]
     return Convolution(taps, copy, channels, before)
+
+
+@serial_kernel
+def gather_into(out, rows, row, kept, sources, keeps, width):
+    """Write rows of `width` bytes one after the other; then keep some. `sources` and `keeps` are int64.
+
+    Row i of `out` is row `sources[i]` of `rows`, which begin `row` bytes apart, or, of a negative number, kept row
+    -1 - `sources[i]`. Row i of `rows` becomes kept row `keeps[i]`, unless that is negative.
+    """
+    for i in range(len(sources)):
+        source = sources[i]
+        if source >= 0:
+            out[i * width : (i + 1) * width] = rows[source * row : source * row + width]
+        else:
+            at = (-1 - source) * width
+            out[i * width : (i + 1) * width] = kept[at : at + width]
+    for i in range(len(keeps)):
+        if keeps[i] >= 0:
+            at = keeps[i] * width
+            kept[at : at + width] = rows[i * row : i * row + width]

@@ -100,6 +100,8 @@ class Recording:
 class CpuRecorder:
     """Recorder of decode steps on a CPU. All recordings share one pool: they run one after the other."""
 
+    takes_chains = True
+
     def __init__(self) -> None:
         self._pool = Pool()
 
@@ -135,6 +137,13 @@ def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return memory on the CPU for the result of a kernel."""
     recording = current()
     return torch.empty(shape, dtype=dtype) if recording is None else recording.pool.empty(shape, dtype)
+
+
+def note_read(what: str) -> None:
+    """Note that work depends on something that a later step may have otherwise: it is not repeatable."""
+    recording = current()
+    if recording is not None and not recording.paused:
+        recording.read = what
 
 
 @contextmanager

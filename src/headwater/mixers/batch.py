@@ -18,6 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from headwater.draft.drafter import MOST_DRAFTS
+from headwater.kernels import recording
+
 CHUNK = 64  # tokens: recurrences are cut at absolute multiples of it
 STATE = -1  # instead of a parent: the row continues the state in its slot
 
@@ -147,6 +150,8 @@ class StepBatch:
             if of_each and len(of_each) != len(self.firsts) - 1:
                 raise ValueError(f"{len(self.firsts) - 1} decoding sequences, and {what} of {len(of_each)}")
         for first, n, (start, end) in zip(self.firsts, self.drafted, pairwise(self.firsts), strict=False):
+            if n > MOST_DRAFTS:
+                raise ValueError(f"{n} drafts of a sequence, and at most {MOST_DRAFTS} are kept")
             if not 0 <= n < end - start:
                 raise ValueError(f"{n} drafts in {end - start} rows of the sequence that begins with row {first}")
 
@@ -210,6 +215,11 @@ class StepBatch:
     def with_accepted(self) -> WithAccepted:
         """The step's decoding rows, with those that were accepted before each sequence's own."""
         return WithAccepted.of(self)
+
+    @property
+    def with_accepted_for_kernels(self) -> WithAccepted:
+        """The same for kernels on a CPU, which read it from memory."""
+        return self.with_accepted
 
     @cached_property
     def true_and_drafted(self) -> tuple[tuple[Tensor, StepBatch], tuple[Tensor, StepBatch]]:
@@ -320,10 +330,40 @@ class StepBatch:
 
 @dataclass(frozen=True)
 class RecordedBatch(StepBatch):
-    """A step of decoding rows alone that is recorded, and repeated with other content in the same memory."""
+    """A step of decoding rows alone that is recorded, and repeated with other content in the same memory.
+
+    Which rows are of one sequence, and which are drafts, is content, too. Work that asks for it in another form than
+    `decode_sequences` and `with_accepted_for_kernels` is not repeatable.
+    """
 
     table_BT: Tensor = field(kw_only=True)  # int64, page tables
     most: int = field(kw_only=True)  # tokens, at most, of a sequence
+    recorded_sequences: tuple[Rows, Rows, Rows] | None = field(kw_only=True, default=None)  # of a step with chains
+    whole: WithAccepted | None = field(kw_only=True, default=None)  # of a step that speculates
+
+    @property
+    def decode_sequences(self) -> tuple[Rows, Rows, Rows]:
+        return super().decode_sequences if self.recorded_sequences is None else self.recorded_sequences
+
+    @property
+    def with_accepted(self) -> WithAccepted:
+        recording.note_read("accepted drafts")
+        return super().with_accepted
+
+    @property
+    def with_accepted_for_kernels(self) -> WithAccepted:
+        return self.with_accepted if self.whole is None else self.whole
+
+    @property
+    def draft_rows(self) -> DraftRows:
+        recording.note_read("rows of drafts")
+        return super().draft_rows
+
+    @property
+    def decode_parts(self) -> tuple[tuple[slice, StepBatch], ...]:
+        if self.has_chains:
+            recording.note_read("rows of a sequence")
+        return super().decode_parts
 
     @property
     def decode_table_BT(self) -> Tensor:
@@ -348,6 +388,12 @@ class DraftRows:
         row_A, number_A = torch.tensor(drafts, dtype=torch.int64, device=batch.position_N.device).view(-1, 2).unbind(1)
         return cls(row_A, batch.decode_slot_B[row_A], number_A)
 
+    @property
+    def kept(self) -> Rows:
+        """Where inputs of these drafts are kept: rows of memory with MOST_DRAFTS of them a slot."""
+        kept: Rows = self.slot_A.numpy() * MOST_DRAFTS + self.number_A.numpy()
+        return kept
+
 
 @dataclass(frozen=True)
 class WithAccepted:
@@ -359,6 +405,17 @@ class WithAccepted:
     batch: StepBatch  # of all these rows, for layers with a state; without tokens
     own_B: Tensor  # int64, the step's own rows among them
     accepted: DraftRows  # the others
+    drafts: DraftRows  # among the step's own rows
+
+    @cached_property
+    def copies(self) -> tuple[Rows, Rows]:
+        """What CPU kernels copy, see `kernels.drafts.gather_into`: to all these rows, and from the step's own rows."""
+        sources = np.empty(self.batch.n_decode, np.int64)
+        sources[self.own_B.numpy()] = np.arange(len(self.own_B))
+        sources[self.accepted.row_A.numpy()] = -1 - self.accepted.kept
+        keeps = np.full(len(self.own_B), -1)
+        keeps[self.drafts.row_A.numpy()] = self.drafts.kept
+        return sources, keeps
 
     @classmethod
     def of(cls, batch: StepBatch) -> WithAccepted:
@@ -384,7 +441,14 @@ class WithAccepted:
             parents=tuple(parents),
             drafted=batch.drafted,
         )
-        return cls(whole, own_B, DraftRows.of(whole, drafts))
+        return cls(whole, own_B, DraftRows.of(whole, drafts), batch.draft_rows)
+
+
+@dataclass(frozen=True)
+class RecordedAccepted(WithAccepted):
+    """Rows of a recorded step, in memory that stays where it is; those beyond the rows of sequences are idle."""
+
+    copies: tuple[Rows, Rows] = field(kw_only=True)
 
 
 def padded_tables(tables: Sequence[Tensor], like: Tensor) -> Tensor:

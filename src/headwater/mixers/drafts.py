@@ -12,19 +12,20 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from headwater.draft.drafter import MOST_DRAFTS
 from headwater.mixers.batch import DraftRows, StepBatch
 
 
 @dataclass(frozen=True)
 class Kept:
-    """The inputs of one layer's last drafts, by slot: [S, A, X] of each kind of input. The list is empty before any."""
+    """The inputs of one layer's last drafts: [S, MOST_DRAFTS, X] of each kind. The list is empty before any."""
 
     parts: list[Tensor] = field(default_factory=list)
 
     def keep(self, parts: tuple[Tensor, ...], drafts: DraftRows) -> None:
         """Keep inputs of drafts, [A, X] each, until the next ones of their slots."""
         if len(drafts.row_A):
-            self._make_room(parts, int(drafts.slot_A.max()) + 1, int(drafts.number_A.max()) + 1)
+            self.make_room(parts, int(drafts.slot_A.max()) + 1)
         for kept_SAX, part_AX in zip(self.parts, parts, strict=True):
             kept_SAX[drafts.slot_A, drafts.number_A] = part_AX
 
@@ -32,14 +33,14 @@ class Kept:
         """Return kept inputs, [A, X] each."""
         return tuple(kept_SAX[drafts.slot_A, drafts.number_A] for kept_SAX in self.parts)
 
-    def _make_room(self, parts: tuple[Tensor, ...], slots: int, most: int) -> None:
-        known = self.parts[0].shape[:2] if self.parts else (0, 0)
-        if known[0] >= slots and known[1] >= most:
+    def make_room(self, parts: tuple[Tensor, ...], slots: int) -> None:
+        """Make room for inputs like these of so many slots: memory that a step which is recorded names stays then."""
+        known = len(self.parts[0]) if self.parts else 0
+        if known >= slots:
             return
-        shape = max(known[0], slots), max(known[1], most)
-        grown = [part_AX.new_empty(*shape, *part_AX.shape[1:]) for part_AX in parts]
+        grown = [part_AX.new_empty(slots, MOST_DRAFTS, *part_AX.shape[1:]) for part_AX in parts]
         for new_SAX, old_SAX in zip(grown, self.parts, strict=False):
-            new_SAX[: known[0], : known[1]] = old_SAX
+            new_SAX[:known] = old_SAX
         self.parts[:] = grown
 
 

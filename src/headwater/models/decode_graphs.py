@@ -2,7 +2,8 @@
 
 On a GPU they are CUDA graphs, on a CPU the calls of kernels. A recorded step runs on memory that stays where it is. So
 a step's tokens, positions, slots and page tables are copied into tensors that are there to stay; lengths and pages
-follow from them in the kernels. What layers launch for decoding sequences must depend on their number alone. A recorded
+follow from them in the kernels. On a CPU which rows are of one sequence, and which are drafts, is copied, too. What
+layers launch must depend on numbers of rows and sequences alone. A recorded
 batch is exactly as high as the step's, and where page tables are filled up nothing is read: a replayed step has the
 bits of an eager one. A result is valid until the next step.
 
@@ -16,16 +17,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from headwater import kernels
 from headwater.memory.arena import Arena
 from headwater.memory.slots import StateMemory
 from headwater.mixers import numerics
-from headwater.mixers.batch import RecordedBatch, StepBatch
+from headwater.mixers.batch import DraftRows, RecordedAccepted, RecordedBatch, StepBatch, WithAccepted
 from headwater.models.hybrid import HybridModel
 
 LEAST_PAGES = 16  # of a recorded page table; longer ones are powers of two
+LEAST_ACCEPTED = 4  # accepted drafts for which a step is recorded, if there are any; more are powers of two
 LEAST_TOKENS = 1024  # of a recorded sequence without pages
 
 Work = Callable[[], torch.Tensor]
@@ -36,6 +39,8 @@ log = logging.getLogger("headwater.models")
 class Recorder(Protocol):
     """Recorder of work that can be repeated without running its Python."""
 
+    takes_chains: bool  # steps with several rows of a sequence, too
+
     def record(self, work: Work) -> tuple[torch.Tensor, Work]:
         """Do the work once; return its result, and a function that repeats it on the same memory.
 
@@ -45,6 +50,8 @@ class Recorder(Protocol):
 
 class CudaRecorder:
     """CUDA graphs. All take their memory from one pool: they run one after the other, and only results are read."""
+
+    takes_chains = False
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
@@ -74,17 +81,83 @@ class CudaRecorder:
 class Shape:
     """Sizes that a step is recorded for."""
 
-    sequences: int
+    rows: int
     pages: int  # of a page table; 0 for a model without pages
     tokens: int  # at most, of a sequence; 0 if layers do not ask
+    sequences: int
+    accepted: int | None  # room for drafts of the steps before; None: a step without drafts, and after one
 
     @classmethod
     def of(cls, batch: StepBatch, page_size: int) -> Shape:
         pages = max(len(table) for table in batch.decode_tables)
         pages = max(LEAST_PAGES, _power_of_two(pages)) if pages else 0
         if pages or batch.position_N.device.type != "cpu":
-            return cls(batch.n_decode, pages, pages * page_size)
-        return cls(batch.n_decode, pages, max(LEAST_TOKENS, _power_of_two(batch.longest)))
+            tokens = pages * page_size
+        else:
+            tokens = max(LEAST_TOKENS, _power_of_two(batch.longest))
+        accepted = sum(batch.accepted) if batch.speculates else None
+        if accepted:
+            accepted = max(LEAST_ACCEPTED, _power_of_two(accepted))
+        return cls(batch.n_decode, pages, tokens, len(batch.firsts) - 1, accepted)
+
+    @property
+    def has_chains(self) -> bool:
+        """True if sequences have several rows, or had drafts."""
+        return self.rows > self.sequences or self.accepted is not None
+
+
+class RecordedRows:
+    """Which rows of a recorded step are of one sequence, and which are drafts, in the memory that kernels read."""
+
+    def __init__(self, sequences: int) -> None:
+        self.sequences = (
+            np.zeros(sequences, np.int64),
+            np.zeros(sequences + 1, np.int64),
+            np.zeros(sequences, np.int64),
+        )
+
+    def take(self, batch: StepBatch) -> None:
+        """Copy the sequences of a step."""
+        for known, new in zip(self.sequences, batch.decode_sequences, strict=True):
+            known[:] = new
+
+
+class AcceptedRows(RecordedRows):
+    """The rows of a recorded step with accepted drafts of steps before; rows beyond those of sequences are idle."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape.sequences)
+        rows = shape.rows + (shape.accepted or 0)
+        self.position_W = torch.zeros(rows, dtype=torch.int64)
+        self.own_B = torch.zeros(shape.rows, dtype=torch.int64)
+        self.copies = np.zeros(rows, np.int64), np.zeros(shape.rows, np.int64)
+
+    def take(self, batch: StepBatch) -> None:
+        """Copy what layers with a state ask of a step."""
+        whole = batch.with_accepted
+        super().take(whole.batch)
+        self.position_W[: whole.batch.n_decode] = whole.batch.position_N
+        self.own_B.copy_(whole.own_B)
+        sources, keeps = whole.copies
+        self.copies[0][: len(sources)] = sources
+        self.copies[1][:] = keeps
+
+    def whole(self) -> WithAccepted:
+        """Return these rows as they are in this memory."""
+        none = torch.zeros(0, dtype=torch.int64)
+        rows = RecordedBatch(
+            token_N=none,
+            position_N=self.position_W,
+            slices=(),
+            decode_slot_B=none,
+            decode_tables=(none,) * len(self.position_W),
+            logits_row_R=none,
+            table_BT=none,
+            most=0,
+            recorded_sequences=self.sequences,
+        )
+        unread = DraftRows(none, none, none)
+        return RecordedAccepted(rows, self.own_B, unread, unread, copies=self.copies)
 
 
 @dataclass(frozen=True)
@@ -97,15 +170,20 @@ class Inputs:
     row_B: torch.Tensor  # all rows
     table_BT: torch.Tensor
     most: int  # tokens, at most, of a sequence
+    rows: RecordedRows | None  # of sequences with several rows
+    accepted: AcceptedRows | None
 
     @classmethod
     def empty(cls, shape: Shape, device: torch.device) -> Inputs:
-        row_B = torch.arange(shape.sequences, device=device)
-        token_B, position_B, slot_B = row_B.new_zeros(3, shape.sequences)
-        return cls(token_B, position_B, slot_B, row_B, row_B.new_zeros(shape.sequences, shape.pages), shape.tokens)
+        row_B = torch.arange(shape.rows, device=device)
+        token_B, position_B, slot_B = row_B.new_zeros(3, shape.rows)
+        table_BT = row_B.new_zeros(shape.rows, shape.pages)
+        rows = RecordedRows(shape.sequences) if shape.has_chains else None
+        accepted = None if shape.accepted is None else AcceptedRows(shape)
+        return cls(token_B, position_B, slot_B, row_B, table_BT, shape.tokens, rows, accepted)
 
     def take(self, batch: StepBatch) -> None:
-        """Copy the inputs of a step with as many sequences, and tables of at most as many pages."""
+        """Copy the inputs of a step of the same shape."""
         at = batch.decode_rows
         self.token_B.copy_(batch.token_N[at])
         self.position_B.copy_(batch.position_N[at])
@@ -113,11 +191,16 @@ class Inputs:
         if self.table_BT.shape[1]:
             for row_T, table in zip(self.table_BT, batch.decode_tables, strict=True):
                 row_T[: len(table)] = table
+        if self.rows is not None:
+            self.rows.take(batch)
+        if self.accepted is not None:
+            self.accepted.take(batch)
 
-    def batch(self) -> RecordedBatch:
+    def batch(self, like: StepBatch) -> RecordedBatch:
         """A step on this memory whose every row's logits are wanted.
 
-        Its tensors are views that nobody has seen yet: what layers keep of a step, they know by its tensors.
+        Its tensors are views that nobody has seen yet: what layers keep of a step, they know by its tensors. What does
+        not run from this memory alone, and so cannot be repeated, reads the sequences of `like`.
         """
         n = len(self.token_B)
         return RecordedBatch(
@@ -128,8 +211,13 @@ class Inputs:
             decode_tables=self.table_BT.unbind(0),
             logits_row_R=self.row_B,
             wants_all=True,
+            parents=like.parents,
+            drafted=like.drafted,
+            accepted=like.accepted,
             table_BT=self.table_BT.view(self.table_BT.shape),
             most=self.most,
+            recorded_sequences=None if self.rows is None else self.rows.sequences,
+            whole=None if self.accepted is None else self.accepted.whole(),
         )
 
 
@@ -139,6 +227,7 @@ class DecodeGraphs:
     def __init__(self, model: HybridModel, arena: Arena, states: StateMemory, recorder: Recorder) -> None:
         self.model, self.arena, self.states, self.recorder = model, arena, states, recorder
         self._known: dict[Shape, tuple[Inputs, Work] | None] = {}  # None: such a step cannot be recorded
+        self._seen = set[Shape]()  # of steps with several rows of a sequence
 
     @classmethod
     def over(cls, model: HybridModel, arena: Arena, states: StateMemory) -> DecodeGraphs | None:
@@ -158,11 +247,11 @@ class DecodeGraphs:
     def forward(self, batch: StepBatch) -> torch.Tensor:
         """Run a step without prefill, as `HybridModel.forward` does over this memory.
 
-        Steps with several rows of a sequence, which are seldom alike, are not recorded.
+        A step with several rows of a sequence is recorded if one of its shape comes up again.
         """
-        if batch.has_chains or batch.speculates:
-            return self.model.forward(batch, self.arena, self.states)
         shape = Shape.of(batch, self.arena.page_size)
+        if shape.has_chains and (not self.recorder.takes_chains or self._is_new(shape)):
+            return self.model.forward(batch, self.arena, self.states)
         if shape not in self._known:
             logits_BV = self._record(shape, batch)
         elif (known := self._known[shape]) is not None:
@@ -173,12 +262,17 @@ class DecodeGraphs:
             return self.model.forward(batch, self.arena, self.states)
         return logits_BV if batch.wants_all else logits_BV[batch.logits_row_R]
 
+    def _is_new(self, shape: Shape) -> bool:
+        new = shape not in self._seen
+        self._seen.add(shape)
+        return new
+
     def _record(self, shape: Shape, batch: StepBatch) -> torch.Tensor:
         inputs = Inputs.empty(shape, batch.token_N.device)
         inputs.take(batch)
 
         def work() -> torch.Tensor:
-            return self.model.forward(inputs.batch(), self.arena, self.states)
+            return self.model.forward(inputs.batch(batch), self.arena, self.states)
 
         logits_BV, again = self.recorder.record(work)
         self._known[shape] = None if again is work else (inputs, again)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from headwater.draft.drafter import MOST_DRAFTS
 from headwater.errors import OutOfPages
 from headwater.plan import Plan
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.limits import REPLAYED
 from headwater.schedule.running import RunningSequences
 from headwater.schedule.sequence import Phase, Purpose, Sequence
-from headwater.schedule.speculation import MOST_DRAFTS, Speculator
+from headwater.schedule.speculation import Speculator
 from headwater.schedule.step import Decode
 
 

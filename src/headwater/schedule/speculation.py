@@ -14,7 +14,9 @@ from headwater.draft.drafter import NO_DRAFT, Draft, Drafter
 from headwater.draft.ngram import PromptLookup
 from headwater.draft.suffix import PastAnswers, SuffixDrafter
 
-MOST_DRAFTS = 16  # of a request in a step
+COUNTS = frozenset(
+    (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+)  # drafts of a step: few sizes, so that recorded steps are met again
 FORGETS = 0.98  # weight of a server's earlier steps, and of their drafts, with each new one
 ROW_COST = 0.1  # of a step, until it is measured
 OUTLIER = 2  # times what is expected: kernels are read, or another process computes
@@ -60,7 +62,7 @@ class StepSeconds:
         self._slope: float | None = None  # unknown until steps of different rows were measured
 
     def note(self, rows: int, drafts: int, seconds: float) -> None:
-        """Add a step, so many of whose rows are drafts; one with drafts counts at most OUTLIER times what is expected."""
+        """Add a step, some of whose rows are drafts; one with drafts counts at most OUTLIER times what is expected."""
         sums = self._drafting if drafts else self._plain
         if drafts and self._plain.n:
             seconds = min(seconds, OUTLIER * self(rows, drafts))
@@ -178,12 +180,10 @@ class Speculation:
         best, most_a_second = 0, tokens / self.seconds(rows, 0)
         for n, (chance, _) in enumerate(chances, start=1):
             tokens += chance
-            if tokens > most_a_second * self.seconds(rows + n, n):
+            if n in COUNTS and tokens > most_a_second * self.seconds(rows + n, n):
                 best, most_a_second = n, tokens / self.seconds(rows + n, n)
         counts = Counter(number for _, number in chances[:best])
-        return [
-            counts[number] or int(most > 0 and one.idle > TRIES_EVERY) for number, (one, most) in enumerate(drafts)
-        ]
+        return [counts[number] or int(most > 0 and one.idle > TRIES_EVERY) for number, (one, most) in enumerate(drafts)]
 
 
 def speculation_of(kind: str) -> Speculation:

@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 from torch import Tensor
 
-from headwater.kernels.recording import empty
-from headwater.mixers.batch import Round, StepBatch
+from headwater.kernels import drafts
+from headwater.kernels.arrays import flat
+from headwater.kernels.recording import constant, empty
+from headwater.mixers.batch import Round, Rows, StepBatch
 from headwater.mixers.cpu.gdn import GatedDeltaNetKernel
 from headwater.mixers.cpu.gla import GatedLinearAttentionKernel
 from headwater.mixers.cpu.kda import KimiDeltaAttentionKernel
@@ -19,7 +22,6 @@ from headwater.mixers.cpu.lightning import LightningAttentionKernel
 from headwater.mixers.cpu.mamba import SelectiveStateSpaceKernel
 from headwater.mixers.cpu.mamba2 import StateSpaceDualKernel
 from headwater.mixers.cpu.memory import Memory
-from headwater.mixers.drafts import with_accepted
 from headwater.mixers.gdn import GatedDeltaNet
 from headwater.mixers.gla import GatedLinearAttentionMixer
 from headwater.mixers.kda import KimiDeltaAttention
@@ -88,10 +90,16 @@ class RecurrentOnCpu:
         if not batch.speculates:
             self.kernel.decode_into(out_BX, products, batch, memory)
             return
-        whole, parts = batch.with_accepted, with_accepted(products, batch, state.kept)
-        all_BX = empty(len(parts[0]), out_BX.shape[1], dtype=out_BX.dtype)
-        self.kernel.decode_into(all_BX, parts, whole.batch, memory)
-        out_BX.copy_(all_BX[whole.own_B])
+        whole = batch.with_accepted_for_kernels
+        sources, keeps = whole.copies
+        with constant():
+            state.kept.make_room(products, len(state.recurrent))
+        parts = tuple(empty(len(sources), *product.shape[1:], dtype=product.dtype) for product in products)
+        for part_WX, product_BX, kept_SAX in zip(parts, products, state.kept.parts, strict=True):
+            _gather_into(part_WX, product_BX, kept_SAX, sources, keeps)
+        all_WX = empty(len(sources), out_BX.shape[1], dtype=out_BX.dtype)
+        self.kernel.decode_into(all_WX, parts, whole.batch, memory)
+        _gather_into(out_BX, all_WX, all_WX, whole.own_B.numpy(), keeps[:0])
 
     def _prefill_into(
         self, kernel: PrefillKernel, out_NX: Tensor, products: tuple[Tensor, ...], batch: StepBatch, state: LayerState
@@ -107,6 +115,13 @@ class RecurrentOnCpu:
         if self._memory is None or self._memory[0] is not state.recurrent:  # it is the same from step to step
             self._memory = state.recurrent, Memory.of(state)
         return self._memory[1]
+
+
+def _gather_into(out_WX: Tensor, rows_BX: Tensor, kept_SAX: Tensor, sources: Rows, keeps: Rows) -> None:
+    """Write rows, and keep some, as `kernels.drafts.gather_into` does; each row is contiguous."""
+    width, row = (n * rows_BX.element_size() for n in (rows_BX[0].numel(), rows_BX.stride(0)))
+    out, rows, kept = (flat(x).view(np.uint8) for x in (out_WX, rows_BX, kept_SAX))
+    drafts.gather_into(out, rows, row, kept, sources, keeps, width)
 
 
 def on_cpu(mixer: RecurrentMixer[Any]) -> RecurrentMixer[Any] | RecurrentOnCpu:
