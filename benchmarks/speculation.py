@@ -5,7 +5,8 @@
 Engines over one model: without drafts, and with each drafter. Sampling runs as ever; its token is then replaced by the
 recorded answer's. Neither drafter nor server sees the answer before. Edits and chats are `benchmarks.drafting`'s, with
 tokens modulo the model's vocabulary. Misleading prompts have each run of three tokens of the answer, followed by
-another token than there: all drafts are wrong. Prompts are cached before. Each turn begins with new drafters.
+another token than there: all drafts are wrong. Prompts are cached before. Each turn begins with new drafters, which
+know nothing of earlier turns. The first turn is not counted: steps are recorded in it, and their seconds learned.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ class Forced:
 
         for asked in self.work:
             ask(engine, asked.prompt)
-        engine.scheduler.speculation = speculation_of(self.drafter)
+        speculation = speculation_of(self.drafter)
+        speculation.seconds = engine.scheduler.speculation.seconds
+        engine.scheduler.speculation = speculation
         before, begun = engine.stats().steps, time.perf_counter()
         engine._sample = forced  # type: ignore[method-assign, assignment]
         try:
@@ -96,6 +99,8 @@ def cut(work: list[Asked], count: int, outputs: int, vocabulary: int) -> list[As
 def rows_of(kind: str, work: list[Asked], engines: list[Engine], clients: int, turns: int) -> list[Row]:
     forced = {name: Forced(engine, name, work) for name, engine in zip(("off", *DRAFTERS), engines, strict=True)}
     turn: dict[str, Callable[[], float]] = {name: partial(one.rate, clients) for name, one in forced.items()}
+    for once in turn.values():
+        once()
     figures = measure.in_turns(turn, turns)
     label, outputs = f"{len(work)} {kind}, {clients} at once", sum(len(asked.answer) for asked in work)
     rows = [Row(f"{label}: {name}", "tokens/s", figures[name]) for name in forced]
