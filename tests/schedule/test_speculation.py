@@ -167,7 +167,7 @@ def test_a_request_whose_drafts_fail_tries_one_now_and_then() -> None:
 
 
 def asked_of(speculation: Speculation, context: int) -> int:
-    """How many drafts a new request verifies beside seven others, each row of which costs a third of a step."""
+    """Drafts that a new request verifies beside seven others, where each row costs a tenth of a step."""
     speculation.seconds = seconds(1.0, 0.1)
     new = speculation.speculator("")
     assert new is not None

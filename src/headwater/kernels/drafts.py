@@ -1,4 +1,4 @@
-"""What a step does for drafted rows: rows that it computes again, and copies of states that drafts advance.
+"""Rows of drafts that a step computes again, and copies of states that drafts advance.
 
 A decode kernel goes through a sequence's rows in order. Rows before `drafts[s]` advance the state memory; from that row
 on they advance a copy, which ends with the kernel.

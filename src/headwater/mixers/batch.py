@@ -218,7 +218,7 @@ class StepBatch:
 
     @property
     def with_accepted_for_kernels(self) -> WithAccepted:
-        """The same for kernels on a CPU, which read it from memory."""
+        """The step's decoding rows with accepted drafts, for kernels on a CPU, which read them from memory."""
         return self.with_accepted
 
     @cached_property
@@ -390,7 +390,7 @@ class DraftRows:
 
     @property
     def kept(self) -> Rows:
-        """Where inputs of these drafts are kept: rows of memory with MOST_DRAFTS of them a slot."""
+        """Numbers of the kept rows of these drafts: each slot has MOST_DRAFTS of them."""
         kept: Rows = self.slot_A.numpy() * MOST_DRAFTS + self.number_A.numpy()
         return kept
 
@@ -409,7 +409,7 @@ class WithAccepted:
 
     @cached_property
     def copies(self) -> tuple[Rows, Rows]:
-        """What CPU kernels copy, see `kernels.drafts.gather_into`: to all these rows, and from the step's own rows."""
+        """Sources of all these rows, and places where the step's own are kept, for `kernels.drafts.gather_into`."""
         sources = np.empty(self.batch.n_decode, np.int64)
         sources[self.own_B.numpy()] = np.arange(len(self.own_B))
         sources[self.accepted.row_A.numpy()] = -1 - self.accepted.kept

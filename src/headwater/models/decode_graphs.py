@@ -107,7 +107,7 @@ class Shape:
 
 
 class RecordedRows:
-    """Which rows of a recorded step are of one sequence, and which are drafts, in the memory that kernels read."""
+    """Sequences of a recorded step: their slots, first rows and first drafts, in the memory that kernels read."""
 
     def __init__(self, sequences: int) -> None:
         self.sequences = (
@@ -133,7 +133,7 @@ class AcceptedRows(RecordedRows):
         self.copies = np.zeros(rows, np.int64), np.zeros(shape.rows, np.int64)
 
     def take(self, batch: StepBatch) -> None:
-        """Copy what layers with a state ask of a step."""
+        """Copy the rows of a step with accepted drafts."""
         whole = batch.with_accepted
         super().take(whole.batch)
         self.position_W[: whole.batch.n_decode] = whole.batch.position_N

@@ -94,7 +94,7 @@ class Share:
 
 
 class Experience:
-    """How often the drafts of a server were right, by the context that agreed before them."""
+    """Drafts of a server that were right, by the context that agreed before them."""
 
     def __init__(self) -> None:
         self._shares = [Share(WEIGHT * chance, WEIGHT) for chance in EXPECTED]
