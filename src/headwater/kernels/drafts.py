@@ -10,6 +10,7 @@ import numpy as np
 
 from headwater.kernels.compiling import part, serial_kernel
 from headwater.kernels.convolution import Convolution
+from headwater.kernels.recording import IDLE
 
 
 @part
@@ -40,13 +41,13 @@ def gather_into(out, rows, row, kept, sources, keeps, width):
     """Write rows of `width` bytes one after the other; then keep some. `sources` and `keeps` are int64.
 
     Row i of `out` is row `sources[i]` of `rows`, which begin `row` bytes apart, or, of a negative number, kept row
-    -1 - `sources[i]`. Row i of `rows` becomes kept row `keeps[i]`, unless that is negative.
+    -1 - `sources[i]`; of IDLE it stays as it is. Row i of `rows` becomes kept row `keeps[i]`, unless that is negative.
     """
     for i in range(len(sources)):
         source = sources[i]
         if source >= 0:
             out[i * width : (i + 1) * width] = rows[source * row : source * row + width]
-        else:
+        elif source != IDLE:
             at = (-1 - source) * width
             out[i * width : (i + 1) * width] = kept[at : at + width]
     for i in range(len(keeps)):

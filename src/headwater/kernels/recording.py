@@ -22,6 +22,7 @@ Call = tuple[Callable[..., object], tuple[Any, ...]]
 Work = Callable[[], Tensor]
 
 LEAST_BLOCK = 4096  # bytes
+IDLE = -(2**63)  # source of a row that is there for steps with more rows, see `drafts.gather_into`
 READ_BY_PYTHON = {"aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero"}
 SIZED_BY_CONTENT = {"aten::masked_select", "aten::nonzero", "aten::bincount", "aten::repeat_interleave"}
 UNWRITTEN = {"aten::empty", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided", "aten::empty_like"}

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from headwater import kernels
+from headwater.kernels.recording import IDLE
 from headwater.memory.arena import Arena
 from headwater.memory.slots import StateMemory
 from headwater.mixers import numerics
@@ -28,7 +29,7 @@ from headwater.mixers.batch import DraftRows, RecordedAccepted, RecordedBatch, S
 from headwater.models.hybrid import HybridModel
 
 LEAST_PAGES = 16  # of a recorded page table; longer ones are powers of two
-LEAST_ACCEPTED = 4  # accepted drafts for which a step is recorded, if there are any; more are powers of two
+LEAST_ACCEPTED = 32  # accepted drafts for which a step is recorded that has or had any; more are powers of two
 LEAST_TOKENS = 1024  # of a recorded sequence without pages
 
 Work = Callable[[], torch.Tensor]
@@ -95,9 +96,7 @@ class Shape:
             tokens = pages * page_size
         else:
             tokens = max(LEAST_TOKENS, _power_of_two(batch.longest))
-        accepted = sum(batch.accepted) if batch.speculates else None
-        if accepted:
-            accepted = max(LEAST_ACCEPTED, _power_of_two(accepted))
+        accepted = max(LEAST_ACCEPTED, _power_of_two(sum(batch.accepted))) if batch.speculates else None
         return cls(batch.n_decode, pages, tokens, len(batch.firsts) - 1, accepted)
 
     @property
@@ -127,7 +126,8 @@ class AcceptedRows(RecordedRows):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape.sequences)
-        rows = shape.rows + (shape.accepted or 0)
+        assert shape.accepted is not None
+        rows = shape.rows + shape.accepted
         self.position_W = torch.zeros(rows, dtype=torch.int64)
         self.own_B = torch.zeros(shape.rows, dtype=torch.int64)
         self.copies = np.zeros(rows, np.int64), np.zeros(shape.rows, np.int64)
@@ -139,6 +139,7 @@ class AcceptedRows(RecordedRows):
         self.position_W[: whole.batch.n_decode] = whole.batch.position_N
         self.own_B.copy_(whole.own_B)
         sources, keeps = whole.copies
+        self.copies[0][:] = IDLE
         self.copies[0][: len(sources)] = sources
         self.copies[1][:] = keeps
 
@@ -281,4 +282,4 @@ class DecodeGraphs:
 
 def _power_of_two(n: int) -> int:
     """Return the least power of two that is no less than `n`."""
-    return 1 << (n - 1).bit_length()
+    return 1 << max(0, n - 1).bit_length()
