@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from benchmarks import measure
 from benchmarks.measure import Row, timed
 from headwater import machine
-from headwater.mixers.linear import Linear
+from headwater.mixers.linear import Linear, prompts_product
 from headwater.mixers.quantised import Quantised
 from headwater.models.quantiser import in_float8
 
@@ -60,28 +60,30 @@ def bytes_of(weight: torch.Tensor | Quantised) -> int:
     return weight.bytes if isinstance(weight, Quantised) else weight.nbytes
 
 
-def products(name: str, n_out: int, n_in: int, in_turn: int) -> tuple[list[Product], int]:
-    """Return products with as many random weights as are multiplied in turn, and the bytes of one weight."""
+def products(name: str, n_out: int, n_in: int, in_turn: int) -> tuple[list[Product], int, torch.dtype]:
+    """Return products with as many random weights as are multiplied in turn, one's bytes, and the dtype of rows."""
     first = torch.randn(n_out, n_in) * n_in**-0.5
     held = HELD.get(name, HELD["float32"])
     n_bytes = bytes_of(held(first))
     weights_NK = [torch.randn(n_out, n_in) * n_in**-0.5 for _ in range(max(1, in_turn // n_bytes))]
     if name in BESIDE:
-        return [BESIDE[name](weight_NK) for weight_NK in weights_NK], n_bytes
+        return [BESIDE[name](weight_NK) for weight_NK in weights_NK], n_bytes, torch.float32
     dtype = torch.bfloat16 if machine.cpu().native_bfloat16 and name != "float32" else torch.float32
-    return [Linear(held(weight_NK), dtype=dtype) for weight_NK in weights_NK], n_bytes
+    return [prompts_product(Linear(held(weight_NK), dtype=dtype)) for weight_NK in weights_NK], n_bytes, dtype
 
 
-def rows_at(height: int, weights: dict[str, tuple[list[Product], int]], n_in: int, n_out: int, turns: int) -> list[Row]:
+def rows_at(
+    height: int, weights: dict[str, tuple[list[Product], int, torch.dtype]], n_in: int, n_out: int, turns: int
+) -> list[Row]:
     n_products = max(1, WORK // (height * n_in * n_out))
 
-    def work(some: list[Product]) -> Callable[[], object]:
-        x_RK = torch.randn(height, n_in).to(getattr(some[0], "dtype", torch.float32))
+    def work(some: list[Product], dtype: torch.dtype) -> Callable[[], object]:
+        x_RK = torch.randn(height, n_in).to(dtype)
         return lambda: [product(x_RK) for product in some[:n_products]]
 
-    figures = measure.in_turns({name: timed(work(some)) for name, (some, _) in weights.items()}, turns)
+    figures = measure.in_turns({name: timed(work(some, dtype)) for name, (some, _, dtype) in weights.items()}, turns)
     rows, at = [], f"{height:,} row{'s' * (height > 1)}"
-    for name, (some, n_bytes) in weights.items():
+    for name, (some, n_bytes, _) in weights.items():
         taken = [seconds / len(some[:n_products]) for seconds in figures[name]]
         rows.append(Row(f"{at}, {name}", "us", [1e6 * seconds for seconds in taken]))
         if height <= FEW:

@@ -18,6 +18,7 @@ CPU_FEATURES = X86_FEATURES + ARM_FEATURES
 CPUINFO = Path("/proc/cpuinfo")
 MEMINFO = Path("/proc/meminfo")
 CGROUPS = Path("/sys/fs/cgroup")
+ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18  # a system call of Linux on x86-64 and its arguments
 UNKNOWN = 2**63  # bytes: above any memory
 IDENTIFYING = {  # fields of it, of x86 and of ARM
     "vendor_id", "cpu family", "model", "model name", "stepping", "microcode", "flags",
@@ -35,7 +36,8 @@ HIDDEN_BY_ONEDNN = {
 # Features that numba's compiler may use if NUMBA_CPU_NAME names the processor to compile for; none by any other name.
 COMPILED_FOR = {
     "cascadelake": ("avx512_vnni",),
-    **dict.fromkeys(("cooperlake", "sapphirerapids", "znver4", "znver5"), ("avx512_vnni", "avx512_bf16")),
+    **dict.fromkeys(("cooperlake", "znver4", "znver5"), ("avx512_vnni", "avx512_bf16")),
+    "sapphirerapids": ("avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16"),
 }
 HIDDEN_BY_TORCH = dict.fromkeys(("default", "avx2"), ("avx512", "amx"))
 
@@ -58,14 +60,29 @@ class Cpu:
         return bool(self.of_bfloat16)
 
     @property
+    def has_amx(self) -> bool:
+        return any(feature.startswith("amx") for feature in self.features)
+
+    def without(self, hidden: str | tuple[str, ...]) -> Cpu:
+        """Return the processor without features whose names begin so."""
+        return Cpu(self.name, tuple(feature for feature in self.features if not feature.startswith(hidden)))
+
+    @property
     def avx512(self) -> bool:
         return {"avx512f", "avx512bw"} <= set(self.features)
 
 
 @cache
 def cpu() -> Cpu:
-    """Return the processor of this machine, within what ONEDNN_MAX_CPU_ISA and ATEN_CPU_CAPABILITY allow."""
-    return read_cpu(CPUINFO.read_text() if CPUINFO.exists() else "", dict(os.environ))
+    """Return this machine's processor, within what the system, ONEDNN_MAX_CPU_ISA and ATEN_CPU_CAPABILITY allow."""
+    found = read_cpu(CPUINFO.read_text() if CPUINFO.exists() else "", dict(os.environ))
+    return found if not found.has_amx or _amx_is_permitted() else found.without("amx")
+
+
+def _amx_is_permitted() -> bool:
+    """Ask Linux to save the registers of AMX for this process and those that it forks; before 5.16 it does not."""
+    refused: int = ctypes.CDLL(None).syscall(ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA)
+    return refused == 0
 
 
 def read_cpu(cpuinfo: str, environment: dict[str, str]) -> Cpu:
@@ -75,8 +92,8 @@ def read_cpu(cpuinfo: str, environment: dict[str, str]) -> Cpu:
     isa = environment.get("ONEDNN_MAX_CPU_ISA") or environment.get("DNNL_MAX_CPU_ISA") or ""
     hidden = HIDDEN_BY_ONEDNN.get(isa.upper(), ())
     hidden += HIDDEN_BY_TORCH.get(environment.get("ATEN_CPU_CAPABILITY", "").lower(), ())
-    features = tuple(f for f in CPU_FEATURES if f in have and not f.startswith(hidden))
-    return Cpu(fields.get("model name", platform.processor() or platform.machine()), features)
+    name = fields.get("model name", platform.processor() or platform.machine())
+    return Cpu(name, tuple(feature for feature in CPU_FEATURES if feature in have)).without(tuple(hidden))
 
 
 def compiles(feature: str) -> bool:

@@ -75,7 +75,7 @@ def break_rows(monkeypatch: pytest.MonkeyPatch, modes: tuple[str, ...]) -> None:
     """Products of these modes get bits that depend on how many rows there are."""
     product = Linear.__call__
 
-    def broken(self: Linear, x_RK: torch.Tensor, n_prefill: int = 0) -> torch.Tensor:
+    def broken(self: Linear, x_RK: torch.Tensor, n_prefill: int) -> torch.Tensor:
         y_RN = product(self, x_RK, n_prefill)
         return y_RN * (1 + len(x_RK) % 2) if self.numerics.mode in modes else y_RN
 
@@ -86,7 +86,7 @@ def break_rows(monkeypatch: pytest.MonkeyPatch, modes: tuple[str, ...]) -> None:
 def test_this_machine_is_found_deterministic(dtype: str) -> None:
     check = self_check(spec(dtype))
     assert check.deterministic, check.broken_by
-    assert check.mode == guarded_modes(getattr(torch, dtype))[0]
+    assert check.mode == guarded_modes()[0]
 
 
 def test_tiles_are_chosen_where_kernels_products_depend_on_their_height(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +115,7 @@ def test_products_with_packed_weights_are_checked_as_they_are_held(
         made(self, weight_NK, *rest, **options)
         self.is_packed = isinstance(weight_NK, Quantised)  # type: ignore[attr-defined]
 
-    def broken(self: Linear, x_RK: torch.Tensor, n_prefill: int = 0) -> torch.Tensor:
+    def broken(self: Linear, x_RK: torch.Tensor, n_prefill: int) -> torch.Tensor:
         y_RN = product(self, x_RK, n_prefill)
         return y_RN * (1 + len(x_RK) % 2) if self.is_packed else y_RN  # type: ignore[attr-defined]
 
@@ -206,7 +206,7 @@ def test_all_products_of_the_model_are_checked() -> None:
 def test_a_router_in_float32_is_checked_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     product = Linear.__call__
 
-    def broken(self: Linear, x_RK: torch.Tensor, n_prefill: int = 0) -> torch.Tensor:
+    def broken(self: Linear, x_RK: torch.Tensor, n_prefill: int) -> torch.Tensor:
         return product(self, x_RK, n_prefill) * (1 + (x_RK.dtype == torch.float32 and len(x_RK) == 3))
 
     monkeypatch.setattr(Linear, "__call__", broken)
@@ -219,7 +219,7 @@ def test_a_router_in_float32_is_checked_in_float32(monkeypatch: pytest.MonkeyPat
 def test_rows_of_prompts_are_checked_in_their_own_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     product = Linear.__call__
 
-    def broken(self: Linear, x_RK: torch.Tensor, n_prefill: int = 0) -> torch.Tensor:
+    def broken(self: Linear, x_RK: torch.Tensor, n_prefill: int) -> torch.Tensor:
         return product(self, x_RK, n_prefill) * (1 + (n_prefill == 17))
 
     monkeypatch.setattr(Linear, "__call__", broken)
@@ -238,7 +238,7 @@ def test_bits_that_depend_on_threads_are_found(monkeypatch: pytest.MonkeyPatch) 
         return product(self, x_RK, *a, **k) * (1 + (panels.threads_in_use() == 1))
 
     monkeypatch.setattr(panels.PanelProduct, "__call__", broken)
-    monkeypatch.setattr(selfcheck, "guarded_modes", lambda _: ("compiled",))
+    monkeypatch.setattr(selfcheck, "guarded_modes", lambda: ("compiled",))
     broken_by = self_check(spec()).broken_by
     assert broken_by is not None
     assert broken_by.endswith(", compiled, with 1 threads")

@@ -103,7 +103,7 @@ def test_agree_with_the_formula(form):
     x = torch.randn(33, WIDTH, generator=torch.Generator().manual_seed(1))
     plain = Plain(FORMS[form])
     expected = torch.stack([plain(row) for row in x.double()])
-    assert (module(FORMS[form], kind=ExpertsOnCpu).forward(x).double() - expected).abs().max() < 1e-5
+    assert (module(FORMS[form], kind=ExpertsOnCpu).forward(x, 0).double() - expected).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -112,7 +112,7 @@ def test_a_row_does_not_depend_on_the_others(form, dtype):
     moe = module(FORMS[form], dtype, ExpertsOnCpu)
     x = torch.randn(200, WIDTH, generator=torch.Generator().manual_seed(1)).to(dtype)
     x[:100] = x[199]
-    whole = moe.forward(x)
+    whole = moe.forward(x, 0)
     for first, last in [(0, 1), (1, 3), (7, 8), (100, 164), (199, 200), (3, 200)]:
         for n_prefill in (0, last - first):
             assert torch.equal(moe.forward(x[first:last], n_prefill), whole[first:last]), (first, last)
@@ -126,14 +126,14 @@ def test_of_experts_that_rank_the_same_the_first_are_taken():
     for name in others:
         if name.startswith("experts."):
             others[name][2:] = torch.nan
-    first, second = (ExpertsOnCpu.of(shape, Weights(some)).forward(x) for some in (weights, others))
+    first, second = (ExpertsOnCpu.of(shape, Weights(some)).forward(x, 0) for some in (weights, others))
     assert torch.equal(first, second)
 
 
 def test_sigmoids_that_are_all_zero_make_no_nan():
     shape = replace(FORMS["deepseek"], groups=1, groups_per_token=1)
     weights = weights_of(shape) | {"gate.weight": torch.full((shape.experts, WIDTH), -1e3)}
-    assert ExpertsOnCpu.of(shape, Weights(weights)).forward(torch.ones(3, WIDTH)).isfinite().all()
+    assert ExpertsOnCpu.of(shape, Weights(weights)).forward(torch.ones(3, WIDTH), 0).isfinite().all()
 
 
 def test_experts_in_several_formats_or_without_the_kernels_are_computed_one_by_one():
@@ -148,7 +148,7 @@ def test_experts_in_several_formats_or_without_the_kernels_are_computed_one_by_o
     *some, last = weights["experts.up_proj.weight"].unbind(0)
     mixed = ExpertsOnCpu.of(QWEN, Weights(weights | {"experts.up_proj.weight": [*some, last.bfloat16()]}))
     assert type(mixed) is MixtureOfExperts
-    assert mixed.forward(torch.randn(2, WIDTH)).isfinite().all()
+    assert mixed.forward(torch.randn(2, WIDTH), 0).isfinite().all()
 
 
 def found(monkeypatch, shape: Experts, change, packs=PACKS) -> list[str]:

@@ -22,13 +22,13 @@ from headwater.mixers.numerics import Numerics
 def test_two_callers_at_once_get_their_own_results():
     """As two engines in one process, or a server and a doctor beside it."""
     linear, inputs = Linear(torch.randn(300, 192), numerics=Numerics("compiled")), torch.randn(2, 40, 192)
-    wanted = [linear(x_RK) for x_RK in inputs]
+    wanted = [linear(x_RK, 0) for x_RK in inputs]
     same: list[list[bool]] = [[], []]
 
     def call(at: int) -> None:
         use_threads(2)
         for _ in range(200):
-            same[at].append(torch.equal(linear(inputs[at]), wanted[at]))
+            same[at].append(torch.equal(linear(inputs[at], 0), wanted[at]))
 
     callers = [threading.Thread(target=call, args=(at,)) for at in range(2)]
     for caller in callers:
@@ -49,11 +49,11 @@ from headwater.mixers.numerics import Numerics, end_workers, prepare_process
 
 prepare_process(2)
 linear, x_RK = Linear(torch.ones(256, 64), numerics=Numerics("compiled")), torch.ones(3, 64)
-y_RN = linear(x_RK)
+y_RN = linear(x_RK, 0)
 before = len(os.listdir("/proc/self/task"))
 end_workers()
 ended = before - len(os.listdir("/proc/self/task"))
-assert torch.equal(linear(x_RK), y_RN)
+assert torch.equal(linear(x_RK, 0), y_RN)
 print(ended, len(os.listdir("/proc/self/task")) - before)
 """
 
@@ -100,7 +100,7 @@ prepare_process(3)
 torch.set_flush_denormal(sys.argv[1] == "flushed")
 half_NK, x_RK = torch.full((4096, 8), 0.5), torch.zeros(64, 8)
 x_RK[:, 0] = torch.finfo(torch.float32).tiny
-y_RN = Linear(half_NK, numerics=Numerics("compiled"))(x_RK)
+y_RN = Linear(half_NK, numerics=Numerics("compiled"))(x_RK, 0)
 print((y_RN.view(torch.int32) == 0).all().item())
 """
 

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from headwater import kernels
+from headwater import kernels, machine
 from headwater.engine import selfcheck
 from headwater.mixers import linear as linear_module
 from headwater.mixers.linear import (
     Embedding,
     Linear,
     TorchProduct,
+    answers_product,
     first_bad_height,
     guarded_modes,
     product_dtype,
+    prompts_product,
     weight_layout,
 )
 from headwater.mixers.numerics import MODES, Numerics
@@ -127,17 +130,18 @@ def test_a_row_has_the_same_bits_at_every_height(mode: str, dtype: torch.dtype, 
     for n_in, n_out in (size for size in SIZES if size != odd or (mode == "compiled" and kind not in GROUPED)):
         linear = Linear(WEIGHTS[kind](n_out, n_in), numerics=Numerics(mode), dtype=dtype)
         x_RK = random(600, n_in, dtype=dtype)
-        assert first_bad_height(linear, x_RK, HEIGHTS) is None
-        assert first_bad_height(lambda x_RK: linear(x_RK, len(x_RK)), x_RK, HEIGHTS) is None  # noqa: B023
-        for form in (linear.swish, linear.sigmoid, lambda x: linear.times(x, linear(x))):  # noqa: B023
-            assert first_bad_height(form, x_RK, HEIGHTS) is None
+        assert first_bad_height(answers_product(linear), x_RK, HEIGHTS) is None
+        assert first_bad_height(prompts_product(linear), x_RK, HEIGHTS) is None
+        for name in ("swish", "sigmoid"):
+            assert first_bad_height(partial(getattr(linear, name), n_prefill=0), x_RK, HEIGHTS) is None
+        assert first_bad_height(lambda x: linear.times(x, linear(x, 0), 0), x_RK, HEIGHTS) is None  # noqa: B023
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_of_prompts_and_of_answers_have_the_same_bits_with_kernels(dtype: torch.dtype) -> None:
     pytest.importorskip("numba", reason="numba is not installed")
     linear, x_RK = Linear(random(100, 192), numerics=Numerics("compiled"), dtype=dtype), random(70, 192, dtype=dtype)
-    alone_RN = torch.cat([linear(x_1K) for x_1K in x_RK.split(1)])
+    alone_RN = torch.cat([linear(x_1K, 0) for x_1K in x_RK.split(1)])
     assert torch.equal(linear(x_RK, 70), alone_RN)
     assert torch.equal(linear(x_RK, 30), alone_RN)
 
@@ -150,9 +154,9 @@ def test_activation_and_factor_are_right(mode: str, kind: str, rows: int) -> Non
     linear = Linear(weight_NK, numerics=Numerics(mode), dtype=torch.float32)
     wanted_RN = product(weight_NK, x_RK.double(), mode)
     near = {"atol": 1e-4 * max(1.0, float(values(weight_NK).abs().max())), "rtol": 1e-5}
-    assert torch.allclose(linear.swish(x_RK).double(), torch.nn.functional.silu(wanted_RN), **near)
-    assert torch.allclose(linear.sigmoid(x_RK).double(), torch.sigmoid(wanted_RN), **near)
-    assert torch.allclose(linear.times(x_RK, factor_RN).double(), wanted_RN * factor_RN, **near)
+    assert torch.allclose(linear.swish(x_RK, 0).double(), torch.nn.functional.silu(wanted_RN), **near)
+    assert torch.allclose(linear.sigmoid(x_RK, 0).double(), torch.sigmoid(wanted_RN), **near)
+    assert torch.allclose(linear.times(x_RK, factor_RN, 0).double(), wanted_RN * factor_RN, **near)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -165,7 +169,7 @@ def test_the_product_is_right_at_every_split_between_prefill_and_decode(mode: st
         got_RN = linear(x_RK, n_prefill)
         assert got_RN.dtype == dtype
         assert torch.allclose(got_RN.double(), wanted_RN, atol=1e-4 if dtype == torch.float32 else 0.3)
-    assert linear(x_RK[:0]).shape == (0, 36)
+    assert linear(x_RK[:0], 0).shape == (0, 36)
 
 
 @pytest.mark.parametrize("mode", GUARDED)
@@ -175,12 +179,12 @@ def test_weights_of_several_formats_stand_side_by_side(mode: str) -> None:
     bias_N, x_RK = random(173), random(9, 64)
     linear = Linear(parts, bias_N, Numerics(mode), torch.float32)
     apart_RN = [
-        Linear(part, of_N, Numerics(mode), torch.float32)(x_RK)
+        Linear(part, of_N, Numerics(mode), torch.float32)(x_RK, 0)
         for part, of_N in zip(parts, bias_N.split([*heights.values()]), strict=True)
     ]
-    assert torch.equal(linear(x_RK), torch.cat(apart_RN, 1))
+    assert torch.equal(linear(x_RK, 0), torch.cat(apart_RN, 1))
     factor_RN = random(9, 173)
-    assert torch.equal(linear.times(x_RK, factor_RN), torch.cat(apart_RN, 1) * factor_RN)
+    assert torch.equal(linear.times(x_RK, factor_RN, 0), torch.cat(apart_RN, 1) * factor_RN)
 
 
 @pytest.mark.parametrize("rows", [1, 6, 7, 300])
@@ -188,7 +192,7 @@ def test_weights_in_bfloat16_give_the_bits_of_their_float32_copies(rows: int) ->
     for n_in, n_out in SIZES:
         weight_NK, x_RK = random(n_out, n_in, dtype=torch.bfloat16), random(rows, n_in)
         as_held = Linear(weight_NK, dtype=torch.float32)
-        assert torch.equal(as_held(x_RK), Linear(weight_NK.float())(x_RK))
+        assert torch.equal(as_held(x_RK, 0), Linear(weight_NK.float())(x_RK, 0))
 
 
 FLOAT8 = {
@@ -211,17 +215,19 @@ def test_values_of_float8_are_those_of_the_reference(form: str) -> None:
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 6, 7, 65])
 @pytest.mark.parametrize("form", FLOAT8)
-def test_float8_gives_the_bits_of_its_values(form: str, rows: int) -> None:
-    """In float32 on any processor; in bfloat16, too, if the processor multiplies that: values are rounded to it."""
+def test_float8_gives_the_bits_of_its_values(form: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32 on any processor; in bfloat16, too, by its dot product if it has one: values are rounded to it."""
+    amx = pytest.importorskip("headwater.kernels.amx", reason="numba is not installed")
+    monkeypatch.setattr(amx, "usable", lambda: False)
     weight = FLOAT8[form]()
     value_NK, x_RK = unpacked(weight), random(rows, weight.shape[1])
-    assert torch.equal(Linear(weight, numerics=Numerics("compiled"))(x_RK), Linear(value_NK)(x_RK))
+    assert torch.equal(Linear(weight, numerics=Numerics("compiled"))(x_RK, 0), Linear(value_NK)(x_RK, 0))
     x_RK = x_RK.bfloat16()
     if product_dtype(torch.bfloat16) == torch.bfloat16:
-        wanted_RN = Linear(value_NK.bfloat16(), numerics=Numerics("compiled"), dtype=torch.bfloat16)(x_RK)
+        wanted_RN = Linear(value_NK.bfloat16(), numerics=Numerics("compiled"), dtype=torch.bfloat16)(x_RK, 0)
     else:
-        wanted_RN = Linear(value_NK, numerics=Numerics("compiled"), dtype=torch.bfloat16)(x_RK)
-    assert torch.equal(Linear(weight, numerics=Numerics("compiled"), dtype=torch.bfloat16)(x_RK), wanted_RN)
+        wanted_RN = Linear(value_NK, numerics=Numerics("compiled"), dtype=torch.bfloat16)(x_RK, 0)
+    assert torch.equal(Linear(weight, numerics=Numerics("compiled"), dtype=torch.bfloat16)(x_RK, 0), wanted_RN)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -232,13 +238,13 @@ def test_rows_of_products_in_float8_do_not_depend_on_others_or_on_threads(rows: 
     x_RK = random(rows, 256, dtype=dtype)
     beside = x_RK.clone()
     beside[1:] = torch.nan
-    alone_RN, before = linear(x_RK), compiling.threads_in_use()
-    assert torch.equal(linear(beside)[0], alone_RN[0])
+    alone_RN, before = linear(x_RK, 0), compiling.threads_in_use()
+    assert torch.equal(linear(beside, 0)[0], alone_RN[0])
     try:
         for threads in (1, 2):
             compiling.use_threads(threads)
-            assert torch.equal(linear(x_RK), alone_RN)
-            assert torch.equal(linear(x_RK.flip(0)).flip(0), alone_RN)
+            assert torch.equal(linear(x_RK, 0), alone_RN)
+            assert torch.equal(linear(x_RK.flip(0), 0).flip(0), alone_RN)
     finally:
         compiling.use_threads(before)
 
@@ -268,8 +274,8 @@ def test_integers_give_the_bits_of_the_reference(bits: int, rows: int) -> None:
     x_RK = random(rows, 512)
     for weight in kinds:
         linear = Linear(weight, numerics=Numerics("compiled"))
-        assert torch.equal(linear(x_RK), rounded_product(weight, x_RK))
-    in_bfloat16 = Linear(plain, numerics=Numerics("compiled"), dtype=torch.bfloat16)(x_RK.bfloat16())
+        assert torch.equal(linear(x_RK, 0), rounded_product(weight, x_RK))
+    in_bfloat16 = Linear(plain, numerics=Numerics("compiled"), dtype=torch.bfloat16)(x_RK.bfloat16(), 0)
     assert torch.equal(in_bfloat16, rounded_product(plain, x_RK.bfloat16().float()).bfloat16())
 
 
@@ -279,7 +285,7 @@ def test_rows_of_any_size_are_rounded(value: float) -> None:
     weight = quantised(70, 128, 8)
     x_RK = value * random(3, 128)
     wanted = (x_RK if value > 1e-30 else 0 * x_RK).double() @ weight.values().double().T
-    torch.testing.assert_close(Linear(weight)(x_RK).double(), wanted, rtol=0, atol=0.02 * float(wanted.abs().max()))
+    torch.testing.assert_close(Linear(weight)(x_RK, 0).double(), wanted, rtol=0, atol=0.02 * float(wanted.abs().max()))
 
 
 def test_tiles_have_one_height_for_prefill_and_one_for_decode(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,10 +317,10 @@ def test_a_product_keeps_no_view_of_the_callers_weight(mode: str, kind: str) -> 
     for n_in, n_out in ((16, 16), *panels_as_they_are):
         weight = WEIGHTS[kind](n_out, n_in)
         linear, x_RK = Linear(weight, numerics=Numerics(mode), dtype=torch.float32), random(4, n_in)
-        before_RN = linear(x_RK)
+        before_RN = linear(x_RK, 0)
         for part in [weight] if isinstance(weight, torch.Tensor) else [part for _, part in weight.parts()]:
             part.view(torch.uint8).zero_()
-        assert torch.equal(linear(x_RK), before_RN)
+        assert torch.equal(linear(x_RK, 0), before_RN)
 
 
 @pytest.mark.parametrize("kind", WEIGHTS)
@@ -339,7 +345,7 @@ def test_a_tied_head_and_its_embedding_are_one_weight(mode: str, kind: str) -> N
     token_N = torch.tensor([49, 3, 7, 3])
     assert torch.equal(embedding(token_N), values(table_VD)[token_N])
     wanted_RN = product(table_VD, values(table_VD)[token_N], mode)
-    torch.testing.assert_close(head(embedding(token_N)), wanted_RN)
+    torch.testing.assert_close(head(embedding(token_N), 0), wanted_RN)
 
 
 def test_an_embedding_reads_rows_in_the_computing_dtype() -> None:
@@ -355,35 +361,54 @@ def test_without_bfloat16_products_sums_are_made_in_float32_and_rounded_once(mon
     weight_NK, x_RK = random(36, 48, dtype=torch.bfloat16), random(9, 48, dtype=torch.bfloat16)
     linear = Linear(weight_NK, random(36, dtype=torch.bfloat16), Numerics(mode))
     wide = Linear(weight_NK.float(), random(36, dtype=torch.bfloat16).float(), Numerics(mode))
-    assert torch.equal(linear(x_RK), wide(x_RK.float()).bfloat16())
+    assert torch.equal(linear(x_RK, 0), wide(x_RK.float(), 0).bfloat16())
 
 
 def test_torch_converts_a_block_of_outputs_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, x_RK, bias_N = quantised(100, 64), random(5, 64), random(100)
-    whole_RN = Linear(weight, bias_N, Numerics("plain"))(x_RK)
+    whole_RN = Linear(weight, bias_N, Numerics("plain"))(x_RK, 0)
     monkeypatch.setattr(linear_module, "BLOCK_BYTES", 7 * 4 * 64)
     heights, rows = [], Quantised.rows
     monkeypatch.setattr(Quantised, "rows", lambda self, at: heights.append(at.stop - at.start) or rows(self, at))
-    in_blocks_RN = Linear(weight, bias_N, Numerics("plain"))(x_RK)
+    in_blocks_RN = Linear(weight, bias_N, Numerics("plain"))(x_RK, 0)
     torch.testing.assert_close(in_blocks_RN, whole_RN, rtol=1e-5, atol=1e-3)
     assert set(heights) == {7}
 
 
 @pytest.mark.parametrize(
-    ("cpu", "dtype", "wanted", "modes"),
+    ("cpu", "dtype", "wanted", "kernel"),
     [
-        (AVX2, torch.bfloat16, torch.float32, GUARDED),
-        (AVX512_BF16, torch.bfloat16, torch.bfloat16, GUARDED),
-        (AVX2, torch.float32, torch.float32, GUARDED),
-        (AMX, torch.float32, torch.float32, GUARDED),
-        (AMX, torch.bfloat16, torch.bfloat16, GUARDED[::-1]),
+        (AVX2, torch.bfloat16, torch.float32, "multiply"),
+        (AVX512_BF16, torch.bfloat16, torch.bfloat16, "multiply"),
+        (AVX2, torch.float32, torch.float32, "multiply"),
+        (AMX, torch.float32, torch.float32, "multiply"),
+        (AMX, torch.bfloat16, torch.bfloat16, "multiply_by_amx"),
     ],
 )
-def test_products_by_processor(monkeypatch, cpu, dtype, wanted, modes) -> None:
+def test_products_by_processor(monkeypatch, cpu, dtype, wanted, kernel) -> None:
+    panels = pytest.importorskip("headwater.mixers.panels", reason="numba is not installed")
     monkeypatch.setattr(linear_module.machine, "cpu", lambda: cpu)
     assert product_dtype(dtype) == wanted
-    assert guarded_modes(dtype) == (modes if kernels.available() else ("tiled",))
+    assert panels.held(random(64, 96, dtype=dtype), dtype).few is getattr(panels, kernel)
+    assert panels.held(random(64, 90, dtype=dtype), dtype).few is panels.multiply  # no whole runs of 32 inputs
+    assert guarded_modes() == ("compiled", "tiled")
     assert weight_layout("compiled") == "panels of 64 outputs"
+
+
+@pytest.mark.skipif("amx_bf16" not in machine.cpu().features, reason="the processor has no AMX")
+@pytest.mark.parametrize(("n_out", "n_in"), [(37, 32), (64, 96), (200, 1056)])
+def test_tiles_of_amx_of_all_heights_give_the_same_bits(n_out: int, n_in: int) -> None:
+    """Few rows and many, a tile's rest and none, one group of 256 rows and several, beside rows that are no numbers."""
+    weight_NK, x_RK = random(n_out, n_in, dtype=torch.bfloat16), random(600, n_in, dtype=torch.bfloat16)
+    multiply = answers_product(Linear(weight_NK, random(n_out), Numerics("compiled"), torch.bfloat16))
+    whole_RN, beside_RK = multiply(x_RK), x_RK.clone()
+    wanted_RN = x_RK.double() @ weight_NK.double().T + random(n_out).double()
+    assert (whole_RN - wanted_RN).abs().max() <= 0.01 * wanted_RN.abs().max()
+    for rows in (*range(1, 66), 255, 256, 257, 289, 511, 512, 513):
+        assert torch.equal(multiply(x_RK[:rows]), whole_RN[:rows]), rows
+        assert torch.equal(multiply(x_RK[-rows:]), whole_RN[-rows:]), rows
+    beside_RK[1::2] = torch.nan
+    assert torch.equal(multiply(beside_RK)[::2], whole_RN[::2])
 
 
 def test_an_unknown_mode_is_refused() -> None:
@@ -405,7 +430,7 @@ def test_without_kernels_torch_multiplies_every_format_in_tiles(dtype, kind, wit
     linear, tiled = (Linear(weight, numerics=Numerics(mode), dtype=dtype) for mode in GUARDED)
     for name in ("__call__", "swish", "sigmoid"):
         assert torch.equal(getattr(linear, name)(x_RK, 7), getattr(tiled, name)(x_RK, 7))
-    assert first_bad_height(linear, x_RK, (1, 2, 7, 33, 256)) is None
+    assert first_bad_height(answers_product(linear), x_RK, (1, 2, 7, 33, 256)) is None
 
 
 def test_without_kernels_the_self_check_takes_tiles(without_kernels: None) -> None:

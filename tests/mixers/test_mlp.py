@@ -42,7 +42,7 @@ def plain(shape: Mlp, x: torch.Tensor) -> torch.Tensor:
 def test_agrees_with_the_formula(form: str) -> None:
     shape = FORMS[form]
     x = torch.randn(33, WIDTH, generator=torch.Generator().manual_seed(1))
-    out = mlp_of(shape, Weights(weights_of(shape))).forward(x)
+    out = mlp_of(shape, Weights(weights_of(shape))).forward(x, 0)
     assert torch.allclose(out.double(), plain(shape, x.double()), rtol=1e-5, atol=1e-5)
 
 
@@ -51,6 +51,6 @@ def test_agrees_with_the_formula(form: str) -> None:
 def test_a_row_does_not_depend_on_the_others(form: str, dtype: torch.dtype) -> None:
     mlp = mlp_of(FORMS[form], Weights(weights_of(FORMS[form]), dtype))
     x = torch.randn(200, WIDTH, generator=torch.Generator().manual_seed(1)).to(dtype)
-    whole = mlp.forward(x)
+    whole = mlp.forward(x, 0)
     for first, last in [(0, 1), (1, 3), (7, 8), (100, 164), (199, 200), (3, 200)]:
-        assert torch.equal(mlp.forward(x[first:last]), whole[first:last]), (first, last)
+        assert torch.equal(mlp.forward(x[first:last], 0), whole[first:last]), (first, last)

@@ -101,7 +101,7 @@ def test_agrees_with_the_formula(form: str) -> None:
     x = torch.randn(33, WIDTH, generator=torch.Generator().manual_seed(1))
     plain = Plain(FORMS[form])
     expected = torch.stack([plain(row) for row in x.double()])
-    assert (module(FORMS[form]).forward(x).double() - expected).abs().max() < 1e-5
+    assert (module(FORMS[form]).forward(x, 0).double() - expected).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -109,16 +109,16 @@ def test_agrees_with_the_formula(form: str) -> None:
 def test_a_row_does_not_depend_on_the_others(form: str, dtype: torch.dtype) -> None:
     moe = module(FORMS[form], dtype)
     x = torch.randn(200, WIDTH, generator=torch.Generator().manual_seed(1)).to(dtype)
-    whole = moe.forward(x)
+    whole = moe.forward(x, 0)
     for first, last in [(0, 1), (1, 3), (7, 8), (100, 164), (199, 200), (3, 200)]:
-        assert torch.equal(moe.forward(x[first:last]), whole[first:last]), (first, last)
+        assert torch.equal(moe.forward(x[first:last], 0), whole[first:last]), (first, last)
 
 
 def test_experts_without_rows_are_left_out() -> None:
     shape = Experts(WIDTH, 64, 1, 8, shared=8)
     x = torch.randn(2, WIDTH, generator=torch.Generator().manual_seed(1))
     expected = torch.stack([Plain(shape)(row) for row in x.double()])
-    assert (module(shape).forward(x).double() - expected).abs().max() < 1e-5
+    assert (module(shape).forward(x, 0).double() - expected).abs().max() < 1e-5
 
 
 def test_the_correction_chooses_and_does_not_weigh() -> None:
@@ -137,7 +137,7 @@ def test_scores_that_are_all_zero_make_no_nan() -> None:
     shape = replace(DEEPSEEK, groups=1, groups_per_token=1)
     weights = weights_of(shape)
     weights["gate.weight"] = torch.full_like(weights["gate.weight"], -1e3)
-    out = MixtureOfExperts.of(shape, Weights(weights)).forward(torch.ones(3, WIDTH))
+    out = MixtureOfExperts.of(shape, Weights(weights)).forward(torch.ones(3, WIDTH), 0)
     assert out.isfinite().all()
 
 

@@ -243,7 +243,7 @@ def test_products_of_several_formats_have_the_outputs_of_their_values(shape: Del
     ours, theirs = (projections[type(shape)](weights) for weights in (held, values))
     x_RK = torch.randn(5, 64)
     assert ours.n_out == theirs.n_out
-    torch.testing.assert_close(ours(x_RK), theirs(x_RK), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ours(x_RK, 0), theirs(x_RK, 0), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.usefixtures("exact_rows")
@@ -255,7 +255,7 @@ def test_neighbours_of_one_format_are_one_part() -> None:
     whole = torch.cat([eight.values()] * 2 + [weight] * 2 + [weight.bfloat16().float(), four.values(), eight.values()])
     x_RK = torch.randn(3, 128)
     expected = x_RK @ torch.cat([whole, other.values()]).T
-    torch.testing.assert_close(product(x_RK), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(product(x_RK, 0), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])

@@ -16,7 +16,16 @@ from headwater.engine.selfcheck import SelfCheck, weight_shapes
 from headwater.engine.verdict import verdict
 from headwater.errors import HeadwaterError
 from headwater.machine import usable_cores
-from headwater.mixers.linear import Linear, guarded_modes, product_dtype, seconds_of, slowdown, weight_layout
+from headwater.mixers.linear import (
+    Linear,
+    answers_product,
+    guarded_modes,
+    product_dtype,
+    prompts_product,
+    seconds_of,
+    slowdown,
+    weight_layout,
+)
 from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.load import read_spec
 from headwater.spec import ModelSpec
@@ -128,7 +137,8 @@ def speeds(spec: ModelSpec, check: SelfCheck) -> str:
     parts = []
     for n_in, n_out in largest_shapes(spec):
         linear = Linear(torch.randn(n_out, n_in).to(dtype), numerics=Numerics(check.mode))
-        many, one = (seconds_of(linear, torch.randn(rows, n_in).to(dtype)) for rows in (ROWS, 1))
+        many = seconds_of(prompts_product(linear), torch.randn(ROWS, n_in).to(dtype))
+        one = seconds_of(answers_product(linear), torch.randn(1, n_in).to(dtype))
         gflops = 2 * ROWS * n_in * n_out / many / 1e9
         parts.append(f"{n_in}x{n_out}: {gflops:,.0f} GFLOP/s at {ROWS} rows, {1 / one:,.0f} products/s at 1 row")
     return "; ".join(parts)

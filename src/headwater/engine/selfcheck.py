@@ -27,7 +27,15 @@ from headwater.mixers import activations, recurrent, softmax
 from headwater.mixers.activations import RMSNorm, silu
 from headwater.mixers.batch import CHUNK, StepBatch
 from headwater.mixers.gpu import has_kernels
-from headwater.mixers.linear import Linear, Weight, first_bad_height, guarded_modes
+from headwater.mixers.linear import (
+    Linear,
+    Product,
+    Weight,
+    answers_product,
+    first_bad_height,
+    guarded_modes,
+    prompts_product,
+)
 from headwater.mixers.mla import TILE, AbsorbedHeads, expanded_heads
 from headwater.mixers.numerics import TINY, Numerics, same_bits
 from headwater.mixers.recurrent import RecurrentMixer
@@ -85,7 +93,7 @@ def self_check(
         return None
 
     kernels, broken = first_broken(checks), None
-    for mode in guarded_modes(getattr(torch, spec.dtype_name)):
+    for mode in guarded_modes():
         checks = _product_checks(spec, device, mode)
         total = done + len(checks)
         broken = first_broken(checks)
@@ -97,7 +105,7 @@ def self_check(
 
 def last_checks_first(spec: ModelSpec) -> Iterator[None]:
     """Do a CPU's checks from the last one to the first, whatever they find: the kernels are compiled then."""
-    mode = guarded_modes(getattr(torch, spec.dtype_name))[0]
+    mode = guarded_modes()[0]
     for check in reversed([*_kernel_checks(spec, "cpu"), *_product_checks(spec, "cpu", mode)]):
         next(check(), None)
         yield
@@ -169,18 +177,23 @@ def _broken_product(
             linear = Linear(weight_NK, numerics=Numerics(mode), dtype=dtype)
             if isinstance(weight_NK, torch.Tensor) and not _looks_up(linear, weight_NK):
                 yield f"{name}, rows looked up"
-            for rows, product in (("answers", linear), ("prompts", lambda x_RK: linear(x_RK, len(x_RK)))):  # noqa: B023
+            for rows, product in (("answers", answers_product(linear)), ("prompts", prompts_product(linear))):
                 height = first_bad_height(product, x_RK, heights)
                 if height is not None:
                     yield f"{name}, at {height} rows of {rows}"
             few = [height for height in heights if height <= FUSED_ROWS]
-            fused = first_bad_height(lambda x_RK: linear.times(x_RK, linear.swish(x_RK)), x_RK[:FUSED_ROWS], few)  # noqa: B023
+            fused = first_bad_height(_fused(linear), x_RK[:FUSED_ROWS], few)
             if fused is not None:
                 yield f"{name}, with an activation, at {fused} rows"
-            if mode == "compiled" and (threads := _bad_threads(linear, x_RK[:FUSED_ROWS])):
+            if mode == "compiled" and (threads := _bad_threads(answers_product(linear), x_RK[:FUSED_ROWS])):
                 yield f"{name}, with {threads} threads"
         except RuntimeError as error:  # a layout that this machine has no kernel for
             yield f"{name}: {error}"
+
+
+def _fused(linear: Linear) -> Product:
+    """Return a product of decoding rows with an activation and a factor."""
+    return lambda x_RK: linear.times(x_RK, linear.swish(x_RK, 0), 0)
 
 
 def _looks_up(linear: Linear, weight_NK: torch.Tensor) -> bool:

@@ -78,7 +78,7 @@ def key_of(spec: ModelSpec, device: str = "cpu") -> dict[str, str]:
         "libc": " ".join(platform.libc_ver()),
         **{name: str(version) for name, version in machine.versions(*PACKAGES).items()},
         "code": _digest(*_code()),
-        "products": " ".join(guarded_modes(getattr(torch, spec.dtype_name))),
+        "products": " ".join(guarded_modes()),
         "variables": " ".join(sorted(variables)),
         "threads": str(torch.get_num_threads()),
         "dtype": spec.dtype_name,

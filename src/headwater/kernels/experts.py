@@ -12,6 +12,7 @@ import numpy as np
 from numba import get_thread_id, prange, types
 from numba.core.extending import overload
 
+from headwater.kernels import amx
 from headwater.kernels.compiling import kernel, part
 from headwater.kernels.float8 import add_float8, elements
 from headwater.kernels.integers import add_panel, round_row, span_of
@@ -54,6 +55,16 @@ def _add_float8(x, x_at, x_row, weights, panel, n_inputs, rows, scratch, block_a
         add_float8(x, x_at, x_row, weights, panel, n_inputs, rows, scratch, block_at + BLOCK * PANEL)
 
 
+@part
+def _add_bfloat16(x, x_at, x_row, weights, panel, n_inputs, rows, scratch, block_at):
+    """Write the sums of some rows in bfloat16, by AMX if inputs are whole runs of it."""
+    steps, total_at = n_inputs // 2, block_at + BLOCK * PANEL
+    if n_inputs % amx.RUN == 0:
+        amx.write_sums(x, x_at, x_row, weights[0], panel * steps * PANEL, steps, rows, scratch, total_at)
+    else:
+        _add_as_held(x, x_at, x_row, 1, weights, panel, steps, rows, scratch, total_at)
+
+
 def _add(x, x_at, x_row, weights, panel, n_inputs, rows, scratch, block_at):
     """Write the sums of some rows for a panel of weights; `overload` tells formats apart."""
 
@@ -66,6 +77,10 @@ def _add_by_format(x, x_at, x_row, weights, panel, n_inputs, rows, scratch, bloc
         )
     if weights[0].dtype not in (types.int32, types.float32):
         return lambda x, x_at, x_row, weights, panel, n_inputs, rows, scratch, block_at: _add_widened(
+            x, x_at, x_row, weights, panel, n_inputs, rows, scratch, block_at
+        )
+    if x.dtype == types.int32 and amx.usable():
+        return lambda x, x_at, x_row, weights, panel, n_inputs, rows, scratch, block_at: _add_bfloat16(
             x, x_at, x_row, weights, panel, n_inputs, rows, scratch, block_at
         )
     if x.dtype == types.int32:

@@ -1,7 +1,8 @@
 """Products with weights in panels of 64 outputs: y = then(x Wᵀ + b) · factor.
 
 A sum is one chain of fused multiply-adds over the inputs in their order, in float32, whatever the number of rows and
-threads. So a row's bits depend on the row alone, and rows of prompts and of answers have the same.
+threads. So a row's bits depend on the row alone, and rows of prompts and of answers have the same. If the processor has
+AMX, bfloat16 is multiplied by bfloat16 32 inputs at a time (`kernels/amx.py`).
 
 Weights in float32 and bfloat16 are multiplied as they are held. Others are widened to float32 a block of inputs at a
 time, which many rows then share; so are these two for many rows on processors with registers of 256 bits. float8 is
@@ -16,6 +17,7 @@ import numpy as np
 from numba import get_thread_id, prange, types
 from numba.core.extending import overload
 
+from headwater.kernels import amx
 from headwater.kernels.compiling import kernel, lean_part
 from headwater.kernels.float8 import add_float8, elements, round_float8, widen_float8
 from headwater.kernels.functions import sigmoid, silu
@@ -23,6 +25,7 @@ from headwater.kernels.tile import BLOCK, HEIGHTS, PANEL, ROWS, VECTORS, tile_of
 from headwater.kernels.vectors import LANES, load, lower_half, store, upper_half
 
 LINEAR, SILU, SIGMOID = range(3)  # activations
+AT_ONCE = 256  # rows that AMX multiplies by one panel after the other: they and their sums fit in a level-2 cache
 
 tile_1, tile_2, tile_4, tile_6 = map(tile_of, HEIGHTS)
 widened_1, widened_2, widened_4, widened_6 = (tile_of(rows, True) for rows in HEIGHTS)
@@ -125,6 +128,20 @@ def multiply(x, x_row, x_step, weights, steps, bias, then, factor, factor_row, y
                 some, sums = min(ROWS, rows - r), total_at + r * PANEL
                 _some_rows(some, x, x_at, x_row, x_step, weights[0], w_at, n, scratch, sums, step == 0)
         finish(scratch, total_at, rows, p * PANEL, n_outputs, bias, then, factor, factor_row, y, y_row)
+
+
+@kernel
+def multiply_by_amx(
+    x, x_row, _x_step, weights, steps, bias, then, factor, factor_row, y, y_row, rows, n_outputs, scratch
+):
+    """Multiply bfloat16 by bfloat16; a step is two inputs side by side, and steps are whole runs of AMX."""
+    panels = (n_outputs + PANEL - 1) // PANEL
+    for t in prange((rows + AT_ONCE - 1) // AT_ONCE * panels):
+        p, first = np.int64(t) % panels, np.int64(t) // panels * AT_ONCE
+        some, total_at = min(AT_ONCE, rows - first), get_thread_id() * min(AT_ONCE, rows) * PANEL
+        amx.write_sums(x, first * x_row, x_row, weights[0], p * steps * PANEL, steps, some, scratch, total_at)
+        by, out = factor[first * factor_row :], y[first * y_row :]
+        finish(scratch, total_at, some, p * PANEL, n_outputs, bias, then, by, factor_row, out, y_row)
 
 
 @kernel

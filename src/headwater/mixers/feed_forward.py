@@ -38,7 +38,7 @@ class DenseMlp:
         named = dict(zip(names_of(shape), products, strict=True))
         return cls(**named, activation=shape.activation, gate_scale=shape.gate_scale)
 
-    def forward(self, x_NC: Tensor, n_prefill: int = 0) -> Tensor:
+    def forward(self, x_NC: Tensor, n_prefill: int) -> Tensor:
         if self.gate_proj is None:
             return self.down_proj(self._activated(self.up_proj, x_NC, n_prefill), n_prefill)
         opened_NI = self._activated(self.gate_proj, x_NC, n_prefill)
@@ -118,7 +118,7 @@ class MixtureOfExperts:
         """Pack the weights of router, experts, shared expert and latent projections."""
         return cls(**parts_of(shape, weights, expert_weights(shape, weights)))
 
-    def forward(self, x_NC: Tensor, n_prefill: int = 0) -> Tensor:
+    def forward(self, x_NC: Tensor, n_prefill: int) -> Tensor:
         total_NC = self._routed(x_NC, n_prefill)
         if self.shared is None:
             return total_NC

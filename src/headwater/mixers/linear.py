@@ -102,19 +102,19 @@ class Linear:
         self._outputs = [slice(sum(heights[:i]), sum(heights[: i + 1])) for i in range(len(heights))]
         self._tiled = self.numerics.mode == "tiled" and any(isinstance(part, TorchProduct) for part in self._parts)
 
-    def __call__(self, x_RK: Tensor, n_prefill: int = 0) -> Tensor:
+    def __call__(self, x_RK: Tensor, n_prefill: int) -> Tensor:
         """Return y; the first `n_prefill` rows are a step's prefill rows, which matters only if products are tiled."""
         return self._product(x_RK, n_prefill)
 
-    def swish(self, x_RK: Tensor, n_prefill: int = 0) -> Tensor:
+    def swish(self, x_RK: Tensor, n_prefill: int) -> Tensor:
         """Return silu(y)."""
         return self._product(x_RK, n_prefill, "swish")
 
-    def sigmoid(self, x_RK: Tensor, n_prefill: int = 0) -> Tensor:
+    def sigmoid(self, x_RK: Tensor, n_prefill: int) -> Tensor:
         """Return sigmoid(y)."""
         return self._product(x_RK, n_prefill, "sigmoid")
 
-    def times(self, x_RK: Tensor, factor_RN: Tensor, n_prefill: int = 0) -> Tensor:
+    def times(self, x_RK: Tensor, factor_RN: Tensor, n_prefill: int) -> Tensor:
         """Return y · factor."""
         return self._product(x_RK, n_prefill, factor_RN=factor_RN)
 
@@ -171,20 +171,24 @@ class Linear:
         return done[0] if len(done) == 1 else torch.cat(done, 1)
 
 
+def prompts_product(linear: Linear) -> Product:
+    """Return the product of rows that are all of prompts."""
+    return lambda x_RK: linear(x_RK, len(x_RK))
+
+
+def answers_product(linear: Linear) -> Product:
+    """Return the product of rows that are all of decoding sequences."""
+    return lambda x_RK: linear(x_RK, 0)
+
+
 def _possible(numerics: Numerics) -> Numerics:
     """Return the numerics, tiled in place of compiled without numba."""
     return numerics if numerics.mode != "compiled" or kernels.available() else replace(numerics, mode="tiled")
 
 
-def guarded_modes(dtype: torch.dtype = torch.float32) -> tuple[str, ...]:
-    """Return the modes of `Numerics` that can keep a row's bits here, the faster one for prompts first.
-
-    AMX multiplies bfloat16 through torch alone, at heights that tiles fix.
-    """
-    if not kernels.available():
-        return ("tiled",)
-    amx = dtype == torch.bfloat16 and "amx_bf16" in machine.cpu().features
-    return ("tiled", "compiled") if amx else ("compiled", "tiled")
+def guarded_modes() -> tuple[str, ...]:
+    """Return the modes of `Numerics` that can keep a row's bits here, the faster one first."""
+    return ("compiled", "tiled") if kernels.available() else ("tiled",)
 
 
 def product_dtype(dtype: torch.dtype, device: torch.device | str = "cpu") -> torch.dtype:
@@ -214,10 +218,11 @@ def seconds_of(product: Product, x_RK: torch.Tensor, seconds: float = 0.1) -> fl
 
 
 def slowdown(n_in: int, n_out: int, dtype: torch.dtype, numerics: Numerics, rows: int = 256) -> float:
-    """Measure the time of a product with a weight of `dtype` ÷ that with one in float32."""
+    """Measure the time of a prompt's product with a weight of `dtype` ÷ that with one in float32."""
     x_RK, weight_NK = torch.randn(rows, n_in), torch.randn(n_out, n_in)
     asked, plain = (
-        seconds_of(Linear(weight_NK.to(of), numerics=numerics), x_RK.to(of)) for of in (dtype, torch.float32)
+        seconds_of(prompts_product(Linear(weight_NK.to(of), numerics=numerics)), x_RK.to(of))
+        for of in (dtype, torch.float32)
     )
     return asked / plain
 

@@ -21,12 +21,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headwater import machine
+from headwater.kernels import amx
 from headwater.kernels.arrays import flat
 from headwater.kernels.compiling import threads_in_use
 from headwater.kernels.float8 import BIAS
 from headwater.kernels.integers import NIBBLES, multiply_integers
 from headwater.kernels.lookup import copy_panel_rows_into, widen_panel_rows_into
-from headwater.kernels.product import LINEAR, SIGMOID, SILU, multiply, multiply_float8, widen_and_multiply
+from headwater.kernels.product import (
+    LINEAR,
+    SIGMOID,
+    SILU,
+    multiply,
+    multiply_by_amx,
+    multiply_float8,
+    widen_and_multiply,
+)
 from headwater.kernels.recording import empty
 from headwater.kernels.tile import BLOCK, PANEL, ROWS, WIDE
 from headwater.kernels.vectors import LANES
@@ -83,7 +92,7 @@ class PanelProduct:
                 factor, factor_row = flat(factor_RX), factor_RX.stride(0)
             kernel = self.held.few if rows <= self.held.few_rows else self.held.many
             n_in = self.n_in + self.n_in % 2 if self.held.pairs else self.n_in
-            two = self.held.pairs and kernel is multiply
+            two = self.held.pairs and kernel is not widen_and_multiply
             kernel(
                 x, x_row, 2 if two and not self.held.dot else 1, self.held.arrays, n_in // 2 if two else n_in,
                 self._bias, ACTIVATIONS[then], factor, factor_row, flat(y_RX), self._width, rows, self._width,
@@ -128,7 +137,8 @@ def held(weight_NK: Tensor | Quantised, dtype: torch.dtype) -> Held:
 
     * float32: as held; on processors with 256-bit registers copied to a block for more than 6 rows, since it is read
       once for each 16 outputs there;
-    * bfloat16 with rows in bfloat16: the processor's dot product if it has one (AVX512-BF16);
+    * bfloat16 with rows in bfloat16: AMX if the processor has it and inputs are a multiple of 32, else its dot product
+      if it has one (AVX512-BF16);
     * bfloat16 otherwise: widened as it is read, or for more than 6 rows on 256-bit registers a block at a time;
     * float16: widened a block at a time;
     * float8: unpacked in registers for up to 6 rows, a block at a time for more; to bfloat16 for the dot product with
@@ -145,7 +155,8 @@ def held(weight_NK: Tensor | Quantised, dtype: torch.dtype) -> Held:
         panels = _in_panels(F.pad(weight_NK, (0, 1)) if n_in % 2 else weight_NK, 2)
         arrays, rows = (panels.view(torch.int32).numpy(),), partial(_rows, panels, n_in + n_in % 2, 2)
         if _has_dot(dtype):
-            return Held(arrays, rows, multiply, multiply, pairs=True, dot=True)
+            kernel = multiply_by_amx if amx.usable() and n_in % amx.RUN == 0 else multiply
+            return Held(arrays, rows, kernel, kernel, pairs=True, dot=True)
         return Held(arrays, rows, multiply, multiply if WIDE else widen_and_multiply, pairs=True)
     panels = _in_panels(weight_NK if weight_NK.dtype == torch.float16 else weight_NK.float())
     arrays, rows = (_array(panels),), partial(_rows, panels, n_in, 1)

@@ -199,7 +199,7 @@ class HybridModel:
         for block in self.blocks:
             x_NC, output = block.forward(x_NC, output, step)
         last_RC = self._last(x_NC, output, batch.logits_rows)
-        return _scaled(self.head(last_RC).float(), self.spec.logits_scale)
+        return _scaled(self.head(last_RC, 0).float(), self.spec.logits_scale)  # rows of logits are all decode's
 
     def _last(self, x_NC: torch.Tensor, output: Output | None, row_R: torch.Tensor | slice) -> torch.Tensor:
         """Return the norm of some rows of the residual stream after the last block, whose output is added to them."""

@@ -26,4 +26,4 @@ def test_decoding_rows_go_through_their_experts_whatever_the_company(
     assert (together_NC - wanted_NC).abs().max() < 1e-5 * wanted_NC.abs().max()
     assert torch.equal(together_NC[:PREFILLED], wanted_NC[:PREFILLED])
     for i in range(PREFILLED, PREFILLED + DECODED):
-        assert torch.equal(mixture.forward(x_NC[i : i + 1])[0], together_NC[i])
+        assert torch.equal(mixture.forward(x_NC[i : i + 1], 0)[0], together_NC[i])
