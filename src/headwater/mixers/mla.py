@@ -134,9 +134,9 @@ class LatentAttentionMixer:
         self.q_up = weights.linear("q_b_proj") if shape.q_latent else None
         self.q_norm = RMSNorm(weights.vector("q_a_layernorm.weight"), shape.norm_eps) if shape.q_latent else None
         self.kv_norm = RMSNorm(weights.vector("kv_a_layernorm.weight"), shape.norm_eps)
-        up_HEL = weights.cast(weights.stored("kv_b_proj.weight")).unflatten(0, (shape.heads, -1))
+        up_HEL = weights.stored("kv_b_proj.weight").unflatten(0, (shape.heads, -1))
         self.expanded = ExpandedHeads(shape, up_HEL, weights)
-        self.absorbed = AbsorbedHeads(shape, up_HEL)
+        self.absorbed = AbsorbedHeads(shape, weights.cast(up_HEL))
         self.out = weights.linear("o_proj")
         self.rotation = rotary_table(shape.rotary, str(weights.device)) if shape.rotary else None
 
