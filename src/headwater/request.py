@@ -95,6 +95,15 @@ class Healing(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Drafting:
+    """Drafts that a request asks for. They change no bit of its answer."""
+
+    drafter: str | None = None  # one of `--speculation`; None: the server's
+    tokens: int | None = None  # drafts of a step, at most; None: as many as pay
+    prediction: tuple[int, ...] = ()  # tokens of the answer that the client expects
+
+
+@dataclass(frozen=True, slots=True)
 class Generation:
     """A request as the engine takes it."""
 
@@ -107,3 +116,4 @@ class Generation:
     deadline_of: str = "timeout"  # the limit that it is from: the request's timeout, or the server's request_timeout
     segments: tuple[Span, ...] = ()  # of the prompt, ascending and disjoint; empty: exact answer
     fidelity: Fidelity = Fidelity.BALANCED  # used if there are segments
+    drafting: Drafting = field(default_factory=Drafting)

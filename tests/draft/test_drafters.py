@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pytest
 
-from headwater.draft.drafter import Draft, Drafter, accepted, steps_of
+from headwater.draft.drafter import NO_DRAFT, Draft, Drafter, Source, accepted, steps_of
+from headwater.draft.forced import ForcedTokens, allowed
 from headwater.draft.ngram import PromptLookup
+from headwater.draft.prediction import PredictedAnswer
 from headwater.draft.runs import NO_TOKEN, WIDTH, Runs, key_of
 from headwater.draft.suffix import PastAnswers, SuffixDrafter
+from headwater.errors import ConstraintError
 
 DRAFTERS = {"ngram": PromptLookup, "suffix": lambda tokens=(): SuffixDrafter(PastAnswers(), "", tokens)}
 
@@ -127,6 +130,69 @@ def test_past_answers_are_bounded() -> None:
     for namespace in "bc":
         past.add(namespace, [1, 2, 3])
     assert [bool(past.texts(namespace)) for namespace in "abc"] == [False, True, True]
+
+
+def predicted(prediction: Iterable[int], prompt: Iterable[int] = (), answer: Iterable[int] = ()) -> PredictedAnswer:
+    prompt = list(prompt)
+    drafter = PredictedAnswer(list(prediction), len(prompt))
+    drafter.take([*prompt, *answer])
+    return drafter
+
+
+def test_a_predicted_answer_is_followed_from_its_beginning_whatever_the_prompt() -> None:
+    prediction = range(10, 30)
+    assert predicted(prediction).propose(3) == Draft([10, 11, 12], 0, Source.PREDICTED)
+    assert predicted(prediction, prompt=[12, 13, 14]).propose(2).tokens == [10, 11]
+    assert predicted(prediction, [5] * 7, [10, 11, 12]).propose(4) == Draft([13, 14, 15, 16], 3, Source.PREDICTED)
+    assert predicted(prediction, answer=range(10, 29)).propose(4).tokens == [29]
+    assert predicted(prediction, answer=prediction).propose(4).tokens == []
+    assert predicted(prediction).propose(0).tokens == []
+
+
+def test_the_prompt_of_a_predicted_answer_may_come_in_parts() -> None:
+    drafter = PredictedAnswer([1, 2, 3, 4], 5)
+    for part in ([9, 9], [9, 9], [9, 1], [2]):
+        drafter.take(part)
+    assert drafter.propose(9) == Draft([3, 4], 2, Source.PREDICTED)
+
+
+def test_after_a_change_a_predicted_answer_goes_on_behind_the_place_where_it_was_left() -> None:
+    prediction = [1, 2, 3, 50, 1, 2, 3, 60, 7, 8, 1, 2, 3, 70]
+    left = [1, 2, 3, 50, 99]  # something else in place of what follows
+    assert predicted(prediction, answer=left).propose(1).tokens == []
+    assert predicted(prediction, answer=[*left, 1, 2]).propose(1).tokens == []
+    assert predicted(prediction, answer=[*left, 1, 2, 3]).propose(2) == Draft([60, 7], WIDTH, Source.PREDICTED)
+    behind_all = [*left, *prediction[4:], 98, 1, 2, 3]
+    assert predicted(prediction, answer=behind_all).propose(1).tokens == [70]
+
+
+class Rules:
+    """Constraint that leaves some tokens, and is beyond its limits if there are none."""
+
+    def __init__(self, *tokens: int) -> None:
+        self.tokens = list(tokens)
+
+    def forced(self) -> list[int]:
+        if not self.tokens:
+            raise ConstraintError("beyond its limits")
+        return self.tokens
+
+    def allowed_length(self, tokens: Sequence[int]) -> int:
+        return accepted(self.forced(), tokens)
+
+
+def test_forced_tokens_are_drafts_as_far_as_there_is_room() -> None:
+    drafter = ForcedTokens(Rules(4, 5, 6))
+    drafter.take([1, 2])
+    assert drafter.propose(9) == Draft([4, 5, 6], 3, Source.FORCED)
+    assert drafter.propose(2).tokens == [4, 5]
+
+
+def test_a_constraint_cuts_drafts_and_one_beyond_its_limits_has_none() -> None:
+    draft = Draft([4, 5, 9, 9], 7)
+    assert allowed(Rules(4, 5, 6), draft) == Draft([4, 5], 7)
+    assert allowed(Rules(1), draft).tokens == []
+    assert allowed(Rules(), draft) == ForcedTokens(Rules()).propose(3) == NO_DRAFT
 
 
 class Oracle:

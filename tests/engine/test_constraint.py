@@ -381,3 +381,24 @@ def test_nan_in_one_requests_logits_fails_it_alone(make, monkeypatch):
     for i in (0, 2):
         assert [e.token for e in spoiled[i][:-1]] == [e.token for e in undisturbed[i][:-1]]
         assert isinstance(spoiled[i][-1], FinishedEvent)
+
+
+def test_what_a_constraint_forces_is_allowed_and_leads_to_where_it_leaves_a_choice():
+    machine = compiler().machine(Constraint("regex", "the begin of it: (yes|no)"))
+    forced = machine.forced()
+    assert TOKENIZER.decode(forced) == "the begin of it: "[: len(TOKENIZER.decode(forced))]
+    assert len(TOKENIZER.decode(forced)) >= len("the begin of it")  # the space may be part of the choice's tokens
+    assert machine.allowed_length(forced) == len(forced)
+    assert machine.allowed_length([*forced[:2], END, *forced[2:]]) == 2
+    for token in forced:
+        assert token in allowed(machine)
+        machine.take(token)
+    assert machine.allowed_length([]) == 0
+
+
+def test_a_constraint_beyond_its_time_forces_nothing():
+    machine = compiler().machine(schema(BOUNDED))
+    machine._seconds = 0.0
+    for question in (machine.forced, lambda: machine.allowed_length([1, 2])):
+        with pytest.raises(ConstraintError, match="constraint_time"):
+            question()

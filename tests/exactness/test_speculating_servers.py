@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -10,8 +11,8 @@ import torch
 
 from headwater.draft.drafter import Draft
 from headwater.events import FinishedEvent
-from headwater.request import Generation, SamplingParams
-from headwater.schedule.speculation import Speculation
+from headwater.request import Constraint, Drafting, Generation, SamplingParams
+from headwater.schedule.speculation import Speculation, speculation_of
 from tests.exactness.rig import Answer, Make, Rig, words
 
 PAGES, TOKENS = 600, 60
@@ -49,10 +50,11 @@ def drafting(make: Make, texts: list[list[int]], **settings: object) -> Iterator
         yield rig
 
 
-def sampled(rig: Rig, prompt: list[int], **params: object) -> Answer:
+def sampled(rig: Rig, prompt: list[int], drafts: Drafting | None = None, **params: object) -> Answer:
     """Submit a request with sampling parameters of its own."""
     answer = Answer(list(prompt), TOKENS)
-    generation = Generation(tuple(prompt), SamplingParams(max_tokens=TOKENS, ignore_eos=True, **params))
+    sampling = SamplingParams(max_tokens=TOKENS, ignore_eos=True, **params)
+    generation = Generation(tuple(prompt), sampling, drafting=drafts or Drafting())
     with rig._lock:
         request = rig.engine.submit(generation, rig._listener(answer))
         rig._answers[request] = answer
@@ -96,6 +98,42 @@ def test_drafts_change_no_bit_of_an_answer_and_no_hit(load, family: str, dtype: 
             hits = [[answer.account.cached_tokens for answer in answers] for answers in (found, expected)]
             assert hits[0] == hits[1]
             assert sum(hits[0]) > 0
+
+
+KEYS = ("first name", "last name", "street and number")
+FORM = {
+    "type": "object",
+    "properties": {key: {"enum": ["yes", "no"]} for key in KEYS},
+    "required": list(KEYS),
+    "additionalProperties": False,
+}
+
+
+def test_forced_and_predicted_tokens_change_no_bit(load) -> None:
+    """A form whose keys are forced, an answer that is predicted but for a part, and a request that asks for few."""
+    loaded, check = load("qwen3_5", "float32", 2)
+    make, prompt = Make(loaded, check), words(90, "asked")
+    form = Constraint("json_schema", json.dumps(FORM))
+    kinds = ({"constraint": form}, {}, {"temperature": 0.8, "seed": 4})
+
+    def answers(rig: Rig, asked: list[Drafting]) -> list[Answer]:
+        both = zip(kinds, asked, strict=True)
+        return [rig.wait(sampled(rig, prompt, drafting, **{"temperature": 0, **kind})) for kind, drafting in both]
+
+    with make(PAGES) as rig:
+        expected = answers(rig, [Drafting()] * 3)
+    edited = [[*answer.tokens[:20], 7, 8, *answer.tokens[24:]] for answer in expected]
+    wanted = [Drafting(), Drafting(prediction=tuple(edited[1])), Drafting("suffix", 3, tuple(edited[2]))]
+    for asked, accepted in ((wanted, True), ([Drafting("off")] * 3, False)):
+        with make(PAGES) as rig:
+            speculation = rig.engine.scheduler.speculation = speculation_of("ngram")
+            speculation.worth = lambda drafts, rows: [most for _, most in drafts]
+            found = answers(rig, asked)
+        for one, other in zip(found, expected, strict=True):
+            assert one.tokens == other.tokens
+            assert torch.equal(torch.stack(one.logits), torch.stack(other.logits))  # the form ends before the others
+        assert (speculation.accepted > 60) == accepted
+        assert not (speculation.accepted + speculation.rejected) or accepted
 
 
 def test_a_request_that_is_preempted_or_cancelled_amid_drafts_changes_no_bit(load) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.draft.drafter import MOST_DRAFTS, Draft
+from headwater.draft.drafter import MOST_DRAFTS, Draft, Source
 from headwater.draft.ngram import PromptLookup
 from headwater.draft.runs import WIDTH
 from headwater.errors import OutOfPages
+from headwater.request import Drafting, Generation, SamplingParams
 from headwater.schedule.sequence import Phase
 from headwater.schedule.speculation import Share, Speculation, Speculator, StepSeconds, speculation_of
 from tests.schedule.ledger import Lab, next_token, words
@@ -135,7 +136,9 @@ def test_what_a_row_costs_is_guessed_from_recent_steps_until_it_is_measured() ->
 
 
 def speculator(percent: float) -> Speculator:
-    return Speculator(PromptLookup(), own=Share(1000 * percent, 100_000))
+    one = Speculator([PromptLookup()])
+    one.own[Source.COPIED] = Share(1000 * percent, 100_000)
+    return one
 
 
 @pytest.mark.parametrize(
@@ -169,7 +172,7 @@ def test_a_request_whose_drafts_fail_tries_one_now_and_then() -> None:
 def asked_of(speculation: Speculation, context: int) -> int:
     """Drafts that a new request verifies beside seven others, where each row costs a tenth of a step."""
     speculation.seconds = seconds(1.0, 0.1)
-    new = speculation.speculator("")
+    new = speculation.speculator(Generation((), SamplingParams()))
     assert new is not None
     new.draft = Draft([1] * MOST_DRAFTS, context)
     return speculation.worth([(new, MOST_DRAFTS)], 8)[0]
@@ -179,7 +182,7 @@ def test_a_new_request_has_the_experience_of_its_server() -> None:
     for right, least, most in ((MOST_DRAFTS, 8, MOST_DRAFTS), (0, 0, 0)):
         speculation = speculating()
         for _ in range(20):
-            taught = speculation.speculator("")
+            taught = speculation.speculator(Generation((), SamplingParams()))
             assert taught is not None
             taught.draft = Draft([1] * MOST_DRAFTS, WIDTH)
             speculation.learn(taught, MOST_DRAFTS, right)
@@ -198,3 +201,61 @@ def test_drafts_are_taken_together_where_a_step_with_them_costs_more_than_its_ro
     speculation = Speculation(seconds=seconds(1.0, 0.02, drafting=4.0))
     assert speculation.worth([(speculator(99), MOST_DRAFTS)], 1) == [MOST_DRAFTS]
     assert speculation.worth([(speculator(50), MOST_DRAFTS)], 1) == [0]
+
+
+def asking(prompt: tuple[int, ...] = (1, 2), **asked: object) -> Generation:
+    return Generation(prompt, SamplingParams(), drafting=Drafting(**asked))
+
+
+def test_a_request_chooses_its_drafter_and_how_many_drafts_it_has() -> None:
+    speculation = speculation_of("suffix")
+    speculation.past.add("", [1, 2, 3, 4, 5, 6, 7])
+    usual, copying, none = (speculation.speculator(asking(drafter=of)) for of in (None, "ngram", "off"))
+    assert usual is not None
+    assert copying is not None
+    assert none is None
+    text = [1, 2, 3]
+    assert (usual.propose(text, 4), copying.propose(text, 4)) == ([4, 5, 6, 7], [])
+    few = speculation.speculator(asking(tokens=2))
+    assert few is not None
+    assert few.propose(text, 4) == [4, 5]
+
+
+def test_where_speculation_is_off_no_request_drafts() -> None:
+    assert speculation_of("off").speculator(asking(drafter="ngram", prediction=(3, 4))) is None
+
+
+class Letters:
+    """Constraint that forces two tokens at first, and allows tokens below 10."""
+
+    def __init__(self, forced: list[int]) -> None:
+        self.left = forced
+
+    def forced(self) -> list[int]:
+        return self.left
+
+    def allowed_length(self, tokens) -> int:
+        return next((i for i, token in enumerate(tokens) if token >= 10), len(tokens))
+
+
+def test_forced_tokens_come_before_predicted_ones_and_these_before_copies() -> None:
+    grammar, text = Letters([8, 9]), [1, 2, 3, 40, 1, 2, 3]
+    one = speculation_of("ngram").speculator(asking(tuple(text), prediction=(5, 6, 70, 7)), grammar)
+    assert one is not None
+    assert (one.propose(text, 9), one.draft.source) == ([8, 9], Source.FORCED)
+    grammar.left = []
+    assert (one.propose(text, 9), one.draft.source) == ([5, 6], Source.PREDICTED)  # 70 is not allowed
+    assert one.propose([*text, 44, 1, 2, 3], 9) == []  # 40 and 44 followed
+    assert one.draft.source is Source.COPIED
+
+
+def test_what_forced_tokens_teach_is_not_believed_of_copies() -> None:
+    one = speculator(50)
+    one.draft = Draft([1], 3)
+    before = one.chance
+    one.draft = Draft([1], 1, Source.FORCED)
+    for _ in range(100):
+        one.learn(4, 4)
+    assert one.chance > 0.95
+    one.draft = Draft([1], 3)
+    assert one.chance == before

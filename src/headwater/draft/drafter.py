@@ -8,9 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 MOST_DRAFTS = 16  # tokens of a draft
+
+
+class Source(StrEnum):
+    """Origin of a draft; drafts of different ones are right with different chances."""
+
+    COPIED = "copied"  # from the prompt or an answer
+    PREDICTED = "predicted"  # by the client
+    FORCED = "forced"  # by the answer's constraint
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +28,7 @@ class Draft:
 
     tokens: list[int]
     agreed: int = 0  # last tokens of the sequence that stood before the ones that were copied: more promise more
+    source: Source = Source.COPIED
 
 
 NO_DRAFT = Draft([])

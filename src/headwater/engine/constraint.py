@@ -80,6 +80,18 @@ class ConstraintMachine:
         with self._timed():
             self._matcher.consume_token(token)
 
+    def forced(self) -> list[int]:
+        """Return the tokens of the only text that may follow, as the tokenizer writes it. Raises ConstraintError."""
+        with self._timed():
+            tokens: list[int] = self._matcher.compute_ff_tokens()
+        return tokens
+
+    def allowed_length(self, tokens: Sequence[int]) -> int:
+        """Return how many leading tokens are allowed to follow. Raises ConstraintError."""
+        with self._timed():
+            length: int = self._matcher.validate_tokens(list(tokens))
+        return length
+
     @property
     def finished(self) -> bool:
         """True if the output is complete and no token may follow."""

@@ -220,7 +220,7 @@ class Engine(Answering):
         now = time.monotonic()
         with self._changed:
             self._check_admission(generation.namespace)
-            seq = self.scheduler.submit(generation)
+            seq = self.scheduler.submit(generation, machine)
             scores = PromptScores.wanted(generation.prompt, params)
             self._live[seq.id] = Live(seq, on_event, text, sampling, now, scores=scores)
             if generation.deadline is not None:
@@ -276,6 +276,7 @@ class Engine(Answering):
             "weights": self.spec.weights_held,
             "layout": weight_layout(self.check.mode, self.runner.arena.pages.device),
             "memory_pages": self.scheduler.layout.n_pages,
+            "speculation": self.scheduler.speculation.kind,
             "running": self.scheduler.computing,
             "waiting": len(self.scheduler.waiting),
             "preemptions": self.scheduler.preemptions,

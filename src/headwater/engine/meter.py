@@ -36,6 +36,11 @@ class EngineStats:
     healings_given_up: int  # for want of memory
     refused: int  # by QueueFull
     expired: int  # by DeadlineExceeded
+    accepted_drafts: int  # tokens
+    rejected_drafts: int
+
+    def drafts_by_outcome(self) -> dict[str, int]:
+        return {"accepted": self.accepted_drafts, "rejected": self.rejected_drafts}
 
     def healings_by_outcome(self) -> dict[str, int]:
         return {"healed": self.healed, "superseded": self.healings_superseded, "given_up": self.healings_given_up}
@@ -83,4 +88,6 @@ class Meter:
             healings_given_up=scheduler.healer.given_up,
             refused=self.refused,
             expired=self.expired,
+            accepted_drafts=scheduler.speculation.accepted,
+            rejected_drafts=scheduler.speculation.rejected,
         )

@@ -63,7 +63,7 @@ class Preemption(RunningSequences):
         if not isinstance(seq, Request):
             return None, []
         if seq.speculator is None:
-            seq.speculator = self.speculation.speculator(seq.namespace)
+            seq.speculator = self.speculation.speculator(seq.generation, seq.grammar)
         left = seq.generation.params.max_tokens - seq.n_output - 1
         speculator = seq.speculator
         return speculator, speculator.propose(seq.tokens, min(MOST_DRAFTS, left)) if speculator and left > 0 else []

@@ -8,6 +8,7 @@ from functools import partial
 from headwater.cache.positions import Placement
 from headwater.cache.prefix_cache import PrefixCache
 from headwater.cache.segments.store import SegmentKey
+from headwater.draft.forced import Grammar
 from headwater.errors import OutOfPages
 from headwater.request import Generation, Healing
 from headwater.schedule.kinds.answer import Answers, FinishedAnswer
@@ -45,9 +46,9 @@ class Scheduler(Preemption):
 
     # -- arrivals and ends
 
-    def submit(self, generation: Generation) -> Request:
-        """Queue a request. Raises RequestTooLarge if it could never be served."""
-        seq = Request(self.new_id(), generation)
+    def submit(self, generation: Generation, grammar: Grammar | None = None) -> Request:
+        """Queue a request, whose drafts keep to `grammar`. Raises RequestTooLarge if it could never be served."""
+        seq = Request(self.new_id(), generation, grammar=grammar)
         self.enqueue(seq)
         return seq
 

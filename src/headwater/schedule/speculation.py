@@ -9,26 +9,28 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from headwater.draft.drafter import NO_DRAFT, Draft, Drafter
+from headwater.draft.drafter import MOST_DRAFTS, NO_DRAFT, Draft, Drafter, Source
+from headwater.draft.forced import ForcedTokens, Grammar, allowed
 from headwater.draft.ngram import PromptLookup
+from headwater.draft.prediction import PredictedAnswer
 from headwater.draft.suffix import PastAnswers, SuffixDrafter
+from headwater.request import Generation
 
-COUNTS = frozenset(
-    (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-)  # drafts of a step: few sizes, so that recorded steps are met again
+OFF = "off"
+# drafts of a step: few sizes, so that recorded steps are met again
+COUNTS = frozenset((1, 2, 3, 4, 6, 8, 12, 16, 24, 32))
 FORGETS = 0.98  # weight of a server's earlier steps, and of their drafts, with each new one
 ROW_COST = 0.1  # of a step, until it is measured
 OUTLIER = 2  # times what is expected: kernels are read, or another process computes
 LEAST_SPREAD = 0.01  # variance of the rows of recent steps from which their cost is learned
 FORGETS_DRAFTS = 0.9  # of a request's earlier drafts, with each new step of it
-EXPECTED = (
-    0.6,
-    0.55,
-    0.7,
-    0.95,
-    0.99,
-)  # chance that a draft is right, where < 4, 8, 16, 32 tokens agreed, or more
+EXPECTED = {  # chance that a draft is right, where < 4, 8, 16, 32 tokens agreed, or more
+    Source.COPIED: (0.6, 0.55, 0.7, 0.95, 0.99),
+    Source.PREDICTED: (0.6, 0.7, 0.9, 0.97, 0.99),
+    Source.FORCED: (0.9, 0.9, 0.9, 0.9, 0.9),
+}
 WEIGHT = 4  # judged drafts that the server's experience counts as for a request, and what is expected for a server
 TRIES_EVERY = 32  # steps after which a request whose drafts do not pay tries one
 
@@ -94,54 +96,65 @@ class Share:
 
 
 class Experience:
-    """Drafts of a server that were right, by the context that agreed before them."""
+    """Drafts of a server that were right, by their source and the context that agreed before them."""
 
     def __init__(self) -> None:
-        self._shares = [Share(WEIGHT * chance, WEIGHT) for chance in EXPECTED]
+        self._shares = {
+            source: [Share(WEIGHT * chance, WEIGHT) for chance in chances] for source, chances in EXPECTED.items()
+        }
 
-    def of(self, agreed: int) -> Share:
-        """Return the share of drafts after about as many tokens that agreed."""
-        return self._shares[min(max(0, agreed.bit_length() - 2), len(self._shares) - 1)]
+    def of(self, draft: Draft) -> Share:
+        """Return the share of drafts of its source after about as many tokens that agreed."""
+        shares = self._shares[draft.source]
+        return shares[min(max(0, draft.agreed.bit_length() - 2), len(shares) - 1)]
 
 
 @dataclass(eq=False)
 class Speculator:
-    """The drafter of one request, and how often its drafts were right."""
+    """The drafters of one request, the surest first, and how often its drafts were right."""
 
-    drafter: Drafter
+    drafters: Sequence[Drafter]
+    grammar: Grammar | None = None  # of a constrained answer
+    most: int = MOST_DRAFTS  # drafts of a step
     experience: Experience = field(default_factory=Experience)
-    own: Share = field(default_factory=Share)
+    own: dict[Source, Share] = field(default_factory=lambda: {source: Share() for source in Source})
     taken: int = 0  # tokens of the request that the drafter has
     idle: int = 0  # steps since a draft was judged
     draft: Draft = NO_DRAFT  # the last one
 
     def propose(self, tokens: Sequence[int], most: int) -> list[int]:
         """Return at most so many tokens that may be next."""
-        self.drafter.take(tokens[self.taken :])
-        self.taken = len(tokens)
+        new, self.taken = tokens[self.taken :], len(tokens)
+        for drafter in self.drafters:
+            drafter.take(new)
         self.idle += 1
-        self.draft = self.drafter.propose(most)
+        drafts = (drafter.propose(min(most, self.most)) for drafter in self.drafters)
+        self.draft = next((draft for draft in drafts if draft.tokens), NO_DRAFT)
+        if self.grammar is not None and self.draft.source is not Source.FORCED and self.draft.tokens:
+            self.draft = allowed(self.grammar, self.draft)
         return self.draft.tokens
 
     def learn(self, drafted: int, right: int) -> None:
         """Note how many drafts of a step were right."""
         self.idle = 0
-        self.own.note(drafted, right, FORGETS_DRAFTS)
-        self.experience.of(self.draft.agreed).note(drafted, right, FORGETS)
+        self.own[self.draft.source].note(drafted, right, FORGETS_DRAFTS)
+        self.experience.of(self.draft).note(drafted, right, FORGETS)
 
     @property
     def chance(self) -> float:
         """The chance that a draft is right if those before it are: the server's experience, then the request's own."""
-        server = self.experience.of(self.draft.agreed)
-        return (self.own.right + WEIGHT * server.right / server.judged) / (self.own.judged + WEIGHT)
+        server, own = self.experience.of(self.draft), self.own[self.draft.source]
+        return (own.right + WEIGHT * server.right / server.judged) / (own.judged + WEIGHT)
 
 
 @dataclass(eq=False)
 class Speculation:
     """Drafts for requests of a server. Without a drafter there are none."""
 
-    drafter: Callable[[str], Drafter] | None = None  # of a namespace's request
-    past: PastAnswers | None = None
+    drafter: Callable[[str], Drafter] | None = None  # of a namespace's request that names none
+    past: PastAnswers = field(default_factory=PastAnswers)
+    learns: bool = False  # answers are kept for drafts of later ones
+    kind: str = OFF  # the setting
     accepted: int = 0  # drafts, since the start
     rejected: int = 0
     seconds: StepSeconds = field(default_factory=StepSeconds)
@@ -150,9 +163,18 @@ class Speculation:
     def __bool__(self) -> bool:
         return self.drafter is not None
 
-    def speculator(self, namespace: str) -> Speculator | None:
-        """Return what a request drafts with, if it does."""
-        return None if self.drafter is None else Speculator(self.drafter(namespace), self.experience)
+    def speculator(self, generation: Generation, grammar: Grammar | None = None) -> Speculator | None:
+        """Return what a request drafts with, if it does. `grammar`: the constraint of its answer."""
+        asked = generation.drafting
+        if self.drafter is None or asked.drafter == OFF:
+            return None
+        drafters: list[Drafter] = [] if grammar is None else [ForcedTokens(grammar)]
+        if asked.prediction:
+            drafters.append(PredictedAnswer(asked.prediction, len(generation.prompt)))
+        build = self.drafter if asked.drafter is None else partial(DRAFTERS[asked.drafter], self.past)
+        drafters.append(build(generation.namespace))
+        most = MOST_DRAFTS if asked.tokens is None else asked.tokens
+        return Speculator(drafters, grammar, most, self.experience)
 
     def learn(self, speculator: Speculator | None, drafted: int, right: int) -> None:
         """Note how many drafts of a request's step were right."""
@@ -163,7 +185,7 @@ class Speculation:
 
     def remember(self, namespace: str, answer: Sequence[int]) -> None:
         """Take an answer that is complete as text for drafts of its namespace."""
-        if self.past is not None:
+        if self.learns:
             self.past.add(namespace, answer)
 
     def worth(self, drafts: Sequence[tuple[Speculator, int]], rows: int) -> list[int]:
@@ -186,11 +208,15 @@ class Speculation:
         return [counts[number] or int(most > 0 and one.idle > TRIES_EVERY) for number, (one, most) in enumerate(drafts)]
 
 
+DRAFTERS: dict[str, Callable[[PastAnswers, str], Drafter]] = {
+    "ngram": lambda past, namespace: PromptLookup(),
+    "suffix": SuffixDrafter,
+}
+
+
 def speculation_of(kind: str) -> Speculation:
-    """Return the speculation of a setting: off, ngram or suffix."""
-    if kind == "ngram":
-        return Speculation(lambda namespace: PromptLookup())
-    if kind == "suffix":
-        past = PastAnswers()
-        return Speculation(lambda namespace: SuffixDrafter(past, namespace), past)
-    return Speculation()
+    """Return the speculation of a setting: off, or one of DRAFTERS."""
+    if kind == OFF:
+        return Speculation()
+    past = PastAnswers()
+    return Speculation(partial(DRAFTERS[kind], past), past, learns=kind == "suffix", kind=kind)

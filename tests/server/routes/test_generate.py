@@ -105,7 +105,7 @@ def test_a_requests_timeout_is_its_deadline_within_the_servers(engine, asked, li
 
 
 def test_what_openai_takes_and_nothing_here_depends_on_is_ignored(engine):
-    ignored = {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "prediction": {"x": 1}}
+    ignored = {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"}
     assert chat(engine, **ignored).status_code == 200
 
 

@@ -10,6 +10,7 @@ from headwater.cache.positions import Placed, Placement, PlacementQuery
 from headwater.cache.prefix_cache import PrefixCache
 from headwater.cache.segments.compose import Widths, runs
 from headwater.cache.segments.store import SegmentKey, StoredSegment
+from headwater.draft.forced import Grammar
 from headwater.plan import Composed, Match, Plan
 from headwater.request import Generation, Span
 from headwater.schedule.kinds.answer import FinishedAnswer
@@ -86,6 +87,7 @@ class Request(Sequence):
     tried: set[SegmentKey] = field(default_factory=set)  # segments built for it, or tried, or awaited
     built: set[SegmentKey] = field(default_factory=set)  # segments whose build it started
     plain: bool = False  # computed without segments: they could not be held beside it
+    grammar: Grammar | None = None  # constraint of the answer, which drafts keep to
     speculator: Speculator | None = None  # once it drafts
 
     # -- prompt and output

@@ -149,6 +149,7 @@ def _totals(stats: EngineStats) -> Iterator[Metric]:
         ("computed_tokens", "Tokens that went through the model", "kind", computed_by_kind(stats)),
         ("evictions", "Checkpoints and pages of KV evicted", "kind", cache.evictions_by_kind()),
         ("checkpoints_taken", "Checkpoints that were stored", "kind", cache.saved_by_kind()),
+        ("draft_tokens", "Drafts of answers' tokens that steps verified", "outcome", stats.drafts_by_outcome()),
         ("healings", "Exact recomputations of composed prefixes, by outcome", "outcome", stats.healings_by_outcome()),
     )
     for name, text, label, values in tables:

@@ -244,5 +244,6 @@ def _since_start(stats: EngineStats, recent: Recent) -> Json:
         "checkpoints_taken": cache.saved_by_kind(),
         "resumes": cache.resumes,
         "healings": stats.healings_by_outcome(),
+        "drafts": stats.drafts_by_outcome(),
         **_fields(stats, ("preemptions", "refused", "expired", "failed_steps")),
     }

@@ -115,6 +115,24 @@ class Document(BaseModel, extra="allow", strict=True):
     title: str | None = None
 
 
+class PredictedPart(BaseModel, strict=True):
+    """Part of a predicted answer."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(BaseModel, strict=True):
+    """The answer that the client expects, most of it: its tokens are drafts."""
+
+    type: Literal["content"]
+    content: str | list[PredictedPart]
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
 Messages = Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
 ToolDefinitions = Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS, fail_fast=True)]
 Documents = Annotated[list[Document], Field(max_length=MAX_SEGMENTS, fail_fast=True)]
@@ -204,6 +222,7 @@ class ChatRequest(ConversationRequest):
     tool_choice: Any = None
     response_format: Any = None
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
+    prediction: Prediction | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     prompt_logprobs: PromptLogprobs = None
@@ -230,6 +249,10 @@ class ChatRequest(ConversationRequest):
     @property
     def wanted_tokens(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def predicted_text(self) -> str:
+        return "" if self.prediction is None else self.prediction.text
 
     @property
     def wanted_logprobs(self) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -15,6 +15,7 @@ from pydantic import (
     model_validator,
 )
 
+from headwater.draft.drafter import MOST_DRAFTS
 from headwater.request import Fidelity, SamplingParams
 from headwater.server.http.errors import of_field, shown
 from headwater.server.requests.lengths import MAX_N, MAX_TOKENS
@@ -85,6 +86,13 @@ class StreamOptions(BaseModel, strict=True):
     include_usage: bool | None = None
 
 
+class SpeculationOptions(BaseModel, strict=True, extra="forbid"):
+    """Drafts of one request, in place of the server's setting."""
+
+    drafter: Literal["off", "ngram", "suffix"] | None = None
+    tokens: Annotated[int, Field(ge=1, le=MOST_DRAFTS)] | None = None  # drafts of a step
+
+
 class SamplingRequest(StructuredRequest, allow_inf_nan=False, strict=True):
     """Fields that all requests share. A null is the same as no field."""
 
@@ -112,6 +120,7 @@ class SamplingRequest(StructuredRequest, allow_inf_nan=False, strict=True):
     cache_salt: str | None = Field(None, max_length=MAX_SALT)
     exact: bool | None = None  # true: no segment is reused; the prompt's tokens are the same
     fidelity: Fidelity | None = Field(None, strict=False)  # None: balanced; used if segments are reused
+    speculation: SpeculationOptions | None = None  # None: as the server does
 
     @model_validator(mode="before")
     @classmethod
@@ -161,6 +170,11 @@ class SamplingRequest(StructuredRequest, allow_inf_nan=False, strict=True):
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def predicted_text(self) -> str:
+        """Text of the answer that the client expects; empty: none."""
+        return ""
 
     @property
     def biases(self) -> tuple[tuple[int, float], ...]:

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 
 from headwater.config import ServeConfig
 from headwater.errors import TemplateError
-from headwater.request import Fidelity, Generation, SamplingParams
+from headwater.request import Drafting, Fidelity, Generation, SamplingParams
 from headwater.server.answer.dialect import Dialect
 from headwater.server.answer.formats.parser import AnswerParser
 from headwater.server.answer.forms import TokenNames
@@ -21,16 +21,17 @@ from headwater.server.http.errors import BadRequest, shown
 from headwater.server.http.exchange import ServedEngine
 from headwater.server.observe.record import Watcher
 from headwater.server.prompt.chat import ChatPrompter
-from headwater.server.prompt.encoding import Encoded, longest_token
+from headwater.server.prompt.encoding import Encoded, encode, longest_token
 from headwater.server.prompt.segments import SegmentEncoder
 from headwater.server.prompt.template import ChatTemplate
 from headwater.server.requests.body import JsonRoute
 from headwater.server.requests.chat import CompletionRequest, ConversationRequest
 from headwater.server.requests.lengths import Lengths
 from headwater.server.requests.messages import Conversation
-from headwater.server.requests.sampling import SamplingRequest
+from headwater.server.requests.sampling import SamplingRequest, SpeculationOptions
 from headwater.server.requests.scan import BodyLimits
 
+PREDICTED_CHARACTERS = 16  # of a token, at most
 MAX_OTHER_NAMES = 100  # of models that are logged
 
 log = logging.getLogger("headwater.server")
@@ -140,7 +141,16 @@ class Service:
         deadline, by = min(least, default=(None, "timeout"))
         fidelity = body.fidelity or Fidelity.BALANCED
         limited = replace(prompt, deadline=deadline, deadline_of=by)
-        return replace(limited, params=params, segments=segments, fidelity=fidelity)
+        drafting = self._drafting(body, max_tokens)
+        return replace(limited, params=params, segments=segments, fidelity=fidelity, drafting=drafting)
+
+    def _drafting(self, body: SamplingRequest, max_tokens: int) -> Drafting:
+        """Return the drafts that a request asks for; a prediction is cut at about the answer's greatest length."""
+        asked, prediction = body.speculation or SpeculationOptions(), list[int]()
+        if body.predicted_text and self.config.speculation != "off":
+            text = body.predicted_text[: PREDICTED_CHARACTERS * max_tokens]
+            prediction = encode(self.engine.tokenizer, text, add_special_tokens=False).ids
+        return Drafting(asked.drafter, asked.tokens, tuple(prediction))
 
 
 def json_routes() -> APIRouter:

@@ -119,11 +119,18 @@ function showTiles(body) {
     ["Checkpoints", number(held.checkpoints), `${bytes(held_bytes.checkpoint)}, ${number(evicted)} evicted`],
     ["Dead KV", short(held.dead_kv_tokens), "tokens without a state"],
     ["Output", short(total.output_tokens), `tokens, ${count(total.preemptions, "preemption")}`],
+    ...drafts(total),
     ...healing(body),
   ];
   join(byId("tiles"), tiles, (tile) => tile[0], () => el("div", {}, el("dt"), el("dd"), el("dd", { class: "note" })), (tile, texts) => {
     texts.forEach((text, i) => (tile.children[i].textContent = text));
   });
+}
+
+// A tile of its own if steps verified drafts.
+function drafts({ drafts: { accepted, rejected } }) {
+  if (!(accepted + rejected)) return [];
+  return [["Drafts accepted", percent(accepted / (accepted + rejected)), `${short(accepted)} of ${short(accepted + rejected)} tokens`]];
 }
 
 // A tile of its own where segments were made: nothing else is healed.

@@ -1,0 +1,119 @@
+"""Drafts that clients ask for: `prediction`, `speculation`, and what usage, metrics and /health say of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from headwater.config import ServeConfig
+from headwater.engine.selfcheck import SelfCheck
+from headwater.mixers import numerics
+from headwater.mixers.numerics import Numerics, prepare_process
+from headwater.models.load import load_model
+from headwater.schedule.speculation import speculation_of
+from tests.checkpoints import checkpoint
+from tests.exactness.rig import Make
+from tests.server import templates
+from tests.server.client import error, send
+
+BODY = {
+    "messages": [{"role": "user", "content": "again and again"}],
+    "max_tokens": 60,
+    "temperature": 0,
+    "stop_token_ids": [],
+    "ignore_eos": True,
+}
+CONFIG = ServeConfig(reasoning_format="none", speculation="ngram")
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    prepare_process(2)
+    numerics.use(Numerics())
+    loaded = load_model(checkpoint(tmp_path_factory.mktemp("speculation"), "qwen3_5"), "float32")
+    with Make(loaded, SelfCheck(True, None, "compiled"))(500) as rig:
+        rig.engine.chat_template = templates.SILENT
+        rig.engine.scheduler.speculation = speculation_of("ngram")
+        rig.engine.scheduler.speculation.worth = lambda drafts, rows: [most for _, most in drafts]
+        yield rig.engine
+
+
+def ask(engine, config=CONFIG, **fields):
+    response = send(engine, "POST", "/v1/chat/completions", config, json={**BODY, **fields})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def drafts(answer) -> tuple[int, int]:
+    details = answer["usage"].get("completion_tokens_details", {})
+    return details.get("accepted_prediction_tokens", 0), details.get("rejected_prediction_tokens", 0)
+
+
+@pytest.fixture(scope="module")
+def plain(engine):
+    return ask(engine, speculation={"drafter": "off"})
+
+
+def text(answer) -> str:
+    return answer["choices"][0]["message"]["content"]
+
+
+def test_a_request_that_wants_no_drafts_has_none(plain):
+    assert drafts(plain) == (0, 0)
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_a_predicted_answer_is_accepted_and_counted(engine, plain, in_parts):
+    said = text(plain)
+    parts = [{"type": "text", "text": part} for part in (said[:20], said[20:])]
+    answer = ask(engine, prediction={"type": "content", "content": parts if in_parts else said})
+    assert text(answer) == said
+    assert drafts(answer)[0] > 10
+
+
+def test_a_prediction_that_is_wrong_changes_nothing(engine, plain):
+    answer = ask(engine, prediction={"type": "content", "content": text(plain)[:20] + "something else " * 500})
+    assert text(answer) == text(plain)
+    assert drafts(answer)[1] > 0
+
+
+def test_where_speculation_is_off_a_prediction_is_taken_and_not_used(engine, plain):
+    engine.scheduler.speculation, before = speculation_of("off"), engine.scheduler.speculation
+    try:
+        answer = ask(engine, ServeConfig(reasoning_format="none"), prediction={"type": "content", "content": "x"})
+        assert send(engine, "GET", "/health", CONFIG).json()["speculation"] == "off"
+    finally:
+        engine.scheduler.speculation = before
+    assert (text(answer), drafts(answer)) == (text(plain), (0, 0))
+
+
+def test_few_drafts_of_a_step_are_as_many_as_were_asked_for(engine, plain, monkeypatch):
+    most, proposals = [], engine.scheduler._draft
+    monkeypatch.setattr(engine.scheduler, "_draft", lambda seq: most.append(proposals(seq)) or most[-1])
+    ask(engine, prediction={"type": "content", "content": text(plain)}, speculation={"tokens": 3})
+    assert max(len(draft) for _, draft in most) == 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"speculation": {"drafter": "magic"}}, "speculation.drafter"),
+        ({"speculation": {"tokens": 0}}, "speculation.tokens"),
+        ({"speculation": {"tokens": 17}}, "speculation.tokens"),
+        ({"speculation": {"draft": "off"}}, "speculation.draft"),
+        ({"prediction": {"type": "image", "content": "x"}}, "prediction.type"),
+        ({"prediction": {"type": "content"}}, "prediction.content"),
+    ],
+)
+def test_unknown_drafters_and_predictions_are_refused_by_name(engine, fields, param):
+    refused = error(send(engine, "POST", "/v1/chat/completions", CONFIG, json={**BODY, **fields}), 400)
+    assert refused["param"].startswith(param)
+
+
+def test_drafts_are_counted_in_metrics_health_and_the_overview(engine, plain):
+    ask(engine, prediction={"type": "content", "content": text(plain)})
+    speculation = engine.scheduler.speculation
+    metrics = send(engine, "GET", "/metrics", CONFIG).text
+    assert f'headwater_draft_tokens_total{{outcome="accepted"}} {speculation.accepted:.1f}' in metrics
+    assert send(engine, "GET", "/health", CONFIG).json()["speculation"] == "ngram"
+    since = send(engine, "GET", "/cache", CONFIG).json()["since_start"]
+    assert since["drafts"] == {"accepted": speculation.accepted, "rejected": speculation.rejected}
