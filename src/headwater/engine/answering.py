@@ -13,7 +13,7 @@ import torch
 from headwater.engine.live import Live, NoObserver, Observer
 from headwater.engine.meter import Meter
 from headwater.engine.runner import Runner
-from headwater.engine.sampler import Choice, sample
+from headwater.engine.sampler import Choice, StepLogits
 from headwater.errors import ConstraintError, DeadlineExceeded, HeadwaterError, InvalidLogits, OutOfPages, QueueFull
 from headwater.events import Event, FailedEvent, FinishedEvent, TokenEvent
 from headwater.models.load import LoadedModel
@@ -97,7 +97,7 @@ class Answering:
                 live.drafted += len(guesses)
                 judged.append(Judged(live, first, guesses))
             first += 1 + len(guesses)
-        self._judge(logits_RV, judged)
+        self._judge(logits_RV[:first], judged)
 
     def _judge(self, logits_RV: torch.Tensor, judged: list[Judged]) -> None:
         """Sample each request's rows one after the other: the next row if the token is the draft that it stands after.
@@ -105,10 +105,11 @@ class Answering:
         So every token is the one that plain decoding samples. Sampling that fails ends its requests alone.
         """
         number, reached = 0, judged
+        logits: StepLogits | None = None
         while reached:
-            rows = [one.first + number for one in reached]
             try:
-                choices = self._sample(logits_RV if len(rows) == len(logits_RV) else logits_RV[rows], reached)
+                logits = logits or StepLogits(logits_RV)
+                choices = self._sample(logits, [one.first + number for one in reached], reached)
             except Exception as error:
                 with self._changed:
                     for one in reached:
@@ -143,11 +144,13 @@ class Answering:
             except Exception as error:  # of this prompt's logits alone
                 self._fail_alone(live, error)
 
-    def _sample(self, logits_RV: torch.Tensor, judged: list[Judged]) -> list[Choice | InvalidLogits | ConstraintError]:
+    def _sample(
+        self, logits: StepLogits, rows: list[int], judged: list[Judged]
+    ) -> list[Choice | InvalidLogits | ConstraintError]:
         if self.logits_tap is not None:
-            for one, logits_V in zip(judged, logits_RV, strict=True):
-                self.logits_tap(one.live.seq.id, logits_V)
-        return sample(logits_RV, [one.live.sampling for one in judged])
+            for one, row in zip(judged, rows, strict=True):
+                self.logits_tap(one.live.seq.id, logits.logits_RV[row])
+        return logits.sample(rows, [one.live.sampling for one in judged])
 
     def _fail(self, seqs: list[Sequence], error: Exception) -> None:
         log.error("a step failed", exc_info=error)

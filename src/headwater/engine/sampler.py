@@ -106,7 +106,8 @@ class Row:
     """A row of a step on its way to a choice: the logits that it is chosen from, and the largest of them."""
 
     sampling: Sampling
-    logits_V: torch.Tensor
+    at: int  # among the step's rows
+    logits_V: torch.Tensor | None  # None: its largest one is the choice
     largest: float
     token: int  # the first whose logit is the largest
     error: InvalidLogits | ConstraintError | None = None
@@ -117,40 +118,70 @@ class Row:
             self.error = InvalidLogits(f"{what} have {self.largest} as their largest: nothing can be sampled from them")
 
 
-def sample(logits_RV: torch.Tensor, samplings: Sequence[Sampling]) -> list[Choice | InvalidLogits | ConstraintError]:
-    """One choice a row, or why there is none. A row depends on its own logits and sampling only.
+class StepLogits:
+    """Logits of a step's rows, float32 [R, V], which are left as they are; the largest of each is found in one pass."""
 
-    Shapes: logits float32 [R, V], left as they are. Greedy rows (temperature 0) take the first of equal maxima.
-    Log-probabilities are those of the logits as the model gave them, before penalties, bias, constraint or temperature.
-    A row whose largest logit is NaN or infinite gives InvalidLogits.
-    """
-    rows = [Row(*row) for row in zip(samplings, logits_RV, *passes().largest(logits_RV), strict=True)]
-    for row in rows:
-        row.check("the model's logits")
-    _adjust([row for row in rows if row.error is None and row.sampling.adjusts])
-    drawing = [row for row in rows if row.error is None and row.sampling.params.temperature > 0]
-    if drawing:
-        as_they_are = len(drawing) == len(rows) and not any(row.sampling.adjusts for row in rows)
-        _draw_into(drawing, logits_RV if as_they_are else torch.stack([row.logits_V for row in drawing]))
-    scored = [i for i, row in enumerate(rows) if row.error is None and row.sampling.params.logprobs is not None]
-    tops = [rows[i].sampling.params.logprobs or 0 for i in scored]
-    scores = logprobs_of(_some(logits_RV, scored), [rows[i].token for i in scored], tops)
-    choices: list[Choice | InvalidLogits | ConstraintError] = [row.error or Choice(row.token) for row in rows]
-    for i, score in zip(scored, scores, strict=True):
-        choices[i] = Choice(rows[i].token, score.logprob, score.top)
-    return choices
+    def __init__(self, logits_RV: torch.Tensor) -> None:
+        self.logits_RV = logits_RV
+        self._largest_R, self._first_R = passes().largest(logits_RV)
+
+    def sample(
+        self, at: Sequence[int], samplings: Sequence[Sampling]
+    ) -> list[Choice | InvalidLogits | ConstraintError]:
+        """One choice for each of some rows, or why there is none. A row depends on its own logits and sampling only.
+
+        `at`: numbers of these rows, ascending. Greedy rows (temperature 0) take the first of equal maxima.
+        Log-probabilities are those of the logits as the model gave them, before penalties, bias, constraint or
+        temperature. A row whose largest logit is NaN or infinite gives InvalidLogits.
+        """
+        rows = [self._row(*row) for row in zip(at, samplings, strict=True)]
+        for row in rows:
+            row.check("the model's logits")
+        _adjust([row for row in rows if row.error is None and row.sampling.adjusts])
+        drawing = [row for row in rows if row.error is None and row.sampling.params.temperature > 0]
+        if drawing:
+            _draw_into(drawing, self._logits_of(drawing))
+        scored = [row for row in rows if row.error is None and row.sampling.params.logprobs is not None]
+        tops = [row.sampling.params.logprobs or 0 for row in scored]
+        scores = logprobs_of(_some(self.logits_RV, [row.at for row in scored]), [row.token for row in scored], tops)
+        of_row = dict(zip((row.at for row in scored), scores, strict=True))
+        return [row.error or _choice(row.token, of_row.get(row.at)) for row in rows]
+
+    def _row(self, at: int, sampling: Sampling) -> Row:
+        needs_logits = sampling.adjusts or sampling.params.temperature > 0
+        logits_V = self.logits_RV[at] if needs_logits else None
+        return Row(sampling, at, logits_V, self._largest_R[at], self._first_R[at])
+
+    def _logits_of(self, drawing: Sequence[Row]) -> torch.Tensor:
+        """Return the logits that rows are drawn from: without a copy if they are all of the step's, as they are."""
+        if len(drawing) == len(self.logits_RV) and not any(row.sampling.adjusts for row in drawing):
+            return self.logits_RV
+        return torch.stack(_logits(drawing))
+
+
+def _choice(token: int, score: Score | None) -> Choice:
+    return Choice(token) if score is None else Choice(token, score.logprob, score.top)
+
+
+def _logits(rows: Sequence[Row]) -> list[torch.Tensor]:
+    return [row.logits_V for row in rows if row.logits_V is not None]
+
+
+def sample(logits_RV: torch.Tensor, samplings: Sequence[Sampling]) -> list[Choice | InvalidLogits | ConstraintError]:
+    """One choice for each row of a step, as `StepLogits.sample` gives it."""
+    return StepLogits(logits_RV).sample(range(len(logits_RV)), samplings)
 
 
 def _adjust(rows: Sequence[Row]) -> None:
     """Apply penalties, bias and constraints, or note why that failed."""
-    for row in rows:
+    for row, logits_V in zip(rows, _logits(rows), strict=True):
         try:
-            row.logits_V = row.sampling.adjusted(row.logits_V)
+            row.logits_V = row.sampling.adjusted(logits_V)
         except ConstraintError as error:
             row.error = error
     rows = [row for row in rows if row.error is None]
     if rows:
-        largest_R, first_R = passes().largest(torch.stack([row.logits_V for row in rows]))
+        largest_R, first_R = passes().largest(torch.stack(_logits(rows)))
         for row, largest, first in zip(rows, largest_R, first_R, strict=True):
             row.largest, row.token = largest, first
             row.check("after penalties, bias and constraint the logits")
