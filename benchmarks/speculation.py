@@ -14,11 +14,11 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-import torch
 from tokenizers import Tokenizer
 
 from benchmarks import measure
@@ -28,7 +28,7 @@ from benchmarks.measure import Row, ratios
 from headwater.config import DTYPES, WEIGHTS, ServeConfig
 from headwater.engine.answering import Judged
 from headwater.engine.engine import Engine
-from headwater.engine.sampler import Choice
+from headwater.engine.sampler import Choice, StepLogits
 from headwater.models.embedded import embedded
 from headwater.schedule.speculation import speculation_of
 
@@ -47,12 +47,15 @@ class Forced:
         self.steps = self.accepted = self.rejected = 0
 
     def rate(self, clients: int) -> float:
-        """Output tokens a second, so many answers at once."""
+        """Output tokens a second, so many answers at once: the next one begins when one ends."""
         engine, whole = self.engine, type(self.engine)._sample
 
-        def forced(logits_RV: torch.Tensor, judged: list[Judged]) -> list[Choice]:
-            whole(engine, logits_RV, judged)
+        def forced(logits: StepLogits, rows: list[int], judged: list[Judged]) -> list[Choice]:
+            whole(engine, logits, rows, judged)
             return [Choice(self._next(one)) for one in judged]
+
+        def answer(asked: Asked) -> None:
+            finished(submit(engine, asked.prompt, len(asked.answer)))
 
         for asked in self.work:
             ask(engine, asked.prompt)
@@ -62,10 +65,8 @@ class Forced:
         before, begun = engine.stats().steps, time.perf_counter()
         engine._sample = forced  # type: ignore[method-assign, assignment]
         try:
-            for first in range(0, len(self.work), clients):
-                some = self.work[first : first + clients]
-                for answer in [submit(engine, asked.prompt, len(asked.answer)) for asked in some]:
-                    finished(answer)
+            with ThreadPoolExecutor(clients) as at_once:
+                list(at_once.map(answer, self.work))
             seconds = time.perf_counter() - begun
             self.steps = engine.stats().steps - before
         finally:

@@ -12,7 +12,9 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-X86_FEATURES = ("avx2", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16")
+X86_FEATURES = (
+    "avx2", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8",
+)  # fmt: skip
 ARM_FEATURES = ("asimd", "sve", "i8mm", "bf16")
 CPU_FEATURES = X86_FEATURES + ARM_FEATURES
 CPUINFO = Path("/proc/cpuinfo")
@@ -37,7 +39,7 @@ HIDDEN_BY_ONEDNN = {
 COMPILED_FOR = {
     "cascadelake": ("avx512_vnni",),
     **dict.fromkeys(("cooperlake", "znver4", "znver5"), ("avx512_vnni", "avx512_bf16")),
-    "sapphirerapids": ("avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16"),
+    "sapphirerapids": ("avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"),
 }
 HIDDEN_BY_TORCH = dict.fromkeys(("default", "avx2"), ("avx512", "amx"))
 

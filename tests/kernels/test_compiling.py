@@ -133,7 +133,7 @@ weights = weight, float8(numbers, torch.rand(96, 4, generator=of))
 digest = hashlib.sha256()
 for weight in weights:
     for rows in (9, 3):
-        y = Linear(weight, numerics=Numerics("compiled"))(torch.randn(rows, 128, generator=of))
+        y = Linear(weight, numerics=Numerics("compiled"))(torch.randn(rows, 128, generator=of), 0)
         digest.update(y.numpy().tobytes())
 digest = digest.hexdigest()
 """
@@ -144,7 +144,7 @@ ASSEMBLY = (
 from headwater.kernels import integers, product
 from headwater.kernels.tile import WIDE
 for dtype in (torch.float32, torch.bfloat16):
-    Linear(torch.ones(64, 64, dtype=dtype), dtype=torch.float32)(torch.ones(9, 64))
+    Linear(torch.ones(64, 64, dtype=dtype), dtype=torch.float32)(torch.ones(9, 64), 0)
 kernels = product.multiply, product.multiply_float8, product.widen_and_multiply, integers.multiply_integers
 code = [text for kernel in kernels for text in kernel.compiled.inspect_asm().values()]
 print(WIDE, len(code), sum(text.count("zmm") for text in code), sum(text.count("vfmadd") > 0 for text in code), digest)

@@ -1,8 +1,8 @@
-"""Products of bfloat16 by AMX: tiles of 16 rows times 16 outputs, with sums in float32.
+"""Products by AMX: tiles of 16 rows times 16 outputs; of bfloat16 with sums in float32, of bytes with sums in integers.
 
-A sum is a chain over runs of 32 inputs in their order; within a run the processor's order is fixed. The sums of a tile
-do not depend on each other, so a row has the same bits in a tile of any height, and whether sums are kept in registers
-or stored between runs. Denormals are zeros.
+A sum of bfloat16 is a chain over runs of 32 inputs in their order; within a run the processor's order is fixed. The
+sums of a tile do not depend on each other, so a row has the same bits in a tile of any height, and whether sums stay in
+registers or are stored between runs. Denormals are zeros.
 
 Weights lie in panels of 64 outputs, two inputs of an output side by side (`tile.py`), which is the layout that AMX
 takes: a tile of weights has the 16 pairs of a run as its rows, 256 bytes apart.
@@ -37,6 +37,11 @@ def usable() -> bool:
     return machine.compiles("amx_tile") and machine.compiles("amx_bf16")
 
 
+def usable_for_bytes() -> bool:
+    """Return whether kernels may use AMX for integers of 8 bits."""
+    return machine.compiles("amx_tile") and machine.compiles("amx_int8")
+
+
 def _tile(builder: ir.IRBuilder, name: str, *arguments: ir.Value | int) -> None:
     """Emit an instruction; integers are numbers of registers."""
     called(builder, f"llvm.x86.{name}", NONE, *(BYTE(a) if isinstance(a, int) else a for a in arguments))
@@ -46,24 +51,78 @@ def _byte_address(context, builder, of, array, index):
     return builder.bitcast(address(context, builder, of, array, index), POINTER)
 
 
+def _configure(builder: ir.IRBuilder, rows: list[ir.Value], widths: list[ir.Value]) -> None:
+    """Emit the configuration of registers: the rows of each, and the bytes of a row."""
+    settings = cgutils.alloca_once(builder, ir.ArrayType(BYTE, LINE))
+    builder.store(ir.Constant(settings.type.pointee, None), settings)
+    first = builder.bitcast(settings, POINTER)
+    builder.store(BYTE(1), first)  # the palette
+    for register in range(TILES):
+        builder.store(widths[register], builder.gep(first, [INDEX(16 + 2 * register)]))
+        builder.store(rows[register], builder.gep(first, [INDEX(48 + register)]))
+    _tile(builder, "ldtilecfg", first)
+
+
 @intrinsic
 def configure(_, upper, lower):
     """Set the rows of registers: `upper` of the first inputs and their sums, `lower` of the second ones."""
 
     def lowered(context, builder, _signature, arguments):
         upper, lower = (builder.trunc(rows, BYTE) for rows in arguments)
-        settings = cgutils.alloca_once(builder, ir.ArrayType(BYTE, LINE))
-        builder.store(ir.Constant(settings.type.pointee, None), settings)
-        first = builder.bitcast(settings, POINTER)
-        rows = (upper, upper, lower, lower, upper, lower, BYTE(HEIGHT), BYTE(HEIGHT))
-        builder.store(BYTE(1), first)  # the palette
-        for register in range(TILES):
-            builder.store(BYTE(LINE), builder.gep(first, [INDEX(16 + 2 * register)]))
-            builder.store(rows[register], builder.gep(first, [INDEX(48 + register)]))
-        _tile(builder, "ldtilecfg", first)
+        rows = [upper, upper, lower, lower, upper, lower, BYTE(HEIGHT), BYTE(HEIGHT)]
+        _configure(builder, rows, [BYTE(LINE)] * TILES)
         return context.get_dummy_value()
 
     return types.none(types.intp, types.intp), lowered
+
+
+@intrinsic
+def configure_bytes(_, run):
+    """Set registers for 16 rows and runs of `run` inputs of 8 bits, a multiple of 4 up to 64."""
+
+    def lowered(context, builder, _signature, arguments):
+        run = builder.trunc(arguments[0], BYTE)
+        fours, whole = builder.udiv(run, BYTE(4)), BYTE(HEIGHT)
+        _configure(
+            builder,
+            [*[whole] * len(SUMS), whole, whole, fours, fours],
+            [*[BYTE(LINE)] * len(SUMS), run, run, BYTE(LINE), BYTE(LINE)],
+        )
+        return context.get_dummy_value()
+
+    return types.none(types.intp), lowered
+
+
+@intrinsic
+def write_dots(_, x, x_at, x_row, w, w_at, run, runs, total, total_at):
+    """Write the sums of products of 16 rows of int8 with a panel of uint8, int32 [16, 64] in the place of float32.
+
+    Arguments: inputs (int8), index of the first, their stride between rows; weights, four of an output side by side
+    (32 bits), index of the first; inputs of a run, as configured; runs; sums, index of the first.
+    """
+
+    def lowered(context, builder, signature, arguments):
+        x, x_at, x_row, w, w_at, run, runs, total, total_at = arguments
+        first_x = _byte_address(context, builder, signature.args[0], x, x_at)
+        first_w = _byte_address(context, builder, signature.args[3], w, w_at)
+        to = _byte_address(context, builder, signature.args[7], total, total_at)
+        for sums in SUMS:
+            _tile(builder, "tilezero", sums)
+        of_run = builder.mul(run, INDEX(PANEL))  # bytes of the weights: a quarter of the inputs, in lines of 256
+        with cgutils.for_range(builder, runs) as loop:
+            at_x = builder.gep(first_x, [builder.mul(loop.index, run)])
+            at_w = builder.gep(first_w, [builder.mul(loop.index, of_run)])
+            _tile(builder, "tileloadd64", INPUTS[0], at_x, x_row)
+            for sums in SUMS:
+                weights = WEIGHTS[sums % 2]
+                _tile(builder, "tileloadd64", weights, builder.gep(at_w, [INDEX(sums * LINE)]), INDEX(PANEL_LINE))
+                _tile(builder, "tdpbsud", sums, INPUTS[0], weights)
+        for sums in SUMS:
+            _tile(builder, "tilestored64", sums, builder.gep(to, [INDEX(sums * LINE)]), INDEX(PANEL_LINE))
+        return context.get_dummy_value()
+
+    index = types.intp
+    return types.none(x, index, index, w, index, index, index, total, index), lowered
 
 
 @intrinsic

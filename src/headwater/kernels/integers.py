@@ -2,7 +2,8 @@
 
 A span is at most 128 inputs that share a row's scale and lie in one group of the weight. The sum of a span is an
 integer, so its order does not matter; spans are added in float32, in their order. So a row's bits depend on the row
-alone, and on every processor they are the same.
+alone, and on every processor they are the same. With AMX (`kernels/amx.py`) 16 rows are multiplied at a time, and those
+that are left by the processor's dot product.
 
 R rows, K inputs, N outputs.
 """
@@ -17,6 +18,7 @@ from numba import get_thread_id, prange, types
 from numba.core import cgutils
 
 from headwater import machine
+from headwater.kernels import amx
 from headwater.kernels.compiling import kernel, lean_part
 from headwater.kernels.instructions import (
     FLOATS,
@@ -107,6 +109,8 @@ class Pairs:
         return total
 
 
+BY_TILES = amx.usable_for_bytes()
+AT_ONCE = 128 if BY_TILES else 2**30  # rows that are multiplied by one panel after the other: 32 KB of sums
 KIND: Any = Dot if machine.compiles("avx512_vnni") else Pairs
 
 
@@ -211,6 +215,94 @@ def _add(builder, dots, span, of_outputs, shifted, to) -> None:
             builder.store(end, pointer, align=4)
 
 
+@intrinsic
+def _load_ints(_, array, index):
+    """Return 16 int32, in the place of float32, as float32."""
+
+    def lower(context, builder, signature, arguments):
+        pointer = address(context, builder, signature.args[0], *arguments)
+        return builder.sitofp(builder.load(builder.bitcast(pointer, INTS.as_pointer()), align=4), FLOATS)
+
+    return f32x16(array, types.intp), lower
+
+
+@intrinsic
+def _unpack(_, codes, index, out, out_at):
+    """Write 16 times eight codes of 4 bits as two lines of 16 times four codes of 8 bits, 64 elements apart."""
+
+    def lower(context, builder, signature, arguments):
+        codes, index, out, out_at = arguments
+        pointer = address(context, builder, signature.args[0], codes, index)
+        eight = builder.load(builder.bitcast(pointer, INTS.as_pointer()), align=4)
+        to = builder.bitcast(address(context, builder, signature.args[2], out, out_at), INTS.as_pointer())
+        for half, four in enumerate((eight, builder.lshr(eight, int_constant(4)))):
+            line = builder.gep(to, [INDEX(half * VECTORS)])
+            builder.store(builder.and_(four, int_constant(NIBBLES)), line, align=4)
+        return context.get_dummy_value()
+
+    return types.none(codes, types.intp, out, types.intp), lower
+
+
+@lean_part
+def _add_tiles(x, x_at, n_inputs, span, scales, totals, row, spans, s, w, w_at, rows, scratch, of_w, sums, has_minimum):
+    """Add the products of rows, a multiple of 16, with a span of a panel to their sums, by AMX.
+
+    `w` has four codes of an output side by side; `row` is the first one's number, and s the span's. The dots are
+    written behind the scales of the outputs, which begin at `of_w`.
+    """
+    run = min(span, amx.LINE)
+    dots = of_w + 3 * PANEL
+    for r in range(0, rows, amx.HEIGHT):
+        amx.write_dots(x, x_at + r * n_inputs, n_inputs, w, w_at, run, span // run, scratch, dots)
+        for i in range(amx.HEIGHT):
+            of_row = (row + r + i) * spans + s
+            scale, total = spread(scales, of_row), spread(totals, of_row)
+            for v in range(0, PANEL, LANES):
+                to = sums + (r + i) * PANEL + v
+                exact = fma(load(scratch, of_w + PANEL + v), total, _load_ints(scratch, dots + i * PANEL + v))
+                end = fma(exact, load(scratch, of_w + v) * scale, load(scratch, to))
+                if has_minimum:
+                    end = fma(load(scratch, of_w + 2 * PANEL + v), scale * total, end)
+                store(scratch, to, end)
+
+
+@lean_part
+def _add_with_amx(x, scales, totals, first, rows, weights, p, n_inputs, span, n_zeros, steps, scratch, at, sums):
+    """Add the products of whole sixteens of rows with a panel to their sums, a span at a time; return how many rows."""
+    rows -= rows % amx.HEIGHT
+    if rows == 0 or span not in (16, 32, 64, 128):
+        return 0
+    code, _, _, minimum, _, _, n_groups = weights
+    spans, packed_at = n_inputs // span, at + (3 + amx.HEIGHT) * PANEL
+    is_packed = steps * 4 < span  # eight codes to an element
+    amx.configure_bytes(min(span, amx.LINE))
+    for s in range(spans):
+        _write_group(weights, p, s * n_groups // spans, n_zeros, scratch, at)
+        w_at, to = (p * spans + s) * steps * PANEL, sums
+        if is_packed:
+            for step in range(steps):
+                for v in range(0, PANEL, LANES):
+                    _unpack(code, w_at + step * PANEL + v, scratch, packed_at + 2 * step * PANEL + v)
+            _add_tiles(
+                x, first * n_inputs + s * span, n_inputs, span, scales, totals, first, spans, s,
+                scratch, packed_at, rows, scratch, at, to, len(minimum) > 0,
+            )  # fmt: skip
+        else:
+            _add_tiles(
+                x, first * n_inputs + s * span, n_inputs, span, scales, totals, first, spans, s,
+                code, w_at, rows, scratch, at, to, len(minimum) > 0,
+            )  # fmt: skip
+    amx.release()
+    return rows
+
+
+@lean_part
+def _add_none(x, scales, totals, first, rows, weights, p, n_inputs, span, n_zeros, steps, scratch, at, sums):
+    """Return 0: no row is multiplied by tiles of AMX."""
+    return 0
+
+
+_add_by_tiles = _add_with_amx if BY_TILES else _add_none  # LLVM has no code for the former without AMX
 tile_2, tile_4, tile_6 = (tile_of(rows) for rows in HEIGHTS if rows > 1)
 
 
@@ -323,19 +415,22 @@ def add_panel(rounded, scales, totals, first, rows, weights, p, n_inputs, span, 
     spans, spans_of_group, n_zeros = n_inputs // span, n_inputs // n_groups // span, len(zero) * n_groups // len(scale)
     per_step = n_inputs * len(scale) // n_groups // len(code)  # inputs
     steps, in_block = span // per_step, max(1, BLOCK // max(span, 16))
-    sums_at = at + 3 * in_block * PANEL
+    sums_at = at + max(3 * in_block, 3 + amx.HEIGHT + span // 4) * PANEL
     together = rows - rows % 2
     if together < rows:
         to = sums_at + together * PANEL
         _add_row(rounded, scales, totals, first + together, weights, p, n_inputs, span, n_zeros, steps, scratch, to)
     for i in range(sums_at, sums_at + together * PANEL, LANES):
         store(scratch, i, fill(np.float32(0)))
-    for block in range(0, spans if together else 0, in_block):
+    by_tiles = _add_by_tiles(
+        rounded, scales, totals, first, rows, weights, p, n_inputs, span, n_zeros, steps, scratch, at, sums_at
+    )
+    for block in range(0, spans if together > by_tiles else 0, in_block):
         end = min(spans, block + in_block)
         for s in range(block, end):
             g = s if spans_of_group == 1 else s // spans_of_group
             _write_group(weights, p, g, n_zeros, scratch, at + (s - block) * 3 * PANEL)
-        for r in range(0, together, ROWS):
+        for r in range(by_tiles, together, ROWS):
             some, to, row = min(ROWS, together - r), sums_at + r * PANEL, first + r
             for s in range(block, end):
                 w_at, of_w_at = (p * spans + s) * steps * PANEL, at + (s - block) * 3 * PANEL
@@ -360,7 +455,10 @@ def multiply_integers(
     else:
         for r in prange(rows):
             round_row(x, r * x_row, n_inputs, span, rounded, r * n_inputs, scales, totals, r * spans)
-    for p in prange((n_outputs + PANEL - 1) // PANEL):
-        at = get_thread_id() * (rows + TILE_BLOCK) * PANEL
-        sums_at = add_panel(rounded, scales, totals, 0, rows, weights, np.int64(p), n_inputs, span, scratch, at)
-        finish(scratch, sums_at, rows, p * PANEL, n_outputs, bias, then, factor, factor_row, y, y_row)
+    panels, at_once = (n_outputs + PANEL - 1) // PANEL, min(rows, AT_ONCE)
+    for t in prange((rows + at_once - 1) // at_once * panels):
+        p, first = np.int64(t) % panels, np.int64(t) // panels * at_once
+        some, at = min(at_once, rows - first), get_thread_id() * (at_once + TILE_BLOCK) * PANEL
+        sums_at = add_panel(rounded, scales, totals, first, some, weights, p, n_inputs, span, scratch, at)
+        by, out = factor[first * factor_row :], y[first * y_row :]
+        finish(scratch, sums_at, some, p * PANEL, n_outputs, bias, then, by, factor_row, out, y_row)
