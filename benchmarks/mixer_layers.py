@@ -76,7 +76,8 @@ def products_of(layer: RecurrentMixer[Any] | torch.nn.Module, n_tokens: int) -> 
     else:
         inputs = [(part, part.n_in) for part in vars(layer).values() if isinstance(part, Linear)]
     given = [(product, torch.randn(n_tokens, n_in)) for product, n_in in inputs]
-    return lambda: [product(x_TK) for product, x_TK in given]
+    kinds = [(len(x_TK),) if isinstance(product, Linear) else () for product, x_TK in given]  # rows of prompts
+    return lambda: [product(x_TK, *kind) for (product, x_TK), kind in zip(given, kinds, strict=True)]
 
 
 def random_weight(name: str, shape: tuple[int, ...]) -> torch.Tensor:
