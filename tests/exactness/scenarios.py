@@ -97,7 +97,7 @@ def after_preemption(make: Make) -> list[Answer]:
         rig.ask(system + words(20, "first"), 2)
         replayed = rows_of_replays(rig)
         # they end one after the other, so that an answer is replayed beside others
-        answers = [rig.submit(system + words(60 + i, i), PREEMPTED_TOKENS - 6 * i) for i in range(5)]
+        answers = [rig.submit(system + words(60 + i, i), PREEMPTED_TOKENS + 6 * i) for i in range(5)]
         for answer in answers:
             rig.wait(answer)
     grows = bool(make.loaded.spec.attention_layers)  # else a running request takes no page more, and none has to leave

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from headwater.config import SPECULATION
 from headwater.draft.drafter import MOST_DRAFTS, Draft, Source
 from headwater.draft.ngram import PromptLookup
 from headwater.draft.runs import WIDTH
 from headwater.errors import OutOfPages
 from headwater.request import Drafting, Generation, SamplingParams
 from headwater.schedule.sequence import Phase
-from headwater.schedule.speculation import Share, Speculation, Speculator, StepSeconds, speculation_of
+from headwater.schedule.speculation import DRAFTERS, Share, Speculation, Speculator, StepSeconds, speculation_of
+from headwater.server.requests.sampling import SpeculationOptions
 from tests.schedule.ledger import Lab, next_token, words
 
 
@@ -259,3 +261,12 @@ def test_what_forced_tokens_teach_is_not_believed_of_copies() -> None:
     assert one.chance > 0.95
     one.draft = Draft([1], 3)
     assert one.chance == before
+
+
+def test_settings_and_requests_name_the_same_drafters() -> None:
+    taken = SpeculationOptions.model_validate
+    assert ("off", *DRAFTERS) == SPECULATION
+    for name in SPECULATION:
+        assert taken({"drafter": name}).drafter == name
+    with pytest.raises(ValueError, match="drafter"):
+        taken({"drafter": "another"})
