@@ -396,9 +396,22 @@ def test_what_a_constraint_forces_is_allowed_and_leads_to_where_it_leaves_a_choi
     assert machine.allowed_length([]) == 0
 
 
-def test_a_constraint_beyond_its_time_forces_nothing():
+def test_drafts_take_time_of_their_own_and_end_no_answer():
     machine = compiler().machine(schema(BOUNDED))
-    machine._seconds = 0.0
+    machine._seconds, spent = 1.0, machine._spent
+    machine.forced()
+    machine.allowed_length([1, 2, 3])
+    assert machine._spent == spent
+    machine._spent_on_drafts = 2.0
     for question in (machine.forced, lambda: machine.allowed_length([1, 2])):
-        with pytest.raises(ConstraintError, match="constraint_time"):
+        with pytest.raises(ConstraintError, match="drafts have taken"):
             question()
+    assert allowed(machine)
+
+
+def test_a_question_that_breaks_the_library_leaves_the_constraint_as_it_is():
+    machine = compiler().machine(schema(BOUNDED))
+    before = allowed(machine)
+    with pytest.raises(ConstraintError):
+        machine._asked(lambda matcher: matcher.consume_token(END))
+    assert allowed(machine) == before

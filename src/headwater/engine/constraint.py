@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -58,6 +59,7 @@ class ConstraintMachine:
     ) -> None:
         self._matcher = matcher
         self._seconds, self._spent = seconds, 0.0  # of the thread that steps, for which other requests wait
+        self._spent_on_drafts = 0.0
         self._vocab_size = vocab_size
         self._param = param
         self._never = list(never)  # ids that the library takes for end tokens and the model does not
@@ -82,15 +84,26 @@ class ConstraintMachine:
 
     def forced(self) -> list[int]:
         """Return the tokens of the only text that may follow, as the tokenizer writes it. Raises ConstraintError."""
-        with self._timed():
-            tokens: list[int] = self._matcher.compute_ff_tokens()
+        tokens: list[int] = self._asked(LLMatcher.compute_ff_tokens)
         return tokens
 
     def allowed_length(self, tokens: Sequence[int]) -> int:
         """Return how many leading tokens are allowed to follow. Raises ConstraintError."""
-        with self._timed():
-            length: int = self._matcher.validate_tokens(list(tokens))
+        length: int = self._asked(lambda matcher: matcher.validate_tokens(list(tokens)))
         return length
+
+    def _asked(self, question: Callable[[LLMatcher], Any]) -> Any:
+        """Ask a copy, in a time of its own: no draft may end an answer that would go on without it.
+
+        Raises ConstraintError if the question is beyond the limits, or questions took too long together.
+        """
+        if self._spent_on_drafts > self._seconds:
+            raise ConstraintError(f"drafts have taken {self._spent_on_drafts:.1f} s of the constraint", self._param)
+        copy, before = self._matcher.deep_copy(), time.thread_time()
+        answer = question(copy)
+        self._spent_on_drafts += time.thread_time() - before
+        _check(copy, self._param)
+        return answer
 
     @property
     def finished(self) -> bool:
