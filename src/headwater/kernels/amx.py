@@ -26,9 +26,8 @@ LINE = 64  # bytes of a tile's row: 16 float32, or 16 pairs
 TILES = 8  # registers
 SUMS, INPUTS, WEIGHTS = range(4), (4, 5), (6, 7)  # numbers of registers
 PANEL_LINE = PANEL * 4  # bytes of a panel's pairs, or sums, of all outputs
-AHEAD = (
-    4096  # bytes of weights that are fetched early: one row took 687 µs without, 600 with (1,024 x 3,584, one thread)
-)
+# bytes by which weights are fetched early: one row and 1,024 x 3,584 took 687 µs without, 600 with it (one thread)
+AHEAD = 4096
 BYTE, POINTER, NONE = ir.IntType(8), ir.IntType(8).as_pointer(), ir.VoidType()
 
 
