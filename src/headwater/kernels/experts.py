@@ -20,6 +20,7 @@ from headwater.kernels.product import _some_rows, _some_widened, _widen, finish
 from headwater.kernels.tile import BLOCK, PANEL, ROWS, WIDE
 
 AT_ONCE = 128  # rows of an expert, at most, that a thread keeps sums of
+BY_AMX = amx.usable()
 FEW = AT_ONCE if WIDE else ROWS  # rows, at most, for which float32 and bfloat16 are multiplied as they are held
 
 
@@ -57,9 +58,9 @@ def _add_float8(x, x_at, x_row, weights, panel, n_inputs, rows, scratch, block_a
 
 @part
 def _add_bfloat16(x, x_at, x_row, weights, panel, n_inputs, rows, scratch, block_at):
-    """Write the sums of some rows in bfloat16, by AMX if inputs are whole runs of it."""
+    """Write the sums of some rows in bfloat16, by AMX if the processor has it and inputs are whole runs of it."""
     steps, total_at = n_inputs // 2, block_at + BLOCK * PANEL
-    if n_inputs % amx.RUN == 0:
+    if BY_AMX and n_inputs % amx.RUN == 0:
         amx.write_sums(x, x_at, x_row, weights[0], panel * steps * PANEL, steps, rows, scratch, total_at)
     else:
         _add_as_held(x, x_at, x_row, 1, weights, panel, steps, rows, scratch, total_at)
@@ -79,13 +80,9 @@ def _add_by_format(x, x_at, x_row, weights, panel, n_inputs, rows, scratch, bloc
         return lambda x, x_at, x_row, weights, panel, n_inputs, rows, scratch, block_at: _add_widened(
             x, x_at, x_row, weights, panel, n_inputs, rows, scratch, block_at
         )
-    if x.dtype == types.int32 and amx.usable():
+    if x.dtype == types.int32:
         return lambda x, x_at, x_row, weights, panel, n_inputs, rows, scratch, block_at: _add_bfloat16(
             x, x_at, x_row, weights, panel, n_inputs, rows, scratch, block_at
-        )
-    if x.dtype == types.int32:
-        return lambda x, x_at, x_row, weights, panel, n_inputs, rows, scratch, block_at: _add_as_held(
-            x, x_at, x_row, 1, weights, panel, n_inputs // 2, rows, scratch, block_at + BLOCK * PANEL
         )
     together = 2 if weights[0].dtype == types.int32 else 1
 

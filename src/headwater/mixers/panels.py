@@ -25,7 +25,8 @@ from headwater.kernels import amx
 from headwater.kernels.arrays import flat
 from headwater.kernels.compiling import threads_in_use
 from headwater.kernels.float8 import BIAS
-from headwater.kernels.integers import NIBBLES, multiply_integers
+from headwater.kernels.integer_tile import NIBBLES
+from headwater.kernels.integers import multiply_integers
 from headwater.kernels.lookup import copy_panel_rows_into, widen_panel_rows_into
 from headwater.kernels.product import (
     LINEAR,

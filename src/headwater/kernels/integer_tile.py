@@ -1,0 +1,228 @@
+"""Tiles of products of int8 rows with codes of up to 8 bits: sums of a span are integers, scales are float32.
+
+A tile adds the products with a span of inputs, times the scales of rows and weights, to the float32 sums of the spans
+before (`kernels/integers.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+from headwater import machine
+from headwater.kernels.compiling import lean_part
+from headwater.kernels.instructions import (
+    FLOATS,
+    INTS,
+    LANES,
+    address,
+    called,
+    filled,
+    int_constant,
+    intrinsic,
+    multiply_added,
+)
+from headwater.kernels.tile import HEIGHTS, INDEX, PANEL, VECTORS, vectors_at_once
+from headwater.kernels.vectors import f32x16, fill, load, store
+
+INT, FLOAT = ir.IntType(32), ir.FloatType()
+NIBBLES = 0x0F0F0F0F
+SHORTS_OF_INTS = ir.VectorType(ir.IntType(16), 2 * LANES)
+
+
+def _each(builder: ir.IRBuilder, of: ir.VectorType, operation: str, value: ir.Value, by: int) -> ir.Value:
+    result: ir.Value = getattr(builder, operation)(builder.bitcast(value, of), ir.Constant(of, [by] * of.count))
+    return result
+
+
+class Dot:
+    """The processor's sum of four products of 8 bits (AVX512-VNNI)."""
+
+    @staticmethod
+    def weights(builder: ir.IRBuilder, codes: ir.Value) -> list[ir.Value]:
+        return [codes]
+
+    @staticmethod
+    def inputs(builder: ir.IRBuilder, four: ir.Value) -> list[ir.Value]:
+        return [four]
+
+    @staticmethod
+    def added(builder: ir.IRBuilder, total: ir.Value, weights: list[ir.Value], inputs: list[ir.Value]) -> ir.Value:
+        return called(builder, "llvm.x86.avx512.vpdpbusd.512", INTS, total, weights[0], inputs[0])
+
+
+class Pairs:
+    """The same with products of 16 bits that are added in pairs, of which every processor has some form."""
+
+    @staticmethod
+    def weights(builder: ir.IRBuilder, codes: ir.Value) -> list[ir.Value]:
+        return [
+            _each(builder, SHORTS_OF_INTS, "and_", codes, 0xFF),
+            _each(builder, SHORTS_OF_INTS, "lshr", codes, 8),
+        ]
+
+    @staticmethod
+    def inputs(builder: ir.IRBuilder, four: ir.Value) -> list[ir.Value]:
+        upper = _each(builder, SHORTS_OF_INTS, "shl", four, 8)
+        return [_each(builder, SHORTS_OF_INTS, "ashr", one, 8) for one in (upper, four)]
+
+    @staticmethod
+    def added(builder: ir.IRBuilder, total: ir.Value, weights: list[ir.Value], inputs: list[ir.Value]) -> ir.Value:
+        wide = ir.VectorType(INT, 2 * LANES)
+        for weight, x in zip(weights, inputs, strict=True):
+            products = builder.mul(builder.sext(weight, wide), builder.sext(x, wide))
+            even, odd = (
+                builder.shuffle_vector(
+                    products, ir.Constant(wide, ir.Undefined), ir.Constant(INTS, list(range(first, 2 * LANES, 2)))
+                )
+                for first in (0, 1)
+            )
+            total = builder.add(total, builder.add(even, odd))
+        return total
+
+
+KIND: Any = Dot if machine.compiles("avx512_vnni") else Pairs
+
+
+def tile_of(rows: int) -> Any:
+    """Return the tile of so many rows: it adds the products with a span of inputs to its sums.
+
+    Arguments: rounded rows (flat int8), index of the first, their stride; their scales and totals (flat float32), index
+    of the first, their stride; codes (flat; int32: four of an output, uint32: eight), index of the first, steps of one
+    element; scales, negative zeros and negative minimums of the outputs (flat float32, 64 each), index, whether there
+    are minimums; sums (flat float32, 64 a row), index of the first.
+    """
+
+    @intrinsic
+    def tile(_, x, x_at, x_row, scale, total, of_x_at, of_x_row, w, w_at, steps, of_w, of_w_at, shifted, sums, sums_at):
+        eight = w.dtype == types.uint32
+
+        def lower(context, builder, signature, arguments):
+            def at(array, index, of):
+                pointer = address(context, builder, signature.args[array], arguments[array], index)
+                return builder.bitcast(pointer, of.as_pointer())
+
+            _, x_at, x_row, _, _, of_x_at, of_x_row, _, w_at, steps, _, of_w_at, shifted, _, sums_at = arguments
+            starts = [builder.add(x_at, builder.mul(x_row, INDEX(r))) for r in range(rows)]
+            of_starts = [builder.add(of_x_at, builder.mul(of_x_row, INDEX(r))) for r in range(rows)]
+            inputs, codes = [at(0, start, INT) for start in starts], at(7, w_at, INTS)
+            span = [[filled(builder, builder.load(at(array, start, FLOAT))) for start in of_starts] for array in (3, 4)]
+            of_outputs, to = at(10, of_w_at, FLOATS), at(13, sums_at, FLOATS)
+            for first in range(0, VECTORS, vectors_at_once(rows)):
+                some = range(first, first + vectors_at_once(rows))
+                dots = _dots(builder, eight, inputs, codes, steps, some)
+                _add(builder, dots, span, of_outputs, shifted, to)
+            return context.get_dummy_value()
+
+        index = types.intp
+        kinds = (x, index, index, scale, total, index, index, w, index, index, of_w, index, types.boolean, sums, index)
+        return types.none(*kinds), lower
+
+    return tile
+
+
+def _dots(builder, eight, first_xs, first_w, steps, vectors) -> dict[tuple[int, int], ir.Value]:
+    """Emit the loop over steps for some vectors of the panel and all rows; return the sums by row and vector."""
+    totals = {
+        (r, v): cgutils.alloca_once_value(builder, int_constant(0)) for r in range(len(first_xs)) for v in vectors
+    }
+    for total in totals.values():
+        builder.store(int_constant(0), total)
+    with cgutils.for_range(builder, steps) as loop:
+        at_w = builder.mul(loop.index, INDEX(VECTORS))
+        weights = []
+        for v in vectors:
+            codes = builder.load(builder.gep(first_w, [builder.add(at_w, INDEX(v))]), align=4)
+            parts = [codes]
+            if eight:
+                upper = builder.lshr(codes, int_constant(4))
+                parts = [builder.and_(some, int_constant(NIBBLES)) for some in (codes, upper)]
+            weights.append([KIND.weights(builder, some) for some in parts])
+        for r, first_x in enumerate(first_xs):
+            for half in range(2 if eight else 1):
+                at_x = builder.add(builder.mul(loop.index, INDEX(2 if eight else 1)), INDEX(half))
+                four = filled(builder, builder.load(builder.gep(first_x, [at_x]), align=4))
+                inputs = KIND.inputs(builder, four)
+                for v, weight in zip(vectors, weights, strict=True):
+                    total = totals[r, v]
+                    builder.store(KIND.added(builder, builder.load(total), weight[half], inputs), total)
+    return {at: builder.sitofp(builder.load(total), FLOATS) for at, total in totals.items()}
+
+
+@intrinsic
+def dots_of_row(_, x, x_at, w, w_at, steps):
+    """Return the sums of products of a rounded row with a span of a panel; for arguments see `tile_of`."""
+    eight = w.dtype == types.uint32
+
+    def lower(context, builder, signature, arguments):
+        x, x_at, w, w_at, steps = arguments
+        inputs = builder.bitcast(address(context, builder, signature.args[0], x, x_at), INT.as_pointer())
+        codes = builder.bitcast(address(context, builder, signature.args[2], w, w_at), INTS.as_pointer())
+        dots = _dots(builder, eight, [inputs], codes, steps, range(VECTORS))
+        return context.make_tuple(builder, signature.return_type, [dots[0, v] for v in range(VECTORS)])
+
+    return types.UniTuple(f32x16, VECTORS)(x, types.intp, w, types.intp, types.intp), lower
+
+
+def _add(builder, dots, span, of_outputs, shifted, to) -> None:
+    """Emit the addition of a span's sums, times the scales of rows and weights, to those of the spans before."""
+
+    def of_output(part, v):
+        return builder.load(builder.gep(of_outputs, [INDEX(part * VECTORS + v)]), align=4)
+
+    ends = {}
+    for (r, v), dot in dots.items():
+        scale, total = (part[r] for part in span)
+        exact = multiply_added(builder, of_output(1, v), total, dot)
+        pointer = builder.gep(to, [INDEX(r * VECTORS + v)])
+        end = multiply_added(builder, exact, builder.fmul(of_output(0, v), scale), builder.load(pointer, align=4))
+        builder.store(end, pointer, align=4)
+        ends[r, v] = end, pointer
+    with builder.if_then(shifted):
+        for (r, v), (end, pointer) in ends.items():
+            scale, total = (part[r] for part in span)
+            end = multiply_added(builder, of_output(2, v), builder.fmul(scale, total), end)
+            builder.store(end, pointer, align=4)
+
+
+tile_2, tile_4, tile_6 = (tile_of(rows) for rows in HEIGHTS if rows > 1)
+
+
+@lean_part
+def add_some_rows(
+    rows, x, x_at, x_row, scale, total, of_x_at, of_x_row, w, w_at, steps, of_w, of_w_at, shifted, sums, sums_at
+):
+    """Add the products of 2, 4 or 6 rows to their sums; for arguments see `tile_of`."""
+    if rows == 6:
+        tile_6(
+            x, x_at, x_row, scale, total, of_x_at, of_x_row, w, w_at, steps, of_w, of_w_at, shifted, sums, sums_at
+        )  # fmt: skip
+    elif rows == 4:
+        tile_4(
+            x, x_at, x_row, scale, total, of_x_at, of_x_row, w, w_at, steps, of_w, of_w_at, shifted, sums, sums_at
+        )  # fmt: skip
+    else:
+        tile_2(
+            x, x_at, x_row, scale, total, of_x_at, of_x_row, w, w_at, steps, of_w, of_w_at, shifted, sums, sums_at
+        )  # fmt: skip
+
+
+@lean_part
+def write_group(weights, p, g, n_zeros, out, at):
+    """Write scales, negative zeros and negative minimums of a panel's outputs in group g, as `tile_of` reads them."""
+    _, scale, zero, minimum, outer_scale, outer_minimum, n_groups = weights
+    inner = p * n_groups + g
+    outer = inner * len(outer_scale) // len(scale) if len(outer_scale) else 0
+    z_at, nothing = (p if n_zeros == 1 else inner) * PANEL, fill(np.float32(0))
+    for v in range(0, PANEL, LANES):
+        s = load(scale, inner * PANEL + v)
+        store(out, at + v, load(outer_scale, outer * PANEL + v) * s if len(outer_scale) else s)
+        store(out, at + PANEL + v, nothing - load(zero, z_at + v))
+        if len(minimum):
+            m = load(minimum, inner * PANEL + v)
+            m = load(outer_minimum, outer * PANEL + v) * m if len(outer_minimum) else m
+            store(out, at + 2 * PANEL + v, nothing - m)
