@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,6 +50,20 @@ class Noting(CpuRecorder):
         done, again = super().record(work)
         self.repeatable.append(again is not work)
         return done, again
+
+
+RECORD_A_STEP = """
+import sys, torch
+from headwater.kernels.recording import CpuRecorder
+result, again = CpuRecorder().record(lambda: torch.ones(2) + 1)
+assert torch.equal(again(), torch.full((2,), 2.0))
+print("torch._dynamo" in sys.modules)
+"""
+
+
+def test_recording_does_not_import_torchs_compiler() -> None:
+    run = subprocess.run([sys.executable, "-c", RECORD_A_STEP], capture_output=True, text=True, check=True)
+    assert run.stdout == "False\n"
 
 
 def compare(model: HybridModel, lengths: tuple[int, ...], steps: list[list[int]]) -> list[bool]:

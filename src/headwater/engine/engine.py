@@ -44,9 +44,10 @@ from headwater.schedule.speculation import speculation_of
 from headwater.setting import SettingError, show_bytes
 from headwater.spec import ModelSpec
 
-# Checkpoints saved in the middle of a leg are staged in rows of their own: at most so many, and so many bytes.
-MAX_SAVES = 16
-SAVE_BYTES = 256 * 2**20
+# Checkpoints saved in the middle of a leg are staged in rows of their own: as many as fit these bytes, 4 to 16 of them.
+# Four are what a step of 256 tokens can take with pages of 64.
+STAGED_BYTES = 64 * 2**20
+MIN_SAVES, MAX_SAVES = 4, 16
 
 log = logging.getLogger("headwater.engine")
 
@@ -151,7 +152,7 @@ class Engine(Answering):
         spec = loaded.spec
         layout = spec.layout(config.memory, config.state_fraction)
         row_bytes = layout.checkpoint_pages * spec.page_bytes
-        n_saves = max(1, min(MAX_SAVES, SAVE_BYTES // max(1, row_bytes)))
+        n_saves = max(MIN_SAVES, min(MAX_SAVES, STAGED_BYTES // max(1, row_bytes)))
         slots = config.max_running + EXTRA_SLOTS
         states = StateMemory(spec.state, 2 * slots + n_saves, row_bytes, config.device)
         arena = Arena(spec, layout.n_pages, config.device)

@@ -182,6 +182,11 @@ class _Functions(TorchFunctionMode):
 class _Operations(TorchDispatchMode):
     """Notes torch's operations, without those that only make a view."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: torch would import its compiler (147 MB, a second), only to keep it away from here."""
+        return False
+
     def __init__(self, recording: Recording) -> None:
         super().__init__()
         self._recording = recording
