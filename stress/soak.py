@@ -2,10 +2,12 @@
 
     python -m stress.soak [--for 3m] [--visits 100000] [--clients 8] [--seed 0]
         [--dtype auto|float32|bfloat16] [--weights auto|int8|int4] [--threads 2]
+        [--speculation off|ngram|suffix] [--compared 200]
 
 Memory is tiny, so checkpoints are evicted, requests preempted and queues full all the time. Prints counts; exits with
 1, and the seed, if a request had no proper answer, a page was lost, an invariant broke, or an answer differs from
-that of a server without a cache.
+that of a server without a cache. With speculation every draft is verified, whether it pays or not, and answers are
+compared with those of three servers: without a cache, without drafts, and without either.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from headwater.config import DTYPES, WEIGHTS
+from headwater.config import DTYPES, SPECULATION, WEIGHTS
 from stress.answers import Choices, Wrong
 from stress.draw import Draw
 from stress.live_server import PATIENCE, LiveServer, embedded_model, release_free_memory, resident_bytes
@@ -34,7 +36,6 @@ from stress.visits import KINDS, Client, post
 PAGES = 120  # a checkpoint takes 10 of them, and the state of each running request as many again
 MAX_RUNNING, MAX_WAITING = 4, 12
 CHECK_EVERY = 2.0  # seconds
-MAX_SAMPLES = 200  # answers that are kept, drawn evenly from all
 WARM_UP = 0.3  # of the time
 # loaded kernels, recorded steps, the allocator's free memory; `stress.memory` holds the rest of the server to far less
 MAX_GROWTH = 2**29  # bytes
@@ -44,11 +45,12 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a soak, which ends at the first of the two."""
+    """Limits of a soak, which ends at the first of the first two; of its answers at most so many are compared."""
 
     seconds: float
     visits: int
     clients: int = 8
+    compared: int = 200
 
 
 @dataclass
@@ -56,9 +58,14 @@ class Samples:
     """Answers to compare, each of those seen with the same chance (reservoir sampling: Vitter 1985, algorithm R)."""
 
     rng: random.Random
-    most: int = MAX_SAMPLES
+    most: int
     seen: int = 0
     kept: list[tuple[str, Body, Choices]] = field(default_factory=list)
+
+    @property
+    def choices(self) -> int:
+        """Answers that are kept: a request may have several."""
+        return sum(len(choices) for _, _, choices in self.kept)
 
     def keep(self, path: str, body: Body, choices: Choices) -> None:
         self.seen += 1
@@ -80,11 +87,12 @@ class Soak:
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
     memory: dict[str, int] = field(default_factory=dict)  # resident bytes
+    equal: dict[str, int] = field(default_factory=dict)  # requests answered alike, by the server compared with
     checks: int = 0
     visits: int = 0
 
     def __post_init__(self) -> None:
-        self.samples = Samples(random.Random(self.seed))
+        self.samples = Samples(random.Random(self.seed), self.limits.compared)
 
     async def run(self) -> None:
         """Send clients until the time, or their number, is up; then all must be as it was before."""
@@ -135,18 +143,23 @@ class Soak:
         except AssertionError as error:
             self.faults.append(f"{when}: {error}")
 
-    async def compare(self, reference: LiveServer) -> int:
-        """Return the number of samples for which a server without a cache has the same tokens and log probabilities."""
-        equal = 0
+    async def compare(self, name: str, reference: LiveServer) -> None:
+        """Count the samples for which another server has the same tokens and log probabilities."""
+        self.equal[name] = 0
+        left = list(self.samples.kept)
         async with httpx.AsyncClient(base_url=reference.url, timeout=PATIENCE) as http:
             client = Client(http, reference.port, Draw(0), lambda *_: None, MAX_RUNNING)
-            for path, body, choices in self.samples.kept:
-                _, expected = await post(client, path, body)
-                if same(choices, expected):
-                    equal += 1
-                else:
-                    self.faults.append(f"not as without a cache: {path} {str(body)[:300]}: {choices}, {expected}")
-        return equal
+
+            async def ask() -> None:
+                while left:
+                    path, body, choices = left.pop()
+                    _, expected = await post(client, path, body)
+                    if same(choices, expected):
+                        self.equal[name] += 1
+                    else:
+                        self.faults.append(f"not as {name}: {path} {str(body)[:300]}: {choices}, {expected}")
+
+            await asyncio.gather(*(ask() for _ in range(self.limits.clients)))
 
 
 def same(a: Choices, b: Choices) -> bool:
@@ -165,7 +178,7 @@ def flat(logprobs: list[Any]) -> dict[str, list[Any]]:
     return joined
 
 
-def report(soak: Soak, equal: int, console: Console) -> None:
+def report(soak: Soak, console: Console) -> None:
     names = sorted({outcome for _, outcome in soak.outcomes})
     table = Table("visit", *names, title=f"{soak.visits:,} visits of {soak.limits.clients} clients, seed {soak.seed}")
     for kind in KINDS:
@@ -187,7 +200,9 @@ def report(soak: Soak, equal: int, console: Console) -> None:
         "pages at the end": pages,
         "check() under load": soak.checks,
         "resident MiB": {when: round(size / 2**20, 1) for when, size in soak.memory.items()},
-        "compared with a server without a cache": f"{len(soak.samples.kept)} of {soak.samples.seen}, {equal} equal",
+        "drafts": f"{stats.accepted_drafts:,} accepted, {stats.rejected_drafts:,} rejected",
+        "compared": f"{len(soak.samples.kept)} of {soak.samples.seen} requests, {soak.samples.choices} answers",
+        **{f"equal to a server {name}": equal for name, equal in soak.equal.items()},
     }.items():
         console.print(f"{name}: {value}", highlight=False)
     for fault in soak.faults:
@@ -195,16 +210,29 @@ def report(soak: Soak, equal: int, console: Console) -> None:
     console.print(f"{'FAILED' if soak.faults else 'passed'}: {len(soak.faults)} faults, seed {soak.seed}")
 
 
-def soak(seed: int, limits: Limits, model: tuple[Any, Any], console: Console) -> Soak:
+def soak(
+    seed: int, limits: Limits, model: tuple[Any, Any], console: Console, speculation: str = SPECULATION[0]
+) -> Soak:
     """Run, compare, report."""
     small = {"max_running": MAX_RUNNING, "max_waiting": MAX_WAITING, "max_tokens_per_step": 256}
-    with LiveServer(*model, PAGES, **small) as server:
+    others: dict[str, Body] = {"without a cache": {"cache": False, "speculation": speculation}}
+    if speculation != SPECULATION[0]:
+        others |= {"without drafts": {}, "without either": {"cache": False}}
+    with LiveServer(*model, PAGES, speculation=speculation, **small) as server:
+        verify_all_drafts(server)
         run = Soak(server, seed, limits)
         asyncio.run(run.run())
-        with LiveServer(*model, 40 * PAGES, cache=False) as reference:
-            equal = asyncio.run(run.compare(reference))
-        report(run, equal, console)
+        for name, settings in others.items():
+            with LiveServer(*model, 40 * PAGES, **settings) as reference:
+                verify_all_drafts(reference)
+                asyncio.run(run.compare(name, reference))
+        report(run, console)
     return run
+
+
+def verify_all_drafts(server: LiveServer) -> None:
+    """Let each step verify all drafts that there are, so that most of them are rejected."""
+    server.engine.scheduler.speculation.worth = lambda drafts, rows: [most for _, most in drafts]  # type: ignore[method-assign]
 
 
 def seconds(text: str) -> float:
@@ -224,14 +252,17 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dtype", choices=DTYPES, default="auto")
     parser.add_argument("--weights", choices=WEIGHTS, default="auto")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--speculation", choices=SPECULATION, default=SPECULATION[0])
+    parser.add_argument("--compared", type=int, default=200, help="requests, at most, whose answers are compared")
     return parser.parse_args(given)
 
 
 def main() -> int:
     args = arguments()
     logging.getLogger("headwater.request").setLevel(logging.ERROR)  # refusals are counted, not told
-    limits = Limits(args.seconds, args.visits, args.clients)
-    run = soak(args.seed, limits, embedded_model(args.dtype, args.weights, args.threads), Console(width=140))
+    limits = Limits(args.seconds, args.visits, args.clients, args.compared)
+    model = embedded_model(args.dtype, args.weights, args.threads)
+    run = soak(args.seed, limits, model, Console(width=140), args.speculation)
     return 1 if run.faults else 0
 
 

@@ -175,13 +175,15 @@ async def brings_tools(client: Client) -> str:
 async def wants_json(client: Client) -> str:
     """Check that a complete answer fits its schema, or that a server without schemas refuses it."""
     form = {"type": "json_schema", "json_schema": {"name": "trip", "schema": SCHEMA}}
-    body = client.draw.chat(response_format=form, max_tokens=100)
+    body = client.draw.comparable(client.draw.chat(response_format=form, max_tokens=100))
     for name in ("stop", "logit_bias", "ignore_eos"):
         body.pop(name, None)
     outcome, choices = await post(client, CHAT, body)
     for choice in choices.values():
         if choice.finish_reason == "stop" and set(json.loads(choice.text)) != {"river", "miles"}:
             raise Wrong(f"a schema's answer is {choice.text!r}")
+    if choices:
+        client.keep(CHAT, body, choices)
     return outcome
 
 

@@ -97,8 +97,8 @@ def test_clients_from_the_network_are_in_a_target_of_their_own(target):
     assert re.search(r'pytest -m ".*not clients"', done.stdout), done.stdout + done.stderr
 
 
-def test_the_soak_gets_the_models_dtype_weights_and_threads():
-    settings = ["SOAK=1m", "DTYPE=bfloat16", "WEIGHTS=int4", "THREADS=3"]
+def test_the_soak_gets_its_settings():
+    settings = ["SOAK=1m", "DTYPE=bfloat16", "WEIGHTS=int4", "THREADS=3", "SPECULATION=ngram"]
     done = subprocess.run(["make", "-n", "soak", *settings], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    expected = "-m stress.soak --for 1m --dtype bfloat16 --weights int4 --threads 3"
+    expected = "-m stress.soak --for 1m --dtype bfloat16 --weights int4 --threads 3 --speculation ngram"
     assert f"{expected}\n" in done.stdout, done.stdout + done.stderr

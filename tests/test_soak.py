@@ -70,17 +70,19 @@ def test_a_soaks_model_is_held_and_computed_as_asked_for(model, monkeypatch):
     assert "computed in: bfloat16, weights int4, 1 threads" in told.getvalue()
 
 
-def test_a_short_soak_loses_nothing(model):
+@pytest.mark.parametrize("speculation", ["off", "ngram"])
+def test_a_short_soak_loses_nothing(model, speculation):
     told = io.StringIO()
-    run = soak(seed=1, limits=Limits(PATIENCE, VISITS, clients=6), model=model, console=Console(file=told, width=140))
+    run = soak(1, Limits(PATIENCE, VISITS, clients=6), model, Console(file=told, width=140), speculation)
     assert not run.faults, told.getvalue()
+    assert len(run.equal) == (1 if speculation == "off" else 3)
     assert run.visits >= VISITS
     assert run.samples.kept
     assert run.server.engine.stats().cache.evicted_checkpoints > 0  # so that memory was tiny indeed
     assert all(kind.__name__ in told.getvalue() for kind in KINDS)
 
 
-def test_a_soak_notices_an_answer_that_differs_from_one_without_a_cache(model, monkeypatch):
+def test_a_soak_notices_answers_that_differ(model, monkeypatch):
     """The comparison is not empty: with one logit moved on the server that caches, it fails."""
     run_step, broken = LiveServer.__enter__, []
 
@@ -92,11 +94,11 @@ def test_a_soak_notices_an_answer_that_differs_from_one_without_a_cache(model, m
         return run_step(server)
 
     monkeypatch.setattr(LiveServer, "__enter__", start)
-    run = soak(
-        seed=2, limits=Limits(PATIENCE, 25 if FULL else 12, clients=4), model=model, console=Console(file=io.StringIO())
-    )
+    limits = Limits(PATIENCE, 25 if FULL else 12, clients=4)
+    run = soak(2, limits, model, Console(file=io.StringIO()), speculation="ngram")
     assert run.samples.kept
-    assert sum("not as without a cache" in fault for fault in run.faults) == len(run.samples.kept)
+    for name in ("without a cache", "without drafts", "without either"):
+        assert sum(f"not as {name}" in fault for fault in run.faults) == len(run.samples.kept)
 
 
 def test_a_soak_notices_a_page_that_is_lost(model):
