@@ -178,6 +178,11 @@ class ModelCosts(ABC):
         """Bytes of one checkpoint."""
         return self.state.bytes
 
+    @property
+    def draft_bytes(self) -> int:
+        """Bytes that are kept of a draft until it is judged, in place of the states after it."""
+        return self.element_bytes * sum(n * layer.draft_elements for layer, n in self.counted)
+
     @cached_property
     def transition(self) -> StateLayout:
         """Layout of a segment's transitions, those of all recurrent layers."""

@@ -19,6 +19,7 @@ from headwater.cli.doctor import OK, Finding
 from headwater.cli.model_findings import of_dtype
 from headwater.cli.serve import load_engine
 from headwater.config import ServeConfig
+from headwater.draft.drafter import MOST_DRAFTS
 from headwater.engine import engine as engines
 from headwater.engine.engine import Engine
 from headwater.engine.live import Deadlines, NoObserver
@@ -37,6 +38,7 @@ from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.load import LoadedModel, load_model
 from headwater.request import Generation, SamplingParams
+from headwater.schedule.limits import EXTRA_SLOTS
 from headwater.schedule.sequence import Sequence
 from headwater.setting import SettingError
 from tests.checkpoints import checkpoint
@@ -423,3 +425,18 @@ def test_serve_gives_the_tuner_to_marconi_alone(
     monkeypatch.setattr(Engine, "load", lambda config, progress: Engine.over(loaded, check, config))
     config = ServeConfig(memory=32 * loaded.spec.page_bytes, eviction=eviction)
     assert type(load_engine(config).observer) is observer
+
+
+def test_what_is_kept_of_drafts_is_taken_from_the_memory(loaded: LoadedModel) -> None:
+    check, page = SelfCheck(True, None, "compiled"), loaded.spec.page_bytes
+    slots = 2 + EXTRA_SLOTS
+    kept = slots * MOST_DRAFTS * loaded.spec.draft_bytes
+    engines = [
+        Engine.over(loaded, check, ServeConfig(memory=400 * page + kept, max_running=2, speculation=speculation))
+        for speculation in ("off", "ngram")
+    ]
+    assert [engine.draft_bytes for engine in engines] == [0, kept]
+    assert engines[1].health()["memory_pages"] == 400
+    assert engines[0].health()["memory_pages"] == 400 + kept // page
+    with pytest.raises(SettingError, match=f"drafts take {kept:,} bytes, and one page {page:,}"):
+        Engine.over(loaded, check, ServeConfig(memory=kept, max_running=2, speculation="ngram"))

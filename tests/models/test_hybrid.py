@@ -210,6 +210,17 @@ def test_tokens_that_were_decoded_and_are_rows_of_prompts_then_are_found(
     assert not torch.equal(after_got, after)
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_is_kept_of_a_draft_is_what_is_counted(name: str, loaded: Callable[..., LoadedModel]) -> None:
+    ours = loaded(name)
+    bench = Bench(ours.model)
+    seq = bench.sequence(20)
+    bench.step([(seq, prompt(ours, 10))])
+    bench.step([], [(seq, 3), (seq, 4), (seq, 5)], drafted=(2,), accepted=(0,))
+    kept = sum(part[0, 0].nbytes for parts in bench.states.kept.values() for part in parts)
+    assert kept == ours.spec.draft_bytes
+
+
 # steps of two sequences: how many drafts each has, and how many of them are right
 STEPS = [((3, 2), (2, 0)), ((1, 4), (0, 4)), ((0, 2), (0, 1)), ((5, 0), (5, 0)), ((0, 0), (0, 0)), ((2, 2), (1, 2))]
 ANSWERS = [[7, 9, 11, 8, 6, 5, 12, 13, 9, 10, 4, 7, 9, 8, 5], [3, 4, 12, 6, 9, 4, 5, 11, 7, 13, 8, 9, 5, 6, 7]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from headwater.config import SPECULATION
@@ -160,15 +162,24 @@ def test_drafts_shrink_under_load() -> None:
     assert counts[0] > counts[-1]
 
 
-def test_a_request_whose_drafts_fail_tries_one_now_and_then() -> None:
+def test_a_request_whose_drafts_fail_tries_one_now_and_then_and_less_and_less() -> None:
     it = Lab(speculation=speculating(1))
     it.scheduler.speculation.seconds = seconds(1.0, 0.2)
-    it.ask(words(20, 1), max_tokens=400)
+    it.ask(words(20, 1), max_tokens=1200)
     drafts = sum(rows - 1 for step in it.rows for rows in step.values())
     tries = [number for number, step in enumerate(it.rows) if any(rows > 1 for rows in step.values())]
-    assert 5 < len(tries) < 30
-    assert drafts < 40
-    assert max(tries) > 300
+    waits = [after - before for before, after in pairwise(tries)]
+    assert drafts < 30
+    assert waits == sorted(waits)
+    assert waits[-6:] == [33, 65, 129, 257, 257, 257]
+
+
+def test_a_request_whose_draft_was_right_tries_the_next_one_sooner() -> None:
+    one = speculator(1)
+    for idle, right, wait in ((3, 0, 32), (33, 0, 64), (65, 0, 128), (129, 0, 256), (257, 0, 256), (257, 1, 32)):
+        one.idle = idle
+        one.learn(1, right)
+        assert one.tries_every == wait
 
 
 def asked_of(speculation: Speculation, context: int) -> int:

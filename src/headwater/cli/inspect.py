@@ -120,6 +120,9 @@ def cost_table(spec: ModelSpec) -> Table:
     in_tokens = f"{spec.checkpoint_bytes / spec.kv_bytes_per_token:,.0f} tokens of KV" if spec.attention_layers else ""
     pages = f"{spec.checkpoint_pages:,} pages"
     table.add_row("a checkpoint", f"{spec.checkpoint_bytes:,}", f"{in_tokens}; {pages}" if in_tokens else pages)
+    if spec.draft_bytes:
+        share = f"1/{spec.checkpoint_bytes / spec.draft_bytes:,.0f} of a checkpoint"
+        table.add_row("kept of a draft", f"{spec.draft_bytes:,}", share)
     return table
 
 

@@ -16,6 +16,7 @@ from headwater.cache.placement import make_placement
 from headwater.cache.prefix_cache import NoCache, PrefixCache
 from headwater.cache.view import CacheView
 from headwater.config import ServeConfig
+from headwater.draft.drafter import MOST_DRAFTS
 from headwater.engine.answering import Answering
 from headwater.engine.constraint import ConstraintCompiler
 from headwater.engine.detokenizer import TextStream
@@ -40,7 +41,7 @@ from headwater.schedule.kinds.segment import Composer
 from headwater.schedule.limits import EXTRA_SLOTS, Limits
 from headwater.schedule.planner import DecodeReuse
 from headwater.schedule.scheduler import Scheduler
-from headwater.schedule.speculation import speculation_of
+from headwater.schedule.speculation import Speculation, speculation_of
 from headwater.setting import SettingError, show_bytes
 from headwater.spec import ModelSpec
 
@@ -89,6 +90,11 @@ def warn_if_slow(spec: ModelSpec, device: str, mode: str) -> None:
         )
 
 
+def draft_bytes(spec: ModelSpec, slots: int, speculation: Speculation) -> int:
+    """Return the bytes that are set aside for what is kept of drafts: the most that a step takes, of each slot."""
+    return slots * MOST_DRAFTS * spec.draft_bytes if speculation else 0
+
+
 class Engine(Answering):
     """Runs requests from any thread on a thread of its own.
 
@@ -114,6 +120,7 @@ class Engine(Answering):
         self.max_model_len = scheduler.limits.max_model_len
         self.spec = loaded.spec
         self.constraints = constraints
+        self.draft_bytes = draft_bytes(loaded.spec, runner.slots, scheduler.speculation)
         self._cancelled: set[int] = set()
         self._deadlines = Deadlines()
         self._refusing = False  # running requests end, new ones are refused
@@ -150,10 +157,14 @@ class Engine(Answering):
     def over(cls, loaded: LoadedModel, check: SelfCheck, config: ServeConfig) -> Engine:
         """Return an engine, with memory of its own, over a loaded model."""
         spec = loaded.spec
-        layout = spec.layout(config.memory, config.state_fraction)
+        slots, speculation = config.max_running + EXTRA_SLOTS, speculation_of(config.speculation)
+        of_drafts = draft_bytes(spec, slots, speculation)
+        if config.memory < of_drafts + spec.page_bytes:
+            must = f"drafts take {of_drafts:,} bytes, and one page {spec.page_bytes:,}: more memory or speculation off"
+            raise SettingError("memory", repr(show_bytes(config.memory)), must)
+        layout = spec.layout(config.memory - of_drafts, config.state_fraction)
         row_bytes = layout.checkpoint_pages * spec.page_bytes
         n_saves = max(MIN_SAVES, min(MAX_SAVES, STAGED_BYTES // max(1, row_bytes)))
-        slots = config.max_running + EXTRA_SLOTS
         states = StateMemory(spec.state, 2 * slots + n_saves, row_bytes, config.device)
         arena = Arena(spec, layout.n_pages, config.device)
         longest = spec.max_length
@@ -169,7 +180,7 @@ class Engine(Answering):
             decode_reuse=cast(DecodeReuse, config.decode_reuse) if config.cache else "none",
             composer=Composer(cache, spec.conv_taps) if config.cache else None,
             healing=Healing(config.healing),
-            speculation=speculation_of(config.speculation),
+            speculation=speculation,
         )
         ends, seconds = loaded.eos_token_ids, config.constraint_time
         constraints = ConstraintCompiler(loaded.tokenizer, spec.vocab_size, ends, seconds)

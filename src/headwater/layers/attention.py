@@ -103,3 +103,7 @@ class WindowAttention(GroupedAttention):
         """A ring: the token at position p stands in row p mod `window`."""
         shape = (self.window, self.kv_heads, self.head_dim)
         return ("keys", shape), ("values", shape)
+
+    @property
+    def draft_elements(self) -> int:
+        return 2 * self.kv_heads * self.head_dim

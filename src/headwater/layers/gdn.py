@@ -53,6 +53,10 @@ class DeltaNet(Layer):
         return ("recurrent", (self.v_heads, self.k_dim, self.v_dim)), ("conv", (self.channels, self.conv - 1))
 
     @property
+    def draft_elements(self) -> int:
+        return self.channels + self.v_heads * (self.v_dim + 2)
+
+    @property
     def transition(self) -> tuple[int, ...]:
         """Dense: a matrix over the keys' channels for each head."""
         return (self.v_heads, self.k_dim, self.k_dim)

@@ -47,6 +47,10 @@ class GatedLinearAttention(Layer):
         return (("recurrent", (self.heads, self.k_dim, self.v_dim)),)
 
     @property
+    def draft_elements(self) -> int:
+        return self.heads * (3 * self.k_dim + 2 * self.v_dim)
+
+    @property
     def transition(self) -> tuple[int, ...]:
         """Diagonal: a factor for each key channel."""
         return (self.heads, self.k_dim)

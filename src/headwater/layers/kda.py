@@ -55,6 +55,10 @@ class DeltaAttention(Layer):
         return ("recurrent", (self.heads, self.head_dim, self.head_dim)), ("conv", (3 * self.width, self.conv - 1))
 
     @property
+    def draft_elements(self) -> int:
+        return 5 * self.width + self.heads
+
+    @property
     def transition(self) -> tuple[int, ...]:
         """Dense: a matrix over the keys' channels for each head."""
         return (self.heads, self.head_dim, self.head_dim)

@@ -90,6 +90,11 @@ class Layer(ABC):
         return ()
 
     @property
+    def draft_elements(self) -> int:
+        """Elements, of the model's dtype, that are kept of a draft until it is judged: what updates the states."""
+        return 0
+
+    @property
     def transition(self) -> tuple[int, ...] | None:
         """Shape of what a run of tokens does to the recurrent state before them, float32; None without such a state."""
         return None

@@ -59,6 +59,10 @@ class Lightning(Layer):
         return (("recurrent", (self.heads, self.head_dim, self.head_dim)),)
 
     @property
+    def draft_elements(self) -> int:
+        return 4 * self.width
+
+    @property
     def transition(self) -> tuple[int, ...]:
         """A factor for each head."""
         return (self.heads,)

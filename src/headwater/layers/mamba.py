@@ -54,6 +54,10 @@ class Mamba(Layer):
         return ("recurrent", (self.state, self.inner)), ("conv", (self.inner, self.conv - 1))
 
     @property
+    def draft_elements(self) -> int:
+        return 2 * self.inner
+
+    @property
     def transition(self) -> tuple[int, ...]:
         """A sum of steps for each channel, by which each of its states decays at its own rate."""
         return (self.inner,)

@@ -72,6 +72,10 @@ class Mamba2(Layer):
         return ("recurrent", (self.heads, self.state, self.head_dim)), ("conv", (self.channels, self.conv - 1))
 
     @property
+    def draft_elements(self) -> int:
+        return self.inner + self.channels + self.heads
+
+    @property
     def transition(self) -> tuple[int, ...]:
         """A factor for each head."""
         return (self.heads,)

@@ -32,7 +32,7 @@ EXPECTED = {  # chance that a draft is right, where < 4, 8, 16, 32 tokens agreed
     Source.FORCED: (0.9, 0.9, 0.9, 0.9, 0.9),
 }
 WEIGHT = 4  # judged drafts that the server's experience counts as for a request, and what is expected for a server
-TRIES_EVERY = 32  # steps after which a request whose drafts do not pay tries one
+TRIES_EVERY, RARELY = 32, 256  # steps after which a request whose drafts do not pay tries one; twice as many next time
 
 
 class Sums:
@@ -81,6 +81,10 @@ class StepSeconds:
         slope = ROW_COST * sums.y / sums.n if self._slope is None else self._slope
         return max(1e-9, sums.y / sums.n + slope * (rows - sums.x / sums.n))
 
+    def least_chance(self, rows: int) -> float:
+        """Return the chance below which a draft costs a step more than it yields; without any the step has `rows`."""
+        return rows * (self(rows + 2, 2) - self(rows + 1, 1)) / self(rows, 0)
+
 
 @dataclass(eq=False)
 class Share:
@@ -120,6 +124,7 @@ class Speculator:
     own: dict[Source, Share] = field(default_factory=lambda: {source: Share() for source in Source})
     taken: int = 0  # tokens of the request that the drafter has
     idle: int = 0  # steps since a draft was judged
+    tries_every: int = TRIES_EVERY  # idle steps
     draft: Draft = NO_DRAFT  # the last one
 
     def propose(self, tokens: Sequence[int], most: int) -> list[int]:
@@ -136,6 +141,10 @@ class Speculator:
 
     def learn(self, drafted: int, right: int) -> None:
         """Note how many drafts of a step were right."""
+        if right:
+            self.tries_every = TRIES_EVERY
+        elif self.idle > self.tries_every:
+            self.tries_every = min(2 * self.tries_every, RARELY)
         self.idle = 0
         self.own[self.draft.source].note(drafted, right, FORGETS_DRAFTS)
         self.experience.of(self.draft).note(drafted, right, FORGETS)
@@ -194,10 +203,13 @@ class Speculation:
         `drafts` are how many each has at most. Of the drafts that are likeliest right, as many are taken as make the
         expected tokens of a second most.
         """
-        chances = sorted(
-            ((one.chance ** (i + 1), number) for number, (one, most) in enumerate(drafts) for i in range(most)),
-            reverse=True,
-        )
+        least, chances = self.seconds.least_chance(rows), list[tuple[float, int]]()
+        for number, (one, most) in enumerate(drafts):
+            right = chance = one.chance
+            while most and right > least:
+                chances.append((right, number))
+                right, most = right * chance, most - 1
+        chances.sort(reverse=True)
         tokens = float(rows)
         best, most_a_second = 0, tokens / self.seconds(rows, 0)
         for n, (chance, _) in enumerate(chances, start=1):
@@ -205,7 +217,8 @@ class Speculation:
             if n in COUNTS and tokens > most_a_second * self.seconds(rows + n, n):
                 best, most_a_second = n, tokens / self.seconds(rows + n, n)
         counts = Counter(number for _, number in chances[:best])
-        return [counts[number] or int(most > 0 and one.idle > TRIES_EVERY) for number, (one, most) in enumerate(drafts)]
+        tries = (most > 0 and one.idle > one.tries_every for one, most in drafts)
+        return [counts[number] or int(trying) for number, trying in enumerate(tries)]
 
 
 DRAFTERS: dict[str, Callable[[PastAnswers, str], Drafter]] = {

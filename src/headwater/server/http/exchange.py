@@ -40,6 +40,7 @@ class ServedEngine(Protocol):
     max_model_len: int
     model_name: str
     spec: ModelSpec
+    draft_bytes: int
     generation_defaults: dict[str, Any]
 
     def submit(self, generation: Generation, on_event: Callable[[Event], None]) -> int: ...

@@ -59,7 +59,7 @@ class Overview:
             "started": self._started,
             "time": time.time(),
             "model": self._engine.model_name,
-            "memory": _memory(stats, self._engine.spec.page_bytes),
+            "memory": {**_memory(stats, self._engine.spec.page_bytes), "draft_bytes": self._engine.draft_bytes},
             "held": _fields(stats.cache, ("checkpoints", "nodes", "namespaces", "dead_kv_tokens")),
             "requests_running": stats.running,
             "requests_waiting": stats.waiting,
