@@ -177,8 +177,8 @@ def _peer(wanted: Wanted, given: argparse.Namespace) -> Iterator[tuple[Any, int]
 
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    options = {"threads": given.threads, "ctx": given.slot, "parallel": max(given.streams, default=1), "cache_gb": MEMORY}
-    options["extra"] = wanted.flags
+    options = {"threads": given.threads, "ctx": given.slot, "cache_gb": MEMORY, "extra": wanted.flags}
+    options["parallel"] = max(given.streams, default=1)
     log = given.out.with_suffix(f".{wanted.name}.log")
     with Peer(PEERS[wanted.where], wanted.model, port=port, log=str(log), **options) as peer:
         yield peer, port
