@@ -45,7 +45,7 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a soak, which ends at the first of the first two; of its answers at most so many are compared."""
+    """Limits of a soak: it ends after so many seconds or visits, and compares the answers of so many requests."""
 
     seconds: float
     visits: int

@@ -75,10 +75,12 @@ def test_a_short_soak_loses_nothing(model, speculation):
     told = io.StringIO()
     run = soak(1, Limits(PATIENCE, VISITS, clients=6), model, Console(file=told, width=140), speculation)
     assert not run.faults, told.getvalue()
+    stats = run.server.engine.stats()
     assert len(run.equal) == (1 if speculation == "off" else 3)
+    assert bool(stats.accepted_drafts + stats.rejected_drafts) == (speculation != "off")
     assert run.visits >= VISITS
     assert run.samples.kept
-    assert run.server.engine.stats().cache.evicted_checkpoints > 0  # so that memory was tiny indeed
+    assert stats.cache.evicted_checkpoints > 0  # so that memory was tiny indeed
     assert all(kind.__name__ in told.getvalue() for kind in KINDS)
 
 

@@ -26,6 +26,7 @@ from headwater.engine.live import Deadlines, NoObserver
 from headwater.engine.selfcheck import SelfCheck
 from headwater.errors import (
     CheckpointError,
+    ConfigError,
     DeadlineExceeded,
     EngineStopped,
     HeadwaterError,
@@ -438,5 +439,19 @@ def test_what_is_kept_of_drafts_is_taken_from_the_memory(loaded: LoadedModel) ->
     assert [engine.draft_bytes for engine in engines] == [0, kept]
     assert engines[1].health()["memory_pages"] == 400
     assert engines[0].health()["memory_pages"] == 400 + kept // page
-    with pytest.raises(SettingError, match=f"drafts take {kept:,} bytes, and one page {page:,}"):
+    with pytest.raises(SettingError, match=f"drafts take {kept:,} bytes and one page {page:,}"):
         Engine.over(loaded, check, ServeConfig(memory=kept, max_running=2, speculation="ngram"))
+    with pytest.raises(ConfigError, match="memory is 1,000 bytes, one page of this model is"):  # no word of drafts
+        Engine.over(loaded, check, ServeConfig(memory=1000))
+
+
+@pytest.mark.parametrize(("megabytes", "rows"), [(1, 16), (8, 8), (20, 4), (100, 2), (300, 1)])
+def test_staged_checkpoints_are_many_if_small_and_one_if_large(
+    megabytes: int, rows: int, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row of the embedded model's size stands for one of so many MiB: the limits shrink with it."""
+    row = loaded.spec.checkpoint_pages * loaded.spec.page_bytes
+    for name in ("STAGED_BYTES", "BYTES_OF_FEW"):
+        monkeypatch.setattr(engines, name, getattr(engines, name) * row // (megabytes * 2**20))
+    engine = Engine.over(loaded, SelfCheck(True, None, "compiled"), ServeConfig(memory=50 * row))
+    assert engine.scheduler.limits.saves_per_step == rows

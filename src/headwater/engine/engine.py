@@ -45,10 +45,10 @@ from headwater.schedule.speculation import Speculation, speculation_of
 from headwater.setting import SettingError, show_bytes
 from headwater.spec import ModelSpec
 
-# Checkpoints saved in the middle of a leg are staged in rows of their own: as many as fit these bytes, 4 to 16 of them.
-# Four are what a step of 256 tokens can take with pages of 64.
-STAGED_BYTES = 64 * 2**20
-MIN_SAVES, MAX_SAVES = 4, 16
+# Checkpoints saved in the middle of a leg are staged in rows of their own: at most so many, and so many bytes. The few,
+# for which there are more bytes, are what a step of 256 tokens saves with pages of 64.
+MAX_SAVES, STAGED_BYTES = 16, 64 * 2**20
+FEW_SAVES, BYTES_OF_FEW = 4, 256 * 2**20
 
 log = logging.getLogger("headwater.engine")
 
@@ -159,12 +159,13 @@ class Engine(Answering):
         spec = loaded.spec
         slots, speculation = config.max_running + EXTRA_SLOTS, speculation_of(config.speculation)
         of_drafts = draft_bytes(spec, slots, speculation)
-        if config.memory < of_drafts + spec.page_bytes:
-            must = f"drafts take {of_drafts:,} bytes, and one page {spec.page_bytes:,}: more memory or speculation off"
+        if of_drafts and config.memory < of_drafts + spec.page_bytes:
+            must = f"drafts take {of_drafts:,} bytes and one page {spec.page_bytes:,}: give more, or --speculation off"
             raise SettingError("memory", repr(show_bytes(config.memory)), must)
         layout = spec.layout(config.memory - of_drafts, config.state_fraction)
         row_bytes = layout.checkpoint_pages * spec.page_bytes
-        n_saves = max(MIN_SAVES, min(MAX_SAVES, STAGED_BYTES // max(1, row_bytes)))
+        many, few = (size // max(1, row_bytes) for size in (STAGED_BYTES, BYTES_OF_FEW))
+        n_saves = max(1, min(MAX_SAVES, many), min(FEW_SAVES, few))
         states = StateMemory(spec.state, 2 * slots + n_saves, row_bytes, config.device)
         arena = Arena(spec, layout.n_pages, config.device)
         longest = spec.max_length

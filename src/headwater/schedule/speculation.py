@@ -32,7 +32,8 @@ EXPECTED = {  # chance that a draft is right, where < 4, 8, 16, 32 tokens agreed
     Source.FORCED: (0.9, 0.9, 0.9, 0.9, 0.9),
 }
 WEIGHT = 4  # judged drafts that the server's experience counts as for a request, and what is expected for a server
-TRIES_EVERY, RARELY = 32, 256  # steps after which a request whose drafts do not pay tries one; twice as many next time
+# steps after which a request whose drafts do not pay tries one: at first, and at most; each try that fails doubles them
+TRIES_EVERY, RARELY = 32, 256
 
 
 class Sums:
@@ -82,7 +83,7 @@ class StepSeconds:
         return max(1e-9, sums.y / sums.n + slope * (rows - sums.x / sums.n))
 
     def least_chance(self, rows: int) -> float:
-        """Return the chance below which a draft costs a step more than it yields; without any the step has `rows`."""
+        """Return the chance below which a draft lowers the tokens a second of a step, which has `rows` without any."""
         return rows * (self(rows + 2, 2) - self(rows + 1, 1)) / self(rows, 0)
 
 

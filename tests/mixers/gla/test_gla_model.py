@@ -112,3 +112,11 @@ def test_what_came_long_before_matters(model: HybridModel) -> None:
         bench.step([(bench.sequence(1000), changed)]) for changed in (tokens, [(tokens[0] + 1) % VOCAB, *tokens[1:]])
     )
     assert (last - other).abs().max() > 1e-4
+
+
+def test_what_is_kept_of_a_draft_is_what_is_counted(model: HybridModel) -> None:
+    bench = Bench(model)
+    seq = bench.sequence(20)
+    bench.step([(seq, list(range(10)))])
+    bench.step([], [(seq, 3), (seq, 4), (seq, 5)], drafted=(2,), accepted=(0,))
+    assert sum(part[0, 0].nbytes for parts in bench.states.kept.values() for part in parts) == SPEC.draft_bytes

@@ -59,7 +59,7 @@ class Overview:
             "started": self._started,
             "time": time.time(),
             "model": self._engine.model_name,
-            "memory": {**_memory(stats, self._engine.spec.page_bytes), "draft_bytes": self._engine.draft_bytes},
+            "memory": _memory(stats, self._engine),
             "held": _fields(stats.cache, ("checkpoints", "nodes", "namespaces", "dead_kv_tokens")),
             "requests_running": stats.running,
             "requests_waiting": stats.waiting,
@@ -223,9 +223,10 @@ def _fields(value: object, names: Iterable[str]) -> Json:
     return {name: getattr(value, name) for name in names}
 
 
-def _memory(stats: EngineStats, page_bytes: int) -> Json:
-    pages = stats.cache.pages_by_use()
+def _memory(stats: EngineStats, engine: ServedEngine) -> Json:
+    pages, page_bytes = stats.cache.pages_by_use(), engine.spec.page_bytes
     return {
+        "draft_bytes": engine.draft_bytes,
         "page_bytes": page_bytes,
         "pages": {**pages, "total": stats.cache.pages_total},
         "bytes": {use: count * page_bytes for use, count in pages.items()},
