@@ -144,24 +144,32 @@ class AttentionLayer(Weights):
 
     def attend(self, x_BTC: torch.Tensor, norm: Norm, allowed_B1TT: torch.Tensor | None) -> torch.Tensor:
         """Without a mask to all tokens up to their own."""
+        q, k, v, gate = self.project(norm(x_BTC))
+        read = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed_B1TT, is_causal=allowed_B1TT is None)
+        return x_BTC + self.finish(read, gate)
+
+    def project(self, normed_BTC: torch.Tensor, first: int = 0) -> tuple[torch.Tensor, ...]:
+        """Return queries, keys and values, [B, heads, T, D] each, and gates; the first token is at position `first`."""
         s = self.shape
         assert s.rotary is not None
-        normed_BTC = norm(x_BTC)
         q, k, v = (self.product(normed_BTC, f"{name}_proj") for name in "qkv")
         q, gate = q.unflatten(-1, (s.heads, -1)).chunk(2, -1)
         q = rms_norm(q, self["q_norm.weight"] + s.norm_offset, s.norm_eps)
         k = rms_norm(k.unflatten(-1, (s.kv_heads, -1)), self["k_norm.weight"] + s.norm_offset, s.norm_eps)
-        q, k = (rotate(x, s.rotary).transpose(1, 2).to(v.dtype) for x in (q, k))
+        q, k = (rotate(x, s.rotary, first).transpose(1, 2).to(v.dtype) for x in (q, k))
         v = v.unflatten(-1, (s.kv_heads, -1)).transpose(1, 2)
         k, v = (x.repeat_interleave(s.heads // s.kv_heads, 1) for x in (k, v))
-        read = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed_B1TT, is_causal=allowed_B1TT is None)
-        return x_BTC + self.product((read.transpose(1, 2) * gate.sigmoid()).flatten(-2), "o_proj")
+        return q, k, v, gate
+
+    def finish(self, read: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """Return the layer's rows from what its heads read."""
+        return self.product((read.transpose(1, 2) * gate.sigmoid()).flatten(-2), "o_proj")
 
 
-def rotate(x_BTHD: torch.Tensor, rotary: Rotary) -> torch.Tensor:
-    """The first channels of each head, by position; float32."""
+def rotate(x_BTHD: torch.Tensor, rotary: Rotary, first: int = 0) -> torch.Tensor:
+    """The first channels of each head, by position, which begins with `first`; float32."""
     half = rotary.dim // 2
-    position_T = torch.arange(x_BTHD.shape[1], device=x_BTHD.device, dtype=torch.float32)
+    position_T = torch.arange(first, first + x_BTHD.shape[1], device=x_BTHD.device, dtype=torch.float32)
     frequency_F = rotary.theta ** -(torch.arange(half, device=x_BTHD.device, dtype=torch.float32) / half)
     angle_T1F = (position_T[:, None] * frequency_F)[:, None]
     cos, sin = angle_T1F.cos(), angle_T1F.sin()

@@ -154,6 +154,17 @@ RECIPES: dict[str, Recipe] = {
         seed=8,
         apart=0.4,
     ),
+    "head": replace(
+        CPU,
+        stages=(
+            Stage(384, 12, 350, {**THIRD, "pairs": 0.2}),
+            Stage(768, 6, 450, THIRD),
+            Stage(2304, 2, 100, LAST),
+        ),
+        cool=0.5,
+        seed=11,
+    ),
+    "smoke-head": replace(CPU, stages=(Stage(256, 4, 20, ALL),), warm_up=5),
     "smoke": Recipe(
         hidden=64,
         layers=4,

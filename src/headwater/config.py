@@ -29,7 +29,7 @@ DTYPES = ("auto", "float32", "bfloat16")
 WEIGHTS = ("auto", "int8", "int4")  # what headwater.spec has
 POOLS = ("unified", "split")
 DECODE_REUSE = ("canonical", "raw", "none")
-SPECULATION = ("off", "ngram", "suffix")
+SPECULATION = ("off", "auto", "ngram", "suffix", "mtp")
 HEALING = tuple(map(str, Healing))
 SEGMENT_EVICTION = tuple(map(str, SegmentEviction))
 LOG_FORMATS = ("text", "json")
@@ -134,7 +134,7 @@ class ServeConfig:
         "off",
         TEXT,
         SCHEDULING,
-        "Drafts that a step verifies: off, ngram (from the prompt), suffix (and from past answers).",
+        "Drafts that steps verify: ngram (from prompts), suffix (and answers), mtp (the model's head), auto (any).",
         choices=SPECULATION,
     )
     max_running: int = setting(16, COUNT, SCHEDULING, "Requests that compute at the same time.", least=1)

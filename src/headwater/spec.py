@@ -54,6 +54,21 @@ class Block:
     keeps_normed: bool = False  # keep · norm(x) instead of keep · x (MiniMax)
 
 
+@dataclass(frozen=True, slots=True)
+class MtpHead:
+    """Head of multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section 2.2): it drafts the token after the next.
+
+    Its input is the product of two norms side by side: of the embedding of a token, and of the model's hidden state
+    before that token, after the model's final norm. Embedding and last product are the model's. Names are full.
+    """
+
+    embedding_norm: str
+    hidden_norm: str
+    product: str  # weight [C, 2 C]
+    blocks: tuple[Block, ...]
+    final_norm: str
+
+
 @dataclass(frozen=True)
 class Architecture:
     """Architecture of a text model of any family, read from a checkpoint's config.json."""
@@ -73,6 +88,7 @@ class Architecture:
     embedding_scale: float = 1.0
     logits_scale: float = 1.0
     float32_residual: bool = False  # the residual stream is float32, independent of the layers' dtype
+    mtp: MtpHead | None = None  # checkpoints of the family may have it
 
 
 class ModelCosts(ABC):
@@ -284,6 +300,21 @@ class ModelSpec(Architecture, ModelCosts):
             raise CheckpointError(f"weights are {weights!r}, must be one of {', '.join(WEIGHTS)}")
         stored = stored if stored in BYTES_OF_DTYPE else dtype
         return cls(**vars(architecture), dtype_name=dtype, weights=weights, stored_dtype=stored, page_size=page_size)
+
+    @cached_property
+    def of_mtp(self) -> ModelSpec:
+        """The blocks of the MTP head as a model of their own. Raises CheckpointError if the family has none."""
+        if self.mtp is None:
+            raise CheckpointError(f"models of type {self.model_type!r} have no MTP head")
+        return replace(self, blocks=self.mtp.blocks, final_norm=self.mtp.final_norm, prefixes=("",), mtp=None)
+
+    @property
+    def mtp_page_bytes(self) -> int:
+        """Bytes beside a page for the MTP head: its entries, and the hidden state of the page's last token.
+
+        0 if the family has none.
+        """
+        return 0 if self.mtp is None else self.of_mtp.page_bytes + self.hidden_size * self.element_bytes
 
     @property
     def weight_dtype(self) -> str:

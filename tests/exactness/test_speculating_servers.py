@@ -45,7 +45,7 @@ class Script:
 @contextmanager
 def drafting(make: Make, texts: list[list[int]], **settings: object) -> Iterator[Rig]:
     with make(PAGES, **settings) as rig:
-        rig.engine.scheduler.speculation = Speculation(lambda namespace: Script(texts))
+        rig.engine.scheduler.speculation = Speculation(lambda namespace: [Script(texts)])
         rig.engine.scheduler.speculation.worth = lambda drafts, rows: [most for _, most in drafts]
         yield rig
 

@@ -37,7 +37,7 @@ class Oracle:
 
 
 def speculating(wrong: int = 0) -> Speculation:
-    return Speculation(lambda namespace: Oracle(wrong))
+    return Speculation(lambda namespace: [Oracle(wrong)])
 
 
 @pytest.mark.parametrize("wrong", [0, 1, 3, 7])

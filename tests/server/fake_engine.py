@@ -54,6 +54,7 @@ class FakeEngine:
     fail_after: int = 0  # tokens
     max_model_len: int = 4096
     draft_bytes: int = 0
+    mtp_bytes: int = 0
     memory_tokens: int = 100_000
     chat_template: str | None = SILENT
     model_name: str = "fake"

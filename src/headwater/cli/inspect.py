@@ -123,6 +123,10 @@ def cost_table(spec: ModelSpec) -> Table:
     if spec.draft_bytes:
         share = f"1/{spec.checkpoint_bytes / spec.draft_bytes:,.0f} of a checkpoint"
         table.add_row("kept of a draft", f"{spec.draft_bytes:,}", share)
+    if spec.mtp is not None:
+        table.add_row(
+            "MTP head, a page", f"{spec.mtp_page_bytes:,}", f"{spec.mtp_page_bytes / spec.page_bytes:.0%} of a page"
+        )
     return table
 
 

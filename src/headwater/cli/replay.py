@@ -24,6 +24,8 @@ from headwater.lab.report import write_report
 from headwater.lab.row import Result, Row
 from headwater.lab.serving import Engine, check_clock
 from headwater.lab.setup import OFF, Setup, system
+from headwater.lab.speculation import OFF as OFF_DRAFTS
+from headwater.lab.speculation import Law
 from headwater.models.profiles import Profile
 from headwater.request import SegmentEviction
 from headwater.setting import parse_bytes
@@ -68,6 +70,9 @@ def replay(
     tensor_parallel: Annotated[int, Option(min=1, help="Devices that share the model.")] = 1,
     max_running: Annotated[int, Option(min=1, help="Requests that run at once.")] = 128,
     tokens_per_step: Annotated[int, Option(min=1, help="Tokens of prefill a step.")] = 8192,
+    speculation: Annotated[
+        str, Option(help="With --serve: off, or DRAFTS@CHANCE, like 4@0.7, or 4@0.7/slots; with commas.")
+    ] = OFF_DRAFTS,
     arrival: common.Arrival = None,
     limit: common.Limit = None,
     data: common.Data = None,
@@ -97,12 +102,16 @@ def replay(
     policies = common.choices(systems, _of_system) if systems else [{"placement": p, "eviction": e} for p, e in pairs]
     reuses = _reuses(reuse, segment_eviction)
     pools = common.choices(pool, lambda name: common.one_of("--pool", name, POOLS))
+    laws = common.choices(speculation, Law.read)
+    if serve is None and any(laws):
+        raise ConfigError(f"--speculation {speculation} needs --serve: without a clock a draft saves nothing")
+    base = replace(base, running=max_running)
     setups = [
-        replace(base, memory=size, pool=kind, **policy, **what)
-        for size, kind, policy, what in product(common.choices(memory, parse_bytes), pools, policies, reuses)
+        replace(base, memory=size, pool=kind, speculation=law, **policy, **what)
+        for size, kind, policy, what, law in product(common.choices(memory, parse_bytes), pools, policies, reuses, laws)
     ]
     cost = None if serve is None else StepCost(base.profile, load_device(serve))
-    engine = None if cost is None else Engine(cost, max_running, tokens_per_step)
+    engine = None if cost is None else Engine(cost, max_running, tokens_per_step, seed)
     _check(setups, engine is not None)
     common.prepare_outputs(json_file, per_request, report)
     found = common.read(trace, data, tokenizer, limit, seed)
@@ -267,6 +276,7 @@ LABELS = (
     Column("pool", lambda row: row.pool, lambda rows: any(row.pool != "unified" for row in rows)),
     Column("policy", _policy),
     Column("reuse", lambda row: row.reuse, _of_segments),
+    Column("drafts", lambda row: row.speculation, lambda rows: any(row.speculation != OFF_DRAFTS for row in rows)),
 )
 FIGURES = (
     Column("hits", lambda row: f"{row.token_hit_rate:.1%}"),
@@ -274,6 +284,11 @@ FIGURES = (
     *map(_share, ("prefix", "composed", "seam", "made")),
     Column("TTFT", _ttft("p50"), _timed),
     Column("p95", _ttft("p95"), _timed),
+    Column(
+        "a token",
+        lambda row: "" if row.tpot_ms is None else f"{row.tpot_ms.p50:,.1f}",
+        lambda rows: any(row.speculation != OFF_DRAFTS for row in rows),
+    ),
     Column("queue", lambda row: "" if row.queue_depth is None else f"{row.queue_depth:.2f}", _timed),
     Column("FLOPs", lambda row: f"{row.flops_saved_share:.1%}"),
     Column("reused", lambda row: f"{_short(row.checkpoints_hit)} of {_short(row.checkpoints_taken)}"),

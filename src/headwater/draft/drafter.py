@@ -20,6 +20,7 @@ class Source(StrEnum):
     COPIED = "copied"  # from the prompt or an answer
     PREDICTED = "predicted"  # by the client
     FORCED = "forced"  # by the answer's constraint
+    HEAD = "head"  # by the model's head of multi-token prediction
 
 
 @dataclass(frozen=True, slots=True)

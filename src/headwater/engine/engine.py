@@ -22,6 +22,7 @@ from headwater.engine.constraint import ConstraintCompiler
 from headwater.engine.detokenizer import TextStream
 from headwater.engine.live import Deadlines, Live, OnEvent, Outcome, Warming
 from headwater.engine.meter import EngineStats
+from headwater.engine.mtp import MtpRunner
 from headwater.engine.runner import Runner
 from headwater.engine.sampler import PromptScores, Sampling
 from headwater.engine.selfcheck import Progress, SelfCheck, no_progress, weight_shapes
@@ -41,7 +42,7 @@ from headwater.schedule.kinds.segment import Composer
 from headwater.schedule.limits import EXTRA_SLOTS, Limits
 from headwater.schedule.planner import DecodeReuse
 from headwater.schedule.scheduler import Scheduler
-from headwater.schedule.speculation import Speculation, speculation_of
+from headwater.schedule.speculation import AUTO, MTP, Speculation, speculation_of
 from headwater.setting import SettingError, show_bytes
 from headwater.spec import ModelSpec
 
@@ -90,6 +91,14 @@ def warn_if_slow(spec: ModelSpec, device: str, mode: str) -> None:
         )
 
 
+def no_mtp(spec: ModelSpec, config: ServeConfig) -> SettingError:
+    """Return why there is no MTP head to draft with."""
+    if config.device != "cpu":
+        return SettingError("speculation", repr(MTP), f"which runs on the CPU alone, and device is {config.device!r}")
+    why = "its family has none" if spec.mtp is None else f"tensor {spec.mtp.product!r} is missing"
+    return SettingError("speculation", repr(MTP), f"but the checkpoint has no MTP head: {why}")
+
+
 def draft_bytes(spec: ModelSpec, slots: int, speculation: Speculation) -> int:
     """Return the bytes that are set aside for what is kept of drafts: the most that a step takes, of each slot."""
     return slots * MOST_DRAFTS * spec.draft_bytes if speculation else 0
@@ -121,6 +130,7 @@ class Engine(Answering):
         self.spec = loaded.spec
         self.constraints = constraints
         self.draft_bytes = draft_bytes(loaded.spec, runner.slots, scheduler.speculation)
+        self.mtp_bytes = 0 if runner.mtp is None else scheduler.layout.n_pages * loaded.spec.mtp_page_bytes
         self._cancelled: set[int] = set()
         self._deadlines = Deadlines()
         self._refusing = False  # running requests end, new ones are refused
@@ -139,13 +149,17 @@ class Engine(Answering):
         path = folder_of(config.model)
         spec = read_spec(path, config.dtype, config.device, config.page_size, config.weights)
         check_memory(config)
-        open_weights(path, spec.dtype_name, config.device)  # a broken file is an error before the proof, not after it
+        tensors = open_weights(path, spec.dtype_name, config.device)  # a broken file is an error before the proof
+        has_head = config.device == "cpu" and spec.mtp is not None and spec.mtp.product in tensors
+        if config.speculation == MTP and not has_head:
+            raise no_mtp(spec, config)
         check = verdict(spec, config.device, config.reproducible, config.recheck, progress)
         if check.proven is not None:
             log.info("hits are exact: proven %s UTC for %s, %s", f"{check.proven:%F %R}", spec.dtype_name, check.mode)
         numerics.use(Numerics(check.mode))
         warn_if_slow(spec, config.device, check.mode)
-        loaded = load_model(path, spec.dtype_name, config.device, config.page_size, config.weights)
+        mtp = has_head and config.speculation in (AUTO, MTP)
+        loaded = load_model(path, spec.dtype_name, config.device, config.page_size, config.weights, mtp)
         loaded = replace(loaded, name=config.model_name or loaded.name)
         end_workers()  # the engine computes on a thread of its own
         try:
@@ -159,10 +173,12 @@ class Engine(Answering):
         spec = loaded.spec
         slots, speculation = config.max_running + EXTRA_SLOTS, speculation_of(config.speculation)
         of_drafts = draft_bytes(spec, slots, speculation)
-        if of_drafts and config.memory < of_drafts + spec.page_bytes:
-            must = f"drafts take {of_drafts:,} bytes and one page {spec.page_bytes:,}: give more, or --speculation off"
+        head = loaded.mtp if config.speculation in (AUTO, MTP) else None
+        of_page = spec.page_bytes + (0 if head is None else spec.mtp_page_bytes)
+        if of_drafts and config.memory < of_drafts + of_page:
+            must = f"drafts take {of_drafts:,} bytes and one page {of_page:,}: give more, or --speculation off"
             raise SettingError("memory", repr(show_bytes(config.memory)), must)
-        layout = spec.layout(config.memory - of_drafts, config.state_fraction)
+        layout = spec.layout((config.memory - of_drafts) * spec.page_bytes // of_page, config.state_fraction)
         row_bytes = layout.checkpoint_pages * spec.page_bytes
         many, few = (size // max(1, row_bytes) for size in (STAGED_BYTES, BYTES_OF_FEW))
         n_saves = max(1, min(MAX_SAVES, many), min(FEW_SAVES, few))
@@ -185,7 +201,9 @@ class Engine(Answering):
         )
         ends, seconds = loaded.eos_token_ids, config.constraint_time
         constraints = ConstraintCompiler(loaded.tokenizer, spec.vocab_size, ends, seconds)
-        return cls(loaded, scheduler, Runner(loaded.model, arena, states, slots), check, constraints)
+        mtp = None if head is None else MtpRunner(head, layout.n_pages, slots, config.device)
+        speculation.head = mtp
+        return cls(loaded, scheduler, Runner(loaded.model, arena, states, slots, mtp), check, constraints)
 
     # -- from any thread -------------------------------------------------------
 

@@ -8,6 +8,7 @@ from itertools import accumulate
 
 import torch
 
+from headwater.engine.mtp import MtpRunner
 from headwater.memory.arena import Arena
 from headwater.memory.slots import Segment, StateMemory
 from headwater.mixers.batch import STATE, Slice, StepBatch
@@ -71,14 +72,17 @@ class Runner:
     then those for saves.
     """
 
-    def __init__(self, model: HybridModel, arena: Arena, states: StateMemory, slots: int) -> None:
-        self.model, self.arena, self.states = model, arena, states
+    def __init__(
+        self, model: HybridModel, arena: Arena, states: StateMemory, slots: int, mtp: MtpRunner | None = None
+    ) -> None:
+        self.model, self.arena, self.states, self.mtp = model, arena, states, mtp
         self.slots = slots
         self.page_size = arena.page_size
         self.device = arena.pages.device
-        self.graphs = DecodeGraphs.over(model, arena, states)
-        self.segments = SegmentRunner(model, arena, states, slots)
         self._all_rows = torch.arange(slots + REPLAYED, device=self.device)  # more than any step decodes
+        self._hidden_BC = None if mtp is None else mtp.hidden(len(self._all_rows))
+        self.graphs = DecodeGraphs.over(model, arena, states, self._hidden_BC)
+        self.segments = SegmentRunner(model, arena, states, slots)
         self._tables: dict[int, tuple[Sequence[int], torch.Tensor]] = {}  # by request: its page table twice
 
     @torch.inference_mode()
@@ -90,12 +94,17 @@ class Runner:
         for leg in step.legs:
             self._restore(leg)
         rows_of_saves, batch = self._batch(step) if step.legs else ([], self._decode_batch(step.decodes))
+        hidden_NC = self._hidden_BC
         if step.legs or self.graphs is None:
             segments = self.segments.before(step.legs)
-            logits_RV = self.model.forward(batch, self.arena, self.states, segments, self.segments.transitions)
+            hidden_NC = None if self.mtp is None else self.mtp.hidden(len(batch.token_N))
+            transitions = self.segments.transitions
+            logits_RV = self.model.forward(batch, self.arena, self.states, segments, transitions, hidden_NC)
             self.segments.after(step.legs)
         else:
             logits_RV = self.graphs.forward(batch)
+        if self.mtp is not None and hidden_NC is not None:
+            self.mtp.take(step, batch, hidden_NC)
         for leg, rows in zip(step.legs, rows_of_saves, strict=True):
             for save, row in zip(leg.plan.saves, rows, strict=True):
                 self.states.save(row, self.arena.pages, save.pages)

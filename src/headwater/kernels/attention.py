@@ -234,11 +234,12 @@ def place(
 @kernel
 def attend(
     q, keys, values, tables, positions, gates, out, highest_sum, reads,
-    heads, kv_heads, k_width, v_width, page_size, page_row, table_row, gate_row, gate_head, out_row,
+    heads, kv_heads, k_width, v_width, page_size, page_row, table_row, first_key, gate_row, gate_head, out_row,
 ):  # fmt: skip
     """Attend from each row's queries [H, D] (scaled, float32) to the keys up to its position; write the reads, [H, V].
 
-    `tables` are [B, T] pages of the last keys. `gates`, of which sigmoids multiply the reads, may be empty.
+    `tables` are [B, T] pages of the last keys; keys before `first_key`, which is in the first split, are not seen.
+    `gates`, of which sigmoids multiply the reads, may be empty.
     `highest_sum` and `reads` are scratch: 2 and V floats for each split of each KV head and each of its queries.
     """
     n, sharing, most = len(positions), heads // kv_heads, table_row * page_size
@@ -252,8 +253,9 @@ def attend(
             row += 1
         splits = (first_item[row + 1] - first_item[row]) // kv_heads
         group, split = (item - first_item[row]) // splits, (item - first_item[row]) % splits
-        first = split * SPLIT
-        n_keys = min(SPLIT, min(positions[row] + 1, most) - first)
+        end = min((split + 1) * SPLIT, min(positions[row] + 1, most))
+        first = max(split * SPLIT, first_key)
+        n_keys = end - first
         table = tables[row * table_row : (row + 1) * table_row]
         k_at, v_at = np.empty(SPLIT + BEYOND, np.int64), np.empty(SPLIT + BEYOND, np.int64)
         _write_rows(k_at, table, first, n_keys, page_size, page_row, kv_heads * k_width, group * k_width)

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 
 from headwater.account import CacheAccount
 from headwater.cache import PrefixCache
@@ -18,10 +19,12 @@ from headwater.lab.replayed import OneByOne, Replayed
 from headwater.lab.row import Result, Row, Segments, Spread
 from headwater.lab.serving import Engine, Serving
 from headwater.lab.setup import Setup, as_reused
+from headwater.lab.speculation import OFF
 from headwater.lab.tally import Ideal, SegmentWork, Tally
 from headwater.lab.tuner import TraceTuning
 from headwater.machine import peak_memory, usable_cores
 from headwater.schedule.limits import Limits
+from headwater.schedule.speculation import Speculation
 from headwater.traces.arrivals import Arrivals, in_order
 from headwater.traces.request import Request, Trace
 
@@ -37,13 +40,20 @@ def replay(trace: Trace, setup: Setup, arrivals: Arrivals, engine: Engine | None
     begin = time.process_time()
     if engine is None:
         tally, cache = _one_by_one(trace, setup, arrivals, workers)
-        queue = None
+        queue, drafts = None, Speculation()
     else:
         serving = Serving(trace, setup, engine, workers)
         tally, cache, queue = serving.run(arrivals), serving.cache, serving.queue_depth
+        drafts = serving.scheduler.speculation
     segments = _segments(setup, tally, cache) if trace.has_segments else None
     return Result(
-        row=_row(setup, tally, cache, queue, time.process_time() - begin, segments),
+        row=replace(
+            _row(setup, tally, cache, queue, time.process_time() - begin, segments),
+            speculation=OFF if setup.speculation is None else str(setup.speculation),
+            tpot_ms=Spread.of(tally.token_seconds),
+            accepted_drafts=drafts.accepted,
+            rejected_drafts=drafts.rejected,
+        ),
         outcomes=tuple(tally.outcomes),
         held=tuple(tally.held),
         page_bytes=setup.memory // cache.layout.n_pages,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from headwater.lab.speculation import OFF
 from headwater.lab.tally import Held, Outcome
 from headwater.percentile import percentile
 
@@ -76,6 +77,10 @@ class Row:
     seconds: float  # of the replay, without reading and tokenising
     peak_rss_mb: float
     segments: Segments | None = None  # None: no request has any
+    speculation: str = OFF  # as it was asked for
+    tpot_ms: Spread | None = None  # time of an output token after the first; None without --serve
+    accepted_drafts: int = 0
+    rejected_drafts: int = 0
 
     @property
     def reuse(self) -> str:

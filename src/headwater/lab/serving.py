@@ -28,11 +28,13 @@ class Engine:
     cost: StepCost
     max_running: int = 128
     tokens_per_step: int = 8192
+    seed: int = 0  # of the drafts that are right
 
 
 @dataclass(slots=True)
 class _Visit:
     request: Request
+    number: int  # in the order in which requests came
     came: float
     ideal: int
     first_token: float | None = None
@@ -50,6 +52,7 @@ class Serving:
     waited: float = 0.0  # seconds times requests that waited
     steps: int = 0
     _visits: dict[int, _Visit] = field(default_factory=dict)
+    _came: int = 0  # requests
 
     def __post_init__(self) -> None:
         self.layout = self.setup.layout(self.trace)
@@ -95,7 +98,8 @@ class Serving:
         while (due := arrivals.due()) is not None and due <= self.now:
             request = arrivals.take()
             seq = Replayed(self.scheduler.new_id(), self.trace, as_reused(request, self.setup.reuse))
-            visit = _Visit(request, due, self.ideal.hit(request))
+            visit = _Visit(request, self._came, due, self.ideal.hit(request))
+            self._came += 1
             try:
                 self.scheduler.enqueue(seq)
             except RequestTooLarge:
@@ -105,10 +109,15 @@ class Serving:
             self._visits[seq.id] = visit
 
     def _execute(self, step: Step, arrivals: Arrivals, tally: Tally) -> None:
-        self._pass(self.engine.cost.seconds(load_of(step)), len(self.scheduler.waiting))
+        seconds = self.engine.cost.seconds(load_of(step))
+        self._pass(seconds, len(self.scheduler.waiting))
         self.work.note(step)
+        drafts = {decode.seq.id: len(decode.drafts) for decode in step.decodes if decode.drafts}
+        if not step.legs:
+            rows = sum(decode.rows for decode in step.decodes)
+            self.scheduler.speculation.seconds.note(rows, sum(drafts.values()), seconds)
         for seq in self.scheduler.finish_step(step):
-            self._token(seq, arrivals, tally)
+            self._tokens(seq, drafts.get(seq.id, 0), arrivals, tally)
         self._count_failures(arrivals, tally)
 
     def _pass(self, seconds: float, waiting: int) -> None:
@@ -116,8 +125,8 @@ class Serving:
         self.waited += seconds * waiting
         self.steps += 1
 
-    def _token(self, seq: Answered, arrivals: Arrivals, tally: Tally) -> None:
-        """Count a token of the answer; the last one ends the request."""
+    def _tokens(self, seq: Answered, drafted: int, arrivals: Arrivals, tally: Tally) -> None:
+        """Count the tokens that a step gives an answer: one, and right drafts; the last one ends the request."""
         visit = self._visits[seq.id]
         if visit.first_token is None:
             visit.first_token = self.now
@@ -125,8 +134,13 @@ class Serving:
             tally.add(visit.request, seq.account, visit.ideal, *times, saved=self.work.of(seq.id))
             tally.sample(self.cache)
         assert isinstance(seq.tokens, Counted), "the lab's requests count their tokens"
-        seq.tokens.grow(1)
+        law, right = self.setup.speculation, 0
+        if drafted and law is not None:
+            right = law.right(self.engine.seed, visit.number, seq.n_output, drafted)
+            self.scheduler.accept(seq, drafted, right)
+        seq.tokens.grow(1 + right)
         if seq.n_output >= max(1, visit.request.output_tokens):
+            tally.answered(seq.n_output, self.now - visit.first_token)
             self.scheduler.finish(seq)
             del self._visits[seq.id]
             self.tuning.completed(visit.request)

@@ -8,6 +8,7 @@ from typing import Literal
 from headwater.cache import NoCache, PrefixCache
 from headwater.cache.placement import make_placement
 from headwater.errors import ConfigError
+from headwater.lab.speculation import Law
 from headwater.models.profiles import Profile
 from headwater.plan import CacheLayout, Draft, Match, Plan
 from headwater.request import SegmentEviction
@@ -76,16 +77,23 @@ class Setup:
     reuse: Reuse = "both"  # content that prompts made of segments reuse
     segment_share: float = 0.5  # of the memory, up to which segments grow at the expense of prefixes
     segment_eviction: SegmentEviction = SegmentEviction.COST
+    speculation: Law | None = None
+    running: int = 1  # requests at once, whose drafts take memory
 
     def layout(self, trace: Trace) -> CacheLayout:
         """Return the memory's layout. Raises ConfigError if it is too small, or page and block do not go together."""
+        of_drafts = 0 if self.speculation is None else self.speculation.bytes(self.profile, self.running)
+        if of_drafts >= self.memory:
+            raise ConfigError(
+                f"memory is {self.memory:,} bytes, drafts of {self.running:,} requests take {of_drafts:,}"
+            )
         return self.profile.layout(
-            self.memory,
+            self.memory - of_drafts,
             self.page_size,
             block_tokens=trace.block_tokens,
             state_fraction=None if self.pool == "unified" else self.state_fraction,
             elastic=self.pool == "elastic",
-            slots=self.slots,
+            slots=self.slots + (0 if self.speculation is None else self.speculation.states - 1),
         )
 
     def cache(self, layout: CacheLayout) -> PrefixCache:
@@ -109,6 +117,7 @@ class Setup:
             limits,
             "none" if off else self.decode_reuse,
             composer=Composer(cache, self.profile.state.conv_taps) if composes else None,
+            speculation=None if self.speculation is None else self.speculation.speculation(),
         )
 
     @property

@@ -131,6 +131,7 @@ class Tally:
     outcomes: list[Outcome] = field(default_factory=list)
     held: list[Held] = field(default_factory=list)
     flops_all: float = 0.0
+    token_seconds: list[float] = field(default_factory=list)  # of each answer, a token after its first
     _flops_spared: float = 0.0
 
     def sum(self, name: str) -> int:
@@ -174,6 +175,11 @@ class Tally:
         self.outcomes.append(one)
         self.flops_all += self.flops.between(0, one.prompt_tokens)
         self._flops_spared += self.flops.between(0, one.resumed_at) + (saved.flops if composed else 0.0)
+
+    def answered(self, tokens: int, seconds: float) -> None:
+        """Count an answer, whose tokens after the first took so long."""
+        if tokens > 1:
+            self.token_seconds.append(seconds / (tokens - 1))
 
     def sample(self, cache: PrefixCache) -> None:
         """Sample the memory's contents, SAMPLES times over the run."""

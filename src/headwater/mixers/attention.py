@@ -55,11 +55,12 @@ class AttentionStep:
     batch: StepBatch
     arena: KeyValuePages
     dtype: torch.dtype  # of queries and keys
+    first_key: int = 0  # position of the first key that decoding rows see
 
     @classmethod
-    def of(cls, batch: StepBatch, arena: KeyValuePages, dtype: torch.dtype) -> Self:
+    def of(cls, batch: StepBatch, arena: KeyValuePages, dtype: torch.dtype, first_key: int = 0) -> Self:
         """Describe a step."""
-        return cls(batch, arena, dtype)
+        return cls(batch, arena, dtype, first_key)
 
     @cached_property
     def destinations(self) -> Destinations:
@@ -76,7 +77,8 @@ class AttentionStep:
     def decodes(self) -> tuple[PagedBatch, ...]:
         """Decoding sequences in batches, with their pages."""
         batch = self.batch
-        return paged_batches(batch.decode_lengths, batch.decode_tables, self.arena.page_size, self.dtype)
+        found = paged_batches(batch.decode_lengths, batch.decode_tables, self.arena.page_size, self.dtype)
+        return tuple(one.from_key(self.first_key) for one in found) if self.first_key else found
 
     def write(self, layer: int, *rows_NX: Tensor) -> None:
         """Write KV of the step's rows to the arena."""
@@ -189,6 +191,11 @@ class Attention:
         step.write(self.layer, projected.k_NGD, projected.v_NGD)
         read_NHD = self._attend(projected.q_NGQD, step)
         return self.heads.finish(read_NHD, projected.gate_NHD, step.batch.n_prefill)
+
+    def store(self, x_NC: Tensor, step: AttentionStep) -> None:
+        """Write keys and values of a step without decoding rows; compute nothing else."""
+        projected = self.heads.project(x_NC, step.batch)
+        step.write(self.layer, projected.k_NGD, projected.v_NGD)
 
     def moved(self, kept: tuple[Tensor, ...], from_T: Tensor, to_T: Tensor) -> tuple[Tensor, ...]:
         """Return keys, re-rotated from some positions to others, and values: [T, G · D], as the arena keeps them."""

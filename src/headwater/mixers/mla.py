@@ -143,18 +143,28 @@ class LatentAttentionMixer:
     def forward(self, x_NC: Tensor, step: AttentionStep) -> Tensor:
         """Write the step's latents; attend from each row to its sequence up to that row."""
         shape, n_prefill = self.shape, step.batch.n_prefill
-        widths = (shape.q_latent or shape.heads * shape.key_dim, shape.latent, shape.rope_dim)
-        down_NE = self.down(x_NC, n_prefill)
-        q_NE, latent_NL, key_NE, gate_NH = down_NE.split([*widths, down_NE.shape[1] - sum(widths)], dim=1)
+        q_NE, gate_NH = self._write(x_NC, step)
         if self.q_up is not None and self.q_norm is not None:
             q_NE = self.q_up(self.q_norm(q_NE), n_prefill)
         q_NHD = self._placed(q_NE.unflatten(1, (shape.heads, -1)), step)
-        key_N1E = self._placed(key_NE[:, None], step)
-        step.write(self.layer, torch.cat([self.kv_norm(latent_NL), key_N1E[:, 0]], dim=1))
         out_NHV = self._attend(q_NHD, step)
         if shape.gated:
             out_NHV = out_NHV.mul_(sigmoid(gate_NH)[:, :, None])
         return self.out(out_NHV.flatten(1), n_prefill)
+
+    def store(self, x_NC: Tensor, step: AttentionStep) -> None:
+        """Write the latents of a step without decoding rows; compute nothing else."""
+        self._write(x_NC, step)
+
+    def _write(self, x_NC: Tensor, step: AttentionStep) -> tuple[Tensor, Tensor]:
+        """Write the step's latents; return the down-projections of queries, and the gates."""
+        shape = self.shape
+        widths = (shape.q_latent or shape.heads * shape.key_dim, shape.latent, shape.rope_dim)
+        down_NE = self.down(x_NC, step.batch.n_prefill)
+        q_NE, latent_NL, key_NE, gate_NH = down_NE.split([*widths, down_NE.shape[1] - sum(widths)], dim=1)
+        key_N1E = self._placed(key_NE[:, None], step)
+        step.write(self.layer, torch.cat([self.kv_norm(latent_NL), key_N1E[:, 0]], dim=1))
+        return q_NE, gate_NH
 
     def _placed(self, x_NHD: Tensor, step: AttentionStep) -> Tensor:
         """Rotate the last channels of each head, in float32; round once."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -118,6 +118,12 @@ class PagedBatch(DecodeBatch):
 
     table_BP: Tensor  # int64; padded with the sequence's first page, which is masked there
     unused_T: Tensor  # int64: indices of tokens, among all tokens of these pages, that were never written
+
+    def from_key(self, first: int) -> PagedBatch:
+        """Return the same sequences, whose keys before the one at position `first` are not seen."""
+        mask_B11K = self.mask_B11K.clone()
+        mask_B11K[..., :first] = -torch.inf
+        return replace(self, mask_B11K=mask_B11K)
 
 
 def decode_batches(

@@ -6,7 +6,7 @@ The names of tensors come from the spec.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,6 +40,7 @@ from headwater.mixers.recurrent import RecurrentMixer
 from headwater.mixers.weights import Weights
 from headwater.mixers.window import WindowAttentionMixer
 from headwater.models import hybrid
+from headwater.models.mtp import MtpModule
 from headwater.models.quantiser import BITS, QuantisedTensors
 from headwater.models.tensors import ModelTensors, PartTensors
 from headwater.spec import ModelSpec
@@ -134,8 +135,25 @@ def build_model(spec: ModelSpec, tensors: ModelTensors) -> hybrid.HybridModel:
         _tell_of_undivided(spec)
     prefix = next((p for p in spec.prefixes if p + spec.embedding in tensors), spec.prefixes[0])
     embed, head = _ends(spec, tensors, prefix)
-    blocks: list[hybrid.Residual] = []
     mixers = hybrid.Mixers({}, {}, {})
+    blocks = list(_blocks(spec, tensors, prefix, mixers))
+    norm = _norm(spec, spec.final_norm, tensors, prefix)
+    return hybrid.HybridModel(spec, blocks, mixers, embed, norm, head, layer_classes(tensors.device).attention_step)
+
+
+def build_mtp(spec: ModelSpec, tensors: ModelTensors, model: hybrid.HybridModel) -> MtpModule:
+    """Pack the weights of a model's MTP head. Raises CheckpointError if it has none, or for a misshapen tensor."""
+    of_mtp, head = spec.of_mtp, spec.mtp
+    assert head is not None
+    norms = _norm(spec, head.embedding_norm, tensors, ""), _norm(spec, head.hidden_norm, tensors, "")
+    product = tensors.stored(head.product, spec.hidden_size, 2 * spec.hidden_size)
+    linear = Weights({"product.weight": product}, tensors.dtype, tensors.device).linear("product")
+    blocks = list(_blocks(of_mtp, tensors, "", hybrid.Mixers({}, {}, {})))
+    return MtpModule(of_mtp, model, norms, linear, blocks, _norm(spec, of_mtp.final_norm, tensors, ""))
+
+
+def _blocks(spec: ModelSpec, tensors: ModelTensors, prefix: str, mixers: hybrid.Mixers) -> Iterator[hybrid.Residual]:
+    """Build the blocks one after the other; what was read of the files is given back after each."""
     index = 0
     for block in spec.blocks:
         functions = []
@@ -144,10 +162,8 @@ def build_model(spec: ModelSpec, tensors: ModelTensors) -> hybrid.HybridModel:
             held = named if spec.weights == "auto" else QuantisedTensors(named, part.layer, BITS[spec.weights])
             functions.append(layer_function(index, part.layer, Weights(held, tensors.dtype, tensors.device), mixers))
             index += 1
-        blocks.append(hybrid.Residual(block, _norm(spec, block.norm, tensors, prefix), tuple(functions)))
+        yield hybrid.Residual(block, _norm(spec, block.norm, tensors, prefix), tuple(functions))
         _give_back(tensors)
-    norm = _norm(spec, spec.final_norm, tensors, prefix)
-    return hybrid.HybridModel(spec, blocks, mixers, embed, norm, head, layer_classes(tensors.device).attention_step)
 
 
 def _ends(spec: ModelSpec, tensors: ModelTensors, prefix: str) -> tuple[Embedding, Linear]:

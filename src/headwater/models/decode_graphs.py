@@ -225,21 +225,32 @@ class Inputs:
 class DecodeGraphs:
     """The graphs of one model over its memory, each recorded when its shape first comes up."""
 
-    def __init__(self, model: HybridModel, arena: Arena, states: StateMemory, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        model: HybridModel,
+        arena: Arena,
+        states: StateMemory,
+        recorder: Recorder,
+        hidden_NC: torch.Tensor | None = None,
+    ) -> None:
+        """With `hidden_NC` every step writes the hidden states of its rows to the first rows of it."""
         self.model, self.arena, self.states, self.recorder = model, arena, states, recorder
+        self.hidden_NC = hidden_NC
         self._known: dict[Shape, tuple[Inputs, Work] | None] = {}  # None: such a step cannot be recorded
         self._seen = set[Shape]()  # of steps with several rows of a sequence
 
     @classmethod
-    def over(cls, model: HybridModel, arena: Arena, states: StateMemory) -> DecodeGraphs | None:
+    def over(
+        cls, model: HybridModel, arena: Arena, states: StateMemory, hidden_NC: torch.Tensor | None = None
+    ) -> DecodeGraphs | None:
         """Return the recorded steps of a model, or None where there is no recorder."""
         if arena.pages.device.type == "cuda":
-            return cls(model, arena, states, CudaRecorder())
+            return cls(model, arena, states, CudaRecorder(), hidden_NC)
         if not (kernels.available() and numerics.current().mode == "compiled"):
             return None
         from headwater.kernels.recording import CpuRecorder
 
-        return cls(model, arena, states, CpuRecorder())
+        return cls(model, arena, states, CpuRecorder(), hidden_NC)
 
     def __len__(self) -> int:
         return len(self._known)
@@ -252,7 +263,7 @@ class DecodeGraphs:
         """
         shape = Shape.of(batch, self.arena.page_size)
         if shape.has_chains and (not self.recorder.takes_chains or self._is_new(shape)):
-            return self.model.forward(batch, self.arena, self.states)
+            return self._forward(batch)
         if shape not in self._known:
             logits_BV = self._record(shape, batch)
         elif (known := self._known[shape]) is not None:
@@ -260,8 +271,12 @@ class DecodeGraphs:
             inputs.take(batch)
             logits_BV = again()
         else:
-            return self.model.forward(batch, self.arena, self.states)
+            return self._forward(batch)
         return logits_BV if batch.wants_all else logits_BV[batch.logits_row_R]
+
+    def _forward(self, batch: StepBatch) -> torch.Tensor:
+        hidden_NC = None if self.hidden_NC is None else self.hidden_NC[: batch.n_decode]
+        return self.model.forward(batch, self.arena, self.states, hidden_NC=hidden_NC)
 
     def _is_new(self, shape: Shape) -> bool:
         new = shape not in self._seen
@@ -273,7 +288,7 @@ class DecodeGraphs:
         inputs.take(batch)
 
         def work() -> torch.Tensor:
-            return self.model.forward(inputs.batch(batch), self.arena, self.states)
+            return self._forward(inputs.batch(batch))
 
         logits_BV, again = self.recorder.record(work)
         self._known[shape] = None if again is work else (inputs, again)

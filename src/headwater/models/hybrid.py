@@ -186,10 +186,12 @@ class HybridModel:
         states: StateMemory,
         segments: Sequence[Segment] = (),
         transitions: StateMemory | None = None,
+        hidden_NC: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compute one step: write KV to the arena, update states; return float32 logits [R, V] of `logits_row_R`.
 
-        Slices name `segments` by index, and rows of `transitions`, a memory laid out as `spec.transition`.
+        Slices name `segments` by index, and rows of `transitions`, a memory laid out as `spec.transition`. With
+        `hidden_NC` the hidden states of all rows, after the final norm, are written there.
         """
         attention = self.attention_step.of(batch, arena, self.dtype) if self.spec.attention_layers else None
         step = Step(batch, attention, states, self.dtype, segments, transitions)
@@ -198,7 +200,12 @@ class HybridModel:
         output: Output | None = None
         for block in self.blocks:
             x_NC, output = block.forward(x_NC, output, step)
-        last_RC = self._last(x_NC, output, batch.logits_rows)
+        if hidden_NC is None:
+            last_RC = self._last(x_NC, output, batch.logits_rows)
+        else:
+            last_NC = self._last(x_NC, output, slice(None))
+            hidden_NC.copy_(last_NC)
+            last_RC = last_NC[batch.logits_rows]
         return _scaled(self.head(last_RC, 0).float(), self.spec.logits_scale)  # rows of logits are all decode's
 
     def _last(self, x_NC: torch.Tensor, output: Output | None, row_R: torch.Tensor | slice) -> torch.Tensor:

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from headwater.config_keys import read_json, text_config
 from headwater.errors import CheckpointError
 from headwater.hub_name import HubName, name_of
-from headwater.models.build import build_model
+from headwater.models.build import build_model, build_mtp
 from headwater.models.dtype import choose_dtype
 from headwater.models.families import read_folder
 from headwater.models.files import model_config
@@ -22,6 +22,7 @@ from headwater.models.gguf.file import read_header
 from headwater.models.gguf.tensors import GgufTensors
 from headwater.models.gguf.tokenizer import special_tokens, tokenizer_of
 from headwater.models.hybrid import HybridModel
+from headwater.models.mtp import MtpModule
 from headwater.models.quantisation import method_of
 from headwater.models.tensors import CheckpointTensors, ModelTensors
 from headwater.setting import SettingError
@@ -44,6 +45,7 @@ class LoadedModel:
     special_tokens: dict[str, str]  # "bos_token", "eos_token", ... as the template may use them
     generation: dict[str, Any] = field(default_factory=dict)  # generation_config.json
     eos_token_ids: tuple[int, ...] = ()
+    mtp: MtpModule | None = None  # the head of multi-token prediction, if it was asked for
 
 
 def read_spec(
@@ -66,9 +68,14 @@ def check_device(device: str) -> None:
 
 
 def load_model(
-    path: Path | str, dtype: str = "auto", device: str = "cpu", page_size: int = 64, weights: str = "auto"
+    path: Path | str,
+    dtype: str = "auto",
+    device: str = "cpu",
+    page_size: int = 64,
+    weights: str = "auto",
+    mtp: bool = False,
 ) -> LoadedModel:
-    """Read a folder or a GGUF file; `weights` is how weights are held.
+    """Read a folder or a GGUF file; `weights` is how weights are held, `mtp` reads the MTP head as well.
 
     Raises CheckpointError that names the file, and the tensor or key, that is wrong.
     """
@@ -77,6 +84,7 @@ def load_model(
     config = model_config(folder)
     tensors = open_weights(folder, spec.dtype_name, device)
     model = build_model(spec, tensors)
+    head = build_mtp(spec, tensors, model) if mtp else None
     _tell_of_skipped(folder, tensors.unread())
     texts = _gguf_texts(folder) if is_gguf(folder) else _folder_texts(folder)
     named_end = texts.tokenizer.token_to_id(texts.special_tokens.get("eos_token", ""))
@@ -90,6 +98,7 @@ def load_model(
         special_tokens=texts.special_tokens,
         generation=texts.generation,
         eos_token_ids=_end_tokens(text_config(config), texts.generation, named_end),
+        mtp=head,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headwater.draft.drafter import MOST_DRAFTS
+from headwater.draft.mtp import MTP_DRAFTS
 from headwater.errors import OutOfPages
 from headwater.plan import Plan
 from headwater.schedule.kinds.request import Request
@@ -49,24 +50,40 @@ class Preemption(RunningSequences):
         """Add drafts of the requests whose next token is unknown, as many as pay. No sequence gives way to them."""
         if not self.speculation or self.decode_reuse == "raw":
             return
-        drafts = [(one, self._draft(one.seq)) for one in self._decodes.values() if one.wants_token]
-        found = [(one, speculator, draft) for one, (speculator, draft) in drafts if speculator is not None and draft]
+        drafting = [(one, *self._draft(one.seq)) for one in self._decodes.values() if one.wants_token]
+        found = [(one, speculator, left) for one, speculator, left in drafting if speculator is not None and left > 0]
         rows = sum(one.rows for one in self._decodes.values())
-        counts = self.speculation.worth([(speculator, len(draft)) for _, speculator, draft in found], rows)
-        for (one, _, draft), n in zip(found, counts, strict=True):
+        if self.speculation.head is not None:
+            self._ask_head(found, rows)
+        found = [(one, speculator, left) for one, speculator, left in found if speculator.draft.tokens]
+        counts = self.speculation.worth(
+            [(speculator, len(speculator.draft.tokens)) for _, speculator, _ in found], rows
+        )
+        for (one, speculator, _), n in zip(found, counts, strict=True):
             n = min(n, self._rows_left())
             n = self._with_pages(one.seq, one.count + n) - one.count
-            self._decodes[one.seq.id] = replace(one, drafts=tuple(draft[:n]))
+            self._decodes[one.seq.id] = replace(one, drafts=tuple(speculator.draft.tokens[:n]))
 
-    def _draft(self, seq: Sequence) -> tuple[Speculator | None, list[int]]:
-        """Return what drafts a request's next tokens, and a draft that its answer has room for."""
+    def _draft(self, seq: Sequence) -> tuple[Speculator | None, int]:
+        """Return what drafts a request's next tokens, and has done so, and how many its answer has room for."""
         if not isinstance(seq, Request):
-            return None, []
+            return None, 0
         if seq.speculator is None:
             seq.speculator = self.speculation.speculator(seq.generation, seq.grammar)
         left = seq.generation.params.max_tokens - seq.n_output - 1
-        speculator = seq.speculator
-        return speculator, speculator.propose(seq.tokens, min(MOST_DRAFTS, left)) if speculator and left > 0 else []
+        if seq.speculator is not None and left > 0:
+            seq.speculator.propose(seq.tokens, min(MOST_DRAFTS, left))
+        return seq.speculator, left
+
+    def _ask_head(self, found: list[tuple[Decode, Speculator, int]], rows: int) -> None:
+        """Let the model's head draft for requests, as far as there are pages; not after rows that are replayed."""
+        wanted = []
+        for one, speculator, left in found:
+            if speculator.uses_head and one.count == 1:
+                most = min(left, MTP_DRAFTS, speculator.most, self._rows_left())
+                wanted.append((one.seq, speculator, self._with_pages(one.seq, 1 + most) - 1))
+        if wanted:
+            self.speculation.ask_head(wanted, rows)
 
     def _rows_left(self) -> int:
         """Return how many more rows a step takes beside those that each sequence needs."""

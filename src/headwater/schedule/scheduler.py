@@ -157,9 +157,16 @@ class Scheduler(Preemption):
         return failed
 
     def free_steps(self, most: int) -> int:
-        """Return how many of the next steps, at most `most`, decode one token of each sequence, and publish no page."""
+        """Return how many of the next steps, at most `most`, decode one token of each sequence, and publish no page.
+
+        None where there are drafts: how many tokens they give is known step by step.
+        """
         running, unit = self.running.values(), self.layout.unit_tokens
-        if self.answers or any(seq.phase is not Phase.DECODE or seq.uncomputed > 1 for seq in running):
+        if (
+            self.speculation
+            or self.answers
+            or any(seq.phase is not Phase.DECODE or seq.uncomputed > 1 for seq in running)
+        ):
             return 0
         if len(self.waiting) and len(running) < self.limits.max_running + RESERVED:
             return 0

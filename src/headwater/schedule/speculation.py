@@ -10,15 +10,18 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 from headwater.draft.drafter import MOST_DRAFTS, NO_DRAFT, Draft, Drafter, Source
 from headwater.draft.forced import ForcedTokens, Grammar, allowed
+from headwater.draft.mtp import MTP_DRAFTS
 from headwater.draft.ngram import PromptLookup
 from headwater.draft.prediction import PredictedAnswer
 from headwater.draft.suffix import PastAnswers, SuffixDrafter
 from headwater.request import Generation
+from headwater.schedule.sequence import Sequence as AnySequence
 
-OFF = "off"
+OFF, AUTO, MTP = "off", "auto", "mtp"
 # drafts of a step: few sizes, so that recorded steps are met again
 COUNTS = frozenset((1, 2, 3, 4, 6, 8, 12, 16, 24, 32))
 FORGETS = 0.98  # weight of a server's earlier steps, and of their drafts, with each new one
@@ -30,7 +33,9 @@ EXPECTED = {  # chance that a draft is right, where < 4, 8, 16, 32 tokens agreed
     Source.COPIED: (0.6, 0.55, 0.7, 0.95, 0.99),
     Source.PREDICTED: (0.6, 0.7, 0.9, 0.97, 0.99),
     Source.FORCED: (0.9, 0.9, 0.9, 0.9, 0.9),
+    Source.HEAD: (0.3, 0.6, 0.75, 0.85, 0.95),  # where its probability is < 0.5, 0.75, 0.875, 0.94, or more
 }
+UNKNOWN_HEAD = 0.75  # chance of a head's draft, until its request's own are judged
 WEIGHT = 4  # judged drafts that the server's experience counts as for a request, and what is expected for a server
 # steps after which a request whose drafts do not pay tries one: at first, and at most; each try that fails doubles them
 TRIES_EVERY, RARELY = 32, 256
@@ -114,6 +119,23 @@ class Experience:
         return shares[min(max(0, draft.agreed.bit_length() - 2), len(shares) - 1)]
 
 
+class Guesser(Protocol):
+    """The model's head of multi-token prediction."""
+
+    pass_seconds: float  # of one draft of some sequences
+
+    def guess(self, wanted: Sequence[tuple[AnySequence, int]], least: float) -> list[Draft]:
+        """Return a draft of each sequence, of so many tokens at most, each of which is right with a chance of `least`.
+
+        The sequences have pages for as many tokens after their last one.
+        """
+
+
+def sum_of_chances(chance: float, n: int) -> float:
+    """Return how many of n drafts are expected to be right, each with that chance if those before it are."""
+    return n if chance >= 1 else chance * (1 - chance**n) / (1 - chance)
+
+
 @dataclass(eq=False)
 class Speculator:
     """The drafters of one request, the surest first, and how often its drafts were right."""
@@ -127,18 +149,39 @@ class Speculator:
     idle: int = 0  # steps since a draft was judged
     tries_every: int = TRIES_EVERY  # idle steps
     draft: Draft = NO_DRAFT  # the last one
+    uses_head: bool = False
 
     def propose(self, tokens: Sequence[int], most: int) -> list[int]:
-        """Return at most so many tokens that may be next."""
+        """Return at most so many tokens that may be next: the draft of which most are expected to be right."""
         new, self.taken = tokens[self.taken :], len(tokens)
         for drafter in self.drafters:
             drafter.take(new)
         self.idle += 1
-        drafts = (drafter.propose(min(most, self.most)) for drafter in self.drafters)
-        self.draft = next((draft for draft in drafts if draft.tokens), NO_DRAFT)
-        if self.grammar is not None and self.draft.source is not Source.FORCED and self.draft.tokens:
-            self.draft = allowed(self.grammar, self.draft)
+        found = (self._allowed(drafter.propose(min(most, self.most))) for drafter in self.drafters)
+        self.draft = max((draft for draft in found if draft.tokens), key=self._expected, default=NO_DRAFT)
         return self.draft.tokens
+
+    def wants_head(self, least: float) -> bool:
+        """Return whether the head may draft better, and its drafts were right as often as `least`, or may be tried."""
+        own = self.own[Source.HEAD]
+        chance = (own.right + WEIGHT * UNKNOWN_HEAD) / (own.judged + WEIGHT)
+        may_pay = chance >= least or self.idle >= self.tries_every
+        return self.uses_head and may_pay and sum_of_chances(chance, MTP_DRAFTS) > self._expected(self.draft)
+
+    def consider(self, draft: Draft) -> None:
+        """Take the head's draft if more of its tokens are expected to be right."""
+        draft = self._allowed(draft)
+        if draft.tokens and self._expected(draft) > self._expected(self.draft):
+            self.draft = draft
+
+    def _expected(self, draft: Draft) -> float:
+        """Return how many of a draft's tokens are expected to be right."""
+        return sum_of_chances(self._chance_of(draft), len(draft.tokens))
+
+    def _allowed(self, draft: Draft) -> Draft:
+        """Cut a draft where the request's constraint forbids it."""
+        free = self.grammar is None or draft.source is Source.FORCED or not draft.tokens
+        return draft if free or self.grammar is None else allowed(self.grammar, draft)
 
     def learn(self, drafted: int, right: int) -> None:
         """Note how many drafts of a step were right."""
@@ -152,16 +195,20 @@ class Speculator:
 
     @property
     def chance(self) -> float:
-        """The chance that a draft is right if those before it are: the server's experience, then the request's own."""
-        server, own = self.experience.of(self.draft), self.own[self.draft.source]
+        """The chance that a token of the draft is right if those before it are."""
+        return self._chance_of(self.draft)
+
+    def _chance_of(self, draft: Draft) -> float:
+        """Return the chance of a draft's token: the server's experience, then the request's own."""
+        server, own = self.experience.of(draft), self.own[draft.source]
         return (own.right + WEIGHT * server.right / server.judged) / (own.judged + WEIGHT)
 
 
 @dataclass(eq=False)
 class Speculation:
-    """Drafts for requests of a server. Without a drafter there are none."""
+    """Drafts for requests of a server. Without drafters there are none."""
 
-    drafter: Callable[[str], Drafter] | None = None  # of a namespace's request that names none
+    drafters: Callable[[str], list[Drafter]] | None = None  # of a namespace's request that names none
     past: PastAnswers = field(default_factory=PastAnswers)
     learns: bool = False  # answers are kept for drafts of later ones
     kind: str = OFF  # the setting
@@ -169,22 +216,34 @@ class Speculation:
     rejected: int = 0
     seconds: StepSeconds = field(default_factory=StepSeconds)
     experience: Experience = field(default_factory=Experience)
+    head: Guesser | None = None
 
     def __bool__(self) -> bool:
-        return self.drafter is not None
+        return self.drafters is not None
 
     def speculator(self, generation: Generation, grammar: Grammar | None = None) -> Speculator | None:
         """Return what a request drafts with, if it does. `grammar`: the constraint of its answer."""
         asked = generation.drafting
-        if self.drafter is None or asked.drafter == OFF:
+        if self.drafters is None or asked.drafter == OFF:
             return None
         drafters: list[Drafter] = [] if grammar is None else [ForcedTokens(grammar)]
         if asked.prediction:
             drafters.append(PredictedAnswer(asked.prediction, len(generation.prompt)))
-        build = self.drafter if asked.drafter is None else partial(DRAFTERS[asked.drafter], self.past)
-        drafters.append(build(generation.namespace))
+        build = self.drafters if asked.drafter is None else partial(DRAFTERS[asked.drafter], self.past)
+        drafters += build(generation.namespace)
         most = MOST_DRAFTS if asked.tokens is None else asked.tokens
-        return Speculator(drafters, grammar, most, self.experience)
+        uses_head = self.head is not None and (asked.drafter or self.kind) in (AUTO, MTP)
+        return Speculator(drafters, grammar, most, self.experience, uses_head=uses_head)
+
+    def ask_head(self, wanted: Sequence[tuple[AnySequence, Speculator, int]], rows: int) -> None:
+        """Let the head draft for requests, at most so many tokens of each, before a step that has `rows` rows."""
+        assert self.head is not None
+        a_pass = self.head.pass_seconds / self.seconds(rows, 0)
+        least = self.seconds.least_chance(rows) + a_pass * rows / max(1, len(wanted))
+        asking = [(seq, one, most) for seq, one, most in wanted if most > 0 and one.wants_head(least)]
+        drafts = self.head.guess([(seq, most) for seq, _, most in asking], least) if asking else []
+        for (_, one, _), draft in zip(asking, drafts, strict=True):
+            one.consider(draft)
 
     def learn(self, speculator: Speculator | None, drafted: int, right: int) -> None:
         """Note how many drafts of a request's step were right."""
@@ -222,15 +281,17 @@ class Speculation:
         return [counts[number] or int(trying) for number, trying in enumerate(tries)]
 
 
-DRAFTERS: dict[str, Callable[[PastAnswers, str], Drafter]] = {
-    "ngram": lambda past, namespace: PromptLookup(),
-    "suffix": SuffixDrafter,
+DRAFTERS: dict[str, Callable[[PastAnswers, str], list[Drafter]]] = {
+    AUTO: lambda past, namespace: [SuffixDrafter(past, namespace)],
+    "ngram": lambda past, namespace: [PromptLookup()],
+    "suffix": lambda past, namespace: [SuffixDrafter(past, namespace)],
+    MTP: lambda past, namespace: [],
 }
 
 
 def speculation_of(kind: str) -> Speculation:
-    """Return the speculation of a setting: off, or one of DRAFTERS."""
+    """Return the speculation of a setting: off, or one of DRAFTERS; the head is for the caller to add."""
     if kind == OFF:
         return Speculation()
     past = PastAnswers()
-    return Speculation(partial(DRAFTERS[kind], past), past, learns=kind == "suffix", kind=kind)
+    return Speculation(partial(DRAFTERS[kind], past), past, learns=kind in (AUTO, "suffix"), kind=kind)

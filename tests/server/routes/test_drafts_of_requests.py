@@ -9,7 +9,7 @@ from headwater.engine.selfcheck import SelfCheck
 from headwater.mixers import numerics
 from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.load import load_model
-from headwater.schedule.speculation import speculation_of
+from headwater.schedule.speculation import Speculator, speculation_of
 from tests.checkpoints import checkpoint
 from tests.exactness.rig import Make
 from tests.server import templates
@@ -87,10 +87,10 @@ def test_where_speculation_is_off_a_prediction_is_taken_and_not_used(engine, pla
 
 
 def test_few_drafts_of_a_step_are_as_many_as_were_asked_for(engine, plain, monkeypatch):
-    most, proposals = [], engine.scheduler._draft
-    monkeypatch.setattr(engine.scheduler, "_draft", lambda seq: most.append(proposals(seq)) or most[-1])
+    proposed, propose = [], Speculator.propose
+    monkeypatch.setattr(Speculator, "propose", lambda *given: proposed.append(propose(*given)) or proposed[-1])
     ask(engine, prediction={"type": "content", "content": text(plain)}, speculation={"tokens": 3})
-    assert max(len(draft) for _, draft in most) == 3
+    assert max(map(len, proposed)) == 3
 
 
 @pytest.mark.parametrize(
@@ -100,6 +100,7 @@ def test_few_drafts_of_a_step_are_as_many_as_were_asked_for(engine, plain, monke
         ({"speculation": {"tokens": 0}}, "speculation.tokens"),
         ({"speculation": {"tokens": 17}}, "speculation.tokens"),
         ({"speculation": {"draft": "off"}}, "speculation.draft"),
+        ({"speculation": {"drafter": "mtp"}}, "speculation"),  # no head was loaded
         ({"prediction": {"type": "image", "content": "x"}}, "prediction.type"),
         ({"prediction": {"type": "content"}}, "prediction.content"),
     ],

@@ -38,11 +38,13 @@ class DecodeRows:
     position_B: Array  # int64
     table_BT: Array  # int64; pages that hold the last keys, as many as there is room for: all, or those of a window
     longest: int  # one past the largest position, or more
+    first_key: int = 0  # position of the first key that they see
 
     @classmethod
-    def of_pages(cls, batch: StepBatch) -> DecodeRows:
+    def of_pages(cls, batch: StepBatch, first_key: int = 0) -> DecodeRows:
         """Return the rows with their pages of the arena."""
-        return cls(batch.position_N[batch.decode_rows].numpy(), batch.decode_table_BT.numpy(), batch.longest)
+        positions, tables = batch.position_N[batch.decode_rows].numpy(), batch.decode_table_BT.numpy()
+        return cls(positions, tables, batch.longest, first_key)
 
     @classmethod
     def of_rings(cls, batch: StepBatch) -> DecodeRows:
@@ -81,7 +83,7 @@ class DecodeRows:
                 q[first * heads * k_width :], pages.keys, pages.values,
                 self.tables[first * self.table_row : end * self.table_row], self.position_B[first:end],
                 gates[first * gate_row :], out[first * out_row :], highest_sum, reads, heads, kv_heads, k_width,
-                v_width, pages.size, pages.row, self.table_row, gate_row, gate_head, out_row,
+                v_width, pages.size, pages.row, self.table_row, self.first_key, gate_row, gate_head, out_row,
             )  # fmt: skip
 
     def _reads_of(self, size: int) -> Array:
@@ -134,7 +136,7 @@ class AttentionStepOnCpu(AttentionStep):
     @cached_property
     def rows(self) -> DecodeRows:
         """Decoding rows and their pages."""
-        return DecodeRows.of_pages(self.batch)
+        return DecodeRows.of_pages(self.batch, self.first_key)
 
     @cached_property
     def destinations_of_slices(self) -> Destinations:

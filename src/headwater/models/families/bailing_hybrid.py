@@ -31,9 +31,15 @@ def read_ling(keys: ConfigKeys) -> Architecture:
         blocks.append(reading.block(i, "input_layernorm", mixers[kind], "attention", **MIXER_NAMES))
         of_ffn = (experts, EXPERT_NAMES) if ffn == SPARSE else (mlp, {})
         blocks.append(reading.block(i, "post_attention_layernorm", of_ffn[0], "mlp", **of_ffn[1]))
+    at = f"model.layers.{n_layers}"
+    of_mtp = (
+        reading.block(n_layers, "input_layernorm", mixers[FULL], "attention", "model.", **MIXER_NAMES),
+        reading.block(n_layers, "post_attention_layernorm", experts, "mlp", "model.", **EXPERT_NAMES),
+    )
+    mtp = reading.mtp_head(at, of_mtp, at)
     length_key = reading.said(keys, "max_position_embeddings", "model_max_length")
     eps = keys.number("rms_norm_eps", NORM_EPS)
-    return reading.architecture(keys, blocks, 32768, eps, length_key, embedding="word_embeddings.weight")
+    return reading.architecture(keys, blocks, 32768, eps, length_key, embedding="word_embeddings.weight", mtp=mtp)
 
 
 def _read_delta(keys: ConfigKeys) -> DeltaAttention:

@@ -32,22 +32,37 @@ ACTIVATION = "relu2"
 
 def read_nemotron_h(keys: ConfigKeys) -> Architecture:
     readers = {LINEAR: _read_mamba, FULL: _read_attention, MLP: _read_mlp, EXPERTS: _read_experts}
-    types = _read_types(keys)
-    layers: dict[str, Layer] = {kind: readers[kind](keys) for kind in dict.fromkeys(types)}
-    blocks = [
-        Block(f"layers.{i}.norm.weight", (Part(layers[kind], f"layers.{i}.mixer", NAMES if kind == EXPERTS else ()),))
-        for i, kind in enumerate(types)
-    ]
+    types, of_mtp = _read_types(keys), _read_mtp_types(keys)
+    layers: dict[str, Layer] = {kind: readers[kind](keys) for kind in dict.fromkeys((*types, *of_mtp))}
+
+    def blocks(kinds: list[str], within: str = "") -> list[Block]:
+        names = ((f"{within}layers.{i}", kind) for i, kind in enumerate(kinds))
+        return [
+            Block(f"{at}.norm.weight", (Part(layers[kind], f"{at}.mixer", NAMES if kind == EXPERTS else ()),))
+            for at, kind in names
+        ]
+
+    first, last = "mtp.layers.0", f"mtp.layers.{len(of_mtp) - 1}"
     return reading.architecture(
         keys,
-        blocks,
+        blocks(types),
         4096,
         keys.number("layer_norm_epsilon", 1e-5),
         embedding="embeddings.weight",
         final_norm="norm_f.weight",
         prefixes=("backbone.", "model."),
         float32_residual=keys.flag("residual_in_fp32", False),
+        mtp=reading.mtp_head(first, blocks(of_mtp, "mtp."), last) if of_mtp else None,
     )
+
+
+def _read_mtp_types(keys: ConfigKeys) -> list[str]:
+    """Return the kinds of the layers of the MTP head, which begins with attention; none if there is no head."""
+    kinds = [SIGNS.get(sign, sign) for sign in keys.optional("mtp_hybrid_override_pattern") or ""]
+    kinds = kinds or [KINDS.get(kind, kind) for kind in keys.optional("mtp_layers_block_type") or ()]
+    reading.check_types(kinds, KINDS)
+    known = keys.optional("n_routed_experts") is not None or EXPERTS not in kinds
+    return kinds if known and kinds[:1] == [FULL] and LINEAR not in kinds else []
 
 
 def _read_types(keys: ConfigKeys) -> list[str]:

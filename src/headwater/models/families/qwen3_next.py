@@ -17,7 +17,7 @@ from headwater.models.families.family import (
     only,
 )
 from headwater.models.families.qwen3 import is_routed
-from headwater.spec import Architecture
+from headwater.spec import Architecture, MtpHead
 
 NORM_OFFSET = 1.0
 
@@ -34,7 +34,18 @@ def read_qwen(keys: ConfigKeys, by_key_head: bool) -> Architecture:
         ffn = experts if is_routed(keys, i) and experts else mlp
         blocks.append(reading.block(i, "input_layernorm", *mixers[name]))
         blocks.append(reading.block(i, "post_attention_layernorm", ffn, "mlp"))
-    return reading.architecture(keys, blocks, 32768, keys.number("rms_norm_eps", 1e-6), norm_offset=NORM_OFFSET)
+    mtp = MtpHead(
+        embedding_norm="mtp.pre_fc_norm_embedding.weight",
+        hidden_norm="mtp.pre_fc_norm_hidden.weight",
+        product="mtp.fc.weight",
+        blocks=(
+            reading.block(0, "input_layernorm", mixers[FULL][0], "self_attn", within="mtp."),
+            reading.block(0, "post_attention_layernorm", experts or mlp, "mlp", within="mtp."),
+        ),
+        final_norm="mtp.norm.weight",
+    )
+    norm_eps = keys.number("rms_norm_eps", 1e-6)
+    return reading.architecture(keys, blocks, 32768, norm_eps, norm_offset=NORM_OFFSET, mtp=mtp)
 
 
 def _read_attention(keys: ConfigKeys) -> GroupedAttention:

@@ -10,17 +10,24 @@ from headwater.errors import CheckpointError
 from headwater.layers.attention import GroupedAttention, Rotary
 from headwater.layers.feed_forward import Experts
 from headwater.layers.layer import Layer
-from headwater.spec import Architecture, Block, Part
+from headwater.spec import Architecture, Block, MtpHead, Part
 
 MAX_LAYERS = 10_000  # far above any model: a config.json that asks for more is broken
 
 
-def block(i: int, norm: str, layer: Layer, at: str, **names: str) -> Block:
+def block(i: int, norm: str, layer: Layer, at: str, within: str = "", **names: str) -> Block:
     """Build `x += layer(norm(x))` of a model's i-th layer, by the usual names: `layers.i.norm`, `layers.i.at`.
 
-    `names` are (ours=theirs) parts of tensors' names that this family calls otherwise.
+    `within` precedes these; `names` are (ours=theirs) parts of tensors' names that this family calls otherwise.
     """
-    return Block(f"layers.{i}.{norm}.weight", (Part(layer, f"layers.{i}.{at}", tuple(names.items())),))
+    first = f"{within}layers.{i}"
+    return Block(f"{first}.{norm}.weight", (Part(layer, f"{first}.{at}", tuple(names.items())),))
+
+
+def mtp_head(first: str, blocks: Iterable[Block], last: str) -> MtpHead:
+    """Build an MTP head by DeepSeek's names: `first` is the prefix of its input's, `last` of its final norm's."""
+    own = (f"{first}.enorm.weight", f"{first}.hnorm.weight", f"{first}.eh_proj.weight")
+    return MtpHead(*own, tuple(blocks), f"{last}.final_layernorm.weight")
 
 
 def architecture(

@@ -41,6 +41,7 @@ class ServedEngine(Protocol):
     model_name: str
     spec: ModelSpec
     draft_bytes: int
+    mtp_bytes: int
     generation_defaults: dict[str, Any]
 
     def submit(self, generation: Generation, on_event: Callable[[Event], None]) -> int: ...

@@ -227,6 +227,7 @@ def _memory(stats: EngineStats, engine: ServedEngine) -> Json:
     pages, page_bytes = stats.cache.pages_by_use(), engine.spec.page_bytes
     return {
         "draft_bytes": engine.draft_bytes,
+        "mtp_bytes": engine.mtp_bytes,
         "page_bytes": page_bytes,
         "pages": {**pages, "total": stats.cache.pages_total},
         "bytes": {use: count * page_bytes for use, count in pages.items()},

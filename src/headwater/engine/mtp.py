@@ -1,0 +1,237 @@
+"""The MTP head beside a model's steps: it keeps an entry of every token that they compute, and drafts between them.
+
+Entries stand in an arena of the head's own, by the page ids of the model's arena; only those of true tokens are kept,
+and made of the model's hidden states. Beside each page stands the hidden state of its last token, from which a sequence
+goes on that resumes there. Entries that are missing, as of composed segments, cost drafts that are wrong, and no bit.
+
+N rows of a step, M tokens of a sequence, C model width, P pages, S sequences.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headwater.draft.drafter import Draft
+from headwater.draft.mtp import draft_of
+from headwater.memory.arena import Arena, LazyBytes
+from headwater.mixers.batch import Slice, StepBatch
+from headwater.models.mtp import MtpModule
+from headwater.models.mtp_graphs import MtpGraphs
+from headwater.schedule.kinds.request import Request
+from headwater.schedule.sequence import Sequence as AnySequence
+from headwater.schedule.step import Decode, Leg, Step
+
+MOST_WAITING = 32  # entries of a sequence that wait until it drafts
+FORGETS = 0.9  # weight of earlier passes with each new one
+
+
+@dataclass(eq=False)
+class Waiting:
+    """Hidden states of a sequence's last tokens, whose entries are not written yet."""
+
+    sequence: int  # its id
+    first: int  # position of the first of these entries
+    hidden_MC: Tensor  # the hidden state before each
+
+    def until(self, position: int) -> Tensor | None:
+        """Return the hidden states for the entries up to a position, or None if some are missing."""
+        n = position - self.first + 1
+        return self.hidden_MC[:n] if 0 < n <= len(self.hidden_MC) else None
+
+
+@dataclass(frozen=True)
+class Entries:
+    """Entries of a sequence's successive tokens, and what they are made of."""
+
+    first: int  # position
+    tokens: Tensor  # [M]
+    hidden_MC: Tensor  # before each token
+    table_P: Tensor
+    write_from: int = 0  # earlier pages of the table have theirs
+
+
+class MtpRunner:
+    """Keeps the entries of a head, and computes its drafts. Called on the engine's thread alone."""
+
+    def __init__(self, module: MtpModule, n_pages: int, slots: int, device: torch.device | str = "cpu") -> None:
+        spec = module.spec
+        self.module, self.page_size, self.device = module, spec.page_size, device
+        self.arena = Arena(spec, n_pages, device)
+        self.graphs = MtpGraphs.over(module, self.arena)
+        dtype: torch.dtype = getattr(torch, spec.dtype_name)
+        memory = LazyBytes(n_pages * spec.hidden_size * spec.element_bytes, device).tensor
+        self.last_PC = memory.view(dtype).view(n_pages, spec.hidden_size)  # the hidden state of each page's last token
+        self.pass_seconds = 0.0
+        self._waiting: list[Waiting | None] = [None] * slots
+
+    def hidden(self, rows: int) -> Tensor:
+        """Return memory for the hidden states of a step's rows."""
+        return torch.empty(rows, self.module.spec.hidden_size, dtype=self.last_PC.dtype, device=self.device)
+
+    # -- after a step ------------------------------------------------------------
+
+    def take(self, step: Step, batch: StepBatch, hidden_NC: Tensor) -> None:
+        """Keep the entries of a step's tokens; `hidden_NC` are the model's hidden states of its rows."""
+        legs = [leg for leg in step.legs if leg.plan.build is None]  # a segment's pages are no prefix of a sequence
+        self._store([entries for leg in legs for entries in self._of_leg(leg, batch, hidden_NC)])
+        row = batch.n_prefill
+        for decode in step.decodes:
+            if isinstance(decode.seq, Request) and decode.seq.speculator and decode.seq.speculator.uses_head:
+                self._add(decode, hidden_NC[row : row + decode.rows].clone())
+            row += decode.rows
+
+    def _of_leg(self, leg: Leg, batch: StepBatch, hidden_NC: Tensor) -> Iterator[Entries]:
+        """Yield the entries of a leg's tokens, and note its last hidden state, and those at the ends of pages."""
+        if leg.plan.composed:
+            self._clear(leg.plan.table[leg.plan.write_from :])
+        for s in batch.slices:
+            if s.slot != leg.slot:
+                continue
+            before_1C, rows = self._before(leg, s), hidden_NC[s.first : s.first + s.length]
+            if before_1C is None:
+                first, hidden_MC = s.start + 1, rows[:-1]
+            else:
+                first, hidden_MC = s.start, torch.cat((before_1C, rows[:-1]))
+            self._keep_last(s, rows)
+            self._waiting[leg.slot] = Waiting(leg.seq.id, s.end, rows[-1:].clone())
+            if len(hidden_MC):
+                tokens = batch.token_N[s.first + first - s.start : s.first + s.length]
+                yield Entries(first, tokens, hidden_MC, s.table_P, s.write_from)
+
+    def _before(self, leg: Leg, s: Slice) -> Tensor | None:
+        """Return the hidden state before a slice, if it is known: of the leg before, or of the page before."""
+        waiting = self._waiting[leg.slot]
+        if waiting is not None and waiting.sequence == leg.seq.id and waiting.first == s.start:
+            return waiting.hidden_MC[-1:]
+        if s.start and s.start == leg.plan.start and s.start % self.page_size == 0:
+            return self.last_PC[leg.plan.table[s.start // self.page_size - 1]][None]
+        return None
+
+    def _keep_last(self, s: Slice, rows_MC: Tensor) -> None:
+        """Keep the hidden states of the last tokens of the pages that a slice fills."""
+        ends = range((s.start // self.page_size + 1) * self.page_size, s.end + 1, self.page_size)
+        new = [end for end in ends if end // self.page_size > s.write_from]
+        if new:
+            at_P, page_P = (
+                torch.tensor(x, device=self.device) for x in (new, [end // self.page_size - 1 for end in new])
+            )
+            self.last_PC[s.table_P[page_P]] = rows_MC[at_P - 1 - s.start]
+
+    def _clear(self, pages: Sequence[int]) -> None:
+        """Set entries of pages to zeros: they may be another sequence's, and some will not be written."""
+        page_P = torch.tensor(pages, dtype=torch.int64, device=self.device)
+        self.arena.pages[page_P] = 0
+        self.last_PC[page_P] = 0
+
+    def _add(self, decode: Decode, hidden_BC: Tensor) -> None:
+        """Note the hidden states of a sequence's rows: the first is that of its next token, the last may be drafts'."""
+        seq, waiting = decode.seq, self._waiting[decode.slot]
+        if waiting is not None and waiting.sequence == seq.id and waiting.first == seq.computed + 1:
+            waiting.hidden_MC = hidden_BC  # all before are written
+            return
+        before_MC = waiting.until(seq.computed) if waiting is not None and waiting.sequence == seq.id else None
+        if waiting is None or before_MC is None:
+            self._waiting[decode.slot] = Waiting(seq.id, seq.computed + 1, hidden_BC)
+        elif len(before_MC) < MOST_WAITING:
+            waiting.hidden_MC = torch.cat((before_MC, hidden_BC))
+        else:
+            tokens = torch.tensor(seq.tokens[waiting.first : seq.computed + 1], device=self.device)
+            self._store([Entries(waiting.first, tokens, before_MC, self._table(seq))])
+            waiting.first, waiting.hidden_MC = seq.computed + 1, hidden_BC
+
+    def _store(self, entries: list[Entries]) -> None:
+        """Write entries by one pass of the head."""
+        if not entries:
+            return
+        slices, row = [], 0
+        for number, one in enumerate(entries):
+            n = len(one.tokens)
+            slices.append(Slice(row, n, one.first, number, one.table_P, one.write_from))
+            row += n
+        positions = [torch.arange(s.start, s.end, device=self.device) for s in slices]
+        none_B = torch.empty(0, dtype=torch.int64, device=self.device)
+        tokens = torch.cat([one.tokens for one in entries])
+        batch = StepBatch(tokens, torch.cat(positions), tuple(slices), none_B, (), none_B)
+        self.module.store(batch, self.arena, torch.cat([one.hidden_MC for one in entries]))
+
+    # -- between steps -----------------------------------------------------------
+
+    @torch.inference_mode()
+    def guess(self, wanted: Sequence[tuple[AnySequence, int]], least: float) -> list[Draft]:
+        """Draft for sequences; see `Guesser.guess`. The first pass writes the entries that wait, too."""
+        ready = [(number, seq, most) for number, (seq, most) in enumerate(wanted) if self._is_ready(seq)]
+        drafts: list[list[int]] = [[] for _ in wanted]
+        chances, first_chances = [1.0] * len(wanted), [0.0] * len(wanted)
+        hidden_SC: Tensor | None = None
+        while ready:
+            begun = time.perf_counter()
+            if hidden_SC is None:
+                batch, hidden_NC = self._catch_up([seq for _, seq, _ in ready])
+            else:
+                batch, hidden_NC = self._next([(seq, drafts[number]) for number, seq, _ in ready]), hidden_SC
+            logits_SV, hidden_SC = self.graphs.forward(batch, hidden_NC)
+            best_S, token_S = logits_SV.max(dim=-1)
+            probability_S = (best_S - logits_SV.logsumexp(dim=-1)).exp()
+            going = []
+            for at, (token, p) in enumerate(zip(token_S.tolist(), probability_S.tolist(), strict=True)):
+                number, _, most = ready[at]
+                if not drafts[number]:
+                    first_chances[number] = p
+                chances[number] *= p
+                drafts[number].append(token)
+                if len(drafts[number]) < most and chances[number] >= least:
+                    going.append(at)
+            self._note(time.perf_counter() - begun)
+            ready = [ready[at] for at in going]
+            hidden_SC = hidden_SC[torch.tensor(going, dtype=torch.int64, device=self.device)]
+        return list(map(draft_of, drafts, first_chances))
+
+    def _is_ready(self, seq: AnySequence) -> bool:
+        """Return whether the hidden state before a sequence's last token is known."""
+        waiting = None if seq.slot is None else self._waiting[seq.slot]
+        return waiting is not None and waiting.sequence == seq.id and waiting.until(seq.computed) is not None
+
+    def _catch_up(self, seqs: list[AnySequence]) -> tuple[StepBatch, Tensor]:
+        """Return the rows of all entries that wait, up to each sequence's last token: the one from which it drafts."""
+        rows, hidden, wanted = list[tuple[AnySequence, int, int]](), list[Tensor](), list[int]()
+        for seq in seqs:
+            waiting = self._waiting[seq.slot or 0]
+            assert waiting is not None
+            hidden_MC = waiting.until(seq.computed)
+            assert hidden_MC is not None
+            rows += ((seq, at, seq.tokens[at]) for at in range(waiting.first, seq.computed + 1))
+            hidden.append(hidden_MC)
+            wanted.append(len(rows) - 1)
+            waiting.first, waiting.hidden_MC = seq.computed + 1, hidden_MC[:0]
+        return self._batch(rows, wanted), torch.cat(hidden)
+
+    def _next(self, drafted: list[tuple[AnySequence, list[int]]]) -> StepBatch:
+        """Return the rows of each sequence's last draft."""
+        rows = [(seq, seq.computed + len(tokens), tokens[-1]) for seq, tokens in drafted]
+        return self._batch(rows, list(range(len(rows))))
+
+    def _batch(self, rows: list[tuple[AnySequence, int, int]], wanted: list[int]) -> StepBatch:
+        """Return a step of rows: sequence, position, token."""
+        numbers = [[token for _, _, token in rows], [at for _, at, _ in rows], [seq.slot or 0 for seq, _, _ in rows]]
+        token_B, position_B, slot_B = torch.tensor(numbers, dtype=torch.int64, device=self.device)
+        tables = {seq.id: self._table(seq) for seq, _, _ in rows}
+        return StepBatch(
+            token_N=token_B,
+            position_N=position_B,
+            slices=(),
+            decode_slot_B=slot_B,
+            decode_tables=tuple(tables[seq.id][: at // self.page_size + 1] for seq, at, _ in rows),
+            logits_row_R=torch.tensor(wanted, dtype=torch.int64, device=self.device),
+            wants_all=len(wanted) == len(rows),
+        )
+
+    def _table(self, seq: AnySequence) -> Tensor:
+        return torch.tensor(seq.table, dtype=torch.int64, device=self.device)
+
+    def _note(self, seconds: float) -> None:
+        self.pass_seconds = FORGETS * self.pass_seconds + (1 - FORGETS) * seconds if self.pass_seconds else seconds

@@ -1,0 +1,98 @@
+"""Speculation under a virtual clock: how many drafts a step verifies is the server's choice, which are right a law's.
+
+A draft is right with a fixed chance if those before it are. Whether the one at a position of an answer would be right
+is drawn for the position, not for the step: so a run's answers do not depend on how steps fall.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from headwater.draft.drafter import MOST_DRAFTS, Draft
+from headwater.draft.runs import WIDTH
+from headwater.errors import ConfigError
+from headwater.models.profiles import Profile
+from headwater.schedule.speculation import Speculation
+
+Rollback = Literal["replay", "slots"]
+SPELLED = re.compile(r"(\d+)@(\d*\.?\d+)(?:/(replay|slots))?")
+OFF = "off"
+_BITS = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """Drafts of a step, at most, and the chance that one is right if those before it are.
+
+    `rollback`: what is kept of drafts; replay keeps what updates the states, slots the states themselves.
+    """
+
+    drafts: int
+    chance: float
+    rollback: Rollback = "replay"
+
+    @classmethod
+    def read(cls, text: str) -> Law | None:
+        """Read off, DRAFTS@CHANCE or DRAFTS@CHANCE/slots. Raises ConfigError for anything else."""
+        if text == OFF:
+            return None
+        found = SPELLED.fullmatch(text)
+        if found is None:
+            raise ConfigError(f"speculation is {text!r}, must be off, or like 4@0.7 or 4@0.7/slots")
+        law = cls(int(found[1]), float(found[2]), "slots" if found[3] == "slots" else "replay")
+        if not 0 < law.drafts <= MOST_DRAFTS:
+            raise ConfigError(f"speculation is {text!r}: a step has 1 to {MOST_DRAFTS} drafts of a request")
+        if law.chance > 1:
+            raise ConfigError(f"speculation is {text!r}: a chance is at most 1")
+        return law
+
+    def __str__(self) -> str:
+        return f"{self.drafts}@{self.chance:g}" + ("/slots" if self.rollback == "slots" else "")
+
+    def bytes(self, profile: Profile, running: int) -> int:
+        """Return the bytes that drafts of so many requests take beside states: none with slots, which are states."""
+        return running * self.drafts * profile.draft_bytes if self.rollback == "replay" else 0
+
+    @property
+    def states(self) -> int:
+        """States that a running request takes."""
+        return 1 + (self.drafts if self.rollback == "slots" else 0)
+
+    def right(self, seed: int, request: int, first: int, most: int) -> int:
+        """Return how many leading drafts of a request are right, of those at output positions from `first` on."""
+        n = 0
+        while n < most and uniform(seed, request, first + n) < self.chance:
+            n += 1
+        return n
+
+    def speculation(self) -> Speculation:
+        """Return the server's speculation, whose drafters propose as many tokens as the law has drafts."""
+        return Speculation(lambda namespace: [Unknown(self.drafts)], kind=str(self))
+
+
+class Unknown:
+    """Drafter of tokens that nobody knows: a trace has none."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+
+    def take(self, tokens: Iterable[int]) -> None:
+        """Do nothing."""
+
+    def propose(self, most: int) -> Draft:
+        """Return a draft of as many tokens as there may be."""
+        return Draft([0] * min(most, self._most), WIDTH)
+
+
+def uniform(*counter: int) -> float:
+    """Return a number in [0, 1) of a counter: each part is mixed in by splitmix64 (Steele, Lea and Flood 2014)."""
+    state = 0
+    for part in counter:
+        state = (state ^ (part & _BITS)) + 0x9E3779B97F4A7C15 & _BITS
+        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & _BITS
+        state = (state ^ state >> 27) * 0x94D049BB133111EB & _BITS
+        state ^= state >> 31
+    return state / (1 << 64)

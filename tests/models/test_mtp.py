@@ -1,0 +1,254 @@
+"""Heads of multi-token prediction: their drafts against a layer of transformers', and what they leave as it is."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from headwater.engine import mtp as engine_mtp
+from headwater.engine.selfcheck import SelfCheck
+from headwater.models import mtp
+from headwater.models.load import load_model, read_spec
+from headwater.models.mtp_graphs import MtpGraphs
+from headwater.request import Drafting, Span
+from headwater.schedule.speculation import Speculator
+from tests import checkpoints
+from tests.checkpoints.mtp import FILE, add_head, copied
+from tests.exactness.rig import Make, Rig, words
+
+FAMILIES = ("qwen3_5", "qwen3_next", "qwen3_5_moe", "nemotron_h", "ling")
+PAGES = 400
+CLOSE = 2e-4  # of logits in float32
+
+
+@pytest.fixture(scope="session")
+def with_head(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Folder of a recipe's checkpoint with a random head."""
+    root = tmp_path_factory.mktemp("heads")
+
+    def folder_of(name: str) -> Path:
+        folder = root / name
+        if not folder.exists():
+            shutil.copytree(checkpoint(name), folder)
+            add_head(folder)
+        return folder
+
+    return folder_of
+
+
+@pytest.fixture
+def make(with_head: Callable[[str], Path]) -> Callable[[str], Make]:
+    return lambda name: Make(load_model(with_head(name), mtp=True), SelfCheck(True, None, "compiled"))
+
+
+class Oracle:
+    """The head of a checkpoint by layers of transformers', over whole sequences."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model, self.spec = checkpoints.oracle(folder), read_spec(folder)
+        self.stored = {name: tensor.float() for name, tensor in load_file(folder / FILE).items()}
+        self.layers = sorted({int(block.parts[0].at.split(".")[1]) for block in copied(self.spec)})
+
+    def norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        inverse = (x.square().mean(-1, keepdim=True) + self.spec.norm_eps).rsqrt()
+        return x * inverse * (self.spec.norm_offset + self.stored[name])
+
+    @torch.no_grad()
+    def hidden(self, tokens: list[int]) -> torch.Tensor:
+        """The model's hidden states [T, C], after the final norm."""
+        return self.model.base_model(torch.tensor([tokens])).last_hidden_state[0]
+
+    @torch.no_grad()
+    def forward(self, tokens: list[int], before_MC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits and hidden states [M, …] of a sequence's entries 1 to M; `before_MC` are the states before each."""
+        head, body = self.spec.mtp, self.model.base_model
+        ids = torch.tensor(tokens[1 : 1 + len(before_MC)])
+        embedded = self.norm(self.model.get_input_embeddings()(ids), head.embedding_norm)
+        both = torch.cat((embedded, self.norm(before_MC, head.hidden_norm)), dim=-1)
+        x = (both @ self.stored[head.product].T)[None]
+        at = torch.arange(1, 1 + len(ids))[None]
+        mask = torch.full((len(ids),) * 2, -torch.inf).triu(1)[None, None]
+        angles = {"position_embeddings": body.rotary_emb(x, at)} if hasattr(body, "rotary_emb") else {}
+        for number in self.layers:
+            out = body.layers[number](x, attention_mask=mask, position_ids=at, **angles)
+            x = out[0] if isinstance(out, tuple) else out
+        last = self.norm(x.view(len(ids), -1), head.final_norm)
+        return self.model.get_output_embeddings()(last), last
+
+    def drafted(self, tokens: list[int], n: int) -> list[torch.Tensor]:
+        """The logits of each of n drafts after these tokens."""
+        before, tokens, logits = self.hidden(tokens[:-1]), list(tokens), list[torch.Tensor]()
+        for _ in range(n):
+            all_logits, last = self.forward(tokens, before)
+            logits.append(all_logits[-1])
+            tokens.append(int(all_logits[-1].argmax()))
+            before = torch.cat((before, last[-1:]))
+        return logits
+
+
+@dataclass
+class Pass:
+    """One pass of a head: positions of its rows, and the logits of those that draft."""
+
+    positions: list[int]
+    logits: torch.Tensor
+
+
+@contextmanager
+def always_drafting(monkeypatch: pytest.MonkeyPatch, rig: Rig) -> Iterator[list[Pass]]:
+    """Let the head draft in every step; yields its passes."""
+    passes, forward = list[Pass](), MtpGraphs.forward
+
+    def noted(self, batch, hidden_NC):
+        logits, hidden = forward(self, batch, hidden_NC)
+        passes.append(Pass(batch.position_N.tolist(), logits.clone()))
+        return logits, hidden
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MtpGraphs, "forward", noted)
+        patched.setattr(Speculator, "wants_head", lambda self, least: self.uses_head)
+        patched.setattr(rig.engine.scheduler.speculation.seconds, "least_chance", lambda rows: -10.0)
+        patched.setattr(rig.engine.scheduler.speculation, "worth", lambda drafts, rows: [most for _, most in drafts])
+        yield passes
+
+
+def furthest(passes: list[Pass], oracle: Oracle, tokens: list[int]) -> float:
+    """The greatest difference of a pass over one sequence, which drafts one token, from transformers' layer."""
+    logits, _ = oracle.forward(tokens, oracle.hidden(tokens)[:-1])
+    return max((one.logits[-1] - logits[one.positions[-1] - 1]).abs().max().item() for one in passes)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_drafts_are_those_of_the_head_over_the_whole_text(family, make, with_head, monkeypatch) -> None:
+    """Prompts in several legs, and one that resumes after a cached prefix and an answer."""
+    oracle, made = Oracle(with_head(family)), make(family)
+    with made(PAGES, speculation="mtp", max_tokens_per_step=128) as rig, always_drafting(monkeypatch, rig) as passes:
+        once = Drafting(tokens=1)
+        first = rig.ask(words(300, family), 20, drafting=once)
+        assert len(passes) == 18  # after the first token and before the last
+        assert furthest(passes, oracle, first.everything) < CLOSE
+        rig.settle()
+        passes.clear()
+        second = rig.ask([*first.everything, *words(70, "next")], 20, drafting=once)
+        assert second.account.cached_tokens >= 256
+        assert furthest(passes, oracle, second.everything) < CLOSE
+
+
+def test_a_lost_hidden_state_and_a_position_that_is_not_masked_are_found(make, with_head, monkeypatch) -> None:
+    oracle, made = Oracle(with_head("qwen3_5")), make("qwen3_5")
+
+    def after_a_hit() -> float:
+        with made(PAGES, speculation="mtp") as rig, always_drafting(monkeypatch, rig) as passes:
+            first = rig.ask(words(66, "lost"), 2)
+            rig.settle()
+            passes.clear()
+            second = rig.ask([*first.prompt, *words(3, "next")], 6, drafting=Drafting(tokens=1))
+            assert second.account.cached_tokens == 64
+            return furthest(passes, oracle, second.everything)
+
+    assert after_a_hit() < CLOSE
+    with monkeypatch.context() as patched:
+        patched.setattr(engine_mtp.MtpRunner, "_before", lambda self, leg, s: None)
+        assert after_a_hit() > 10 * CLOSE
+    with monkeypatch.context() as patched:
+        patched.setattr(mtp, "FIRST_ENTRY", 0)
+        assert after_a_hit() > 10 * CLOSE
+
+
+def test_later_drafts_follow_from_the_head_s_own_hidden_states(make, with_head, monkeypatch) -> None:
+    oracle, made = Oracle(with_head("qwen3_5")), make("qwen3_5")
+    with made(PAGES, speculation="mtp") as rig, always_drafting(monkeypatch, rig) as passes:
+        answer = rig.ask(words(100, "chain"), 6, drafting=Drafting(tokens=3))
+    wanted = oracle.drafted(answer.everything[:101], 3)
+    for one, logits in zip(passes[:3], wanted, strict=True):
+        assert (one.logits[-1] - logits).abs().max() < CLOSE
+
+
+def test_answers_and_cache_are_those_without_a_head(make, monkeypatch) -> None:
+    made, told = make("qwen3_5"), []
+    prompts = [words(90 + 40 * i, "same", i) for i in range(4)]
+    for speculation in ("off", "mtp"):
+        with made(PAGES, speculation=speculation) as rig, always_drafting(monkeypatch, rig) as passes:
+            answers = [rig.wait(answer) for answer in [rig.submit(prompt, 30) for prompt in prompts]]
+            rig.settle()
+            again = [rig.ask([*a.everything, *words(5, i)], 10) for i, a in enumerate(answers)]
+            told.append([*answers, *again])
+            assert bool(passes) == (speculation == "mtp")
+            assert (rig.engine.scheduler.speculation.rejected > 0) == (speculation == "mtp")
+    for plain, drafted in zip(*told, strict=True):
+        assert plain.tokens == drafted.tokens
+        assert plain.same_bits(drafted)
+        assert plain.account == drafted.account
+
+
+def test_right_drafts_are_taken(make, monkeypatch) -> None:
+    """The head is made to know the answer: a step then gives as many tokens as it drafts, and one."""
+    made, prompt = make("qwen3_5"), words(120, "right")
+    with made(PAGES) as rig:
+        known = rig.ask(prompt, 40)
+
+    def knowing(self, batch, hidden_NC):
+        logits, hidden = forward(self, batch, hidden_NC)
+        at = batch.position_N if batch.wants_all else batch.position_N[batch.logits_row_R]
+        return torch.nn.functional.one_hot(
+            torch.tensor(known.everything + [0] * 9)[at + 1], logits.shape[1]
+        ) * 50.0, hidden
+
+    forward = MtpGraphs.forward
+    with made(PAGES, speculation="mtp") as rig, always_drafting(monkeypatch, rig):
+        monkeypatch.setattr(MtpGraphs, "forward", knowing)
+        before = rig.engine.stats().steps
+        answer = rig.ask(prompt, 40)
+        assert answer.tokens == known.tokens
+        assert answer.same_bits(known)
+        speculation = rig.engine.scheduler.speculation
+        assert speculation.rejected == 0
+        assert speculation.accepted == 4 * 7  # of steps that did not end the answer
+        assert rig.engine.stats().steps - before == 1 + 8  # of 5 tokens each, the last one of fewer
+
+
+def test_a_checkpoint_without_a_head_is_refused(checkpoint, tmp_path) -> None:
+    from headwater.config import ServeConfig
+    from headwater.engine.engine import Engine
+    from headwater.setting import SettingError
+
+    for name, why in (("qwen3_5", "tensor 'mtp.fc.weight' is missing"), ("bamba", "its family has none")):
+        with pytest.raises(SettingError, match=why):
+            Engine.load(ServeConfig(model=checkpoint(name), speculation="mtp"))
+
+
+def test_the_head_takes_memory_beside_each_page(make) -> None:
+    made, told = make("qwen3_5"), {}
+    for speculation in ("off", "mtp"):
+        with made(PAGES, speculation=speculation) as rig:
+            told[speculation] = rig.engine
+    spec = made.loaded.spec
+    pages = told["mtp"].scheduler.layout.n_pages
+    left = PAGES * spec.page_bytes - told["mtp"].draft_bytes
+    assert pages == left * spec.page_bytes // (spec.page_bytes + spec.mtp_page_bytes) // spec.page_bytes
+    assert told["mtp"].mtp_bytes == pages * spec.mtp_page_bytes
+    assert told["off"].mtp_bytes == 0
+    assert told["mtp"].runner.mtp.arena.pages.nbytes + told["mtp"].runner.mtp.last_PC.nbytes == told["mtp"].mtp_bytes
+
+
+def test_a_head_drafts_for_composed_prompts_and_changes_none(make) -> None:
+    """Interiors have no entries: what stood on their pages before is not read."""
+    made, told = make("qwen3_5"), []
+    document, question = words(200, "document"), words(40, "question")
+    for speculation in ("off", "mtp"):
+        with made(PAGES, speculation=speculation) as rig:
+            rig.ask(words(300, "before"), 4)
+            spans = (Span(10, 210),)
+            answers = [
+                rig.ask([*words(10, i), *document, *question], 20, segments=spans, keep_output=False) for i in range(2)
+            ]
+            assert answers[1].account.composed_tokens > 100
+            told.append([(answer.tokens, answer.account) for answer in answers])
+    assert told[0] == told[1]
