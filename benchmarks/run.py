@@ -36,6 +36,7 @@ QUESTIONS = {
     "chat_load": "Is anything computed twice in chats?",
     "drafting": "How many tokens of recorded answers do drafters guess?",
     "speculation": "How much faster are answers with drafts?",
+    "mtp": "How far does the model's head draft, and what does it cost?",
     "weights": "What do fewer bits of weights cost in quality?",
     "startup": "How long until the server answers, and how much memory does it take?",
 }

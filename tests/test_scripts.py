@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import run as make_bench
+from headwater.models.embedded import embedded
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("benchmarks", "examples", "stress", "training")
@@ -50,6 +51,7 @@ SMALLEST = {
     "training.__main__": ["--recipe", "smoke", "--no-compile", "--out", "OUT/run"],
     "benchmarks.weights": ["--small", "--repeats", "1", "--out", "OUT/weights.json", "--page", "OUT/page.md"],
     "training.curve": ["OUT", "OUT/curve.png"],
+    "training.mtp": ["--model", str(embedded()), "--recipe", "smoke-head", "--no-compile", "--out", "OUT/head"],
     "training.evaluation_set": ["OUT/set.jsonl.zst", "--items", "1"],
 }
 RESULTS = ["--small", "--repeats", "1", "--out", "OUT/results.json"]

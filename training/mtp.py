@@ -21,27 +21,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from training.machine import settle
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import nn
 
-settle()
-
-import torch  # noqa: E402
-import torch.nn.functional as F  # noqa: E402
-from safetensors.torch import load_file, save_file  # noqa: E402
-from torch import nn  # noqa: E402
-
-from headwater.models.families import read_config  # noqa: E402
-from headwater.spec import Architecture, MtpHead  # noqa: E402
-from training.batches import Batch, batches  # noqa: E402
-from training.export import TOKENIZER, adopt  # noqa: E402
-from training.loop import CLIP  # noqa: E402
-from training.model import AttentionLayer, MlpLayer, Norm, TrainedHybrid, Weights, begin, compiled  # noqa: E402
-from training.muon import Muon  # noqa: E402
-from training.recipe import RECIPES, Recipe  # noqa: E402
+from headwater.models.families import read_config
+from headwater.spec import Architecture, MtpHead
+from training.batches import Batch, batches
+from training.export import TOKENIZER, adopt
+from training.loop import CLIP
+from training.model import AttentionLayer, MlpLayer, Norm, TrainedHybrid, Weights, begin, compiled
+from training.muon import Muon
+from training.recipe import RECIPES, Recipe
 
 DEPTH = 3  # drafts
 MODEL_FILE = "model.safetensors"
-SHOWN_EVERY = 20  # steps
+SHOWN_EVERY, SAVED_EVERY = 20, 100  # steps
 
 
 class TrainedMtp(nn.Module):
@@ -203,7 +199,8 @@ def main() -> None:
                 flush=True,
             )
             shown = []
-    write(head, given.model, given.out)
+        if step % SAVED_EVERY == 0 or step == recipe.steps:
+            write(head, given.model, given.out)
 
 
 if __name__ == "__main__":

@@ -157,9 +157,9 @@ RECIPES: dict[str, Recipe] = {
     "head": replace(
         CPU,
         stages=(
-            Stage(384, 12, 350, {**THIRD, "pairs": 0.2}),
-            Stage(768, 6, 450, THIRD),
-            Stage(2304, 2, 100, LAST),
+            Stage(384, 12, 400, {**THIRD, "pairs": 0.2}),
+            Stage(768, 6, 400, THIRD),
+            Stage(2304, 2, 80, LAST),
         ),
         cool=0.5,
         seed=11,

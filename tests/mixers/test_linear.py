@@ -187,6 +187,32 @@ def test_weights_of_several_formats_stand_side_by_side(mode: str) -> None:
     assert torch.equal(linear.times(x_RK, factor_RN, 0), torch.cat(apart_RN, 1) * factor_RN)
 
 
+@pytest.mark.parametrize("rows", [1, 40])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", WEIGHTS)
+@pytest.mark.parametrize("mode", MODES)
+def test_the_last_outputs_alone_have_the_bits_of_all(mode: str, kind: str, dtype: torch.dtype, rows: int) -> None:
+    bias_N, x_RK = random(200), random(rows, 64, dtype=dtype)
+    whole = Linear(WEIGHTS[kind](200, 64), bias_N.to(dtype), Numerics(mode), dtype)
+    for first in (0, 64, 128):
+        rest = whole.outputs_from(first)
+        assert rest.n_out == 200 - first
+        near = 0.1 if mode == "plain" else 0.0  # without a guard torch may sum a wider product in another order
+        assert torch.allclose(rest(x_RK, 0).float(), whole(x_RK, 0)[:, first:].float(), rtol=0, atol=near)
+        index_R = torch.tensor([3, 0, 71])
+        assert torch.equal(rest.rows(index_R), whole.rows(index_R + first))
+    assert whole.n_out == 200
+
+
+def test_the_last_of_several_weights_begin_where_one_does_or_a_panel() -> None:
+    parts, x_RK = [WEIGHTS["int8"](100, 64), WEIGHTS["float32"](130, 64)], random(3, 64)
+    whole = Linear(parts, numerics=Numerics("tiled"), dtype=torch.float32)
+    for first in (64, 100, 164):
+        assert torch.equal(whole.outputs_from(first)(x_RK, 0), whole(x_RK, 0)[:, first:])
+    with pytest.raises(ValueError, match="outputs from 101 on: must be a multiple of 64"):
+        whole.outputs_from(101)
+
+
 @pytest.mark.parametrize("rows", [1, 6, 7, 300])
 def test_weights_in_bfloat16_give_the_bits_of_their_float32_copies(rows: int) -> None:
     for n_in, n_out in SIZES:

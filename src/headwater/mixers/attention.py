@@ -20,6 +20,7 @@ from headwater.layers.attention import GroupedAttention
 from headwater.mixers import softmax
 from headwater.mixers.activations import RMSNorm, sigmoid
 from headwater.mixers.batch import StepBatch
+from headwater.mixers.linear import WHOLE_OUTPUTS, Linear
 from headwater.mixers.rotary import rotary_table, rotate_into
 from headwater.mixers.softmax import CausalMask, PagedBatch, paged_batches
 from headwater.mixers.weights import Weights
@@ -153,6 +154,19 @@ class Heads:
         k_NGD = self._placed(k_NX.unflatten(1, (shape.kv_heads, -1)), self.k_norm, batch)
         return Projected(q_NGQD, k_NGD, v_NX.unflatten(1, (shape.kv_heads, -1)), gate_NHD)
 
+    def keys_values(self, x_NC: Tensor, batch: StepBatch) -> tuple[Tensor, Tensor]:
+        """Compute keys and values alone, as `project` does."""
+        keys = self.shape.kv_heads * self.shape.head_dim
+        kv_NX = self._keys_values(x_NC, batch.n_prefill)[:, -2 * keys :]
+        k_NGD, v_NGD = (x_NX.unflatten(1, (self.shape.kv_heads, -1)) for x_NX in kv_NX.split(keys, dim=1))
+        return self._placed(k_NGD, self.k_norm, batch), v_NGD
+
+    @cached_property
+    def _keys_values(self) -> Linear:
+        """The product of keys and values, with the last queries if they do not end where a product may begin."""
+        queries = (2 if self.shape.gated else 1) * self.shape.heads * self.shape.head_dim
+        return self.qkv.outputs_from(queries // WHOLE_OUTPUTS * WHOLE_OUTPUTS)
+
     def _placed(self, x_NHD: Tensor, norm: RMSNorm | None, batch: StepBatch) -> Tensor:
         """Norm each head and rotate it, in float32; round once."""
         if norm is None and self.rotation is None:
@@ -194,8 +208,7 @@ class Attention:
 
     def store(self, x_NC: Tensor, step: AttentionStep) -> None:
         """Write keys and values of a step without decoding rows; compute nothing else."""
-        projected = self.heads.project(x_NC, step.batch)
-        step.write(self.layer, projected.k_NGD, projected.v_NGD)
+        step.write(self.layer, *self.heads.keys_values(x_NC, step.batch))
 
     def moved(self, kept: tuple[Tensor, ...], from_T: Tensor, to_T: Tensor) -> tuple[Tensor, ...]:
         """Return keys, re-rotated from some positions to others, and values: [T, G · D], as the arena keeps them."""

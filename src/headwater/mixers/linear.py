@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Protocol
 
@@ -22,6 +23,7 @@ from headwater.mixers.numerics import Numerics, same_bits
 from headwater.mixers.quantised import Quantised
 
 LEAST_TIMES = 5  # that a product is timed
+WHOLE_OUTPUTS = 64  # a product of some outputs begins at a multiple of it
 BLOCK_BYTES = 32 * 2**20  # of weights that torch converts at a time
 COMPOSED: dict[str, Callable[[Tensor], Tensor]] = {"none": lambda y_RN: y_RN, "swish": silu, "sigmoid": sigmoid}
 
@@ -37,6 +39,9 @@ class HeldWeight(Protocol):
 
     def rows(self, index_R: Tensor) -> Tensor:
         """Return rows of the weight."""
+
+    def outputs_from(self, first: int) -> HeldWeight:
+        """Return the product of the outputs from `first` on, a multiple of WHOLE_OUTPUTS, over the same memory."""
 
 
 def rows(weight: Weight, at: Tensor) -> Weight:
@@ -65,6 +70,12 @@ class TorchProduct:
         if isinstance(self.weight_NK, Quantised):
             return self.weight_NK.rows(index_R).values().to(self.dtype)
         return self.weight_NK.index_select(0, index_R).to(self.dtype)
+
+    def outputs_from(self, first: int) -> TorchProduct:
+        part, rest = copy(self), slice(first, None)
+        part.weight_NK = self.weight_NK[rest] if isinstance(self.weight_NK, Tensor) else self.weight_NK.rows(rest)
+        part.bias_N = None if self.bias_N is None else self.bias_N[rest]
+        return part
 
     def _blocks(self) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Yield the weight and the bias in the dtype of products."""
@@ -122,6 +133,21 @@ class Linear:
         """Return rows of the weight in `dtype`, [R, K]; it must be one weight."""
         (part,) = self._parts
         return part.rows(index_R)
+
+    def outputs_from(self, first: int) -> Linear:
+        """Return the product of the outputs from `first` on, over the same memory. Raises ValueError for other places.
+
+        `first` is the first output of a weight, or a multiple of WHOLE_OUTPUTS after it.
+        """
+        rest, whole = copy(self), list(zip(self._parts, self._outputs, strict=True))
+        if any(at.start < first < at.stop and (first - at.start) % WHOLE_OUTPUTS for _, at in whole):
+            raise ValueError(f"outputs from {first} on: must be a multiple of {WHOLE_OUTPUTS} after a weight's first")
+        rest._parts = [
+            part if first <= at.start else part.outputs_from(first - at.start) for part, at in whole if first < at.stop
+        ]
+        rest._outputs = [slice(max(0, at.start - first), at.stop - first) for _, at in whole if first < at.stop]
+        rest.n_out = self.n_out - first
+        return rest
 
     def _held(self, weight_NK: Weight, bias_N: Tensor | None) -> HeldWeight:
         """Lay a weight out for the kernels if there are any, else as torch multiplies it.

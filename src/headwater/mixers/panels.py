@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -76,7 +77,7 @@ class PanelProduct:
         self.n_out, self.n_in = weight_NK.shape
         self.dtype = dtype
         self.held = held(weight_NK, dtype)
-        self._width = -(-self.n_out // LANES) * LANES
+        self._width = _width(self.n_out)
         padded = torch.zeros(0) if bias_N is None else F.pad(bias_N.float(), (0, -self.n_out % PANEL))
         self._bias = flat(padded)
         self._none = flat(torch.empty(0, dtype=dtype))
@@ -111,6 +112,21 @@ class PanelProduct:
         kernel(flat(row_RK.view(bits)), self.held.arrays[0], index_R.numpy(), width)
         return row_RK if width == self.n_in else row_RK[:, : self.n_in].contiguous()
 
+    def outputs_from(self, first: int) -> PanelProduct:
+        """Return the product of the outputs from `first` on, over the same memory. Raises ValueError within a panel."""
+        if first % PANEL:
+            raise ValueError(f"outputs from {first} on: a panel has {PANEL}")
+        part, n_panels = copy(self), -(-self.n_out // PANEL)
+
+        def rest(array: Any) -> Any:  # each array has as many elements for every panel
+            return array[len(array) * (first // PANEL) // n_panels :] if isinstance(array, np.ndarray) else array
+
+        arrays, rows = tuple(map(rest, self.held.arrays)), self.held.rows
+        part.held = replace(self.held, arrays=arrays, rows=lambda index_R: rows(index_R + first))
+        part.n_out = self.n_out - first
+        part._width, part._bias = _width(part.n_out), self._bias[first:]
+        return part
+
     def _inputs(self, x_RK: Tensor) -> tuple[np.ndarray[Any, Any], int]:
         """Return the rows as the kernel reads them, and the elements from one to the next."""
         odd = self.held.pairs and self.n_in % 2
@@ -129,6 +145,11 @@ class PanelProduct:
         if missing or factor_RN.stride(1) != 1 or factor_RN.dtype != self.dtype:
             factor_RN = F.pad(factor_RN.to(self.dtype), (0, missing)).contiguous()
         return factor_RN
+
+
+def _width(n_out: int) -> int:
+    """Return columns of a product's result: whole vectors."""
+    return -(-n_out // LANES) * LANES
 
 
 def held(weight_NK: Tensor | Quantised, dtype: torch.dtype) -> Held:
