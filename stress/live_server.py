@@ -25,11 +25,11 @@ PATIENCE = 60  # seconds after which something that must happen has not
 
 
 def embedded_model(dtype: str = "auto", weights: str = "auto", threads: int = 2) -> tuple[LoadedModel, SelfCheck]:
-    """Load the embedded model, and return it with the verdict of the self-check, a kept one if there is one."""
+    """Load the embedded model with its head, and return the verdict of the self-check, a kept one if there is one."""
     prepare_process(threads)
     check = verdict(read_spec(embedded(), dtype, weights=weights))
     numerics.use(Numerics(check.mode))
-    return load_model(embedded(), dtype, weights=weights), check
+    return load_model(embedded(), dtype, weights=weights, mtp=True), check
 
 
 class LiveServer:

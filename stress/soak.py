@@ -2,7 +2,7 @@
 
     python -m stress.soak [--for 3m] [--visits 100000] [--clients 8] [--seed 0]
         [--dtype auto|float32|bfloat16] [--weights auto|int8|int4] [--threads 2]
-        [--speculation off|ngram|suffix] [--compared 200]
+        [--speculation off|auto|ngram|suffix|mtp] [--compared 200]
 
 Memory is tiny, so checkpoints are evicted, requests preempted and queues full all the time. Prints counts; exits with
 1, and the seed, if a request had no proper answer, a page was lost, an invariant broke, or an answer differs from
@@ -231,8 +231,10 @@ def soak(
 
 
 def verify_all_drafts(server: LiveServer) -> None:
-    """Let each step verify all drafts that there are, so that most of them are rejected."""
-    server.engine.scheduler.speculation.worth = lambda drafts, rows: [most for _, most in drafts]  # type: ignore[method-assign]
+    """Let each step verify all drafts that there are, and the head draft always, so that most of them are rejected."""
+    speculation = server.engine.scheduler.speculation
+    speculation.worth = lambda drafts, rows: [most for _, most in drafts]  # type: ignore[method-assign]
+    speculation.seconds.least_chance = lambda rows: -1e9  # type: ignore[method-assign]
 
 
 def seconds(text: str) -> float:

@@ -36,6 +36,7 @@ from training.muon import Muon
 from training.recipe import RECIPES, Recipe
 
 DEPTH = 3  # drafts
+TOGETHER = 128  # targets
 MODEL_FILE = "model.safetensors"
 SHOWN_EVERY, SAVED_EVERY = 20, 100  # steps
 
@@ -108,14 +109,19 @@ def loss_of(
     losses, right = [], []
     for depth, own_BMC in enumerate(head.drafts(model, batch.token_BT, hidden_BTC), start=1):
         # row i drafts token i + depth + 1, which the model says from its hidden state at i + depth
-        target_BM = chosen_BT[:, depth + 1 :]
+        row_S, at_S = _few_sizes(chosen_BT[:, depth + 1 :].nonzero())
         with torch.no_grad():
-            said_SV = model.logits(hidden_BTC[:, depth:-1][target_BM]).float()
-        logits_SV = model.logits(own_BMC[:, :-1][target_BM]).float()
+            said_SV = model.logits(hidden_BTC[row_S, at_S + depth]).float()
+        logits_SV = model.logits(own_BMC[row_S, at_S]).float()
         losses.append(F.cross_entropy(logits_SV, said_SV.softmax(-1)))
-        answers = batch.label_BT[:, depth + 1 :][target_BM] > 0
+        answers = batch.label_BT[row_S, at_S + depth + 1] > 0
         right.append(float((logits_SV.argmax(-1) == said_SV.argmax(-1))[answers].float().mean()))
     return torch.stack(losses).mean(), right
+
+
+def _few_sizes(chosen_S2: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return rows and places of targets, as many as a multiple of TOGETHER: each new size compiles products anew."""
+    return chosen_S2[: max(len(chosen_S2) // TOGETHER, 1) * TOGETHER].unbind(1)
 
 
 class Learned(NamedTuple):

@@ -68,6 +68,13 @@ class MtpHead:
     blocks: tuple[Block, ...]
     final_norm: str
 
+    def has(self, name: str) -> bool:
+        """Return whether a tensor of this name is the head's."""
+        named = (self.embedding_norm, self.hidden_norm, self.product, self.final_norm)
+        return name in (*named, *(block.norm for block in self.blocks)) or name.startswith(
+            tuple(f"{part.at}." for block in self.blocks for part in block.parts)
+        )
+
 
 @dataclass(frozen=True)
 class Architecture:

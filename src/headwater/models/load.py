@@ -85,7 +85,7 @@ def load_model(
     tensors = open_weights(folder, spec.dtype_name, device)
     model = build_model(spec, tensors)
     head = build_mtp(spec, tensors, model) if mtp else None
-    _tell_of_skipped(folder, tensors.unread())
+    _tell_of_skipped(folder, [name for name in tensors.unread() if spec.mtp is None or not spec.mtp.has(name)])
     texts = _gguf_texts(folder) if is_gguf(folder) else _folder_texts(folder)
     named_end = texts.tokenizer.token_to_id(texts.special_tokens.get("eos_token", ""))
     return LoadedModel(
