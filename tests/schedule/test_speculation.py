@@ -130,6 +130,14 @@ def test_the_seconds_of_a_step_are_those_that_were_measured() -> None:
     assert measured(9, 8) < 0.140
 
 
+def test_where_all_steps_have_drafts_one_without_is_thought_to_cost_as_much_a_row() -> None:
+    measured = StepSeconds()
+    for _ in range(50):
+        measured.note(3, 2, 0.030 + 2 * 0.005)
+        measured.note(5, 4, 0.030 + 4 * 0.005)
+    assert measured(1, 0) == pytest.approx(0.030, rel=0.01)
+
+
 def test_what_a_row_costs_is_guessed_from_recent_steps_until_it_is_measured() -> None:
     """The first step of a server may take a second: its kernels are read."""
     measured = StepSeconds()

@@ -80,8 +80,9 @@ class StepSeconds:
             self._slope = max(0.0, (xy + its_xy) / (xx + its_xx))
 
     def __call__(self, rows: int, drafts: int) -> float:
-        """Return the seconds of a step; before any step, their cost beside one row's."""
-        sums = self._drafting if drafts and self._drafting.n else self._plain
+        """Return the seconds of a step, of the other kind until one is measured; before any, beside one row's."""
+        sums, other = (self._drafting, self._plain) if drafts else (self._plain, self._drafting)
+        sums = sums if sums.n else other
         if not sums.n:
             return 1 + ROW_COST * rows
         slope = ROW_COST * sums.y / sums.n if self._slope is None else self._slope
