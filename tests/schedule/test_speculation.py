@@ -138,6 +138,16 @@ def test_where_all_steps_have_drafts_one_without_is_thought_to_cost_as_much_a_ro
     assert measured(1, 0) == pytest.approx(0.030, rel=0.01)
 
 
+def test_a_step_without_drafts_is_thought_no_slower_than_one_with_them() -> None:
+    """The only one was a server's first: its kernels were read."""
+    measured = StepSeconds()
+    measured.note(1, 0, 1.0)
+    for _ in range(50):
+        measured.note(3, 2, 0.040)
+        measured.note(5, 4, 0.050)
+    assert measured(1, 0) == pytest.approx(0.045, rel=0.1)
+
+
 def test_what_a_row_costs_is_guessed_from_recent_steps_until_it_is_measured() -> None:
     """The first step of a server may take a second: its kernels are read."""
     measured = StepSeconds()

@@ -80,7 +80,7 @@ class Answering:
             seconds = time.perf_counter() - started
             self._meter.steps += 1
             self._meter.step_seconds += seconds
-        if not step.legs:
+        if not (step.legs or self.runner.was_new):
             rows = sum(decode.rows for decode in step.decodes)
             self.scheduler.speculation.seconds.note(rows, drafts, seconds)
         wanting = [item for item in step.items if item.wants_token]

@@ -169,7 +169,7 @@ class MtpRunner:
         chances, first_chances = [1.0] * len(wanted), [0.0] * len(wanted)
         hidden_SC: Tensor | None = None
         while ready:
-            begun = time.perf_counter()
+            begun, recorded = time.perf_counter(), len(self.graphs)
             if hidden_SC is None:
                 batch, hidden_NC = self._catch_up([seq for _, seq, _ in ready])
             else:
@@ -186,7 +186,8 @@ class MtpRunner:
                 drafts[number].append(token)
                 if len(drafts[number]) < most and chances[number] >= least:
                     going.append(at)
-            self._note(time.perf_counter() - begun)
+            if len(self.graphs) == recorded:  # else most of the time was recording's
+                self._note(time.perf_counter() - begun)
             ready = [ready[at] for at in going]
             hidden_SC = hidden_SC[torch.tensor(going, dtype=torch.int64, device=self.device)]
         return list(map(draft_of, drafts, first_chances))
@@ -234,4 +235,6 @@ class MtpRunner:
         return torch.tensor(seq.table, dtype=torch.int64, device=self.device)
 
     def _note(self, seconds: float) -> None:
-        self.pass_seconds = FORGETS * self.pass_seconds + (1 - FORGETS) * seconds if self.pass_seconds else seconds
+        """Note a pass; a shorter one counts at once: of the first ones memory is fetched, and few may follow."""
+        before = self.pass_seconds
+        self.pass_seconds = FORGETS * before + (1 - FORGETS) * seconds if 0 < before < seconds else seconds

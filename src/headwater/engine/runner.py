@@ -85,6 +85,11 @@ class Runner:
         self.segments = SegmentRunner(model, arena, states, slots)
         self._tables: dict[int, tuple[Sequence[int], torch.Tensor]] = {}  # by request: its page table twice
 
+    @property
+    def was_new(self) -> bool:
+        """Return whether the last step was of a kind that later ones repeat faster, since it is recorded."""
+        return self.graphs is not None and self.graphs.was_new
+
     @torch.inference_mode()
     def run(self, step: Step) -> torch.Tensor:
         """Run a step; return float32 logits [R, vocabulary] of each leg, then each answer, that needs a token.

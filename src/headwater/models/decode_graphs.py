@@ -238,6 +238,7 @@ class DecodeGraphs:
         self.hidden_NC = hidden_NC
         self._known: dict[Shape, tuple[Inputs, Work] | None] = {}  # None: such a step cannot be recorded
         self._seen = set[Shape]()  # of steps with several rows of a sequence
+        self.was_new = False  # whether the last step was of a shape that later ones repeat faster
 
     @classmethod
     def over(
@@ -262,7 +263,9 @@ class DecodeGraphs:
         A step with several rows of a sequence is recorded if one of its shape comes up again.
         """
         shape = Shape.of(batch, self.arena.page_size)
-        if shape.has_chains and (not self.recorder.takes_chains or self._is_new(shape)):
+        takes = self.recorder.takes_chains or not shape.has_chains
+        self.was_new = takes and shape not in self._known
+        if shape.has_chains and (not takes or self._is_new(shape)):
             return self._forward(batch)
         if shape not in self._known:
             logits_BV = self._record(shape, batch)

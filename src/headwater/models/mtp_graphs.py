@@ -52,6 +52,9 @@ class MtpGraphs:
 
         return cls(module, arena, CpuRecorder())
 
+    def __len__(self) -> int:
+        return len(self._known)
+
     @torch.inference_mode()
     def forward(self, batch: StepBatch, hidden_NC: Tensor) -> tuple[Tensor, Tensor]:
         """Run a pass as `MtpModule.forward` does. The results are valid until the next one."""

@@ -35,7 +35,7 @@ EXPECTED = {  # chance that a draft is right, where < 4, 8, 16, 32 tokens agreed
     Source.FORCED: (0.9, 0.9, 0.9, 0.9, 0.9),
     Source.HEAD: (0.3, 0.6, 0.75, 0.85, 0.95),  # where its probability is < 0.5, 0.75, 0.875, 0.94, or more
 }
-UNKNOWN_HEAD = 0.75  # chance of a head's draft, until its request's own are judged
+FIRST_FROM_HEAD = 2  # of the head for a request, before its own drafts count
 WEIGHT = 4  # judged drafts that the server's experience counts as for a request, and what is expected for a server
 # steps after which a request whose drafts do not pay tries one: at first, and at most; each try that fails doubles them
 TRIES_EVERY, RARELY = 32, 256
@@ -80,11 +80,22 @@ class StepSeconds:
             self._slope = max(0.0, (xy + its_xy) / (xx + its_xx))
 
     def __call__(self, rows: int, drafts: int) -> float:
-        """Return the seconds of a step, of the other kind until one is measured; before any, beside one row's."""
-        sums, other = (self._drafting, self._plain) if drafts else (self._plain, self._drafting)
-        sums = sums if sums.n else other
+        """Return the seconds of a step, of the other kind until one is measured; before any, beside one row's.
+
+        A step without drafts takes no longer than the mean of those with drafts, if these have more rows: a server's
+        first steps may be its only ones without.
+        """
+        of_plain, of_drafting = self._line(self._plain, rows), self._line(self._drafting, rows)
+        if of_plain is None or of_drafting is None:
+            return of_plain or of_drafting or 1 + ROW_COST * rows
+        if drafts or rows * self._drafting.n > self._drafting.x:
+            return of_drafting if drafts else of_plain
+        return min(of_plain, self._drafting.y / self._drafting.n)
+
+    def _line(self, sums: Sums, rows: int) -> float | None:
+        """Return the seconds of so many rows on the line of one kind; None before any step of it."""
         if not sums.n:
-            return 1 + ROW_COST * rows
+            return None
         slope = ROW_COST * sums.y / sums.n if self._slope is None else self._slope
         return max(1e-9, sums.y / sums.n + slope * (rows - sums.x / sums.n))
 
@@ -119,6 +130,11 @@ class Experience:
         shares = self._shares[draft.source]
         return shares[min(max(0, draft.agreed.bit_length() - 2), len(shares) - 1)]
 
+    def of_source(self, source: Source) -> float:
+        """Return the share of right drafts of a source, whatever agreed before them."""
+        shares = self._shares[source]
+        return sum(share.right for share in shares) / sum(share.judged for share in shares)
+
 
 class Guesser(Protocol):
     """The model's head of multi-token prediction."""
@@ -151,6 +167,7 @@ class Speculator:
     tries_every: int = TRIES_EVERY  # idle steps
     draft: Draft = NO_DRAFT  # the last one
     uses_head: bool = False
+    from_head: int = 0  # drafts of the head
 
     def propose(self, tokens: Sequence[int], most: int) -> list[int]:
         """Return at most so many tokens that may be next: the draft of which most are expected to be right."""
@@ -163,15 +180,19 @@ class Speculator:
         return self.draft.tokens
 
     def wants_head(self, least: float) -> bool:
-        """Return whether the head may draft better, and its drafts were right as often as `least`, or may be tried."""
+        """Return whether the head may draft better, and its drafts were right as often as `least`, or may be tried.
+
+        It drafts first for every request: those before may have been of another kind, and a pass costs little.
+        """
         own = self.own[Source.HEAD]
-        chance = (own.right + WEIGHT * UNKNOWN_HEAD) / (own.judged + WEIGHT)
-        may_pay = chance >= least or self.idle >= self.tries_every
+        chance = (own.right + WEIGHT * self.experience.of_source(Source.HEAD)) / (own.judged + WEIGHT)
+        may_pay = chance >= least or self.from_head < FIRST_FROM_HEAD or self.idle >= self.tries_every
         return self.uses_head and may_pay and sum_of_chances(chance, MTP_DRAFTS) > self._expected(self.draft)
 
     def consider(self, draft: Draft) -> None:
         """Take the head's draft if more of its tokens are expected to be right."""
         draft = self._allowed(draft)
+        self.from_head += 1
         if draft.tokens and self._expected(draft) > self._expected(self.draft):
             self.draft = draft
 
