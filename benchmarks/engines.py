@@ -19,7 +19,7 @@ from headwater.engine.selfcheck import SelfCheck
 from headwater.engine.verdict import verdict
 from headwater.events import Event, FailedEvent, FinishedEvent, TokenEvent
 from headwater.mixers import numerics
-from headwater.mixers.numerics import Numerics
+from headwater.mixers.numerics import Numerics, end_workers
 from headwater.models.load import LoadedModel, load_model, read_spec
 from headwater.request import Generation, SamplingParams
 from tests import checkpoints
@@ -90,11 +90,28 @@ class Model:
     @contextmanager
     def _engine(self, config: ServeConfig) -> Iterator[Engine]:
         engine = Engine.over(self.loaded, self.check, config)
+        _end_workers_when_idle(engine)
+        end_workers()
         engine.start()
         try:
             yield engine
         finally:
             engine.stop()
+
+
+def _end_workers_when_idle(engine: Engine) -> None:
+    """Let an engine that waits have no worker threads: beside them those of the one that computes sleep at once.
+
+    A server has one engine. Without this, a decode step of the embedded model took 4.2 ms in place of 0.8.
+    """
+    wait = engine._changed.wait
+
+    def without_workers(timeout: float | None = None) -> bool:
+        if threading.current_thread() is engine._thread:
+            end_workers()
+        return wait(timeout)
+
+    engine._changed.wait = without_workers  # type: ignore[method-assign]
 
 
 def params(max_tokens: int) -> SamplingParams:

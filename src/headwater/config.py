@@ -29,7 +29,7 @@ DTYPES = ("auto", "float32", "bfloat16")
 WEIGHTS = ("auto", "int8", "int4")  # what headwater.spec has
 POOLS = ("unified", "split")
 DECODE_REUSE = ("canonical", "raw", "none")
-SPECULATION = ("off", "auto", "ngram", "suffix", "mtp")
+SPECULATION = ("off", "auto", "ngram", "suffix", "mtp", "draft")
 HEALING = tuple(map(str, Healing))
 SEGMENT_EVICTION = tuple(map(str, SegmentEviction))
 LOG_FORMATS = ("text", "json")
@@ -134,8 +134,11 @@ class ServeConfig:
         "off",
         TEXT,
         SCHEDULING,
-        "Drafts that steps verify: ngram (from prompts), suffix (and answers), mtp (the model's head), auto (any).",
+        "Drafts of steps: ngram (from prompts), suffix (and answers), mtp (model's head), draft (small model), auto.",
         choices=SPECULATION,
+    )
+    draft_model: Path | None = setting(
+        None, FILE, SCHEDULING, "Small model with the same tokenizer that drafts.", unset="needed for `draft`"
     )
     max_running: int = setting(16, COUNT, SCHEDULING, "Requests that compute at the same time.", least=1)
     max_tokens_per_step: int = setting(1024, COUNT, SCHEDULING, "Tokens of one step, prefill and decode together.")
@@ -230,6 +233,7 @@ class ServeConfig:
             raise SettingError("segment_share", f"{self.segment_share:g}", "must be 0 to 1")
         if self.record is not None and not self.record.parent.is_dir():
             raise SettingError("record", repr(str(self.record)), "must be in a folder that exists")
+        self._check_drafts()
         self._check_pool()
         self._check_tls()
         self.required_key()
@@ -250,6 +254,20 @@ class ServeConfig:
         if not key:
             raise SettingError("api_key_file", shown, "which is empty: a key is needed")
         return key
+
+    def _check_drafts(self) -> None:
+        if self.speculation == "draft" and self.draft_model is None:
+            raise SettingError("speculation", "'draft'", "so draft_model must name a small model")
+        if self.draft_model is None:
+            return
+        shown = repr(str(self.draft_model))
+        if self.speculation not in ("auto", "draft"):
+            raise SettingError(
+                "draft_model", shown, f"but speculation is {self.speculation!r}: it needs 'draft' or 'auto'"
+            )
+        if not ((self.draft_model / "config.json").is_file() or is_gguf(self.draft_model)):
+            why = why_no_model(self.draft_model)
+            raise SettingError("draft_model", shown, f"which is no folder with a config.json: {why}")
 
     def _check_pool(self) -> None:
         if self.pool == "split" and self.state_fraction is None:

@@ -16,6 +16,7 @@ ROW = [
     "memory", "pool", "placement", "eviction", "requests", "prompt_tokens", "hit_tokens", "token_hit_rate",
     "ideal_hit_rate", "stranded_tokens", "flops_saved", "flops_saved_share", "checkpoints_taken", "checkpoints_hit",
     "evictions", "misses_by_reason", "ttft_ms", "queue_depth", "alpha", "seconds", "peak_rss_mb", "segments",
+    "speculation", "tpot_ms", "accepted_drafts", "rejected_drafts",
 ]  # fmt: skip
 
 
@@ -63,6 +64,20 @@ def test_the_cross_product_is_replayed_and_written(
     assert "<html" in page.read_text()
     shown = capfd.readouterr().out
     assert f"{rows[0]['token_hit_rate']:.1%}" in shown
+
+
+def test_drafts_need_a_clock_and_are_told(trace: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    out, clock = tmp_path / "out.json", ("--serve", "cpu", "--arrival", "poisson(rate=5, think=1)")
+    assert replay(trace, *clock, "--speculation", "off,4@0.9,4@0.9/slots", "--json", out) == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["speculation"] for row in rows] == ["off", "4@0.9", "4@0.9/slots"]
+    assert rows[0]["accepted_drafts"] == 0 < rows[1]["accepted_drafts"]
+    assert rows[1]["tpot_ms"]["p50"] < rows[0]["tpot_ms"]["p50"]
+    shown = capfd.readouterr().out
+    assert "4@0.9/slots" in shown
+    assert "a token" in shown
+    assert replay(trace, "--speculation", "4@0.9") != 0
+    assert "--speculation 4@0.9 needs --serve" in capfd.readouterr().err
 
 
 def test_under_a_clock_there_are_times_and_a_queue(trace: Path, tmp_path: Path) -> None:

@@ -233,6 +233,11 @@ class Answering:
 
     def _forget(self, live: Live) -> None:
         del self._live[live.seq.id]
-        self.runner.forget(live.seq.id)
+        self._drop(live.seq.id)
         self._meter.ended(time.monotonic() - live.submitted)
         assert live.seq.phase is Phase.DONE
+
+    def _drop(self, request: int) -> None:
+        """Give back what runner and drafters keep of a request that has ended."""
+        self.runner.forget(request)
+        self.scheduler.speculation.forget(request)

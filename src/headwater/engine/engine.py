@@ -20,6 +20,7 @@ from headwater.draft.drafter import MOST_DRAFTS
 from headwater.engine.answering import Answering
 from headwater.engine.constraint import ConstraintCompiler
 from headwater.engine.detokenizer import TextStream
+from headwater.engine.draft_model import SHARE, DraftModel, check_fits
 from headwater.engine.live import Deadlines, Live, OnEvent, Outcome, Warming
 from headwater.engine.meter import EngineStats
 from headwater.engine.mtp import MtpRunner
@@ -129,7 +130,7 @@ class Engine(Answering):
         self.max_model_len = scheduler.limits.max_model_len
         self.spec = loaded.spec
         self.constraints = constraints
-        self.draft_bytes = draft_bytes(loaded.spec, runner.slots, scheduler.speculation)
+        self.draft_bytes = 0
         self.mtp_bytes = 0 if runner.mtp is None else scheduler.layout.n_pages * loaded.spec.mtp_page_bytes
         self._cancelled: set[int] = set()
         self._deadlines = Deadlines()
@@ -161,19 +162,27 @@ class Engine(Answering):
         mtp = has_head and config.speculation in (AUTO, MTP)
         loaded = load_model(path, spec.dtype_name, config.device, config.page_size, config.weights, mtp)
         loaded = replace(loaded, name=config.model_name or loaded.name)
+        draft = None
+        if config.draft_model is not None:
+            dtype = spec.dtype_name
+            draft = load_model(config.draft_model, dtype, config.device, config.page_size, config.weights)
+            check_fits(draft, loaded)
         end_workers()  # the engine computes on a thread of its own
         try:
-            return cls.over(loaded, check, config)
+            return cls.over(loaded, check, config, draft)
         except (MemoryError, OSError, torch.OutOfMemoryError) as error:
             raise too_much_memory(config) from error
 
     @classmethod
-    def over(cls, loaded: LoadedModel, check: SelfCheck, config: ServeConfig) -> Engine:
-        """Return an engine, with memory of its own, over a loaded model."""
+    def over(
+        cls, loaded: LoadedModel, check: SelfCheck, config: ServeConfig, draft: LoadedModel | None = None
+    ) -> Engine:
+        """Return an engine, with memory of its own, over a loaded model, for which `draft` drafts if it is given."""
         spec = loaded.spec
         slots, speculation = config.max_running + EXTRA_SLOTS, speculation_of(config.speculation)
-        of_drafts = draft_bytes(spec, slots, speculation)
-        head = loaded.mtp if config.speculation in (AUTO, MTP) else None
+        of_draft_model = 0 if draft is None else config.memory // SHARE
+        of_drafts = draft_bytes(spec, slots, speculation) + of_draft_model
+        head = loaded.mtp if config.speculation in (AUTO, MTP) and draft is None else None
         of_page = spec.page_bytes + (0 if head is None else spec.mtp_page_bytes)
         if of_drafts and config.memory < of_drafts + of_page:
             must = f"drafts take {of_drafts:,} bytes and one page {of_page:,}: give more, or --speculation off"
@@ -203,7 +212,11 @@ class Engine(Answering):
         constraints = ConstraintCompiler(loaded.tokenizer, spec.vocab_size, ends, seconds)
         mtp = None if head is None else MtpRunner(head, layout.n_pages, slots, config.device)
         speculation.head = mtp
-        return cls(loaded, scheduler, Runner(loaded.model, arena, states, slots, mtp), check, constraints)
+        if draft is not None:
+            speculation.head = DraftModel(draft, of_draft_model, config.max_running, config.device)
+        engine = cls(loaded, scheduler, Runner(loaded.model, arena, states, slots, mtp), check, constraints)
+        engine.draft_bytes = of_drafts
+        return engine
 
     # -- from any thread -------------------------------------------------------
 
@@ -363,7 +376,7 @@ class Engine(Answering):
             live = self._live.pop(request_id, None)
             if live is not None:
                 self.scheduler.cancel(live.seq)
-                self.runner.forget(request_id)
+                self._drop(request_id)
         self._cancelled.clear()
 
     def _take_expired(self) -> None:

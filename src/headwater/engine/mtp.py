@@ -55,6 +55,13 @@ class Entries:
     write_from: int = 0  # earlier pages of the table have theirs
 
 
+def best_of(logits_SV: Tensor) -> list[tuple[int, float]]:
+    """Return the likeliest token of each row, and its probability."""
+    best_S, token_S = logits_SV.max(dim=-1)
+    probability_S = (best_S - logits_SV.logsumexp(dim=-1)).exp()
+    return list(zip(token_S.tolist(), probability_S.tolist(), strict=True))
+
+
 class MtpRunner:
     """Keeps the entries of a head, and computes its drafts. Called on the engine's thread alone."""
 
@@ -159,6 +166,9 @@ class MtpRunner:
         batch = StepBatch(tokens, torch.cat(positions), tuple(slices), none_B, (), none_B)
         self.module.store(batch, self.arena, torch.cat([one.hidden_MC for one in entries]))
 
+    def forget(self, request: int) -> None:
+        """Do nothing: entries of a request are its slot's, and its pages'."""
+
     # -- between steps -----------------------------------------------------------
 
     @torch.inference_mode()
@@ -175,10 +185,8 @@ class MtpRunner:
             else:
                 batch, hidden_NC = self._next([(seq, drafts[number]) for number, seq, _ in ready]), hidden_SC
             logits_SV, hidden_SC = self.graphs.forward(batch, hidden_NC)
-            best_S, token_S = logits_SV.max(dim=-1)
-            probability_S = (best_S - logits_SV.logsumexp(dim=-1)).exp()
             going = []
-            for at, (token, p) in enumerate(zip(token_S.tolist(), probability_S.tolist(), strict=True)):
+            for at, (token, p) in enumerate(best_of(logits_SV)):
                 number, _, most = ready[at]
                 if not drafts[number]:
                     first_chances[number] = p

@@ -6,6 +6,7 @@ were measured to have; chances are the request's own. The choice changes no bit 
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from headwater.draft.suffix import PastAnswers, SuffixDrafter
 from headwater.request import Generation
 from headwater.schedule.sequence import Sequence as AnySequence
 
-OFF, AUTO, MTP = "off", "auto", "mtp"
+OFF, AUTO, MTP, DRAFT = "off", "auto", "mtp", "draft"
 # drafts of a step: few sizes, so that recorded steps are met again
 COUNTS = frozenset((1, 2, 3, 4, 6, 8, 12, 16, 24, 32))
 FORGETS = 0.98  # weight of a server's earlier steps, and of their drafts, with each new one
@@ -39,6 +40,8 @@ FIRST_FROM_HEAD = 2  # of the head for a request, before its own drafts count
 WEIGHT = 4  # judged drafts that the server's experience counts as for a request, and what is expected for a server
 # steps after which a request whose drafts do not pay tries one: at first, and at most; each try that fails doubles them
 TRIES_EVERY, RARELY = 32, 256
+
+log = logging.getLogger("headwater.schedule")
 
 
 class Sums:
@@ -137,7 +140,7 @@ class Experience:
 
 
 class Guesser(Protocol):
-    """The model's head of multi-token prediction."""
+    """The model's head of multi-token prediction, or a smaller model, which drafts for several requests at once."""
 
     pass_seconds: float  # of one draft of some sequences
 
@@ -146,6 +149,9 @@ class Guesser(Protocol):
 
         The sequences have pages for as many tokens after their last one.
         """
+
+    def forget(self, request: int) -> None:
+        """Note that a request has ended."""
 
 
 def sum_of_chances(chance: float, n: int) -> float:
@@ -254,7 +260,7 @@ class Speculation:
         build = self.drafters if asked.drafter is None else partial(DRAFTERS[asked.drafter], self.past)
         drafters += build(generation.namespace)
         most = MOST_DRAFTS if asked.tokens is None else asked.tokens
-        uses_head = self.head is not None and (asked.drafter or self.kind) in (AUTO, MTP)
+        uses_head = self.head is not None and (asked.drafter or self.kind) in (AUTO, MTP, DRAFT)
         return Speculator(drafters, grammar, most, self.experience, uses_head=uses_head)
 
     def ask_head(self, wanted: Sequence[tuple[AnySequence, Speculator, int]], rows: int) -> None:
@@ -263,7 +269,12 @@ class Speculation:
         a_pass = self.head.pass_seconds / self.seconds(rows, 0)
         least = self.seconds.least_chance(rows) + a_pass * rows / max(1, len(wanted))
         asking = [(seq, one, most) for seq, one, most in wanted if most > 0 and one.wants_head(least)]
-        drafts = self.head.guess([(seq, most) for seq, _, most in asking], least) if asking else []
+        try:
+            drafts = self.head.guess([(seq, most) for seq, _, most in asking], least) if asking else []
+        except Exception:  # no request needs drafts
+            log.exception("drafting failed, and is off from now on")
+            self.head = None
+            return
         for (_, one, _), draft in zip(asking, drafts, strict=True):
             one.consider(draft)
 
@@ -273,6 +284,11 @@ class Speculation:
         self.rejected += drafted - right
         if speculator is not None:
             speculator.learn(drafted, right)
+
+    def forget(self, request: int) -> None:
+        """Note that a request has ended."""
+        if self.head is not None:
+            self.head.forget(request)
 
     def remember(self, namespace: str, answer: Sequence[int]) -> None:
         """Take an answer that is complete as text for drafts of its namespace."""
@@ -308,6 +324,7 @@ DRAFTERS: dict[str, Callable[[PastAnswers, str], list[Drafter]]] = {
     "ngram": lambda past, namespace: [PromptLookup()],
     "suffix": lambda past, namespace: [SuffixDrafter(past, namespace)],
     MTP: lambda past, namespace: [],
+    DRAFT: lambda past, namespace: [],
 }
 
 

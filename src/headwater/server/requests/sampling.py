@@ -89,7 +89,7 @@ class StreamOptions(BaseModel, strict=True):
 class SpeculationOptions(BaseModel, strict=True, extra="forbid"):
     """Drafts of one request, in place of the server's setting."""
 
-    drafter: Literal["off", "auto", "ngram", "suffix", "mtp"] | None = None
+    drafter: Literal["off", "auto", "ngram", "suffix", "mtp", "draft"] | None = None
     tokens: Annotated[int, Field(ge=1, le=MOST_DRAFTS)] | None = None  # drafts of a step
 
 

@@ -147,10 +147,9 @@ class Service:
     def _drafting(self, body: SamplingRequest, max_tokens: int) -> Drafting:
         """Return the drafts that a request asks for; a prediction is cut at about the answer's greatest length."""
         asked, prediction = body.speculation or SpeculationOptions(), list[int]()
-        if asked.drafter == "mtp" and self.engine.mtp_bytes == 0 and self.config.speculation != "off":
-            raise BadRequest(
-                "drafter is 'mtp', and the model's head was not loaded: use --speculation mtp", "speculation"
-            )
+        if asked.drafter in ("mtp", "draft") and self.config.speculation not in ("off", asked.drafter):
+            must = f"the server drafts with {self.config.speculation!r}: ask it, or no drafter by name"
+            raise BadRequest(f"drafter is {asked.drafter!r}, and {must}", "speculation")
         if body.predicted_text and self.config.speculation != "off":
             text = body.predicted_text[: PREDICTED_CHARACTERS * max_tokens]
             prediction = encode(self.engine.tokenizer, text, add_special_tokens=False).ids
