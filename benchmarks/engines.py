@@ -102,7 +102,7 @@ class Model:
 def _end_workers_when_idle(engine: Engine) -> None:
     """Let an engine that waits have no worker threads: beside them those of the one that computes sleep at once.
 
-    A server has one engine. Without this, a decode step of the embedded model took 4.2 ms in place of 0.8.
+    A server has one engine.
     """
     wait = engine._changed.wait
 
