@@ -20,7 +20,7 @@ from rich.text import Text
 
 from headwater.cli.common import prepare_outputs
 from headwater.machine import cpu
-from headwater.mixers.numerics import prepare_process
+from headwater.mixers.numerics import end_workers, prepare_process
 from headwater.table import Table
 
 HERE = Path(__file__).parent
@@ -65,7 +65,8 @@ def timed(run: Callable[[], object]) -> Callable[[], float]:
 def in_turns(work: Mapping[str, Callable[[], float]], repeats: int, warm_up: bool = True) -> Figures:
     """Return the results of each piece of work by repetition, after a warm-up round unless all is warm already.
 
-    Each repetition runs all pieces and begins with another one, so that none always follows the same neighbour.
+    Each repetition runs all pieces and begins with another one, so that none always follows the same neighbour. What
+    computes on this thread leaves no workers beside those of an engine: all of them would sleep between kernels.
     """
     figures: Figures = {name: [] for name in work}
     names = list(work)
@@ -74,6 +75,7 @@ def in_turns(work: Mapping[str, Callable[[], float]], repeats: int, warm_up: boo
         first = turn % len(names)
         for name in names[first:] + names[:first]:
             figure = work[name]()
+            end_workers()
             if turn >= warm_up:
                 figures[name].append(figure)
     return figures
