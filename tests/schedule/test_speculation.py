@@ -148,6 +148,20 @@ def test_a_step_without_drafts_is_thought_no_slower_than_one_with_them() -> None
     assert measured(1, 0) == pytest.approx(0.045, rel=0.1)
 
 
+def test_steps_that_are_thought_too_fast_are_found_out() -> None:
+    """A few slow steps of many rows make a row dear, and those of few rows seem to take no time."""
+    measured = StepSeconds()
+    for _ in range(40):
+        measured.note(1, 0, 0.006)
+        measured.note(17, 16, 0.040)
+    for _ in range(200):
+        measured.note(1, 0, 0.006)
+        measured.note(3, 2, 0.007)
+        measured.note(5, 4, 0.008)
+    assert measured(3, 2) == pytest.approx(0.007, rel=0.2)
+    assert measured(5, 4) == pytest.approx(0.008, rel=0.2)
+
+
 def test_what_a_row_costs_is_guessed_from_recent_steps_until_it_is_measured() -> None:
     """The first step of a server may take a second: its kernels are read."""
     measured = StepSeconds()

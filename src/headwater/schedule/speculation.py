@@ -85,15 +85,15 @@ class StepSeconds:
     def __call__(self, rows: int, drafts: int) -> float:
         """Return the seconds of a step, of the other kind until one is measured; before any, beside one row's.
 
-        A step without drafts takes no longer than the mean of those with drafts, if these have more rows: a server's
-        first steps may be its only ones without.
+        A step with drafts takes no less than one of as many rows without; and one without takes no more than the mean
+        of those with drafts, if these have more rows: a server's first steps may be its only ones without.
         """
         of_plain, of_drafting = self._line(self._plain, rows), self._line(self._drafting, rows)
         if of_plain is None or of_drafting is None:
             return of_plain or of_drafting or 1 + ROW_COST * rows
-        if drafts or rows * self._drafting.n > self._drafting.x:
-            return of_drafting if drafts else of_plain
-        return min(of_plain, self._drafting.y / self._drafting.n)
+        if rows * self._drafting.n <= self._drafting.x:
+            of_plain = min(of_plain, self._drafting.y / self._drafting.n)
+        return max(of_plain, of_drafting) if drafts else of_plain
 
     def _line(self, sums: Sums, rows: int) -> float | None:
         """Return the seconds of so many rows on the line of one kind; None before any step of it."""
