@@ -36,12 +36,13 @@ class Recorded:
 
 
 class MtpGraphs:
-    """The passes of one head over its arena, each recorded when its sizes first come up."""
+    """The passes of one head over its arena, each recorded when its sizes come up again."""
 
     def __init__(self, module: MtpModule, arena: Arena, recorder: Recorder | None) -> None:
         """Without a recorder no pass is recorded."""
         self.module, self.arena, self.recorder = module, arena, recorder
         self._known: dict[tuple[Shape, int], Recorded | None] = {}  # None: such a pass cannot be recorded
+        self._seen = set[tuple[Shape, int]]()
 
     @classmethod
     def over(cls, module: MtpModule, arena: Arena) -> MtpGraphs:
@@ -53,7 +54,7 @@ class MtpGraphs:
         return cls(module, arena, CpuRecorder())
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._seen) + len(self._known)
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch, hidden_NC: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,6 +62,9 @@ class MtpGraphs:
         if self.recorder is None:
             return self.module.forward(batch, self.arena, hidden_NC)
         key = Shape.of(batch, self.arena.page_size), len(batch.logits_row_R)
+        if key not in self._seen:
+            self._seen.add(key)
+            return self.module.forward(batch, self.arena, hidden_NC)
         if key not in self._known:
             return self._record(self.recorder, key, batch, hidden_NC)
         known = self._known[key]
