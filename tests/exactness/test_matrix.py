@@ -157,10 +157,10 @@ def test_a_replay_by_rows_of_prompts_is_seen(load, same_bits_as_without_a_cache,
     loaded, check = load(name, "float32", 2)
     forward, slices = type(loaded.model).forward, []
 
-    def replayed(model, batch, *memory):
+    def replayed(model, batch, *memory, **hidden):
         by_prompts = as_rows_of_prompts(batch)
         slices.append(len(by_prompts.slices) - len(batch.slices))
-        return forward(model, by_prompts, *memory)
+        return forward(model, by_prompts, *memory, **hidden)
 
     monkeypatch.setattr(type(loaded.model), "forward", replayed)
     make = Make(loaded, check)
