@@ -142,6 +142,28 @@ def test_no_memory_for_its_prompt_is_no_draft(loaded, monkeypatch) -> None:
     with drafting(monkeypatch, target, target) as rig:
         assert rig.ask(prompt, 10).tokens == plain.tokens
         assert rig.engine.scheduler.speculation.accepted == 0
+        model = model_of(rig)
+        rig.settle()
+        assert not model._shadows
+        assert rig.ask(prompt, 3).tokens == plain.tokens[:3]  # the engine goes on
+
+
+def test_tokens_that_one_of_the_models_lacks_are_not_drafted(loaded, monkeypatch) -> None:
+    """Checkpoints of one tokenizer may have tables of different lengths."""
+    target, prompt = loaded("qwen3_5"), words(80, "table")
+    with drafting(monkeypatch, target, None) as rig:
+        plain, other = rig.ask(prompt, 20), rig.ask([*prompt, target.spec.vocab_size - 1], 20)
+    with drafting(monkeypatch, target, target) as rig:
+        model, drafted = model_of(rig), []
+        guess = model.guess
+        model.guess = lambda *given: drafted.append(guess(*given)) or drafted[-1]
+        model._vocab = max(prompt) + 1
+        assert rig.ask(prompt, 20).tokens == plain.tokens
+        tokens = [token for drafts in drafted for draft in drafts for token in draft.tokens]
+        assert 0 <= min(tokens) <= max(tokens) < model._vocab
+        drafted.clear()
+        assert rig.ask([*prompt, target.spec.vocab_size - 1], 20).tokens == other.tokens
+        assert not any(draft.tokens for drafts in drafted for draft in drafts)
 
 
 def test_another_tokenizer_is_refused(loaded, checkpoint) -> None:

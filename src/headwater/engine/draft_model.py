@@ -20,7 +20,7 @@ from headwater.cache.placement import make_placement
 from headwater.cache.prefix_cache import PrefixCache
 from headwater.draft.drafter import NO_DRAFT, Draft
 from headwater.draft.mtp import draft_of
-from headwater.engine.mtp import best_of
+from headwater.engine.mtp import PassSeconds, best_of
 from headwater.engine.runner import Runner
 from headwater.errors import OutOfPages
 from headwater.memory.arena import Arena
@@ -39,7 +39,6 @@ from headwater.spec import ModelSpec
 SHARE = 10  # of the memory, of which the draft model has one part
 PREFILLED = 256  # tokens of prompts between two steps of the larger model
 SAVES = 4  # checkpoints of a leg
-FORGETS = 0.9  # weight of earlier passes with each new one
 
 
 def check_fits(draft: LoadedModel, target: LoadedModel) -> None:
@@ -61,9 +60,15 @@ class Shadow:
 class DraftModel:
     """Drafts by a model beside the larger one. Called on the engine's thread alone."""
 
-    def __init__(self, loaded: LoadedModel, memory: int, requests: int, device: torch.device | str = "cpu") -> None:
-        """Lay out `memory` bytes for so many requests at once. Raises ConfigError if that is too little."""
+    def __init__(
+        self, loaded: LoadedModel, vocab_size: int, memory: int, requests: int, device: torch.device | str = "cpu"
+    ) -> None:
+        """Lay out `memory` bytes for so many requests at once. Raises ConfigError if that is too little.
+
+        `vocab_size` is the larger model's: one of the two may have been filled up further, beyond their tokenizer.
+        """
         spec: ModelSpec = loaded.spec
+        self.bytes, self._vocab = memory, min(vocab_size, spec.vocab_size)
         layout = spec.layout(memory)
         layout = replace(layout, slot_pages=2 * layout.slot_pages)  # a request's state, and the copy for its drafts
         slots = 2 * requests
@@ -73,10 +78,14 @@ class DraftModel:
         self.planner = Planner(self.cache, make_placement("structural"))
         self.runner = Runner(loaded.model, Arena(spec, layout.n_pages, device), self.states, slots)
         self.longest, self.page_size = spec.max_length, layout.page_size
-        self.pass_seconds = 0.0
+        self._seconds = PassSeconds()
         self._free = [(slot, requests + slot) for slot in range(requests)]
         self._shadows: dict[int, Shadow] = {}
         self._next_id = 0
+
+    @property
+    def pass_seconds(self) -> float:
+        return self._seconds.mean
 
     def forget(self, request: int) -> None:
         """Give back what a request of the larger model has here."""
@@ -84,7 +93,8 @@ class DraftModel:
         if shadow is not None:
             assert shadow.own.slot is not None
             self._free.append((shadow.own.slot, shadow.scratch))
-            self.cache.release(shadow.own.id)
+            if shadow.own.phase is not Phase.WAITING:  # else it never had pages
+                self.cache.release(shadow.own.id)
             self.runner.forget(shadow.own.id)
             self.runner.release({shadow.own.slot, shadow.scratch})
 
@@ -109,7 +119,7 @@ class DraftModel:
                 if len(drafts[number]) < wanted[number][1] and chances[number] >= least:
                     going.append((number, self._after(own, wanted[number][0].id, token)))
             if len(self.runner.graphs or ()) == recorded:
-                self._note(time.perf_counter() - begun)
+                self._seconds.note(time.perf_counter() - begun)
             ready = going
         return [draft_of(tokens, p) if tokens else NO_DRAFT for tokens, p in zip(drafts, first, strict=True)]
 
@@ -120,8 +130,10 @@ class DraftModel:
 
         Returns its sequence, with pages for as many drafts, or None, and what is left of the budget.
         """
+        if len(seq.tokens) + most > self.longest or max(seq.tokens) >= self._vocab:
+            return None, budget
         shadow = self._shadows.get(seq.id) or self._begin(seq)
-        if shadow is None or len(seq.tokens) + most > self.longest:
+        if shadow is None:
             return None, budget
         own = shadow.own
         try:
@@ -170,7 +182,7 @@ class DraftModel:
             logits_SV = self.runner.run(Step((), tuple(some)))
             for decode in some:
                 decode.seq.computed += decode.count
-            found += best_of(logits_SV) if len(logits_SV) else []
+            found += best_of(logits_SV[:, : self._vocab]) if len(logits_SV) else []
         return found
 
     def _after(self, own: Request, request: int, token: int) -> Request:
@@ -183,10 +195,6 @@ class DraftModel:
         drafted.slot, drafted.tokens = scratch, [*own.tokens, token]
         self.states.bytes_RB[scratch] = self.states.bytes_RB[own.slot]
         return drafted
-
-    def _note(self, seconds: float) -> None:
-        before = self.pass_seconds
-        self.pass_seconds = FORGETS * before + (1 - FORGETS) * seconds if 0 < before < seconds else seconds
 
 
 def _together(seqs: list[Request], most: int | None) -> list[list[Decode]]:

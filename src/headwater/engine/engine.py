@@ -130,7 +130,9 @@ class Engine(Answering):
         self.max_model_len = scheduler.limits.max_model_len
         self.spec = loaded.spec
         self.constraints = constraints
-        self.draft_bytes = 0
+        head = scheduler.speculation.head
+        self.draft_bytes = draft_bytes(loaded.spec, runner.slots, scheduler.speculation)
+        self.draft_bytes += head.bytes if isinstance(head, DraftModel) else 0
         self.mtp_bytes = 0 if runner.mtp is None else scheduler.layout.n_pages * loaded.spec.mtp_page_bytes
         self._cancelled: set[int] = set()
         self._deadlines = Deadlines()
@@ -213,10 +215,8 @@ class Engine(Answering):
         mtp = None if head is None else MtpRunner(head, layout.n_pages, slots, config.device)
         speculation.head = mtp
         if draft is not None:
-            speculation.head = DraftModel(draft, of_draft_model, config.max_running, config.device)
-        engine = cls(loaded, scheduler, Runner(loaded.model, arena, states, slots, mtp), check, constraints)
-        engine.draft_bytes = of_drafts
-        return engine
+            speculation.head = DraftModel(draft, spec.vocab_size, of_draft_model, config.max_running, config.device)
+        return cls(loaded, scheduler, Runner(loaded.model, arena, states, slots, mtp), check, constraints)
 
     # -- from any thread -------------------------------------------------------
 

@@ -62,6 +62,18 @@ def best_of(logits_SV: Tensor) -> list[tuple[int, float]]:
     return list(zip(token_S.tolist(), probability_S.tolist(), strict=True))
 
 
+class PassSeconds:
+    """Seconds of a pass that drafts. A shorter one counts at once: the first ones fetch memory, and few may follow."""
+
+    def __init__(self) -> None:
+        self.mean = 0.0
+
+    def note(self, seconds: float) -> None:
+        """Add a pass."""
+        slower = 0 < self.mean < seconds
+        self.mean = FORGETS * self.mean + (1 - FORGETS) * seconds if slower else seconds
+
+
 class MtpRunner:
     """Keeps the entries of a head, and computes its drafts. Called on the engine's thread alone."""
 
@@ -73,8 +85,12 @@ class MtpRunner:
         dtype: torch.dtype = getattr(torch, spec.dtype_name)
         memory = LazyBytes(n_pages * spec.hidden_size * spec.element_bytes, device).tensor
         self.last_PC = memory.view(dtype).view(n_pages, spec.hidden_size)  # the hidden state of each page's last token
-        self.pass_seconds = 0.0
+        self._seconds = PassSeconds()
         self._waiting: list[Waiting | None] = [None] * slots
+
+    @property
+    def pass_seconds(self) -> float:
+        return self._seconds.mean
 
     def hidden(self, rows: int) -> Tensor:
         """Return memory for the hidden states of a step's rows."""
@@ -195,7 +211,7 @@ class MtpRunner:
                 if len(drafts[number]) < most and chances[number] >= least:
                     going.append(at)
             if len(self.graphs) == recorded:  # else most of the time was recording's
-                self._note(time.perf_counter() - begun)
+                self._seconds.note(time.perf_counter() - begun)
             ready = [ready[at] for at in going]
             hidden_SC = hidden_SC[torch.tensor(going, dtype=torch.int64, device=self.device)]
         return list(map(draft_of, drafts, first_chances))
@@ -241,8 +257,3 @@ class MtpRunner:
 
     def _table(self, seq: AnySequence) -> Tensor:
         return torch.tensor(seq.table, dtype=torch.int64, device=self.device)
-
-    def _note(self, seconds: float) -> None:
-        """Note a pass; a shorter one counts at once: of the first ones memory is fetched, and few may follow."""
-        before = self.pass_seconds
-        self.pass_seconds = FORGETS * before + (1 - FORGETS) * seconds if 0 < before < seconds else seconds

@@ -142,7 +142,9 @@ class Experience:
 class Guesser(Protocol):
     """The model's head of multi-token prediction, or a smaller model, which drafts for several requests at once."""
 
-    pass_seconds: float  # of one draft of some sequences
+    @property
+    def pass_seconds(self) -> float:
+        """Seconds of one draft of some sequences."""
 
     def guess(self, wanted: Sequence[tuple[AnySequence, int]], least: float) -> list[Draft]:
         """Return a draft of each sequence, of so many tokens at most, each of which is right with a chance of `least`.
