@@ -45,7 +45,9 @@ def check_fits(draft: LoadedModel, target: LoadedModel) -> None:
     """Raise SettingError if a model's drafts would be of another tokenizer."""
     if draft.tokenizer.get_vocab() != target.tokenizer.get_vocab():
         sizes = (one.tokenizer.get_vocab_size() for one in (draft, target))
-        must = "whose tokenizer is another one than the model's: {:,} and {:,} tokens".format(*sizes)
+        must = "whose tokenizer is not the model's: other tokens or other numbers for them, {:,} and {:,}".format(
+            *sizes
+        )
         raise SettingError("draft_model", repr(str(draft.path)), must)
 
 
