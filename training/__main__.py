@@ -17,7 +17,7 @@ import torch  # noqa: E402
 
 from training import tokenizer  # noqa: E402
 from training.export import TOKENIZER, adopt, export  # noqa: E402
-from training.loop import Training  # noqa: E402
+from training.loop import Training, progress  # noqa: E402
 from training.model import compiled  # noqa: E402
 from training.recipe import RECIPES  # noqa: E402
 from training.tasks.example import KINDS  # noqa: E402
@@ -69,11 +69,7 @@ def main() -> None:
         seen.append(entry)
         if entry["step"] % SHOWN_EVERY == 0:
             speed = sum(e["tokens"] for e in seen) / (time.perf_counter() - seconds)
-            print(
-                f"step {entry['step']} of {training.recipe.steps}  length {entry['length']}  "
-                f"{told(seen)}  {speed:,.0f} tokens/s",
-                flush=True,
-            )
+            print(progress(entry["step"], training.recipe, told(seen), speed), flush=True)
             seconds, seen = time.perf_counter(), []
         for row in entry.get("held_out", ()):
             print(f"held out  length {row['length']}  {told([row])}", flush=True)

@@ -30,6 +30,12 @@ SAVED_EVERY = 100  # steps
 CLIP = 1.0  # norm of all gradients together
 
 
+def progress(step: int, recipe: Recipe, told: str, tokens_a_second: float) -> str:
+    """Return the line that is printed after a step."""
+    length = recipe.stage_at(step - 1).length
+    return f"step {step} of {recipe.steps}  length {length}  {told}  {tokens_a_second:,.0f} tokens/s"
+
+
 class Training:
     """A model, its optimisers, and how far they are."""
 

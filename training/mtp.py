@@ -30,7 +30,7 @@ from headwater.models.families import read_config
 from headwater.spec import Architecture, MtpHead
 from training.batches import Batch, batches
 from training.export import TOKENIZER, adopt
-from training.loop import CLIP
+from training.loop import CLIP, progress
 from training.model import AttentionLayer, MlpLayer, Norm, TrainedHybrid, Weights, begin, compiled
 from training.muon import Muon
 from training.recipe import RECIPES, Recipe
@@ -198,12 +198,11 @@ def main() -> None:
         if step % SHOWN_EVERY == 0 or step == recipe.steps:
             losses, rights = zip(*shown, strict=True)
             shares = "  ".join(f"{100 * sum(column) / len(column):.1f}%" for column in zip(*rights, strict=True))
-            speed = tokens / (time.perf_counter() - began)
-            print(
-                f"step {step} of {recipe.steps}  length {stage.length}  loss {sum(losses) / len(losses):.3f}  "
-                f"right {shares}  {speed:,.0f} tokens/s",
-                flush=True,
+            told, speed = (
+                f"loss {sum(losses) / len(losses):.3f}  right {shares}",
+                tokens / (time.perf_counter() - began),
             )
+            print(progress(step, recipe, told, speed), flush=True)
             shown = []
         if step % SAVED_EVERY == 0 or step == recipe.steps:
             write(head, given.model, given.out)
