@@ -188,12 +188,7 @@ def test_weights_of_several_formats_stand_side_by_side(mode: str) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 40])
-@pytest.mark.parametrize(
-    ("processor", "dtype"),
-    [(None, torch.float32), (None, torch.bfloat16), (AVX2, torch.bfloat16)],
-    ids=["here-float32", "here-bfloat16", "avx2-bfloat16"],
-    indirect=["processor"],
-)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", WEIGHTS)
 @pytest.mark.parametrize("mode", MODES)
 def test_the_last_outputs_alone_have_the_bits_of_all(mode: str, kind: str, dtype: torch.dtype, rows: int) -> None:
