@@ -107,10 +107,19 @@ DRAFTING = [
 DRAFTED = sorted({*WHOLE} - {"qwen3_window", "qwen3_windows_only"})
 
 
-def decode_with_drafts(model: HybridModel) -> Pair:
-    pair = Pair(model, (9, 61), lambda arena, states: Noting())
-    for drafted, accepted in DRAFTING:
-        pair.decode([0] * (1 + drafted[0]) + [1] * (1 + drafted[1]), drafted if any(drafted) else (), accepted)
+# of three: 9, 10, 9, 10, 8, 9, 6, 8, 9 and 10 rows
+FILLED_UP = [
+    ((2, 2, 2), ()), ((3, 1, 3), (2, 0, 1)), ((1, 4, 1), (3, 1, 0)), ((0, 3, 4), (0, 4, 1)), ((2, 3, 0), (0, 0, 4)),
+    ((5, 0, 1), (2, 0, 0)), ((0, 3, 0), (5, 0, 1)), ((3, 1, 1), (0, 3, 0)), ((1, 1, 4), (3, 1, 0)),
+    ((4, 2, 1), (1, 0, 4)),
+]  # fmt: skip
+
+
+def decode_with_drafts(model: HybridModel, steps=DRAFTING, lengths: tuple[int, ...] = (9, 61)) -> Pair:
+    pair = Pair(model, lengths, lambda arena, states: Noting())
+    for drafted, accepted in steps:
+        who = [number for number, n in enumerate(drafted) for _ in range(1 + n)]
+        pair.decode(who, drafted if any(drafted) else (), accepted)
     return pair
 
 
@@ -119,6 +128,27 @@ def test_a_replayed_step_with_drafts_has_the_bits_of_an_eager_one(name: str, che
     recorder = decode_with_drafts(load_model(checkpoint(name), "float32").model).graphs.recorder
     assert len(recorder.repeatable) >= 3  # shapes
     assert all(recorder.repeatable)
+
+
+@pytest.mark.parametrize("name", DRAFTED)
+def test_steps_with_drafts_are_filled_up_to_few_shapes(name: str, checkpoint: Callable[[str], Path]) -> None:
+    graphs = decode_with_drafts(load_model(checkpoint(name), "float32").model, FILLED_UP, (9, 61, 2)).graphs
+    assert all(graphs.recorder.repeatable)
+    rows = [3 + sum(drafted) for drafted, _ in FILLED_UP]
+    assert {9, 10} <= {*rows}
+    assert {(shape.rows, shape.sequences) for shape in graphs._known} >= {(9, 3), (10, 4)}
+
+
+def test_the_control_a_step_filled_up_with_other_rows_differs(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def zeros(known_B: torch.Tensor, new_B: torch.Tensor) -> None:
+        known_B.zero_()
+        known_B[: len(new_B)] = new_B
+
+    monkeypatch.setattr(decode_graphs, "_fill", zeros)
+    with pytest.raises(AssertionError):
+        decode_with_drafts(load_model(checkpoint("qwen3_5"), "float32").model, FILLED_UP, (9, 61, 2))
 
 
 def test_a_step_with_drafts_is_replayed_in_bfloat16(checkpoint: Callable[[str], Path]) -> None:

@@ -80,9 +80,6 @@ class Answering:
             seconds = time.perf_counter() - started
             self._meter.steps += 1
             self._meter.step_seconds += seconds
-        if not (step.legs or self.runner.was_new):
-            rows = sum(decode.rows for decode in step.decodes)
-            self.scheduler.speculation.seconds.note(rows, drafts, seconds)
         wanting = [item for item in step.items if item.wants_token]
         with self._changed:
             finished = self.scheduler.finish_step(step)
@@ -98,6 +95,9 @@ class Answering:
                 judged.append(Judged(live, first, guesses))
             first += 1 + len(guesses)
         self._judge(logits_RV[:first], judged)
+        if not (step.legs or self.runner.was_new):
+            rows = sum(decode.rows for decode in step.decodes)
+            self.scheduler.speculation.seconds.note(rows, drafts, time.perf_counter() - started)
 
     def _judge(self, logits_RV: torch.Tensor, judged: list[Judged]) -> None:
         """Sample each request's rows one after the other: the next row if the token is the draft that it stands after.

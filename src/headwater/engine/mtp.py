@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -20,28 +21,33 @@ from headwater.draft.drafter import Draft
 from headwater.draft.mtp import draft_of
 from headwater.memory.arena import Arena, LazyBytes
 from headwater.mixers.batch import Slice, StepBatch
+from headwater.models.decode_graphs import filled_up_rows
 from headwater.models.mtp import MtpModule
 from headwater.models.mtp_graphs import MtpGraphs
 from headwater.schedule.kinds.request import Request
+from headwater.schedule.limits import REPLAYED
 from headwater.schedule.sequence import Sequence as AnySequence
 from headwater.schedule.step import Decode, Leg, Step
 
 MOST_WAITING = 32  # entries of a sequence that wait until it drafts
+ROOM = MOST_WAITING + REPLAYED
 FORGETS = 0.9  # weight of earlier passes with each new one
 
+T = TypeVar("T")
 
-@dataclass(eq=False)
+
+@dataclass(slots=True)
 class Waiting:
-    """Hidden states of a sequence's last tokens, whose entries are not written yet."""
+    """Entries of a slot's sequence that are not written yet, and for which the hidden states are known."""
 
-    sequence: int  # its id
-    first: int  # position of the first of these entries
-    hidden_MC: Tensor  # the hidden state before each
+    sequence: int = 0  # its id; 0: none
+    first: int = 0  # position of the first of them
+    known: int = 0  # how many: those of drafts are among them
 
-    def until(self, position: int) -> Tensor | None:
-        """Return the hidden states for the entries up to a position, or None if some are missing."""
-        n = position - self.first + 1
-        return self.hidden_MC[:n] if 0 < n <= len(self.hidden_MC) else None
+    def of(self, seq: AnySequence) -> int:
+        """Return how many entries wait up to the sequence's last token; 0 if a hidden state for one is missing."""
+        n = seq.computed + 1 - self.first
+        return n if self.sequence == seq.id and 0 < n <= self.known else 0
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,11 @@ class Entries:
     hidden_MC: Tensor  # before each token
     table_P: Tensor
     write_from: int = 0  # earlier pages of the table have theirs
+
+
+def filled_up(rows: list[T]) -> list[T]:
+    """Return rows, the last one repeated up to a power of two: fewer numbers of rows are recorded."""
+    return rows + rows[-1:] * ((1 << max(0, len(rows) - 1).bit_length()) - len(rows))
 
 
 def best_of(logits_SV: Tensor) -> list[tuple[int, float]]:
@@ -86,7 +97,8 @@ class MtpRunner:
         memory = LazyBytes(n_pages * spec.hidden_size * spec.element_bytes, device).tensor
         self.last_PC = memory.view(dtype).view(n_pages, spec.hidden_size)  # the hidden state of each page's last token
         self._seconds = PassSeconds()
-        self._waiting: list[Waiting | None] = [None] * slots
+        self._waiting = [Waiting() for _ in range(slots)]
+        self._hidden_WC = self.hidden(slots * ROOM)  # before the entries that wait, ROOM rows of each slot
 
     @property
     def pass_seconds(self) -> float:
@@ -102,11 +114,15 @@ class MtpRunner:
         """Keep the entries of a step's tokens; `hidden_NC` are the model's hidden states of its rows."""
         legs = [leg for leg in step.legs if leg.plan.build is None]  # a segment's pages are no prefix of a sequence
         self._store([entries for leg in legs for entries in self._of_leg(leg, batch, hidden_NC)])
-        row = batch.n_prefill
+        row, rows, places = batch.n_prefill, list[int](), list[int]()
         for decode in step.decodes:
             if isinstance(decode.seq, Request) and decode.seq.speculator and decode.seq.speculator.uses_head:
-                self._add(decode, hidden_NC[row : row + decode.rows].clone())
+                rows += range(row, row + decode.rows)
+                places += self._places_for(decode)
             row += decode.rows
+        if rows:
+            row_M, place_M = torch.tensor((rows, places), dtype=torch.int64, device=self.device)
+            self._hidden_WC[place_M] = hidden_NC[row_M]
 
     def _of_leg(self, leg: Leg, batch: StepBatch, hidden_NC: Tensor) -> Iterator[Entries]:
         """Yield the entries of a leg's tokens, and note its last hidden state, and those at the ends of pages."""
@@ -121,7 +137,8 @@ class MtpRunner:
             else:
                 first, hidden_MC = s.start, torch.cat((before_1C, rows[:-1]))
             self._keep_last(s, rows)
-            self._waiting[leg.slot] = Waiting(leg.seq.id, s.end, rows[-1:].clone())
+            self._waiting[leg.slot] = Waiting(leg.seq.id, s.end, 1)
+            self._hidden_WC[leg.slot * ROOM] = rows[-1]
             if len(hidden_MC):
                 tokens = batch.token_N[s.first + first - s.start : s.first + s.length]
                 yield Entries(first, tokens, hidden_MC, s.table_P, s.write_from)
@@ -129,8 +146,8 @@ class MtpRunner:
     def _before(self, leg: Leg, s: Slice) -> Tensor | None:
         """Return the hidden state before a slice, if it is known: of the leg before, or of the page before."""
         waiting = self._waiting[leg.slot]
-        if waiting is not None and waiting.sequence == leg.seq.id and waiting.first == s.start:
-            return waiting.hidden_MC[-1:]
+        if waiting.sequence == leg.seq.id and waiting.first == s.start and waiting.known:
+            return self._hidden_WC[leg.slot * ROOM][None].clone()
         if s.start and s.start == leg.plan.start and s.start % self.page_size == 0:
             return self.last_PC[leg.plan.table[s.start // self.page_size - 1]][None]
         return None
@@ -151,21 +168,20 @@ class MtpRunner:
         self.arena.pages[page_P] = 0
         self.last_PC[page_P] = 0
 
-    def _add(self, decode: Decode, hidden_BC: Tensor) -> None:
-        """Note the hidden states of a sequence's rows: the first is that of its next token, the last may be drafts'."""
-        seq, waiting = decode.seq, self._waiting[decode.slot]
-        if waiting is not None and waiting.sequence == seq.id and waiting.first == seq.computed + 1:
-            waiting.hidden_MC = hidden_BC  # all before are written
-            return
-        before_MC = waiting.until(seq.computed) if waiting is not None and waiting.sequence == seq.id else None
-        if waiting is None or before_MC is None:
-            self._waiting[decode.slot] = Waiting(seq.id, seq.computed + 1, hidden_BC)
-        elif len(before_MC) < MOST_WAITING:
-            waiting.hidden_MC = torch.cat((before_MC, hidden_BC))
-        else:
-            tokens = torch.tensor(seq.tokens[waiting.first : seq.computed + 1], device=self.device)
-            self._store([Entries(waiting.first, tokens, before_MC, self._table(seq))])
-            waiting.first, waiting.hidden_MC = seq.computed + 1, hidden_BC
+    def _places_for(self, decode: Decode) -> range:
+        """Return places for the hidden states of a sequence's rows: the first is that of its next token."""
+        seq, waiting, at = decode.seq, self._waiting[decode.slot], decode.seq.computed + 1
+        n = waiting.of(seq)
+        if n >= MOST_WAITING:
+            tokens = torch.tensor(seq.tokens[waiting.first : at], device=self.device)
+            first = decode.slot * ROOM
+            self._store([Entries(waiting.first, tokens, self._hidden_WC[first : first + n], self._table(seq))])
+            n = 0
+        if n == 0:
+            waiting.sequence, waiting.first = seq.id, at
+        waiting.known = n + decode.rows
+        first = decode.slot * ROOM + n
+        return range(first, first + decode.rows)
 
     def _store(self, entries: list[Entries]) -> None:
         """Write entries by one pass of the head."""
@@ -190,7 +206,7 @@ class MtpRunner:
     @torch.inference_mode()
     def guess(self, wanted: Sequence[tuple[AnySequence, int]], least: float) -> list[Draft]:
         """Draft for sequences; see `Guesser.guess`. The first pass writes the entries that wait, too."""
-        ready = [(number, seq, most) for number, (seq, most) in enumerate(wanted) if self._is_ready(seq)]
+        ready = [(number, seq, most) for number, (seq, most) in enumerate(wanted) if self._of(seq)]
         drafts: list[list[int]] = [[] for _ in wanted]
         chances, first_chances = [1.0] * len(wanted), [0.0] * len(wanted)
         hidden_SC: Tensor | None = None
@@ -202,7 +218,7 @@ class MtpRunner:
                 batch, hidden_NC = self._next([(seq, drafts[number]) for number, seq, _ in ready]), hidden_SC
             logits_SV, hidden_SC = self.graphs.forward(batch, hidden_NC)
             going = []
-            for at, (token, p) in enumerate(best_of(logits_SV)):
+            for at, (token, p) in enumerate(best_of(logits_SV[: len(ready)])):
                 number, _, most = ready[at]
                 if not drafts[number]:
                     first_chances[number] = p
@@ -213,31 +229,30 @@ class MtpRunner:
             if len(self.graphs) == recorded:  # else most of the time was recording's
                 self._seconds.note(time.perf_counter() - begun)
             ready = [ready[at] for at in going]
-            hidden_SC = hidden_SC[torch.tensor(going, dtype=torch.int64, device=self.device)]
+            hidden_SC = hidden_SC[torch.tensor(filled_up(going), dtype=torch.int64, device=self.device)]
         return list(map(draft_of, drafts, first_chances))
 
-    def _is_ready(self, seq: AnySequence) -> bool:
-        """Return whether the hidden state before a sequence's last token is known."""
-        waiting = None if seq.slot is None else self._waiting[seq.slot]
-        return waiting is not None and waiting.sequence == seq.id and waiting.until(seq.computed) is not None
+    def _of(self, seq: AnySequence) -> int:
+        """Return how many entries of a sequence wait; 0 if it cannot draft."""
+        return 0 if seq.slot is None else self._waiting[seq.slot].of(seq)
 
     def _catch_up(self, seqs: list[AnySequence]) -> tuple[StepBatch, Tensor]:
         """Return the rows of all entries that wait, up to each sequence's last token: the one from which it drafts."""
-        rows, hidden, wanted = list[tuple[AnySequence, int, int]](), list[Tensor](), list[int]()
+        rows, places, wanted = list[tuple[AnySequence, int, int]](), list[int](), list[int]()
         for seq in seqs:
-            waiting = self._waiting[seq.slot or 0]
-            assert waiting is not None
-            hidden_MC = waiting.until(seq.computed)
-            assert hidden_MC is not None
+            n, slot = self._of(seq), seq.slot or 0
+            waiting = self._waiting[slot]
             rows += ((seq, at, seq.tokens[at]) for at in range(waiting.first, seq.computed + 1))
-            hidden.append(hidden_MC)
+            places += range(slot * ROOM, slot * ROOM + n)
             wanted.append(len(rows) - 1)
-            waiting.first, waiting.hidden_MC = seq.computed + 1, hidden_MC[:0]
-        return self._batch(rows, wanted), torch.cat(hidden)
+            waiting.first, waiting.known = seq.computed + 1, 0
+        more = filled_up_rows(len(rows)) - len(rows)
+        batch = self._batch(rows + rows[-1:] * more, filled_up(wanted))
+        return batch, self._hidden_WC[torch.tensor(places + places[-1:] * more, dtype=torch.int64, device=self.device)]
 
     def _next(self, drafted: list[tuple[AnySequence, list[int]]]) -> StepBatch:
         """Return the rows of each sequence's last draft."""
-        rows = [(seq, seq.computed + len(tokens), tokens[-1]) for seq, tokens in drafted]
+        rows = filled_up([(seq, seq.computed + len(tokens), tokens[-1]) for seq, tokens in drafted])
         return self._batch(rows, list(range(len(rows))))
 
     def _batch(self, rows: list[tuple[AnySequence, int, int]], wanted: list[int]) -> StepBatch:

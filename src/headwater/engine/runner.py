@@ -12,7 +12,7 @@ from headwater.engine.mtp import MtpRunner
 from headwater.memory.arena import Arena
 from headwater.memory.slots import Segment, StateMemory
 from headwater.mixers.batch import STATE, Slice, StepBatch
-from headwater.models.decode_graphs import DecodeGraphs
+from headwater.models.decode_graphs import DecodeGraphs, filled_up_rows
 from headwater.models.hybrid import HybridModel
 from headwater.plan import Run
 from headwater.schedule.limits import REPLAYED
@@ -79,8 +79,9 @@ class Runner:
         self.slots = slots
         self.page_size = arena.page_size
         self.device = arena.pages.device
-        self._all_rows = torch.arange(slots + REPLAYED, device=self.device)  # more than any step decodes
-        self._hidden_BC = None if mtp is None else mtp.hidden(len(self._all_rows))
+        most = filled_up_rows(slots + REPLAYED)  # more rows than any step decodes
+        self._all_rows = torch.arange(most, device=self.device)
+        self._hidden_BC = None if mtp is None else mtp.hidden(most)
         self.graphs = DecodeGraphs.over(model, arena, states, self._hidden_BC)
         self.segments = SegmentRunner(model, arena, states, slots)
         self._tables: dict[int, tuple[Sequence[int], torch.Tensor]] = {}  # by request: its page table twice

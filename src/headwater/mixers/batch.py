@@ -23,6 +23,7 @@ from headwater.kernels import recording
 
 CHUNK = 64  # tokens: recurrences are cut at absolute multiples of it
 STATE = -1  # instead of a parent: the row continues the state in its slot
+NOT_KEPT = -1  # instead of a kept row's number
 
 Rows = np.ndarray[Any, Any]  # int64
 
@@ -341,6 +342,9 @@ class RecordedBatch(StepBatch):
     recorded_sequences: tuple[Rows, Rows, Rows] | None = field(kw_only=True, default=None)  # of a step with chains
     whole: WithAccepted | None = field(kw_only=True, default=None)  # of a step that speculates
 
+    def __post_init__(self) -> None:
+        """Check nothing: the steps that it repeats were checked."""
+
     @property
     def decode_sequences(self) -> tuple[Rows, Rows, Rows]:
         return super().decode_sequences if self.recorded_sequences is None else self.recorded_sequences
@@ -413,7 +417,7 @@ class WithAccepted:
         sources = np.empty(self.batch.n_decode, np.int64)
         sources[self.own_B.numpy()] = np.arange(len(self.own_B))
         sources[self.accepted.row_A.numpy()] = -1 - self.accepted.kept
-        keeps = np.full(len(self.own_B), -1)
+        keeps = np.full(len(self.own_B), NOT_KEPT)
         keeps[self.drafts.row_A.numpy()] = self.drafts.kept
         return sources, keeps
 

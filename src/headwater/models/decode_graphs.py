@@ -3,9 +3,9 @@
 On a GPU they are CUDA graphs, on a CPU the calls of kernels. A recorded step runs on memory that stays where it is. So
 a step's tokens, positions, slots and page tables are copied into tensors that are there to stay; lengths and pages
 follow from them in the kernels. On a CPU which rows are of one sequence, and which are drafts, is copied, too. What
-layers launch must depend on numbers of rows and sequences alone. A recorded
-batch is exactly as high as the step's, and where page tables are filled up nothing is read: a replayed step has the
-bits of an eager one. A result is valid until the next step.
+layers launch must depend on numbers of rows and sequences alone. Where page tables are filled up nothing is read, and a
+step with drafts is filled up with copies of its last row, so that fewer numbers of rows come up: a replayed step has
+the bits of an eager one. A result is valid until the next step.
 
 B decoding sequences, T pages of a table, R rows whose logits are wanted, V vocabulary.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Protocol
 
 import numpy as np
@@ -25,12 +26,13 @@ from headwater.kernels.recording import IDLE
 from headwater.memory.arena import Arena
 from headwater.memory.slots import StateMemory
 from headwater.mixers import numerics
-from headwater.mixers.batch import DraftRows, RecordedAccepted, RecordedBatch, StepBatch, WithAccepted
+from headwater.mixers.batch import NOT_KEPT, DraftRows, RecordedAccepted, RecordedBatch, StepBatch, WithAccepted
 from headwater.models.hybrid import HybridModel
 
 LEAST_PAGES = 16  # of a recorded page table; longer ones are powers of two
 LEAST_ACCEPTED = 32  # accepted drafts for which a step is recorded that has or had any; more are powers of two
 LEAST_TOKENS = 1024  # of a recorded sequence without pages
+STEPS_OF_ROWS = ((8, 1), (16, 2), (32, 4))  # up to so many rows, rows of steps with drafts are multiples of these
 
 Work = Callable[[], torch.Tensor]
 
@@ -89,7 +91,8 @@ class Shape:
     accepted: int | None  # room for drafts of the steps before; None: a step without drafts, and after one
 
     @classmethod
-    def of(cls, batch: StepBatch, page_size: int) -> Shape:
+    def of(cls, batch: StepBatch, page_size: int, filled_up: bool = False) -> Shape:
+        """Return the shape of a step; `filled_up`: one of few, that takes the step and copies of its last row."""
         pages = max(len(table) for table in batch.decode_tables)
         pages = max(LEAST_PAGES, _power_of_two(pages)) if pages else 0
         if pages or batch.position_N.device.type != "cpu":
@@ -97,7 +100,10 @@ class Shape:
         else:
             tokens = max(LEAST_TOKENS, _power_of_two(batch.longest))
         accepted = max(LEAST_ACCEPTED, _power_of_two(sum(batch.accepted))) if batch.speculates else None
-        return cls(batch.n_decode, pages, tokens, len(batch.firsts) - 1, accepted)
+        rows, sequences = batch.n_decode, len(batch.firsts) - 1
+        if filled_up and accepted is not None:
+            rows, sequences = filled_up_rows(rows), _power_of_two(sequences)
+        return cls(rows, pages, tokens, sequences, accepted)
 
     @property
     def has_chains(self) -> bool:
@@ -116,9 +122,11 @@ class RecordedRows:
         )
 
     def take(self, batch: StepBatch) -> None:
-        """Copy the sequences of a step."""
+        """Copy the sequences of a step; those beyond them have no rows."""
         for known, new in zip(self.sequences, batch.decode_sequences, strict=True):
-            known[:] = new
+            known[: len(new)] = new
+            known[len(new) :] = batch.n_decode
+        self.sequences[0][len(batch.firsts) - 1 :] = 0
 
 
 class AcceptedRows(RecordedRows):
@@ -137,11 +145,12 @@ class AcceptedRows(RecordedRows):
         whole = batch.with_accepted
         super().take(whole.batch)
         self.position_W[: whole.batch.n_decode] = whole.batch.position_N
-        self.own_B.copy_(whole.own_B)
+        _fill(self.own_B, whole.own_B)
         sources, keeps = whole.copies
         self.copies[0][:] = IDLE
         self.copies[0][: len(sources)] = sources
-        self.copies[1][:] = keeps
+        self.copies[1][:] = NOT_KEPT
+        self.copies[1][: len(keeps)] = keeps
 
     def whole(self) -> WithAccepted:
         """Return these rows as they are in this memory."""
@@ -184,13 +193,13 @@ class Inputs:
         return cls(token_B, position_B, slot_B, row_B, table_BT, shape.tokens, rows, accepted)
 
     def take(self, batch: StepBatch) -> None:
-        """Copy the inputs of a step of the same shape."""
+        """Copy the inputs of a step of the same shape; the last row stands for those that the step lacks."""
         at = batch.decode_rows
-        self.token_B.copy_(batch.token_N[at])
-        self.position_B.copy_(batch.position_N[at])
-        self.slot_B.copy_(batch.decode_slot_B)
+        _fill(self.token_B, batch.token_N[at])
+        _fill(self.position_B, batch.position_N[at])
+        _fill(self.slot_B, batch.decode_slot_B)
         if self.table_BT.shape[1]:
-            for row_T, table in zip(self.table_BT, batch.decode_tables, strict=True):
+            for row_T, table in zip_longest(self.table_BT, batch.decode_tables, fillvalue=batch.decode_tables[-1]):
                 row_T[: len(table)] = table
         if self.rows is not None:
             self.rows.take(batch)
@@ -204,6 +213,7 @@ class Inputs:
         not run from this memory alone, and so cannot be repeated, reads the sequences of `like`.
         """
         n = len(self.token_B)
+        parents = (*like.parents, *range(like.n_decode - 1, n - 1)) if self.accepted is not None else like.parents
         return RecordedBatch(
             token_N=self.token_B.view(n),
             position_N=self.position_B.view(n),
@@ -212,7 +222,7 @@ class Inputs:
             decode_tables=self.table_BT.unbind(0),
             logits_row_R=self.row_B,
             wants_all=True,
-            parents=like.parents,
+            parents=parents,
             drafted=like.drafted,
             accepted=like.accepted,
             table_BT=self.table_BT.view(self.table_BT.shape),
@@ -238,6 +248,7 @@ class DecodeGraphs:
         self.hidden_NC = hidden_NC
         self._known: dict[Shape, tuple[Inputs, Work] | None] = {}  # None: such a step cannot be recorded
         self._seen = set[Shape]()  # of steps with several rows of a sequence
+        self._fills_up = False  # known once a step with drafts was recorded: else layers read the rows themselves
         self.was_new = False  # whether the last step was of a shape that later ones repeat faster
 
     @classmethod
@@ -262,7 +273,7 @@ class DecodeGraphs:
 
         A step with several rows of a sequence is recorded if one of its shape comes up again.
         """
-        shape = Shape.of(batch, self.arena.page_size)
+        shape = Shape.of(batch, self.arena.page_size, self._fills_up)
         takes = self.recorder.takes_chains or not shape.has_chains
         self.was_new = takes and shape not in self._known
         if shape.has_chains and (not takes or self._is_new(shape)):
@@ -275,7 +286,7 @@ class DecodeGraphs:
             logits_BV = again()
         else:
             return self._forward(batch)
-        return logits_BV if batch.wants_all else logits_BV[batch.logits_row_R]
+        return logits_BV[: batch.n_decode] if batch.wants_all else logits_BV[batch.logits_row_R]
 
     def _forward(self, batch: StepBatch) -> torch.Tensor:
         hidden_NC = None if self.hidden_NC is None else self.hidden_NC[: batch.n_decode]
@@ -295,7 +306,20 @@ class DecodeGraphs:
 
         logits_BV, again = self.recorder.record(work)
         self._known[shape] = None if again is work else (inputs, again)
+        self._fills_up = self._fills_up or (again is not work and shape.accepted is not None)
         return logits_BV
+
+
+def filled_up_rows(rows: int) -> int:
+    """Return how many rows a recorded step with drafts has for so many."""
+    multiple = next((multiple for most, multiple in STEPS_OF_ROWS if rows <= most), 8)
+    return -(-rows // multiple) * multiple
+
+
+def _fill(known_B: torch.Tensor, new_B: torch.Tensor) -> None:
+    """Copy elements to the front; the last one stands for all that are missing."""
+    known_B[: len(new_B)] = new_B
+    known_B[len(new_B) :] = new_B[-1]
 
 
 def _power_of_two(n: int) -> int:

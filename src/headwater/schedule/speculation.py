@@ -65,7 +65,7 @@ class Sums:
 class StepSeconds:
     """Seconds of a step by its rows: two lines of one slope, of steps without drafts and with them, as measured.
 
-    The lines differ where steps without drafts are recorded, and steps with them are not.
+    Sampling is part of a step, planning is not. The lines differ where steps without drafts are recorded, and steps with them are not.
     """
 
     def __init__(self) -> None:
