@@ -60,6 +60,7 @@ class Way:
         if self.always:
             speculation.worth = lambda drafts, rows: [most for _, most in drafts]  # type: ignore[method-assign]
             speculation.seconds.least_chance = lambda rows: -1e9  # type: ignore[method-assign]
+            speculation._is_asked = lambda asking, rows: bool(asking)  # type: ignore[method-assign]
         before, begun = self.engine.stats().steps, perf_counter()
         with ThreadPoolExecutor(clients) as at_once:
             asked = list(at_once.map(self._answered, prompts))

@@ -21,6 +21,18 @@ class Reason(StrEnum):
     PROMPT_LOGPROBS = "prompt_logprobs"  # requested for the prompt's tokens, so each was computed
 
 
+class TierOutcome(StrEnum):
+    """Outcome of a request's lookup in tiers. A closed list."""
+
+    LOADED = "loaded"
+    MISS = "tier_miss"  # no tier has a state deeper than memory's, with all KV below it
+    COMPUTING_IS_FASTER = "computing_is_faster"
+    SLOW = "tier_slow"  # an answer or a load took too long, and the request computed
+    CORRUPT = "tier_corrupt"  # a part was not what was stored
+    FAILED = "tier_failed"  # a store could not be read, or a part was evicted meanwhile
+    NO_MEMORY = "no_memory"
+
+
 @dataclass(frozen=True, slots=True)
 class CacheAccount:
     """Account of one request, sent with its response and written to the log."""
@@ -37,6 +49,10 @@ class CacheAccount:
     cold_tokens: int = 0  # the part of `composed_tokens` in cold segments, built for this request
     recomputed_tokens: int = 0  # seams, and segments of the prompt that were not reused
     approximate_tokens: int = 0  # the part of `cached_tokens` in composed prefixes
+    loaded_tokens: int = 0  # the part of `cached_tokens` that was read from a tier for this request
+    loaded_from: str | None = None  # tiers: disk, redis
+    load_seconds: float = 0.0
+    tier_outcome: TierOutcome | None = None  # None: the server has no tiers, or memory had all
 
     def as_dict(self) -> dict[str, object]:
         return {**asdict(self), "reason": str(self.reason)}

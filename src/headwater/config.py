@@ -17,6 +17,7 @@ from headwater.setting import (
     SECONDS,
     SWITCH,
     TEXT,
+    TIERS,
     SettingError,
     setting,
     settings_of,
@@ -30,6 +31,7 @@ WEIGHTS = ("auto", "int8", "int4")  # what headwater.spec has
 POOLS = ("unified", "split")
 DECODE_REUSE = ("canonical", "raw", "none")
 SPECULATION = ("off", "auto", "ngram", "suffix", "mtp", "draft")
+TIER_STORE = ("selective", "through")
 HEALING = tuple(map(str, Healing))
 SEGMENT_EVICTION = tuple(map(str, SegmentEviction))
 LOG_FORMATS = ("text", "json")
@@ -128,6 +130,27 @@ class ServeConfig:
         MEMORY,
         "Exact recomputation of composed prompts, so that the next turn is exact.",
         choices=HEALING,
+    )
+
+    tier: tuple[str, ...] = setting(
+        (), TIERS, MEMORY, "Store that keeps states and KV beyond memory and the process: disk:/path,size=100GB."
+    )
+    tier_store: str = setting(
+        "selective",
+        TEXT,
+        MEMORY,
+        "Checkpoints that tiers get: those that were hit, and all at SIGTERM (selective), or each (through).",
+        choices=TIER_STORE,
+    )
+    tier_key: Path | None = setting(
+        None,
+        FILE,
+        MEMORY,
+        "Secret key of what tiers hold; a new file is made with mode 600.",
+        unset="in the cache folder",
+    )
+    tier_timeout: float = setting(
+        0.5, SECONDS, MEMORY, "Time that a request waits for what tiers say of its prompt.", least=0
     )
 
     speculation: str = setting(
@@ -234,6 +257,7 @@ class ServeConfig:
         if self.record is not None and not self.record.parent.is_dir():
             raise SettingError("record", repr(str(self.record)), "must be in a folder that exists")
         self._check_drafts()
+        self._check_tiers()
         self._check_pool()
         self._check_tls()
         self.required_key()
@@ -268,6 +292,17 @@ class ServeConfig:
         if not ((self.draft_model / "config.json").is_file() or is_gguf(self.draft_model)):
             why = why_no_model(self.draft_model)
             raise SettingError("draft_model", shown, f"which is no folder with a config.json: {why}")
+
+    def _check_tiers(self) -> None:
+        if not self.tier:
+            return
+        shown = repr(TIERS.show(self.tier))
+        if not self.cache:
+            raise SettingError("tier", shown, "but the cache is off: there is nothing to keep")
+        if self.device != "cpu":
+            raise SettingError("tier", shown, f"which work on the CPU alone, and device is {self.device!r}")
+        if self.decode_reuse == "raw":
+            raise SettingError("tier", shown, "but decode_reuse is 'raw': what it caches is not exact")
 
     def _check_pool(self) -> None:
         if self.pool == "split" and self.state_fraction is None:

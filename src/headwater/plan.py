@@ -100,6 +100,15 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """Pages of a cached prefix that stay as they are while they are copied."""
+
+    table: Sequence[int]  # of its KV, in order
+    state: Sequence[int]  # of the checkpoint at its end
+    after: int  # position of the checkpoint above, or 0
+
+
+@dataclass(frozen=True, slots=True)
 class Save:
     """Scatter the state after exactly `position` tokens into these pages (or, in a split pool, this slot)."""
 

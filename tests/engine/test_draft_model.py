@@ -43,6 +43,7 @@ def drafting(
         rig = Rig(target, CHECK, PAGES, speculation=speculation, draft_model=path, **settings)
         patched.setattr(Speculator, "wants_head", lambda self, least: self.uses_head)
         its = rig.engine.scheduler.speculation
+        patched.setattr(its, "_is_asked", lambda asking, rows: bool(asking))
         patched.setattr(its.seconds, "least_chance", lambda rows: -10.0)
         patched.setattr(its, "worth", lambda drafts, rows: [most for _, most in drafts])
         with rig:

@@ -115,6 +115,7 @@ def always_drafting(monkeypatch: pytest.MonkeyPatch, rig: Rig) -> Iterator[list[
         patched.setattr(MtpGraphs, "forward", noted)
         patched.setattr(Speculator, "wants_head", lambda self, least: self.uses_head)
         patched.setattr(rig.engine.scheduler.speculation.seconds, "least_chance", lambda rows: -10.0)
+        patched.setattr(rig.engine.scheduler.speculation, "_is_asked", lambda asking, rows: bool(asking))
         patched.setattr(rig.engine.scheduler.speculation, "worth", lambda drafts, rows: [most for _, most in drafts])
         yield passes
 

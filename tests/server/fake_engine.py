@@ -83,7 +83,7 @@ class FakeEngine:
         self._running = True
         self._thread.start()
 
-    def stop(self) -> None:
+    def stop(self, seconds: float = 0.0) -> None:
         self._running = False
         self.was_cancelled.set()  # lets a held request go
         self._orders.put(None)
@@ -102,7 +102,7 @@ class FakeEngine:
         counts = dict.fromkeys((field.name for field in fields(CacheStats)), 0)
         counts |= {"pages_total": 1000, "pages_kv": kv, "pages_free": 1000 - kv, "namespaces": len(self._prompts)}
         counts["tick"] = self.tree.stats().tick
-        rest = {field.name: 0 for field in fields(EngineStats) if field.name != "cache"}
+        rest = {field.name: 0 for field in fields(EngineStats) if field.name not in ("cache", "tiers")}
         return EngineStats(cache=CacheStats(**counts), **rest | self.figures)
 
     def view(self) -> CacheView:

@@ -115,6 +115,10 @@ class Index:
             yield node
             stack.extend(node.children.values())
 
+    def key_of(self, node: Node) -> bytes:
+        """Return the key from the root to a node's end."""
+        return b"".join(part.edge for part in self.path(node))
+
     def namespace(self, node: Node) -> str:
         *_, root = node.climb()
         assert isinstance(root, Root), f"{node} is not in the tree"

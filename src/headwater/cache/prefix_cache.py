@@ -21,7 +21,7 @@ from headwater.cache.snapshot import Snapshot, Tree
 from headwater.cache.survey import Survey, Surveyor
 from headwater.cache.view import CacheStats, CacheView, look
 from headwater.errors import OutOfPages, PlanClosed
-from headwater.plan import CacheLayout, Draft, Match, Place, Plan, Save
+from headwater.plan import CacheLayout, Draft, Held, Match, Place, Plan, Save
 from headwater.request import SegmentEviction
 
 
@@ -116,6 +116,38 @@ class PrefixCache:
         states = layout.checkpoint_pages + (0 if lease is not None and lease.slot else layout.slot_pages)
         if not self.branches.make_room_below(kv, states, spared, Place(draft.namespace, draft.key, draft.start)):
             raise OutOfPages(kv + states, self._pool.free, 0)
+
+    # ---- copying to tiers
+
+    def hold(self, request: int, namespace: str, key: bytes, at: int) -> Held | None:
+        """Pin the state at position `at` of a key, and the KV before it, until `release`; None if it is not cached."""
+        end = at // self.layout.unit_tokens
+        path, depth = self._index.find(namespace, key, end)
+        if not path or depth < end:
+            return None
+        if self.layout.every_page:
+            path[-1] = self._index.boundary(path[-1], end)
+        node = path[-1]
+        if node.end != end or (node.checkpoint is None and not self.layout.every_page):
+            return None
+        lease = self._leases[request] = Lease(namespace, node, at, held=node.checkpoint is not None)
+        for part in path:
+            lease.table.extend(part.pages)
+        lease.own_from = len(lease.table)
+        self._index.pin(node, lease.held)
+        above = self._index.deepest_checkpoint(node.parent, end)
+        after = 0 if above is None else above.end * self.layout.unit_tokens
+        return Held(lease.table, node.checkpoint or (), after)
+
+    def checkpoints(self) -> list[tuple[str, bytes, int]]:
+        """Return namespace, key and position of each cached checkpoint, the last used first.
+
+        Where work can resume at every page, these are the ends of cached prompts.
+        """
+        ends = (node for node in self._index if (not node.children if self.layout.every_page else node.checkpoint))
+        latest = sorted(ends, key=lambda node: node.checkpoint_time or node.kv_time, reverse=True)
+        unit = self.layout.unit_tokens
+        return [(self._index.namespace(node), self._index.key_of(node), node.end * unit) for node in latest]
 
     # ---- segments
 

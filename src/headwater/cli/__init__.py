@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headwater.cli import bench, chat, doctor, eval, inspect, replay, serve, size  # noqa: F401  they register commands
+from headwater.cli import bench, chat, doctor, eval, inspect, replay, serve, size, tiers  # noqa: F401  they register commands
 from headwater.cli.common import commands
 from headwater.errors import HeadwaterError
 

@@ -22,7 +22,7 @@ from headwater.config import SETTINGS, ServeConfig
 from headwater.models.dtype import choose_dtype
 from headwater.models.families import read_folder
 from headwater.models.files import model_config
-from headwater.setting import FILE, SWITCH, Setting, SettingError
+from headwater.setting import FILE, SWITCH, TIERS, Setting, SettingError
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -98,7 +98,7 @@ def _parameter(one: Setting) -> inspect.Parameter:
     }
     if one.choices:
         shared["autocompletion"] = lambda: list(one.choices)
-    kind: Any = bool if one.kind is SWITCH else Path if one.kind is FILE else str
+    kind: Any = bool if one.kind is SWITCH else Path if one.kind is FILE else list[str] if one.kind is TIERS else str
     if one.name == "model":
         info = typer.Argument(**{**shared, "metavar": "MODEL"})
     elif one.kind is SWITCH:

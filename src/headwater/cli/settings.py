@@ -18,7 +18,7 @@ from headwater.cli.download import by_name
 from headwater.config import SETTINGS, ServeConfig
 from headwater.errors import ConfigError
 from headwater.plan import CacheLayout
-from headwater.setting import FILE, MASK, NAMES, NUMBER, SECONDS, SWITCH, Setting, SettingError
+from headwater.setting import FILE, MASK, NAMES, NUMBER, SECONDS, SWITCH, TIERS, Setting, SettingError
 
 PREFIX = "HEADWATER_"
 NAMED = {one.name: one for one in SETTINGS}
@@ -68,7 +68,7 @@ def effective(flags: Mapping[str, object], environment: Mapping[str, str], file:
 
 def from_flags(flags: Mapping[str, object]) -> dict[str, Given]:
     """Read the flags of a command line; None is not given."""
-    given = {name: value for name, value in flags.items() if value is not None}
+    given = {name: value for name, value in flags.items() if value is not None and value != []}
     plain = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
     return {name: Given(value, _flag(NAMED[name], value)) for name, value in plain.items()}
 
@@ -153,7 +153,7 @@ def _toml_lines(settings: Effective) -> Iterator[str]:
 def _toml_value(one: Setting, value: Any) -> str:
     if one.secret:
         return json.dumps(MASK)
-    if one.kind in (NAMES, SWITCH, NUMBER, SECONDS) or (type(value) is int and one.show(value).isdecimal()):
+    if one.kind in (NAMES, TIERS, SWITCH, NUMBER, SECONDS) or (type(value) is int and one.show(value).isdecimal()):
         return json.dumps(value)
     return json.dumps(str(value.absolute()) if isinstance(value, Path) else one.show(value), ensure_ascii=False)
 

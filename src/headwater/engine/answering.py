@@ -63,8 +63,8 @@ class Answering:
             if live is not None:
                 self._close(live, FailedEvent(error))
 
-    def _run(self, step: Step) -> None:
-        """Run a step. If it fails, or its sampling does, only its own requests fail."""
+    def _run(self, step: Step, planning: float) -> None:
+        """Run a step, whose planning took so many seconds. If it, or its sampling, fails, only its own requests do."""
         started = time.perf_counter()
         self._note_started(step)
         drafts = sum(len(decode.drafts) for decode in step.decodes)
@@ -95,9 +95,12 @@ class Answering:
                 judged.append(Judged(live, first, guesses))
             first += 1 + len(guesses)
         self._judge(logits_RV[:first], judged)
-        if not (step.legs or self.runner.was_new):
+        if step.legs:
+            self.scheduler.tiers.prefilled(sum(leg.plan.computed_tokens for leg in step.legs), seconds)
+        speculation = self.scheduler.speculation
+        if not (step.legs or self.runner.was_new or (speculation.asked and not drafts)):
             rows = sum(decode.rows for decode in step.decodes)
-            self.scheduler.speculation.seconds.note(rows, drafts, time.perf_counter() - started)
+            speculation.seconds.note(rows, drafts, planning + time.perf_counter() - started)
 
     def _judge(self, logits_RV: torch.Tensor, judged: list[Judged]) -> None:
         """Sample each request's rows one after the other: the next row if the token is the draft that it stands after.

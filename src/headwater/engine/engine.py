@@ -21,12 +21,14 @@ from headwater.engine.answering import Answering
 from headwater.engine.constraint import ConstraintCompiler
 from headwater.engine.detokenizer import TextStream
 from headwater.engine.draft_model import SHARE, DraftModel, check_fits
+from headwater.engine.fingerprint import PROBED, fingerprint, probe
 from headwater.engine.live import Deadlines, Live, OnEvent, Outcome, Warming
 from headwater.engine.meter import EngineStats
 from headwater.engine.mtp import MtpRunner
 from headwater.engine.runner import Runner
 from headwater.engine.sampler import PromptScores, Sampling
 from headwater.engine.selfcheck import Progress, SelfCheck, no_progress, weight_shapes
+from headwater.engine.tiering import Tiering, open_stores, tier_key
 from headwater.engine.verdict import verdict
 from headwater.errors import DeadlineExceeded, EngineStopped, QueueFull
 from headwater.events import FailedEvent
@@ -46,11 +48,15 @@ from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.speculation import AUTO, MTP, Speculation, speculation_of
 from headwater.setting import SettingError, show_bytes
 from headwater.spec import ModelSpec
+from headwater.tiers.names import Names
+from headwater.tiers.part import Sealer
+from headwater.tiers.store import Store
 
 # Checkpoints saved in the middle of a leg are staged in rows of their own: at most so many, and so many bytes. The few,
 # for which there are more bytes, are what a step of 256 tokens saves with pages of 64.
 MAX_SAVES, STAGED_BYTES = 16, 64 * 2**20
 FEW_SAVES, BYTES_OF_FEW = 4, 256 * 2**20
+TIERS_ARE_LATE = 0.05  # seconds between looks at requests that wait for tiers
 
 log = logging.getLogger("headwater.engine")
 
@@ -169,11 +175,31 @@ class Engine(Answering):
             dtype = spec.dtype_name
             draft = load_model(config.draft_model, dtype, config.device, config.page_size, config.weights)
             check_fits(draft, loaded)
+        probed = probe(loaded) if config.tier else None
         end_workers()  # the engine computes on a thread of its own
         try:
-            return cls.over(loaded, check, config, draft)
+            engine = cls.over(loaded, check, config, draft)
         except (MemoryError, OSError, torch.OutOfMemoryError) as error:
             raise too_much_memory(config) from error
+        if probed is not None:
+            own = fingerprint(loaded, path, check.mode, probed)
+            engine.use_tiers(open_stores(config), tier_key(config), own, config)
+            engine.scheduler.tiers.prefilled(PROBED, probed.seconds)
+        return engine
+
+    def use_tiers(self, stores: list[Store], key: bytes, fingerprint: str, config: ServeConfig) -> None:
+        """Keep states and KV in these stores, too. The engine is not started yet."""
+        unit_bytes = self.scheduler.layout.unit_bytes
+        self.scheduler.tiers = Tiering(
+            stores,
+            Names(key, fingerprint, unit_bytes),
+            Sealer(key),
+            self.scheduler,
+            self.runner.arena.pages,
+            self._changed,
+            config.tier_store == "through",
+            config.tier_timeout,
+        )
 
     @classmethod
     def over(
@@ -225,13 +251,17 @@ class Engine(Answering):
         self._thread = threading.Thread(target=self._loop, name="headwater-engine", daemon=True)
         self._thread.start()
 
-    def stop(self) -> None:
-        """End the thread after the step in progress; requests still open fail with EngineStopped."""
+    def stop(self, seconds: float = 0.0) -> None:
+        """End the thread after the step in progress; requests still open fail with EngineStopped.
+
+        Then tiers have so many seconds to copy what is cached.
+        """
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
+        self.scheduler.tiers.close(seconds)
         self.observer.close()
 
     def drain(self, timeout: float | None = None) -> bool:
@@ -266,6 +296,7 @@ class Engine(Answering):
             self._check_admission(generation.namespace)
             seq = self.scheduler.submit(generation, machine)
             scores = PromptScores.wanted(generation.prompt, params)
+            self.scheduler.tiers.arrived(seq)
             self._live[seq.id] = Live(seq, on_event, text, sampling, now, scores=scores)
             if generation.deadline is not None:
                 self._deadlines.add(now + generation.deadline, seq.id)
@@ -364,11 +395,16 @@ class Engine(Answering):
                 return False
             self._take_cancelled()
             self._take_expired()
+            self.scheduler.tiers.take_late()
+            begun = time.perf_counter()
             step = self.scheduler.plan_step()
+            planning = time.perf_counter() - begun
             self.runner.release(self.scheduler.slots.take_left())
+            if not step and self.scheduler.tiers.busy:
+                self._changed.wait(TIERS_ARE_LATE)
         self._report_failures()
         if step:
-            self._run(step)
+            self._run(step, planning)
         return True
 
     def _take_cancelled(self) -> None:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from headwater.cache.view import CacheStats
+from headwater.schedule.load import TierStats
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.sequence import Purpose
 
@@ -38,6 +39,9 @@ class EngineStats:
     expired: int  # by DeadlineExceeded
     accepted_drafts: int  # tokens
     rejected_drafts: int
+    loaded_tokens: int  # that were read from tiers
+    copies_dropped: int  # copies to tiers that were given up
+    tiers: tuple[TierStats, ...] = ()
 
     def drafts_by_outcome(self) -> dict[str, int]:
         return {"accepted": self.accepted_drafts, "rejected": self.rejected_drafts}
@@ -90,4 +94,7 @@ class Meter:
             expired=self.expired,
             accepted_drafts=scheduler.speculation.accepted,
             rejected_drafts=scheduler.speculation.rejected,
+            loaded_tokens=scheduler.tiers.loaded_tokens,
+            copies_dropped=scheduler.tiers.dropped,
+            tiers=scheduler.tiers.stats(),
         )

@@ -50,6 +50,7 @@ class Preemption(RunningSequences):
         """Add drafts of the requests whose next token is unknown, as many as pay. No sequence gives way to them."""
         if not self.speculation or self.decode_reuse == "raw":
             return
+        self.speculation.asked = False
         drafting = [(one, *self._draft(one.seq)) for one in self._decodes.values() if one.wants_token]
         found = [(one, speculator, left) for one, speculator, left in drafting if speculator is not None and left > 0]
         rows = sum(one.rows for one in self._decodes.values())
@@ -149,7 +150,7 @@ class Preemption(RunningSequences):
         if self._park_healing():
             self._full = True
             return True
-        if self._drop_optional():
+        if self.tiers.make_room() or self._drop_optional():
             return True
         victim = self.running[max(self.running)]
         assert isinstance(victim, Request), f"{victim} is dropped, not preempted"
@@ -175,7 +176,7 @@ class Preemption(RunningSequences):
 
         If that does not help, it is given up: check_fits should have refused it.
         """
-        if seq.started_over:
+        if seq.started_over and not self.tiers.busy:
             self.give_up(seq, error)
             return
         seq.started_over = True

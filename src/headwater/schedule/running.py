@@ -13,6 +13,7 @@ from headwater.request import Healing
 from headwater.schedule.kinds.healing import HEALERS, Recomputation
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.limits import EXTRA_SLOTS, Budget, Limits
+from headwater.schedule.loading import Tiers
 from headwater.schedule.planner import DecodeReuse, Planner
 from headwater.schedule.queue import Queue, Shares
 from headwater.schedule.sequence import Phase, Purpose, Sequence
@@ -36,6 +37,7 @@ class RunningSequences:
         self.slots = SlotIds(limits.max_running + EXTRA_SLOTS)
         self.healer = HEALERS[healing](self.cache)
         self.failures: list[tuple[Sequence, Exception]] = []  # sequences that were given up; the engine reports them
+        self.tiers = Tiers()
         self.preemptions = 0
         self.computed: Counter[Purpose] = Counter()  # tokens
         self._legs: dict[int, Leg] = {}
@@ -70,6 +72,10 @@ class RunningSequences:
         self.shares.charge(seq.charged_to, tokens)
 
     # -- joining and leaving
+
+    def room_was_made(self) -> None:
+        """Note that memory was given back by something that does not run."""
+        self._full = False
 
     def _begin(self, seq: Sequence, plan: Plan | None) -> None:
         """Give a sequence a slot, and its first leg, if there is one, a place in the step."""
@@ -107,6 +113,7 @@ class RunningSequences:
         elif isinstance(seq, Request):
             self.waiting.remove(seq)
             seq.release_segments()
+            self.tiers.forget(seq.id)
             self._full = False
         if isinstance(seq, Request):
             self.shares.leave(seq.namespace)

@@ -10,6 +10,7 @@ from headwater.cache.prefix_cache import PrefixCache
 from headwater.cache.segments.store import SegmentKey
 from headwater.draft.forced import Grammar
 from headwater.errors import OutOfPages
+from headwater.plan import Plan
 from headwater.request import Generation, Healing
 from headwater.schedule.kinds.answer import Answers, FinishedAnswer
 from headwater.schedule.kinds.healing import Recomputation
@@ -125,6 +126,8 @@ class Scheduler(Preemption):
         plan = self._legs[seq.id].plan
         self.cache.commit(plan)
         del self._legs[seq.id]
+        if plan.build is None:
+            self.tiers.saved(seq.namespace, seq.key, self._resumable(seq, plan))
         self._count(seq, seq.purpose, plan.computed_tokens)
         seq.leg_ended(plan)
         if seq.computed == seq.n_prompt:
@@ -133,6 +136,13 @@ class Scheduler(Preemption):
                 self.cancel(seq)
             else:
                 seq.phase = phase
+
+    def _resumable(self, seq: Sequence, plan: Plan) -> list[int]:
+        """Return the positions of a leg from which later requests are likely to resume."""
+        if not self.layout.every_page:
+            return [save.position for save in plan.saves]
+        end = min(plan.end, seq.last_resumable) // self.layout.unit_tokens * self.layout.unit_tokens
+        return [end] if end and plan.end == seq.n_prompt else []
 
     def _finish_decode(self, seq: Sequence) -> None:
         decode = self._decodes[seq.id]
@@ -195,7 +205,12 @@ class Scheduler(Preemption):
         return self._budget().tokens <= 0 or len(homes) >= self.limits.max_running + RESERVED
 
     def _start_or_follow(self, seq: Request) -> bool:
-        """Take the first leg of a waiting request, unless a running one computes its prefix. False: no room now."""
+        """Take the first leg of a waiting request, unless it waits for a load, or a running one computes its prefix.
+
+        False: no room now.
+        """
+        if not seq.scores_prompt and self.tiers.holds_back(seq):
+            return True
         missing, waits = self.composer.prepare(seq)
         for key in (*missing, *self.composer.unused(seq)):
             if self._may_build():
@@ -225,14 +240,19 @@ class Scheduler(Preemption):
                 if seq.composition is not None:
                     seq.start_without_segments()
                     continue
-                if not self.running:
+                if self.tiers.make_room():
+                    continue
+                if not (self.running or self.tiers.busy):
                     self.give_up(seq, error)
-                self._full = bool(self.running)
+                self._full = seq.phase is not Phase.DONE
                 return False
             if plan is None:
                 return False
             self.waiting.remove(seq)
             self._begin(seq, plan)
+            self.tiers.forget(seq.id)
+            if plan.start:
+                self.tiers.resumed(seq.namespace, seq.key, plan.start)
             return True
 
     # -- segments, finished answers, healing

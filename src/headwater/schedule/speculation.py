@@ -65,7 +65,8 @@ class Sums:
 class StepSeconds:
     """Seconds of a step by its rows: two lines of one slope, of steps without drafts and with them, as measured.
 
-    Sampling is part of a step, planning is not. The lines differ where steps without drafts are recorded, and steps with them are not.
+    A step's planning, with passes of the head, and its sampling are part of it. The lines differ, therefore, and where
+    steps without drafts are recorded, and those with them are not.
     """
 
     def __init__(self) -> None:
@@ -192,10 +193,20 @@ class Speculator:
 
         It drafts first for every request: those before may have been of another kind, and a pass costs little.
         """
-        own = self.own[Source.HEAD]
-        chance = (own.right + WEIGHT * self.experience.of_source(Source.HEAD)) / (own.judged + WEIGHT)
-        may_pay = chance >= least or self.from_head < FIRST_FROM_HEAD or self.idle >= self.tries_every
+        chance = self.chance_of_head
+        may_pay = chance >= least or self.is_to_try
         return self.uses_head and may_pay and sum_of_chances(chance, MTP_DRAFTS) > self._expected(self.draft)
+
+    @property
+    def chance_of_head(self) -> float:
+        """The chance that a token of the head's draft is right if those before it are."""
+        own = self.own[Source.HEAD]
+        return (own.right + WEIGHT * self.experience.of_source(Source.HEAD)) / (own.judged + WEIGHT)
+
+    @property
+    def is_to_try(self) -> bool:
+        """True if the head is to draft even if that does not seem to pay: at first, and now and then."""
+        return self.from_head < FIRST_FROM_HEAD or self.idle >= self.tries_every
 
     def consider(self, draft: Draft) -> None:
         """Take the head's draft if more of its tokens are expected to be right."""
@@ -245,6 +256,9 @@ class Speculation:
     accepted: int = 0  # drafts, since the start
     rejected: int = 0
     seconds: StepSeconds = field(default_factory=StepSeconds)
+    asked: bool = False  # whether the head drafted before the step that is planned
+    _unasked: int = 0  # steps since it did
+    _asks_every: int = TRIES_EVERY  # of such steps
     experience: Experience = field(default_factory=Experience)
     head: Guesser | None = None
 
@@ -271,6 +285,9 @@ class Speculation:
         a_pass = self.head.pass_seconds / self.seconds(rows, 0)
         least = self.seconds.least_chance(rows) + a_pass * rows / max(1, len(wanted))
         asking = [(seq, one, most) for seq, one, most in wanted if most > 0 and one.wants_head(least)]
+        if not self._is_asked([(one, most) for _, one, most in asking], rows):
+            return
+        self.asked = bool(asking)
         try:
             drafts = self.head.guess([(seq, most) for seq, _, most in asking], least) if asking else []
         except Exception:  # no request needs drafts
@@ -279,6 +296,24 @@ class Speculation:
             return
         for (_, one, _), draft in zip(asking, drafts, strict=True):
             one.consider(draft)
+
+    def _is_asked(self, asking: Sequence[tuple[Speculator, int]], rows: int) -> bool:
+        """Return whether the head drafts before a step: if that seems to pay, else now and then, ever more rarely."""
+        self._unasked += 1
+        if self._may_gain(asking, rows):
+            self._asks_every = TRIES_EVERY
+        elif self._unasked <= self._asks_every:
+            return False
+        else:
+            self._asks_every = min(2 * self._asks_every, RARELY)
+        self._unasked = 0
+        return True
+
+    def _may_gain(self, asking: Sequence[tuple[Speculator, int]], rows: int) -> bool:
+        """Return whether a step that has `rows` rows gives more tokens a second with the head's drafts of requests."""
+        drafts = sum(most for _, most in asking)
+        expected = sum(sum_of_chances(one.chance_of_head, most) for one, most in asking)
+        return (rows + expected) * self.seconds(rows, 0) > rows * self.seconds(rows + drafts, drafts)
 
     def learn(self, speculator: Speculator | None, drafted: int, right: int) -> None:
         """Note how many drafts of a request's step were right."""

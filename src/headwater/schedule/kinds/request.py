@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass, field, replace
 
-from headwater.account import CacheAccount
+from headwater.account import CacheAccount, TierOutcome
 from headwater.cache.positions import Placed, Placement, PlacementQuery
 from headwater.cache.prefix_cache import PrefixCache
 from headwater.cache.segments.compose import Widths, runs
@@ -14,6 +14,7 @@ from headwater.draft.forced import Grammar
 from headwater.plan import Composed, Match, Plan
 from headwater.request import Generation, Span
 from headwater.schedule.kinds.answer import FinishedAnswer
+from headwater.schedule.load import Load
 from headwater.schedule.sequence import TOKEN_BYTES, Phase, Purpose, Sequence
 from headwater.schedule.speculation import Speculator
 
@@ -89,6 +90,8 @@ class Request(Sequence):
     plain: bool = False  # computed without segments: they could not be held beside it
     grammar: Grammar | None = None  # constraint of the answer, which drafts keep to
     speculator: Speculator | None = None  # once it drafts
+    load: Load | None = None  # that it waits for, or waited for
+    tier_outcome: TierOutcome | None = None  # why nothing was loaded
 
     # -- prompt and output
 
@@ -147,6 +150,7 @@ class Request(Sequence):
         interiors = 0 if composition is None else composition.interiors
         cold = 0 if composition is None else composition.interiors_of(self.built)
         ahead = sum(span.end - max(span.start, min(start, span.end)) for span in self.generation.segments)
+        loaded, outcome = self._loaded(start)
         return CacheAccount(
             prompt_tokens=self.n_prompt,
             cached_tokens=start + interiors - cold,
@@ -159,7 +163,20 @@ class Request(Sequence):
             cold_tokens=cold,
             recomputed_tokens=ahead - interiors,
             approximate_tokens=max(0, start - marked_from),
+            loaded_tokens=loaded,
+            loaded_from=self.load.tiers if loaded and self.load is not None else None,
+            load_seconds=self.load.seconds if loaded and self.load is not None else 0.0,
+            tier_outcome=outcome,
         )
+
+    def _loaded(self, start: int) -> tuple[int, TierOutcome | None]:
+        """Return how many tokens before `start` were loaded for the request, and the outcome in tiers."""
+        load = self.load
+        if load is None or self.tier_outcome is not None:
+            return 0, self.tier_outcome
+        if load.failed is not None or start < load.plan.end:
+            return 0, load.failed or TierOutcome.NO_MEMORY
+        return load.plan.end - load.before, TierOutcome.LOADED
 
     def leg_end(self, start: int, end: int, unit: int) -> int:
         """A leg ends where segments begin; one that begins there ends with the page on which their text ends."""

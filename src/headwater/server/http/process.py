@@ -187,7 +187,7 @@ class DrainedEngine(Protocol):
 
     def refuse_new(self) -> None: ...
 
-    def stop(self) -> None: ...
+    def stop(self, seconds: float) -> None: ...
 
 
 class DrainingServer(uvicorn.Server):
@@ -219,7 +219,8 @@ class DrainingServer(uvicorn.Server):
         self._engine.refuse_new()
         late = self.interrupted or time.monotonic() >= self._deadline
         if late or not self._in_flight.count:
-            await asyncio.to_thread(self._engine.stop)
+            left = 0.0 if self.interrupted else max(0.0, self._deadline - time.monotonic())
+            await asyncio.to_thread(self._engine.stop, left)
             return True
         return ends
 

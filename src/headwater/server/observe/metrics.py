@@ -141,6 +141,13 @@ class EngineCollector:
             ("healings_waiting", "Composed prefixes that wait for exact recomputation", stats.healings_waiting),
         ):
             yield GaugeMetricFamily(f"headwater_{name}", text, value)
+        for name, text in (
+            ("bytes", "Bytes that a tier holds"),
+            ("parts", "Parts that a tier holds"),
+            ("usable", "Whether a tier is asked: 0 for a while after a failure"),
+        ):
+            by_kind = {tier.kind: int(getattr(tier, name)) for tier in stats.tiers}
+            yield _by(GaugeMetricFamily, f"tier_{name}", text, "tier", by_kind)
 
 
 def _totals(stats: EngineStats) -> Iterator[Metric]:
@@ -154,10 +161,13 @@ def _totals(stats: EngineStats) -> Iterator[Metric]:
     )
     for name, text, label, values in tables:
         yield _by(CounterMetricFamily, name, text, label, values)
+    yield _tier_work(stats)
     for name, text, value in (
         ("resumes", "Requests that resumed at a checkpoint", cache.resumes),
         ("resumed_tokens", "Tokens that resumed requests did not compute", cache.resumed_tokens),
         ("segment_uses", "Segments that requests were composed of", cache.segment_uses),
+        ("loaded_tokens", "Tokens that were read from tiers", stats.loaded_tokens),
+        ("copies_dropped", "Copies to tiers that were given up", stats.copies_dropped),
         ("preemptions", "Requests that were preempted", stats.preemptions),
         ("refused", "Requests refused by a full queue", stats.refused),
         ("expired", "Requests that passed their deadline", stats.expired),
@@ -166,6 +176,14 @@ def _totals(stats: EngineStats) -> Iterator[Metric]:
         ("step_seconds", "Time spent in steps", stats.step_seconds),
     ):
         yield CounterMetricFamily(f"headwater_{name}", text, value)
+
+
+def _tier_work(stats: EngineStats) -> Metric:
+    metric = CounterMetricFamily("headwater_tier_work", "Parts of tiers, by what was done", labels=["tier", "work"])
+    for tier in stats.tiers:
+        for work, parts in tier.parts_by_work().items():
+            metric.add_metric([tier.kind, work], parts)
+    return metric
 
 
 def computed_by_kind(stats: EngineStats) -> dict[str, int]:

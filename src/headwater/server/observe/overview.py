@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -60,6 +61,7 @@ class Overview:
             "time": time.time(),
             "model": self._engine.model_name,
             "memory": _memory(stats, self._engine),
+            "tiers": [asdict(tier) for tier in stats.tiers],
             "held": _fields(stats.cache, ("checkpoints", "nodes", "namespaces", "dead_kv_tokens")),
             "requests_running": stats.running,
             "requests_waiting": stats.waiting,
@@ -247,5 +249,6 @@ def _since_start(stats: EngineStats, recent: Recent) -> Json:
         "resumes": cache.resumes,
         "healings": stats.healings_by_outcome(),
         "drafts": stats.drafts_by_outcome(),
+        **_fields(stats, ("loaded_tokens", "copies_dropped")),
         **_fields(stats, ("preemptions", "refused", "expired", "failed_steps")),
     }

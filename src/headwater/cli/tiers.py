@@ -1,0 +1,96 @@
+"""`headwater tiers`: content of a store, its check, and its clearing. Needs no model and no server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from headwater.cache_folder import own_folder
+from headwater.cli.common import commands, show
+from headwater.errors import ConfigError
+from headwater.table import Table
+from headwater.tiers.names import RUN, STATE, read_key
+from headwater.tiers.part import CorruptPart, Sealer
+from headwater.tiers.place import EXAMPLES, TierPlace
+from headwater.tiers.store import Store
+
+KINDS = {STATE: "states", RUN: "runs of KV"}
+
+Place = Annotated[str, Argument(metavar="PLACE", help=f"A tier, as for `serve`: {EXAMPLES}.")]
+
+group = typer.Typer(rich_markup_mode=None, help="Look at a store of states and KV, check it, and clear it.")
+commands.add_typer(group, name="tiers")
+
+
+def opened(place: str) -> Store:
+    """Open a store that exists. Raises ConfigError, StoreError."""
+    tier = TierPlace.parse(place)
+    if tier.kind == "disk" and not Path(tier.place).expanduser().is_dir():
+        raise ConfigError(f"{tier.place!r} is no folder")
+    return tier.open()
+
+
+@group.command()
+def ls(place: Place) -> None:
+    """Print how many states and runs of KV a store holds, and their bytes."""
+    store = opened(place)
+    catalog = store.catalog()
+    stranded = set(catalog.stranded())
+    table = Table(store.shown, ("kind",), ("parts", "bytes", "needed by no state"))
+    for kind, shown in KINDS.items():
+        sizes = {name: entry.bytes for name, entry in catalog.entries.items() if name.startswith(kind)}
+        table.add_row(shown, f"{len(sizes):,}", f"{sum(sizes.values()):,}", f"{len(stranded & sizes.keys()):,}")
+    show(table)
+
+
+@group.command()
+def verify(
+    place: Place,
+    tier_key: Annotated[Path | None, Option(help="The servers' tier key. [default: in the cache folder]")] = None,
+    delete: Annotated[bool, Option("--delete", help="Delete parts that are not what was stored.")] = False,
+) -> None:
+    """Check that every part of a store is what a server with this key stored; exit code 1 if one is not."""
+    file = tier_key or own_folder() / "tier-key"
+    if not file.is_file():
+        raise ConfigError(f"there is no tier key {str(file)!r}: --tier-key names it")
+    store, sealer = opened(place), Sealer(read_key(file))
+    whole, corrupt = 0, dict[str, str]()
+    for name in store.catalog().entries:
+        content = store.get(name)
+        if content is None:
+            continue
+        try:
+            sealer.unseal(name, content)
+            whole += 1
+        except CorruptPart as error:
+            corrupt[name] = str(error)
+    for name, why in corrupt.items():
+        print(f"{name}: {why}")
+    if delete:
+        store.delete(list(corrupt))
+    print(f"{whole:,} parts are whole, {len(corrupt):,} are not{' and were deleted' if delete and corrupt else ''}")
+    if corrupt:
+        raise typer.Exit(1)
+
+
+@group.command()
+def gc(place: Place) -> None:
+    """Delete runs of KV that no state needs."""
+    store = opened(place)
+    stranded = store.catalog().stranded()
+    store.delete(stranded)
+    print(f"{len(stranded):,} parts were deleted")
+
+
+@group.command()
+def clear(place: Place, yes: Annotated[bool, Option("--yes", help="Do not ask.")] = False) -> None:
+    """Delete all parts of a store."""
+    store = opened(place)
+    names = list(store.catalog().entries)
+    if not yes:
+        typer.confirm(f"Delete {len(names):,} parts of {store.shown}?", abort=True)
+    store.delete(names)
+    print(f"{len(names):,} parts were deleted")

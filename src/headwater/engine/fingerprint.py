@@ -1,0 +1,103 @@
+"""Fingerprint of a model as a server computes it: states of one fingerprint have the bits of another's only if equal.
+
+It covers the weights' files, the shapes, formats and settings of the computation, the code of the kernels, the machine
+and its libraries, and a probe: the bits that this process gives a fixed prompt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from blake3 import blake3
+
+from headwater.cache_folder import own_folder
+from headwater.engine.verdict import key_of
+from headwater.memory.arena import Arena
+from headwater.memory.slots import StateMemory
+from headwater.mixers.batch import Slice, StepBatch
+from headwater.models.load import LoadedModel
+
+PROBED = 192  # tokens
+WEIGHT_FILES = ("*.safetensors", "*.gguf", "config.json")
+
+log = logging.getLogger("headwater.engine")
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Bits that the prefill of a fixed prompt gave, as a digest, and the seconds that it took."""
+
+    digest: str
+    seconds: float
+
+
+def probe(loaded: LoadedModel) -> Probe:
+    """Prefill a fixed prompt of 192 tokens in memory of its own, twice: the second time is measured."""
+    spec = loaded.spec
+    pages = -(-PROBED // spec.page_size)
+    arena, states = Arena(spec, pages), StateMemory(spec.state, 1, spec.state.bytes)
+    token_N = torch.tensor([(7919 * i + 13) % spec.vocab_size for i in range(PROBED)])
+    none_B = torch.empty(0, dtype=torch.int64)
+    one = Slice(0, PROBED, 0, 0, torch.arange(pages), 0)
+    batch = StepBatch(token_N, torch.arange(PROBED), (one,), none_B, (), torch.tensor([PROBED - 1]))
+    for _ in range(2):
+        states.zero(0)
+        begun = time.perf_counter()
+        logits_RV = loaded.model.forward(batch, arena, states)
+        seconds = time.perf_counter() - begun
+    running = blake3()
+    for bits in (arena.pages, states.bytes_RB[0], logits_RV.contiguous().view(torch.uint8)):
+        running.update(bits.contiguous().numpy().tobytes())
+    return Probe(running.hexdigest(), seconds)
+
+
+def fingerprint(loaded: LoadedModel, path: Path, mode: str, probed: Probe) -> str:
+    """Return the fingerprint of a model that was loaded from a folder or a file."""
+    spec = loaded.spec
+    parts = {
+        **key_of(spec),
+        "mode": mode,
+        "page": str(spec.page_size),
+        "layout": f"{spec.page_bytes} {spec.state.bytes} {spec.max_length}",
+        "files": weights_digest(path),
+        "probe": probed.digest,
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def weights_digest(path: Path) -> str:
+    """Return the digest of a checkpoint's files; one that was read before is kept, until a file changes."""
+    files = sorted({file for pattern in WEIGHT_FILES for file in path.glob(pattern)}) if path.is_dir() else [path]
+    known = [_identity(file) for file in files]
+    try:
+        kept = own_folder() / f"weights-{hashlib.sha256(json.dumps(known).encode()).hexdigest()[:32]}.txt"
+        return kept.read_text(encoding="ascii")
+    except FileNotFoundError:
+        digest = _digest(files)
+        with suppress(OSError):
+            kept.write_text(digest, encoding="ascii")
+        return digest
+    except OSError as error:
+        log.info("weights are read for their digest at each start: %s", error)
+        return _digest(files)
+
+
+def _identity(file: Path) -> tuple[str, int, int, int]:
+    found = file.stat()
+    return str(file.resolve()), found.st_size, found.st_mtime_ns, found.st_ino
+
+
+def _digest(files: Iterable[Path]) -> str:
+    running = blake3(max_threads=blake3.AUTO)
+    for file in files:
+        running.update(f"{file.name}\0{file.stat().st_size}\0".encode())
+        running.update_mmap(file)
+    return running.hexdigest()

@@ -1,0 +1,453 @@
+"""Tiers of an engine: parts are looked up, read and written on threads of their own, beside its steps.
+
+A lookup asks each store once, when a request arrives. A load fills pages that its plan has reserved. A copy reads pages
+that a lease keeps from eviction. What a store does not answer in time counts as missing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from headwater.account import TierOutcome
+from headwater.cache_folder import own_folder
+from headwater.config import ServeConfig
+from headwater.errors import ConfigError
+from headwater.plan import Held
+from headwater.schedule.kinds.request import Request
+from headwater.schedule.load import Load, Offer, Source, TierStats
+from headwater.schedule.loading import Loads, Tiers
+from headwater.schedule.scheduler import Scheduler
+from headwater.setting import SettingError
+from headwater.tiers.names import RUN, STATE, Names, read_key, run_name, runs_of, state_name
+from headwater.tiers.part import CorruptPart, Part, Sealer
+from headwater.tiers.place import TierPlace
+from headwater.tiers.store import Store, StoreError, StoreFull, Usage
+
+RUN_TOKENS = 1024  # of a run of KV, if pages are shorter
+READERS = 2  # threads
+MOST_QUEUED = 256  # copies
+FORGETS = 0.9  # weight of earlier measurements with each new one
+FIRST_BANDWIDTH = 1e9  # bytes a second, until some were read
+LATENCY = 1e-3  # seconds of a load beside its bytes
+LATE = 4  # times the expected seconds, after which a load is not waited for
+BREAK = 10.0  # seconds for which a store that failed is left alone
+
+log = logging.getLogger("headwater.engine")
+
+
+@dataclass(eq=False, slots=True)
+class Copy:
+    """A state that is to be stored, with the KV below it, and the lease that keeps its pages."""
+
+    id: int
+    namespace: str
+    key: bytes
+    at: int
+    held: Held
+
+
+class Ratio:
+    """A quotient of sums in which recent terms weigh more."""
+
+    def __init__(self) -> None:
+        self._above = self._below = 0.0
+
+    def note(self, above: float, below: float) -> None:
+        """Add a term."""
+        self._above = FORGETS * self._above + above
+        self._below = FORGETS * self._below + below
+
+    @property
+    def value(self) -> float | None:
+        """The quotient; None before any term."""
+        return self._above / self._below if self._below else None
+
+
+def open_stores(config: ServeConfig) -> list[Store]:
+    """Open the stores of the settings. Raises SettingError."""
+    stores: list[Store] = []
+    for place in config.tier:
+        try:
+            stores.append(TierPlace.parse(place).open())
+        except (ConfigError, StoreError) as error:
+            raise SettingError("tier", repr(place), f"but {error}") from error
+    return stores
+
+
+def tier_key(config: ServeConfig) -> bytes:
+    """Return the secret key of the settings' tiers. Raises SettingError."""
+    try:
+        return read_key(config.tier_key or own_folder() / "tier-key")
+    except (ConfigError, OSError) as error:
+        raise SettingError("tier_key", repr(str(config.tier_key or "")), f"but {error}") from error
+
+
+class Tier:
+    """One store, how fast it is, and whether it may be asked now."""
+
+    def __init__(self, number: int, store: Store) -> None:
+        self.number, self.store = number, store
+        self.bandwidth = Ratio()  # bytes, seconds
+        self.waiting = 0  # bytes that loads in progress still read
+        self.counts: Counter[str] = Counter()
+        self.usage = Usage(0, 0, store.limit)  # as it was after the last copy
+        self._broken_until = 0.0
+
+    @property
+    def usable(self) -> bool:
+        return time.monotonic() >= self._broken_until
+
+    def failed(self, error: Exception) -> None:
+        """Leave the store alone for a while."""
+        if self.usable:
+            log.warning("tier %s is left alone for %g s: %s", self.store.shown, BREAK, error)
+        self._broken_until = time.monotonic() + BREAK
+        self.counts["errors"] += 1
+
+    @property
+    def stats(self) -> TierStats:
+        """Figures of its content, as far as they are known without asking it, and of its work."""
+        names = ("read", "bytes_read", "written", "bytes_written", "corrupt", "errors")
+        work = {name: self.counts[name] for name in names}
+        used = self.usage
+        return TierStats(self.store.kind, used.parts, used.bytes, used.limit, used.evicted, **work, usable=self.usable)
+
+    def seconds(self, size: int) -> float:
+        """Return the expected seconds to read so many bytes, after those that are being read."""
+        return LATENCY + (self.waiting + size) / (self.bandwidth.value or FIRST_BANDWIDTH)
+
+
+class Tiering(Tiers):
+    """The stores of an engine. Methods without another word are called with the engine's lock held."""
+
+    def __init__(
+        self,
+        stores: Sequence[Store],
+        names: Names,
+        sealer: Sealer,
+        scheduler: Scheduler,
+        pages_PB: torch.Tensor,
+        changed: threading.Condition,
+        through: bool,
+        timeout: float,
+    ) -> None:
+        """`pages_PB`: the arena. `through`: copy every checkpoint as it is published, not when it is hit first."""
+        self.tiers = [Tier(number, store) for number, store in enumerate(stores)]
+        self._names, self._sealer, self._scheduler = names, sealer, scheduler
+        self._cache, self._layout = scheduler.cache, scheduler.layout
+        self._pages: np.ndarray[tuple[int, int], np.dtype[np.uint8]] = pages_PB.numpy()
+        self._changed, self._through, self._timeout = changed, through, timeout
+        page = self._layout.page_size
+        self.run_tokens = max(page, RUN_TOKENS // page * page)
+        self._loads = Loads(self._cache, self, scheduler.new_id)
+        self._prefill = Ratio()  # seconds, tokens
+        self._waiting: dict[int, tuple[Request, float]] = {}  # requests that wait, and until when
+        self._queue: deque[Copy] = deque()
+        self._copying: Copy | None = None
+        self._closing = False
+        self._readers = ThreadPoolExecutor(READERS, "headwater-tier-reader")
+        self._writer = threading.Thread(target=self._write, name="headwater-tier-writer", daemon=True)
+        self._writer.start()
+
+    # -- requests that arrive
+
+    def arrived(self, seq: Request) -> None:
+        """Ask the stores for a request's prompt, if memory does not have all of it."""
+        match = self._scheduler.planner.match(seq)
+        last = seq.last_resumable // self._layout.unit_tokens * self._layout.unit_tokens
+        if seq.scores_prompt or match.checkpoint_tokens >= last or self._closing:
+            return
+        self._loads.ask(seq.id)
+        self._waiting[seq.id] = seq, time.monotonic() + self._timeout
+        self._readers.submit(self._look_up, seq.id, seq.namespace, seq.key, match.checkpoint_tokens, last)
+
+    def holds_back(self, seq: Request) -> bool:
+        if seq.id not in self._waiting:
+            return False
+        had = seq.load
+        holds = self._loads.holds_back(seq, self._scheduler.planner.match(seq))
+        if seq.load is not had and seq.load is not None:
+            self._waiting[seq.id] = seq, time.monotonic() + self._timeout + LATE * seq.load.expected
+        return holds
+
+    def forget(self, request: int) -> None:
+        self._loads.forget(request)
+        self._waiting.pop(request, None)
+
+    @property
+    def busy(self) -> bool:
+        return bool(len(self._loads) or self._copying or self._queue)
+
+    def take_late(self) -> None:
+        """Let requests compute that have waited too long."""
+        now = time.monotonic()
+        for seq, until in list(self._waiting.values()):
+            if now > until:
+                self._loads.stop_waiting(seq)
+
+    def _look_up(self, request: int, namespace: str, key: bytes, have: int, last: int) -> None:
+        """Ask each store for states in (`have`, `last`] of a prompt, and for KV (on a reader's thread)."""
+        offers = []
+        try:
+            unit = self._layout.unit_tokens
+            digests = self._names.digests(namespace, key)
+            ends = range(have // unit + 1, last // unit + 1)
+            for tier in self.tiers:
+                if tier.usable:
+                    offers.append(self._offer(tier, digests, ends))
+        except Exception:
+            log.exception("tiers cannot be asked")
+        with self._changed:
+            self._loads.answered(request, offers)
+            self._changed.notify_all()
+
+    def _offer(self, tier: Tier, digests: Sequence[str], ends: range) -> Offer:
+        unit, length = self._layout.unit_tokens, self.run_tokens // self._layout.unit_tokens
+        whole = [run for run in runs_of(ends.stop - 1, length) if run[1] - run[0] == length]
+        try:
+            asked = [state_name(digests, end) for end in ends] + [run_name(digests, *run) for run in whole]
+            found = tier.store.has(asked)
+            states = [end for end, there in zip(ends, found, strict=False) if there]
+            runs = [run for run, there in zip(whole, found[len(ends) :], strict=True) if there]
+            ragged = [runs_of(end, length)[-1] for end in states if end % length]
+            found = tier.store.has([run_name(digests, *run) for run in ragged])
+            runs += [run for run, there in zip(ragged, found, strict=True) if there]
+        except StoreError as error:
+            tier.failed(error)
+            return Offer(tier.number)
+        at = frozenset(end * unit for end in states)
+        return Offer(tier.number, at, frozenset((start * unit, end * unit) for start, end in runs))
+
+    # -- costs
+
+    def prefilled(self, tokens: int, seconds: float) -> None:
+        """Note the seconds of a step that prefilled so many tokens."""
+        self._prefill.note(seconds, tokens)
+
+    def prefill_seconds(self, tokens: int) -> float | None:
+        value = self._prefill.value
+        return None if value is None else value * tokens
+
+    def load_seconds(self, tier: int, state: bool, tokens: int) -> float:
+        return self.tiers[tier].seconds(self._bytes(state, tokens))
+
+    def _bytes(self, state: bool, tokens: int) -> int:
+        layout = self._layout
+        pages = tokens // layout.page_size * layout.kv_pages_per_unit + state * layout.checkpoint_pages
+        return pages * self._pages.shape[1]
+
+    # -- loads
+
+    def begin(self, load: Load) -> None:
+        for source in (*load.runs, load.state):
+            self.tiers[source.tier].waiting += self._size(load, source)
+        self._readers.submit(self._load, load)
+
+    def _size(self, load: Load, source: Source) -> int:
+        return self._bytes(source is load.state, 0 if source is load.state else source.end - source.start)
+
+    def _load(self, load: Load) -> None:
+        """Fill a load's pages (on a reader's thread)."""
+        begun, kinds = time.perf_counter(), set[str]()
+        try:
+            digests = self._names.digests(load.namespace, load.key)
+            for source in (*load.runs, load.state):
+                tier = self.tiers[source.tier]
+                load.failed = load.failed or self._read(tier, load, source, digests)
+                kinds.add(tier.store.kind)
+                with self._changed:
+                    tier.waiting -= self._size(load, source)
+        except Exception:
+            log.exception("a load failed")
+            load.failed = TierOutcome.FAILED
+        load.seconds, load.tiers = time.perf_counter() - begun, ",".join(sorted(kinds))
+        with self._changed:
+            self._loads.finished(load)
+            self._scheduler.room_was_made()
+            if load.failed is None:
+                self.loaded_tokens += load.plan.end - load.before
+            self._changed.notify_all()
+
+    def _read(self, tier: Tier, load: Load, source: Source, digests: Sequence[str]) -> TierOutcome | None:
+        """Read one part into its pages; return why it could not be."""
+        unit = self._layout.unit_tokens
+        start, end, is_state = source.start // unit, source.end // unit, source is load.state
+        name = state_name(digests, end) if is_state else run_name(digests, start, end)
+        begun = time.perf_counter()
+        try:
+            content = tier.store.get(name)
+            if content is None:
+                tier.counts["gone"] += 1
+                return TierOutcome.FAILED
+            part = self._sealer.unseal(name, content)
+            self._check(part, load, source)
+        except StoreError as error:
+            tier.failed(error)
+            return TierOutcome.FAILED
+        except CorruptPart as error:
+            log.warning("tier %s: part %s is dropped: %s", tier.store.shown, name, error)
+            tier.counts["corrupt"] += 1
+            self._drop(tier, name)
+            return TierOutcome.CORRUPT
+        if is_state:
+            pages: Sequence[int] = load.plan.saves[0].pages if load.plan.saves else ()
+            self._fill(pages, part, 0)
+        else:
+            first = source.start // self._layout.page_size
+            skipped = max(0, load.plan.write_from - first)
+            self._fill(load.plan.table[first + skipped : source.end // self._layout.page_size], part, skipped)
+        tier.counts["read"] += 1
+        tier.counts["bytes_read"] += len(content)
+        tier.bandwidth.note(len(content), time.perf_counter() - begun)
+        return None
+
+    def _check(self, part: Part, load: Load, source: Source) -> None:
+        """Raise CorruptPart unless a part is what a load needs."""
+        unit, is_state = self._layout.unit_tokens, source is load.state
+        key = load.key[: source.end // unit * self._layout.unit_bytes]
+        if part.end != source.end // unit or part.kind != (STATE if is_state else RUN) or bytes(part.key) != key:
+            raise CorruptPart("it belongs to other tokens")
+        expected = self._size(load, source)
+        if part.bytes != expected:
+            raise CorruptPart(f"its content has {part.bytes:,} bytes, expected are {expected:,}")
+
+    def _fill(self, pages: Sequence[int], part: Part, skipped: int) -> None:
+        content = np.frombuffer(part.payload[0], np.uint8).reshape(-1, self._pages.shape[1])
+        for number, page in enumerate(pages):
+            self._pages[page] = content[skipped + number]
+
+    def _drop(self, tier: Tier, name: str) -> None:
+        try:
+            tier.store.delete([name])
+        except StoreError as error:
+            tier.failed(error)
+
+    # -- copies
+
+    def saved(self, namespace: str, key: bytes, positions: Sequence[int]) -> None:
+        if self._through:
+            for at in positions:
+                self._copy(namespace, key, at)
+
+    def resumed(self, namespace: str, key: bytes, at: int) -> None:
+        if not self._through:
+            self._copy(namespace, key, at)
+
+    def make_room(self) -> bool:
+        given_up = len(self._queue)
+        while self._queue:
+            self._cache.release(self._queue.popleft().id)
+            self.dropped += 1
+        return given_up > 0
+
+    def _copy(self, namespace: str, key: bytes, at: int) -> None:
+        """Queue a copy of a cached checkpoint, and keep its pages until it is made."""
+        if len(self._queue) >= MOST_QUEUED:
+            self.dropped += 1
+            return
+        id = self._scheduler.new_id()
+        held = self._cache.hold(id, namespace, key, at)
+        if held is not None:
+            prefix = key[: at // self._layout.unit_tokens * self._layout.unit_bytes]
+            self._queue.append(Copy(id, namespace, prefix, at, held))
+            self._changed.notify_all()
+
+    def _write(self) -> None:
+        """Make copies, one after the other (the writer's thread)."""
+        for tier in self.tiers:
+            try:
+                tier.usage = tier.store.usage()
+            except StoreError as error:
+                tier.failed(error)
+        while True:
+            with self._changed:
+                while not self._queue and not self._closing:
+                    self._changed.wait()
+                if not self._queue:
+                    return
+                self._copying = copy = self._queue.popleft()
+            try:
+                self._store(copy)
+            except Exception:
+                log.exception("a copy failed")
+            with self._changed:
+                self._copying = None
+                self._cache.release(copy.id)
+                self._scheduler.room_was_made()
+                self._changed.notify_all()
+
+    def _store(self, copy: Copy) -> None:
+        """Store a state in every tier, after the runs of KV below it, the first ones first."""
+        unit, at = self._layout.unit_tokens, copy.at // self._layout.unit_tokens
+        digests = self._names.digests(copy.namespace, copy.key)
+        runs = runs_of(at, self.run_tokens // unit) if self._layout.kv_pages_per_unit else []
+        names = [*(run_name(digests, *run) for run in runs), state_name(digests, at)]
+        for tier in self.tiers:
+            if not tier.usable:
+                continue
+            try:
+                there, keep = tier.store.has(names), frozenset(names)
+                for run, name, known in zip(runs, names, there, strict=False):
+                    if not known:
+                        self._put(tier, name, self._run(copy, run, digests), keep)
+                if not there[-1]:
+                    self._put(tier, names[-1], self._state(copy, digests), keep)
+                tier.usage = tier.store.usage()
+            except StoreFull as error:
+                tier.counts["full"] += 1
+                log.warning("tier %s", error)
+            except StoreError as error:
+                tier.failed(error)
+
+    def _put(self, tier: Tier, name: str, part: Part, keep: Set[str]) -> None:
+        tier.store.put(name, self._sealer.seal(name, part), keep)
+        tier.counts["written"] += 1
+        tier.counts["bytes_written"] += part.bytes
+
+    def _run(self, copy: Copy, run: tuple[int, int], digests: Sequence[str]) -> Part:
+        start, end = run
+        per_unit = self._layout.unit_pages
+        payload = self._views(copy.held.table[start * per_unit : end * per_unit])
+        return Part(RUN, start, end, copy.key[: end * self._layout.unit_bytes], payload, below=digests[start])
+
+    def _state(self, copy: Copy, digests: Sequence[str]) -> Part:
+        at, after = (position // self._layout.unit_tokens for position in (copy.at, copy.held.after))
+        seconds = self.prefill_seconds(copy.at - copy.held.after) or 0.0
+        return Part(STATE, after, at, copy.key, self._views(copy.held.state), seconds)
+
+    def _views(self, pages: Iterable[int]) -> list[memoryview]:
+        return [memoryview(self._pages[page]) for page in pages]
+
+    # -- the end, without the lock
+
+    def close(self, seconds: float) -> None:
+        """Copy checkpoints that are not stored yet for so many seconds, the last used first; then close the stores."""
+        until = time.monotonic() + seconds
+        with self._changed:
+            if self._closing:
+                return
+            wanted = deque(() if self._through or seconds <= 0 else self._cache.checkpoints())
+            while (wanted or self._queue or self._copying) and time.monotonic() < until:
+                while wanted and len(self._queue) < MOST_QUEUED:
+                    self._copy(*wanted.popleft())
+                self._changed.wait(max(0.0, until - time.monotonic()))
+            self.dropped += len(wanted)
+            self.make_room()
+            self._closing = True
+            self._changed.notify_all()
+        self._readers.shutdown(cancel_futures=True)
+        self._writer.join()
+        for tier in self.tiers:
+            tier.store.close()
+
+    def stats(self) -> tuple[TierStats, ...]:
+        return tuple(tier.stats for tier in self.tiers)

@@ -1,0 +1,80 @@
+"""Loads: prefixes that are read from tiers, and what reads them. Positions in tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from headwater.account import TierOutcome
+from headwater.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Parts that one tier holds of a prompt. Positions in tokens."""
+
+    tier: int  # number of the tier, the fastest first
+    states: frozenset[int] = frozenset()  # positions
+    runs: frozenset[tuple[int, int]] = frozenset()  # of KV: start, end
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A part to be read: where it begins and ends, and the tier that has it."""
+
+    start: int
+    end: int
+    tier: int
+
+
+@dataclass(eq=False, slots=True)
+class Load:
+    """A load in progress: its plan's pages from `write_from` on, and of the state, are to be filled."""
+
+    id: int
+    namespace: str
+    key: bytes  # of the prefix
+    plan: Plan
+    state: Source
+    runs: tuple[Source, ...]
+    before: int  # position at which its request would have resumed otherwise
+    expected: float  # seconds
+    failed: TierOutcome | None = None
+    seconds: float = 0.0  # that it took
+    tiers: str = ""  # kinds of the tiers that were read
+
+
+@dataclass(frozen=True, slots=True)
+class TierStats:
+    """One tier's content, and its work since the start."""
+
+    kind: str
+    parts: int
+    bytes: int
+    limit: int | None  # bytes
+    evicted: int  # parts, by this server
+    read: int  # parts
+    bytes_read: int
+    written: int
+    bytes_written: int
+    corrupt: int  # parts that were not what was stored, and were dropped
+    errors: int  # failures of the store, after each of which it is left alone for a while
+    usable: bool  # whether it is asked now
+
+    def parts_by_work(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in ("read", "written", "evicted", "corrupt")}
+
+
+class Carrier(Protocol):
+    """Reader of tiers."""
+
+    run_tokens: int  # length of a run of KV
+
+    def begin(self, load: Load) -> None:
+        """Begin to fill a load's pages; `Loads.finished` is to be called once they are, or cannot be."""
+
+    def load_seconds(self, tier: int, state: bool, tokens: int) -> float:
+        """Return the expected seconds to read a state, and KV of so many tokens, the tier's queue included."""
+
+    def prefill_seconds(self, tokens: int) -> float | None:
+        """Return the expected seconds to prefill so many tokens; None before any was measured."""

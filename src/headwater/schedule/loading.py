@@ -1,0 +1,218 @@
+"""Loading: a prefix that tiers hold is read into memory before its request begins, if that beats computing it.
+
+A load is a leg that nothing computes: it reserves pages as any leg does, a carrier fills them, and its commit publishes
+them. Other requests go on meanwhile; one whose prefix is being loaded waits for it. If a load fails, its request
+computes. The cache knows nothing of tiers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from headwater.account import TierOutcome
+from headwater.cache.prefix_cache import PrefixCache
+from headwater.errors import OutOfPages
+from headwater.plan import Draft, Match
+from headwater.schedule.kinds.request import Request
+from headwater.schedule.load import Carrier, Load, Offer, Source, TierStats
+from headwater.schedule.planner import common_tokens
+from headwater.tiers.names import runs_of
+
+AT_ONCE = 4  # loads
+
+
+class Tiers:
+    """Stores below memory, as a scheduler sees them. This one has none."""
+
+    loaded_tokens = 0  # read from stores
+    dropped = 0  # copies to stores that were given up
+
+    @property
+    def busy(self) -> bool:
+        """True if a request waits for a load, or memory is being copied, and it will end without another step."""
+        return False
+
+    def arrived(self, seq: Request) -> None:
+        """Note that a request was queued."""
+
+    def prefilled(self, tokens: int, seconds: float) -> None:
+        """Note the seconds of a step that prefilled so many tokens."""
+
+    def take_late(self) -> None:
+        """Let requests compute that have waited for tiers too long."""
+
+    def holds_back(self, seq: Request) -> bool:
+        """Return whether a waiting request is to wait for what tiers hold of its prompt."""
+        return False
+
+    def forget(self, request: int) -> None:
+        """Note that a request begins, or ends."""
+
+    def saved(self, namespace: str, key: bytes, positions: Sequence[int]) -> None:
+        """Note that checkpoints were published."""
+
+    def resumed(self, namespace: str, key: bytes, at: int) -> None:
+        """Note that a request resumed from a checkpoint in memory."""
+
+    def make_room(self) -> bool:
+        """Give up copies that have not begun, so that their pages can be evicted. False: there are none."""
+        return False
+
+    def stats(self) -> tuple[TierStats, ...]:
+        """Return each tier's figures."""
+        return ()
+
+    def close(self, seconds: float) -> None:
+        """Copy for at most so many seconds what is not copied yet, and let the stores go."""
+
+
+class Loads:
+    """Loads of a scheduler, and what tiers hold of the prompts that wait. Guarded by the scheduler's lock."""
+
+    def __init__(self, cache: PrefixCache, carrier: Carrier, new_id: Callable[[], int]) -> None:
+        self._cache, self._carrier, self._new_id = cache, carrier, new_id
+        self._unit = cache.layout.unit_tokens
+        self._offers: dict[int, Sequence[Offer] | None] = {}  # by request; None: they are not known yet
+        self._open: dict[int, Load] = {}
+
+    def __len__(self) -> int:
+        """Return how many loads and offers are waited for."""
+        return len(self._open) + sum(offers is None for offers in self._offers.values())
+
+    # -- offers
+
+    def ask(self, request: int) -> None:
+        """Note that a request waits for offers."""
+        self._offers[request] = None
+
+    def answered(self, request: int, offers: Sequence[Offer]) -> None:
+        """Take offers for a request, unless it has begun or ended, or has got others."""
+        if request in self._offers and self._offers[request] is None:
+            self._offers[request] = offers
+
+    def forget(self, request: int) -> None:
+        """Drop the offers of a request that begins, or ends."""
+        self._offers.pop(request, None)
+
+    # -- loads
+
+    def holds_back(self, seq: Request, match: Match) -> bool:
+        """Return whether a request waits for its offers, for a load, or for a new one that begins here."""
+        if seq.id not in self._offers:
+            return False
+        offers = self._offers[seq.id]
+        return offers is None or self._is_loading(seq) or (seq.load is None and self._load_for(seq, match, offers))
+
+    def _is_loading(self, seq: Request) -> bool:
+        return seq.load is not None and seq.load.id in self._open
+
+    def stop_waiting(self, seq: Request) -> None:
+        """Let a request compute that waits for offers or for a load; the load goes on for others."""
+        if seq.id in self._offers and (self._offers[seq.id] is None or self._is_loading(seq)):
+            seq.tier_outcome = TierOutcome.SLOW
+            self.forget(seq.id)
+
+    def finished(self, load: Load) -> None:
+        """Publish what was read, or give its pages back if it failed."""
+        del self._open[load.id]
+        if load.failed is None:
+            self._cache.commit(load.plan)
+        else:
+            self._cache.abandon(load.plan)
+        self._cache.release(load.id)
+
+    def _load_for(self, seq: Request, match: Match, offers: Sequence[Offer]) -> bool:
+        """Begin a load for a request, or let it wait for one that goes on. False: it is to compute, and why."""
+        best = self._best(seq, match, offers)
+        covering = self._covering(seq, match.checkpoint_tokens if best is None else best[0].end - 1)
+        if covering is not None:
+            seq.load, seq.waited = covering, True
+            return True
+        if best is None:
+            any_state = next(self._states(seq, match, offers), None) is not None
+            seq.tier_outcome = TierOutcome.COMPUTING_IS_FASTER if any_state else TierOutcome.MISS
+            return False
+        if len(self._open) >= AT_ONCE:
+            return True
+        return self._begin(seq, match, *best)
+
+    def _best(
+        self, seq: Request, match: Match, offers: Sequence[Offer]
+    ) -> tuple[Source, tuple[Source, ...], float] | None:
+        """Return the state and the runs after which the prompt is in memory soonest, and the seconds to read them."""
+        computing = self._carrier.prefill_seconds(seq.n_prompt - match.checkpoint_tokens)
+        best, soonest = None, computing
+        for state in self._states(seq, match, offers):
+            runs = self._runs(state.end, match.kv_tokens, offers)
+            if runs is None:
+                continue
+            seconds = self._seconds(state, runs, match.kv_tokens)
+            rest = self._carrier.prefill_seconds(seq.n_prompt - state.end)
+            total = None if rest is None else seconds + rest
+            if total is None or soonest is None:
+                return state, runs, seconds  # nothing was measured yet: the deepest
+            if total < soonest:
+                best, soonest = (state, runs, seconds), total
+        return best
+
+    def _states(self, seq: Request, match: Match, offers: Sequence[Offer]) -> Iterator[Source]:
+        """Yield states that a prompt can resume from, the deepest first."""
+        last = seq.last_resumable // self._unit * self._unit
+        found = {at: offer.tier for offer in reversed(offers) for at in offer.states}
+        for at in sorted(found, reverse=True):
+            if match.checkpoint_tokens < at <= last:
+                yield Source(0, at, found[at])
+
+    def _runs(self, end: int, have: int, offers: Sequence[Offer]) -> tuple[Source, ...] | None:
+        """Return the runs of KV in [`have`, `end`), or None if no tier has one of them."""
+        if not self._cache.layout.kv_pages_per_unit:
+            return ()
+        runs = []
+        for run in runs_of(end, self._carrier.run_tokens):
+            if run[1] <= have:
+                continue
+            tier = next((offer.tier for offer in offers if run in offer.runs), None)
+            if tier is None:
+                return None
+            runs.append(Source(*run, tier))
+        return tuple(runs)
+
+    def _seconds(self, state: Source, runs: tuple[Source, ...], have: int) -> float:
+        tokens = {state.tier: 0} | {run.tier: 0 for run in runs}
+        for run in runs:
+            tokens[run.tier] += run.end - run.start
+        return sum(self._carrier.load_seconds(tier, tier == state.tier, n) for tier, n in tokens.items())
+
+    def _covering(self, seq: Request, after: int) -> Load | None:
+        """Return a load in progress that ends deeper in the request's prompt than `after`."""
+        for load in self._open.values():
+            end = load.plan.end
+            is_deeper = load.namespace == seq.namespace and after < end <= seq.last_resumable
+            if is_deeper and common_tokens(seq.key, load.key, self._cache.layout) >= end:
+                return load
+        return None
+
+    def _begin(self, seq: Request, match: Match, state: Source, runs: tuple[Source, ...], seconds: float) -> bool:
+        """Reserve the pages of a load, and begin it. False: there is no memory for it."""
+        end, layout = state.end, self._cache.layout
+        key = seq.key[: end // self._unit * layout.unit_bytes]
+        draft = Draft(
+            request=self._new_id(),
+            namespace=seq.namespace,
+            key=key,
+            start=match.checkpoint_tokens,
+            end=end,
+            checkpoints=(end,),
+            publish=end,
+            counts=False,
+        )
+        try:
+            plan = self._cache.reserve(draft, match)
+        except OutOfPages:
+            seq.tier_outcome = TierOutcome.NO_MEMORY
+            return False
+        seq.tier_outcome = None
+        seq.load = Load(draft.request, seq.namespace, key, plan, state, runs, match.checkpoint_tokens, seconds)
+        self._open[seq.load.id] = seq.load
+        self._carrier.begin(seq.load)
+        return True

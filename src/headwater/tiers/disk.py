@@ -1,0 +1,224 @@
+"""Disk store: a file a part, named by its digest. The files are all there is: no journal can be torn or be wrong.
+
+A file is written under another name and renamed, so it is whole or not there. Servers may share a folder: each sees the
+other's files, and one at a time evicts. Durable after loss of power is not promised: what is torn then is found when it
+is read.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from headwater.tiers.catalog import Catalog, Entry
+from headwater.tiers.part import HEADER, Buffer, Header
+from headwater.tiers.store import StoreError, StoreFull, Usage
+
+UNFINISHED = ".tmp-"
+OLD = 3600.0  # seconds after which an unfinished file was left by a process that ended
+ROOM = 0.05  # of the limit that an eviction frees at least, so that the next one is far
+AT_ONCE = 512  # pieces that are written by one call
+
+log = logging.getLogger("headwater.tiers")
+
+
+class DiskStore:
+    """Parts in files of `folder`, in 256 folders below it, at most `limit` bytes."""
+
+    kind = "disk"
+
+    def __init__(self, folder: Path, limit: int | None, clock: Callable[[], float] = time.time) -> None:
+        """Raises StoreError if the folder cannot be made or written to."""
+        self.folder, self.limit, self.shown = folder, limit, str(folder)
+        self._clock = clock
+        self._catalog = Catalog()
+        self._evicted = 0
+        self._changing = threading.Lock()
+        with self._errors("cannot be used"):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._scan: threading.Thread | None = threading.Thread(target=self._read_names, daemon=True)
+        self._scan.start()
+
+    # -- parts
+
+    def has(self, names: Sequence[str]) -> list[bool]:
+        return [os.path.exists(self._file(name)) for name in names]
+
+    def get(self, name: str) -> Buffer | None:
+        with self._errors("cannot be read"):
+            try:
+                handle = os.open(self._file(name), os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return None
+            with open(handle, "rb", buffering=0) as file:
+                content = memoryview(bytearray(os.fstat(handle).st_size))
+                read = 0
+                while read < len(content) and (n := file.readinto(content[read:])):
+                    read += n
+            with suppress(OSError):  # a folder that is read-only serves
+                os.utime(self._file(name), (self._clock(),) * 2)
+            return content[:read]
+
+    def put(self, name: str, pieces: Sequence[Buffer], keep: Set[str] = frozenset()) -> None:
+        size = sum(map(len, pieces))
+        file = self._file(name)
+        if os.path.exists(file):
+            return
+        if self.limit is not None and size > self.limit:
+            raise StoreFull(f"{self.shown}: a part of {size:,} bytes, and the limit is {self.limit:,}")
+        self._make_room(size, keep)
+        with self._errors("cannot be written"):
+            os.makedirs(os.path.dirname(file), mode=0o700, exist_ok=True)
+            unfinished = os.path.join(os.path.dirname(file), UNFINISHED + secrets.token_hex(8))
+            try:
+                handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                try:
+                    _write(handle, pieces)
+                    os.utime(handle, (self._clock(),) * 2)
+                finally:
+                    os.close(handle)
+                os.replace(unfinished, file)
+            except OSError:
+                with suppress(OSError):
+                    os.unlink(unfinished)
+                raise
+        with self._changing:
+            self._catalog.add(name, _entry(name, size, self._clock(), b"".join(pieces[:1])))
+
+    def delete(self, names: Sequence[str]) -> None:
+        with self._errors("cannot be written"), self._changing:
+            for name in names:
+                with suppress(FileNotFoundError):
+                    os.unlink(self._file(name))
+                self._catalog.remove(name)
+
+    def usage(self) -> Usage:
+        self._wait_for_scan()
+        with self._changing:
+            return Usage(len(self._catalog.entries), self._catalog.bytes, self.limit, self._evicted)
+
+    def catalog(self) -> Catalog:
+        self._wait_for_scan()
+        with self._errors("cannot be read"), self._changing:
+            self._read_names()
+            self._read_headers()
+            return self._catalog
+
+    def close(self) -> None:
+        """Release the folder's lock."""
+        self._wait_for_scan()
+        os.close(self._lock)
+
+    # -- room
+
+    def _make_room(self, size: int, keep: Set[str]) -> None:
+        """Evict until `size` more bytes fit. Raises StoreFull."""
+        if self.limit is None:
+            return
+        self._wait_for_scan()
+        with self._changing:
+            if self._catalog.bytes + size <= self.limit:
+                return
+        with self._errors("cannot be written"), self._alone(), self._changing:
+            self._read_names()  # another server may have written, or evicted
+            if self._catalog.bytes + size <= self.limit:
+                return
+            wanted = int(self.limit * (1 - ROOM)) - size
+            self._read_headers()
+            for names in self._catalog.victims(self._clock(), keep):
+                if self._catalog.bytes <= max(0, wanted):
+                    break
+                for name in names:
+                    with suppress(FileNotFoundError):
+                        os.unlink(self._file(name))
+                    self._catalog.remove(name)
+                self._evicted += len(names)
+            if self._catalog.bytes + size > self.limit:
+                raise StoreFull(f"{self.shown}: {size:,} bytes do not fit beside {self._catalog.bytes:,}")
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep other servers from evicting meanwhile."""
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+    def _read_names(self) -> None:
+        """Learn which files there are, and remove unfinished ones of processes that ended."""
+        catalog, now = Catalog(), self._clock()
+        try:
+            for file in self._files():
+                with suppress(FileNotFoundError):
+                    found = file.stat()
+                    if file.name.startswith(UNFINISHED):
+                        if now - found.st_mtime > OLD:
+                            os.unlink(file.path)
+                        continue
+                    known = self._catalog.entries.get(file.name)
+                    entry = Entry(found.st_size, found.st_mtime, -1.0, "")
+                    if known is not None and known.bytes == entry.bytes:
+                        entry.seconds, entry.below = known.seconds, known.below
+                    catalog.add(file.name, entry)
+        except OSError as error:
+            log.warning("%s cannot be read whole: %s", self.shown, error)
+        self._catalog = catalog
+
+    def _read_headers(self) -> None:
+        """Learn of the files whose headers are not known yet what eviction needs; what has no header goes first."""
+        for name, entry in list(self._catalog.entries.items()):
+            if entry.seconds < 0:
+                with suppress(OSError), open(self._file(name), "rb", buffering=0) as file:
+                    known = _entry(name, entry.bytes, entry.used, file.read(HEADER.size))
+                    self._catalog.add(name, known)
+
+    def _files(self) -> Iterator[os.DirEntry[str]]:
+        with os.scandir(self.folder) as folders:
+            for folder in folders:
+                if len(folder.name) == 2 and folder.is_dir(follow_symlinks=False):
+                    with suppress(FileNotFoundError), os.scandir(folder.path) as files:
+                        yield from files
+
+    def _wait_for_scan(self) -> None:
+        scan = self._scan
+        if scan is not None:
+            scan.join()
+            self._scan = None
+
+    def _file(self, name: str) -> str:
+        return os.path.join(self.folder, name[1:3], name)
+
+    @contextmanager
+    def _errors(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StoreError(f"{self.shown} {what}: {error}") from error
+
+
+def _entry(name: str, size: int, used: float, head: bytes) -> Entry:
+    """Return what eviction needs to know of a part; of one without a header, that it saves nothing."""
+    header = Header.of(head)
+    if header is None:
+        return Entry(size, used, 0.0, "")
+    return Entry(size, used, header.seconds, header.below)
+
+
+def _write(handle: int, pieces: Sequence[Buffer]) -> None:
+    """Write pieces one after the other, however few bytes a call takes."""
+    left = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
+    while left:
+        n = os.writev(handle, left[:AT_ONCE])
+        while left and n >= len(left[0]):
+            n -= len(left.pop(0))
+        if n:
+            left[0] = left[0][n:]

@@ -1,0 +1,87 @@
+"""Names of stored parts: keyed digests over the fingerprint, the namespace and the index key up to a part's end.
+
+A name has 160 bits, and cannot be computed without the tier key: names alone tell no prompt, and no guess of one can be
+tested. The index key up to the end is in the part as well, and is compared: a collision is a miss.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from headwater.errors import ConfigError
+
+KEY_BYTES = 32
+DIGEST_BYTES = 20
+STATE, RUN = "s", "k"  # kinds of parts: the state at a position, the KV of a run of pages that ends there
+
+
+def read_key(path: Path) -> bytes:
+    """Return the secret key in a file; a new one is written, with mode 0600, if there is no file.
+
+    Raises ConfigError for a file that other users can read, that is not a key, or that cannot be read or written.
+    """
+    try:
+        with suppress(FileExistsError):
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+            handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                with open(handle, "wb") as file:
+                    file.write(secrets.token_bytes(KEY_BYTES).hex().encode() + b"\n")
+                os.link(unfinished, path)  # whole or not at all, and never over another server's key
+            finally:
+                os.unlink(unfinished)
+        mode = path.stat().st_mode & 0o777
+        text = path.read_text(encoding="ascii").strip()
+        key = bytes.fromhex(text)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the tier key {str(path)!r} cannot be used: {error}") from error
+    if mode & 0o077:
+        raise ConfigError(f"the tier key {str(path)!r} has mode {mode:o}: other users can read it, must be 600")
+    if len(key) != KEY_BYTES:
+        raise ConfigError(f"the tier key {str(path)!r} has {len(key)} bytes, must have {KEY_BYTES}")
+    return key
+
+
+class Names:
+    """Names of the parts of one model as one server computes it."""
+
+    def __init__(self, key: bytes, fingerprint: str, unit_bytes: int) -> None:
+        self._begun = hashlib.blake2b(digest_size=DIGEST_BYTES, key=key, person=b"headwater name")
+        self._begun.update(_sized(fingerprint.encode()))
+        self.fingerprint, self._unit_bytes = fingerprint, unit_bytes
+
+    def digests(self, namespace: str, key: bytes) -> list[str]:
+        """Return the digest of each prefix of `key` that is 0, 1, 2, … whole units long."""
+        running, width = self._begun.copy(), self._unit_bytes
+        running.update(_sized(namespace.encode()))
+        digests = [running.hexdigest()]
+        for at in range(0, len(key) // width * width, width):
+            running.update(key[at : at + width])
+            digests.append(running.hexdigest())
+        return digests
+
+
+def state_name(digests: Sequence[str], end: int) -> str:
+    """Return the name of the state after `end` units."""
+    return STATE + digests[end]
+
+
+def run_name(digests: Sequence[str], start: int, end: int) -> str:
+    """Return the name of the KV of units [start, end)."""
+    return f"{RUN}{digests[end]}-{end - start}"
+
+
+def runs_of(end: int, length: int) -> list[tuple[int, int]]:
+    """Return the runs that the first `end` units are stored in: of `length` each, the last one may be shorter."""
+    return [(start, min(start + length, end)) for start in range(0, end, length)]
+
+
+def _sized(content: bytes) -> bytes:
+    """Return content that no other content followed by something equals."""
+    return len(content).to_bytes(8, "little") + content

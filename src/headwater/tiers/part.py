@@ -1,0 +1,97 @@
+"""Stored parts: a header, the index key up to the part's end, a payload, and a keyed BLAKE3 digest of all of it.
+
+The digest is checked on every read. It shows a flipped bit, and, since its key is secret, what another than a server
+with this key has written or renamed.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from blake3 import blake3
+
+from headwater.errors import HeadwaterError
+
+MAGIC, VERSION = b"hwtr", 1
+# magic, version, kind, position of start and end in units, seconds that computing it took, digest of the key up to the
+# start, bytes of key and payload
+HEADER = struct.Struct("<4sHcxQQd20sQQ")
+SEAL_BYTES = 32
+Buffer = bytes | bytearray | memoryview
+
+
+class CorruptPart(HeadwaterError):
+    """A stored part is not what was stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A state, or the KV of a run of pages, with its place. Positions are in units of the index."""
+
+    kind: str  # STATE or RUN
+    start: int  # of what computing it saves: a run's begin, or the checkpoint above a state
+    end: int
+    key: Buffer  # of the index, up to the end
+    payload: Sequence[Buffer]  # one after the other
+    seconds: float = 0.0  # that computing it took
+    below: str = ""  # digest of the key up to the start: where the run ends that this one goes on from
+
+    @property
+    def bytes(self) -> int:
+        return sum(len(one) for one in self.payload)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Part's header, which a store reads to choose what to evict. It proves nothing: only the whole part is checked."""
+
+    kind: str
+    seconds: float
+    below: str
+
+    @classmethod
+    def of(cls, content: Buffer) -> Header | None:
+        """Read the beginning of a part, at least `HEADER.size` bytes; None if it is none."""
+        if len(content) < HEADER.size:
+            return None
+        magic, version, kind, _, _, seconds, below, _, _ = HEADER.unpack_from(content)
+        return cls(kind.decode("latin-1"), seconds, below.hex()) if (magic, version) == (MAGIC, VERSION) else None
+
+
+class Sealer:
+    """Writes parts to bytes, and reads them again, with a secret key."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = blake3(b"headwater part", key=key).digest()
+
+    def seal(self, name: str, part: Part) -> list[Buffer]:
+        """Return the bytes of a part, in pieces that are to be written one after the other."""
+        below = bytes.fromhex(part.below)
+        place = part.kind.encode(), part.start, part.end, part.seconds, below
+        header = HEADER.pack(MAGIC, VERSION, *place, len(part.key), part.bytes)
+        return [header, part.key, *part.payload, self._digest(name, header, part.key, *part.payload)]
+
+    def unseal(self, name: str, content: Buffer) -> Part:
+        """Return the part that was stored under a name. Raises CorruptPart."""
+        view = memoryview(content)
+        if len(view) < HEADER.size + SEAL_BYTES:
+            raise CorruptPart(f"{len(view):,} bytes are no part: a header takes {HEADER.size + SEAL_BYTES}")
+        magic, version, kind, start, end, seconds, below, n_key, n_payload = HEADER.unpack_from(view)
+        if magic != MAGIC or version != VERSION:
+            raise CorruptPart(f"the header is of {magic!r}, version {version}: {MAGIC!r}, version {VERSION} is read")
+        expected = HEADER.size + n_key + n_payload + SEAL_BYTES
+        if len(view) != expected:
+            raise CorruptPart(f"the part has {len(view):,} bytes, its header says {expected:,}")
+        if self._digest(name, view[:-SEAL_BYTES]) != view[-SEAL_BYTES:]:
+            raise CorruptPart("its content is not what was stored")
+        at = HEADER.size + n_key
+        payload = [view[at : at + n_payload]]
+        return Part(kind.decode(), start, end, view[HEADER.size : at], payload, seconds, below.hex())
+
+    def _digest(self, name: str, *pieces: Buffer) -> bytes:
+        running = blake3(name.encode() + b"\0", key=self._key)
+        for piece in pieces:
+            running.update(piece)
+        return running.digest(SEAL_BYTES)

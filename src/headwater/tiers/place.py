@@ -1,0 +1,57 @@
+"""Places of tiers in settings: `disk:/path,size=100GB`, `redis://host:6379/0,size=1TB`, `memory:,size=2GB`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from headwater.errors import ConfigError
+from headwater.setting import parse_bytes
+from headwater.tiers.disk import DiskStore
+from headwater.tiers.memory import MemoryStore
+from headwater.tiers.redis import RedisStore
+from headwater.tiers.store import Store
+
+DISK, MEMORY, REDIS = "disk", "memory", ("redis", "rediss")
+KINDS = (DISK, MEMORY, *REDIS)
+EXAMPLES = "disk:/path,size=100GB or redis://host:6379/0,size=1TB"
+
+
+@dataclass(frozen=True, slots=True)
+class TierPlace:
+    """Kind and place of a tier, its greatest size in bytes, or None, and the file with its password."""
+
+    kind: str
+    place: str
+    size: int | None = None
+    password_file: Path | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> TierPlace:
+        """Read a setting. Raises ConfigError."""
+        place, *options = text.split(",")
+        kind, colon, rest = place.partition(":")
+        if not colon or kind not in KINDS:
+            raise ConfigError(f"a tier is a kind and a place, such as {EXAMPLES}")
+        if kind == DISK and not rest:
+            raise ConfigError("a disk tier needs a folder: disk:/path")
+        size, password_file = None, None
+        for option in options:
+            name, _, value = option.partition("=")
+            if name == "size":
+                size = parse_bytes(value)
+            elif name == "password-file" and kind in REDIS:
+                password_file = Path(value).expanduser()
+            else:
+                raise ConfigError(f"a {kind} tier has no option {option!r}, such as size=100GB")
+        if kind == MEMORY and size is None:
+            raise ConfigError("a memory tier needs a size: memory:,size=2GB")
+        return cls(kind, rest, size, password_file)
+
+    def open(self) -> Store:
+        """Return the store. Raises StoreError."""
+        if self.kind == DISK:
+            return DiskStore(Path(self.place).expanduser(), self.size)
+        if self.kind == MEMORY:
+            return MemoryStore(self.size)
+        return RedisStore(f"{self.kind}:{self.place}", self.size, self.password_file)

@@ -1,0 +1,256 @@
+"""Store in Redis, Valkey, or another server of their protocol: parts in pieces of 1 MB, and a manifest of each part.
+
+Pieces belong to one upload, and expire until its manifest stands: what an interrupted server leaves goes by itself. If
+a piece of a part is missing, as where Redis itself evicts, the part is gone. Sizes, times of use and what a part goes
+on from are kept in the store, so servers that share it evict alike.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from headwater.tiers.catalog import Catalog, Entry
+from headwater.tiers.part import Buffer, Header
+from headwater.tiers.store import StoreError, StoreFull, Usage
+
+PIECE = 1 << 20  # bytes
+AT_ONCE = 16  # pieces in flight
+UNFINISHED = 600  # seconds after which pieces without a manifest expire
+CONNECT, READ = 1.0, 5.0  # seconds
+ALONE = 30  # seconds after which a server that evicts is thought to have ended
+ROOM = 0.05  # of the limit that an eviction frees at least
+NAMES_AT_ONCE = 1000
+
+# Publish an upload. KEYS: manifest, entries, times, bytes. ARGV: name, manifest, entry, time, size, pieces' prefix, n.
+PUBLISH = """
+if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+for i = 0, tonumber(ARGV[7]) - 1 do
+  if redis.call('PERSIST', ARGV[6] .. i) == 0 then return -1 end
+end
+redis.call('SET', KEYS[1], ARGV[2])
+redis.call('HSET', KEYS[2], ARGV[1], ARGV[3])
+redis.call('ZADD', KEYS[3], ARGV[4], ARGV[1])
+redis.call('INCRBY', KEYS[4], ARGV[5])
+return 1
+"""
+# Remove a part if it is still of that upload. KEYS likewise; ARGV: name, manifest, size.
+REMOVE = """
+if redis.call('GET', KEYS[1]) ~= ARGV[2] then return 0 end
+redis.call('DEL', KEYS[1])
+if redis.call('HDEL', KEYS[2], ARGV[1]) == 1 then redis.call('DECRBY', KEYS[4], ARGV[3]) end
+redis.call('ZREM', KEYS[3], ARGV[1])
+return 1
+"""
+
+
+class RedisStore:
+    """Parts in a database of a Redis server, at most `limit` bytes."""
+
+    kind = "redis"
+
+    def __init__(
+        self,
+        url: str,
+        limit: int | None,
+        password_file: Path | None = None,
+        clock: Callable[[], float] = time.time,
+        prefix: str = "headwater:",
+    ) -> None:
+        """Nothing is asked of the server yet. Raises StoreError for a URL or a file that cannot be used."""
+        try:
+            import redis
+        except ImportError as error:
+            raise StoreError("a redis tier needs another package: pip install 'headwater[redis]'") from error
+        self._redis, self._clock, self.limit = redis, clock, limit
+        parts = urlsplit(url)
+        self.shown = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=""))
+        more: dict[str, Any] = {}
+        try:
+            if password_file is not None:
+                more["password"] = password_file.read_text(encoding="utf-8").strip()
+            self._client: Any = redis.Redis.from_url(
+                url, socket_connect_timeout=CONNECT, socket_timeout=READ, retry=None, retry_on_error=[], **more
+            )
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{self.shown} cannot be used: {error}") from error
+        self._prefix = prefix
+        self._shared = prefix + "entries", prefix + "used", prefix + "bytes"
+        self._publish = self._client.register_script(PUBLISH)
+        self._remove = self._client.register_script(REMOVE)
+        self._evicted = 0
+
+    # -- parts
+
+    def has(self, names: Sequence[str]) -> list[bool]:
+        found: list[bool] = []
+        with self._errors("cannot be read"):
+            for first in range(0, len(names), NAMES_AT_ONCE):
+                pipe = self._client.pipeline(transaction=False)
+                for name in names[first : first + NAMES_AT_ONCE]:
+                    pipe.exists(self._manifest(name))
+                found += [bool(n) for n in pipe.execute()]
+        return found
+
+    def get(self, name: str) -> Buffer | None:
+        with self._errors("cannot be read"):
+            manifest = self._client.get(self._manifest(name))
+            if manifest is None:
+                return None
+            upload, pieces, size = _read_manifest(manifest)
+            content, at = bytearray(size), 0
+            for first in range(0, pieces, AT_ONCE):
+                pipe = self._client.pipeline(transaction=False)
+                for number in range(first, min(first + AT_ONCE, pieces)):
+                    pipe.get(self._piece(upload, number))
+                for piece in pipe.execute():
+                    if piece is None or at + len(piece) > size:
+                        self._delete(name)
+                        return None
+                    content[at : at + len(piece)] = piece
+                    at += len(piece)
+            self._client.zadd(self._shared[1], {name: self._clock()}, xx=True)
+            return memoryview(content)[:at]
+
+    def put(self, name: str, pieces: Sequence[Buffer], keep: Set[str] = frozenset()) -> None:
+        size = sum(map(len, pieces))
+        with self._errors("cannot be written"):
+            if self._client.exists(self._manifest(name)):
+                return
+            self._make_room(size, keep)
+            upload, count = secrets.token_hex(12), 0
+            pipe = self._client.pipeline(transaction=False)
+            for count, piece in enumerate(_cut(pieces), start=1):
+                pipe.set(self._piece(upload, count - 1), piece, ex=UNFINISHED)
+                if count % AT_ONCE == 0:
+                    pipe.execute()
+            pipe.execute()
+            header = Header.of(bytes(pieces[0]))
+            entry = f"{size} {header.seconds if header else 0.0!r} {header.below if header else ''}"
+            manifest = f"{upload} {count} {size}"
+            args = name, manifest, entry, self._clock(), size, self._piece(upload), count
+            published = self._publish(keys=[self._manifest(name), *self._shared], args=args)
+            if published != 1:
+                self._client.delete(*(self._piece(upload, number) for number in range(count)))
+            if published < 0:
+                raise StoreError(f"{self.shown} has lost pieces of a part before it was whole: is its memory full?")
+
+    def delete(self, names: Sequence[str]) -> None:
+        with self._errors("cannot be written"):
+            for name in names:
+                self._delete(name)
+
+    def usage(self) -> Usage:
+        with self._errors("cannot be read"):
+            pipe = self._client.pipeline(transaction=False)
+            pipe.hlen(self._shared[0])
+            pipe.get(self._shared[2])
+            parts, size = pipe.execute()
+            return Usage(parts, int(size or 0), self.limit, self._evicted)
+
+    def catalog(self) -> Catalog:
+        with self._errors("cannot be read"):
+            return self._catalog()
+
+    def close(self) -> None:
+        self._client.close()
+
+    # -- room
+
+    def _make_room(self, size: int, keep: Set[str]) -> None:
+        """Evict until `size` more bytes fit. Raises StoreFull."""
+        if self.limit is None:
+            return
+        if size > self.limit:
+            raise StoreFull(f"{self.shown}: a part of {size:,} bytes, and the limit is {self.limit:,}")
+        if int(self._client.get(self._shared[2]) or 0) + size <= self.limit:
+            return
+        lock, own = self._prefix + "evicting", secrets.token_hex(8)
+        if not self._client.set(lock, own, nx=True, ex=ALONE):
+            raise StoreFull(f"{self.shown} is full, and another server evicts")
+        try:
+            catalog = self._catalog()
+            wanted = max(0, int(self.limit * (1 - ROOM)) - size)
+            for names in catalog.victims(self._clock(), keep):
+                if catalog.bytes <= wanted:
+                    break
+                for name in names:
+                    self._delete(name)
+                    catalog.remove(name)
+                self._evicted += len(names)
+            self._client.set(self._shared[2], catalog.bytes)
+            if catalog.bytes + size > self.limit:
+                raise StoreFull(f"{self.shown}: {size:,} bytes do not fit beside {catalog.bytes:,}")
+        finally:
+            if self._client.get(lock) == own.encode():
+                self._client.delete(lock)
+
+    def _catalog(self) -> Catalog:
+        """Return what the store holds; entries whose manifest is gone are dropped."""
+        catalog = Catalog()
+        entries = self._client.hgetall(self._shared[0])
+        used = dict(self._client.zrange(self._shared[1], 0, -1, withscores=True))
+        names = list(entries)
+        there = self.has([name.decode() for name in names])
+        for name, is_there in zip(names, there, strict=True):
+            if not is_there:
+                self._client.hdel(self._shared[0], name)
+                self._client.zrem(self._shared[1], name)
+                continue
+            size, seconds, below = entries[name].decode().split(" ")
+            catalog.add(name.decode(), Entry(int(size), used.get(name, 0.0), float(seconds), below))
+        return catalog
+
+    def _delete(self, name: str) -> None:
+        """Remove a part, and its own upload alone: another server may store it again meanwhile."""
+        manifest = self._client.get(self._manifest(name))
+        if manifest is None:
+            return
+        upload, pieces, size = _read_manifest(manifest)
+        keys = [self._manifest(name), *self._shared]
+        if self._remove(keys=keys, args=(name, manifest, size)) and pieces:
+            self._client.delete(*(self._piece(upload, number) for number in range(pieces)))
+
+    def _manifest(self, name: str) -> str:
+        return f"{self._prefix}part:{name}"
+
+    def _piece(self, upload: str, number: int | str = "") -> str:
+        return f"{self._prefix}piece:{upload}:{number}"
+
+    @contextmanager
+    def _errors(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except self._redis.RedisError as error:
+            with suppress(Exception):
+                self._client.connection_pool.disconnect(inuse_connections=False)
+            raise StoreError(f"{self.shown} {what}: {error}") from error
+        except (ValueError, OSError) as error:
+            raise StoreError(f"{self.shown} {what}: {error}") from error
+
+
+def _read_manifest(manifest: bytes) -> tuple[str, int, int]:
+    """Return upload, number of pieces and size. Raises ValueError."""
+    upload, pieces, size = manifest.decode("ascii").split(" ")
+    return upload, int(pieces), int(size)
+
+
+def _cut(pieces: Sequence[Buffer]) -> Iterator[bytes]:
+    """Yield the bytes of pieces, one after the other, in pieces of at most PIECE."""
+    waiting = bytearray()
+    for piece in pieces:
+        view = memoryview(piece).cast("B")
+        while len(view):
+            take = min(len(view), PIECE - len(waiting))
+            waiting += view[:take]
+            view = view[take:]
+            if len(waiting) == PIECE:
+                yield bytes(waiting)
+                waiting.clear()
+    if waiting:
+        yield bytes(waiting)

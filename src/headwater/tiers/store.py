@@ -1,0 +1,60 @@
+"""Protocol of stores: parts by name, whole or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from typing import Protocol
+
+from headwater.errors import HeadwaterError
+from headwater.tiers.catalog import Catalog
+from headwater.tiers.part import Buffer
+
+
+class StoreError(HeadwaterError):
+    """A store cannot be read or written. What it holds counts as missing."""
+
+
+class StoreFull(StoreError):
+    """A part does not fit, even after eviction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Content of a store."""
+
+    parts: int
+    bytes: int
+    limit: int | None  # bytes
+    evicted: int = 0  # parts, by this server
+
+
+class Store(Protocol):
+    """A store of parts. Methods are called from several threads; they raise StoreError."""
+
+    kind: str
+    limit: int | None  # bytes
+    shown: str  # its place, without a password
+
+    def has(self, names: Sequence[str]) -> list[bool]:
+        """Return which parts there are. Their content is not read."""
+
+    def get(self, name: str) -> Buffer | None:
+        """Return the bytes of a part, or None if there is none; it counts as used now."""
+
+    def put(self, name: str, pieces: Sequence[Buffer], keep: Set[str] = frozenset()) -> None:
+        """Store bytes under a name, whole or not at all; what is there stays. `keep` are names that are not evicted.
+
+        Raises StoreFull.
+        """
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Remove parts; names that are not there are ignored."""
+
+    def usage(self) -> Usage:
+        """Return what it holds, without reading parts."""
+
+    def catalog(self) -> Catalog:
+        """Return an entry for each part."""
+
+    def close(self) -> None: ...

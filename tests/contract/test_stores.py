@@ -1,0 +1,206 @@
+"""Contract of the stores of tiers."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from headwater.tiers.names import RUN, STATE, Names, read_key, run_name, runs_of, state_name
+from headwater.tiers.part import HEADER, CorruptPart, Part, Sealer
+from headwater.tiers.store import Store, StoreFull
+from tests.redis_server import redis_server
+
+KEY = bytes(range(32))
+SEALER, NAMES = Sealer(KEY), Names(KEY, "fingerprint", 4)
+LIMIT = 200_000
+Make = Callable[..., Store]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1e9
+
+    def __call__(self) -> float:
+        self.now += 1
+        return self.now
+
+
+@pytest.fixture(params=["disk", "memory", "redis"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
+    """(limit) -> a store; all of one test have the same content, but in memory."""
+    clock = Clock()
+    if request.param == "disk":
+        from headwater.tiers.disk import DiskStore
+
+        yield lambda limit=None: DiskStore(tmp_path / "store", limit, clock)
+    elif request.param == "memory":
+        from headwater.tiers.memory import MemoryStore
+
+        yield lambda limit=None: MemoryStore(limit, clock)
+    else:
+        with redis_server(tmp_path) as server:
+            from headwater.tiers.redis import RedisStore
+
+            yield lambda limit=None: RedisStore(server.url, limit, clock=clock)
+
+
+def key_of(name: str, units: int) -> bytes:
+    rng = random.Random(name)
+    return rng.randbytes(4 * units)
+
+
+def session(key: bytes, ends: tuple[int, ...], length: int = 4, size: int = 2000, seconds: float = 1.0):
+    """Yield (name, part) of the states at these ends, each after the runs below it."""
+    digests, after = NAMES.digests("", key), 0
+    known = set()
+    for end in ends:
+        for run in runs_of(end, length):
+            name = run_name(digests, *run)
+            if name not in known:
+                known.add(name)
+                yield name, Part(RUN, *run, key[: 4 * run[1]], [b"k" * size * (run[1] - run[0])], 0.0, digests[run[0]])
+        yield state_name(digests, end), Part(STATE, after, end, key[: 4 * end], [b"s" * size], seconds)
+        after = end
+
+
+def put(store: Store, parts) -> list[str]:
+    parts = list(parts)
+    names = [name for name, _ in parts]
+    for name, part in parts:
+        store.put(name, SEALER.seal(name, part), frozenset(names))
+    return names
+
+
+def test_what_is_put_is_got(make: Make) -> None:
+    store = make()
+    content = [b"header", memoryview(random.Random(1).randbytes(3_000_000)), b"", b"end"]
+    assert store.has(["sabc", "sdef"]) == [False, False]
+    assert store.get("sabc") is None
+    store.put("sabc", content)
+    assert store.has(["sdef", "sabc"]) == [False, True]
+    assert bytes(store.get("sabc")) == b"".join(content)
+    assert store.usage().parts == 1
+    assert store.usage().bytes == 3_000_009
+    store.put("sabc", [b"other"])
+    assert len(store.get("sabc")) == 3_000_009, "what is there stays"
+    store.delete(["sabc", "sdef"])
+    assert store.get("sabc") is None
+    assert (store.usage().parts, store.usage().bytes) == (0, 0)
+    store.close()
+
+
+def test_what_does_not_fit_is_refused_and_what_is_there_stays(make: Make) -> None:
+    store = make(LIMIT)
+    names = put(store, session(key_of("a", 4), (4,)))
+    with pytest.raises(StoreFull):
+        store.put("sabc", [bytes(LIMIT + 1)])
+    assert store.has(names) == [True] * len(names)
+
+
+def test_no_byte_is_kept_that_no_state_needs(make: Make) -> None:
+    """The parts of many sessions are stored beyond the limit: each state that is left has all its runs, each run is
+    below a state, but for those of the session that is being stored."""
+    store = make(LIMIT)
+    sessions = {}
+    for number in range(30):
+        key = key_of("shared", 4) + key_of(str(number), 12)
+        parts = list(session(key, (4, 10, 16), seconds=1.0 + number % 3))
+        sessions[number] = key
+        put(store, parts)
+        left = set(store.catalog().entries)
+        needed = set()
+        for earlier in sessions.values():
+            digests = NAMES.digests("", earlier)
+            for end in (4, 10, 16):
+                if state_name(digests, end) in left:
+                    runs = {run_name(digests, *run) for run in runs_of(end, 4)}
+                    assert runs <= left
+                    needed |= runs
+        assert {name for name in left if name.startswith(RUN)} <= needed | {name for name, _ in parts}
+        assert store.usage().bytes <= LIMIT
+    assert store.usage().evicted > 0
+    assert state_name(NAMES.digests("", key_of("shared", 4)), 4) in left, "what all stand on"
+
+
+def test_the_state_that_saves_least_goes_first(make: Make) -> None:
+    store = make(LIMIT)
+    dear, cheap = (state_name(NAMES.digests("", key_of(name, 8)), 8) for name in ("dear", "cheap"))
+    put(store, session(key_of("dear", 8), (8,), seconds=50.0))
+    put(store, session(key_of("cheap", 8), (8,), seconds=1.0))
+    for number in range(12):
+        put(store, session(key_of(f"other {number}", 8), (8,), seconds=5.0))
+    assert store.has([dear, cheap]) == [True, False]
+
+
+def test_several_threads_may_use_it(make: Make) -> None:
+    store = make(LIMIT)
+    errors = []
+
+    def work(number: int) -> None:
+        try:
+            for i in range(10):
+                names = put(store, session(key_of(f"{number % 2} {i}", 8), (8,)))
+                for name in names:
+                    content = store.get(name)
+                    if content is not None:
+                        SEALER.unseal(name, content)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [error for error in errors if not isinstance(error, StoreFull)] == []
+
+
+def test_every_flipped_bit_is_found() -> None:
+    name, part = next(iter(session(key_of("a", 4), (4,), size=20)))
+    content = b"".join(SEALER.seal(name, part))
+    assert SEALER.unseal(name, content).end == part.end
+    for at in range(len(content)):
+        for bit in (1, 128):
+            flipped = bytearray(content)
+            flipped[at] ^= bit
+            with pytest.raises(CorruptPart):
+                SEALER.unseal(name, flipped)
+    for shorter in (0, 1, HEADER.size, len(content) - 1):
+        with pytest.raises(CorruptPart):
+            SEALER.unseal(name, content[:shorter])
+    with pytest.raises(CorruptPart):
+        SEALER.unseal(name + "0", content)
+    with pytest.raises(CorruptPart):
+        Sealer(bytes(32)).unseal(name, content)
+
+
+def test_names_differ_by_key_fingerprint_namespace_and_every_unit_before_their_end() -> None:
+    key = key_of("a", 3)
+    first = NAMES.digests("n", key)
+    others = (
+        Names(bytes(32), "fingerprint", 4).digests("n", key),
+        Names(KEY, "other", 4).digests("n", key),
+        NAMES.digests("m", key),
+        NAMES.digests("n", bytes([key[0] ^ 1]) + key[1:]),
+    )
+    for other in others:
+        assert not {*first[1:]} & {*other[1:]}
+    assert NAMES.digests("n", key + b"more")[:4] == first
+
+
+def test_the_key_is_made_once_and_for_this_user_alone(tmp_path: Path) -> None:
+    file = tmp_path / "below" / "tier-key"
+    key = read_key(file)
+    assert (len(key), read_key(file), file.stat().st_mode & 0o777) == (32, key, 0o600)
+    assert [path.name for path in file.parent.iterdir()] == ["tier-key"]
+    file.chmod(0o640)
+    with pytest.raises(Exception, match="640"):
+        read_key(file)
+    file.chmod(0o600)
+    file.write_text("00\n")
+    with pytest.raises(Exception, match="1 bytes, must have 32"):
+        read_key(file)

@@ -1,0 +1,193 @@
+"""A hit from a tier changes no bit of the answer: after a restart, with parts missing or corrupt, in company."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from headwater.account import TierOutcome
+from headwater.config import ServeConfig
+from headwater.tiers.disk import DiskStore
+from headwater.tiers.store import Store
+from tests.exactness.rig import Answer, Make, Rig, words
+from tests.exactness.test_matrix import FAMILIES
+
+KEY = bytes(range(32))
+AMPLE = 400  # pages beside states
+PROMPT = 1300  # tokens: one whole run of KV, and a ragged one
+
+
+@contextmanager
+def server(make: Make, stores: list[Store], pages: int = AMPLE, fingerprint: str = "one", **settings) -> Iterator[Rig]:
+    """A rig that keeps states in these stores, and loads whatever they have."""
+    config = ServeConfig(tier=("disk:unused",), tier_store="through", tier_timeout=60.0)
+    rig = make(pages + 12 * make.checkpoint_pages, **settings)
+    rig.engine.use_tiers(stores, KEY, fingerprint, config)
+    tiers = rig.engine.scheduler.tiers
+    tiers.prefill_seconds = lambda tokens: 1.0 * tokens  # reading always wins
+    tiers.prefilled = lambda tokens, seconds: None
+    with rig:
+        yield rig
+        copied(rig)
+
+
+def copied(rig: Rig) -> None:
+    """Wait until all copies are made."""
+    with rig.engine._changed:
+        assert rig.engine._changed.wait_for(lambda: not rig.engine.scheduler.tiers.busy, 60)
+
+
+def disk(folder: Path) -> list[Store]:
+    return [DiskStore(folder, None)]
+
+
+def stored_prompt(make: Make, folder: Path) -> Answer:
+    with server(make, disk(folder)) as rig:
+        return rig.ask(words(PROMPT, "tier"))
+
+
+def files_of(folder: Path, kind: str) -> list[Path]:
+    return sorted(path for path in folder.rglob(f"{kind}*") if path.is_file())
+
+
+@pytest.mark.parametrize("recipe", FAMILIES)
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.full)])
+def test_a_restarted_server_resumes_from_disk(load, same_bits_as_without_a_cache, tmp_path, recipe, dtype):
+    make = Make(*load(recipe, dtype, 2))
+    first = stored_prompt(make, tmp_path)
+    with server(make, disk(tmp_path)) as rig:
+        again = rig.ask(first.prompt)
+        turn = rig.ask([*first.everything, *words(40, "turn")])
+    assert first.account.cached_tokens == 0
+    assert again.account.tier_outcome == TierOutcome.LOADED
+    assert again.account.loaded_tokens == again.account.cached_tokens == (PROMPT - 1) // 64 * 64
+    assert turn.account.cached_tokens >= again.account.cached_tokens
+    assert all(same_bits_as_without_a_cache(make, [first, again, turn]))
+
+
+def test_what_comes_back_differs_in_no_bit(load, tmp_path):
+    make = Make(*load("qwen3_5", "float32", 2))
+    prompt, key = words(PROMPT, "tier"), None
+    contents = []
+    for _ in range(2):
+        with server(make, disk(tmp_path)) as rig:
+            answer = rig.ask(prompt)
+            copied(rig)
+            cache, pages = rig.engine.scheduler.cache, rig.engine.runner.arena.pages
+            with rig.engine._changed:
+                at = (PROMPT - 1) // 64 * 64
+                key = next(key for _, key, end in cache.checkpoints() if end == at)
+                held = cache.hold(10**9, "", key, at)
+                contents.append(pages[[*held.table, *held.state]].clone())
+                cache.release(10**9)
+    assert answer.account.loaded_tokens
+    assert contents[0].equal(contents[1])
+    assert contents[0].any()
+
+
+@pytest.mark.parametrize("kind", ["s", "k"])
+def test_a_part_that_is_missing_is_a_shallower_hit_or_a_miss(load, same_bits_as_without_a_cache, tmp_path, kind):
+    """Each part is dropped in turn."""
+    make = Make(*load("qwen3_5", "float32", 2))
+    first = stored_prompt(make, tmp_path)
+    cached = set()
+    for number in range(len(files_of(tmp_path, kind))):
+        file = files_of(tmp_path, kind)[number]
+        content = file.read_bytes()
+        file.unlink()
+        with server(make, disk(tmp_path)) as rig:
+            again = rig.ask(first.prompt)
+        cached.add(again.account.cached_tokens)
+        assert same_bits_as_without_a_cache(make, [again]) == [True]
+        file.write_bytes(content)
+    assert len(cached) > 1
+    assert max(cached) <= (PROMPT - 1) // 64 * 64
+
+
+@pytest.mark.parametrize("at", [0, 5, 30, 60, 100, 200, -40, -1])
+@pytest.mark.parametrize("kind", ["s", "k"])
+def test_a_flipped_byte_is_found_and_the_part_is_dropped(load, same_bits_as_without_a_cache, tmp_path, kind, at):
+    make = Make(*load("qwen3_5", "float32", 2))
+    first = stored_prompt(make, tmp_path)
+    flipped = files_of(tmp_path, kind)
+    for file in flipped:
+        content = bytearray(file.read_bytes())
+        content[at] ^= 0x40
+        file.write_bytes(content)
+    with server(make, disk(tmp_path)) as rig:
+        again = rig.ask(first.prompt)
+        assert rig.engine.scheduler.tiers.tiers[0].counts["corrupt"] >= 1
+    assert again.account.tier_outcome == TierOutcome.CORRUPT
+    assert again.account.cached_tokens == 0
+    assert same_bits_as_without_a_cache(make, [again]) == [True]
+    with server(make, disk(tmp_path)) as rig:  # what was dropped was stored again
+        rig.ask(first.prompt)
+
+
+def test_parts_that_are_exchanged_are_found(load, same_bits_as_without_a_cache, tmp_path):
+    make = Make(*load("qwen3_5", "float32", 2))
+    with server(make, disk(tmp_path)) as rig:
+        answers = [rig.ask(words(PROMPT, i)) for i in range(2)]
+    for kind in ("s", "k"):
+        one, *_, other = files_of(tmp_path, kind)
+        content = one.read_bytes()
+        one.write_bytes(other.read_bytes())
+        other.write_bytes(content)
+    with server(make, disk(tmp_path)) as rig:
+        again = [rig.ask(answer.prompt) for answer in answers]
+    assert all(same_bits_as_without_a_cache(make, again))
+
+
+def test_only_the_state_is_read_if_its_kv_is_in_memory(load, same_bits_as_without_a_cache, tmp_path):
+    make = Make(*load("qwen3_5", "float32", 2))
+    prompt = words(PROMPT, "tier")
+    with server(make, disk(tmp_path)) as rig:
+        rig.ask(prompt)
+        copied(rig)
+        cache, read = rig.engine.scheduler.cache, rig.engine.scheduler.tiers.tiers[0].counts
+        with rig.engine._changed:
+            for node in list(cache._index):
+                if node.checkpoint is not None:
+                    cache._pool.states.give(cache._index.drop(node))
+        again = rig.ask(prompt)
+        assert read["read"] == 1
+    assert again.account.loaded_tokens == again.account.cached_tokens == (PROMPT - 1) // 64 * 64
+    assert same_bits_as_without_a_cache(make, [again]) == [True]
+
+
+def test_loads_go_on_in_company_and_in_memory_that_is_short(load, same_bits_as_without_a_cache, tmp_path):
+    make = Make(*load("qwen3_5", "float32", 2))
+    prompts = [words(500 + 40 * i, i) for i in range(8)]
+    with server(make, disk(tmp_path)) as rig:
+        for prompt in prompts:
+            rig.ask(prompt)
+    with server(make, disk(tmp_path), pages=40) as rig:
+        answers = [rig.submit([*prompt, *words(30, "more", i)], 12) for i, prompt in enumerate(2 * prompts)]
+        for answer in answers:
+            rig.wait(answer)
+    assert sum(answer.account.loaded_tokens > 0 for answer in answers) >= 1
+    assert all(same_bits_as_without_a_cache(make, answers))
+
+
+def test_another_fingerprint_or_namespace_shares_nothing(load, tmp_path):
+    make = Make(*load("qwen3_5", "float32", 2))
+    first = stored_prompt(make, tmp_path)
+    with server(make, disk(tmp_path), fingerprint="other") as rig:
+        assert rig.ask(first.prompt).account.tier_outcome == TierOutcome.MISS
+    with server(make, disk(tmp_path)) as rig:
+        assert rig.ask(first.prompt, namespace="other").account.tier_outcome == TierOutcome.MISS
+        assert rig.ask(first.prompt).account.tier_outcome == TierOutcome.LOADED
+
+
+def test_a_folder_that_is_gone_costs_no_request(load, same_bits_as_without_a_cache, tmp_path):
+    make = Make(*load("qwen3_5", "float32", 2))
+    first = stored_prompt(make, tmp_path / "tier")
+    with server(make, disk(tmp_path / "tier")) as rig:
+        os.rename(tmp_path / "tier", tmp_path / "elsewhere")
+        again = rig.ask(first.prompt)
+    assert again.account.cached_tokens == 0
+    assert same_bits_as_without_a_cache(make, [again]) == [True]

@@ -1,0 +1,116 @@
+"""`headwater serve --tier` and `headwater tiers` as processes: killed, restarted, checked, cleared."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.redis_server import redis_server
+from tests.test_serve import PATIENCE, address, serving
+
+PROMPT = "the quiet river flows under the old stone bridge and " * 60
+ASKED = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0, "logprobs": 1}
+
+
+def asked(said: list[str], **more) -> dict:
+    response = httpx.post(f"{address(said)}/completions", json=ASKED | more, timeout=PATIENCE)
+    response.raise_for_status()
+    return response.json()
+
+
+def figures(said: list[str]) -> dict:
+    return httpx.get(f"{address(said).removesuffix('/v1')}/cache").json()
+
+
+def tiers(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "headwater", "tiers", *arguments], capture_output=True, text=True)
+
+
+def stored(said: list[str], parts: int = 3) -> None:
+    """Wait until copies are made."""
+    deadline = time.monotonic() + PATIENCE
+    while figures(said)["tiers"][0]["written"] < parts:
+        assert time.monotonic() < deadline, figures(said)["tiers"]
+        time.sleep(0.05)
+
+
+@pytest.fixture(params=["disk", "redis"])
+def place(request: pytest.FixtureRequest, tmp_path: Path):
+    if request.param == "disk":
+        yield f"disk:{tmp_path / 'tier'},size=1GB"
+    else:
+        with redis_server(tmp_path) as server:
+            yield f"{server.url},size=1GB"
+
+
+def test_a_killed_server_has_stored_all_and_the_next_one_answers_alike(place: str, tmp_path: Path) -> None:
+    key = str(tmp_path / "key")
+    flags = "--port", "0", "--tier", place, "--tier-key", key, "--tier-store", "through"
+    with serving(*flags) as (process, said):
+        first = asked(said)
+        stored(said)
+        process.kill()
+    with serving(*flags) as (_, said):
+        again = asked(said)
+    account = again["usage"]["headwater"] if "headwater" in again["usage"] else again["headwater"]
+    assert account["tier_outcome"] in ("loaded", "computing_is_faster")  # the embedded model may compute faster
+    assert first["choices"] == again["choices"]
+    listed = tiers("ls", place)
+    assert re.search(r"states\s*│\s*[1-9]", listed.stdout), listed
+    checked = tiers("verify", place, "--tier-key", key)
+    assert checked.returncode == 0, checked
+    assert re.search(r"^\d+ parts are whole, 0 are not$", checked.stdout, re.M)
+    assert tiers("gc", place).stdout == "0 parts were deleted\n"
+    cleared = tiers("clear", place, "--yes")
+    assert re.fullmatch(r"[1-9]\d* parts were deleted\n", cleared.stdout), cleared
+    assert tiers("clear", place, "--yes").stdout == "0 parts were deleted\n"
+
+
+def test_selective_storing_flushes_at_sigterm(tmp_path: Path) -> None:
+    place = f"disk:{tmp_path / 'tier'}"
+    with serving("--port", "0", "--tier", place, "--tier-key", str(tmp_path / "key")) as (process, said):
+        asked(said)
+        assert figures(said)["tiers"][0]["written"] == 0
+        process.terminate()
+        assert process.wait(PATIENCE) == 0
+    assert re.search(r"states\s*│\s*[1-9]", tiers("ls", place).stdout)
+
+
+def test_a_flipped_byte_is_what_verify_finds(tmp_path: Path) -> None:
+    place, key = f"disk:{tmp_path / 'tier'}", str(tmp_path / "key")
+    with serving("--port", "0", "--tier", place, "--tier-key", key) as (process, said):
+        asked(said)
+        process.terminate()
+        process.wait(PATIENCE)
+    file = next(path for path in (tmp_path / "tier").rglob("s*") if path.is_file())
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    checked = tiers("verify", place, "--tier-key", key)
+    assert checked.returncode == 1
+    assert f"{file.name}: its content is not what was stored\n" in checked.stdout
+    assert tiers("verify", place, "--tier-key", key, "--delete").returncode == 1
+    assert tiers("verify", place, "--tier-key", key).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (
+            ("ls", "tape:/x"),
+            "a tier is a kind and a place, such as disk:/path,size=100GB or redis://host:6379/0,size=1TB",
+        ),
+        (("ls", "disk:/no/such/folder"), "'/no/such/folder' is no folder"),
+        (("ls", "disk:/tmp,speed=3"), "a disk tier has no option 'speed=3', such as size=100GB"),
+        (("verify", "disk:/tmp", "--tier-key", "/no/key"), "there is no tier key '/no/key': --tier-key names it"),
+    ],
+)
+def test_bad_places_are_one_line(arguments: tuple[str, ...], error: str) -> None:
+    run = tiers(*arguments)
+    assert (run.returncode, run.stderr) == (2, f"headwater: {error}\n")
