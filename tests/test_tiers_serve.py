@@ -32,7 +32,7 @@ def tiers(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "headwater", "tiers", *arguments], capture_output=True, text=True)
 
 
-def stored(said: list[str], parts: int = 3) -> None:
+def stored(said: list[str], parts: int = 2) -> None:
     """Wait until copies are made."""
     deadline = time.monotonic() + PATIENCE
     while figures(said)["tiers"][0]["written"] < parts:

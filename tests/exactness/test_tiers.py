@@ -91,9 +91,11 @@ def test_what_comes_back_differs_in_no_bit(load, tmp_path):
 
 @pytest.mark.parametrize("kind", ["s", "k"])
 def test_a_part_that_is_missing_is_a_shallower_hit_or_a_miss(load, same_bits_as_without_a_cache, tmp_path, kind):
-    """Each part is dropped in turn."""
+    """Each part of two states is dropped in turn."""
     make = Make(*load("qwen3_5", "float32", 2))
-    first = stored_prompt(make, tmp_path)
+    with server(make, disk(tmp_path)) as rig:
+        rig.ask(words(PROMPT, "tier")[:700])
+        first = rig.ask(words(PROMPT, "tier"))
     cached = set()
     for number in range(len(files_of(tmp_path, kind))):
         file = files_of(tmp_path, kind)[number]

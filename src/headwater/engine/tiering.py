@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +28,7 @@ from headwater.schedule.loading import Loads, Tiers
 from headwater.schedule.scheduler import Scheduler
 from headwater.setting import SettingError
 from headwater.tiers.names import RUN, STATE, Names, read_key, run_name, runs_of, state_name
-from headwater.tiers.part import CorruptPart, Part, Sealer
+from headwater.tiers.part import HEADER, SEAL_BYTES, CorruptPart, Part, Sealer
 from headwater.tiers.place import TierPlace
 from headwater.tiers.store import Store, StoreError, StoreFull, Usage
 
@@ -154,7 +154,8 @@ class Tiering(Tiers):
         self._queue: deque[Copy] = deque()
         self._copying: Copy | None = None
         self._closing = False
-        self._readers = ThreadPoolExecutor(READERS, "headwater-tier-reader")
+        self._readers = ThreadPoolExecutor(READERS, "headwater-tier-reader")  # lookups and loads
+        self._parts = ThreadPoolExecutor(READERS, "headwater-tier-part")  # parts of loads
         self._writer = threading.Thread(target=self._write, name="headwater-tier-writer", daemon=True)
         self._writer.start()
 
@@ -257,20 +258,21 @@ class Tiering(Tiers):
 
     def _load(self, load: Load) -> None:
         """Fill a load's pages (on a reader's thread)."""
-        begun, kinds = time.perf_counter(), set[str]()
+        begun = time.perf_counter()
+        sources = (*load.runs, load.state)
+        load.tiers = ",".join(sorted({self.tiers[source.tier].store.kind for source in sources}))
         try:
             digests = self._names.digests(load.namespace, load.key)
-            for source in (*load.runs, load.state):
-                tier = self.tiers[source.tier]
-                load.failed = load.failed or self._read(tier, load, source, digests)
-                kinds.add(tier.store.kind)
-                with self._changed:
-                    tier.waiting -= self._size(load, source)
+            parts = [self._parts.submit(self._read, self.tiers[one.tier], load, one, digests) for one in sources]
+            wait(parts)  # all of them, even if one fails: none may write to pages that are given back
+            load.failed = next(filter(None, (part.result() for part in parts)), None)
         except Exception:
             log.exception("a load failed")
             load.failed = TierOutcome.FAILED
-        load.seconds, load.tiers = time.perf_counter() - begun, ",".join(sorted(kinds))
+        load.seconds = time.perf_counter() - begun
         with self._changed:
+            for source in sources:
+                self.tiers[source.tier].waiting -= self._size(load, source)
             self._loads.finished(load)
             self._scheduler.room_was_made()
             if load.failed is None:
@@ -278,52 +280,56 @@ class Tiering(Tiers):
             self._changed.notify_all()
 
     def _read(self, tier: Tier, load: Load, source: Source, digests: Sequence[str]) -> TierOutcome | None:
-        """Read one part into its pages; return why it could not be."""
-        unit = self._layout.unit_tokens
-        start, end, is_state = source.start // unit, source.end // unit, source is load.state
+        """Read one part into its pages (on a reader's thread); return why it could not be.
+
+        The pages are the load's own until its commit, so it is the pages' content that is checked.
+        """
+        unit, is_state = self._layout.unit_tokens, source is load.state
+        start, end = source.start // unit, source.end // unit
         name = state_name(digests, end) if is_state else run_name(digests, start, end)
+        key = load.key[: end * self._layout.unit_bytes]
+        header, stored_key, seal = (memoryview(bytearray(n)) for n in (HEADER.size, len(key), SEAL_BYTES))
+        payload = self._pages_of(load, source)
         begun = time.perf_counter()
         try:
-            content = tier.store.get(name)
-            if content is None:
-                tier.counts["gone"] += 1
-                return TierOutcome.FAILED
-            part = self._sealer.unseal(name, content)
-            self._check(part, load, source)
+            if not tier.store.read_into(name, [header, stored_key, *payload, seal]):
+                return self._unreadable(tier, name)
+            part = self._sealer.check(name, header, stored_key, payload, seal)
+            if part.end != end or part.kind != (STATE if is_state else RUN) or bytes(part.key) != key:
+                raise CorruptPart("it belongs to other tokens")
         except StoreError as error:
             tier.failed(error)
             return TierOutcome.FAILED
         except CorruptPart as error:
-            log.warning("tier %s: part %s is dropped: %s", tier.store.shown, name, error)
-            tier.counts["corrupt"] += 1
-            self._drop(tier, name)
-            return TierOutcome.CORRUPT
-        if is_state:
-            pages: Sequence[int] = load.plan.saves[0].pages if load.plan.saves else ()
-            self._fill(pages, part, 0)
-        else:
-            first = source.start // self._layout.page_size
-            skipped = max(0, load.plan.write_from - first)
-            self._fill(load.plan.table[first + skipped : source.end // self._layout.page_size], part, skipped)
+            return self._corrupt(tier, name, error)
         tier.counts["read"] += 1
-        tier.counts["bytes_read"] += len(content)
-        tier.bandwidth.note(len(content), time.perf_counter() - begun)
+        tier.counts["bytes_read"] += part.bytes
+        tier.bandwidth.note(part.bytes, time.perf_counter() - begun)
         return None
 
-    def _check(self, part: Part, load: Load, source: Source) -> None:
-        """Raise CorruptPart unless a part is what a load needs."""
-        unit, is_state = self._layout.unit_tokens, source is load.state
-        key = load.key[: source.end // unit * self._layout.unit_bytes]
-        if part.end != source.end // unit or part.kind != (STATE if is_state else RUN) or bytes(part.key) != key:
-            raise CorruptPart("it belongs to other tokens")
-        expected = self._size(load, source)
-        if part.bytes != expected:
-            raise CorruptPart(f"its content has {part.bytes:,} bytes, expected are {expected:,}")
+    def _pages_of(self, load: Load, source: Source) -> list[memoryview]:
+        """Return the memory of a part's pages; of pages that memory had already, memory that is thrown away."""
+        if source is load.state:
+            return self._views(load.plan.saves[0].pages if load.plan.saves else ())
+        if not self._layout.kv_pages_per_unit:
+            return []
+        pages = range(source.start // self._layout.page_size, source.end // self._layout.page_size)
+        own = (load.plan.table[page] if page >= load.plan.write_from else None for page in pages)
+        unused = memoryview(bytearray(self._pages.shape[1]))
+        return [unused if page is None else memoryview(self._pages[page]) for page in own]
 
-    def _fill(self, pages: Sequence[int], part: Part, skipped: int) -> None:
-        content = np.frombuffer(part.payload[0], np.uint8).reshape(-1, self._pages.shape[1])
-        for number, page in enumerate(pages):
-            self._pages[page] = content[skipped + number]
+    def _unreadable(self, tier: Tier, name: str) -> TierOutcome:
+        """Return why a part has not the expected size: it is gone, or it is not what was stored."""
+        if tier.store.has([name])[0]:
+            return self._corrupt(tier, name, CorruptPart("it has another size"))
+        tier.counts["gone"] += 1
+        return TierOutcome.FAILED
+
+    def _corrupt(self, tier: Tier, name: str, error: CorruptPart) -> TierOutcome:
+        log.warning("tier %s: part %s is dropped: %s", tier.store.shown, name, error)
+        tier.counts["corrupt"] += 1
+        self._drop(tier, name)
+        return TierOutcome.CORRUPT
 
     def _drop(self, tier: Tier, name: str) -> None:
         try:
@@ -445,6 +451,7 @@ class Tiering(Tiers):
             self._closing = True
             self._changed.notify_all()
         self._readers.shutdown(cancel_futures=True)
+        self._parts.shutdown()
         self._writer.join()
         for tier in self.tiers:
             tier.store.close()

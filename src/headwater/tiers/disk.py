@@ -53,19 +53,27 @@ class DiskStore:
         return [os.path.exists(self._file(name)) for name in names]
 
     def get(self, name: str) -> Buffer | None:
+        try:
+            size = os.stat(self._file(name)).st_size
+        except OSError:
+            return None
+        content = memoryview(bytearray(size))
+        return content if self.read_into(name, [content]) else None
+
+    def read_into(self, name: str, pieces: Sequence[memoryview]) -> bool:
         with self._errors("cannot be read"):
             try:
                 handle = os.open(self._file(name), os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:
-                return None
-            with open(handle, "rb", buffering=0) as file:
-                content = memoryview(bytearray(os.fstat(handle).st_size))
-                read = 0
-                while read < len(content) and (n := file.readinto(content[read:])):
-                    read += n
+                return False
+            try:
+                if os.fstat(handle).st_size != sum(map(len, pieces)) or not _read(handle, pieces):
+                    return False
+            finally:
+                os.close(handle)
             with suppress(OSError):  # a folder that is read-only serves
                 os.utime(self._file(name), (self._clock(),) * 2)
-            return content[:read]
+            return True
 
     def put(self, name: str, pieces: Sequence[Buffer], keep: Set[str] = frozenset()) -> None:
         size = sum(map(len, pieces))
@@ -222,3 +230,17 @@ def _write(handle: int, pieces: Sequence[Buffer]) -> None:
             n -= len(left.pop(0))
         if n:
             left[0] = left[0][n:]
+
+
+def _read(handle: int, pieces: Sequence[memoryview]) -> bool:
+    """Fill pieces one after the other, however few bytes a call gives; False if the file is shorter."""
+    left = [piece for piece in pieces if len(piece)]
+    while left:
+        n = os.readv(handle, left[:AT_ONCE])
+        if not n:
+            return False
+        while left and n >= len(left[0]):
+            n -= len(left.pop(0))
+        if n:
+            left[0] = left[0][n:]
+    return True

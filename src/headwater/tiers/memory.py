@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence, Set
 
 from headwater.tiers.catalog import Catalog, Entry
 from headwater.tiers.part import Buffer, Header
-from headwater.tiers.store import StoreFull, Usage
+from headwater.tiers.store import StoreFull, Usage, filled
 
 
 class MemoryStore:
@@ -32,6 +32,9 @@ class MemoryStore:
             if content is not None:
                 self._catalog.entries[name].used = self._clock()
             return content
+
+    def read_into(self, name: str, pieces: Sequence[memoryview]) -> bool:
+        return filled(self.get(name), pieces)
 
     def put(self, name: str, pieces: Sequence[Buffer], keep: Set[str] = frozenset()) -> None:
         content = b"".join(pieces)

@@ -76,19 +76,25 @@ class Sealer:
     def unseal(self, name: str, content: Buffer) -> Part:
         """Return the part that was stored under a name. Raises CorruptPart."""
         view = memoryview(content)
-        if len(view) < HEADER.size + SEAL_BYTES:
-            raise CorruptPart(f"{len(view):,} bytes are no part: a header takes {HEADER.size + SEAL_BYTES}")
-        magic, version, kind, start, end, seconds, below, n_key, n_payload = HEADER.unpack_from(view)
+        least = HEADER.size + SEAL_BYTES
+        if len(view) < least:
+            raise CorruptPart(f"{len(view):,} bytes are no part: header and digest take {least}")
+        n_key = HEADER.unpack_from(view)[-2]
+        end = len(view) - SEAL_BYTES
+        at = min(HEADER.size + n_key, end)
+        return self.check(name, view[: HEADER.size], view[HEADER.size : at], [view[at:end]], view[end:])
+
+    def check(self, name: str, header: Buffer, key: Buffer, payload: Sequence[Buffer], seal: Buffer) -> Part:
+        """Return the part whose stored bytes are these pieces. Raises CorruptPart."""
+        magic, version, kind, start, end, seconds, below, n_key, n_payload = HEADER.unpack(header)
         if magic != MAGIC or version != VERSION:
             raise CorruptPart(f"the header is of {magic!r}, version {version}: {MAGIC!r}, version {VERSION} is read")
-        expected = HEADER.size + n_key + n_payload + SEAL_BYTES
-        if len(view) != expected:
-            raise CorruptPart(f"the part has {len(view):,} bytes, its header says {expected:,}")
-        if self._digest(name, view[:-SEAL_BYTES]) != view[-SEAL_BYTES:]:
+        sizes = len(key), sum(map(len, payload))
+        if (n_key, n_payload) != sizes:
+            raise CorruptPart(f"key and content have {sizes} bytes, the header says {(n_key, n_payload)}")
+        if self._digest(name, header, key, *payload) != seal:
             raise CorruptPart("its content is not what was stored")
-        at = HEADER.size + n_key
-        payload = [view[at : at + n_payload]]
-        return Part(kind.decode(), start, end, view[HEADER.size : at], payload, seconds, below.hex())
+        return Part(kind.decode(), start, end, key, payload, seconds, below.hex())
 
     def _digest(self, name: str, *pieces: Buffer) -> bytes:
         running = blake3(name.encode() + b"\0", key=self._key)

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from headwater.tiers.catalog import Catalog, Entry
 from headwater.tiers.part import Buffer, Header
-from headwater.tiers.store import StoreError, StoreFull, Usage
+from headwater.tiers.store import StoreError, StoreFull, Usage, filled
 
 PIECE = 1 << 20  # bytes
 AT_ONCE = 16  # pieces in flight
@@ -116,6 +116,9 @@ class RedisStore:
                     at += len(piece)
             self._client.zadd(self._shared[1], {name: self._clock()}, xx=True)
             return memoryview(content)[:at]
+
+    def read_into(self, name: str, pieces: Sequence[memoryview]) -> bool:
+        return filled(self.get(name), pieces)
 
     def put(self, name: str, pieces: Sequence[Buffer], keep: Set[str] = frozenset()) -> None:
         size = sum(map(len, pieces))

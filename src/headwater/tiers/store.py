@@ -42,6 +42,12 @@ class Store(Protocol):
     def get(self, name: str) -> Buffer | None:
         """Return the bytes of a part, or None if there is none; it counts as used now."""
 
+    def read_into(self, name: str, pieces: Sequence[memoryview]) -> bool:
+        """Fill pieces, one after the other, with the bytes of a part; it counts as used now.
+
+        False if there is none, or it has another size: the pieces may have any content then.
+        """
+
     def put(self, name: str, pieces: Sequence[Buffer], keep: Set[str] = frozenset()) -> None:
         """Store bytes under a name, whole or not at all; what is there stays. `keep` are names that are not evicted.
 
@@ -58,3 +64,14 @@ class Store(Protocol):
         """Return an entry for each part."""
 
     def close(self) -> None: ...
+
+
+def filled(content: Buffer | None, pieces: Sequence[memoryview]) -> bool:
+    """Copy content into pieces, one after the other; False if it has another size."""
+    if content is None or len(content) != sum(map(len, pieces)):
+        return False
+    at, view = 0, memoryview(content)
+    for piece in pieces:
+        piece[:] = view[at : at + len(piece)]
+        at += len(piece)
+    return True

@@ -1,0 +1,213 @@
+"""Tiers: a long session after a restart, a working set of several times the memory, and the cost where nothing hits.
+
+    python -m benchmarks.tiers [--model FOLDER] [--dtype bfloat16] [--length 32768] [--folder /tmp] [--small]
+
+Restart: a prompt is computed and stored (write-through), then a new engine over the same folder answers it with one
+token more, with its files out of the page cache and in it. Beside it: reading the same files whole, and the prompt if
+memory has all but its last tokens.
+
+Working set: sessions take turns, each turn appends to its session; memory holds a fifth of them.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+
+from benchmarks import measure
+from benchmarks.engines import Asked, Model, ask, bench_checkpoint, finished, settle, submit
+from benchmarks.measure import Row, ratios
+from headwater.config import ServeConfig
+from headwater.engine.engine import Engine
+from headwater.percentile import percentile
+from headwater.tiers.disk import DiskStore
+from headwater.tiers.redis import RedisStore
+from headwater.tiers.store import Store
+
+KEY = bytes(32)
+SESSIONS, TURNS, GROWS = 10, 4, 256  # sessions; turns of each; tokens that a turn appends
+BEGIN = 1024  # tokens of a session's first prompt
+COLD = 8  # prompts that share nothing
+SMALL_LENGTH = 512
+
+Opened = Callable[[], list[Store]]
+
+
+@contextmanager
+def tiered(model: Model, memory: int, stores: list[Store], through: bool = True) -> Iterator[Engine]:
+    """A started engine with these stores, whose costs of prefill it learns as it goes."""
+    config = ServeConfig(memory=memory, tier=("disk:unused",), tier_store="through" if through else "selective")
+    with model.engines(one=ServeConfig(memory=memory)) as (engine,):
+        if stores:
+            with engine._changed:
+                engine.use_tiers(stores, KEY, "bench", config)
+        yield engine
+        copied(engine)
+
+
+def copied(engine: Engine) -> None:
+    """Wait until all copies are made."""
+    with engine._changed:
+        while engine.scheduler.tiers.busy:
+            engine._changed.wait(1)
+
+
+def drop_from_page_cache(folder: Path) -> None:
+    """Let the system forget the content of a folder's files, so that reading them reads the disk."""
+    os.sync()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            handle = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(handle)
+
+
+def read_all(folder: Path) -> tuple[int, float]:
+    """Read all files of a folder; return their bytes and the seconds that it took."""
+    size, begun = 0, perf_counter()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            size += len(path.read_bytes())
+    return size, perf_counter() - begun
+
+
+def restart(model: Model, length: int, root: Path, repeats: int, rng: random.Random) -> Iterator[Row]:
+    """Yield rows of a long prompt after a restart."""
+    prompt, tail = model.prompt(rng, length), model.prompt(rng, 1)
+    page_bytes = model.loaded.spec.page_bytes
+    memory = (2 * length // 64 + 40 * max(1, model.loaded.spec.checkpoint_pages) + 64) * page_bytes
+    folder = root / "restart"
+    with tiered(model, memory, [DiskStore(folder, None)]) as engine:
+        computing = [1e3 * ask(engine, prompt).ttft]
+    size, _ = read_all(folder)
+    suffix, cold, warm, disk, cached, loaded = (list[float]() for _ in range(6))
+    for _ in range(repeats):
+        for times, reads, prepare in ((cold, disk, drop_from_page_cache), (warm, cached, read_all)):
+            prepare(folder)
+            reads.append(1e3 * read_all(folder)[1])
+            prepare(folder)
+            with tiered(model, memory, [DiskStore(folder, None)]) as engine:
+                ask(engine, model.prompt(rng, 64))
+                engine.scheduler.tiers.prefilled(length, computing[0] / 1e3)
+                asked = ask(engine, [*prompt, *tail])
+                times.append(1e3 * asked.ttft)
+                loaded.append(asked.account.loaded_tokens if asked.account else 0)
+                suffix.append(1e3 * ask(engine, [*prompt, *model.prompt(rng, 1)]).ttft)
+    yield Row(f"{length:,} tokens: computed", "ms", computing)
+    yield Row("bytes stored", "MB", [size / 1e6])
+    yield Row("loaded tokens of the prompt", "%", [100 * n / length for n in loaded], ">= 99")
+    yield Row("the same prompt in memory", "ms", suffix)
+    of_both = (("out of the page cache", cold, disk), ("in the page cache", warm, cached))
+    for place, times, reads in of_both:
+        yield Row(f"after a restart, files {place}", "ms", times)
+        yield Row(f"reading the files, {place}", "ms", reads)
+        least = [read + percentile(suffix, 50) for read in reads]
+        yield Row(f"after a restart / (reading and suffix), {place}", "x", ratios(times, least), "<= 1.2")
+
+
+def working_set(model: Model, opened: dict[str, Opened], memory: int, rng: random.Random) -> Iterator[Row]:
+    """Yield rows of sessions that memory holds a part of."""
+    sessions = [model.prompt(rng, BEGIN) for _ in range(SESSIONS)]
+    turns = [[model.prompt(rng, GROWS) for _ in range(SESSIONS)] for _ in range(TURNS)]
+    for name, open_stores in opened.items():
+        with tiered(model, memory, open_stores()) as engine:
+            prompts = [list(session) for session in sessions]
+            asked: list[Asked] = []
+            for turn in turns:
+                for prompt, more in zip(prompts, turn, strict=True):
+                    prompt += more
+                    asked.append(ask(engine, prompt))
+        later = [one for one in asked[SESSIONS:] if one.account is not None]
+        tokens = sum(one.account.prompt_tokens for one in later if one.account)
+        hits = sum(one.account.cached_tokens for one in later if one.account)
+        ttft = [1e3 * one.ttft for one in later]
+        yield Row(f"working set of 5 x memory, {name}: hits", "%", [100 * hits / tokens])
+        for percent in (50, 95):
+            yield Row(f"working set of 5 x memory, {name}: TTFT, p{percent}", "ms", [percentile(ttft, percent)])
+
+
+def without_hits(model: Model, memory: int, root: Path, repeats: int, length: int, rng: random.Random) -> Iterator[Row]:
+    """Yield rows of prompts that share nothing, with a tier that gets each of their checkpoints and without."""
+    with ExitStack() as stack:
+        engines = {
+            "no tier": stack.enter_context(tiered(model, memory, [])),
+            "selective": stack.enter_context(tiered(model, memory, [DiskStore(root / "s", None)], through=False)),
+            "through": stack.enter_context(tiered(model, memory, [DiskStore(root / "t", None)])),
+        }
+
+        def seconds(engine: Engine) -> float:
+            prompts = [model.prompt(rng, length) for _ in range(COLD)]
+            begun = perf_counter()
+            for asked in [submit(engine, prompt, 16) for prompt in prompts]:
+                finished(asked)
+            settle(engine)
+            return perf_counter() - begun
+
+        work: dict[str, Callable[[], float]] = {name: partial(seconds, engine) for name, engine in engines.items()}
+        figures = measure.in_turns(work, repeats)
+    yield Row(f"{COLD} cold prompts of {length:,} tokens, no tier", "s", figures["no tier"])
+    for name in ("selective", "through"):
+        yield Row(f"the same, disk, {name} / no tier", "x", ratios(figures[name], figures["no tier"]), "<= 1.02")
+
+
+@contextmanager
+def redis(root: Path) -> Iterator[str | None]:
+    """A Redis server's URL; None if there is none here."""
+    binary = shutil.which("redis-server") or shutil.which("valkey-server")
+    if binary is None:
+        yield None
+        return
+    path = root / "redis.sock"
+    command = [binary, "--port", "0", "--unixsocket", str(path), "--save", "", "--dir", str(root)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        try:
+            while not path.exists():
+                time.sleep(0.05)
+            yield f"unix://{path}"
+        finally:
+            process.terminate()
+
+
+def main() -> None:
+    parser = measure.parser(__doc__, "tiers", repeats=3)
+    parser.add_argument("--model", type=Path, help="folder of a checkpoint; without it, a random one")
+    parser.add_argument("--dtype", default="auto", help="of --model")
+    parser.add_argument("--length", type=int, default=32_768, help="tokens of the long prompt")
+    parser.add_argument(
+        "--folder", type=Path, help="where the disk tier is; without it, the system's for temporary files"
+    )
+    given = measure.prepared(parser)
+    rng, rows = random.Random(given.seed), list[Row]()
+    length, turn = (SMALL_LENGTH, 128) if given.small else (given.length, 2048)
+    with ExitStack() as stack:
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=given.folder)))
+        folder = given.model or stack.enter_context(bench_checkpoint())
+        model = Model(folder, given.dtype)
+        url = stack.enter_context(redis(root))
+        rows += restart(model, length, root, given.repeats, rng)
+        spec = model.loaded.spec
+        states = 2 * TURNS * spec.checkpoint_pages
+        memory = SESSIONS * ((BEGIN + TURNS * GROWS) // 64 + states) * spec.page_bytes // 5
+        memory += 26 * spec.checkpoint_pages * spec.page_bytes // 25 + 64 * spec.page_bytes
+        opened: dict[str, Opened] = {
+            "no tier": list,
+            "disk": lambda: [DiskStore(root / "set", None)],
+        }
+        if url is not None:
+            opened["redis"] = lambda: [RedisStore(url, None)]
+        rows += working_set(model, opened, memory, rng)
+        rows += without_hits(model, 1_000_000_000, root, given.repeats, turn, rng)
+    measure.report(given, rows, model=given.model.name if given.model else "random", dtype=given.dtype)
+
+
+if __name__ == "__main__":
+    main()

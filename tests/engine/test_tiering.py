@@ -1,0 +1,310 @@
+"""Tiers under faults and choices: no request is lost, and none waits for a store that does not answer."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from headwater.account import TierOutcome
+from headwater.tiers.disk import DiskStore
+from headwater.tiers.memory import MemoryStore
+from headwater.tiers.names import RUN, Names, run_name, runs_of, state_name
+from headwater.tiers.part import Sealer
+from headwater.tiers.redis import RedisStore
+from headwater.tiers.store import StoreError
+from tests.exactness.conftest import load  # noqa: F401  a fixture
+from tests.exactness.rig import Make, Rig, words
+from tests.exactness.test_tiers import KEY, PROMPT, copied, disk, server
+from tests.redis_server import redis_server
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def make(load) -> Make:  # noqa: F811
+    return Make(*load("qwen3_5", "float32", 2))
+
+
+def alike(make: Make, prompts: Sequence[list[int]], answers) -> bool:
+    """Return whether answers are those of a server without tiers."""
+    with make(600 + make.checkpoint_pages) as rig:
+        return all(rig.ask(prompt).tokens == answer.tokens for prompt, answer in zip(prompts, answers, strict=True))
+
+
+def outcomes(rig: Rig) -> dict[str, int]:
+    return dict(rig.engine.scheduler.tiers.tiers[0].counts)
+
+
+class Broken(MemoryStore):
+    """A store whose calls fail, or wait, as told."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.fails: set[str] = set()
+        self.waits: dict[str, threading.Event] = {}
+
+    def _may(self, call: str) -> None:
+        if call in self.waits:
+            self.waits[call].wait(30)
+        if call in self.fails:
+            raise StoreError(f"{call} fails")
+
+    def has(self, names):
+        self._may("has")
+        return super().has(names)
+
+    def read_into(self, name, pieces):
+        self._may("get")
+        return super().read_into(name, pieces)
+
+    def put(self, name, pieces, keep=frozenset()):
+        self._may("put")
+        super().put(name, pieces, keep)
+
+
+@pytest.mark.parametrize("call", ["has", "get", "put"])
+def test_a_store_that_fails_costs_no_request(make, call) -> None:
+    store, prompt = Broken(), words(PROMPT, "broken")
+    with server(make, [store]) as rig:
+        first = rig.ask(prompt)
+    store.fails.add(call)
+    with server(make, [store]) as rig:
+        again, other = rig.ask(prompt), rig.ask(words(PROMPT, "other"))
+        copied(rig)
+        assert outcomes(rig)["errors"] >= 1
+        assert not rig.engine.scheduler.tiers.tiers[0].usable
+    assert alike(make, [prompt, prompt, words(PROMPT, "other")], [first, again, other])
+    assert bool(again.account.loaded_tokens) == (call == "put")
+
+
+@pytest.mark.parametrize("call", ["has", "get"])
+def test_a_store_that_does_not_answer_is_not_waited_for(make, call) -> None:
+    store, prompt = Broken(), words(PROMPT, "slow")
+    with server(make, [store]) as rig:
+        first = rig.ask(prompt)
+    store.waits[call] = threading.Event()
+    with server(make, [store]) as rig:
+        tiers = rig.engine.scheduler.tiers
+        tiers._timeout = 0.1
+        tiers.load_seconds = lambda tier, state, tokens: 1e-3
+        begun = time.monotonic()
+        again = rig.ask(prompt)
+        assert time.monotonic() - begun < 20
+        assert again.account.tier_outcome == TierOutcome.SLOW
+        store.waits[call].set()
+        copied(rig)
+        third = rig.ask(prompt)  # what was read too late for the request is in memory
+    assert alike(make, [prompt] * 3, [first, again, third])
+    assert third.account.cached_tokens == (PROMPT - 1) // 64 * 64
+
+
+@pytest.mark.parametrize(("seconds", "outcome"), [(1e-9, "computing_is_faster"), (1.0, "loaded")])
+def test_a_state_is_loaded_only_if_that_beats_computing(make, seconds, outcome) -> None:
+    store, prompt = MemoryStore(None), words(PROMPT, "choice")
+    with server(make, [store]) as rig:
+        rig.ask(prompt)
+    with server(make, [store]) as rig:
+        rig.engine.scheduler.tiers.prefill_seconds = lambda tokens: seconds * tokens
+        assert rig.ask(prompt).account.tier_outcome == outcome
+
+
+def test_what_is_being_loaded_is_followed_not_loaded_twice(make) -> None:
+    store, prompt = Broken(), words(PROMPT, "followed")
+    with server(make, [store]) as rig:
+        rig.ask(prompt)
+    store.waits["get"] = threading.Event()
+    with server(make, [store]) as rig:
+        answers = [rig.submit([*prompt, *words(20, i)], 4) for i in range(4)]
+        deadline = time.monotonic() + 30
+        while not rig.engine.scheduler.tiers._loads._open and time.monotonic() < deadline:
+            time.sleep(0.01)
+        beside = rig.ask(words(200, "beside"))  # others go on
+        store.waits["get"].set()
+        answers = [rig.wait(answer) for answer in answers]
+        assert outcomes(rig)["read"] == 3, "a state and two runs"
+    assert beside.account.loaded_tokens == 0
+    assert sum(answer.account.waited_for_leader for answer in answers) == 3
+    assert all(answer.account.cached_tokens == (PROMPT - 1) // 64 * 64 for answer in answers)
+
+
+def test_a_cancelled_request_leaves_its_load_to_others(make) -> None:
+    store, prompt = Broken(), words(PROMPT, "cancelled")
+    with server(make, [store]) as rig:
+        rig.ask(prompt)
+    store.waits["get"] = threading.Event()
+    with server(make, [store]) as rig:
+        rig.submit(prompt, 4)
+        request = max(rig.engine._live)
+        while not rig.engine.scheduler.tiers._loads._open:
+            time.sleep(0.01)
+        rig.engine.cancel(request)
+        store.waits["get"].set()
+        copied(rig)
+        assert rig.ask(prompt).account.cached_tokens == (PROMPT - 1) // 64 * 64
+
+
+def test_colliding_names_are_a_miss(make, monkeypatch) -> None:
+    """With names that all prompts share, another prompt's parts are found, compared, and not taken."""
+    digests = Names.digests
+    monkeypatch.setattr(Names, "digests", lambda self, space, key: digests(self, "", bytes(len(key))))
+    store, prompts = MemoryStore(None), [words(PROMPT, i) for i in range(2)]
+    with server(make, [store]) as rig:
+        first = rig.ask(prompts[0])
+    with server(make, [store]) as rig:
+        second = rig.ask(prompts[1])
+    assert second.account.tier_outcome == TierOutcome.CORRUPT
+    assert second.account.cached_tokens == 0
+    assert alike(make, prompts, [first, second])
+
+
+def test_copies_give_way_to_requests_that_need_their_pages(make) -> None:
+    store = Broken()
+    store.waits["put"] = threading.Event()
+    with server(make, [store], pages=30) as rig:
+        prompts = [words(500 + 64 * i, i) for i in range(6)]
+        answers = [rig.submit(prompt, 8) for prompt in prompts]
+        threading.Timer(2.0, store.waits["put"].set).start()
+        answers = [rig.wait(answer) for answer in answers]
+        assert rig.engine.scheduler.tiers.dropped > 0
+    assert alike(make, prompts, answers)
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EROFS, errno.EIO])
+def test_a_disk_that_cannot_be_written_serves_what_it_has(make, tmp_path, monkeypatch, error) -> None:
+    prompt = words(PROMPT, "disk")
+    with server(make, disk(tmp_path)) as rig:
+        rig.ask(prompt)
+
+    def fails(*given):
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr("headwater.tiers.disk._write", fails)
+    with server(make, disk(tmp_path)) as rig:
+        other = rig.ask(words(PROMPT, "other"))
+        copied(rig)
+        rig.engine.scheduler.tiers.tiers[0]._broken_until = 0.0
+        again = rig.ask(prompt)
+    assert again.account.tier_outcome == TierOutcome.LOADED
+    assert alike(make, [words(PROMPT, "other"), prompt], [other, again])
+    assert not [path for path in tmp_path.rglob(".tmp-*")], "nothing unfinished is left"
+
+
+# -- Redis
+
+
+def test_redis_may_be_killed_at_any_time(make, tmp_path) -> None:
+    prompts = [words(PROMPT, i) for i in range(3)]
+    with redis_server(tmp_path) as redis:
+        store = RedisStore(redis.url, None)
+        with server(make, [store]) as rig:
+            answers = [rig.ask(prompts[0])]
+            copied(rig)
+            store._client.connection_pool.disconnect()
+            submitted = rig.submit(prompts[1], 8)
+            redis.kill()
+            answers += [rig.wait(submitted), rig.ask(prompts[2])]
+        with server(make, [RedisStore(redis.url, None)]) as rig:  # before it starts
+            answers.append(rig.ask(prompts[0]))
+            assert outcomes(rig)["errors"] >= 1
+            with redis_server(tmp_path, port=redis.port):
+                rig.engine.scheduler.tiers.tiers[0]._broken_until = 0.0
+                written = outcomes(rig).get("written", 0)
+                answers.append(rig.ask(words(PROMPT, "again")))
+                copied(rig)
+                assert outcomes(rig)["written"] > written
+    assert alike(make, [*prompts, prompts[0], words(PROMPT, "again")], answers)
+
+
+def test_redis_that_pauses_is_not_waited_for(make, tmp_path) -> None:
+    prompt = words(PROMPT, "paused")
+    with redis_server(tmp_path) as redis:
+        with server(make, [RedisStore(redis.url, None)]) as rig:
+            first = rig.ask(prompt)
+        store = RedisStore(redis.url, None)
+        with server(make, [store]) as rig:
+            rig.engine.scheduler.tiers._timeout = 0.2
+            store._client.execute_command("CLIENT", "PAUSE", 2000, "ALL")
+            begun = time.monotonic()
+            again = rig.ask(prompt)
+            assert time.monotonic() - begun < 1.9
+            assert again.account.tier_outcome == TierOutcome.SLOW
+    assert alike(make, [prompt] * 2, [first, again])
+
+
+def test_redis_that_evicts_by_itself_tears_no_group(make, tmp_path) -> None:
+    prompts = [words(PROMPT, i) for i in range(12)]
+    with redis_server(tmp_path, "--maxmemory", "24mb", "--maxmemory-policy", "allkeys-random") as redis:
+        answers = []
+        for _ in range(2):
+            with server(make, [RedisStore(redis.url, None)]) as rig:
+                answers += [rig.ask(prompt) for prompt in prompts]
+                copied(rig)
+                rig.engine.scheduler.tiers.tiers[0]._broken_until = 0.0
+    assert alike(make, prompts * 2, answers)
+
+
+def test_a_password_is_read_from_a_file_and_never_shown(tmp_path, caplog) -> None:
+    file = tmp_path / "password"
+    file.write_text("hidden\n")
+    with redis_server(tmp_path, "--requirepass", "hidden") as redis:
+        store = RedisStore(redis.url, None, file)
+        store.put("sabc", [b"content"])
+        assert bytes(store.get("sabc") or b"") == b"content"
+        wrong = RedisStore(redis.url.replace("//", "//:other@"), None)
+        assert "other" not in wrong.shown
+        with pytest.raises(StoreError) as error:
+            wrong.has(["sabc"])
+        assert "other" not in str(error.value)
+    assert "hidden" not in caplog.text
+
+
+# -- killed while it stores
+
+WRITER = """
+import os, sys
+from tests.contract.test_stores import key_of, put, session
+from headwater.tiers.disk import DiskStore
+from pathlib import Path
+store = DiskStore(Path(sys.argv[1]), 400_000)
+print("ready", flush=True)
+number = int(sys.argv[2]) * 1000
+while True:
+    put(store, session(key_of(str(number), 12), (4, 10, 12)))
+    number += 1
+"""
+
+
+@pytest.mark.parametrize("times", [8, pytest.param(200, marks=pytest.mark.full)])
+def test_a_process_killed_while_it_stores_leaves_whole_parts_alone(tmp_path, times) -> None:
+    names = Names(KEY, "fingerprint", 4)
+    from tests.contract.test_stores import key_of
+
+    for moment in range(times):
+        command = [sys.executable, "-c", WRITER, str(tmp_path), str(moment)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            time.sleep(0.001 * (7 * moment % 50))
+            process.send_signal(signal.SIGKILL)
+    store = DiskStore(tmp_path, 400_000)
+    left = set(store.catalog().entries)
+    assert left
+    for name in left:
+        Sealer(KEY).unseal(name, store.get(name))
+    for moment in range(times):
+        for number in range(1000 * moment, 1000 * moment + 1000):
+            digests = names.digests("", key_of(str(number), 12))
+            for end in (4, 10, 12):
+                if state_name(digests, end) in left:
+                    assert {run_name(digests, *run) for run in runs_of(end, 4)} <= left
+    assert sum(name.startswith(RUN) for name in left) < len(left)
+    store.close()
