@@ -106,7 +106,7 @@ screenshot: $(VENV)/.dev
 
 # random clients against one server: make soak [SOAK=30m] [DTYPE=bfloat16] [WEIGHTS=int4] [THREADS=3] [SPECULATION=ngram]
 soak: $(VENV)/.dev
-	$(BIN)/python -m stress.soak --for $(or $(SOAK),3m)$(if $(DTYPE), --dtype $(DTYPE))$(if $(WEIGHTS), --weights $(WEIGHTS))$(if $(THREADS), --threads $(THREADS))$(if $(SPECULATION), --speculation $(SPECULATION))
+	$(BIN)/python -m stress.soak --for $(or $(SOAK),3m)$(if $(DTYPE), --dtype $(DTYPE))$(if $(WEIGHTS), --weights $(WEIGHTS))$(if $(THREADS), --threads $(THREADS))$(if $(SPECULATION), --speculation $(SPECULATION))$(if $(TIER), --tier)
 
 soak-memory: $(VENV)/.dev
 	$(BIN)/python -m stress.memory

@@ -20,8 +20,10 @@ from headwater.models.embedded import embedded
 from headwater.models.load import LoadedModel, load_model, read_spec
 from headwater.server.app import create_app
 from headwater.server.http.process import protocol_settings
+from headwater.tiers.disk import DiskStore
 
 PATIENCE = 60  # seconds after which something that must happen has not
+TIER_PAGES = 600  # of a tier's size
 
 
 def embedded_model(dtype: str = "auto", weights: str = "auto", threads: int = 2) -> tuple[LoadedModel, SelfCheck]:
@@ -35,9 +37,16 @@ def embedded_model(dtype: str = "auto", weights: str = "auto", threads: int = 2)
 class LiveServer:
     """An engine and its API on a loopback port; `with` starts and stops both."""
 
-    def __init__(self, loaded: LoadedModel, check: SelfCheck, pages: int, **settings: object) -> None:
+    def __init__(
+        self, loaded: LoadedModel, check: SelfCheck, pages: int, tier: Path | None = None, **settings: object
+    ) -> None:
+        """`tier`: a folder in which every checkpoint is stored, and from which all that is there is loaded."""
         config = ServeConfig(memory=pages * loaded.spec.page_bytes, **settings)
         self.engine = Engine.over(loaded, check, config)
+        if tier is not None:
+            store = DiskStore(tier, TIER_PAGES * loaded.spec.page_bytes)
+            self.engine.use_tiers([store], bytes(32), "soak", ServeConfig(tier=("disk:",), tier_store="through"))
+            self.engine.scheduler.tiers.prefill_seconds = float  # type: ignore[attr-defined]  # reading always wins
         self.app = create_app(self.engine, config)
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.port: int = self._socket.getsockname()[1]
@@ -67,6 +76,10 @@ class LiveServer:
     def check_idle(self) -> None:
         """Nothing runs, waits or is held once all is done. Raises AssertionError that says what is."""
         assert self.engine.drain(PATIENCE), f"not idle after {PATIENCE} s: {self.engine.stats()}"
+        with self.engine._changed:
+            assert self.engine._changed.wait_for(lambda: not self.engine.scheduler.tiers.busy, PATIENCE), (
+                "tiers are busy"
+            )
         self.check()
         stats = self.engine.stats()
         held = {

@@ -2,12 +2,14 @@
 
     python -m stress.soak [--for 3m] [--visits 100000] [--clients 8] [--seed 0]
         [--dtype auto|float32|bfloat16] [--weights auto|int8|int4] [--threads 2]
-        [--speculation off|auto|ngram|suffix|mtp] [--compared 200]
+        [--speculation off|auto|ngram|suffix|mtp] [--compared 200] [--tier]
 
 Memory is tiny, so checkpoints are evicted, requests preempted and queues full all the time. Prints counts; exits with
 1, and the seed, if a request had no proper answer, a page was lost, an invariant broke, or an answer differs from
 that of a server without a cache. With speculation every draft is verified, whether it pays or not, and answers are
-compared with those of three servers: without a cache, without drafts, and without either.
+compared with those of three servers: without a cache, without drafts, and without either. With --tier every checkpoint
+is stored in a folder that is too small for all, whatever it has is loaded, and a second server goes on with the folder
+after half of the time.
 """
 
 from __future__ import annotations
@@ -18,9 +20,11 @@ import logging
 import random
 import re
 import sys
+import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -201,6 +205,11 @@ def report(soak: Soak, console: Console) -> None:
         "check() under load": soak.checks,
         "resident MiB": {when: round(size / 2**20, 1) for when, size in soak.memory.items()},
         "drafts": f"{stats.accepted_drafts:,} accepted, {stats.rejected_drafts:,} rejected",
+        "tier": [
+            f"{one.read:,} parts read, {one.written:,} written, {one.evicted:,} evicted, {one.corrupt:,} corrupt, "
+            f"{one.errors:,} errors, {stats.loaded_tokens:,} tokens loaded, {stats.copies_dropped:,} copies dropped"
+            for one in stats.tiers
+        ],
         "compared": f"{len(soak.samples.kept)} of {soak.samples.seen} requests, {soak.samples.choices} answers",
         **{f"equal to a server {name}": equal for name, equal in soak.equal.items()},
     }.items():
@@ -211,14 +220,19 @@ def report(soak: Soak, console: Console) -> None:
 
 
 def soak(
-    seed: int, limits: Limits, model: tuple[Any, Any], console: Console, speculation: str = SPECULATION[0]
+    seed: int,
+    limits: Limits,
+    model: tuple[Any, Any],
+    console: Console,
+    speculation: str = SPECULATION[0],
+    tier: Path | None = None,
 ) -> Soak:
     """Run, compare, report."""
-    small = {"max_running": MAX_RUNNING, "max_waiting": MAX_WAITING, "max_tokens_per_step": 256}
+    small: Body = {"max_running": MAX_RUNNING, "max_waiting": MAX_WAITING, "max_tokens_per_step": 256}
     others: dict[str, Body] = {"without a cache": {"cache": False, "speculation": speculation}}
     if speculation != SPECULATION[0]:
         others |= {"without drafts": {}, "without either": {"cache": False}}
-    with LiveServer(*model, PAGES, speculation=speculation, **small) as server:
+    with LiveServer(*model, PAGES, tier, speculation=speculation, **small) as server:
         verify_all_drafts(server)
         run = Soak(server, seed, limits)
         asyncio.run(run.run())
@@ -235,6 +249,7 @@ def verify_all_drafts(server: LiveServer) -> None:
     speculation = server.engine.scheduler.speculation
     speculation.worth = lambda drafts, rows: [most for _, most in drafts]  # type: ignore[method-assign]
     speculation.seconds.least_chance = lambda rows: -1e9  # type: ignore[method-assign]
+    speculation._is_asked = lambda asking, rows: bool(asking)  # type: ignore[method-assign]
 
 
 def seconds(text: str) -> float:
@@ -255,6 +270,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--weights", choices=WEIGHTS, default="auto")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--speculation", choices=SPECULATION, default=SPECULATION[0])
+    parser.add_argument("--tier", action="store_true", help="store checkpoints in a folder, and restart once")
     parser.add_argument("--compared", type=int, default=200, help="requests, at most, whose answers are compared")
     return parser.parse_args(given)
 
@@ -264,8 +280,13 @@ def main() -> int:
     logging.getLogger("headwater.request").setLevel(logging.ERROR)  # refusals are counted, not told
     limits = Limits(args.seconds, args.visits, args.clients, args.compared)
     model = embedded_model(args.dtype, args.weights, args.threads)
-    run = soak(args.seed, limits, model, Console(width=140), args.speculation)
-    return 1 if run.faults else 0
+    console = Console(width=140)
+    if not args.tier:
+        return 1 if soak(args.seed, limits, model, console, args.speculation).faults else 0
+    half = replace(limits, seconds=limits.seconds / 2, visits=limits.visits // 2)
+    with tempfile.TemporaryDirectory() as folder:
+        runs = [soak(args.seed, half, model, console, args.speculation, Path(folder)) for _ in range(2)]
+    return 1 if any(run.faults for run in runs) else 0
 
 
 if __name__ == "__main__":

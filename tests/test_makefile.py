@@ -98,7 +98,7 @@ def test_clients_from_the_network_are_in_a_target_of_their_own(target):
 
 
 def test_the_soak_gets_its_settings():
-    settings = ["SOAK=1m", "DTYPE=bfloat16", "WEIGHTS=int4", "THREADS=3", "SPECULATION=ngram"]
+    settings = ["SOAK=1m", "DTYPE=bfloat16", "WEIGHTS=int4", "THREADS=3", "SPECULATION=ngram", "TIER=1"]
     done = subprocess.run(["make", "-n", "soak", *settings], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    expected = "-m stress.soak --for 1m --dtype bfloat16 --weights int4 --threads 3 --speculation ngram"
+    expected = "-m stress.soak --for 1m --dtype bfloat16 --weights int4 --threads 3 --speculation ngram --tier"
     assert f"{expected}\n" in done.stdout, done.stdout + done.stderr

@@ -84,6 +84,17 @@ def test_a_short_soak_loses_nothing(model, speculation):
     assert all(kind.__name__ in told.getvalue() for kind in KINDS)
 
 
+def test_a_soak_goes_on_with_what_an_earlier_server_stored(model, tmp_path):
+    told, loaded = io.StringIO(), []
+    for _ in range(2):
+        run = soak(1, Limits(PATIENCE, VISITS, clients=6), model, Console(file=told, width=140), tier=tmp_path)
+        assert not run.faults, told.getvalue()
+        stats = run.server.engine.stats()
+        loaded.append(stats.loaded_tokens)
+        assert stats.tiers[0].errors == stats.tiers[0].corrupt == 0
+    assert loaded[1] > 0, "what the first server stored"
+
+
 def test_a_soak_notices_answers_that_differ(model, monkeypatch):
     """The comparison is not empty: with one logit moved on the server that caches, it fails."""
     run_step, broken = LiveServer.__enter__, []

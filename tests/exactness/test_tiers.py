@@ -161,6 +161,21 @@ def test_only_the_state_is_read_if_its_kv_is_in_memory(load, same_bits_as_withou
     assert same_bits_as_without_a_cache(make, [again]) == [True]
 
 
+def test_a_run_of_which_memory_has_a_part_is_read_whole_and_checked(load, same_bits_as_without_a_cache, tmp_path):
+    make = Make(*load("qwen3_5", "float32", 2))
+    first = stored_prompt(make, tmp_path)
+    with server(make, disk(tmp_path)) as rig:
+        tiers = rig.engine.scheduler.tiers
+        tiers.prefill_seconds, always = lambda tokens: 0.0, tiers.prefill_seconds
+        part = rig.ask(first.prompt[:700])  # computed
+        tiers.prefill_seconds = always
+        again = rig.ask(first.prompt)
+        assert tiers.tiers[0].counts["corrupt"] == 0
+    assert part.account.loaded_tokens == 0
+    assert again.account.loaded_tokens == (PROMPT - 1) // 64 * 64 - 640
+    assert same_bits_as_without_a_cache(make, [again]) == [True]
+
+
 def test_loads_go_on_in_company_and_in_memory_that_is_short(load, same_bits_as_without_a_cache, tmp_path):
     make = Make(*load("qwen3_5", "float32", 2))
     prompts = [words(500 + 40 * i, i) for i in range(8)]

@@ -22,6 +22,7 @@ from headwater.errors import EngineStopped, RequestTooLarge
 from headwater.events import Event, FailedEvent, FinishedEvent, PromptEvent, TokenEvent, TokenLogprob
 from headwater.plan import CacheLayout
 from headwater.request import Generation
+from headwater.schedule.load import TierStats
 from tests.server.templates import SILENT
 
 PAGE = 64
@@ -103,7 +104,8 @@ class FakeEngine:
         counts |= {"pages_total": 1000, "pages_kv": kv, "pages_free": 1000 - kv, "namespaces": len(self._prompts)}
         counts["tick"] = self.tree.stats().tick
         rest = {field.name: 0 for field in fields(EngineStats) if field.name not in ("cache", "tiers")}
-        return EngineStats(cache=CacheStats(**counts), **rest | self.figures)
+        tier = TierStats("disk", *[0] * 10, usable=True)
+        return EngineStats(cache=CacheStats(**counts), tiers=(tier,), **rest | self.figures)
 
     def view(self) -> CacheView:
         """Return a view of `tree`, a cache that a test may fill."""

@@ -26,6 +26,8 @@ from headwater.lab.serving import Engine, check_clock
 from headwater.lab.setup import OFF, Setup, system
 from headwater.lab.speculation import OFF as OFF_DRAFTS
 from headwater.lab.speculation import Law
+from headwater.lab.tiers import OFF as OFF_TIER
+from headwater.lab.tiers import TierLaw
 from headwater.models.profiles import Profile
 from headwater.request import SegmentEviction
 from headwater.setting import parse_bytes
@@ -73,6 +75,9 @@ def replay(
     speculation: Annotated[
         str, Option(help="With --serve: off, or DRAFTS@CHANCE, like 4@0.7, or 4@0.7/slots; with commas.")
     ] = OFF_DRAFTS,
+    tier: Annotated[
+        str, Option(help="With --serve: off, or SIZE@BANDWIDTH/s, like 100GB@2GB/s, or with /always; with commas.")
+    ] = OFF_TIER,
     arrival: common.Arrival = None,
     limit: common.Limit = None,
     data: common.Data = None,
@@ -103,12 +108,17 @@ def replay(
     reuses = _reuses(reuse, segment_eviction)
     pools = common.choices(pool, lambda name: common.one_of("--pool", name, POOLS))
     laws = common.choices(speculation, Law.read)
+    tiers = common.choices(tier, TierLaw.read)
+    if serve is None and any(tiers):
+        raise ConfigError(f"--tier {tier} needs --serve: without a clock nothing is read")
     if serve is None and any(laws):
         raise ConfigError(f"--speculation {speculation} needs --serve: without a clock a draft saves nothing")
     base = replace(base, running=max_running)
     setups = [
-        replace(base, memory=size, pool=kind, speculation=law, **policy, **what)
-        for size, kind, policy, what, law in product(common.choices(memory, parse_bytes), pools, policies, reuses, laws)
+        replace(base, memory=size, pool=kind, speculation=law, tier=store, **policy, **what)
+        for size, kind, policy, what, law, store in product(
+            common.choices(memory, parse_bytes), pools, policies, reuses, laws, tiers
+        )
     ]
     cost = None if serve is None else StepCost(base.profile, load_device(serve))
     engine = None if cost is None else Engine(cost, max_running, tokens_per_step, seed)
@@ -276,10 +286,16 @@ LABELS = (
     Column("pool", lambda row: row.pool, lambda rows: any(row.pool != "unified" for row in rows)),
     Column("policy", _policy),
     Column("reuse", lambda row: row.reuse, _of_segments),
+    Column("tier", lambda row: row.tier, lambda rows: any(row.tier != OFF_TIER for row in rows)),
     Column("drafts", lambda row: row.speculation, lambda rows: any(row.speculation != OFF_DRAFTS for row in rows)),
 )
 FIGURES = (
     Column("hits", lambda row: f"{row.token_hit_rate:.1%}"),
+    Column(
+        "loaded",
+        lambda row: f"{row.loaded_tokens / max(1, row.prompt_tokens):.1%}",
+        lambda rows: any(row.tier != OFF_TIER for row in rows),
+    ),
     Column("of ideal", _of_ideal, lambda rows: not _of_segments(rows)),
     *map(_share, ("prefix", "composed", "seam", "made")),
     Column("TTFT", _ttft("p50"), _timed),

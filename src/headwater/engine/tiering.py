@@ -314,9 +314,9 @@ class Tiering(Tiers):
         if not self._layout.kv_pages_per_unit:
             return []
         pages = range(source.start // self._layout.page_size, source.end // self._layout.page_size)
-        own = (load.plan.table[page] if page >= load.plan.write_from else None for page in pages)
-        unused = memoryview(bytearray(self._pages.shape[1]))
-        return [unused if page is None else memoryview(self._pages[page]) for page in own]
+        have = load.plan.write_from - pages.start
+        thrown_away = [memoryview(bytearray(self._pages.shape[1])) for _ in pages[: max(0, have)]]
+        return thrown_away + self._views(load.plan.table[page] for page in pages[len(thrown_away) :])
 
     def _unreadable(self, tier: Tier, name: str) -> TierOutcome:
         """Return why a part has not the expected size: it is gone, or it is not what was stored."""

@@ -40,11 +40,11 @@ def replay(trace: Trace, setup: Setup, arrivals: Arrivals, engine: Engine | None
     begin = time.process_time()
     if engine is None:
         tally, cache = _one_by_one(trace, setup, arrivals, workers)
-        queue, drafts = None, Speculation()
+        queue, drafts, loaded = None, Speculation(), 0
     else:
         serving = Serving(trace, setup, engine, workers)
         tally, cache, queue = serving.run(arrivals), serving.cache, serving.queue_depth
-        drafts = serving.scheduler.speculation
+        drafts, loaded = serving.scheduler.speculation, serving.scheduler.tiers.loaded_tokens
     segments = _segments(setup, tally, cache) if trace.has_segments else None
     return Result(
         row=replace(
@@ -53,6 +53,8 @@ def replay(trace: Trace, setup: Setup, arrivals: Arrivals, engine: Engine | None
             tpot_ms=Spread.of(tally.token_seconds),
             accepted_drafts=drafts.accepted,
             rejected_drafts=drafts.rejected,
+            tier=OFF if setup.tier is None else str(setup.tier),
+            loaded_tokens=loaded,
         ),
         outcomes=tuple(tally.outcomes),
         held=tuple(tally.held),

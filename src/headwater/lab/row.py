@@ -81,6 +81,8 @@ class Row:
     tpot_ms: Spread | None = None  # time of an output token after the first; None without --serve
     accepted_drafts: int = 0
     rejected_drafts: int = 0
+    tier: str = OFF  # as it was asked for
+    loaded_tokens: int = 0  # read from the tier, not computed
 
     @property
     def reuse(self) -> str:

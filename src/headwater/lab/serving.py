@@ -11,6 +11,7 @@ from headwater.lab.cost import Load, StepCost, load_of
 from headwater.lab.replayed import Counted, Replayed
 from headwater.lab.setup import Setup, as_reused
 from headwater.lab.tally import Ideal, SegmentWork, Tally
+from headwater.lab.tiers import LabTiers
 from headwater.lab.tuner import TraceTuning
 from headwater.schedule.kinds.request import Request as Answered
 from headwater.schedule.limits import Limits
@@ -71,6 +72,16 @@ class Serving:
         placement = self.scheduler.placement
         self.tuning = TraceTuning(self.trace, self.cache, placement, self.setup.keeps_answers, self.workers)
         self.work = SegmentWork(self.layout.flops)
+        self.tiers: LabTiers | None = None
+        if self.setup.tier is not None:
+            page_bytes = self.setup.memory // self.layout.n_pages
+            clock, law = (lambda: self.now), self.setup.tier
+            self.tiers = LabTiers(law, self.scheduler, page_bytes, self._prefill_seconds, clock)
+            self.scheduler.tiers = self.tiers
+
+    def _prefill_seconds(self, tokens: int) -> float:
+        load = Load(prefill_tokens=tokens, prefill_squares=tokens * tokens, legs=1, states=2, logits=1)
+        return self.engine.cost.seconds(load) if tokens else 0.0
 
     @property
     def queue_depth(self) -> float:
@@ -81,17 +92,24 @@ class Serving:
         tally = Tally(self.layout.flops, len(arrivals), self.work)
         while True:
             self._take_arrivals(arrivals, tally)
+            if self.tiers is not None:
+                self.tiers.take_read()
             if self._leap(arrivals, tally):
                 continue
             step = self.scheduler.plan_step()
             self._count_failures(arrivals, tally)
             if step:
                 self._execute(step, arrivals, tally)
-            elif (due := arrivals.due()) is not None:
+            elif (due := self._next_event(arrivals)) is not None:
                 self.now = max(self.now, due)
             elif self.scheduler.idle:
                 self.tuning.close()
                 return tally
+
+    def _next_event(self, arrivals: Arrivals) -> float | None:
+        """Return when the next request comes, or the next load is read."""
+        dues = (arrivals.due(), None if self.tiers is None else self.tiers.due())
+        return min((due for due in dues if due is not None), default=None)
 
     def _take_arrivals(self, arrivals: Arrivals, tally: Tally) -> None:
         """Queue all requests that have arrived by now."""
@@ -107,6 +125,7 @@ class Serving:
                 arrivals.answered(request, self.now)
                 continue
             self._visits[seq.id] = visit
+            self.scheduler.tiers.arrived(seq)
 
     def _execute(self, step: Step, arrivals: Arrivals, tally: Tally) -> None:
         seconds = self.engine.cost.seconds(load_of(step))

@@ -9,6 +9,7 @@ from headwater.cache import NoCache, PrefixCache
 from headwater.cache.placement import make_placement
 from headwater.errors import ConfigError
 from headwater.lab.speculation import Law
+from headwater.lab.tiers import TierLaw
 from headwater.models.profiles import Profile
 from headwater.plan import CacheLayout, Draft, Match, Plan
 from headwater.request import SegmentEviction
@@ -78,6 +79,7 @@ class Setup:
     segment_share: float = 0.5  # of the memory, up to which segments grow at the expense of prefixes
     segment_eviction: SegmentEviction = SegmentEviction.COST
     speculation: Law | None = None
+    tier: TierLaw | None = None
     running: int = 1  # requests at once, whose drafts take memory
 
     def layout(self, trace: Trace) -> CacheLayout:

@@ -1,0 +1,166 @@
+"""Tiers under a virtual clock: a store of a size and a bandwidth below memory, asked and loaded as the server does it.
+
+Each checkpoint that placement chose is stored when it is computed, at no cost of time. One load is read at a time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from headwater.errors import ConfigError
+from headwater.schedule.kinds.request import Request
+from headwater.schedule.load import Load, Offer
+from headwater.schedule.loading import Loads, Tiers
+from headwater.schedule.scheduler import Scheduler
+from headwater.setting import parse_bytes, show_bytes
+from headwater.tiers.catalog import Catalog, Entry
+from headwater.tiers.names import Names, run_name, runs_of, state_name
+
+SPELLED = re.compile(r"([\d.]+\w+)@([\d.]+\w+)/s(?:/(always))?")
+OFF = "off"
+LATENCY = 1e-3  # seconds of a load beside its bytes
+RUN_TOKENS = 1024
+NAMES_KEY = b"lab"
+
+
+@dataclass(frozen=True, slots=True)
+class TierLaw:
+    """A store's size in bytes and its bandwidth in bytes a second; `always`: loads even if computing is faster."""
+
+    size: int
+    bandwidth: int
+    always: bool = False
+
+    @classmethod
+    def read(cls, text: str) -> TierLaw | None:
+        """Read off, SIZE@BANDWIDTH/s or SIZE@BANDWIDTH/s/always. Raises ConfigError for anything else."""
+        if text == OFF:
+            return None
+        found = SPELLED.fullmatch(text)
+        if found is None:
+            raise ConfigError(f"tier is {text!r}, must be off, or like 100GB@2GB/s or 100GB@2GB/s/always")
+        law = cls(parse_bytes(found[1]), parse_bytes(found[2]), found[3] is not None)
+        if not law.size or not law.bandwidth:
+            raise ConfigError(f"tier is {text!r}: size and bandwidth must be more than 0")
+        return law
+
+    def __str__(self) -> str:
+        return f"{show_bytes(self.size)}@{show_bytes(self.bandwidth)}/s{'/always' if self.always else ''}"
+
+
+class LabTiers(Tiers):
+    """One store of a simulated server."""
+
+    def __init__(
+        self,
+        law: TierLaw,
+        scheduler: Scheduler,
+        page_bytes: int,
+        prefill_seconds: Callable[[int], float],
+        now: Callable[[], float],
+    ) -> None:
+        self._law, self._scheduler, self._page_bytes = law, scheduler, page_bytes
+        self._layout, self._now, self._prefill = scheduler.layout, now, prefill_seconds
+        unit = self._layout.unit_tokens
+        self.run_tokens = max(unit, RUN_TOKENS // unit * unit)
+        self._names = Names(NAMES_KEY, "", self._layout.unit_bytes)
+        self._catalog = Catalog()
+        self._loads = Loads(scheduler.cache, self, scheduler.new_id)
+        self._reading: deque[tuple[float, Load]] = deque()  # and when each is read
+        self._asked: set[int] = set()
+
+    # -- requests
+
+    def arrived(self, seq: Request) -> None:
+        unit, entries = self._layout.unit_tokens, self._catalog.entries
+        digests = self._names.digests(seq.namespace, seq.key)
+        last = min(seq.last_resumable // unit, len(digests) - 1)
+        ends = [end for end in range(1, last + 1) if state_name(digests, end) in entries]
+        length = self.run_tokens // unit
+        runs = {run for end in ends for run in runs_of(end, length) if run_name(digests, *run) in entries}
+        self._loads.ask(seq.id)
+        self._asked.add(seq.id)
+        at = frozenset(end * unit for end in ends)
+        self._loads.answered(seq.id, [Offer(0, at, frozenset((start * unit, end * unit) for start, end in runs))])
+
+    def holds_back(self, seq: Request) -> bool:
+        return seq.id in self._asked and self._loads.holds_back(seq, self._scheduler.planner.match(seq))
+
+    def forget(self, request: int) -> None:
+        self._loads.forget(request)
+        self._asked.discard(request)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._reading)
+
+    # -- loads
+
+    def due(self) -> float | None:
+        """Return when the next load is read."""
+        return self._reading[0][0] if self._reading else None
+
+    def take_read(self) -> None:
+        """Publish loads that are read by now."""
+        while self._reading and self._reading[0][0] <= self._now():
+            _, load = self._reading.popleft()
+            self._loads.finished(load)
+            self._scheduler.room_was_made()
+            self.loaded_tokens += load.plan.end - load.before
+
+    def begin(self, load: Load) -> None:
+        tokens = sum(run.end - run.start for run in load.runs)
+        begun = max(self._now(), self._reading[-1][0] if self._reading else 0.0)
+        load.seconds = LATENCY + self._bytes(True, tokens) / self._law.bandwidth
+        load.tiers = "tier"
+        self._reading.append((begun + load.seconds, load))
+
+    def load_seconds(self, tier: int, state: bool, tokens: int) -> float:
+        if self._law.always:
+            return 0.0
+        waiting = max(0.0, self._reading[-1][0] - self._now()) if self._reading else 0.0
+        return LATENCY + waiting + self._bytes(state, tokens) / self._law.bandwidth
+
+    def prefill_seconds(self, tokens: int) -> float | None:
+        return self._prefill(tokens)
+
+    def _bytes(self, state: bool, tokens: int) -> int:
+        layout = self._layout
+        pages = tokens // layout.page_size * layout.kv_pages_per_unit + state * layout.checkpoint_pages
+        return pages * self._page_bytes
+
+    # -- copies
+
+    def saved(self, namespace: str, key: bytes, positions: Sequence[int]) -> None:
+        unit, entries = self._layout.unit_tokens, self._catalog.entries
+        if not positions:
+            return
+        digests = self._names.digests(namespace, key)
+        after = 0
+        for at in positions:
+            end = at // unit
+            runs = runs_of(end, self.run_tokens // unit) if self._layout.kv_pages_per_unit else []
+            state = state_name(digests, end)
+            new = {run_name(digests, *run): run for run in runs}
+            missing = [run for name, run in new.items() if name not in entries]
+            size = self._bytes(state not in entries, sum(end - start for start, end in missing) * unit)
+            if not self._make_room(size, frozenset((*new, state))):
+                continue
+            for start, stop in missing:
+                entry = Entry(self._bytes(False, (stop - start) * unit), self._now(), 0.0, digests[start])
+                self._catalog.add(run_name(digests, start, stop), entry)
+            if state not in entries:
+                self._catalog.add(state, Entry(self._bytes(True, 0), self._now(), self._prefill(at - after), ""))
+            after = at
+
+    def _make_room(self, size: int, keep: frozenset[str]) -> bool:
+        if self._catalog.bytes + size > self._law.size:
+            for names in self._catalog.victims(self._now(), keep):
+                if self._catalog.bytes + size <= self._law.size:
+                    break
+                for name in names:
+                    self._catalog.remove(name)
+        return self._catalog.bytes + size <= self._law.size
