@@ -136,6 +136,22 @@ def test_what_is_being_loaded_is_followed_not_loaded_twice(make) -> None:
     assert all(answer.account.cached_tokens == (PROMPT - 1) // 64 * 64 for answer in answers)
 
 
+def test_a_request_that_waits_for_a_slot_is_loaded_meanwhile(make) -> None:
+    store, prompt = Broken(), words(PROMPT, "queued")
+    with server(make, [store]) as rig:
+        rig.ask(prompt)
+    with server(make, [store], max_running=1) as rig:
+        running = [rig.submit(words(100, "long", i), 120) for i in range(2)]  # a slot, and the reserved one's namespace
+        while not all(answer.tokens for answer in running[:1]):
+            time.sleep(0.01)
+        queued = rig.submit(prompt, 4)
+        while not outcomes(rig).get("read"):
+            assert not running[1].done.is_set(), "it was loaded only when a slot was free"
+            time.sleep(0.005)
+        rig.wait(queued)
+    assert queued.account.tier_outcome == TierOutcome.LOADED
+
+
 def test_a_cancelled_request_leaves_its_load_to_others(make) -> None:
     store, prompt = Broken(), words(PROMPT, "cancelled")
     with server(make, [store]) as rig:

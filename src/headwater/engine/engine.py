@@ -28,7 +28,8 @@ from headwater.engine.mtp import MtpRunner
 from headwater.engine.runner import Runner
 from headwater.engine.sampler import PromptScores, Sampling
 from headwater.engine.selfcheck import Progress, SelfCheck, no_progress, weight_shapes
-from headwater.engine.tiering import Tiering, open_stores, tier_key
+from headwater.engine.tier import open_stores, tier_key
+from headwater.engine.tiering import Tiering
 from headwater.engine.verdict import verdict
 from headwater.errors import DeadlineExceeded, EngineStopped, QueueFull
 from headwater.events import FailedEvent

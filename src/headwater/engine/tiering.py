@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -18,28 +18,20 @@ import numpy as np
 import torch
 
 from headwater.account import TierOutcome
-from headwater.cache_folder import own_folder
-from headwater.config import ServeConfig
-from headwater.errors import ConfigError
+from headwater.engine.tier import Ratio, Tier
 from headwater.plan import Held
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.load import Load, Offer, Source, TierStats
 from headwater.schedule.loading import Loads, Tiers
 from headwater.schedule.scheduler import Scheduler
-from headwater.setting import SettingError
-from headwater.tiers.names import RUN, STATE, Names, read_key, run_name, runs_of, state_name
+from headwater.tiers.names import RUN, STATE, Names, run_name, runs_of, state_name
 from headwater.tiers.part import HEADER, SEAL_BYTES, CorruptPart, Part, Sealer
-from headwater.tiers.place import TierPlace
-from headwater.tiers.store import Store, StoreError, StoreFull, Usage
+from headwater.tiers.store import Store, StoreError, StoreFull
 
 RUN_TOKENS = 1024  # of a run of KV, if pages are shorter
 READERS = 2  # threads
 MOST_QUEUED = 256  # copies
-FORGETS = 0.9  # weight of earlier measurements with each new one
-FIRST_BANDWIDTH = 1e9  # bytes a second, until some were read
-LATENCY = 1e-3  # seconds of a load beside its bytes
 LATE = 4  # times the expected seconds, after which a load is not waited for
-BREAK = 10.0  # seconds for which a store that failed is left alone
 
 log = logging.getLogger("headwater.engine")
 
@@ -53,77 +45,6 @@ class Copy:
     key: bytes
     at: int
     held: Held
-
-
-class Ratio:
-    """A quotient of sums in which recent terms weigh more."""
-
-    def __init__(self) -> None:
-        self._above = self._below = 0.0
-
-    def note(self, above: float, below: float) -> None:
-        """Add a term."""
-        self._above = FORGETS * self._above + above
-        self._below = FORGETS * self._below + below
-
-    @property
-    def value(self) -> float | None:
-        """The quotient; None before any term."""
-        return self._above / self._below if self._below else None
-
-
-def open_stores(config: ServeConfig) -> list[Store]:
-    """Open the stores of the settings. Raises SettingError."""
-    stores: list[Store] = []
-    for place in config.tier:
-        try:
-            stores.append(TierPlace.parse(place).open())
-        except (ConfigError, StoreError) as error:
-            raise SettingError("tier", repr(place), f"but {error}") from error
-    return stores
-
-
-def tier_key(config: ServeConfig) -> bytes:
-    """Return the secret key of the settings' tiers. Raises SettingError."""
-    try:
-        return read_key(config.tier_key or own_folder() / "tier-key")
-    except (ConfigError, OSError) as error:
-        raise SettingError("tier_key", repr(str(config.tier_key or "")), f"but {error}") from error
-
-
-class Tier:
-    """One store, how fast it is, and whether it may be asked now."""
-
-    def __init__(self, number: int, store: Store) -> None:
-        self.number, self.store = number, store
-        self.bandwidth = Ratio()  # bytes, seconds
-        self.waiting = 0  # bytes that loads in progress still read
-        self.counts: Counter[str] = Counter()
-        self.usage = Usage(0, 0, store.limit)  # as it was after the last copy
-        self._broken_until = 0.0
-
-    @property
-    def usable(self) -> bool:
-        return time.monotonic() >= self._broken_until
-
-    def failed(self, error: Exception) -> None:
-        """Leave the store alone for a while."""
-        if self.usable:
-            log.warning("tier %s is left alone for %g s: %s", self.store.shown, BREAK, error)
-        self._broken_until = time.monotonic() + BREAK
-        self.counts["errors"] += 1
-
-    @property
-    def stats(self) -> TierStats:
-        """Figures of its content, as far as they are known without asking it, and of its work."""
-        names = ("read", "bytes_read", "written", "bytes_written", "corrupt", "errors")
-        work = {name: self.counts[name] for name in names}
-        used = self.usage
-        return TierStats(self.store.kind, used.parts, used.bytes, used.limit, used.evicted, **work, usable=self.usable)
-
-    def seconds(self, size: int) -> float:
-        """Return the expected seconds to read so many bytes, after those that are being read."""
-        return LATENCY + (self.waiting + size) / (self.bandwidth.value or FIRST_BANDWIDTH)
 
 
 class Tiering(Tiers):
@@ -179,6 +100,10 @@ class Tiering(Tiers):
         if seq.load is not had and seq.load is not None:
             self._waiting[seq.id] = seq, time.monotonic() + self._timeout + LATE * seq.load.expected
         return holds
+
+    def prefetch(self, seqs: Sequence[Request]) -> None:
+        for seq in seqs:
+            self.holds_back(seq)
 
     def forget(self, request: int) -> None:
         self._loads.forget(request)

@@ -14,6 +14,7 @@ EXTRA_SLOTS = ANSWERS_AT_ONCE + RESERVED + BUILDS_AT_ONCE
 LOOKED_AT = 256  # waiting requests of a namespace that may be begun in one step
 OTHERS = 64  # waiting requests that are compared with one that begins: where they leave it, it takes a checkpoint
 SCORED_LEG = 256  # tokens of a leg whose rows all have logits: 150 MB of them for a vocabulary of 150,000
+PREFETCHED = 2  # waiting requests without a slot whose prefixes are loaded from tiers
 REPLAYED = 32  # rows of an answer that is replayed, in a step: as many as decode's products take in one pass
 SHARED_STEP = 256  # tokens of a step on which more than one request waits: a long one would delay all of them
 

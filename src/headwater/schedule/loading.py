@@ -45,6 +45,9 @@ class Tiers:
         """Return whether a waiting request is to wait for what tiers hold of its prompt."""
         return False
 
+    def prefetch(self, seqs: Sequence[Request]) -> None:
+        """Begin to load what tiers hold of the prompts of requests that wait for a slot."""
+
     def forget(self, request: int) -> None:
         """Note that a request begins, or ends."""
 

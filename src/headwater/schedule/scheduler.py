@@ -16,7 +16,16 @@ from headwater.schedule.kinds.answer import Answers, FinishedAnswer
 from headwater.schedule.kinds.healing import Recomputation
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.kinds.segment import Composing, SegmentBuild
-from headwater.schedule.limits import ANSWERS_AT_ONCE, BUILDS_AT_ONCE, LOOKED_AT, OTHERS, RESERVED, Budget, Limits
+from headwater.schedule.limits import (
+    ANSWERS_AT_ONCE,
+    BUILDS_AT_ONCE,
+    LOOKED_AT,
+    OTHERS,
+    PREFETCHED,
+    RESERVED,
+    Budget,
+    Limits,
+)
 from headwater.schedule.planner import DecodeReuse, Planner
 from headwater.schedule.preemption import Preemption
 from headwater.schedule.sequence import Phase, Purpose, Sequence
@@ -188,9 +197,13 @@ class Scheduler(Preemption):
 
     def _admit(self) -> None:
         homes = self._homes()
-        if self._full or self._is_taken(homes):
+        if self._full:
             return
         full = len(homes) >= self.limits.max_running
+        if full:
+            self.tiers.prefetch([seq for seq in self.waiting.first(PREFETCHED) if not seq.scores_prompt])
+        if self._is_taken(homes):
+            return
         for seq in self.shares.order(self.waiting.fronts(LOOKED_AT, homes if full else ())):
             homes = self._homes()
             if self._is_taken(homes):
