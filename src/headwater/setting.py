@@ -79,6 +79,11 @@ def _parse_path(text: str) -> Path:
         raise ValueError(text) from error
 
 
+def without_password(place: str) -> str:
+    """Mask the user and password of a URL."""
+    return re.sub(r"//[^/@]*@", f"//{MASK}@", place)
+
+
 TEXT = Kind("TEXT", str, (), "must be text")
 COUNT = Kind("N", int, (int,), "must be a whole number")
 NUMBER = Kind("X", _parse_finite, (int, float), "must be a number")
@@ -86,7 +91,13 @@ SECONDS = Kind("SECONDS", _parse_finite, (int, float), "must be a number of seco
 BYTES = Kind("SIZE", parse_bytes, (int,), "must be a number and a unit, such as 4GB (10^9) or 4GiB (2^30)", show_bytes)
 SWITCH = Kind("", _parse_switch, (bool,), "must be true or false", lambda on: "on" if on else "off")
 FILE = Kind("PATH", _parse_path, (), "must be a path")
-TIERS = Kind("PLACE", lambda text: tuple(text.split()), (list,), "must be places with spaces between", " ".join)
+TIERS = Kind(
+    "PLACE",
+    lambda text: tuple(text.split()),
+    (list,),
+    "must be places with spaces between",
+    lambda places: " ".join(map(without_password, places)),
+)
 NAMES = Kind("A,B,...", _parse_names, (list,), "must be names with commas between", ",".join)
 
 

@@ -173,3 +173,14 @@ def test_the_manual_has_the_settings_as_they_are():
     """Regenerate the table with: python -c "from headwater.cli.settings import settings_table as t; print(t())"."""
     assert settings_table() in MANUAL.read_text()
     assert re.findall(r"^\| `(\w+)` \|", settings_table(), re.M) == [one.name for one in SETTINGS]
+
+
+def test_a_password_in_a_tiers_url_is_shown_nowhere() -> None:
+    given = effective({"tier": ["redis://user:hidden@127.0.0.1:1/0,size=1GB", "disk:/tmp/a"]}, {}, None)
+    assert given.config.tier[0].startswith("redis://user:hidden@")
+    shown = as_toml(given)
+    assert 'tier = ["redis://***@127.0.0.1:1/0,size=1GB", "disk:/tmp/a"]  # --tier\n' in shown
+    assert "hidden" not in shown
+    with pytest.raises(ConfigError) as error:
+        effective({"tier": ["redis://user:hidden@127.0.0.1/0"], "cache": False}, {}, None)
+    assert "hidden" not in str(error.value)

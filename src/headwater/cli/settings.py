@@ -18,7 +18,7 @@ from headwater.cli.download import by_name
 from headwater.config import SETTINGS, ServeConfig
 from headwater.errors import ConfigError
 from headwater.plan import CacheLayout
-from headwater.setting import FILE, MASK, NAMES, NUMBER, SECONDS, SWITCH, TIERS, Setting, SettingError
+from headwater.setting import FILE, MASK, NAMES, NUMBER, SECONDS, SWITCH, TIERS, Setting, SettingError, without_password
 
 PREFIX = "HEADWATER_"
 NAMED = {one.name: one for one in SETTINGS}
@@ -153,7 +153,9 @@ def _toml_lines(settings: Effective) -> Iterator[str]:
 def _toml_value(one: Setting, value: Any) -> str:
     if one.secret:
         return json.dumps(MASK)
-    if one.kind in (NAMES, TIERS, SWITCH, NUMBER, SECONDS) or (type(value) is int and one.show(value).isdecimal()):
+    if one.kind is TIERS:
+        return json.dumps([without_password(place) for place in value])
+    if one.kind in (NAMES, SWITCH, NUMBER, SECONDS) or (type(value) is int and one.show(value).isdecimal()):
         return json.dumps(value)
     return json.dumps(str(value.absolute()) if isinstance(value, Path) else one.show(value), ensure_ascii=False)
 

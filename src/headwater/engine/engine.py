@@ -184,8 +184,12 @@ class Engine(Answering):
             raise too_much_memory(config) from error
         if probed is not None:
             own = fingerprint(loaded, path, check.mode, probed)
-            engine.use_tiers(open_stores(config), tier_key(config), own, config)
+            stores = open_stores(config)
+            engine.use_tiers(stores, tier_key(config), own, config)
             engine.scheduler.tiers.prefilled(PROBED, probed.seconds)
+            log.info(
+                "checkpoints are kept in %s, too (%s)", ", ".join(store.shown for store in stores), config.tier_store
+            )
         return engine
 
     def use_tiers(self, stores: list[Store], key: bytes, fingerprint: str, config: ServeConfig) -> None:

@@ -10,7 +10,7 @@ from headwater.cache_folder import own_folder
 from headwater.config import ServeConfig
 from headwater.errors import ConfigError
 from headwater.schedule.load import TierStats
-from headwater.setting import SettingError
+from headwater.setting import SettingError, without_password
 from headwater.tiers.names import read_key
 from headwater.tiers.place import TierPlace
 from headwater.tiers.store import Store, StoreError, Usage
@@ -47,7 +47,7 @@ def open_stores(config: ServeConfig) -> list[Store]:
         try:
             stores.append(TierPlace.parse(place).open())
         except (ConfigError, StoreError) as error:
-            raise SettingError("tier", repr(place), f"but {error}") from error
+            raise SettingError("tier", repr(without_password(place)), f"but {error}") from error
     return stores
 
 
