@@ -16,7 +16,7 @@ ROW = [
     "memory", "pool", "placement", "eviction", "requests", "prompt_tokens", "hit_tokens", "token_hit_rate",
     "ideal_hit_rate", "stranded_tokens", "flops_saved", "flops_saved_share", "checkpoints_taken", "checkpoints_hit",
     "evictions", "misses_by_reason", "ttft_ms", "queue_depth", "alpha", "seconds", "peak_rss_mb", "segments",
-    "speculation", "tpot_ms", "accepted_drafts", "rejected_drafts",
+    "speculation", "tpot_ms", "accepted_drafts", "rejected_drafts", "tier", "loaded_tokens",
 ]  # fmt: skip
 
 
