@@ -92,6 +92,15 @@ def test_a_flipped_byte_is_what_verify_finds(tmp_path: Path) -> None:
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
+    (tmp_path / "other").write_text(bytes(32).hex())
+    (tmp_path / "other").chmod(0o600)
+    other = tiers("verify", place, "--tier-key", str(tmp_path / "other"), "--delete")
+    assert (other.returncode, other.stdout) == (2, ""), "a key of other servers deletes nothing"
+    assert re.match(r"headwater: none of \d+ parts was stored with the key ", other.stderr)
+    refused = subprocess.run(
+        [sys.executable, "-m", "headwater", "tiers", "clear", place], input="n\n", capture_output=True, text=True
+    )
+    assert (refused.returncode, refused.stderr) == (1, "")
     checked = tiers("verify", place, "--tier-key", key)
     assert checked.returncode == 1
     assert f"{file.name}: its content is not what was stored\n" in checked.stdout
@@ -107,7 +116,7 @@ def test_a_flipped_byte_is_what_verify_finds(tmp_path: Path) -> None:
             "a tier is a kind and a place, such as disk:/path,size=100GB or redis://host:6379/0,size=1TB",
         ),
         (("ls", "disk:/no/such/folder"), "'/no/such/folder' is no folder"),
-        (("ls", "disk:/tmp,speed=3"), "a disk tier has no option 'speed=3', such as size=100GB"),
+        (("ls", "disk:/tmp,speed=3"), "a disk tier has the options size=100GB, and no other"),
         (("verify", "disk:/tmp", "--tier-key", "/no/key"), "there is no tier key '/no/key': --tier-key names it"),
     ],
 )

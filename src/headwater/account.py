@@ -49,7 +49,7 @@ class CacheAccount:
     cold_tokens: int = 0  # the part of `composed_tokens` in cold segments, built for this request
     recomputed_tokens: int = 0  # seams, and segments of the prompt that were not reused
     approximate_tokens: int = 0  # the part of `cached_tokens` in composed prefixes
-    loaded_tokens: int = 0  # the part of `cached_tokens` that was read from a tier for this request
+    loaded_tokens: int = 0  # the part of `cached_tokens` read from a tier, for this request or one it waited for
     loaded_from: str | None = None  # tiers: disk, redis
     load_seconds: float = 0.0
     tier_outcome: TierOutcome | None = None  # None: the server has no tiers, or memory had all

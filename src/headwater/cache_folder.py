@@ -1,9 +1,13 @@
-"""Folder for files that spare work at the next start: compiled kernels, the proof of exactness. Imports no torch."""
+"""Folder for files that spare work at the next start: compiled kernels, the proof of exactness. Imports no torch.
+
+Also files that are written whole or not at all.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import secrets
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 
@@ -37,3 +41,15 @@ def own_folder(*below: str) -> Path:
                 f"{path} has mode {found.st_mode & 0o777:o}: other users can write to it, must be 700"
             )
     return path
+
+
+def write_whole(path: Path, parts: Iterable[str], mode: int = 0o666) -> None:
+    """Write a file beside `path`, and rename it to `path` when it is complete. Raises OSError."""
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with open(handle, "w", encoding="utf-8") as file:
+            file.writelines(parts)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)

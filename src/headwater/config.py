@@ -139,18 +139,18 @@ class ServeConfig:
         "selective",
         TEXT,
         MEMORY,
-        "Checkpoints that tiers get: those that were hit, and all at SIGTERM (selective), or each (through).",
+        "Checkpoints to store: those that were hit and, at SIGTERM, the others (selective), or each (through).",
         choices=TIER_STORE,
     )
     tier_key: Path | None = setting(
         None,
         FILE,
         MEMORY,
-        "Secret key of what tiers hold; a new file is made with mode 600.",
+        "File with the secret key of tiers; it is created, with mode 600, if it does not exist.",
         unset="in the cache folder",
     )
     tier_timeout: float = setting(
-        0.5, SECONDS, MEMORY, "Time that a request waits for what tiers say of its prompt.", least=0
+        0.5, SECONDS, MEMORY, "Longest time that a request waits for the lookup in tiers.", least=0
     )
 
     speculation: str = setting(
@@ -300,7 +300,7 @@ class ServeConfig:
         if not self.cache:
             raise SettingError("tier", shown, "but the cache is off: there is nothing to keep")
         if self.device != "cpu":
-            raise SettingError("tier", shown, f"which work on the CPU alone, and device is {self.device!r}")
+            raise SettingError("tier", shown, f"but tiers work on the CPU alone, and device is {self.device!r}")
         if self.decode_reuse == "raw":
             raise SettingError("tier", shown, "but decode_reuse is 'raw': what it caches is not exact")
 

@@ -105,7 +105,7 @@ class Held:
 
     table: Sequence[int]  # of its KV, in order
     state: Sequence[int]  # of the checkpoint at its end
-    after: int  # position of the checkpoint above, or 0
+    after: int  # position of the previous checkpoint of the prefix, or 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,8 +80,8 @@ def _parse_path(text: str) -> Path:
 
 
 def without_password(place: str) -> str:
-    """Mask the user and password of a URL."""
-    return re.sub(r"//[^/@]*@", f"//{MASK}@", place)
+    """Mask the user and password of a URL, and its query, which may have them."""
+    return re.sub(r"\?[^,]*", f"?{MASK}", re.sub(r"//.*@", f"//{MASK}@", place))
 
 
 TEXT = Kind("TEXT", str, (), "must be text")

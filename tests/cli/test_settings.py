@@ -11,6 +11,7 @@ import pytest
 from headwater.cli.settings import as_toml, effective, misspelt, settings_table
 from headwater.config import SETTINGS, ServeConfig
 from headwater.errors import ConfigError
+from headwater.setting import without_password
 
 MANUAL = Path(__file__).parents[2] / "docs" / "operations.md"
 
@@ -184,3 +185,10 @@ def test_a_password_in_a_tiers_url_is_shown_nowhere() -> None:
     with pytest.raises(ConfigError) as error:
         effective({"tier": ["redis://user:hidden@127.0.0.1/0"], "cache": False}, {}, None)
     assert "hidden" not in str(error.value)
+
+
+@pytest.mark.parametrize("place", ["redis://:p@hidden@host/0", "redis://host/0?password=hidden,size=1GB"])
+def test_no_part_of_a_password_is_shown(place: str) -> None:
+    shown = without_password(place)
+    assert "hidden" not in shown
+    assert "host/0" in shown

@@ -159,6 +159,51 @@ def test_several_threads_may_use_it(make: Make) -> None:
     assert [error for error in errors if not isinstance(error, StoreFull)] == []
 
 
+def test_files_of_no_bytes_are_evicted_as_others_are(tmp_path: Path) -> None:
+    """A loss of power may leave them."""
+    from headwater.tiers.disk import DiskStore
+
+    names = put(DiskStore(tmp_path, None), session(key_of("torn", 8), (8,)))
+    for name in names:
+        (tmp_path / name[1:3] / name).write_bytes(b"")
+    store = DiskStore(tmp_path, LIMIT)
+    for number in range(12):
+        put(store, session(key_of(f"other {number}", 8), (8,)))
+    assert store.usage().evicted > 0
+    assert not any(store.has(names[-1:])), "the state of no bytes"
+
+
+def test_a_key_in_a_folder_that_cannot_be_written_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = read_key(tmp_path / "key")
+
+    def refuses(*given: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("headwater.tiers.names._write_key", refuses)
+    assert read_key(tmp_path / "key") == key
+
+
+def test_servers_that_share_a_folder_keep_to_its_limit(tmp_path: Path) -> None:
+    from headwater.tiers.disk import DiskStore
+
+    stores = [DiskStore(tmp_path, LIMIT) for _ in range(2)]
+    for number in range(20):
+        put(stores[number % 2], session(key_of(f"shared {number}", 8), (8,)))
+    size = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
+    assert size <= 1.15 * LIMIT, "what the other wrote since the folder was listed may come on top"
+
+
+def test_what_is_touched_goes_last(make: Make) -> None:
+    store = make(LIMIT)
+    state = state_name(NAMES.digests("", key_of("touched", 8)), 8)
+    put(store, session(key_of("touched", 8), (8,)))
+    for number in range(20):
+        store.touch([state, "snone"])
+        put(store, session(key_of(f"other {number}", 8), (8,)))
+    assert store.has([state, "snone"]) == [True, False]
+    assert store.usage().evicted > 0
+
+
 def test_every_flipped_bit_is_found() -> None:
     name, part = next(iter(session(key_of("a", 4), (4,), size=20)))
     content = b"".join(SEALER.seal(name, part))

@@ -127,7 +127,7 @@ def test_a_flipped_byte_is_found_and_the_part_is_dropped(load, same_bits_as_with
     assert again.account.cached_tokens == 0
     assert same_bits_as_without_a_cache(make, [again]) == [True]
     with server(make, disk(tmp_path)) as rig:  # what was dropped was stored again
-        rig.ask(first.prompt)
+        assert rig.ask(first.prompt).account.tier_outcome == TierOutcome.LOADED
 
 
 def test_parts_that_are_exchanged_are_found(load, same_bits_as_without_a_cache, tmp_path):
@@ -141,6 +141,7 @@ def test_parts_that_are_exchanged_are_found(load, same_bits_as_without_a_cache, 
         other.write_bytes(content)
     with server(make, disk(tmp_path)) as rig:
         again = [rig.ask(answer.prompt) for answer in answers]
+        assert rig.engine.scheduler.tiers.tiers[0].counts["corrupt"] >= 2
     assert all(same_bits_as_without_a_cache(make, again))
 
 

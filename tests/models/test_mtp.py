@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from headwater.engine import mtp as engine_mtp
+from headwater.engine.mtp import MtpRunner, filled_up
 from headwater.engine.selfcheck import SelfCheck
 from headwater.models import mtp
 from headwater.models.load import load_model, read_spec
@@ -253,3 +255,14 @@ def test_a_head_drafts_for_composed_prompts_and_changes_none(make) -> None:
             assert answers[1].account.composed_tokens > 100
             told.append([(answer.tokens, answer.account) for answer in answers])
     assert told[0] == told[1]
+
+
+def test_rows_that_are_filled_up_are_not_taken_for_all_rows() -> None:
+    """Three sequences with 1, 2 and 1 entries that wait: as many rows as drafts after both are filled up."""
+    runner = object.__new__(MtpRunner)
+    runner.device, runner.page_size = "cpu", 64
+    seqs = [SimpleNamespace(id=i, slot=i, table=[i]) for i in range(3)]
+    rows = [(seqs[0], 5, 1), (seqs[1], 6, 2), (seqs[1], 7, 3), (seqs[2], 8, 4)]
+    uneven, even = runner._batch(rows, filled_up([0, 2, 3])), runner._batch(rows[:2], filled_up([0, 1]))
+    assert uneven.logits_row_R.tolist() == [0, 2, 3, 3]
+    assert (uneven.wants_all, even.wants_all) == (False, True)

@@ -22,7 +22,7 @@ from headwater.errors import EngineStopped, RequestTooLarge
 from headwater.events import Event, FailedEvent, FinishedEvent, PromptEvent, TokenEvent, TokenLogprob
 from headwater.plan import CacheLayout
 from headwater.request import Generation
-from headwater.schedule.load import TierStats
+from headwater.schedule.tier_load import TierStats
 from tests.server.templates import SILENT
 
 PAGE = 64
@@ -84,7 +84,7 @@ class FakeEngine:
         self._running = True
         self._thread.start()
 
-    def stop(self, seconds: float = 0.0) -> None:
+    def stop(self, left: Callable[[], float] = lambda: 0.0) -> None:
         self._running = False
         self.was_cancelled.set()  # lets a held request go
         self._orders.put(None)

@@ -38,6 +38,18 @@ class Lease:
     slot: array[int] = field(default_factory=lambda: array("i"))
     plan: int | None = None  # id of the open plan
 
+    @classmethod
+    def of_path(cls, namespace: str, path: list[Node], end: int) -> Lease:
+        """Return a lease on cached nodes, the first below the root, and on the checkpoint at their end if there is one.
+
+        The caller pins its node.
+        """
+        lease = cls(namespace, path[-1], end, held=path[-1].checkpoint is not None)
+        for part in path:
+            lease.table.extend(part.pages)
+        lease.own_from = len(lease.table)
+        return lease
+
     @property
     def n_private(self) -> int:
         """Number of KV pages that are private to the lease."""

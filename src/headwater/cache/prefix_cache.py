@@ -130,10 +130,7 @@ class PrefixCache:
         node = path[-1]
         if node.end != end or (node.checkpoint is None and not self.layout.every_page):
             return None
-        lease = self._leases[request] = Lease(namespace, node, at, held=node.checkpoint is not None)
-        for part in path:
-            lease.table.extend(part.pages)
-        lease.own_from = len(lease.table)
+        lease = self._leases[request] = Lease.of_path(namespace, path, at)
         self._index.pin(node, lease.held)
         above = self._index.deepest_checkpoint(node.parent, end)
         after = 0 if above is None else above.end * self.layout.unit_tokens

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from typer import Option
 
 from headwater import machine
+from headwater.cache_folder import write_whole
 from headwater.config import SETTINGS
 from headwater.errors import ConfigError
 from headwater.spec import ModelCosts
@@ -136,17 +136,6 @@ def prepare_outputs(*files: Path | None, folders: Iterable[Path | None] = ()) ->
                 pass
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
-
-
-def write_whole(path: Path, parts: Iterable[str]) -> None:
-    """Write a file beside `path`, and rename it to `path` when it is complete."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with unfinished.open("w", encoding="utf-8") as file:
-            file.writelines(parts)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def write_json(path: Path | None, document: object) -> None:

@@ -14,6 +14,7 @@ from typer import Option
 
 from headwater.cache.eviction import make_eviction
 from headwater.cache.placement import make_placement
+from headwater.cache_folder import write_whole
 from headwater.cli import common
 from headwater.cli.profile import profile_for
 from headwater.errors import ConfigError
@@ -223,7 +224,7 @@ class Outputs:
         document = {"trace": self.trace.name, **model, "page_size": self.page_size, "rows": rows}
         common.write_json(self.json_file, document)
         if self.per_request is not None:
-            common.write_whole(self.per_request, _lines(results))
+            write_whole(self.per_request, _lines(results))
         if self.report is not None:
             notes = (*self.trace.notes, common.formats_line(self.profile))
             write_report(self.report, self.trace.name, self.model, notes, results)

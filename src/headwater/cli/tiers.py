@@ -35,7 +35,7 @@ def opened(place: str) -> Store:
 
 @group.command()
 def ls(place: Place) -> None:
-    """Print how many states and runs of KV a store holds, and their bytes."""
+    """Print the parts of a store and their bytes."""
     store = opened(place)
     catalog = store.catalog()
     stranded = set(catalog.stranded())
@@ -52,7 +52,7 @@ def verify(
     tier_key: Annotated[Path | None, Option(help="The servers' tier key. [default: in the cache folder]")] = None,
     delete: Annotated[bool, Option("--delete", help="Delete parts that are not what was stored.")] = False,
 ) -> None:
-    """Check that every part of a store is what a server with this key stored; exit code 1 if one is not."""
+    """Check every part with the tier key; exit code 1 if one is corrupt."""
     file = tier_key or own_folder() / "tier-key"
     if not file.is_file():
         raise ConfigError(f"there is no tier key {str(file)!r}: --tier-key names it")
@@ -67,6 +67,10 @@ def verify(
             whole += 1
         except CorruptPart as error:
             corrupt[name] = str(error)
+    if corrupt and not whole:
+        raise ConfigError(
+            f"none of {len(corrupt):,} parts was stored with the key in {str(file)!r}: is it the servers'?"
+        )
     for name, why in corrupt.items():
         print(f"{name}: {why}")
     if delete:
@@ -90,7 +94,7 @@ def clear(place: Place, yes: Annotated[bool, Option("--yes", help="Do not ask.")
     """Delete all parts of a store."""
     store = opened(place)
     names = list(store.catalog().entries)
-    if not yes:
-        typer.confirm(f"Delete {len(names):,} parts of {store.shown}?", abort=True)
+    if not (yes or typer.confirm(f"Delete {len(names):,} parts of {store.shown}?")):
+        raise typer.Exit(1)
     store.delete(names)
     print(f"{len(names):,} parts were deleted")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import cast
 
@@ -27,17 +26,17 @@ from headwater.engine.meter import EngineStats
 from headwater.engine.mtp import MtpRunner
 from headwater.engine.runner import Runner
 from headwater.engine.sampler import PromptScores, Sampling
-from headwater.engine.selfcheck import Progress, SelfCheck, no_progress, weight_shapes
+from headwater.engine.selfcheck import Progress, SelfCheck, no_progress
+from headwater.engine.start_checks import check_memory, no_mtp, too_much_memory, warn_if_slow
 from headwater.engine.tier import open_stores, tier_key
-from headwater.engine.tiering import Tiering
+from headwater.engine.tier_io import TierIO
 from headwater.engine.verdict import verdict
 from headwater.errors import DeadlineExceeded, EngineStopped, QueueFull
 from headwater.events import FailedEvent
-from headwater.machine import free_memory, gigabytes, total_memory
 from headwater.memory.arena import Arena
 from headwater.memory.slots import StateMemory
 from headwater.mixers import numerics
-from headwater.mixers.linear import product_dtype, slowdown, weight_layout
+from headwater.mixers.linear import weight_layout
 from headwater.mixers.numerics import Numerics, end_workers, prepare_process
 from headwater.models.hub import folder_of
 from headwater.models.load import LoadedModel, load_model, open_weights, read_spec
@@ -60,51 +59,6 @@ FEW_SAVES, BYTES_OF_FEW = 4, 256 * 2**20
 TIERS_ARE_LATE = 0.05  # seconds between looks at requests that wait for tiers
 
 log = logging.getLogger("headwater.engine")
-
-
-def check_memory(config: ServeConfig) -> None:
-    """Refuse more memory than the machine has, and warn of more than is free. Raises SettingError."""
-    total, free = device_memory(config.device)
-    if config.memory > total:
-        raise too_much_memory(config)
-    if config.memory > free:
-        log.warning(
-            "memory is %s, %s are free: the process may be ended as it fills", *map(gigabytes, (config.memory, free))
-        )
-
-
-def too_much_memory(config: ServeConfig) -> SettingError:
-    total, free = map(gigabytes, device_memory(config.device))
-    has = f"more than this machine can give: {total} in all, {free} free (the weights need memory besides)"
-    return SettingError("memory", repr(show_bytes(config.memory)), has)
-
-
-def device_memory(device: str) -> tuple[int, int]:
-    """Return the bytes of the device's memory, swap included, and those that are free."""
-    if torch.device(device).type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        return total, free
-    return total_memory(), free_memory()
-
-
-def warn_if_slow(spec: ModelSpec, device: str, mode: str) -> None:
-    """Warn if the processor has no products in the model's data type, with the factor that this costs."""
-    dtype = getattr(torch, spec.dtype_name)
-    if mode != "compiled" and product_dtype(dtype, device) != dtype:
-        factor = slowdown(*max(weight_shapes(spec), key=math.prod), dtype, Numerics(mode))
-        log.warning(
-            "%s is slow on this CPU: products take %.1f times as long as with --dtype float32 (auto's choice)",
-            spec.dtype_name,
-            factor,
-        )
-
-
-def no_mtp(spec: ModelSpec, config: ServeConfig) -> SettingError:
-    """Return why there is no MTP head to draft with."""
-    if config.device != "cpu":
-        return SettingError("speculation", repr(MTP), f"which runs on the CPU alone, and device is {config.device!r}")
-    why = "its family has none" if spec.mtp is None else f"tensor {spec.mtp.product!r} is missing"
-    return SettingError("speculation", repr(MTP), f"but the checkpoint has no MTP head: {why}")
 
 
 def draft_bytes(spec: ModelSpec, slots: int, speculation: Speculation) -> int:
@@ -163,6 +117,7 @@ class Engine(Answering):
         has_head = config.device == "cpu" and spec.mtp is not None and spec.mtp.product in tensors
         if config.speculation == MTP and not has_head:
             raise no_mtp(spec, config)
+        stores, key = (open_stores(config), tier_key(config)) if config.tier else ([], b"")
         check = verdict(spec, config.device, config.reproducible, config.recheck, progress)
         if check.proven is not None:
             log.info("hits are exact: proven %s UTC for %s, %s", f"{check.proven:%F %R}", spec.dtype_name, check.mode)
@@ -176,7 +131,7 @@ class Engine(Answering):
             dtype = spec.dtype_name
             draft = load_model(config.draft_model, dtype, config.device, config.page_size, config.weights)
             check_fits(draft, loaded)
-        probed = probe(loaded) if config.tier else None
+        probed = probe(loaded) if stores else None
         end_workers()  # the engine computes on a thread of its own
         try:
             engine = cls.over(loaded, check, config, draft)
@@ -184,8 +139,7 @@ class Engine(Answering):
             raise too_much_memory(config) from error
         if probed is not None:
             own = fingerprint(loaded, path, check.mode, probed)
-            stores = open_stores(config)
-            engine.use_tiers(stores, tier_key(config), own, config)
+            engine.use_tiers(stores, key, own, config)
             engine.scheduler.tiers.prefilled(PROBED, probed.seconds)
             log.info(
                 "checkpoints are kept in %s, too (%s)", ", ".join(store.shown for store in stores), config.tier_store
@@ -195,15 +149,14 @@ class Engine(Answering):
     def use_tiers(self, stores: list[Store], key: bytes, fingerprint: str, config: ServeConfig) -> None:
         """Keep states and KV in these stores, too. The engine is not started yet."""
         unit_bytes = self.scheduler.layout.unit_bytes
-        self.scheduler.tiers = Tiering(
+        self.scheduler.tiers = TierIO(
             stores,
             Names(key, fingerprint, unit_bytes),
             Sealer(key),
             self.scheduler,
             self.runner.arena.pages,
             self._changed,
-            config.tier_store == "through",
-            config.tier_timeout,
+            config,
         )
 
     @classmethod
@@ -256,17 +209,17 @@ class Engine(Answering):
         self._thread = threading.Thread(target=self._loop, name="headwater-engine", daemon=True)
         self._thread.start()
 
-    def stop(self, seconds: float = 0.0) -> None:
+    def stop(self, left: Callable[[], float] = lambda: 0.0) -> None:
         """End the thread after the step in progress; requests still open fail with EngineStopped.
 
-        Then tiers have so many seconds to copy what is cached.
+        Then tiers copy what is cached while `left()` seconds are left.
         """
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
-        self.scheduler.tiers.close(seconds)
+        self.scheduler.tiers.close(left)
         self.observer.close()
 
     def drain(self, timeout: float | None = None) -> bool:

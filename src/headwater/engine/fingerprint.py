@@ -1,4 +1,4 @@
-"""Fingerprint of a model as a server computes it: states of one fingerprint have the bits of another's only if equal.
+"""Fingerprint of a model on this machine: servers with equal fingerprints compute states with equal bits.
 
 It covers the weights' files, the shapes, formats and settings of the computation, the code of the kernels, the machine
 and its libraries, and a probe: the bits that this process gives a fixed prompt.
@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from blake3 import blake3
 
-from headwater.cache_folder import own_folder
+from headwater.cache_folder import own_folder, write_whole
 from headwater.engine.verdict import key_of
 from headwater.memory.arena import Arena
 from headwater.memory.slots import StateMemory
@@ -74,7 +74,7 @@ def fingerprint(loaded: LoadedModel, path: Path, mode: str, probed: Probe) -> st
 
 
 def weights_digest(path: Path) -> str:
-    """Return the digest of a checkpoint's files; one that was read before is kept, until a file changes."""
+    """Return the digest of a checkpoint's files; it is kept in the cache folder until a file changes."""
     files = sorted({file for pattern in WEIGHT_FILES for file in path.glob(pattern)}) if path.is_dir() else [path]
     known = [_identity(file) for file in files]
     try:
@@ -83,7 +83,7 @@ def weights_digest(path: Path) -> str:
     except FileNotFoundError:
         digest = _digest(files)
         with suppress(OSError):
-            kept.write_text(digest, encoding="ascii")
+            write_whole(kept, [digest], 0o600)
         return digest
     except OSError as error:
         log.info("weights are read for their digest at each start: %s", error)

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 
 from headwater.cache.view import CacheStats
-from headwater.schedule.load import TierStats
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.sequence import Purpose
+from headwater.schedule.tier_load import TierStats
 
 RECENT = 20  # requests whose durations make the estimate
 MOST_SECONDS = 60  # the longest estimate that a client gets

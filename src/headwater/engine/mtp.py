@@ -267,7 +267,7 @@ class MtpRunner:
             decode_slot_B=slot_B,
             decode_tables=tuple(tables[seq.id][: at // self.page_size + 1] for seq, at, _ in rows),
             logits_row_R=torch.tensor(wanted, dtype=torch.int64, device=self.device),
-            wants_all=len(wanted) == len(rows),
+            wants_all=wanted == list(range(len(rows))),
         )
 
     def _table(self, seq: AnySequence) -> Tensor:

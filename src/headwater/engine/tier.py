@@ -9,7 +9,7 @@ from collections import Counter
 from headwater.cache_folder import own_folder
 from headwater.config import ServeConfig
 from headwater.errors import ConfigError
-from headwater.schedule.load import TierStats
+from headwater.schedule.tier_load import TierStats
 from headwater.setting import SettingError, without_password
 from headwater.tiers.names import read_key
 from headwater.tiers.place import TierPlace
@@ -68,17 +68,29 @@ class Tier:
         self.waiting = 0  # bytes that loads in progress still read
         self.counts: Counter[str] = Counter()
         self.usage = Usage(0, 0, store.limit)  # as it was after the last copy
-        self._broken_until = 0.0
+        self.unreadable_until = self.unwritable_until = 0.0
 
     @property
     def usable(self) -> bool:
-        return time.monotonic() >= self._broken_until
+        """True if parts are read."""
+        return time.monotonic() >= self.unreadable_until
+
+    @property
+    def writable(self) -> bool:
+        return time.monotonic() >= self.unwritable_until
 
     def failed(self, error: Exception) -> None:
-        """Leave the store alone for a while."""
+        """Do not read for a while."""
         if self.usable:
-            log.warning("tier %s is left alone for %g s: %s", self.store.shown, BREAK, error)
-        self._broken_until = time.monotonic() + BREAK
+            log.warning("%s; this tier is not read for %g s", error, BREAK)
+        self.unreadable_until = time.monotonic() + BREAK
+        self.counts["errors"] += 1
+
+    def failed_to_write(self, error: Exception) -> None:
+        """Do not write for a while: a full disk can still be read."""
+        if self.writable:
+            log.warning("%s; this tier is not written for %g s", error, BREAK)
+        self.unwritable_until = time.monotonic() + BREAK
         self.counts["errors"] += 1
 
     @property

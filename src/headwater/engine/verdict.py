@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import platform
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -21,7 +20,7 @@ from pathlib import Path
 import torch
 
 from headwater import machine
-from headwater.cache_folder import own_folder
+from headwater.cache_folder import own_folder, write_whole
 from headwater.engine.compile_beside import compiling_beside
 from headwater.engine.selfcheck import Progress, SelfCheck, no_progress, self_check
 from headwater.mixers.gpu import has_kernels
@@ -107,7 +106,7 @@ def keep(key: Mapping[str, str], check: SelfCheck) -> None:
     text = json.dumps({"mode": check.mode, "proven": check.proven.isoformat(), "key": key}, indent=1)
     try:
         file = _file(key)
-        _write(file, text)
+        write_whole(file, [text], 0o600)
     except OSError as error:
         log.warning("exactness will be proven again at the next start, because the verdict cannot be kept: %s", error)
         return
@@ -120,18 +119,6 @@ def keep(key: Mapping[str, str], check: SelfCheck) -> None:
 def _file(key: Mapping[str, str]) -> Path:
     """Return the file for a key, in a folder that this user alone can write to. Raises OSError if there is none."""
     return own_folder() / f"exactness-{_digest(json.dumps(key, sort_keys=True))}.json"
-
-
-def _write(file: Path, text: str) -> None:
-    handle, unfinished = tempfile.mkstemp(".json", "exactness-", file.parent)
-    try:
-        with open(handle, "w", encoding="utf-8") as out:
-            out.write(text)
-        os.replace(unfinished, file)
-    except OSError:
-        with suppress(OSError):
-            os.unlink(unfinished)
-        raise
 
 
 def _name_of(device: str) -> str:

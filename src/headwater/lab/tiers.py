@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from headwater.errors import ConfigError
 from headwater.schedule.kinds.request import Request
-from headwater.schedule.load import Load, Offer
-from headwater.schedule.loading import Loads, Tiers
 from headwater.schedule.scheduler import Scheduler
+from headwater.schedule.tier_load import Load, Offer
+from headwater.schedule.tiers import Loads, Tiers
 from headwater.setting import parse_bytes, show_bytes
 from headwater.tiers.catalog import Catalog, Entry
 from headwater.tiers.names import Names, run_name, runs_of, state_name
@@ -109,7 +109,16 @@ class LabTiers(Tiers):
             _, load = self._reading.popleft()
             self._loads.finished(load)
             self._scheduler.room_was_made()
+            self._touch(load)
             self.loaded_tokens += load.plan.end - load.before
+
+    def _touch(self, load: Load) -> None:
+        """Note that the parts of a load were used now."""
+        unit, digests = self._layout.unit_tokens, self._names.digests(load.namespace, load.key)
+        names = [run_name(digests, run.start // unit, run.end // unit) for run in load.runs]
+        for name in (*names, state_name(digests, load.state.end // unit)):
+            if name in self._catalog.entries:
+                self._catalog.entries[name].used = self._now()
 
     def begin(self, load: Load) -> None:
         tokens = sum(run.end - run.start for run in load.runs)
@@ -139,9 +148,10 @@ class LabTiers(Tiers):
         if not positions:
             return
         digests = self._names.digests(namespace, key)
-        after = 0
         for at in positions:
             end = at // unit
+            below = (at for at in range(end - 1, 0, -1) if state_name(digests, at) in entries)
+            after = next(below, 0) * unit  # the previous checkpoint
             runs = runs_of(end, self.run_tokens // unit) if self._layout.kv_pages_per_unit else []
             state = state_name(digests, end)
             new = {run_name(digests, *run): run for run in runs}
@@ -154,7 +164,6 @@ class LabTiers(Tiers):
                 self._catalog.add(run_name(digests, start, stop), entry)
             if state not in entries:
                 self._catalog.add(state, Entry(self._bytes(True, 0), self._now(), self._prefill(at - after), ""))
-            after = at
 
     def _make_room(self, size: int, keep: frozenset[str]) -> bool:
         if self._catalog.bytes + size > self._law.size:

@@ -32,7 +32,7 @@ from headwater.models.hybrid import HybridModel
 LEAST_PAGES = 16  # of a recorded page table; longer ones are powers of two
 LEAST_ACCEPTED = 32  # accepted drafts for which a step is recorded that has or had any; more are powers of two
 LEAST_TOKENS = 1024  # of a recorded sequence without pages
-STEPS_OF_ROWS = ((8, 1), (16, 2), (32, 4))  # up to so many rows, rows of steps with drafts are multiples of these
+STEPS_OF_ROWS = ((8, 1), (16, 2), (32, 4))  # (most rows, multiple): padded sizes of steps with drafts
 
 Work = Callable[[], torch.Tensor]
 
@@ -92,7 +92,7 @@ class Shape:
 
     @classmethod
     def of(cls, batch: StepBatch, page_size: int, filled_up: bool = False) -> Shape:
-        """Return the shape of a step; `filled_up`: one of few, that takes the step and copies of its last row."""
+        """Return the shape of a step; `filled_up`: rounded up to a recorded size, for a step padded by its last row."""
         pages = max(len(table) for table in batch.decode_tables)
         pages = max(LEAST_PAGES, _power_of_two(pages)) if pages else 0
         if pages or batch.position_N.device.type != "cpu":
@@ -311,7 +311,7 @@ class DecodeGraphs:
 
 
 def filled_up_rows(rows: int) -> int:
-    """Return how many rows a recorded step with drafts has for so many."""
+    """Return the number of rows of the recorded step that runs a step with drafts of `rows` rows."""
     multiple = next((multiple for most, multiple in STEPS_OF_ROWS if rows <= most), 8)
     return -(-rows // multiple) * multiple
 

@@ -191,6 +191,7 @@ class Preemption(RunningSequences):
         seq.preemptions += 1
         self.preemptions += 1
         self.waiting.push(seq)
+        self.tiers.arrived(seq)
         self._crowded = True
 
     def _park_healing(self) -> bool:

@@ -13,12 +13,12 @@ from headwater.request import Healing
 from headwater.schedule.kinds.healing import HEALERS, Recomputation
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.limits import EXTRA_SLOTS, Budget, Limits
-from headwater.schedule.loading import Tiers
 from headwater.schedule.planner import DecodeReuse, Planner
 from headwater.schedule.queue import Queue, Shares
 from headwater.schedule.sequence import Phase, Purpose, Sequence
 from headwater.schedule.speculation import Speculation
 from headwater.schedule.step import Decode, Leg, SlotIds
+from headwater.schedule.tiers import Tiers
 
 AnySequence = TypeVar("AnySequence", bound=Sequence)
 
@@ -74,7 +74,7 @@ class RunningSequences:
     # -- joining and leaving
 
     def room_was_made(self) -> None:
-        """Note that memory was given back by something that does not run."""
+        """Note that a load or a copy, which is no running sequence, has given memory back."""
         self._full = False
 
     def _begin(self, seq: Sequence, plan: Plan | None) -> None:

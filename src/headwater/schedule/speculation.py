@@ -65,8 +65,8 @@ class Sums:
 class StepSeconds:
     """Seconds of a step by its rows: two lines of one slope, of steps without drafts and with them, as measured.
 
-    A step's planning, with passes of the head, and its sampling are part of it. The lines differ, therefore, and where
-    steps without drafts are recorded, and those with them are not.
+    A step's seconds include its planning, with passes of the head, and its sampling, so the lines differ. They also
+    differ if steps without drafts are recorded, and steps with drafts are not.
     """
 
     def __init__(self) -> None:
@@ -299,6 +299,8 @@ class Speculation:
 
     def _is_asked(self, asking: Sequence[tuple[Speculator, int]], rows: int) -> bool:
         """Return whether the head drafts before a step: if that seems to pay, else now and then, ever more rarely."""
+        if not asking:
+            return False
         self._unasked += 1
         if self._may_gain(asking, rows):
             self._asks_every = TRIES_EVERY

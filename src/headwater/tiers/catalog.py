@@ -1,7 +1,7 @@
-"""Catalog of a store's parts: what is evicted for room, so that no byte is kept that no state needs.
+"""Catalog of a store's parts, and the order in which they are evicted: KV that no state needs goes first.
 
-A state may go anywhere; a run of KV goes only if no state stands at its end and no run goes on from there. The state
-goes first that saves the least time for the bytes that go with it, and has not been used for longest.
+Any state may be evicted; a run of KV only if no state stands at its end and no run continues it. The first state to go
+saves the least computing time per byte freed and per second since its last use.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from headwater.tiers.names import RUN, STATE
 
 LEAST_AGE = 1.0  # seconds; a clock may go back
+YOUNG = 60.0  # seconds: a run without a state may be part of a copy that another server makes
 
 
 @dataclass(slots=True)
@@ -54,12 +55,12 @@ class Catalog:
         return list(_Tree(dict(self.entries), frozenset()).stranded())
 
     def victims(self, now: float, keep: Set[str] = frozenset()) -> Iterator[list[str]]:
-        """Yield names in the order in which they go, all but some: a state with the runs that none needs after it.
+        """Yield groups of names in order of eviction, without `keep`: a state, and the runs that only it needed.
 
-        Nothing is taken out by that.
+        The catalog itself is not changed.
         """
         tree = _Tree(dict(self.entries), keep)
-        yield list(tree.stranded())
+        yield [name for name in tree.stranded() if now - self.entries[name].used > YOUNG]
         queue = [(tree.value(name, now), name) for name in self.entries if name.startswith(STATE) and name not in keep]
         heapq.heapify(queue)
         while queue:
@@ -96,15 +97,15 @@ class _Tree:
             run = self.entries[next(iter(alone))]
             size += run.bytes
             digest, others = run.below, 1
-        return entry.seconds / size / max(LEAST_AGE, now - entry.used)
+        return entry.seconds / max(1, size) / max(LEAST_AGE, now - entry.used)
 
     def stranded(self) -> Iterator[str]:
-        """Yield runs on which nothing stands, from leaves to roots; they are taken out."""
+        """Remove runs that no state and no later run needs, from leaves to roots, and yield their names."""
         for digest in list(self.runs):
             yield from self.stranded_at(digest)
 
     def stranded_at(self, digest: str) -> Iterator[str]:
-        """Yield the runs that end at a digest if nothing stands there, then those that they go on from."""
+        """Remove the runs that end at a digest if nothing needs them, then the runs before them; yield their names."""
         while digest and digest not in self.states and not self.above[digest] and self.runs.get(digest):
             if not self.keep.isdisjoint(self.runs[digest]):
                 return

@@ -40,6 +40,7 @@ class DiskStore:
         self._clock = clock
         self._catalog = Catalog()
         self._evicted = 0
+        self._written = 0  # bytes since the folder was listed
         self._changing = threading.Lock()
         with self._errors("cannot be used"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -71,8 +72,7 @@ class DiskStore:
                     return False
             finally:
                 os.close(handle)
-            with suppress(OSError):  # a folder that is read-only serves
-                os.utime(self._file(name), (self._clock(),) * 2)
+            self.touch([name])
             return True
 
     def put(self, name: str, pieces: Sequence[Buffer], keep: Set[str] = frozenset()) -> None:
@@ -100,6 +100,11 @@ class DiskStore:
                 raise
         with self._changing:
             self._catalog.add(name, _entry(name, size, self._clock(), b"".join(pieces[:1])))
+
+    def touch(self, names: Sequence[str]) -> None:
+        for name in names:
+            with suppress(OSError):  # it is gone, or the folder is read-only, which serves
+                os.utime(self._file(name), (self._clock(),) * 2)
 
     def delete(self, names: Sequence[str]) -> None:
         with self._errors("cannot be written"), self._changing:
@@ -133,8 +138,10 @@ class DiskStore:
             return
         self._wait_for_scan()
         with self._changing:
-            if self._catalog.bytes + size <= self.limit:
+            self._written += size
+            if self._catalog.bytes + size <= self.limit and self._written <= ROOM * self.limit:
                 return
+            self._written = 0  # other servers write, too: the folder is listed again
         with self._errors("cannot be written"), self._alone(), self._changing:
             self._read_names()  # another server may have written, or evicted
             if self._catalog.bytes + size <= self.limit:
@@ -162,7 +169,7 @@ class DiskStore:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     def _read_names(self) -> None:
-        """Learn which files there are, and remove unfinished ones of processes that ended."""
+        """List the folder's files into the catalog, and remove unfinished ones that are an hour old."""
         catalog, now = Catalog(), self._clock()
         try:
             for file in self._files():
@@ -182,7 +189,7 @@ class DiskStore:
         self._catalog = catalog
 
     def _read_headers(self) -> None:
-        """Learn of the files whose headers are not known yet what eviction needs; what has no header goes first."""
+        """Read the headers that are not known yet; a file without a valid header is evicted first."""
         for name, entry in list(self._catalog.entries.items()):
             if entry.seconds < 0:
                 with suppress(OSError), open(self._file(name), "rb", buffering=0) as file:

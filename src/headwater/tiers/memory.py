@@ -1,4 +1,4 @@
-"""Store in the process's own memory: for tests, and below the memory of a device that has less."""
+"""Store in the process's own memory, for tests: on a CPU a larger `--memory` is better, since nothing is copied."""
 
 from __future__ import annotations
 
@@ -46,6 +46,12 @@ class MemoryStore:
             known = (header.seconds, header.below) if header else (0.0, "")
             self._catalog.add(name, Entry(len(content), self._clock(), *known))
             self._content[name] = content
+
+    def touch(self, names: Sequence[str]) -> None:
+        with self._changing:
+            for name in names:
+                if name in self._catalog.entries:
+                    self._catalog.entries[name].used = self._clock()
 
     def delete(self, names: Sequence[str]) -> None:
         with self._changing:

@@ -1,7 +1,7 @@
 """Names of stored parts: keyed digests over the fingerprint, the namespace and the index key up to a part's end.
 
-A name has 160 bits, and cannot be computed without the tier key: names alone tell no prompt, and no guess of one can be
-tested. The index key up to the end is in the part as well, and is compared: a collision is a miss.
+A name has 160 bits. Without the tier key none can be computed: names reveal no prompt, and a guessed prompt cannot be
+tested. A part also holds the index key up to its end, which each read compares: a collision loads nothing.
 """
 
 from __future__ import annotations
@@ -26,16 +26,8 @@ def read_key(path: Path) -> bytes:
     Raises ConfigError for a file that other users can read, that is not a key, or that cannot be read or written.
     """
     try:
-        with suppress(FileExistsError):
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
-            handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            try:
-                with open(handle, "wb") as file:
-                    file.write(secrets.token_bytes(KEY_BYTES).hex().encode() + b"\n")
-                os.link(unfinished, path)  # whole or not at all, and never over another server's key
-            finally:
-                os.unlink(unfinished)
+        if not path.exists():
+            _write_key(path)
         mode = path.stat().st_mode & 0o777
         text = path.read_text(encoding="ascii").strip()
         key = bytes.fromhex(text)
@@ -46,6 +38,20 @@ def read_key(path: Path) -> bytes:
     if len(key) != KEY_BYTES:
         raise ConfigError(f"the tier key {str(path)!r} has {len(key)} bytes, must have {KEY_BYTES}")
     return key
+
+
+def _write_key(path: Path) -> None:
+    """Write a new key whole or not at all, and never over one that another server wrote meanwhile."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with open(handle, "wb") as file:
+            file.write(secrets.token_bytes(KEY_BYTES).hex().encode() + b"\n")
+        with suppress(FileExistsError):
+            os.link(unfinished, path)
+    finally:
+        os.unlink(unfinished)
 
 
 class Names:
@@ -83,5 +89,5 @@ def runs_of(end: int, length: int) -> list[tuple[int, int]]:
 
 
 def _sized(content: bytes) -> bytes:
-    """Return content that no other content followed by something equals."""
+    """Return `content` after its length in 8 bytes, so that two contents in a row cannot be read as two others."""
     return len(content).to_bytes(8, "little") + content

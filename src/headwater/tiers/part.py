@@ -1,7 +1,7 @@
 """Stored parts: a header, the index key up to the part's end, a payload, and a keyed BLAKE3 digest of all of it.
 
-The digest is checked on every read. It shows a flipped bit, and, since its key is secret, what another than a server
-with this key has written or renamed.
+The digest is checked on every read. It detects flipped bits and, since its key is secret, parts that were renamed, or
+written by a process without this key.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Part:
     """A state, or the KV of a run of pages, with its place. Positions are in units of the index."""
 
     kind: str  # STATE or RUN
-    start: int  # of what computing it saves: a run's begin, or the checkpoint above a state
+    start: int  # a run's begin; for a state, the position of the previous checkpoint
     end: int
     key: Buffer  # of the index, up to the end
     payload: Sequence[Buffer]  # one after the other
@@ -78,7 +78,7 @@ class Sealer:
         view = memoryview(content)
         least = HEADER.size + SEAL_BYTES
         if len(view) < least:
-            raise CorruptPart(f"{len(view):,} bytes are no part: header and digest take {least}")
+            raise CorruptPart(f"the part has {len(view):,} bytes; header and digest alone take {least}")
         n_key = HEADER.unpack_from(view)[-2]
         end = len(view) - SEAL_BYTES
         at = min(HEADER.size + n_key, end)
@@ -88,7 +88,7 @@ class Sealer:
         """Return the part whose stored bytes are these pieces. Raises CorruptPart."""
         magic, version, kind, start, end, seconds, below, n_key, n_payload = HEADER.unpack(header)
         if magic != MAGIC or version != VERSION:
-            raise CorruptPart(f"the header is of {magic!r}, version {version}: {MAGIC!r}, version {VERSION} is read")
+            raise CorruptPart(f"the header has {magic!r}, version {version}; must be {MAGIC!r}, version {VERSION}")
         sizes = len(key), sum(map(len, payload))
         if (n_key, n_payload) != sizes:
             raise CorruptPart(f"key and content have {sizes} bytes, the header says {(n_key, n_payload)}")

@@ -43,7 +43,8 @@ class TierPlace:
             elif name == "password-file" and kind in REDIS:
                 password_file = Path(value).expanduser()
             else:
-                raise ConfigError(f"a {kind} tier has no option {option!r}, such as size=100GB")
+                more = " and password-file=PATH" if kind in REDIS else ""  # the option may be part of a password
+                raise ConfigError(f"a {kind} tier has the options size=100GB{more}, and no other")
         if kind == MEMORY and size is None:
             raise ConfigError("a memory tier needs a size: memory:,size=2GB")
         return cls(kind, rest, size, password_file)

@@ -69,7 +69,7 @@ class RedisStore:
             raise StoreError("a redis tier needs another package: pip install 'headwater[redis]'") from error
         self._redis, self._clock, self.limit = redis, clock, limit
         parts = urlsplit(url)
-        self.shown = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=""))
+        self.shown = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment=""))
         more: dict[str, Any] = {}
         try:
             if password_file is not None:
@@ -114,7 +114,8 @@ class RedisStore:
                         return None
                     content[at : at + len(piece)] = piece
                     at += len(piece)
-            self._client.zadd(self._shared[1], {name: self._clock()}, xx=True)
+            with suppress(self._redis.RedisError):  # a server that takes no writes serves
+                self._client.zadd(self._shared[1], {name: self._clock()}, xx=True)
             return memoryview(content)[:at]
 
     def read_into(self, name: str, pieces: Sequence[memoryview]) -> bool:
@@ -142,6 +143,11 @@ class RedisStore:
                 self._client.delete(*(self._piece(upload, number) for number in range(count)))
             if published < 0:
                 raise StoreError(f"{self.shown} has lost pieces of a part before it was whole: is its memory full?")
+
+    def touch(self, names: Sequence[str]) -> None:
+        with self._errors("cannot be written"):
+            if names:
+                self._client.zadd(self._shared[1], dict.fromkeys(names, self._clock()), xx=True)
 
     def delete(self, names: Sequence[str]) -> None:
         with self._errors("cannot be written"):

@@ -54,6 +54,9 @@ class Store(Protocol):
         Raises StoreFull.
         """
 
+    def touch(self, names: Sequence[str]) -> None:
+        """Note that parts were used now; names that are not there are ignored."""
+
     def delete(self, names: Sequence[str]) -> None:
         """Remove parts; names that are not there are ignored."""
 

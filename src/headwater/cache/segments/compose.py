@@ -131,6 +131,12 @@ def marked(key: bytes, start: int, fidelity: Fidelity, recomputed: Iterable[Span
     return ids.tobytes()
 
 
+def is_marked(key: bytes) -> bool:
+    """Return whether a key has a marked token: its prefix is approximate."""
+    ids = np.frombuffer(key, np.uint32)
+    return bool(len(ids) and ids.max() > LARGEST_ID)
+
+
 def relevant(key: bytes, segments: Sequence[Span], count: int) -> tuple[Span, ...]:
     """Return the at most `count` segments that share the rarest tokens with the question, in order of position.
 

@@ -14,9 +14,9 @@ from headwater.draft.forced import Grammar
 from headwater.plan import Composed, Match, Plan
 from headwater.request import Generation, Span
 from headwater.schedule.kinds.answer import FinishedAnswer
-from headwater.schedule.load import Load
 from headwater.schedule.sequence import TOKEN_BYTES, Phase, Purpose, Sequence
 from headwater.schedule.speculation import Speculator
+from headwater.schedule.tier_load import Load
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ class Request(Sequence):
             approximate_tokens=max(0, start - marked_from),
             loaded_tokens=loaded,
             loaded_from=self.load.tiers if loaded and self.load is not None else None,
-            load_seconds=self.load.seconds if loaded and self.load is not None else 0.0,
+            load_seconds=round(self.load.seconds, 6) if loaded and self.load is not None else 0.0,
             tier_outcome=outcome,
         )
 

@@ -15,7 +15,7 @@ import ssl
 import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -187,7 +187,7 @@ class DrainedEngine(Protocol):
 
     def refuse_new(self) -> None: ...
 
-    def stop(self, seconds: float) -> None: ...
+    def stop(self, left: Callable[[], float]) -> None: ...
 
 
 class DrainingServer(uvicorn.Server):
@@ -219,10 +219,13 @@ class DrainingServer(uvicorn.Server):
         self._engine.refuse_new()
         late = self.interrupted or time.monotonic() >= self._deadline
         if late or not self._in_flight.count:
-            left = 0.0 if self.interrupted else max(0.0, self._deadline - time.monotonic())
-            await asyncio.to_thread(self._engine.stop, left)
+            await asyncio.to_thread(self._engine.stop, self._left)
             return True
         return ends
+
+    def _left(self) -> float:
+        """Return how many seconds are left to drain."""
+        return 0.0 if self.interrupted or self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close all connections: incomplete requests at once, answers that are not read after LINGER seconds."""

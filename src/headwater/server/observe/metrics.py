@@ -5,7 +5,8 @@ No label takes a value that a client could choose: values that are not in a clos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import collections
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.metadata import version
 
@@ -14,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from headwater.account import Reason
 from headwater.engine.meter import EngineStats
+from headwater.schedule.tier_load import TierStats
 from headwater.server.http.middleware import RequestContext
 from headwater.server.observe.record import GenerationEnd, Watcher
 
@@ -146,8 +148,8 @@ class EngineCollector:
             ("parts", "Parts that a tier holds"),
             ("usable", "Whether a tier is asked: 0 for a while after a failure"),
         ):
-            by_kind = {tier.kind: int(getattr(tier, name)) for tier in stats.tiers}
-            yield _by(GaugeMetricFamily, f"tier_{name}", text, "tier", by_kind)
+            by_tier = {label: int(getattr(tier, name)) for label, tier in labelled(stats.tiers)}
+            yield _by(GaugeMetricFamily, f"tier_{name}", text, "tier", by_tier)
 
 
 def _totals(stats: EngineStats) -> Iterator[Metric]:
@@ -180,10 +182,18 @@ def _totals(stats: EngineStats) -> Iterator[Metric]:
 
 def _tier_work(stats: EngineStats) -> Metric:
     metric = CounterMetricFamily("headwater_tier_work", "Parts of tiers, by what was done", labels=["tier", "work"])
-    for tier in stats.tiers:
+    for label, tier in labelled(stats.tiers):
         for work, parts in tier.parts_by_work().items():
-            metric.add_metric([tier.kind, work], parts)
+            metric.add_metric([label, work], parts)
     return metric
+
+
+def labelled(tiers: Sequence[TierStats]) -> Iterator[tuple[str, TierStats]]:
+    """Yield each tier with its label: its kind, and a number if others of that kind come before it."""
+    seen = collections.Counter[str]()
+    for tier in tiers:
+        seen[tier.kind] += 1
+        yield tier.kind if seen[tier.kind] == 1 else f"{tier.kind} {seen[tier.kind]}", tier
 
 
 def computed_by_kind(stats: EngineStats) -> dict[str, int]:

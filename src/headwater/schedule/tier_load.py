@@ -29,7 +29,7 @@ class Source:
 
 @dataclass(eq=False, slots=True)
 class Load:
-    """A load in progress: its plan's pages from `write_from` on, and of the state, are to be filled."""
+    """A load in progress, which fills its plan's pages from `write_from` on, and the pages of the state."""
 
     id: int
     namespace: str
@@ -65,13 +65,13 @@ class TierStats:
         return {name: getattr(self, name) for name in ("read", "written", "evicted", "corrupt")}
 
 
-class Carrier(Protocol):
+class TierReader(Protocol):
     """Reader of tiers."""
 
     run_tokens: int  # length of a run of KV
 
     def begin(self, load: Load) -> None:
-        """Begin to fill a load's pages; `Loads.finished` is to be called once they are, or cannot be."""
+        """Begin to fill a load's pages, and call `Loads.finished` when that has succeeded or failed."""
 
     def load_seconds(self, tier: int, state: bool, tokens: int) -> float:
         """Return the expected seconds to read a state, and KV of so many tokens, the tier's queue included."""

@@ -1,7 +1,7 @@
 """Tiers of an engine: parts are looked up, read and written on threads of their own, beside its steps.
 
-A lookup asks each store once, when a request arrives. A load fills pages that its plan has reserved. A copy reads pages
-that a lease keeps from eviction. What a store does not answer in time counts as missing.
+Each store is asked for a prompt when its request arrives. A load fills pages that its plan reserved. A copy reads pages
+that a lease keeps from eviction. If a store does not answer in time, the request computes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
@@ -18,12 +18,14 @@ import numpy as np
 import torch
 
 from headwater.account import TierOutcome
+from headwater.cache.segments.compose import is_marked
+from headwater.config import ServeConfig
 from headwater.engine.tier import Ratio, Tier
 from headwater.plan import Held
 from headwater.schedule.kinds.request import Request
-from headwater.schedule.load import Load, Offer, Source, TierStats
-from headwater.schedule.loading import Loads, Tiers
 from headwater.schedule.scheduler import Scheduler
+from headwater.schedule.tier_load import Load, Offer, Source, TierStats
+from headwater.schedule.tiers import Loads, Tiers
 from headwater.tiers.names import RUN, STATE, Names, run_name, runs_of, state_name
 from headwater.tiers.part import HEADER, SEAL_BYTES, CorruptPart, Part, Sealer
 from headwater.tiers.store import Store, StoreError, StoreFull
@@ -31,6 +33,8 @@ from headwater.tiers.store import Store, StoreError, StoreFull
 RUN_TOKENS = 1024  # of a run of KV, if pages are shorter
 READERS = 2  # threads
 MOST_QUEUED = 256  # copies
+MOST_HELD = 1 / 8  # of the pages, by copies that wait; pages of a shared prefix count for each
+POLL = 0.2  # seconds between looks at how much time is left
 LATE = 4  # times the expected seconds, after which a load is not waited for
 
 log = logging.getLogger("headwater.engine")
@@ -47,7 +51,7 @@ class Copy:
     held: Held
 
 
-class Tiering(Tiers):
+class TierIO(Tiers):
     """The stores of an engine. Methods without another word are called with the engine's lock held."""
 
     def __init__(
@@ -58,15 +62,15 @@ class Tiering(Tiers):
         scheduler: Scheduler,
         pages_PB: torch.Tensor,
         changed: threading.Condition,
-        through: bool,
-        timeout: float,
+        config: ServeConfig,
     ) -> None:
-        """`pages_PB`: the arena. `through`: copy every checkpoint as it is published, not when it is hit first."""
+        """`pages_PB`: the arena; `changed`: the engine's lock."""
         self.tiers = [Tier(number, store) for number, store in enumerate(stores)]
         self._names, self._sealer, self._scheduler = names, sealer, scheduler
         self._cache, self._layout = scheduler.cache, scheduler.layout
         self._pages: np.ndarray[tuple[int, int], np.dtype[np.uint8]] = pages_PB.numpy()
-        self._changed, self._through, self._timeout = changed, through, timeout
+        self._changed, self._timeout = changed, config.tier_timeout
+        self._through = config.tier_store == "through"  # copy each checkpoint once it is published, not once it is hit
         page = self._layout.page_size
         self.run_tokens = max(page, RUN_TOKENS // page * page)
         self._loads = Loads(self._cache, self, scheduler.new_id)
@@ -75,7 +79,9 @@ class Tiering(Tiers):
         self._queue: deque[Copy] = deque()
         self._copying: Copy | None = None
         self._closing = False
-        self._readers = ThreadPoolExecutor(READERS, "headwater-tier-reader")  # lookups and loads
+        self._had: dict[int, int] = {}  # of requests that were not looked up: the position at which memory resumes
+        self._lookups = ThreadPoolExecutor(1, "headwater-tier-lookup")
+        self._readers = ThreadPoolExecutor(READERS, "headwater-tier-reader")  # loads
         self._parts = ThreadPoolExecutor(READERS, "headwater-tier-part")  # parts of loads
         self._writer = threading.Thread(target=self._write, name="headwater-tier-writer", daemon=True)
         self._writer.start()
@@ -86,17 +92,26 @@ class Tiering(Tiers):
         """Ask the stores for a request's prompt, if memory does not have all of it."""
         match = self._scheduler.planner.match(seq)
         last = seq.last_resumable // self._layout.unit_tokens * self._layout.unit_tokens
-        if seq.scores_prompt or match.checkpoint_tokens >= last or self._closing:
+        if seq.scores_prompt or self._closing:
+            return
+        if match.checkpoint_tokens >= last:
+            self._had[seq.id] = match.checkpoint_tokens
             return
         self._loads.ask(seq.id)
         self._waiting[seq.id] = seq, time.monotonic() + self._timeout
-        self._readers.submit(self._look_up, seq.id, seq.namespace, seq.key, match.checkpoint_tokens, last)
+        self._lookups.submit(self._look_up, seq.id, seq.namespace, seq.key, match.checkpoint_tokens, last)
 
     def holds_back(self, seq: Request) -> bool:
-        if seq.id not in self._waiting:
+        if seq.id not in self._waiting and seq.id not in self._had:
             return False
+        match = self._scheduler.planner.match(seq)
+        if seq.id in self._had:
+            if match.checkpoint_tokens >= self._had[seq.id]:
+                return False
+            del self._had[seq.id]  # it was evicted since the request came
+            self.arrived(seq)
         had = seq.load
-        holds = self._loads.holds_back(seq, self._scheduler.planner.match(seq))
+        holds = self._loads.holds_back(seq, match)
         if seq.load is not had and seq.load is not None:
             self._waiting[seq.id] = seq, time.monotonic() + self._timeout + LATE * seq.load.expected
         return holds
@@ -108,6 +123,7 @@ class Tiering(Tiers):
     def forget(self, request: int) -> None:
         self._loads.forget(request)
         self._waiting.pop(request, None)
+        self._had.pop(request, None)
 
     @property
     def busy(self) -> bool:
@@ -270,8 +286,7 @@ class Tiering(Tiers):
                 self._copy(namespace, key, at)
 
     def resumed(self, namespace: str, key: bytes, at: int) -> None:
-        if not self._through:
-            self._copy(namespace, key, at)
+        self._copy(namespace, key, at)  # with write-through, too: its copy may have been dropped, or evicted
 
     def make_room(self) -> bool:
         given_up = len(self._queue)
@@ -281,14 +296,17 @@ class Tiering(Tiers):
         return given_up > 0
 
     def _copy(self, namespace: str, key: bytes, at: int) -> None:
-        """Queue a copy of a cached checkpoint, and keep its pages until it is made."""
-        if len(self._queue) >= MOST_QUEUED:
+        """Queue a copy of a cached checkpoint, and keep its pages until it is made; none of an approximate prefix."""
+        prefix = key[: at // self._layout.unit_tokens * self._layout.unit_bytes]
+        if is_marked(prefix):
+            return
+        held_pages = sum(len(copy.held.table) + len(copy.held.state) for copy in self._queue)
+        if len(self._queue) >= MOST_QUEUED or held_pages > MOST_HELD * self._layout.n_pages:
             self.dropped += 1
             return
         id = self._scheduler.new_id()
         held = self._cache.hold(id, namespace, key, at)
         if held is not None:
-            prefix = key[: at // self._layout.unit_tokens * self._layout.unit_bytes]
             self._queue.append(Copy(id, namespace, prefix, at, held))
             self._changed.notify_all()
 
@@ -323,11 +341,15 @@ class Tiering(Tiers):
         runs = runs_of(at, self.run_tokens // unit) if self._layout.kv_pages_per_unit else []
         names = [*(run_name(digests, *run) for run in runs), state_name(digests, at)]
         for tier in self.tiers:
-            if not tier.usable:
+            if not tier.writable:
+                self.dropped += 1
                 continue
             try:
                 there, keep = tier.store.has(names), frozenset(names)
+                tier.store.touch([name for name, known in zip(names, there, strict=True) if known])
                 for run, name, known in zip(runs, names, there, strict=False):
+                    if self._closing:
+                        return
                     if not known:
                         self._put(tier, name, self._run(copy, run, digests), keep)
                 if not there[-1]:
@@ -335,9 +357,10 @@ class Tiering(Tiers):
                 tier.usage = tier.store.usage()
             except StoreFull as error:
                 tier.counts["full"] += 1
-                log.warning("tier %s", error)
+                self.dropped += 1
+                log.warning("%s", error)
             except StoreError as error:
-                tier.failed(error)
+                tier.failed_to_write(error)
 
     def _put(self, tier: Tier, name: str, part: Part, keep: Set[str]) -> None:
         tier.store.put(name, self._sealer.seal(name, part), keep)
@@ -360,23 +383,22 @@ class Tiering(Tiers):
 
     # -- the end, without the lock
 
-    def close(self, seconds: float) -> None:
-        """Copy checkpoints that are not stored yet for so many seconds, the last used first; then close the stores."""
-        until = time.monotonic() + seconds
+    def close(self, left: Callable[[], float]) -> None:
+        """Copy checkpoints, the last used first, while `left()` seconds are left; then close the stores."""
         with self._changed:
             if self._closing:
                 return
-            wanted = deque(() if self._through or seconds <= 0 else self._cache.checkpoints())
-            while (wanted or self._queue or self._copying) and time.monotonic() < until:
-                while wanted and len(self._queue) < MOST_QUEUED:
+            wanted = deque(self._cache.checkpoints() if left() > 0 else ())
+            while (wanted or self._queue or self._copying) and left() > 0:
+                while wanted and not self._queue:
                     self._copy(*wanted.popleft())
-                self._changed.wait(max(0.0, until - time.monotonic()))
+                self._changed.wait(min(POLL, left()))
             self.dropped += len(wanted)
             self.make_room()
             self._closing = True
             self._changed.notify_all()
-        self._readers.shutdown(cancel_futures=True)
-        self._parts.shutdown()
+        for threads in (self._lookups, self._readers, self._parts):
+            threads.shutdown(cancel_futures=True)
         self._writer.join()
         for tier in self.tiers:
             tier.store.close()

@@ -1,6 +1,6 @@
-"""Loading: a prefix that tiers hold is read into memory before its request begins, if that beats computing it.
+"""Tiers for the scheduler: a prefix that a store holds is loaded before its request begins, if that beats computing.
 
-A load is a leg that nothing computes: it reserves pages as any leg does, a carrier fills them, and its commit publishes
+A load is a leg that nothing computes: it reserves pages as any leg does, a reader fills them, and its commit publishes
 them. Other requests go on meanwhile; one whose prefix is being loaded waits for it. If a load fails, its request
 computes. The cache knows nothing of tiers.
 """
@@ -8,14 +8,15 @@ computes. The cache knows nothing of tiers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 
 from headwater.account import TierOutcome
 from headwater.cache.prefix_cache import PrefixCache
-from headwater.errors import OutOfPages
+from headwater.errors import OutOfPages, PlanClosed
 from headwater.plan import Draft, Match
 from headwater.schedule.kinds.request import Request
-from headwater.schedule.load import Carrier, Load, Offer, Source, TierStats
 from headwater.schedule.planner import common_tokens
+from headwater.schedule.tier_load import Load, Offer, Source, TierReader, TierStats
 from headwater.tiers.names import runs_of
 
 AT_ONCE = 4  # loads
@@ -29,7 +30,7 @@ class Tiers:
 
     @property
     def busy(self) -> bool:
-        """True if a request waits for a load, or memory is being copied, and it will end without another step."""
+        """True if a lookup, a load or a copy is in progress, each of which ends without another step."""
         return False
 
     def arrived(self, seq: Request) -> None:
@@ -65,17 +66,18 @@ class Tiers:
         """Return each tier's figures."""
         return ()
 
-    def close(self, seconds: float) -> None:
-        """Copy for at most so many seconds what is not copied yet, and let the stores go."""
+    def close(self, left: Callable[[], float]) -> None:
+        """Copy cached checkpoints that are not stored yet while `left()` seconds are left, and close the stores."""
 
 
 class Loads:
     """Loads of a scheduler, and what tiers hold of the prompts that wait. Guarded by the scheduler's lock."""
 
-    def __init__(self, cache: PrefixCache, carrier: Carrier, new_id: Callable[[], int]) -> None:
-        self._cache, self._carrier, self._new_id = cache, carrier, new_id
+    def __init__(self, cache: PrefixCache, reader: TierReader, new_id: Callable[[], int]) -> None:
+        self._cache, self._reader, self._new_id = cache, reader, new_id
         self._unit = cache.layout.unit_tokens
         self._offers: dict[int, Sequence[Offer] | None] = {}  # by request; None: they are not known yet
+        self._held: set[int] = set()  # requests that wait for their offers or for a load
         self._open: dict[int, Load] = {}
 
     def __len__(self) -> int:
@@ -96,44 +98,47 @@ class Loads:
     def forget(self, request: int) -> None:
         """Drop the offers of a request that begins, or ends."""
         self._offers.pop(request, None)
+        self._held.discard(request)
 
     # -- loads
 
     def holds_back(self, seq: Request, match: Match) -> bool:
-        """Return whether a request waits for its offers, for a load, or for a new one that begins here."""
+        """Return whether a request waits for its lookup or for a load; begin a load if one pays."""
         if seq.id not in self._offers:
             return False
-        offers = self._offers[seq.id]
-        return offers is None or self._is_loading(seq) or (seq.load is None and self._load_for(seq, match, offers))
-
-    def _is_loading(self, seq: Request) -> bool:
-        return seq.load is not None and seq.load.id in self._open
+        offers, is_loading = self._offers[seq.id], seq.load is not None and seq.load.id in self._open
+        holds = offers is None or is_loading or (seq.load is None and self._load_for(seq, match, offers))
+        (self._held.add if holds else self._held.discard)(seq.id)
+        return holds
 
     def stop_waiting(self, seq: Request) -> None:
-        """Let a request compute that waits for offers or for a load; the load goes on for others."""
-        if seq.id in self._offers and (self._offers[seq.id] is None or self._is_loading(seq)):
+        """Let a request compute that waits for its lookup or for a load; the load goes on for others."""
+        if seq.id in self._held:
             seq.tier_outcome = TierOutcome.SLOW
             self.forget(seq.id)
 
     def finished(self, load: Load) -> None:
         """Publish what was read, or give its pages back if it failed."""
         del self._open[load.id]
-        if load.failed is None:
-            self._cache.commit(load.plan)
-        else:
-            self._cache.abandon(load.plan)
-        self._cache.release(load.id)
+        try:
+            if load.failed is None:
+                self._cache.commit(load.plan)
+        finally:
+            with suppress(PlanClosed):  # it was committed
+                self._cache.abandon(load.plan)
+            self._cache.release(load.id)
 
     def _load_for(self, seq: Request, match: Match, offers: Sequence[Offer]) -> bool:
-        """Begin a load for a request, or let it wait for one that goes on. False: it is to compute, and why."""
+        """Begin a load for a request, or join one in progress. False: it computes; `tier_outcome` says why."""
         best = self._best(seq, match, offers)
         covering = self._covering(seq, match.checkpoint_tokens if best is None else best[0].end - 1)
         if covering is not None:
             seq.load, seq.waited = covering, True
             return True
         if best is None:
-            any_state = next(self._states(seq, match, offers), None) is not None
-            seq.tier_outcome = TierOutcome.COMPUTING_IS_FASTER if any_state else TierOutcome.MISS
+            states = self._states(seq, match, offers)
+            is_there = any(self._runs(state.end, match.kv_tokens, offers) is not None for state in states)
+            seq.tier_outcome = TierOutcome.COMPUTING_IS_FASTER if is_there else TierOutcome.MISS
             return False
         if len(self._open) >= AT_ONCE:
             return True
@@ -143,14 +148,14 @@ class Loads:
         self, seq: Request, match: Match, offers: Sequence[Offer]
     ) -> tuple[Source, tuple[Source, ...], float] | None:
         """Return the state and the runs after which the prompt is in memory soonest, and the seconds to read them."""
-        computing = self._carrier.prefill_seconds(seq.n_prompt - match.checkpoint_tokens)
+        computing = self._reader.prefill_seconds(seq.n_prompt - match.checkpoint_tokens)
         best, soonest = None, computing
         for state in self._states(seq, match, offers):
             runs = self._runs(state.end, match.kv_tokens, offers)
             if runs is None:
                 continue
             seconds = self._seconds(state, runs, match.kv_tokens)
-            rest = self._carrier.prefill_seconds(seq.n_prompt - state.end)
+            rest = self._reader.prefill_seconds(seq.n_prompt - state.end)
             total = None if rest is None else seconds + rest
             if total is None or soonest is None:
                 return state, runs, seconds  # nothing was measured yet: the deepest
@@ -171,7 +176,7 @@ class Loads:
         if not self._cache.layout.kv_pages_per_unit:
             return ()
         runs = []
-        for run in runs_of(end, self._carrier.run_tokens):
+        for run in runs_of(end, self._reader.run_tokens):
             if run[1] <= have:
                 continue
             tier = next((offer.tier for offer in offers if run in offer.runs), None)
@@ -184,7 +189,7 @@ class Loads:
         tokens = {state.tier: 0} | {run.tier: 0 for run in runs}
         for run in runs:
             tokens[run.tier] += run.end - run.start
-        return sum(self._carrier.load_seconds(tier, tier == state.tier, n) for tier, n in tokens.items())
+        return sum(self._reader.load_seconds(tier, tier == state.tier, n) for tier, n in tokens.items())
 
     def _covering(self, seq: Request, after: int) -> Load | None:
         """Return a load in progress that ends deeper in the request's prompt than `after`."""
@@ -217,5 +222,5 @@ class Loads:
         seq.tier_outcome = None
         seq.load = Load(draft.request, seq.namespace, key, plan, state, runs, match.checkpoint_tokens, seconds)
         self._open[seq.load.id] = seq.load
-        self._carrier.begin(seq.load)
+        self._reader.begin(seq.load)
         return True

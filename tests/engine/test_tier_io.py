@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from headwater.account import TierOutcome
+from headwater.schedule.sequence import key_of
 from headwater.tiers.disk import DiskStore
 from headwater.tiers.memory import MemoryStore
 from headwater.tiers.names import RUN, Names, run_name, runs_of, state_name
@@ -44,6 +45,12 @@ def outcomes(rig: Rig) -> dict[str, int]:
     return dict(rig.engine.scheduler.tiers.tiers[0].counts)
 
 
+def mended(rig: Rig) -> None:
+    """Let the first tier be used again at once."""
+    tier = rig.engine.scheduler.tiers.tiers[0]
+    tier.unreadable_until = tier.unwritable_until = 0.0
+
+
 class Broken(MemoryStore):
     """A store whose calls fail, or wait, as told."""
 
@@ -71,6 +78,14 @@ class Broken(MemoryStore):
         super().put(name, pieces, keep)
 
 
+def holding(make: Make, prompt: list[int]) -> tuple[Broken, list[int]]:
+    """Return a store with the parts of a prompt, and the prompt."""
+    store = Broken()
+    with server(make, [store]) as rig:
+        rig.ask(prompt)
+    return store, prompt
+
+
 @pytest.mark.parametrize("call", ["has", "get", "put"])
 def test_a_store_that_fails_costs_no_request(make, call) -> None:
     store, prompt = Broken(), words(PROMPT, "broken")
@@ -81,7 +96,8 @@ def test_a_store_that_fails_costs_no_request(make, call) -> None:
         again, other = rig.ask(prompt), rig.ask(words(PROMPT, "other"))
         copied(rig)
         assert outcomes(rig)["errors"] >= 1
-        assert not rig.engine.scheduler.tiers.tiers[0].usable
+        tier = rig.engine.scheduler.tiers.tiers[0]
+        assert (tier.usable, tier.writable) == {"has": (False, False), "get": (False, True), "put": (True, False)}[call]
     assert alike(make, [prompt, prompt, words(PROMPT, "other")], [first, again, other])
     assert bool(again.account.loaded_tokens) == (call == "put")
 
@@ -107,20 +123,51 @@ def test_a_store_that_does_not_answer_is_not_waited_for(make, call) -> None:
     assert third.account.cached_tokens == (PROMPT - 1) // 64 * 64
 
 
+def test_requests_that_wait_for_a_free_load_are_not_held_for_ever(make) -> None:
+    """All readers hang: more requests than there are loads at once compute after their time."""
+    prompts, store = [words(300 + i, "held", i) for i in range(7)], Broken()
+    with server(make, [store]) as rig:
+        firsts = [rig.ask(prompt) for prompt in prompts]
+    store.waits["get"] = threading.Event()
+    with server(make, [store]) as rig:
+        rig.engine.scheduler.tiers._timeout = 0.1
+        rig.engine.scheduler.tiers.load_seconds = lambda tier, state, tokens: 1e-3
+        begun = time.monotonic()
+        answers = [rig.wait(answer) for answer in [rig.submit(prompt, 8) for prompt in prompts]]
+        assert time.monotonic() - begun < 20
+        store.waits["get"].set()
+        copied(rig)
+    assert {answer.account.tier_outcome for answer in answers} == {TierOutcome.SLOW}
+    assert [answer.tokens for answer in answers] == [first.tokens for first in firsts]
+
+
+def test_what_memory_lost_while_a_request_waited_is_looked_up_then(make) -> None:
+    store, prompt = holding(make, words(PROMPT, "lost"))
+    with server(make, [store], max_running=1) as rig:
+        rig.ask(prompt)
+        long = rig.submit(words(100, "long"), 60)
+        while not long.tokens:
+            time.sleep(0.01)
+        queued = rig.submit(prompt, 4)
+        cache = rig.engine.scheduler.cache
+        with rig.engine._changed:
+            for node in list(cache._index):
+                if node.checkpoint is not None and not node.holds:
+                    cache._pool.states.give(cache._index.drop(node))
+        rig.wait(queued)
+    assert queued.account.tier_outcome == TierOutcome.LOADED
+
+
 @pytest.mark.parametrize(("seconds", "outcome"), [(1e-9, "computing_is_faster"), (1.0, "loaded")])
 def test_a_state_is_loaded_only_if_that_beats_computing(make, seconds, outcome) -> None:
-    store, prompt = MemoryStore(None), words(PROMPT, "choice")
-    with server(make, [store]) as rig:
-        rig.ask(prompt)
+    store, prompt = holding(make, words(PROMPT, "choice"))
     with server(make, [store]) as rig:
         rig.engine.scheduler.tiers.prefill_seconds = lambda tokens: seconds * tokens
         assert rig.ask(prompt).account.tier_outcome == outcome
 
 
 def test_what_is_being_loaded_is_followed_not_loaded_twice(make) -> None:
-    store, prompt = Broken(), words(PROMPT, "followed")
-    with server(make, [store]) as rig:
-        rig.ask(prompt)
+    store, prompt = holding(make, words(PROMPT, "followed"))
     store.waits["get"] = threading.Event()
     with server(make, [store]) as rig:
         answers = [rig.submit([*prompt, *words(20, i)], 4) for i in range(4)]
@@ -137,9 +184,7 @@ def test_what_is_being_loaded_is_followed_not_loaded_twice(make) -> None:
 
 
 def test_a_request_that_waits_for_a_slot_is_loaded_meanwhile(make) -> None:
-    store, prompt = Broken(), words(PROMPT, "queued")
-    with server(make, [store]) as rig:
-        rig.ask(prompt)
+    store, prompt = holding(make, words(PROMPT, "queued"))
     with server(make, [store], max_running=1) as rig:
         running = [rig.submit(words(100, "long", i), 120) for i in range(2)]  # a slot, and the reserved one's namespace
         while not all(answer.tokens for answer in running[:1]):
@@ -153,9 +198,7 @@ def test_a_request_that_waits_for_a_slot_is_loaded_meanwhile(make) -> None:
 
 
 def test_a_cancelled_request_leaves_its_load_to_others(make) -> None:
-    store, prompt = Broken(), words(PROMPT, "cancelled")
-    with server(make, [store]) as rig:
-        rig.ask(prompt)
+    store, prompt = holding(make, words(PROMPT, "cancelled"))
     store.waits["get"] = threading.Event()
     with server(make, [store]) as rig:
         rig.submit(prompt, 4)
@@ -207,9 +250,9 @@ def test_a_disk_that_cannot_be_written_serves_what_it_has(make, tmp_path, monkey
     with server(make, disk(tmp_path)) as rig:
         other = rig.ask(words(PROMPT, "other"))
         copied(rig)
-        rig.engine.scheduler.tiers.tiers[0]._broken_until = 0.0
+        assert not rig.engine.scheduler.tiers.tiers[0].writable
         again = rig.ask(prompt)
-    assert again.account.tier_outcome == TierOutcome.LOADED
+    assert again.account.tier_outcome == TierOutcome.LOADED, "what cannot be written can still be read"
     assert alike(make, [words(PROMPT, "other"), prompt], [other, again])
     assert not [path for path in tmp_path.rglob(".tmp-*")], "nothing unfinished is left"
 
@@ -232,7 +275,7 @@ def test_redis_may_be_killed_at_any_time(make, tmp_path) -> None:
             answers.append(rig.ask(prompts[0]))
             assert outcomes(rig)["errors"] >= 1
             with redis_server(tmp_path, port=redis.port):
-                rig.engine.scheduler.tiers.tiers[0]._broken_until = 0.0
+                mended(rig)
                 written = outcomes(rig).get("written", 0)
                 answers.append(rig.ask(words(PROMPT, "again")))
                 copied(rig)
@@ -256,15 +299,34 @@ def test_redis_that_pauses_is_not_waited_for(make, tmp_path) -> None:
     assert alike(make, [prompt] * 2, [first, again])
 
 
-def test_redis_that_evicts_by_itself_tears_no_group(make, tmp_path) -> None:
+def test_a_part_that_redis_has_evicted_in_part_is_gone(make, tmp_path) -> None:
+    """One piece of the states of six prompts is gone, as where Redis evicts keys by itself."""
     prompts = [words(PROMPT, i) for i in range(12)]
-    with redis_server(tmp_path, "--maxmemory", "24mb", "--maxmemory-policy", "allkeys-random") as redis:
-        answers = []
+    with redis_server(tmp_path) as redis:
+        store = RedisStore(redis.url, None)
+        with server(make, [store]) as rig:
+            answers = [rig.ask(prompt) for prompt in prompts]
+            names = rig.engine.scheduler.tiers._names
+        store = RedisStore(redis.url, None)
+        for prompt in prompts[:6]:
+            name = state_name(names.digests("", key_of(prompt)), (PROMPT - 1) // 64)
+            upload = store._client.get(store._manifest(name)).split()[0].decode()
+            assert store._client.delete(store._piece(upload, 0)) == 1
+        with server(make, [store]) as rig:
+            again = [rig.ask(prompt) for prompt in prompts]
+    assert [answer.account.loaded_tokens > 0 for answer in again] == [False] * 6 + [True] * 6
+    assert alike(make, prompts * 2, answers + again)
+
+
+def test_redis_that_evicts_keys_by_itself_changes_no_answer(make, tmp_path) -> None:
+    prompts, answers = [words(PROMPT, i) for i in range(12)], []
+    with redis_server(tmp_path, "--maxmemory-policy", "allkeys-random", "--maxmemory", "11mb") as redis:
         for _ in range(2):
-            with server(make, [RedisStore(redis.url, None)]) as rig:
+            store = RedisStore(redis.url, None)
+            with server(make, [store]) as rig:
                 answers += [rig.ask(prompt) for prompt in prompts]
                 copied(rig)
-                rig.engine.scheduler.tiers.tiers[0]._broken_until = 0.0
+            assert store._client.info("stats")["evicted_keys"] > 0
     assert alike(make, prompts * 2, answers)
 
 
@@ -302,7 +364,7 @@ while True:
 @pytest.mark.parametrize("times", [8, pytest.param(200, marks=pytest.mark.full)])
 def test_a_process_killed_while_it_stores_leaves_whole_parts_alone(tmp_path, times) -> None:
     names = Names(KEY, "fingerprint", 4)
-    from tests.contract.test_stores import key_of
+    from tests.contract.test_stores import key_of as made_key
 
     for moment in range(times):
         command = [sys.executable, "-c", WRITER, str(tmp_path), str(moment)]
@@ -318,7 +380,7 @@ def test_a_process_killed_while_it_stores_leaves_whole_parts_alone(tmp_path, tim
         Sealer(KEY).unseal(name, store.get(name))
     for moment in range(times):
         for number in range(1000 * moment, 1000 * moment + 1000):
-            digests = names.digests("", key_of(str(number), 12))
+            digests = names.digests("", made_key(str(number), 12))
             for end in (4, 10, 12):
                 if state_name(digests, end) in left:
                     assert {run_name(digests, *run) for run in runs_of(end, 4)} <= left

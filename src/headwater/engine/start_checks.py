@@ -1,0 +1,64 @@
+"""Checks of the settings against machine and checkpoint, before a server starts: memory, data type, MTP head."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import torch
+
+from headwater.config import ServeConfig
+from headwater.engine.selfcheck import weight_shapes
+from headwater.machine import free_memory, gigabytes, total_memory
+from headwater.mixers.linear import product_dtype, slowdown
+from headwater.mixers.numerics import Numerics
+from headwater.schedule.speculation import MTP
+from headwater.setting import SettingError, show_bytes
+from headwater.spec import ModelSpec
+
+log = logging.getLogger("headwater.engine")
+
+
+def check_memory(config: ServeConfig) -> None:
+    """Refuse more memory than the machine has, and warn of more than is free. Raises SettingError."""
+    total, free = device_memory(config.device)
+    if config.memory > total:
+        raise too_much_memory(config)
+    if config.memory > free:
+        log.warning(
+            "memory is %s, %s are free: the process may be ended as it fills", *map(gigabytes, (config.memory, free))
+        )
+
+
+def too_much_memory(config: ServeConfig) -> SettingError:
+    total, free = map(gigabytes, device_memory(config.device))
+    has = f"more than this machine can give: {total} in all, {free} free (the weights need memory besides)"
+    return SettingError("memory", repr(show_bytes(config.memory)), has)
+
+
+def device_memory(device: str) -> tuple[int, int]:
+    """Return the bytes of the device's memory, swap included, and those that are free."""
+    if torch.device(device).type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return total, free
+    return total_memory(), free_memory()
+
+
+def warn_if_slow(spec: ModelSpec, device: str, mode: str) -> None:
+    """Warn if the processor has no products in the model's data type, with the factor that this costs."""
+    dtype = getattr(torch, spec.dtype_name)
+    if mode != "compiled" and product_dtype(dtype, device) != dtype:
+        factor = slowdown(*max(weight_shapes(spec), key=math.prod), dtype, Numerics(mode))
+        log.warning(
+            "%s is slow on this CPU: products take %.1f times as long as with --dtype float32 (auto's choice)",
+            spec.dtype_name,
+            factor,
+        )
+
+
+def no_mtp(spec: ModelSpec, config: ServeConfig) -> SettingError:
+    """Return why there is no MTP head to draft with."""
+    if config.device != "cpu":
+        return SettingError("speculation", repr(MTP), f"which runs on the CPU alone, and device is {config.device!r}")
+    why = "its family has none" if spec.mtp is None else f"tensor {spec.mtp.product!r} is missing"
+    return SettingError("speculation", repr(MTP), f"but the checkpoint has no MTP head: {why}")
