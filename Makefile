@@ -8,7 +8,7 @@ CPU_INDEX := https://download.pytorch.org/whl/cpu
 BUILD = $(if $(GPU)$(wildcard $(VENV)/.torch-cuda),cuda,cpu)
 DATA ?= ../shared/data
 
-.PHONY: install install-dev demo test test-full quick-tests all-tests test-clients lint bench bench-lab results policies families train screenshot soak soak-memory tenant-timing fuzz clean
+.PHONY: install install-dev demo test test-full quick-tests all-tests test-clients lint bench bench-lab results policies families train screenshot soak four-ways soak-memory tenant-timing fuzz clean
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python %d.%d is too old, 3.11 or later is needed: make demo PYTHON=python3.11" % sys.version_info[:2])'
@@ -107,6 +107,10 @@ screenshot: $(VENV)/.dev
 # random clients against one server: make soak [SOAK=30m] [DTYPE=bfloat16] [WEIGHTS=int4] [THREADS=3] [SPECULATION=ngram]
 soak: $(VENV)/.dev
 	$(BIN)/python -m stress.soak --for $(or $(SOAK),3m)$(if $(DTYPE), --dtype $(DTYPE))$(if $(WEIGHTS), --weights $(WEIGHTS))$(if $(THREADS), --threads $(THREADS))$(if $(SPECULATION), --speculation $(SPECULATION))$(if $(TIER), --tier)
+
+# 10,000 random requests to four engines, with and without drafts and a cache: make four-ways [REQUESTS=500] [FAMILY=nemotron_h]
+four-ways: $(VENV)/.dev
+	$(BIN)/python -m stress.four_ways$(if $(REQUESTS), --requests $(REQUESTS))$(if $(FAMILY), --family $(FAMILY))
 
 soak-memory: $(VENV)/.dev
 	$(BIN)/python -m stress.memory

@@ -35,6 +35,7 @@ from headwater.request import Drafting, Generation, SamplingParams
 from headwater.server.prompt.encoding import encode
 from headwater.server.prompt.template import ChatTemplate
 from tests.checkpoints.mtp import FILE, add_head
+from tests.drafting import verify_every_draft
 
 WINDOWS = (1, 2, 3, 4)
 KINDS = ("single", "tool")
@@ -58,9 +59,7 @@ class Way:
             ask(self.engine, prompt)
         speculation = self.engine.scheduler.speculation
         if self.always:
-            speculation.worth = lambda drafts, rows: [most for _, most in drafts]  # type: ignore[method-assign]
-            speculation.seconds.least_chance = lambda rows: -1e9  # type: ignore[method-assign]
-            speculation._is_asked = lambda asking, rows: bool(asking)  # type: ignore[method-assign]
+            verify_every_draft(speculation)
         before, begun = self.engine.stats().steps, perf_counter()
         with ThreadPoolExecutor(clients) as at_once:
             asked = list(at_once.map(self._answered, prompts))

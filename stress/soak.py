@@ -36,6 +36,7 @@ from stress.answers import Choices, Wrong
 from stress.draw import Draw
 from stress.live_server import PATIENCE, LiveServer, embedded_model, release_free_memory, resident_bytes
 from stress.visits import KINDS, Client, post
+from tests.drafting import verify_every_draft
 
 PAGES = 120  # a checkpoint takes 10 of them, and the state of each running request as many again
 MAX_RUNNING, MAX_WAITING = 4, 12
@@ -233,23 +234,15 @@ def soak(
     if speculation != SPECULATION[0]:
         others |= {"without drafts": {}, "without either": {"cache": False}}
     with LiveServer(*model, PAGES, tier, speculation=speculation, **small) as server:
-        verify_all_drafts(server)
+        verify_every_draft(server.engine.scheduler.speculation)
         run = Soak(server, seed, limits)
         asyncio.run(run.run())
         for name, settings in others.items():
             with LiveServer(*model, 40 * PAGES, **settings) as reference:
-                verify_all_drafts(reference)
+                verify_every_draft(reference.engine.scheduler.speculation)
                 asyncio.run(run.compare(name, reference))
         report(run, console)
     return run
-
-
-def verify_all_drafts(server: LiveServer) -> None:
-    """Let each step verify all drafts that there are, and the head draft always, so that most of them are rejected."""
-    speculation = server.engine.scheduler.speculation
-    speculation.worth = lambda drafts, rows: [most for _, most in drafts]  # type: ignore[method-assign]
-    speculation.seconds.least_chance = lambda rows: -1e9  # type: ignore[method-assign]
-    speculation._is_asked = lambda asking, rows: bool(asking)  # type: ignore[method-assign]
 
 
 def seconds(text: str) -> float:

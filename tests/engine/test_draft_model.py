@@ -19,6 +19,7 @@ from headwater.errors import ConfigError
 from headwater.models.load import LoadedModel, load_model
 from headwater.schedule.speculation import Speculator
 from headwater.setting import SettingError
+from tests.drafting import verify_every_draft
 from tests.exactness.rig import PATIENCE, Rig, words
 
 PAGES = 4000
@@ -41,11 +42,8 @@ def drafting(
         speculation = "off" if draft is None else "draft"
         path = None if draft is None else draft.path
         rig = Rig(target, CHECK, PAGES, speculation=speculation, draft_model=path, **settings)
-        patched.setattr(Speculator, "wants_head", lambda self, least: self.uses_head)
-        its = rig.engine.scheduler.speculation
-        patched.setattr(its, "_is_asked", lambda asking, rows: bool(asking))
-        patched.setattr(its.seconds, "least_chance", lambda rows: -10.0)
-        patched.setattr(its, "worth", lambda drafts, rows: [most for _, most in drafts])
+        patched.setattr(Speculator, "wants_head", lambda self, least, cheap: self.uses_head)
+        verify_every_draft(rig.engine.scheduler.speculation)
         with rig:
             yield rig
 

@@ -13,6 +13,7 @@ from headwater.draft.drafter import Draft
 from headwater.events import FinishedEvent
 from headwater.request import Constraint, Drafting, Generation, SamplingParams
 from headwater.schedule.speculation import Speculation, speculation_of
+from tests.drafting import verify_every_draft
 from tests.exactness.rig import Answer, Make, Rig, words
 
 PAGES, TOKENS = 600, 60
@@ -46,7 +47,7 @@ class Script:
 def drafting(make: Make, texts: list[list[int]], **settings: object) -> Iterator[Rig]:
     with make(PAGES, **settings) as rig:
         rig.engine.scheduler.speculation = Speculation(lambda namespace: [Script(texts)])
-        rig.engine.scheduler.speculation.worth = lambda drafts, rows: [most for _, most in drafts]
+        verify_every_draft(rig.engine.scheduler.speculation)
         yield rig
 
 
@@ -127,7 +128,7 @@ def test_forced_and_predicted_tokens_change_no_bit(load) -> None:
     for asked, accepted in ((wanted, True), ([Drafting("off")] * 3, False)):
         with make(PAGES) as rig:
             speculation = rig.engine.scheduler.speculation = speculation_of("ngram")
-            speculation.worth = lambda drafts, rows: [most for _, most in drafts]
+            verify_every_draft(speculation)
             found = answers(rig, asked)
         for one, other in zip(found, expected, strict=True):
             assert one.tokens == other.tokens

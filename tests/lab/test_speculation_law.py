@@ -93,6 +93,20 @@ def test_slots_take_memory_that_checkpoints_would_have() -> None:
     assert replayed.token_hit_rate > 0.9 * plain.token_hit_rate
 
 
+def test_a_head_takes_memory_beside_each_page() -> None:
+    """Qwen3.5-0.8B: 6 attention layers of 2 heads of 256; bfloat16."""
+    profile, trace = load_profile("qwen3.5-0.8b"), sessions(1)
+    plain, with_head = (
+        Setup(profile, 10**9, speculation=Law.read(law), running=4).layout(trace) for law in ("4@0.7", "4@0.7/mtp")
+    )
+    page, head = 64 * 6 * 2 * 256 * 2 * 2, 64 * 2 * 256 * 2 * 2 + profile.hidden_size * 2
+    memory = 10**9 - 4 * 4 * profile.draft_bytes
+    assert plain.n_pages == memory // page
+    assert with_head.n_pages == memory // (page + head)
+    with pytest.raises(ConfigError, match="has no attention"):
+        Setup(load_profile("mamba2-2.7b"), 10**9, speculation=Law.read("4@0.7/mtp")).layout(trace)
+
+
 @pytest.mark.parametrize("text", ["on", "4", "4@", "0@0.5", "17@0.5", "4@1.5", "4@0.5/copies"])
 def test_other_laws_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="speculation is"):

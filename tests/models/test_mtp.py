@@ -23,6 +23,7 @@ from headwater.request import Drafting, Span
 from headwater.schedule.speculation import Speculator
 from tests import checkpoints
 from tests.checkpoints.mtp import FILE, add_head, copied
+from tests.drafting import verify_every_draft
 from tests.exactness.rig import Make, Rig, words
 
 FAMILIES = ("qwen3_5", "qwen3_next", "qwen3_5_moe", "nemotron_h", "ling")
@@ -115,10 +116,8 @@ def always_drafting(monkeypatch: pytest.MonkeyPatch, rig: Rig) -> Iterator[list[
 
     with monkeypatch.context() as patched:
         patched.setattr(MtpGraphs, "forward", noted)
-        patched.setattr(Speculator, "wants_head", lambda self, least: self.uses_head)
-        patched.setattr(rig.engine.scheduler.speculation.seconds, "least_chance", lambda rows: -10.0)
-        patched.setattr(rig.engine.scheduler.speculation, "_is_asked", lambda asking, rows: bool(asking))
-        patched.setattr(rig.engine.scheduler.speculation, "worth", lambda drafts, rows: [most for _, most in drafts])
+        patched.setattr(Speculator, "wants_head", lambda self, least, cheap: self.uses_head)
+        verify_every_draft(rig.engine.scheduler.speculation)
         yield passes
 
 

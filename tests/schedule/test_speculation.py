@@ -13,7 +13,8 @@ from headwater.draft.runs import WIDTH
 from headwater.errors import OutOfPages
 from headwater.request import Drafting, Generation, SamplingParams
 from headwater.schedule.sequence import Phase
-from headwater.schedule.speculation import DRAFTERS, Share, Speculation, Speculator, StepSeconds, speculation_of
+from headwater.schedule.speculation import DRAFTERS, LONGEST_PAUSE, Share, Speculation, Speculator, speculation_of
+from headwater.schedule.step_seconds import MEASURED, OF_STEPS, StepSeconds
 from headwater.server.requests.sampling import SpeculationOptions
 from tests.schedule.ledger import Lab, next_token, words
 
@@ -171,6 +172,61 @@ def test_what_a_row_costs_is_guessed_from_recent_steps_until_it_is_measured() ->
     assert measured(9, 8) < 0.004
 
 
+def test_steps_without_drafts_are_known_by_the_power_of_two_of_their_rows() -> None:
+    """A larger step is recorded, a smaller one is not: the line through both would be wrong at either."""
+    measured = StepSeconds()
+    for _ in range(MEASURED):
+        measured.note(1, 0, 0.002)
+        measured.note(8, 0, 0.003)
+    for _ in range(100):
+        measured.note(24, 16, 0.020)
+    assert measured(1, 0) == pytest.approx(0.002)
+    assert measured(8, 0) == pytest.approx(0.003)
+
+
+def test_a_slow_first_step_without_drafts_does_not_count() -> None:
+    measured = StepSeconds()
+    for seconds_of_one in (1.0, 0.002, 0.002):
+        measured.note(1, 0, seconds_of_one)
+    assert measured(1, 0) == pytest.approx(0.002)
+
+
+def test_some_steps_of_each_size_are_measured_without_drafts() -> None:
+    measured = StepSeconds()
+    due = [number for number in range(2 * OF_STEPS) if measured.is_to_measure(3)]
+    assert due == [*range(MEASURED), *range(OF_STEPS, OF_STEPS + MEASURED)]
+    assert measured.is_to_measure(4)
+
+
+@pytest.mark.parametrize(("of_drafts", "least", "most"), [(0.1, 0.6, 1.0), (20.0, 0.0, 0.05)])
+def test_drafts_end_at_a_load_where_steps_without_them_give_more(of_drafts: float, least: float, most: float) -> None:
+    """All are right, and the server has never decoded so many requests without drafts."""
+    it, steps = Lab(n_pages=2000, speculation=speculating()), list[int]()
+    for i in range(8):
+        it.submit(words(20, i), max_tokens=600)
+    while len(steps) < 150:
+        it.step()
+        rows = it.rows[-1].values()
+        if len(rows) == 8:
+            drafts = sum(rows) - len(rows)
+            it.scheduler.speculation.note_step(sum(rows), drafts, 1.0 + of_drafts * bool(drafts))
+            steps.append(drafts)
+    assert least <= sum(n > 0 for n in steps) / len(steps) <= most
+
+
+def test_a_request_for_which_no_draft_paid_is_asked_ever_more_rarely() -> None:
+    class Silent(Oracle):
+        def propose(self, most: int) -> Draft:
+            asked.append(it.steps)
+            return Draft([])
+
+    asked = list[int]()
+    it = Lab(speculation=Speculation(lambda namespace: [Silent()]))
+    it.scheduler.speculation.seconds.is_to_measure = lambda rows: False
+    it.ask(words(20, 1), max_tokens=60)
+    assert [after - before for before, after in pairwise(asked)] == [2, 3, 5, 9, 9, 9, 9, 9]
+
+
 def speculator(percent: float) -> Speculator:
     one = Speculator([PromptLookup()])
     one.own[Source.COPIED] = Share(1000 * percent, 100_000)
@@ -197,13 +253,15 @@ def test_drafts_shrink_under_load() -> None:
 def test_a_request_whose_drafts_fail_tries_one_now_and_then_and_less_and_less() -> None:
     it = Lab(speculation=speculating(1))
     it.scheduler.speculation.seconds = seconds(1.0, 0.2)
+    it.scheduler.speculation.seconds.is_to_measure = lambda rows: False
     it.ask(words(20, 1), max_tokens=1200)
     drafts = sum(rows - 1 for step in it.rows for rows in step.values())
     tries = [number for number, step in enumerate(it.rows) if any(rows > 1 for rows in step.values())]
     waits = [after - before for before, after in pairwise(tries)]
     assert drafts < 30
     assert waits == sorted(waits)
-    assert waits[-6:] == [33, 65, 129, 257, 257, 257]
+    late = [wait - least for wait, least in zip(waits[-6:], (33, 65, 129, 257, 257, 257), strict=True)]
+    assert all(0 <= steps <= LONGEST_PAUSE for steps in late)  # it may be paused when a try is due
 
 
 def test_a_request_whose_draft_was_right_tries_the_next_one_sooner() -> None:

@@ -74,7 +74,7 @@ def replay(
     max_running: Annotated[int, Option(min=1, help="Requests that run at once.")] = 128,
     tokens_per_step: Annotated[int, Option(min=1, help="Tokens of prefill a step.")] = 8192,
     speculation: Annotated[
-        str, Option(help="With --serve: off, or DRAFTS@CHANCE, like 4@0.7, or 4@0.7/slots; with commas.")
+        str, Option(help="With --serve: off, or DRAFTS@CHANCE, like 4@0.7, 4@0.7/slots or 4@0.7/mtp; with commas.")
     ] = OFF_DRAFTS,
     tier: Annotated[
         str, Option(help="With --serve: off, or SIZE@BANDWIDTH/s, like 100GB@2GB/s, or with /always; with commas.")

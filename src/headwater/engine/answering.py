@@ -97,10 +97,9 @@ class Answering:
         self._judge(logits_RV[:first], judged)
         if step.legs:
             self.scheduler.tiers.prefilled(sum(leg.plan.computed_tokens for leg in step.legs), seconds)
-        speculation = self.scheduler.speculation
-        if not (step.legs or self.runner.was_new or (speculation.asked and not drafts)):
+        if not (step.legs or self.runner.was_new):
             rows = sum(decode.rows for decode in step.decodes)
-            speculation.seconds.note(rows, drafts, planning + time.perf_counter() - started)
+            self.scheduler.speculation.note_step(rows, drafts, planning + time.perf_counter() - started)
 
     def _judge(self, logits_RV: torch.Tensor, judged: list[Judged]) -> None:
         """Sample each request's rows one after the other: the next row if the token is the draft that it stands after.

@@ -134,7 +134,7 @@ class Serving:
         drafts = {decode.seq.id: len(decode.drafts) for decode in step.decodes if decode.drafts}
         if not step.legs:
             rows = sum(decode.rows for decode in step.decodes)
-            self.scheduler.speculation.seconds.note(rows, sum(drafts.values()), seconds)
+            self.scheduler.speculation.note_step(rows, sum(drafts.values()), seconds)
         for seq in self.scheduler.finish_step(step):
             self._tokens(seq, drafts.get(seq.id, 0), arrivals, tally)
         self._count_failures(arrivals, tally)

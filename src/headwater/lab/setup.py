@@ -89,8 +89,10 @@ class Setup:
             raise ConfigError(
                 f"memory is {self.memory:,} bytes, drafts of {self.running:,} requests take {of_drafts:,}"
             )
+        page = self.profile.bytes_of_page(self.page_size)
+        beside = 0 if self.speculation is None else self.speculation.bytes_beside(self.profile, self.page_size)
         return self.profile.layout(
-            self.memory - of_drafts,
+            (self.memory - of_drafts) * page // (page + beside),
             self.page_size,
             block_tokens=trace.block_tokens,
             state_fraction=None if self.pool == "unified" else self.state_fraction,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 from headwater.draft.drafter import MOST_DRAFTS, Draft
 from headwater.draft.runs import WIDTH
@@ -17,8 +17,8 @@ from headwater.errors import ConfigError
 from headwater.models.profiles import Profile
 from headwater.schedule.speculation import Speculation
 
-Rollback = Literal["replay", "slots"]
-SPELLED = re.compile(r"(\d+)@(\d*\.?\d+)(?:/(replay|slots))?")
+Kept = Literal["replay", "slots", "mtp"]
+SPELLED = re.compile(r"(\d+)@(\d*\.?\d+)(?:/(replay|slots|mtp))?")
 OFF = "off"
 _BITS = (1 << 64) - 1
 
@@ -27,22 +27,23 @@ _BITS = (1 << 64) - 1
 class Law:
     """Drafts of a step, at most, and the chance that one is right if those before it are.
 
-    `rollback`: what is kept of drafts; replay keeps what updates the states, slots the states themselves.
+    `kept`: what takes memory. Replay keeps of a draft what updates the states, slots keep the states themselves; mtp is
+    replay, and beside each page the entries of an MTP head of one attention layer.
     """
 
     drafts: int
     chance: float
-    rollback: Rollback = "replay"
+    kept: Kept = "replay"
 
     @classmethod
     def read(cls, text: str) -> Law | None:
-        """Read off, DRAFTS@CHANCE or DRAFTS@CHANCE/slots. Raises ConfigError for anything else."""
+        """Read off, DRAFTS@CHANCE, DRAFTS@CHANCE/slots or DRAFTS@CHANCE/mtp. Raises ConfigError for anything else."""
         if text == OFF:
             return None
         found = SPELLED.fullmatch(text)
         if found is None:
-            raise ConfigError(f"speculation is {text!r}, must be off, or like 4@0.7 or 4@0.7/slots")
-        law = cls(int(found[1]), float(found[2]), "slots" if found[3] == "slots" else "replay")
+            raise ConfigError(f"speculation is {text!r}, must be off, or like 4@0.7, 4@0.7/slots or 4@0.7/mtp")
+        law = cls(int(found[1]), float(found[2]), cast(Kept, found[3] or "replay"))
         if not 0 < law.drafts <= MOST_DRAFTS:
             raise ConfigError(f"speculation is {text!r}: a step has 1 to {MOST_DRAFTS} drafts of a request")
         if law.chance > 1:
@@ -50,16 +51,24 @@ class Law:
         return law
 
     def __str__(self) -> str:
-        return f"{self.drafts}@{self.chance:g}" + ("/slots" if self.rollback == "slots" else "")
+        return f"{self.drafts}@{self.chance:g}" + ("" if self.kept == "replay" else f"/{self.kept}")
 
     def bytes(self, profile: Profile, running: int) -> int:
         """Return the bytes that drafts of so many requests take beside states: none with slots, which are states."""
-        return running * self.drafts * profile.draft_bytes if self.rollback == "replay" else 0
+        return 0 if self.kept == "slots" else running * self.drafts * profile.draft_bytes
+
+    def bytes_beside(self, profile: Profile, page_size: int) -> int:
+        """Return the bytes beside each page: a head's. Raises ConfigError if the model has no attention to have one."""
+        if self.kept != "mtp":
+            return 0
+        if not profile.kv_bytes_per_token:
+            raise ConfigError(f"speculation is {self}: {profile.name} has no attention, and so no such head")
+        return profile.mtp_bytes_of_page(page_size)
 
     @property
     def states(self) -> int:
         """States that a running request takes."""
-        return 1 + (self.drafts if self.rollback == "slots" else 0)
+        return 1 + (self.drafts if self.kept == "slots" else 0)
 
     def right(self, seed: int, request: int, first: int, most: int) -> int:
         """Return how many leading drafts of a request are right, of those at output positions from `first` on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from headwater.draft.drafter import MOST_DRAFTS
@@ -50,36 +51,38 @@ class Preemption(RunningSequences):
         """Add drafts of the requests whose next token is unknown, as many as pay. No sequence gives way to them."""
         if not self.speculation or self.decode_reuse == "raw":
             return
-        self.speculation.asked = False
-        drafting = [(one, *self._draft(one.seq)) for one in self._decodes.values() if one.wants_token]
-        found = [(one, speculator, left) for one, speculator, left in drafting if speculator is not None and left > 0]
         rows = sum(one.rows for one in self._decodes.values())
+        is_measured = bool(rows) and self.speculation.seconds.is_to_measure(rows)
+        asked = [] if is_measured else list(self._ask_drafters())
+        self.speculation.asked = bool(asked)
         if self.speculation.head is not None:
-            self._ask_head(found, rows)
-        found = [(one, speculator, left) for one, speculator, left in found if speculator.draft.tokens]
+            self._ask_head(asked, rows)
         counts = self.speculation.worth(
-            [(speculator, len(speculator.draft.tokens)) for _, speculator, _ in found], rows
+            [(speculator, len(speculator.draft.tokens)) for _, speculator, _ in asked], rows
         )
-        for (one, speculator, _), n in zip(found, counts, strict=True):
+        for (one, speculator, _), n in zip(asked, counts, strict=True):
+            speculator.note_verified(n)
             n = min(n, self._rows_left())
             n = self._with_pages(one.seq, one.count + n) - one.count
             self._decodes[one.seq.id] = replace(one, drafts=tuple(speculator.draft.tokens[:n]))
 
-    def _draft(self, seq: Sequence) -> tuple[Speculator | None, int]:
-        """Return what drafts a request's next tokens, and has done so, and how many its answer has room for."""
-        if not isinstance(seq, Request):
-            return None, 0
-        if seq.speculator is None:
-            seq.speculator = self.speculation.speculator(seq.generation, seq.grammar)
-        left = seq.generation.params.max_tokens - seq.n_output - 1
-        if seq.speculator is not None and left > 0:
-            seq.speculator.propose(seq.tokens, min(MOST_DRAFTS, left))
-        return seq.speculator, left
+    def _ask_drafters(self) -> Iterator[tuple[Decode, Speculator, int]]:
+        """Yield the requests that were asked for drafts of their next tokens, and how many an answer has room for."""
+        for one in self._decodes.values():
+            seq = one.seq
+            if not (one.wants_token and isinstance(seq, Request)):
+                continue
+            if seq.speculator is None:
+                seq.speculator = self.speculation.speculator(seq.generation, seq.grammar)
+            left = seq.generation.params.max_tokens - seq.n_output - 1
+            if seq.speculator is not None and left > 0 and not seq.speculator.is_paused():
+                seq.speculator.propose(seq.tokens, min(MOST_DRAFTS, left))
+                yield one, seq.speculator, left
 
-    def _ask_head(self, found: list[tuple[Decode, Speculator, int]], rows: int) -> None:
+    def _ask_head(self, asked: list[tuple[Decode, Speculator, int]], rows: int) -> None:
         """Let the model's head draft for requests, as far as there are pages; not after rows that are replayed."""
         wanted = []
-        for one, speculator, left in found:
+        for one, speculator, left in asked:
             if speculator.uses_head and one.count == 1:
                 most = min(left, MTP_DRAFTS, speculator.most, self._rows_left())
                 wanted.append((one.seq, speculator, self._with_pages(one.seq, 1 + most) - 1))

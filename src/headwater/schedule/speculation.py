@@ -21,14 +21,12 @@ from headwater.draft.prediction import PredictedAnswer
 from headwater.draft.suffix import PastAnswers, SuffixDrafter
 from headwater.request import Generation
 from headwater.schedule.sequence import Sequence as AnySequence
+from headwater.schedule.step_seconds import StepSeconds
 
 OFF, AUTO, MTP, DRAFT = "off", "auto", "mtp", "draft"
 # drafts of a step: few sizes, so that recorded steps are met again
 COUNTS = frozenset((1, 2, 3, 4, 6, 8, 12, 16, 24, 32))
-FORGETS = 0.98  # weight of a server's earlier steps, and of their drafts, with each new one
-ROW_COST = 0.1  # of a step, until it is measured
-OUTLIER = 2  # times what is expected: kernels are read, or another process computes
-LEAST_SPREAD = 0.01  # variance of the rows of recent steps from which their cost is learned
+FORGETS = 0.98  # weight of a server's earlier drafts with each new step of them
 FORGETS_DRAFTS = 0.9  # of a request's earlier drafts, with each new step of it
 EXPECTED = {  # chance that a draft is right, where < 4, 8, 16, 32 tokens agreed, or more
     Source.COPIED: (0.6, 0.55, 0.7, 0.95, 0.99),
@@ -40,72 +38,10 @@ FIRST_FROM_HEAD = 2  # of the head for a request, before its own drafts count
 WEIGHT = 4  # judged drafts that the server's experience counts as for a request, and what is expected for a server
 # steps after which a request whose drafts do not pay tries one: at first, and at most; each try that fails doubles them
 TRIES_EVERY, RARELY = 32, 256
+LONGEST_PAUSE = 8  # steps in which a request is not asked for drafts, after some in which none paid
+CHEAP = 0.1  # of a step: a pass of the head that is tried for each new request
 
 log = logging.getLogger("headwater.schedule")
-
-
-class Sums:
-    """Sums over steps of one kind: how many, their rows, rows squared, seconds, rows times seconds."""
-
-    def __init__(self) -> None:
-        self.n = self.x = self.xx = self.y = self.xy = 0.0
-
-    def add(self, rows: int, seconds: float) -> None:
-        """Add a step; earlier ones weigh less from now on."""
-        terms = 1.0, rows, rows * rows, seconds, rows * seconds
-        sums = self.n, self.x, self.xx, self.y, self.xy
-        self.n, self.x, self.xx, self.y, self.xy = (FORGETS * s + t for s, t in zip(sums, terms, strict=True))
-
-    @property
-    def spread(self) -> tuple[float, float]:
-        """Sums of squares of rows, and of rows times seconds, about their means."""
-        return (self.xx - self.x * self.x / self.n, self.xy - self.x * self.y / self.n) if self.n else (0.0, 0.0)
-
-
-class StepSeconds:
-    """Seconds of a step by its rows: two lines of one slope, of steps without drafts and with them, as measured.
-
-    A step's seconds include its planning, with passes of the head, and its sampling, so the lines differ. They also
-    differ if steps without drafts are recorded, and steps with drafts are not.
-    """
-
-    def __init__(self) -> None:
-        self._plain, self._drafting = Sums(), Sums()
-        self._slope: float | None = None  # unknown until steps of different rows were measured
-
-    def note(self, rows: int, drafts: int, seconds: float) -> None:
-        """Add a step, some of whose rows are drafts; one with drafts counts at most OUTLIER times what is expected."""
-        sums = self._drafting if drafts else self._plain
-        if drafts and self._plain.n:
-            seconds = min(seconds, OUTLIER * self(rows, drafts))
-        sums.add(rows, seconds)
-        (xx, xy), (its_xx, its_xy) = self._plain.spread, self._drafting.spread
-        if xx + its_xx > LEAST_SPREAD * (self._plain.n + self._drafting.n):  # else it keeps the slope
-            self._slope = max(0.0, (xy + its_xy) / (xx + its_xx))
-
-    def __call__(self, rows: int, drafts: int) -> float:
-        """Return the seconds of a step, of the other kind until one is measured; before any, beside one row's.
-
-        A step with drafts takes no less than one of as many rows without; and one without takes no more than the mean
-        of those with drafts, if these have more rows: a server's first steps may be its only ones without.
-        """
-        of_plain, of_drafting = self._line(self._plain, rows), self._line(self._drafting, rows)
-        if of_plain is None or of_drafting is None:
-            return of_plain or of_drafting or 1 + ROW_COST * rows
-        if rows * self._drafting.n <= self._drafting.x:
-            of_plain = min(of_plain, self._drafting.y / self._drafting.n)
-        return max(of_plain, of_drafting) if drafts else of_plain
-
-    def _line(self, sums: Sums, rows: int) -> float | None:
-        """Return the seconds of so many rows on the line of one kind; None before any step of it."""
-        if not sums.n:
-            return None
-        slope = ROW_COST * sums.y / sums.n if self._slope is None else self._slope
-        return max(1e-9, sums.y / sums.n + slope * (rows - sums.x / sums.n))
-
-    def least_chance(self, rows: int) -> float:
-        """Return the chance below which a draft lowers the tokens a second of a step, which has `rows` without any."""
-        return rows * (self(rows + 2, 2) - self(rows + 1, 1)) / self(rows, 0)
 
 
 @dataclass(eq=False)
@@ -173,6 +109,8 @@ class Speculator:
     own: dict[Source, Share] = field(default_factory=lambda: {source: Share() for source in Source})
     taken: int = 0  # tokens of the request that the drafter has
     idle: int = 0  # steps since a draft was judged
+    pauses: int = 0  # steps left in which it is not asked
+    next_pause: int = 1
     tries_every: int = TRIES_EVERY  # idle steps
     draft: Draft = NO_DRAFT  # the last one
     uses_head: bool = False
@@ -188,13 +126,30 @@ class Speculator:
         self.draft = max((draft for draft in found if draft.tokens), key=self._expected, default=NO_DRAFT)
         return self.draft.tokens
 
-    def wants_head(self, least: float) -> bool:
+    def is_paused(self) -> bool:
+        """Count a step; return whether no drafts are asked for in it, since in those before none paid."""
+        paused = self.pauses > 0
+        self.pauses -= paused
+        self.idle += paused
+        return paused
+
+    def note_verified(self, drafts: int) -> None:
+        """Note how many drafts a step verifies of those that it was asked for: after none, it pauses ever longer.
+
+        A constraint's forced tokens come at any step, so it does not pause with one.
+        """
+        if drafts or self.grammar is not None:
+            self.next_pause = 1
+        else:
+            self.pauses, self.next_pause = self.next_pause, min(2 * self.next_pause, LONGEST_PAUSE)
+
+    def wants_head(self, least: float, cheap: bool) -> bool:
         """Return whether the head may draft better, and its drafts were right as often as `least`, or may be tried.
 
-        It drafts first for every request: those before may have been of another kind, and a pass costs little.
+        A `cheap` head drafts first for every request: those before may have been of another kind.
         """
         chance = self.chance_of_head
-        may_pay = chance >= least or self.is_to_try
+        may_pay = chance >= least or self.idle >= self.tries_every or (cheap and self.from_head < FIRST_FROM_HEAD)
         return self.uses_head and may_pay and sum_of_chances(chance, MTP_DRAFTS) > self._expected(self.draft)
 
     @property
@@ -202,11 +157,6 @@ class Speculator:
         """The chance that a token of the head's draft is right if those before it are."""
         own = self.own[Source.HEAD]
         return (own.right + WEIGHT * self.experience.of_source(Source.HEAD)) / (own.judged + WEIGHT)
-
-    @property
-    def is_to_try(self) -> bool:
-        """True if the head is to draft even if that does not seem to pay: at first, and now and then."""
-        return self.from_head < FIRST_FROM_HEAD or self.idle >= self.tries_every
 
     def consider(self, draft: Draft) -> None:
         """Take the head's draft if more of its tokens are expected to be right."""
@@ -256,7 +206,7 @@ class Speculation:
     accepted: int = 0  # drafts, since the start
     rejected: int = 0
     seconds: StepSeconds = field(default_factory=StepSeconds)
-    asked: bool = False  # whether the head drafted before the step that is planned
+    asked: bool = False  # whether drafts were asked for before the step that is planned
     _unasked: int = 0  # steps since it did
     _asks_every: int = TRIES_EVERY  # of such steps
     experience: Experience = field(default_factory=Experience)
@@ -284,12 +234,12 @@ class Speculation:
         assert self.head is not None
         a_pass = self.head.pass_seconds / self.seconds(rows, 0)
         least = self.seconds.least_chance(rows) + a_pass * rows / max(1, len(wanted))
-        asking = [(seq, one, most) for seq, one, most in wanted if most > 0 and one.wants_head(least)]
+        cheap = self.head.pass_seconds < CHEAP * self.seconds(rows, 0)
+        asking = [(seq, one, most) for seq, one, most in wanted if most > 0 and one.wants_head(least, cheap)]
         if not self._is_asked([(one, most) for _, one, most in asking], rows):
             return
-        self.asked = bool(asking)
         try:
-            drafts = self.head.guess([(seq, most) for seq, _, most in asking], least) if asking else []
+            drafts = self.head.guess([(seq, most) for seq, _, most in asking], least)
         except Exception:  # no request needs drafts
             log.exception("drafting failed, and is off from now on")
             self.head = None
@@ -316,6 +266,11 @@ class Speculation:
         drafts = sum(most for _, most in asking)
         expected = sum(sum_of_chances(one.chance_of_head, most) for one, most in asking)
         return (rows + expected) * self.seconds(rows, 0) > rows * self.seconds(rows + drafts, drafts)
+
+    def note_step(self, rows: int, drafts: int, seconds: float) -> None:
+        """Add the seconds of a step without legs; drafts that were asked for, and not verified, may have taken long."""
+        if drafts or not self.asked:
+            self.seconds.note(rows, drafts, seconds)
 
     def learn(self, speculator: Speculator | None, drafted: int, right: int) -> None:
         """Note how many drafts of a request's step were right."""

@@ -11,6 +11,7 @@ from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.load import load_model
 from headwater.schedule.speculation import Speculator, speculation_of
 from tests.checkpoints import checkpoint
+from tests.drafting import verify_every_draft
 from tests.exactness.rig import Make
 from tests.server import templates
 from tests.server.client import error, send
@@ -33,7 +34,7 @@ def engine(tmp_path_factory):
     with Make(loaded, SelfCheck(True, None, "compiled"))(500) as rig:
         rig.engine.chat_template = templates.SILENT
         rig.engine.scheduler.speculation = speculation_of("ngram")
-        rig.engine.scheduler.speculation.worth = lambda drafts, rows: [most for _, most in drafts]
+        verify_every_draft(rig.engine.scheduler.speculation)
         yield rig.engine
 
 

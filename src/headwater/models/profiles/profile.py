@@ -77,6 +77,11 @@ class Profile(ModelCosts):
         """Bytes of the head's weights, which a step with logits reads in addition."""
         return round(self.vocab_size * self.hidden_size * self.table_element_bytes)
 
+    def mtp_bytes_of_page(self, page_size: int) -> int:
+        """Return the bytes beside a page for an MTP head: an attention layer's KV, and the hidden state of a token."""
+        widest = max(layer.kv_elements(self.tensor_parallel) for layer, _ in self.layers)
+        return self.element_bytes * (page_size * widest + self.hidden_size)
+
     def layout(
         self,
         memory_bytes: int,

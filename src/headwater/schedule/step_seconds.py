@@ -1,0 +1,93 @@
+"""Seconds of decode steps by their rows, without drafts and with them, as measured."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+FORGETS = 0.98  # weight of a server's earlier steps with each new one
+ROW_COST = 0.1  # of a step, until it is measured
+OUTLIER = 2  # times what is expected: kernels are read, or another process computes
+LEAST_SPREAD = 0.01  # variance of the rows of recent steps from which their cost is learned
+# of so many steps of about as many rows, the first ones have no drafts, so that it is known what such steps take
+MEASURED, OF_STEPS = 6, 512
+
+
+class Sums:
+    """Sums over steps: how many, their rows, rows squared, seconds, rows times seconds; recent steps weigh more."""
+
+    def __init__(self) -> None:
+        self.n = self.x = self.xx = self.y = self.xy = 0.0
+
+    def add(self, rows: int, seconds: float) -> None:
+        """Add a step; earlier ones weigh less from now on."""
+        terms = 1.0, rows, rows * rows, seconds, rows * seconds
+        sums = self.n, self.x, self.xx, self.y, self.xy
+        self.n, self.x, self.xx, self.y, self.xy = (FORGETS * s + t for s, t in zip(sums, terms, strict=True))
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """Sums of squares of rows, and of rows times seconds, about their means."""
+        return (self.xx - self.x * self.x / self.n, self.xy - self.x * self.y / self.n) if self.n else (0.0, 0.0)
+
+    def line(self, rows: int, slope: float | None) -> float:
+        """Return the seconds of a step on the line of this slope through the means; without one, of ROW_COST."""
+        slope = ROW_COST * self.y / self.n if slope is None else slope
+        return max(1e-9, self.y / self.n + slope * (rows - self.x / self.n))
+
+
+class StepSeconds:
+    """Seconds of a step by its rows.
+
+    A step's seconds include its planning, with passes of the head, and its sampling. Steps without drafts have a mean
+    for each power of two of rows, steps with drafts have one line; the slope is that of both kinds.
+    """
+
+    def __init__(self) -> None:
+        self._plain, self._drafting = Sums(), Sums()
+        self._by_size: dict[int, Sums] = {}  # steps without drafts, by the bit length of their rows
+        self._planned = Counter[int]()  # steps that were planned, by the bit length of their rows without drafts
+        self._slope: float | None = None  # unknown until steps of different rows were measured
+
+    def is_to_measure(self, rows: int) -> bool:
+        """Count a step that is planned; return whether it is to have no drafts, so that its seconds are known."""
+        size = rows.bit_length()
+        self._planned[size] += 1
+        return (self._planned[size] - 1) % OF_STEPS < MEASURED
+
+    def note(self, rows: int, drafts: int, seconds: float) -> None:
+        """Add a step, some of whose rows are drafts; it counts at most OUTLIER times what is expected of its kind."""
+        if drafts:
+            seconds = min(seconds, OUTLIER * self(rows, drafts)) if self._plain.n else seconds
+            self._drafting.add(rows, seconds)
+        else:
+            size = rows.bit_length()
+            of_size = self._by_size.get(size, Sums())
+            if of_size.n and seconds * OUTLIER < of_size.line(rows, self._slope) and of_size.n < MEASURED / 2:
+                of_size = Sums()  # kernels were read in the first steps
+            elif of_size.n:
+                seconds = min(seconds, OUTLIER * of_size.line(rows, self._slope))
+            of_size.add(rows, seconds)
+            self._by_size[size] = of_size
+            self._plain.add(rows, seconds)
+        (xx, xy), (its_xx, its_xy) = self._plain.spread, self._drafting.spread
+        if xx + its_xx > LEAST_SPREAD * (self._plain.n + self._drafting.n):  # else it keeps the slope
+            self._slope = max(0.0, (xy + its_xy) / (xx + its_xx))
+
+    def __call__(self, rows: int, drafts: int) -> float:
+        """Return the seconds of a step, of the other kind until one is measured; before any, beside one row's.
+
+        A step with drafts takes no less than one of as many rows without; and one without takes no more than the mean
+        of those with drafts, if these have more rows.
+        """
+        of_size = self._by_size.get(rows.bit_length(), self._plain)
+        plain = of_size.line(rows, self._slope) if of_size.n else None
+        drafting = self._drafting.line(rows, self._slope) if self._drafting.n else None
+        if plain is None or drafting is None:
+            return plain or drafting or 1 + ROW_COST * rows
+        if rows * self._drafting.n <= self._drafting.x:
+            plain = min(plain, self._drafting.y / self._drafting.n)
+        return max(plain, drafting) if drafts else plain
+
+    def least_chance(self, rows: int) -> float:
+        """Return the chance below which a draft lowers the tokens a second of a step, which has `rows` without any."""
+        return rows * (self(rows + 2, 2) - self(rows + 1, 1)) / self(rows, 0)
