@@ -166,7 +166,7 @@ def main() -> None:
     if given.small:
         given.items = 2
     model = Model(embedded(), "auto", mtp=True)
-    rows = [row for kind in KINDS for row in rows_of(kind, ranks(model, questions(model, kind, given.items)))]
+    rows = [row for kind in KINDS for row in rows_of(kind, ranks(model, questions(model.loaded, kind, given.items)))]
     measure.report(given, rows)
 
 

@@ -31,6 +31,7 @@ from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
 from headwater.evaluate.items import DEFAULT_TASKS, read_items
 from headwater.models.embedded import embedded
+from headwater.models.load import LoadedModel
 from headwater.request import Drafting, Generation, SamplingParams
 from headwater.server.prompt.encoding import encode
 from headwater.server.prompt.template import ChatTemplate
@@ -75,15 +76,15 @@ class Way:
         return finished(asked)
 
 
-def questions(model: Model, kind: str, count: int) -> list[list[int]]:
+def questions(loaded: LoadedModel, kind: str, count: int) -> list[list[int]]:
     """Return prompts of held-out questions of a kind."""
-    template = ChatTemplate(model.loaded.chat_template or "", model.loaded.special_tokens)
+    template = ChatTemplate(loaded.chat_template or "", loaded.special_tokens)
     items = [item for item in read_items(DEFAULT_TASKS) if item.kind == kind and item.tokens <= 512][:count]
     texts = (
         template.render([*item.messages], datetime(2026, 1, 1), {"tools": item.tools, "add_generation_prompt": True})
         for item in items
     )
-    return [encode(model.loaded.tokenizer, text, add_special_tokens=False).ids for text in texts]
+    return [encode(loaded.tokenizer, text, add_special_tokens=False).ids for text in texts]
 
 
 def answers(model: Model, count: int, clients: tuple[int, ...], turns: int) -> Iterator[Row]:
@@ -96,7 +97,7 @@ def answers(model: Model, count: int, clients: tuple[int, ...], turns: int) -> I
         for n in WINDOWS:
             ways[f"window {n}"].drafting, ways[f"window {n}"].always = Drafting(tokens=n), True
         for kind in KINDS:
-            prompts = questions(model, kind, count)
+            prompts = questions(model.loaded, kind, count)
             for at_once in clients:
                 work: dict[str, Callable[[], float]] = {
                     name: partial(way.rate, prompts, at_once) for name, way in ways.items()

@@ -38,6 +38,7 @@ QUESTIONS = {
     "speculation": "How much faster are answers with drafts?",
     "mtp": "How far does the model's head draft, and what does it cost?",
     "draft_trees": "What would trees of drafts accept beside chains?",
+    "peer_answers": "How fast are answers over HTTP with drafts and without?",
     "tiers": "What do tiers save after a restart and beyond memory, and what do they cost?",
     "weights": "What do fewer bits of weights cost in quality?",
     "startup": "How long until the server answers, and how much memory does it take?",

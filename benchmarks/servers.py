@@ -142,9 +142,9 @@ class Streamed:
         return min(times[0] for times in self.times.values()) - self.sent
 
 
-def complete(port: int, prompt: Any, max_tokens: int = 1) -> Streamed:
+def complete(port: int, prompt: Any, max_tokens: int = 1, ignore_eos: bool = True) -> Streamed:
     """POST /v1/completions, greedy and streamed, on a connection of its own that is open before the clock starts."""
-    body = {"model": "m", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+    body = {"model": "m", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": ignore_eos}
     body |= {"stream": True, "stream_options": {"include_usage": True}}
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LONGEST)
     connection.connect()

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from benchmarks import measure, peers
+from benchmarks import measure, peer_answers, peers
 from benchmarks.measure import Row
 from benchmarks.peers import Running, Wanted, cached_of, compared, markdown
 from benchmarks.servers import Streamed
@@ -117,3 +117,28 @@ def test_the_table_has_medians_with_least_and_most() -> None:
 def test_a_warm_up_round_does_not_count(warm_up: bool, expected: list[float]) -> None:
     counted = iter(range(1, 10))
     assert measure.in_turns({"one": lambda: float(next(counted))}, 2, warm_up=warm_up) == {"one": expected}
+
+
+def test_a_server_that_is_up_is_a_name_and_a_port() -> None:
+    assert peer_answers.named_port("vllm-ngram=18081") == ("vllm-ngram", 18081)
+    for text in ("vllm", "=18081", "vllm=here"):
+        with pytest.raises(argparse.ArgumentTypeError, match="NAME=PORT"):
+            peer_answers.named_port(text)
+
+
+def test_answers_count_the_tokens_that_the_server_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All prompts are sent once before, for one token; then all of them at once, to their own ends."""
+    asked: list[tuple[list[int], int]] = []
+
+    def complete(port: int, prompt: list[int], max_tokens: int = 1, ignore_eos: bool = True) -> Streamed:
+        asked.append((prompt, max_tokens))
+        assert ignore_eos == (max_tokens == 1)
+        return Streamed(0.0, {}, {}, {"completion_tokens": 5})
+
+    clock = itertools.count(0, 2)
+    monkeypatch.setattr(peer_answers, "complete", complete)
+    monkeypatch.setattr(peer_answers, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(peer_answers, "sleep", lambda seconds: None)
+    assert peer_answers.rate(1, [[1], [2], [3]], 2) == 15 / 2
+    assert asked[:3] == [([1], 1), ([2], 1), ([3], 1)]
+    assert sorted(asked[3:]) == [([n], peer_answers.LONGEST) for n in (1, 2, 3)]
