@@ -72,6 +72,43 @@ def test_a_killed_server_has_stored_all_and_the_next_one_answers_alike(place: st
     assert tiers("clear", place, "--yes").stdout == "0 parts were deleted\n"
 
 
+def test_documents_are_read_from_disk_after_a_restart(tmp_path: Path) -> None:
+    """The second server answers the same documents, in another order, without building any."""
+    place, key = f"disk:{tmp_path / 'tier'}", str(tmp_path / "key")
+    flags = "--port", "0", "--tier", place, "--tier-key", key, "--tier-timeout", "30"
+    texts = [" ".join(f"Clerk {i} of house {number} keeps key {i * number}." for i in range(120)) for number in (3, 7)]
+
+    def answer(said: list[str], documents: list[str]) -> dict:
+        body = {
+            "messages": [{"role": "user", "content": "Which key does clerk 5 of house 7 keep?"}],
+            "documents": [{"text": text} for text in documents],
+            "fidelity": "fast", "max_tokens": 8, "temperature": 0, "logprobs": True,
+        }  # fmt: skip
+        response = httpx.post(f"{address(said)}/chat/completions", json=body, timeout=PATIENCE)
+        response.raise_for_status()
+        return response.json()
+
+    with serving(*flags) as (process, said):
+        answer(said, texts)
+        turned = answer(said, texts[::-1])
+        process.terminate()
+        assert process.wait(PATIENCE) == 0
+    with serving(*flags) as (_, said):
+        again = answer(said, texts[::-1])
+        shown = figures(said)
+        metrics = httpx.get(f"{address(said).removesuffix('/v1')}/metrics").text
+    account = again["headwater"]
+    assert (account["segments"], account["loaded_segments"], account["cold_tokens"]) == (2, 2, 0)
+    assert (account["tier_outcome"], account["loaded_from"]) == ("loaded", "disk")
+    assert account["loaded_tokens"] >= account["composed_tokens"] > 1000
+    assert shown["since_start"]["loaded_segments"] == 2
+    assert "headwater_loaded_segments_total 2.0" in metrics
+    assert 'headwater_computed_tokens_total{kind="segment"} 0.0' in metrics
+    assert again["choices"] == turned["choices"]
+    assert re.search(r"segments\s*│\s*2 ", tiers("ls", place).stdout)
+    assert tiers("verify", place, "--tier-key", key).returncode == 0
+
+
 def test_selective_storing_flushes_at_sigterm(tmp_path: Path) -> None:
     place = f"disk:{tmp_path / 'tier'}"
     with serving("--port", "0", "--tier", place, "--tier-key", str(tmp_path / "key")) as (process, said):

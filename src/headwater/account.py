@@ -25,7 +25,7 @@ class TierOutcome(StrEnum):
     """Outcome of a request's lookup in tiers. A closed list."""
 
     LOADED = "loaded"
-    MISS = "tier_miss"  # no tier has a state deeper than memory's, with all KV below it
+    MISS = "tier_miss"  # no tier has a state deeper than memory's, with all KV below it, or a missing segment
     COMPUTING_IS_FASTER = "computing_is_faster"
     SLOW = "tier_slow"  # an answer or a load took too long, and the request computed
     CORRUPT = "tier_corrupt"  # a part was not what was stored
@@ -50,6 +50,7 @@ class CacheAccount:
     recomputed_tokens: int = 0  # seams, and segments of the prompt that were not reused
     approximate_tokens: int = 0  # the part of `cached_tokens` in composed prefixes
     loaded_tokens: int = 0  # the part of `cached_tokens` read from a tier, for this request or one it waited for
+    loaded_segments: int = 0  # the part of `segments` that was read likewise
     loaded_from: str | None = None  # tiers: disk, redis
     load_seconds: float = 0.0
     tier_outcome: TierOutcome | None = None  # None: the server has no tiers, or memory had all

@@ -71,13 +71,16 @@ def watch_evictions(cache: PrefixCache, caps: bool) -> None:
         evict = getattr(owner, name)
 
         def called(*args: Any, evicted: bool = True) -> Any:
-            may = entries in (["reserve"], ["reserve_segment"]) or (caps and entries == ["commit"])
+            may = entries in (["reserve"], ["reserve_segment"], ["reserve_loaded_segment"]) or (
+                caps and entries == ["commit"]
+            )
             assert may or not evicted, f"{name} evicts in {entries or 'no operation'}"
             return evict(*args, evicted=evicted) if owner is cache._index else evict(*args)
 
         setattr(owner, name, called)
 
-    for name in ("match", "reserve", "reserve_segment", "plan_segment", "commit", "abandon", "release"):
+    operations = "match", "reserve", "reserve_segment", "reserve_loaded_segment", "plan_segment"
+    for name in (*operations, "commit", "abandon", "release"):
         entering(name)
     for owner, name in ((cache._index, "drop"), (cache._index, "trim"), (cache.segments, "evict")):
         checked(owner, name)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.tiers.names import RUN, STATE, Names, read_key, run_name, runs_of, state_name
+from headwater.tiers.names import RUN, SEGMENT, STATE, Names, read_key, run_name, runs_of, state_name
 from headwater.tiers.part import HEADER, CorruptPart, Part, Sealer
 from headwater.tiers.store import Store, StoreFull
 from tests.redis_server import redis_server
@@ -136,6 +136,28 @@ def test_the_state_that_saves_least_goes_first(make: Make) -> None:
     assert store.has([dear, cheap]) == [True, False]
 
 
+def test_the_segment_that_saves_least_goes_first_and_states_likewise(make: Make) -> None:
+    store = make(LIMIT)
+
+    def segment(name: str, seconds: float) -> tuple[str, Part]:
+        key = key_of(name, 300)
+        return NAMES.segment(key), Part(SEGMENT, 8, 292, key, [b"g" * 20_000], seconds)
+
+    dear, cheap = segment("dear", 50.0), segment("cheap", 0.01)
+    put(store, [dear, cheap])
+    state = put(store, session(key_of("state", 8), (8,), seconds=50.0))
+    for number in range(12):
+        put(store, [segment(f"other {number}", 5.0)])
+    assert store.has([dear[0], cheap[0]]) == [True, False]
+    assert store.has(state) == [True] * len(state), "segments are evicted for segments"
+    assert store.usage().evicted > 0
+    assert not store.catalog().stranded()
+    assert SEALER.unseal(dear[0], store.get(dear[0])).key == dear[1].key
+    for number in range(12):
+        put(store, session(key_of(f"session {number}", 8), (8,), seconds=500.0))
+    assert not store.has([dear[0]])[0], "and for states"
+
+
 def test_several_threads_may_use_it(make: Make) -> None:
     store = make(LIMIT)
     errors = []
@@ -235,6 +257,8 @@ def test_names_differ_by_key_fingerprint_namespace_and_every_unit_before_their_e
     for other in others:
         assert not {*first[1:]} & {*other[1:]}
     assert NAMES.digests("n", key + b"more")[:4] == first
+    segments = [names.segment(key) for names in (NAMES, Names(bytes(32), "fingerprint", 4), Names(KEY, "other", 4))]
+    assert len({*segments, NAMES.segment(key + b"more"), state_name(first, 3)}) == 5
 
 
 def test_the_key_is_made_once_and_for_this_user_alone(tmp_path: Path) -> None:

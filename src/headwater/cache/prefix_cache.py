@@ -155,16 +155,28 @@ class PrefixCache:
         """
         if self.segments.find(key) is not None:
             raise ValueError(f"a segment of {key.tokens:,} tokens is stored or being built already")
+        self._make_way_for(key, self.layout.slot_pages)
+        return self.segments.begin(request, key)
+
+    def reserve_loaded_segment(self, request: int, key: SegmentKey) -> Plan:
+        """Take the pages of a segment that is read under the id `request`; its commit publishes the segment.
+
+        The same segment may be built meanwhile; what is published first stays. Raises OutOfPages, as `reserve_segment`.
+        """
+        self._make_way_for(key, 0)
+        self.segments.begin_load(request, key)
+        return self.segments.plan(request, 0, key.tokens - key.widths.tail)
+
+    def _make_way_for(self, key: SegmentKey, slot_pages: int) -> None:
         kv, states = self.segments.needs(key)
-        self._evictor.require_room(Survey([], 0, None, (), (), kv, states + self.layout.slot_pages))
+        self._evictor.require_room(Survey([], 0, None, (), (), kv, states + slot_pages))
         self.segments.make_way(kv + states)
         self._now += 1
         self._evictor.reserving = True
         try:
-            self._evictor.make_rooms(kv, states + self.layout.slot_pages, self._now)
+            self._evictor.make_rooms(kv, states + slot_pages, self._now)
         finally:
             self._evictor.reserving = False
-        return self.segments.begin(request, key)
 
     def plan_segment(self, request: int, start: int, end: int) -> Plan:
         """Return the plan that computes tokens [start, end) of the segment that `request` builds."""

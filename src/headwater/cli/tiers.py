@@ -12,16 +12,16 @@ from headwater.cache_folder import own_folder
 from headwater.cli.common import commands, show
 from headwater.errors import ConfigError
 from headwater.table import Table
-from headwater.tiers.names import RUN, STATE, read_key
+from headwater.tiers.names import RUN, SEGMENT, STATE, read_key
 from headwater.tiers.part import CorruptPart, Sealer
 from headwater.tiers.place import EXAMPLES, TierPlace
 from headwater.tiers.store import Store
 
-KINDS = {STATE: "states", RUN: "runs of KV"}
+KINDS = {STATE: "states", RUN: "runs of KV", SEGMENT: "segments"}
 
 Place = Annotated[str, Argument(metavar="PLACE", help=f"A tier, as for `serve`: {EXAMPLES}.")]
 
-group = typer.Typer(rich_markup_mode=None, help="Look at a store of states and KV, check it, and clear it.")
+group = typer.Typer(rich_markup_mode=None, help="Look at a store of states, KV and segments, check it, and clear it.")
 commands.add_typer(group, name="tiers")
 
 

@@ -19,7 +19,7 @@ import torch
 from blake3 import blake3
 
 from headwater.cache_folder import own_folder, write_whole
-from headwater.engine.verdict import key_of
+from headwater.engine.verdict import PACKAGE, key_of
 from headwater.memory.arena import Arena
 from headwater.memory.slots import StateMemory
 from headwater.mixers.batch import Slice, StepBatch
@@ -27,6 +27,8 @@ from headwater.models.load import LoadedModel
 
 PROBED = 192  # tokens
 WEIGHT_FILES = ("*.safetensors", "*.gguf", "config.json")
+# what computes segments beside the code of the verdict's key: the probe has no segment
+BUILDING = ("engine/runner.py", "memory/slots.py", "models/hybrid.py")
 
 log = logging.getLogger("headwater.engine")
 
@@ -66,11 +68,16 @@ def fingerprint(loaded: LoadedModel, path: Path, mode: str, probed: Probe) -> st
         **key_of(spec),
         "mode": mode,
         "page": str(spec.page_size),
-        "layout": f"{spec.page_bytes} {spec.state.bytes} {spec.max_length}",
+        "layout": f"{spec.page_bytes} {spec.state.bytes} {spec.max_length} {spec.transition.bytes}",
+        "building": _sources(BUILDING),
         "files": weights_digest(path),
         "probe": probed.digest,
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _sources(names: Iterable[str]) -> str:
+    return blake3(b"\0".join((PACKAGE / name).read_bytes() for name in names)).hexdigest()
 
 
 def weights_digest(path: Path) -> str:

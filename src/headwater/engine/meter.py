@@ -40,6 +40,7 @@ class EngineStats:
     accepted_drafts: int  # tokens
     rejected_drafts: int
     loaded_tokens: int  # that were read from tiers
+    loaded_segments: int
     copies_dropped: int  # copies to tiers that were given up
     tiers: tuple[TierStats, ...] = ()
 
@@ -95,6 +96,7 @@ class Meter:
             accepted_drafts=scheduler.speculation.accepted,
             rejected_drafts=scheduler.speculation.rejected,
             loaded_tokens=scheduler.tiers.loaded_tokens,
+            loaded_segments=scheduler.tiers.loaded_segments,
             copies_dropped=scheduler.tiers.dropped,
             tiers=scheduler.tiers.stats(),
         )

@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence, Set
 
+from headwater.account import TierOutcome
 from headwater.cache_folder import own_folder
 from headwater.config import ServeConfig
 from headwater.errors import ConfigError
 from headwater.schedule.tier_load import TierStats
 from headwater.setting import SettingError, without_password
 from headwater.tiers.names import read_key
+from headwater.tiers.part import HEADER, SEAL_BYTES, CorruptPart, Part, Sealer
 from headwater.tiers.place import TierPlace
 from headwater.tiers.store import Store, StoreError, Usage
 
@@ -19,6 +22,10 @@ FORGETS = 0.9  # weight of earlier measurements with each new one
 FIRST_BANDWIDTH = 1e9  # bytes a second, until some were read
 LATENCY = 1e-3  # seconds of a load beside its bytes
 BREAK = 10.0  # seconds for which a store that failed is left alone
+READERS = 2  # threads
+LATE = 4  # times the expected seconds, after which a load is not waited for
+
+NamedPart = tuple[str, Callable[[], Part]]  # a part that is made when it is to be written
 
 log = logging.getLogger("headwater.engine")
 
@@ -62,8 +69,8 @@ def tier_key(config: ServeConfig) -> bytes:
 class Tier:
     """One store, how fast it is, and whether it may be asked now."""
 
-    def __init__(self, number: int, store: Store) -> None:
-        self.number, self.store = number, store
+    def __init__(self, number: int, store: Store, sealer: Sealer) -> None:
+        self.number, self.store, self._sealer = number, store, sealer
         self.bandwidth = Ratio()  # bytes, seconds
         self.waiting = 0  # bytes that loads in progress still read
         self.counts: Counter[str] = Counter()
@@ -78,6 +85,62 @@ class Tier:
     @property
     def writable(self) -> bool:
         return time.monotonic() >= self.unwritable_until
+
+    def read(self, name: str, kind: str, end: int, key: bytes, payload: Sequence[memoryview]) -> TierOutcome | None:
+        """Fill `payload` with a part of this kind, end and key, and check it; return why it could not be."""
+        header, stored_key, seal = (memoryview(bytearray(n)) for n in (HEADER.size, len(key), SEAL_BYTES))
+        begun = time.perf_counter()
+        try:
+            if not self.store.read_into(name, [header, stored_key, *payload, seal]):
+                return self._unreadable(name)
+            part = self._sealer.check(name, header, stored_key, payload, seal)
+            if part.end != end or part.kind != kind or bytes(part.key) != key:
+                raise CorruptPart("it belongs to other tokens")
+        except StoreError as error:
+            self.failed(error)
+            return TierOutcome.FAILED
+        except CorruptPart as error:
+            return self._corrupt(name, error)
+        self.counts["read"] += 1
+        self.counts["bytes_read"] += part.bytes
+        self.bandwidth.note(part.bytes, time.perf_counter() - begun)
+        return None
+
+    def put(self, parts: Sequence[NamedPart], closing: Callable[[], bool]) -> None:
+        """Store parts that are not there, in their order, until `closing()`; the others count as used now.
+
+        Raises StoreError.
+        """
+        names = [name for name, _ in parts]
+        there, keep = self.store.has(names), frozenset(names)
+        self.store.touch([name for name, known in zip(names, there, strict=True) if known])
+        for (name, make), known in zip(parts, there, strict=True):
+            if closing():
+                return
+            if not known:
+                self._put(name, make(), keep)
+        self.usage = self.store.usage()
+
+    def _put(self, name: str, part: Part, keep: Set[str]) -> None:
+        self.store.put(name, self._sealer.seal(name, part), keep)
+        self.counts["written"] += 1
+        self.counts["bytes_written"] += part.bytes
+
+    def _unreadable(self, name: str) -> TierOutcome:
+        """Return why a part has not the expected size: it is gone, or it is not what was stored."""
+        if self.store.has([name])[0]:
+            return self._corrupt(name, CorruptPart("it has another size"))
+        self.counts["gone"] += 1
+        return TierOutcome.FAILED
+
+    def _corrupt(self, name: str, error: CorruptPart) -> TierOutcome:
+        log.warning("tier %s: part %s is dropped: %s", self.store.shown, name, error)
+        self.counts["corrupt"] += 1
+        try:
+            self.store.delete([name])
+        except StoreError as failure:
+            self.failed(failure)
+        return TierOutcome.CORRUPT
 
     def failed(self, error: Exception) -> None:
         """Do not read for a while."""

@@ -10,45 +10,45 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 
 from headwater.account import TierOutcome
 from headwater.cache.segments.compose import is_marked
+from headwater.cache.segments.store import SegmentKey, StoredSegment
 from headwater.config import ServeConfig
-from headwater.engine.tier import Ratio, Tier
+from headwater.engine.tier import LATE, READERS, NamedPart, Ratio, Tier
+from headwater.engine.tier_segments import SegmentIO
 from headwater.plan import Held
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.scheduler import Scheduler
+from headwater.schedule.segment_loads import Awaited
 from headwater.schedule.tier_load import Load, Offer, Source, TierStats
 from headwater.schedule.tiers import Loads, Tiers
 from headwater.tiers.names import RUN, STATE, Names, run_name, runs_of, state_name
-from headwater.tiers.part import HEADER, SEAL_BYTES, CorruptPart, Part, Sealer
+from headwater.tiers.part import Part, Sealer
 from headwater.tiers.store import Store, StoreError, StoreFull
 
 RUN_TOKENS = 1024  # of a run of KV, if pages are shorter
-READERS = 2  # threads
 MOST_QUEUED = 256  # copies
 MOST_HELD = 1 / 8  # of the pages, by copies that wait; pages of a shared prefix count for each
 POLL = 0.2  # seconds between looks at how much time is left
-LATE = 4  # times the expected seconds, after which a load is not waited for
 
 log = logging.getLogger("headwater.engine")
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(frozen=True, slots=True)
 class Copy:
-    """A state that is to be stored, with the KV below it, and the lease that keeps its pages."""
+    """Parts that are to be stored. Their pages stay as they are until `release` is called."""
 
-    id: int
-    namespace: str
-    key: bytes
-    at: int
-    held: Held
+    pages: int
+    parts: Callable[[], list[NamedPart]]
+    release: Callable[[], None]
 
 
 class TierIO(Tiers):
@@ -65,8 +65,8 @@ class TierIO(Tiers):
         config: ServeConfig,
     ) -> None:
         """`pages_PB`: the arena; `changed`: the engine's lock."""
-        self.tiers = [Tier(number, store) for number, store in enumerate(stores)]
-        self._names, self._sealer, self._scheduler = names, sealer, scheduler
+        self.tiers = [Tier(number, store, sealer) for number, store in enumerate(stores)]
+        self._names, self._scheduler = names, scheduler
         self._cache, self._layout = scheduler.cache, scheduler.layout
         self._pages: np.ndarray[tuple[int, int], np.dtype[np.uint8]] = pages_PB.numpy()
         self._changed, self._timeout = changed, config.tier_timeout
@@ -74,6 +74,7 @@ class TierIO(Tiers):
         page = self._layout.page_size
         self.run_tokens = max(page, RUN_TOKENS // page * page)
         self._loads = Loads(self._cache, self, scheduler.new_id)
+        self._segments = SegmentIO(self.tiers, names, scheduler, self._pages, changed, self._timeout, self)
         self._prefill = Ratio()  # seconds, tokens
         self._waiting: dict[int, tuple[Request, float]] = {}  # requests that wait, and until when
         self._queue: deque[Copy] = deque()
@@ -127,7 +128,7 @@ class TierIO(Tiers):
 
     @property
     def busy(self) -> bool:
-        return bool(len(self._loads) or self._copying or self._queue)
+        return bool(len(self._loads) or len(self._segments) or self._copying or self._queue)
 
     def take_late(self) -> None:
         """Let requests compute that have waited too long."""
@@ -135,6 +136,14 @@ class TierIO(Tiers):
         for seq, until in list(self._waiting.values()):
             if now > until:
                 self._loads.stop_waiting(seq)
+        self._segments.take_late(now)
+
+    def hold_segments(self, awaited: Awaited, keys: Sequence[SegmentKey]) -> set[SegmentKey]:
+        return set() if self._closing else self._segments.hold_back(awaited, keys)
+
+    def segment_loaded(self, tokens: int) -> None:
+        self.loaded_segments += 1
+        self.loaded_tokens += tokens
 
     def _look_up(self, request: int, namespace: str, key: bytes, have: int, last: int) -> None:
         """Ask each store for states in (`have`, `last`] of a prompt, and for KV (on a reader's thread)."""
@@ -229,24 +238,8 @@ class TierIO(Tiers):
         start, end = source.start // unit, source.end // unit
         name = state_name(digests, end) if is_state else run_name(digests, start, end)
         key = load.key[: end * self._layout.unit_bytes]
-        header, stored_key, seal = (memoryview(bytearray(n)) for n in (HEADER.size, len(key), SEAL_BYTES))
-        payload = self._pages_of(load, source)
-        begun = time.perf_counter()
-        try:
-            if not tier.store.read_into(name, [header, stored_key, *payload, seal]):
-                return self._unreadable(tier, name)
-            part = self._sealer.check(name, header, stored_key, payload, seal)
-            if part.end != end or part.kind != (STATE if is_state else RUN) or bytes(part.key) != key:
-                raise CorruptPart("it belongs to other tokens")
-        except StoreError as error:
-            tier.failed(error)
-            return TierOutcome.FAILED
-        except CorruptPart as error:
-            return self._corrupt(tier, name, error)
-        tier.counts["read"] += 1
-        tier.counts["bytes_read"] += part.bytes
-        tier.bandwidth.note(part.bytes, time.perf_counter() - begun)
-        return None
+        kind = STATE if is_state else RUN
+        return tier.read(name, kind, end, key, self._pages_of(load, source))
 
     def _pages_of(self, load: Load, source: Source) -> list[memoryview]:
         """Return the memory of a part's pages; of pages that memory had already, memory that is thrown away."""
@@ -258,25 +251,6 @@ class TierIO(Tiers):
         have = load.plan.write_from - pages.start
         thrown_away = [memoryview(bytearray(self._pages.shape[1])) for _ in pages[: max(0, have)]]
         return thrown_away + self._views(load.plan.table[page] for page in pages[len(thrown_away) :])
-
-    def _unreadable(self, tier: Tier, name: str) -> TierOutcome:
-        """Return why a part has not the expected size: it is gone, or it is not what was stored."""
-        if tier.store.has([name])[0]:
-            return self._corrupt(tier, name, CorruptPart("it has another size"))
-        tier.counts["gone"] += 1
-        return TierOutcome.FAILED
-
-    def _corrupt(self, tier: Tier, name: str, error: CorruptPart) -> TierOutcome:
-        log.warning("tier %s: part %s is dropped: %s", tier.store.shown, name, error)
-        tier.counts["corrupt"] += 1
-        self._drop(tier, name)
-        return TierOutcome.CORRUPT
-
-    def _drop(self, tier: Tier, name: str) -> None:
-        try:
-            tier.store.delete([name])
-        except StoreError as error:
-            tier.failed(error)
 
     # -- copies
 
@@ -291,24 +265,52 @@ class TierIO(Tiers):
     def make_room(self) -> bool:
         given_up = len(self._queue)
         while self._queue:
-            self._cache.release(self._queue.popleft().id)
+            self._queue.popleft().release()
             self.dropped += 1
         return given_up > 0
+
+    def built(self, segments: Sequence[StoredSegment]) -> None:
+        if self._through:
+            self._copy_segments(segments)
+
+    def reused(self, segments: Sequence[StoredSegment]) -> None:
+        self._copy_segments(segments)
 
     def _copy(self, namespace: str, key: bytes, at: int) -> None:
         """Queue a copy of a cached checkpoint, and keep its pages until it is made; none of an approximate prefix."""
         prefix = key[: at // self._layout.unit_tokens * self._layout.unit_bytes]
         if is_marked(prefix):
             return
-        held_pages = sum(len(copy.held.table) + len(copy.held.state) for copy in self._queue)
-        if len(self._queue) >= MOST_QUEUED or held_pages > MOST_HELD * self._layout.n_pages:
-            self.dropped += 1
+        if not self._may_copy():
             return
         id = self._scheduler.new_id()
         held = self._cache.hold(id, namespace, key, at)
         if held is not None:
-            self._queue.append(Copy(id, namespace, prefix, at, held))
-            self._changed.notify_all()
+            parts = partial(self._parts_of, namespace, prefix, at, held)
+            self._enqueue(Copy(len(held.table) + len(held.state), parts, partial(self._cache.release, id)))
+
+    def _copy_segments(self, segments: Sequence[StoredSegment]) -> None:
+        """Queue a copy of segments, and pin them until it is made."""
+        if self._may_copy():
+            for stored in segments:
+                self._cache.segments.pin(stored)
+            pages, parts = sum(stored.pages for stored in segments), partial(self._segments.parts, segments)
+            self._enqueue(Copy(pages, parts, partial(self._unpin, segments)))
+
+    def _unpin(self, segments: Sequence[StoredSegment]) -> None:
+        for stored in segments:
+            self._cache.segments.unpin(stored)
+
+    def _may_copy(self) -> bool:
+        held_pages = sum(copy.pages for copy in self._queue)
+        if len(self._queue) < MOST_QUEUED and held_pages <= MOST_HELD * self._layout.n_pages:
+            return True
+        self.dropped += 1
+        return False
+
+    def _enqueue(self, copy: Copy) -> None:
+        self._queue.append(copy)
+        self._changed.notify_all()
 
     def _write(self) -> None:
         """Make copies, one after the other (the writer's thread)."""
@@ -330,31 +332,19 @@ class TierIO(Tiers):
                 log.exception("a copy failed")
             with self._changed:
                 self._copying = None
-                self._cache.release(copy.id)
+                copy.release()
                 self._scheduler.room_was_made()
                 self._changed.notify_all()
 
     def _store(self, copy: Copy) -> None:
-        """Store a state in every tier, after the runs of KV below it, the first ones first."""
-        unit, at = self._layout.unit_tokens, copy.at // self._layout.unit_tokens
-        digests = self._names.digests(copy.namespace, copy.key)
-        runs = runs_of(at, self.run_tokens // unit) if self._layout.kv_pages_per_unit else []
-        names = [*(run_name(digests, *run) for run in runs), state_name(digests, at)]
+        """Store parts in every tier."""
+        parts = copy.parts()
         for tier in self.tiers:
             if not tier.writable:
                 self.dropped += 1
                 continue
             try:
-                there, keep = tier.store.has(names), frozenset(names)
-                tier.store.touch([name for name, known in zip(names, there, strict=True) if known])
-                for run, name, known in zip(runs, names, there, strict=False):
-                    if self._closing:
-                        return
-                    if not known:
-                        self._put(tier, name, self._run(copy, run, digests), keep)
-                if not there[-1]:
-                    self._put(tier, names[-1], self._state(copy, digests), keep)
-                tier.usage = tier.store.usage()
+                tier.put(parts, lambda: self._closing)
             except StoreFull as error:
                 tier.counts["full"] += 1
                 self.dropped += 1
@@ -362,21 +352,24 @@ class TierIO(Tiers):
             except StoreError as error:
                 tier.failed_to_write(error)
 
-    def _put(self, tier: Tier, name: str, part: Part, keep: Set[str]) -> None:
-        tier.store.put(name, self._sealer.seal(name, part), keep)
-        tier.counts["written"] += 1
-        tier.counts["bytes_written"] += part.bytes
+    def _parts_of(self, namespace: str, key: bytes, at: int, held: Held) -> list[NamedPart]:
+        """Return the parts of a state: the runs of KV below it, the first ones first, then the state itself."""
+        unit, end = self._layout.unit_tokens, at // self._layout.unit_tokens
+        digests = self._names.digests(namespace, key)
+        runs = runs_of(end, self.run_tokens // unit) if self._layout.kv_pages_per_unit else []
+        parts = [(run_name(digests, *run), partial(self._run, key, held, run, digests)) for run in runs]
+        return [*parts, (state_name(digests, end), partial(self._state, key, at, held))]
 
-    def _run(self, copy: Copy, run: tuple[int, int], digests: Sequence[str]) -> Part:
+    def _run(self, key: bytes, held: Held, run: tuple[int, int], digests: Sequence[str]) -> Part:
         start, end = run
         per_unit = self._layout.unit_pages
-        payload = self._views(copy.held.table[start * per_unit : end * per_unit])
-        return Part(RUN, start, end, copy.key[: end * self._layout.unit_bytes], payload, below=digests[start])
+        payload = self._views(held.table[start * per_unit : end * per_unit])
+        return Part(RUN, start, end, key[: end * self._layout.unit_bytes], payload, below=digests[start])
 
-    def _state(self, copy: Copy, digests: Sequence[str]) -> Part:
-        at, after = (position // self._layout.unit_tokens for position in (copy.at, copy.held.after))
-        seconds = self.prefill_seconds(copy.at - copy.held.after) or 0.0
-        return Part(STATE, after, at, copy.key, self._views(copy.held.state), seconds)
+    def _state(self, key: bytes, at: int, held: Held) -> Part:
+        end, after = (position // self._layout.unit_tokens for position in (at, held.after))
+        seconds = self.prefill_seconds(at - held.after) or 0.0
+        return Part(STATE, after, end, key, self._views(held.state), seconds)
 
     def _views(self, pages: Iterable[int]) -> list[memoryview]:
         return [memoryview(self._pages[page]) for page in pages]
@@ -384,24 +377,32 @@ class TierIO(Tiers):
     # -- the end, without the lock
 
     def close(self, left: Callable[[], float]) -> None:
-        """Copy checkpoints, the last used first, while `left()` seconds are left; then close the stores."""
+        """Copy segments, then checkpoints, the last used first, while `left()` seconds are left; close the stores."""
         with self._changed:
             if self._closing:
                 return
-            wanted = deque(self._cache.checkpoints() if left() > 0 else ())
+            wanted = deque(self._uncopied() if left() > 0 else ())
             while (wanted or self._queue or self._copying) and left() > 0:
                 while wanted and not self._queue:
-                    self._copy(*wanted.popleft())
+                    wanted.popleft()()
                 self._changed.wait(min(POLL, left()))
             self.dropped += len(wanted)
             self.make_room()
             self._closing = True
             self._changed.notify_all()
+        self._segments.close()
         for threads in (self._lookups, self._readers, self._parts):
             threads.shutdown(cancel_futures=True)
         self._writer.join()
         for tier in self.tiers:
             tier.store.close()
+
+    def _uncopied(self) -> Iterator[Callable[[], None]]:
+        ready = [stored for stored in self._cache.segments if stored.ready]
+        for stored in sorted(ready, key=lambda stored: stored.used, reverse=True):
+            yield partial(self._copy_segments, (stored,))
+        for checkpoint in self._cache.checkpoints():
+            yield partial(self._copy, *checkpoint)
 
     def stats(self) -> tuple[TierStats, ...]:
         return tuple(tier.stats for tier in self.tiers)

@@ -28,6 +28,7 @@ from headwater.schedule.limits import (
 )
 from headwater.schedule.planner import DecodeReuse, Planner
 from headwater.schedule.preemption import Preemption
+from headwater.schedule.segment_loads import Awaited
 from headwater.schedule.sequence import Phase, Purpose, Sequence
 from headwater.schedule.speculation import Speculation
 from headwater.schedule.step import Step
@@ -52,6 +53,7 @@ class Scheduler(Preemption):
         self.composer = composer or Composing()
         self.answers = Answers()
         self.wanted: deque[SegmentKey] = deque()  # segments to build before a request has them, as slots are free
+        self._awaited = Awaited()  # those of them that tiers are asked for
         self._next_id = 0
 
     # -- arrivals and ends
@@ -137,6 +139,9 @@ class Scheduler(Preemption):
         del self._legs[seq.id]
         if plan.build is None:
             self.tiers.saved(seq.namespace, seq.key, self._resumable(seq, plan))
+        segments = seq.segments_of(plan)
+        if segments:
+            (self.tiers.reused if plan.build is None else self.tiers.built)(segments)
         self._count(seq, seq.purpose, plan.computed_tokens)
         seq.leg_ended(plan)
         if seq.computed == seq.n_prompt:
@@ -225,12 +230,15 @@ class Scheduler(Preemption):
         if not seq.scores_prompt and self.tiers.holds_back(seq):
             return True
         missing, waits = self.composer.prepare(seq)
-        for key in (*missing, *self.composer.unused(seq)):
-            if self._may_build():
+        absent = (*missing, *self.composer.unused(seq))
+        held = self.tiers.hold_segments(seq.awaited, absent)
+        for key in absent:
+            if key not in held and self._may_build():
                 seq.tried.add(key)
                 if self._build(key):
                     seq.built.add(key)
-        if missing or waits:
+        if missing or waits or held:
+            seq.release_segments()
             return True
         if self.planner.leader_of(seq, self._prefills()) is not None:
             seq.waited = True
@@ -271,8 +279,12 @@ class Scheduler(Preemption):
     # -- segments, finished answers, healing
 
     def _build_wanted(self) -> None:
-        while self.wanted and self._may_build():
-            key = self.wanted.popleft()
+        held = self.tiers.hold_segments(self._awaited, [key for key in self.wanted if self.composer.find(key) is None])
+        for key in [key for key in self.wanted if key not in held]:
+            if not self._may_build():
+                return
+            self.wanted.remove(key)
+            self._awaited.forget(key)
             if self.composer.find(key) is None:
                 self._build(key)
 
@@ -283,6 +295,8 @@ class Scheduler(Preemption):
     def _build(self, key: SegmentKey) -> bool:
         """Begin to build a segment. False: there is no memory for it."""
         seq = self.composer.build(self.new_id(), key)
+        if seq is None and self.tiers.make_room():
+            seq = self.composer.build(self.new_id(), key)
         if seq is None:
             return False
         self._begin(seq, None)

@@ -10,6 +10,7 @@ from typing import ClassVar, Protocol
 
 from headwater.cache.positions import Placed, Placement, PlacementQuery
 from headwater.cache.segments.compose import marked
+from headwater.cache.segments.store import StoredSegment
 from headwater.plan import Match, Plan
 from headwater.request import Generation, Span
 from headwater.schedule.limits import Budget
@@ -141,6 +142,10 @@ class Sequence:
     def complete(self, plan: Plan) -> Plan:
         """Add to a reserved plan what the cache does not know of."""
         return plan
+
+    def segments_of(self, plan: Plan) -> tuple[StoredSegment, ...]:
+        """Return the stored segments that a committed leg completed, or reused."""
+        return ()
 
     def leg_ended(self, plan: Plan) -> None:
         """Note that the leg was committed."""

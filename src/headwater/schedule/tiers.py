@@ -12,10 +12,12 @@ from contextlib import suppress
 
 from headwater.account import TierOutcome
 from headwater.cache.prefix_cache import PrefixCache
+from headwater.cache.segments.store import SegmentKey, StoredSegment
 from headwater.errors import OutOfPages, PlanClosed
 from headwater.plan import Draft, Match
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.planner import common_tokens
+from headwater.schedule.segment_loads import Awaited
 from headwater.schedule.tier_load import Load, Offer, Source, TierReader, TierStats
 from headwater.tiers.names import runs_of
 
@@ -26,6 +28,7 @@ class Tiers:
     """Stores below memory, as a scheduler sees them. This one has none."""
 
     loaded_tokens = 0  # read from stores
+    loaded_segments = 0
     dropped = 0  # copies to stores that were given up
 
     @property
@@ -57,6 +60,16 @@ class Tiers:
 
     def resumed(self, namespace: str, key: bytes, at: int) -> None:
         """Note that a request resumed from a checkpoint in memory."""
+
+    def hold_segments(self, awaited: Awaited, keys: Sequence[SegmentKey]) -> set[SegmentKey]:
+        """Return those of the missing segments `keys` that their requester is to wait for: others are built."""
+        return set()
+
+    def built(self, segments: Sequence[StoredSegment]) -> None:
+        """Note that segments were built."""
+
+    def reused(self, segments: Sequence[StoredSegment]) -> None:
+        """Note that a request was composed of segments that were not built for it."""
 
     def make_room(self) -> bool:
         """Give up copies that have not begun, so that their pages can be evicted. False: there are none."""
@@ -107,9 +120,13 @@ class Loads:
         if seq.id not in self._offers:
             return False
         offers, is_loading = self._offers[seq.id], seq.load is not None and seq.load.id in self._open
-        holds = offers is None or is_loading or (seq.load is None and self._load_for(seq, match, offers))
+        holds = offers is None or is_loading or self._begins(seq, match, offers)
         (self._held.add if holds else self._held.discard)(seq.id)
         return holds
+
+    def _begins(self, seq: Request, match: Match, offers: Sequence[Offer]) -> bool:
+        """Return whether a load is begun or joined: none of a composed prefix, which is not stored."""
+        return seq.load is None and seq.marked_from is None and self._load_for(seq, match, offers)
 
     def stop_waiting(self, seq: Request) -> None:
         """Let a request compute that waits for its lookup or for a load; the load goes on for others."""

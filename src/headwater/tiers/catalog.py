@@ -1,7 +1,7 @@
 """Catalog of a store's parts, and the order in which they are evicted: KV that no state needs goes first.
 
-Any state may be evicted; a run of KV only if no state stands at its end and no run continues it. The first state to go
-saves the least computing time per byte freed and per second since its last use.
+Any state or segment may be evicted; a run of KV only if no state stands at its end and no run continues it. The first
+state or segment to go saves the least computing time per byte freed and per second since its last use.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
-from headwater.tiers.names import RUN, STATE
+from headwater.tiers.names import RUN, STATE, WHOLE
 
 LEAST_AGE = 1.0  # seconds; a clock may go back
 YOUNG = 60.0  # seconds: a run without a state may be part of a copy that another server makes
@@ -24,7 +24,7 @@ class Entry:
     bytes: int
     used: float  # time of its last use
     seconds: float  # that computing it took
-    below: str  # digest of the end of the run that it goes on from; "" of a state
+    below: str  # digest of the end of the run that it goes on from; "" of a state or a segment
 
 
 def digest_of(name: str) -> str:
@@ -55,13 +55,13 @@ class Catalog:
         return list(_Tree(dict(self.entries), frozenset()).stranded())
 
     def victims(self, now: float, keep: Set[str] = frozenset()) -> Iterator[list[str]]:
-        """Yield groups of names in order of eviction, without `keep`: a state, and the runs that only it needed.
+        """Yield groups of names in order of eviction, without `keep`: a segment; a state, and runs that only it needed.
 
         The catalog itself is not changed.
         """
         tree = _Tree(dict(self.entries), keep)
         yield [name for name in tree.stranded() if now - self.entries[name].used > YOUNG]
-        queue = [(tree.value(name, now), name) for name in self.entries if name.startswith(STATE) and name not in keep]
+        queue = [(tree.value(name, now), name) for name in self.entries if name[0] in WHOLE and name not in keep]
         heapq.heapify(queue)
         while queue:
             value, name = heapq.heappop(queue)
@@ -87,7 +87,7 @@ class _Tree:
                 self.above[entry.below] += 1
 
     def value(self, name: str, now: float) -> float:
-        """Return the seconds that a state saves, for the bytes that go with it and the time since its last use."""
+        """Return the seconds that a part saves, for the bytes that go with it and the time since its last use."""
         entry = self.entries[name]
         size, digest, others = entry.bytes, digest_of(name), 0
         while self.above[digest] <= others and (digest not in self.states or not others):

@@ -1,5 +1,7 @@
 """Names of stored parts: keyed digests over the fingerprint, the namespace and the index key up to a part's end.
 
+A segment is named by the digest of its whole key, which has the namespace.
+
 A name has 160 bits. Without the tier key none can be computed: names reveal no prompt, and a guessed prompt cannot be
 tested. A part also holds the index key up to its end, which each read compares: a collision loads nothing.
 """
@@ -18,6 +20,8 @@ from headwater.errors import ConfigError
 KEY_BYTES = 32
 DIGEST_BYTES = 20
 STATE, RUN = "s", "k"  # kinds of parts: the state at a position, the KV of a run of pages that ends there
+SEGMENT = "g"  # all of a segment
+WHOLE = STATE, SEGMENT  # kinds that are evicted by what they save; KV goes with the states above it
 
 
 def read_key(path: Path) -> bytes:
@@ -60,6 +64,8 @@ class Names:
     def __init__(self, key: bytes, fingerprint: str, unit_bytes: int) -> None:
         self._begun = hashlib.blake2b(digest_size=DIGEST_BYTES, key=key, person=b"headwater name")
         self._begun.update(_sized(fingerprint.encode()))
+        self._segment = hashlib.blake2b(digest_size=DIGEST_BYTES, key=key, person=b"headwater segmt")
+        self._segment.update(_sized(fingerprint.encode()))
         self.fingerprint, self._unit_bytes = fingerprint, unit_bytes
 
     def digests(self, namespace: str, key: bytes) -> list[str]:
@@ -71,6 +77,12 @@ class Names:
             running.update(key[at : at + width])
             digests.append(running.hexdigest())
         return digests
+
+    def segment(self, key: bytes) -> str:
+        """Return the name of the segment with this encoded key."""
+        running = self._segment.copy()
+        running.update(_sized(key))
+        return SEGMENT + running.hexdigest()
 
 
 def state_name(digests: Sequence[str], end: int) -> str:

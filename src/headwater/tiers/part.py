@@ -1,7 +1,7 @@
-"""Stored parts: a header, the index key up to the part's end, a payload, and a keyed BLAKE3 digest of all of it.
+"""Stored parts: a header, a key, a payload, and a keyed BLAKE3 digest of all of it.
 
-The digest is checked on every read. It detects flipped bits and, since its key is secret, parts that were renamed, or
-written by a process without this key.
+The key is that of the index up to the part's end, or a segment's. The digest is checked on every read. It detects
+flipped bits and, since its own key is secret, parts that were renamed, or written by a process without that key.
 """
 
 from __future__ import annotations
@@ -28,12 +28,15 @@ class CorruptPart(HeadwaterError):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A state, or the KV of a run of pages, with its place. Positions are in units of the index."""
+    """A state, the KV of a run of pages, or a segment, with its place.
 
-    kind: str  # STATE or RUN
+    Positions are in units of the index; those of a segment, whose interior they delimit, in tokens.
+    """
+
+    kind: str  # STATE, RUN or SEGMENT
     start: int  # a run's begin; for a state, the position of the previous checkpoint
     end: int
-    key: Buffer  # of the index, up to the end
+    key: Buffer  # of the index, up to the end; of a segment, encoded
     payload: Sequence[Buffer]  # one after the other
     seconds: float = 0.0  # that computing it took
     below: str = ""  # digest of the key up to the start: where the run ends that this one goes on from

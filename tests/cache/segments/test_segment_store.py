@@ -55,6 +55,62 @@ def test_half_a_segment_is_never_used_and_gives_all_back() -> None:
     assert toy.cache.segments.find(key(1)) is None
 
 
+def test_a_loaded_segment_is_found_once_it_is_whole() -> None:
+    toy = Toy(WITH_TRANSITIONS)
+    free = toy.cache.stats().pages_free
+    plan = toy.cache.reserve_loaded_segment(-1, key(1, 11))
+    assert plan.build is not None
+    assert (len(plan.table), len(plan.build.state), len(plan.build.transition), len(plan.lent)) == (3, 2, 1, 0)
+    assert (plan.start, plan.end, plan.build.is_last) == (0, 9, True)
+    toy.cache.check()
+    assert toy.cache.segments.find(key(1, 11)) is None
+    assert not toy.cache.segments.evict(), "it is pinned"
+    toy.cache.abandon(plan)
+    toy.cache.release(-1)
+    toy.cache.check()
+    assert toy.cache.stats().pages_free == free
+    toy.cache.commit(toy.cache.reserve_loaded_segment(-2, key(1, 11)))
+    toy.cache.release(-2)
+    toy.cache.check()
+    found = toy.cache.segments.find(key(1, 11))
+    assert found is not None
+    assert (found.ready, found.pins) == (True, 0)
+
+
+@pytest.mark.parametrize("built_first", [True, False])
+def test_a_segment_that_is_built_while_it_is_loaded_is_kept_once(built_first: bool) -> None:
+    toy = Toy(WITH_TRANSITIONS)
+    plan = toy.cache.reserve_loaded_segment(-1, key(1))
+    made = reserve_segment(toy.cache, key(1), -2)
+    if built_first:
+        publish_segment(toy.cache, made, -2)
+    toy.cache.commit(plan)
+    toy.cache.release(-1)
+    toy.cache.check()
+    if not built_first:
+        publish_segment(toy.cache, made, -2)
+    toy.cache.check()
+    assert toy.cache.segments.find(key(1)) is made
+    assert (len(toy.cache.segments), toy.cache.stats().pages_segment, made.pins) == (1, made.pages, 0)
+
+
+def test_a_loaded_segment_for_which_there_is_no_room_changes_nothing() -> None:
+    toy = Toy(replace(WITH_TRANSITIONS, n_pages=8))
+    with pytest.raises(OutOfPages) as short:
+        toy.cache.reserve_loaded_segment(-1, key(1, 30))
+    assert (short.value.needed, short.value.free) == (7 + 2 + 1, 8)
+    toy.cache.check()
+
+
+def test_equal_keys_alone_have_equal_codes() -> None:
+    codes = {
+        one.encoded for one in (key(1), key(2), key(1, 11), key(1, namespace="b"), replace(key(1), widths=Widths(3, 2)))
+    }
+    assert len(codes) == 5
+    assert SegmentKey("ab", b"cdef", WIDTHS).encoded != SegmentKey("abcd", b"ef", WIDTHS).encoded
+    assert key(1).encoded == key(1).encoded
+
+
 def test_namespaces_and_widths_are_apart() -> None:
     toy = Toy(WITH_TRANSITIONS)
     made = stored(toy.cache, key(1))

@@ -23,6 +23,7 @@ ACCOUNT_KEYS = {
     "recomputed_tokens",
     "approximate_tokens",
     "loaded_tokens",
+    "loaded_segments",
     "loaded_from",
     "load_seconds",
     "tier_outcome",

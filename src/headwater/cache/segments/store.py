@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,6 +12,8 @@ from headwater.cache.segments.compose import Widths
 from headwater.errors import ConfigError, OutOfPages, PlanClosed
 from headwater.plan import Build, CacheLayout, Plan
 from headwater.request import SegmentEviction
+
+ENCODED = struct.Struct("<QQQ")  # bytes of the namespace, widths of head and tail
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +32,16 @@ class SegmentKey:
     def token_ids(self) -> tuple[int, ...]:
         return tuple(array("i", self.ids))
 
+    @property
+    def encoded(self) -> bytes:
+        """The key as bytes, equal for equal keys alone."""
+        namespace = self.namespace.encode()
+        return ENCODED.pack(len(namespace), self.widths.head, self.widths.tail) + namespace + self.ids
+
 
 @dataclass(slots=True, eq=False)
 class StoredSegment:
-    """One segment, complete or being built, and the pages that hold it."""
+    """One segment, complete, being built or being loaded, and the pages that hold it."""
 
     key: SegmentKey
     kv: array[int]  # of tokens [0, L − tail), keys rotated from position 0
@@ -40,7 +49,7 @@ class StoredSegment:
     transition: array[int]  # of the interior, all recurrent layers
     lent: array[int] = field(default_factory=lambda: array("i"))  # back the slot of the sequence that builds it
     ready: bool = False  # it is complete: all pages are written
-    pins: int = 0  # requests that wait for it or read it, and the one that builds it
+    pins: int = 0  # requests that wait for it or read it, what builds or loads it, and copies of it
     used: int = 0  # tick of its last use
     uses: int = 0
     worth: float = 0.0  # GDSF's H, at its last use
@@ -63,7 +72,7 @@ class SegmentStore:
     budget: float = 0.5
     eviction: SegmentEviction = SegmentEviction.COST
     _stored: dict[SegmentKey, StoredSegment] = field(default_factory=dict)
-    _builds: dict[int, StoredSegment] = field(default_factory=dict)  # by the request that builds it
+    _builds: dict[int, StoredSegment] = field(default_factory=dict)  # by the request that builds or loads it
     _plans: dict[int, int] = field(default_factory=dict)  # id of an open plan: its request
     _ids: int = 0
     pages: int = 0  # of all segments
@@ -82,9 +91,12 @@ class SegmentStore:
         return self._stored.get(key)
 
     def __iter__(self) -> Iterator[StoredSegment]:
-        return iter(self._stored.values())
+        """Yield all that hold pages, those among them that are being loaded and that `find` does not return."""
+        yield from self._stored.values()
+        yield from (loaded for loaded in self._builds.values() if self._stored.get(loaded.key) is not loaded)
 
     def __len__(self) -> int:
+        """Return the number of segments that `find` returns."""
         return len(self._stored)
 
     # -- room
@@ -148,27 +160,32 @@ class SegmentStore:
     # -- building: its legs are plans that are committed or abandoned as all others are
 
     def is_building(self, request: int) -> bool:
-        """Return whether `request` builds a segment."""
+        """Return whether `request` builds or loads a segment."""
         return request in self._builds
 
     def begin(self, request: int, key: SegmentKey) -> StoredSegment:
         """Take the pages of a segment that `request` is about to build, and pin it; room for them has been made."""
+        segment = self._stored[key] = self.begin_load(request, key)
+        segment.lent = self.pool.states.take(self.layout.slot_pages)
+        return segment
+
+    def begin_load(self, request: int, key: SegmentKey) -> StoredSegment:
+        """Take the pages of a segment that is about to be read under the id `request`, and pin it.
+
+        Until it is published `find` does not return it: the same segment may be built meanwhile.
+        """
         kv, states = self.needs(key)
-        take = self.pool.states.take
-        segment = StoredSegment(
-            key,
-            self.pool.kv.take(kv),
-            take(self.layout.checkpoint_pages),
-            take(states - self.layout.checkpoint_pages),
-            take(self.layout.slot_pages),
-            pins=1,
-        )
-        self._stored[key] = self._builds[request] = segment
+        take, checkpoint = self.pool.states.take, self.layout.checkpoint_pages
+        segment = StoredSegment(key, self.pool.kv.take(kv), take(checkpoint), take(states - checkpoint), pins=1)
+        self._builds[request] = segment
         self.pages += segment.pages
         return segment
 
     def plan(self, request: int, start: int, end: int) -> Plan:
-        """Return the plan that computes tokens [start, end) of the segment. ValueError if another plan is open."""
+        """Return the plan that computes or reads tokens [start, end) of the segment.
+
+        Raises ValueError if another plan is open.
+        """
         self._require_closed(request)
         stored = self._builds[request]
         widths = stored.key.widths
@@ -194,7 +211,12 @@ class SegmentStore:
         return self._builds[self._plans.pop(plan.id)]
 
     def publish(self, stored: StoredSegment, now: int) -> None:
-        """Mark the segment as complete: from now on requests may use it."""
+        """Mark the segment as complete: from now on requests may use it.
+
+        One that was built while it was loaded stays: what was loaded is dropped when its request is released.
+        """
+        if self._stored.setdefault(stored.key, stored) is not stored:
+            return
         stored.ready = True
         self._give_slot(stored)
         self.refresh(stored, now)
@@ -240,7 +262,8 @@ class SegmentStore:
         stored.worth = self._clock + uses * saved / max(1, stored.pages)
 
     def _remove(self, gone: StoredSegment) -> None:
-        del self._stored[gone.key]
+        if self._stored.get(gone.key) is gone:
+            del self._stored[gone.key]
         self.pages -= gone.pages
         self.pool.kv.give(gone.kv)
         self.pool.states.give(gone.state)

@@ -14,6 +14,7 @@ from headwater.draft.forced import Grammar
 from headwater.plan import Composed, Match, Plan
 from headwater.request import Generation, Span
 from headwater.schedule.kinds.answer import FinishedAnswer
+from headwater.schedule.segment_loads import Awaited, SegmentLoad
 from headwater.schedule.sequence import TOKEN_BYTES, Phase, Purpose, Sequence
 from headwater.schedule.speculation import Speculator
 from headwater.schedule.tier_load import Load
@@ -92,6 +93,7 @@ class Request(Sequence):
     speculator: Speculator | None = None  # once it drafts
     load: Load | None = None  # that it waits for, or waited for
     tier_outcome: TierOutcome | None = None  # why nothing was loaded
+    awaited: Awaited = field(default_factory=Awaited)  # segments that it waited for in tiers
 
     # -- prompt and output
 
@@ -151,6 +153,10 @@ class Request(Sequence):
         cold = 0 if composition is None else composition.interiors_of(self.built)
         ahead = sum(span.end - max(span.start, min(start, span.end)) for span in self.generation.segments)
         loaded, outcome = self._loaded(start)
+        segments = self._loaded_segments()
+        prefix = (self.load,) if loaded and self.load is not None else ()
+        tiers = {tier for load in (*prefix, *segments.values()) for tier in load.tiers.split(",")}
+        reading = (load.seconds for load in segments.values())  # side by side
         return CacheAccount(
             prompt_tokens=self.n_prompt,
             cached_tokens=start + interiors - cold,
@@ -163,10 +169,11 @@ class Request(Sequence):
             cold_tokens=cold,
             recomputed_tokens=ahead - interiors,
             approximate_tokens=max(0, start - marked_from),
-            loaded_tokens=loaded,
-            loaded_from=self.load.tiers if loaded and self.load is not None else None,
-            load_seconds=round(self.load.seconds, 6) if loaded and self.load is not None else 0.0,
-            tier_outcome=outcome,
+            loaded_tokens=loaded + (0 if composition is None else composition.interiors_of(segments)),
+            loaded_segments=len(segments),
+            loaded_from=",".join(sorted(tiers)) or None,
+            load_seconds=round(sum(load.seconds for load in prefix) + max(reading, default=0.0), 6),
+            tier_outcome=self._outcome(outcome),
         )
 
     def _loaded(self, start: int) -> tuple[int, TierOutcome | None]:
@@ -177,6 +184,19 @@ class Request(Sequence):
         if load.failed is not None or start < load.plan.end:
             return 0, load.failed or TierOutcome.NO_MEMORY
         return load.plan.end - load.before, TierOutcome.LOADED
+
+    def _loaded_segments(self) -> dict[SegmentKey, SegmentLoad]:
+        """Return the loads of the segments that the request is composed of and that were not built for it since."""
+        stored = () if self.composition is None else self.composition.stored
+        loaded = self.awaited.loaded
+        return {one.key: loaded[one.key] for one in stored if one.key in loaded and one.key not in self.built}
+
+    def _outcome(self, of_prefix: TierOutcome | None) -> TierOutcome | None:
+        """Return the outcome in tiers of prefix and segments together."""
+        found = [one for one in (of_prefix, *self.awaited.outcomes.values()) if one is not None]
+        if TierOutcome.LOADED in found:
+            return TierOutcome.LOADED
+        return next((one for one in found if one is not TierOutcome.MISS), found[0] if found else None)
 
     def leg_end(self, start: int, end: int, unit: int) -> int:
         """A leg ends where segments begin; one that begins there ends with the page on which their text ends."""
@@ -198,6 +218,11 @@ class Request(Sequence):
         if self.composition is None or plan.end <= self.composition.tail_start:
             return plan
         return self.composition.applied_to(plan)
+
+    def segments_of(self, plan: Plan) -> tuple[StoredSegment, ...]:
+        if not plan.composed or self.composition is None:
+            return ()
+        return tuple(stored for stored in self.composition.stored if stored.key not in self.built)
 
     def leg_ended(self, plan: Plan) -> None:
         super().leg_ended(plan)
@@ -235,5 +260,7 @@ class Request(Sequence):
                 composed_tokens=0,
                 cold_tokens=0,
                 recomputed_tokens=self.account.recomputed_tokens + self.account.composed_tokens,
+                loaded_tokens=self._loaded(self.account.resumed_at)[0],
+                loaded_segments=0,
             )
         return True

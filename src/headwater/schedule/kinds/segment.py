@@ -22,7 +22,7 @@ class SegmentBuild(Sequence):
 
     def __init__(self, id: int, key: SegmentKey, cache: PrefixCache) -> None:
         super().__init__(id, Generation(key.token_ids, SamplingParams(), key.namespace))
-        self._cache = cache
+        self._cache, self._key = cache, key
         self._end = key.tokens - key.widths.tail
 
     @property
@@ -41,6 +41,10 @@ class SegmentBuild(Sequence):
             return None
         self.planned = end
         return self._cache.plan_segment(self.id, self.computed, end)
+
+    def segments_of(self, plan: Plan) -> tuple[StoredSegment, ...]:
+        stored = self._cache.segments.find(self._key)
+        return () if stored is None or not stored.ready else (stored,)
 
 
 class Composing:

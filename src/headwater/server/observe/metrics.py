@@ -169,6 +169,7 @@ def _totals(stats: EngineStats) -> Iterator[Metric]:
         ("resumed_tokens", "Tokens that resumed requests did not compute", cache.resumed_tokens),
         ("segment_uses", "Segments that requests were composed of", cache.segment_uses),
         ("loaded_tokens", "Tokens that were read from tiers", stats.loaded_tokens),
+        ("loaded_segments", "Segments that were read from tiers", stats.loaded_segments),
         ("copies_dropped", "Copies to tiers that were given up", stats.copies_dropped),
         ("preemptions", "Requests that were preempted", stats.preemptions),
         ("refused", "Requests refused by a full queue", stats.refused),

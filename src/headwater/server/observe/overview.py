@@ -249,6 +249,6 @@ def _since_start(stats: EngineStats, recent: Recent) -> Json:
         "resumes": cache.resumes,
         "healings": stats.healings_by_outcome(),
         "drafts": stats.drafts_by_outcome(),
-        **_fields(stats, ("loaded_tokens", "copies_dropped")),
+        **_fields(stats, ("loaded_tokens", "loaded_segments", "copies_dropped")),
         **_fields(stats, ("preemptions", "refused", "expired", "failed_steps")),
     }

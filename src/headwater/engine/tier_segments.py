@@ -1,0 +1,160 @@
+"""Segments in an engine's tiers: looked up and read on threads of their own, and laid out as parts."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+import numpy as np
+
+from headwater.account import TierOutcome
+from headwater.cache.segments.store import SegmentKey, StoredSegment
+from headwater.engine.tier import LATE, READERS, NamedPart, Tier
+from headwater.schedule.scheduler import Scheduler
+from headwater.schedule.segment_loads import Awaited, SegmentLoad, SegmentLoads
+from headwater.tiers.names import SEGMENT, Names
+from headwater.tiers.part import Part
+from headwater.tiers.store import StoreError
+
+log = logging.getLogger("headwater.engine")
+
+
+class Owner(Protocol):
+    """Tiers of an engine, as far as segments need them."""
+
+    def prefill_seconds(self, tokens: int) -> float | None:
+        """Return the expected seconds to prefill so many tokens; None before any was measured."""
+
+    def segment_loaded(self, tokens: int) -> None:
+        """Note that a segment was published, of which requests need not compute so many tokens."""
+
+
+class SegmentIO:
+    """Reads segments. Methods without another word are called with the engine's lock held."""
+
+    def __init__(
+        self,
+        tiers: Sequence[Tier],
+        names: Names,
+        scheduler: Scheduler,
+        pages_PB: np.ndarray[tuple[int, int], np.dtype[np.uint8]],
+        changed: threading.Condition,
+        timeout: float,
+        owner: Owner,
+    ) -> None:
+        """`pages_PB`: the arena; `changed`: the engine's lock; `timeout`: of a lookup, in seconds."""
+        self._tiers, self._names, self._scheduler, self._pages = tiers, names, scheduler, pages_PB
+        self._changed, self._timeout, self._owner = changed, timeout, owner
+        self._cache, self._layout = scheduler.cache, scheduler.layout
+        self._loads = SegmentLoads(scheduler.cache, self, scheduler.new_id)
+        self._until: dict[SegmentKey, float] = {}  # when a lookup or a load is late
+        self._lookups = ThreadPoolExecutor(1, "headwater-tier-segments")
+        self._readers = ThreadPoolExecutor(READERS, "headwater-tier-segment")
+
+    def __len__(self) -> int:
+        """Return how many lookups and loads are in progress."""
+        return len(self._loads)
+
+    def hold_back(self, awaited: Awaited, keys: Iterable[SegmentKey]) -> set[SegmentKey]:
+        """Return those of the missing segments `keys` that their requester is to wait for; begin loads that pay."""
+        return self._loads.hold_back(awaited, keys)
+
+    def take_late(self, now: float) -> None:
+        """Let segments be built that were waited for too long."""
+        for key in [key for key, until in self._until.items() if now > until]:
+            del self._until[key]
+            self._loads.stop_waiting(key)
+
+    def close(self) -> None:
+        """End the threads; called without the lock."""
+        for threads in (self._lookups, self._readers):
+            threads.shutdown(cancel_futures=True)
+
+    # -- lookups
+
+    def look_up_segments(self, keys: Sequence[SegmentKey]) -> None:
+        self._until |= dict.fromkeys(keys, time.monotonic() + self._timeout)
+        self._lookups.submit(self._look_up, keys)
+
+    def _look_up(self, keys: Sequence[SegmentKey]) -> None:
+        """Ask each store for segments (on a thread)."""
+        held_by: dict[SegmentKey, list[int]] = {key: [] for key in keys}
+        try:
+            names = [self._names.segment(key.encoded) for key in keys]
+            for tier in self._tiers:
+                if tier.usable:
+                    for key, there in zip(keys, self._has(tier, names), strict=True):
+                        held_by[key] += [tier.number] * there
+        except Exception:
+            log.exception("tiers cannot be asked for segments")
+        with self._changed:
+            for key, numbers in held_by.items():
+                self._loads.answered(key, numbers)
+            self._changed.notify_all()
+
+    def _has(self, tier: Tier, names: Sequence[str]) -> list[bool]:
+        try:
+            return tier.store.has(names)
+        except StoreError as error:
+            tier.failed(error)
+            return [False] * len(names)
+
+    # -- costs
+
+    def prefill_seconds(self, tokens: int) -> float | None:
+        return self._owner.prefill_seconds(tokens)
+
+    def segment_seconds(self, tier: int, key: SegmentKey) -> float:
+        return self._tiers[tier].seconds(self._bytes(key))
+
+    def _bytes(self, key: SegmentKey) -> int:
+        return sum(self._cache.segments.needs(key)) * self._pages.shape[1]
+
+    # -- loads
+
+    def begin_segment(self, load: SegmentLoad) -> None:
+        self._tiers[load.tier].waiting += self._bytes(load.key)
+        self._until[load.key] = time.monotonic() + self._timeout + LATE * load.expected
+        self._readers.submit(self._load, load, time.perf_counter())
+
+    def _load(self, load: SegmentLoad, begun: float) -> None:
+        """Fill the pages of a load (on a reader's thread). They are its own until its commit."""
+        tier, key, build = self._tiers[load.tier], load.key, load.plan.build
+        assert build is not None, "a load of a segment has the plan of a build"
+        load.tiers = tier.store.kind
+        try:
+            encoded, pages = key.encoded, (*load.plan.table, *build.state, *build.transition)
+            load.failed = tier.read(self._names.segment(encoded), SEGMENT, load.plan.end, encoded, self._views(pages))
+        except Exception:
+            log.exception("a load of a segment failed")
+            load.failed = TierOutcome.FAILED
+        load.seconds = time.perf_counter() - begun
+        with self._changed:
+            tier.waiting -= self._bytes(key)
+            self._loads.finished(load)
+            self._scheduler.room_was_made()
+            if load.failed is None:
+                self._owner.segment_loaded(key.widths.interior(key.tokens))
+            self._changed.notify_all()
+
+    # -- copies
+
+    def parts(self, stored: Iterable[StoredSegment]) -> list[NamedPart]:
+        """Return names and parts of segments whose pages do not change meanwhile (on the writer's thread)."""
+        return [(self._names.segment(one.key.encoded), self._part(one)) for one in stored]
+
+    def _part(self, stored: StoredSegment) -> Callable[[], Part]:
+        def make() -> Part:
+            key, pages = stored.key, (*stored.kv, *stored.state, *stored.transition)
+            start, end = key.widths.head, key.tokens - key.widths.tail
+            seconds = self._owner.prefill_seconds(end) or 0.0
+            return Part(SEGMENT, start, end, key.encoded, self._views(pages), seconds)
+
+        return make
+
+    def _views(self, pages: Iterable[int]) -> list[memoryview]:
+        return [memoryview(self._pages[page]) for page in pages]

@@ -1,0 +1,226 @@
+"""Segments in tiers: which are stored and when, which are loaded, and stores that fail or do not answer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from headwater.account import TierOutcome
+from headwater.request import Fidelity, Span
+from headwater.tiers.memory import MemoryStore
+from headwater.tiers.store import Store
+from tests.engine.test_tier_io import Broken, outcomes
+from tests.exactness.conftest import load  # noqa: F401  a fixture
+from tests.exactness.rig import Make, Rig, words
+from tests.exactness.test_tier_segments import DOCUMENTS, INTERIORS, LEAD, OFF, QUESTION, ask, built
+from tests.exactness.test_tiers import copied, server
+
+MADE = sum(len(document) - 8 for document in DOCUMENTS)
+
+
+@pytest.fixture
+def make(load) -> Make:  # noqa: F811
+    return Make(*load("qwen3_5", "float32", 2), OFF)
+
+
+class SegmentsAlone(Broken):
+    """A store without states and KV."""
+
+    def put(self, name, pieces, keep=frozenset()):
+        if name.startswith("g"):
+            super().put(name, pieces, keep)
+
+
+@pytest.fixture
+def store() -> SegmentsAlone:
+    return SegmentsAlone()
+
+
+@pytest.fixture
+def first(make: Make, store: SegmentsAlone):
+    """The answer of a server that has stored the documents."""
+    with server(make, [store]) as rig:
+        return ask(rig)
+
+
+def segments(store: Store) -> int:
+    return sum(name.startswith("g") for name in store.catalog().entries)
+
+
+@contextmanager
+def selective(make: Make, store: Store, **more) -> Iterator[Rig]:
+    with server(make, [store], **more) as rig:
+        rig.engine.scheduler.tiers._through = False
+        yield rig
+
+
+def test_selective_storing_takes_segments_that_are_reused(make: Make) -> None:
+    store = MemoryStore(None)
+    with selective(make, store) as rig:
+        ask(rig)
+        copied(rig)
+        assert segments(store) == 0, "each was built for this request"
+        ask(rig, DOCUMENTS[1:])
+        copied(rig)
+        assert segments(store) == 2
+
+
+def test_all_that_is_left_is_stored_at_the_end(make: Make) -> None:
+    store = MemoryStore(None)
+    with selective(make, store) as rig:
+        ask(rig)
+        copied(rig)
+        assert segments(store) == 0
+        rig.engine.drain()
+        end = time.monotonic() + 60
+        rig.engine.stop(lambda: end - time.monotonic())
+    assert segments(store) == 3
+    with server(make, [store]) as rig:
+        assert ask(rig).account.loaded_segments == 3
+
+
+@pytest.mark.parametrize("call", ["has", "get", "put"])
+def test_a_store_that_fails_costs_no_request(make: Make, store, first, call: str) -> None:
+    store.fails.add(call)
+    with server(make, [store]) as rig:
+        again = ask(rig)
+        copied(rig)
+        assert built(rig) == (0 if call == "put" else MADE)
+    assert again.same_bits(first)
+    assert (again.account.loaded_segments, again.account.cold_tokens) == ((3, 0) if call == "put" else (0, INTERIORS))
+
+
+@pytest.mark.parametrize("call", ["has", "get"])
+def test_a_store_that_does_not_answer_is_not_waited_for(make: Make, store, first, call: str) -> None:
+    """A segment that is read too late is dropped if it was built meanwhile."""
+    store.waits[call] = threading.Event()
+    with server(make, [store]) as rig:
+        tiers = rig.engine.scheduler.tiers
+        tiers._segments._timeout = tiers._timeout = 0.1
+        tiers._segments.segment_seconds = lambda tier, key: 1e-3
+        begun = time.monotonic()
+        again = ask(rig)
+        assert time.monotonic() - begun < 20
+        assert tiers.busy
+        store.waits[call].set()
+        copied(rig)
+        rig.engine.scheduler.cache.check()
+        assert built(rig) == MADE
+        assert len(rig.engine.scheduler.cache.segments) == 3
+        assert rig.engine.scheduler.cache.stats().pages_segment == sum(
+            one.pages for one in rig.engine.scheduler.cache.segments
+        )
+    assert again.account.tier_outcome == TierOutcome.SLOW
+    assert again.same_bits(first)
+
+
+def test_requests_for_one_segment_wait_for_one_load(make: Make, store, first) -> None:
+    store.waits["get"] = threading.Event()
+    with server(make, [store]) as rig:
+        prompts = [[*LEAD[:-1], i, *DOCUMENTS[0], *QUESTION] for i in range(4)]
+        spans = (Span(len(LEAD), len(LEAD) + len(DOCUMENTS[0])),)
+        answers = [rig.submit(prompt, 4, segments=spans, fidelity=Fidelity.FAST) for prompt in prompts]
+        deadline = time.monotonic() + 30
+        while not rig.engine.scheduler.tiers._segments._loads._open and time.monotonic() < deadline:
+            time.sleep(0.01)
+        beside = rig.ask(words(200, "beside"))  # others go on
+        store.waits["get"].set()
+        answers = [rig.wait(answer) for answer in answers]
+        assert (built(rig), outcomes(rig)["read"]) == (0, 1)
+    assert [answer.account.loaded_segments for answer in answers] == [1] * 4
+    assert beside.account.loaded_tokens == 0
+
+
+@pytest.mark.parametrize(("seconds", "loaded"), [(1e-9, 0), (1.0, 3)])
+def test_segments_are_loaded_only_if_that_beats_building(make: Make, store, first, seconds: float, loaded: int) -> None:
+    with server(make, [store]) as rig:
+        rig.engine.scheduler.tiers.prefill_seconds = lambda tokens: seconds * tokens
+        again = ask(rig)
+    assert again.account.loaded_segments == loaded
+    assert again.account.tier_outcome == (TierOutcome.LOADED if loaded else TierOutcome.COMPUTING_IS_FASTER)
+    assert again.same_bits(first)
+
+
+def test_what_is_read_at_once_is_compared_with_what_is_built_at_once(make: Make, store, first) -> None:
+    """Each takes a little less time to read than to build: the last one waits for the others either way."""
+    with server(make, [store]) as rig:
+        tiers = rig.engine.scheduler.tiers
+        tiers.tiers[0].bandwidth.note(1e6, 1.0)
+        size = tiers._segments._bytes
+        longest = max(size(one) for one in rig_keys(rig))
+        tiers.prefill_seconds = lambda tokens: 1.1 * (1e-3 + longest / 1e6)
+        assert ask(rig).account.loaded_segments == 3
+
+
+def rig_keys(rig: Rig):
+    composer = rig.engine.scheduler.composer
+    return [composer.wanted(document, "") for document in DOCUMENTS]
+
+
+def test_warmed_segments_are_loaded_and_built_if_that_fails(make: Make, store, first) -> None:
+    texts = [tuple(document) for document in DOCUMENTS]
+    with server(make, [store]) as rig:
+        assert rig.engine.warm_segments(texts, "") == ["stored"] * 3
+        assert (built(rig), outcomes(rig)["read"]) == (0, 3)
+        assert rig.engine.warm_segments(texts, "") == ["held"] * 3
+        assert not rig.engine.scheduler.wanted
+        assert not rig.engine.scheduler._awaited.outcomes
+    store.fails.add("get")
+    with server(make, [store]) as rig:
+        assert rig.engine.warm_segments(texts, "") == ["stored"] * 3
+        assert built(rig) == MADE
+
+
+def test_a_prompt_that_is_one_segment_loads_it(make: Make, store, first) -> None:
+    document = DOCUMENTS[0]
+    with server(make, [store]) as rig:
+        answer = rig.ask(document, 1, segments=(Span(0, len(document)),))
+        assert (built(rig), outcomes(rig)["read"]) == (0, 1)
+        assert rig.engine.warm_segments([tuple(document)], "") == ["held"]
+    assert answer.account.tier_outcome == TierOutcome.LOADED
+    assert answer.account.loaded_tokens == 0, "the end of a prompt is always computed"
+
+
+def test_a_cancelled_request_leaves_nothing_behind(make: Make, store, first) -> None:
+    store.waits["get"] = threading.Event()
+    with server(make, [store]) as rig:
+        prompt, span = [*LEAD, *DOCUMENTS[0], *QUESTION], Span(len(LEAD), len(LEAD) + len(DOCUMENTS[0]))
+        rig.submit(prompt, 4, segments=(span,), fidelity=Fidelity.FAST)
+        request = max(rig.engine._live)
+        while not rig.engine.scheduler.tiers._segments._loads._open:
+            time.sleep(0.01)
+        rig.engine.cancel(request)
+        store.waits["get"].set()
+        copied(rig)
+        rig.engine.scheduler.cache.check()
+        assert rig.ask(prompt, 4, segments=(span,), fidelity=Fidelity.FAST).account.segments == 1
+        assert (built(rig), outcomes(rig)["read"]) == (0, 1)
+
+
+def test_loads_in_little_memory_end_and_pins_are_given_back(make: Make) -> None:
+    """Memory holds some of the segments: requests are composed of what fits, and all of them end."""
+    store, documents = SegmentsAlone(), [words(150 + 20 * i, "small", i) for i in range(6)]
+    with server(make, [store]) as rig:
+        rig.engine.warm_segments([tuple(document) for document in documents], "")
+    assert segments(store) == 6
+    pages = 8 + 4 * (make.checkpoint_pages + make.loaded.spec.transition_pages + 4)
+    with server(make, [store], pages=pages) as rig:
+        asked = []
+        for i in range(8):
+            prompt, spans = words(70, i), []
+            for k in range(3):
+                document = documents[(i + k) % 6]
+                spans.append(Span(len(prompt), len(prompt) + len(document)))
+                prompt = prompt + document
+            asked.append(rig.submit(prompt + words(9, i), 6, segments=tuple(spans), fidelity=Fidelity.FAST))
+        for answer in asked:
+            assert len(rig.wait(answer).tokens) == 6
+        copied(rig)
+        assert sum(answer.account.loaded_segments for answer in asked) > 0
+        cache = rig.engine.scheduler.cache
+        assert all(stored.pins == 0 for stored in cache.segments)
+        assert cache.stats().evicted_segments > 0
