@@ -9,7 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from headwater.tiers.names import RUN, SEGMENT, STATE, Names, read_key, run_name, runs_of, state_name
+from headwater.tiers.names import (
+    ENTRIES,
+    RUN,
+    SEGMENT,
+    STATE,
+    Names,
+    entries_name,
+    read_key,
+    run_name,
+    runs_of,
+    state_name,
+)
 from headwater.tiers.part import HEADER, CorruptPart, Part, Sealer
 from headwater.tiers.store import Store, StoreFull
 from tests.redis_server import redis_server
@@ -124,6 +135,27 @@ def test_no_byte_is_kept_that_no_state_needs(make: Make) -> None:
         assert store.usage().bytes <= LIMIT
     assert store.usage().evicted > 0
     assert state_name(NAMES.digests("", key_of("shared", 4)), 4) in left, "what all stand on"
+
+
+def test_entries_go_with_their_runs(make: Make) -> None:
+    store = make(LIMIT)
+    for number in range(20):
+        key, parts = key_of(str(number), 12), list(session(key_of(str(number), 12), (4, 10, 12)))
+        beside = [
+            (entries_name(name), Part(ENTRIES, part.start, part.end, part.key, [b"m" * 700]))
+            for name, part in parts
+            if part.kind == RUN
+        ]
+        put(store, [*parts[:1], *beside[:1], *parts[1:], *beside[1:]])
+        left = set(store.catalog().entries)
+        runs = {name[1:] for name in left if name.startswith(RUN)}
+        assert {name[1:] for name in left if name.startswith(ENTRIES)} == runs
+        assert store.usage().bytes <= LIMIT
+    assert store.usage().evicted > 0
+    assert store.catalog().stranded() == []
+    run = run_name(NAMES.digests("", key), 0, 4)
+    store.delete([run])
+    assert entries_name(run) in store.catalog().stranded()
 
 
 def test_the_state_that_saves_least_goes_first(make: Make) -> None:

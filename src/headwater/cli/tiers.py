@@ -12,12 +12,12 @@ from headwater.cache_folder import own_folder
 from headwater.cli.common import commands, show
 from headwater.errors import ConfigError
 from headwater.table import Table
-from headwater.tiers.names import RUN, SEGMENT, STATE, read_key
+from headwater.tiers.names import ENTRIES, RUN, SEGMENT, STATE, read_key
 from headwater.tiers.part import CorruptPart, Sealer
 from headwater.tiers.place import EXAMPLES, TierPlace
 from headwater.tiers.store import Store
 
-KINDS = {STATE: "states", RUN: "runs of KV", SEGMENT: "segments"}
+KINDS = {STATE: "states", RUN: "runs of KV", SEGMENT: "segments", ENTRIES: "entries of the MTP head"}
 
 Place = Annotated[str, Argument(metavar="PLACE", help=f"A tier, as for `serve`: {EXAMPLES}.")]
 

@@ -154,7 +154,7 @@ class Engine(Answering):
             Names(key, fingerprint, unit_bytes),
             Sealer(key),
             self.scheduler,
-            self.runner.arena.pages,
+            self.runner,
             self._changed,
             config,
         )

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -96,6 +97,7 @@ class MtpRunner:
         dtype: torch.dtype = getattr(torch, spec.dtype_name)
         memory = LazyBytes(n_pages * spec.hidden_size * spec.element_bytes, device).tensor
         self.last_PC = memory.view(dtype).view(n_pages, spec.hidden_size)  # the hidden state of each page's last token
+        self.complete_P = np.zeros(n_pages, np.bool_)  # cached pages, all of whose entries are written
         self._seconds = PassSeconds()
         self._waiting = [Waiting() for _ in range(slots)]
         self._hidden_WC = self.hidden(slots * ROOM)  # before the entries that wait, ROOM rows of each slot
@@ -127,7 +129,7 @@ class MtpRunner:
     def _of_leg(self, leg: Leg, batch: StepBatch, hidden_NC: Tensor) -> Iterator[Entries]:
         """Yield the entries of a leg's tokens, and note its last hidden state, and those at the ends of pages."""
         if leg.plan.composed:
-            self._clear(leg.plan.table[leg.plan.write_from :])
+            self.clear(leg.plan.table[leg.plan.write_from :])
         for s in batch.slices:
             if s.slot != leg.slot:
                 continue
@@ -137,6 +139,7 @@ class MtpRunner:
             else:
                 first, hidden_MC = s.start, torch.cat((before_1C, rows[:-1]))
             self._keep_last(s, rows)
+            self._note_complete(leg, s)
             self._waiting[leg.slot] = Waiting(leg.seq.id, s.end, 1)
             self._hidden_WC[leg.slot * ROOM] = rows[-1]
             if len(hidden_MC):
@@ -145,12 +148,16 @@ class MtpRunner:
 
     def _before(self, leg: Leg, s: Slice) -> Tensor | None:
         """Return the hidden state before a slice, if it is known: of the leg before, or of the page before."""
-        waiting = self._waiting[leg.slot]
-        if waiting.sequence == leg.seq.id and waiting.first == s.start and waiting.known:
+        if self._waits_at(leg, s.start):
             return self._hidden_WC[leg.slot * ROOM][None].clone()
         if s.start and s.start == leg.plan.start and s.start % self.page_size == 0:
             return self.last_PC[leg.plan.table[s.start // self.page_size - 1]][None]
         return None
+
+    def _waits_at(self, leg: Leg, position: int) -> bool:
+        """Return whether the sequence's last leg ended at `position`, with a hidden state."""
+        waiting = self._waiting[leg.slot]
+        return waiting.sequence == leg.seq.id and waiting.first == position and waiting.known > 0
 
     def _keep_last(self, s: Slice, rows_MC: Tensor) -> None:
         """Keep the hidden states of the last tokens of the pages that a slice fills."""
@@ -162,11 +169,22 @@ class MtpRunner:
             )
             self.last_PC[s.table_P[page_P]] = rows_MC[at_P - 1 - s.start]
 
-    def _clear(self, pages: Sequence[int]) -> None:
+    def _note_complete(self, leg: Leg, s: Slice) -> None:
+        """Note which of the pages that a slice writes have all entries: each is computed with the token before it."""
+        begin, table = s.start // self.page_size, leg.plan.table
+        first = max(s.write_from, begin)
+        self.complete_P[list(table[first : -(-s.end // self.page_size)])] = False
+        is_known = s.start == 0 or self._waits_at(leg, s.start) or self.complete_P[table[begin - 1]]
+        if first == begin and (s.start % self.page_size or not is_known):
+            first += 1
+        self.complete_P[list(table[first : s.end // self.page_size])] = True
+
+    def clear(self, pages: Sequence[int]) -> None:
         """Set entries of pages to zeros: they may be another sequence's, and some will not be written."""
         page_P = torch.tensor(pages, dtype=torch.int64, device=self.device)
         self.arena.pages[page_P] = 0
         self.last_PC[page_P] = 0
+        self.complete_P[list(pages)] = False
 
     def _places_for(self, decode: Decode) -> range:
         """Return places for the hidden states of a sequence's rows: the first is that of its next token."""

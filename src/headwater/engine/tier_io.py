@@ -10,31 +10,28 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
-
-import numpy as np
-import torch
 
 from headwater.account import TierOutcome
 from headwater.cache.segments.compose import is_marked
 from headwater.cache.segments.store import SegmentKey, StoredSegment
 from headwater.config import ServeConfig
+from headwater.engine.runner import Runner
 from headwater.engine.tier import LATE, READERS, NamedPart, Ratio, Tier
+from headwater.engine.tier_prefix import PrefixParts
 from headwater.engine.tier_segments import SegmentIO
-from headwater.plan import Held
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.segment_loads import Awaited
 from headwater.schedule.tier_load import Load, Offer, Source, TierStats
 from headwater.schedule.tiers import Loads, Tiers
-from headwater.tiers.names import RUN, STATE, Names, run_name, runs_of, state_name
-from headwater.tiers.part import Part, Sealer
+from headwater.tiers.names import Names, run_name, runs_of, state_name
+from headwater.tiers.part import Sealer
 from headwater.tiers.store import Store, StoreError, StoreFull
 
-RUN_TOKENS = 1024  # of a run of KV, if pages are shorter
 MOST_QUEUED = 256  # copies
 MOST_HELD = 1 / 8  # of the pages, by copies that wait; pages of a shared prefix count for each
 POLL = 0.2  # seconds between looks at how much time is left
@@ -60,21 +57,20 @@ class TierIO(Tiers):
         names: Names,
         sealer: Sealer,
         scheduler: Scheduler,
-        pages_PB: torch.Tensor,
+        runner: Runner,
         changed: threading.Condition,
         config: ServeConfig,
     ) -> None:
-        """`pages_PB`: the arena; `changed`: the engine's lock."""
+        """`runner`: with the arena; `changed`: the engine's lock."""
         self.tiers = [Tier(number, store, sealer) for number, store in enumerate(stores)]
         self._names, self._scheduler = names, scheduler
         self._cache, self._layout = scheduler.cache, scheduler.layout
-        self._pages: np.ndarray[tuple[int, int], np.dtype[np.uint8]] = pages_PB.numpy()
         self._changed, self._timeout = changed, config.tier_timeout
         self._through = config.tier_store == "through"  # copy each checkpoint once it is published, not once it is hit
-        page = self._layout.page_size
-        self.run_tokens = max(page, RUN_TOKENS // page * page)
+        self._prefixes = PrefixParts(names, self._layout, runner, lambda tokens: self.prefill_seconds(tokens))
+        self.run_tokens = self._prefixes.run_tokens
         self._loads = Loads(self._cache, self, scheduler.new_id)
-        self._segments = SegmentIO(self.tiers, names, scheduler, self._pages, changed, self._timeout, self)
+        self._segments = SegmentIO(self.tiers, names, scheduler, runner, changed, self._timeout, self)
         self._prefill = Ratio()  # seconds, tokens
         self._waiting: dict[int, tuple[Request, float]] = {}  # requests that wait, and until when
         self._queue: deque[Copy] = deque()
@@ -189,12 +185,7 @@ class TierIO(Tiers):
         return None if value is None else value * tokens
 
     def load_seconds(self, tier: int, state: bool, tokens: int) -> float:
-        return self.tiers[tier].seconds(self._bytes(state, tokens))
-
-    def _bytes(self, state: bool, tokens: int) -> int:
-        layout = self._layout
-        pages = tokens // layout.page_size * layout.kv_pages_per_unit + state * layout.checkpoint_pages
-        return pages * self._pages.shape[1]
+        return self.tiers[tier].seconds(self._prefixes.bytes_of(state, tokens))
 
     # -- loads
 
@@ -204,7 +195,7 @@ class TierIO(Tiers):
         self._readers.submit(self._load, load)
 
     def _size(self, load: Load, source: Source) -> int:
-        return self._bytes(source is load.state, 0 if source is load.state else source.end - source.start)
+        return self._prefixes.bytes_of(source is load.state, 0 if source is load.state else source.end - source.start)
 
     def _load(self, load: Load) -> None:
         """Fill a load's pages (on a reader's thread)."""
@@ -213,7 +204,9 @@ class TierIO(Tiers):
         load.tiers = ",".join(sorted({self.tiers[source.tier].store.kind for source in sources}))
         try:
             digests = self._names.digests(load.namespace, load.key)
-            parts = [self._parts.submit(self._read, self.tiers[one.tier], load, one, digests) for one in sources]
+            parts = [
+                self._parts.submit(self._prefixes.read, self.tiers[one.tier], load, one, digests) for one in sources
+            ]
             wait(parts)  # all of them, even if one fails: none may write to pages that are given back
             load.failed = next(filter(None, (part.result() for part in parts)), None)
         except Exception:
@@ -228,29 +221,6 @@ class TierIO(Tiers):
             if load.failed is None:
                 self.loaded_tokens += load.plan.end - load.before
             self._changed.notify_all()
-
-    def _read(self, tier: Tier, load: Load, source: Source, digests: Sequence[str]) -> TierOutcome | None:
-        """Read one part into its pages (on a reader's thread); return why it could not be.
-
-        The pages are the load's own until its commit, so it is the pages' content that is checked.
-        """
-        unit, is_state = self._layout.unit_tokens, source is load.state
-        start, end = source.start // unit, source.end // unit
-        name = state_name(digests, end) if is_state else run_name(digests, start, end)
-        key = load.key[: end * self._layout.unit_bytes]
-        kind = STATE if is_state else RUN
-        return tier.read(name, kind, end, key, self._pages_of(load, source))
-
-    def _pages_of(self, load: Load, source: Source) -> list[memoryview]:
-        """Return the memory of a part's pages; of pages that memory had already, memory that is thrown away."""
-        if source is load.state:
-            return self._views(load.plan.saves[0].pages if load.plan.saves else ())
-        if not self._layout.kv_pages_per_unit:
-            return []
-        pages = range(source.start // self._layout.page_size, source.end // self._layout.page_size)
-        have = load.plan.write_from - pages.start
-        thrown_away = [memoryview(bytearray(self._pages.shape[1])) for _ in pages[: max(0, have)]]
-        return thrown_away + self._views(load.plan.table[page] for page in pages[len(thrown_away) :])
 
     # -- copies
 
@@ -286,7 +256,7 @@ class TierIO(Tiers):
         id = self._scheduler.new_id()
         held = self._cache.hold(id, namespace, key, at)
         if held is not None:
-            parts = partial(self._parts_of, namespace, prefix, at, held)
+            parts = partial(self._prefixes.parts, namespace, prefix, at, held)
             self._enqueue(Copy(len(held.table) + len(held.state), parts, partial(self._cache.release, id)))
 
     def _copy_segments(self, segments: Sequence[StoredSegment]) -> None:
@@ -351,28 +321,6 @@ class TierIO(Tiers):
                 log.warning("%s", error)
             except StoreError as error:
                 tier.failed_to_write(error)
-
-    def _parts_of(self, namespace: str, key: bytes, at: int, held: Held) -> list[NamedPart]:
-        """Return the parts of a state: the runs of KV below it, the first ones first, then the state itself."""
-        unit, end = self._layout.unit_tokens, at // self._layout.unit_tokens
-        digests = self._names.digests(namespace, key)
-        runs = runs_of(end, self.run_tokens // unit) if self._layout.kv_pages_per_unit else []
-        parts = [(run_name(digests, *run), partial(self._run, key, held, run, digests)) for run in runs]
-        return [*parts, (state_name(digests, end), partial(self._state, key, at, held))]
-
-    def _run(self, key: bytes, held: Held, run: tuple[int, int], digests: Sequence[str]) -> Part:
-        start, end = run
-        per_unit = self._layout.unit_pages
-        payload = self._views(held.table[start * per_unit : end * per_unit])
-        return Part(RUN, start, end, key[: end * self._layout.unit_bytes], payload, below=digests[start])
-
-    def _state(self, key: bytes, at: int, held: Held) -> Part:
-        end, after = (position // self._layout.unit_tokens for position in (at, held.after))
-        seconds = self.prefill_seconds(at - held.after) or 0.0
-        return Part(STATE, after, end, key, self._views(held.state), seconds)
-
-    def _views(self, pages: Iterable[int]) -> list[memoryview]:
-        return [memoryview(self._pages[page]) for page in pages]
 
     # -- the end, without the lock
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from headwater.account import TierOutcome
 from headwater.cache.segments.store import SegmentKey, StoredSegment
+from headwater.engine.runner import Runner
 from headwater.engine.tier import LATE, READERS, NamedPart, Tier
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.segment_loads import Awaited, SegmentLoad, SegmentLoads
@@ -41,13 +42,14 @@ class SegmentIO:
         tiers: Sequence[Tier],
         names: Names,
         scheduler: Scheduler,
-        pages_PB: np.ndarray[tuple[int, int], np.dtype[np.uint8]],
+        runner: Runner,
         changed: threading.Condition,
         timeout: float,
         owner: Owner,
     ) -> None:
-        """`pages_PB`: the arena; `changed`: the engine's lock; `timeout`: of a lookup, in seconds."""
-        self._tiers, self._names, self._scheduler, self._pages = tiers, names, scheduler, pages_PB
+        """`runner`: with the arena; `changed`: the engine's lock; `timeout`: of a lookup, in seconds."""
+        self._tiers, self._names, self._scheduler = tiers, names, scheduler
+        self._pages: np.ndarray[tuple[int, int], np.dtype[np.uint8]] = runner.arena.pages.numpy()
         self._changed, self._timeout, self._owner = changed, timeout, owner
         self._cache, self._layout = scheduler.cache, scheduler.layout
         self._loads = SegmentLoads(scheduler.cache, self, scheduler.new_id)

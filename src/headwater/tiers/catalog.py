@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
-from headwater.tiers.names import RUN, STATE, WHOLE
+from headwater.tiers.names import ENTRIES, RUN, STATE, WHOLE, entries_name
 
 LEAST_AGE = 1.0  # seconds; a clock may go back
 YOUNG = 60.0  # seconds: a run without a state may be part of a copy that another server makes
@@ -74,7 +74,10 @@ class Catalog:
 
 
 class _Tree:
-    """Runs by the digest of their ends: a run goes on from the ones whose digest is its `below`."""
+    """Runs by the digest of their ends: a run goes on from the ones whose digest is its `below`.
+
+    Entries of the MTP head go with the run beside which they stand.
+    """
 
     def __init__(self, entries: dict[str, Entry], keep: Set[str]) -> None:
         self.entries, self.keep = entries, keep
@@ -95,12 +98,16 @@ class _Tree:
             if len(alone) != 1:
                 break
             run = self.entries[next(iter(alone))]
-            size += run.bytes
+            size += sum(self.entries[name].bytes for name in self._with_entries(next(iter(alone))))
             digest, others = run.below, 1
         return entry.seconds / max(1, size) / max(LEAST_AGE, now - entry.used)
 
     def stranded(self) -> Iterator[str]:
-        """Remove runs that no state and no later run needs, from leaves to roots, and yield their names."""
+        """Remove runs that no state and no later run needs, from leaves to roots, and yield their names.
+
+        Entries without a run are among them.
+        """
+        yield from [name for name in self.entries if name[0] == ENTRIES and RUN + name[1:] not in self.entries]
         for digest in list(self.runs):
             yield from self.stranded_at(digest)
 
@@ -111,7 +118,10 @@ class _Tree:
                 return
             below = ""
             for name in self.runs.pop(digest):
-                yield name
+                yield from self._with_entries(name)
                 below = self.entries[name].below
                 self.above[below] -= 1
             digest = below
+
+    def _with_entries(self, run: str) -> list[str]:
+        return [name for name in (run, entries_name(run)) if name in self.entries]

@@ -21,6 +21,7 @@ KEY_BYTES = 32
 DIGEST_BYTES = 20
 STATE, RUN = "s", "k"  # kinds of parts: the state at a position, the KV of a run of pages that ends there
 SEGMENT = "g"  # all of a segment
+ENTRIES = "m"  # entries of the MTP head beside a run of KV
 WHOLE = STATE, SEGMENT  # kinds that are evicted by what they save; KV goes with the states above it
 
 
@@ -93,6 +94,11 @@ def state_name(digests: Sequence[str], end: int) -> str:
 def run_name(digests: Sequence[str], start: int, end: int) -> str:
     """Return the name of the KV of units [start, end)."""
     return f"{RUN}{digests[end]}-{end - start}"
+
+
+def entries_name(run: str) -> str:
+    """Return the name of the head's entries beside the run of KV with this name."""
+    return ENTRIES + run[1:]
 
 
 def runs_of(end: int, length: int) -> list[tuple[int, int]]:

@@ -28,12 +28,12 @@ class CorruptPart(HeadwaterError):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A state, the KV of a run of pages, or a segment, with its place.
+    """A state, the KV of a run of pages or entries beside it, or a segment, with its place.
 
     Positions are in units of the index; those of a segment, whose interior they delimit, in tokens.
     """
 
-    kind: str  # STATE, RUN or SEGMENT
+    kind: str  # STATE, RUN, SEGMENT or ENTRIES
     start: int  # a run's begin; for a state, the position of the previous checkpoint
     end: int
     key: Buffer  # of the index, up to the end; of a segment, encoded

@@ -1,0 +1,108 @@
+"""Prefixes as parts of tiers: states, the runs of KV below them, and entries of the MTP head beside runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+import numpy as np
+
+from headwater.account import TierOutcome
+from headwater.engine.runner import Runner
+from headwater.engine.tier import NamedPart, Tier
+from headwater.engine.tier_entries import HeadEntries, PageEntries
+from headwater.plan import CacheLayout, Held
+from headwater.schedule.tier_load import Load, Source
+from headwater.tiers.names import ENTRIES, RUN, STATE, Names, entries_name, run_name, runs_of, state_name
+from headwater.tiers.part import Part
+from headwater.tiers.store import StoreError
+
+RUN_TOKENS = 1024  # of a run of KV, if pages are shorter
+
+
+class PrefixParts:
+    """Reads parts into pages, and lays out pages as parts. Called from several threads: no page has two of them."""
+
+    def __init__(
+        self, names: Names, layout: CacheLayout, runner: Runner, prefill_seconds: Callable[[int], float | None]
+    ) -> None:
+        self._names, self._layout, self._prefill_seconds = names, layout, prefill_seconds
+        self._pages: np.ndarray[tuple[int, int], np.dtype[np.uint8]] = runner.arena.pages.numpy()
+        self._entries = PageEntries() if runner.mtp is None else HeadEntries(runner.mtp)
+        self.run_tokens = max(layout.page_size, RUN_TOKENS // layout.page_size * layout.page_size)
+
+    def bytes_of(self, state: bool, tokens: int) -> int:
+        """Return the bytes of a state, if `state`, and of KV of so many tokens, with entries beside it."""
+        layout, of_page = self._layout, self._pages.shape[1]
+        pages = tokens // layout.page_size * layout.kv_pages_per_unit
+        return pages * (of_page + self._entries.page_bytes) + state * layout.checkpoint_pages * of_page
+
+    def read(self, tier: Tier, load: Load, source: Source, digests: Sequence[str]) -> TierOutcome | None:
+        """Read one part into its pages (on a reader's thread); return why it could not be.
+
+        The pages are the load's own until its commit, so it is the pages' content that is checked.
+        """
+        unit, is_state = self._layout.unit_tokens, source is load.state
+        start, end = source.start // unit, source.end // unit
+        name = state_name(digests, end) if is_state else run_name(digests, start, end)
+        key = load.key[: end * self._layout.unit_bytes]
+        if is_state:
+            return tier.read(name, STATE, end, key, self._views(load.plan.saves[0].pages if load.plan.saves else ()))
+        had, pages = self._pages_of(load, source)
+        failed = tier.read(name, RUN, end, key, [*_thrown_away(had, self._pages.shape[1]), *self._views(pages)])
+        if failed is None and self._entries.page_bytes:
+            self._entries.loaded(pages, self._read_entries(tier, entries_name(name), end, key, had, pages))
+        return failed
+
+    def _read_entries(self, tier: Tier, name: str, end: int, key: bytes, had: int, pages: Sequence[int]) -> bool:
+        """Read entries beside pages, if there are any (on a reader's thread). False: they are to be cleared."""
+        try:
+            if not tier.store.has([name])[0]:
+                return False
+        except StoreError as error:
+            tier.failed(error)
+            return False
+        payload = [*_thrown_away(had, self._entries.page_bytes), *self._entries.views(pages)]
+        return tier.read(name, ENTRIES, end, key, payload) is None
+
+    def _pages_of(self, load: Load, source: Source) -> tuple[int, list[int]]:
+        """Return how many pages of a run memory had already, and the load's own ones after them."""
+        if not self._layout.kv_pages_per_unit:
+            return 0, []
+        first, end = source.start // self._layout.page_size, source.end // self._layout.page_size
+        own_from = min(end, max(first, load.plan.write_from))
+        return own_from - first, list(load.plan.table[own_from:end])
+
+    def parts(self, namespace: str, key: bytes, at: int, held: Held) -> list[NamedPart]:
+        """Return the parts of a state: the runs of KV below it, the first ones first, then the state itself."""
+        unit, per_unit = self._layout.unit_tokens, self._layout.unit_pages
+        end = at // unit
+        digests = self._names.digests(namespace, key)
+        runs = runs_of(end, self.run_tokens // unit) if self._layout.kv_pages_per_unit else []
+        found: list[NamedPart] = []
+        for start, stop in runs:
+            name, pages = run_name(digests, start, stop), held.table[start * per_unit : stop * per_unit]
+            place = start, stop, key[: stop * self._layout.unit_bytes]
+            found.append((name, partial(self._run, place, pages, digests[start])))
+            if self._entries.complete(pages):
+                found.append((entries_name(name), partial(self._beside, place, pages)))
+        return [*found, (state_name(digests, end), partial(self._state, key, at, held))]
+
+    def _run(self, place: tuple[int, int, bytes], pages: Sequence[int], below: str) -> Part:
+        return Part(RUN, *place, self._views(pages), below=below)
+
+    def _beside(self, place: tuple[int, int, bytes], pages: Sequence[int]) -> Part:
+        return Part(ENTRIES, *place, self._entries.views(pages))
+
+    def _state(self, key: bytes, at: int, held: Held) -> Part:
+        end, after = (position // self._layout.unit_tokens for position in (at, held.after))
+        seconds = self._prefill_seconds(at - held.after) or 0.0
+        return Part(STATE, after, end, key, self._views(held.state), seconds)
+
+    def _views(self, pages: Iterable[int]) -> list[memoryview]:
+        return [memoryview(self._pages[page]) for page in pages]
+
+
+def _thrown_away(pages: int, page_bytes: int) -> list[memoryview]:
+    """Return memory for pages whose content is checked, and then not used."""
+    return [memoryview(bytearray(page_bytes)) for _ in range(pages)]
