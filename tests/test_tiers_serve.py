@@ -109,6 +109,24 @@ def test_documents_are_read_from_disk_after_a_restart(tmp_path: Path) -> None:
     assert tiers("verify", place, "--tier-key", key).returncode == 0
 
 
+def test_entries_of_the_head_are_stored_if_it_drafts(tmp_path: Path) -> None:
+    """A server with the head, and then one without it, resume from one folder and answer alike."""
+    place, key = f"disk:{tmp_path / 'tier'}", str(tmp_path / "key")
+    flags = "--port", "0", "--tier", place, "--tier-key", key, "--tier-timeout", "30"
+    answers = []
+    for speculation in ("mtp", "mtp", "off"):
+        with serving(*flags, "--speculation", speculation) as (process, said):
+            answers.append(asked(said))
+            process.terminate()
+            assert process.wait(PATIENCE) == 0
+    outcomes = [answer["headwater"]["tier_outcome"] for answer in answers]
+    assert outcomes[0] == "tier_miss"
+    assert set(outcomes[1:]) <= {"loaded", "computing_is_faster"}  # the embedded model may compute faster
+    assert answers[0]["choices"] == answers[1]["choices"] == answers[2]["choices"]
+    assert re.search(r"entries of the MTP head\s*│\s*[1-9]", tiers("ls", place).stdout)
+    assert tiers("verify", place, "--tier-key", key).returncode == 0
+
+
 def test_selective_storing_flushes_at_sigterm(tmp_path: Path) -> None:
     place = f"disk:{tmp_path / 'tier'}"
     with serving("--port", "0", "--tier", place, "--tier-key", str(tmp_path / "key")) as (process, said):

@@ -77,7 +77,8 @@ def fingerprint(loaded: LoadedModel, path: Path, mode: str, probed: Probe) -> st
 
 
 def _sources(names: Iterable[str]) -> str:
-    return blake3(b"\0".join((PACKAGE / name).read_bytes() for name in names)).hexdigest()
+    files = (PACKAGE / name for name in names)
+    return blake3(b"\0".join(file.read_bytes() for file in files if file.is_file())).hexdigest()
 
 
 def weights_digest(path: Path) -> str:

@@ -51,7 +51,7 @@ class Catalog:
         self.bytes -= 0 if entry is None else entry.bytes
 
     def stranded(self) -> list[str]:
-        """Return runs of KV that no state needs."""
+        """Return runs of KV that no state needs, and entries without a run."""
         return list(_Tree(dict(self.entries), frozenset()).stranded())
 
     def victims(self, now: float, keep: Set[str] = frozenset()) -> Iterator[list[str]]:
