@@ -69,6 +69,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.published: set[tuple[str, bytes]] = set()
         self.saved: set[tuple[str, bytes]] = set()
         self.building: dict[int, StoredSegment] = {}  # by request
+        self.loads: list[Plan] = []  # of segments
         self.builds = 0
         self.used: list[StoredSegment] = []
 
@@ -162,6 +163,25 @@ class CacheMachine(RuleBasedStateMachine):
                 publish_segment(self.toy.cache, stored, request)
             else:
                 self.toy.cache.release(request)
+
+    @rule(name=st.integers(0, 5), length=st.integers(5, 14), salt=st.sampled_from(["", "b"]))
+    def begin_load(self, name: int, length: int, salt: str) -> None:
+        cache, key = self.toy.cache, SegmentKey(salt, key_of((name,) * length), Widths(2, 2))
+        before, found = dump(cache), cache.segments.find(key)
+        try:
+            self.builds -= 1
+            self.loads.append(cache.reserve_loaded_segment(self.builds, key))
+        except OutOfPages:
+            assert dump(cache) == before
+        else:
+            assert found is None or cache.segments.find(key) in (found, None), "what is loaded is not found yet"
+
+    @rule(good=st.booleans())
+    def close_load(self, good: bool) -> None:
+        if self.loads:
+            cache, plan = self.toy.cache, self.loads.pop()
+            (cache.commit if good else cache.abandon)(plan)
+            cache.release(plan.request)
 
     @rule(data=st.data())
     def use_segment(self, data: st.DataObject) -> None:
