@@ -30,6 +30,7 @@ from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
 from headwater.percentile import percentile
 from headwater.tiers.disk import DiskStore
+from headwater.tiers.fingerprint import Fingerprint
 from headwater.tiers.redis import RedisStore
 from headwater.tiers.store import Store
 
@@ -49,7 +50,7 @@ def tiered(model: Model, memory: int, stores: list[Store], through: bool = True)
     with model.engines(one=ServeConfig(memory=memory)) as (engine,):
         if stores:
             with engine._changed:
-                engine.use_tiers(stores, KEY, "bench", config)
+                engine.use_tiers(stores, KEY, Fingerprint.of({}), config)
         yield engine
         copied(engine)
 

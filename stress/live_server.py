@@ -21,6 +21,7 @@ from headwater.models.load import LoadedModel, load_model, read_spec
 from headwater.server.app import create_app
 from headwater.server.http.process import protocol_settings
 from headwater.tiers.disk import DiskStore
+from headwater.tiers.fingerprint import Fingerprint
 
 PATIENCE = 60  # seconds after which something that must happen has not
 TIER_PAGES = 600  # of a tier's size
@@ -45,7 +46,8 @@ class LiveServer:
         self.engine = Engine.over(loaded, check, config)
         if tier is not None:
             store = DiskStore(tier, TIER_PAGES * loaded.spec.page_bytes)
-            self.engine.use_tiers([store], bytes(32), "soak", ServeConfig(tier=("disk:",), tier_store="through"))
+            config = ServeConfig(tier=("disk:",), tier_store="through")
+            self.engine.use_tiers([store], bytes(32), Fingerprint.of({}), config)
             self.engine.scheduler.tiers.prefill_seconds = float  # type: ignore[attr-defined]  # reading always wins
         self.app = create_app(self.engine, config)
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=512)

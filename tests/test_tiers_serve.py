@@ -61,8 +61,10 @@ def test_a_killed_server_has_stored_all_and_the_next_one_answers_alike(place: st
     account = again["usage"]["headwater"] if "headwater" in again["usage"] else again["headwater"]
     assert account["tier_outcome"] in ("loaded", "computing_is_faster")  # the embedded model may compute faster
     assert first["choices"] == again["choices"]
-    listed = tiers("ls", place)
-    assert re.search(r"states\s*│\s*[1-9]", listed.stdout), listed
+    for given, model in (((), "unknown"), (("--tier-key", key), "headwater-tiny")):
+        listed = tiers("ls", place, *given)
+        assert re.search(r"states\s*│\s*[1-9]", listed.stdout), listed
+        assert re.search(rf"^│ [0-9a-f]{{8}}\s*│\s*[1-9]\d*\s*│\s*[\d,]+\s*│\s*{model}", listed.stdout, re.M), listed
     checked = tiers("verify", place, "--tier-key", key)
     assert checked.returncode == 0, checked
     assert re.search(r"^\d+ parts are whole, 0 are not$", checked.stdout, re.M)
@@ -127,14 +129,21 @@ def test_entries_of_the_head_are_stored_if_it_drafts(tmp_path: Path) -> None:
     assert tiers("verify", place, "--tier-key", key).returncode == 0
 
 
-def test_selective_storing_flushes_at_sigterm(tmp_path: Path) -> None:
+def test_selective_storing_flushes_at_sigterm_for_servers_of_this_fingerprint(tmp_path: Path) -> None:
     place = f"disk:{tmp_path / 'tier'}"
-    with serving("--port", "0", "--tier", place, "--tier-key", str(tmp_path / "key")) as (process, said):
+    flags = "--port", "0", "--tier", place, "--tier-key", str(tmp_path / "key"), "--page-size"
+    with serving(*flags, "128") as (process, said):
         asked(said)
         assert figures(said)["tiers"][0]["written"] == 0
         process.terminate()
         assert process.wait(PATIENCE) == 0
     assert re.search(r"states\s*│\s*[1-9]", tiers("ls", place).stdout)
+    with serving(*flags, "64") as (_, said):
+        deadline = time.monotonic() + PATIENCE
+        while not figures(said)["tiers"][0]["other_states"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert asked(said)["headwater"]["tier_outcome"] == "other_fingerprint"
 
 
 def test_a_flipped_byte_is_what_verify_finds(tmp_path: Path) -> None:

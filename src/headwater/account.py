@@ -26,6 +26,7 @@ class TierOutcome(StrEnum):
 
     LOADED = "loaded"
     MISS = "tier_miss"  # no tier has a state deeper than memory's, with all KV below it, or a missing segment
+    OTHER_FINGERPRINT = "other_fingerprint"  # tier_miss, and a server with another one stored a deeper state
     COMPUTING_IS_FASTER = "computing_is_faster"
     SLOW = "tier_slow"  # an answer or a load took too long, and the request computed
     CORRUPT = "tier_corrupt"  # a part was not what was stored

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,17 +13,22 @@ import pytest
 from headwater.account import TierOutcome
 from headwater.config import ServeConfig
 from headwater.tiers.disk import DiskStore
+from headwater.tiers.fingerprint import Fingerprint
 from headwater.tiers.store import Store
 from tests.exactness.rig import Answer, Make, Rig, words
 from tests.exactness.test_matrix import FAMILIES
 
 KEY = bytes(range(32))
+OWN = Fingerprint.of({"probe": "one", "threads": "2"})
+OTHER = Fingerprint.of({"probe": "one", "threads": "1"})
 AMPLE = 400  # pages beside states
 PROMPT = 1300  # tokens: one whole run of KV, and a ragged one
 
 
 @contextmanager
-def server(make: Make, stores: list[Store], pages: int = AMPLE, fingerprint: str = "one", **settings) -> Iterator[Rig]:
+def server(
+    make: Make, stores: list[Store], pages: int = AMPLE, fingerprint: Fingerprint = OWN, **settings
+) -> Iterator[Rig]:
     """A rig that keeps states in these stores, and loads whatever they have."""
     config = ServeConfig(tier=("disk:unused",), tier_store="through", tier_timeout=60.0)
     rig = make(pages + 12 * make.checkpoint_pages, **settings)
@@ -43,6 +49,14 @@ def copied(rig: Rig) -> None:
 
 def disk(folder: Path) -> list[Store]:
     return [DiskStore(folder, None)]
+
+
+def learnt(rig: Rig) -> None:
+    """Wait until the first tier's fingerprints are read."""
+    deadline = time.monotonic() + 30
+    while not rig.engine.scheduler.tiers.tiers[0].fingerprints.others:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def stored_prompt(make: Make, folder: Path) -> Answer:
@@ -191,11 +205,18 @@ def test_loads_go_on_in_company_and_in_memory_that_is_short(load, same_bits_as_w
     assert all(same_bits_as_without_a_cache(make, answers))
 
 
-def test_another_fingerprint_or_namespace_shares_nothing(load, tmp_path):
+def test_another_fingerprint_or_namespace_shares_nothing(load, tmp_path, caplog):
     make = Make(*load("qwen3_5", "float32", 2))
     first = stored_prompt(make, tmp_path)
-    with server(make, disk(tmp_path), fingerprint="other") as rig:
-        assert rig.ask(first.prompt).account.tier_outcome == TierOutcome.MISS
+    with caplog.at_level("INFO"), server(make, disk(tmp_path), fingerprint=OTHER) as rig:
+        copied(rig)
+        learnt(rig)
+        assert rig.ask(first.prompt).account.tier_outcome == TierOutcome.OTHER_FINGERPRINT
+        assert rig.ask(words(PROMPT, "new")).account.tier_outcome == TierOutcome.MISS
+        copied(rig)
+        (stats,) = rig.engine.scheduler.tiers.stats()
+        assert 0 < stats.other_states < stats.states
+    assert f"{tmp_path} holds 1 states of another fingerprint: model '', other threads" in caplog.text
     with server(make, disk(tmp_path)) as rig:
         assert rig.ask(first.prompt, namespace="other").account.tier_outcome == TierOutcome.MISS
         assert rig.ask(first.prompt).account.tier_outcome == TierOutcome.LOADED

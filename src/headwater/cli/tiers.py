@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -12,12 +13,15 @@ from headwater.cache_folder import own_folder
 from headwater.cli.common import commands, show
 from headwater.errors import ConfigError
 from headwater.table import Table
-from headwater.tiers.names import ENTRIES, RUN, SEGMENT, STATE, read_key
+from headwater.tiers.catalog import Catalog
+from headwater.tiers.fingerprint import Fingerprint
+from headwater.tiers.names import ENTRIES, FINGERPRINT, RUN, SEGMENT, STATE, fingerprint_name, read_key, tag_of
 from headwater.tiers.part import CorruptPart, Sealer
 from headwater.tiers.place import EXAMPLES, TierPlace
 from headwater.tiers.store import Store
 
 KINDS = {STATE: "states", RUN: "runs of KV", SEGMENT: "segments", ENTRIES: "entries of the MTP head"}
+UNKNOWN = "unknown"  # of a fingerprint, without the tier key
 
 Place = Annotated[str, Argument(metavar="PLACE", help=f"A tier, as for `serve`: {EXAMPLES}.")]
 
@@ -33,23 +37,57 @@ def opened(place: str) -> Store:
     return tier.open()
 
 
+KeyFile = Annotated[Path | None, Option(help="The servers' tier key. [default: in the cache folder]")]
+
+
 @group.command()
-def ls(place: Place) -> None:
-    """Print the parts of a store and their bytes."""
-    store = opened(place)
+def ls(place: Place, tier_key: KeyFile = None) -> None:
+    """Print the parts of a store and their bytes, and the fingerprints under which they were stored."""
+    store, file = opened(place), tier_key or own_folder() / "tier-key"
+    sealer = Sealer(read_key(file)) if file.is_file() else None
     catalog = store.catalog()
     stranded = set(catalog.stranded())
     table = Table(store.shown, ("kind",), ("parts", "bytes", "needed by no state"))
     for kind, shown in KINDS.items():
         sizes = {name: entry.bytes for name, entry in catalog.entries.items() if name.startswith(kind)}
         table.add_row(shown, f"{len(sizes):,}", f"{sum(sizes.values()):,}", f"{len(stranded & sizes.keys()):,}")
-    show(table)
+    show(table, _fingerprints(store, catalog, sealer))
+
+
+def _fingerprints(store: Store, catalog: Catalog, sealer: Sealer | None) -> Table:
+    """Return a table of fingerprints, the last used first: a server finds the parts of its own alone."""
+    used, size = dict[str, float](), Counter[str]()
+    for name, entry in catalog.entries.items():
+        if not name.startswith(FINGERPRINT):
+            tag = tag_of(name)
+            used[tag] = max(used.get(tag, 0.0), entry.used)
+            size[tag] += entry.bytes
+    table = Table("Fingerprints", ("fingerprint",), ("states", "bytes"), ("model", "other than in the first"))
+    known = {tag: _fingerprint(store, tag, sealer) for tag in sorted(used, key=lambda tag: -used[tag])}
+    first = next(iter(known.values()), None)
+    for tag, found in known.items():
+        differs = UNKNOWN if found is None or first is None else ", ".join(first.differs(found))
+        model = UNKNOWN if found is None else found.model
+        table.add_row(tag, f"{catalog.states[tag]:,}", f"{size[tag]:,}", model, differs)
+    return table
+
+
+def _fingerprint(store: Store, tag: str, sealer: Sealer | None) -> Fingerprint | None:
+    """Read a fingerprint; None if it is not there, or was not stored with this key."""
+    name = fingerprint_name(tag)
+    content = None if sealer is None else store.get(name)
+    if sealer is None or content is None:
+        return None
+    try:
+        return Fingerprint.read(sealer.unseal(name, content))
+    except CorruptPart:
+        return None
 
 
 @group.command()
 def verify(
     place: Place,
-    tier_key: Annotated[Path | None, Option(help="The servers' tier key. [default: in the cache folder]")] = None,
+    tier_key: KeyFile = None,
     delete: Annotated[bool, Option("--delete", help="Delete parts that are not what was stored.")] = False,
 ) -> None:
     """Check every part with the tier key; exit code 1 if one is corrupt."""

@@ -48,8 +48,7 @@ from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.speculation import AUTO, MTP, Speculation, speculation_of
 from headwater.setting import SettingError, show_bytes
 from headwater.spec import ModelSpec
-from headwater.tiers.names import Names
-from headwater.tiers.part import Sealer
+from headwater.tiers.fingerprint import Fingerprint
 from headwater.tiers.store import Store
 
 # Checkpoints saved in the middle of a leg are staged in rows of their own: at most so many, and so many bytes. The few,
@@ -146,18 +145,9 @@ class Engine(Answering):
             )
         return engine
 
-    def use_tiers(self, stores: list[Store], key: bytes, fingerprint: str, config: ServeConfig) -> None:
+    def use_tiers(self, stores: list[Store], key: bytes, fingerprint: Fingerprint, config: ServeConfig) -> None:
         """Keep states and KV in these stores, too. The engine is not started yet."""
-        unit_bytes = self.scheduler.layout.unit_bytes
-        self.scheduler.tiers = TierIO(
-            stores,
-            Names(key, fingerprint, unit_bytes),
-            Sealer(key),
-            self.scheduler,
-            self.runner,
-            self._changed,
-            config,
-        )
+        self.scheduler.tiers = TierIO(stores, key, fingerprint, self.scheduler, self.runner, self._changed, config)
 
     @classmethod
     def over(

@@ -24,6 +24,7 @@ from headwater.memory.arena import Arena
 from headwater.memory.slots import StateMemory
 from headwater.mixers.batch import Slice, StepBatch
 from headwater.models.load import LoadedModel
+from headwater.tiers.fingerprint import Fingerprint
 
 PROBED = 192  # tokens
 WEIGHT_FILES = ("*.safetensors", "*.gguf", "config.json")
@@ -61,10 +62,10 @@ def probe(loaded: LoadedModel) -> Probe:
     return Probe(running.hexdigest(), seconds)
 
 
-def fingerprint(loaded: LoadedModel, path: Path, mode: str, probed: Probe) -> str:
+def fingerprint(loaded: LoadedModel, path: Path, mode: str, probed: Probe) -> Fingerprint:
     """Return the fingerprint of a model that was loaded from a folder or a file."""
     spec = loaded.spec
-    parts = {
+    values = {
         **key_of(spec),
         "mode": mode,
         "page": str(spec.page_size),
@@ -73,7 +74,7 @@ def fingerprint(loaded: LoadedModel, path: Path, mode: str, probed: Probe) -> st
         "files": weights_digest(path),
         "probe": probed.digest,
     }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+    return Fingerprint.of(values, loaded.name)
 
 
 def _sources(names: Iterable[str]) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence, Set
 from headwater.account import TierOutcome
 from headwater.cache_folder import own_folder
 from headwater.config import ServeConfig
+from headwater.engine.tier_fingerprints import TierFingerprints
 from headwater.errors import ConfigError
 from headwater.schedule.tier_load import TierStats
 from headwater.setting import SettingError, without_password
@@ -69,8 +70,8 @@ def tier_key(config: ServeConfig) -> bytes:
 class Tier:
     """One store, how fast it is, and whether it may be asked now."""
 
-    def __init__(self, number: int, store: Store, sealer: Sealer) -> None:
-        self.number, self.store, self._sealer = number, store, sealer
+    def __init__(self, number: int, store: Store, fingerprints: TierFingerprints, sealer: Sealer) -> None:
+        self.number, self.store, self.fingerprints, self._sealer = number, store, fingerprints, sealer
         self.bandwidth = Ratio()  # bytes, seconds
         self.waiting = 0  # bytes that loads in progress still read
         self.counts: Counter[str] = Counter()
@@ -111,6 +112,7 @@ class Tier:
 
         Raises StoreError.
         """
+        self.fingerprints.keep()
         names = [name for name, _ in parts]
         there, keep = self.store.has(names), frozenset(names)
         self.store.touch([name for name, known in zip(names, there, strict=True) if known])
@@ -119,7 +121,7 @@ class Tier:
                 return
             if not known:
                 self._put(name, make(), keep)
-        self.usage = self.store.usage()
+        self.look()
 
     def _put(self, name: str, part: Part, keep: Set[str]) -> None:
         self.store.put(name, self._sealer.seal(name, part), keep)
@@ -156,13 +158,21 @@ class Tier:
         self.unwritable_until = time.monotonic() + BREAK
         self.counts["errors"] += 1
 
+    def look(self) -> None:
+        """Ask the store for its figures, and for fingerprints that are new. Raises StoreError."""
+        self.usage = self.store.usage()
+        self.fingerprints.learn(self.usage.states)
+
     @property
     def stats(self) -> TierStats:
         """Figures of its content, as far as they are known without asking it, and of its work."""
         names = ("read", "bytes_read", "written", "bytes_written", "corrupt", "errors")
         work = {name: self.counts[name] for name in names}
         used = self.usage
-        return TierStats(self.store.kind, used.parts, used.bytes, used.limit, used.evicted, **work, usable=self.usable)
+        return TierStats(
+            self.store.kind, used.parts, used.bytes, used.limit, used.evicted, **work, usable=self.usable,
+            states=sum(used.states.values()), other_states=self.fingerprints.count_others(used.states),
+        )  # fmt: skip
 
     def seconds(self, size: int) -> float:
         """Return the expected seconds to read so many bytes, after those that are being read."""

@@ -21,6 +21,7 @@ from headwater.cache.segments.store import SegmentKey, StoredSegment
 from headwater.config import ServeConfig
 from headwater.engine.runner import Runner
 from headwater.engine.tier import LATE, READERS, NamedPart, Ratio, Tier
+from headwater.engine.tier_fingerprints import TierFingerprints
 from headwater.engine.tier_prefix import PrefixParts
 from headwater.engine.tier_segments import SegmentIO
 from headwater.schedule.kinds.request import Request
@@ -28,6 +29,7 @@ from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.segment_loads import Awaited
 from headwater.schedule.tier_load import Load, Offer, Source, TierStats
 from headwater.schedule.tiers import Loads, Tiers
+from headwater.tiers.fingerprint import Fingerprint
 from headwater.tiers.names import Names, run_name, runs_of, state_name
 from headwater.tiers.part import Sealer
 from headwater.tiers.store import Store, StoreError, StoreFull
@@ -54,17 +56,18 @@ class TierIO(Tiers):
     def __init__(
         self,
         stores: Sequence[Store],
-        names: Names,
-        sealer: Sealer,
+        key: bytes,
+        fingerprint: Fingerprint,
         scheduler: Scheduler,
         runner: Runner,
         changed: threading.Condition,
         config: ServeConfig,
     ) -> None:
-        """`runner`: with the arena; `changed`: the engine's lock."""
-        self.tiers = [Tier(number, store, sealer) for number, store in enumerate(stores)]
-        self._names, self._scheduler = names, scheduler
-        self._cache, self._layout = scheduler.cache, scheduler.layout
+        """`key`: the secret one; `runner`: with the arena; `changed`: the engine's lock."""
+        self._scheduler, self._cache, self._layout = scheduler, scheduler.cache, scheduler.layout
+        own, sealer = (key, fingerprint, self._layout.unit_bytes), Sealer(key)
+        self.tiers = [Tier(number, store, TierFingerprints(store, *own), sealer) for number, store in enumerate(stores)]
+        self._names = names = Names(key, fingerprint.digest, self._layout.unit_bytes)
         self._changed, self._timeout = changed, config.tier_timeout
         self._through = config.tier_store == "through"  # copy each checkpoint once it is published, not once it is hit
         self._prefixes = PrefixParts(names, self._layout, runner, lambda tokens: self.prefill_seconds(tokens))
@@ -151,11 +154,21 @@ class TierIO(Tiers):
             for tier in self.tiers:
                 if tier.usable:
                     offers.append(self._offer(tier, digests, ends))
+            if not any(offer.states for offer in offers):
+                offers += self._elsewhere(namespace, key, ends)
         except Exception:
             log.exception("tiers cannot be asked")
         with self._changed:
             self._loads.answered(request, offers)
             self._changed.notify_all()
+
+    def _elsewhere(self, namespace: str, key: bytes, ends: range) -> list[Offer]:
+        """Return an empty offer for the first tier that has states of a prompt under another fingerprint."""
+        for tier in self.tiers:
+            for names in tier.fingerprints.others:
+                if tier.usable and self._offer(tier, names.digests(namespace, key), ends).states:
+                    return [Offer(tier.number, other_fingerprint=True)]
+        return []
 
     def _offer(self, tier: Tier, digests: Sequence[str], ends: range) -> Offer:
         unit, length = self._layout.unit_tokens, self.run_tokens // self._layout.unit_tokens
@@ -286,7 +299,7 @@ class TierIO(Tiers):
         """Make copies, one after the other (the writer's thread)."""
         for tier in self.tiers:
             try:
-                tier.usage = tier.store.usage()
+                tier.look()
             except StoreError as error:
                 tier.failed(error)
         while True:

@@ -16,6 +16,7 @@ class Offer:
     tier: int  # number of the tier, the fastest first
     states: frozenset[int] = frozenset()  # positions
     runs: frozenset[tuple[int, int]] = frozenset()  # of KV: start, end
+    other_fingerprint: bool = False  # no states, but there are some under another fingerprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,8 @@ class TierStats:
     corrupt: int  # parts that were not what was stored, and were dropped
     errors: int  # failures of the store, after each of which it is left alone for a while
     usable: bool  # whether it is asked now
+    states: int = 0  # of all fingerprints
+    other_states: int = 0  # of fingerprints other than this server's: it cannot use them
 
     def parts_by_work(self) -> dict[str, int]:
         return {name: getattr(self, name) for name in ("read", "written", "evicted", "corrupt")}

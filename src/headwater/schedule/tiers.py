@@ -155,7 +155,9 @@ class Loads:
         if best is None:
             states = self._states(seq, match, offers)
             is_there = any(self._runs(state.end, match.kv_tokens, offers) is not None for state in states)
-            seq.tier_outcome = TierOutcome.COMPUTING_IS_FASTER if is_there else TierOutcome.MISS
+            is_elsewhere = any(offer.other_fingerprint for offer in offers)
+            missed = TierOutcome.OTHER_FINGERPRINT if is_elsewhere else TierOutcome.MISS
+            seq.tier_outcome = TierOutcome.COMPUTING_IS_FASTER if is_there else missed
             return False
         if len(self._open) >= AT_ONCE:
             return True

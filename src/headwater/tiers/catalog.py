@@ -7,11 +7,11 @@ state or segment to go saves the least computing time per byte freed and per sec
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
-from headwater.tiers.names import ENTRIES, RUN, STATE, WHOLE, entries_name
+from headwater.tiers.names import ENTRIES, RUN, STATE, WHOLE, entries_name, tag_of
 
 LEAST_AGE = 1.0  # seconds; a clock may go back
 YOUNG = 60.0  # seconds: a run without a state may be part of a copy that another server makes
@@ -38,17 +38,21 @@ class Catalog:
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
         self.bytes = 0
+        self.states: Counter[str] = Counter()  # by the tag of their fingerprint
 
     def add(self, name: str, entry: Entry) -> None:
         """Add a part; one of the same name is replaced."""
         self.remove(name)
         self.entries[name] = entry
         self.bytes += entry.bytes
+        self.states[tag_of(name)] += name.startswith(STATE)
 
     def remove(self, name: str) -> None:
         """Take a part out, if it is there."""
         entry = self.entries.pop(name, None)
-        self.bytes -= 0 if entry is None else entry.bytes
+        if entry is not None:
+            self.bytes -= entry.bytes
+            self.states[tag_of(name)] -= name.startswith(STATE)
 
     def stranded(self) -> list[str]:
         """Return runs of KV that no state needs, and entries without a run."""

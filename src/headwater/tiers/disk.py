@@ -116,7 +116,8 @@ class DiskStore:
     def usage(self) -> Usage:
         self._wait_for_scan()
         with self._changing:
-            return Usage(len(self._catalog.entries), self._catalog.bytes, self.limit, self._evicted)
+            catalog = self._catalog
+            return Usage(len(catalog.entries), catalog.bytes, self.limit, self._evicted, dict(catalog.states))
 
     def catalog(self) -> Catalog:
         self._wait_for_scan()

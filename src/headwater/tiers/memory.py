@@ -60,7 +60,9 @@ class MemoryStore:
                 self._catalog.remove(name)
 
     def usage(self) -> Usage:
-        return Usage(len(self._content), self._catalog.bytes, self.limit, self._evicted)
+        with self._changing:
+            states = dict(self._catalog.states)
+            return Usage(len(self._content), self._catalog.bytes, self.limit, self._evicted, states)
 
     def catalog(self) -> Catalog:
         return self._catalog

@@ -2,8 +2,9 @@
 
 A segment is named by the digest of its whole key, which has the namespace.
 
-A name has 160 bits. Without the tier key none can be computed: names reveal no prompt, and a guessed prompt cannot be
-tested. A part also holds the index key up to its end, which each read compares: a collision loads nothing.
+A name has 160 bits, and 32 more of a keyed digest of the fingerprint alone, by which a store counts the states of each
+fingerprint. Without the tier key none can be computed: names reveal no prompt, and a guessed prompt cannot be tested. A
+part also holds the index key up to its end, which each read compares: a collision loads nothing.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from pathlib import Path
 from headwater.errors import ConfigError
 
 KEY_BYTES = 32
-DIGEST_BYTES = 20
+DIGEST_BYTES, TAG_BYTES = 20, 4
 STATE, RUN = "s", "k"  # kinds of parts: the state at a position, the KV of a run of pages that ends there
 SEGMENT = "g"  # all of a segment
 ENTRIES = "m"  # entries of the MTP head beside a run of KV
+FINGERPRINT = "f"  # a fingerprint under which parts are stored
 WHOLE = STATE, SEGMENT  # kinds that are evicted by what they save; KV goes with the states above it
 
 
@@ -67,28 +69,39 @@ class Names:
         self._begun.update(_sized(fingerprint.encode()))
         self._segment = hashlib.blake2b(digest_size=DIGEST_BYTES, key=key, person=b"headwater segmt")
         self._segment.update(_sized(fingerprint.encode()))
-        self.fingerprint, self._unit_bytes = fingerprint, unit_bytes
+        tag = hashlib.blake2b(fingerprint.encode(), digest_size=TAG_BYTES, key=key, person=b"headwater tag")
+        self.tag, self._unit_bytes = tag.hexdigest(), unit_bytes
 
     def digests(self, namespace: str, key: bytes) -> list[str]:
         """Return the digest of each prefix of `key` that is 0, 1, 2, … whole units long."""
         running, width = self._begun.copy(), self._unit_bytes
         running.update(_sized(namespace.encode()))
-        digests = [running.hexdigest()]
+        digests = [running.hexdigest() + self.tag]
         for at in range(0, len(key) // width * width, width):
             running.update(key[at : at + width])
-            digests.append(running.hexdigest())
+            digests.append(running.hexdigest() + self.tag)
         return digests
 
     def segment(self, key: bytes) -> str:
         """Return the name of the segment with this encoded key."""
         running = self._segment.copy()
         running.update(_sized(key))
-        return SEGMENT + running.hexdigest()
+        return SEGMENT + running.hexdigest() + self.tag
+
+
+def tag_of(name: str) -> str:
+    """Return the tag of the fingerprint under which a part was stored."""
+    return name[1:].partition("-")[0][2 * DIGEST_BYTES :]
 
 
 def state_name(digests: Sequence[str], end: int) -> str:
     """Return the name of the state after `end` units."""
     return STATE + digests[end]
+
+
+def fingerprint_name(tag: str) -> str:
+    """Return the name of the part that stands for a fingerprint."""
+    return FINGERPRINT + tag
 
 
 def run_name(digests: Sequence[str], start: int, end: int) -> str:

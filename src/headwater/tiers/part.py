@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from blake3 import blake3
 
 from headwater.errors import HeadwaterError
+from headwater.tiers.names import DIGEST_BYTES, TAG_BYTES
 
-MAGIC, VERSION = b"hwtr", 1
+MAGIC, VERSION = b"hwtr", 2
 # magic, version, kind, position of start and end in units, seconds that computing it took, digest of the key up to the
 # start, bytes of key and payload
-HEADER = struct.Struct("<4sHcxQQd20sQQ")
+HEADER = struct.Struct(f"<4sHcxQQd{DIGEST_BYTES + TAG_BYTES}sQQ")
 SEAL_BYTES = 32
 Buffer = bytes | bytearray | memoryview
 
@@ -33,7 +34,7 @@ class Part:
     Positions are in units of the index; those of a segment, whose interior they delimit, in tokens.
     """
 
-    kind: str  # STATE, RUN, SEGMENT or ENTRIES
+    kind: str  # STATE, RUN, SEGMENT, ENTRIES or FINGERPRINT
     start: int  # a run's begin; for a state, the position of the previous checkpoint
     end: int
     key: Buffer  # of the index, up to the end; of a segment, encoded

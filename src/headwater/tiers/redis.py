@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from headwater.tiers.catalog import Catalog, Entry
+from headwater.tiers.names import STATE, tag_of
 from headwater.tiers.part import Buffer, Header
 from headwater.tiers.store import StoreError, StoreFull, Usage, filled
 
@@ -27,7 +28,8 @@ ALONE = 30  # seconds after which a server that evicts is thought to have ended
 ROOM = 0.05  # of the limit that an eviction frees at least
 NAMES_AT_ONCE = 1000
 
-# Publish an upload. KEYS: manifest, entries, times, bytes. ARGV: name, manifest, entry, time, size, pieces' prefix, n.
+# Publish an upload. KEYS: manifest, entries, times, bytes, states. ARGV: name, manifest, entry, time, size, pieces'
+# prefix, n, tag of a state's fingerprint.
 PUBLISH = """
 if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
 for i = 0, tonumber(ARGV[7]) - 1 do
@@ -37,13 +39,17 @@ redis.call('SET', KEYS[1], ARGV[2])
 redis.call('HSET', KEYS[2], ARGV[1], ARGV[3])
 redis.call('ZADD', KEYS[3], ARGV[4], ARGV[1])
 redis.call('INCRBY', KEYS[4], ARGV[5])
+if ARGV[8] ~= '' then redis.call('HINCRBY', KEYS[5], ARGV[8], 1) end
 return 1
 """
-# Remove a part if it is still of that upload. KEYS likewise; ARGV: name, manifest, size.
+# Remove a part if it is still of that upload. KEYS likewise; ARGV: name, manifest, size, tag.
 REMOVE = """
 if redis.call('GET', KEYS[1]) ~= ARGV[2] then return 0 end
 redis.call('DEL', KEYS[1])
-if redis.call('HDEL', KEYS[2], ARGV[1]) == 1 then redis.call('DECRBY', KEYS[4], ARGV[3]) end
+if redis.call('HDEL', KEYS[2], ARGV[1]) == 1 then
+  redis.call('DECRBY', KEYS[4], ARGV[3])
+  if ARGV[4] ~= '' then redis.call('HINCRBY', KEYS[5], ARGV[4], -1) end
+end
 redis.call('ZREM', KEYS[3], ARGV[1])
 return 1
 """
@@ -80,7 +86,7 @@ class RedisStore:
         except (OSError, ValueError) as error:
             raise StoreError(f"{self.shown} cannot be used: {error}") from error
         self._prefix = prefix
-        self._shared = prefix + "entries", prefix + "used", prefix + "bytes"
+        self._shared = prefix + "entries", prefix + "used", prefix + "bytes", prefix + "states"
         self._publish = self._client.register_script(PUBLISH)
         self._remove = self._client.register_script(REMOVE)
         self._evicted = 0
@@ -137,7 +143,7 @@ class RedisStore:
             header = Header.of(bytes(pieces[0]))
             entry = f"{size} {header.seconds if header else 0.0!r} {header.below if header else ''}"
             manifest = f"{upload} {count} {size}"
-            args = name, manifest, entry, self._clock(), size, self._piece(upload), count
+            args = name, manifest, entry, self._clock(), size, self._piece(upload), count, _counted_tag(name)
             published = self._publish(keys=[self._manifest(name), *self._shared], args=args)
             if published != 1:
                 self._client.delete(*(self._piece(upload, number) for number in range(count)))
@@ -159,8 +165,10 @@ class RedisStore:
             pipe = self._client.pipeline(transaction=False)
             pipe.hlen(self._shared[0])
             pipe.get(self._shared[2])
-            parts, size = pipe.execute()
-            return Usage(parts, int(size or 0), self.limit, self._evicted)
+            pipe.hgetall(self._shared[3])
+            parts, size, states = pipe.execute()
+            by_tag = {tag.decode(): int(count) for tag, count in states.items()}
+            return Usage(parts, int(size or 0), self.limit, self._evicted, by_tag)
 
     def catalog(self) -> Catalog:
         with self._errors("cannot be read"):
@@ -192,12 +200,22 @@ class RedisStore:
                     self._delete(name)
                     catalog.remove(name)
                 self._evicted += len(names)
-            self._client.set(self._shared[2], catalog.bytes)
+            self._recount(catalog)
             if catalog.bytes + size > self.limit:
                 raise StoreFull(f"{self.shown}: {size:,} bytes do not fit beside {catalog.bytes:,}")
         finally:
             if self._client.get(lock) == own.encode():
                 self._client.delete(lock)
+
+    def _recount(self, catalog: Catalog) -> None:
+        """Set bytes and numbers of states: what Redis itself evicted was counted until now."""
+        pipe = self._client.pipeline()
+        pipe.set(self._shared[2], catalog.bytes)
+        pipe.delete(self._shared[3])
+        for tag, count in catalog.states.items():
+            if tag:
+                pipe.hset(self._shared[3], tag, count)
+        pipe.execute()
 
     def _catalog(self) -> Catalog:
         """Return what the store holds; entries whose manifest is gone are dropped."""
@@ -222,7 +240,7 @@ class RedisStore:
             return
         upload, pieces, size = _read_manifest(manifest)
         keys = [self._manifest(name), *self._shared]
-        if self._remove(keys=keys, args=(name, manifest, size)) and pieces:
+        if self._remove(keys=keys, args=(name, manifest, size, _counted_tag(name))) and pieces:
             self._client.delete(*(self._piece(upload, number) for number in range(pieces)))
 
     def _manifest(self, name: str) -> str:
@@ -241,6 +259,11 @@ class RedisStore:
             raise StoreError(f"{self.shown} {what}: {error}") from error
         except (ValueError, OSError) as error:
             raise StoreError(f"{self.shown} {what}: {error}") from error
+
+
+def _counted_tag(name: str) -> str:
+    """Return the tag of a state's fingerprint; "" of other parts, which are not counted by it."""
+    return tag_of(name) if name.startswith(STATE) else ""
 
 
 def _read_manifest(manifest: bytes) -> tuple[str, int, int]:

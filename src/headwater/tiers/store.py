@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from headwater.errors import HeadwaterError
@@ -27,6 +27,7 @@ class Usage:
     bytes: int
     limit: int | None  # bytes
     evicted: int = 0  # parts, by this server
+    states: Mapping[str, int] = field(default_factory=dict)  # by the tag of their fingerprint
 
 
 class Store(Protocol):
