@@ -65,6 +65,7 @@ class FakeEngine:
     cancelled: list[int] = field(default_factory=list)
     segments: dict[tuple[str, tuple[int, ...]], int] = field(default_factory=dict)  # warmed ones, how often each
     figures: dict[str, int] = field(default_factory=dict)  # of EngineStats, by name; all others are 0
+    tiers: tuple[TierStats, ...] = (TierStats("disk", *[0] * 10, usable=True),)
 
     def __post_init__(self) -> None:
         self.tokenizer = byte_tokenizer()
@@ -104,8 +105,7 @@ class FakeEngine:
         counts |= {"pages_total": 1000, "pages_kv": kv, "pages_free": 1000 - kv, "namespaces": len(self._prompts)}
         counts["tick"] = self.tree.stats().tick
         rest = {field.name: 0 for field in fields(EngineStats) if field.name not in ("cache", "tiers")}
-        tier = TierStats("disk", *[0] * 10, usable=True)
-        return EngineStats(cache=CacheStats(**counts), tiers=(tier,), **rest | self.figures)
+        return EngineStats(cache=CacheStats(**counts), tiers=self.tiers, **rest | self.figures)
 
     def view(self) -> CacheView:
         """Return a view of `tree`, a cache that a test may fill."""

@@ -10,6 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from headwater.config import ServeConfig
+from headwater.schedule.tier_load import TierStats
 from headwater.server.app import create_app
 from tests.browser import chromium
 from tests.server.fake_engine import FakeEngine
@@ -152,6 +153,39 @@ def test_healing_has_a_tile_where_segments_are_in_use(page, engine):
     assert errors(page) == []
 
 
+DISK = TierStats(
+    "disk", 900, 12_300_000_000, 100_000_000_000, 12, 34, 5_600_000, 78, 9_000_000, 2, 1, usable=True, states=300,
+    other_states=20,
+)  # fmt: skip
+REDIS = TierStats("redis", 10, 4_000, None, *[0] * 7, usable=False, states=3)
+
+
+def stores(driver):
+    """Return the cells of each store's row."""
+    return [[cell.text for cell in row.find_elements("css selector", "td")] for row in all_of(driver, "#tiers tr")]
+
+
+def test_each_store_has_a_row_where_there_are_tiers(page, engine):
+    engine.tiers = ()
+    until(page, lambda: not page.find_element("css selector", "#stores").is_displayed())
+    engine.tiers = DISK, REDIS
+    until(page, lambda: len(stores(page)) == 2)
+    assert stores(page) == [
+        [
+            "disk",
+            "12.3 GB of 100.0 GB",
+            "300, 20 of other fingerprints",
+            "34, 5.60 MB",
+            "78, 9.00 MB",
+            "12",
+            "2",
+            "yes",
+        ],
+        ["redis", "4.00 kB", "3", "0, 0 B", "0, 0 B", "0", "0", "no, after a failure"],
+    ]
+    assert errors(page) == []
+
+
 def test_the_tree_zooms_by_click_and_back(page, engine):
     remember(engine, "a" * 128)
     remember(engine, "a" * 64 + "b" * 64)
@@ -233,8 +267,9 @@ def test_the_page_fits_its_window(page, url, engine, width, tmp_path):
     page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     remember(engine, "a" * 128)
     complete(url)
+    engine.tiers = DISK, REDIS
     engine.figures = {"segment_tokens": 1, "healed": 123_456, "healings_waiting": 4_321, "healing_tokens": 10**12}
-    until(page, lambda: all_of(page, "#requests tr") and "Healed" in tiles(page))
+    until(page, lambda: all_of(page, "#requests tr") and "Healed" in tiles(page) and len(stores(page)) == 2)
     assert page.execute_script("return window.innerWidth") == width
     assert not wide(page)
     badge, name = (page.find_element("css selector", selector).rect for selector in ("#status", "h1"))

@@ -54,7 +54,7 @@ export function bytes(value) {
   for (const [size, unit] of [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"]]) {
     if (value >= size) return `${(value / size).toFixed(value / size < 10 ? 2 : 1)} ${unit}`;
   }
-  return `${value} B`;
+  return `${Math.round(value)} B`;
 }
 
 export function seconds(value) {

@@ -29,7 +29,9 @@ const REASONS = {
   prompt_logprobs: "all of it was asked for",
 };
 
-const COLUMNS = [...document.querySelectorAll("th")].map((head) => head.textContent);
+const heads = (body) => [...byId(body).parentNode.querySelectorAll("th")].map((head) => head.textContent);
+const COLUMNS = heads("requests");
+const TIER_COLUMNS = heads("tiers");
 
 const state = { started: null, sample: 0, request: 0, tick: -1, samples: [], requests: [], pageBytes: 1 };
 
@@ -98,6 +100,7 @@ function show(body) {
   byId("uptime").textContent = `up ${duration(body.time - body.started)}`;
   showTiles(body);
   showMemory(body);
+  showTiers(body.tiers);
   rate.show(state.samples);
   queue.show(state.samples);
   byId("queue-now").textContent = `${number(body.requests_running)} running, ${number(body.requests_waiting)} waiting`;
@@ -148,6 +151,20 @@ function showMemory(body) {
     item.lastChild.textContent = `${use.label} ${bytes(held[use.name])}`;
   });
   memory.show(state.samples);
+}
+
+// A row for each store, if there are any.
+function showTiers(tiers) {
+  set(byId("stores"), { hidden: tiers.length ? null : "" });
+  const make = () => el("tr", {}, ...TIER_COLUMNS.map((name) => el("td", { "data-label": name })));
+  join(byId("tiers"), tiers.map((tier, i) => ({ ...tier, i })), (tier) => tier.i, make, (row, tier) => {
+    const used = tier.limit ? `${bytes(tier.bytes)} of ${bytes(tier.limit)}` : bytes(tier.bytes);
+    const others = tier.other_states ? `, ${number(tier.other_states)} of other fingerprints` : "";
+    const texts = [tier.kind, used, `${number(tier.states)}${others}`, `${number(tier.read)}, ${bytes(tier.bytes_read)}`,
+      `${number(tier.written)}, ${bytes(tier.bytes_written)}`, number(tier.evicted), number(tier.corrupt), tier.usable ? "yes" : "no, after a failure"];
+    texts.forEach((text, i) => (row.children[i].textContent = text));
+    set(row, { "data-usable": String(tier.usable) });
+  });
 }
 
 function bars(list, items, empty) {
