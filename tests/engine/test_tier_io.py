@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from headwater.account import TierOutcome
+from headwater.config import ServeConfig
 from headwater.schedule.sequence import key_of
 from headwater.tiers.disk import DiskStore
 from headwater.tiers.memory import MemoryStore
@@ -24,7 +25,7 @@ from headwater.tiers.redis import RedisStore
 from headwater.tiers.store import StoreError
 from tests.exactness.conftest import load  # noqa: F401  a fixture
 from tests.exactness.rig import Make, Rig, words
-from tests.exactness.test_tiers import KEY, PROMPT, copied, disk, server
+from tests.exactness.test_tiers import AMPLE, KEY, OWN, PROMPT, copied, disk, server
 from tests.redis_server import redis_server
 
 ROOT = Path(__file__).parents[2]
@@ -77,6 +78,9 @@ class Broken(MemoryStore):
         self._may("put")
         super().put(name, pieces, keep)
 
+    def close(self):
+        self._may("close")
+
 
 def holding(make: Make, prompt: list[int]) -> tuple[Broken, list[int]]:
     """Return a store with the parts of a prompt, and the prompt."""
@@ -121,6 +125,40 @@ def test_a_store_that_does_not_answer_is_not_waited_for(make, call) -> None:
         third = rig.ask(prompt)  # what was read too late for the request is in memory
     assert alike(make, [prompt] * 3, [first, again, third])
     assert third.account.cached_tokens == (PROMPT - 1) // 64 * 64
+
+
+@pytest.mark.parametrize("call", ["has", "get", "put", "close"])
+def test_a_store_that_never_answers_does_not_keep_the_end_waiting(make, monkeypatch, caplog, call) -> None:
+    monkeypatch.setattr("headwater.engine.tier_io.ENDING", 0.5)
+    store, prompt = holding(make, words(PROMPT, "hung"))
+    store.waits[call] = threading.Event()
+    rig = make(AMPLE + 12 * make.checkpoint_pages)
+    config = ServeConfig(tier=("disk:unused",), tier_store="through", tier_timeout=0.1)
+    rig.engine.use_tiers([store], KEY, OWN, config)
+    rig.engine.scheduler.tiers.prefill_seconds = float
+    rig.engine.scheduler.tiers.load_seconds = lambda tier, state, tokens: 1e-3
+    rig.engine.start()
+    answers = [rig.ask(prompt), rig.ask(words(PROMPT, "other"))]
+    begun = time.monotonic()
+    rig.engine.stop(lambda: begun + 0.5 - time.monotonic())
+    assert time.monotonic() - begun < 5
+    assert "has not answered for 0.5 s" in caplog.text
+    store.waits[call].set()
+    assert alike(make, [prompt, words(PROMPT, "other")], answers)
+
+
+def test_a_call_that_never_returns_keeps_no_process_from_ending() -> None:
+    script = """
+import threading
+from headwater.engine.workers import Workers
+workers = Workers(1, "hung")
+hung, never_begun = workers.submit(threading.Event().wait), workers.submit(print, "begun")
+while not hung.running():
+    pass
+assert not workers.end(0.1)
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
 def test_requests_that_wait_for_a_free_load_are_not_held_for_ever(make) -> None:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,6 +24,7 @@ from headwater.engine.tier import LATE, READERS, NamedPart, Ratio, Tier
 from headwater.engine.tier_fingerprints import TierFingerprints
 from headwater.engine.tier_prefix import PrefixParts
 from headwater.engine.tier_segments import SegmentIO
+from headwater.engine.workers import Workers
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.segment_loads import Awaited
@@ -37,6 +38,7 @@ from headwater.tiers.store import Store, StoreError, StoreFull
 MOST_QUEUED = 256  # copies
 MOST_HELD = 1 / 8  # of the pages, by copies that wait; pages of a shared prefix count for each
 POLL = 0.2  # seconds between looks at how much time is left
+ENDING = 10.0  # seconds for which the end waits for stores that do not answer
 
 log = logging.getLogger("headwater.engine")
 
@@ -80,11 +82,11 @@ class TierIO(Tiers):
         self._copying: Copy | None = None
         self._closing = False
         self._had: dict[int, int] = {}  # of requests that were not looked up: the position at which memory resumes
-        self._lookups = ThreadPoolExecutor(1, "headwater-tier-lookup")
-        self._readers = ThreadPoolExecutor(READERS, "headwater-tier-reader")  # loads
-        self._parts = ThreadPoolExecutor(READERS, "headwater-tier-part")  # parts of loads
-        self._writer = threading.Thread(target=self._write, name="headwater-tier-writer", daemon=True)
-        self._writer.start()
+        self._lookups = Workers(1, "headwater-tier-lookup")
+        self._readers = Workers(READERS, "headwater-tier-reader")  # loads
+        self._parts = Workers(READERS, "headwater-tier-part")  # parts of loads
+        self._writer = Workers(1, "headwater-tier-writer")
+        self._writer.submit(self._write)
 
     # -- requests that arrive
 
@@ -338,7 +340,10 @@ class TierIO(Tiers):
     # -- the end, without the lock
 
     def close(self, left: Callable[[], float]) -> None:
-        """Copy segments, then checkpoints, the last used first, while `left()` seconds are left; close the stores."""
+        """Copy segments, then checkpoints, the last used first, while `left()` seconds are left; close the stores.
+
+        A store that does not answer is waited for ENDING seconds, and left then.
+        """
         with self._changed:
             if self._closing:
                 return
@@ -351,12 +356,14 @@ class TierIO(Tiers):
             self.make_room()
             self._closing = True
             self._changed.notify_all()
-        self._segments.close()
-        for threads in (self._lookups, self._readers, self._parts):
-            threads.shutdown(cancel_futures=True)
-        self._writer.join()
-        for tier in self.tiers:
-            tier.store.close()
+        until = time.monotonic() + ENDING
+        threads = *self._segments.threads, self._lookups, self._readers, self._parts, self._writer
+        ended = [some.end(until - time.monotonic()) for some in threads]
+        closing = Workers(len(self.tiers), "headwater-tier-close")
+        closed = wait([closing.submit(tier.store.close) for tier in self.tiers], max(0.0, until - time.monotonic()))
+        closing.end(0.0)
+        if closed.not_done or not all(ended):
+            log.warning("a tier has not answered for %g s: it is left with what it was asked for", ENDING)
 
     def _uncopied(self) -> Iterator[Callable[[], None]]:
         ready = [stored for stored in self._cache.segments if stored.ready]

@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 import numpy as np
@@ -15,6 +14,7 @@ from headwater.account import TierOutcome
 from headwater.cache.segments.store import SegmentKey, StoredSegment
 from headwater.engine.runner import Runner
 from headwater.engine.tier import LATE, READERS, NamedPart, Tier
+from headwater.engine.workers import Workers
 from headwater.schedule.scheduler import Scheduler
 from headwater.schedule.segment_loads import Awaited, SegmentLoad, SegmentLoads
 from headwater.tiers.names import SEGMENT, Names
@@ -54,8 +54,8 @@ class SegmentIO:
         self._cache, self._layout = scheduler.cache, scheduler.layout
         self._loads = SegmentLoads(scheduler.cache, self, scheduler.new_id)
         self._until: dict[SegmentKey, float] = {}  # when a lookup or a load is late
-        self._lookups = ThreadPoolExecutor(1, "headwater-tier-segments")
-        self._readers = ThreadPoolExecutor(READERS, "headwater-tier-segment")
+        self._lookups = Workers(1, "headwater-tier-segments")
+        self._readers = Workers(READERS, "headwater-tier-segment")
 
     def __len__(self) -> int:
         """Return how many lookups and loads are in progress."""
@@ -71,10 +71,10 @@ class SegmentIO:
             del self._until[key]
             self._loads.stop_waiting(key)
 
-    def close(self) -> None:
-        """End the threads; called without the lock."""
-        for threads in (self._lookups, self._readers):
-            threads.shutdown(cancel_futures=True)
+    @property
+    def threads(self) -> tuple[Workers, Workers]:
+        """Threads that ask stores, for the end."""
+        return self._lookups, self._readers
 
     # -- lookups
 
