@@ -15,8 +15,9 @@ from headwater.config import ServeConfig
 from headwater.tiers.disk import DiskStore
 from headwater.tiers.fingerprint import Fingerprint
 from headwater.tiers.store import Store
+from tests.exactness.formats import FORMATS
 from tests.exactness.rig import Answer, Make, Rig, words
-from tests.exactness.test_matrix import FAMILIES
+from tests.exactness.test_matrix import BLOCKS, FAMILIES
 
 KEY = bytes(range(32))
 OWN = Fingerprint.of({"probe": "one", "threads": "2"})
@@ -68,10 +69,17 @@ def files_of(folder: Path, kind: str) -> list[Path]:
     return sorted(path for path in folder.rglob(f"{kind}*") if path.is_file())
 
 
-@pytest.mark.parametrize("recipe", FAMILIES)
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.full)])
-def test_a_restarted_server_resumes_from_disk(load, same_bits_as_without_a_cache, tmp_path, recipe, dtype):
-    make = Make(*load(recipe, dtype, 2))
+def models() -> Iterator[object]:
+    """Yield every family as it is stored, and a model with each format of weights; one of these runs quickly."""
+    for recipe, form in (*((family, "auto") for family in FAMILIES), *((BLOCKS, form) for form in FORMATS)):
+        for dtype in ("float32", "bfloat16"):
+            quick = dtype == "float32" and (recipe != BLOCKS or form == "int4")
+            yield pytest.param(recipe, form, dtype, marks=[] if quick else pytest.mark.full)
+
+
+@pytest.mark.parametrize(("recipe", "form", "dtype"), models())
+def test_a_restarted_server_resumes_from_disk(load, same_bits_as_without_a_cache, tmp_path, recipe, form, dtype):
+    make = Make(*load(recipe, dtype, 2, form))
     first = stored_prompt(make, tmp_path)
     with server(make, disk(tmp_path)) as rig:
         again = rig.ask(first.prompt)
