@@ -71,11 +71,18 @@ def test_a_small_tier_holds_no_more_than_its_size() -> None:
     run.scheduler.cache.check()
     assert 0 < run.tiers._catalog.bytes <= size
     assert run.tiers._catalog.stranded() == []
+    assert run.tiers._catalog.bytes <= run.tiers.peak_bytes <= size < run.tiers.written_bytes
+
+
+def test_selective_storing_writes_less_and_hits_less() -> None:
+    through, selective = served("100GB@100GB/s"), served("100GB@100GB/s/selective")
+    assert 0 < selective.tier_written_bytes < through.tier_written_bytes
+    assert 0 < selective.loaded_tokens < through.loaded_tokens
 
 
 @pytest.mark.parametrize("text", ["on", "100GB", "100GB@2GB", "@2GB/s", "100GB@2GB/s/never", "0GB@2GB/s", "1GB@0B/s"])
 def test_other_laws_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="tier is"):
         TierLaw.read(text)
-    for good in ("off", "100GB@2GB/s", "1TB@500MB/s/always"):
+    for good in ("off", "100GB@2GB/s", "1TB@500MB/s/always", "1TB@2GB/s/selective", "1TB@2GB/s/always/selective"):
         assert str(TierLaw.read(good) or "off") == good

@@ -28,6 +28,7 @@ from headwater.lab.setup import OFF, Setup, system
 from headwater.lab.speculation import OFF as OFF_DRAFTS
 from headwater.lab.speculation import Law
 from headwater.lab.tiers import OFF as OFF_TIER
+from headwater.lab.tiers import SPELLING as TIER_SPELLED
 from headwater.lab.tiers import TierLaw
 from headwater.models.profiles import Profile
 from headwater.request import SegmentEviction
@@ -76,9 +77,7 @@ def replay(
     speculation: Annotated[
         str, Option(help="With --serve: off, or DRAFTS@CHANCE, like 4@0.7, 4@0.7/slots or 4@0.7/mtp; with commas.")
     ] = OFF_DRAFTS,
-    tier: Annotated[
-        str, Option(help="With --serve: off, or SIZE@BANDWIDTH/s, like 100GB@2GB/s, or with /always; with commas.")
-    ] = OFF_TIER,
+    tier: Annotated[str, Option(help=f"With --serve: off, or {TIER_SPELLED}; with commas.")] = OFF_TIER,
     arrival: common.Arrival = None,
     limit: common.Limit = None,
     data: common.Data = None,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 from typer import Option
@@ -16,8 +18,13 @@ from headwater.cli import common
 from headwater.cli.profile import profile_for
 from headwater.errors import ConfigError
 from headwater.journal import Journal
+from headwater.lab.cost import StepCost, load_device
+from headwater.lab.replay import NewArrivals
+from headwater.lab.serving import Engine
 from headwater.lab.setup import Setup
 from headwater.lab.size import Forecast, Sampling, Size, Sizing, advice, curve
+from headwater.lab.tiered_size import TieredSize, TierGrid, tiered_advice
+from headwater.lab.tiers import OFF, SPELLING, TierLaw
 from headwater.setting import parse_bytes
 from headwater.table import Table
 from headwater.traces.loads import make_arrivals
@@ -42,6 +49,11 @@ def size(
     check: Annotated[
         bool, Option("--check", help="Replay all sizes in full, too, and print by how much they differ.")
     ] = False,
+    serve: Annotated[str | None, Option(help="A device: with --tier, replays run under a clock. h100, ...")] = None,
+    tier: Annotated[
+        str, Option(help=f"Also above a store of this size: {SPELLING}; with commas. Needs --serve.")
+    ] = OFF,
+    max_running: Annotated[int, Option(min=1, help="With --tier: requests that run at once.")] = 128,
     arrival: common.Arrival = None,
     limit: common.Limit = None,
     data: common.Data = None,
@@ -53,7 +65,7 @@ def size(
     """Estimate the memory that recorded traffic needs.
 
     Prints the hit rate for each size of memory, from samples of the trace, and advice. Only prefixes count, also in
-    prompts made of segments.
+    prompts made of segments. With --tier, memory and disk: all sizes are replayed in full.
     """
     sampling = Sampling(samples, _rate(rate), seed, jobs)
     recorded = served_by(trace, data)
@@ -62,16 +74,22 @@ def size(
     setup = Setup(profile, 0, placement, eviction, page_size=page_size, reuse="prefix")
     ends = [None if end is None else parse_bytes(end) for end in (smallest, largest)]
     _check_policies(setup)
+    tiers = _tiers(tier, serve, check)
+    engine = None if serve is None else Engine(StepCost(profile, load_device(serve)), max_running, seed=seed)
     common.prepare_outputs(json_file)
     found = common.read(trace, data, tokenizer, limit, seed)
     begin = time.perf_counter()
-    journal = Journal(
-        json_file, [repr(setup), repr(sampling), found.name, len(found.requests), arrival, smallest, largest]
-    )
+    about = [repr(setup), repr(sampling), found.name, len(found.requests), arrival, smallest, largest]
+    journal = Journal(json_file, [*about, *([serve, max_running] if engine else [])])
     if journal.found:
         common.progress_console.print(f"{journal.found} replays of an earlier run are used again", highlight=False)
     sizing = Sizing(found, setup, make_arrivals(found, arrival, seed, data), sampling, journal)
     memories = _spaced(sizing, ends, points)
+    if engine is not None:
+        load = partial(make_arrivals, spelling=arrival, seed=seed, data=data)
+        grid = TierGrid(found, replace(setup, running=max_running), engine, tuple(memories), tuple(tiers))
+        _replay_above_tiers(sizing, grid, load, jobs, json_file, journal)
+        return
     with common.progress_console.status("replaying one size, to see which samples are enough"):
         forecast = sizing.forecast(memories)
     if forecast.seconds:
@@ -83,7 +101,42 @@ def size(
     common.show(_table(sizing, sizes, full))
     lines = advice(curve(sizes, sizing.modelled), sizing.ideal)
     common.show(*lines, *effort)
-    common.write_json(json_file, _document(sizing, sizes, full, lines))
+    rows = [asdict(one) | ({"full_hit_rate": full[one.memory]} if one.memory in full else {}) for one in sizes]
+    common.write_json(json_file, _document(sizing, rows, lines))
+    journal.end()
+
+
+def _tiers(spelled: str, serve: str | None, check: bool) -> list[TierLaw | None]:
+    """Return no tier and those of the option. Raises ConfigError for options that do not go together."""
+    tiers = common.choices(spelled, TierLaw.read)
+    if any(tiers) != (serve is not None):
+        raise ConfigError(f"--tier {spelled} and --serve {serve or OFF}: each needs the other")
+    if check and any(tiers):
+        raise ConfigError("--check compares samples with full replays; with --tier all replays are full")
+    return list(dict.fromkeys([None, *tiers]))
+
+
+def _replay_above_tiers(
+    sizing: Sizing, grid: TierGrid, load: NewArrivals, jobs: int, json_file: Path | None, journal: Journal
+) -> None:
+    """Print and write the outcomes of memories above tiers, and advice."""
+    sizes: list[TieredSize] = []
+    with common.progress("replaying", len(grid.setups)) as advance:
+        for one in grid.replayed(load, journal, jobs):
+            sizes.append(one)
+            advance()
+    setup, ideal = sizing.setup, sizing.ideal
+    title = f"{sizing.trace.name}, {setup.profile.name}: {setup.placement}, {setup.eviction}; ideal {ideal:.1%}"
+    names = "hit rate", "of ideal", "loaded", "in the tier", "TTFT p50, s", "p95"
+    table = Table(title, ("memory", "tier"), names, caption=common.formats_line(setup.profile))
+    ordered = sorted(sizes, key=lambda one: (one.memory, one.tier != OFF, one.tier))
+    for one in ordered:
+        cells = f"{one.memory / 1e9:,.4g} GB", one.tier, f"{one.hit_rate:.1%}"
+        shares = f"{one.hit_rate / ideal:.1%}" if ideal else "", f"{one.loaded:.1%}", f"{one.disk / 1e9:,.4g} GB"
+        table.add_row(*cells, *shares, f"{one.ttft_p50:.2f}", f"{one.ttft_p95:.2f}")
+    lines = tiered_advice(ordered, ideal)
+    common.show(table, *lines)
+    common.write_json(json_file, _document(sizing, [asdict(one) for one in ordered], lines))
     journal.end()
 
 
@@ -168,9 +221,8 @@ def _effort(sizing: Sizing, sizes: Sequence[Size], seconds: float) -> list[str]:
     ]
 
 
-def _document(sizing: Sizing, sizes: Sequence[Size], full: dict[int, float], lines: Sequence[str]) -> dict[str, object]:
+def _document(sizing: Sizing, rows: Sequence[dict[str, object]], lines: Sequence[str]) -> dict[str, object]:
     setup = sizing.setup
     policies = {"placement": setup.placement, "eviction": setup.eviction, "page_size": setup.page_size}
-    rows = [asdict(one) | ({"full_hit_rate": full[one.memory]} if one.memory in full else {}) for one in sizes]
     names = {"trace": sizing.trace.name, "model": setup.profile.name, **common.formats(setup.profile)}
-    return {**names, **policies, "ideal_hit_rate": sizing.ideal, "sizes": rows, "advice": list(lines)}
+    return {**names, **policies, "ideal_hit_rate": sizing.ideal, "sizes": list(rows), "advice": list(lines)}

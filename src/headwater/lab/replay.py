@@ -40,11 +40,12 @@ def replay(trace: Trace, setup: Setup, arrivals: Arrivals, engine: Engine | None
     begin = time.process_time()
     if engine is None:
         tally, cache = _one_by_one(trace, setup, arrivals, workers)
-        queue, drafts, loaded = None, Speculation(), 0
+        queue, drafts, loaded, store = None, Speculation(), 0, None
     else:
         serving = Serving(trace, setup, engine, workers)
         tally, cache, queue = serving.run(arrivals), serving.cache, serving.queue_depth
         drafts, loaded = serving.scheduler.speculation, serving.scheduler.tiers.loaded_tokens
+        store = serving.tiers
     segments = _segments(setup, tally, cache) if trace.has_segments else None
     return Result(
         row=replace(
@@ -55,6 +56,8 @@ def replay(trace: Trace, setup: Setup, arrivals: Arrivals, engine: Engine | None
             rejected_drafts=drafts.rejected,
             tier=OFF if setup.tier is None else str(setup.tier),
             loaded_tokens=loaded,
+            tier_peak_bytes=0 if store is None else store.peak_bytes,
+            tier_written_bytes=0 if store is None else store.written_bytes,
         ),
         outcomes=tuple(tally.outcomes),
         held=tuple(tally.held),

@@ -83,6 +83,8 @@ class Row:
     rejected_drafts: int = 0
     tier: str = OFF  # as it was asked for
     loaded_tokens: int = 0  # read from the tier, not computed
+    tier_peak_bytes: int = 0  # that the tier held at most
+    tier_written_bytes: int = 0
 
     @property
     def reuse(self) -> str:

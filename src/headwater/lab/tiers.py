@@ -1,6 +1,7 @@
 """Tiers under a virtual clock: a store of a size and a bandwidth below memory, asked and loaded as the server does it.
 
-Each checkpoint that placement chose is stored when it is computed, at no cost of time. One load is read at a time.
+Each checkpoint that placement chose is stored when it is computed, or, with `selective`, when a request resumes from
+it. Storing takes no time. One load is read at a time.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from headwater.setting import parse_bytes, show_bytes
 from headwater.tiers.catalog import Catalog, Entry
 from headwater.tiers.names import Names, run_name, runs_of, state_name
 
-SPELLED = re.compile(r"([\d.]+\w+)@([\d.]+\w+)/s(?:/(always))?")
+SPELLED = re.compile(r"([\d.]+\w+)@([\d.]+\w+)/s(/always)?(/selective)?")
+SPELLING = "SIZE@BANDWIDTH/s, like 100GB@2GB/s, or with /always or /selective"
 OFF = "off"
 LATENCY = 1e-3  # seconds of a load beside its bytes
 RUN_TOKENS = 1024
@@ -28,27 +30,29 @@ NAMES_KEY = b"lab"
 
 @dataclass(frozen=True, slots=True)
 class TierLaw:
-    """A store's size in bytes and its bandwidth in bytes a second; `always`: loads even if computing is faster."""
+    """A store's size in bytes and its bandwidth in bytes a second."""
 
     size: int
     bandwidth: int
-    always: bool = False
+    always: bool = False  # loads even if computing is faster
+    selective: bool = False  # stores checkpoints that were hit alone
 
     @classmethod
     def read(cls, text: str) -> TierLaw | None:
-        """Read off, SIZE@BANDWIDTH/s or SIZE@BANDWIDTH/s/always. Raises ConfigError for anything else."""
+        """Read off, or SIZE@BANDWIDTH/s with /always, /selective, both or none. Raises ConfigError for all else."""
         if text == OFF:
             return None
         found = SPELLED.fullmatch(text)
         if found is None:
-            raise ConfigError(f"tier is {text!r}, must be off, or like 100GB@2GB/s or 100GB@2GB/s/always")
-        law = cls(parse_bytes(found[1]), parse_bytes(found[2]), found[3] is not None)
+            raise ConfigError(f"tier is {text!r}, must be off, or like 100GB@2GB/s, 100GB@2GB/s/always or /selective")
+        law = cls(parse_bytes(found[1]), parse_bytes(found[2]), found[3] is not None, found[4] is not None)
         if not law.size or not law.bandwidth:
             raise ConfigError(f"tier is {text!r}: size and bandwidth must be more than 0")
         return law
 
     def __str__(self) -> str:
-        return f"{show_bytes(self.size)}@{show_bytes(self.bandwidth)}/s{'/always' if self.always else ''}"
+        rules = f"{'/always' if self.always else ''}{'/selective' if self.selective else ''}"
+        return f"{show_bytes(self.size)}@{show_bytes(self.bandwidth)}/s{rules}"
 
 
 class LabTiers(Tiers):
@@ -71,6 +75,7 @@ class LabTiers(Tiers):
         self._loads = Loads(scheduler.cache, self, scheduler.new_id)
         self._reading: deque[tuple[float, Load]] = deque()  # and when each is read
         self._asked: set[int] = set()
+        self.peak_bytes = self.written_bytes = 0
 
     # -- requests
 
@@ -144,6 +149,13 @@ class LabTiers(Tiers):
     # -- copies
 
     def saved(self, namespace: str, key: bytes, positions: Sequence[int]) -> None:
+        if not self._law.selective:
+            self._store(namespace, key, positions)
+
+    def resumed(self, namespace: str, key: bytes, at: int) -> None:
+        self._store(namespace, key, (at,))
+
+    def _store(self, namespace: str, key: bytes, positions: Sequence[int]) -> None:
         unit, entries = self._layout.unit_tokens, self._catalog.entries
         if not positions:
             return
@@ -164,6 +176,8 @@ class LabTiers(Tiers):
                 self._catalog.add(run_name(digests, start, stop), entry)
             if state not in entries:
                 self._catalog.add(state, Entry(self._bytes(True, 0), self._now(), self._prefill(at - after), ""))
+            self.written_bytes += size
+            self.peak_bytes = max(self.peak_bytes, self._catalog.bytes)
 
     def _make_room(self, size: int, keep: frozenset[str]) -> bool:
         if self._catalog.bytes + size > self._law.size:
