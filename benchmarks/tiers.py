@@ -7,6 +7,9 @@ token more, with its files out of the page cache and in it. Beside it: reading t
 memory has all but its last tokens.
 
 Working set: sessions take turns, each turn appends to its session; memory holds a fifth of them.
+
+Loss: half of the sessions have one prompt, half of them several turns; then the engine ends without storing anything
+more, as `kill -9` ends a server, or stores all, as SIGTERM does, and a new one answers each session's next prompt.
 """
 
 from __future__ import annotations
@@ -136,6 +139,37 @@ def working_set(model: Model, opened: dict[str, Opened], memory: int, rng: rando
             yield Row(f"working set of 5 x memory, {name}: TTFT, p{percent}", "ms", [percentile(ttft, percent)])
 
 
+def lost(model: Model, root: Path, rng: random.Random, count: int, begin: int, grows: int) -> Iterator[Row]:
+    """Yield rows of what a new engine finds of `count` sessions after the end of another; memory holds all of them."""
+    ends = {
+        "selective, kill -9": (False, False),
+        "selective, SIGTERM": (False, True),
+        "through, kill -9": (True, False),
+    }
+    memory, sessions = 1_000_000_000, [model.prompt(rng, begin) for _ in range(count)]
+    turns = [[model.prompt(rng, grows) for _ in range(count)] for _ in range(TURNS)]
+    for number, (name, (through, flush)) in enumerate(ends.items()):
+        folder, prompts = root / f"lost {number}", [list(session) for session in sessions]
+        with tiered(model, memory, [DiskStore(folder, None)], through) as engine:
+            for nth, turn in enumerate(turns):
+                for prompt, more in list(zip(prompts, turn, strict=True))[:: 2 if nth else 1]:
+                    prompt += more
+                    ask(engine, prompt)
+            copied(engine)
+            if flush:
+                engine.scheduler.tiers.close(lambda: 60.0)
+        with tiered(model, memory, [DiskStore(folder, None)], through) as engine:
+            engine.scheduler.tiers.prefill_seconds = float  # type: ignore[attr-defined]  # reading always wins
+            asked = [ask(engine, [*prompt, *model.prompt(rng, grows)]) for prompt in prompts]
+        for kind, part, own in (
+            ("several turns", asked[::2], prompts[::2]),
+            ("one prompt", asked[1::2], prompts[1::2]),
+        ):
+            found = [one.account.loaded_tokens if one.account else 0 for one in part]
+            shares = [100 * n / (len(prompt) // 64 * 64) for n, prompt in zip(found, own, strict=True)]
+            yield Row(f"after {name}: what is found of sessions of {kind}", "%", shares)
+
+
 def without_hits(model: Model, memory: int, root: Path, repeats: int, length: int, rng: random.Random) -> Iterator[Row]:
     """Yield rows of prompts that share nothing, with a tier that gets each of their checkpoints and without."""
     with ExitStack() as stack:
@@ -206,6 +240,7 @@ def main() -> None:
         if url is not None:
             opened["redis"] = lambda: [RedisStore(url, None)]
         rows += working_set(model, opened, memory, rng)
+        rows += lost(model, root, rng, *((2, 128, 64) if given.small else (SESSIONS, BEGIN, GROWS)))
         rows += without_hits(model, 1_000_000_000, root, given.repeats, turn, rng)
     measure.report(given, rows, model=given.model.name if given.model else "random", dtype=given.dtype)
 

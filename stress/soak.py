@@ -207,7 +207,8 @@ def report(soak: Soak, console: Console) -> None:
         "resident MiB": {when: round(size / 2**20, 1) for when, size in soak.memory.items()},
         "drafts": f"{stats.accepted_drafts:,} accepted, {stats.rejected_drafts:,} rejected",
         "tier": [
-            f"{one.read:,} parts read, {one.written:,} written, {one.evicted:,} evicted, {one.corrupt:,} corrupt, "
+            f"{one.states:,} states, {one.read:,} parts read, {one.written:,} written, {one.evicted:,} evicted, "
+            f"{one.corrupt:,} corrupt, "
             f"{one.errors:,} errors, {stats.loaded_tokens:,} tokens loaded, {stats.copies_dropped:,} copies dropped"
             for one in stats.tiers
         ],
@@ -237,6 +238,11 @@ def soak(
         verify_every_draft(server.engine.scheduler.speculation)
         run = Soak(server, seed, limits)
         asyncio.run(run.run())
+        run.faults += [
+            f"tier: {one.errors:,} errors, {one.corrupt:,} corrupt parts, {one.other_states:,} states of others"
+            for one in server.engine.stats().tiers
+            if one.errors or one.corrupt or one.other_states
+        ]
         for name, settings in others.items():
             with LiveServer(*model, 40 * PAGES, **settings) as reference:
                 verify_every_draft(reference.engine.scheduler.speculation)
