@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from headwater.tiers.names import (
     run_name,
     runs_of,
     state_name,
+    tag_of,
 )
 from headwater.tiers.part import HEADER, CorruptPart, Part, Sealer
 from headwater.tiers.store import Store, StoreFull
@@ -156,6 +158,22 @@ def test_entries_go_with_their_runs(make: Make) -> None:
     run = run_name(NAMES.digests("", key), 0, 4)
     store.delete([run])
     assert entries_name(run) in store.catalog().stranded()
+
+
+def test_states_are_counted_by_the_tags_of_their_fingerprints(make: Make) -> None:
+    store = make(LIMIT)
+    other = state_name(Names(KEY, "other", 4).digests("", key_of("other", 4)), 4)
+    names = [other]
+    store.put(other, SEALER.seal(other, Part(STATE, 0, 4, key_of("other", 4), [b"state"], 1e9)))
+    assert tag_of(other) != NAMES.tag
+    for number in range(20):
+        names += put(store, session(key_of(str(number), 8), (4, 8)))
+        left = [name for name in store.catalog().entries if name.startswith(STATE)]
+        counted = {tag: count for tag, count in store.usage().states.items() if count}
+        assert counted == Counter(map(tag_of, left))
+    assert store.usage().evicted > 0
+    store.delete(names)
+    assert not any(store.usage().states.values())
 
 
 def test_the_state_that_saves_least_goes_first(make: Make) -> None:
