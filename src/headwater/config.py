@@ -46,10 +46,11 @@ DEFAULT_SEPARATOR = "<|segment|>"
 SEPARATOR = re.compile(r"\S{2,64}")  # of one character nothing could be quoted: a quoted one is encoded in two pieces
 
 ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+")  # RFC 6454, section 6.2: no path, not even a slash
+EVENTS_ADDRESS = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._*-]+):(\d{1,5}|\*)|ipc://.+")
 HOST = re.compile(r"\*|[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+")  # a name, or an address without brackets
 
 MODEL, MEMORY, SCHEDULING = "Model", "Memory and cache", "Scheduling"
-NETWORK, ACCESS, LOGGING = "Network", "Access", "Logging"
+NETWORK, ACCESS, LOGGING, EVENTS = "Network", "Access", "Logging", "KV events"
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +228,25 @@ class ServeConfig:
         None, FILE, LOGGING, "New file that records traffic for a replay: hashes, no text.", unset="no recording"
     )
 
+    kv_events: bool = setting(
+        False, SWITCH, EVENTS, "Publish what enters and leaves the cache over ZeroMQ, in the form of vLLM's KV events."
+    )
+    kv_events_endpoint: str = setting(
+        "tcp://127.0.0.1:5557", TEXT, EVENTS, "Address of live messages; port * is any free one."
+    )
+    kv_events_replay_endpoint: str = setting("tcp://127.0.0.1:5558", TEXT, EVENTS, "Address of replays and snapshots.")
+    kv_events_topic: str = setting("kv-events", TEXT, EVENTS, "Topic of live messages.")
+    kv_events_tokens: bool = setting(
+        False, SWITCH, EVENTS, "Publish the token ids of prompts without cache_salt, too: some routers need them."
+    )
+    kv_events_key: Path | None = setting(
+        None,
+        FILE,
+        EVENTS,
+        "File with the secret key of block hashes; it is created, with mode 600, if it does not exist.",
+        unset="in the cache folder",
+    )
+
     def __post_init__(self) -> None:
         for one in SETTINGS:
             one.check(getattr(self, one.name))
@@ -260,6 +280,7 @@ class ServeConfig:
         self._check_tiers()
         self._check_pool()
         self._check_tls()
+        self._check_events()
         self.required_key()
 
     def required_key(self) -> str | None:
@@ -303,6 +324,13 @@ class ServeConfig:
             raise SettingError("tier", shown, f"but tiers work on the CPU alone, and device is {self.device!r}")
         if self.decode_reuse == "raw":
             raise SettingError("tier", shown, "but decode_reuse is 'raw': what it caches is not exact")
+
+    def _check_events(self) -> None:
+        for name in ("kv_events_endpoint", "kv_events_replay_endpoint"):
+            if not EVENTS_ADDRESS.fullmatch(getattr(self, name)):
+                raise SettingError(name, repr(getattr(self, name)), "must be an address such as tcp://127.0.0.1:5557")
+        if self.kv_events and not self.cache:
+            raise SettingError("kv_events", "on", "but the cache is off: nothing enters it")
 
     def _check_pool(self) -> None:
         if self.pool == "split" and self.state_fraction is None:

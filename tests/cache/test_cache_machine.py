@@ -16,7 +16,7 @@ from headwater.cache.order import Room
 from headwater.cache.segments.compose import Widths
 from headwater.cache.segments.store import SegmentKey, StoredSegment
 from headwater.errors import OutOfPages
-from headwater.plan import Draft, Plan
+from headwater.plan import CacheLayout, Draft, Plan
 from tests.cache.toy import (
     LAYOUT,
     PAGE,
@@ -63,7 +63,7 @@ class CacheMachine(RuleBasedStateMachine):
     @initialize(kind=st.sampled_from(sorted(LAYOUTS)), eviction=st.sampled_from(POLICIES))
     def make(self, kind: str, eviction: str) -> None:
         self.ample = kind == "ample" and eviction not in CAPPED
-        self.toy = Toy(LAYOUTS[kind], eviction)
+        self.toy = self.new_toy(LAYOUTS[kind], eviction)
         watch_evictions(self.toy.cache, caps=eviction in CAPPED)
         self.running: dict[int, Running] = {}
         self.published: set[tuple[str, bytes]] = set()
@@ -72,6 +72,9 @@ class CacheMachine(RuleBasedStateMachine):
         self.loads: list[Plan] = []  # of segments
         self.builds = 0
         self.used: list[StoredSegment] = []
+
+    def new_toy(self, layout: CacheLayout, eviction: str) -> Toy:
+        return Toy(layout, eviction)
 
     def reserve(self, draft: Draft) -> Plan | None:
         before = dump(self.toy.cache)

@@ -10,6 +10,7 @@ from inspect import signature
 from typing import Any
 
 from headwater.cache import PrefixCache
+from headwater.cache.changes import IGNORED, Changes
 from headwater.cache.node import Node
 from headwater.cache.order import Room
 from headwater.cache.segments.store import SegmentKey, StoredSegment
@@ -145,12 +146,13 @@ class Toy:
 
     layout: CacheLayout = LAYOUT
     eviction: str = "lru"
+    changes: Changes = IGNORED
     cache: PrefixCache = field(init=False)
     pages: dict[int, object] = field(default_factory=dict)
     requests: int = 0
 
     def __post_init__(self) -> None:
-        self.cache = PrefixCache(self.layout, self.eviction)
+        self.cache = PrefixCache(self.layout, self.eviction, changes=self.changes)
 
     def match(self, tokens: Tokens, namespace: str = "") -> Match:
         return self.cache.match(key_of(tokens), len(tokens), namespace)

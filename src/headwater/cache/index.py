@@ -11,6 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 
+from headwater.cache.changes import IGNORED, Changes
 from headwater.cache.node import EvictionLog, Node, Root
 
 
@@ -31,7 +32,9 @@ class Observer:
 class Index:
     """The trees of all namespaces. It owns no free pages: what it gives up it hands to the caller."""
 
-    def __init__(self, unit_bytes: int, unit_pages: int, observer: Observer | None = None) -> None:
+    def __init__(
+        self, unit_bytes: int, unit_pages: int, observer: Observer | None = None, changes: Changes = IGNORED
+    ) -> None:
         self.unit_bytes, self.unit_pages = unit_bytes, unit_pages
         self.roots: dict[str, Root] = {}
         self.eviction_log = EvictionLog()
@@ -44,6 +47,7 @@ class Index:
         self.serial = 0  # of the node that was created last
         self.version = 0  # raised by each change of nodes, KV or checkpoints: matches of older versions are stale
         self._observer = observer or Observer()
+        self._changes = changes
 
     # ---- reading
 
@@ -106,6 +110,13 @@ class Index:
         while node is not None and (node.checkpoint is None or node.end > end):
             node = node.parent
         return node
+
+    def contents(self, changes: Changes) -> None:
+        """Tell all KV and checkpoints to `changes`, as if they were stored now."""
+        for node in self:
+            changes.kv_stored(node, self.unit_pages)
+            if node.checkpoint is not None:
+                changes.checkpoint_stored(node, self.unit_pages)
 
     def __iter__(self) -> Iterator[Node]:
         """Yield all nodes but the roots, parents first."""
@@ -190,6 +201,7 @@ class Index:
         self.dead_pages += len(pages)
         self._observer.changed(parent)
         self._observer.changed(node)
+        self._changes.kv_stored(node, self.unit_pages)
         return node
 
     def load(self, nodes: Sequence[Node], serial: int) -> None:
@@ -221,6 +233,7 @@ class Index:
         self.saved += 1
         self.saved_speculative += speculative
         self._observer.changed(node)
+        self._changes.checkpoint_stored(node, self.unit_pages)
 
     def _count_alive(self, node: Node, change: int) -> None:
         """Count KV as alive (1) or dead (-1) after the first or last checkpoint at or below `node` came or went.
@@ -294,6 +307,7 @@ class Index:
         node.live -= 1
         if not node.live:
             self._count_alive(node, -1)
+        self._changes.removed(pages, len(pages))
         self._observer.changed(node)
         self.tidy(node, evicted)
         return pages
@@ -315,6 +329,7 @@ class Index:
         pages = node.pages[keep * self.unit_pages :]
         self.kv_pages -= len(pages)
         self.dead_pages -= len(pages)
+        self._changes.removed(pages, self.unit_pages)
         if not keep:
             self._remove(node)
         else:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from headwater.account import Reason
 from headwater.cache.audit import audit
 from headwater.cache.branch import Branches
+from headwater.cache.changes import IGNORED, Change, ChangeLog, Changes
 from headwater.cache.eviction import make_eviction
 from headwater.cache.evictor import Evictor
 from headwater.cache.history import History
@@ -38,13 +39,14 @@ class PrefixCache:
         begin: Snapshot | None = None,
         segment_share: float = 0.5,
         segment_eviction: SegmentEviction = SegmentEviction.COST,
+        changes: Changes = IGNORED,
     ) -> None:
-        self.layout = layout
+        self.layout, self.changes = layout, changes
         self.policy = make_eviction(eviction, layout)
-        self._index = Index(layout.unit_bytes, layout.unit_pages, self.policy)
+        self._index = Index(layout.unit_bytes, layout.unit_pages, self.policy, changes)
         self._pool = Pool(layout)
         self._history = History(layout.unit_bytes, 4 * layout.n_pages) if self.policy.keeps_history else None
-        self.segments = SegmentStore(layout, self._pool, segment_share, segment_eviction)
+        self.segments = SegmentStore(layout, self._pool, segment_share, segment_eviction, changes)
         self._surveyor = Surveyor(layout, self._index, self._history)
         self._leases: dict[int, Lease] = {}
         self._plans: dict[int, tuple[Lease, OpenPlan]] = {}
@@ -392,6 +394,13 @@ class PrefixCache:
             evicted_segments=self.segments.evicted,
             tick=self._now,
         )
+
+    def contents(self) -> list[Change]:
+        """Return all KV, checkpoints and complete segments, as changes of an empty cache. Walks the tree."""
+        log = ChangeLog()
+        self._index.contents(log)
+        self.segments.contents(log)
+        return log.take()
 
     def snapshot(self) -> Snapshot:
         """Return the cached content, without pages held by leases alone, as the start of another such cache."""

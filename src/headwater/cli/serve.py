@@ -7,6 +7,8 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -124,7 +126,7 @@ def serve_until_stopped(config: ServeConfig) -> None:
     from headwater.server.observe.logs import configure_logging
 
     check_tls(config)
-    with listener(config) as sock:
+    with listener(config) as sock, kv_events(config) as publish:
         whole_folder(config.model)
         from headwater.server.app import create_app
 
@@ -135,6 +137,7 @@ def serve_until_stopped(config: ServeConfig) -> None:
         say(f"Headwater {version('headwater')} serves {engine.model_name} on {url(sock, config)}")
         if config.uds is None:
             say(f"Live page: {url(sock, config).removesuffix('v1')}")
+        publish(engine)
         proven = engine.check.proven
         say(f"Deterministic: {engine.health()['deterministic']}" + (f", proven {proven:%F %R} UTC" if proven else ""))
         engine.start()
@@ -201,6 +204,32 @@ def load_engine(config: ServeConfig) -> Engine:
     if tuning is not None:
         engine.observer = tuning
     return engine
+
+
+@contextmanager
+def kv_events(config: ServeConfig) -> Iterator[Callable[[Engine], None]]:
+    """Bind the sockets of KV events, if they are on; yield a function that publishes those of an engine.
+
+    Raises SettingError if they cannot be bound, or a package is missing.
+    """
+    if not config.kv_events:
+        yield lambda engine: None
+        return
+    try:
+        from headwater.cluster.publishing import Publishing
+    except ModuleNotFoundError as error:
+        must = f"but {error.name} is not installed: pip install 'headwater[cluster]'"
+        raise SettingError("kv_events", "on", must) from error
+
+    def publish(engine: Engine) -> None:
+        engine.stepped = publishing.start(engine.scheduler.cache)
+        say("KV events: {} (live), {} (replays and snapshots)".format(*publishing.addresses))
+
+    publishing = Publishing(config)
+    try:
+        yield publish
+    finally:
+        publishing.close()
 
 
 def make_server(app: FastAPI, engine: Engine, config: ServeConfig) -> DrainingServer:

@@ -11,6 +11,7 @@ from typing import cast
 
 import torch
 
+from headwater.cache.changes import IGNORED, ChangeLog
 from headwater.cache.placement import make_placement
 from headwater.cache.prefix_cache import NoCache, PrefixCache
 from headwater.cache.view import CacheView
@@ -94,6 +95,7 @@ class Engine(Answering):
         self.draft_bytes = draft_bytes(loaded.spec, runner.slots, scheduler.speculation)
         self.draft_bytes += head.bytes if isinstance(head, DraftModel) else 0
         self.mtp_bytes = 0 if runner.mtp is None else scheduler.layout.n_pages * loaded.spec.mtp_page_bytes
+        self.stepped: Callable[[], None] = lambda: None  # called after each step, while no other thread has the cache
         self._cancelled: set[int] = set()
         self._deadlines = Deadlines()
         self._refusing = False  # running requests end, new ones are refused
@@ -174,7 +176,8 @@ class Engine(Answering):
             longest = min(longest, (layout.n_pages - layout.slot_pages) * layout.page_size)
         limits = Limits(config.max_running, config.max_tokens_per_step, n_saves, longest, config.max_waiting)
         segments = config.segment_share, SegmentEviction(config.segment_eviction)
-        cache = PrefixCache(layout, config.eviction, None, *segments) if config.cache else NoCache(layout)
+        changes = ChangeLog() if config.kv_events else IGNORED
+        cache = PrefixCache(layout, config.eviction, None, *segments, changes) if config.cache else NoCache(layout)
         scheduler = Scheduler(
             cache=cache,
             placement=make_placement(config.placement if config.cache else "none"),
@@ -353,6 +356,8 @@ class Engine(Answering):
         self._report_failures()
         if step:
             self._run(step, planning)
+        with self._changed:
+            self.stepped()
         return True
 
     def _take_cancelled(self) -> None:

@@ -27,8 +27,8 @@ FINGERPRINT = "f"  # a fingerprint under which parts are stored
 WHOLE = STATE, SEGMENT  # kinds that are evicted by what they save; KV goes with the states above it
 
 
-def read_key(path: Path) -> bytes:
-    """Return the secret key in a file; a new one is written, with mode 0600, if there is no file.
+def read_key(path: Path, what: str = "tier key") -> bytes:
+    """Return the secret key in a file; a new one is written, with mode 0600, if there is no file. `what`: for errors.
 
     Raises ConfigError for a file that other users can read, that is not a key, or that cannot be read or written.
     """
@@ -39,11 +39,11 @@ def read_key(path: Path) -> bytes:
         text = path.read_text(encoding="ascii").strip()
         key = bytes.fromhex(text)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"the tier key {str(path)!r} cannot be used: {error}") from error
+        raise ConfigError(f"the {what} {str(path)!r} cannot be used: {error}") from error
     if mode & 0o077:
-        raise ConfigError(f"the tier key {str(path)!r} has mode {mode:o}: other users can read it, must be 600")
+        raise ConfigError(f"the {what} {str(path)!r} has mode {mode:o}: other users can read it, must be 600")
     if len(key) != KEY_BYTES:
-        raise ConfigError(f"the tier key {str(path)!r} has {len(key)} bytes, must have {KEY_BYTES}")
+        raise ConfigError(f"the {what} {str(path)!r} has {len(key)} bytes, must have {KEY_BYTES}")
     return key
 
 

@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from headwater.cache.changes import IGNORED, Changes, SegmentStored
 from headwater.cache.pool import Pool
 from headwater.cache.segments.compose import Widths
 from headwater.errors import ConfigError, OutOfPages, PlanClosed
@@ -58,6 +59,16 @@ class StoredSegment:
     def pages(self) -> int:
         return len(self.kv) + len(self.state) + len(self.transition)
 
+    @property
+    def first_page(self) -> int:
+        return self.kv[0] if self.kv else self.state[0]
+
+    @property
+    def as_change(self) -> SegmentStored:
+        """The change that storing it is."""
+        widths = self.key.widths
+        return SegmentStored(self.first_page, self.key.namespace, self.key.ids, widths.head, widths.tail)
+
 
 @dataclass
 class SegmentStore:
@@ -71,6 +82,7 @@ class SegmentStore:
     pool: Pool
     budget: float = 0.5
     eviction: SegmentEviction = SegmentEviction.COST
+    changes: Changes = IGNORED
     _stored: dict[SegmentKey, StoredSegment] = field(default_factory=dict)
     _builds: dict[int, StoredSegment] = field(default_factory=dict)  # by the request that builds or loads it
     _plans: dict[int, int] = field(default_factory=dict)  # id of an open plan: its request
@@ -98,6 +110,12 @@ class SegmentStore:
     def __len__(self) -> int:
         """Return the number of segments that `find` returns."""
         return len(self._stored)
+
+    def contents(self, changes: Changes) -> None:
+        """Tell all complete segments to `changes`, as if they were stored now."""
+        for stored in self:
+            if stored.ready:
+                changes.segment_stored(stored.as_change)
 
     # -- room
 
@@ -221,6 +239,7 @@ class SegmentStore:
         self._give_slot(stored)
         self.refresh(stored, now)
         self.unpin(stored)
+        self.changes.segment_stored(stored.as_change)
 
     def release(self, request: int) -> None:
         """Forget the request; an incomplete segment is dropped. ValueError if a plan is open."""
@@ -264,6 +283,8 @@ class SegmentStore:
     def _remove(self, gone: StoredSegment) -> None:
         if self._stored.get(gone.key) is gone:
             del self._stored[gone.key]
+            if gone.ready:
+                self.changes.removed((gone.first_page,), 1)
         self.pages -= gone.pages
         self.pool.kv.give(gone.kv)
         self.pool.states.give(gone.state)

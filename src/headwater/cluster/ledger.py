@@ -1,0 +1,204 @@
+"""Ledger of what a worker's cache holds, by page: from changes to events, and from all of it to a compacted snapshot.
+
+Columns with a row for each page of the arena, 21 bytes each. A unit, a checkpoint or a segment is in the row of its
+first page.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from headwater.cache.changes import NONE, Change, CheckpointStored, KvStored, Removed, SegmentStored
+from headwater.cache.segments.compose import is_marked
+from headwater.cluster.digests import TOKEN_BYTES, Digests
+from headwater.cluster.messages import KINDS, KV, MEDIUM, SEGMENTS, STATES, AllBlocksCleared, BlockRemoved, BlockStored
+from headwater.plan import CacheLayout
+
+FREE = 255  # in the column of groups
+LONGEST = 4096  # blocks of one event in a snapshot
+
+
+class Tokens:
+    """Token ids of blocks. This one keeps none."""
+
+    def note(self, change: KvStored) -> None:
+        """Keep the token ids of stored units."""
+
+    def forget(self, page: int) -> None:
+        """Drop the token ids of a removed unit."""
+
+    def of(self, pages: Iterable[int]) -> list[int]:
+        """Return the token ids of units, one after the other; none if one of them has none."""
+        return []
+
+    def clear(self) -> None:
+        """Drop all token ids."""
+
+
+class PlainTokens(Tokens):
+    """Token ids of exact prefixes in the namespace without a name: others are never published."""
+
+    def __init__(self, unit_bytes: int) -> None:
+        self._unit_bytes = unit_bytes
+        self._units: dict[int, bytes] = {}  # by page
+
+    def note(self, change: KvStored) -> None:
+        continues = change.before in self._units if change.namespace is None else not change.namespace
+        if continues and not is_marked(change.edge):
+            for at, page in enumerate(change.pages):
+                self._units[page] = change.edge[at * self._unit_bytes : (at + 1) * self._unit_bytes]
+
+    def forget(self, page: int) -> None:
+        self._units.pop(page, None)
+
+    def of(self, pages: Iterable[int]) -> list[int]:
+        units = [self._units.get(page) for page in pages]
+        return [] if None in units else array("I", b"".join(unit for unit in units if unit is not None)).tolist()
+
+    def clear(self) -> None:
+        self._units.clear()
+
+
+class Ledger:
+    """What a cache holds, by page."""
+
+    def __init__(self, layout: CacheLayout, digests: Digests, tokens: Tokens) -> None:
+        self.layout = layout
+        self._digests, self._tokens = digests, tokens
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        pages = self.layout.n_pages
+        self._digest, self._parent = (array("Q", bytes(8 * pages)) for _ in "12")
+        self._end = array("i", bytes(4 * pages))  # of a segment: its tokens
+        self._group = bytearray([FREE]) * pages
+        self._tokens.clear()
+
+    @property
+    def groups(self) -> dict[int, str]:
+        """Kinds of the groups that this cache can have."""
+        has = {KV: self.layout.unit_pages > 0, STATES: not self.layout.every_page, SEGMENTS: True}
+        return {group: kind for group, kind in KINDS.items() if has[group]}
+
+    def cleared(self, lifetime: bytes) -> AllBlocksCleared:
+        """Return the event that begins a history or a snapshot."""
+        return AllBlocksCleared(lifetime, self.layout.unit_tokens, self.groups)
+
+    # -- from changes
+
+    def events(self, changes: Iterable[Change]) -> Iterator[BlockStored | BlockRemoved]:
+        """Apply changes and yield their events. Adjacent removals are one event a group."""
+        removed: dict[int, list[int]] = {}
+        for change in changes:
+            if isinstance(change, Removed):
+                self._remove(change, removed)
+                continue
+            yield from _removals(removed)
+            removed = {}
+            if isinstance(change, KvStored):
+                yield self._store_kv(change)
+            elif isinstance(change, CheckpointStored):
+                yield self._store_checkpoint(change)
+            else:
+                yield self._store_segment(change)
+        yield from _removals(removed)
+
+    def _remove(self, change: Removed, removed: dict[int, list[int]]) -> None:
+        for page in change.pages:
+            removed.setdefault(self._group[page], []).append(self._digest[page])
+            self._group[page] = FREE
+            self._tokens.forget(page)
+
+    def _store_kv(self, change: KvStored) -> BlockStored:
+        if change.namespace is None:
+            before = self._digest[change.before]
+        else:
+            before = self._digests.root(change.namespace)
+        digests = self._digests.after(before, change.edge)
+        for at, (page, parent, digest) in enumerate(zip(change.pages, [before, *digests], digests, strict=False), 1):
+            self._put(page, KV, digest, parent, change.start + at)
+        self._tokens.note(change)
+        return self._kv(list(change.pages))
+
+    def _store_checkpoint(self, change: CheckpointStored) -> BlockStored:
+        if change.kv == NONE:
+            *before, digest = self._digests.prefix(change.namespace, change.key)
+            parent = before[-1] if before else 0
+        else:
+            digest, parent = self._digest[change.kv], self._parent[change.kv]
+        self._put(change.page, STATES, digest, parent, change.end)
+        return self._state(change.page)
+
+    def _store_segment(self, change: SegmentStored) -> BlockStored:
+        tokens = len(change.ids) // TOKEN_BYTES
+        self._put(change.page, SEGMENTS, self._digests.segment(change), 0, tokens)
+        return self._segment(change.page)
+
+    def _put(self, page: int, group: int, digest: int, parent: int, end: int) -> None:
+        self._group[page], self._digest[page], self._parent[page], self._end[page] = group, digest, parent, end
+
+    # -- events of rows
+
+    def _kv(self, pages: list[int]) -> BlockStored:
+        """Return the event of adjacent units."""
+        stored = self._in_prefix(KV, pages)
+        stored.token_ids = self._tokens.of(pages)
+        return stored
+
+    def _state(self, page: int) -> BlockStored:
+        return self._in_prefix(STATES, [page])
+
+    def _segment(self, page: int) -> BlockStored:
+        return self._stored(SEGMENTS, [page], self._end[page])
+
+    def _in_prefix(self, group: int, pages: list[int]) -> BlockStored:
+        unit = self.layout.unit_tokens
+        stored = self._stored(group, pages, unit)
+        stored.position = self._end[pages[-1]] * unit
+        if self._end[pages[0]] > 1:
+            stored.parent_block_hash = self._parent[pages[0]]
+        return stored
+
+    def _stored(self, group: int, pages: list[int], size: int) -> BlockStored:
+        digests = [self._digest[page] for page in pages]
+        return BlockStored(digests, None, [], size, None, MEDIUM, None, None, group, KINDS[group])
+
+    # -- from everything
+
+    def contents(self) -> Iterator[BlockStored]:
+        """Yield everything that is held, parents before children, in as few events as there are branches."""
+        for chain in self._chains():
+            for at in range(0, len(chain), LONGEST):
+                yield self._kv(chain[at : at + LONGEST])
+        yield from map(self._state, self._pages_of(STATES))
+        yield from map(self._segment, self._pages_of(SEGMENTS))
+
+    def _chains(self) -> list[list[int]]:
+        """Return the pages of units as chains, each after the one that it branches off."""
+        chains: list[list[int]] = []
+        open_at: dict[int, list[int]] = {}  # by the digest of the last unit
+        digest, parent = self._digest, self._parent
+        for page in self._pages_of(KV):
+            chain = open_at.pop(parent[page], None)
+            if chain is None:
+                chain = []
+                chains.append(chain)
+            chain.append(page)
+            open_at[digest[page]] = chain
+        return chains
+
+    def _pages_of(self, group: int) -> list[int]:
+        """Return the first pages of what is in a group, in order of position."""
+        pages = np.flatnonzero(np.frombuffer(self._group, np.uint8) == group)
+        order = np.argsort(np.frombuffer(self._end, np.int32)[pages], kind="stable")
+        found: list[int] = pages[order].tolist()
+        return found
+
+
+def _removals(removed: dict[int, list[int]]) -> Iterator[BlockRemoved]:
+    for group, digests in removed.items():
+        yield BlockRemoved(digests, MEDIUM, group)

@@ -1,0 +1,142 @@
+"""Messages of KV events: vLLM's structures in msgpack, and fields of Headwater's own, which other decoders ignore.
+
+A batch is `[ts, events, data_parallel_rank]`. An event is a map with its name as `type`, or, in versions of vLLM before
+0.24, an array that begins with the name. Both are read, maps are written. Fields that may be unset are required by some
+decoders, and missing in messages of others. Source of names and order of fields: vLLM's
+`vllm/distributed/kv_events.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from headwater.errors import HeadwaterError
+
+KV, STATES, SEGMENTS = 0, 1, 2  # groups
+KINDS = {KV: "full_attention", STATES: "mamba", SEGMENTS: "segment"}  # as vLLM names the first two
+KV_KINDS = ("full_attention", "mla_attention", "sink_full_attention")
+MEDIUM = "GPU"  # vLLM's name for the memory that requests resume from without loading, on a CPU, too
+NUMBER_BYTES = 8
+END = (-1).to_bytes(NUMBER_BYTES, "big", signed=True)  # number of the message that ends an answer
+SNAPSHOT = b"snapshot"  # a request to the replay socket, in place of a number
+HASH = (1 << 64) - 1
+
+Hash = int | bytes
+
+
+class MessageError(HeadwaterError):
+    """A message is no batch of events."""
+
+
+class BlockStored(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
+    """Adjacent blocks that were stored. Fields from `position` on are Headwater's."""
+
+    block_hashes: Sequence[Hash]
+    parent_block_hash: Hash | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None | msgspec.UnsetType = msgspec.UNSET
+    medium: str | None | msgspec.UnsetType = msgspec.UNSET
+    lora_name: str | None | msgspec.UnsetType = msgspec.UNSET
+    extra_keys: list[object] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+    position: int | None = None  # tokens from the prompt's begin to the last block's end
+    lifetime: bytes | None = None
+
+
+class BlockRemoved(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
+    """Blocks of one group that were removed. `lifetime` is Headwater's."""
+
+    block_hashes: Sequence[Hash]
+    medium: str | None | msgspec.UnsetType = msgspec.UNSET
+    group_idx: int | None = None
+    lifetime: bytes | None = None
+
+
+class AllBlocksCleared(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
+    """All blocks were removed. The fields are Headwater's, and describe what follows."""
+
+    lifetime: bytes | None = None
+    block_size: int | None = None  # tokens
+    groups: dict[int, str] | None = None  # kinds; a group without blocks is among them
+
+
+class _StoredArray(BlockStored, array_like=True, tag="BlockStored"):
+    pass
+
+
+class _RemovedArray(BlockRemoved, array_like=True, tag="BlockRemoved"):
+    pass
+
+
+class _ClearedArray(AllBlocksCleared, array_like=True, tag="AllBlocksCleared"):
+    pass
+
+
+class _Batch(msgspec.Struct, array_like=True):
+    ts: float
+    events: list[msgspec.Raw]
+    data_parallel_rank: int | None = None
+
+
+class _Tagged(msgspec.Struct):
+    type: str
+
+
+class _TaggedArray(_Tagged, array_like=True):
+    pass
+
+
+Event = BlockStored | BlockRemoved | AllBlocksCleared
+TAGS = ("BlockStored", "BlockRemoved", "AllBlocksCleared")
+
+_encoder = msgspec.msgpack.Encoder()
+_batches = msgspec.msgpack.Decoder(_Batch)
+_maps = msgspec.msgpack.Decoder(Event)
+_arrays = msgspec.msgpack.Decoder(_StoredArray | _RemovedArray | _ClearedArray)
+_map_tags = msgspec.msgpack.Decoder(_Tagged)
+_array_tags = msgspec.msgpack.Decoder(_TaggedArray)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One batch, as bytes, and its number. In a snapshot, the number is that of the live message to go on with."""
+
+    number: int
+    payload: bytes
+
+
+def encode(ts: float, events: Iterable[Event]) -> bytes:
+    """Return the payload of a batch. The rank is always there: some decoders need three fields."""
+    return _encoder.encode((ts, list(events), 0))
+
+
+def decode(payload: bytes) -> list[Event]:
+    """Return the events of a batch, without those of unknown types. Raises MessageError."""
+    try:
+        raws = _batches.decode(payload).events
+        events = (_event(memoryview(raw)) for raw in raws)
+        return [event for event in events if event is not None]
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise MessageError(f"a message of {len(payload):,} bytes is no batch of events: {error}") from error
+
+
+def _event(raw: memoryview) -> Event | None:
+    is_array = raw[0] & 0xF0 == 0x90 or raw[0] in (0xDC, 0xDD)
+    try:
+        event: Event = (_arrays if is_array else _maps).decode(raw)
+        return event
+    except msgspec.ValidationError:
+        if (_array_tags if is_array else _map_tags).decode(raw).type in TAGS:
+            raise
+        return None
+
+
+def number_of(block: Hash) -> int:
+    """Return a block hash as an integer of 64 bits: of a longer digest, the last eight bytes."""
+    return int.from_bytes(block[-8:], "big") if isinstance(block, bytes) else block & HASH

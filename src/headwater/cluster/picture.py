@@ -1,0 +1,135 @@
+"""Picture of a worker's cache: what a reader of its messages knows, and what a prompt could resume there.
+
+A picture is whole or empty. A message whose number is not the next one, or of another lifetime, empties it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from headwater.cluster.messages import (
+    KINDS,
+    KV,
+    KV_KINDS,
+    SEGMENTS,
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    Event,
+    Message,
+    decode,
+    number_of,
+)
+
+
+class Picture:
+    """Content of one worker's cache, by digest."""
+
+    def __init__(self) -> None:
+        self.lifetime: bytes | None = None
+        self.next: int | None = None  # number of the next message; None: the picture is empty
+        self.block_size = 0  # tokens
+        self.groups: dict[int, str] = {}  # kinds of the groups, also of those without blocks
+        self.held: defaultdict[int, set[int]] = defaultdict(set)  # digests by group
+
+    @property
+    def is_whole(self) -> bool:
+        """True if nothing that was published before message `next` is missing."""
+        return self.next is not None
+
+    # -- messages
+
+    def apply(self, message: Message) -> bool:
+        """Take a live message. False: the picture is empty now, and needs a snapshot. Raises MessageError.
+
+        A message that was applied before changes nothing. Message 0 needs no snapshot before it.
+        """
+        events = decode(message.payload)
+        lifetime = lifetime_of(events)
+        is_known = lifetime is not None and lifetime == self.lifetime
+        if is_known and self.next is not None and message.number < self.next:
+            return True
+        if message.number == 0 or self.next is None or self.lifetime != lifetime:
+            self.drop()
+            if message.number:
+                return False
+            self.lifetime = lifetime
+        elif message.number != self.next:
+            self.drop()
+            return False
+        self._take(events)
+        self.next = message.number + 1
+        return True
+
+    def load(self, snapshot: Iterable[Message]) -> bool:
+        """Replace everything by a snapshot. False: it was not one, and the picture is empty. Raises MessageError."""
+        self.drop()
+        number: int | None = None
+        for message in snapshot:
+            events = decode(message.payload)
+            begins = number is None
+            if begins is not any(isinstance(event, AllBlocksCleared) for event in events[:1]):
+                break
+            if begins:
+                number, self.lifetime = message.number, lifetime_of(events)
+            elif (message.number, lifetime_of(events)) != (number, self.lifetime):
+                break
+            self._take(events)
+        else:
+            self.next = number
+            return number is not None
+        self.drop()
+        return False
+
+    def drop(self) -> None:
+        """Forget everything."""
+        self.lifetime, self.next = None, None
+        self.groups.clear()
+        self.held.clear()
+
+    def _take(self, events: Iterable[Event]) -> None:
+        for event in events:
+            if isinstance(event, BlockStored):
+                group = event.group_idx or KV
+                self.groups.setdefault(group, event.kv_cache_spec_kind or KINDS[KV])
+                self.held[group].update(map(number_of, event.block_hashes))
+                if self.groups[group] in KV_KINDS:
+                    self.block_size = event.block_size
+            elif isinstance(event, BlockRemoved):
+                self.held[event.group_idx or KV].difference_update(map(number_of, event.block_hashes))
+            else:
+                self.held.clear()
+                self.groups = dict(event.groups or {})
+                self.block_size = event.block_size or self.block_size
+
+    # -- what a prompt finds
+
+    def resumable(self, blocks: Sequence[int], tokens: int) -> int:
+        """Return how many leading tokens of a prompt need not be computed here; 0 from an empty picture.
+
+        blocks: digests of the prompt's full blocks; tokens: its length. Work can resume at the deepest position at
+        which every group of states has one, and up to which each group of KV has all blocks. At least one token is
+        computed.
+        """
+        if not self.is_whole or not self.groups:
+            return 0
+        end = min(len(blocks), max(0, tokens - 1) // self.block_size)
+        states = []
+        for group, kind in self.groups.items():
+            if kind in KV_KINDS:
+                held = self.held[group]
+                end = next((at for at in range(end) if blocks[at] not in held), end)
+            elif group != SEGMENTS:
+                states.append(self.held[group])
+        deepest = (at for at in range(end, 0, -1) if all(blocks[at - 1] in held for held in states))
+        return next(deepest, 0) * self.block_size
+
+    def has_segment(self, digest: int) -> bool:
+        """Return whether a segment is stored here."""
+        return digest in self.held[SEGMENTS]
+
+
+def lifetime_of(events: Sequence[Event]) -> bytes | None:
+    """Return the lifetime that a message names; None if it names none."""
+    return events[0].lifetime if events else None

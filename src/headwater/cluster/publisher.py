@@ -1,0 +1,143 @@
+"""Publisher of a cache's events over ZeroMQ, on a thread of its own: live messages, replays and snapshots.
+
+Live messages are three frames on a PUB socket: topic, number (8 bytes, big endian), payload. A request to the ROUTER
+socket is a number from which to replay, or `snapshot`; its answer is messages of two frames, number and payload, and
+then one with number -1 and no payload. Source: vLLM's `ZmqEventPublisher`; snapshots are Headwater's.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+
+import zmq
+
+from headwater.cache.changes import Change, ChangeLog
+from headwater.cache.prefix_cache import PrefixCache
+from headwater.cluster.messages import END, NUMBER_BYTES, SNAPSHOT, Message
+from headwater.cluster.sockets import Sockets
+from headwater.cluster.stream import EventStream
+
+HEARTBEAT = 1.0  # seconds without a message
+QUEUED = 10_000  # steps whose changes wait for the thread
+STOPPING = 2.0  # seconds for the thread to send what is queued
+
+log = logging.getLogger("headwater.events")
+
+
+class Publisher:
+    """Sends the changes of a cache, whose `changes` are a ChangeLog, after each step."""
+
+    def __init__(self, cache: PrefixCache, stream: EventStream, sockets: Sockets, topic: str) -> None:
+        assert isinstance(cache.changes, ChangeLog), "the cache keeps no log of its changes"
+        self._cache, self._log = cache, cache.changes
+        self._stream, self._sockets, self._topic = stream, sockets, topic.encode()
+        self._queue: deque[tuple[list[Change], bool]] = deque()  # changes, and whether they are all that there is
+        self._behind = True  # the queue was full, or nothing was sent yet: all that is cached is sent next
+        self._closing = False
+        self._wakes, self._waker = socket.socketpair()
+        for end in (self._wakes, self._waker):
+            end.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name="headwater-events", daemon=True)
+
+    def start(self) -> None:
+        """Send what is cached, and begin."""
+        self.stepped()
+        self._thread.start()
+
+    def close(self) -> None:
+        """Send what is queued, within two seconds, and close the sockets."""
+        self._closing = True
+        self._wake()
+        self._thread.join(STOPPING)
+
+    # -- on the engine's thread
+
+    def stepped(self) -> None:
+        """Queue the changes since the last call; no other thread may change the cache meanwhile. Never waits.
+
+        If the queue is full they are dropped, and when it is empty again everything that is cached is sent anew.
+        """
+        changes = self._log.take()
+        if self._behind:
+            if not self._queue:
+                self._behind = False
+                self._put(self._cache.contents(), True)
+        elif changes and len(self._queue) < QUEUED:
+            self._put(changes, False)
+        elif changes:
+            log.warning("%d steps wait to be published: all that is cached will be sent anew", QUEUED)
+            self._behind = True
+
+    def _put(self, changes: list[Change], is_all: bool) -> None:
+        self._queue.append((changes, is_all))
+        self._wake()
+
+    def _wake(self) -> None:
+        with suppress(BlockingIOError):  # enough wakes are there already
+            self._waker.send(b"\0")
+
+    # -- on its own thread
+
+    def _run(self) -> None:
+        try:
+            poller = zmq.Poller()
+            poller.register(self._sockets.replay, zmq.POLLIN)
+            poller.register(self._wakes, zmq.POLLIN)
+            due = time.monotonic() + HEARTBEAT
+            while not self._closing or self._queue:
+                poller.poll(int(max(0.0, due - time.monotonic()) * 1000) + 1)
+                with suppress(BlockingIOError):
+                    self._wakes.recv(4096)
+                if self._send_queued():
+                    due = time.monotonic() + HEARTBEAT
+                if time.monotonic() >= due:
+                    self._send(self._stream.heartbeat())
+                    due = time.monotonic() + HEARTBEAT
+                self._answer()
+        except Exception:
+            log.exception("events are not published any more")
+        finally:
+            self._sockets.close()
+
+    def _send_queued(self) -> bool:
+        """Send the messages of queued steps; return whether there were any."""
+        sent = False
+        while self._queue:
+            changes, is_all = self._queue[0]
+            self._send(self._stream.begin(changes) if is_all else self._stream.step(changes))
+            self._queue.popleft()
+            sent = True
+        return sent
+
+    def _send(self, message: Message) -> None:
+        number = message.number.to_bytes(NUMBER_BYTES, "big")
+        self._sockets.live.send_multipart((self._topic, number, message.payload))
+
+    def _answer(self) -> None:
+        """Answer one request, if there is any."""
+        try:
+            frames = self._sockets.replay.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return
+        if len(frames) != 3:
+            return
+        reader, _, request = frames
+        for message in self._asked(request):
+            self._reply(reader, message.number.to_bytes(NUMBER_BYTES, "big"), message.payload)
+        self._reply(reader, END, b"")
+
+    def _asked(self, request: bytes) -> Iterator[Message]:
+        if request == SNAPSHOT:
+            yield from self._stream.snapshot()
+        elif len(request) == NUMBER_BYTES:
+            yield from self._stream.replay(int.from_bytes(request, "big"))
+
+    def _reply(self, reader: bytes, number: bytes, payload: bytes) -> None:
+        with suppress(zmq.Again):  # the reader does not read: it will find a gap
+            self._sockets.replay.send_multipart((reader, b"", number, payload), zmq.NOBLOCK)

@@ -1,0 +1,67 @@
+"""Publishing of one server's events, by its settings."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable
+
+import zmq
+
+from headwater.cache.prefix_cache import PrefixCache
+from headwater.cache_folder import own_folder
+from headwater.cluster.digests import Digests
+from headwater.cluster.ledger import Ledger, PlainTokens, Tokens
+from headwater.cluster.publisher import Publisher
+from headwater.cluster.sockets import Sockets
+from headwater.cluster.stream import EventStream
+from headwater.config import ServeConfig
+from headwater.errors import ConfigError
+from headwater.setting import SettingError
+from headwater.tiers.names import read_key
+
+LOCAL = ("tcp://127.", "tcp://localhost:", "tcp://[::1]:", "ipc://")
+
+log = logging.getLogger("headwater.events")
+
+
+class Publishing:
+    """Sockets and key of the settings, and from `start` on, a publisher."""
+
+    def __init__(self, config: ServeConfig) -> None:
+        """Bind the sockets and read the key. Raises SettingError."""
+        self._config = config
+        try:
+            self._key = read_key(config.kv_events_key or own_folder() / "kv-events-key", "key of KV events")
+        except (ConfigError, OSError) as error:
+            raise SettingError("kv_events_key", repr(str(config.kv_events_key or "")), f"but {error}") from error
+        self._sockets = _bound(config)
+        self.addresses = self._sockets.addresses
+        self._publisher: Publisher | None = None
+
+    def start(self, cache: PrefixCache) -> Callable[[], None]:
+        """Publish what a cache holds, and then its changes: at each call of the function that is returned."""
+        config, layout = self._config, cache.layout
+        for address in self.addresses:
+            if not address.startswith(LOCAL):
+                log.warning("KV events are readable by all who can connect to %s: they are not encrypted", address)
+        tokens = PlainTokens(layout.unit_bytes) if config.kv_events_tokens else Tokens()
+        ledger = Ledger(layout, Digests(self._key, layout.unit_bytes), tokens)
+        stream = EventStream(ledger, uuid.uuid4().bytes)
+        self._publisher = Publisher(cache, stream, self._sockets, config.kv_events_topic)
+        self._publisher.start()
+        return self._publisher.stepped
+
+    def close(self) -> None:
+        """Send what is queued, and close the sockets."""
+        if self._publisher is not None:
+            self._publisher.close()
+        self._sockets.close()
+
+
+def _bound(config: ServeConfig) -> Sockets:
+    try:
+        return Sockets(config.kv_events_endpoint, config.kv_events_replay_endpoint)
+    except zmq.ZMQError as error:
+        shown = f"'{config.kv_events_endpoint}', and kv_events_replay_endpoint '{config.kv_events_replay_endpoint}'"
+        raise SettingError("kv_events_endpoint", shown, f"which cannot both be bound: {error}") from error
