@@ -40,6 +40,7 @@ QUESTIONS = {
     "draft_trees": "What would trees of drafts accept beside chains?",
     "peer_answers": "How fast are answers over HTTP with drafts and without?",
     "tiers": "What do tiers save after a restart and beyond memory, and what do they cost?",
+    "kv_events": "What do KV events cost, and how soon is a reader's picture whole?",
     "weights": "What do fewer bits of weights cost in quality?",
     "startup": "How long until the server answers, and how much memory does it take?",
 }

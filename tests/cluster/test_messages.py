@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from headwater.cluster import messages
-from headwater.cluster.messages import KV, SEGMENTS, STATES, MessageError, decode, encode, number_of
+from headwater.cluster.messages import KV, SEGMENTS, STATES, MessageError, decode, encode, numbers_of
 from tests.cache.toy import PAGE, words
 from tests.cluster.rig import DIGESTS, TIGHT, begun, logged, stepped, stream_of
 
@@ -118,7 +118,7 @@ def test_vllms_arrays_and_maps_are_read(array_like: bool) -> None:
     first, second, third, fourth, fifth = decode(sent)
     assert isinstance(first, messages.AllBlocksCleared)
     assert isinstance(second, messages.BlockStored)
-    assert [number_of(block) for block in second.block_hashes] == [1, int.from_bytes(digest[-8:], "big")]
+    assert list(numbers_of(second.block_hashes)) == [1, int.from_bytes(digest[-8:], "big")]
     assert (second.group_idx, second.kv_cache_spec_kind, second.position, second.lifetime) == (2, "mamba", None, None)
     assert isinstance(third, messages.BlockStored)
     assert (third.parent_block_hash, third.group_idx) == (digest, None)
@@ -132,7 +132,7 @@ def test_sglangs_shorter_events_and_signed_hashes_are_read() -> None:
     arrays = [0.5, [["BlockStored", [-1], None, [], 64, None], ["BlockRemoved", [-1]], ["AllBlocksCleared"]]]
     for batch in (maps, arrays):
         stored, removed, *_ = decode(msgspec.msgpack.encode(batch))
-        assert [number_of(block) for event in (stored, removed) for block in event.block_hashes] == [2**64 - 1] * 2
+        assert [*numbers_of(stored.block_hashes), *numbers_of(removed.block_hashes)] == [2**64 - 1] * 2
 
 
 @pytest.mark.parametrize("event", [{"type": "BlockMoved", "to": 1}, ["BlockMoved", 1]])

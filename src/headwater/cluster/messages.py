@@ -38,9 +38,9 @@ class BlockStored(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
     parent_block_hash: Hash | None
     token_ids: list[int]
     block_size: int
-    lora_id: int | None | msgspec.UnsetType = msgspec.UNSET
-    medium: str | None | msgspec.UnsetType = msgspec.UNSET
-    lora_name: str | None | msgspec.UnsetType = msgspec.UNSET
+    lora_id: int | msgspec.UnsetType | None = msgspec.UNSET
+    medium: str | msgspec.UnsetType | None = msgspec.UNSET
+    lora_name: str | msgspec.UnsetType | None = msgspec.UNSET
     extra_keys: list[object] | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
@@ -53,7 +53,7 @@ class BlockRemoved(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
     """Blocks of one group that were removed. `lifetime` is Headwater's."""
 
     block_hashes: Sequence[Hash]
-    medium: str | None | msgspec.UnsetType = msgspec.UNSET
+    medium: str | msgspec.UnsetType | None = msgspec.UNSET
     group_idx: int | None = None
     lifetime: bytes | None = None
 
@@ -137,6 +137,8 @@ def _event(raw: memoryview) -> Event | None:
         return None
 
 
-def number_of(block: Hash) -> int:
-    """Return a block hash as an integer of 64 bits: of a longer digest, the last eight bytes."""
-    return int.from_bytes(block[-8:], "big") if isinstance(block, bytes) else block & HASH
+def numbers_of(blocks: Sequence[Hash]) -> Sequence[int]:
+    """Return block hashes as integers of 64 bits, without a sign: of longer digests, the last eight bytes."""
+    if bytes in map(type, blocks) or min(blocks, default=0) < 0:  # type: ignore[operator]
+        return [int.from_bytes(one[-8:], "big") if isinstance(one, bytes) else one & HASH for one in blocks]
+    return blocks  # type: ignore[return-value]

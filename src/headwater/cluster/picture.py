@@ -19,7 +19,7 @@ from headwater.cluster.messages import (
     Event,
     Message,
     decode,
-    number_of,
+    numbers_of,
 )
 
 
@@ -93,11 +93,11 @@ class Picture:
             if isinstance(event, BlockStored):
                 group = event.group_idx or KV
                 self.groups.setdefault(group, event.kv_cache_spec_kind or KINDS[KV])
-                self.held[group].update(map(number_of, event.block_hashes))
+                self.held[group].update(numbers_of(event.block_hashes))
                 if self.groups[group] in KV_KINDS:
                     self.block_size = event.block_size
             elif isinstance(event, BlockRemoved):
-                self.held[event.group_idx or KV].difference_update(map(number_of, event.block_hashes))
+                self.held[event.group_idx or KV].difference_update(numbers_of(event.block_hashes))
             else:
                 self.held.clear()
                 self.groups = dict(event.groups or {})

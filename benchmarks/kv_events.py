@@ -1,0 +1,137 @@
+"""What do KV events cost, and how soon is a reader's picture whole?
+
+    python -m benchmarks.kv_events [--repeats 5] [--blocks 1000000] [--small]
+
+No model runs. A step is one prefill of 1,024 tokens with two checkpoints in a full memory, so it evicts as much. Its
+requests run on a cache with a log of changes and on one without, in turns; what the publisher's thread does with these
+changes is timed apart. The picture is that of a worker with as many blocks in prefixes of 500.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from array import array
+from collections.abc import Iterator
+
+from benchmarks import measure
+from benchmarks.measure import Row, timed
+from headwater.cache.changes import IGNORED, NONE, Change, ChangeLog, Changes, KvStored
+from headwater.cache.prefix_cache import PrefixCache
+from headwater.cluster.digests import Digests
+from headwater.cluster.ledger import Ledger, Tokens
+from headwater.cluster.picture import Picture
+from headwater.cluster.stream import EventStream
+from headwater.plan import CacheLayout, Draft
+
+CHAIN = 500  # blocks
+TOKENS = 1024  # of a step
+STEPS = 300
+LAYOUT = CacheLayout(n_pages=2_000, checkpoint_pages=25, slot_pages=25)
+KEY = bytes(32)
+
+
+class Steps:
+    """A cache in which each request is one step."""
+
+    def __init__(self, changes: Changes, seed: int) -> None:
+        self.cache = PrefixCache(LAYOUT, "headwater", changes=changes)
+        self._random = random.Random(seed)
+        self._requests = 0
+
+    def run(self, count: int) -> None:
+        """Run steps, each with a prompt of its own."""
+        for _ in range(count):
+            self._requests += 1
+            key = self._random.randbytes(4 * TOKENS)
+            checkpoints = TOKENS // 2, TOKENS
+            plan = self.cache.reserve(Draft(self._requests, "", key, 0, TOKENS, checkpoints, publish=TOKENS, slot=True))
+            self.cache.commit(plan)
+            self.cache.release(self._requests)
+
+
+def stream_of(layout: CacheLayout) -> EventStream:
+    return EventStream(Ledger(layout, Digests(KEY, layout.unit_bytes), Tokens()), bytes(16))
+
+
+def chains(blocks: int) -> Iterator[Change]:
+    """Yield so many blocks, in prefixes of CHAIN."""
+    for first in range(0, blocks, CHAIN):
+        pages = array("i", range(first, min(first + CHAIN, blocks)))
+        yield KvStored("", NONE, 0, os.urandom(256 * len(pages)), pages)
+
+
+def step_rows(steps: int, repeats: int, seed: int) -> list[Row]:
+    """Time steps with a log and without, and what becomes of the log."""
+    log = ChangeLog()
+    off, on = Steps(IGNORED, seed), Steps(log, seed)
+    for one in (off, on):
+        one.run(100)  # memory is full
+    log.take()
+    stream = stream_of(LAYOUT)
+    stream.begin(on.cache.contents())
+    sizes: list[float] = []
+
+    def publish() -> float:
+        """Return the seconds that the publisher's thread takes for a step."""
+        seconds = 0.0
+        for _ in range(steps):
+            on.run(1)
+            changes = log.take()
+            begun = time.perf_counter()
+            message = stream.step(changes)
+            seconds += time.perf_counter() - begun
+            sizes.append(len(message.payload))
+        return seconds / steps
+
+    waiting: list[list[Change]] = []
+
+    def logged() -> None:
+        for _ in range(steps):
+            on.run(1)
+            waiting.append(log.take())
+
+    figures = measure.in_turns({"off": timed(lambda: off.run(steps)), "on": timed(logged)}, repeats)
+    for changes in waiting:  # so that the stream has seen all
+        stream.step(changes)
+    published = measure.in_turns({"publish": publish}, repeats)["publish"]
+    micro = 1e6 / steps
+    return [
+        Row("a step's planning and commit, no log", "us", [s * micro for s in figures["off"]]),
+        Row("the same with a log of changes / without", "x", measure.ratios(figures["on"], figures["off"])),
+        Row("digests and encoding of a step, other thread", "us", [s * 1e6 for s in published]),
+        Row("bytes of a step's message", "bytes", sizes[-1:]),
+    ]
+
+
+def picture_rows(blocks: int, repeats: int) -> list[Row]:
+    """Time a snapshot of so many blocks, and a reader that takes it."""
+    stream = stream_of(CacheLayout(n_pages=blocks))
+    stream.begin(list(chains(blocks)))
+    messages = list(stream.snapshot())
+
+    def load() -> None:
+        assert Picture().load(messages)
+
+    figures = measure.in_turns({"write": timed(lambda: list(stream.snapshot())), "load": timed(load)}, repeats)
+    million = 1e6 / blocks
+    size = sum(len(message.payload) for message in messages) * million
+    return [
+        Row("snapshot of a million blocks, worker", "s", [s * million for s in figures["write"]]),
+        Row("snapshot of a million blocks, reader", "s", [s * million for s in figures["load"]], "<= 1"),
+        Row("bytes of a million blocks", "MB", [size / 1e6]),
+    ]
+
+
+def main() -> None:
+    parser = measure.parser(__doc__, "kv_events", repeats=5)
+    parser.add_argument("--blocks", type=int, default=1_000_000)
+    given = measure.prepared(parser)
+    steps, blocks = (20, 5_000) if given.small else (STEPS, given.blocks)
+    rows = step_rows(steps, given.repeats, given.seed) + picture_rows(blocks, given.repeats)
+    measure.report(given, rows, blocks=blocks, tokens_a_step=TOKENS)
+
+
+if __name__ == "__main__":
+    main()
