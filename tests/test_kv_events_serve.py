@@ -15,7 +15,7 @@ import zmq
 
 from headwater.cluster.digests import Digests
 from headwater.cluster.follower import Follower
-from headwater.cluster.messages import KV, STATES, BlockRemoved, BlockStored, decode
+from headwater.cluster.messages import KV, SEGMENTS, STATES, BlockRemoved, BlockStored, decode
 from headwater.cluster.sockets import opened
 from headwater.tiers.names import read_key
 from tests.test_serve import PATIENCE, address, serving
@@ -110,6 +110,9 @@ def test_predicted_reuse_is_what_requests_find_and_nothing_said_is_published(key
         served.settle()
         assert served.predicted(PROMPTS[0], "a-secret-salt") == found[4]
         assert served.predicted(PROMPTS[0], "another") == 0
+        base = served.url.removesuffix("/v1")
+        warmed = httpx.post(f"{base}/cache/segments", json={"texts": [STEM]}, timeout=PATIENCE)
+        assert warmed.json()["data"][0]["outcome"] == "stored", warmed.json()
         first = [{"role": "user", "content": STEM + "tell me more"}]
         answer = served.post("chat/completions", messages=first, max_tokens=90, temperature=0, ignore_eos=True)
         served.settle()
@@ -119,6 +122,7 @@ def test_predicted_reuse_is_what_requests_find_and_nothing_said_is_published(key
             late.follow(0.1)
         assert late.picture.held == served.follower.picture.held
         late.close()
+        assert len(served.follower.picture.held[SEGMENTS]) == 1
         assert answer["usage"]["completion_tokens"] == 90
         check_nothing_said(served)
         process.terminate()
@@ -130,7 +134,7 @@ def test_predicted_reuse_is_what_requests_find_and_nothing_said_is_published(key
 def check_nothing_said(served: Served) -> None:
     """No token ids and no text in any byte that was published; events of KV and of states are there."""
     stored = [event for raw in served.raw for event in decode(raw) if isinstance(event, BlockStored)]
-    assert {event.group_idx for event in stored} >= {KV, STATES}
+    assert {event.group_idx for event in stored} >= {KV, STATES, SEGMENTS}
     assert all(event.token_ids == [] and event.extra_keys is None for event in stored)
     everything = b"".join(served.raw)
     for word in (b"river", b"bridge", b"miller", b"secret", b"salt", b"heron"):

@@ -63,7 +63,7 @@ class PlainTokens(Tokens):
 
 
 class Ledger:
-    """What a cache holds, by page."""
+    """Record of a cache's content, by page."""
 
     def __init__(self, layout: CacheLayout, digests: Digests, tokens: Tokens) -> None:
         self.layout = layout

@@ -55,13 +55,15 @@ class Publisher:
         self._closing = True
         self._wake()
         self._thread.join(STOPPING)
+        self._waker.close()
 
     # -- on the engine's thread
 
     def stepped(self) -> None:
         """Queue the changes since the last call; no other thread may change the cache meanwhile. Never waits.
 
-        If the queue is full they are dropped, and when it is empty again everything that is cached is sent anew.
+        If the queue is full they are dropped: readers are told that nothing is cached, and when the queue is empty
+        again, everything that is.
         """
         changes = self._log.take()
         if self._behind:
@@ -72,6 +74,7 @@ class Publisher:
             self._put(changes, False)
         elif changes:
             log.warning("%d steps wait to be published: all that is cached will be sent anew", QUEUED)
+            self._put([], True)
             self._behind = True
 
     def _put(self, changes: list[Change], is_all: bool) -> None:
@@ -79,7 +82,7 @@ class Publisher:
         self._wake()
 
     def _wake(self) -> None:
-        with suppress(BlockingIOError):  # enough wakes are there already
+        with suppress(OSError):  # enough wakes are there already, or the thread has ended
             self._waker.send(b"\0")
 
     # -- on its own thread
@@ -104,6 +107,7 @@ class Publisher:
             log.exception("events are not published any more")
         finally:
             self._sockets.close()
+            self._wakes.close()
 
     def _send_queued(self) -> bool:
         """Send the messages of queued steps; return whether there were any."""
