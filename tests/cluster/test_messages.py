@@ -18,7 +18,7 @@ OLD, NEW = True, False  # events as arrays, as maps
 
 
 def vllm(array_like: bool) -> Any:
-    """Return vLLM's batch; its events are arrays (before 0.24) or maps."""
+    """Return vLLM's batch; its events are arrays (up to 0.23) or maps."""
 
     class Event(msgspec.Struct, array_like=array_like, omit_defaults=True, gc=False, tag=True):
         pass

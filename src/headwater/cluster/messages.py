@@ -1,7 +1,7 @@
 """Messages of KV events: vLLM's structures in msgpack, and fields of Headwater's own, which other decoders ignore.
 
-A batch is `[ts, events, data_parallel_rank]`. An event is a map with its name as `type`, or, in versions of vLLM before
-0.24, an array that begins with the name. Both are read, maps are written. Fields that may be unset are required by some
+A batch is `[ts, events, data_parallel_rank]`. An event is a map with its name as `type`, or, up to version 0.23 of
+vLLM, an array that begins with the name. Both are read, maps are written. Fields that may be unset are required by some
 decoders, and missing in messages of others. Source of names and order of fields: vLLM's
 `vllm/distributed/kv_events.py`.
 """
