@@ -8,7 +8,7 @@ CPU_INDEX := https://download.pytorch.org/whl/cpu
 BUILD = $(if $(GPU)$(wildcard $(VENV)/.torch-cuda),cuda,cpu)
 DATA ?= ../shared/data
 
-.PHONY: install install-dev demo test test-full quick-tests all-tests test-clients lint bench bench-lab results policies families train screenshot soak four-ways soak-memory tenant-timing fuzz clean
+.PHONY: install install-dev demo test test-full quick-tests all-tests test-clients lint bench bench-lab results policies cells families train screenshot soak four-ways soak-memory tenant-timing fuzz clean
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python %d.%d is too old, 3.11 or later is needed: make demo PYTHON=python3.11" % sys.version_info[:2])'
@@ -80,6 +80,10 @@ bench-lab: $(VENV)/.dev
 # every policy on every trace at four sizes, and the page that shows it: make policies DATA=...
 policies: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.policies $(if $(DATA),--data $(DATA))
+
+# the default policy against its rivals, cell by cell and in drawn traffic; goes on where it stopped: make cells [DATA=...] [CELLS="--seeds 0-19"]
+cells: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.grid $(CELLS) $(if $(DATA),--data $(DATA))
 
 # the papers' figures on recorded traffic, and the page that shows them: make results [DATA=...] [PEERS=...] [FIGURES=marconi]
 # without FIGURES all of them, with those that need an engine

@@ -64,6 +64,16 @@ def page(documents: Iterable[dict]) -> str:
     return "\n".join(parts)
 
 
+def write_page() -> None:
+    """Write docs/policies.md from what was measured so far: here, and cell by cell (`grid.py`)."""
+    from benchmarks import grid
+
+    text, cells = page(json.loads((HERE / "results" / "policies.json").read_text())), HERE / "results" / "cells.json"
+    if cells.exists():
+        text += "\n" + "\n".join(grid.page(json.loads(cells.read_text()), grid.read_cells()))
+    (HERE.parent / "docs" / "policies.md").write_text(text)
+
+
 def _section(document: dict) -> list[str]:
     rows = document["rows"]
     sizes = sorted({row["memory"] for row in rows})
@@ -99,7 +109,7 @@ def main() -> None:
         if given.small:
             continue
         out.write_text(json.dumps([known[trace] for trace in SIZES if trace in known], indent=1) + "\n")
-        (HERE.parent / "docs" / "policies.md").write_text(page(json.loads(out.read_text())))
+        write_page()
 
 
 if __name__ == "__main__":

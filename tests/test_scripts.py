@@ -25,6 +25,7 @@ PEERS = [str(path) for path in sorted(SHARED.glob("peers/serve/results/*.json"))
 SMALLEST = {
     "benchmarks.comparison": ["OUT/ours.json", *PEERS, "--out", "OUT/page.md", "--figures", "OUT/figures.json"],
     "benchmarks.drafting": ["--small", "--data", str(SHARED / "data"), "--out", "OUT/drafting.json"],
+    "benchmarks.grid": ["--small", "--seeds", "0-1"],
     "benchmarks.policies": ["--small", "--traces", "mini_swe_agent"],
     "benchmarks.speculation": [
         "--small",
@@ -57,6 +58,7 @@ SMALLEST = {
 RESULTS = ["--small", "--repeats", "1", "--out", "OUT/results.json"]
 OF_TRAFFIC = (
     "benchmarks.drafting",
+    "benchmarks.grid",
     "benchmarks.lab",
     "benchmarks.policies",
     "benchmarks.sparse",

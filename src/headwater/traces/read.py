@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from headwater.cache.spelling import build
 from headwater.errors import TraceError
+from headwater.traces.chains import Compacted, ForkedChains
+from headwater.traces.collapsed import Collapsed
 from headwater.traces.documents import Books, Passages, PromptVersions, Stories
+from headwater.traces.generated.traffic import Generated
 from headwater.traces.hashed_blocks import ClaudeCode, Mooncake
 from headwater.traces.rag import Rag
 from headwater.traces.reader import Reader
@@ -34,7 +37,22 @@ READERS: dict[str, type[Reader]] = {
     "books": Books,
     "versions of prompts": PromptVersions,
 }
-DRAWN = {"rag": Rag}
+
+
+class Drawing(Protocol):
+    """Options of drawn traffic."""
+
+    def trace(self, name: str, tokens: Tokens, data: Path | None = None, seed: int = 0) -> Trace:
+        """Draw the trace, the same for the same seed. Raises ConfigError for options, TraceError for texts."""
+
+
+DRAWN: dict[str, Callable[..., Drawing]] = {
+    "rag": Rag,
+    "generated": Generated,
+    "forked_chains": ForkedChains,
+    "compacted": Compacted,
+    "collapsed": Collapsed,
+}
 
 
 def make_trace(
@@ -43,10 +61,8 @@ def make_trace(
     """Read a recorded trace (see `read_trace`), or draw one of DRAWN, spelled with its options in brackets."""
     if spelling.partition("(")[0].strip() not in DRAWN or "(" not in spelling:
         return read_trace(Path(spelling), data=data, tokenizer=tokenizer, limit=limit)
-    drawing = build("trace", spelling, DRAWN)
-    if limit is not None:
-        drawing = replace(drawing, sessions=min(limit, drawing.sessions))
-    return drawing.trace(spelling, tokens_of(tokenizer), data, seed)
+    drawn = build("trace", spelling, DRAWN).trace(spelling, tokens_of(tokenizer), data, seed)
+    return replace(drawn, requests=tuple(_first(iter(drawn.requests), limit, interleaved=True)))
 
 
 def read_trace(

@@ -1,0 +1,211 @@
+"""Our default policy against all rivals, cell by cell, and in drawn traffic: `make cells`.
+
+    python -m benchmarks.grid [--seeds 0-99] [--only TEXT] [--drawn] [--jobs N] [--data FOLDER] [--small] [--out FILE]
+
+Runs the cells of cells.toml, then the drawn ones. Goes on where a run was cut short, if neither the package nor the
+cells have changed. Prints each cell's hit rates and the summary, writes results/cells.json and docs/policies.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cells import FILE, Cell, Cells, Pair, Traffic, read_cells
+from benchmarks.measure import machine
+from benchmarks.policies import write_page
+from benchmarks.verdict import Verdict, summary, table, verdict
+from headwater.cache_folder import write_whole
+from headwater.journal import Journal
+from headwater.lab.replay import replay, run_grid
+from headwater.lab.row import Result
+from headwater.lab.setup import Setup
+from headwater.lab.size import Sizing
+from headwater.machine import usable_cores
+from headwater.traces.loads import make_arrivals
+from headwater.traces.read import make_trace
+from headwater.traces.request import Trace
+
+HERE = Path(__file__).resolve().parent
+OUT = HERE / "results" / "cells.json"
+SIZED_BY = "branch", "lru"  # the policies of the memory that reaches the ideal: fixed, whatever the default is
+SMALL = 60  # requests of a drawn trace in the smallest run
+Finished = dict[str, Any]
+
+
+class Runner:
+    """Runs cells, a trace at a time; what is done is in the journal."""
+
+    def __init__(self, pairs: Sequence[Pair], data: Path, jobs: int, journal: Journal) -> None:
+        self._pairs, self._data, self._jobs, self._journal = pairs, data, jobs, journal
+
+    def run(self, cells: Sequence[Cell]) -> Iterator[Finished]:
+        """Yield each cell with its hit rates when all of them are known."""
+        for traffic, group in groupby(cells, key=lambda cell: cell.traffic):
+            todo = list(group)
+            trace = None if all(cell.name in self._journal for cell in todo) else self._trace(traffic)
+            for cell in todo:
+                if trace is not None and cell.name not in self._journal:
+                    self._journal.add(cell.name, self._finished(cell, trace))
+                yield self._journal[cell.name]
+
+    def _trace(self, traffic: Traffic) -> Trace:
+        return make_trace(traffic.trace, self._data, limit=traffic.sessions)
+
+    def _finished(self, cell: Cell, trace: Trace) -> Finished:
+        memory = cell.memory or self._memory(cell, trace)
+        names = [name_of(pair) for pair in self._pairs]
+        results = self._results(cell, trace, [cell.setup(pair, memory) for pair in self._pairs])
+        first = results[0].row
+        resumed = None
+        if cell.request is not None:
+            resumed = {name: one.outcomes[cell.request].resumed_at for name, one in zip(names, results, strict=True)}
+        return {
+            "cell": cell.name,
+            "memory": memory,
+            "requests": first.requests,
+            "prompt_tokens": first.prompt_tokens,
+            "ideal": first.ideal_hit_rate,
+            "expected": None if cell.request is None else cell.resumed_at,
+            "resumed_at": resumed,
+            "rates": {name: one.row.token_hit_rate for name, one in zip(names, results, strict=True)},
+            "seconds": round(sum(one.row.seconds for one in results), 1),
+        }
+
+    def _memory(self, cell: Cell, trace: Trace) -> int:
+        """Return the bytes of a cell's share of the memory that reaches the ideal. The whole is found once a model."""
+        whole = f"ideal memory of {cell.traffic}, {cell.model}"
+        if whole not in self._journal:
+            self._journal.add(whole, Sizing(trace, cell.setup(SIZED_BY, 0), self._arrivals(cell)(trace)).range())
+        least, ideal = self._journal[whole]
+        return max(least, round(cell.size * ideal))
+
+    def _arrivals(self, cell: Cell) -> partial[Any]:
+        return partial(make_arrivals, spelling=cell.traffic.arrival, data=self._data)
+
+    def _results(self, cell: Cell, trace: Trace, setups: Sequence[Setup]) -> list[Result]:
+        arrivals = self._arrivals(cell)
+        if self._jobs == 1:
+            return [replay(trace, setup, arrivals(trace)) for setup in setups]
+        found = dict(run_grid(trace, setups, arrivals, jobs=self._jobs))
+        return [found[number] for number in range(len(setups))]
+
+
+def name_of(pair: Pair) -> str:
+    return " / ".join(pair)
+
+
+def code_digest() -> str:
+    """Return a digest of the package and the file of cells: rows of other code are not mixed with these."""
+    digest = hashlib.sha256(FILE.read_bytes())
+    for file in sorted((HERE.parent / "src").rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def shown(cell: Finished) -> str:
+    """Return a cell's name and the hit rates of all policies, the best first."""
+    rates = sorted(cell["rates"].items(), key=lambda one: -one[1])
+    return f"{cell['cell']}\n  " + ", ".join(f"{name} {100 * rate:.1f}" for name, rate in rates)
+
+
+def judged(cells: Sequence[Finished], known: Cells) -> list[Verdict]:
+    ours, *others = (name_of(pair) for pair in (*known.ours, *known.bounds))
+    return [verdict(cell, ours, others) for cell in cells]
+
+
+def section(title: str, cells: Sequence[Finished], known: Cells) -> list[str]:
+    """Return a part of the page: the summary and a table."""
+    if not cells:
+        return []
+    verdicts, rivals = judged(cells, known), [name_of(pair) for pair in known.rivals]
+    lines = [f"- {line}" for line in summary(verdicts, cells, rivals)]
+    return [f"### {title}", "", *lines, "", *table(verdicts), ""]
+
+
+def page(document: Finished, known: Cells) -> list[str]:
+    """Return the part of docs/policies.md on the cells."""
+    of = {cell["cell"]: cell for cell in document["cells"]}
+    parts = {
+        "Recorded and scripted traffic": known.recorded,
+        "Drawn traffic, seeds of development": [known.drawn(seed) for seed in known.development],
+        "Drawn traffic, final seeds": [known.drawn(seed) for seed in known.final],
+    }
+    commands = ", ".join(f"`{command}`" for command in document["commands"])
+    text = (HERE / "cells.md").read_text(encoding="utf-8").format(commands=commands, **document["run"])
+    lines = [text]
+    for title, cells in parts.items():
+        lines += section(title, [of[cell.name] for cell in cells if cell.name in of], known)
+    return lines
+
+
+def chosen(given: argparse.Namespace, known: Cells) -> tuple[list[Cell], list[Cell]]:
+    """Return the recorded and the drawn cells that the command line asks for."""
+    seeds = known.development if given.seeds is None else given.seeds
+    drawn = [known.drawn(seed, SMALL if given.small else None) for seed in seeds]
+    recorded = [] if given.drawn else [cell for cell in known.recorded if given.only in cell.name]
+    if given.small:
+        recorded = [replace(cell, traffic=replace(cell.traffic, sessions=5)) for cell in recorded[:1]]
+    return recorded, drawn
+
+
+def seeds_of(text: str) -> range:
+    """Read FIRST-LAST, or one seed; an empty text is none."""
+    first, _, last = text.partition("-")
+    return range(int(first), int(last or first) + 1) if text else range(0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=HERE.parents[1] / "shared" / "data", help="recorded traffic")
+    parser.add_argument("--seeds", type=seeds_of, help="of drawn traffic, FIRST-LAST; without it, those of development")
+    parser.add_argument("--only", default="", metavar="TEXT", help="recorded cells whose names contain this")
+    parser.add_argument("--drawn", action="store_true", help="drawn traffic alone")
+    parser.add_argument("--jobs", type=int, default=usable_cores(), help="processes")
+    parser.add_argument("--small", action="store_true", help="sizes that only show that it runs; keeps no results")
+    parser.add_argument("--out", type=Path, default=OUT)
+    given = parser.parse_args()
+    known = read_cells()
+    recorded, drawn = chosen(given, known)
+    journal = Journal(None if given.small else given.out, code_digest())
+    kept = {} if given.small else earlier(given.out)
+    for name, cell in kept.get("cells", {}).items():
+        if name not in journal:
+            journal.add(name, cell)
+    found = kept.get("cells", {})
+    for cell in Runner(known.pairs, given.data, given.jobs, journal).run([*recorded, *drawn]):
+        found[cell["cell"]] = cell
+        print(shown(cell), flush=True)
+    seconds = round(sum(cell["seconds"] for cell in found.values()))
+    command = " ".join(["python -m benchmarks.grid", *sys.argv[1:]])
+    document = {
+        "run": {"code": code_digest(), "commit": machine()["commit"], "seconds": seconds},
+        "commands": list(dict.fromkeys([*kept.get("commands", ()), command])),
+        "cells": list(found.values()),
+    }
+    print("\n".join(page(document, known)))
+    if not given.small:
+        write_whole(given.out, [json.dumps(document, indent=1) + "\n"])
+        journal.end()
+        if given.out == OUT:
+            write_page()
+
+
+def earlier(out: Path) -> Finished:
+    """Return the document of earlier runs of this code, with its cells by name; {} if there is none."""
+    document = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
+    if not document or document["run"]["code"] != code_digest():
+        return {}
+    return {**document, "cells": {cell["cell"]: cell for cell in document["cells"]}}
+
+
+if __name__ == "__main__":
+    main()
