@@ -1,0 +1,125 @@
+"""The comparison of policies: the file of cells, verdicts, and a run that goes on where it was cut short."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks import grid
+from benchmarks.cells import Cell, Traffic, read_cells
+from benchmarks.verdict import summary, table, verdict
+from headwater.cache.placement import make_placement
+from headwater.config import SETTINGS
+from headwater.journal import Journal
+
+KNOWN = read_cells()
+SMALL = Cell(
+    Traffic("forked_chains(chains=2, tokens=4096, turn=1024, fork=2048)"), KNOWN.models[1], 0.5, 0, {}, -3, 2048
+)
+
+
+def test_cells_are_as_many_as_traces_models_and_sizes_make() -> None:
+    names = [cell.name for cell in (*KNOWN.recorded, *map(KNOWN.drawn, (*KNOWN.development, *KNOWN.final)))]
+    assert len(set(names)) == len(names)
+    assert len(KNOWN.recorded) == 10 * 2 * 4 + 2 * 2 * 2 + 2
+    assert {cell.size for cell in KNOWN.recorded if not cell.memory} == {0.1, 0.25, 0.5, 0.75}
+    assert (KNOWN.development, KNOWN.final) == (range(100), range(100, 200))
+
+
+def test_seeds_go_round_models_and_sizes() -> None:
+    for seeds in (KNOWN.development, KNOWN.final):
+        drawn = [KNOWN.drawn(seed) for seed in seeds]
+        counts = [sum((cell.model, cell.size) == (m, s) for cell in drawn) for m in KNOWN.models for s in KNOWN.sizes]
+        assert set(counts) == {12, 13}
+
+
+def test_every_policy_of_the_file_can_be_made() -> None:
+    assert len(set(KNOWN.pairs)) == len(KNOWN.pairs)
+    for pair in KNOWN.pairs:
+        for cell in (KNOWN.recorded[0], KNOWN.recorded[-1]):
+            setup = cell.setup(pair, 50 * 10**9)
+            make_placement(setup.placement)
+            assert setup.cache(setup.profile.layout(setup.memory)).policy is not None
+
+
+def test_ours_is_the_default_of_the_server() -> None:
+    default = {one.name: one.default for one in SETTINGS}
+    assert KNOWN.ours[0] == (default["placement"], default["eviction"])
+
+
+def test_a_small_cell_runs_and_goes_on_where_it_was_cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "cells.json"
+    runner = grid.Runner(KNOWN.pairs, tmp_path, 1, Journal(out, "code"))
+    (first,) = runner.run([SMALL])
+    assert set(first["rates"]) == {" / ".join(pair) for pair in KNOWN.pairs}
+    assert first["requests"] == 2 * 4 + 3
+    assert first["resumed_at"]["branch / clairvoyant"] == 2048
+    monkeypatch.setattr(grid, "make_trace", None)  # nothing is read or replayed again
+    assert list(grid.Runner(KNOWN.pairs, tmp_path, 1, Journal(out, "code")).run([SMALL])) == [first]
+    with pytest.raises(TypeError):
+        list(grid.Runner(KNOWN.pairs, tmp_path, 1, Journal(out, "other code")).run([SMALL]))
+
+
+def test_all_sizes_are_shares_of_one_memory(tmp_path: Path) -> None:
+    """No size is below twice the longest request; the ideal memory is found once."""
+    runner = grid.Runner(KNOWN.pairs[:1], tmp_path, 1, Journal(None, None))
+    cells = [replace(SMALL, size=size) for size in (0.01, 0.5, 1.0, 2.0)]
+    least, half, whole, twice = (cell["memory"] for cell in runner.run(cells))
+    assert twice == 2 * whole
+    assert half == max(least, round(whole / 2))
+    assert least < whole
+
+
+def test_results_of_other_code_are_not_kept(tmp_path: Path) -> None:
+    out = tmp_path / "cells.json"
+    assert grid.earlier(out) == {}
+    for code, kept in ((grid.code_digest(), ["a"]), ("other", [])):
+        out.write_text(json.dumps({"run": {"code": code}, "cells": [{"cell": "a"}], "commands": []}))
+        assert list(grid.earlier(out).get("cells", ())) == kept
+
+
+def cell(name: str, requests: int, ours: float, rival: float, clairvoyant: float = 0.9, **more: object) -> dict:
+    rates = {
+        "structural / headwater": ours,
+        "branch / headwater": 0.99,
+        "structural / clairvoyant": clairvoyant,
+        "branch / clairvoyant": clairvoyant - 0.1,
+        "structural / lru": 0.4,
+        "branch / gdsf": rival,
+    }
+    return {"cell": name, "requests": requests, "rates": rates, "expected": None, "resumed_at": None, **more}
+
+
+def test_verdicts() -> None:
+    expected = {"expected": 8192, "resumed_at": {"structural / headwater": 4096}}
+    cells = [
+        cell("wins", 5000, 0.65, 0.6),
+        cell("within half a point", 5000, 0.596, 0.6),
+        cell("short", 5000, 0.594, 0.6),
+        cell("few requests", 1999, 0.591, 0.6),
+        cell("short with few", 1999, 0.589, 0.6),
+        cell("no room", 5000, 0.6, 0.6, 0.604),
+        cell("missed", 5000, 0.7, 0.6, **expected),
+    ]
+    found = grid.judged(cells, KNOWN)
+    short = [one.name for one in found if one.falls_short]
+    assert short == ["short", "short with few", "missed"]
+    assert {one.rival for one in found} == {"branch / gdsf"}
+    assert found[0].closed == pytest.approx(0.5)
+    assert [one.name for one in found if one.no_room] == ["no room"]
+    lines = summary(found, cells, ["structural / lru", "branch / gdsf"])
+    assert lines[0] == "7 cells; 3 fall short, 4 do not."
+    assert "-1.10 points in the worst (short with few)" in lines[1]
+    assert "branch / gdsf: +1.71 points on average" in lines[2]
+    rows = table(found)
+    assert rows[-1].endswith("| short, resumed at 4,096 of 8,192 |")
+    assert "| +5.00 |" in rows[2]
+    assert len(rows) == 2 + len(cells)
+
+
+def test_a_cell_without_a_gap_closes_none_of_it() -> None:
+    one = verdict(cell("flat", 5000, 0.4, 0.4, 0.403), "structural / headwater", ["branch / headwater"])
+    assert one.closed is None
