@@ -120,6 +120,27 @@ def test_verdicts() -> None:
     assert len(rows) == 2 + len(cells)
 
 
+def test_the_page_has_a_part_for_each_kind_of_traffic() -> None:
+    run = {"code": "x", "commit": "abc", "seconds": 1234}
+    names = [KNOWN.recorded[0].name, KNOWN.drawn(3).name, KNOWN.drawn(100).name]
+    cells = [cell(name, 5000, 0.6, 0.5) for name in names]
+    for one in cells:
+        one["rates"] = {" / ".join(pair): 0.3 for pair in KNOWN.rivals} | one["rates"]
+    text = "\n".join(grid.page({"run": run, "commands": ["make cells"], "cells": cells}, KNOWN))
+    assert "Commit abc; 1,234 seconds of a processor for `make cells`." in text
+    parts = [line for line in text.splitlines() if line.startswith("### ")]
+    assert [part.partition(", ")[0] for part in parts] == [
+        "### Recorded and scripted traffic",
+        *["### Drawn traffic"] * 2,
+    ]
+    assert all(f"| {name} |" in text for name in names)
+    assert "### " not in "\n".join(grid.page({"run": run, "commands": [], "cells": cells[:0]}, KNOWN))
+
+
+def test_seeds_are_a_range() -> None:
+    assert (grid.seeds_of("3-5"), grid.seeds_of("7"), grid.seeds_of("")) == (range(3, 6), range(7, 8), range(0))
+
+
 def test_a_cell_without_a_gap_closes_none_of_it() -> None:
     one = verdict(cell("flat", 5000, 0.4, 0.4, 0.403), "structural / headwater", ["branch / headwater"])
     assert one.closed is None

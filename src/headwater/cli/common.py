@@ -44,7 +44,7 @@ ApiKey = Annotated[str | None, Option(envvar="HEADWATER_API_KEY", help="API key 
 ServedModel = Annotated[str | None, Option(help="Name of the model; without it, the first one listed.")]
 ANY_MODEL = "qwen3.5-9b"  # of traffic that names none
 MODEL_HELP = f"A profile (`headwater profiles`), a folder, or ORG/NAME. [default: the recording's, else {ANY_MODEL}]"
-SOURCES = "Recorded traffic: a file, or a name below --data; or drawn: rag(zipf=1)."
+SOURCES = "Recorded traffic: a file, or a name below --data; or drawn: rag(zipf=1), generated(17)."
 TraceFile = Annotated[str, typer.Argument(metavar="TRACE", help=SOURCES)]
 Data = Annotated[Path | None, Option(help="Folder in which traces are looked up by name.")]
 Tokenizer = Annotated[Path | None, Option(help="tokenizer.json for text; without one, a fast built-in split.")]
