@@ -63,6 +63,12 @@ def test_a_small_cell_runs_and_goes_on_where_it_was_cut_short(tmp_path: Path, mo
         list(grid.Runner(KNOWN.pairs, tmp_path, 1, Journal(out, "other code")).run([SMALL]))
 
 
+def test_rates_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
+    runners = [grid.Runner(KNOWN.pairs, tmp_path, jobs, Journal(None, None)) for jobs in (1, 2)]
+    one, two = (next(runner.run([SMALL])) for runner in runners)
+    assert (one["rates"], one["resumed_at"]) == (two["rates"], two["resumed_at"])
+
+
 def test_all_sizes_are_shares_of_one_memory(tmp_path: Path) -> None:
     """No size is below twice the longest request; the ideal memory is found once."""
     runner = grid.Runner(KNOWN.pairs[:1], tmp_path, 1, Journal(None, None))
