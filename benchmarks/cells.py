@@ -59,16 +59,13 @@ class Cells:
     ours: tuple[Pair, ...]  # the default first
     bounds: tuple[Pair, ...]
     rivals: tuple[Pair, ...]
+    rivals_of_drawn: tuple[Pair, ...]  # those of drawn traffic: fewer, since there is more of it
     recorded: tuple[Cell, ...]
     models: tuple[str, ...]
     sizes: tuple[float, ...]
     requests: int  # of a drawn trace
     development: range
     final: range
-
-    @property
-    def pairs(self) -> tuple[Pair, ...]:
-        return (*self.ours, *self.bounds, *self.rivals)
 
     def drawn(self, seed: int, requests: int | None = None) -> Cell:
         """Return the cell of a seed, whose model and size go round with it."""
@@ -86,6 +83,7 @@ def read_cells(file: Path = FILE) -> Cells:
         ours=_pairs(known["ours"]),
         bounds=_pairs(known["bounds"]),
         rivals=_pairs(known["rivals"]),
+        rivals_of_drawn=_pairs([group for group in known["rivals"] if group.get("drawn", True)]),
         recorded=tuple(cell for one in known["traces"] for cell in _cells(one, known)),
         models=tuple(known["models"]),
         sizes=tuple(known["sizes"]),
@@ -95,7 +93,7 @@ def read_cells(file: Path = FILE) -> Cells:
     )
 
 
-def _pairs(groups: list[dict[str, list[str]]]) -> tuple[Pair, ...]:
+def _pairs(groups: list[dict[str, Any]]) -> tuple[Pair, ...]:
     return tuple(pair for group in groups for pair in product(group["placement"], group["eviction"]))
 
 

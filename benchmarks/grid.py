@@ -127,7 +127,8 @@ def section(title: str, cells: Sequence[Finished], known: Cells) -> list[str]:
     if not cells:
         return []
     verdicts, rivals = judged(cells, known), [name_of(pair) for pair in known.rivals]
-    lines = [f"- {line}" for line in summary(verdicts, cells, rivals)]
+    compared = [name for name in rivals if all(name in cell["rates"] for cell in cells)]
+    lines = [f"- {line}" for line in summary(verdicts, cells, compared)]
     return [f"### {title}", "", *lines, "", *table(verdicts), ""]
 
 
@@ -181,9 +182,11 @@ def main() -> None:
         if name not in journal:
             journal.add(name, cell)
     found = kept.get("cells", {})
-    for cell in Runner(known.pairs, given.data, given.jobs, journal).run([*recorded, *drawn]):
-        found[cell["cell"]] = cell
-        print(shown(cell), flush=True)
+    for cells, rivals in ((recorded, known.rivals), (drawn, known.rivals_of_drawn)):
+        pairs = *known.ours, *known.bounds, *rivals
+        for cell in Runner(pairs, given.data, given.jobs, journal).run(cells):
+            found[cell["cell"]] = cell
+            print(shown(cell), flush=True)
     seconds = round(sum(cell["seconds"] for cell in found.values()))
     command = " ".join(["python -m benchmarks.grid", *sys.argv[1:]])
     document = {

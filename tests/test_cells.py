@@ -16,6 +16,7 @@ from headwater.config import SETTINGS
 from headwater.journal import Journal
 
 KNOWN = read_cells()
+PAIRS = (*KNOWN.ours, *KNOWN.bounds, *KNOWN.rivals)
 SMALL = Cell(
     Traffic("forked_chains(chains=2, tokens=4096, turn=1024, fork=2048)"), KNOWN.models[1], 0.5, 0, {}, -3, 2048
 )
@@ -37,12 +38,19 @@ def test_seeds_go_round_models_and_sizes() -> None:
 
 
 def test_every_policy_of_the_file_can_be_made() -> None:
-    assert len(set(KNOWN.pairs)) == len(KNOWN.pairs)
-    for pair in KNOWN.pairs:
+    assert len(set(PAIRS)) == len(PAIRS)
+    for pair in PAIRS:
         for cell in (KNOWN.recorded[0], KNOWN.recorded[-1]):
             setup = cell.setup(pair, 50 * 10**9)
             make_placement(setup.placement)
             assert setup.cache(setup.profile.layout(setup.memory)).policy is not None
+
+
+def test_rivals_of_drawn_traffic_are_rivals() -> None:
+    assert set(KNOWN.rivals_of_drawn) < set(KNOWN.rivals)
+    assert {eviction.partition("(")[0] for _, eviction in KNOWN.rivals_of_drawn} == {
+        eviction.partition("(")[0] for _, eviction in KNOWN.rivals
+    }
 
 
 def test_ours_is_the_default_of_the_server() -> None:
@@ -52,26 +60,26 @@ def test_ours_is_the_default_of_the_server() -> None:
 
 def test_a_small_cell_runs_and_goes_on_where_it_was_cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "cells.json"
-    runner = grid.Runner(KNOWN.pairs, tmp_path, 1, Journal(out, "code"))
+    runner = grid.Runner(PAIRS, tmp_path, 1, Journal(out, "code"))
     (first,) = runner.run([SMALL])
-    assert set(first["rates"]) == {" / ".join(pair) for pair in KNOWN.pairs}
+    assert set(first["rates"]) == {" / ".join(pair) for pair in PAIRS}
     assert first["requests"] == 2 * 4 + 3
     assert first["resumed_at"]["branch / clairvoyant"] == 2048
     monkeypatch.setattr(grid, "make_trace", None)  # nothing is read or replayed again
-    assert list(grid.Runner(KNOWN.pairs, tmp_path, 1, Journal(out, "code")).run([SMALL])) == [first]
+    assert list(grid.Runner(PAIRS, tmp_path, 1, Journal(out, "code")).run([SMALL])) == [first]
     with pytest.raises(TypeError):
-        list(grid.Runner(KNOWN.pairs, tmp_path, 1, Journal(out, "other code")).run([SMALL]))
+        list(grid.Runner(PAIRS, tmp_path, 1, Journal(out, "other code")).run([SMALL]))
 
 
 def test_rates_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
-    runners = [grid.Runner(KNOWN.pairs, tmp_path, jobs, Journal(None, None)) for jobs in (1, 2)]
+    runners = [grid.Runner(PAIRS, tmp_path, jobs, Journal(None, None)) for jobs in (1, 2)]
     one, two = (next(runner.run([SMALL])) for runner in runners)
     assert (one["rates"], one["resumed_at"]) == (two["rates"], two["resumed_at"])
 
 
 def test_all_sizes_are_shares_of_one_memory(tmp_path: Path) -> None:
     """No size is below twice the longest request; the ideal memory is found once."""
-    runner = grid.Runner(KNOWN.pairs[:1], tmp_path, 1, Journal(None, None))
+    runner = grid.Runner(PAIRS[:1], tmp_path, 1, Journal(None, None))
     cells = [replace(SMALL, size=size) for size in (0.01, 0.5, 1.0, 2.0)]
     least, half, whole, twice = (cell["memory"] for cell in runner.run(cells))
     assert twice == 2 * whole
