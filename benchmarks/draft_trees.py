@@ -1,4 +1,4 @@
-"""What trees of drafts would accept beside chains: how often another choice of the MTP head is right than its first.
+"""Trees of drafts beside chains: how often another choice of the MTP head is right if its first one is not.
 
     python -m benchmarks.draft_trees [--items 60] [--small]
 

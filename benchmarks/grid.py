@@ -24,6 +24,7 @@ from benchmarks.measure import machine
 from benchmarks.policies import write_page
 from benchmarks.verdict import Verdict, summary, table, verdict
 from headwater.cache_folder import write_whole
+from headwater.cli.common import prepare_outputs
 from headwater.journal import Journal
 from headwater.lab.replay import replay, run_grid
 from headwater.lab.row import Result
@@ -174,6 +175,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="sizes that only show that it runs; keeps no results")
     parser.add_argument("--out", type=Path, default=OUT)
     given = parser.parse_args()
+    prepare_outputs(None if given.small else given.out)
     known = read_cells()
     recorded, drawn = chosen(given, known)
     journal = Journal(None if given.small else given.out, code_digest())

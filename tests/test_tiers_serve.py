@@ -111,6 +111,7 @@ def test_documents_are_read_from_disk_after_a_restart(tmp_path: Path) -> None:
     assert tiers("verify", place, "--tier-key", key).returncode == 0
 
 
+@pytest.mark.full
 def test_entries_of_the_head_are_stored_if_it_drafts(tmp_path: Path) -> None:
     """A server with the head, and then one without it, resume from one folder and answer alike."""
     place, key = f"disk:{tmp_path / 'tier'}", str(tmp_path / "key")

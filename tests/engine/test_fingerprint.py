@@ -76,6 +76,7 @@ SURROUNDINGS: dict[str, Callable[[Patch], Any]] = {
     "triton": lambda patch: versions(patch, "triton"),
     "code": lambda patch: patch.setattr(verdicts, "_code", lambda: ["other"]),
     "products": lambda patch: patch.setattr(verdicts, "guarded_modes", lambda: ("other",)),
+    "building": lambda patch: patch.setattr("headwater.engine.fingerprint.BUILDING", ("engine/runner.py",)),
     "variables": lambda patch: patch.setenv("MKL_CBWR", "COMPATIBLE"),
     "threads": other_threads,
 }

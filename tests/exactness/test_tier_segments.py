@@ -10,9 +10,10 @@ import torch
 from headwater.account import TierOutcome
 from headwater.request import Fidelity, Span
 from headwater.schedule.sequence import Purpose
+from headwater.tiers.fingerprint import Fingerprint
 from tests.exactness.rig import Answer, Make, Rig, words
 from tests.exactness.test_matrix import FAMILIES
-from tests.exactness.test_tiers import copied, disk, files_of, server
+from tests.exactness.test_tiers import OTHER, OWN, copied, disk, files_of, server
 
 LEAD = words(150, "lead")
 DOCUMENTS = [words(n, "document", n) for n in (200, 90, 333)]
@@ -83,7 +84,7 @@ def test_a_restarted_server_composes_of_segments_from_disk(load, tmp_path: Path,
 
 
 def test_another_namespace_fingerprint_or_width_is_built(make: Make, tmp_path: Path) -> None:
-    def asked(fingerprint: str = "one", documents: list[list[int]] = DOCUMENTS, **more) -> tuple[int, int]:
+    def asked(fingerprint: Fingerprint = OWN, documents: list[list[int]] = DOCUMENTS, **more) -> tuple[int, int]:
         """Return how many segments a new server loads, and how many tokens of others it computes."""
         with server(make, disk(tmp_path), fingerprint=fingerprint) as rig:
             return ask(rig, documents, **more).account.loaded_segments, built(rig)
@@ -91,7 +92,7 @@ def test_another_namespace_fingerprint_or_width_is_built(make: Make, tmp_path: P
     made = sum(len(document) - 8 for document in DOCUMENTS)
     assert asked() == (0, made)
     assert asked() == (3, 0)
-    assert asked(fingerprint="other") == (0, made)
+    assert asked(fingerprint=OTHER) == (0, made)
     assert asked(namespace="other") == (0, made)
     changed = [*DOCUMENTS[:2], [DOCUMENTS[2][0] + 1, *DOCUMENTS[2][1:]]]
     assert asked(documents=changed) == (2, len(DOCUMENTS[2]) - 8)

@@ -25,7 +25,7 @@ UNKNOWN = "unknown"  # of a fingerprint, without the tier key
 
 Place = Annotated[str, Argument(metavar="PLACE", help=f"A tier, as for `serve`: {EXAMPLES}.")]
 
-group = typer.Typer(rich_markup_mode=None, help="Look at a store of states, KV and segments, check it, and clear it.")
+group = typer.Typer(rich_markup_mode=None, help="Look at a store of states, KV and segments; check and clear it.")
 commands.add_typer(group, name="tiers")
 
 
