@@ -35,7 +35,7 @@ from headwater.models.embedded import embedded
 from headwater.request import Generation, SamplingParams
 from headwater.schedule.sequence import Sequence as AnySequence
 from headwater.schedule.speculation import Speculator
-from tests.drafting import verify_every_draft
+from tests.exactness.rig import verify_every_draft
 
 TOP_K, TREE = 4, 8
 Ranks = tuple[int, ...]  # of the true tokens, 1, 2 … tokens ahead

@@ -36,7 +36,7 @@ from headwater.request import Drafting, Generation, SamplingParams
 from headwater.server.prompt.encoding import encode
 from headwater.server.prompt.template import ChatTemplate
 from tests.checkpoints.mtp import FILE, add_head
-from tests.drafting import verify_every_draft
+from tests.exactness.rig import verify_every_draft
 
 WINDOWS = (1, 2, 3, 4)
 KINDS = ("single", "tool")

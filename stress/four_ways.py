@@ -35,7 +35,7 @@ from headwater.request import Constraint, Drafting, Generation, SamplingParams
 from stress.live_server import embedded_model
 from tests import checkpoints
 from tests.checkpoints.mtp import add_head
-from tests.drafting import verify_every_draft
+from tests.exactness.rig import verify_every_draft
 
 PLENTY = 3000  # pages of an engine without a cache
 RUNNING = 6  # requests at once

@@ -36,7 +36,7 @@ from stress.answers import Choices, Wrong
 from stress.draw import Draw
 from stress.live_server import PATIENCE, LiveServer, embedded_model, release_free_memory, resident_bytes
 from stress.visits import KINDS, Client, post
-from tests.drafting import verify_every_draft
+from tests.exactness.rig import verify_every_draft
 
 PAGES = 120  # a checkpoint takes 10 of them, and the state of each running request as many again
 MAX_RUNNING, MAX_WAITING = 4, 12

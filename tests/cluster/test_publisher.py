@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import msgspec
 import pytest
@@ -137,6 +138,10 @@ def test_a_restarted_publisher_is_followed_anew() -> None:
                 serve(after, second, 2)
                 follow_until(follower, lambda: follower.picture.lifetime == b"B" * 16)
                 caught_up(follower, after)
+        expected = {group: found for group, found in held(after.cache).items() if found}
+        assert (
+            known(follower.picture) == expected != {group: found for group, found in held(toy.cache).items() if found}
+        )
 
 
 @pytest.mark.usefixtures("quick")
@@ -162,8 +167,16 @@ def test_a_full_queue_delays_no_step_and_all_is_sent_anew(monkeypatch: pytest.Mo
         caught_up(follower, toy)
 
 
-def test_a_subscriber_that_does_not_read_delays_nothing() -> None:
-    toy = logged(TIGHT)
+def test_a_subscriber_that_does_not_read_delays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the publisher's own thread sends, so that no step waits for a socket."""
+    toy, whole, senders = logged(TIGHT), zmq.Socket.send_multipart, set[str]()
+
+    def send(sent: zmq.Socket, *given: Any, **more: Any) -> Any:
+        if sent in (publisher._sockets.live, publisher._sockets.replay):
+            senders.add(threading.current_thread().name)
+        return whole(sent, *given, **more)
+
+    monkeypatch.setattr(zmq.Socket, "send_multipart", send)
     with publishing(toy) as publisher:
         deaf = opened(zmq.SUB, receives=1)
         deaf.subscribe("")
@@ -175,6 +188,7 @@ def test_a_subscriber_that_does_not_read_delays_nothing() -> None:
             asking.send_multipart((b"", (0).to_bytes(8, "big")))
         with Follower(*publisher.addresses, "kv-events") as follower:
             caught_up(follower, toy)
+        assert senders == {"headwater-events"}
         deaf.close()
         asking.close()
 

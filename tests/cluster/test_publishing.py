@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from headwater.cluster.follower import Follower
 from headwater.cluster.publishing import Publishing
 from headwater.config import ServeConfig
 from headwater.errors import ConfigError
+from headwater.setting import SettingError
 from tests.cache.toy import PAGE, words
 from tests.cluster.rig import logged
 from tests.cluster.test_publisher import ANY, settled
@@ -105,6 +107,12 @@ def test_without_the_extra_the_error_says_what_to_install(package: str) -> None:
 
 
 def test_without_kv_events_nothing_of_it_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An import of it would fail, and with `kv_events` on it does."""
     monkeypatch.setitem(sys.modules, "headwater.cluster", None)
+    monkeypatch.delitem(sys.modules, "headwater.cluster.publishing", raising=False)
+    engine = SimpleNamespace(stepped="as it was")
     with kv_events(ServeConfig()) as publish:
-        publish(None)  # type: ignore[arg-type]
+        publish(engine)  # type: ignore[arg-type]
+    assert engine.stepped == "as it was"
+    with pytest.raises(SettingError, match="kv_events is on"), kv_events(ServeConfig(kv_events=True)):
+        pass

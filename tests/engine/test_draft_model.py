@@ -19,8 +19,7 @@ from headwater.errors import ConfigError
 from headwater.models.load import LoadedModel, load_model
 from headwater.schedule.speculation import Speculator
 from headwater.setting import SettingError
-from tests.drafting import verify_every_draft
-from tests.exactness.rig import PATIENCE, Rig, words
+from tests.exactness.rig import PATIENCE, Rig, verify_every_draft, words
 
 PAGES = 4000
 CHECK = SelfCheck(True, None, "compiled")

@@ -13,8 +13,7 @@ from headwater.draft.drafter import Draft
 from headwater.events import FinishedEvent
 from headwater.request import Constraint, Drafting, Generation, SamplingParams
 from headwater.schedule.speculation import Speculation, speculation_of
-from tests.drafting import verify_every_draft
-from tests.exactness.rig import Answer, Make, Rig, words
+from tests.exactness.rig import Answer, Make, Rig, verify_every_draft, words
 
 PAGES, TOKENS = 600, 60
 FAMILIES = ("qwen3_5", "qwen3_window", "bamba", "mamba2", "minimax", "ring", "jamba", "kimi_linear", "qwen3_5_moe")

@@ -23,8 +23,7 @@ from headwater.request import Drafting, Span
 from headwater.schedule.speculation import Speculator
 from tests import checkpoints
 from tests.checkpoints.mtp import FILE, add_head, copied
-from tests.drafting import verify_every_draft
-from tests.exactness.rig import Make, Rig, words
+from tests.exactness.rig import Make, Rig, verify_every_draft, words
 
 FAMILIES = ("qwen3_5", "qwen3_next", "qwen3_5_moe", "nemotron_h", "ling")
 PAGES = 400

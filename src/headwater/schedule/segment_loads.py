@@ -7,29 +7,22 @@ and one load. If no store has it, or the load fails or is late, it is built as a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from headwater.account import TierOutcome
 from headwater.cache.prefix_cache import PrefixCache
 from headwater.cache.segments.store import SegmentKey
-from headwater.errors import OutOfPages, PlanClosed
-from headwater.plan import Plan
+from headwater.errors import OutOfPages
+from headwater.schedule.tier_load import OpenLoad
 
 
 @dataclass(eq=False, slots=True)
-class SegmentLoad:
-    """A load in progress, which fills the pages of its plan."""
+class SegmentLoad(OpenLoad):
+    """Load of a segment from one tier."""
 
-    id: int
     key: SegmentKey
-    plan: Plan
     tier: int
-    expected: float  # seconds
-    failed: TierOutcome | None = None
-    seconds: float = 0.0  # that it took
-    tiers: str = ""  # kind of the tier that was read
 
 
 @dataclass(eq=False, slots=True)
@@ -126,7 +119,7 @@ class SegmentLoads:
             plan = self._cache.reserve_loaded_segment(id, key)
         except OutOfPages:
             return TierOutcome.NO_MEMORY
-        sought.load = SegmentLoad(id, key, plan, tier, seconds)
+        sought.load = SegmentLoad(id, plan, seconds, key, tier)
         self._open.add(sought.load)
         self._reader.begin_segment(sought.load)
         return None
@@ -156,12 +149,8 @@ class SegmentLoads:
         """Publish what was read, or give its pages back if it failed or was built meanwhile."""
         self._open.remove(load)
         try:
-            if load.failed is None:
-                self._cache.commit(load.plan)
+            load.close(self._cache)
         finally:
-            with suppress(PlanClosed):  # it was committed
-                self._cache.abandon(load.plan)
-            self._cache.release(load.id)
             sought = self._sought.get(load.key)
             if sought is not None and sought.load is load:
                 is_loaded = load.failed is None

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from headwater.account import TierOutcome
+from headwater.cache.prefix_cache import PrefixCache
+from headwater.errors import PlanClosed
 from headwater.plan import Plan
 
 
@@ -29,20 +32,36 @@ class Source:
 
 
 @dataclass(eq=False, slots=True)
-class Load:
-    """A load in progress, which fills its plan's pages from `write_from` on, and the pages of the state."""
+class OpenLoad:
+    """A load in progress: readers fill the pages of its plan."""
 
     id: int
+    plan: Plan
+    expected: float  # seconds
+    failed: TierOutcome | None = field(default=None, kw_only=True)
+    seconds: float = field(default=0.0, kw_only=True)  # that it took
+    tiers: str = field(default="", kw_only=True)  # kinds of the tiers that were read
+
+    def close(self, cache: PrefixCache) -> None:
+        """Publish what was read, or give its pages back if it failed."""
+        try:
+            if self.failed is None:
+                cache.commit(self.plan)
+        finally:
+            with suppress(PlanClosed):  # it was committed
+                cache.abandon(self.plan)
+            cache.release(self.id)
+
+
+@dataclass(eq=False, slots=True)
+class Load(OpenLoad):
+    """Load of a prefix, which fills its plan's pages from `write_from` on, and the pages of the state."""
+
     namespace: str
     key: bytes  # of the prefix
-    plan: Plan
     state: Source
     runs: tuple[Source, ...]
     before: int  # position at which its request would have resumed otherwise
-    expected: float  # seconds
-    failed: TierOutcome | None = None
-    seconds: float = 0.0  # that it took
-    tiers: str = ""  # kinds of the tiers that were read
 
 
 @dataclass(frozen=True, slots=True)

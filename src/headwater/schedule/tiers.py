@@ -8,12 +8,11 @@ computes. The cache knows nothing of tiers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 
 from headwater.account import TierOutcome
 from headwater.cache.prefix_cache import PrefixCache
 from headwater.cache.segments.store import SegmentKey, StoredSegment
-from headwater.errors import OutOfPages, PlanClosed
+from headwater.errors import OutOfPages
 from headwater.plan import Draft, Match
 from headwater.schedule.kinds.request import Request
 from headwater.schedule.planner import common_tokens
@@ -137,13 +136,7 @@ class Loads:
     def finished(self, load: Load) -> None:
         """Publish what was read, or give its pages back if it failed."""
         del self._open[load.id]
-        try:
-            if load.failed is None:
-                self._cache.commit(load.plan)
-        finally:
-            with suppress(PlanClosed):  # it was committed
-                self._cache.abandon(load.plan)
-            self._cache.release(load.id)
+        load.close(self._cache)
 
     def _load_for(self, seq: Request, match: Match, offers: Sequence[Offer]) -> bool:
         """Begin a load for a request, or join one in progress. False: it computes; `tier_outcome` says why."""
@@ -239,7 +232,7 @@ class Loads:
             seq.tier_outcome = TierOutcome.NO_MEMORY
             return False
         seq.tier_outcome = None
-        seq.load = Load(draft.request, seq.namespace, key, plan, state, runs, match.checkpoint_tokens, seconds)
+        seq.load = Load(draft.request, plan, seconds, seq.namespace, key, state, runs, match.checkpoint_tokens)
         self._open[seq.load.id] = seq.load
         self._reader.begin(seq.load)
         return True

@@ -11,8 +11,7 @@ from headwater.mixers.numerics import Numerics, prepare_process
 from headwater.models.load import load_model
 from headwater.schedule.speculation import Speculator, speculation_of
 from tests.checkpoints import checkpoint
-from tests.drafting import verify_every_draft
-from tests.exactness.rig import Make
+from tests.exactness.rig import Make, verify_every_draft
 from tests.server import templates
 from tests.server.client import error, send
 
