@@ -134,7 +134,7 @@ def tokens_a_step(answers: Iterable[list[Ranks]], tree: frozenset[Ranks]) -> flo
 
 
 def share(answers: Iterable[list[Ranks]], depth: int, rank: int) -> float:
-    """Return how often a rank is right so many tokens ahead, if the first choices before were right and this is not."""
+    """Return how often `rank` is right `depth` tokens ahead; for a rank above 0, of the places where 0 is not."""
     of_depth = [
         ranks[depth - 1]
         for answer in answers

@@ -68,7 +68,7 @@ def stream_of(layout: CacheLayout) -> EventStream:
 
 
 def chains(blocks: int) -> Iterator[Change]:
-    """Yield so many blocks, in prefixes of CHAIN."""
+    """Yield that number of blocks, in prefixes of CHAIN blocks."""
     for first in range(0, blocks, CHAIN):
         pages = array("i", range(first, min(first + CHAIN, blocks)))
         yield KvStored("", NONE, 0, os.urandom(256 * len(pages)), pages)
@@ -118,7 +118,7 @@ def step_rows(steps: int, repeats: int, seed: int) -> list[Row]:
 
 
 def picture_rows(blocks: int, repeats: int) -> list[Row]:
-    """Time a snapshot of so many blocks, and a reader that takes it."""
+    """Time a snapshot of that number of blocks, and a reader that takes it."""
     stream = stream_of(CacheLayout(n_pages=blocks))
     stream.begin(list(chains(blocks)))
     messages = list(stream.snapshot())

@@ -36,7 +36,7 @@ def named_port(text: str) -> tuple[str, int]:
 
 
 def rate(port: int, prompts: list[list[int]], clients: int) -> float:
-    """Return output tokens a second, so many answers at once."""
+    """Return output tokens a second with `clients` answers at once."""
     for prompt in prompts:
         complete(port, prompt)
     sleep(PAUSE_AFTER)

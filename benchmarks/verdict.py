@@ -9,7 +9,7 @@ from typing import Any
 
 SHORT = 2_000  # requests; a cell of fewer has the wider tolerance
 TOLERANCE, WIDER = 0.005, 0.01  # of the token hit rate
-ROOM = 0.005  # between the best rival and the clairvoyant; with less, nobody can win
+ROOM = 0.005  # between the best rival and the clairvoyant; with less, no policy can win
 LRU = "structural / lru"  # the base of the gap to the clairvoyant
 
 

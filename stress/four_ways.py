@@ -161,7 +161,7 @@ class Comparison:
     differences: list[str] = field(default_factory=list)
 
     def run(self, requests: int) -> Iterator[int]:
-        """Compare so many requests; yield how many were, after each batch."""
+        """Compare `requests` requests; yield how many were, after each batch."""
         rng = random.Random(self.seed)
         beginnings = [tuple(rng.randrange(3, self.vocabulary) for _ in range(n)) for n in (0, 30, 64, 130, 192, 260)]
         for first in range(0, requests, BATCH):

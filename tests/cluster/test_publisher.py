@@ -125,7 +125,7 @@ def test_a_gap_is_closed_by_a_replay_and_a_long_one_by_a_snapshot() -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_restarted_publisher_is_followed_anew() -> None:
+def test_a_restarted_publisher_is_followed() -> None:
     toy = logged()
     with publishing(toy) as publisher:
         addresses = publisher.addresses
@@ -145,7 +145,7 @@ def test_a_restarted_publisher_is_followed_anew() -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_full_queue_delays_no_step_and_all_is_sent_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_queue_delays_no_step_and_all_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     toy = logged(TIGHT)
     monkeypatch.setattr(publishers, "QUEUED", 2)
     with publishing(toy) as publisher, Follower(*publisher.addresses, "kv-events") as follower:

@@ -112,7 +112,7 @@ class Index:
         return node
 
     def contents(self, changes: Changes) -> None:
-        """Tell all KV and checkpoints to `changes`, as if they were stored now."""
+        """Report all KV and checkpoints to `changes`, as if they were stored now."""
         for node in self:
             changes.kv_stored(node, self.unit_pages)
             if node.checkpoint is not None:

@@ -1,6 +1,6 @@
 """Follower of one worker: subscribes to its messages, and keeps a picture of its cache whole.
 
-After a gap it asks for a replay; if that does not close the gap, or the worker was started anew, for a snapshot.
+After a gap it asks for a replay; if that does not close the gap, or the worker was restarted, for a snapshot.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Follower:
         self._live.connect(live)
 
     def follow(self, seconds: float) -> None:
-        """Apply messages for so many seconds."""
+        """Apply messages for `seconds`."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             if self._live.poll(int(left * 1000) + 1):

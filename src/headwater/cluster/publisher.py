@@ -62,8 +62,8 @@ class Publisher:
     def stepped(self) -> None:
         """Queue the changes since the last call; no other thread may change the cache meanwhile. Never waits.
 
-        If the queue is full they are dropped: readers are told that nothing is cached, and when the queue is empty
-        again, everything that is.
+        If the queue is full they are dropped, and readers get AllBlocksCleared; once the queue is empty, they get the
+        whole content.
         """
         changes = self._log.take()
         if self._behind:
@@ -73,7 +73,7 @@ class Publisher:
         elif changes and len(self._queue) < QUEUED:
             self._put(changes, False)
         elif changes:
-            log.warning("%d steps wait to be published: all that is cached will be sent anew", QUEUED)
+            log.warning("%d steps wait to be published: readers will get the whole content again", QUEUED)
             self._put([], True)
             self._behind = True
 

@@ -11,7 +11,7 @@ ANSWERS_QUEUE = KEPT_MESSAGES + 1_000  # messages that wait for one reader of a 
 
 
 def opened(kind: int, sends: int = 0, receives: int = 0) -> zmq.Socket[bytes]:
-    """Return a socket whose queues hold so many messages, 0: as many as memory. Closing it drops what they hold."""
+    """Return a socket whose queues hold that many messages (0: no limit). Closing it drops what they hold."""
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
     for option, value in ((zmq.SNDHWM, sends), (zmq.RCVHWM, receives), (zmq.LINGER, 0)):
         socket.setsockopt(option, value)

@@ -40,7 +40,7 @@ class TierFingerprints:
             found = self._read(tag)
             if found is not None and len(self.others) < MOST:
                 self.others.append(Names(self._key, found.digest, self._unit_bytes))
-            why = "it is not known which components differ" if found is None else _told(self.own, found)
+            why = "it is not known which components differ" if found is None else _difference(self.own, found)
             log.info("%s holds %s states of another fingerprint: %s", self._store.shown, f"{states[tag]:,}", why)
 
     def count_others(self, states: Mapping[str, int]) -> int:
@@ -59,6 +59,6 @@ class TierFingerprints:
             return None
 
 
-def _told(own: Fingerprint, other: Fingerprint) -> str:
+def _difference(own: Fingerprint, other: Fingerprint) -> str:
     """Describe how another fingerprint differs."""
     return f"model {other.model!r}, other {', '.join(own.differs(other))}"

@@ -32,7 +32,7 @@ class PrefixParts:
         self.run_tokens = max(layout.page_size, RUN_TOKENS // layout.page_size * layout.page_size)
 
     def bytes_of(self, state: bool, tokens: int) -> int:
-        """Return the bytes of a state, if `state`, and of KV of so many tokens, with entries beside it."""
+        """Return the bytes of a state, if `state`, and of the KV of `tokens` tokens, with entries beside it."""
         layout, of_page = self._layout, self._pages.shape[1]
         pages = tokens // layout.page_size * layout.kv_pages_per_unit
         return pages * (of_page + self._entries.page_bytes) + state * layout.checkpoint_pages * of_page

@@ -28,10 +28,10 @@ class Owner(Protocol):
     """Tiers of an engine, as far as segments need them."""
 
     def prefill_seconds(self, tokens: int) -> float | None:
-        """Return the expected seconds to prefill so many tokens; None before any was measured."""
+        """Return the expected seconds to prefill `tokens` tokens; None before any was measured."""
 
     def segment_loaded(self, tokens: int) -> None:
-        """Note that a segment was published, of which requests need not compute so many tokens."""
+        """Note that a segment was published, of which requests need not compute `tokens` tokens."""
 
 
 class SegmentIO:

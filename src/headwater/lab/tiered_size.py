@@ -74,14 +74,14 @@ def tiered_advice(sizes: Sequence[TieredSize], ideal: float) -> list[str]:
             if one.hit_rate >= level * ideal:
                 least.setdefault(one.tier, one)
         alone = least.get(OFF)
-        told = [_told(one) for one in least.values() if alone in (None, one) or one.memory < alone.memory]
-        if told:
-            levels[", or ".join(told)] = level
-    lines = [f"{level:.0%} of what infinite memory would hit: {told}." for told, level in levels.items()]
+        texts = [_text(one) for one in least.values() if alone in (None, one) or one.memory < alone.memory]
+        if texts:
+            levels[", or ".join(texts)] = level
+    lines = [f"{level:.0%} of what infinite memory would hit: {text}." for text, level in levels.items()]
     return lines or ["No size that was tried reaches half of what infinite memory would."]
 
 
-def _told(one: TieredSize) -> str:
+def _text(one: TieredSize) -> str:
     if one.tier == OFF:
         return f"{spelled(one.memory)} of memory alone"
     return f"{spelled(one.memory)} and {spelled(one.disk)} in a tier of {one.tier}"

@@ -57,7 +57,7 @@ class SegmentReader(Protocol):
         """Return the expected seconds to read a segment, the tier's queue included."""
 
     def prefill_seconds(self, tokens: int) -> float | None:
-        """Return the expected seconds to prefill so many tokens; None before any was measured."""
+        """Return the expected seconds to prefill `tokens` tokens; None before any was measured."""
 
 
 @dataclass(eq=False, slots=True)

@@ -8,7 +8,7 @@ FORGETS = 0.98  # weight of a server's earlier steps with each new one
 ROW_COST = 0.1  # of a step, until it is measured
 OUTLIER = 2  # times what is expected: kernels are read, or another process computes
 LEAST_SPREAD = 0.01  # variance of the rows of recent steps from which their cost is learned
-# of so many steps of about as many rows, the first ones have no drafts, so that it is known what such steps take
+# the first MEASURED of OF_STEPS steps of one size have no drafts: their seconds are what drafts are compared with
 MEASURED, OF_STEPS = 6, 512
 
 

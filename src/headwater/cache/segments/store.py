@@ -112,7 +112,7 @@ class SegmentStore:
         return len(self._stored)
 
     def contents(self, changes: Changes) -> None:
-        """Tell all complete segments to `changes`, as if they were stored now."""
+        """Report all complete segments to `changes`, as if they were stored now."""
         for stored in self:
             if stored.ready:
                 changes.segment_stored(stored.as_change)
