@@ -35,9 +35,15 @@ def test_the_last_page_leaves_a_token_to_compute() -> None:
     assert place(4096, CHAT).checkpoints[-1] == 4032
 
 
-def test_within_the_gap_below_another_only_the_three_fixed_ones_stay() -> None:
-    close = Boundaries(system_end=3200, query_start=3300, query_end=3500)
-    assert place(3700, close, kv=3136).checkpoints == (3200, 3456, 3648)
+def test_within_the_gap_below_another_only_the_four_fixed_ones_stay() -> None:
+    close = Boundaries(system_end=3200, query_start=3300, query_end=3500, extra=(3400,))
+    assert place(3700, close, kv=3136).checkpoints == (3136, 3200, 3456, 3648)
+
+
+def test_a_document_with_a_short_question_gets_a_checkpoint_at_its_end() -> None:
+    document, question = 3000, 100
+    parts = Boundaries(query_start=0, query_end=document + question)
+    assert place(document + question + 5, parts, kv=2944).checkpoints == (2944, 3072)
 
 
 def test_at_the_gap_itself_both_stay() -> None:
@@ -105,14 +111,13 @@ def test_that_promise_holds_in_the_cache(n: int) -> None:
     extra=st.lists(st.integers(0, 20_000), max_size=20),
     kv=st.integers(0, 300),
 )
-def test_the_fixed_three_are_always_there_and_others_keep_their_distance(
+def test_the_fixed_four_are_always_there_and_others_keep_their_distance(
     length: int, parts: list[int | None], extra: list[int], kv: int
 ) -> None:
     last = max(0, length - 1) // 64 * 64
     boundaries = Boundaries(*parts, extra=tuple(extra))
     placed = place(length, boundaries, kv=min(kv * 64, last)).checkpoints
-    known = None if boundaries.known else min(kv * 64, last)  # where no part is known, the branch point stands, too
-    fixed = {at // 64 * 64 for at in (parts[0], parts[2], last, known) if at is not None}
+    fixed = {at // 64 * 64 for at in (parts[0], parts[2], last, min(kv * 64, last)) if at is not None}
     fixed = {at for at in fixed if 0 < at <= last}
     assert fixed <= set(placed)
     assert len(placed) <= 8

@@ -24,14 +24,15 @@ class Structural(Placement):
         return Placed(tuple(chosen), speculative)
 
     def _ranked(self, query: PlacementQuery) -> dict[int, int]:
-        """Return the candidates and their ranks. Rank 0 is kept whatever the gap: system end, query end, last page.
+        """Return the candidates and their ranks.
 
-        If no part is known, the branch point is the only sign of a shared prefix, so it has rank 0, too.
+        Rank 0 is kept whatever the gap: system end, branch point, query end, last page. A document asked short
+        questions branches from its last prompt less than a gap before the query's end.
         """
         parts = query.boundaries
-        branch = (query.match.branch_tokens, 1 if parts.known else 0)
-        wanted = [(parts.system_end, 0), (parts.query_end, 0), (query.last_page, 0), branch]
-        wanted += [(parts.query_start, 2), *((position, 3) for position in parts.extra)]
+        first = (parts.system_end, query.match.branch_tokens, parts.query_end, query.last_page)
+        wanted = [*((position, 0) for position in first), (parts.query_start, 1)]
+        wanted += [(position, 2) for position in parts.extra]
         ranks: dict[int, int] = {}
         for position, rank in wanted:
             if position is not None and query.is_new(at := query.on_grid(position)):
