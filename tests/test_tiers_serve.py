@@ -40,7 +40,7 @@ def stored(said: list[str], parts: int = 2) -> None:
         time.sleep(0.05)
 
 
-@pytest.fixture(params=["disk", "redis"])
+@pytest.fixture(params=[pytest.param("disk", marks=pytest.mark.full), "redis"])
 def place(request: pytest.FixtureRequest, tmp_path: Path):
     if request.param == "disk":
         yield f"disk:{tmp_path / 'tier'},size=1GB"

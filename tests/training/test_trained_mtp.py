@@ -82,6 +82,7 @@ def test_a_later_token_changes_no_draft_before_it(head: TrainedMtp) -> None:
         assert not torch.equal(one[:, 60 - depth], other[:, 60 - depth])
 
 
+@pytest.mark.full
 def test_a_head_learns(tmp_path: Path) -> None:
     """The same few sequences over and over, while the model stays as it is."""
     recipe = replace(RECIPES["smoke-head"], cool=0.01)
