@@ -26,12 +26,12 @@ class Structural(Placement):
     def _ranked(self, query: PlacementQuery) -> dict[int, int]:
         """Return the candidates and their ranks.
 
-        Rank 0 is kept whatever the gap: system end, branch point, query end, last page. A document asked short
-        questions branches from its last prompt less than a gap before the query's end.
+        Rank 0 is kept whatever the gap: system end, branch point, query end, last page. Below a short question about a
+        document, the branch point is the document's end, often less than the gap below the query's end.
         """
         parts = query.boundaries
-        first = (parts.system_end, query.match.branch_tokens, parts.query_end, query.last_page)
-        wanted = [*((position, 0) for position in first), (parts.query_start, 1)]
+        kept = (parts.system_end, query.match.branch_tokens, parts.query_end, query.last_page)
+        wanted = [*((position, 0) for position in kept), (parts.query_start, 1)]
         wanted += [(position, 2) for position in parts.extra]
         ranks: dict[int, int] = {}
         for position, rank in wanted:
