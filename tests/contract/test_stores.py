@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -323,3 +325,35 @@ def test_the_key_is_made_once_and_for_this_user_alone(tmp_path: Path) -> None:
     file.write_text("00\n")
     with pytest.raises(Exception, match="1 bytes, must have 32"):
         read_key(file)
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_what_changes_while_a_folder_is_listed_counts(
+    is_kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The listing ends after a part was stored or deleted, and does not know of it."""
+    from headwater.tiers.disk import DiskStore
+
+    files, listed = DiskStore._files, threading.Event()
+
+    def slow(store: DiskStore) -> Iterator[os.DirEntry[str]]:
+        yield from list(files(store))
+        listed.set()
+        deadline = time.monotonic() + 0.5
+        while (tmp_path / "ab" / "sabc").exists() is not is_kept and time.monotonic() < deadline:
+            time.sleep(0.005)
+        time.sleep(0.1)
+
+    if not is_kept:
+        earlier = DiskStore(tmp_path, None)
+        earlier.put("sabc", [b"part"])
+        earlier.close()
+    monkeypatch.setattr(DiskStore, "_files", slow)
+    store = DiskStore(tmp_path, None)
+    assert listed.wait(60)
+    if is_kept:
+        store.put("sabc", [b"part"])
+    else:
+        store.delete(["sabc"])
+    assert (store.usage().parts, store.usage().bytes) == ((1, 4) if is_kept else (0, 0))
+    store.close()

@@ -98,6 +98,7 @@ class DiskStore:
                 with suppress(OSError):
                     os.unlink(unfinished)
                 raise
+        self._wait_for_scan()
         with self._changing:
             self._catalog.add(name, _entry(name, size, self._clock(), b"".join(pieces[:1])))
 
@@ -107,6 +108,7 @@ class DiskStore:
                 os.utime(self._file(name), (self._clock(),) * 2)
 
     def delete(self, names: Sequence[str]) -> None:
+        self._wait_for_scan()
         with self._errors("cannot be written"), self._changing:
             for name in names:
                 with suppress(FileNotFoundError):
@@ -205,6 +207,7 @@ class DiskStore:
                         yield from files
 
     def _wait_for_scan(self) -> None:
+        """Wait for the first listing: it ends with a catalog of its own, without what was changed meanwhile."""
         scan = self._scan
         if scan is not None:
             scan.join()
