@@ -8,6 +8,7 @@ a prefill wrote may be read.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 from headwater.cache.placement import make_placement
 from headwater.cache.prefix_cache import NoCache, PrefixCache
@@ -173,6 +174,7 @@ class Lab:
         )
         self.ledger = Ledger(page_size, exact=decode_reuse != "raw")
         self.steps = 0
+        self.seconds: Callable[[int, int], float] = lambda rows, drafts: 0.010 + 0.001 * rows  # of a step without legs
         self.rows: list[dict[int, int]] = []  # of each step: rows of each decoding sequence
 
     def submit(self, prompt: list[int], max_tokens: int = 1, **generation) -> Request:
@@ -184,6 +186,9 @@ class Lab:
         tokens = self.ledger.run(step)
         self.rows.append({decode.seq.id: decode.rows for decode in step.decodes})
         drafts = {decode.seq.id: decode.drafts for decode in step.decodes}
+        if not step.legs:
+            rows, n_drafts = sum(decode.rows for decode in step.decodes), sum(map(len, drafts.values()))
+            self.scheduler.speculation.note_step(rows, n_drafts, self.seconds(rows, n_drafts))
         for seq in self.scheduler.finish_step(step):
             guesses = drafts.get(seq.id, ())
             right = accepted(guesses, tokens[seq.id])

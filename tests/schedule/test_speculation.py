@@ -14,7 +14,7 @@ from headwater.errors import OutOfPages
 from headwater.request import Drafting, Generation, SamplingParams
 from headwater.schedule.sequence import Phase
 from headwater.schedule.speculation import DRAFTERS, LONGEST_PAUSE, Share, Speculation, Speculator, speculation_of
-from headwater.schedule.step_seconds import MEASURED, OF_STEPS, StepSeconds
+from headwater.schedule.step_seconds import MEASURED, OF_STEPS, TRIED, StepSeconds
 from headwater.server.requests.sampling import SpeculationOptions
 from tests.schedule.ledger import Lab, next_token, words
 
@@ -192,25 +192,42 @@ def test_a_slow_first_step_without_drafts_does_not_count() -> None:
 
 
 def test_some_steps_of_each_size_are_measured_without_drafts() -> None:
-    measured = StepSeconds()
-    due = [number for number in range(2 * OF_STEPS) if measured.is_to_measure(3)]
+    measured, due = StepSeconds(), list[int]()
+    for number in range(2 * OF_STEPS):
+        if measured.is_to_measure(3):
+            due.append(number)
+            measured.note(3, 0, 0.002)
     assert due == [*range(MEASURED), *range(OF_STEPS, OF_STEPS + MEASURED)]
     assert measured.is_to_measure(4)
+
+
+def test_steps_that_compute_prompts_too_do_not_count_as_measured() -> None:
+    measured, due = StepSeconds(), list[int]()
+    for number in range(OF_STEPS):
+        if measured.is_to_measure(3):
+            due.append(number)
+            if number % 3 == 2:  # the others have legs, so their seconds are not noted
+                measured.note(3, 0, 0.002)
+    assert due == [*range(3 * MEASURED)]
+
+
+def test_where_every_step_computes_prompts_drafts_are_asked_for_all_the_same() -> None:
+    measured = StepSeconds()
+    assert sum(measured.is_to_measure(3) for _ in range(OF_STEPS)) == TRIED
 
 
 @pytest.mark.parametrize(("of_drafts", "least", "most"), [(0.1, 0.6, 1.0), (20.0, 0.0, 0.05)])
 def test_drafts_end_at_a_load_where_steps_without_them_give_more(of_drafts: float, least: float, most: float) -> None:
     """All are right, and the server has never decoded so many requests without drafts."""
     it, steps = Lab(n_pages=2000, speculation=speculating()), list[int]()
+    it.seconds = lambda rows, drafts: 1.0 + of_drafts * bool(drafts)
     for i in range(8):
         it.submit(words(20, i), max_tokens=600)
     while len(steps) < 150:
         it.step()
         rows = it.rows[-1].values()
         if len(rows) == 8:
-            drafts = sum(rows) - len(rows)
-            it.scheduler.speculation.note_step(sum(rows), drafts, 1.0 + of_drafts * bool(drafts))
-            steps.append(drafts)
+            steps.append(sum(rows) - len(rows))
     assert least <= sum(n > 0 for n in steps) / len(steps) <= most
 
 

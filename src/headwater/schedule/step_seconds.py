@@ -8,8 +8,9 @@ FORGETS = 0.98  # weight of a server's earlier steps with each new one
 ROW_COST = 0.1  # of a step, until it is measured
 OUTLIER = 2  # times what is expected: kernels are read, or another process computes
 LEAST_SPREAD = 0.01  # variance of the rows of recent steps from which their cost is learned
-# the first MEASURED of OF_STEPS steps of one size have no drafts: their seconds are what drafts are compared with
-MEASURED, OF_STEPS = 6, 512
+# the first MEASURED of OF_STEPS steps of one size have no drafts: their seconds are what drafts are compared with. A step
+# in which prompts are computed, too, tells no seconds; of so many steps for which drafts are not asked, some may be such
+MEASURED, TRIED, OF_STEPS = 6, 24, 512
 
 
 class Sums:
@@ -45,14 +46,18 @@ class StepSeconds:
     def __init__(self) -> None:
         self._plain, self._drafting = Sums(), Sums()
         self._by_size: dict[int, Sums] = {}  # steps without drafts, by the bit length of their rows
-        self._planned = Counter[int]()  # steps that were planned, by the bit length of their rows without drafts
+        # by the bit length of their rows without drafts: steps that were planned, and those that are still to be measured
+        self._planned, self._due = Counter[int](), Counter[int]()
         self._slope: float | None = None  # unknown until steps of different rows were measured
 
     def is_to_measure(self, rows: int) -> bool:
         """Count a step that is planned; return whether it is to have no drafts, so that its seconds are known."""
         size = rows.bit_length()
+        number = self._planned[size] % OF_STEPS
         self._planned[size] += 1
-        return (self._planned[size] - 1) % OF_STEPS < MEASURED
+        if number == 0:
+            self._due[size] = MEASURED
+        return self._due[size] > 0 and number < TRIED
 
     def note(self, rows: int, drafts: int, seconds: float) -> None:
         """Add a step, some of whose rows are drafts; it counts at most OUTLIER times what is expected of its kind."""
@@ -61,6 +66,7 @@ class StepSeconds:
             self._drafting.add(rows, seconds)
         else:
             size = rows.bit_length()
+            self._due[size] -= 1
             of_size = self._by_size.get(size, Sums())
             if of_size.n and seconds * OUTLIER < of_size.line(rows, self._slope) and of_size.n < MEASURED / 2:
                 of_size = Sums()  # kernels were read in the first steps
