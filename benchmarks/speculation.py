@@ -1,12 +1,13 @@
 """Speed of decoding with drafts beside plain decoding, on recorded answers that both are made to give.
 
-    python -m benchmarks.speculation --data FOLDER [--model FOLDER] [--clients 1,8] [--count 8] [--small]
+    python -m benchmarks.speculation --data FOLDER [--model FOLDER] [--clients 1,8] [--count 48] [--small]
 
 Engines over one model: without drafts, and with each drafter. Sampling runs as ever; its token is then replaced by the
 recorded answer's. Neither drafter nor server sees the answer before. Edits and chats are `benchmarks.drafting`'s, with
 tokens modulo the model's vocabulary. Misleading prompts have each run of three tokens of the answer, followed by
 another token than there: all drafts are wrong. Prompts are cached before. Each turn begins with new drafters, which
 know nothing of earlier turns. The first turn is not counted: steps are recorded in it, and their seconds learned.
+Take several answers for each client: with drafts some end early, and at the end the slowest one is decoded alone.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto", choices=DTYPES)
     parser.add_argument("--weights", default="auto", choices=WEIGHTS)
     parser.add_argument("--clients", type=measure.numbers, default=(1, 8))
-    parser.add_argument("--count", type=int, default=8, help="answers of each kind")
+    parser.add_argument("--count", type=int, default=48, help="answers of each kind")
     parser.add_argument("--outputs", type=int, default=256, help="tokens of an answer at most")
     given = measure.prepared(parser)
     if given.small:

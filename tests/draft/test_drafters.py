@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+from array import array
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
 import pytest
 
@@ -12,7 +15,7 @@ from headwater.draft.forced import ForcedTokens, allowed
 from headwater.draft.ngram import PromptLookup
 from headwater.draft.prediction import PredictedAnswer
 from headwater.draft.runs import NO_TOKEN, WIDTH, Runs, key_of
-from headwater.draft.suffix import PastAnswers, SuffixDrafter
+from headwater.draft.suffix import LEAST, REACH, PastAnswers, SuffixDrafter
 from headwater.errors import ConstraintError
 
 DRAFTERS = {"ngram": PromptLookup, "suffix": lambda tokens=(): SuffixDrafter(PastAnswers(), "", tokens)}
@@ -95,6 +98,53 @@ def test_the_most_frequent_continuation_is_proposed_and_an_unlikely_one_not() ->
     for following in range(100, 130):
         past.add("", [4, 2, 3, following])
     assert SuffixDrafter(past, "", [9, 4, 2, 3]).propose(2).tokens == []  # each has a chance of 1 / 30
+
+
+def voted(texts: list[list[int]], context: int, most: int) -> list[int]:
+    """Return the chain that occurrences of the last `context` tokens of the first text vote for, one by one."""
+    own, chain, chance = texts[0], list[int](), 1.0
+    places = [
+        text[end:]
+        for text in texts
+        for end in range(len(text) - (text is own), context - 1, -1)
+        if text[end - context : end] == own[len(own) - context :]
+    ]
+    while len(chain) < most:
+        following = [rest for rest in places if rest]
+        if not following:
+            break
+        (token, votes), *_ = Counter(rest[0] for rest in following).most_common(1)
+        chance *= votes / len(places)
+        if chance < LEAST:
+            break
+        chain.append(token)
+        places = [rest[1:] for rest in following if rest[0] == token]
+    return chain
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_chain_is_the_one_that_occurrences_vote_for(seed: int) -> None:
+    """Texts of few tokens, so that contexts of all lengths come up; the draft is the chain of its own context."""
+    rng, past = random.Random(seed), PastAnswers()
+    pieces = [rng.choices(range(5), k=rng.randint(1, 9)) for _ in range(4)]
+    own, *answers = ([token for piece in rng.choices(pieces, k=4) for token in piece] for _ in range(3))
+    for answer in answers:
+        past.add("", answer)
+    draft = SuffixDrafter(past, "", own).propose(12)
+    if draft.tokens:
+        # answers stand in one text one after the other; of equally frequent tokens the last occurrence's is taken
+        texts = [own, answers[1], answers[0]]
+        assert draft.tokens == voted(texts, draft.agreed, min(12, REACH * draft.agreed))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_agreement_is_counted_token_by_token(seed: int) -> None:
+    rng = random.Random(seed)
+    runs, context = Runs(rng.choices(range(2), k=60)), array("i", rng.choices(range(2), k=20))
+    for end in range(61):
+        before = runs.tokens[:end][::-1]
+        agreed = len([*takewhile(lambda pair: pair[0] == pair[1], zip(before, context[::-1], strict=False))])
+        assert runs.agreement(end, context, 8) == min(8, agreed)
 
 
 def test_a_draft_is_no_longer_than_its_context_promises() -> None:

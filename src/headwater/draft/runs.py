@@ -54,7 +54,13 @@ class Runs:
 
     def agreement(self, end: int, context: array[int], most: int) -> int:
         """Return how many tokens before `end`, at most `most`, are the last ones of a context."""
-        n, most = 0, min(most, end, len(context))
-        while n < most and self.tokens[end - 1 - n] == context[-1 - n]:
-            n += 1
+        most, tokens, size = min(most, end, len(context)), self.tokens, len(context)
+        if tokens[end - most : end] == context[size - most :]:
+            return most
+        n, more = 0, most.bit_length()  # the largest n whose last tokens agree, bit by bit
+        while more:
+            more -= 1
+            longer = n + (1 << more)
+            if longer < most and tokens[end - longer : end - n] == context[size - longer : size - n]:
+                n = longer
         return n

@@ -85,8 +85,16 @@ class SuffixDrafter:
 def _chain(places: list[tuple[array[int], int]], most: int) -> tuple[list[int], float]:
     """Return the most frequent tokens after these places, one after the other, and how many should be right."""
     chain: list[int] = []
-    chance, right = 1.0, 0.0
+    chance, right, tried = 1.0, 0.0, len(places) + 1
     while len(chain) < most:
+        if len(places) < tried:  # perhaps the same follows at all that are left
+            tried, left = len(places), most - len(chain)
+            (tokens, at), *others = places
+            rest = tokens[at : at + left]
+            if all(tokens[at : at + left] == rest for tokens, at in others):
+                if NO_TOKEN in rest:
+                    rest = rest[: rest.index(NO_TOKEN)]
+                return [*chain, *rest], right + chance * len(rest)
         following = [(tokens, at, tokens[at]) for tokens, at in places if at < len(tokens) and tokens[at] != NO_TOKEN]
         if not following:
             break
