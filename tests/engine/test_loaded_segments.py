@@ -16,7 +16,7 @@ from headwater.tiers.store import Store
 from tests.engine.test_tier_io import Broken, outcomes
 from tests.exactness.conftest import load  # noqa: F401  a fixture
 from tests.exactness.rig import Make, Rig, words
-from tests.exactness.test_tier_segments import DOCUMENTS, INTERIORS, LEAD, OFF, QUESTION, ask, built
+from tests.exactness.test_tier_segments import DOCUMENTS, INTERIORS, LEAD, OFF, QUESTION, ask, built, submit
 from tests.exactness.test_tiers import copied, server
 
 MADE = sum(len(document) - 8 for document in DOCUMENTS)
@@ -133,6 +133,21 @@ def test_requests_for_one_segment_wait_for_one_load(make: Make, store, first) ->
         assert (built(rig), outcomes(rig)["read"]) == (0, 1)
     assert [answer.account.loaded_segments for answer in answers] == [1] * 4
     assert beside.account.loaded_tokens == 0
+
+
+def test_segments_of_a_request_that_waits_for_a_slot_are_loaded_meanwhile(make: Make, store, first) -> None:
+    with server(make, [store], max_running=1) as rig:
+        running = [rig.submit(words(100, "long", i), 120) for i in range(2)]  # a slot, and the reserved one's namespace
+        while not running[0].tokens:
+            time.sleep(0.01)
+        queued = submit(rig)
+        while outcomes(rig).get("read", 0) < 3:
+            assert not running[1].done.is_set(), "they were loaded only when a slot was free"
+            time.sleep(0.005)
+        again = rig.wait(queued)
+        assert built(rig) == 0
+    assert again.account.loaded_segments == 3
+    assert again.same_bits(first)
 
 
 @pytest.mark.parametrize(("seconds", "loaded"), [(1e-9, 0), (1.0, 3)])

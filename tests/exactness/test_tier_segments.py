@@ -25,11 +25,15 @@ SOME = ("qwen3_5", "qwen3", "qwen3_window", "mamba2", "kimi_linear")
 
 
 def ask(rig: Rig, documents: list[list[int]] = DOCUMENTS, **more) -> Answer:
+    return rig.wait(submit(rig, documents, **more))
+
+
+def submit(rig: Rig, documents: list[list[int]] = DOCUMENTS, max_tokens: int = 8, **more) -> Answer:
     prompt, spans = list(LEAD), []
     for document in documents:
         spans.append(Span(len(prompt), len(prompt) + len(document)))
         prompt += document
-    return rig.ask(prompt + QUESTION, segments=tuple(spans), fidelity=Fidelity.FAST, **more)
+    return rig.submit(prompt + QUESTION, max_tokens, segments=tuple(spans), fidelity=Fidelity.FAST, **more)
 
 
 def built(rig: Rig) -> int:

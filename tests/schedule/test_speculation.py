@@ -289,6 +289,23 @@ def test_a_request_whose_draft_was_right_tries_the_next_one_sooner() -> None:
         assert one.tries_every == wait
 
 
+def test_a_new_request_tries_as_rarely_as_tries_have_failed_for_others() -> None:
+    speculation = Speculation(lambda namespace: [PromptLookup()])
+
+    def new() -> Speculator:
+        one = speculation.speculator(Generation((), SamplingParams()))
+        assert one is not None
+        return one
+
+    for wait in (32, 64, 128, 256, 256):
+        assert new().tries_every == wait
+        failing = new()
+        failing.idle = wait + 1
+        failing.learn(1, 0)
+    new().learn(2, 1)
+    assert new().tries_every == 32
+
+
 def asked_of(speculation: Speculation, context: int) -> int:
     """Drafts that a new request verifies beside seven others, where each row costs a tenth of a step."""
     speculation.seconds = seconds(1.0, 0.1)

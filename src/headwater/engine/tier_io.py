@@ -19,8 +19,9 @@ from headwater.account import TierOutcome
 from headwater.cache.segments.compose import is_marked
 from headwater.cache.segments.store import SegmentKey, StoredSegment
 from headwater.config import ServeConfig
+from headwater.engine.meter import Ratio
 from headwater.engine.runner import Runner
-from headwater.engine.tier import LATE, READERS, NamedPart, Ratio, Tier
+from headwater.engine.tier import LATE, READERS, NamedPart, Tier
 from headwater.engine.tier_fingerprints import TierFingerprints
 from headwater.engine.tier_prefix import PrefixParts
 from headwater.engine.tier_segments import SegmentIO
@@ -120,7 +121,10 @@ class TierIO(Tiers):
 
     def prefetch(self, seqs: Sequence[Request]) -> None:
         for seq in seqs:
-            self.holds_back(seq)
+            if not self.holds_back(seq):  # which segments a prompt takes depends on the prefix that memory has
+                missing, _ = self._scheduler.composer.prepare(seq)
+                seq.release_segments()
+                self.hold_segments(seq.awaited, missing)
 
     def forget(self, request: int) -> None:
         self._loads.forget(request)

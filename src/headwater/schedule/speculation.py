@@ -61,6 +61,7 @@ class Experience:
     """Drafts of a server that were right, by their source and the context that agreed before them."""
 
     def __init__(self) -> None:
+        self.tries_every = TRIES_EVERY  # steps of a new request: a try that fails doubles them, a right draft ends that
         self._shares = {
             source: [Share(WEIGHT * chance, WEIGHT) for chance in chances] for source, chances in EXPECTED.items()
         }
@@ -111,10 +112,13 @@ class Speculator:
     idle: int = 0  # steps since a draft was judged
     pauses: int = 0  # steps left in which it is not asked
     next_pause: int = 1
-    tries_every: int = TRIES_EVERY  # idle steps
+    tries_every: int = 0  # idle steps; 0: as a new request of the server
     draft: Draft = NO_DRAFT  # the last one
     uses_head: bool = False
     from_head: int = 0  # drafts of the head
+
+    def __post_init__(self) -> None:
+        self.tries_every = self.tries_every or self.experience.tries_every
 
     def propose(self, tokens: Sequence[int], most: int) -> list[int]:
         """Return at most so many tokens that may be next: the draft of which most are expected to be right."""
@@ -176,10 +180,12 @@ class Speculator:
 
     def learn(self, drafted: int, right: int) -> None:
         """Note how many drafts of a step were right."""
+        server = self.experience
         if right:
-            self.tries_every = TRIES_EVERY
+            self.tries_every = server.tries_every = TRIES_EVERY
         elif self.idle > self.tries_every:
             self.tries_every = min(2 * self.tries_every, RARELY)
+            server.tries_every = min(2 * server.tries_every, RARELY)
         self.idle = 0
         self.own[self.draft.source].note(drafted, right, FORGETS_DRAFTS)
         self.experience.of(self.draft).note(drafted, right, FORGETS)

@@ -8,8 +8,8 @@ FORGETS = 0.98  # weight of a server's earlier steps with each new one
 ROW_COST = 0.1  # of a step, until it is measured
 OUTLIER = 2  # times what is expected: kernels are read, or another process computes
 LEAST_SPREAD = 0.01  # variance of the rows of recent steps from which their cost is learned
-# the first MEASURED of OF_STEPS steps of one size have no drafts: their seconds are what drafts are compared with. A step
-# in which prompts are computed, too, tells no seconds; of so many steps for which drafts are not asked, some may be such
+# the first MEASURED of OF_STEPS steps of one size have no drafts: their seconds are what drafts are compared with.
+# Steps in which prompts are computed, too, do not tell; they may be among the TRIED for which no drafts are asked
 MEASURED, TRIED, OF_STEPS = 6, 24, 512
 
 
@@ -46,7 +46,7 @@ class StepSeconds:
     def __init__(self) -> None:
         self._plain, self._drafting = Sums(), Sums()
         self._by_size: dict[int, Sums] = {}  # steps without drafts, by the bit length of their rows
-        # by the bit length of their rows without drafts: steps that were planned, and those that are still to be measured
+        # by the bit length of rows without drafts: steps that were planned, and those that are still to be measured
         self._planned, self._due = Counter[int](), Counter[int]()
         self._slope: float | None = None  # unknown until steps of different rows were measured
 

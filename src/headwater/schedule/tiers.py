@@ -49,7 +49,7 @@ class Tiers:
         return False
 
     def prefetch(self, seqs: Sequence[Request]) -> None:
-        """Begin to load what tiers hold of the prompts of requests that wait for a slot."""
+        """Begin to load what tiers hold of the prompts and segments of requests that wait for a slot."""
 
     def forget(self, request: int) -> None:
         """Note that a request begins, or ends."""
