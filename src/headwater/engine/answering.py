@@ -96,7 +96,9 @@ class Answering:
             first += 1 + len(guesses)
         self._judge(logits_RV[:first], judged)
         if step.legs:
-            self.scheduler.tiers.prefilled(sum(leg.plan.computed_tokens for leg in step.legs), seconds)
+            tokens = sum(leg.plan.computed_tokens for leg in step.legs)
+            self._meter.prefilled(tokens, seconds)
+            self.scheduler.tiers.prefilled(tokens, seconds)
         if not (step.legs or self.runner.was_new):
             rows = sum(decode.rows for decode in step.decodes)
             self.scheduler.speculation.note_step(rows, drafts, planning + time.perf_counter() - started)

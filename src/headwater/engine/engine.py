@@ -23,7 +23,7 @@ from headwater.engine.detokenizer import TextStream
 from headwater.engine.draft_model import SHARE, DraftModel, check_fits
 from headwater.engine.fingerprint import PROBED, fingerprint, probe
 from headwater.engine.live import Deadlines, Live, OnEvent, Outcome, Warming
-from headwater.engine.meter import EngineStats
+from headwater.engine.meter import Backlog, EngineStats
 from headwater.engine.mtp import MtpRunner
 from headwater.engine.runner import Runner
 from headwater.engine.sampler import PromptScores, Sampling
@@ -227,11 +227,12 @@ class Engine(Answering):
             self._refusing = True
             self.scheduler.stop_healing()
 
-    def submit(self, generation: Generation, on_event: OnEvent) -> int:
+    def submit(self, generation: Generation, on_event: OnEvent, output: Iterable[int] = ()) -> int:
         """Queue a request; returns its id. Raises RequestTooLarge, ConstraintError, QueueFull or EngineStopped at once.
 
-        If the queue is full, the last request of the namespace with most waiting ones may be displaced, and gets
-        QueueFull. If `on_event` raises, the request is given up.
+        `output` is what another engine has answered so far: the answer goes on after it, with the same bits. Only what
+        follows has events. If the queue is full, the last request of the namespace with most waiting ones may be
+        displaced, and gets QueueFull. If `on_event` raises, the request is given up.
         """
         # first, so that no request is displaced by one that cannot be served
         self.scheduler.check_fits(len(generation.prompt) + generation.params.max_tokens)
@@ -242,10 +243,15 @@ class Engine(Answering):
             machine = self.constraints.machine(params.constraint, generation.namespace)
         ends = params.stop_token_ids if params.ignore_eos else (*self.loaded.eos_token_ids, *params.stop_token_ids)
         sampling = Sampling(params, generation.prompt, machine, ends)
+        known = list(output)
+        for token in known:
+            sampling.take(token)
+            text.push(token)
         now = time.monotonic()
         with self._changed:
             self._check_admission(generation.namespace)
             seq = self.scheduler.submit(generation, machine)
+            seq.tokens += known  # computed by decode rows, as after a preemption
             scores = PromptScores.wanted(generation.prompt, params)
             self.scheduler.tiers.arrived(seq)
             self._live[seq.id] = Live(seq, on_event, text, sampling, now, scores=scores)
@@ -312,6 +318,11 @@ class Engine(Answering):
         """Return counts of held memory and completed work; wait at most for the planning of a step."""
         with self._changed:
             return self._meter.stats(self.scheduler)
+
+    def backlog(self) -> Backlog:
+        """Return what waits for the engine."""
+        with self._changed:
+            return self._meter.backlog(self.scheduler)
 
     def view(self) -> CacheView:
         """Return a view of the cache's tree; wait at most for the planning of a step."""

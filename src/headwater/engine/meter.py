@@ -7,11 +7,40 @@ from dataclasses import dataclass
 
 from headwater.cache.view import CacheStats
 from headwater.schedule.scheduler import Scheduler
-from headwater.schedule.sequence import Purpose
+from headwater.schedule.sequence import Phase, Purpose
 from headwater.schedule.tier_load import TierStats
 
+FORGETS = 0.9  # weight of earlier terms of a ratio with each new one
 RECENT = 20  # requests whose durations make the estimate
 MOST_SECONDS = 60  # the longest estimate that a client gets
+
+
+class Ratio:
+    """A quotient of sums in which recent terms weigh more."""
+
+    def __init__(self) -> None:
+        self._above = self._below = 0.0
+
+    def note(self, above: float, below: float) -> None:
+        """Add a term."""
+        self._above = FORGETS * self._above + above
+        self._below = FORGETS * self._below + below
+
+    @property
+    def value(self) -> float | None:
+        """The quotient; None before any term."""
+        return self._above / self._below if self._below else None
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What waits for an engine, and how fast it computes."""
+
+    running: int  # requests
+    waiting: int
+    queued_tokens: int  # of prompts that are not computed yet, without what is known to be cached
+    token_seconds: float | None  # of a prompt, as measured; None before any was computed
+    request_seconds: float  # mean of recent requests, from submission to end
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +90,23 @@ class Meter:
         self.refused = 0
         self.expired = 0
         self._mean_seconds = 1.0  # of recent requests, from submission to end
+        self._prefill = Ratio()  # seconds, tokens
 
     def ended(self, seconds: float) -> None:
         """Note a request that ended `seconds` after its submission."""
         self._mean_seconds += (seconds - self._mean_seconds) / RECENT
+
+    def prefilled(self, tokens: int, seconds: float) -> None:
+        """Note a step that computed so many tokens of prompts."""
+        self._prefill.note(seconds, tokens)
+
+    def backlog(self, scheduler: Scheduler) -> Backlog:
+        """Return what waits for the scheduler."""
+        waiting = scheduler.waiting
+        queued = sum(seq.n_prompt - (seq.match.checkpoint_tokens if seq.match else 0) for seq in waiting)
+        prefills = (seq for seq in scheduler.running.values() if seq.phase is Phase.PREFILL)
+        queued += sum(seq.n_prompt - seq.computed for seq in prefills)
+        return Backlog(scheduler.computing, len(waiting), queued, self._prefill.value, self._mean_seconds)
 
     def retry_after(self, waiting: int, at_once: int) -> int:
         """Estimate the seconds until all requests that wait now have begun."""

@@ -77,14 +77,19 @@ class Sampling:
 
     def adjusted(self, logits_V: torch.Tensor) -> torch.Tensor:
         """The logits after penalties, bias and constraint, in this order. Raises ConstraintError."""
-        if self._penalised:
-            if self._penalties is None:
-                self._penalties = Penalties(self.params, self._prompt)
-            logits_V = self._penalties.apply(logits_V)
+        penalties = self._with_penalties()
+        if penalties is not None:
+            logits_V = penalties.apply(logits_V)
         allowed_V = None if self.machine is None else self.machine.allowed()
         if self._too_short:
             allowed_V = self._without_ends(allowed_V, len(logits_V))
         return logits_V if allowed_V is None else logits_V.masked_fill(~allowed_V, -torch.inf)
+
+    def _with_penalties(self) -> Penalties | None:
+        """Return the penalties, which are made when they are first needed; None if there are none."""
+        if self._penalties is None and self._penalised:
+            self._penalties = Penalties(self.params, self._prompt)
+        return self._penalties
 
     def _without_ends(self, allowed_V: torch.Tensor | None, vocab_size: int) -> torch.Tensor | None:
         """Disallow the tokens that end the output, unless nothing else may follow: a complete constraint ends it."""
@@ -95,8 +100,9 @@ class Sampling:
     def take(self, token: int) -> None:
         """`token` was chosen and appended. Raises ConstraintError if the constraint cannot go on within its limits."""
         self._taken += 1
-        if self._penalties is not None:
-            self._penalties.take(token)
+        penalties = self._with_penalties()
+        if penalties is not None:
+            penalties.take(token)
         if self.machine is not None:
             self.machine.take(token)
 

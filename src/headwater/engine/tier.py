@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence, Set
 from headwater.account import TierOutcome
 from headwater.cache_folder import own_folder
 from headwater.config import ServeConfig
+from headwater.engine.meter import Ratio
 from headwater.engine.tier_fingerprints import TierFingerprints
 from headwater.errors import ConfigError
 from headwater.schedule.tier_load import TierStats
@@ -19,7 +20,6 @@ from headwater.tiers.part import HEADER, SEAL_BYTES, CorruptPart, Part, Sealer
 from headwater.tiers.place import TierPlace
 from headwater.tiers.store import Store, StoreError, Usage
 
-FORGETS = 0.9  # weight of earlier measurements with each new one
 FIRST_BANDWIDTH = 1e9  # bytes a second, until some were read
 LATENCY = 1e-3  # seconds of a load beside its bytes
 BREAK = 10.0  # seconds for which a store that failed is left alone
@@ -29,23 +29,6 @@ LATE = 4  # times the expected seconds, after which a load is not waited for
 NamedPart = tuple[str, Callable[[], Part]]  # a part that is made when it is to be written
 
 log = logging.getLogger("headwater.engine")
-
-
-class Ratio:
-    """A quotient of sums in which recent terms weigh more."""
-
-    def __init__(self) -> None:
-        self._above = self._below = 0.0
-
-    def note(self, above: float, below: float) -> None:
-        """Add a term."""
-        self._above = FORGETS * self._above + above
-        self._below = FORGETS * self._below + below
-
-    @property
-    def value(self) -> float | None:
-        """The quotient; None before any term."""
-        return self._above / self._below if self._below else None
 
 
 def open_stores(config: ServeConfig) -> list[Store]:
