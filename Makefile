@@ -8,7 +8,7 @@ CPU_INDEX := https://download.pytorch.org/whl/cpu
 BUILD = $(if $(GPU)$(wildcard $(VENV)/.torch-cuda),cuda,cpu)
 DATA ?= ../shared/data
 
-.PHONY: install install-dev demo test test-full quick-tests all-tests test-clients lint bench bench-lab results policies cells families train screenshot soak four-ways soak-memory tenant-timing fuzz clean
+.PHONY: install install-dev demo demo-cluster test test-full quick-tests all-tests test-clients lint bench bench-lab results policies cells families train screenshot soak four-ways soak-memory tenant-timing fuzz clean
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python %d.%d is too old, 3.11 or later is needed: make demo PYTHON=python3.11" % sys.version_info[:2])'
@@ -39,6 +39,10 @@ $(VENV)/.fuzz: pyproject.toml | $(VENV)/.dev
 	$(BIN)/pip install --quiet -e '.[fuzz]'
 	@touch $@
 
+$(VENV)/.cluster: pyproject.toml | $(VENV)/.demo
+	$(BIN)/pip install --quiet -e '.[cluster]'
+	@touch $@
+
 install: $(VENV)/.demo
 
 install-dev: $(VENV)/.dev
@@ -46,6 +50,10 @@ install-dev: $(VENV)/.dev
 # GPU=1 make demo: with the CUDA build of torch, on a card
 demo: $(VENV)/.demo
 	$(if $(GPU),HEADWATER_DEVICE=cuda HEADWATER_UNPROVEN=true )$(BIN)/python examples/demo.py
+
+# two workers on Ray behind a router, one of which is killed in the middle of an answer
+demo-cluster: $(VENV)/.cluster
+	$(BIN)/python examples/demo_cluster.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -43,6 +43,7 @@ SMALLEST = {
     "benchmarks.segments": ["--small", "--repeats", "1", "--out", "OUT"],
     "benchmarks.sparse": ["--small", "--repeats", "1", "--data", str(SHARED / "data"), "--out", "OUT"],
     "examples.demo": [],
+    "examples.demo_cluster": ["--workers", "2"],
     "examples.screenshot": ["--seconds", "10", "--out", "OUT/page.png"],
     "stress.fuzz.__main__": ["--for", "2s", "config"],
     "stress.fuzz.drive": ["config", "-runs=20"],
@@ -67,6 +68,7 @@ OF_TRAFFIC = (
 NEEDS = {  # what a script cannot run without, and whether it is here
     "benchmarks.comparison": ("peers' results", PEERS),
     **dict.fromkeys(OF_TRAFFIC, ("traffic", SHARED.exists())),
+    "examples.demo_cluster": ("ray", importlib.util.find_spec("ray")),
     "examples.screenshot": ("chromedriver", shutil.which("chromedriver")),
     **dict.fromkeys(("stress.fuzz.__main__", "stress.fuzz.drive"), ("atheris", importlib.util.find_spec("atheris"))),
 }

@@ -35,7 +35,7 @@ def engine(load) -> Engine:  # noqa: F811
 
 
 class started:
-    """An engine that is started, and stopped at the end."""
+    """Context with a started engine."""
 
     def __init__(self, *model, **settings) -> None:
         self.engine = Engine.over(*model, ServeConfig(memory=2000 * model[0].spec.page_bytes, **settings))

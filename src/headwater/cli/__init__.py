@@ -8,7 +8,18 @@ from typing import Annotated, Any
 
 import typer
 
-from headwater.cli import bench, chat, doctor, eval, inspect, replay, serve, size, tiers  # noqa: F401  they register commands
+from headwater.cli import (  # noqa: F401  they register commands
+    bench,
+    chat,
+    cluster,
+    doctor,
+    eval,
+    inspect,
+    replay,
+    serve,
+    size,
+    tiers,
+)
 from headwater.cli.common import commands
 from headwater.errors import HeadwaterError
 

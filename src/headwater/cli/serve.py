@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rich.status import Status
 
     from headwater.engine.engine import Engine
-    from headwater.server.http.process import DrainingServer
+    from headwater.server.http.process import DrainedEngine, DrainingServer
 
 EPILOG = (
     "Every setting is also a variable of the environment (HEADWATER_MAX_RUNNING=32), and a line of the file of "
@@ -232,7 +232,7 @@ def kv_events(config: ServeConfig) -> Iterator[Callable[[Engine], None]]:
         publishing.close()
 
 
-def make_server(app: FastAPI, engine: Engine, config: ServeConfig) -> DrainingServer:
+def make_server(app: FastAPI, engine: DrainedEngine, config: ServeConfig) -> DrainingServer:
     from headwater.server.http.process import DrainingServer, protocol_settings
 
     return DrainingServer(protocol_settings(app, config), app.state.in_flight, engine, config.drain)

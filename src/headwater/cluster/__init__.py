@@ -1,6 +1,10 @@
-"""Events of what a server's cache holds, in the form of vLLM's KV events, and their reader. No torch.
+"""Workers and their router, and events of what a cache holds, in the form of vLLM's KV events. No torch.
 
-`digests.py` names what is held, `messages.py` is the form of messages, `ledger.py` and `stream.py` make them, and
+Events: `digests.py` names what is held, `messages.py` is the form of messages, `ledger.py` and `stream.py` make them, and
 `publisher.py` sends them, by the settings in `publishing.py`. `picture.py` is what a reader knows, and `follower.py`
 keeps it up to date.
+
+Cluster: `router.py` is an engine for the server that has workers compute, each of which it knows by a `link.py`;
+`choice.py` are its rules. `worker.py` answers for an engine, `wire.py` is what both say to each other. `hosting.py` is one
+worker's process, and `ray_workers.py` has Ray start and end them.
 """

@@ -28,13 +28,9 @@ log = logging.getLogger("headwater.events")
 class Publishing:
     """Sockets and key of the settings, and from `start` on, a publisher."""
 
-    def __init__(self, config: ServeConfig) -> None:
-        """Bind the sockets and read the key. Raises SettingError."""
-        self._config = config
-        try:
-            self._key = read_key(config.kv_events_key or own_folder() / "kv-events-key", "key of KV events")
-        except (ConfigError, OSError) as error:
-            raise SettingError("kv_events_key", repr(str(config.kv_events_key or "")), f"but {error}") from error
+    def __init__(self, config: ServeConfig, key: bytes | None = None) -> None:
+        """Bind the sockets, and read the key if it is not given. Raises SettingError."""
+        self._config, self._key = config, key or _key_of(config)
         self._sockets = _bound(config)
         self.addresses = self._sockets.addresses
         self._publisher: Publisher | None = None
@@ -57,6 +53,13 @@ class Publishing:
         if self._publisher is not None:
             self._publisher.close()
         self._sockets.close()
+
+
+def _key_of(config: ServeConfig) -> bytes:
+    try:
+        return read_key(config.kv_events_key or own_folder() / "kv-events-key", "key of KV events")
+    except (ConfigError, OSError) as error:
+        raise SettingError("kv_events_key", repr(str(config.kv_events_key or "")), f"but {error}") from error
 
 
 def _bound(config: ServeConfig) -> Sockets:

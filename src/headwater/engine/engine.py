@@ -320,7 +320,7 @@ class Engine(Answering):
             return self._meter.stats(self.scheduler)
 
     def backlog(self) -> Backlog:
-        """Return what waits for the engine."""
+        """Return the requests that wait."""
         with self._changed:
             return self._meter.backlog(self.scheduler)
 

@@ -34,7 +34,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What waits for an engine, and how fast it computes."""
+    """Requests that wait for an engine, and how fast it computes."""
 
     running: int  # requests
     waiting: int

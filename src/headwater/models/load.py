@@ -86,7 +86,7 @@ def load_model(
     model = build_model(spec, tensors)
     head = build_mtp(spec, tensors, model) if mtp else None
     _tell_of_skipped(folder, [name for name in tensors.unread() if spec.mtp is None or not spec.mtp.has(name)])
-    texts = _gguf_texts(folder) if is_gguf(folder) else _folder_texts(folder)
+    texts = read_texts(folder)
     named_end = texts.tokenizer.token_to_id(texts.special_tokens.get("eos_token", ""))
     return LoadedModel(
         name=name_of(folder),
@@ -114,7 +114,7 @@ def open_weights(folder: Path, dtype: str, device: str = "cpu") -> ModelTensors:
 
 
 @dataclass(frozen=True)
-class _Texts:
+class Texts:
     """Parts of a model for texts; fields as in `LoadedModel`."""
 
     tokenizer: Tokenizer
@@ -123,17 +123,22 @@ class _Texts:
     generation: dict[str, Any]
 
 
-def _folder_texts(folder: Path) -> _Texts:
+def read_texts(folder: Path) -> Texts:
+    """Read what a folder or GGUF file has for texts. Raises CheckpointError."""
+    return _gguf_texts(folder) if is_gguf(folder) else _folder_texts(folder)
+
+
+def _folder_texts(folder: Path) -> Texts:
     config = _optional_json(folder / "tokenizer_config.json")
     generation = _optional_json(folder / "generation_config.json")
     tokenizer = _tokenizer(folder / "tokenizer.json")
-    return _Texts(tokenizer, _chat_template(folder, config), _special_tokens(config), generation)
+    return Texts(tokenizer, _chat_template(folder, config), _special_tokens(config), generation)
 
 
-def _gguf_texts(file: Path) -> _Texts:
+def _gguf_texts(file: Path) -> Texts:
     header = read_header(file)
     template = header.metadata.get("tokenizer.chat_template")
-    return _Texts(tokenizer_of(header), template, special_tokens(header), {})
+    return Texts(tokenizer_of(header), template, special_tokens(header), {})
 
 
 def _tell_of_skipped(folder: Path, names: list[str]) -> None:

@@ -37,12 +37,14 @@ class ServedEngine(Protocol):
     tokenizer: Tokenizer
     chat_template: str | None
     special_tokens: dict[str, str]  # bos_token and others, by the names that the template uses
-    max_model_len: int
     model_name: str
     spec: ModelSpec
     draft_bytes: int
     mtp_bytes: int
     generation_defaults: dict[str, Any]
+
+    @property
+    def max_model_len(self) -> int: ...
 
     def submit(self, generation: Generation, on_event: Callable[[Event], None]) -> int: ...
 

@@ -1,0 +1,192 @@
+"""`headwater cluster`: several workers on a Ray cluster, and the router in front of them."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import sys
+import threading
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer import Argument, Option
+
+from headwater.cli.common import commands, show
+from headwater.cli.download import whole_folder
+from headwater.cli.serve import EPILOG, GroupedCommand, announce, make_server, say, with_options
+from headwater.cli.settings import effective
+from headwater.config import SETTINGS, ServeConfig
+from headwater.errors import ConfigError
+from headwater.models.hub import folder_of
+from headwater.table import Table
+
+if TYPE_CHECKING:
+    from headwater.cluster.ray_workers import RayWorkers
+    from headwater.cluster.router import RoutedModel, Router
+
+POLLED = 0.5  # seconds between looks at the mailbox
+JOINING = 600.0  # seconds for all workers to load
+RULES = ("least_cost", "round_robin", "least_loaded")
+
+group = typer.Typer(rich_markup_mode=None, help="Serve with several workers on a Ray cluster.")
+commands.add_typer(group, name="cluster")
+
+Address = Annotated[str | None, Option(help="Address of a Ray cluster, or auto. [default: one on this machine]")]
+Found = Annotated[str | None, Option(help="Address of a Ray cluster. [default: the one on this machine]")]
+
+
+def up(
+    workers: Annotated[int, Option(min=1, help="Workers, which share --memory and the cores.")] = 2,
+    address: Address = None,
+    rule: Annotated[str, Option(help=f"Choice of a request's worker: {', '.join(RULES)}.")] = RULES[0],
+    config: Annotated[
+        Path | None,
+        Option(metavar="PATH", envvar="HEADWATER_CONFIG", show_envvar=False, help="TOML file with settings."),
+    ] = None,
+    **flags: Any,
+) -> None:
+    """Start workers and serve in front of them until a signal comes."""
+    if rule not in RULES:
+        raise ConfigError(f"rule is {rule!r}, must be one of {', '.join(RULES)}")
+    serve_until_stopped(effective(flags, os.environ, config).config, workers, address, rule)
+
+
+group.command(cls=GroupedCommand, epilog=EPILOG)(with_options(up, SETTINGS))
+
+
+@group.command()
+def status(address: Found = None) -> None:
+    """Print the workers, and what became of requests."""
+    state = _state(_mailbox(address))
+    workers = Table("workers", ("name", "state", "fingerprint"), ("process", "requests", "running", "waiting"))
+    for one in state["workers"]:
+        numbers = (f"{one[name]:,}" for name in ("requests", "running", "waiting"))
+        workers.add_row(one["name"], one["state"], one["fingerprint"] or "", str(one["process"] or ""), *numbers)
+    requests = Table("requests", ("what became of them",), ("number",))
+    for what, number in sorted(state["requests"].items()):
+        requests.add_row(what.replace("_", " "), f"{number:,}")
+    show(workers, requests)
+
+
+@group.command()
+def drain(worker: Annotated[str, Argument(help="Name of a worker.")], address: Found = None) -> None:
+    """Replace a worker, once its requests have ended."""
+    mailbox = _mailbox(address)
+    names = [one["name"] for one in _state(mailbox)["workers"]]
+    if worker not in names:
+        raise ConfigError(f"there is no worker {worker!r}, but {', '.join(names)}")
+    _order(mailbox, "drain", worker)
+
+
+@group.command()
+def scale(workers: Annotated[int, Argument(min=1, help="Number of workers.")], address: Found = None) -> None:
+    """Have more workers, or fewer."""
+    _order(_mailbox(address), "scale", str(workers))
+
+
+@group.command()
+def down(address: Found = None) -> None:
+    """End a cluster, once its requests have ended."""
+    _order(_mailbox(address), "down")
+
+
+def _mailbox(address: str | None) -> Any:
+    return _ray_workers().mailbox_at(address)
+
+
+def _state(mailbox: Any) -> dict[str, Any]:
+    import ray
+
+    state: dict[str, Any] = ray.get(mailbox.state.remote())
+    if not state:
+        raise ConfigError("the cluster is still starting")
+    return state
+
+
+def _order(mailbox: Any, *order: str) -> None:
+    import ray
+
+    ray.get(mailbox.post.remote(order))
+
+
+def _ray_workers() -> Any:
+    """Return the module that needs Ray. Raises ConfigError if a package is missing."""
+    try:
+        from headwater.cluster import ray_workers
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{error.name} is not installed: pip install 'headwater[cluster]'") from error
+    return ray_workers
+
+
+def routed_model(config: ServeConfig) -> RoutedModel:
+    """Read what a router needs of the model: no weights."""
+    from headwater.cluster.router import RoutedModel
+    from headwater.hub_name import name_of
+    from headwater.models.load import read_spec, read_texts
+
+    path = folder_of(config.model)
+    spec = read_spec(path, config.dtype, config.device, config.page_size, config.weights)
+    texts = read_texts(path)
+    name = config.model_name or name_of(path)
+    return RoutedModel(name, texts.tokenizer, texts.chat_template, texts.special_tokens, texts.generation, spec)
+
+
+def serve_until_stopped(config: ServeConfig, workers: int, address: str | None, rule: str) -> None:
+    """Bind, start the workers, serve, and stop in order. Raises KeyboardInterrupt after a second SIGINT."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # without requests there is nothing to drain
+    announce(config)
+    ray_workers = _ray_workers()
+    from headwater.cluster.choice import CHOICES
+    from headwater.cluster.router import Router
+    from headwater.server.app import create_app
+    from headwater.server.http.process import check_tls, listener, url
+    from headwater.server.observe.logs import configure_logging
+
+    check_tls(config)
+    with listener(config) as sock:
+        whole_folder(config.model)
+        configure_logging(config.log_format)
+        key, cores = secrets.token_bytes(32), len(os.sched_getaffinity(0))
+        router = Router(routed_model(config), key, CHOICES[rule]())
+        found = ray_workers.connect(address, cores)
+        mailbox = ray_workers.new_mailbox()
+        running: RayWorkers = ray_workers.RayWorkers(config, workers, router, key, address, cores)
+        router.lost = running.lost
+        ended = threading.Event()
+        try:
+            router.start()
+            running.start()
+            say(f"{workers} workers start on Ray at {found}, with {running.shares}")
+            if not running.wait(JOINING):
+                raise ConfigError(f"the workers were not there after {JOINING:g} s")
+            server = make_server(create_app(router, config), router, config)
+            sock.listen()
+            say(f"Headwater {version('headwater')} serves {router.model_name} on {url(sock, config)}")
+            say(f"Deterministic: {router.health().get('deterministic')}")
+            orders = threading.Thread(target=_follow_orders, args=(mailbox, router, running, ended), daemon=True)
+            orders.start()
+            server.run(sockets=[sock])
+        finally:
+            ended.set()
+            router.stop()
+            running.close()
+            ray_workers.disconnect()
+        if server.interrupted:
+            raise KeyboardInterrupt
+
+
+def _follow_orders(mailbox: Any, router: Router, running: RayWorkers, ended: threading.Event) -> None:
+    """Do what the mailbox says, and keep its state up to date."""
+    import ray
+
+    while not ended.wait(POLLED):
+        for order, *values in ray.get(mailbox.exchange.remote(router.state())):
+            if order == "drain":
+                running.drain(*values)
+            elif order == "scale":
+                running.scale(int(values[0]))
+            else:
+                os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,84 @@
+"""One worker in this process: an engine, its KV events, and the socket on which it answers routers."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import uuid
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from headwater.cluster.publishing import Publishing
+from headwater.cluster.wire import Card
+from headwater.cluster.worker import Worker
+from headwater.config import ServeConfig
+from headwater.server.observe.logs import configure_logging
+
+if TYPE_CHECKING:
+    from headwater.engine.engine import Engine
+
+CHECKED = 0.05  # seconds between looks at whether a draining worker is idle
+
+
+def card_of(engine: Engine, fingerprint: str, max_running: int, addresses: tuple[str, str]) -> Card:
+    """Return the card of a worker with this engine, whose KV events are at these addresses (empty: it has none)."""
+    return Card(
+        fingerprint=fingerprint,
+        process=os.getpid(),
+        model=engine.model_name,
+        max_model_len=engine.max_model_len,
+        max_running=max_running,
+        unit_bytes=engine.scheduler.layout.unit_bytes,
+        live=addresses[0],
+        replay=addresses[1],
+        health=engine.health(),
+    )
+
+
+class Host:
+    """A worker with an engine of its own, from its settings to its end."""
+
+    def __init__(self, config: ServeConfig, key: bytes, host: str) -> None:
+        """Load the model and listen on any ports of an address. Raises CheckpointError, ConfigError or ZMQError.
+
+        `key`: secret key of the KV events.
+        """
+        from headwater.engine.engine import Engine  # needs torch, which no other part of a cluster does
+        from headwater.engine.fingerprint import fingerprint, probe
+
+        configure_logging(config.log_format)
+        anywhere = f"tcp://{host}:*"
+        config = replace(
+            config, kv_events=config.cache, kv_events_endpoint=anywhere, kv_events_replay_endpoint=anywhere
+        )
+        self._publishing = Publishing(config, key) if config.cache else None
+        self._engine = engine = Engine.load(config)
+        own = fingerprint(engine.loaded, engine.loaded.path, engine.check.mode, probe(engine.loaded))
+        addresses = self._publishing.addresses if self._publishing else ("", "")
+        if self._publishing is not None:
+            engine.stepped = self._publishing.start(engine.scheduler.cache)
+        card = card_of(engine, own.digest, config.max_running, addresses)
+        self._worker = Worker(engine, card, uuid.uuid4().bytes, anywhere)
+        self._ended = threading.Event()
+        engine.start()
+        self._worker.start()
+
+    def address(self) -> str:
+        """Return the address of its socket."""
+        return self._worker.address
+
+    def wait(self) -> None:
+        """Return when it was stopped."""
+        self._ended.wait()
+
+    def stop(self, seconds: float = 0.0) -> None:
+        """End it, after its requests have ended or `seconds` have passed."""
+        end = time.monotonic() + seconds
+        while self._worker.open_requests and time.monotonic() < end:
+            time.sleep(CHECKED)
+        self._engine.stop(lambda: max(0.0, end - time.monotonic()))
+        self._worker.close()
+        if self._publishing is not None:
+            self._publishing.close()
+        self._ended.set()

@@ -1,0 +1,146 @@
+"""Link of a router to one worker: its socket, signs of life, the picture of its cache, and its open requests."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import zmq
+
+from headwater.cluster.choice import Candidate
+from headwater.cluster.follower import Follower
+from headwater.cluster.sockets import opened
+from headwater.cluster.wire import Beat, Card, Counted, FromWorker, Sent, ToWorker, WireError, encode, from_worker
+from headwater.engine.meter import Backlog, EngineStats
+from headwater.events import Event, TokenEvent
+from headwater.request import Generation
+
+FOLLOWED = 0.2  # seconds between looks at whether a follower is to end
+NO_BACKLOG = Backlog(0, 0, 0, None, 0.0)
+
+log = logging.getLogger("headwater.cluster")
+
+
+@dataclass(eq=False)
+class Routed:
+    """A request on its way, and what its client has got so far."""
+
+    id: int
+    generation: Generation
+    on_event: Callable[[Event], None]
+    began: float  # seconds of a monotonic clock
+    blocks: Sequence[int] = ()  # digests of its prompt's units
+    attempt: int = 0
+    sent: list[TokenEvent] = field(default_factory=list)
+    scored: bool = False  # the prompt's log probabilities were sent
+    again: TokenEvent | None = None  # the last token that was sent, which a new worker says again first
+    link: Link | None = None  # the worker that answers
+    predicted: int = 0  # leading tokens that it was thought to have
+    homeless: float | None = None  # since when no worker takes it
+    fingerprint: str | None = None  # of workers that can go on with it; None: any
+
+    @property
+    def uncached(self) -> int:
+        """Tokens that its worker is thought to compute before it goes on."""
+        return len(self.generation.prompt) - self.predicted
+
+
+class Link:
+    """One worker, as a router knows it. All methods are for the router's thread."""
+
+    def __init__(self, name: str, address: str, identity: bytes) -> None:
+        self.name, self.address = name, address
+        self.socket = opened(zmq.DEALER)
+        self.socket.setsockopt(zmq.IDENTITY, identity)
+        self.socket.connect(address)
+        self.heard = time.monotonic()
+        self.incarnation: bytes | None = None
+        self.card: Card | None = None
+        self.backlog = NO_BACKLOG
+        self.stats: EngineStats | None = None
+        self.open: dict[int, Routed] = {}
+        self.draining = False
+        self._follower: Follower | None = None
+        self._following = threading.Event()
+
+    # -- messages
+
+    def send(self, message: ToWorker) -> None:
+        self.socket.send(encode(message))
+
+    def receive(self) -> list[FromWorker]:
+        """Return the messages that are there, without those of another incarnation than the one that is known."""
+        found: list[FromWorker] = []
+        while True:
+            try:
+                sent = from_worker(self.socket.recv(zmq.NOBLOCK))
+            except zmq.Again:
+                return found
+            except WireError as error:
+                log.warning("a message of worker %s is left out: %s", self.name, error)
+                continue
+            found += self._of(sent)
+
+    def _of(self, sent: Sent) -> list[FromWorker]:
+        if self.incarnation is None:
+            self.incarnation = sent.incarnation
+        if sent.incarnation != self.incarnation:
+            return []
+        self.heard = time.monotonic()
+        others: list[FromWorker] = []
+        for message in sent.messages:
+            if isinstance(message, Beat):
+                self.backlog = message.backlog
+            elif isinstance(message, Counted):
+                self.stats = message.stats
+            elif isinstance(message, Card):
+                self.card = message
+                self._follow(message)
+            else:
+                others.append(message)
+        return others
+
+    # -- its cache
+
+    def _follow(self, card: Card) -> None:
+        """Keep a picture of its cache, on a thread: a snapshot may take long."""
+        if self._follower is None and card.live:
+            self._follower = Follower(card.live, card.replay)
+            threading.Thread(target=self._run, args=(self._follower,), name="headwater-follower", daemon=True).start()
+
+    def _run(self, follower: Follower) -> None:
+        with follower:
+            while not self._following.is_set():
+                follower.follow(FOLLOWED)
+
+    def reusable(self, routed: Routed) -> int:
+        """Return how many leading tokens of a request's prompt this worker need not compute."""
+        if self._follower is None:
+            return 0
+        return self._follower.picture.resumable(routed.blocks, len(routed.generation.prompt))
+
+    # -- what it has to do
+
+    def candidate(self, routed: Routed) -> Candidate:
+        """Return the worker as a choice for a request sees it, what this router has sent since the last beat included.
+
+        Prompts of this router's own requests are known better here: what others sent is the rest.
+        """
+        assert self.card is not None
+        own = [one for one in self.open.values() if not one.sent]
+        return Candidate(
+            running=max(self.backlog.running, min(len(self.open), self.card.max_running)),
+            waiting=max(self.backlog.waiting, len(self.open) - self.card.max_running),
+            queued_tokens=max(self.backlog.queued_tokens, sum(one.uncached for one in own)),
+            token_seconds=self.backlog.token_seconds,
+            request_seconds=self.backlog.request_seconds,
+            max_running=self.card.max_running,
+            reusable=self.reusable(routed),
+        )
+
+    def close(self) -> None:
+        self._following.set()
+        self.socket.close()

@@ -1,0 +1,262 @@
+"""Workers as Ray actors: Ray places, isolates and ends them; this starts them again and tells the router.
+
+Nothing of a request goes through Ray: routers and workers talk over ZeroMQ. Ray's store is kept small, and its memory
+monitor off, since a worker's memory is reserved at its start.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any, Protocol
+
+os.environ.setdefault("RAY_AUTH_MODE", "token")  # as Ray does from 2.61 on; it reads this when it is imported
+
+import ray
+from ray.exceptions import RayError
+
+from headwater.cluster.hosting import Host
+from headwater.config import ServeConfig
+from headwater.errors import ConfigError
+from headwater.setting import show_bytes
+
+NAMESPACE, MAILBOX = "headwater", "headwater-cluster"  # Ray's names
+STORE_BYTES = 100 * 10**6
+KNOCK = 3.0  # seconds for Ray to accept a connection
+LOOKED = 0.1  # seconds between looks at the workers
+AGAIN = 2.0  # seconds after which a worker that could not start is started again; doubled each time
+LONGEST_AGAIN = 60.0
+
+log = logging.getLogger("headwater.cluster")
+
+
+class Membership(Protocol):
+    """Router, as far as workers need it."""
+
+    def join(self, name: str, address: str) -> None: ...
+
+    def drain(self, name: str) -> None: ...
+
+    def leave(self, name: str) -> None: ...
+
+    def is_idle(self, name: str) -> bool: ...
+
+
+@dataclass(eq=False)
+class Started:
+    """One worker's actor."""
+
+    name: str
+    actor: Any
+    address: Any  # of its socket, once it is there
+    ended: Any = None  # a result that is there when it has stopped
+    draining: bool = False
+    stopping: Any = None
+
+
+def connect(address: str | None, cores: int) -> str:
+    """Join the Ray cluster at an address, or start one on this machine; return its address. Raises ConfigError."""
+    os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    shared: dict[str, Any] = {"namespace": NAMESPACE, "logging_level": logging.ERROR, "log_to_driver": True}
+    own: dict[str, Any] = {"num_cpus": cores, "include_dashboard": False, "object_store_memory": STORE_BYTES}
+    if address is not None and ":" in address:
+        _check_open(address)  # Ray itself would try for minutes
+    try:
+        context: Any = ray.init(address=address or "local", **shared, **({} if address else own))
+    except (RayError, ConnectionError, RuntimeError, ValueError) as error:
+        raise ConfigError(f"no Ray cluster at {address or 'this machine'}: {error}") from error
+    return str(context.address_info["gcs_address"])
+
+
+def _check_open(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), KNOCK).close()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"no Ray cluster at {address}: {error}") from error
+
+
+def own_address(address: str | None) -> str:
+    """Return the address to which this host's workers bind: loopback in a cluster of one machine."""
+    if address is None:
+        return "127.0.0.1"
+    log.warning("messages between hosts are not encrypted: whoever is on their network can read them")
+    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+
+
+def disconnect() -> None:
+    """Leave the Ray cluster; one that was started here ends."""
+    ray.shutdown()
+
+
+class Mailbox:
+    """Actor by which other processes of a Ray cluster give orders to the router's process, and see its state."""
+
+    def __init__(self) -> None:
+        self._orders: list[tuple[str, ...]] = []
+        self._state: dict[str, Any] = {}
+
+    def post(self, order: tuple[str, ...]) -> None:
+        """Leave an order."""
+        self._orders.append(order)
+
+    def exchange(self, state: dict[str, Any]) -> list[tuple[str, ...]]:
+        """Replace the state; return the orders, each once."""
+        self._state, orders = state, self._orders
+        self._orders = []
+        return orders
+
+    def state(self) -> dict[str, Any]:
+        """Return the state."""
+        return self._state
+
+
+def new_mailbox() -> Any:
+    """Return the mailbox of a new cluster. Raises ConfigError if this Ray cluster has one already."""
+    mailboxes: Any = ray.remote(Mailbox)
+    try:
+        return mailboxes.options(name=MAILBOX, num_cpus=0).remote()
+    except ValueError as error:
+        raise ConfigError("a cluster of Headwater runs here already: `headwater cluster status` shows it") from error
+
+
+def mailbox_at(address: str | None) -> Any:
+    """Return the mailbox of the cluster at an address of Ray. Raises ConfigError."""
+    connect(address or "auto", 0)
+    try:
+        return ray.get_actor(MAILBOX)
+    except ValueError as error:
+        raise ConfigError("no cluster of Headwater runs in this Ray cluster") from error
+
+
+class RayWorkers:
+    """As many workers as are wanted: those that end are started again."""
+
+    def __init__(
+        self, config: ServeConfig, wanted: int, router: Membership, key: bytes, address: str | None, cores: int
+    ) -> None:
+        """`config`: of the whole host, whose memory and cores the workers share. `address`: of Ray; None: its own."""
+        self.wanted = wanted
+        self._threads = max(1, cores // wanted)
+        self._cpus = 0 if address is None else self._threads  # a machine of its own may have more workers than cores
+        self._config = replace(config, memory=config.memory // wanted, threads=self._threads)
+        self._router, self._key, self._host = router, key, own_address(address)
+        self._started: dict[str, Started] = {}
+        self._names = (f"w{number}" for number in count())
+        self._again, self._failures = 0.0, 0
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="headwater-workers", daemon=True)
+
+    @property
+    def shares(self) -> str:
+        """Share of memory and threads that each worker has, as text."""
+        return f"{show_bytes(self._config.memory)} and {self._threads} threads each"
+
+    def start(self) -> None:
+        """Start the workers, and keep as many."""
+        self._thread.start()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until all workers have joined the router; False if they have not within `seconds`."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not self._closing.is_set():
+            with self._lock:
+                joined = [one for one in self._started.values() if one.ended is not None and not one.draining]
+            if len(joined) >= self.wanted:
+                return True
+            time.sleep(LOOKED)
+        return False
+
+    def scale(self, wanted: int) -> None:
+        """Have so many workers from now on; those that are too many are drained. Memory is divided as at the start."""
+        with self._lock:
+            self.wanted = wanted
+            staying = [one for one in self._started.values() if not one.draining]
+            for one in staying[wanted:]:
+                self._drain(one)
+
+    def drain(self, name: str) -> None:
+        """Let a worker end its requests and stop; another one is started in its place. Unknown names are ignored."""
+        with self._lock:
+            if name in self._started:
+                self._drain(self._started[name])
+
+    def lost(self, name: str) -> None:
+        """Note that a router hears nothing of a worker any more: it is killed, and started again."""
+        with self._lock:
+            one = self._started.pop(name, None)
+        if one is not None:
+            ray.kill(one.actor, no_restart=True)
+
+    def close(self) -> None:
+        """Stop all workers."""
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        for one in self._started.values():
+            ray.kill(one.actor, no_restart=True)
+
+    # -- on its own thread
+
+    def _run(self) -> None:
+        while not self._closing.wait(LOOKED):
+            try:
+                with self._lock:
+                    for one in tuple(self._started.values()):
+                        self._look(one)
+                    missing = self.wanted - sum(not one.draining for one in self._started.values())
+                    if missing > 0 and time.monotonic() >= self._again:
+                        for _ in range(missing):
+                            self._start()
+            except RayError:
+                log.exception("Ray does not answer")
+
+    def _start(self) -> None:
+        name = next(self._names)
+        variables = {"OMP_NUM_THREADS": str(self._threads), "RAY_memory_monitor_refresh_ms": "0"}
+        hosts: Any = ray.remote(Host)
+        options = {"num_cpus": self._cpus, "max_restarts": 0, "max_concurrency": 4}
+        actor = hosts.options(**options, runtime_env={"env_vars": variables}).remote(
+            self._config, self._key, self._host
+        )
+        self._started[name] = Started(name, actor, actor.address.remote())
+
+    def _look(self, one: Started) -> None:
+        """Note what became of a worker since the last look."""
+        if one.ended is None:
+            self._look_whether_it_loaded(one)
+        elif ray.wait([one.ended], timeout=0)[0]:
+            del self._started[one.name]
+            self._router.leave(one.name)
+            if not one.draining:
+                log.warning("worker %s has ended, another one is started", one.name)
+        elif one.draining and one.stopping is None and self._router.is_idle(one.name):
+            one.stopping = one.actor.stop.remote(self._config.drain)
+
+    def _look_whether_it_loaded(self, one: Started) -> None:
+        if not ray.wait([one.address], timeout=0)[0]:
+            return
+        try:
+            address = ray.get(one.address)
+        except RayError as error:
+            del self._started[one.name]
+            self._failures += 1
+            wait = min(LONGEST_AGAIN, AGAIN * 2 ** (self._failures - 1))
+            self._again = time.monotonic() + wait
+            log.error("worker %s could not start, again in %.0f s: %s", one.name, wait, error)
+            return
+        self._failures = 0
+        one.ended = one.actor.wait.remote()
+        self._router.join(one.name, address)
+
+    def _drain(self, one: Started) -> None:
+        one.draining = True
+        self._router.drain(one.name)

@@ -1,0 +1,417 @@
+"""Router: an engine for the server that has others compute. It chooses a worker for each request by what it has cached.
+
+A worker that is silent is lost. After its first token a request is resumed, not begun again: another worker of the same
+fingerprint gets the prompt, the seed and the tokens that were sent, and goes on to the bit. It says the last of these
+tokens once more, which is compared, and not sent again.
+
+A router holds nothing that it cannot rebuild from its workers: several may run.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import socket
+import threading
+import time
+import uuid
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields, is_dataclass, replace
+from itertools import count
+from typing import Any, TypeVar
+
+import zmq
+from tokenizers import Tokenizer
+
+from headwater.cache.view import CacheStats, CacheView
+from headwater.cluster.choice import Choice, LeastCost
+from headwater.cluster.digests import Digests
+from headwater.cluster.link import Link, Routed
+from headwater.cluster.wire import Cancel, Ended, Failed, FromWorker, Knock, Said, Scored, Work
+from headwater.engine.meter import EngineStats
+from headwater.errors import EngineStopped, HeadwaterError
+from headwater.events import Event, FailedEvent, FinishedEvent
+from headwater.request import Generation
+from headwater.schedule.sequence import key_of
+from headwater.spec import ModelSpec
+
+KNOCK = 0.2  # seconds between signs of life
+LOST = 0.8  # seconds of a worker's silence
+JOINING = 5.0  # seconds of silence of one that has never said anything
+PATIENCE = 10.0  # seconds for which a request waits for a worker
+MOST_ATTEMPTS = 4  # workers that a request is given to, one after the other
+
+log = logging.getLogger("headwater.cluster")
+
+Summed = TypeVar("Summed")
+
+
+class NoWorker(EngineStopped):
+    """No worker can take a request, or go on with it."""
+
+
+@dataclass(frozen=True)
+class RoutedModel:
+    """Parts of a model that a router needs: its texts, and its shapes."""
+
+    name: str
+    tokenizer: Tokenizer
+    chat_template: str | None
+    special_tokens: dict[str, str]
+    generation: dict[str, Any]
+    spec: ModelSpec
+
+
+class Router:
+    """Engine of a server over workers. `submit` and `cancel` may be called from any thread."""
+
+    draft_bytes = mtp_bytes = 0  # of its own memory
+
+    def __init__(
+        self, model: RoutedModel, key: bytes, choice: Choice | None = None, patience: float = PATIENCE
+    ) -> None:
+        """`key`: secret key of the workers' KV events."""
+        self.model_name, self.tokenizer, self.chat_template = model.name, model.tokenizer, model.chat_template
+        self.special_tokens, self.generation_defaults, self.spec = model.special_tokens, model.generation, model.spec
+        self.counts: Counter[str] = Counter()  # requests by what became of them
+        self._key, self._choice, self._patience = key, choice or LeastCost(), patience
+        self._identity = uuid.uuid4().bytes
+        self._links: dict[str, Link] = {}  # by name
+        self._requests: dict[int, Routed] = {}  # open ones
+        self._homeless: list[Routed] = []  # of them, those that no worker takes now
+        self._ids = count(1)
+        self._actions: deque[Callable[[], None]] = deque()  # for the router's thread
+        self._refusing = self._stopping = False
+        self._wakes, self._waker = socket.socketpair()
+        for end in (self._wakes, self._waker):
+            end.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name="headwater-router", daemon=True)
+        self.lost: Callable[[str], None] = lambda name: None  # called with each worker that is lost
+
+    # -- from any thread
+
+    def start(self) -> None:
+        """Begin to route."""
+        self._thread.start()
+
+    def stop(self, left: Callable[[], float] = lambda: 0.0) -> None:
+        """End the thread; requests still open fail with EngineStopped."""
+        self._stopping = True
+        self._wake()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def refuse_new(self) -> None:
+        """Refuse requests from now on with EngineStopped; earlier ones run to their ends."""
+        self._refusing = True
+
+    def join(self, name: str, address: str) -> None:
+        """Take a worker in; it gets requests once it has shown its card."""
+        self._do(lambda: self._join(name, address))
+
+    def drain(self, name: str) -> None:
+        """Give a worker no more requests; those that it has run to their ends."""
+        self._do(lambda: self._drain(name))
+
+    def leave(self, name: str) -> None:
+        """Let a worker go; its open requests are resumed on others."""
+        self._do(lambda: self._lose(name, "was taken out"))
+
+    def is_idle(self, name: str) -> bool:
+        """Return whether a worker has none of this router's requests."""
+        link = self._links.get(name)
+        return link is None or not link.open
+
+    def submit(self, generation: Generation, on_event: Callable[[Event], None]) -> int:
+        """Route a request; returns its id. Raises EngineStopped. Errors of workers are events.
+
+        Without a seed the router draws one, so that another worker can go on with the answer.
+        """
+        if self._refusing or self._stopping:
+            raise EngineStopped("the router is stopping and takes no more requests")
+        if generation.params.seed is None:
+            params = replace(generation.params, seed=secrets.randbits(63))
+            generation = replace(generation, params=params)
+        request = Routed(next(self._ids), generation, on_event, time.monotonic())
+        self._do(lambda: self._begin(request))
+        return request.id
+
+    def cancel(self, request_id: int) -> None:
+        """Give up a request. Unknown and finished ids are ignored."""
+        self._do(lambda: self._cancel(request_id))
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of prompt and answer: what every worker takes."""
+        return min((card.max_model_len for card in self._cards()), default=self.spec.max_length)
+
+    def health(self) -> dict[str, Any]:
+        """Return the content of /health."""
+        cards = list(self._cards())
+        status = "stopping" if self._stopping else "draining" if self._refusing else "ok" if cards else "no worker"
+        shared = cards[0].health if cards else {}
+        state = self.state()
+        busy = {what: sum(one[what] for one in state["workers"]) for what in ("running", "waiting")}
+        return {**shared, "status": status, "model": self.model_name, **busy, **state}
+
+    def state(self) -> dict[str, Any]:
+        """Return the workers, and what became of requests."""
+        workers = [
+            {
+                "name": link.name,
+                "fingerprint": link.card.fingerprint[:12] if link.card else None,
+                "process": link.card.process if link.card else None,
+                "state": "draining" if link.draining else "up" if link.card else "joining",
+                "requests": len(link.open),
+                "running": link.backlog.running,
+                "waiting": link.backlog.waiting,
+            }
+            for link in tuple(self._links.values())
+        ]
+        return {"workers": workers, "requests": dict(self.counts)}
+
+    def stats(self) -> EngineStats:
+        """Return the sums of all workers' gauges and counters."""
+        found = [link.stats for link in tuple(self._links.values()) if link.stats is not None]
+        return summed(found) if found else zero(EngineStats, cache=zero(CacheStats), tiers=())
+
+    def view(self) -> CacheView:
+        """Return an empty tree: workers have their own."""
+        return CacheView((), (), 0, 0, 0, 0)
+
+    def _cards(self) -> Iterator[Any]:
+        return (link.card for link in tuple(self._links.values()) if link.card is not None)
+
+    def _do(self, action: Callable[[], None]) -> None:
+        self._actions.append(action)
+        self._wake()
+
+    def _wake(self) -> None:
+        with suppress(OSError):  # enough wakes are there already, or the thread has ended
+            self._waker.send(b"\0")
+
+    # -- on the router's thread
+
+    def _run(self) -> None:
+        try:
+            due = 0.0
+            while not self._stopping:
+                now = time.monotonic()
+                if now >= due:
+                    due = now + KNOCK
+                    self._knock(now)
+                self._poll(due - now)
+                while self._actions:
+                    self._actions.popleft()()
+                for link in tuple(self._links.values()):
+                    for message in link.receive():
+                        self._take(link, message)
+                if self._homeless:
+                    self._place_homeless()
+        except Exception:
+            log.exception("the router failed")
+            self._refusing = True
+        for request in tuple(self._requests.values()):
+            self._end(request, FailedEvent(EngineStopped("the router was stopped before the answer was complete")))
+        for link in self._links.values():
+            link.close()
+        self._wakes.close()
+
+    def _poll(self, seconds: float) -> None:
+        poller = zmq.Poller()
+        poller.register(self._wakes, zmq.POLLIN)
+        for link in self._links.values():
+            poller.register(link.socket, zmq.POLLIN)
+        poller.poll(max(0, int(seconds * 1000)) + 1)
+        with suppress(BlockingIOError):
+            self._wakes.recv(4096)
+
+    # -- workers
+
+    def _join(self, name: str, address: str) -> None:
+        if name in self._links:
+            self._lose(name, "was started again")
+        self._links[name] = link = Link(name, address, self._identity)
+        link.send(Knock())
+
+    def _drain(self, name: str) -> None:
+        if name in self._links:
+            self._links[name].draining = True
+
+    def _knock(self, now: float) -> None:
+        for link in tuple(self._links.values()):
+            silence = now - link.heard
+            if silence > (LOST if link.card else JOINING):
+                self._lose(link.name, f"said nothing for {silence:.1f} s")
+            else:
+                link.send(Knock())
+
+    def _lose(self, name: str, why: str) -> None:
+        """Take a worker out, and give its requests to others."""
+        link = self._links.pop(name, None)
+        if link is None:
+            return
+        open_requests, link.open = link.open, {}
+        link.close()
+        level = logging.INFO if link.draining and not open_requests else logging.WARNING
+        log.log(level, "worker %s %s; %d requests go on elsewhere", name, why, len(open_requests))
+        self.lost(name)
+        for request in open_requests.values():
+            self.counts["resumed" if request.sent else "moved"] += 1
+            self._give(request, link.card.fingerprint if link.card else None)
+
+    # -- requests
+
+    def _begin(self, request: Routed) -> None:
+        self._requests[request.id] = request
+        self.counts["routed"] += 1
+        self._give(request, None)
+
+    def _give(self, request: Routed, fingerprint: str | None) -> None:
+        """Give a request to a worker: one of this fingerprint, if any of its answer was computed."""
+        needed = fingerprint if request.sent or request.scored else None
+        links = [
+            link
+            for link in self._links.values()
+            if link.card is not None and not link.draining and needed in (None, link.card.fingerprint)
+        ]
+        request.link = None
+        if request.attempt >= MOST_ATTEMPTS:
+            error = NoWorker(f"{request.attempt} workers were lost with the request, {MOST_ATTEMPTS} is the limit")
+            self._end(request, FailedEvent(error))
+            return
+        if not links:
+            request.homeless = request.homeless or time.monotonic()
+            request.fingerprint = needed
+            self._homeless.append(request)
+            return
+        self._look_up(request, links)
+        candidates = [link.candidate(request) for link in links]
+        chosen = self._choice.choose(len(request.generation.prompt), candidates)
+        self._send(request, links[chosen], candidates[chosen].reusable)
+
+    def _look_up(self, request: Routed, links: Sequence[Link]) -> None:
+        """Compute the digests of a request's prompt."""
+        card = links[0].card
+        if not request.blocks and card is not None and card.unit_bytes:
+            generation = request.generation
+            digests = Digests(self._key, card.unit_bytes)
+            request.blocks = digests.prefix(generation.namespace, key_of(generation.prompt))
+
+    def _send(self, request: Routed, link: Link, reusable: int) -> None:
+        request.attempt += 1
+        request.link, request.predicted, request.homeless = link, reusable, None
+        request.again = request.sent[-1] if request.sent else None
+        output = tuple(event.token for event in request.sent[:-1])
+        generation = request.generation
+        if generation.deadline is not None:
+            left = generation.deadline - (time.monotonic() - request.began)
+            generation = replace(generation, deadline=max(0.001, left))
+        link.open[request.id] = request
+        link.send(Work(request.id, request.attempt, generation, output))
+
+    def _place_homeless(self) -> None:
+        """Try again to give requests to workers; those that have waited too long fail."""
+        waiting, self._homeless = self._homeless, []
+        now = time.monotonic()
+        for request in waiting:
+            if request.id not in self._requests:
+                continue
+            since = request.homeless or now
+            if now - since > self._patience:
+                sent, which = len(request.sent), "with the same fingerprint " if request.sent else ""
+                error = NoWorker(f"no worker {which}was there for {now - since:.1f} s; {sent:,} tokens were sent")
+                self._end(request, FailedEvent(error))
+            else:
+                self._give(request, request.fingerprint)
+
+    def _cancel(self, request_id: int) -> None:
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return
+        self.counts["cancelled"] += 1
+        if request.link is not None:
+            request.link.open.pop(request_id, None)
+            request.link.send(Cancel(request_id, request.attempt))
+
+    def _take(self, link: Link, message: FromWorker) -> None:
+        """Take what a worker says of a request, unless another one has it by now."""
+        if not isinstance(message, Said | Scored | Ended | Failed):
+            return
+        request = link.open.get(message.request)
+        if request is None or request.attempt != message.attempt:
+            return
+        if isinstance(message, Said):
+            self._said(request, message)
+        elif isinstance(message, Scored):
+            if not request.scored:
+                request.scored = True
+                self._deliver(request, message.event)
+        elif isinstance(message, Ended):
+            self._note_prediction(request, message.event)
+            self.counts["answered"] += 1
+            self._end(request, message.event)
+        elif message.kind == EngineStopped.__name__:  # it is stopping: others may answer
+            link.open.pop(request.id, None)
+            self.counts["moved"] += 1
+            link.draining = True
+            self._give(request, link.card.fingerprint if link.card else None)
+        else:
+            self.counts["failed"] += 1
+            self._end(request, message.event)
+
+    def _said(self, request: Routed, message: Said) -> None:
+        event, again = message.event, request.again
+        if again is None:
+            request.sent.append(event)
+            self._deliver(request, event)
+            return
+        request.again = None
+        if (event.token, event.logprob, event.top) != (again.token, again.logprob, again.top):
+            self.counts["diverged"] += 1
+            error = HeadwaterError(
+                f"another worker went on with the answer and said token {event.token} in place of {again.token} at "
+                f"{len(request.sent):,}: their bits differ, although their fingerprints are equal"
+            )
+            log.error("request %d: %s", request.id, error)
+            self._cancel(request.id)
+            self._deliver(request, FailedEvent(error))
+
+    def _note_prediction(self, request: Routed, event: FinishedEvent) -> None:
+        """Count whether the worker had as much of the prompt as its picture said."""
+        had = event.account.resumed_at
+        kind = "as_predicted" if had == request.predicted else "less" if had < request.predicted else "more"
+        self.counts[f"cached_{kind}"] += 1
+
+    def _end(self, request: Routed, event: Event) -> None:
+        self._requests.pop(request.id, None)
+        if request.link is not None:
+            request.link.open.pop(request.id, None)
+        self._deliver(request, event)
+
+    def _deliver(self, request: Routed, event: Event) -> None:
+        try:
+            request.on_event(event)
+        except Exception:
+            log.exception("request %d: its listener failed", request.id)
+            self._cancel(request.id)
+
+
+def summed(found: Sequence[Summed]) -> Summed:
+    """Return the sum of dataclasses of one type, number by number; tuples are left out."""
+    first = found[0]
+    sums: dict[str, Any] = {}
+    for one in fields(first):  # type: ignore[arg-type]
+        values = [getattr(each, one.name) for each in found]
+        sums[one.name] = (
+            () if isinstance(values[0], tuple) else summed(values) if is_dataclass(values[0]) else sum(values)
+        )
+    return type(first)(**sums)
+
+
+def zero(kind: type[Summed], **others: Any) -> Summed:
+    """Return a dataclass of numbers, all of them 0 but `others`."""
+    numbers = {one.name: 0 for one in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{**numbers, **others})

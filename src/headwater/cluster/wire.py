@@ -1,0 +1,179 @@
+"""Messages between routers and workers, in msgpack: work, what comes of it, and signs of life.
+
+A worker's message names its incarnation, and an answer its request and attempt: what a router gave up, or what a worker
+did before it was restarted, is told from what it does now.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from headwater.engine.meter import Backlog, EngineStats
+from headwater.errors import (
+    ConfigError,
+    ConstraintError,
+    DeadlineExceeded,
+    EngineStopped,
+    HeadwaterError,
+    InvalidLogits,
+    OutOfPages,
+    QueueFull,
+    RequestTooLarge,
+)
+from headwater.events import Event, FailedEvent, FinishedEvent, PromptEvent, TokenEvent
+from headwater.request import Generation
+
+BY_FIELDS = (OutOfPages, QueueFull, DeadlineExceeded)  # errors whose message is made of their fields
+BY_MESSAGE = (RequestTooLarge, EngineStopped, ConstraintError, ConfigError, InvalidLogits)
+
+
+class Knock(msgspec.Struct, array_like=True, tag=True):
+    """Sign of life of a router. A worker answers the first one with its card."""
+
+
+class Work(msgspec.Struct, array_like=True, tag=True):
+    """A request for a worker. `output`: the first tokens of its answer, which another worker sent."""
+
+    request: int
+    attempt: int
+    generation: Generation
+    output: tuple[int, ...] = ()
+
+
+class Cancel(msgspec.Struct, array_like=True, tag=True):
+    """End of a request that nobody waits for any more."""
+
+    request: int
+    attempt: int
+
+
+class Card(msgspec.Struct, array_like=True, tag=True):
+    """Facts about a worker, as long as it lives."""
+
+    fingerprint: str  # equal ones compute equal bits
+    process: int  # its number on its host
+    model: str
+    max_model_len: int  # tokens
+    max_running: int
+    unit_bytes: int  # of the index key's unit, which a digest stands for
+    live: str  # addresses of its KV events
+    replay: str
+    health: dict[str, Any]
+
+
+class Beat(msgspec.Struct, array_like=True, tag=True):
+    """Sign of life of a worker, and what waits for it."""
+
+    backlog: Backlog
+
+
+class Counted(msgspec.Struct, array_like=True, tag=True):
+    """Gauges and counters of a worker."""
+
+    stats: EngineStats
+
+
+class Scored(msgspec.Struct, array_like=True, tag=True):
+    """Log probabilities of a prompt."""
+
+    request: int
+    attempt: int
+    event: PromptEvent
+
+
+class Said(msgspec.Struct, array_like=True, tag=True):
+    """One token of an answer."""
+
+    request: int
+    attempt: int
+    event: TokenEvent
+
+
+class Ended(msgspec.Struct, array_like=True, tag=True):
+    """End of an answer."""
+
+    request: int
+    attempt: int
+    event: FinishedEvent
+
+
+class Failed(msgspec.Struct, array_like=True, tag=True):
+    """Error of a request: its class, message and fields."""
+
+    request: int
+    attempt: int
+    kind: str
+    message: str
+    fields: dict[str, Any]
+
+    @property
+    def event(self) -> FailedEvent:
+        return FailedEvent(self.error)
+
+    @property
+    def error(self) -> HeadwaterError:
+        """The error; of an unknown class, one with its message."""
+        for kind in BY_FIELDS:
+            if kind.__name__ == self.kind:
+                return kind(**self.fields)
+        for named in BY_MESSAGE:
+            if named.__name__ == self.kind:
+                return named(self.message, **self.fields)
+        return HeadwaterError(self.message)
+
+
+Answered = Scored | Said | Ended | Failed
+ToWorker = Knock | Work | Cancel
+FromWorker = Card | Beat | Counted | Answered
+
+
+class Sent(msgspec.Struct, array_like=True):
+    """Messages of one worker, in order."""
+
+    incarnation: bytes
+    messages: list[FromWorker]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
+_from_worker = msgspec.msgpack.Decoder(Sent)
+
+
+class WireError(HeadwaterError):
+    """A message is none of those that routers and workers send."""
+
+
+def encode(message: ToWorker | Sent) -> bytes:
+    """Return a message's bytes."""
+    return _encoder.encode(message)
+
+
+def for_worker(payload: bytes) -> ToWorker:
+    """Read a router's message. Raises WireError."""
+    try:
+        return _to_worker.decode(payload)
+    except (msgspec.DecodeError, ValueError, TypeError) as error:
+        raise WireError(str(error)) from error
+
+
+def from_worker(payload: bytes) -> Sent:
+    """Read a worker's messages. Raises WireError."""
+    try:
+        return _from_worker.decode(payload)
+    except (msgspec.DecodeError, ValueError, TypeError) as error:
+        raise WireError(str(error)) from error
+
+
+def answer_of(request: int, attempt: int, event: Event) -> Answered:
+    """Return the message of an event."""
+    if isinstance(event, TokenEvent):
+        return Said(request, attempt, event)
+    if isinstance(event, FinishedEvent):
+        return Ended(request, attempt, event)
+    if isinstance(event, PromptEvent):
+        return Scored(request, attempt, event)
+    error = event.error
+    fields = dict(vars(error)) if type(error) in (*BY_FIELDS, *BY_MESSAGE) else {}
+    return Failed(request, attempt, type(error).__name__, str(error), fields)

@@ -1,0 +1,228 @@
+"""Worker: an engine that answers for routers, over one ROUTER socket, on a thread of its own.
+
+A router that is silent is gone: its requests are cancelled.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+import zmq
+
+from headwater.cluster.sockets import opened
+from headwater.cluster.wire import (
+    Answered,
+    Beat,
+    Cancel,
+    Card,
+    Counted,
+    Ended,
+    Failed,
+    FromWorker,
+    Knock,
+    Sent,
+    WireError,
+    Work,
+    answer_of,
+    encode,
+    for_worker,
+)
+from headwater.engine.meter import Backlog, EngineStats
+from headwater.events import Event, FailedEvent
+from headwater.request import Generation
+
+BEAT = 0.1  # seconds between signs of life
+COUNTED = 1.0  # seconds between statistics
+ROUTER_GONE = 1.0  # seconds of silence
+COMPILERS = 2  # threads that begin requests with constraints, whose compilation may take long
+
+log = logging.getLogger("headwater.cluster")
+
+
+class WorkingEngine(Protocol):
+    """Engine as a worker uses it."""
+
+    def submit(self, generation: Generation, on_event: Callable[[Event], None], output: Iterable[int] = ()) -> int: ...
+
+    def cancel(self, request_id: int) -> None: ...
+
+    def backlog(self) -> Backlog: ...
+
+    def stats(self) -> EngineStats: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A request of a router, as the worker knows it."""
+
+    router: bytes
+    request: int
+    attempt: int
+
+
+class Worker:
+    """Serves an engine to routers."""
+
+    def __init__(self, engine: WorkingEngine, card: Card, incarnation: bytes, address: str) -> None:
+        """Bind to an address such as tcp://127.0.0.1:*. Raises zmq.ZMQError."""
+        self._engine, self._card, self._incarnation = engine, card, incarnation
+        self._socket = opened(zmq.ROUTER)
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a router that connects again is the same router
+        try:
+            self._socket.bind(address)
+        except zmq.ZMQError:
+            self._socket.close()
+            raise
+        self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        self._heard: dict[bytes, float] = {}  # routers, and when each was heard last
+        self._tasks: dict[Task, int | None] = {}  # the engine's ids of open requests; None: it is being submitted
+        self._lock = threading.Lock()  # of `_tasks`
+        self._came: deque[tuple[Task, Event]] = deque()
+        self._starting = ThreadPoolExecutor(COMPILERS, "headwater-worker-start")
+        self._closing = False
+        self._wakes, self._waker = socket.socketpair()
+        for end in (self._wakes, self._waker):
+            end.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name="headwater-worker", daemon=True)
+
+    def start(self) -> None:
+        """Answer from now on."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Send what has come, and close the socket."""
+        self._closing = True
+        self._wake()
+        self._thread.join()
+        self._starting.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def open_requests(self) -> int:
+        """Number of requests that have not ended."""
+        return len(self._tasks)
+
+    def _wake(self) -> None:
+        with suppress(OSError):  # enough wakes are there already, or the thread has ended
+            self._waker.send(b"\0")
+
+    # -- on its own thread
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._wakes, zmq.POLLIN)
+        beat = counted = time.monotonic()
+        try:
+            while not self._closing:
+                poller.poll(max(0, int((beat - time.monotonic()) * 1000) + 1))
+                with suppress(BlockingIOError):
+                    self._wakes.recv(4096)
+                self._receive()
+                self._send_answers()
+                now = time.monotonic()
+                if now >= beat:
+                    beat = now + BEAT
+                    self._forget_silent(now)
+                    self._tell_all([Beat(self._engine.backlog())])
+                if now >= counted:
+                    counted = now + COUNTED
+                    self._tell_all([Counted(self._engine.stats())])
+            self._send_answers()
+        except Exception:
+            log.exception("the worker answers no router any more")
+        finally:
+            self._socket.close()
+            self._wakes.close()
+            self._waker.close()
+
+    def _receive(self) -> None:
+        """Take all messages that are there."""
+        while True:
+            try:
+                router, payload = self._socket.recv_multipart(zmq.NOBLOCK)
+                message = for_worker(payload)
+            except zmq.Again:
+                return
+            except (WireError, ValueError) as error:
+                log.warning("a message of a router is left out: %s", error)
+                continue
+            if router not in self._heard:
+                self._send(router, [self._card])
+            self._heard[router] = time.monotonic()
+            if isinstance(message, Work):
+                self._begin(Task(router, message.request, message.attempt), message)
+            elif isinstance(message, Cancel):
+                self._cancel(Task(router, message.request, message.attempt))
+            else:
+                assert isinstance(message, Knock)
+
+    def _begin(self, task: Task, work: Work) -> None:
+        with self._lock:
+            self._tasks[task] = None
+        if work.generation.params.constraint is None:
+            self._submit(task, work)
+        else:
+            self._starting.submit(self._submit, task, work)
+
+    def _submit(self, task: Task, work: Work) -> None:
+        """Give a request to the engine; what it raises is the answer."""
+        try:
+            number = self._engine.submit(work.generation, self._receiver(task), work.output)
+        except Exception as error:
+            self._receiver(task)(FailedEvent(error))
+            return
+        with self._lock:
+            if task in self._tasks:
+                self._tasks[task] = number
+                return
+        self._engine.cancel(number)  # cancelled meanwhile, or it has ended: then this is ignored
+
+    def _receiver(self, task: Task) -> Callable[[Event], None]:
+        def on_event(event: Event) -> None:
+            self._came.append((task, event))
+            self._wake()
+
+        return on_event
+
+    def _cancel(self, task: Task) -> None:
+        with self._lock:
+            number = self._tasks.pop(task, None)
+        if number is not None:
+            self._engine.cancel(number)
+
+    def _forget_silent(self, now: float) -> None:
+        for router in [router for router, heard in self._heard.items() if now - heard > ROUTER_GONE]:
+            del self._heard[router]
+            for task in [task for task in self._tasks if task.router == router]:
+                self._cancel(task)
+
+    def _send_answers(self) -> None:
+        """Send what has come, one message to each router."""
+        answers: defaultdict[bytes, list[Answered]] = defaultdict(list)
+        while self._came:
+            task, event = self._came.popleft()
+            if task not in self._tasks:
+                continue  # cancelled
+            message = answer_of(task.request, task.attempt, event)
+            answers[task.router].append(message)
+            if isinstance(message, Ended | Failed):
+                with self._lock:
+                    self._tasks.pop(task, None)
+        for router, messages in answers.items():
+            self._send(router, messages)
+
+    def _tell_all(self, messages: list[FromWorker]) -> None:
+        for router in self._heard:
+            self._send(router, messages)
+
+    def _send(self, router: bytes, messages: Iterable[FromWorker]) -> None:
+        self._socket.send_multipart((router, encode(Sent(self._incarnation, list(messages)))))

@@ -1,0 +1,190 @@
+"""Real engines behind a router: requests go to the worker that has their prefix, and answers outlive their worker."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from itertools import count
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from headwater.cluster.hosting import card_of
+from headwater.cluster.publishing import Publishing
+from headwater.cluster.router import RoutedModel, Router
+from headwater.cluster.worker import Worker
+from headwater.config import ServeConfig
+from headwater.engine.engine import Engine
+from headwater.events import FinishedEvent, TokenEvent
+from headwater.request import Constraint, Fidelity, Generation, SamplingParams, Span
+from tests.cluster.fake import Received, until
+from tests.exactness.conftest import load  # noqa: F401  a fixture
+from tests.exactness.rig import words
+
+ANYWHERE = "tcp://127.0.0.1:*"
+KEY = bytes(32)
+EVENTS = ServeConfig(kv_events=True, kv_events_endpoint=ANYWHERE, kv_events_replay_endpoint=ANYWHERE)
+PROMPT = words(150, "routed")
+KINDS = {
+    "greedy": {"temperature": 0, "logprobs": 2},
+    "drawn": {"temperature": 1.1, "seed": 5, "top_p": 0.9, "logprobs": 3},
+    "penalties": {"temperature": 0.8, "seed": 6, "repetition_penalty": 1.3, "frequency_penalty": 0.4, "logprobs": 0},
+    "pattern": {"temperature": 0.7, "seed": 7, "constraint": Constraint("regex", "(ab|cd)+[0-9]{9}x"), "logprobs": 1},
+    "prompt scores": {"temperature": 0, "logprobs": 1, "prompt_logprobs": 2},
+}
+
+
+class Whole(Received):
+    """Events that a client got, all of them kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events = []
+
+    def on_event(self, event) -> None:
+        self.events.append(event)
+        super().on_event(event)
+
+    @property
+    def comparable(self) -> list[object]:
+        """Everything but the account, and the time in the queue: those are of the worker that ended the answer."""
+        end = [(e.finish_reason, e.text, e.output_tokens, e.stop) for e in self.events if isinstance(e, FinishedEvent)]
+        return [*(event for event in self.events if not isinstance(event, FinishedEvent)), *end]
+
+
+class RealWorker:
+    """An engine of its own over a shared model, and its worker."""
+
+    def __init__(self, model, fingerprint: str = "one") -> None:
+        loaded, check = model
+        config = replace(EVENTS, memory=600 * loaded.spec.page_bytes)
+        self.engine = Engine.over(loaded, check, config)
+        self.publishing = Publishing(config, KEY)
+        self.engine.stepped = self.publishing.start(self.engine.scheduler.cache)
+        card = card_of(self.engine, fingerprint, config.max_running, self.publishing.addresses)
+        self.worker = Worker(self.engine, card, uuid.uuid4().bytes, ANYWHERE)
+        self.engine.start()
+        self.worker.start()
+
+    def kill(self) -> None:
+        self.worker._send_answers = lambda: None
+        self.worker.close()
+
+    def close(self) -> None:
+        self.engine.stop()
+        if self.worker._thread.is_alive():
+            self.worker.close()
+        self.publishing.close()
+
+
+@contextmanager
+def cluster(model, **fingerprints: str) -> Iterator[tuple[Router, dict[str, RealWorker]]]:
+    with ExitStack() as stack:
+        texts = RoutedModel("real", SimpleNamespace(), None, {}, {}, model[0].spec)
+        router = Router(texts, KEY, patience=5.0)
+        router.start()
+        stack.callback(router.stop)
+        workers = {}
+        for name, fingerprint in fingerprints.items():
+            workers[name] = RealWorker(model, fingerprint)
+            stack.callback(workers[name].close)
+            router.join(name, workers[name].worker.address)
+        until(lambda: len([*router._cards()]) == len(fingerprints))
+        until(lambda: all(link._follower.picture.is_whole for link in router._links.values()))
+        yield router, workers
+
+
+def ask(router, generation: Generation) -> Whole:
+    received = Whole()
+    router.submit(generation, received.on_event)
+    return received
+
+
+def generation(kind: str, prompt=PROMPT, max_tokens: int = 60, **more) -> Generation:
+    params = {"max_tokens": max_tokens, "ignore_eos": True, **KINDS[kind]}
+    return Generation(tuple(prompt), SamplingParams(**params), **more)
+
+
+@pytest.fixture
+def model(load):  # noqa: F811
+    return load("qwen3_5", "float32", 2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_answer_whose_worker_is_lost_has_the_same_bits(model, kind: str) -> None:
+    with cluster(model, a="one", b="one") as (router, workers):
+        alone = ask(router, generation(kind)).wait()
+        assert alone.error is None
+        half = len(alone.tokens) // 2
+        again = lost_after(half, router, workers, generation(kind))
+        assert router.counts["resumed"] == 1, (router.counts, again.error, len(again.tokens))
+    assert again.comparable == alone.comparable
+    assert all(isinstance(event, TokenEvent) for event in again.events[-3:-1])
+
+
+def lost_after(tokens: int, router, workers: dict[str, RealWorker], asked: Generation) -> Whole:
+    """Ask, and kill the worker that answers once its client has so many tokens; steps wait for that."""
+    lost = threading.Event()
+
+    def hold(engine: Engine) -> None:
+        run, steps = engine.runner.run, count()
+
+        def held(step) -> torch.Tensor:
+            if next(steps) > tokens:
+                assert lost.wait(60)
+            return run(step)
+
+        engine.runner.run = held
+
+    for worker in workers.values():
+        hold(worker.engine)
+    received = ask(router, asked)
+    received.wait_for(tokens)
+    (name,) = (link.name for link in router._links.values() if link.open)
+    workers[name].kill()
+    lost.set()
+    return received.wait()
+
+
+def test_composed_answers_go_on_too(model) -> None:
+    composed = generation("drawn", segments=(Span(10, 80), Span(80, 140)), fidelity=Fidelity.FAST)
+    with cluster(model, a="one", b="one") as (router, workers):
+        alone = ask(router, composed).wait()
+        again = lost_after(20, router, workers, composed)
+    assert again.comparable == alone.comparable
+    assert alone.finished.account.composed_tokens
+
+
+def test_a_next_turn_goes_where_its_prefix_is(model) -> None:
+    """Eight sessions of four turns: each stays where it began, and as much is cached there as was predicted."""
+    with cluster(model, a="one", b="one", c="one") as (router, workers):
+        sessions = [words(130 + 20 * i, "session", i) for i in range(8)]
+        for turn in range(4):
+            asked = [ask(router, generation("greedy", session, 8)) for session in sessions]
+            for session, received in zip(sessions, asked, strict=True):
+                received.wait()
+                assert (received.finished.account.cached_tokens > 0) == (turn > 0)
+                session += received.tokens + words(15, "turn", turn, len(session))
+            for worker in workers.values():
+                worker.engine.drain(60)
+            settle(router)
+        assert router.counts["cached_as_predicted"] == 32, router.counts
+        assert all(worker.engine.scheduler.cache.stats().resumes for worker in workers.values())
+
+
+def settle(router) -> None:
+    """Wait until the router's pictures are those of the caches now: an event of each has come after the last step."""
+    followers = [link._follower for link in router._links.values()]
+    heard = [follower.picture.next for follower in followers]
+    until(lambda: all(one.picture.next > n for one, n in zip(followers, heard, strict=True)))
+
+
+def test_no_other_fingerprint_goes_on_with_an_answer(model) -> None:
+    with cluster(model, a="one", b="another") as (router, workers):
+        router._patience = 0.5
+        received = lost_after(5, router, workers, generation("greedy"))
+    assert "no worker with the same fingerprint" in str(received.error)

@@ -1,0 +1,264 @@
+"""Router and workers: requests reach workers, and a request outlives its worker without a lost or doubled token."""
+
+from __future__ import annotations
+
+import pytest
+
+from headwater.cluster.choice import Candidate, LeastCost, LeastLoaded, RoundRobin
+from headwater.cluster.router import NoWorker
+from headwater.cluster.wire import Failed, Sent, WireError, Work, answer_of, encode, for_worker, from_worker
+from headwater.errors import (
+    ConstraintError,
+    DeadlineExceeded,
+    EngineStopped,
+    HeadwaterError,
+    OutOfPages,
+    QueueFull,
+    RequestTooLarge,
+)
+from headwater.events import FailedEvent
+from headwater.request import Boundaries, Constraint, Drafting, Fidelity, Generation, SamplingParams, Span
+from tests.cluster.fake import FakeWorker, FormulaEngine, Received, asking, cluster, formula, until
+
+SLOW = 0.01  # seconds a token
+
+
+def submit(router, generation: Generation) -> Received:
+    received = Received()
+    received.id = router.submit(generation, received.on_event)
+    return received
+
+
+def test_answers_are_the_workers() -> None:
+    with cluster(a=FakeWorker(FormulaEngine()), b=FakeWorker(FormulaEngine())) as router:
+        asked = [submit(router, asking(range(i, i + 9), 20)) for i in range(12)]
+        for i, received in enumerate(asked):
+            assert received.wait().tokens == formula(range(i, i + 9), 20)
+            assert received.text == "".join(f"{token} " for token in received.tokens)
+            assert received.finished.output_tokens == 20
+        assert router.counts["answered"] == 12
+        assert router.stats().running == 0
+        assert [one["state"] for one in router.health()["workers"]] == ["up", "up"]
+
+
+def test_without_a_seed_the_router_draws_one() -> None:
+    worker = FakeWorker(FormulaEngine())
+    with cluster(a=worker) as router:
+        for _ in range(2):
+            submit(router, asking([1, 2], 3, seed=None)).wait()
+    first, second = (generation.params.seed for generation in worker.engine.seen)
+    assert first != second
+    assert None not in (first, second)
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 30, 59])
+def test_an_answer_goes_on_where_its_worker_was_lost(after: int) -> None:
+    """After `after` tokens; the last of them is said again by the other worker, and compared."""
+    a, b = (FakeWorker(FormulaEngine(SLOW)) for _ in "ab")
+    with cluster(a=a, b=b) as router:
+        received = submit(router, asking(range(9), 60))
+        until(lambda: a.engine.seen or b.engine.seen)
+        received.wait_for(after)
+        (a if a.engine.seen else b).kill()
+        received.wait()
+        assert received.error is None
+        assert received.tokens == formula(range(9), 60)
+        assert received.finished.output_tokens == 60
+        assert router.counts["resumed"] + router.counts["moved"] == 1
+    assert len(a.engine.seen) == len(b.engine.seen) == 1
+
+
+def test_an_answer_outlives_several_workers() -> None:
+    workers = {name: FakeWorker(FormulaEngine(SLOW)) for name in "abc"}
+    with cluster(**workers) as router:
+        received = submit(router, asking(range(9), 80))
+        for n in (10, 30):
+            received.wait_for(n)
+            (name,) = (link.name for link in router._links.values() if link.open)
+            workers[name].kill()
+            until(lambda gone=name: gone not in router._links)
+        assert received.wait().tokens == formula(range(9), 80)
+        assert router.counts["resumed"] == 2
+
+
+def test_a_worker_whose_bits_differ_is_found_out() -> None:
+    a, b = FakeWorker(FormulaEngine(SLOW)), FakeWorker(FormulaEngine(SLOW, other=1))
+    with cluster(a=a) as router:
+        received = submit(router, asking(range(9), 200))
+        received.wait_for(5)
+        router.join("b", b.worker.address)
+        until(lambda: len([*router._cards()]) == 2)
+        a.kill()
+        received.wait()
+        n = len(received.tokens)
+        assert received.tokens == formula(range(9), n)
+        assert "their bits differ" in str(received.error)
+        assert router.counts["diverged"] == 1
+        b.worker.close()
+        b.engine.close()
+
+
+def test_no_worker_of_another_fingerprint_goes_on_with_an_answer() -> None:
+    a, b = FakeWorker(FormulaEngine(SLOW)), FakeWorker(FormulaEngine(SLOW), fingerprint="another")
+    with cluster(a=a, b=b) as router:
+        asked = [submit(router, asking(range(i, i + 9), 100)) for i in range(2)]
+        for received in asked:
+            received.wait_for(3)
+        a.kill()
+        ended = [received.wait() for received in asked]
+        failed = [one for one in ended if one.error]
+        assert len(failed) == 1, "each had one of them"
+        assert isinstance(failed[0].error, NoWorker)
+        assert "no worker with the same fingerprint" in str(failed[0].error)
+        assert submit(router, asking([5], 10)).wait().tokens == formula([5], 10)
+
+
+def test_a_request_waits_for_a_worker() -> None:
+    with cluster() as router:
+        received = submit(router, asking([3, 4], 6))
+        worker = FakeWorker(FormulaEngine())
+        router.join("late", worker.worker.address)
+        assert received.wait().tokens == formula([3, 4], 6)
+        worker.kill()
+        worker.engine.close()
+        assert isinstance(submit(router, asking([3, 4], 6)).wait().error, EngineStopped)
+
+
+def test_a_cancelled_request_is_cancelled_at_its_worker() -> None:
+    worker = FakeWorker(FormulaEngine(SLOW))
+    with cluster(a=worker) as router:
+        received = submit(router, asking([1], 10_000))
+        received.wait_for(2)
+        router.cancel(received.id)
+        until(lambda: worker.engine.cancelled)
+        assert worker.worker.open_requests == 0
+        assert not router._requests
+
+
+def test_a_silent_router_has_its_requests_cancelled() -> None:
+    worker = FakeWorker(FormulaEngine(SLOW))
+    with cluster(a=worker) as router:
+        submit(router, asking([1], 100_000)).wait_for(2)
+        router._knock = lambda now: None
+        until(lambda: worker.engine.cancelled)
+        assert worker.worker.open_requests == 0
+
+
+def test_a_draining_worker_gets_no_more_requests() -> None:
+    a, b = (FakeWorker(FormulaEngine(SLOW)) for _ in "ab")
+    with cluster(a=a, b=b) as router:
+        asked = [submit(router, asking([i], 40)) for i in range(4)]
+        for received in asked:
+            received.wait_for(1)
+        router.drain("a")
+        before = len(a.engine.seen)
+        for i in range(4):
+            submit(router, asking([i, i], 3)).wait()
+        assert len(a.engine.seen) == before
+        assert [received.wait().error for received in asked] == [None] * 4
+        until(lambda: router.is_idle("a"))
+
+
+def test_a_worker_that_stops_hands_its_request_on() -> None:
+    a, b = FakeWorker(FormulaEngine()), FakeWorker(FormulaEngine())
+    a.engine.raises = EngineStopped("the engine is stopping and takes no more requests")
+    with cluster(a=a, b=b) as router:
+        for i in range(4):
+            assert submit(router, asking([i], 5)).wait().tokens == formula([i], 5)
+
+
+def test_another_worker_gets_what_is_left_of_a_deadline() -> None:
+    a, b = (FakeWorker(FormulaEngine(SLOW)) for _ in "ab")
+    with cluster(a=a, b=b) as router:
+        received = submit(router, asking([1], 60, deadline=30.0))
+        received.wait_for(20)
+        first, second = (a, b) if a.engine.seen else (b, a)
+        first.kill()
+        received.wait()
+        assert 29.0 < first.engine.seen[0].deadline <= 30.0
+        assert second.engine.seen[0].deadline < first.engine.seen[0].deadline - 0.5
+
+
+def test_a_stopped_router_ends_its_requests() -> None:
+    with cluster(a=FakeWorker(FormulaEngine(SLOW))) as router:
+        received = submit(router, asking([1], 10_000))
+        received.wait_for(1)
+        router.stop()
+        assert isinstance(received.wait().error, EngineStopped)
+        with pytest.raises(EngineStopped):
+            router.submit(asking([1], 2), received.on_event)
+
+
+ERRORS = [
+    QueueFull(3, 2, 9),
+    DeadlineExceeded(1.5, 7, "request_timeout"),
+    OutOfPages(5, 2, 1),
+    ConstraintError("no such rule", "response_format"),
+    RequestTooLarge("12 tokens, 8 fit"),
+    EngineStopped("it stops"),
+    HeadwaterError("the step failed"),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_errors_of_workers_keep_class_text_and_fields(error: Exception) -> None:
+    (came,) = from_worker(encode(Sent(b"i", [answer_of(4, 2, FailedEvent(error))]))).messages
+    assert isinstance(came, Failed)
+    assert (type(came.error), str(came.error), vars(came.error)) == (type(error), str(error), vars(error))
+
+
+def test_other_errors_keep_their_text() -> None:
+    (came,) = from_worker(encode(Sent(b"i", [answer_of(4, 2, FailedEvent(KeyError("x")))]))).messages
+    assert (type(came.error), str(came.error)) == (HeadwaterError, "'x'")
+
+
+def test_every_field_of_a_request_reaches_the_worker() -> None:
+    constraint = Constraint("regex", "a+", "response_format", Constraint("lark", "start: X"))
+    params = SamplingParams(9, 0.3, 5, 0.9, 0.1, 2**62, 1, ("x",), (3,), True, 2, 4, 1.1, 0.2, 0.3, ((7, -1.5),), 2)
+    params = SamplingParams(**{name: getattr(params, name) for name in params.__slots__} | {"constraint": constraint})
+    whole = Generation(
+        (1, 2, 3),
+        params,
+        "tenant",
+        Boundaries(1, 2, 3, (4,)),
+        False,
+        2.5,
+        "request_timeout",
+        (Span(0, 2),),
+        Fidelity.HIGH,
+        Drafting("ngram", 3, (8, 9)),
+    )
+    assert for_worker(encode(Work(1, 2, whole, (5, 6)))) == Work(1, 2, whole, (5, 6))
+
+
+@pytest.mark.parametrize("payload", [b"", b"\x01", b"\x91\xa3abc", encode(Work(1, 1, asking([1], 1)))[:-3]])
+def test_what_is_no_message_is_an_error(payload: bytes) -> None:
+    for read in (for_worker, from_worker):
+        with pytest.raises(WireError):
+            read(payload)
+
+
+def candidate(reusable: int = 0, running: int = 0, queued: int = 0, speed: float | None = 0.001) -> Candidate:
+    return Candidate(running, 0, queued, speed, 1.0, 4, reusable)
+
+
+@pytest.mark.parametrize(
+    ("candidates", "chosen"),
+    [
+        ([candidate(), candidate(640)], 1),
+        ([candidate(640, queued=2000), candidate()], 1),
+        ([candidate(640, running=8), candidate(running=1)], 1),
+        ([candidate(speed=0.004), candidate(speed=0.001, queued=1000)], 1),
+        ([candidate(running=2), candidate(running=1)], 1),
+        ([candidate(960), candidate(950)], 0),
+    ],
+)
+def test_a_request_goes_where_its_first_token_comes_soonest(candidates: list[Candidate], chosen: int) -> None:
+    assert LeastCost().choose(1000, candidates) == chosen
+
+
+def test_equal_workers_have_turns() -> None:
+    rule = LeastCost()
+    assert {rule.choose(10, [candidate()] * 3) for _ in range(6)} == {0, 1, 2}
+    assert [RoundRobin().choose(10, [candidate()] * 2)] == [0]
+    assert LeastLoaded().choose(10, [candidate(running=3), candidate(running=1)]) == 1

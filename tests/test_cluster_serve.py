@@ -1,0 +1,147 @@
+"""`headwater cluster` as processes: workers on Ray that are killed, drained, added and taken away under requests."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import httpx
+import pytest
+
+pytest.importorskip("ray", reason="Ray is not installed")
+
+PATIENCE = 120  # seconds
+LONG = 2000  # tokens: two seconds, in which a worker is found and killed
+HEADWATER = sys.executable, "-m", "headwater"
+STORY = {"prompt": "Tell a story about the harbour.", "temperature": 0.9, "seed": 3, "ignore_eos": True, "logprobs": 1}
+
+
+@dataclass
+class Running:
+    """A cluster that is up."""
+
+    process: subprocess.Popen[str]
+    url: str
+    ray: str
+
+    def cluster(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """Run a command of `headwater cluster` about it."""
+        command = *HEADWATER, "cluster", *command, "--address", self.ray
+        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+
+    def workers(self) -> dict[str, dict]:
+        health = httpx.get(f"{self.url.removesuffix('/v1')}/health", timeout=PATIENCE).json()
+        return {one["name"]: one for one in health["workers"]}
+
+    def counts(self) -> dict[str, int]:
+        return httpx.get(f"{self.url.removesuffix('/v1')}/health", timeout=PATIENCE).json()["requests"]
+
+    def ups(self) -> list[str]:
+        return [name for name, one in self.workers().items() if one["state"] == "up"]
+
+    def story(self, tokens: int, reached: Callable[[int], None] = lambda count: None) -> list[tuple[str, float]]:
+        """Return texts and log probabilities of a streamed answer; `reached` is called with each number of tokens."""
+        body = {**STORY, "max_tokens": tokens, "stream": True}
+        said = []
+        with httpx.stream("POST", f"{self.url}/completions", json=body, timeout=PATIENCE) as response:
+            for line in response.iter_lines():
+                if line.startswith("data: {"):
+                    (choice,) = json.loads(line[6:])["choices"] or [None]
+                    if choice and choice["logprobs"]:
+                        said += zip(choice["logprobs"]["tokens"], choice["logprobs"]["token_logprobs"], strict=True)
+                        reached(len(said))
+        return said
+
+
+def until(holds: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Running]:
+    command = [*HEADWATER, "cluster", "up", "--workers", "2", "--port", "0", "--memory", "400MB"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        said: list[str] = []
+        try:
+            while not said or "Deterministic: " not in said[-1]:
+                said.append(process.stdout.readline())
+                assert said[-1], "".join(said)
+            threading.Thread(target=process.stdout.read, daemon=True).start()
+            text = "".join(said)
+            url, ray = re.search(r"http://127\.0\.0\.1:\d+/v1", text)[0], re.search(r"Ray at ([\d.]+:\d+)", text)[1]
+            assert "200MB and 1 threads each" in text
+            assert "Deterministic: yes" in text
+            yield Running(process, url, ray)
+        finally:
+            process.kill()
+
+
+def test_an_answer_goes_on_when_its_worker_is_killed(running: Running) -> None:
+    """Killed after the first token and later, and another worker is started each time."""
+    whole = running.story(LONG)
+    assert len(whole) == LONG
+    before = running.counts()
+    for after in (1, 300):
+
+        def kill(count: int, after: int = after) -> None:
+            if count == after:
+                (busy,) = (one for one in running.workers().values() if one["requests"])
+                os.kill(busy["process"], signal.SIGKILL)
+
+        assert running.story(LONG, kill) == whole
+        until(lambda: len(running.ups()) == 2)
+    counts = running.counts()
+    assert counts["routed"] - before["routed"] == counts["answered"] - before["answered"] == 2
+    assert counts["resumed"] == 2
+    assert "diverged" not in counts
+    assert "failed" not in counts
+
+
+def test_under_requests_workers_are_drained_added_and_taken_away(running: Running) -> None:
+    with ThreadPoolExecutor(4) as clients:
+        whole = running.story(150)
+        asked = [clients.submit(running.story, 150) for _ in range(12)]
+        assert "there is no worker 'w99', but" in running.cluster("drain", "w99").stderr
+        first = running.ups()[0]
+        assert running.cluster("drain", first).returncode == 0
+        until(lambda: first not in running.workers() and len(running.ups()) == 2)
+        assert running.cluster("scale", "3").returncode == 0
+        until(lambda: len(running.ups()) == 3)
+        assert running.cluster("scale", "1").returncode == 0
+        until(lambda: len(running.workers()) == 1)
+        assert [one.result() for one in asked] == [whole] * 12
+    assert "failed" not in running.counts()
+
+
+def test_status_shows_workers_and_what_became_of_requests(running: Running) -> None:
+    running.story(3)
+    until(lambda: len(running.ups()) == 1)
+    shown = running.cluster("status").stdout
+    (name,) = running.ups()
+    assert re.search(rf"│ {name} +│ up +│ [0-9a-f]{{12}} │ +{running.workers()[name]['process']} │", shown)
+    assert re.search(r"│ answered +│ +\d+ │", shown)
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_down_ends_it(running: Running) -> None:
+    assert running.cluster("down").returncode == 0
+    assert running.process.wait(PATIENCE) == 0
+    assert "no Ray cluster at" in running.cluster("status").stderr
+
+
+def test_settings_are_checked_before_anything_starts() -> None:
+    wrong = subprocess.run([*HEADWATER, "cluster", "up", "--rule", "best"], capture_output=True, text=True)
+    assert wrong.returncode == 2
+    assert "rule is 'best', must be one of least_cost, round_robin, least_loaded" in wrong.stderr
