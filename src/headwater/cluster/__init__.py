@@ -1,10 +1,10 @@
 """Workers and their router, and events of what a cache holds, in the form of vLLM's KV events. No torch.
 
-Events: `digests.py` names what is held, `messages.py` is the form of messages, `ledger.py` and `stream.py` make them, and
-`publisher.py` sends them, by the settings in `publishing.py`. `picture.py` is what a reader knows, and `follower.py`
-keeps it up to date.
+Events: `digests.py` names what is held, `messages.py` is the form of messages, `ledger.py` and `stream.py` make them,
+and `publisher.py` sends them, by the settings in `publishing.py`. `picture.py` is what a reader knows, and
+`follower.py` keeps it up to date.
 
 Cluster: `router.py` is an engine for the server that has workers compute, each of which it knows by a `link.py`;
-`choice.py` are its rules. `worker.py` answers for an engine, `wire.py` is what both say to each other. `hosting.py` is one
-worker's process, and `ray_workers.py` has Ray start and end them.
+`choice.py` are its rules. `worker.py` answers for an engine, `wire.py` is what both say to each other. `hosting.py` is
+one worker's process, and `ray_workers.py` has Ray start and end them.
 """
