@@ -135,6 +135,15 @@ def test_status_shows_workers_and_what_became_of_requests(running: Running) -> N
     assert max(map(len, shown.splitlines())) <= 80
 
 
+def test_metrics_and_figures_are_the_sums_of_all_workers(running: Running) -> None:
+    base = running.url.removesuffix("/v1")
+    until(lambda: httpx.get(f"{base}/cache").json()["memory"]["pages"]["total"] > 0)
+    metrics = httpx.get(f"{base}/metrics").text
+    assert re.search(r'headwater_computed_tokens_total\{kind="decode"\} [1-9]', metrics)
+    assert httpx.get(base).status_code == 200
+    assert httpx.post(f"{base}/cache/segments", json={"texts": ["a b c"]}).status_code == 501
+
+
 def test_down_ends_it(running: Running) -> None:
     assert running.cluster("down").returncode == 0
     assert running.process.wait(PATIENCE) == 0

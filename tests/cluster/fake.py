@@ -72,6 +72,14 @@ class FormulaEngine:
         cache = zero(CacheStats)
         return zero(EngineStats, cache=cache, tiers=(), running=len(self._open))
 
+    def fail(self, error: Exception) -> None:
+        """End as an engine that fails: all requests do, and later ones are refused."""
+        with self._lock:
+            self.raises = error
+            ended, self._open = self._open, {}
+        for one in ended.values():
+            one.on_event(FailedEvent(error))
+
     def close(self) -> None:
         self._ends.set()
         self._thread.join()

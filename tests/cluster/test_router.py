@@ -159,12 +159,20 @@ def test_a_draining_worker_gets_no_more_requests() -> None:
         until(lambda: router.is_idle("a"))
 
 
-def test_a_worker_that_stops_hands_its_request_on() -> None:
-    a, b = FakeWorker(FormulaEngine()), FakeWorker(FormulaEngine())
-    a.engine.raises = EngineStopped("the engine is stopping and takes no more requests")
+def test_the_requests_of_a_worker_whose_engine_stops_go_on_elsewhere() -> None:
+    a, b = FakeWorker(FormulaEngine(SLOW)), FakeWorker(FormulaEngine(SLOW))
     with cluster(a=a, b=b) as router:
-        for i in range(4):
-            assert submit(router, asking([i], 5)).wait().tokens == formula([i], 5)
+        lost = []
+        router.lost = lost.append
+        asked = [submit(router, asking([i], 60)) for i in range(4)]
+        for received in asked:
+            received.wait_for(3)
+        a.engine.fail(EngineStopped("the engine failed: a kernel"))
+        for i, received in enumerate(asked):
+            assert received.wait().tokens == formula([i], 60)
+        assert lost == ["a"]
+        assert router.counts["resumed"] == 2
+        assert submit(router, asking([9], 5)).wait().tokens == formula([9], 5)
 
 
 def test_another_worker_gets_what_is_left_of_a_deadline() -> None:

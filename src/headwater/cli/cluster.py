@@ -20,6 +20,7 @@ from headwater.cli.serve import EPILOG, GroupedCommand, announce, make_server, s
 from headwater.cli.settings import effective
 from headwater.config import SETTINGS, ServeConfig
 from headwater.errors import ConfigError
+from headwater.machine import usable_cores
 from headwater.models.hub import folder_of
 from headwater.table import Table
 
@@ -149,7 +150,7 @@ def serve_until_stopped(config: ServeConfig, workers: int, address: str | None, 
     with listener(config) as sock:
         whole_folder(config.model)
         configure_logging(config.log_format)
-        key, cores = secrets.token_bytes(32), len(os.sched_getaffinity(0))
+        key, cores = secrets.token_bytes(32), usable_cores()
         router = Router(routed_model(config), key, CHOICES[rule]())
         found = ray_workers.connect(address, cores)
         mailbox = ray_workers.new_mailbox()

@@ -11,6 +11,7 @@ import os
 import socket
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, Protocol
@@ -149,6 +150,7 @@ class RayWorkers:
         self._config = replace(config, memory=config.memory // wanted, threads=self._threads)
         self._router, self._key, self._host = router, key, own_address(address)
         self._started: dict[str, Started] = {}
+        self._lost: deque[str] = deque()
         self._names = (f"w{number}" for number in count())
         self._again, self._failures = 0.0, 0
         self._closing = threading.Event()
@@ -190,11 +192,8 @@ class RayWorkers:
                 self._drain(self._started[name])
 
     def lost(self, name: str) -> None:
-        """Note that a router hears nothing of a worker any more: it is killed, and started again."""
-        with self._lock:
-            one = self._started.pop(name, None)
-        if one is not None:
-            ray.kill(one.actor, no_restart=True)
+        """Note that a router hears nothing of a worker any more: it is killed, and started again. Never waits."""
+        self._lost.append(name)
 
     def close(self) -> None:
         """Stop all workers."""
@@ -210,6 +209,8 @@ class RayWorkers:
         while not self._closing.wait(LOOKED):
             try:
                 with self._lock:
+                    while self._lost:
+                        self._kill(self._lost.popleft())
                     for one in tuple(self._started.values()):
                         self._look(one)
                     missing = self.wanted - sum(not one.draining for one in self._started.values())
@@ -218,6 +219,11 @@ class RayWorkers:
                             self._start()
             except RayError:
                 log.exception("Ray does not answer")
+
+    def _kill(self, name: str) -> None:
+        one = self._started.pop(name, None)
+        if one is not None:
+            ray.kill(one.actor, no_restart=True)
 
     def _start(self) -> None:
         name = next(self._names)

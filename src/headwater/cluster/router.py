@@ -102,6 +102,7 @@ class Router:
         self._wake()
         if self._thread.is_alive():
             self._thread.join()
+        self._waker.close()
 
     def refuse_new(self) -> None:
         """Refuse requests from now on with EngineStopped; earlier ones run to their ends."""
@@ -353,11 +354,8 @@ class Router:
             self._note_prediction(request, message.event)
             self.counts["answered"] += 1
             self._end(request, message.event)
-        elif message.kind == EngineStopped.__name__:  # it is stopping: others may answer
-            link.open.pop(request.id, None)
-            self.counts["moved"] += 1
-            link.draining = True
-            self._give(request, link.card.fingerprint if link.card else None)
+        elif message.kind == EngineStopped.__name__:
+            self._lose(link.name, "answers no more")
         else:
             self.counts["failed"] += 1
             self._end(request, message.event)
