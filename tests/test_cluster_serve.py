@@ -104,7 +104,7 @@ def test_an_answer_goes_on_when_its_worker_is_killed(running: Running) -> None:
         until(lambda: len(running.ups()) == 2)
     counts = running.counts()
     assert counts["routed"] - before["routed"] == counts["answered"] - before["answered"] == 2
-    assert counts["resumed"] == 2
+    assert counts["resumed"] >= 2
     assert "diverged" not in counts
     assert "failed" not in counts
 

@@ -20,6 +20,7 @@ from headwater.events import Event, FailedEvent, FinishedEvent, TokenEvent
 from headwater.request import Generation, SamplingParams
 
 PATIENCE = 20.0  # seconds
+LONG = 15.0  # seconds of silence, so that a busy machine makes none
 
 
 def token_after(tokens: list[int], seed: int) -> int:
@@ -98,13 +99,19 @@ class FormulaEngine:
                         one.on_event(FinishedEvent("length", "", account, len(one.output)))
 
 
+def kill(router: Router, name: str, worker: FakeWorker) -> None:
+    """End a worker without a word, and let the router know, as Ray does."""
+    worker.kill()
+    router.leave(name)
+
+
 class FakeWorker:
     """A worker over a formula engine. `kill` ends it without a word."""
 
-    def __init__(self, engine: FormulaEngine, fingerprint: str = "one") -> None:
+    def __init__(self, engine: FormulaEngine, fingerprint: str = "one", router_gone: float = LONG) -> None:
         self.engine = engine
         card = Card(fingerprint, 1, "formula", 100_000, 4, 0, "", "", {"deterministic": "yes"})
-        self.worker = Worker(engine, card, uuid.uuid4().bytes, "tcp://127.0.0.1:*")
+        self.worker = Worker(engine, card, uuid.uuid4().bytes, "tcp://127.0.0.1:*", router_gone)
         self.worker.start()
 
     def kill(self) -> None:
@@ -166,10 +173,10 @@ MODEL = RoutedModel("formula", SimpleNamespace(), None, {}, {}, SimpleNamespace(
 
 
 @contextmanager
-def cluster(**workers: FakeWorker) -> Iterator[Router]:
+def cluster(silence: float = LONG, **workers: FakeWorker) -> Iterator[Router]:
     """Yield a router over workers, all of which have joined."""
     with ExitStack() as stack:
-        router = Router(MODEL, b"k" * 32, patience=1.0)
+        router = Router(MODEL, b"k" * 32, patience=1.0, silence=silence)
         router.start()
         stack.callback(router.stop)
         for name, worker in workers.items():

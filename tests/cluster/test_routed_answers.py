@@ -19,9 +19,10 @@ from headwater.cluster.router import RoutedModel, Router
 from headwater.cluster.worker import Worker
 from headwater.config import ServeConfig
 from headwater.engine.engine import Engine
+from headwater.engine.meter import Backlog
 from headwater.events import FinishedEvent, TokenEvent
 from headwater.request import Constraint, Fidelity, Generation, SamplingParams, Span
-from tests.cluster.fake import Received, until
+from tests.cluster.fake import LONG, Received, kill, until
 from tests.exactness.conftest import load  # noqa: F401  a fixture
 from tests.exactness.rig import words
 
@@ -66,7 +67,7 @@ class RealWorker:
         self.publishing = Publishing(config, KEY)
         self.engine.stepped = self.publishing.start(self.engine.scheduler.cache)
         card = card_of(self.engine, fingerprint, config.max_running, self.publishing.addresses)
-        self.worker = Worker(self.engine, card, uuid.uuid4().bytes, ANYWHERE)
+        self.worker = Worker(self.engine, card, uuid.uuid4().bytes, ANYWHERE, LONG)
         self.engine.start()
         self.worker.start()
 
@@ -85,7 +86,7 @@ class RealWorker:
 def cluster(model, **fingerprints: str) -> Iterator[tuple[Router, dict[str, RealWorker]]]:
     with ExitStack() as stack:
         texts = RoutedModel("real", SimpleNamespace(), None, {}, {}, model[0].spec)
-        router = Router(texts, KEY, patience=5.0)
+        router = Router(texts, KEY, patience=5.0, silence=LONG)
         router.start()
         stack.callback(router.stop)
         workers = {}
@@ -145,7 +146,7 @@ def lost_after(tokens: int, router, workers: dict[str, RealWorker], asked: Gener
     received = ask(router, asked)
     received.wait_for(tokens)
     (name,) = (link.name for link in router._links.values() if link.open)
-    workers[name].kill()
+    kill(router, name, workers[name])
     lost.set()
     return received.wait()
 
@@ -160,19 +161,20 @@ def test_composed_answers_go_on_too(model) -> None:
 
 
 def test_a_next_turn_goes_where_its_prefix_is(model) -> None:
-    """Eight sessions of four turns: each stays where it began, and as much is cached there as was predicted."""
+    """Six sessions of three turns: each stays where it began, and as much is cached there as was predicted."""
     with cluster(model, a="one", b="one", c="one") as (router, workers):
-        sessions = [words(130 + 20 * i, "session", i) for i in range(8)]
-        for turn in range(4):
-            asked = [ask(router, generation("greedy", session, 8)) for session in sessions]
-            for session, received in zip(sessions, asked, strict=True):
-                received.wait()
+        for worker in workers.values():  # equally fast, whatever else the machine does
+            worker.engine.backlog = lambda: Backlog(0, 0, 0, 0.001, 1.0)
+        sessions = [words(130 + 20 * i, "session", i) for i in range(6)]
+        for turn in range(3):
+            for session in sessions:
+                received = ask(router, generation("greedy", session, 8)).wait()
                 assert (received.finished.account.cached_tokens > 0) == (turn > 0)
                 session += received.tokens + words(15, "turn", turn, len(session))
             for worker in workers.values():
                 worker.engine.drain(60)
             settle(router)
-        assert router.counts["cached_as_predicted"] == 32, router.counts
+        assert router.counts["cached_as_predicted"] == 18, router.counts
         assert all(worker.engine.scheduler.cache.stats().resumes for worker in workers.values())
 
 

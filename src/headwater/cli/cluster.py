@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from headwater.cluster.router import RoutedModel, Router
 
 POLLED = 0.5  # seconds between looks at the mailbox
-JOINING = 600.0  # seconds for all workers to load
+JOINING, CARDS = 600.0, 30.0  # seconds for all workers to load, and then to be known to the router
 RULES = ("least_cost", "round_robin", "least_loaded")
 
 group = typer.Typer(rich_markup_mode=None, help="Serve with several workers on a Ray cluster.")
@@ -161,7 +161,7 @@ def serve_until_stopped(config: ServeConfig, workers: int, address: str | None, 
             router.start()
             running.start()
             say(f"{workers} workers start on Ray at {found}, with {running.shares}")
-            if not running.wait(JOINING):
+            if not (running.wait(JOINING) and router.wait_for(workers, CARDS)):
                 raise ConfigError(f"the workers were not there after {JOINING:g} s")
             server = make_server(create_app(router, config), router, config)
             sock.listen()

@@ -96,10 +96,10 @@ class Link:
                 self.backlog = message.backlog
             elif isinstance(message, Counted):
                 self.stats = message.stats
-            elif isinstance(message, Card):
+            elif isinstance(message, Card) and self.card is None:
                 self.card = message
                 self._follow(message)
-            else:
+            else:  # a second card, too: it says that the worker has forgotten this router
                 others.append(message)
         return others
 

@@ -28,6 +28,8 @@ from headwater.setting import show_bytes
 
 NAMESPACE, MAILBOX = "headwater", "headwater-cluster"  # Ray's names
 STORE_BYTES = 100 * 10**6
+SOON = 60.0  # seconds in which a worker is lost twice
+ENDING = 2.0  # seconds for a worker to end after what it may take to drain
 KNOCK = 3.0  # seconds for Ray to accept a connection
 LOOKED = 0.1  # seconds between looks at the workers
 AGAIN = 2.0  # seconds after which a worker that could not start is started again; doubled each time
@@ -58,6 +60,7 @@ class Started:
     ended: Any = None  # a result that is there when it has stopped
     draining: bool = False
     stopping: Any = None
+    lost: float | None = None  # when the router lost it
 
 
 def connect(address: str | None, cores: int) -> str:
@@ -192,7 +195,10 @@ class RayWorkers:
                 self._drain(self._started[name])
 
     def lost(self, name: str) -> None:
-        """Note that a router hears nothing of a worker any more: it is killed, and started again. Never waits."""
+        """Note that the router takes a worker for lost. Never waits.
+
+        It may come back, if its machine was busy; if it is lost again soon, it is killed, and another is started.
+        """
         self._lost.append(name)
 
     def close(self) -> None:
@@ -200,6 +206,11 @@ class RayWorkers:
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join()
+        stopping = [
+            one.actor.stop.remote(self._config.drain) for one in self._started.values() if one.ended is not None
+        ]
+        if stopping:  # tiers take what is cached
+            ray.wait(stopping, num_returns=len(stopping), timeout=self._config.drain + ENDING)
         for one in self._started.values():
             ray.kill(one.actor, no_restart=True)
 
@@ -210,7 +221,7 @@ class RayWorkers:
             try:
                 with self._lock:
                     while self._lost:
-                        self._kill(self._lost.popleft())
+                        self._look_for(self._lost.popleft())
                     for one in tuple(self._started.values()):
                         self._look(one)
                     missing = self.wanted - sum(not one.draining for one in self._started.values())
@@ -220,9 +231,17 @@ class RayWorkers:
             except RayError:
                 log.exception("Ray does not answer")
 
-    def _kill(self, name: str) -> None:
-        one = self._started.pop(name, None)
-        if one is not None:
+    def _look_for(self, name: str) -> None:
+        """Try once more to reach a worker that was lost, or kill it."""
+        one = self._started.get(name)
+        if one is None:
+            return
+        now = time.monotonic()
+        if one.lost is None or now - one.lost > SOON:
+            one.lost = now
+            self._router.join(name, ray.get(one.address))
+        else:
+            del self._started[name]
             ray.kill(one.actor, no_restart=True)
 
     def _start(self) -> None:

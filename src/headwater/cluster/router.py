@@ -29,7 +29,7 @@ from headwater.cache.view import CacheStats, CacheView
 from headwater.cluster.choice import Choice, LeastCost
 from headwater.cluster.digests import Digests
 from headwater.cluster.link import Link, Routed
-from headwater.cluster.wire import Cancel, Ended, Failed, FromWorker, Knock, Said, Scored, Work
+from headwater.cluster.wire import Cancel, Card, Ended, Failed, FromWorker, Knock, Said, Scored, Work
 from headwater.engine.meter import EngineStats
 from headwater.errors import EngineStopped, HeadwaterError
 from headwater.events import Event, FailedEvent, FinishedEvent
@@ -70,13 +70,18 @@ class Router:
     draft_bytes = mtp_bytes = 0  # of its own memory
 
     def __init__(
-        self, model: RoutedModel, key: bytes, choice: Choice | None = None, patience: float = PATIENCE
+        self,
+        model: RoutedModel,
+        key: bytes,
+        choice: Choice | None = None,
+        patience: float = PATIENCE,
+        silence: float = LOST,
     ) -> None:
-        """`key`: secret key of the workers' KV events."""
+        """`key`: secret key of the workers' KV events; the others in seconds, see PATIENCE and LOST."""
         self.model_name, self.tokenizer, self.chat_template = model.name, model.tokenizer, model.chat_template
         self.special_tokens, self.generation_defaults, self.spec = model.special_tokens, model.generation, model.spec
         self.counts: Counter[str] = Counter()  # requests by what became of them
-        self._key, self._choice, self._patience = key, choice or LeastCost(), patience
+        self._key, self._choice, self._patience, self._silence = key, choice or LeastCost(), patience, silence
         self._identity = uuid.uuid4().bytes
         self._links: dict[str, Link] = {}  # by name
         self._requests: dict[int, Routed] = {}  # open ones
@@ -119,6 +124,15 @@ class Router:
     def leave(self, name: str) -> None:
         """Let a worker go; its open requests are resumed on others."""
         self._do(lambda: self._lose(name, "was taken out"))
+
+    def wait_for(self, workers: int, seconds: float) -> bool:
+        """Wait until so many workers have shown their cards; False if they have not within `seconds`."""
+        end = time.monotonic() + seconds
+        while sum(1 for _ in self._cards()) < workers:
+            if time.monotonic() > end:
+                return False
+            time.sleep(KNOCK / 4)
+        return True
 
     def is_idle(self, name: str) -> bool:
         """Return whether a worker has none of this router's requests."""
@@ -199,16 +213,16 @@ class Router:
         try:
             due = 0.0
             while not self._stopping:
-                now = time.monotonic()
-                if now >= due:
-                    due = now + KNOCK
-                    self._knock(now)
-                self._poll(due - now)
+                self._poll(due - time.monotonic())
                 while self._actions:
                     self._actions.popleft()()
                 for link in tuple(self._links.values()):
                     for message in link.receive():
                         self._take(link, message)
+                now = time.monotonic()
+                if now >= due:  # after what came meanwhile: if this thread did not run, no worker was silent
+                    due = now + KNOCK
+                    self._knock(now)
                 if self._homeless:
                     self._place_homeless()
         except Exception:
@@ -235,7 +249,7 @@ class Router:
         if name in self._links:
             self._lose(name, "was started again")
         self._links[name] = link = Link(name, address, self._identity)
-        link.send(Knock())
+        link.send(Knock(is_first=True))
 
     def _drain(self, name: str) -> None:
         if name in self._links:
@@ -244,7 +258,7 @@ class Router:
     def _knock(self, now: float) -> None:
         for link in tuple(self._links.values()):
             silence = now - link.heard
-            if silence > (LOST if link.card else JOINING):
+            if silence > (self._silence if link.card else JOINING):
                 self._lose(link.name, f"said nothing for {silence:.1f} s")
             else:
                 link.send(Knock())
@@ -259,7 +273,17 @@ class Router:
         level = logging.INFO if link.draining and not open_requests else logging.WARNING
         log.log(level, "worker %s %s; %d requests go on elsewhere", name, why, len(open_requests))
         self.lost(name)
-        for request in open_requests.values():
+        self._move(link, open_requests)
+
+    def _give_all_again(self, link: Link) -> None:
+        """Give the requests of a worker, which has cancelled them since it had not heard of this router, once more."""
+        open_requests, link.open = link.open, {}
+        if open_requests:
+            log.warning("worker %s had forgotten this router; %d requests go on", link.name, len(open_requests))
+        self._move(link, open_requests)
+
+    def _move(self, link: Link, requests: dict[int, Routed]) -> None:
+        for request in requests.values():
             self.counts["resumed" if request.sent else "moved"] += 1
             self._give(request, link.card.fingerprint if link.card else None)
 
@@ -339,6 +363,8 @@ class Router:
 
     def _take(self, link: Link, message: FromWorker) -> None:
         """Take what a worker says of a request, unless another one has it by now."""
+        if isinstance(message, Card):
+            self._give_all_again(link)
         if not isinstance(message, Said | Scored | Ended | Failed):
             return
         request = link.open.get(message.request)

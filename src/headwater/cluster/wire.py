@@ -30,7 +30,9 @@ BY_MESSAGE = (RequestTooLarge, EngineStopped, ConstraintError, ConfigError, Inva
 
 
 class Knock(msgspec.Struct, array_like=True, tag=True):
-    """Sign of life of a router. A worker answers the first one with its card."""
+    """Sign of life of a router. A worker answers the first one of a link with its card."""
+
+    is_first: bool = False
 
 
 class Work(msgspec.Struct, array_like=True, tag=True):

@@ -72,9 +72,15 @@ class Task:
 class Worker:
     """Serves an engine to routers."""
 
-    def __init__(self, engine: WorkingEngine, card: Card, incarnation: bytes, address: str) -> None:
-        """Bind to an address such as tcp://127.0.0.1:*. Raises zmq.ZMQError."""
+    def __init__(
+        self, engine: WorkingEngine, card: Card, incarnation: bytes, address: str, router_gone: float = ROUTER_GONE
+    ) -> None:
+        """Bind to an address such as tcp://127.0.0.1:*. Raises zmq.ZMQError.
+
+        `router_gone`: seconds of silence after which a router's requests are cancelled.
+        """
         self._engine, self._card, self._incarnation = engine, card, incarnation
+        self._router_gone = router_gone
         self._socket = opened(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a router that connects again is the same router
         try:
@@ -155,7 +161,8 @@ class Worker:
             except (WireError, ValueError) as error:
                 log.warning("a message of a router is left out: %s", error)
                 continue
-            if router not in self._heard:
+            if router not in self._heard or (isinstance(message, Knock) and message.is_first):
+                self._cancel_all(router)
                 self._send(router, [self._card])
             self._heard[router] = time.monotonic()
             if isinstance(message, Work):
@@ -200,10 +207,13 @@ class Worker:
             self._engine.cancel(number)
 
     def _forget_silent(self, now: float) -> None:
-        for router in [router for router, heard in self._heard.items() if now - heard > ROUTER_GONE]:
+        for router in [router for router, heard in self._heard.items() if now - heard > self._router_gone]:
             del self._heard[router]
-            for task in [task for task in self._tasks if task.router == router]:
-                self._cancel(task)
+            self._cancel_all(router)
+
+    def _cancel_all(self, router: bytes) -> None:
+        for task in [task for task in self._tasks if task.router == router]:
+            self._cancel(task)
 
     def _send_answers(self) -> None:
         """Send what has come, one message to each router."""
