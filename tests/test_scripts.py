@@ -44,6 +44,7 @@ SMALLEST = {
     "benchmarks.sparse": ["--small", "--repeats", "1", "--data", str(SHARED / "data"), "--out", "OUT"],
     "examples.demo": [],
     "examples.demo_cluster": ["--workers", "2"],
+    "stress.four_ways": ["--requests", "6"],
     "examples.screenshot": ["--seconds", "10", "--out", "OUT/page.png"],
     "stress.fuzz.__main__": ["--for", "2s", "config"],
     "stress.fuzz.drive": ["config", "-runs=20"],
