@@ -81,7 +81,7 @@ def running() -> Iterator[Running]:
             threading.Thread(target=process.stdout.read, daemon=True).start()
             text = "".join(said)
             url, ray = re.search(r"http://127\.0\.0\.1:\d+/v1", text)[0], re.search(r"Ray at ([\d.]+:\d+)", text)[1]
-            assert "200MB and 1 threads each" in text
+            assert "200MB and 1 thread each" in text
             assert "Deterministic: yes" in text
             yield Running(process, url, ray)
         finally:
@@ -148,6 +148,12 @@ def test_down_ends_it(running: Running) -> None:
     assert running.cluster("down").returncode == 0
     assert running.process.wait(PATIENCE) == 0
     assert "no Ray cluster at" in running.cluster("status").stderr
+
+
+def test_kv_events_are_refused() -> None:
+    wrong = subprocess.run([*HEADWATER, "cluster", "up", "--kv-events"], capture_output=True, text=True)
+    assert wrong.returncode == 2
+    assert "the workers of a cluster publish to their router alone" in wrong.stderr
 
 
 def test_settings_are_checked_before_anything_starts() -> None:

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from headwater.cluster.hosting import card_of
+from headwater.cluster.hosting import info_of
 from headwater.cluster.publishing import Publishing
 from headwater.cluster.router import RoutedModel, Router
 from headwater.cluster.worker import Worker
@@ -66,8 +66,8 @@ class RealWorker:
         self.engine = Engine.over(loaded, check, config)
         self.publishing = Publishing(config, KEY)
         self.engine.stepped = self.publishing.start(self.engine.scheduler.cache)
-        card = card_of(self.engine, fingerprint, config.max_running, self.publishing.addresses)
-        self.worker = Worker(self.engine, card, uuid.uuid4().bytes, ANYWHERE, LONG)
+        info = info_of(self.engine, fingerprint, config.max_running, self.publishing.addresses)
+        self.worker = Worker(self.engine, info, uuid.uuid4().bytes, ANYWHERE, LONG)
         self.engine.start()
         self.worker.start()
 
@@ -86,7 +86,7 @@ class RealWorker:
 def cluster(model, **fingerprints: str) -> Iterator[tuple[Router, dict[str, RealWorker]]]:
     with ExitStack() as stack:
         texts = RoutedModel("real", SimpleNamespace(), None, {}, {}, model[0].spec)
-        router = Router(texts, KEY, patience=5.0, silence=LONG)
+        router = Router(texts, KEY, patience=5.0, heartbeat_timeout=LONG)
         router.start()
         stack.callback(router.stop)
         workers = {}
@@ -94,7 +94,7 @@ def cluster(model, **fingerprints: str) -> Iterator[tuple[Router, dict[str, Real
             workers[name] = RealWorker(model, fingerprint)
             stack.callback(workers[name].close)
             router.join(name, workers[name].worker.address)
-        until(lambda: len([*router._cards()]) == len(fingerprints))
+        until(lambda: len([*router._infos()]) == len(fingerprints))
         until(lambda: all(link._follower.picture.is_whole for link in router._links.values()))
         yield router, workers
 
@@ -128,7 +128,7 @@ def test_an_answer_whose_worker_is_lost_has_the_same_bits(model, kind: str) -> N
 
 
 def lost_after(tokens: int, router, workers: dict[str, RealWorker], asked: Generation) -> Whole:
-    """Ask, and kill the worker that answers once its client has so many tokens; steps wait for that."""
+    """Ask, and kill the worker that answers once its client has `tokens` tokens; steps wait for that."""
     lost = threading.Event()
 
     def hold(engine: Engine) -> None:

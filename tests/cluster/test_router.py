@@ -7,9 +7,9 @@ import time
 import pytest
 
 from headwater.cluster.choice import Candidate, LeastCost, LeastLoaded, RoundRobin
-from headwater.cluster.router import LOST, NoWorker
-from headwater.cluster.wire import Failed, Sent, WireError, Work, answer_of, encode, for_worker, from_worker
-from headwater.cluster.worker import ROUTER_GONE
+from headwater.cluster.router import HEARTBEAT_TIMEOUT, NoWorker
+from headwater.cluster.wire import Batch, FailedMessage, Submit, WireError, answer_of, encode, for_worker, from_worker
+from headwater.cluster.worker import ROUTER_TIMEOUT
 from headwater.errors import (
     ConstraintError,
     DeadlineExceeded,
@@ -73,7 +73,7 @@ def test_an_answer_goes_on_where_its_worker_was_lost(after: int) -> None:
 
 def test_a_silent_worker_is_lost() -> None:
     a, b = (FakeWorker(FormulaEngine(SLOW)) for _ in "ab")
-    with cluster(silence=LOST, a=a, b=b) as router:
+    with cluster(heartbeat_timeout=HEARTBEAT_TIMEOUT, a=a, b=b) as router:
         received = submit(router, asking(range(9), 300))
         received.wait_for(3)
         (a if a.engine.seen else b).kill()
@@ -100,7 +100,7 @@ def test_a_worker_whose_bits_differ_is_found_out() -> None:
         received = submit(router, asking(range(9), 200))
         received.wait_for(5)
         router.join("b", b.worker.address)
-        until(lambda: len([*router._cards()]) == 2)
+        until(lambda: len([*router._infos()]) == 2)
         kill(router, "a", a)
         received.wait()
         n = len(received.tokens)
@@ -149,33 +149,33 @@ def test_a_cancelled_request_is_cancelled_at_its_worker() -> None:
 
 
 def test_a_silent_router_has_its_requests_cancelled() -> None:
-    worker = FakeWorker(FormulaEngine(SLOW), router_gone=ROUTER_GONE)
+    worker = FakeWorker(FormulaEngine(SLOW), router_timeout=ROUTER_TIMEOUT)
     with cluster(a=worker) as router:
         submit(router, asking([1], 100_000)).wait_for(2)
-        router._knock = lambda now: None
+        router._ping = lambda now: None
         until(lambda: worker.engine.cancelled)
         assert worker.worker.open_requests == 0
 
 
 def test_a_router_that_was_away_has_its_requests_answered_all_the_same() -> None:
     """Its worker has cancelled them meanwhile, and is given them again."""
-    worker = FakeWorker(FormulaEngine(SLOW), router_gone=ROUTER_GONE)
+    worker = FakeWorker(FormulaEngine(SLOW), router_timeout=ROUTER_TIMEOUT)
     with cluster(a=worker) as router:
         received = submit(router, asking([1], 300))
         received.wait_for(5)
-        knock, router._knock = router._knock, lambda now: None
+        knock, router._ping = router._ping, lambda now: None
         until(lambda: worker.engine.cancelled)
-        router._knock = knock
+        router._ping = knock
         assert received.wait().tokens == formula([1], 300)
         assert router.counts["resumed"] >= 1
 
 
 def test_a_router_that_did_not_run_takes_no_worker_for_silent() -> None:
     worker = FakeWorker(FormulaEngine(SLOW))
-    with cluster(silence=LOST, a=worker) as router:
+    with cluster(heartbeat_timeout=HEARTBEAT_TIMEOUT, a=worker) as router:
         received = submit(router, asking([1], 200))
         received.wait_for(5)
-        router._do(lambda: time.sleep(2 * LOST))
+        router._do(lambda: time.sleep(2 * HEARTBEAT_TIMEOUT))
         assert received.wait().tokens == formula([1], 200)
         assert list(router._links) == ["a"]
 
@@ -246,13 +246,13 @@ ERRORS = [
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_errors_of_workers_keep_class_text_and_fields(error: Exception) -> None:
-    (came,) = from_worker(encode(Sent(b"i", [answer_of(4, 2, FailedEvent(error))]))).messages
-    assert isinstance(came, Failed)
+    (came,) = from_worker(encode(Batch(b"i", [answer_of(4, 2, FailedEvent(error))]))).messages
+    assert isinstance(came, FailedMessage)
     assert (type(came.error), str(came.error), vars(came.error)) == (type(error), str(error), vars(error))
 
 
 def test_other_errors_keep_their_text() -> None:
-    (came,) = from_worker(encode(Sent(b"i", [answer_of(4, 2, FailedEvent(KeyError("x")))]))).messages
+    (came,) = from_worker(encode(Batch(b"i", [answer_of(4, 2, FailedEvent(KeyError("x")))]))).messages
     assert (type(came.error), str(came.error)) == (HeadwaterError, "'x'")
 
 
@@ -272,10 +272,10 @@ def test_every_field_of_a_request_reaches_the_worker() -> None:
         Fidelity.HIGH,
         Drafting("ngram", 3, (8, 9)),
     )
-    assert for_worker(encode(Work(1, 2, whole, (5, 6)))) == Work(1, 2, whole, (5, 6))
+    assert for_worker(encode(Submit(1, 2, whole, (5, 6)))) == Submit(1, 2, whole, (5, 6))
 
 
-@pytest.mark.parametrize("payload", [b"", b"\x01", b"\x91\xa3abc", encode(Work(1, 1, asking([1], 1)))[:-3]])
+@pytest.mark.parametrize("payload", [b"", b"\x01", b"\x91\xa3abc", encode(Submit(1, 1, asking([1], 1)))[:-3]])
 def test_what_is_no_message_is_an_error(payload: bytes) -> None:
     for read in (for_worker, from_worker):
         with pytest.raises(WireError):

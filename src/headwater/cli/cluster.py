@@ -18,10 +18,12 @@ from headwater.cli.common import commands, show
 from headwater.cli.download import whole_folder
 from headwater.cli.serve import EPILOG, GroupedCommand, announce, make_server, say, with_options
 from headwater.cli.settings import effective
+from headwater.cluster.choice import CHOICES
 from headwater.config import SETTINGS, ServeConfig
 from headwater.errors import ConfigError
 from headwater.machine import usable_cores
 from headwater.models.hub import folder_of
+from headwater.setting import SettingError
 from headwater.table import Table
 
 if TYPE_CHECKING:
@@ -29,8 +31,7 @@ if TYPE_CHECKING:
     from headwater.cluster.router import RoutedModel, Router
 
 POLLED = 0.5  # seconds between looks at the mailbox
-JOINING, CARDS = 600.0, 30.0  # seconds for all workers to load, and then to be known to the router
-RULES = ("least_cost", "round_robin", "least_loaded")
+JOINING, KNOWN = 600.0, 30.0  # seconds for all workers to load, and then to be known to the router
 
 group = typer.Typer(rich_markup_mode=None, help="Serve with several workers on a Ray cluster.")
 commands.add_typer(group, name="cluster")
@@ -42,7 +43,7 @@ Found = Annotated[str | None, Option(help="Address of a Ray cluster. [default: t
 def up(
     workers: Annotated[int, Option(min=1, help="Workers, which share --memory and the cores.")] = 2,
     address: Address = None,
-    rule: Annotated[str, Option(help=f"Choice of a request's worker: {', '.join(RULES)}.")] = RULES[0],
+    rule: Annotated[str, Option(help=f"Choice of a request's worker: {', '.join(CHOICES)}.")] = "least_cost",
     config: Annotated[
         Path | None,
         Option(metavar="PATH", envvar="HEADWATER_CONFIG", show_envvar=False, help="TOML file with settings."),
@@ -50,8 +51,8 @@ def up(
     **flags: Any,
 ) -> None:
     """Start workers and serve in front of them until a signal comes."""
-    if rule not in RULES:
-        raise ConfigError(f"rule is {rule!r}, must be one of {', '.join(RULES)}")
+    if rule not in CHOICES:
+        raise ConfigError(f"rule is {rule!r}, must be one of {', '.join(CHOICES)}")
     serve_until_stopped(effective(flags, os.environ, config).config, workers, address, rule)
 
 
@@ -79,19 +80,19 @@ def drain(worker: Annotated[str, Argument(help="Name of a worker.")], address: F
     names = [one["name"] for one in _state(mailbox)["workers"]]
     if worker not in names:
         raise ConfigError(f"there is no worker {worker!r}, but {', '.join(names)}")
-    _order(mailbox, "drain", worker)
+    _command(mailbox, "drain", worker)
 
 
 @group.command()
 def scale(workers: Annotated[int, Argument(min=1, help="Number of workers.")], address: Found = None) -> None:
     """Have more workers, or fewer."""
-    _order(_mailbox(address), "scale", str(workers))
+    _command(_mailbox(address), "scale", str(workers))
 
 
 @group.command()
 def down(address: Found = None) -> None:
     """End a cluster, once its requests have ended."""
-    _order(_mailbox(address), "down")
+    _command(_mailbox(address), "down")
 
 
 def _mailbox(address: str | None) -> Any:
@@ -107,10 +108,10 @@ def _state(mailbox: Any) -> dict[str, Any]:
     return state
 
 
-def _order(mailbox: Any, *order: str) -> None:
+def _command(mailbox: Any, *command: str) -> None:
     import ray
 
-    ray.get(mailbox.post.remote(order))
+    ray.get(mailbox.post.remote(command))
 
 
 def _ray_workers() -> Any:
@@ -137,10 +138,11 @@ def routed_model(config: ServeConfig) -> RoutedModel:
 
 def serve_until_stopped(config: ServeConfig, workers: int, address: str | None, rule: str) -> None:
     """Bind, start the workers, serve, and stop in order. Raises KeyboardInterrupt after a second SIGINT."""
+    if config.kv_events:
+        raise SettingError("kv_events", "on", "but the workers of a cluster publish to their router alone")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # without requests there is nothing to drain
     announce(config)
     ray_workers = _ray_workers()
-    from headwater.cluster.choice import CHOICES
     from headwater.cluster.router import Router
     from headwater.server.app import create_app
     from headwater.server.http.process import check_tls, listener, url
@@ -161,14 +163,16 @@ def serve_until_stopped(config: ServeConfig, workers: int, address: str | None, 
             router.start()
             running.start()
             say(f"{workers} workers start on Ray at {found}, with {running.shares}")
-            if not (running.wait(JOINING) and router.wait_for(workers, CARDS)):
+            if not (running.wait(JOINING) and router.wait_for(workers, KNOWN)):
                 raise ConfigError(f"the workers were not there after {JOINING:g} s")
             server = make_server(create_app(router, config), router, config)
             sock.listen()
             say(f"Headwater {version('headwater')} serves {router.model_name} on {url(sock, config)}")
             say(f"Deterministic: {router.health().get('deterministic')}")
-            orders = threading.Thread(target=_follow_orders, args=(mailbox, router, running, ended), daemon=True)
-            orders.start()
+            commands_thread = threading.Thread(
+                target=_follow_commands, args=(mailbox, router, running, ended), daemon=True
+            )
+            commands_thread.start()
             server.run(sockets=[sock])
         finally:
             ended.set()
@@ -179,15 +183,15 @@ def serve_until_stopped(config: ServeConfig, workers: int, address: str | None, 
             raise KeyboardInterrupt
 
 
-def _follow_orders(mailbox: Any, router: Router, running: RayWorkers, ended: threading.Event) -> None:
-    """Do what the mailbox says, and keep its state up to date."""
+def _follow_commands(mailbox: Any, router: Router, running: RayWorkers, ended: threading.Event) -> None:
+    """Run the commands of the mailbox, and keep its state up to date."""
     import ray
 
     while not ended.wait(POLLED):
-        for order, *values in ray.get(mailbox.exchange.remote(router.state())):
-            if order == "drain":
+        for command, *values in ray.get(mailbox.exchange.remote(router.state())):
+            if command == "drain":
                 running.drain(*values)
-            elif order == "scale":
+            elif command == "scale":
                 running.scale(int(values[0]))
             else:
                 os.kill(os.getpid(), signal.SIGTERM)

@@ -36,7 +36,7 @@ class Choice(Protocol):
     """Rule of a router."""
 
     def choose(self, tokens: int, candidates: Sequence[Candidate]) -> int:
-        """Return the index of the worker for a prompt of so many tokens."""
+        """Return the index of the worker for a prompt of `tokens` tokens."""
 
 
 class LeastCost:

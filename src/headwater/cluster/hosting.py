@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headwater.cluster.publishing import Publishing
-from headwater.cluster.wire import Card
+from headwater.cluster.wire import WorkerInfo
 from headwater.cluster.worker import Worker
 from headwater.config import ServeConfig
 from headwater.server.observe.logs import configure_logging
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 CHECKED = 0.05  # seconds between looks at whether a draining worker is idle
 
 
-def card_of(engine: Engine, fingerprint: str, max_running: int, addresses: tuple[str, str]) -> Card:
-    """Return the card of a worker with this engine, whose KV events are at these addresses (empty: it has none)."""
-    return Card(
+def info_of(engine: Engine, fingerprint: str, max_running: int, addresses: tuple[str, str]) -> WorkerInfo:
+    """Return the info of a worker with this engine, whose KV events are at these addresses (empty: it has none)."""
+    return WorkerInfo(
         fingerprint=fingerprint,
         process=os.getpid(),
         model=engine.model_name,
@@ -58,8 +58,8 @@ class Host:
         addresses = self._publishing.addresses if self._publishing else ("", "")
         if self._publishing is not None:
             engine.stepped = self._publishing.start(engine.scheduler.cache)
-        card = card_of(engine, own.digest, config.max_running, addresses)
-        self._worker = Worker(engine, card, uuid.uuid4().bytes, anywhere)
+        info = info_of(engine, own.digest, config.max_running, addresses)
+        self._worker = Worker(engine, info, uuid.uuid4().bytes, anywhere)
         self._ended = threading.Event()
         engine.start()
         self._worker.start()

@@ -13,7 +13,17 @@ import zmq
 from headwater.cluster.choice import Candidate
 from headwater.cluster.follower import Follower
 from headwater.cluster.sockets import opened
-from headwater.cluster.wire import Beat, Card, Counted, FromWorker, Sent, ToWorker, WireError, encode, from_worker
+from headwater.cluster.wire import (
+    Batch,
+    FromWorker,
+    Heartbeat,
+    StatsMessage,
+    ToWorker,
+    WireError,
+    WorkerInfo,
+    encode,
+    from_worker,
+)
 from headwater.engine.meter import Backlog, EngineStats
 from headwater.events import Event, TokenEvent
 from headwater.request import Generation
@@ -39,7 +49,7 @@ class Routed:
     again: TokenEvent | None = None  # the last token that was sent, which a new worker says again first
     link: Link | None = None  # the worker that answers
     predicted: int = 0  # leading tokens that it was thought to have
-    homeless: float | None = None  # since when no worker takes it
+    unassigned_since: float | None = None  # since when no worker takes it
     fingerprint: str | None = None  # of workers that can go on with it; None: any
 
     @property
@@ -58,7 +68,7 @@ class Link:
         self.socket.connect(address)
         self.heard = time.monotonic()
         self.incarnation: bytes | None = None
-        self.card: Card | None = None
+        self.info: WorkerInfo | None = None
         self.backlog = NO_BACKLOG
         self.stats: EngineStats | None = None
         self.open: dict[int, Routed] = {}
@@ -84,7 +94,7 @@ class Link:
                 continue
             found += self._of(sent)
 
-    def _of(self, sent: Sent) -> list[FromWorker]:
+    def _of(self, sent: Batch) -> list[FromWorker]:
         if self.incarnation is None:
             self.incarnation = sent.incarnation
         if sent.incarnation != self.incarnation:
@@ -92,23 +102,23 @@ class Link:
         self.heard = time.monotonic()
         others: list[FromWorker] = []
         for message in sent.messages:
-            if isinstance(message, Beat):
+            if isinstance(message, Heartbeat):
                 self.backlog = message.backlog
-            elif isinstance(message, Counted):
+            elif isinstance(message, StatsMessage):
                 self.stats = message.stats
-            elif isinstance(message, Card) and self.card is None:
-                self.card = message
+            elif isinstance(message, WorkerInfo) and self.info is None:
+                self.info = message
                 self._follow(message)
-            else:  # a second card, too: it says that the worker has forgotten this router
+            else:  # a second info, too: it says that the worker has forgotten this router
                 others.append(message)
         return others
 
     # -- its cache
 
-    def _follow(self, card: Card) -> None:
+    def _follow(self, info: WorkerInfo) -> None:
         """Keep a picture of its cache, on a thread: a snapshot may take long."""
-        if self._follower is None and card.live:
-            self._follower = Follower(card.live, card.replay)
+        if self._follower is None and info.live:
+            self._follower = Follower(info.live, info.replay)
             threading.Thread(target=self._run, args=(self._follower,), name="headwater-follower", daemon=True).start()
 
     def _run(self, follower: Follower) -> None:
@@ -129,15 +139,15 @@ class Link:
 
         Prompts of this router's own requests are known better here: what others sent is the rest.
         """
-        assert self.card is not None
+        assert self.info is not None
         own = [one for one in self.open.values() if not one.sent]
         return Candidate(
-            running=max(self.backlog.running, min(len(self.open), self.card.max_running)),
-            waiting=max(self.backlog.waiting, len(self.open) - self.card.max_running),
+            running=max(self.backlog.running, min(len(self.open), self.info.max_running)),
+            waiting=max(self.backlog.waiting, len(self.open) - self.info.max_running),
             queued_tokens=max(self.backlog.queued_tokens, sum(one.uncached for one in own)),
             token_seconds=self.backlog.token_seconds,
             request_seconds=self.backlog.request_seconds,
-            max_running=self.card.max_running,
+            max_running=self.info.max_running,
             reusable=self.reusable(routed),
         )
 

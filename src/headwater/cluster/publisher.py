@@ -8,7 +8,6 @@ then one with number -1 and no payload. Source: vLLM's `ZmqEventPublisher`; snap
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 import time
 from collections import deque
@@ -20,7 +19,7 @@ import zmq
 from headwater.cache.changes import Change, ChangeLog
 from headwater.cache.prefix_cache import PrefixCache
 from headwater.cluster.messages import END, NUMBER_BYTES, SNAPSHOT, Message
-from headwater.cluster.sockets import Sockets
+from headwater.cluster.sockets import Sockets, Waker
 from headwater.cluster.stream import EventStream
 
 HEARTBEAT = 1.0  # seconds without a message
@@ -40,9 +39,7 @@ class Publisher:
         self._queue: deque[tuple[list[Change], bool]] = deque()  # changes, and whether they are all that there is
         self._behind = True  # the queue was full, or nothing was sent yet: all that is cached is sent next
         self._closing = False
-        self._wakes, self._waker = socket.socketpair()
-        for end in (self._wakes, self._waker):
-            end.setblocking(False)
+        self._waker = Waker()
         self._thread = threading.Thread(target=self._run, name="headwater-events", daemon=True)
 
     def start(self) -> None:
@@ -53,9 +50,8 @@ class Publisher:
     def close(self) -> None:
         """Send what is queued, within two seconds, and close the sockets."""
         self._closing = True
-        self._wake()
+        self._waker.wake()
         self._thread.join(STOPPING)
-        self._waker.close()
 
     # -- on the engine's thread
 
@@ -79,11 +75,7 @@ class Publisher:
 
     def _put(self, changes: list[Change], is_all: bool) -> None:
         self._queue.append((changes, is_all))
-        self._wake()
-
-    def _wake(self) -> None:
-        with suppress(OSError):  # enough wakes are there already, or the thread has ended
-            self._waker.send(b"\0")
+        self._waker.wake()
 
     # -- on its own thread
 
@@ -91,12 +83,11 @@ class Publisher:
         try:
             poller = zmq.Poller()
             poller.register(self._sockets.replay, zmq.POLLIN)
-            poller.register(self._wakes, zmq.POLLIN)
+            poller.register(self._waker, zmq.POLLIN)
             due = time.monotonic() + HEARTBEAT
             while not self._closing or self._queue:
                 poller.poll(int(max(0.0, due - time.monotonic()) * 1000) + 1)
-                with suppress(BlockingIOError):
-                    self._wakes.recv(4096)
+                self._waker.clear()
                 if self._send_queued():
                     due = time.monotonic() + HEARTBEAT
                 if time.monotonic() >= due:
@@ -107,7 +98,7 @@ class Publisher:
             log.exception("events are not published any more")
         finally:
             self._sockets.close()
-            self._wakes.close()
+            self._waker.close()
 
     def _send_queued(self) -> bool:
         """Send the messages of queued steps; return whether there were any."""

@@ -30,7 +30,7 @@ NAMESPACE, MAILBOX = "headwater", "headwater-cluster"  # Ray's names
 STORE_BYTES = 100 * 10**6
 SOON = 60.0  # seconds in which a worker is lost twice
 ENDING = 2.0  # seconds for a worker to end after what it may take to drain
-KNOCK = 3.0  # seconds for Ray to accept a connection
+CONNECTING = 3.0  # seconds for Ray to accept a connection
 LOOKED = 0.1  # seconds between looks at the workers
 AGAIN = 2.0  # seconds after which a worker that could not start is started again; doubled each time
 LONGEST_AGAIN = 60.0
@@ -82,7 +82,7 @@ def connect(address: str | None, cores: int) -> str:
 def _check_open(address: str) -> None:
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host, int(port)), KNOCK).close()
+        socket.create_connection((host, int(port)), CONNECTING).close()
     except (OSError, ValueError) as error:
         raise ConfigError(f"no Ray cluster at {address}: {error}") from error
 
@@ -101,21 +101,21 @@ def disconnect() -> None:
 
 
 class Mailbox:
-    """Actor by which other processes of a Ray cluster give orders to the router's process, and see its state."""
+    """Actor by which other processes of a Ray cluster give commands to the router's process, and see its state."""
 
     def __init__(self) -> None:
-        self._orders: list[tuple[str, ...]] = []
+        self._commands: list[tuple[str, ...]] = []
         self._state: dict[str, Any] = {}
 
-    def post(self, order: tuple[str, ...]) -> None:
-        """Leave an order."""
-        self._orders.append(order)
+    def post(self, command: tuple[str, ...]) -> None:
+        """Add a command."""
+        self._commands.append(command)
 
     def exchange(self, state: dict[str, Any]) -> list[tuple[str, ...]]:
-        """Replace the state; return the orders, each once."""
-        self._state, orders = state, self._orders
-        self._orders = []
-        return orders
+        """Replace the state; return the commands, each once."""
+        self._state, commands = state, self._commands
+        self._commands = []
+        return commands
 
     def state(self) -> dict[str, Any]:
         """Return the state."""
@@ -163,7 +163,8 @@ class RayWorkers:
     @property
     def shares(self) -> str:
         """Share of memory and threads that each worker has, as text."""
-        return f"{show_bytes(self._config.memory)} and {self._threads} threads each"
+        threads = "1 thread" if self._threads == 1 else f"{self._threads} threads"
+        return f"{show_bytes(self._config.memory)} and {threads} each"
 
     def start(self) -> None:
         """Start the workers, and keep as many."""
@@ -181,7 +182,7 @@ class RayWorkers:
         return False
 
     def scale(self, wanted: int) -> None:
-        """Have so many workers from now on; those that are too many are drained. Memory is divided as at the start."""
+        """Change the number of workers; those that are too many are drained. Memory is divided as at the start."""
         with self._lock:
             self.wanted = wanted
             staying = [one for one in self._started.values() if not one.draining]

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import logging
 import secrets
-import socket
 import threading
 import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import count
 from typing import Any, TypeVar
@@ -29,7 +27,18 @@ from headwater.cache.view import CacheStats, CacheView
 from headwater.cluster.choice import Choice, LeastCost
 from headwater.cluster.digests import Digests
 from headwater.cluster.link import Link, Routed
-from headwater.cluster.wire import Cancel, Card, Ended, Failed, FromWorker, Knock, Said, Scored, Work
+from headwater.cluster.sockets import Waker
+from headwater.cluster.wire import (
+    Cancel,
+    FailedMessage,
+    FinishedMessage,
+    FromWorker,
+    Ping,
+    PromptMessage,
+    Submit,
+    TokenMessage,
+    WorkerInfo,
+)
 from headwater.engine.meter import EngineStats
 from headwater.errors import EngineStopped, HeadwaterError
 from headwater.events import Event, FailedEvent, FinishedEvent
@@ -37,9 +46,9 @@ from headwater.request import Generation
 from headwater.schedule.sequence import key_of
 from headwater.spec import ModelSpec
 
-KNOCK = 0.2  # seconds between signs of life
-LOST = 0.8  # seconds of a worker's silence
-JOINING = 5.0  # seconds of silence of one that has never said anything
+PING = 0.2  # seconds between signs of life
+HEARTBEAT_TIMEOUT = 0.8  # seconds of a worker's silence
+JOINING = 5.0  # seconds until a new worker must have answered
 PATIENCE = 10.0  # seconds for which a request waits for a worker
 MOST_ATTEMPTS = 4  # workers that a request is given to, one after the other
 
@@ -75,23 +84,26 @@ class Router:
         key: bytes,
         choice: Choice | None = None,
         patience: float = PATIENCE,
-        silence: float = LOST,
+        heartbeat_timeout: float = HEARTBEAT_TIMEOUT,
     ) -> None:
-        """`key`: secret key of the workers' KV events; the others in seconds, see PATIENCE and LOST."""
+        """`key`: secret key of the workers' KV events; the others in seconds, see PATIENCE and HEARTBEAT_TIMEOUT."""
         self.model_name, self.tokenizer, self.chat_template = model.name, model.tokenizer, model.chat_template
         self.special_tokens, self.generation_defaults, self.spec = model.special_tokens, model.generation, model.spec
         self.counts: Counter[str] = Counter()  # requests by what became of them
-        self._key, self._choice, self._patience, self._silence = key, choice or LeastCost(), patience, silence
+        self._key, self._choice, self._patience, self._heartbeat_timeout = (
+            key,
+            choice or LeastCost(),
+            patience,
+            heartbeat_timeout,
+        )
         self._identity = uuid.uuid4().bytes
         self._links: dict[str, Link] = {}  # by name
         self._requests: dict[int, Routed] = {}  # open ones
-        self._homeless: list[Routed] = []  # of them, those that no worker takes now
+        self._unassigned: list[Routed] = []  # of them, those that no worker takes now
         self._ids = count(1)
         self._actions: deque[Callable[[], None]] = deque()  # for the router's thread
         self._refusing = self._stopping = False
-        self._wakes, self._waker = socket.socketpair()
-        for end in (self._wakes, self._waker):
-            end.setblocking(False)
+        self._waker = Waker()
         self._thread = threading.Thread(target=self._run, name="headwater-router", daemon=True)
         self.lost: Callable[[str], None] = lambda name: None  # called with each worker that is lost
 
@@ -104,7 +116,7 @@ class Router:
     def stop(self, left: Callable[[], float] = lambda: 0.0) -> None:
         """End the thread; requests still open fail with EngineStopped."""
         self._stopping = True
-        self._wake()
+        self._waker.wake()
         if self._thread.is_alive():
             self._thread.join()
         self._waker.close()
@@ -114,7 +126,7 @@ class Router:
         self._refusing = True
 
     def join(self, name: str, address: str) -> None:
-        """Take a worker in; it gets requests once it has shown its card."""
+        """Take a worker in; it gets requests once it has shown its info."""
         self._do(lambda: self._join(name, address))
 
     def drain(self, name: str) -> None:
@@ -123,15 +135,15 @@ class Router:
 
     def leave(self, name: str) -> None:
         """Let a worker go; its open requests are resumed on others."""
-        self._do(lambda: self._lose(name, "was taken out"))
+        self._do(lambda: self._remove(name, "was taken out"))
 
     def wait_for(self, workers: int, seconds: float) -> bool:
-        """Wait until so many workers have shown their cards; False if they have not within `seconds`."""
+        """Wait until at least `workers` workers are known; False if they are not within `seconds`."""
         end = time.monotonic() + seconds
-        while sum(1 for _ in self._cards()) < workers:
+        while sum(1 for _ in self._infos()) < workers:
             if time.monotonic() > end:
                 return False
-            time.sleep(KNOCK / 4)
+            time.sleep(PING / 4)
         return True
 
     def is_idle(self, name: str) -> bool:
@@ -160,13 +172,13 @@ class Router:
     @property
     def max_model_len(self) -> int:
         """Tokens of prompt and answer: what every worker takes."""
-        return min((card.max_model_len for card in self._cards()), default=self.spec.max_length)
+        return min((info.max_model_len for info in self._infos()), default=self.spec.max_length)
 
     def health(self) -> dict[str, Any]:
         """Return the content of /health."""
-        cards = list(self._cards())
-        status = "stopping" if self._stopping else "draining" if self._refusing else "ok" if cards else "no worker"
-        shared = cards[0].health if cards else {}
+        infos = list(self._infos())
+        status = "stopping" if self._stopping else "draining" if self._refusing else "ok" if infos else "no worker"
+        shared = infos[0].health if infos else {}
         state = self.state()
         busy = {what: sum(one[what] for one in state["workers"]) for what in ("running", "waiting")}
         return {**shared, "status": status, "model": self.model_name, **busy, **state}
@@ -176,9 +188,9 @@ class Router:
         workers = [
             {
                 "name": link.name,
-                "fingerprint": link.card.fingerprint[:12] if link.card else None,
-                "process": link.card.process if link.card else None,
-                "state": "draining" if link.draining else "up" if link.card else "joining",
+                "fingerprint": link.info.fingerprint[:12] if link.info else None,
+                "process": link.info.process if link.info else None,
+                "state": "draining" if link.draining else "up" if link.info else "joining",
                 "requests": len(link.open),
                 "running": link.backlog.running,
                 "waiting": link.backlog.waiting,
@@ -196,16 +208,12 @@ class Router:
         """Return an empty tree: workers have their own."""
         return CacheView((), (), 0, 0, 0, 0)
 
-    def _cards(self) -> Iterator[Any]:
-        return (link.card for link in tuple(self._links.values()) if link.card is not None)
+    def _infos(self) -> Iterator[Any]:
+        return (link.info for link in tuple(self._links.values()) if link.info is not None)
 
     def _do(self, action: Callable[[], None]) -> None:
         self._actions.append(action)
-        self._wake()
-
-    def _wake(self) -> None:
-        with suppress(OSError):  # enough wakes are there already, or the thread has ended
-            self._waker.send(b"\0")
+        self._waker.wake()
 
     # -- on the router's thread
 
@@ -221,10 +229,10 @@ class Router:
                         self._take(link, message)
                 now = time.monotonic()
                 if now >= due:  # after what came meanwhile: if this thread did not run, no worker was silent
-                    due = now + KNOCK
-                    self._knock(now)
-                if self._homeless:
-                    self._place_homeless()
+                    due = now + PING
+                    self._ping(now)
+                if self._unassigned:
+                    self._assign_waiting()
         except Exception:
             log.exception("the router failed")
             self._refusing = True
@@ -232,38 +240,36 @@ class Router:
             self._end(request, FailedEvent(EngineStopped("the router was stopped before the answer was complete")))
         for link in self._links.values():
             link.close()
-        self._wakes.close()
 
     def _poll(self, seconds: float) -> None:
         poller = zmq.Poller()
-        poller.register(self._wakes, zmq.POLLIN)
+        poller.register(self._waker, zmq.POLLIN)
         for link in self._links.values():
             poller.register(link.socket, zmq.POLLIN)
         poller.poll(max(0, int(seconds * 1000)) + 1)
-        with suppress(BlockingIOError):
-            self._wakes.recv(4096)
+        self._waker.clear()
 
     # -- workers
 
     def _join(self, name: str, address: str) -> None:
         if name in self._links:
-            self._lose(name, "was started again")
+            self._remove(name, "was started again")
         self._links[name] = link = Link(name, address, self._identity)
-        link.send(Knock(is_first=True))
+        link.send(Ping(is_first=True))
 
     def _drain(self, name: str) -> None:
         if name in self._links:
             self._links[name].draining = True
 
-    def _knock(self, now: float) -> None:
+    def _ping(self, now: float) -> None:
         for link in tuple(self._links.values()):
             silence = now - link.heard
-            if silence > (self._silence if link.card else JOINING):
-                self._lose(link.name, f"said nothing for {silence:.1f} s")
+            if silence > (self._heartbeat_timeout if link.info else JOINING):
+                self._remove(link.name, f"said nothing for {silence:.1f} s")
             else:
-                link.send(Knock())
+                link.send(Ping())
 
-    def _lose(self, name: str, why: str) -> None:
+    def _remove(self, name: str, why: str) -> None:
         """Take a worker out, and give its requests to others."""
         link = self._links.pop(name, None)
         if link is None:
@@ -275,32 +281,34 @@ class Router:
         self.lost(name)
         self._move(link, open_requests)
 
-    def _give_all_again(self, link: Link) -> None:
+    def _reassign_all(self, link: Link) -> None:
         """Give the requests of a worker, which has cancelled them since it had not heard of this router, once more."""
         open_requests, link.open = link.open, {}
         if open_requests:
             log.warning("worker %s had forgotten this router; %d requests go on", link.name, len(open_requests))
+        for request in open_requests.values():  # one may have come after it had forgotten
+            link.send(Cancel(request.id, request.attempt))
         self._move(link, open_requests)
 
     def _move(self, link: Link, requests: dict[int, Routed]) -> None:
         for request in requests.values():
             self.counts["resumed" if request.sent else "moved"] += 1
-            self._give(request, link.card.fingerprint if link.card else None)
+            self._assign(request, link.info.fingerprint if link.info else None)
 
     # -- requests
 
     def _begin(self, request: Routed) -> None:
         self._requests[request.id] = request
         self.counts["routed"] += 1
-        self._give(request, None)
+        self._assign(request, None)
 
-    def _give(self, request: Routed, fingerprint: str | None) -> None:
+    def _assign(self, request: Routed, fingerprint: str | None) -> None:
         """Give a request to a worker: one of this fingerprint, if any of its answer was computed."""
         needed = fingerprint if request.sent or request.scored else None
         links = [
             link
             for link in self._links.values()
-            if link.card is not None and not link.draining and needed in (None, link.card.fingerprint)
+            if link.info is not None and not link.draining and needed in (None, link.info.fingerprint)
         ]
         request.link = None
         if request.attempt >= MOST_ATTEMPTS:
@@ -308,9 +316,9 @@ class Router:
             self._end(request, FailedEvent(error))
             return
         if not links:
-            request.homeless = request.homeless or time.monotonic()
+            request.unassigned_since = request.unassigned_since or time.monotonic()
             request.fingerprint = needed
-            self._homeless.append(request)
+            self._unassigned.append(request)
             return
         self._look_up(request, links)
         candidates = [link.candidate(request) for link in links]
@@ -319,15 +327,15 @@ class Router:
 
     def _look_up(self, request: Routed, links: Sequence[Link]) -> None:
         """Compute the digests of a request's prompt."""
-        card = links[0].card
-        if not request.blocks and card is not None and card.unit_bytes:
+        info = links[0].info
+        if not request.blocks and info is not None and info.unit_bytes:
             generation = request.generation
-            digests = Digests(self._key, card.unit_bytes)
+            digests = Digests(self._key, info.unit_bytes)
             request.blocks = digests.prefix(generation.namespace, key_of(generation.prompt))
 
     def _send(self, request: Routed, link: Link, reusable: int) -> None:
         request.attempt += 1
-        request.link, request.predicted, request.homeless = link, reusable, None
+        request.link, request.predicted, request.unassigned_since = link, reusable, None
         request.again = request.sent[-1] if request.sent else None
         output = tuple(event.token for event in request.sent[:-1])
         generation = request.generation
@@ -335,22 +343,22 @@ class Router:
             left = generation.deadline - (time.monotonic() - request.began)
             generation = replace(generation, deadline=max(0.001, left))
         link.open[request.id] = request
-        link.send(Work(request.id, request.attempt, generation, output))
+        link.send(Submit(request.id, request.attempt, generation, output))
 
-    def _place_homeless(self) -> None:
+    def _assign_waiting(self) -> None:
         """Try again to give requests to workers; those that have waited too long fail."""
-        waiting, self._homeless = self._homeless, []
+        waiting, self._unassigned = self._unassigned, []
         now = time.monotonic()
         for request in waiting:
             if request.id not in self._requests:
                 continue
-            since = request.homeless or now
+            since = request.unassigned_since or now
             if now - since > self._patience:
                 sent, which = len(request.sent), "with the same fingerprint " if request.sent else ""
                 error = NoWorker(f"no worker {which}was there for {now - since:.1f} s; {sent:,} tokens were sent")
                 self._end(request, FailedEvent(error))
             else:
-                self._give(request, request.fingerprint)
+                self._assign(request, request.fingerprint)
 
     def _cancel(self, request_id: int) -> None:
         request = self._requests.pop(request_id, None)
@@ -363,30 +371,30 @@ class Router:
 
     def _take(self, link: Link, message: FromWorker) -> None:
         """Take what a worker says of a request, unless another one has it by now."""
-        if isinstance(message, Card):
-            self._give_all_again(link)
-        if not isinstance(message, Said | Scored | Ended | Failed):
+        if isinstance(message, WorkerInfo):
+            self._reassign_all(link)
+        if not isinstance(message, TokenMessage | PromptMessage | FinishedMessage | FailedMessage):
             return
         request = link.open.get(message.request)
         if request is None or request.attempt != message.attempt:
             return
-        if isinstance(message, Said):
+        if isinstance(message, TokenMessage):
             self._said(request, message)
-        elif isinstance(message, Scored):
+        elif isinstance(message, PromptMessage):
             if not request.scored:
                 request.scored = True
                 self._deliver(request, message.event)
-        elif isinstance(message, Ended):
+        elif isinstance(message, FinishedMessage):
             self._note_prediction(request, message.event)
             self.counts["answered"] += 1
             self._end(request, message.event)
         elif message.kind == EngineStopped.__name__:
-            self._lose(link.name, "answers no more")
+            self._remove(link.name, "answers no more")
         else:
             self.counts["failed"] += 1
             self._end(request, message.event)
 
-    def _said(self, request: Routed, message: Said) -> None:
+    def _said(self, request: Routed, message: TokenMessage) -> None:
         event, again = message.event, request.again
         if again is None:
             request.sent.append(event)

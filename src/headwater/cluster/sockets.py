@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket as sockets
+from contextlib import suppress
+
 import zmq
 
 from headwater.cluster.stream import KEPT_MESSAGES
@@ -16,6 +19,34 @@ def opened(kind: int, sends: int = 0, receives: int = 0) -> zmq.Socket[bytes]:
     for option, value in ((zmq.SNDHWM, sends), (zmq.RCVHWM, receives), (zmq.LINGER, 0)):
         socket.setsockopt(option, value)
     return socket
+
+
+class Waker:
+    """Pair of sockets by which other threads wake one that polls. `fileno` is for the poller."""
+
+    def __init__(self) -> None:
+        self._reading, self._writing = sockets.socketpair()
+        for end in (self._reading, self._writing):
+            end.setblocking(False)
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable after `wake`."""
+        return self._reading.fileno()
+
+    def wake(self) -> None:
+        """Wake the thread. Does nothing after `close`."""
+        with suppress(OSError):  # enough bytes are there already, or the thread has ended
+            self._writing.send(b"\0")
+
+    def clear(self) -> None:
+        """Forget all calls of `wake`: the thread is awake."""
+        with suppress(BlockingIOError):
+            self._reading.recv(4096)
+
+    def close(self) -> None:
+        """Close both ends."""
+        self._reading.close()
+        self._writing.close()
 
 
 class Sockets:

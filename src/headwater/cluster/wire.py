@@ -29,29 +29,31 @@ BY_FIELDS = (OutOfPages, QueueFull, DeadlineExceeded)  # errors whose message is
 BY_MESSAGE = (RequestTooLarge, EngineStopped, ConstraintError, ConfigError, InvalidLogits)
 
 
-class Knock(msgspec.Struct, array_like=True, tag=True):
-    """Sign of life of a router. A worker answers the first one of a link with its card."""
+class Ping(msgspec.Struct, array_like=True, tag=True):
+    """Sign of life of a router. A worker answers the first one of a link with its info."""
 
     is_first: bool = False
 
 
-class Work(msgspec.Struct, array_like=True, tag=True):
-    """A request for a worker. `output`: the first tokens of its answer, which another worker sent."""
+class AboutRequest(msgspec.Struct, array_like=True):
+    """Message about one attempt to answer a request."""
 
     request: int
     attempt: int
+
+
+class Submit(AboutRequest, tag=True):
+    """A request for a worker. `output`: the first tokens of its answer, which another worker sent."""
+
     generation: Generation
     output: tuple[int, ...] = ()
 
 
-class Cancel(msgspec.Struct, array_like=True, tag=True):
-    """End of a request that nobody waits for any more."""
-
-    request: int
-    attempt: int
+class Cancel(AboutRequest, tag=True):
+    """End of a request whose client has gone, or that another worker answers."""
 
 
-class Card(msgspec.Struct, array_like=True, tag=True):
+class WorkerInfo(msgspec.Struct, array_like=True, tag=True):
     """Facts about a worker, as long as it lives."""
 
     fingerprint: str  # equal ones compute equal bits
@@ -65,47 +67,39 @@ class Card(msgspec.Struct, array_like=True, tag=True):
     health: dict[str, Any]
 
 
-class Beat(msgspec.Struct, array_like=True, tag=True):
+class Heartbeat(msgspec.Struct, array_like=True, tag=True):
     """Sign of life of a worker, and what waits for it."""
 
     backlog: Backlog
 
 
-class Counted(msgspec.Struct, array_like=True, tag=True):
+class StatsMessage(msgspec.Struct, array_like=True, tag=True):
     """Gauges and counters of a worker."""
 
     stats: EngineStats
 
 
-class Scored(msgspec.Struct, array_like=True, tag=True):
+class PromptMessage(AboutRequest, tag=True):
     """Log probabilities of a prompt."""
 
-    request: int
-    attempt: int
     event: PromptEvent
 
 
-class Said(msgspec.Struct, array_like=True, tag=True):
+class TokenMessage(AboutRequest, tag=True):
     """One token of an answer."""
 
-    request: int
-    attempt: int
     event: TokenEvent
 
 
-class Ended(msgspec.Struct, array_like=True, tag=True):
+class FinishedMessage(AboutRequest, tag=True):
     """End of an answer."""
 
-    request: int
-    attempt: int
     event: FinishedEvent
 
 
-class Failed(msgspec.Struct, array_like=True, tag=True):
+class FailedMessage(AboutRequest, tag=True):
     """Error of a request: its class, message and fields."""
 
-    request: int
-    attempt: int
     kind: str
     message: str
     fields: dict[str, Any]
@@ -126,12 +120,12 @@ class Failed(msgspec.Struct, array_like=True, tag=True):
         return HeadwaterError(self.message)
 
 
-Answered = Scored | Said | Ended | Failed
-ToWorker = Knock | Work | Cancel
-FromWorker = Card | Beat | Counted | Answered
+Answered = PromptMessage | TokenMessage | FinishedMessage | FailedMessage
+ToWorker = Ping | Submit | Cancel
+FromWorker = WorkerInfo | Heartbeat | StatsMessage | Answered
 
 
-class Sent(msgspec.Struct, array_like=True):
+class Batch(msgspec.Struct, array_like=True):
     """Messages of one worker, in order."""
 
     incarnation: bytes
@@ -140,14 +134,14 @@ class Sent(msgspec.Struct, array_like=True):
 
 _encoder = msgspec.msgpack.Encoder()
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
-_from_worker = msgspec.msgpack.Decoder(Sent)
+_from_worker = msgspec.msgpack.Decoder(Batch)
 
 
 class WireError(HeadwaterError):
     """A message is none of those that routers and workers send."""
 
 
-def encode(message: ToWorker | Sent) -> bytes:
+def encode(message: ToWorker | Batch) -> bytes:
     """Return a message's bytes."""
     return _encoder.encode(message)
 
@@ -160,7 +154,7 @@ def for_worker(payload: bytes) -> ToWorker:
         raise WireError(str(error)) from error
 
 
-def from_worker(payload: bytes) -> Sent:
+def from_worker(payload: bytes) -> Batch:
     """Read a worker's messages. Raises WireError."""
     try:
         return _from_worker.decode(payload)
@@ -171,11 +165,11 @@ def from_worker(payload: bytes) -> Sent:
 def answer_of(request: int, attempt: int, event: Event) -> Answered:
     """Return the message of an event."""
     if isinstance(event, TokenEvent):
-        return Said(request, attempt, event)
+        return TokenMessage(request, attempt, event)
     if isinstance(event, FinishedEvent):
-        return Ended(request, attempt, event)
+        return FinishedMessage(request, attempt, event)
     if isinstance(event, PromptEvent):
-        return Scored(request, attempt, event)
+        return PromptMessage(request, attempt, event)
     error = event.error
     fields = dict(vars(error)) if type(error) in (*BY_FIELDS, *BY_MESSAGE) else {}
-    return Failed(request, attempt, type(error).__name__, str(error), fields)
+    return FailedMessage(request, attempt, type(error).__name__, str(error), fields)

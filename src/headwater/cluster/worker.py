@@ -6,32 +6,30 @@ A router that is silent is gone: its requests are cancelled.
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
 import zmq
 
-from headwater.cluster.sockets import opened
+from headwater.cluster.sockets import Waker, opened
 from headwater.cluster.wire import (
     Answered,
-    Beat,
+    Batch,
     Cancel,
-    Card,
-    Counted,
-    Ended,
-    Failed,
+    FailedMessage,
+    FinishedMessage,
     FromWorker,
-    Knock,
-    Sent,
+    Heartbeat,
+    Ping,
+    StatsMessage,
+    Submit,
     WireError,
-    Work,
+    WorkerInfo,
     answer_of,
     encode,
     for_worker,
@@ -40,9 +38,9 @@ from headwater.engine.meter import Backlog, EngineStats
 from headwater.events import Event, FailedEvent
 from headwater.request import Generation
 
-BEAT = 0.1  # seconds between signs of life
+HEARTBEAT = 0.1  # seconds between signs of life
 COUNTED = 1.0  # seconds between statistics
-ROUTER_GONE = 1.0  # seconds of silence
+ROUTER_TIMEOUT = 1.0  # seconds of silence
 COMPILERS = 2  # threads that begin requests with constraints, whose compilation may take long
 
 log = logging.getLogger("headwater.cluster")
@@ -73,14 +71,19 @@ class Worker:
     """Serves an engine to routers."""
 
     def __init__(
-        self, engine: WorkingEngine, card: Card, incarnation: bytes, address: str, router_gone: float = ROUTER_GONE
+        self,
+        engine: WorkingEngine,
+        info: WorkerInfo,
+        incarnation: bytes,
+        address: str,
+        router_timeout: float = ROUTER_TIMEOUT,
     ) -> None:
         """Bind to an address such as tcp://127.0.0.1:*. Raises zmq.ZMQError.
 
-        `router_gone`: seconds of silence after which a router's requests are cancelled.
+        `router_timeout`: seconds of silence after which a router's requests are cancelled.
         """
-        self._engine, self._card, self._incarnation = engine, card, incarnation
-        self._router_gone = router_gone
+        self._engine, self._info, self._incarnation = engine, info, incarnation
+        self._router_timeout = router_timeout
         self._socket = opened(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a router that connects again is the same router
         try:
@@ -95,9 +98,7 @@ class Worker:
         self._came: deque[tuple[Task, Event]] = deque()
         self._starting = ThreadPoolExecutor(COMPILERS, "headwater-worker-start")
         self._closing = False
-        self._wakes, self._waker = socket.socketpair()
-        for end in (self._wakes, self._waker):
-            end.setblocking(False)
+        self._waker = Waker()
         self._thread = threading.Thread(target=self._run, name="headwater-worker", daemon=True)
 
     def start(self) -> None:
@@ -107,7 +108,7 @@ class Worker:
     def close(self) -> None:
         """Send what has come, and close the socket."""
         self._closing = True
-        self._wake()
+        self._waker.wake()
         self._thread.join()
         self._starting.shutdown(wait=False, cancel_futures=True)
 
@@ -116,38 +117,32 @@ class Worker:
         """Number of requests that have not ended."""
         return len(self._tasks)
 
-    def _wake(self) -> None:
-        with suppress(OSError):  # enough wakes are there already, or the thread has ended
-            self._waker.send(b"\0")
-
     # -- on its own thread
 
     def _run(self) -> None:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._wakes, zmq.POLLIN)
+        poller.register(self._waker, zmq.POLLIN)
         beat = counted = time.monotonic()
         try:
             while not self._closing:
                 poller.poll(max(0, int((beat - time.monotonic()) * 1000) + 1))
-                with suppress(BlockingIOError):
-                    self._wakes.recv(4096)
+                self._waker.clear()
                 self._receive()
                 self._send_answers()
                 now = time.monotonic()
                 if now >= beat:
-                    beat = now + BEAT
+                    beat = now + HEARTBEAT
                     self._forget_silent(now)
-                    self._tell_all([Beat(self._engine.backlog())])
+                    self._tell_all([Heartbeat(self._engine.backlog())])
                 if now >= counted:
                     counted = now + COUNTED
-                    self._tell_all([Counted(self._engine.stats())])
+                    self._tell_all([StatsMessage(self._engine.stats())])
             self._send_answers()
         except Exception:
             log.exception("the worker answers no router any more")
         finally:
             self._socket.close()
-            self._wakes.close()
             self._waker.close()
 
     def _receive(self) -> None:
@@ -161,18 +156,18 @@ class Worker:
             except (WireError, ValueError) as error:
                 log.warning("a message of a router is left out: %s", error)
                 continue
-            if router not in self._heard or (isinstance(message, Knock) and message.is_first):
+            if router not in self._heard or (isinstance(message, Ping) and message.is_first):
                 self._cancel_all(router)
-                self._send(router, [self._card])
+                self._send(router, [self._info])
             self._heard[router] = time.monotonic()
-            if isinstance(message, Work):
+            if isinstance(message, Submit):
                 self._begin(Task(router, message.request, message.attempt), message)
             elif isinstance(message, Cancel):
                 self._cancel(Task(router, message.request, message.attempt))
             else:
-                assert isinstance(message, Knock)
+                assert isinstance(message, Ping)
 
-    def _begin(self, task: Task, work: Work) -> None:
+    def _begin(self, task: Task, work: Submit) -> None:
         with self._lock:
             self._tasks[task] = None
         if work.generation.params.constraint is None:
@@ -180,7 +175,7 @@ class Worker:
         else:
             self._starting.submit(self._submit, task, work)
 
-    def _submit(self, task: Task, work: Work) -> None:
+    def _submit(self, task: Task, work: Submit) -> None:
         """Give a request to the engine; what it raises is the answer."""
         try:
             number = self._engine.submit(work.generation, self._receiver(task), work.output)
@@ -196,7 +191,7 @@ class Worker:
     def _receiver(self, task: Task) -> Callable[[Event], None]:
         def on_event(event: Event) -> None:
             self._came.append((task, event))
-            self._wake()
+            self._waker.wake()
 
         return on_event
 
@@ -207,7 +202,7 @@ class Worker:
             self._engine.cancel(number)
 
     def _forget_silent(self, now: float) -> None:
-        for router in [router for router, heard in self._heard.items() if now - heard > self._router_gone]:
+        for router in [router for router, heard in self._heard.items() if now - heard > self._router_timeout]:
             del self._heard[router]
             self._cancel_all(router)
 
@@ -224,7 +219,7 @@ class Worker:
                 continue  # cancelled
             message = answer_of(task.request, task.attempt, event)
             answers[task.router].append(message)
-            if isinstance(message, Ended | Failed):
+            if isinstance(message, FinishedMessage | FailedMessage):
                 with self._lock:
                     self._tasks.pop(task, None)
         for router, messages in answers.items():
@@ -235,4 +230,4 @@ class Worker:
             self._send(router, messages)
 
     def _send(self, router: bytes, messages: Iterable[FromWorker]) -> None:
-        self._socket.send_multipart((router, encode(Sent(self._incarnation, list(messages)))))
+        self._socket.send_multipart((router, encode(Batch(self._incarnation, list(messages)))))

@@ -97,7 +97,7 @@ class Meter:
         self._mean_seconds += (seconds - self._mean_seconds) / RECENT
 
     def prefilled(self, tokens: int, seconds: float) -> None:
-        """Note a step that computed so many tokens of prompts."""
+        """Add a step that computed `tokens` tokens of prompts."""
         self._prefill.note(seconds, tokens)
 
     def backlog(self, scheduler: Scheduler) -> Backlog:
