@@ -1,4 +1,4 @@
-"""Link of a router to one worker: its socket, signs of life, the picture of its cache, and its open requests."""
+"""Link of a router to one worker: its socket, heartbeats, the picture of its cache, and its open requests."""
 
 from __future__ import annotations
 

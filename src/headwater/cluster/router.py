@@ -46,7 +46,7 @@ from headwater.request import Generation
 from headwater.schedule.sequence import key_of
 from headwater.spec import ModelSpec
 
-PING = 0.2  # seconds between signs of life
+PING = 0.2  # seconds between heartbeats
 HEARTBEAT_TIMEOUT = 0.8  # seconds of a worker's silence
 JOINING = 5.0  # seconds until a new worker must have answered
 PATIENCE = 10.0  # seconds for which a request waits for a worker

@@ -1,4 +1,4 @@
-"""Messages between routers and workers, in msgpack: work, what comes of it, and signs of life.
+"""Messages between routers and workers, in msgpack: requests, their answers, and heartbeats.
 
 A worker's message names its incarnation, and an answer its request and attempt: what a router gave up, or what a worker
 did before it was restarted, is told from what it does now.
@@ -30,7 +30,7 @@ BY_MESSAGE = (RequestTooLarge, EngineStopped, ConstraintError, ConfigError, Inva
 
 
 class Ping(msgspec.Struct, array_like=True, tag=True):
-    """Sign of life of a router. A worker answers the first one of a link with its info."""
+    """Heartbeat of a router. A worker answers the first one of a connection with its facts (`WorkerInfo`)."""
 
     is_first: bool = False
 
@@ -68,7 +68,7 @@ class WorkerInfo(msgspec.Struct, array_like=True, tag=True):
 
 
 class Heartbeat(msgspec.Struct, array_like=True, tag=True):
-    """Sign of life of a worker, and what waits for it."""
+    """Heartbeat of a worker, with the requests that wait for it."""
 
     backlog: Backlog
 

@@ -38,7 +38,7 @@ from headwater.engine.meter import Backlog, EngineStats
 from headwater.events import Event, FailedEvent
 from headwater.request import Generation
 
-HEARTBEAT = 0.1  # seconds between signs of life
+HEARTBEAT = 0.1  # seconds between heartbeats
 COUNTED = 1.0  # seconds between statistics
 ROUTER_TIMEOUT = 1.0  # seconds of silence
 COMPILERS = 2  # threads that begin requests with constraints, whose compilation may take long
