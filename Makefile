@@ -49,7 +49,7 @@ install-dev: $(VENV)/.dev
 
 # GPU=1 make demo: with the CUDA build of torch, on a card
 demo: $(VENV)/.demo
-	$(if $(GPU),HEADWATER_DEVICE=cuda HEADWATER_UNPROVEN=true )$(BIN)/python examples/demo.py
+	$(if $(GPU),HEADWATER_DEVICE=cuda )$(BIN)/python examples/demo.py
 
 # two workers on Ray behind a router, one of which is killed in the middle of an answer
 demo-cluster: $(VENV)/.cluster
@@ -73,6 +73,10 @@ quick-tests: $(VENV)/.dev
 
 all-tests: $(VENV)/.dev
 	HEADWATER_TEST_FULL=1 $(BIN)/pytest -m "not clients" -n 2 --dist worksteal
+
+# on a card: kernels, graphs and drafts of every family, with and without the cache: make test-card
+test-card: $(VENV)/.dev
+	TRITON_INTERPRET=0 $(BIN)/pytest tests/card -n 8 --dist loadgroup
 
 # real clients, each in an environment of its own below .clients, from the network: make test-clients [CLIENT=NAME]
 test-clients: $(VENV)/.dev

@@ -71,10 +71,12 @@ class Asked:
 class Model:
     """One set of weights; the engines over it have a memory and a cache of their own."""
 
-    def __init__(self, folder: Path, dtype: str = "float32", weights: str = "auto", mtp: bool = False) -> None:
-        self.check: SelfCheck = verdict(read_spec(folder, dtype, weights=weights))
+    def __init__(
+        self, folder: Path, dtype: str = "float32", weights: str = "auto", mtp: bool = False, device: str = "cpu"
+    ) -> None:
+        self.check: SelfCheck = verdict(read_spec(folder, dtype, device, weights=weights), device)
         numerics.use(Numerics(self.check.mode))
-        self.loaded: LoadedModel = load_model(folder, dtype, weights=weights, mtp=mtp)
+        self.loaded: LoadedModel = load_model(folder, dtype, device, weights=weights, mtp=mtp)
         self._words = sayable(self.loaded.tokenizer)
 
     def prompt(self, rng: random.Random, n_tokens: int) -> list[int]:

@@ -27,12 +27,17 @@ PATIENCE = 60  # seconds after which something that must happen has not
 TIER_PAGES = 600  # of a tier's size
 
 
-def embedded_model(dtype: str = "auto", weights: str = "auto", threads: int = 2) -> tuple[LoadedModel, SelfCheck]:
-    """Load the embedded model with its head, and return the verdict of the self-check, a kept one if there is one."""
+def embedded_model(
+    dtype: str = "auto", weights: str = "auto", threads: int = 2, device: str = "cpu"
+) -> tuple[LoadedModel, SelfCheck]:
+    """Load the embedded model, and return the verdict of the self-check, a kept one if there is one.
+
+    On a CPU it has its head.
+    """
     prepare_process(threads)
-    check = verdict(read_spec(embedded(), dtype, weights=weights))
+    check = verdict(read_spec(embedded(), dtype, device, weights=weights), device)
     numerics.use(Numerics(check.mode))
-    return load_model(embedded(), dtype, weights=weights, mtp=True), check
+    return load_model(embedded(), dtype, device, weights=weights, mtp=device == "cpu"), check
 
 
 class LiveServer:

@@ -2,7 +2,7 @@
 
     python -m stress.soak [--for 3m] [--visits 100000] [--clients 8] [--seed 0]
         [--dtype auto|float32|bfloat16] [--weights auto|int8|int4] [--threads 2]
-        [--speculation off|auto|ngram|suffix|mtp] [--compared 200] [--tier]
+        [--speculation off|auto|ngram|suffix|mtp] [--compared 200] [--tier] [--device cpu|cuda]
 
 Memory is tiny, so checkpoints are evicted, requests preempted and queues full all the time. Prints counts; exits with
 1, and the seed, if a request had no proper answer, a page was lost, an invariant broke, or an answer differs from
@@ -31,7 +31,7 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from headwater.config import DTYPES, SPECULATION, WEIGHTS
+from headwater.config import DEVICES, DTYPES, SPECULATION, WEIGHTS
 from stress.answers import Choices, Wrong
 from stress.draw import Draw
 from stress.live_server import PATIENCE, LiveServer, embedded_model, release_free_memory, resident_bytes
@@ -228,9 +228,10 @@ def soak(
     console: Console,
     speculation: str = SPECULATION[0],
     tier: Path | None = None,
+    device: str = "cpu",
 ) -> Soak:
     """Run, compare, report."""
-    small: Body = {"max_running": MAX_RUNNING, "max_waiting": MAX_WAITING, "max_tokens_per_step": 256}
+    small: Body = {"max_running": MAX_RUNNING, "max_waiting": MAX_WAITING, "max_tokens_per_step": 256, "device": device}
     others: dict[str, Body] = {"without a cache": {"cache": False, "speculation": speculation}}
     if speculation != SPECULATION[0]:
         others |= {"without drafts": {}, "without either": {"cache": False}}
@@ -244,7 +245,7 @@ def soak(
             if one.errors or one.corrupt or one.other_states
         ]
         for name, settings in others.items():
-            with LiveServer(*model, 40 * PAGES, **settings) as reference:
+            with LiveServer(*model, 40 * PAGES, device=device, **settings) as reference:
                 verify_every_draft(reference.engine.scheduler.speculation)
                 asyncio.run(run.compare(name, reference))
         report(run, console)
@@ -270,6 +271,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--speculation", choices=SPECULATION, default=SPECULATION[0])
     parser.add_argument("--tier", action="store_true", help="store checkpoints in a folder, and restart once")
+    parser.add_argument("--device", choices=DEVICES, default="cpu")
     parser.add_argument("--compared", type=int, default=200, help="requests, at most, whose answers are compared")
     return parser.parse_args(given)
 
@@ -278,10 +280,10 @@ def main() -> int:
     args = arguments()
     logging.getLogger("headwater.request").setLevel(logging.ERROR)  # refusals are counted, not told
     limits = Limits(args.seconds, args.visits, args.clients, args.compared)
-    model = embedded_model(args.dtype, args.weights, args.threads)
+    model = embedded_model(args.dtype, args.weights, args.threads, args.device)
     console = Console(width=140)
     if not args.tier:
-        return 1 if soak(args.seed, limits, model, console, args.speculation).faults else 0
+        return 1 if soak(args.seed, limits, model, console, args.speculation, device=args.device).faults else 0
     half = replace(limits, seconds=limits.seconds / 2, visits=limits.visits // 2)
     with tempfile.TemporaryDirectory() as folder:
         runs = [soak(args.seed, half, model, console, args.speculation, Path(folder)) for _ in range(2)]

@@ -32,7 +32,7 @@ from headwater.mixers import gpu, numerics
 from headwater.mixers.numerics import Numerics, prepare_process
 from tests import checkpoints, interpreter, processors
 
-os.environ["TRITON_INTERPRET"] = "1"
+os.environ.setdefault("TRITON_INTERPRET", "1")  # 0: `make test-card`
 os.environ["HEADWATER_CACHE_DIR"] = tempfile.mkdtemp(prefix="headwater-tests-")
 prepare_process(3)  # the most that a test uses: numba starts no more later
 prepare_process(2)

@@ -33,12 +33,14 @@ class Bench:
     n_pages: int = 64
     n_slots: int = 12
     poison: bool = False  # fill the arena with NaN first: whatever is read before it is written shows
+    device: str = "cpu"
     _free: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         spec = self.model.spec
-        self.arena = Arena(spec, self.n_pages)
-        self.states = StateMemory(spec.state, self.n_slots, max(1, spec.checkpoint_pages) * spec.page_bytes)
+        self.arena = Arena(spec, self.n_pages, self.device)
+        row_bytes = max(1, spec.checkpoint_pages) * spec.page_bytes
+        self.states = StateMemory(spec.state, self.n_slots, row_bytes, self.device)
         if self.poison:
             self.arena.pages.fill_(0xFF)
         order = torch.randperm(self.n_pages, generator=torch.Generator().manual_seed(1))
@@ -50,7 +52,7 @@ class Bench:
         n = -(-max_tokens // self.arena.page_size)
         taken, self._free = self._free[:n], self._free[n:]
         assert len(taken) == n, f"{n} pages wanted, {len(taken)} left"
-        sequence = Sequence(self._slots.pop(0), torch.tensor(taken, dtype=torch.int64))
+        sequence = Sequence(self._slots.pop(0), self._integers(taken))
         self.states.zero(sequence.slot)
         return sequence
 
@@ -87,12 +89,12 @@ class Bench:
             seq.length += 1
             tables.append(seq.table[: -(-seq.length // self.arena.page_size)])
         batch = StepBatch(
-            token_N=torch.tensor(tokens, dtype=torch.int64),
-            position_N=torch.tensor(positions, dtype=torch.int64),
+            token_N=self._integers(tokens),
+            position_N=self._integers(positions),
             slices=tuple(slices),
-            decode_slot_B=torch.tensor([seq.slot for seq, _ in decode], dtype=torch.int64),
+            decode_slot_B=self._integers([seq.slot for seq, _ in decode]),
             decode_tables=tuple(tables),
-            logits_row_R=torch.arange(len(tokens)) if every_row else torch.tensor(wanted, dtype=torch.int64),
+            logits_row_R=self._integers(list(range(len(tokens))) if every_row else wanted),
             parents=tuple(i - 1 if i and seq is decode[i - 1][0] else STATE for i, (seq, _) in enumerate(decode)),
             drafted=drafted,
             accepted=accepted,
@@ -106,6 +108,9 @@ class Bench:
         bounds = [0, *(c for c in cuts if c < len(tokens)), len(tokens)]
         parts = [self.step([(seq, tokens[a:b])], every_row=True) for a, b in pairwise(bounds)]
         return torch.cat(parts)
+
+    def _integers(self, values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self.device)
 
     def greedy(self, seq: Sequence, last_logits: torch.Tensor, n: int) -> list[int]:
         """The next n tokens."""

@@ -23,6 +23,7 @@ SHARED = ROOT.parent / "shared"
 PEERS = [str(path) for path in sorted(SHARED.glob("peers/serve/results/*.json"))]
 # The smallest run of a script, where that is not `--small --repeats 1`; OUT is a folder with the log of a training run.
 SMALLEST = {
+    "benchmarks.card": ["--small", "--repeats", "1", "--device", "cpu", "--out", "OUT/card.json"],
     "benchmarks.comparison": ["OUT/ours.json", *PEERS, "--out", "OUT/page.md", "--figures", "OUT/figures.json"],
     "benchmarks.drafting": ["--small", "--data", str(SHARED / "data"), "--out", "OUT/drafting.json"],
     "benchmarks.grid": ["--small", "--seeds", "0-1"],

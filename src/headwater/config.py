@@ -25,7 +25,6 @@ from headwater.setting import (
 from headwater.unreadable import is_gguf, why_no_model
 
 DEVICES = ("cpu", "cuda")
-NEVER_RAN = "the Triton kernels have never run on a card"  # until the exactness matrix has passed on one
 DTYPES = ("auto", "float32", "bfloat16")
 WEIGHTS = ("auto", "int8", "int4")  # what headwater.spec has
 POOLS = ("unified", "split")
@@ -67,8 +66,8 @@ class ServeConfig:
     model_name: str | None = setting(
         None, TEXT, MODEL, "Name of the model for clients; without it, ORG/NAME stays.", unset="the folder's name"
     )
-    device: str = setting("cpu", TEXT, MODEL, "Device that computes; cuda needs --unproven.", choices=DEVICES)
-    unproven: bool = setting(False, SWITCH, MODEL, f"Allow cuda, although {NEVER_RAN}: answers may be wrong.")
+    device: str = setting("cpu", TEXT, MODEL, "Device that computes.", choices=DEVICES)
+    unproven: bool = setting(False, SWITCH, MODEL, "Without effect: cuda does not need it any more.")
     dtype: str = setting("auto", TEXT, MODEL, "Data type of the computation.", choices=DTYPES)
     weights: str = setting("auto", TEXT, MODEL, "Format of weights in memory; auto: as stored.", choices=WEIGHTS)
     threads: int | None = setting(None, COUNT, MODEL, "Threads that compute.", unset="torch's own choice", least=1)
@@ -250,8 +249,6 @@ class ServeConfig:
     def __post_init__(self) -> None:
         for one in SETTINGS:
             one.check(getattr(self, one.name))
-        if self.device == "cuda" and not self.unproven:
-            raise SettingError("device", "'cuda'", f"but {NEVER_RAN}: --unproven accepts that answers may be wrong")
         if isinstance(self.model, Path) and not ((self.model / "config.json").is_file() or is_gguf(self.model)):
             why = f"which is no folder with a config.json: {why_no_model(self.model)}"
             raise SettingError("model", repr(str(self.model)), why)

@@ -117,7 +117,6 @@ def test_version_and_help(capsys):
         (["serve", "/nonexistent/model"], "/nonexistent/model"),
         (["serve", "--memory", "4XB"], "4XB"),
         (["serve", "--port", "abc"], "--port"),
-        (["serve", "--device", "cuda"], "--unproven"),
         (["serve", "--page-size", "60"], "60"),
         (["serve", "--eviction", "newest"], "newest"),
         (["serve", "--placement", "nowhere"], "nowhere"),

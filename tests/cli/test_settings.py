@@ -94,12 +94,7 @@ def test_a_file_holds_toml_values_or_what_a_flag_would(toml, tmp_path):
         ({"memory": "4XB"}, {}, "", r"memory is '4XB' \(from --memory\).*4GiB"),
         ({"drain": "inf"}, {}, "", r"drain is 'inf' \(from --drain\).*seconds"),
         ({"pool": "split"}, {}, "", r"pool is 'split' \(from --pool\), so state_fraction"),
-        (
-            {},
-            {"HEADWATER_DEVICE": "cuda"},
-            "",
-            r"device is 'cuda' \(from HEADWATER_DEVICE\), but .*never run .*--unproven",
-        ),
+        ({}, {"HEADWATER_DEVICE": "gpu"}, "", r"device is 'gpu' \(from HEADWATER_DEVICE\), must be one of cpu, cuda"),
         ({"model": Path("/nonexistent")}, {}, "", r"model is '/nonexistent' \(from the command line\)"),
         ({"placement": "nowhere"}, {}, "", r"placement is 'nowhere' \(from --placement\).*structural"),
         ({"placement": "optimal"}, {}, "", r"it needs k, a whole number; type 'optimal\(k=8\)'"),

@@ -220,7 +220,7 @@ def test_cuda_that_torch_cannot_use_is_an_invalid_setting(loaded, monkeypatch, b
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", built)
     with pytest.raises(SettingError, match=rf"device is 'cuda', but torch \S+ {why}: use --device cpu"):
-        Engine.load(ServeConfig(model=loaded.path, device="cuda", unproven=True))
+        Engine.load(ServeConfig(model=loaded.path, device="cuda"))
 
 
 @pytest.mark.parametrize(

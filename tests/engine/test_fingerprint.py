@@ -75,7 +75,7 @@ SURROUNDINGS: dict[str, Callable[[Patch], Any]] = {
     "numba": lambda patch: versions(patch, "numba"),
     "triton": lambda patch: versions(patch, "triton"),
     "code": lambda patch: patch.setattr(verdicts, "_code", lambda: ["other"]),
-    "products": lambda patch: patch.setattr(verdicts, "guarded_modes", lambda: ("other",)),
+    "products": lambda patch: patch.setattr(verdicts, "guarded_modes", lambda device: ("other",)),
     "building": lambda patch: patch.setattr("headwater.engine.fingerprint.BUILDING", ("engine/runner.py",)),
     "variables": lambda patch: patch.setenv("MKL_CBWR", "COMPATIBLE"),
     "threads": other_threads,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ def load_apart(tmp_path: Path) -> Iterator[Load]:
     yield from loading(tmp_path)
 
 
-def loading(root: Path) -> Iterator[Load]:
+def loading(root: Path, device: str = "cpu") -> Iterator[Load]:
     loaded: dict[tuple[str, str, int, str], tuple[LoadedModel, SelfCheck]] = {}
 
     def get(recipe: str, dtype: str, threads: int, form: str = "auto") -> tuple[LoadedModel, SelfCheck]:
@@ -39,9 +40,9 @@ def loading(root: Path) -> Iterator[Load]:
         key = (recipe, dtype, threads, form)
         if key not in loaded:
             path, weights = stored(root, recipe, form)
-            check = self_check(read_spec(path, dtype, weights=weights))
+            check = self_check(read_spec(path, dtype, device, weights=weights), device)
             numerics.use(Numerics(check.mode))
-            loaded[key] = load_model(path, dtype, weights=weights), check
+            loaded[key] = load_model(path, dtype, device, weights=weights), check
         return loaded[key]
 
     before = torch.get_num_threads()
@@ -58,7 +59,7 @@ def same_bits_as_without_a_cache() -> Callable[[Make, list[Answer]], list[bool]]
 
     def compare(make: Make, answers: list[Answer]) -> list[bool]:
         key = (id(make.loaded), torch.get_num_threads())
-        with Make(make.loaded, make.check)(600 + make.checkpoint_pages, cache=False) as reference:
+        with replace(make, settings={})(600 + make.checkpoint_pages, cache=False) as reference:
             for answer in answers:
                 asked = (*key, tuple(answer.prompt), answer.max_tokens)
                 if asked not in references:

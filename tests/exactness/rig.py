@@ -47,8 +47,8 @@ class Answer:
 class Rig:
     """One engine, started; `with` stops it."""
 
-    def __init__(self, loaded: LoadedModel, check: SelfCheck, pages: int, **settings) -> None:
-        config = ServeConfig(memory=pages * loaded.spec.page_bytes, **settings)
+    def __init__(self, loaded: LoadedModel, check: SelfCheck, pages: int, device: str = "cpu", **settings) -> None:
+        config = ServeConfig(memory=pages * loaded.spec.page_bytes, device=device, **settings)
         self.engine = Engine.over(loaded, check, config)
         self.engine.logits_tap = self._keep
         self._answers: dict[int, Answer] = {}
@@ -120,13 +120,14 @@ class Make:
     loaded: LoadedModel
     check: SelfCheck
     settings: dict = field(default_factory=dict)
+    device: str = "cpu"
 
     @property
     def checkpoint_pages(self) -> int:
         return self.loaded.spec.checkpoint_pages
 
     def __call__(self, pages: int, **settings) -> Rig:
-        return Rig(self.loaded, self.check, pages, **self.settings, **settings)
+        return Rig(self.loaded, self.check, pages, self.device, **self.settings, **settings)
 
 
 def words(n: int, *seed: object) -> list[int]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 
 from headwater.cli.doctor import FAIL, OK, SLOW, WARN, Finding, Intended
 from headwater.cli.download import config_folder
-from headwater.config import NEVER_RAN
 from headwater.engine.selfcheck import SelfCheck, weight_shapes
 from headwater.engine.verdict import verdict
 from headwater.errors import HeadwaterError
@@ -34,6 +34,7 @@ BUILT_FOR = "2.13.0"  # version of torch that the kernels were measured with
 DTYPES = ("float32", "bfloat16")
 ROWS = 256
 MOST_SHAPES = 4  # shapes that are timed
+HAS_TRITON = find_spec("triton") is not None
 
 
 def of_model(intended: Intended) -> Iterator[Finding]:
@@ -94,12 +95,13 @@ def of_settings() -> Iterator[Finding]:
 
 
 def of_gpu() -> Finding:
-    """Report the GPUs that torch can use, and that their kernels are unproven."""
+    """Report the GPUs that torch can use, and how to compute on them."""
     if not torch.cuda.is_available():
-        return Finding("gpu", OK, f"none that torch can use; the CPU computes ({NEVER_RAN})")
+        return Finding("gpu", OK, "none that torch can use; the CPU computes")
     names = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
-    advice = f"{NEVER_RAN}: serve with --device cpu; --device cuda needs --unproven, and its answers may be wrong"
-    return Finding("gpu", WARN, names, advice)
+    if not HAS_TRITON:
+        return Finding("gpu", WARN, f"{names}, but no Triton, which its kernels need", "pip install 'headwater[gpu]'")
+    return Finding("gpu", OK, f"{names}, for --device cuda")
 
 
 def of_dtype(spec: ModelSpec, recheck: bool = False) -> Iterator[Finding]:

@@ -93,7 +93,7 @@ def self_check(
         return None
 
     kernels, broken = first_broken(checks), None
-    for mode in guarded_modes():
+    for mode in guarded_modes(device):
         checks = _product_checks(spec, device, mode)
         total = done + len(checks)
         broken = first_broken(checks)
@@ -198,7 +198,7 @@ def _fused(linear: Linear) -> Product:
 
 def _looks_up(linear: Linear, weight_NK: torch.Tensor) -> bool:
     """Return whether a product's rows are those of its weight, as for the tokens of an embedding that is the head."""
-    row_R = torch.arange(len(weight_NK))
+    row_R = torch.arange(len(weight_NK), device=weight_NK.device)
     return torch.equal(linear.rows(row_R), weight_NK.to(linear.dtype))
 
 
@@ -260,6 +260,7 @@ def _affordable(multiply_adds_a_row: int) -> tuple[int, ...]:
 def _kernel_checks(spec: ModelSpec, device: str) -> Iterator[Check]:
     random = _random(spec, device)
     layers = set(spec.layers)
+    latents = {layer for layer in layers if isinstance(layer, LatentAttention)}
     if has_kernels(device):
         from headwater.mixers.gpu import check  # needs Triton
 
@@ -282,7 +283,7 @@ def _kernel_checks(spec: ModelSpec, device: str) -> Iterator[Check]:
             yield partial(broken_prefill, *narrowed, random)
     for shape in sorted({shape for layer in layers for shape in attended(layer)}):
         yield partial(_broken_attention, *shape, random)
-    for latent in sorted({layer for layer in layers if isinstance(layer, LatentAttention)}, key=repr):
+    for latent in sorted(latents, key=repr):
         yield partial(_broken_absorption, latent, random)
     for layer in sorted({layer for layer in layers if type(layer) in RECURRENT}, key=repr):
         yield partial(_broken_recurrence, _narrowed(layer, random, device), random, device)

@@ -77,7 +77,7 @@ def key_of(spec: ModelSpec, device: str = "cpu") -> dict[str, str]:
         "libc": " ".join(platform.libc_ver()),
         **{name: str(version) for name, version in machine.versions(*PACKAGES).items()},
         "code": _digest(*_code()),
-        "products": " ".join(guarded_modes()),
+        "products": " ".join(guarded_modes(device)),
         "variables": " ".join(sorted(variables)),
         "threads": str(torch.get_num_threads()),
         "dtype": spec.dtype_name,

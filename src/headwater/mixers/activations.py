@@ -19,6 +19,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from headwater.mixers.gpu import has_kernels
+
 Activation = Callable[[Tensor], Tensor]
 
 VECTORS = 128  # elements: a stretch of this many is whole vectors, and so is its half
@@ -33,19 +35,31 @@ def _one_plus_exp_neg(x: Tensor) -> Tensor:
 
 def sigmoid(x: Tensor) -> Tensor:
     """1 / (1 + e^-x)."""
+    if has_kernels(x.device):
+        return _on_gpu(x, "sigmoid")
     return _one_plus_exp_neg(x).reciprocal_().to(x.dtype)
 
 
 def silu(x: Tensor) -> Tensor:
     """x · sigmoid(x)."""
+    if has_kernels(x.device):
+        return _on_gpu(x, "silu")
     denominator = _one_plus_exp_neg(x)
     return torch.div(x.float(), denominator, out=denominator).to(x.dtype)
 
 
 def softplus(x: Tensor) -> Tensor:
     """log(1 + e^x), written so that neither end overflows: max(x, 0) + log1p(e^-|x|)."""
+    if has_kernels(x.device):
+        return _on_gpu(x, "softplus")
     x_f = x.float()
     return x_f.abs().neg_().exp_().log1p_().add_(x_f.clamp_min(0.0)).to(x.dtype)
+
+
+def _on_gpu(x: Tensor, kind: str) -> Tensor:
+    from headwater.mixers.gpu.pointwise import activate  # needs Triton
+
+    return activate(x, kind)
 
 
 def relu2(x: Tensor) -> Tensor:
@@ -60,6 +74,10 @@ def gated_rms_norm(
     x_RD: Tensor, gate_RD: Tensor, weight_D: Tensor, eps: float, activation: Activation = silu
 ) -> Tensor:
     """x / √(mean(x²) + eps) · w · activation(gate), in fp32: norm before gate, as in Gated DeltaNet."""
+    if has_kernels(x_RD.device) and x_RD.dim() == 3:
+        from headwater.mixers.gpu.norm import gated_norm  # needs Triton
+
+        return gated_norm(x_RD, gate_RD, weight_D, eps, activation.__name__)
     return (x_RD * inverse_rms(x_RD, eps)).mul_(weight_D).mul_(activation(gate_RD.float()))
 
 
@@ -68,15 +86,22 @@ def inverse_rms(x_RD: Tensor, eps: float) -> Tensor:
 
     The norm needs no squared copy of x: for 2,048 rows of 512 it takes 0.14 ms, `pow(2).mean()` takes 2.3 ms.
     """
-    norm_R1: Tensor = torch.linalg.vector_norm(x_RD, dim=-1, keepdim=True)
-    mean_R1 = norm_R1.square_().div_(x_RD.shape[-1])
-    return mean_R1.add_(eps).rsqrt_()
+    return _squares(x_RD).div_(x_RD.shape[-1]).add_(eps).rsqrt_()
 
 
 def inverse_l2(x_RD: Tensor, eps: float = 1e-6) -> Tensor:
     """1 / √(Σx² + eps) over the last dimension of fp32 rows; R 1."""
+    return _squares(x_RD).add_(eps).rsqrt_()
+
+
+def _squares(x_RD: Tensor) -> Tensor:
+    """Σx² over the last dimension of fp32 rows; R 1."""
+    if has_kernels(x_RD.device):
+        from headwater.mixers.gpu.norm import squares  # needs Triton
+
+        return squares(x_RD)
     norm_R1: Tensor = torch.linalg.vector_norm(x_RD, dim=-1, keepdim=True)
-    return norm_R1.square_().add_(eps).rsqrt_()
+    return norm_R1.square_()
 
 
 class RMSNorm:
@@ -90,6 +115,10 @@ class RMSNorm:
         self.eps = eps
 
     def __call__(self, x_NC: Tensor) -> Tensor:
+        if has_kernels(x_NC.device):
+            from headwater.mixers.gpu.norm import rms_norm  # needs Triton
+
+            return rms_norm(x_NC, self.scale_C, self.eps, x_NC.dtype)
         return self.in_float32(x_NC).to(x_NC.dtype)
 
     def in_float32(self, x_NC: Tensor) -> Tensor:

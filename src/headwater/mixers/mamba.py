@@ -158,7 +158,7 @@ class SelectiveStateSpace(RecurrentMixer[Mamba]):
         return Rows(mixed_NC, ones_N1, z_NC)
 
     def prepare(self, mixed_ntC: Tensor, gates_ntX: Tensor) -> Chunks:
-        dt_ntC, b_ntE, c_ntE = self._steps(mixed_ntC, prefill=True)
+        dt_ntC, b_ntE, c_ntE = self.steps(mixed_ntC, prefill=True)
         taken_ntC = dt_ntC.mul_(gates_ntX) * mixed_ntC
         skip_ntC = mixed_ntC * self.skip_C
         return Chunks(dt_ntC, taken_ntC, skip_ntC, b_ntE.unsqueeze(-1), _twice(c_ntE), self.log2_rate_EC)
@@ -171,14 +171,14 @@ class SelectiveStateSpace(RecurrentMixer[Mamba]):
         return decay(transition_X[None], self.log2_rate_EC)[0].mul_(state_X)
 
     def decode(self, mixed_BC: Tensor, gates_BX: Tensor, state_BX: Tensor) -> Tensor:
-        dt_BC, b_BE, c_BE = self._steps(mixed_BC, prefill=False)
+        dt_BC, b_BE, c_BE = self.steps(mixed_BC, prefill=False)
         read_BC = decode_step(dt_BC * mixed_BC, b_BE, c_BE, decay(dt_BC, self.log2_rate_EC), state_BX)
         return torch.addcmul(read_BC, mixed_BC, self.skip_C)
 
     def finish_into(self, rows: Rows, at: slice, read_nX: Tensor) -> None:
         rows.out_NX[at] = silu(rows.z_NX[at].float()).mul_(read_nX)
 
-    def _steps(self, mixed_XC: Tensor, prefill: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def steps(self, mixed_XC: Tensor, prefill: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Compute steps [X, C], and B and C [X, E], in float32, from the convolved channels."""
         leading = mixed_XC.shape[:-1]
         mixed_NC = mixed_XC.flatten(0, -2)

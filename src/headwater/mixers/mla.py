@@ -13,7 +13,7 @@ then the value), M = max(D, V).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
@@ -72,7 +72,7 @@ class ExpandedHeads:
         self.groups = [weights.packed(up_GEL.flatten(0, 1)) for up_GEL in up_HEL.split(GROUP)]
 
     def prefill_into(
-        self, out_NHV: Tensor, q_NHD: Tensor, row_KX: Tensor, slices: Sequence[Slice], mask: CausalMask
+        self, out_NHV: Tensor, q_NHD: Tensor, row_KX: Tensor, slices: Sequence[Slice], mask: Callable[[], CausalMask]
     ) -> None:
         """Compute attention of one sequence's slices over the rows of its tokens, up to the last slice's end."""
         latent_KL = row_KX[:, : self.shape.latent].contiguous()
@@ -84,10 +84,17 @@ class ExpandedHeads:
             for s in slices:
                 rows = slice(s.first, s.first + s.length)
                 q_TG1M = F.pad(q_NHD[rows, heads], (0, self.width - self.shape.key_dim)).unsqueeze(2)
-                read_TG1M = torch.empty_like(q_TG1M)
-                softmax.prefill_into(read_TG1M, q_TG1M, keys_values, s.start, mask, self.shape.key_dim**-0.5)
+                read_TG1M = self._attended(q_TG1M, keys_values, s.start, mask)
                 out_NHV[rows, heads] = read_TG1M[:, :, 0, : self.shape.v_dim]
             first = heads.stop
+
+    def _attended(
+        self, q_TG1M: Tensor, keys_values: tuple[Tensor, Tensor], start: int, mask: Callable[[], CausalMask]
+    ) -> Tensor:
+        """Attend from a slice's queries, the first at position `start`, to the keys up to each."""
+        read_TG1M = torch.empty_like(q_TG1M)
+        softmax.prefill_into(read_TG1M, q_TG1M, keys_values, start, mask(), self.shape.key_dim**-0.5)
+        return read_TG1M
 
     def _keys_values(self, e_KGE: Tensor, row_KX: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values, [K, G, M] each, padded with zeros to M channels; valid until the next call."""
@@ -126,6 +133,8 @@ def _scratch(widths: tuple[int, int, int], dtype: torch.dtype, device: torch.dev
 class LatentAttentionMixer:
     """A layer of latent attention; owns weights only, latents are in the arena."""
 
+    expands = ExpandedHeads
+
     def __init__(self, layer: int, shape: LatentAttention, weights: Weights) -> None:
         self.layer = layer
         self.shape = shape
@@ -135,7 +144,7 @@ class LatentAttentionMixer:
         self.q_norm = RMSNorm(weights.vector("q_a_layernorm.weight"), shape.norm_eps) if shape.q_latent else None
         self.kv_norm = RMSNorm(weights.vector("kv_a_layernorm.weight"), shape.norm_eps)
         up_HEL = weights.stored("kv_b_proj.weight").unflatten(0, (shape.heads, -1))
-        self.expanded = ExpandedHeads(shape, up_HEL, weights)
+        self.expanded = self.expands(shape, up_HEL, weights)
         self.absorbed = AbsorbedHeads(shape, weights.cast(up_HEL))
         self.out = weights.linear("o_proj")
         self.rotation = rotary_table(shape.rotary, str(weights.device)) if shape.rotary else None
@@ -187,7 +196,7 @@ class LatentAttentionMixer:
         out_NHV = q_NHD.new_empty(q_NHD.shape[0], self.shape.heads, self.shape.v_dim)
         for slices in batch.sequences:
             row_KX = step.arena.gather(self.layer, slices[-1].table_P, slices[-1].end)[0]
-            self.expanded.prefill_into(out_NHV, q_NHD, row_KX, slices, step.mask)
+            self.expanded.prefill_into(out_NHV, q_NHD, row_KX, slices, lambda: step.mask)
         if batch.n_decode:
             q_BHX = self.absorbed.query(q_NHD[batch.decode_rows])
             out_NHV[batch.decode_rows] = self.absorbed.value(self._read(q_BHX, step))

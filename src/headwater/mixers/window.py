@@ -213,15 +213,23 @@ class WindowAttentionMixer:
         blocks = list(self.window.blocks(s.start, s.end))
         first, last = blocks[0].start, blocks[-1].end
         new = (projected.k_NGD[rows], projected.v_NGD[rows])
-        laid = [ring.laid_out(s.slot, x_TGD, s.start, (first, last)) for ring, x_TGD in zip(rings, new, strict=True)]
-        for block in blocks:
+        of_each = zip(rings, new, strict=True)
+        keys, values = (ring.laid_out(s.slot, x_TGD, s.start, (first, last)) for ring, x_TGD in of_each)
+        laid = (keys, values)
+        self._attend_slice_into(out_TGQD, q_TGQD, laid, s, first)
+        for ring, laid_TGD in zip(rings, laid, strict=True):
+            for position, row in (*s.saves, (s.end, s.slot)):
+                ring.store(row, laid_TGD, first, position)
+
+    def _attend_slice_into(
+        self, out_TGQD: Tensor, q_TGQD: Tensor, laid: tuple[Tensor, Tensor], s: Slice, first: int
+    ) -> None:
+        """Attend from the rows of a slice to keys and values, which are laid out from position `first` on."""
+        for block in self.window.blocks(s.start, s.end):
             at = slice(block.first - s.start, block.last - s.start)
             k_KGD, v_KGD = (x[block.start - first : block.end - first] for x in laid)
             mask = self.window.mask_from_last(block)
             out_TGQD[at] = softmax.backwards(q_TGQD[at], (k_KGD, v_KGD), mask, self.shape.scale)
-        for ring, laid_TGD in zip(rings, laid, strict=True):
-            for position, row in (*s.saves, (s.end, s.slot)):
-                ring.store(row, laid_TGD, first, position)
 
     def _decode_into(
         self, out_BGQD: Tensor, new: tuple[Tensor, ...], batch: StepBatch, rings: tuple[Rings, Rings]

@@ -90,6 +90,7 @@ def layer_classes(device: torch.device | str) -> LayerClasses:
     from headwater.mixers.gpu.attention import AttentionOnGpu, AttentionStepOnGpu, WindowAttentionOnGpu
     from headwater.mixers.gpu.experts import ExpertsOnGpu
     from headwater.mixers.gpu.mla import LatentAttentionOnGpu
+    from headwater.mixers.gpu.norm import StreamNormOnGpu
     from headwater.mixers.gpu.recurrent import RecurrentOnGpu
 
     return LayerClasses(
@@ -99,7 +100,7 @@ def layer_classes(device: torch.device | str) -> LayerClasses:
         WindowAttentionOnGpu,
         ExpertsOnGpu,
         AttentionStepOnGpu,
-        StreamNorm,
+        StreamNormOnGpu,
         Embedding,
     )
 

@@ -12,6 +12,7 @@ B decoding sequences, T pages of a table, R rows whose logits are wanted, V voca
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -66,12 +67,17 @@ class CudaRecorder:
         """
         done = work()
         graph = torch.cuda.CUDAGraph()
+        collected = gc.isenabled()
+        gc.disable()  # a graph that is destroyed while another one is captured ends the capture
         try:
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 result = work()
         except RuntimeError as error:
             log.warning("a decode step cannot be recorded as a CUDA graph, and stays without: %s", error)
             return done, work
+        finally:
+            if collected:
+                gc.enable()
 
         def replay() -> torch.Tensor:
             graph.replay()

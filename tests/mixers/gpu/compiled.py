@@ -17,10 +17,13 @@ from triton.runtime.jit import JITFunction
 from headwater.layers.feed_forward import Experts
 from headwater.layers.gdn import DeltaNet
 from headwater.layers.kda import DeltaAttention
+from headwater.layers.mamba import Mamba
 from headwater.layers.mamba2 import Mamba2
 from headwater.layers.mla import LatentAttention
 from headwater.mixers import gpu
+from headwater.mixers.activations import RMSNorm, gated_rms_norm
 from headwater.mixers.gpu import check as kernel_check
+from headwater.mixers.gpu.norm import StreamNormOnGpu
 from headwater.mixers.numerics import Numerics, use
 from headwater.mixers.weights import Weights
 from headwater.models.build import RECURRENT
@@ -30,6 +33,7 @@ POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int32: "*i32"
 WIDTH = 64  # of the model
 DELTA_NET = DeltaNet(WIDTH, 2, 4, 128, 128, 4)  # Qwen3.5's heads, fewer of them: a kernel does not know their number
 DELTA_ATTENTION = DeltaAttention(WIDTH, heads=2, head_dim=128, conv=4)
+MAMBA = Mamba(WIDTH, inner=128, state=16, conv=4, step_rank=16)
 MAMBA2 = Mamba2(WIDTH, 2, 64, 128, 1, 4)
 ATTENTION = ((1, 8, 256), (2, 4, 128))
 LATENT = LatentAttention(WIDTH, heads=16, latent=512, nope_dim=128, rope_dim=64, v_dim=128)
@@ -40,11 +44,11 @@ def compile_only(kernel: Any, *args: object, grid: object, warmup: bool, **optio
     """Compile the kernel of a launch for these arguments, and do not run it."""
     del grid, warmup
     given = dict(zip(kernel.arg_names, args, strict=False)) | options
-    stages = {"num_stages": given.pop("num_stages")} if "num_stages" in given else {}
+    tuned = {name: given.pop(name) for name in ("num_stages", "num_warps") if name in given}
     signature = {p.name: "constexpr" if p.is_constexpr else _kind(given[p.name]) for p in kernel.params}
     constants = {(p.num,): given[p.name] for p in kernel.params if p.is_constexpr}
     source = ASTSource(kernel, signature, constants)
-    compiled = triton.compile(source, target=AMPERE, options=stages)
+    compiled = triton.compile(source, target=AMPERE, options=tuned)
     name = f"{kernel.fn.__module__}.{kernel.fn.__name__}".removeprefix("headwater.mixers.")
     print(json.dumps({"kernel": name, "shared": compiled.metadata.shared}), flush=True)
 
@@ -63,8 +67,8 @@ def main() -> None:
     gpu.DEVICES = ("cpu",)
     use(Numerics("plain"))
     JITFunction.run = compile_only
-    kernel_check.CUTS, kernel_check.SEQUENCES = (64,), (7,)
-    for layer in (DELTA_NET, DELTA_ATTENTION, MAMBA2):
+    kernel_check.LENGTH, kernel_check.CUTS, kernel_check.SEQUENCES = 137, (64,), (7,)
+    for layer in (DELTA_NET, DELTA_ATTENTION, MAMBA, MAMBA2):
         tensors = {name: random(*shape).float() for name, shape in layer.tensors().items()}
         mixer = RECURRENT[type(layer)](layer, Weights(tensors))
         list(kernel_check.broken_recurrence(layer, mixer, random, "cpu"))
@@ -72,6 +76,9 @@ def main() -> None:
         list(kernel_check.broken_attention(shape, random, "cpu"))
     list(kernel_check.broken_latent_attention(LATENT, random, "cpu"))
     list(kernel_check.broken_experts(EXPERTS, random, "cpu"))
+    norm = StreamNormOnGpu(RMSNorm(random(1024), 1e-6), torch.bfloat16)
+    norm.after(random(7, 1024), random(7, 1024), 1.0)
+    gated_rms_norm(random(7, 4, 128).float(), random(7, 4, 128), random(128).float(), 1e-6)
 
 
 if __name__ == "__main__":

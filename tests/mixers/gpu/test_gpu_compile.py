@@ -13,10 +13,11 @@ import pytest
 SHARED = 99 * 1024  # bytes that a program may have on every card since compute capability 8.0
 KERNELS = {
     "gpu.ragged._convolve", "gpu.ragged._keep_tail", "gpu.experts._product",
-    "gpu.gdn._invert", "gpu.gdn._advance", "gpu.gdn._decode",
-    "gpu.kda._advance", "gpu.mamba2._advance", "gpu.mamba2._decode",
+    "gpu.gdn._solve", "gpu.gdn._advance", "gpu.gdn._decode",
+    "gpu.kda._advance", "gpu.mamba._advance", "gpu.mamba._decode", "gpu.mamba2._advance", "gpu.mamba2._decode",
     "gpu.attention._prefill", "gpu.attention._decode_split", "gpu.attention._merge",
-    "gpu.mla._decode_split",
+    "gpu.mla._decode_split", "gpu.norm._squares", "gpu.norm._norm", "gpu.norm._gated_norm", "gpu.norm._unit",
+    "gpu.pointwise._activate", "gpu.pointwise._convolve_token",
 }  # fmt: skip
 
 

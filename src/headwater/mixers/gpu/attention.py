@@ -19,7 +19,8 @@ import triton.language as tl
 from torch import Tensor
 
 from headwater.mixers.attention import Attention, AttentionStep
-from headwater.mixers.batch import StepBatch, padded_tables
+from headwater.mixers.batch import Slice, StepBatch, padded_tables
+from headwater.mixers.gpu import dense
 from headwater.mixers.window import Rings, WindowAttentionMixer
 
 TILE = 64  # queries, and keys of a block: pages are multiples of it
@@ -89,9 +90,12 @@ def _keys(pages, table, block, page_size, page_row, token_row, at, channel, mask
 @triton.jit
 def _attend(
     q, k_pages, v_pages, table, first_block, end_block, n_keys, limit, at, channel, in_head, best, total, out, scale,
-    page_size, page_row, token_row, tile: tl.constexpr,
+    page_size, page_row, token_row, window, windowed: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
-    """Attend to blocks of keys in order by online softmax (Milakov and Gimelshein 2018), to keys below `limit`."""
+    """Attend to blocks of keys in order by online softmax (Milakov and Gimelshein 2018), to keys below `limit`.
+
+    With a window, to the last `window` of these keys.
+    """
     for block in range(first_block, end_block):
         key = block * tile + tl.arange(0, tile)
         mask = (key < n_keys)[:, None] & in_head  # memory of a page after the last token may hold anything
@@ -99,6 +103,8 @@ def _attend(
         v_tD = _keys(v_pages, table, block, page_size, page_row, token_row, at, channel, mask, tile)
         score = tl.dot(q, tl.trans(k_tD), input_precision="ieee") * scale
         visible = key[None, :] < limit[:, None]
+        if windowed:
+            visible = visible & (key[None, :] >= limit[:, None] - window)
         score = tl.where(visible, score, float("-inf"))
         better = tl.maximum(best, tl.max(score, 1))
         weight = tl.where(visible, tl.exp(score - better[:, None]), 0.0)
@@ -109,11 +115,11 @@ def _attend(
     return best, total, out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_row"])
 def _prefill(
     q, k_pages, v_pages, out, table_ST, start_S, length_S, first_S, slice_n, tile_n, scale,
-    table_row, heads, shared, page_size, page_row, token_row,
-    width: tl.constexpr, padded: tl.constexpr, tile: tl.constexpr,
+    table_row, heads, shared, page_size, page_row, token_row, window,
+    windowed: tl.constexpr, width: tl.constexpr, padded: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     at, head = tl.program_id(0), tl.program_id(1)
     which, index = tl.load(slice_n + at), tl.load(tile_n + at)
@@ -124,19 +130,23 @@ def _prefill(
     where = ((tl.load(first_S + which) + row[:, None]).to(tl.int64) * heads + head) * width + channel[None, :]
     q_tD = tl.load(q + where, mask=inside, other=0.0)
     limit = start + row + 1
+    begin = 0
+    if windowed:
+        begin = tl.maximum(start + index * tile + 1 - window, 0) // tile
     end = (start + tl.minimum((index + 1) * tile, length) + tile - 1) // tile
     best = tl.full((tile,), -1e30, tl.float32)
     total = tl.zeros((tile,), tl.float32)
     read = tl.zeros((tile, padded), tl.float32)
     in_head = (channel < width)[None, :] & (tl.arange(0, tile) >= 0)[:, None]
     best, total, read = _attend(
-        q_tD, k_pages, v_pages, table_ST + which * table_row, 0, end, start + length, limit, (head // shared) * width,
-        channel, in_head, best, total, read, scale, page_size, page_row, token_row, tile,
+        q_tD, k_pages, v_pages, table_ST + which * table_row, begin, end, start + length, limit,
+        (head // shared) * width, channel, in_head, best, total, read, scale, page_size, page_row, token_row, window,
+        windowed, tile,
     )  # fmt: skip
     tl.store(out + where, (read / total[:, None]).to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_row", "splits"])
 def _decode_split(
     q, k_pages, v_pages, best_sum, reads, table_BT, length_B, scale,
     table_row, shared, page_size, page_row, token_row, splits,
@@ -159,7 +169,7 @@ def _decode_split(
     in_head = (channel < width)[None, :] & (tl.arange(0, tile) >= 0)[:, None]
     best, total, read = _attend(
         q_RD, k_pages, v_pages, table_BT + which * table_row, first, end, length, limit, group * width,
-        channel, in_head, best, total, read, scale, page_size, page_row, token_row, tile,
+        channel, in_head, best, total, read, scale, page_size, page_row, token_row, 0, False, tile,
     )  # fmt: skip
     to = head * splits + part
     tl.store(best_sum + 2 * to, best, mask=row < shared)
@@ -167,7 +177,7 @@ def _decode_split(
     tl.store(reads + to[:, None] * width + channel[None, :], read, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def _merge(
     best_sum, reads, out, length_B, heads, splits, width: tl.constexpr, padded: tl.constexpr, split: tl.constexpr
 ):
@@ -189,19 +199,60 @@ def _merge(
     tl.store(to, (read / total).to(out.dtype.element_ty), mask=channel < width)
 
 
-def prefill(q_PHD: Tensor, keys_values: tuple[Tensor, Tensor], step: PagedStep, page_size: int, scale: float) -> Tensor:
-    """Compute attention of all slices' queries; `keys_values` are pages [pages, page_size · G · D], strided."""
+def prefill(
+    q_PHD: Tensor,
+    keys_values: tuple[Tensor, Tensor],
+    step: PagedStep,
+    page_size: int,
+    scale: float,
+    window: int | None = None,
+) -> Tensor:
+    """Compute attention of all slices' queries; `keys_values` are pages [pages, page_size · G · D], strided.
+
+    With a window a query sees so many tokens, its own included.
+    """
     _, heads, width = q_PHD.shape
     k_pages, v_pages = keys_values
     kv_width = k_pages.shape[1] // page_size
-    q_PHD = q_PHD.contiguous()
+    q_PHD = dense(q_PHD)
     out_PHD = torch.empty_like(q_PHD)
     _prefill[len(step.tile_n), heads](
         q_PHD, k_pages, v_pages, out_PHD, step.table_ST, step.start_S, step.length_S, step.first_S, step.slice_n,
         step.tile_n, scale, step.table_ST.stride(0), heads, heads * width // kv_width, page_size, k_pages.stride(0),
-        kv_width, width=width, padded=max(16, triton.next_power_of_2(width)), tile=TILE,
+        kv_width, window or 0, windowed=window is not None, width=width,
+        padded=max(16, triton.next_power_of_2(width)), tile=TILE,
     )  # fmt: skip
     return out_PHD
+
+
+def prefill_alone(
+    q_TGQD: Tensor, keys_values: tuple[Tensor, Tensor], start: int, scale: float, window: int | None = None
+) -> Tensor:
+    """Compute attention of one slice's queries, which begin at position `start` of adjacent keys and values [K, G, D].
+
+    K is a multiple of 64.
+    """
+    device = q_TGQD.device
+    n_tiles = -(-len(q_TGQD) // TILE)
+
+    def one(value: int) -> Tensor:
+        return torch.full((1,), value, dtype=torch.int32, device=device)
+
+    none = one(0)[:0]
+    step = PagedStep(
+        table_BT=none[None],
+        length_B=none,
+        splits=0,
+        table_ST=one(0)[None],
+        start_S=one(start),
+        length_S=one(len(q_TGQD)),
+        first_S=one(0),
+        slice_n=torch.zeros(n_tiles, dtype=torch.int32, device=device),
+        tile_n=torch.arange(n_tiles, dtype=torch.int32, device=device),
+    )
+    keys, values = (dense(x_KGD).view(1, -1) for x_KGD in keys_values)
+    read_THD = prefill(q_TGQD.flatten(1, 2), (keys, values), step, len(keys_values[0]), scale, window)
+    return read_THD.view(q_TGQD.shape)
 
 
 def decode(q_BHD: Tensor, keys_values: tuple[Tensor, Tensor], step: Decoding, page_size: int, scale: float) -> Tensor:
@@ -211,7 +262,7 @@ def decode(q_BHD: Tensor, keys_values: tuple[Tensor, Tensor], step: Decoding, pa
     kv_width = k_pages.shape[1] // page_size
     groups = kv_width // width
     shared = heads // groups
-    q_BHD = q_BHD.contiguous()
+    q_BHD = dense(q_BHD)
     out_BHD = torch.empty_like(q_BHD)
     best_sum = torch.empty(n, heads, step.splits, 2, dtype=torch.float32, device=q_BHD.device)
     reads = torch.empty(n, heads, step.splits, width, dtype=torch.float32, device=q_BHD.device)
@@ -271,7 +322,13 @@ class AttentionOnGpu(Attention):
 
 
 class WindowAttentionOnGpu(WindowAttentionMixer):
-    """Sliding-window attention whose decode runs in Triton; prefill runs in torch, as on the CPU."""
+    """Sliding-window attention in Triton, over the tokens of a slice and of the window before it, and over rings."""
+
+    def _attend_slice_into(
+        self, out_TGQD: Tensor, q_TGQD: Tensor, laid: tuple[Tensor, Tensor], s: Slice, first: int
+    ) -> None:
+        scale = self.shape.head_dim**-0.5 if self.shape.scale is None else self.shape.scale
+        out_TGQD.copy_(prefill_alone(q_TGQD, laid, s.start - first, scale, self.shape.window))
 
     def _attend_into(self, out_BGQD: Tensor, q_BGQD: Tensor, batch: StepBatch, rings: tuple[Rings, Rings]) -> None:
         k_RX, v_RX = (ring.memory_RWGD.flatten(1) for ring in rings)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwater.layers.attention import GroupedAttention
+from headwater.layers.attention import GroupedAttention, WindowAttention
 from headwater.layers.feed_forward import Experts
 from headwater.layers.layer import Layer
 from headwater.layers.mla import LatentAttention
@@ -24,9 +24,11 @@ from headwater.mixers.gpu import experts as routed
 from headwater.mixers.gpu.attention import Decoding, PagedStep
 from headwater.mixers.gpu.ragged import ragged_of
 from headwater.mixers.gpu.recurrent import KERNELS, RecurrentOnGpu
+from headwater.mixers.mla import expanded_heads
 from headwater.mixers.recurrent import LayerState, RecurrentMixer
 
-LENGTH, COMPANY = 2 * CHUNK + 9, CHUNK + 5  # tokens of the sequence under test, and of the sequence before it
+# tokens of the sequence under test and of the one before it; products of batches change with the number of chunks
+LENGTH, COMPANY = 17 * CHUNK + 9, CHUNK + 5
 CUTS = (CHUNK, 2 * CHUNK)
 SEQUENCES = (1, 2, 3, 7)
 LENGTHS = (1, 64, 65, 300, 1024, 1025, 130)  # tokens of sequences that decode together: of one split of keys, and two
@@ -68,15 +70,20 @@ Recurrent = Mapping[Layer, tuple[Layer, RecurrentMixer[Any]]]  # by layer: the l
 
 
 def is_covered(layer: Layer, recurrent: Recurrent) -> bool:
-    """Return whether the kernels compute all of a layer; windows and latents prefill as on the CPU."""
-    return type(layer) is GroupedAttention or (layer in recurrent and type(recurrent[layer][1]) in KERNELS)
+    """Return whether the kernels compute all of a layer, but for products."""
+    attends = isinstance(layer, (GroupedAttention, LatentAttention))
+    return attends or (layer in recurrent and type(recurrent[layer][1]) in KERNELS)
 
 
 def broken_kernels(layers: Collection[Layer], recurrent: Recurrent, random: Random, device: str) -> Iterator[str]:
     """Name each kernel of these layers whose bits depend on cuts or on other sequences."""
     grouped = [layer for layer in layers if isinstance(layer, GroupedAttention)]
-    for shape in sorted({(x.kv_heads, x.heads // x.kv_heads, x.head_dim) for x in grouped}):
+    shapes = {(x.kv_heads, x.heads // x.kv_heads, x.head_dim) for x in grouped}
+    shapes |= {expanded_heads(layer) for layer in layers if isinstance(layer, LatentAttention)}
+    for shape in sorted(shapes):
         yield from broken_attention(shape, random, device)
+    for window in sorted({layer for layer in layers if isinstance(layer, WindowAttention)}, key=repr):
+        yield from broken_window(window, random, device)
     for latent in sorted({layer for layer in layers if isinstance(layer, LatentAttention)}, key=repr):
         yield from broken_latent_attention(latent, random, device)
     for narrow, mixer in recurrent.values():
@@ -136,6 +143,23 @@ def broken_attention(shape: tuple[int, int, int], random: Random, device: str) -
         return (attention.decode(q_NHD[at], keys_values, _decoding(tables[at], position_B[at]), PAGE, width**-0.5),)
 
     yield from _broken("attention", decode, prefill)
+
+
+def broken_window(layer: WindowAttention, random: Random, device: str) -> Iterator[str]:
+    """Name what breaks bits in prefill over a window: cuts, or where the keys are laid out from."""
+    n_keys = -(-LENGTH // CHUNK) * CHUNK
+    keys_values = (random(n_keys, layer.kv_heads, layer.head_dim), random(n_keys, layer.kv_heads, layer.head_dim))
+    q_TGQD, scale = random(LENGTH, layer.kv_heads, layer.heads // layer.kv_heads, layer.head_dim), layer.head_dim**-0.5
+
+    def part(first: int, last: int) -> Tensor:
+        at = max(0, first - layer.window) // CHUNK * CHUNK
+        seen = tuple(x[at:] for x in keys_values)
+        return attention.prefill_alone(q_TGQD[first:last], (seen[0], seen[1]), first - at, scale, layer.window)
+
+    whole_TGQD = part(0, LENGTH)
+    for cut in CUTS:
+        if not torch.equal(torch.cat((part(0, cut), part(cut, LENGTH))), whole_TGQD):
+            yield f"{layer.kind} cut at {cut} tokens"
 
 
 def broken_latent_attention(layer: LatentAttention, random: Random, device: str) -> Iterator[str]:

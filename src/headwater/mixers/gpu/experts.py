@@ -18,12 +18,13 @@ from torch import Tensor
 from headwater.layers.feed_forward import Experts
 from headwater.mixers.activations import ACTIVATIONS
 from headwater.mixers.feed_forward import MixtureOfExperts, names_of, parts_of
+from headwater.mixers.gpu import dense
 from headwater.mixers.weights import Weights
 
 OUTPUTS, INPUTS = 32, 64  # of a tile
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows_of_x"])
 def _product(
     x, weight, expert_R, out, n_in, n_out, rows_of_x, outputs: tl.constexpr, inputs: tl.constexpr
 ):  # fmt: skip
@@ -45,7 +46,7 @@ def routed_product(x: Tensor, weight_ENK: Tensor, expert_R: Tensor) -> Tensor:
     n_out, n_in = weight_ENK.shape[1:]
     out_RN = x.new_empty(len(expert_R), n_out)
     _product[len(expert_R), triton.cdiv(n_out, OUTPUTS)](
-        x.contiguous(), weight_ENK, expert_R, out_RN, n_in, n_out, len(expert_R) // len(x),
+        dense(x), weight_ENK, expert_R, out_RN, n_in, n_out, len(expert_R) // len(x),
         outputs=OUTPUTS, inputs=INPUTS,
     )  # fmt: skip
     return out_RN

@@ -8,6 +8,8 @@ B decoding sequences.
 
 from __future__ import annotations
 
+import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -15,7 +17,9 @@ from torch import Tensor
 from headwater.mixers.batch import CHUNK
 from headwater.mixers.gdn import Chunks
 from headwater.mixers.gpu.gdn import VALUES, DeltaRuleKernels, widths
-from headwater.mixers.gpu.ragged import STAGES, Ragged
+from headwater.mixers.gpu.ragged import NO_ROW, PRECISION, STAGES, WARPS, Ragged
+
+TOGETHER = 16  # chunks that are prepared at once: torch's batched products have other bits at other numbers
 
 
 @triton.jit
@@ -37,15 +41,15 @@ def _advance(
         m = (chunk + i) * heads + head
         at_read = read + (2 * m * t + row[:, None]) * width + channel[None, :]
         at_square = (m * t + row[:, None]) * t + row[None, :]
-        known = tl.dot(tl.load(at_read + t * width, mask=in_key, other=0.0), state_KV, input_precision="ieee")
+        known = tl.dot(tl.load(at_read + t * width, mask=in_key, other=0.0), state_KV, input_precision=PRECISION)
         given = tl.load(value + (m * t + row[:, None]) * v_width + v[None, :], mask=in_value, other=0.0)
-        correction = tl.dot(tl.load(inverse + at_square), given - known, input_precision="ieee")
-        result = tl.dot(tl.load(at_read, mask=in_key, other=0.0), state_KV, input_precision="ieee")
-        result += tl.dot(tl.load(attend + at_square), correction, input_precision="ieee")
+        correction = tl.dot(tl.load(inverse + at_square), given - known, input_precision=PRECISION)
+        result = tl.dot(tl.load(at_read, mask=in_key, other=0.0), state_KV, input_precision=PRECISION)
+        result += tl.dot(tl.load(attend + at_square), correction, input_precision=PRECISION)
         tl.store(out + (m * t + row[:, None]) * v_width + v[None, :], result, mask=in_value)
         to_end = tl.load(write + (m * t + row[:, None]) * width + channel[None, :], mask=in_key, other=0.0)
         kept = tl.load(decay + m * width + channel, mask=channel < width, other=0.0)
-        state_KV = state_KV * kept[:, None] + tl.dot(tl.trans(to_end), correction, input_precision="ieee")
+        state_KV = state_KV * kept[:, None] + tl.dot(tl.trans(to_end), correction, input_precision=PRECISION)
         save = tl.load(save_n + chunk + i).to(tl.int64) + 0 * v[None, :]
         tl.store(state + save * state_row + at_state, state_KV, mask=in_state & (save >= 0))
     tl.store(state + slot * state_row + at_state, state_KV, mask=in_state)
@@ -58,17 +62,24 @@ class KimiDeltaAttentionKernels(DeltaRuleKernels):
         """Return the outputs of all slices' rows, [P, H, V]; write their slots and the rows of saves."""
         s = self.shape
         row_nt = ragged.rows_of_chunks
-        inside_nt1 = (row_nt >= 0).unsqueeze(-1)
-        prepared = self.mixer.prepare(*(t[row_nt.clamp_min(0)] * inside_nt1 for t in (mixed_PC, gates_PX)))
-        assert isinstance(prepared, Chunks)
-        parts = (
-            prepared.read_MRK, prepared.value_MtV, prepared.inverse_Mtt, prepared.attend_Mtt, prepared.write_MtK,
-            prepared.decay_MX1,
-        )  # fmt: skip
+        parts = zip(*(self._prepared(mixed_PC, gates_PX, some_nt) for some_nt in row_nt.split(TOGETHER)), strict=True)
         out_nHtV = mixed_PC.new_empty(len(row_nt), s.heads, CHUNK, s.head_dim)
         _advance[len(ragged.first_S), s.heads, triton.cdiv(s.head_dim, VALUES)](
-            *(part.contiguous() for part in parts), out_nHtV, state_RHKV, ragged.length_S, ragged.slot_S,
-            ragged.chunk_S, ragged.save_n, s.heads, state_RHKV.stride(0), t=CHUNK, num_stages=STAGES,
+            *(torch.cat(part) for part in parts), out_nHtV, state_RHKV, ragged.length_S, ragged.slot_S,
+            ragged.chunk_S, ragged.save_n, s.heads, state_RHKV.stride(0), t=CHUNK, num_stages=STAGES, num_warps=WARPS,
             **widths(s.head_dim, s.head_dim),
         )  # fmt: skip
         return out_nHtV.transpose(1, 2)[row_nt >= 0]
+
+    def _prepared(self, mixed_PC: Tensor, gates_PX: Tensor, row_nt: Tensor) -> tuple[Tensor, ...]:
+        """Return what TOGETHER chunks at most contribute; their number is filled up with zeros."""
+        filled_nt = F.pad(row_nt, (0, 0, 0, TOGETHER - len(row_nt)), value=NO_ROW)
+        inside_nt1 = (filled_nt >= 0).unsqueeze(-1)
+        all_of = (t[filled_nt.clamp_min(0)] * inside_nt1 for t in (mixed_PC, gates_PX))
+        chunks = self.mixer.prepare(*all_of)
+        assert isinstance(chunks, Chunks)
+        parts = (
+            chunks.read_MRK, chunks.value_MtV, chunks.inverse_Mtt, chunks.attend_Mtt, chunks.write_MtK,
+            chunks.decay_MX1,
+        )  # fmt: skip
+        return tuple(part[: len(row_nt) * self.shape.heads] for part in parts)

@@ -13,7 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from headwater.mixers.batch import CHUNK
-from headwater.mixers.gpu.ragged import STAGES, Ragged
+from headwater.mixers.gpu import dense
+from headwater.mixers.gpu.ragged import PRECISION, STAGES, WARPS, Ragged
 from headwater.mixers.mamba2 import StateSpaceDual
 
 CHANNELS = 32  # of a head that a program keeps in registers
@@ -50,13 +51,13 @@ def _advance(
         last = tl.sum(tl.where(row == t - 1, decay, 0.0), 0)
         taken = x_tP * dt_t[:, None]
         ratio = tl.exp(tl.minimum(decay[:, None] - decay[None, :], 0.0).to(tl.float32))
-        dots = tl.dot(c_tN, tl.trans(b_tN), input_precision="ieee")
+        dots = tl.dot(c_tN, tl.trans(b_tN), input_precision=PRECISION)
         attend = tl.where(row[:, None] >= row[None, :], dots * ratio, 0.0)
-        read = tl.dot(c_tN * tl.exp(decay.to(tl.float32))[:, None], state_NP, input_precision="ieee")
-        read += tl.dot(attend, taken, input_precision="ieee") + d * x_tP
+        read = tl.dot(c_tN * tl.exp(decay.to(tl.float32))[:, None], state_NP, input_precision=PRECISION)
+        read += tl.dot(attend, taken, input_precision=PRECISION) + d * x_tP
         tl.store(out + ((base + row[:, None]) * heads + head) * n_channels + channel[None, :], read, mask=in_x)
         to_end = tl.exp((last - decay).to(tl.float32))
-        written = tl.dot(tl.trans(b_tN * to_end[:, None]), taken, input_precision="ieee")
+        written = tl.dot(tl.trans(b_tN * to_end[:, None]), taken, input_precision=PRECISION)
         state_NP = state_NP * tl.exp(last.to(tl.float32)) + written
         save = tl.load(save_n + chunk + i).to(tl.int64) + 0 * channel[None, :]
         tl.store(state + save * state_row + at_state, state_NP, mask=in_state & (save >= 0))
@@ -97,7 +98,7 @@ class StateSpaceDualKernels:
         given, strides, widths, out_YHP = self._arguments(mixed_YC, dt_YH, state_RHNP)
         _advance[len(ragged.first_S), self.shape.heads, triton.cdiv(self.shape.head_dim, CHANNELS)](
             *given, ragged.first_S, ragged.length_S, ragged.slot_S, ragged.chunk_S, ragged.save_n, *strides,
-            t=CHUNK, num_stages=STAGES, **widths,
+            t=CHUNK, num_stages=STAGES, num_warps=WARPS, **widths,
         )  # fmt: skip
         return out_YHP
 
@@ -115,7 +116,7 @@ class StateSpaceDualKernels:
 
         Rows of channels are [x | B | C].
         """
-        s, mixed_YC = self.shape, mixed_YC.contiguous()
+        s, mixed_YC, dt_YH = self.shape, dense(mixed_YC), dense(dt_YH)
         out_YHP = mixed_YC.new_empty(len(mixed_YC), s.heads, s.head_dim)
         at_c = s.inner + s.groups * s.state
         rows = (mixed_YC.stride(0), dt_YH.stride(0), s.inner, at_c, state_RHNP.stride(0))

@@ -8,21 +8,24 @@ B decoding sequences, H heads, L latent, E position channels, X = L + E, T pages
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from headwater.mixers.attention import AttentionStep
-from headwater.mixers.gpu import attention
+from headwater.mixers.gpu import attention, dense
 from headwater.mixers.gpu.attention import Decoding, paged
-from headwater.mixers.mla import LatentAttentionMixer
+from headwater.mixers.mla import ExpandedHeads, LatentAttentionMixer
+from headwater.mixers.softmax import CausalMask
 
 HEADS = 16  # of a program
 TILE = 32  # tokens of a block: 32 KB of a row with 512 channels in bfloat16; pages are multiples of it
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_row", "splits"])
 def _decode_split(
     q, pages, best_sum, reads, table_BT, length_B, scale, table_row, n_heads, page_size, page_row, splits,
     latent: tl.constexpr, padded: tl.constexpr, place: tl.constexpr, place_padded: tl.constexpr,
@@ -70,7 +73,7 @@ def _decode_split(
 def decode(q_BHX: Tensor, pages: Tensor, step: Decoding, page_size: int, scale: float, latent: int) -> Tensor:
     """Return the latents that one query of each sequence reads, [B, H, L]; `pages` are [pages, page_size · X]."""
     n, n_heads, width = q_BHX.shape
-    q_BHX = q_BHX.contiguous()
+    q_BHX = dense(q_BHX)
     out_BHL = q_BHX.new_empty(n, n_heads, latent)
     best_sum = torch.empty(n, n_heads, step.splits, 2, dtype=torch.float32, device=q_BHX.device)
     reads = torch.empty(n, n_heads, step.splits, latent, dtype=torch.float32, device=q_BHX.device)
@@ -84,8 +87,19 @@ def decode(q_BHX: Tensor, pages: Tensor, step: Decoding, page_size: int, scale: 
     return out_BHL
 
 
+class ExpandedHeadsOnGpu(ExpandedHeads):
+    """Expanded heads whose attention runs in Triton."""
+
+    def _attended(
+        self, q_TG1M: Tensor, keys_values: tuple[Tensor, Tensor], start: int, mask: Callable[[], CausalMask]
+    ) -> Tensor:
+        return attention.prefill_alone(q_TG1M, keys_values, start, self.shape.key_dim**-0.5)
+
+
 class LatentAttentionOnGpu(LatentAttentionMixer):
-    """Latent attention whose decode runs in Triton; prefill runs in torch, as on the CPU."""
+    """Latent attention in Triton: over expanded heads in prefill, over latents in decode."""
+
+    expands = ExpandedHeadsOnGpu
 
     def _read(self, q_BHX: Tensor, step: AttentionStep) -> Tensor:
         (pages,) = step.arena.pages_of(self.layer)

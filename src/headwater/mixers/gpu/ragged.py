@@ -23,6 +23,10 @@ NO_ROW = -1
 # Pipeline stages of a kernel's loop over chunks: the next chunk is not loaded ahead. Triton's default of three would
 # take 230 to 295 KB of shared memory a program at heads of 128 channels, more than any card has; one takes 41 to 98 KB.
 STAGES = 1
+WARPS = 4  # of such a program
+# Float32 products on tensor cores, in three parts of 10 bits each (Ootomo and Yokota 2022, "Recovering single precision
+# accuracy from Tensor Cores"); without, they take 30 times as long.
+PRECISION = tl.constexpr("tf32x3")
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,7 @@ def _input(x, state, row, first, slot, channel, mask, x_row, state_row, before: 
     return tl.where(here, now, then.to(tl.float32))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_rows"])
 def _convolve(
     x, state, weight, bias, out, slice_P, first_S, slot_S, n_rows, n_channels, x_row, state_row,
     before: tl.constexpr, has_bias: tl.constexpr, rows: tl.constexpr, channels: tl.constexpr,

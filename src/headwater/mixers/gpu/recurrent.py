@@ -14,9 +14,12 @@ from headwater.mixers.batch import Round, StepBatch
 from headwater.mixers.gdn import GatedDeltaNet
 from headwater.mixers.gpu.gdn import GatedDeltaNetKernels
 from headwater.mixers.gpu.kda import KimiDeltaAttentionKernels
+from headwater.mixers.gpu.mamba import SelectiveStateSpaceKernels
 from headwater.mixers.gpu.mamba2 import StateSpaceDualKernels
+from headwater.mixers.gpu.pointwise import convolve_tokens
 from headwater.mixers.gpu.ragged import Ragged, convolve, ragged_of
 from headwater.mixers.kda import KimiDeltaAttention
+from headwater.mixers.mamba import SelectiveStateSpace
 from headwater.mixers.mamba2 import StateSpaceDual
 from headwater.mixers.recurrent import LayerState, RecurrentMixer, Rows, decoding
 
@@ -34,6 +37,7 @@ class Kernels(Protocol):
 KERNELS: dict[type[RecurrentMixer[Any]], Callable[[Any], Kernels]] = {
     GatedDeltaNet: GatedDeltaNetKernels,
     KimiDeltaAttention: KimiDeltaAttentionKernels,
+    SelectiveStateSpace: SelectiveStateSpaceKernels,
     StateSpaceDual: StateSpaceDualKernels,
 }
 
@@ -83,5 +87,9 @@ class RecurrentOnGpu:
         """Return what the decoding rows read. The host waits for nothing, so this can be recorded as a graph."""
         if self.kernels is None:
             return self.mixer.decode_at(mixed_BC, gates_BX, slot_B, state)
-        convolved_BC = self.mixer.convolved_at(mixed_BC, slot_B, state)
+        convolution = self.mixer.convolution
+        if convolution is None or state.conv is None:
+            return self.kernels.decode(mixed_BC.float(), gates_BX, state.recurrent, slot_B)
+        taps = convolution.weight_WC, convolution.bias_C
+        convolved_BC = convolve_tokens(mixed_BC, *taps, state.conv, slot_B)
         return self.kernels.decode(convolved_BC, gates_BX, state.recurrent, slot_B)

@@ -1,0 +1,22 @@
+"""Tests that need a card: `make test-card`. Without one, or with Triton's interpreter chosen, none is collected."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.exactness.conftest import Load, loading, same_bits_as_without_a_cache  # noqa: F401
+
+if os.environ.get("TRITON_INTERPRET") != "0" or not torch.cuda.is_available():
+    collect_ignore_glob = ["test_*"]
+
+
+@pytest.fixture(scope="session")
+def load(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Load]:
+    """(recipe, dtype, threads, format of weights) -> the model on the card, and what the self-check said."""
+    kept = os.environ.get("HEADWATER_TEST_CHECKPOINTS")
+    yield from loading(Path(kept) if kept else tmp_path_factory.mktemp("card"), "cuda")

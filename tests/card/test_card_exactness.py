@@ -1,0 +1,129 @@
+"""On a card: the logits of the CPU, and the same bits whatever is cached, beside others, recorded and drafted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+import pytest
+import torch
+
+from headwater.engine.selfcheck import HEIGHTS
+from headwater.mixers import numerics
+from headwater.mixers.linear import Linear, answers_product, first_bad_height
+from headwater.mixers.numerics import Numerics
+from headwater.models.load import load_model
+from tests.checkpoints import TRAINED
+from tests.exactness.rig import Answer, Make, Rig, words
+from tests.exactness.scenarios import SCENARIOS
+from tests.exactness.test_matrix import FAMILIES
+from tests.exactness.test_speculating_servers import drafting
+from tests.support import Bench
+
+RECIPES = (*FAMILIES, "mamba", "qwen3_5_wide", TRAINED)
+CLOSE = 2e-3  # of the largest logit, in float32
+NAMES = (
+    "chat_turn",
+    "branch_in_mid_page",
+    "after_eviction_and_refill",
+    "after_preemption",
+    "with_seven_other_requests_running",
+)
+PROMPT, CUT = 200, 128  # tokens
+DRAFTED = ("qwen3_5", "qwen3_window", "bamba", "mamba2", "kimi_linear", "ring", "jamba")
+
+
+def models(recipes: Sequence[str], dtypes: Sequence[str] = ("float32", "bfloat16")) -> Iterator[object]:
+    """Yield models; the tests of one run in one process."""
+    for recipe, dtype in product(recipes, dtypes):
+        yield pytest.param(recipe, dtype, marks=pytest.mark.xdist_group(recipe))
+
+
+@pytest.mark.parametrize(("recipe", "dtype"), models(RECIPES))
+def test_the_self_check_finds_nothing(load, recipe, dtype):
+    assert load(recipe, dtype, 2)[1].broken_by is None
+
+
+@pytest.mark.parametrize(("recipe", "dtype"), models(RECIPES, ("float32",)))
+def test_logits_are_those_of_the_cpu(load, recipe, dtype):
+    """A prompt in one slice and in two, and decoding rows alone and beside others."""
+    loaded, check = load(recipe, dtype, 2)
+    prompt, found = words(PROMPT, "prompt"), {}
+    for device in ("cpu", "cuda"):
+        numerics.use(Numerics(check.mode))
+        model = loaded.model if device == "cuda" else load_model(loaded.path, dtype).model
+        bench = Bench(model, poison=True, device=device)
+        seq, other = bench.sequence(PROMPT + 9), bench.sequence(PROMPT)
+        rows = [bench.prefill(seq, prompt)]
+        rows += [bench.step([], [(seq, token)]) for token in (301, 302)]
+        again = bench.sequence(PROMPT + 9)
+        in_parts = [bench.prefill(again, prompt, (CUT,))]
+        bench.step([(other, words(70, "other"))])
+        in_parts += [bench.step([], [(other, 400 + token), (again, token)])[1:] for token in (301, 302)]
+        found[device] = torch.cat(rows).cpu()
+        assert torch.equal(torch.cat(in_parts).cpu(), found[device]), device
+    apart = (found["cuda"] - found["cpu"]).abs().max() / found["cpu"].abs().max()
+    assert apart < CLOSE
+
+
+@pytest.mark.parametrize(("recipe", "dtype"), models(RECIPES))
+def test_a_hit_changes_no_bit_on_a_card(load, same_bits_as_without_a_cache, recipe, dtype):
+    make = Make(*load(recipe, dtype, 2), device="cuda")
+    other = []
+    for name in NAMES:
+        answers = SCENARIOS[name](make)
+        assert any(answer.account.cached_tokens for answer in answers)
+        if not all(same_bits_as_without_a_cache(make, answers)):
+            other.append(name)
+    assert other == []
+
+
+def asked(rig: Rig) -> list[Answer]:
+    """Answers to three prompts at once."""
+    answers = [rig.submit(words(150 + 40 * i, "prompt", i), 24) for i in range(3)]
+    return [rig.wait(answer) for answer in answers]
+
+
+@pytest.mark.parametrize(("recipe", "dtype"), models(RECIPES))
+def test_steps_are_recorded_as_graphs_that_have_the_bits_of_eager_ones(load, recipe, dtype, caplog):
+    make = Make(*load(recipe, dtype, 2), device="cuda")
+    with caplog.at_level(logging.WARNING), make(600) as rig:
+        recorded = asked(rig)
+        known = rig.engine.runner.graphs._known
+        assert known
+        assert None not in known.values(), caplog.text
+    with make(600) as rig:
+        rig.engine.runner.graphs = None
+        eager = asked(rig)
+    assert all(one.same_bits(other) for one, other in zip(recorded, eager, strict=True))
+
+
+@pytest.mark.parametrize(("recipe", "dtype"), models(DRAFTED))
+def test_drafts_change_no_bit_on_a_card(load, recipe, dtype):
+    make = Make(*load(recipe, dtype, 2), device="cuda")
+    with make(600) as rig:
+        plain = asked(rig)
+    with drafting(make, [answer.everything for answer in plain]) as rig:
+        drafted = asked(rig)
+        assert rig.engine.stats().accepted_drafts > 0
+    assert all(one.same_bits(other) for one, other in zip(plain, drafted, strict=True))
+
+
+def test_decode_reuse_raw_changes_bits_on_a_card(load, same_bits_as_without_a_cache):
+    """Control: the state after decoded tokens in place of the prompt's."""
+    make = Make(*load("qwen3_5", "float32", 2), settings={"decode_reuse": "raw"}, device="cuda")
+    assert not all(same_bits_as_without_a_cache(make, SCENARIOS["chat_turn"](make)))
+
+
+def test_products_without_a_guard_change_bits_on_a_card():
+    """Control: torch's products as they are, whose rows depend on their number."""
+    generator = torch.Generator().manual_seed(0)
+    weight_NK = torch.randn(1024, 4096, generator=generator).cuda().bfloat16()
+    x_RK = torch.randn(HEIGHTS[-1], 4096, generator=generator).cuda().bfloat16()
+    bad = {
+        mode: first_bad_height(answers_product(Linear(weight_NK, numerics=Numerics(mode))), x_RK, HEIGHTS)
+        for mode in ("plain", "tiled")
+    }
+    assert bad["plain"] is not None
+    assert bad["tiled"] is None
