@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import httpx
@@ -48,11 +49,14 @@ class Running:
     def ups(self) -> list[str]:
         return [name for name, one in self.workers().items() if one["state"] == "up"]
 
-    def story(self, tokens: int, reached: Callable[[int], None] = lambda count: None) -> list[tuple[str, float]]:
+    def story(
+        self, tokens: int, reached: Callable[[int], object] = lambda count: None, client: httpx.Client | None = None
+    ) -> list[tuple[str, float]]:
         """Return texts and log probabilities of a streamed answer; `reached` is called with each number of tokens."""
         body = {**STORY, "max_tokens": tokens, "stream": True}
         said = []
-        with httpx.stream("POST", f"{self.url}/completions", json=body, timeout=PATIENCE) as response:
+        stream = httpx.stream if client is None else client.stream
+        with stream("POST", f"{self.url}/completions", json=body, timeout=PATIENCE) as response:
             for line in response.iter_lines():
                 if line.startswith("data: {"):
                     (choice,) = json.loads(line[6:])["choices"] or [None]
@@ -71,7 +75,14 @@ def until(holds: Callable[[], object]) -> None:
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Running]:
-    command = [*HEADWATER, "cluster", "up", "--workers", "2", "--port", "0", "--memory", "400MB"]
+    with up() as one:
+        yield one
+
+
+@contextmanager
+def up(*more: str) -> Iterator[Running]:
+    """Yield a cluster of two workers that was started with more options."""
+    command = [*HEADWATER, "cluster", "up", "--workers", "2", "--port", "0", "--memory", "400MB", *more]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         said: list[str] = []
         try:
@@ -148,6 +159,42 @@ def test_down_ends_it(running: Running) -> None:
     assert running.cluster("down").returncode == 0
     assert running.process.wait(PATIENCE) == 0
     assert "no Ray cluster at" in running.cluster("status").stderr
+
+
+def test_a_router_that_is_killed_breaks_its_own_answers_alone() -> None:
+    """Both serve on one port. Its requests are cancelled, and another router is started, which serves."""
+    with up("--routers", "2") as running, ThreadPoolExecutor(2) as clients:
+        base = running.url.removesuffix("/v1")
+        whole = running.story(LONG)
+
+        def with_router() -> tuple[httpx.Client, int]:
+            client = httpx.Client(timeout=PATIENCE)  # its one connection stays with the router that took it
+            return client, client.get(f"{base}/health").json()["router"]
+
+        found: dict[int, httpx.Client] = {}
+        until(lambda: found.update([with_router()[::-1]]) or len(found) == 2)
+        reached = {router: threading.Event() for router in found}
+        asked = {
+            router: clients.submit(
+                running.story, LONG, lambda n, router=router: n == 5 and reached[router].set(), client
+            )
+            for router, client in found.items()
+        }
+        for event in reached.values():
+            assert event.wait(PATIENCE)
+        killed, other = found
+        os.kill(killed, signal.SIGKILL)
+        with pytest.raises(httpx.HTTPError):
+            asked[killed].result(PATIENCE)
+        assert asked[other].result(PATIENCE) == whole
+        until(lambda: {one for _, one in (with_router() for _ in range(4))} - {killed, other})
+        until(lambda: not any(one["running"] for one in running.workers().values()))
+        assert running.story(LONG) == whole
+        shown = running.cluster("status").stdout
+        assert str(other) in shown
+        assert str(killed) not in shown
+        assert running.cluster("down").returncode == 0
+        assert running.process.wait(PATIENCE) == 0
 
 
 def test_kv_events_are_refused() -> None:

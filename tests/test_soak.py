@@ -61,7 +61,7 @@ def test_the_self_check_runs_once_for_all_runs(model, monkeypatch, tmp_path, loa
 
 def test_a_soaks_model_is_held_and_computed_as_asked_for(model, monkeypatch):
     told, asked = io.StringIO(), arguments(["--dtype", "bfloat16", "--weights", "int4", "--threads", "1"])
-    monkeypatch.setattr(live_server, "verdict", lambda spec: model[1])
+    monkeypatch.setattr(live_server, "verdict", lambda spec, device: model[1])
     try:
         served = live_server.embedded_model(asked.dtype, asked.weights, asked.threads)
         soak(seed=3, limits=Limits(PATIENCE, 2, clients=1), model=served, console=Console(file=told, width=140))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import socket
 import sys
 import threading
+import time
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 from typer import Argument, Option
@@ -22,13 +24,11 @@ from headwater.cluster.choice import CHOICES
 from headwater.config import SETTINGS, ServeConfig
 from headwater.errors import ConfigError
 from headwater.machine import usable_cores
-from headwater.models.hub import folder_of
 from headwater.setting import SettingError
 from headwater.table import Table
 
 if TYPE_CHECKING:
     from headwater.cluster.ray_workers import RayWorkers
-    from headwater.cluster.router import RoutedModel, Router
 
 POLLED = 0.5  # seconds between looks at the mailbox
 JOINING, KNOWN = 600.0, 30.0  # seconds for all workers to load, and then to be known to the router
@@ -43,6 +43,7 @@ Found = Annotated[str | None, Option(help="Address of a Ray cluster. [default: t
 def up(
     workers: Annotated[int, Option(min=1, help="Workers, which share --memory and the cores.")] = 2,
     address: Address = None,
+    routers: Annotated[int, Option(min=1, help="Routers, each a process; all serve on one port.")] = 1,
     rule: Annotated[str, Option(help=f"Choice of a request's worker: {', '.join(CHOICES)}.")] = "least_cost",
     config: Annotated[
         Path | None,
@@ -53,7 +54,7 @@ def up(
     """Start workers and serve in front of them until a signal comes."""
     if rule not in CHOICES:
         raise ConfigError(f"rule is {rule!r}, must be one of {', '.join(CHOICES)}")
-    serve_until_stopped(effective(flags, os.environ, config).config, workers, address, rule)
+    serve_until_stopped(effective(flags, os.environ, config).config, workers, routers, address, rule)
 
 
 group.command(cls=GroupedCommand, epilog=EPILOG)(with_options(up, SETTINGS))
@@ -70,7 +71,10 @@ def status(address: Found = None) -> None:
     requests = Table("requests", ("what became of them",), ("number",))
     for what, number in sorted(state["requests"].items()):
         requests.add_row(what.replace("_", " "), f"{number:,}")
-    show(workers, requests)
+    routers = Table("routers", (), ("process",))
+    for process in state.get("routers", ()):
+        routers.add_row(str(process))
+    show(workers, requests, *([routers] if state.get("routers") else []))
 
 
 @group.command()
@@ -123,28 +127,13 @@ def _ray_workers() -> Any:
     return ray_workers
 
 
-def routed_model(config: ServeConfig) -> RoutedModel:
-    """Read what a router needs of the model: no weights."""
-    from headwater.cluster.router import RoutedModel
-    from headwater.hub_name import name_of
-    from headwater.models.load import read_spec, read_texts
-
-    path = folder_of(config.model)
-    spec = read_spec(path, config.dtype, config.device, config.page_size, config.weights)
-    texts = read_texts(path)
-    name = config.model_name or name_of(path)
-    return RoutedModel(name, texts.tokenizer, texts.chat_template, texts.special_tokens, texts.generation, spec)
-
-
-def serve_until_stopped(config: ServeConfig, workers: int, address: str | None, rule: str) -> None:
+def serve_until_stopped(config: ServeConfig, workers: int, routers: int, address: str | None, rule: str) -> None:
     """Bind, start the workers, serve, and stop in order. Raises KeyboardInterrupt after a second SIGINT."""
     if config.kv_events:
         raise SettingError("kv_events", "on", "but the workers of a cluster publish to their router alone")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # without requests there is nothing to drain
     announce(config)
     ray_workers = _ray_workers()
-    from headwater.cluster.router import Router
-    from headwater.server.app import create_app
     from headwater.server.http.process import check_tls, listener, url
     from headwater.server.observe.logs import configure_logging
 
@@ -153,37 +142,95 @@ def serve_until_stopped(config: ServeConfig, workers: int, address: str | None, 
         whole_folder(config.model)
         configure_logging(config.log_format)
         key, cores = secrets.token_bytes(32), usable_cores()
-        router = Router(routed_model(config), key, CHOICES[rule]())
+        router = InProcess(config, key, rule) if routers == 1 else InProcesses(config, key, rule, routers, sock)
         found = ray_workers.connect(address, cores)
         mailbox = ray_workers.new_mailbox()
-        running: RayWorkers = ray_workers.RayWorkers(config, workers, router, key, address, cores)
-        router.lost = running.lost
+        running: RayWorkers = ray_workers.RayWorkers(config, workers, router.members, key, address, cores)
+        router.members.lost = running.lost
         ended = threading.Event()
         try:
             router.start()
             running.start()
             say(f"{workers} workers start on Ray at {found}, with {running.shares}")
-            if not (running.wait(JOINING) and router.wait_for(workers, KNOWN)):
+            if not (running.wait(JOINING) and router.members.wait_for(workers, KNOWN)):
                 raise ConfigError(f"the workers were not there after {JOINING:g} s")
-            server = make_server(create_app(router, config), router, config)
             sock.listen()
-            say(f"Headwater {version('headwater')} serves {router.model_name} on {url(sock, config)}")
-            say(f"Deterministic: {router.health().get('deterministic')}")
-            commands_thread = threading.Thread(
-                target=_follow_commands, args=(mailbox, router, running, ended), daemon=True
+            health = router.members.health()
+            by = "" if routers == 1 else f", by {routers} routers"
+            say(f"Headwater {version('headwater')} serves {health['model']} on {url(sock, config)}{by}")
+            say(f"Deterministic: {health.get('deterministic')}")
+            follow = threading.Thread(
+                target=_follow_commands, args=(mailbox, router.members, running, ended), daemon=True
             )
-            commands_thread.start()
-            server.run(sockets=[sock])
+            follow.start()
+            interrupted = router.serve(sock)
         finally:
             ended.set()
             router.stop()
             running.close()
             ray_workers.disconnect()
-        if server.interrupted:
+        if interrupted:
             raise KeyboardInterrupt
 
 
-def _follow_commands(mailbox: Any, router: Router, running: RayWorkers, ended: threading.Event) -> None:
+class Routing(Protocol):
+    """Routers, from their start to their end."""
+
+    members: Any  # a Router, or RouterProcesses
+
+    def start(self) -> None: ...
+
+    def serve(self, sock: socket.socket) -> bool:
+        """Serve until a signal comes; return whether a second SIGINT has come."""
+
+    def stop(self) -> None: ...
+
+
+class InProcess:
+    """One router, in this process."""
+
+    def __init__(self, config: ServeConfig, key: bytes, rule: str) -> None:
+        from headwater.cli.router_process import routed_model
+        from headwater.cluster.router import Router
+
+        self._config = config
+        self.members = Router(routed_model(config), key, CHOICES[rule]())
+        self.start, self.stop = self.members.start, self.members.stop
+
+    def serve(self, sock: socket.socket) -> bool:
+        from headwater.server.app import create_app
+
+        server = make_server(create_app(self.members, self._config), self.members, self._config)
+        server.run(sockets=[sock])
+        return server.interrupted
+
+
+class InProcesses:
+    """Several routers, each in a process of its own; this one waits for a signal."""
+
+    def __init__(self, config: ServeConfig, key: bytes, rule: str, routers: int, sock: socket.socket) -> None:
+        from headwater.cli.router_process import run_router
+        from headwater.cluster.router_processes import RouterProcesses
+
+        self._seconds = config.drain
+        self.members = RouterProcesses(run_router, routers, sock, config, key, rule)
+        self.start = self.members.start
+
+    def serve(self, sock: socket.socket) -> bool:
+        came = list[int]()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, frame: came.append(number))
+        while not came:
+            time.sleep(POLLED / 5)
+        came.clear()
+        self.members.stop(self._seconds)
+        return signal.SIGINT in came
+
+    def stop(self) -> None:
+        self.members.stop(0.0)
+
+
+def _follow_commands(mailbox: Any, router: Any, running: RayWorkers, ended: threading.Event) -> None:
     """Run the commands of the mailbox, and keep its state up to date."""
     import ray
 

@@ -29,6 +29,7 @@ from headwater.setting import show_bytes
 NAMESPACE, MAILBOX = "headwater", "headwater-cluster"  # Ray's names
 STORE_BYTES = 100 * 10**6
 SOON = 60.0  # seconds in which a worker is lost twice
+AT_ONCE = 2.0  # seconds in which several routers lose a worker for the same reason
 ENDING = 2.0  # seconds for a worker to end after what it may take to drain
 CONNECTING = 3.0  # seconds for Ray to accept a connection
 LOOKED = 0.1  # seconds between looks at the workers
@@ -238,8 +239,8 @@ class RayWorkers:
         if one is None:
             return
         now = time.monotonic()
-        if one.lost is None or now - one.lost > SOON:
-            one.lost = now
+        if one.lost is None or not AT_ONCE < now - one.lost < SOON:
+            one.lost = one.lost if one.lost is not None and now - one.lost < SOON else now
             self._router.join(name, ray.get(one.address))
         else:
             del self._started[name]

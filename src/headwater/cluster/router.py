@@ -10,6 +10,7 @@ A router holds nothing that it cannot rebuild from its workers: several may run.
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import threading
 import time
@@ -181,7 +182,7 @@ class Router:
         shared = infos[0].health if infos else {}
         state = self.state()
         busy = {what: sum(one[what] for one in state["workers"]) for what in ("running", "waiting")}
-        return {**shared, "status": status, "model": self.model_name, **busy, **state}
+        return {**shared, "status": status, "model": self.model_name, "router": os.getpid(), **busy, **state}
 
     def state(self) -> dict[str, Any]:
         """Return the workers, and what became of requests."""
@@ -253,6 +254,8 @@ class Router:
 
     def _join(self, name: str, address: str) -> None:
         if name in self._links:
+            if self._links[name].address == address:
+                return
             self._remove(name, "was started again")
         self._links[name] = link = Link(name, address, self._identity)
         link.send(Ping(is_first=True))

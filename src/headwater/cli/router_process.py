@@ -1,0 +1,75 @@
+"""The process of one router of several: it accepts from a socket that it shares with the others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Any
+
+from headwater.cluster.choice import CHOICES
+from headwater.cluster.router import RoutedModel, Router
+from headwater.cluster.router_processes import Given
+from headwater.config import ServeConfig
+from headwater.hub_name import name_of
+from headwater.models.hub import folder_of
+from headwater.models.load import read_spec, read_texts
+from headwater.server.app import create_app
+from headwater.server.http.process import DrainingServer, ListeningSocket, protocol_settings
+from headwater.server.observe.logs import configure_logging
+
+TOLD = 0.1  # seconds between states
+FIRST_WORKER = 600.0  # seconds to wait for a worker before connections are accepted
+
+
+def routed_model(config: ServeConfig) -> RoutedModel:
+    """Read what a router needs of the model: no weights."""
+    path = folder_of(config.model)
+    spec = read_spec(path, config.dtype, config.device, config.page_size, config.weights)
+    texts = read_texts(path)
+    name = config.model_name or name_of(path)
+    return RoutedModel(name, texts.tokenizer, texts.chat_template, texts.special_tokens, texts.generation, spec)
+
+
+def run_router(given: Given, pipe: Connection) -> None:
+    """Route until a signal comes, or the other end of the pipe is closed."""
+    config = given.config
+    configure_logging(config.log_format)
+    router = Router(routed_model(config), given.key, CHOICES[given.rule]())
+    sending = threading.Lock()
+
+    def send(kind: str, what: Any) -> None:
+        with sending, suppress(OSError):
+            pipe.send((kind, what))
+
+    router.lost = lambda name: send("lost", name)
+    router.start()
+    ended = threading.Event()
+
+    def listen() -> None:
+        commands: dict[str, Callable[..., None]] = {"join": router.join, "drain": router.drain, "leave": router.leave}
+        with suppress(EOFError, OSError):
+            while True:
+                name, *values = pipe.recv()
+                commands[name](*values)
+        if not ended.is_set():
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def tell() -> None:
+        while not ended.wait(TOLD):
+            send("health", router.health())
+
+    for work in (listen, tell):
+        threading.Thread(target=work, name=f"headwater-{work.__name__}", daemon=True).start()
+    try:
+        router.wait_for(1, FIRST_WORKER)
+        app = create_app(router, config)
+        server = DrainingServer(protocol_settings(app, config), app.state.in_flight, router, config.drain)
+        server.run(sockets=[ListeningSocket(given.family, socket.SOCK_STREAM, fileno=given.listening)])
+    finally:
+        ended.set()
+        router.stop()

@@ -1,0 +1,208 @@
+"""Several routers, each in a process of its own: all accept from one socket, and one that ends is started again.
+
+Its answers break; those of the others do not. What it knew it learns from the workers.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import DupFd
+from typing import Any
+
+from headwater.config import ServeConfig
+
+LOOKED = 0.05  # seconds between looks at the routers
+ENDING = 5.0  # seconds for a router to end after what it may take to drain
+
+log = logging.getLogger("headwater.cluster")
+
+
+@dataclass(frozen=True)
+class Given:
+    """Arguments of a router's process."""
+
+    config: ServeConfig
+    key: bytes
+    rule: str
+    family: int
+    listening: Any  # the socket's descriptor, as a child process is given it
+
+
+Routes = Callable[[Given, Connection], None]
+
+
+@dataclass(eq=False)
+class Child:
+    """A router's process, and what it said last."""
+
+    process: Any
+    pipe: Connection
+    health: dict[str, Any] = field(default_factory=dict)
+
+
+class RouterProcesses:
+    """Routers in processes, as many as are wanted; for workers they are one."""
+
+    def __init__(
+        self,
+        routes: Routes,
+        wanted: int,
+        sock: socket.socket,
+        config: ServeConfig,
+        key: bytes,
+        rule: str,
+    ) -> None:
+        """`routes` is what each process runs; `sock` is bound, and listens."""
+        self._routes, self._wanted, self._sock = routes, wanted, sock
+        self._config, self._key, self._rule = config, key, rule
+        self._children: list[Child] = []
+        self._addresses: dict[str, str] = {}  # of workers
+        self._draining: set[str] = set()
+        self._lock = threading.RLock()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="headwater-routers", daemon=True)
+        self.lost: Callable[[str], None] = lambda name: None  # called with each worker that a router lost
+
+    def start(self) -> None:
+        """Start the routers, and keep as many."""
+        with self._lock:
+            self._children = [self._started() for _ in range(self._wanted)]
+        self._thread.start()
+
+    def stop(self, seconds: float) -> None:
+        """Let the routers answer what they have, for so many seconds, and end."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        for child in self._children:
+            child.process.terminate()
+        end = time.monotonic() + seconds + ENDING
+        for child in self._children:
+            child.process.join(max(0.0, end - time.monotonic()))
+            if child.process.is_alive():
+                child.process.kill()
+            child.pipe.close()
+
+    # -- workers
+
+    def join(self, name: str, address: str) -> None:
+        """Let every router know a worker; one that knows it already does nothing."""
+        self._addresses[name] = address
+        self._tell("join", name, address)
+
+    def drain(self, name: str) -> None:
+        """Let no router give a worker more requests."""
+        self._draining.add(name)
+        self._tell("drain", name)
+
+    def leave(self, name: str) -> None:
+        """Let every router forget a worker."""
+        self._addresses.pop(name, None)
+        self._draining.discard(name)
+        self._tell("leave", name)
+
+    def is_idle(self, name: str) -> bool:
+        """Return whether a worker has no router's requests."""
+        with self._lock:
+            workers = [one for child in self._children for one in child.health.get("workers", ())]
+        return not any(one["requests"] or one["state"] != "draining" for one in workers if one["name"] == name)
+
+    def wait_for(self, workers: int, seconds: float) -> bool:
+        """Wait until every router knows so many workers; False if they do not within `seconds`."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            with self._lock:
+                known = [self._known(child) for child in self._children]
+            if min(known) >= workers:
+                return True
+            time.sleep(LOOKED)
+        return False
+
+    @staticmethod
+    def _known(child: Child) -> int:
+        return sum(one["state"] != "joining" for one in child.health.get("workers", ()))
+
+    def health(self) -> dict[str, Any]:
+        """Return what the first router says of itself."""
+        with self._lock:
+            return self._children[0].health
+
+    def state(self) -> dict[str, Any]:
+        """Return the workers, and what became of the requests of all routers."""
+        with self._lock:
+            states = [child.health for child in self._children if child.health]
+            routers = [child.process.pid for child in self._children]
+        if not states:
+            return {}
+        workers = {one["name"]: {**one, "requests": 0} for state in states for one in state["workers"]}
+        counts = Counter[str]()
+        for state in states:
+            counts.update(state["requests"])
+            for one in state["workers"]:
+                workers[one["name"]]["requests"] += one["requests"]
+        return {"workers": list(workers.values()), "requests": dict(counts), "routers": routers}
+
+    # -- processes
+
+    def _tell(self, *command: str) -> None:
+        with self._lock:
+            for child in self._children:
+                with suppress(OSError):  # it has ended, and the next one is told everything
+                    child.pipe.send(command)
+
+    def _started(self) -> Child:
+        ours, theirs = multiprocessing.get_context("spawn").Pipe()
+        context = multiprocessing.get_context("spawn")
+        given = Given(self._config, self._key, self._rule, self._sock.family, _Descriptor(self._sock.fileno()))
+        process = context.Process(target=self._routes, args=(given, theirs), name="headwater-router")
+        process.start()
+        theirs.close()
+        for name, address in self._addresses.items():
+            ours.send(("join", name, address))
+        for name in self._draining:
+            ours.send(("drain", name))
+        return Child(process, ours)
+
+    def _run(self) -> None:
+        while not self._stopping.wait(LOOKED):
+            with self._lock:
+                for number, child in enumerate(self._children):
+                    self._listen(child)
+                    if not child.process.is_alive():
+                        code = child.process.exitcode
+                        log.warning("router %d ended with %s, another one is started", child.process.pid, code)
+                        child.pipe.close()
+                        self._children[number] = self._started()
+
+    def _listen(self, child: Child) -> None:
+        with suppress(OSError, EOFError):
+            while child.pipe.poll():
+                kind, what = child.pipe.recv()
+                if kind == "lost":
+                    self.lost(what)
+                else:
+                    child.health = what
+
+
+class _Descriptor:
+    """A descriptor that a child process gets a copy of."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _detached, (DupFd(self.number),)
+
+
+def _detached(passed: Any) -> int:
+    number: int = passed.detach()
+    return number
