@@ -161,6 +161,7 @@ def test_down_ends_it(running: Running) -> None:
     assert "no Ray cluster at" in running.cluster("status").stderr
 
 
+@pytest.mark.full
 def test_a_router_that_is_killed_breaks_its_own_answers_alone() -> None:
     """Both serve on one port. Its requests are cancelled, and another router is started, which serves."""
     with up("--routers", "2") as running, ThreadPoolExecutor(2) as clients:

@@ -108,8 +108,14 @@ def test_latent_attention_that_depends_on_its_company_is_named(monkeypatch: pyte
     assert self_check(latent_spec()).broken_by == "latent_attention at 3 decoding sequences"
 
 
+@pytest.mark.full
+def test_latents_and_experts_are_found_deterministic() -> None:
+    assert self_check(latent_spec()).deterministic
+
+
 def test_experts_that_depend_on_their_company_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     product = experts.routed_product
-    assert self_check(latent_spec()).deterministic
+    for other in ("broken_attention", "broken_latent_attention"):
+        monkeypatch.setattr(kernel_check, other, lambda *_: iter(()))
     monkeypatch.setattr(experts, "routed_product", lambda x, *rest: product(x, *rest) * (1 + (len(x) == 2)))
     assert self_check(latent_spec()).broken_by == "moe at 2 decoding sequences"

@@ -1,0 +1,78 @@
+"""Routers in processes: what workers do concerns all of them; one that ends is started again, and told everything."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+
+import pytest
+
+from headwater.cluster.router_processes import Given, RouterProcesses
+from headwater.config import ServeConfig
+from tests.cluster.fake import PATIENCE, until
+
+
+def pretending(given: Given, pipe: Connection) -> None:
+    """Say what a router would that is asked for one request each time that a worker joins."""
+    port = socket.socket(fileno=given.listening).getsockname()[1]
+    workers, routed = dict[str, str](), 0
+    while True:
+        command, name, *_ = pipe.recv()
+        if command == "leave":
+            del workers[name]
+            pipe.send(("lost", name))
+        else:
+            routed += command == "join"
+            workers[name] = "draining" if command == "drain" else "up"
+        shown = [{"name": name, "state": state, "requests": 0, "running": 1} for name, state in workers.items()]
+        pipe.send(("health", {"workers": shown, "requests": {"routed": routed}, "port": port, "rule": given.rule}))
+
+
+def states(health: dict) -> dict[str, str]:
+    return {one["name"]: one["state"] for one in health.get("workers", ())}
+
+
+@pytest.fixture
+def routers() -> Iterator[RouterProcesses]:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        found = RouterProcesses(pretending, 2, sock, ServeConfig(), bytes(32), "round_robin")
+        found.start()
+        yield found
+        found.stop(0.0)
+        assert not any(child.process.is_alive() for child in found._children)
+
+
+def test_all_are_told_and_their_counts_are_added(routers: RouterProcesses) -> None:
+    lost = []
+    routers.lost = lost.append
+    routers.join("a", "there")
+    assert routers.wait_for(1, PATIENCE)
+    state = routers.state()
+    assert [one["name"] for one in state["workers"]] == ["a"]
+    assert state["requests"] == {"routed": 2}
+    assert (routers.health()["port"], routers.health()["rule"]) == (routers._sock.getsockname()[1], "round_robin")
+    assert not routers.is_idle("a")
+    routers.drain("a")
+    until(lambda: routers.is_idle("a"))
+    routers.leave("a")
+    until(lambda: lost == ["a", "a"])
+    assert not routers.wait_for(1, 0.2)
+
+
+def test_one_that_ends_is_started_again_and_told_everything(routers: RouterProcesses) -> None:
+    routers.join("a", "there")
+    routers.join("b", "elsewhere")
+    routers.drain("b")
+    assert routers.wait_for(2, PATIENCE)
+    killed, other = routers.state()["routers"]
+    os.kill(killed, signal.SIGKILL)
+    until(lambda: killed not in routers.state()["routers"])
+    assert other in routers.state()["routers"]
+    expected = {"a": "up", "b": "draining"}
+    until(lambda: states(routers._children[0].health) == expected)
+    time.sleep(0.2)
+    assert len(set(routers.state()["routers"])) == 2
