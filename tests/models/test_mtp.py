@@ -203,7 +203,8 @@ def test_right_drafts_are_taken(make, monkeypatch) -> None:
         ) * 50.0, hidden
 
     forward = MtpGraphs.forward
-    with made(PAGES, speculation="mtp") as rig, always_drafting(monkeypatch, rig):
+    settings = {"speculation": "mtp", "decode_reuse": "none"}  # no step after the answer prefills it
+    with made(PAGES, **settings) as rig, always_drafting(monkeypatch, rig):
         monkeypatch.setattr(MtpGraphs, "forward", knowing)
         before = rig.engine.stats().steps
         answer = rig.ask(prompt, 40)
