@@ -74,7 +74,7 @@ quick-tests: $(VENV)/.dev
 all-tests: $(VENV)/.dev
 	HEADWATER_TEST_FULL=1 $(BIN)/pytest -m "not clients" -n 2 --dist worksteal
 
-# on a card: kernels, graphs and drafts of every family, with and without the cache: make test-card
+# on a card: kernels, graphs and drafts of every family, with and without the cache: GPU=1 make test-card
 test-card: $(VENV)/.dev
 	TRITON_INTERPRET=0 $(BIN)/pytest tests/card -n 8 --dist loadgroup
 

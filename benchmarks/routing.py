@@ -1,22 +1,24 @@
 """Costs of a router: the time that it adds to a request, and the requests that it routes each second.
 
-    python -m benchmarks.routing [--workers 16] [--tokens 8192] [--blocks 1000000] [--small]
+    python -m benchmarks.routing [--workers 16] [--tokens 1024,8192] [--blocks 1000000] [--small]
 
 Workers run in two processes beside the router, and answer at once: what is measured is the router, messages and the
 workers' thread. Each worker's picture has its share of the blocks, and half of the prompts are there, at one worker,
-but for their last tokens. A request alone is timed from its submission to the end of its answer; the rate is that of
-requests of which 64 are open at any time.
+but for their last tokens. A request alone is timed from its submission to the end of its answer, in turns with one
+that is sent to a worker without a router; the rate is that of requests of which 64 are open at any time.
 """
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
 import random
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from itertools import count
 from multiprocessing.connection import Connection
 from types import SimpleNamespace
@@ -26,10 +28,11 @@ from benchmarks.measure import Row
 from headwater.account import CacheAccount, Reason
 from headwater.cache.view import CacheStats
 from headwater.cluster.digests import Digests
+from headwater.cluster.link import Link
 from headwater.cluster.messages import KV, KV_KINDS
 from headwater.cluster.picture import Picture
 from headwater.cluster.router import RoutedModel, Router, zero
-from headwater.cluster.wire import WorkerInfo
+from headwater.cluster.wire import FinishedMessage, Ping, Submit, WorkerInfo
 from headwater.cluster.worker import Worker
 from headwater.engine.meter import Backlog, EngineStats
 from headwater.events import Event, FinishedEvent, TokenEvent
@@ -133,6 +136,32 @@ def alone(router: Router, prompts: list[tuple[int, ...]]) -> list[float]:
     return seconds
 
 
+class Direct:
+    """A worker that is asked without a router, over the same messages."""
+
+    def __init__(self, address: str) -> None:
+        self._link, self._ids = Link("direct", address, uuid.uuid4().bytes), count(1)
+        self._link.send(Ping(is_first=True))
+        end = time.monotonic() + PATIENCE
+        while self._link.info is None and time.monotonic() < end:
+            self._link.receive()
+
+    def alone(self, prompts: list[tuple[int, ...]]) -> list[float]:
+        """Return the seconds of each request, one after the other."""
+        return [self._asked(prompt) for prompt in prompts]
+
+    def _asked(self, prompt: tuple[int, ...]) -> float:
+        begun = time.perf_counter()
+        self._link.send(Submit(next(self._ids), 1, asked(prompt), ()))
+        while self._link.socket.poll(int(1000 * PATIENCE)):
+            if any(isinstance(message, FinishedMessage) for message in self._link.receive()):
+                return time.perf_counter() - begun
+        raise TimeoutError(f"no answer within {PATIENCE:g} s")
+
+    def close(self) -> None:
+        self._link.close()
+
+
 def rate(router: Router, prompts: list[tuple[int, ...]]) -> float:
     """Return the requests that are answered a second, OPEN at a time."""
     room = threading.Semaphore(OPEN)
@@ -155,32 +184,44 @@ def quantile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
+def rows_at(router: Router, tokens: int, given: argparse.Namespace, rng: random.Random) -> Iterator[Row]:
+    """Yield the figures of prompts of one length."""
+    prompts = [tuple(rng.randrange(50_000) for _ in range(tokens)) for _ in range(given.requests)]
+    links = list(router._links.values())
+    for number, link in enumerate(links):
+        known = prompts[number : given.requests // 2 : given.workers]
+        link._follower = picture_of(known, given.blocks // given.workers, rng)  # type: ignore[assignment]
+    before = router.counts["answered"]
+    with closing(Direct(links[0].address)) as direct:
+        works = {"routed": partial(alone, router, prompts), "direct": partial(direct.alone, prompts)}
+        for work in works.values():
+            work()
+        times = [{name: work() for name, work in works.items()} for _ in range(given.repeats)]
+    rates = [rate(router, prompts) for _ in range(given.repeats)]
+    if router.counts["answered"] - before != (2 * given.repeats + 1) * given.requests:
+        raise RuntimeError(f"not every request was answered: {dict(router.counts)}")
+    p50 = {name: [1e3 * quantile(one[name], 0.5) for one in times] for name in works}
+    label = f"{tokens:,} tokens"
+    yield Row(f"{label}: a request alone, p50", "ms", p50["routed"])
+    yield Row(f"{label}: p99", "ms", [1e3 * quantile(one["routed"], 0.99) for one in times])
+    yield Row(f"{label}: without a router, p50", "ms", p50["direct"])
+    added = [a - b for a, b in zip(p50["routed"], p50["direct"], strict=True)]
+    yield Row(f"{label}: what the router adds, p50", "ms", added, "<= 1")
+    yield Row(f"{label}: routed, {OPEN} open", "1/s", rates, ">= 2000")
+
+
 def main() -> None:
     parser = measure.parser(__doc__, "routing", repeats=5)
     parser.add_argument("--workers", type=int, default=16)
-    parser.add_argument("--tokens", type=int, default=8192, help="of a prompt")
+    parser.add_argument("--tokens", type=measure.numbers, default=(1024, 8192), help="of prompts")
     parser.add_argument("--blocks", type=int, default=10**6, help="of all pictures together")
     parser.add_argument("--requests", type=int, default=1000)
     given = measure.prepared(parser)
     if given.small:
-        given.workers, given.tokens, given.blocks, given.requests = 2, 256, 1000, 20
+        given.workers, given.tokens, given.blocks, given.requests = 2, (256,), 1000, 20
     rng = random.Random(given.seed)
-    prompts = [tuple(rng.randrange(50_000) for _ in range(given.tokens)) for _ in range(given.requests)]
     with routed(given.workers) as router:
-        for number, link in enumerate(router._links.values()):
-            known = prompts[number : given.requests // 2 : given.workers]
-            link._follower = picture_of(known, given.blocks // given.workers, rng)  # type: ignore[assignment]
-        alone(router, prompts)
-        times = [alone(router, prompts) for _ in range(given.repeats)]
-        rates = [rate(router, prompts) for _ in range(given.repeats)]
-        if router.counts["answered"] != (2 * given.repeats + 1) * given.requests:
-            raise RuntimeError(f"not every request was answered: {dict(router.counts)}")
-    label = f"{given.tokens:,} tokens, {given.workers} workers"
-    rows = [
-        Row(f"a request alone, p50, {label}", "ms", [1e3 * quantile(one, 0.5) for one in times], "<= 1"),
-        Row(f"a request alone, p99, {label}", "ms", [1e3 * quantile(one, 0.99) for one in times]),
-        Row(f"requests routed, {OPEN} open, {label}", "1/s", rates, ">= 2000"),
-    ]
+        rows = [row for tokens in given.tokens for row in rows_at(router, tokens, given, rng)]
     measure.report(given, rows, blocks=given.blocks, workers=given.workers)
 
 

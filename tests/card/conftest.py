@@ -1,4 +1,4 @@
-"""Tests that need a card: `make test-card`. Without one, or with Triton's interpreter chosen, none is collected."""
+"""Tests that need a card: `GPU=1 make test-card`. Without one, or with Triton's interpreter, none is collected."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import torch
 
 from tests.exactness.conftest import Load, loading, same_bits_as_without_a_cache  # noqa: F401
 
-if os.environ.get("TRITON_INTERPRET") != "0" or not torch.cuda.is_available():
+DEVICE = os.environ.get("HEADWATER_TEST_CARD", "cuda")  # cpu: do these tests start?
+if DEVICE == "cuda" and (os.environ.get("TRITON_INTERPRET") != "0" or not torch.cuda.is_available()):
     collect_ignore_glob = ["test_*"]
 
 
@@ -19,4 +20,4 @@ if os.environ.get("TRITON_INTERPRET") != "0" or not torch.cuda.is_available():
 def load(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Load]:
     """(recipe, dtype, threads, format of weights) -> the model on the card, and what the self-check said."""
     kept = os.environ.get("HEADWATER_TEST_CHECKPOINTS")
-    yield from loading(Path(kept) if kept else tmp_path_factory.mktemp("card"), "cuda")
+    yield from loading(Path(kept) if kept else tmp_path_factory.mktemp("card"), DEVICE)

@@ -14,6 +14,7 @@ from headwater.mixers import numerics
 from headwater.mixers.linear import Linear, answers_product, first_bad_height
 from headwater.mixers.numerics import Numerics
 from headwater.models.load import load_model
+from tests.card.conftest import DEVICE
 from tests.checkpoints import TRAINED
 from tests.exactness.rig import Answer, Make, Rig, words
 from tests.exactness.scenarios import SCENARIOS
@@ -50,9 +51,9 @@ def test_logits_are_those_of_the_cpu(load, recipe, dtype):
     """A prompt in one slice and in two, and decoding rows alone and beside others."""
     loaded, check = load(recipe, dtype, 2)
     prompt, found = words(PROMPT, "prompt"), {}
-    for device in ("cpu", "cuda"):
+    for device in dict.fromkeys(("cpu", DEVICE)):
         numerics.use(Numerics(check.mode))
-        model = loaded.model if device == "cuda" else load_model(loaded.path, dtype).model
+        model = loaded.model if device == DEVICE else load_model(loaded.path, dtype).model
         bench = Bench(model, poison=True, device=device)
         seq, other = bench.sequence(PROMPT + 9), bench.sequence(PROMPT)
         rows = [bench.prefill(seq, prompt)]
@@ -63,13 +64,13 @@ def test_logits_are_those_of_the_cpu(load, recipe, dtype):
         in_parts += [bench.step([], [(other, 400 + token), (again, token)])[1:] for token in (301, 302)]
         found[device] = torch.cat(rows).cpu()
         assert torch.equal(torch.cat(in_parts).cpu(), found[device]), device
-    apart = (found["cuda"] - found["cpu"]).abs().max() / found["cpu"].abs().max()
+    apart = (found[DEVICE] - found["cpu"]).abs().max() / found["cpu"].abs().max()
     assert apart < CLOSE
 
 
 @pytest.mark.parametrize(("recipe", "dtype"), models(RECIPES))
 def test_a_hit_changes_no_bit_on_a_card(load, same_bits_as_without_a_cache, recipe, dtype):
-    make = Make(*load(recipe, dtype, 2), device="cuda")
+    make = Make(*load(recipe, dtype, 2), device=DEVICE)
     other = []
     for name in NAMES:
         answers = SCENARIOS[name](make)
@@ -87,7 +88,7 @@ def asked(rig: Rig) -> list[Answer]:
 
 @pytest.mark.parametrize(("recipe", "dtype"), models(RECIPES))
 def test_steps_are_recorded_as_graphs_that_have_the_bits_of_eager_ones(load, recipe, dtype, caplog):
-    make = Make(*load(recipe, dtype, 2), device="cuda")
+    make = Make(*load(recipe, dtype, 2), device=DEVICE)
     with caplog.at_level(logging.WARNING), make(600) as rig:
         recorded = asked(rig)
         known = rig.engine.runner.graphs._known
@@ -101,7 +102,7 @@ def test_steps_are_recorded_as_graphs_that_have_the_bits_of_eager_ones(load, rec
 
 @pytest.mark.parametrize(("recipe", "dtype"), models(DRAFTED))
 def test_drafts_change_no_bit_on_a_card(load, recipe, dtype):
-    make = Make(*load(recipe, dtype, 2), device="cuda")
+    make = Make(*load(recipe, dtype, 2), device=DEVICE)
     with make(600) as rig:
         plain = asked(rig)
     with drafting(make, [answer.everything for answer in plain]) as rig:
@@ -112,15 +113,15 @@ def test_drafts_change_no_bit_on_a_card(load, recipe, dtype):
 
 def test_decode_reuse_raw_changes_bits_on_a_card(load, same_bits_as_without_a_cache):
     """Control: the state after decoded tokens in place of the prompt's."""
-    make = Make(*load("qwen3_5", "float32", 2), settings={"decode_reuse": "raw"}, device="cuda")
+    make = Make(*load("qwen3_5", "float32", 2), settings={"decode_reuse": "raw"}, device=DEVICE)
     assert not all(same_bits_as_without_a_cache(make, SCENARIOS["chat_turn"](make)))
 
 
 def test_products_without_a_guard_change_bits_on_a_card():
     """Control: torch's products as they are, whose rows depend on their number."""
     generator = torch.Generator().manual_seed(0)
-    weight_NK = torch.randn(1024, 4096, generator=generator).cuda().bfloat16()
-    x_RK = torch.randn(HEIGHTS[-1], 4096, generator=generator).cuda().bfloat16()
+    weight_NK = torch.randn(1024, 4096, generator=generator).to(DEVICE).bfloat16()
+    x_RK = torch.randn(HEIGHTS[-1], 4096, generator=generator).to(DEVICE).bfloat16()
     bad = {
         mode: first_bad_height(answers_product(Linear(weight_NK, numerics=Numerics(mode))), x_RK, HEIGHTS)
         for mode in ("plain", "tiled")

@@ -306,3 +306,14 @@ def test_equal_workers_have_turns() -> None:
     assert {rule.choose(10, [candidate()] * 3) for _ in range(6)} == {0, 1, 2}
     assert [RoundRobin().choose(10, [candidate()] * 2)] == [0]
     assert LeastLoaded().choose(10, [candidate(running=3), candidate(running=1)]) == 1
+
+
+def test_a_worker_that_joins_again_at_its_address_keeps_its_requests() -> None:
+    a = FakeWorker(FormulaEngine(SLOW))
+    with cluster(a=a) as router:
+        received = submit(router, asking(range(9), 60))
+        received.wait_for(3)
+        router.join("a", a.worker.address)
+        assert received.wait().tokens == formula(range(9), 60)
+        assert router.counts["resumed"] == router.counts["moved"] == 0
+    assert len(a.engine.seen) == 1

@@ -11,7 +11,7 @@ import threading
 import time
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -142,7 +142,7 @@ def serve_until_stopped(config: ServeConfig, workers: int, routers: int, address
         whole_folder(config.model)
         configure_logging(config.log_format)
         key, cores = secrets.token_bytes(32), usable_cores()
-        router = InProcess(config, key, rule) if routers == 1 else InProcesses(config, key, rule, routers, sock)
+        router = OneRouter(config, key, rule) if routers == 1 else SeveralRouters(config, key, rule, routers, sock)
         found = ray_workers.connect(address, cores)
         mailbox = ray_workers.new_mailbox()
         running: RayWorkers = ray_workers.RayWorkers(config, workers, router.members, key, address, cores)
@@ -173,21 +173,8 @@ def serve_until_stopped(config: ServeConfig, workers: int, routers: int, address
             raise KeyboardInterrupt
 
 
-class Routing(Protocol):
-    """Routers, from their start to their end."""
-
-    members: Any  # a Router, or RouterProcesses
-
-    def start(self) -> None: ...
-
-    def serve(self, sock: socket.socket) -> bool:
-        """Serve until a signal comes; return whether a second SIGINT has come."""
-
-    def stop(self) -> None: ...
-
-
-class InProcess:
-    """One router, in this process."""
+class OneRouter:
+    """The router, in this process."""
 
     def __init__(self, config: ServeConfig, key: bytes, rule: str) -> None:
         from headwater.cli.router_process import routed_model
@@ -198,6 +185,7 @@ class InProcess:
         self.start, self.stop = self.members.start, self.members.stop
 
     def serve(self, sock: socket.socket) -> bool:
+        """Serve until a signal comes; return whether a second SIGINT has come."""
         from headwater.server.app import create_app
 
         server = make_server(create_app(self.members, self._config), self.members, self._config)
@@ -205,7 +193,7 @@ class InProcess:
         return server.interrupted
 
 
-class InProcesses:
+class SeveralRouters:
     """Several routers, each in a process of its own; this one waits for a signal."""
 
     def __init__(self, config: ServeConfig, key: bytes, rule: str, routers: int, sock: socket.socket) -> None:
@@ -217,6 +205,7 @@ class InProcesses:
         self.start = self.members.start
 
     def serve(self, sock: socket.socket) -> bool:
+        """Wait for a signal while the routers serve; return whether a second SIGINT has come."""
         came = list[int]()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, frame: came.append(number))

@@ -239,8 +239,10 @@ class RayWorkers:
         if one is None:
             return
         now = time.monotonic()
-        if one.lost is None or not AT_ONCE < now - one.lost < SOON:
-            one.lost = one.lost if one.lost is not None and now - one.lost < SOON else now
+        since = SOON if one.lost is None else now - one.lost
+        if since >= SOON:
+            one.lost = now
+        if since >= SOON or since < AT_ONCE:
             self._router.join(name, ray.get(one.address))
         else:
             del self._started[name]

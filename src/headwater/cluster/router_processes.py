@@ -21,6 +21,7 @@ from typing import Any
 from headwater.config import ServeConfig
 
 LOOKED = 0.05  # seconds between looks at the routers
+AGAIN = 1.0  # seconds from a router's start to the next one in its place, at least
 ENDING = 5.0  # seconds for a router to end after what it may take to drain
 
 log = logging.getLogger("headwater.cluster")
@@ -47,6 +48,7 @@ class Child:
     process: Any
     pipe: Connection
     health: dict[str, Any] = field(default_factory=dict)
+    began: float = field(default_factory=time.monotonic)
 
 
 class RouterProcesses:
@@ -177,7 +179,7 @@ class RouterProcesses:
             with self._lock:
                 for number, child in enumerate(self._children):
                     self._listen(child)
-                    if not child.process.is_alive():
+                    if not child.process.is_alive() and time.monotonic() - child.began > AGAIN:
                         code = child.process.exitcode
                         log.warning("router %d ended with %s, another one is started", child.process.pid, code)
                         child.pipe.close()

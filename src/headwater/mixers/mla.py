@@ -13,7 +13,7 @@ then the value), M = max(D, V).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -72,7 +72,7 @@ class ExpandedHeads:
         self.groups = [weights.packed(up_GEL.flatten(0, 1)) for up_GEL in up_HEL.split(GROUP)]
 
     def prefill_into(
-        self, out_NHV: Tensor, q_NHD: Tensor, row_KX: Tensor, slices: Sequence[Slice], mask: Callable[[], CausalMask]
+        self, out_NHV: Tensor, q_NHD: Tensor, row_KX: Tensor, slices: Sequence[Slice], mask: CausalMask
     ) -> None:
         """Compute attention of one sequence's slices over the rows of its tokens, up to the last slice's end."""
         latent_KL = row_KX[:, : self.shape.latent].contiguous()
@@ -88,12 +88,10 @@ class ExpandedHeads:
                 out_NHV[rows, heads] = read_TG1M[:, :, 0, : self.shape.v_dim]
             first = heads.stop
 
-    def _attended(
-        self, q_TG1M: Tensor, keys_values: tuple[Tensor, Tensor], start: int, mask: Callable[[], CausalMask]
-    ) -> Tensor:
+    def _attended(self, q_TG1M: Tensor, keys_values: tuple[Tensor, Tensor], start: int, mask: CausalMask) -> Tensor:
         """Attend from a slice's queries, the first at position `start`, to the keys up to each."""
         read_TG1M = torch.empty_like(q_TG1M)
-        softmax.prefill_into(read_TG1M, q_TG1M, keys_values, start, mask(), self.shape.key_dim**-0.5)
+        softmax.prefill_into(read_TG1M, q_TG1M, keys_values, start, mask, self.shape.key_dim**-0.5)
         return read_TG1M
 
     def _keys_values(self, e_KGE: Tensor, row_KX: Tensor) -> tuple[Tensor, Tensor]:
@@ -196,7 +194,7 @@ class LatentAttentionMixer:
         out_NHV = q_NHD.new_empty(q_NHD.shape[0], self.shape.heads, self.shape.v_dim)
         for slices in batch.sequences:
             row_KX = step.arena.gather(self.layer, slices[-1].table_P, slices[-1].end)[0]
-            self.expanded.prefill_into(out_NHV, q_NHD, row_KX, slices, lambda: step.mask)
+            self.expanded.prefill_into(out_NHV, q_NHD, row_KX, slices, step.mask)
         if batch.n_decode:
             q_BHX = self.absorbed.query(q_NHD[batch.decode_rows])
             out_NHV[batch.decode_rows] = self.absorbed.value(self._read(q_BHX, step))

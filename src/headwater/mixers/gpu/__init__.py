@@ -1,4 +1,4 @@
-"""Triton kernels of all mixers, and the classes that compute layers with them. They ran on an H100.
+"""Triton kernels of all mixers, and the classes that compute layers with them. They were tested on an H100.
 
 Triton comes with CUDA builds of torch; only this package imports it, and only models on a GPU import this package's
 modules (`models/build.py` chooses them once). Tests run the kernels in Triton's interpreter. Tile shapes are fixed, and

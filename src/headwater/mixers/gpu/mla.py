@@ -8,8 +8,6 @@ B decoding sequences, H heads, L latent, E position channels, X = L + E, T pages
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import triton
 import triton.language as tl
@@ -90,9 +88,7 @@ def decode(q_BHX: Tensor, pages: Tensor, step: Decoding, page_size: int, scale: 
 class ExpandedHeadsOnGpu(ExpandedHeads):
     """Expanded heads whose attention runs in Triton."""
 
-    def _attended(
-        self, q_TG1M: Tensor, keys_values: tuple[Tensor, Tensor], start: int, mask: Callable[[], CausalMask]
-    ) -> Tensor:
+    def _attended(self, q_TG1M: Tensor, keys_values: tuple[Tensor, Tensor], start: int, mask: CausalMask) -> Tensor:
         return attention.prefill_alone(q_TG1M, keys_values, start, self.shape.key_dim**-0.5)
 
 

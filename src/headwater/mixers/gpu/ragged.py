@@ -24,8 +24,8 @@ NO_ROW = -1
 # take 230 to 295 KB of shared memory a program at heads of 128 channels, more than any card has; one takes 41 to 98 KB.
 STAGES = 1
 WARPS = 4  # of such a program
-# Float32 products on tensor cores, in three parts of 10 bits each (Ootomo and Yokota 2022, "Recovering single precision
-# accuracy from Tensor Cores"); without, they take 30 times as long.
+# Float32 products on tensor cores, from parts of fewer bits (Ootomo and Yokota 2022, "Recovering single precision
+# accuracy from Tensor Cores").
 PRECISION = tl.constexpr("tf32x3")
 
 
