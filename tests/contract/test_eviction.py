@@ -184,7 +184,7 @@ FIRST_HITS = {
     "path_cap(1)": [0, 0, 0, 16, 0, 8, 0, 8],
     # entries are u, s, r when p comes; room is made as by lru, and p's commit ends u's entry: what s@8 has not, goes
     "last_n(3)": [0, 0, 0, 16, 8, 8, 0, 8],
-    # 2*sqrt(8) / 8 / 6 = .12 for t, so t@16; then .18 for s, sqrt((24-8)/5)/5 = .36 for u, 1.6 for r: s@8; then u@24
+    # worth x index of t, s, u, r: 8 * 2/8/14 = .14, 8 * 2/8/10 = .2, (24-8)/5 * 1/10 = .32, 8/3 * 2/5: t@16, s, u
     "headwater": [0, 0, 0, 16, 8, 8, 0, 0],
     "clairvoyant": [0, 0, 0, 16, 8, 8, 0, 24],  # only u@24 is used again: t@16, s@8, r@8 go
 }

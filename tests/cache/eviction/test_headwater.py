@@ -1,14 +1,17 @@
-"""The project's own: superseded checkpoints early, branch points late, and what is worth more later."""
+"""Headwater's own policy: its order before anything is known, and the order that it learns."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 
 from headwater.cache.eviction import make_eviction
+from headwater.cache.eviction.headwater import Headwater
+from headwater.cache.order import Room, candidates
 from headwater.errors import ConfigError
-from tests.cache.toy import LAYOUT, Toy, words
+from tests.cache.toy import LAYOUT, Toy, dump, evict, words
 
 SMALL = replace(LAYOUT, checkpoint_pages=1, slot_pages=0)
 
@@ -23,11 +26,12 @@ def resumes(toy: Toy, first: int, count: int) -> int:
 
 def test_a_checkpoint_with_a_deeper_one_below_goes_before_an_older_one_without() -> None:
     toy = split(3)
-    toy.serve(words(2, 8))
     toy.serve(words(1, 8))
-    toy.serve(words(2, 16))  # resumes at 8, after all that is there of the first
-    toy.serve(words(3, 8))
-    assert (resumes(toy, 1, 8), resumes(toy, 2, 8), resumes(toy, 2, 16)) == (8, 0, 16)
+    toy.serve(words(2, 8))
+    toy.serve((*words(2, 8), *words(9, 40)))  # resumes at 8
+    toy.serve(words(3, 40))  # 8/3 * 1/14 of the first, 8/1 * 2/8/5 of the second: what is worth less goes
+    toy.serve(words(4, 40))
+    assert (resumes(toy, 1, 8), resumes(toy, 2, 8), resumes(toy, 3, 40)) == (0, 0, 40)
 
 
 def test_a_branch_point_outlives_its_branches() -> None:
@@ -51,7 +55,7 @@ def test_what_was_hit_stays_longer() -> None:
 def test_of_two_as_old_the_one_that_saves_less_a_page_goes() -> None:
     toy = split(2)
     toy.serve(words(1, 8))
-    toy.serve(words(2, 40))  # 40 tokens on 11 pages, and 8 on 3: sqrt(3.6) / 2 < sqrt(2.7) / 4 when the third comes
+    toy.serve(words(2, 40))  # 40 tokens on 11 pages, and 8 on 3
     toy.serve(words(3, 8))
     assert (resumes(toy, 1, 8), resumes(toy, 2, 40)) == (0, 40)
 
@@ -63,8 +67,61 @@ def test_when_the_deeper_one_goes_the_one_above_counts_again() -> None:
     deeper = next(node for node in toy.cache._index if node.end == 4)
     toy.cache._pool.states.give(toy.cache._index.drop(deeper))
     toy.serve(words(2, 8))
-    toy.serve(words(3, 8))  # 2 * sqrt(8/5) of the first, which was hit, against sqrt(8/3) of the second
-    assert (resumes(toy, 1, 8), resumes(toy, 2, 8)) == (0, 8)
+    toy.serve(words(3, 8))  # 8/1 * 2/10 of the first, which was used, against 8/3 * 1/5 of the second
+    assert (resumes(toy, 1, 8), resumes(toy, 2, 8)) == (8, 0)
+
+
+def round_robin(policy: str, states: int, requests: int, documents: int = 8) -> list[int]:
+    """Tokens at which each request resumed, of questions about documents that are asked in turns."""
+    toy = Toy(replace(SMALL, n_pages=300, state_fraction=states / 300), policy)
+    return [
+        toy.serve((*words(1 + i % documents, 24), *words(100 + i, 4)), checkpoints=(24,)).checkpoint_tokens
+        for i in range(requests)
+    ]
+
+
+def test_documents_in_turns_are_kept_once_it_is_known_how_late_they_are_used() -> None:
+    """LRU evicts each document just before it is used: 0 hits. Half of them fit."""
+    assert sum(round_robin("lru", 4, 400)) == 0
+    late = round_robin("headwater", 4, 400)[200:]
+    assert sum(late) >= 24 * len(late) // 4
+
+
+def many(monkeypatch: pytest.MonkeyPatch, ranked: int) -> Toy:
+    """A cache of 100 checkpoints, of which one in `ranked` is ranked at once."""
+    monkeypatch.setattr(candidates, "RANKED", ranked)
+    toy = Toy(replace(SMALL, n_pages=1000, state_fraction=0.1), "headwater")
+    rng = Random(5)
+    for first in range(300):
+        toy.serve((*words(rng.randrange(40), 4 * rng.randrange(1, 6)), *words(first + 100, 4 * rng.randrange(1, 9))))
+    return toy
+
+
+def test_ranked_checkpoints_go_in_the_order_of_their_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = many(monkeypatch, 4)
+    policy = toy.cache.policy
+    assert isinstance(policy, Headwater)
+    kept = policy._kept
+    kept.rank_all(toy.cache._now)
+    scores = kept.scores(toy.cache._now)
+    expected = [node for *_, node in reversed(kept.lowest_of(scores, len(kept)))][:10]
+    found = []
+    for _ in range(10):
+        victim = policy.victim(Room.STATE, toy.cache._now)
+        assert victim is not None
+        found.append(victim[0])
+        evict(toy.cache, Room.STATE)
+    assert len(kept._ranked) > 1
+    assert found == expected
+
+
+def test_asking_for_a_ranked_victim_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, other = many(monkeypatch, 4), many(monkeypatch, 4)
+    for first in range(500, 560):
+        asked.cache.policy.victim(Room.STATE, asked.cache._now)
+        for toy in (asked, other):
+            toy.serve(words(first, 12))
+    assert dump(asked.cache) == dump(other.cache)
 
 
 @pytest.mark.parametrize("spelling", ["headwater(superseded=0)", "headwater(branch=-1.0)"])

@@ -1,56 +1,84 @@
-"""Headwater's own policy: recency, frequency and worth of a checkpoint, and whether a deeper one took its place."""
+"""Headwater's own policy: chance of reuse, learned from the traffic, times the FLOPs that a checkpoint saves a page."""
 
 from __future__ import annotations
 
-from math import sqrt
+import numpy as np
 
 from headwater.cache.node import Node
 from headwater.cache.order import is_free_leaf
+from headwater.cache.order.candidates import Candidates
 from headwater.cache.order.ranked import BareFirst
-from headwater.cache.order.table import Columns, OverDistance
+from headwater.cache.order.rates import MIDDLES, ReuseRates
 from headwater.cache.order.worth import Worth, base_node, next_below
 from headwater.plan import CacheLayout
 
-MOST_HITS = 2  # further hits do not count
+BRANCHES, USES, DEPTHS = 3, 5, 7  # classes: 1, 2, 3 and more; 0, 1, 2-3, 4-7, more; up to 128 tokens, 512 and so on
+RENEWED = 128  # ticks between two computations of the rates
 
 
 class Headwater(BareFirst):
-    """Lowest V = (1 + hits) x sqrt(worth) x place / age goes; dead KV before all, then speculative checkpoints.
+    """Lowest worth x index of reuse goes; KV without a checkpoint before all, then speculative checkpoints.
 
-    Hits are requests that resumed there, at most 2; worth is FLOPs saved over the nearest ancestor with a checkpoint,
-    a page, and its root, since a long prefix is also less likely to come again; age is time since the last use.
-    Place: a session resumes at its deepest checkpoint, so a checkpoint with another below it was superseded and counts
-    1/`superseded`; one with others on several branches below is where new sessions begin, and counts `branch` times.
+    Worth is FLOPs saved over the nearest ancestor with a checkpoint, a page (`Worth`). The index is the highest rate of
+    reuse that a checkpoint of its class may be kept for (`ReuseRates`). Classes: branches with a checkpoint below,
+    times that it was used, and depth.
+    Before anything is known the rate is (1 + uses) x place / (2 x age), with uses at most 2. Place: a session resumes
+    at its deepest checkpoint, so one with another below it counts 1/`superseded`, one with several branches `branch`.
     """
 
-    keeps_history = False
+    keeps_history = True
 
     def __init__(self, layout: CacheLayout, superseded: float = 8.0, branch: float = 2.0) -> None:
         if superseded <= 0 or branch <= 0:
             raise ValueError(f"superseded is {superseded} and branch {branch}; both must be above 0")
         super().__init__()
-        self._places = 1.0, 1 / superseded, branch  # by the number of branches with a checkpoint below: 0, 1, more
-        self._worth = Worth(layout)
-        self._checkpoints = Columns()
+        self._worth, self._unit = Worth(layout), layout.unit_tokens
+        places = np.repeat([1.0, 1 / superseded, branch], USES)
+        uses = np.tile(np.minimum(1 + np.arange(USES), 3), BRANCHES)
+        self._rates = ReuseRates((places * uses)[:, None] / (2 * MIDDLES), group=DEPTHS)
+        self._kept = Candidates(self._rates)
+        self._seen: dict[Node, tuple[int, ...]] = {}  # what class and worth were last computed from
+        self._now = self._renewed = 0
 
     def toggled(self, node: Node) -> None:
         for below in next_below(node):
+            self._seen.pop(below, None)  # its worth depends on this node
             self.place(below)
         if (above := base_node(node)) is not None:
             self.place(above)
 
     def lowest(self, leaves: bool, now: int) -> Node | None:
-        return self._checkpoints.lowest(OverDistance(now), leaves)[2]
+        return self._kept.lowest(now, leaves)
 
     def place(self, node: Node) -> None:
-        if node.checkpoint is None or node.holds:
-            self._checkpoints.discard(node)
-        else:
-            self._checkpoints.put(node, self._value(node), node.checkpoint_time, is_free_leaf(node))
+        self._now = max(self._now, node.kv_time, node.checkpoint_time)
+        if self._now - self._renewed >= RENEWED:
+            self._renewed = self._now
+            self._kept.renew(self._now)
+        if node.checkpoint is not None:
+            leaf = is_free_leaf(node)
+            seen = node.checkpoint_time, node.live, node.holds, node.speculative, leaf
+            if self._seen.get(node) != seen:
+                self._seen[node] = seen
+                self._keep(node, leaf)
+        elif node in self._seen:
+            del self._seen[node]
+            self._kept.remove(node, self._now)
 
-    def _value(self, node: Node) -> float:
-        """Return V x age."""
-        if node.speculative:
-            return 0.0
-        place = self._places[min(node.live - 1, 2)]
-        return (1 + min(node.hits, MOST_HITS)) * sqrt(self._worth.of(node)) * place
+    def _keep(self, node: Node, leaf: bool) -> None:
+        kept = self._kept
+        if (row := kept.row.get(node)) is None:
+            row = kept.add(node, self._kind(node, 0), node.checkpoint_time)
+        elif kept.time[row] != node.checkpoint_time:
+            kept.use(row, self._kind(node, int(kept.uses[row]) + 1), node.checkpoint_time)
+        elif kept.kind[row] != (kind := self._kind(node, int(kept.uses[row]))):
+            kept.change(row, kind, self._now)
+        worth = np.inf if node.holds else 0.0 if node.speculative else self._worth.of(node)
+        kept.rank(row, worth, leaf, self._now)
+
+    def _kind(self, node: Node, uses: int) -> int:
+        """Return the class of a checkpoint."""
+        branches = min(node.live, BRANCHES) - 1
+        pages = (node.end * self._unit) >> 6
+        depth = min(DEPTHS - 1, max(0, pages.bit_length() - 1) // 2)
+        return (branches * USES + min(USES - 1, uses.bit_length())) * DEPTHS + depth

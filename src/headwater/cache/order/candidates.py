@@ -1,0 +1,145 @@
+"""Candidates for eviction by worth x index of reuse; their ages and uses teach the rates."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+import numpy as np
+
+from headwater.cache.node import Node
+from headwater.cache.order.rates import BUCKETS, ReuseRates, bucket, buckets
+from headwater.cache.order.table import Column
+
+RANKED = 64  # one of so many is ranked at once
+COLUMNS = "kind", "uses", "time", "since", "worth", "leaf", "stamp"
+Ranked = tuple[float, int, int, Node]  # score, serial and stamp
+
+
+class Candidates:
+    """Class, uses, last use and worth of each checkpoint, as columns without gaps: the last row fills a gap.
+
+    In a large table the lowest scores are kept in order until they are used up. Only changes of the table change what
+    is kept, so that a question for the lowest has no effect.
+    """
+
+    def __init__(self, rates: ReuseRates) -> None:
+        self.rates = rates
+        self.nodes: list[Node] = []
+        self.row: dict[Node, int] = {}
+        self.kind, self.uses = np.zeros(64, dtype=np.int16), np.zeros(64, dtype=np.int32)
+        self.time, self.since = np.zeros(64, dtype=np.int64), np.zeros(64, dtype=np.int64)  # since: it has its class
+        self.worth, self.leaf = np.zeros(64), np.zeros(64, dtype=bool)
+        self.stamp = np.zeros(64, dtype=np.int32)  # of the row's last change
+        self._stamp = 0
+        self._ranked: list[Ranked] = []  # the lowest one last
+        self._changed: list[Ranked] = []  # rows that changed since the others were ranked, a heap
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    # ---- ages and uses
+
+    def add(self, node: Node, kind: int, time: int) -> int:
+        """Add a checkpoint that was taken at `time`; returns its row."""
+        row = self.row[node] = len(self.nodes)
+        self.nodes.append(node)
+        if row == len(self.kind):
+            for name in COLUMNS:
+                column = getattr(self, name)
+                setattr(self, name, np.concatenate((column, np.zeros_like(column))))
+        self.kind[row], self.uses[row], self.time[row], self.since[row] = kind, 0, time, time
+        return row
+
+    def use(self, row: int, kind: int, now: int) -> None:
+        """Note that a request resumed there, and the class from now on."""
+        age = now - int(self.time[row])
+        self._end_span(row, now)
+        self.rates.reused(int(self.kind[row]), age)
+        self.kind[row], self.time[row], self.since[row] = kind, now, now
+        self.uses[row] += 1
+
+    def change(self, row: int, kind: int, now: int) -> None:
+        """Set the class from now on."""
+        self._end_span(row, now)
+        self.kind[row], self.since[row] = kind, now
+
+    def remove(self, node: Node, now: int) -> None:
+        """Remove a checkpoint, and rank the next lowest scores if those that were ranked are used up."""
+        row = self.row.pop(node)
+        self._end_span(row, now)
+        last = self.nodes.pop()
+        if last is not node:
+            end = len(self.nodes)
+            self.nodes[row] = last
+            self.row[last] = row
+            for name in COLUMNS:
+                column = getattr(self, name)
+                column[row] = column[end]
+        self._forget_changed()
+        if not self._ranked:
+            self.rank_all(now)
+
+    def renew(self, now: int) -> None:
+        """Renew the rates by the time until now, and all ranks by the rates."""
+        count = len(self.nodes)
+        kind, time, since = self.kind[:count], self.time[:count], self.since[:count]
+        self.rates.watched_all(kind, since - time, now - time)
+        since[:] = now
+        self.rates.renew()
+        self.rank_all(now)
+
+    def _end_span(self, row: int, now: int) -> None:
+        time = int(self.time[row])
+        self.rates.watched(int(self.kind[row]), int(self.since[row]) - time, now - time)
+
+    # ---- order
+
+    def rank(self, row: int, worth: float, leaf: bool, now: int) -> None:
+        """Set the worth, and whether KV may go, of a row that changed. An infinite worth: it may not go."""
+        self._stamp += 1
+        self.worth[row], self.leaf[row], self.stamp[row] = worth, leaf, self._stamp
+        if self._ranked and worth != np.inf:
+            node = self.nodes[row]
+            score = worth * self.rates.index_of[self.kind[row]][bucket(now - int(self.time[row]))]
+            heappush(self._changed, (score, node.serial, self._stamp, node))
+
+    def rank_all(self, now: int) -> None:
+        """Rank the lowest scores."""
+        self._changed.clear()
+        number = len(self) // RANKED
+        self._ranked = self.lowest_of(self.scores(now), number) if number > 1 else []
+
+    def lowest(self, now: int, leaves: bool) -> Node | None:
+        """Return the node with the lowest score, of all or of those whose KV may go; of equals the older one."""
+        self._forget_changed()
+        if leaves or not self._ranked:
+            lowest = self.lowest_of(self.scores(now, self.leaf if leaves else None), 1)
+            return lowest[-1][-1] if lowest else None
+        return min((self._ranked[-1], *self._changed[:1]))[-1]
+
+    def scores(self, now: int, allowed: Column | None = None) -> Column:
+        """Return the score of each row; of rows that are not allowed it is infinite."""
+        count = len(self)
+        cells = self.kind[:count].astype(np.int64) * BUCKETS + buckets(now - self.time[:count])
+        scores: Column = self.worth[:count] * self.rates.index.ravel()[cells]
+        return scores if allowed is None else np.where(allowed[:count], scores, np.inf)
+
+    def lowest_of(self, scores: Column, number: int) -> list[Ranked]:
+        """Return the `number` lowest scores and those that equal one of them, the lowest last."""
+        if not len(scores):
+            return []
+        bound = scores.min() if number == 1 else np.partition(scores, number - 1)[number - 1]
+        rows = np.nonzero((scores <= bound) & (scores < np.inf))[0].tolist()
+        found = [(float(scores[row]), self.nodes[row].serial, int(self.stamp[row]), self.nodes[row]) for row in rows]
+        return sorted(found, key=lambda one: one[:2], reverse=True)
+
+    def _forget_changed(self) -> None:
+        """Drop entries whose row has changed or gone from the ends that are read."""
+        while self._ranked and not self._holds(self._ranked[-1]):
+            self._ranked.pop()
+        while self._changed and not self._holds(self._changed[0]):
+            heappop(self._changed)
+
+    def _holds(self, ranked: Ranked) -> bool:
+        row = self.row.get(ranked[-1])
+        return row is not None and int(self.stamp[row]) == ranked[2]

@@ -1,0 +1,103 @@
+"""Rates of reuse by class and age, learned from traffic. An age is the time since the last use, in logical ticks."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headwater.cache.order.table import Column
+
+BUCKETS = 40  # of age: 1, 1.5, 2, 3, 4, 6 and so on; the last one has no end
+EDGES = np.array([0.0, *(2.0 ** (b // 2) * (1 + b % 2 / 2) for b in range(1, BUCKETS)), np.inf])
+WIDTHS = np.diff(np.append(EDGES[:-1], 2 * EDGES[-2]))
+MIDDLES = np.maximum(1.0, EDGES[:-1] + WIDTHS / 2)
+COARSE = 8  # a span shorter than 1/8 of its age counts in one bucket
+MOST_REUSES = 15.0  # expected in one bucket: more are as many
+LATER = np.triu(np.ones((BUCKETS, BUCKETS), dtype=bool))  # edges (columns: the next ones) beyond each edge
+
+
+def bucket(age: int) -> int:
+    """Return the bucket of an age; ages below 1 count as 1."""
+    top = max(1, age).bit_length() - 1
+    return min(BUCKETS - 1, 2 * top + (age >> (top - 1) & 1 if top else 0))
+
+
+def buckets(ages: Column) -> Column:
+    """Return the bucket of each age."""
+    exponent_and_half = np.maximum(ages, 1).astype(np.float32).view(np.int32) >> 22
+    found: Column = np.minimum(exponent_and_half - (127 << 1), BUCKETS - 1)
+    return found
+
+
+class ReuseRates:
+    """Reuses and time watched of each class in each bucket of age, and the index that follows from them.
+
+    The rate of a cell is (reuses + n) / (time + n / expected): n reuses at the expected rate are assumed beside those
+    that were seen. The expected rate of a class is that of its group, with n = `trust[1]`; that of a group is the
+    prior, with n = `trust[0]`. Counts decay at each `renew`, so that a change of traffic is followed.
+
+    The index of a class at an age is the highest rate of reuse per time in memory, over all ages until which one may
+    keep it (Gittins 1979). With survival G and the expected time in memory C until an age, the rate between two ages
+    is the slope of G over C.
+    """
+
+    def __init__(
+        self, prior: Column, group: int, trust: tuple[float, float] = (2.0, 32.0), decay: float = 0.97
+    ) -> None:
+        """prior: reuses a tick, of each group (rows) in each bucket. group: number of classes in each."""
+        self._prior, self._group, self._trust, self._decay = prior, group, trust, decay
+        self._reuses, self._time = (np.zeros((len(prior) * group, BUCKETS)) for _ in range(2))
+        self._spans: list[tuple[int, int, int]] = []
+        self.renew()
+
+    def reused(self, kind: int, age: int) -> None:
+        """Note that one of a class was used at an age."""
+        self._reuses[kind, bucket(age)] += 1
+
+    def watched(self, kind: int, start: int, end: int) -> None:
+        """Note that one was of a class between two ages."""
+        if end > start:
+            self._spans.append((kind, start, end))
+
+    def watched_all(self, kinds: Column, starts: Column, ends: Column) -> None:
+        """Note spans of many, as `watched` does of one."""
+        long = ends - starts
+        coarse = starts >= COARSE * long
+        cells = kinds[coarse].astype(np.int64) * BUCKETS + buckets((starts + ends)[coarse] // 2)
+        self._time += np.bincount(cells, long[coarse], self._time.size).reshape(self._time.shape)
+        start, end = starts[~coarse, None], ends[~coarse, None]
+        inside = np.minimum(EDGES[1:], end) - np.maximum(EDGES[:-1], start)
+        np.add.at(self._time, kinds[~coarse], np.maximum(inside, 0.0))
+
+    def renew(self) -> None:
+        """Compute the index from what was noted, and let all counts decay."""
+        if self._spans:
+            self.watched_all(*np.array(self._spans, dtype=np.int64).T)
+            self._spans.clear()
+        groups, classes = self._rates()
+        self.index = np.repeat(_index(groups), self._group, axis=0)
+        known = self._time.any(axis=1)  # the others have their group's rates
+        self.index[known] = _index(classes[known])
+        self.index_of = self.index.tolist()
+        self._reuses *= self._decay
+        self._time *= self._decay
+
+    def _rates(self) -> tuple[Column, Column]:
+        """Return the rates of groups and of classes."""
+        grouped = (-1, self._group, BUCKETS)
+        reuses, time = (of.reshape(grouped).sum(1) for of in (self._reuses, self._time))
+        of_groups, of_classes = self._trust
+        groups = (reuses + of_groups) / (time + of_groups / self._prior)
+        classes = (self._reuses + of_classes) / (self._time + of_classes / np.repeat(groups, self._group, axis=0))
+        return groups, classes
+
+
+def _index(rates: Column) -> Column:
+    expected = np.minimum(rates * WIDTHS, MOST_REUSES)
+    survival = np.exp(-np.cumsum(np.pad(expected, ((0, 0), (1, 0))), axis=1))  # at each edge
+    time = survival[:, :-1] * -np.expm1(-expected) / np.maximum(expected / WIDTHS, 1e-300)
+    to_come = np.cumsum(np.pad(time, ((0, 0), (0, 1)))[:, ::-1], axis=1)[:, ::-1]  # time in memory beyond each edge
+    reused = survival[:, :-1, None] - survival[:, None, 1:]  # between two edges
+    spent = to_come[:, :-1, None] - to_come[:, None, 1:]
+    rate = np.divide(reused, spent, out=np.zeros_like(spent), where=LATER)
+    index: Column = rate.max(axis=2)
+    return index
