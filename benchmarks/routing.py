@@ -1,11 +1,12 @@
 """Costs of a router: the time that it adds to a request, and the requests that it routes each second.
 
-    python -m benchmarks.routing [--workers 16] [--tokens 1024,8192] [--blocks 1000000] [--small]
+    python -m benchmarks.routing [--workers 16] [--tokens 1024,8192] [--blocks 1000000] [--plain] [--small]
 
 Workers run in two processes beside the router, and answer at once: what is measured is the router, messages and the
 workers' thread. Each worker's picture has its share of the blocks, and half of the prompts are there, at one worker,
 but for their last tokens. A request alone is timed from its submission to the end of its answer, in turns with one
-that is sent to a worker without a router; the rate is that of requests of which 64 are open at any time.
+that is sent to a worker without a router; the rate is that of requests of which 64 are open at any time. `--plain`:
+sockets without encryption, which a cluster does not have.
 """
 
 from __future__ import annotations
@@ -27,11 +28,13 @@ from benchmarks import measure
 from benchmarks.measure import Row
 from headwater.account import CacheAccount, Reason
 from headwater.cache.view import CacheStats
+from headwater.cluster.curve import CurveClient, CurveServer, KeyPair
 from headwater.cluster.digests import Digests
 from headwater.cluster.link import Link
 from headwater.cluster.messages import KV, KV_KINDS
 from headwater.cluster.picture import Picture
 from headwater.cluster.router import RoutedModel, Router, zero
+from headwater.cluster.sockets import PLAIN, Client, Contact
 from headwater.cluster.wire import FinishedMessage, Ping, Submit, WorkerInfo
 from headwater.cluster.worker import Worker
 from headwater.engine.meter import Backlog, EngineStats
@@ -69,38 +72,45 @@ class InstantEngine:
         return zero(EngineStats, cache=zero(CacheStats), tiers=())
 
 
-def serve_instantly(workers: int, unit_bytes: int, addresses: Connection) -> None:
-    """Run workers until the other end of the pipe is closed; send their addresses first."""
+def serve_instantly(workers: int, unit_bytes: int, router: KeyPair | None, contacts: Connection) -> None:
+    """Run workers until the other end of the pipe is closed; send their contacts first. `router`: its keys."""
     info = WorkerInfo("one", 1, "instant", 10**6, 16, unit_bytes, "", "", {"deterministic": "yes"})
-    running = [Worker(InstantEngine(), info, uuid.uuid4().bytes, "tcp://127.0.0.1:*") for _ in range(workers)]
+    running = []
+    for _ in range(workers):
+        server = CurveServer(KeyPair.new(), [router.public]) if router else PLAIN
+        running.append(Worker(InstantEngine(), info, uuid.uuid4().bytes, "tcp://127.0.0.1:*", server=server))
     for worker in running:
         worker.start()
-    addresses.send([worker.address for worker in running])
+    contacts.send([worker.contact for worker in running])
     try:
-        addresses.recv()
+        contacts.recv()
     except EOFError:
         for worker in running:
             worker.close()
 
 
+def client_of(keys: KeyPair | None) -> Client:
+    return CurveClient(keys) if keys else PLAIN
+
+
 @contextmanager
-def routed(workers: int) -> Iterator[Router]:
-    """Yield a router over workers in other processes."""
+def routed(workers: int, keys: KeyPair | None) -> Iterator[Router]:
+    """Yield a router with these keys over workers in other processes."""
     context = multiprocessing.get_context("spawn")
     with ExitStack() as stack:
-        router = Router(MODEL, KEY, heartbeat_timeout=PATIENCE)
+        router = Router(MODEL, KEY, heartbeat_timeout=PATIENCE, client=client_of(keys))
         router.start()
         stack.callback(router.stop)
         for part in range(PROCESSES):
             ours, theirs = context.Pipe()
             share = workers // PROCESSES + (part < workers % PROCESSES)
-            process = context.Process(target=serve_instantly, args=(share, PAGE * TOKEN_BYTES, theirs))
+            process = context.Process(target=serve_instantly, args=(share, PAGE * TOKEN_BYTES, keys, theirs))
             process.start()
             theirs.close()
             stack.callback(process.join)
             stack.callback(ours.close)
-            for i, address in enumerate(ours.recv()):
-                router.join(f"w{part}.{i}", address)
+            for i, contact in enumerate(ours.recv()):
+                router.join(f"w{part}.{i}", contact)
         if not router.wait_for(workers, PATIENCE):
             raise TimeoutError(f"not all of {workers} workers joined within {PATIENCE:g} s")
         yield router
@@ -139,8 +149,8 @@ def alone(router: Router, prompts: list[tuple[int, ...]]) -> list[float]:
 class Direct:
     """A worker that is asked without a router, over the same messages."""
 
-    def __init__(self, address: str) -> None:
-        self._link, self._ids = Link("direct", address, uuid.uuid4().bytes), count(1)
+    def __init__(self, contact: Contact, client: Client) -> None:
+        self._link, self._ids = Link("direct", contact, uuid.uuid4().bytes, client), count(1)
         self._link.send(Ping(is_first=True))
         end = time.monotonic() + PATIENCE
         while self._link.info is None and time.monotonic() < end:
@@ -184,7 +194,9 @@ def quantile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
-def rows_at(router: Router, tokens: int, given: argparse.Namespace, rng: random.Random) -> Iterator[Row]:
+def rows_at(
+    router: Router, client: Client, tokens: int, given: argparse.Namespace, rng: random.Random
+) -> Iterator[Row]:
     """Yield the figures of prompts of one length."""
     prompts = [tuple(rng.randrange(50_000) for _ in range(tokens)) for _ in range(given.requests)]
     links = list(router._links.values())
@@ -192,7 +204,7 @@ def rows_at(router: Router, tokens: int, given: argparse.Namespace, rng: random.
         known = prompts[number : given.requests // 2 : given.workers]
         link._follower = picture_of(known, given.blocks // given.workers, rng)  # type: ignore[assignment]
     before = router.counts["answered"]
-    with closing(Direct(links[0].address)) as direct:
+    with closing(Direct(links[0].contact, client)) as direct:
         works = {"routed": partial(alone, router, prompts), "direct": partial(direct.alone, prompts)}
         for work in works.values():
             work()
@@ -216,13 +228,15 @@ def main() -> None:
     parser.add_argument("--tokens", type=measure.numbers, default=(1024, 8192), help="of prompts")
     parser.add_argument("--blocks", type=int, default=10**6, help="of all pictures together")
     parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--plain", action="store_true", help="without encryption")
     given = measure.prepared(parser)
     if given.small:
         given.workers, given.tokens, given.blocks, given.requests = 2, (256,), 1000, 20
     rng = random.Random(given.seed)
-    with routed(given.workers) as router:
-        rows = [row for tokens in given.tokens for row in rows_at(router, tokens, given, rng)]
-    measure.report(given, rows, blocks=given.blocks, workers=given.workers)
+    keys = None if given.plain else KeyPair.new()
+    with routed(given.workers, keys) as router:
+        rows = [row for tokens in given.tokens for row in rows_at(router, client_of(keys), tokens, given, rng)]
+    measure.report(given, rows, blocks=given.blocks, workers=given.workers, plain=given.plain)
 
 
 if __name__ == "__main__":

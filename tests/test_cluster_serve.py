@@ -6,14 +6,16 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 import pytest
@@ -33,6 +35,8 @@ class Running:
     process: subprocess.Popen[str]
     url: str
     ray: str
+    said: list[str]  # lines of its output
+    keys: Path  # public and secret key of each pair that was made
 
     def cluster(self, *command: str) -> subprocess.CompletedProcess[str]:
         """Run a command of `headwater cluster` about it."""
@@ -48,6 +52,10 @@ class Running:
 
     def ups(self) -> list[str]:
         return [name for name, one in self.workers().items() if one["state"] == "up"]
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """Return the key pairs that its processes have made."""
+        return [tuple(line.split()) for line in self.keys.read_text().splitlines()]
 
     def story(
         self, tokens: int, reached: Callable[[int], object] = lambda count: None, client: httpx.Client | None = None
@@ -74,27 +82,47 @@ def until(holds: Callable[[], object]) -> None:
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[Running]:
-    with up() as one:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with up(tmp_path_factory.mktemp("up")) as one:
         yield one
 
 
+RECORDER = """
+import zmq
+
+made = zmq.curve_keypair
+
+def recorded():
+    pair = made()
+    with open({keys!r}, "ab") as file:
+        file.write(b" ".join(pair) + b"\\n")
+    return pair
+
+zmq.curve_keypair = recorded
+"""
+
+
 @contextmanager
-def up(*more: str) -> Iterator[Running]:
-    """Yield a cluster of two workers that was started with more options."""
+def up(folder: Path, *more: str) -> Iterator[Running]:
+    """Yield a cluster of two workers that was started with more options; its key pairs are written to the folder."""
+    keys = folder / "keys"
+    (folder / "sitecustomize.py").write_text(RECORDER.format(keys=str(keys)))
+    paths = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": paths}
     command = [*HEADWATER, "cluster", "up", "--workers", "2", "--port", "0", "--memory", "400MB", *more]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(command, env=environment, **pipes) as process:
         said: list[str] = []
         try:
             while not said or "Deterministic: " not in said[-1]:
                 said.append(process.stdout.readline())
                 assert said[-1], "".join(said)
-            threading.Thread(target=process.stdout.read, daemon=True).start()
             text = "".join(said)
+            threading.Thread(target=said.extend, args=(process.stdout,), daemon=True).start()
             url, ray = re.search(r"http://127\.0\.0\.1:\d+/v1", text)[0], re.search(r"Ray at ([\d.]+:\d+)", text)[1]
             assert "200MB and 1 thread each" in text
             assert "Deterministic: yes" in text
-            yield Running(process, url, ray)
+            yield Running(process, url, ray, said, keys)
         finally:
             process.kill()
 
@@ -155,6 +183,51 @@ def test_metrics_and_figures_are_the_sums_of_all_workers(running: Running) -> No
     assert httpx.post(f"{base}/cache/segments", json={"texts": ["a b c"]}).status_code == 501
 
 
+def test_every_socket_of_a_worker_asks_for_curve(running: Running) -> None:
+    """Greetings of ZMTP name the mechanism. A worker has three sockets: requests, live events, replays."""
+    until(lambda: running.ups())
+    for name in running.ups():
+        found = [mechanism_at(one) for one in listening(running.workers()[name]["process"])]
+        assert [one for one in found if one is not None] == [b"CURVE"] * 3
+
+
+def listening(process: int) -> set[tuple[str, int]]:
+    """Return the addresses and ports of IPv4 on which a process listens."""
+    inodes = {os.readlink(one) for one in Path(f"/proc/{process}/fd").iterdir() if one.is_symlink()}
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    own = [row[1].split(":") for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in inodes]
+    return {(socket.inet_ntoa(bytes.fromhex(host)[::-1]), int(port, 16)) for host, port in own}
+
+
+def mechanism_at(address: tuple[str, int]) -> bytes | None:
+    """Return the mechanism of a ZeroMQ socket, or None if another program listens."""
+    with socket.create_connection(address, PATIENCE) as connection:
+        connection.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00")  # a greeting up to its version
+        with connection.makefile("rb") as file:
+            if file.read(1) != b"\xff":
+                return None
+            return file.read(63)[11:31].rstrip(b"\0")
+
+
+def test_secret_keys_are_in_no_command_environment_or_log(running: Running) -> None:
+    pairs = running.pairs()
+    assert len(pairs) >= 3, "one of the router, and one of each worker"
+    secrets = [secret for _, secret in pairs]
+    until(lambda: running.ups())
+    worker = running.workers()[running.ups()[0]]["process"]
+    logs = Path(os.readlink(f"/proc/{worker}/fd/1")).parent
+    shown = {str(log): log.read_text(errors="replace") for log in logs.rglob("*") if log.is_file()}
+    shown["output"] = "".join(running.said)
+    for process in Path("/proc").iterdir():
+        for name in ("cmdline", "environ"):
+            with suppress(OSError):  # another user's, or it has ended
+                shown[str(process / name)] = (process / name).read_text(errors="replace")
+    own = f"/proc/{running.process.pid}/cmdline"
+    assert "cluster\0up" in shown[own]
+    assert any("/logs/worker-" in name for name in shown)
+    assert [(name, secret) for name, text in shown.items() for secret in secrets if secret in text] == []
+
+
 def test_down_ends_it(running: Running) -> None:
     assert running.cluster("down").returncode == 0
     assert running.process.wait(PATIENCE) == 0
@@ -162,9 +235,9 @@ def test_down_ends_it(running: Running) -> None:
 
 
 @pytest.mark.full
-def test_a_router_that_is_killed_breaks_its_own_answers_alone() -> None:
+def test_a_router_that_is_killed_breaks_its_own_answers_alone(tmp_path: Path) -> None:
     """Both serve on one port. Its requests are cancelled, and another router is started, which serves."""
-    with up("--routers", "2") as running, ThreadPoolExecutor(2) as clients:
+    with up(tmp_path, "--routers", "2") as running, ThreadPoolExecutor(2) as clients:
         base = running.url.removesuffix("/v1")
         whole = running.story(LONG)
 
@@ -196,6 +269,40 @@ def test_a_router_that_is_killed_breaks_its_own_answers_alone() -> None:
         assert str(killed) not in shown
         assert running.cluster("down").returncode == 0
         assert running.process.wait(PATIENCE) == 0
+
+
+HOSTS = """
+from ray.cluster_utils import Cluster
+
+node = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 100 * 10**6}
+hosts = Cluster(initialize_head=True, head_node_args={**node, "node_ip_address": "127.0.0.2"})
+hosts.add_node(**node, node_ip_address="127.0.0.3")
+print("Ray at", hosts.address, flush=True)
+input()
+hosts.shutdown()
+"""
+
+
+@pytest.mark.full
+def test_on_several_hosts_each_worker_listens_at_its_own_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two nodes of Ray with addresses of their own stand for two hosts."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "t" * 64)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", HOSTS], **pipes) as hosts:
+        try:
+            ray = next(line for line in hosts.stdout if line.startswith("Ray at")).split()[-1]
+            with up(tmp_path, "--address", ray) as running:
+                assert len(running.story(20)) == 20
+                found = [listening(one["process"]) for one in running.workers().values()]
+                addresses = [{host for host, port in each if mechanism_at((host, port))} for each in found]
+                assert sorted(addresses, key=str) == [{"127.0.0.2"}, {"127.0.0.3"}]
+                running.process.terminate()
+                running.process.wait(PATIENCE)
+        finally:
+            hosts.communicate("\n", PATIENCE)
 
 
 def test_kv_events_are_refused() -> None:

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from headwater.account import CacheAccount, Reason
 from headwater.cache.view import CacheStats
 from headwater.cluster.router import RoutedModel, Router, zero
+from headwater.cluster.sockets import PLAIN, Client, Server
 from headwater.cluster.wire import WorkerInfo
 from headwater.cluster.worker import Worker
 from headwater.engine.meter import Backlog, EngineStats
@@ -108,10 +109,16 @@ def kill(router: Router, name: str, worker: FakeWorker) -> None:
 class FakeWorker:
     """A worker over a formula engine. `kill` ends it without a word."""
 
-    def __init__(self, engine: FormulaEngine, fingerprint: str = "one", router_timeout: float = LONG) -> None:
+    def __init__(
+        self,
+        engine: FormulaEngine,
+        fingerprint: str = "one",
+        router_timeout: float = LONG,
+        server: Server = PLAIN,
+    ) -> None:
         self.engine = engine
         info = WorkerInfo(fingerprint, 1, "formula", 100_000, 4, 0, "", "", {"deterministic": "yes"})
-        self.worker = Worker(engine, info, uuid.uuid4().bytes, "tcp://127.0.0.1:*", router_timeout)
+        self.worker = Worker(engine, info, uuid.uuid4().bytes, "tcp://127.0.0.1:*", router_timeout, server)
         self.worker.start()
 
     def kill(self) -> None:
@@ -173,15 +180,15 @@ MODEL = RoutedModel("formula", SimpleNamespace(), None, {}, {}, SimpleNamespace(
 
 
 @contextmanager
-def cluster(heartbeat_timeout: float = LONG, **workers: FakeWorker) -> Iterator[Router]:
+def cluster(heartbeat_timeout: float = LONG, client: Client = PLAIN, **workers: FakeWorker) -> Iterator[Router]:
     """Yield a router over workers, all of which have joined."""
     with ExitStack() as stack:
-        router = Router(MODEL, b"k" * 32, patience=1.0, heartbeat_timeout=heartbeat_timeout)
+        router = Router(MODEL, b"k" * 32, patience=1.0, heartbeat_timeout=heartbeat_timeout, client=client)
         router.start()
         stack.callback(router.stop)
         for name, worker in workers.items():
             stack.callback(worker.engine.close)
             stack.callback(worker.worker.close)
-            router.join(name, worker.worker.address)
+            router.join(name, worker.worker.contact)
         until(lambda: len([*router._infos()]) == len(workers))
         yield router

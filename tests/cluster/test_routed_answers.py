@@ -93,7 +93,7 @@ def cluster(model, **fingerprints: str) -> Iterator[tuple[Router, dict[str, Real
         for name, fingerprint in fingerprints.items():
             workers[name] = RealWorker(model, fingerprint)
             stack.callback(workers[name].close)
-            router.join(name, workers[name].worker.address)
+            router.join(name, workers[name].worker.contact)
         until(lambda: len([*router._infos()]) == len(fingerprints))
         until(lambda: all(link._follower.picture.is_whole for link in router._links.values()))
         yield router, workers

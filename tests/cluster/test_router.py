@@ -99,7 +99,7 @@ def test_a_worker_whose_bits_differ_is_found_out() -> None:
     with cluster(a=a) as router:
         received = submit(router, asking(range(9), 200))
         received.wait_for(5)
-        router.join("b", b.worker.address)
+        router.join("b", b.worker.contact)
         until(lambda: len([*router._infos()]) == 2)
         kill(router, "a", a)
         received.wait()
@@ -130,7 +130,7 @@ def test_a_request_waits_for_a_worker() -> None:
     with cluster() as router:
         received = submit(router, asking([3, 4], 6))
         worker = FakeWorker(FormulaEngine())
-        router.join("late", worker.worker.address)
+        router.join("late", worker.worker.contact)
         assert received.wait().tokens == formula([3, 4], 6)
         kill(router, "late", worker)
         worker.engine.close()
@@ -313,7 +313,7 @@ def test_a_worker_that_joins_again_at_its_address_keeps_its_requests() -> None:
     with cluster(a=a) as router:
         received = submit(router, asking(range(9), 60))
         received.wait_for(3)
-        router.join("a", a.worker.address)
+        router.join("a", a.worker.contact)
         assert received.wait().tokens == formula(range(9), 60)
         assert router.counts["resumed"] == router.counts["moved"] == 0
     assert len(a.engine.seen) == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import signal
 import socket
 import sys
@@ -28,6 +27,7 @@ from headwater.setting import SettingError
 from headwater.table import Table
 
 if TYPE_CHECKING:
+    from headwater.cluster.curve import RouterKeys
     from headwater.cluster.ray_workers import RayWorkers
 
 POLLED = 0.5  # seconds between looks at the mailbox
@@ -134,18 +134,20 @@ def serve_until_stopped(config: ServeConfig, workers: int, routers: int, address
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # without requests there is nothing to drain
     announce(config)
     ray_workers = _ray_workers()
+    from headwater.cluster.curve import RouterKeys
     from headwater.server.http.process import check_tls, listener, url
     from headwater.server.observe.logs import configure_logging
 
     check_tls(config)
+    keys = RouterKeys.new()
     with listener(config) as sock:
         whole_folder(config.model)
         configure_logging(config.log_format)
-        key, cores = secrets.token_bytes(32), usable_cores()
-        router = OneRouter(config, key, rule) if routers == 1 else SeveralRouters(config, key, rule, routers, sock)
+        cores = usable_cores()
+        router = OneRouter(config, keys, rule) if routers == 1 else SeveralRouters(config, keys, rule, routers, sock)
         found = ray_workers.connect(address, cores)
         mailbox = ray_workers.new_mailbox()
-        running: RayWorkers = ray_workers.RayWorkers(config, workers, router.members, key, address, cores)
+        running: RayWorkers = ray_workers.RayWorkers(config, workers, router.members, keys.for_workers, address, cores)
         router.members.lost = running.lost
         ended = threading.Event()
         try:
@@ -176,12 +178,11 @@ def serve_until_stopped(config: ServeConfig, workers: int, routers: int, address
 class OneRouter:
     """The router, in this process."""
 
-    def __init__(self, config: ServeConfig, key: bytes, rule: str) -> None:
-        from headwater.cli.router_process import routed_model
-        from headwater.cluster.router import Router
+    def __init__(self, config: ServeConfig, keys: RouterKeys, rule: str) -> None:
+        from headwater.cli.router_process import router_of
 
         self._config = config
-        self.members = Router(routed_model(config), key, CHOICES[rule]())
+        self.members = router_of(config, keys, rule)
         self.start, self.stop = self.members.start, self.members.stop
 
     def serve(self, sock: socket.socket) -> bool:
@@ -196,12 +197,12 @@ class OneRouter:
 class SeveralRouters:
     """Several routers, each in a process of its own; this one waits for a signal."""
 
-    def __init__(self, config: ServeConfig, key: bytes, rule: str, routers: int, sock: socket.socket) -> None:
+    def __init__(self, config: ServeConfig, keys: RouterKeys, rule: str, routers: int, sock: socket.socket) -> None:
         from headwater.cli.router_process import run_router
         from headwater.cluster.router_processes import RouterProcesses
 
         self._seconds = config.drain
-        self.members = RouterProcesses(run_router, routers, sock, config, key, rule)
+        self.members = RouterProcesses(run_router, routers, sock, config, keys, rule)
         self.start = self.members.start
 
     def serve(self, sock: socket.socket) -> bool:

@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from headwater.cluster.choice import CHOICES
+from headwater.cluster.curve import CurveClient, RouterKeys
 from headwater.cluster.router import RoutedModel, Router
 from headwater.cluster.router_processes import Given
 from headwater.config import ServeConfig
@@ -35,11 +36,16 @@ def routed_model(config: ServeConfig) -> RoutedModel:
     return RoutedModel(name, texts.tokenizer, texts.chat_template, texts.special_tokens, texts.generation, spec)
 
 
+def router_of(config: ServeConfig, keys: RouterKeys, rule: str) -> Router:
+    """Return a router of a cluster with these keys."""
+    return Router(routed_model(config), keys.digests, CHOICES[rule](), client=CurveClient(keys.pair))
+
+
 def run_router(given: Given, pipe: Connection) -> None:
     """Route until a signal comes, or the other end of the pipe is closed."""
     config = given.config
     configure_logging(config.log_format)
-    router = Router(routed_model(config), given.key, CHOICES[given.rule]())
+    router = router_of(config, given.keys, given.rule)
     sending = threading.Lock()
 
     def send(kind: str, what: Any) -> None:

@@ -13,7 +13,7 @@ import zmq
 
 from headwater.cluster.messages import END, NUMBER_BYTES, SNAPSHOT, Message, MessageError
 from headwater.cluster.picture import Picture
-from headwater.cluster.sockets import opened
+from headwater.cluster.sockets import Connect, connect_plain, opened
 
 ANSWER_TIME = 5.0  # seconds for an answer of the worker to go on
 
@@ -21,15 +21,22 @@ ANSWER_TIME = 5.0  # seconds for an answer of the worker to go on
 class Follower:
     """Picture of one worker's cache, as of its last message. All methods are for one thread."""
 
-    def __init__(self, live: str, replay: str, topic: str = "", answer_time: float = ANSWER_TIME) -> None:
+    def __init__(
+        self,
+        live: str,
+        replay: str,
+        topic: str = "",
+        answer_time: float = ANSWER_TIME,
+        connect: Connect = connect_plain,
+    ) -> None:
         """Connect to a worker's addresses."""
         self.picture = Picture()
         self.heard = time.monotonic()  # time of the last message: a worker that is idle sends one a second
         self.snapshots = self.replays = 0
-        self._replay_address, self._answer_time = replay, answer_time
+        self._replay_address, self._answer_time, self._connect = replay, answer_time, connect
         self._live = opened(zmq.SUB)  # its queue has no limit: the worker drops messages for slow readers
         self._live.subscribe(topic)
-        self._live.connect(live)
+        connect(self._live, live)
 
     def follow(self, seconds: float) -> None:
         """Apply messages for `seconds`."""
@@ -88,7 +95,7 @@ class Follower:
         try:
             socket.linger = 0
             socket.rcvhwm = 0
-            socket.connect(self._replay_address)
+            self._connect(socket, self._replay_address)
             socket.send_multipart((b"", request))
             while True:
                 if not socket.poll(int(self._answer_time * 1000)):

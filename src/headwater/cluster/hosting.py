@@ -6,10 +6,13 @@ import os
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from headwater.cluster.curve import CurveServer, KeyPair, WorkerKeys
 from headwater.cluster.publishing import Publishing
+from headwater.cluster.sockets import Contact
 from headwater.cluster.wire import WorkerInfo
 from headwater.cluster.worker import Worker
 from headwater.config import ServeConfig
@@ -39,34 +42,35 @@ def info_of(engine: Engine, fingerprint: str, max_running: int, addresses: tuple
 class Host:
     """A worker with an engine of its own, from its settings to its end."""
 
-    def __init__(self, config: ServeConfig, key: bytes, host: str) -> None:
-        """Load the model and listen on any ports of an address. Raises CheckpointError, ConfigError or ZMQError.
+    def __init__(self, config: ServeConfig, keys: WorkerKeys, own_address: Callable[[], str]) -> None:
+        """Load the model and listen on any ports of this host's own address.
 
-        `key`: secret key of the KV events.
+        Raises CheckpointError, ConfigError or ZMQError.
         """
         from headwater.engine.engine import Engine  # needs torch, which no other part of a cluster does
         from headwater.engine.fingerprint import fingerprint, probe
 
         configure_logging(config.log_format)
-        anywhere = f"tcp://{host}:*"
+        anywhere = f"tcp://{own_address()}:*"
         config = replace(
             config, kv_events=config.cache, kv_events_endpoint=anywhere, kv_events_replay_endpoint=anywhere
         )
-        self._publishing = Publishing(config, key) if config.cache else None
+        server = CurveServer(KeyPair.new(), [keys.router])
+        self._publishing = Publishing(config, keys.digests, server) if config.cache else None
         self._engine = engine = Engine.load(config)
         own = fingerprint(engine.loaded, engine.loaded.path, engine.check.mode, probe(engine.loaded))
         addresses = self._publishing.addresses if self._publishing else ("", "")
         if self._publishing is not None:
             engine.stepped = self._publishing.start(engine.scheduler.cache)
         info = info_of(engine, own.digest, config.max_running, addresses)
-        self._worker = Worker(engine, info, uuid.uuid4().bytes, anywhere)
+        self._worker = Worker(engine, info, uuid.uuid4().bytes, anywhere, server=server)
         self._ended = threading.Event()
         engine.start()
         self._worker.start()
 
-    def address(self) -> str:
-        """Return the address of its socket."""
-        return self._worker.address
+    def contact(self) -> Contact:
+        """Return the address of its socket, and its public key."""
+        return self._worker.contact
 
     def wait(self) -> None:
         """Return when it was stopped."""

@@ -12,7 +12,7 @@ import zmq
 
 from headwater.cluster.choice import Candidate
 from headwater.cluster.follower import Follower
-from headwater.cluster.sockets import opened
+from headwater.cluster.sockets import Client, Contact, opened
 from headwater.cluster.wire import (
     Batch,
     FromWorker,
@@ -61,11 +61,12 @@ class Routed:
 class Link:
     """One worker, as a router knows it. All methods are for the router's thread."""
 
-    def __init__(self, name: str, address: str, identity: bytes) -> None:
-        self.name, self.address = name, address
+    def __init__(self, name: str, contact: Contact, identity: bytes, client: Client) -> None:
+        self.name, self.contact = name, contact
+        self._connect = client.to(contact.key)
         self.socket = opened(zmq.DEALER)
         self.socket.setsockopt(zmq.IDENTITY, identity)
-        self.socket.connect(address)
+        self._connect(self.socket, contact.address)
         self.heard = time.monotonic()
         self.incarnation: bytes | None = None
         self.info: WorkerInfo | None = None
@@ -118,7 +119,7 @@ class Link:
     def _follow(self, info: WorkerInfo) -> None:
         """Keep a picture of its cache, on a thread: a snapshot may take long."""
         if self._follower is None and info.live:
-            self._follower = Follower(info.live, info.replay)
+            self._follower = Follower(info.live, info.replay, connect=self._connect)
             threading.Thread(target=self._run, args=(self._follower,), name="headwater-follower", daemon=True).start()
 
     def _run(self, follower: Follower) -> None:

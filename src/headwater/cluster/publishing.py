@@ -13,14 +13,12 @@ from headwater.cache_folder import own_folder
 from headwater.cluster.digests import Digests
 from headwater.cluster.ledger import Ledger, PlainTokens, Tokens
 from headwater.cluster.publisher import Publisher
-from headwater.cluster.sockets import Sockets
+from headwater.cluster.sockets import PLAIN, Server, Sockets
 from headwater.cluster.stream import EventStream
 from headwater.config import ServeConfig
 from headwater.errors import ConfigError
 from headwater.setting import SettingError
 from headwater.tiers.names import read_key
-
-LOCAL = ("tcp://127.", "tcp://localhost:", "tcp://[::1]:", "ipc://")
 
 log = logging.getLogger("headwater.events")
 
@@ -28,19 +26,18 @@ log = logging.getLogger("headwater.events")
 class Publishing:
     """Sockets and key of the settings, and from `start` on, a publisher."""
 
-    def __init__(self, config: ServeConfig, key: bytes | None = None) -> None:
+    def __init__(self, config: ServeConfig, key: bytes | None = None, server: Server = PLAIN) -> None:
         """Bind the sockets, and read the key if it is not given. Raises SettingError."""
-        self._config, self._key = config, key or _key_of(config)
-        self._sockets = _bound(config)
+        self._config, self._key, self._server = config, key or _key_of(config), server
+        self._sockets = _bound(config, server)
         self.addresses = self._sockets.addresses
         self._publisher: Publisher | None = None
 
     def start(self, cache: PrefixCache) -> Callable[[], None]:
         """Publish what a cache holds, and then its changes: at each call of the function that is returned."""
         config, layout = self._config, cache.layout
-        for address in self.addresses:
-            if not address.startswith(LOCAL):
-                log.warning("KV events are readable by all who can connect to %s: they are not encrypted", address)
+        for address in self._server.exposed(self.addresses):
+            log.warning("KV events are readable by all who can connect to %s: they are not encrypted", address)
         tokens = PlainTokens(layout.unit_bytes) if config.kv_events_tokens else Tokens()
         ledger = Ledger(layout, Digests(self._key, layout.unit_bytes), tokens)
         stream = EventStream(ledger, uuid.uuid4().bytes)
@@ -62,9 +59,9 @@ def _key_of(config: ServeConfig) -> bytes:
         raise SettingError("kv_events_key", repr(str(config.kv_events_key or "")), f"but {error}") from error
 
 
-def _bound(config: ServeConfig) -> Sockets:
+def _bound(config: ServeConfig, server: Server) -> Sockets:
     try:
-        return Sockets(config.kv_events_endpoint, config.kv_events_replay_endpoint)
+        return Sockets(config.kv_events_endpoint, config.kv_events_replay_endpoint, server)
     except zmq.ZMQError as error:
         shown = f"'{config.kv_events_endpoint}', and kv_events_replay_endpoint '{config.kv_events_replay_endpoint}'"
         raise SettingError("kv_events_endpoint", shown, f"which cannot both be bound: {error}") from error

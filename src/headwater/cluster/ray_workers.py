@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from typing import Any, Protocol
 
@@ -21,7 +22,9 @@ os.environ.setdefault("RAY_AUTH_MODE", "token")  # as Ray does from 2.61 on; it 
 import ray
 from ray.exceptions import RayError
 
+from headwater.cluster.curve import WorkerKeys
 from headwater.cluster.hosting import Host
+from headwater.cluster.sockets import Contact
 from headwater.config import ServeConfig
 from headwater.errors import ConfigError
 from headwater.setting import show_bytes
@@ -42,7 +45,7 @@ log = logging.getLogger("headwater.cluster")
 class Membership(Protocol):
     """Router, as far as workers need it."""
 
-    def join(self, name: str, address: str) -> None: ...
+    def join(self, name: str, contact: Contact) -> None: ...
 
     def drain(self, name: str) -> None: ...
 
@@ -57,7 +60,7 @@ class Started:
 
     name: str
     actor: Any
-    address: Any  # of its socket, once it is there
+    contact: Any  # of its socket, once it is there
     ended: Any = None  # a result that is there when it has stopped
     draining: bool = False
     stopping: Any = None
@@ -89,10 +92,9 @@ def _check_open(address: str) -> None:
 
 
 def own_address(address: str | None) -> str:
-    """Return the address to which this host's workers bind: loopback in a cluster of one machine."""
+    """Return the address that a worker binds to: its host's, or loopback in a cluster of one machine."""
     if address is None:
         return "127.0.0.1"
-    log.warning("messages between hosts are not encrypted: whoever is on their network can read them")
     return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
 
@@ -145,14 +147,14 @@ class RayWorkers:
     """As many workers as are wanted: those that end are started again."""
 
     def __init__(
-        self, config: ServeConfig, wanted: int, router: Membership, key: bytes, address: str | None, cores: int
+        self, config: ServeConfig, wanted: int, router: Membership, keys: WorkerKeys, address: str | None, cores: int
     ) -> None:
         """`config`: of the whole host, whose memory and cores the workers share. `address`: of Ray; None: its own."""
         self.wanted = wanted
         self._threads = max(1, cores // wanted)
         self._cpus = 0 if address is None else self._threads  # a machine of its own may have more workers than cores
         self._config = replace(config, memory=config.memory // wanted, threads=self._threads)
-        self._router, self._key, self._host = router, key, own_address(address)
+        self._router, self._keys, self._own_address = router, keys, partial(own_address, address)
         self._started: dict[str, Started] = {}
         self._lost: deque[str] = deque()
         self._names = (f"w{number}" for number in count())
@@ -243,7 +245,7 @@ class RayWorkers:
         if since >= SOON:
             one.lost = now
         if since >= SOON or since < AT_ONCE:
-            self._router.join(name, ray.get(one.address))
+            self._router.join(name, ray.get(one.contact))
         else:
             del self._started[name]
             ray.kill(one.actor, no_restart=True)
@@ -254,9 +256,9 @@ class RayWorkers:
         hosts: Any = ray.remote(Host)
         options = {"num_cpus": self._cpus, "max_restarts": 0, "max_concurrency": 4}
         actor = hosts.options(**options, runtime_env={"env_vars": variables}).remote(
-            self._config, self._key, self._host
+            self._config, self._keys, self._own_address
         )
-        self._started[name] = Started(name, actor, actor.address.remote())
+        self._started[name] = Started(name, actor, actor.contact.remote())
 
     def _look(self, one: Started) -> None:
         """Note what became of a worker since the last look."""
@@ -271,10 +273,10 @@ class RayWorkers:
             one.stopping = one.actor.stop.remote(self._config.drain)
 
     def _look_whether_it_loaded(self, one: Started) -> None:
-        if not ray.wait([one.address], timeout=0)[0]:
+        if not ray.wait([one.contact], timeout=0)[0]:
             return
         try:
-            address = ray.get(one.address)
+            contact = ray.get(one.contact)
         except RayError as error:
             del self._started[one.name]
             self._failures += 1
@@ -284,7 +286,7 @@ class RayWorkers:
             return
         self._failures = 0
         one.ended = one.actor.wait.remote()
-        self._router.join(one.name, address)
+        self._router.join(one.name, contact)
 
     def _drain(self, one: Started) -> None:
         one.draining = True

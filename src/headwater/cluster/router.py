@@ -28,7 +28,7 @@ from headwater.cache.view import CacheStats, CacheView
 from headwater.cluster.choice import Choice, LeastCost
 from headwater.cluster.digests import Digests
 from headwater.cluster.link import Link, Routed
-from headwater.cluster.sockets import Waker
+from headwater.cluster.sockets import PLAIN, Client, Contact, Waker
 from headwater.cluster.wire import (
     Cancel,
     FailedMessage,
@@ -86,8 +86,12 @@ class Router:
         choice: Choice | None = None,
         patience: float = PATIENCE,
         heartbeat_timeout: float = HEARTBEAT_TIMEOUT,
+        client: Client = PLAIN,
     ) -> None:
-        """`key`: secret key of the workers' KV events; the others in seconds, see PATIENCE and HEARTBEAT_TIMEOUT."""
+        """`key`: secret key of the block hashes in KV events. `client`: security of its sockets.
+
+        The others are in seconds, see PATIENCE and HEARTBEAT_TIMEOUT.
+        """
         self.model_name, self.tokenizer, self.chat_template = model.name, model.tokenizer, model.chat_template
         self.special_tokens, self.generation_defaults, self.spec = model.special_tokens, model.generation, model.spec
         self.counts: Counter[str] = Counter()  # requests by what became of them
@@ -97,6 +101,7 @@ class Router:
             patience,
             heartbeat_timeout,
         )
+        self._client = client
         self._identity = uuid.uuid4().bytes
         self._links: dict[str, Link] = {}  # by name
         self._requests: dict[int, Routed] = {}  # open ones
@@ -126,9 +131,9 @@ class Router:
         """Refuse requests from now on with EngineStopped; earlier ones run to their ends."""
         self._refusing = True
 
-    def join(self, name: str, address: str) -> None:
+    def join(self, name: str, contact: Contact) -> None:
         """Take a worker in; it gets requests once it has shown its info."""
-        self._do(lambda: self._join(name, address))
+        self._do(lambda: self._join(name, contact))
 
     def drain(self, name: str) -> None:
         """Give a worker no more requests; those that it has run to their ends."""
@@ -252,12 +257,12 @@ class Router:
 
     # -- workers
 
-    def _join(self, name: str, address: str) -> None:
+    def _join(self, name: str, contact: Contact) -> None:
         if name in self._links:
-            if self._links[name].address == address:
+            if self._links[name].contact == contact:
                 return
             self._remove(name, "was started again")
-        self._links[name] = link = Link(name, address, self._identity)
+        self._links[name] = link = Link(name, contact, self._identity, self._client)
         link.send(Ping(is_first=True))
 
     def _drain(self, name: str) -> None:

@@ -18,6 +18,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import DupFd
 from typing import Any
 
+from headwater.cluster.curve import RouterKeys
+from headwater.cluster.sockets import Contact
 from headwater.config import ServeConfig
 
 LOOKED = 0.05  # seconds between looks at the routers
@@ -32,7 +34,7 @@ class Given:
     """Arguments of a router's process."""
 
     config: ServeConfig
-    key: bytes
+    keys: RouterKeys
     rule: str
     family: int
     listening: Any  # the socket's descriptor, as a child process is given it
@@ -60,14 +62,14 @@ class RouterProcesses:
         wanted: int,
         sock: socket.socket,
         config: ServeConfig,
-        key: bytes,
+        keys: RouterKeys,
         rule: str,
     ) -> None:
         """`routes` is what each process runs; `sock` is bound, and listens."""
         self._routes, self._wanted, self._sock = routes, wanted, sock
-        self._config, self._key, self._rule = config, key, rule
+        self._config, self._keys, self._rule = config, keys, rule
         self._children: list[Child] = []
-        self._addresses: dict[str, str] = {}  # of workers
+        self._contacts: dict[str, Contact] = {}  # of workers
         self._draining: set[str] = set()
         self._lock = threading.RLock()
         self._stopping = threading.Event()
@@ -96,10 +98,10 @@ class RouterProcesses:
 
     # -- workers
 
-    def join(self, name: str, address: str) -> None:
+    def join(self, name: str, contact: Contact) -> None:
         """Let every router know a worker; one that knows it already does nothing."""
-        self._addresses[name] = address
-        self._tell("join", name, address)
+        self._contacts[name] = contact
+        self._tell("join", name, contact)
 
     def drain(self, name: str) -> None:
         """Let no router give a worker more requests."""
@@ -108,7 +110,7 @@ class RouterProcesses:
 
     def leave(self, name: str) -> None:
         """Let every router forget a worker."""
-        self._addresses.pop(name, None)
+        self._contacts.pop(name, None)
         self._draining.discard(name)
         self._tell("leave", name)
 
@@ -155,7 +157,7 @@ class RouterProcesses:
 
     # -- processes
 
-    def _tell(self, *command: str) -> None:
+    def _tell(self, *command: object) -> None:
         with self._lock:
             for child in self._children:
                 with suppress(OSError):  # it has ended, and the next one is told everything
@@ -164,12 +166,12 @@ class RouterProcesses:
     def _started(self) -> Child:
         ours, theirs = multiprocessing.get_context("spawn").Pipe()
         context = multiprocessing.get_context("spawn")
-        given = Given(self._config, self._key, self._rule, self._sock.family, _Descriptor(self._sock.fileno()))
+        given = Given(self._config, self._keys, self._rule, self._sock.family, _Descriptor(self._sock.fileno()))
         process = context.Process(target=self._routes, args=(given, theirs), name="headwater-router")
         process.start()
         theirs.close()
-        for name, address in self._addresses.items():
-            ours.send(("join", name, address))
+        for name, contact in self._contacts.items():
+            ours.send(("join", name, contact))
         for name in self._draining:
             ours.send(("drain", name))
         return Child(process, ours)

@@ -1,9 +1,12 @@
-"""ZeroMQ sockets of a publisher, and of its readers."""
+"""ZeroMQ sockets of workers, publishers and their readers, and their security: none here, CURVE in `curve.py`."""
 
 from __future__ import annotations
 
 import socket as sockets
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
 
 import zmq
 
@@ -11,6 +14,62 @@ from headwater.cluster.stream import KEPT_MESSAGES
 
 LIVE_QUEUE = 10_000  # messages that wait for one subscriber; further ones are dropped for it
 ANSWERS_QUEUE = KEPT_MESSAGES + 1_000  # messages that wait for one reader of a replay or a snapshot
+
+LOCAL = ("tcp://127.", "tcp://localhost:", "tcp://[::1]:", "ipc://")
+
+Connect = Callable[[zmq.Socket[bytes], str], None]  # connects a socket to an address
+
+
+@dataclass(frozen=True)
+class Contact:
+    """Address of a worker, and the public key of its sockets: empty without CURVE."""
+
+    address: str
+    key: bytes
+
+
+class Server(Protocol):
+    """Security of sockets that bind."""
+
+    @property
+    def public(self) -> bytes:
+        """The public key."""
+
+    def bind(self, socket: zmq.Socket[bytes], address: str) -> None:
+        """Bind a socket. Raises zmq.ZMQError."""
+
+    def exposed(self, addresses: Iterable[str]) -> list[str]:
+        """Return the addresses at which anyone on the network can read."""
+
+
+class Client(Protocol):
+    """Security of sockets that connect."""
+
+    def to(self, key: bytes) -> Connect:
+        """Return a function that connects a socket to a server with this public key."""
+
+
+class Plain:
+    """Sockets without encryption: those of a publisher whose readers have no keys."""
+
+    public = b""
+
+    def bind(self, socket: zmq.Socket[bytes], address: str) -> None:
+        socket.bind(address)
+
+    def exposed(self, addresses: Iterable[str]) -> list[str]:
+        return [address for address in addresses if not address.startswith(LOCAL)]
+
+    def to(self, key: bytes) -> Connect:
+        return connect_plain
+
+
+PLAIN = Plain()
+
+
+def connect_plain(socket: zmq.Socket[bytes], address: str) -> None:
+    """Connect a socket without encryption."""
+    socket.connect(address)
 
 
 def opened(kind: int, sends: int = 0, receives: int = 0) -> zmq.Socket[bytes]:
@@ -52,12 +111,12 @@ class Waker:
 class Sockets:
     """The two bound sockets of a publisher."""
 
-    def __init__(self, live: str, replay: str) -> None:
+    def __init__(self, live: str, replay: str, server: Server = PLAIN) -> None:
         """Bind to addresses such as tcp://127.0.0.1:5557; port * is any free one. Raises zmq.ZMQError."""
         self.live, self.replay = opened(zmq.PUB, LIVE_QUEUE), opened(zmq.ROUTER, ANSWERS_QUEUE)
         try:
-            self.live.bind(live)
-            self.replay.bind(replay)
+            server.bind(self.live, live)
+            server.bind(self.replay, replay)
         except zmq.ZMQError:
             self.close()
             raise

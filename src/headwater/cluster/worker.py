@@ -16,7 +16,7 @@ from typing import Protocol
 
 import zmq
 
-from headwater.cluster.sockets import Waker, opened
+from headwater.cluster.sockets import PLAIN, Contact, Server, Waker, opened
 from headwater.cluster.wire import (
     Answered,
     Batch,
@@ -77,21 +77,23 @@ class Worker:
         incarnation: bytes,
         address: str,
         router_timeout: float = ROUTER_TIMEOUT,
+        server: Server = PLAIN,
     ) -> None:
         """Bind to an address such as tcp://127.0.0.1:*. Raises zmq.ZMQError.
 
-        `router_timeout`: seconds of silence after which a router's requests are cancelled.
+        `router_timeout`: seconds of silence after which a router's requests are cancelled. `server`: security of its
+        socket.
         """
         self._engine, self._info, self._incarnation = engine, info, incarnation
         self._router_timeout = router_timeout
         self._socket = opened(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a router that connects again is the same router
         try:
-            self._socket.bind(address)
+            server.bind(self._socket, address)
         except zmq.ZMQError:
             self._socket.close()
             raise
-        self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        self.contact = Contact(self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0"), server.public)
         self._heard: dict[bytes, float] = {}  # routers, and when each was heard last
         self._tasks: dict[Task, int | None] = {}  # the engine's ids of open requests; None: it is being submitted
         self._lock = threading.Lock()  # of `_tasks`
