@@ -17,7 +17,7 @@ ROW = [
     "ideal_hit_rate", "stranded_tokens", "flops_saved", "flops_saved_share", "checkpoints_taken", "checkpoints_hit",
     "evictions", "misses_by_reason", "ttft_ms", "queue_depth", "alpha", "seconds", "peak_rss_mb", "segments",
     "speculation", "tpot_ms", "accepted_drafts", "rejected_drafts", "tier", "loaded_tokens",
-    "tier_peak_bytes", "tier_written_bytes",
+    "tier_peak_bytes", "tier_written_bytes", "cluster",
 ]  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from headwater.cluster.choice import Candidate, LeastCost, LeastLoaded, RoundRobin
+from headwater.cluster.choice import Candidate, LeastCost, LeastLoaded, Prompt, RoundRobin
 from headwater.cluster.router import HEARTBEAT_TIMEOUT, NoWorker
 from headwater.cluster.wire import Batch, FailedMessage, Submit, WireError, answer_of, encode, for_worker, from_worker
 from headwater.cluster.worker import ROUTER_TIMEOUT
@@ -298,14 +298,14 @@ def candidate(reusable: int = 0, running: int = 0, queued: int = 0, speed: float
     ],
 )
 def test_a_request_goes_where_its_first_token_comes_soonest(candidates: list[Candidate], chosen: int) -> None:
-    assert LeastCost().choose(1000, candidates) == chosen
+    assert LeastCost().choose(Prompt(1000), candidates) == chosen
 
 
 def test_equal_workers_have_turns() -> None:
     rule = LeastCost()
-    assert {rule.choose(10, [candidate()] * 3) for _ in range(6)} == {0, 1, 2}
-    assert [RoundRobin().choose(10, [candidate()] * 2)] == [0]
-    assert LeastLoaded().choose(10, [candidate(running=3), candidate(running=1)]) == 1
+    assert {rule.choose(Prompt(10), [candidate()] * 3) for _ in range(6)} == {0, 1, 2}
+    assert [RoundRobin().choose(Prompt(10), [candidate()] * 2)] == [0]
+    assert LeastLoaded().choose(Prompt(10), [candidate(running=3), candidate(running=1)]) == 1
 
 
 def test_a_worker_that_joins_again_at_its_address_keeps_its_requests() -> None:

@@ -19,7 +19,7 @@ from headwater.cli.common import commands, show
 from headwater.cli.download import whole_folder
 from headwater.cli.serve import EPILOG, GroupedCommand, announce, make_server, say, with_options
 from headwater.cli.settings import effective
-from headwater.cluster.choice import CHOICES
+from headwater.cluster.rivals import CHOICES
 from headwater.config import SETTINGS, ServeConfig
 from headwater.errors import ConfigError
 from headwater.machine import usable_cores

@@ -16,15 +16,17 @@ from headwater.cache.eviction import make_eviction
 from headwater.cache.placement import make_placement
 from headwater.cache_folder import write_whole
 from headwater.cli import common
+from headwater.cli.cluster_tables import cluster_tables
 from headwater.cli.profile import profile_for
 from headwater.errors import ConfigError
 from headwater.journal import Journal
 from headwater.lab.cost import StepCost, load_device
-from headwater.lab.replay import NewArrivals, run_grid
+from headwater.lab.replay import NewArrivals, Run, run_grid
+from headwater.lab.replay import replay as one_server
 from headwater.lab.report import write_report
 from headwater.lab.row import Result, Row
 from headwater.lab.serving import Engine, check_clock
-from headwater.lab.setup import OFF, Setup, system
+from headwater.lab.setup import OFF, Cluster, Setup, system
 from headwater.lab.speculation import OFF as OFF_DRAFTS
 from headwater.lab.speculation import Law
 from headwater.lab.tiers import OFF as OFF_TIER
@@ -78,6 +80,11 @@ def replay(
         str, Option(help="With --serve: off, or DRAFTS@CHANCE, like 4@0.7, 4@0.7/slots or 4@0.7/mtp; with commas.")
     ] = OFF_DRAFTS,
     tier: Annotated[str, Option(help=f"With --serve: off, or {TIER_SPELLED}; with commas.")] = OFF_TIER,
+    workers: Annotated[
+        int | None, Option(min=1, help="With --serve: simulated workers behind a router, each with --memory.")
+    ] = None,
+    router: Annotated[str, Option(help="With --workers: rules of the router, with commas.")] = "least_cost",
+    event_delay: Annotated[float, Option(min=0, help="Seconds until the router knows of a cache's changes.")] = 0.0,
     arrival: common.Arrival = None,
     limit: common.Limit = None,
     data: common.Data = None,
@@ -113,11 +120,14 @@ def replay(
         raise ConfigError(f"--tier {tier} needs --serve: without a clock nothing is read")
     if serve is None and any(laws):
         raise ConfigError(f"--speculation {speculation} needs --serve: without a clock a draft saves nothing")
+    if serve is None and workers is not None:
+        raise ConfigError(f"--workers {workers} needs --serve: without a clock no router has anything to choose by")
+    clusters = _clusters(workers, router, event_delay)
     base = replace(base, running=max_running)
     setups = [
-        replace(base, memory=size, pool=kind, speculation=law, tier=store, **policy, **what)
-        for size, kind, policy, what, law, store in product(
-            common.choices(memory, parse_bytes), pools, policies, reuses, laws, tiers
+        replace(base, memory=size, pool=kind, speculation=law, tier=store, cluster=cluster, **policy, **what)
+        for size, kind, policy, what, law, store, cluster in product(
+            common.choices(memory, parse_bytes), pools, policies, reuses, laws, tiers, clusters
         )
     ]
     cost = None if serve is None else StepCost(base.profile, load_device(serve))
@@ -140,23 +150,46 @@ def _run(
     found: Trace, setups: list[Setup], arrivals: NewArrivals, engine: Engine | None, jobs: int, outputs: Outputs
 ) -> None:
     """Run the setups; print and write what is done, even if the run is interrupted. Rows of an earlier run are kept."""
-    kept, journal = _kept(), outputs.journal
+    kept, journal, run = _kept(), outputs.journal, _replay_of(setups)
     results = {n: kept.validate_python(journal[str(n)]) for n in range(len(setups)) if str(n) in journal}
     todo = [number for number in range(len(setups)) if number not in results]
     if results:
         common.progress_console.print(f"{len(results)} rows are those of an earlier run", highlight=False)
     try:
         with common.progress("replaying", len(todo)) as advance:
-            for number, result in run_grid(found, [setups[number] for number in todo], arrivals, engine, jobs):
+            for number, result in run_grid(found, [setups[number] for number in todo], arrivals, engine, jobs, run):
                 results[todo[number]] = result
                 journal.add(str(todo[number]), kept.dump_python(outputs.needed(result), mode="json"))
                 advance()
     finally:
         done = [results[number] for number in sorted(results)]
         if done:
-            common.show(results_table(found, setups[0].profile, done))
+            common.show(results_table(found, setups[0].profile, done), *cluster_tables(done))
             outputs.write(done)
     journal.end()
+
+
+def _clusters(workers: int | None, router: str, event_delay: float) -> list[Cluster | None]:
+    """Return a cluster for each rule of the router; [None] without workers. Raises ConfigError for an unknown rule."""
+    if workers is None:
+        return [None]
+    try:
+        from headwater.cluster.rivals import make_choice
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{error.name} is not installed: pip install 'headwater[cluster]'") from error
+    rules = common.choices(router, str)
+    for rule in rules:
+        make_choice(rule)
+    return [Cluster(workers, rule, event_delay) for rule in rules]
+
+
+def _replay_of(setups: list[Setup]) -> Run:
+    """Return the function that replays one of these setups."""
+    if setups[0].cluster is None:
+        return one_server
+    from headwater.cluster.simulation import simulate
+
+    return simulate
 
 
 def _kept() -> TypeAdapter[Result]:
@@ -288,6 +321,7 @@ LABELS = (
     Column("reuse", lambda row: row.reuse, _of_segments),
     Column("tier", lambda row: row.tier, lambda rows: any(row.tier != OFF_TIER for row in rows)),
     Column("drafts", lambda row: row.speculation, lambda rows: any(row.speculation != OFF_DRAFTS for row in rows)),
+    Column("router", lambda row: row.cluster.router if row.cluster else "", lambda rows: rows[0].cluster is not None),
 )
 FIGURES = (
     Column("hits", lambda row: f"{row.token_hit_rate:.1%}"),

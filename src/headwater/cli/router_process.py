@@ -11,8 +11,8 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
-from headwater.cluster.choice import CHOICES
 from headwater.cluster.curve import CurveClient, RouterKeys
+from headwater.cluster.rivals import CHOICES
 from headwater.cluster.router import RoutedModel, Router
 from headwater.cluster.router_processes import Given
 from headwater.config import ServeConfig

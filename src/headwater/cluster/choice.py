@@ -1,17 +1,57 @@
 """Choice of the worker that a request goes to.
 
-`LeastCost` is Headwater's; the others are what people compare it with: turns, and the fewest requests.
+`LeastCost` is Headwater's; turns and the fewest requests are the simplest others. `rivals.py` has those of other
+projects, and the table of all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import count
-from typing import Protocol
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from headwater.engine.meter import Backlog
 
 TOKEN_SECONDS = 1e-3  # of a prompt, until a worker has measured it
-TIE = 0.02  # of the least cost, within which load decides
+TIE = 0.1  # of the least cost, within which other things decide
+UNLIKE = 2.0  # ratio of measured speeds from which workers are taken to differ
+MOST_HELD = 0.95  # share of the memory that requests are counted with at most
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prompt:
+    """A request's prompt, as a choice sees it."""
+
+    tokens: int
+    blocks: Sequence[int] = ()  # digests of its full blocks, each of which covers the ones before it
+    block_tokens: int = 64
+    session: str = ""  # of its client; "": not known
+
+    def shared(self, other: Prompt) -> int:
+        """Return the leading tokens of whole blocks that both have, without this one's last token."""
+        low, high = 0, min(len(self.blocks), len(other.blocks), max(0, self.tokens - 1) // self.block_tokens)
+        if not high or self.blocks[0] != other.blocks[0]:
+            return 0
+        while low < high:  # equal digests have equal blocks before them
+            middle = (low + high + 1) // 2
+            if self.blocks[middle - 1] == other.blocks[middle - 1]:
+                low = middle
+            else:
+                high = middle - 1
+        return low * self.block_tokens
+
+
+class Found(NamedTuple):
+    """Leading tokens of a prompt in a cache."""
+
+    cached: int  # whose KV is there
+    resumable: int  # of them, those before the deepest position with all states
+
+
+NOTHING = Found(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,65 +65,171 @@ class Candidate:
     request_seconds: float  # mean, from submission to end
     max_running: int
     reusable: int  # leading tokens of the request's prompt that it has states and KV for
+    cached: int = 0  # leading tokens that it has KV for
+    underway: int = 0  # leading tokens that earlier requests of this router are computing there
+    memory_held: float = 0.0  # share of its memory that requests hold
+    name: str = ""
 
     @property
     def load(self) -> int:
         """Number of requests that it has."""
         return self.running + self.waiting
 
+    def uncached(self, prompt: Prompt) -> int:
+        """Return the tokens of a prompt that it has to compute."""
+        return prompt.tokens - max(self.reusable, self.underway)
 
-class Choice(Protocol):
+
+@dataclass(slots=True)
+class Outstanding:
+    """A request that a router has sent to a worker, until its end."""
+
+    prompt: Prompt
+    uncached: int  # tokens that its worker is thought to compute
+    has_begun: bool = False  # the first token has come
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A worker, as a router knows it: by its last report, and by what this router has sent since."""
+
+    name: str
+    max_running: int
+    backlog: Backlog
+    open: Collection[Outstanding]
+
+    def candidate(self, prompt: Prompt, found: Found) -> Candidate:
+        """Return the worker as a choice for a prompt sees it, of which it has `found`.
+
+        Prompts of this router's own requests are known better here: what others sent is the rest.
+        """
+        backlog, number = self.backlog, len(self.open)
+        computed = [one for one in self.open if not one.has_begun]
+        held = max(backlog.held_tokens, sum(one.prompt.tokens for one in self.open))
+        return Candidate(
+            running=max(backlog.running, min(number, self.max_running)),
+            waiting=max(backlog.waiting, number - self.max_running),
+            queued_tokens=max(backlog.queued_tokens, sum(one.uncached for one in computed)),
+            token_seconds=backlog.token_seconds,
+            request_seconds=backlog.request_seconds,
+            max_running=self.max_running,
+            reusable=found.resumable,
+            cached=found.cached,
+            underway=max((prompt.shared(one.prompt) for one in computed), default=0),
+            memory_held=min(1.0, held / backlog.memory_tokens) if backlog.memory_tokens else 0.0,
+            name=self.name,
+        )
+
+
+def preferred(names: Iterable[str], key: object) -> str:
+    """Return the name that a key prefers, by rendezvous hashing (Thaler and Ravishankar, 1998).
+
+    Without that name, the key goes to its next one, and no other key moves.
+    """
+    return max(names, key=lambda name: hashlib.blake2b(f"{name} {key}".encode(), digest_size=8).digest())
+
+
+class Choice:
     """Rule of a router."""
 
-    def choose(self, tokens: int, candidates: Sequence[Candidate]) -> int:
-        """Return the index of the worker for a prompt of `tokens` tokens."""
+    def choose(self, prompt: Prompt, candidates: Sequence[Candidate]) -> int:
+        """Return the index of the worker for a prompt."""
+        raise NotImplementedError
+
+    def begun(self, prompt: Prompt, name: str) -> None:
+        """Note that a worker has sent the first token after a prompt."""
+
+    def ended(self, prompt: Prompt, name: str) -> None:
+        """Note that a worker has ended a request, or lost it."""
 
 
-class LeastCost:
-    """The worker where the request's first token comes soonest, in seconds; of nearly equal ones the least loaded.
-
-    A cost is what is queued there, and the part of the prompt that it has to compute, at its measured speed; and, if
-    all its slots are taken, the mean time until one is free.
-    """
+class Turns:
+    """Picks one of several that are equally good: each in turn."""
 
     def __init__(self) -> None:
         self._turn = count()
 
-    def choose(self, tokens: int, candidates: Sequence[Candidate]) -> int:
-        costs = [self.seconds(tokens, one) for one in candidates]
+    def least(self, costs: Sequence[float]) -> int:
+        """Return the index of a least cost."""
         least = min(costs)
-        near = [i for i, cost in enumerate(costs) if cost <= least * (1 + TIE)]
-        fewest = min(candidates[i].load for i in near)
-        equal = [i for i in near if candidates[i].load == fewest]
+        return self.of([at for at, cost in enumerate(costs) if cost == least])
+
+    def of(self, equal: Sequence[int]) -> int:
+        """Return one of them."""
         return equal[next(self._turn) % len(equal)]
 
-    def seconds(self, tokens: int, one: Candidate) -> float:
-        """Return the expected seconds until the first token."""
+
+class LeastCost(Choice):
+    """The worker where the request's first token comes soonest, in seconds, and least is lost for later ones.
+
+    A cost is the sum of
+
+    - the mean time until a slot is free, if all are taken;
+    - what is queued there, and the part of the prompt that it has to compute, at its measured speed. What an earlier
+      request is computing there is not computed again;
+    - what admission evicts there: as many tokens as are computed, over the share of the memory that requests leave to
+      the cache, since a small cache loses what is needed sooner.
+
+    Of nearly equal workers each prefix that none has goes to one of its own, so that it comes back to the cache that
+    has seen it before; prompts without a full block go to the fewest requests, then in turns.
+    """
+
+    def __init__(self) -> None:
+        self._turns = Turns()
+
+    def choose(self, prompt: Prompt, candidates: Sequence[Candidate]) -> int:
+        candidates = at_speed_of_all(candidates)
+        costs = [self.seconds(prompt, one) for one in candidates]
+        least = min(costs)
+        near = [i for i, cost in enumerate(costs) if cost <= least * (1 + TIE)]
+        if prompt.blocks and len(near) > 1:
+            at = max(one.reusable for one in candidates) // prompt.block_tokens
+            key = prompt.blocks[min(at, len(prompt.blocks) - 1)]
+            names = [candidates[i].name for i in near]
+            return near[names.index(preferred(names, key))]
+        fewest = min(candidates[i].load for i in near)
+        return self._turns.of([i for i in near if candidates[i].load == fewest])
+
+    def seconds(self, prompt: Prompt, one: Candidate) -> float:
+        """Return the expected seconds until the first token, and those of computing again what is evicted."""
         a_token = one.token_seconds or TOKEN_SECONDS
         too_many = max(0, one.load + 1 - one.max_running)
         waiting = too_many * one.request_seconds / max(1, one.max_running)
-        return waiting + (one.queued_tokens + tokens - one.reusable) * a_token
+        uncached = one.uncached(prompt)
+        evicted = uncached / (1 - min(MOST_HELD, one.memory_held))
+        return waiting + (one.queued_tokens + uncached + evicted) * a_token
 
 
-class RoundRobin:
+def at_speed_of_all(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return the workers with the lower median of their speeds, but those that differ from it by `UNLIKE`.
+
+    What a token takes depends on the steps that were measured: equal workers differ by more than routes should. One
+    that has measured nothing is taken to be like the others; else it would never get a request.
+    """
+    measured = sorted(one.token_seconds for one in candidates if one.token_seconds)
+    if not measured:
+        return list(candidates)
+    median = measured[(len(measured) - 1) // 2]
+    return [
+        replace(one, token_seconds=median)
+        if not one.token_seconds or median / UNLIKE <= one.token_seconds <= median * UNLIKE
+        else one
+        for one in candidates
+    ]
+
+
+class RoundRobin(Choice):
     """Workers in turns."""
 
     def __init__(self) -> None:
         self._turn = count()
 
-    def choose(self, tokens: int, candidates: Sequence[Candidate]) -> int:
+    def choose(self, prompt: Prompt, candidates: Sequence[Candidate]) -> int:
         return next(self._turn) % len(candidates)
 
 
-class LeastLoaded:
+class LeastLoaded(Choice):
     """The worker with the fewest requests."""
 
-    def choose(self, tokens: int, candidates: Sequence[Candidate]) -> int:
+    def choose(self, prompt: Prompt, candidates: Sequence[Candidate]) -> int:
         return min(range(len(candidates)), key=lambda i: candidates[i].load)
-
-
-CHOICES: dict[str, Callable[[], Choice]] = {
-    "least_cost": LeastCost,
-    "round_robin": RoundRobin,
-    "least_loaded": LeastLoaded,
-}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import zmq
 
-from headwater.cluster.choice import Candidate
+from headwater.cluster.choice import NOTHING, Candidate, Found, Known, Outstanding, Prompt
 from headwater.cluster.follower import Follower
 from headwater.cluster.sockets import Client, Contact, opened
 from headwater.cluster.wire import (
@@ -48,14 +48,10 @@ class Routed:
     scored: bool = False  # the prompt's log probabilities were sent
     again: TokenEvent | None = None  # the last token that was sent, which a new worker says again first
     link: Link | None = None  # the worker that answers
+    outstanding: Outstanding | None = None  # as that worker was chosen for it
     predicted: int = 0  # leading tokens that it was thought to have
     unassigned_since: float | None = None  # since when no worker takes it
     fingerprint: str | None = None  # of workers that can go on with it; None: any
-
-    @property
-    def uncached(self) -> int:
-        """Tokens that its worker is thought to compute before it goes on."""
-        return len(self.generation.prompt) - self.predicted
 
 
 class Link:
@@ -127,30 +123,18 @@ class Link:
             while not self._following.is_set():
                 follower.follow(FOLLOWED)
 
-    def reusable(self, routed: Routed) -> int:
-        """Return how many leading tokens of a request's prompt this worker need not compute."""
-        if self._follower is None:
-            return 0
-        return self._follower.picture.resumable(routed.blocks, len(routed.generation.prompt))
+    def find(self, prompt: Prompt) -> Found:
+        """Return how many leading tokens of a prompt this worker has, as far as its picture says."""
+        return NOTHING if self._follower is None else self._follower.picture.find(prompt.blocks, prompt.tokens)
 
     # -- what it has to do
 
-    def candidate(self, routed: Routed) -> Candidate:
-        """Return the worker as a choice for a request sees it, what this router has sent since the last beat included.
-
-        Prompts of this router's own requests are known better here: what others sent is the rest.
-        """
+    def candidate(self, prompt: Prompt) -> Candidate:
+        """Return the worker as a choice for a prompt sees it."""
         assert self.info is not None
-        own = [one for one in self.open.values() if not one.sent]
-        return Candidate(
-            running=max(self.backlog.running, min(len(self.open), self.info.max_running)),
-            waiting=max(self.backlog.waiting, len(self.open) - self.info.max_running),
-            queued_tokens=max(self.backlog.queued_tokens, sum(one.uncached for one in own)),
-            token_seconds=self.backlog.token_seconds,
-            request_seconds=self.backlog.request_seconds,
-            max_running=self.info.max_running,
-            reusable=self.reusable(routed),
-        )
+        sent = [one.outstanding for one in self.open.values() if one.outstanding is not None]
+        known = Known(self.name, self.info.max_running, self.backlog, sent)
+        return known.candidate(prompt, self.find(prompt))
 
     def close(self) -> None:
         self._following.set()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+from headwater.cluster.choice import NOTHING, Found
 from headwater.cluster.messages import (
     KINDS,
     KV,
@@ -105,15 +106,15 @@ class Picture:
 
     # -- what a prompt finds
 
-    def resumable(self, blocks: Sequence[int], tokens: int) -> int:
-        """Return how many leading tokens of a prompt need not be computed here; 0 from an empty picture.
+    def find(self, blocks: Sequence[int], tokens: int) -> Found:
+        """Return how many leading tokens of a prompt are cached here, and how many of them need not be computed.
 
         blocks: digests of the prompt's full blocks; tokens: its length. Work can resume at the deepest position at
         which every group of states has one, and up to which each group of KV has all blocks. At least one token is
-        computed.
+        computed. An empty picture has nothing.
         """
         if not self.is_whole or not self.groups:
-            return 0
+            return NOTHING
         end = min(len(blocks), max(0, tokens - 1) // self.block_size)
         states = []
         for group, kind in self.groups.items():
@@ -123,7 +124,11 @@ class Picture:
             elif group != SEGMENTS:
                 states.append(self.held[group])
         deepest = (at for at in range(end, 0, -1) if all(blocks[at - 1] in held for held in states))
-        return next(deepest, 0) * self.block_size
+        return Found(end * self.block_size, next(deepest, 0) * self.block_size)
+
+    def resumable(self, blocks: Sequence[int], tokens: int) -> int:
+        """Return how many leading tokens of a prompt need not be computed here, as `find` does."""
+        return self.find(blocks, tokens).resumable
 
     def has_segment(self, digest: int) -> bool:
         """Return whether a segment is stored here."""

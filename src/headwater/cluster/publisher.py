@@ -30,7 +30,7 @@ log = logging.getLogger("headwater.events")
 
 
 class Publisher:
-    """Sends the changes of a cache, whose `changes` are a ChangeLog, after each step."""
+    """Sends the changes of a cache, whose `changes` are a ChangeLog: before each step those that room for it took."""
 
     def __init__(self, cache: PrefixCache, stream: EventStream, sockets: Sockets, topic: str) -> None:
         assert isinstance(cache.changes, ChangeLog), "the cache keeps no log of its changes"

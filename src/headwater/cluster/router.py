@@ -25,8 +25,8 @@ import zmq
 from tokenizers import Tokenizer
 
 from headwater.cache.view import CacheStats, CacheView
-from headwater.cluster.choice import Choice, LeastCost
-from headwater.cluster.digests import Digests
+from headwater.cluster.choice import Choice, LeastCost, Outstanding, Prompt
+from headwater.cluster.digests import TOKEN_BYTES, Digests
 from headwater.cluster.link import Link, Routed
 from headwater.cluster.sockets import PLAIN, Client, Contact, Waker
 from headwater.cluster.wire import (
@@ -300,6 +300,7 @@ class Router:
 
     def _move(self, link: Link, requests: dict[int, Routed]) -> None:
         for request in requests.values():
+            self._forget(request)
             self.counts["resumed" if request.sent else "moved"] += 1
             self._assign(request, link.info.fingerprint if link.info else None)
 
@@ -328,18 +329,21 @@ class Router:
             request.fingerprint = needed
             self._unassigned.append(request)
             return
-        self._look_up(request, links)
-        candidates = [link.candidate(request) for link in links]
-        chosen = self._choice.choose(len(request.generation.prompt), candidates)
+        prompt = self._prompt(request, links)
+        candidates = [link.candidate(prompt) for link in links]
+        chosen = self._choice.choose(prompt, candidates)
+        request.outstanding = Outstanding(prompt, candidates[chosen].uncached(prompt), bool(request.sent))
         self._send(request, links[chosen], candidates[chosen].reusable)
 
-    def _look_up(self, request: Routed, links: Sequence[Link]) -> None:
-        """Compute the digests of a request's prompt."""
-        info = links[0].info
-        if not request.blocks and info is not None and info.unit_bytes:
-            generation = request.generation
+    def _prompt(self, request: Routed, links: Sequence[Link]) -> Prompt:
+        """Return a request's prompt with its digests, which are computed once."""
+        info, generation = links[0].info, request.generation
+        if info is None or not info.unit_bytes:
+            return Prompt(len(generation.prompt))
+        if not request.blocks:
             digests = Digests(self._key, info.unit_bytes)
             request.blocks = digests.prefix(generation.namespace, key_of(generation.prompt))
+        return Prompt(len(generation.prompt), request.blocks, info.unit_bytes // TOKEN_BYTES)
 
     def _send(self, request: Routed, link: Link, reusable: int) -> None:
         request.attempt += 1
@@ -373,6 +377,7 @@ class Router:
         if request is None:
             return
         self.counts["cancelled"] += 1
+        self._forget(request)
         if request.link is not None:
             request.link.open.pop(request_id, None)
             request.link.send(Cancel(request_id, request.attempt))
@@ -404,6 +409,9 @@ class Router:
 
     def _said(self, request: Routed, message: TokenMessage) -> None:
         event, again = message.event, request.again
+        if request.link is not None and request.outstanding is not None:
+            request.outstanding.has_begun = True
+            self._choice.begun(request.outstanding.prompt, request.link.name)
         if again is None:
             request.sent.append(event)
             self._deliver(request, event)
@@ -425,8 +433,15 @@ class Router:
         kind = "as_predicted" if had == request.predicted else "less" if had < request.predicted else "more"
         self.counts[f"cached_{kind}"] += 1
 
+    def _forget(self, request: Routed) -> None:
+        """Tell the rule that a request's worker has it no more."""
+        if request.link is not None and request.outstanding is not None:
+            self._choice.ended(request.outstanding.prompt, request.link.name)
+        request.outstanding = None
+
     def _end(self, request: Routed, event: Event) -> None:
         self._requests.pop(request.id, None)
+        self._forget(request)
         if request.link is not None:
             request.link.open.pop(request.id, None)
         self._deliver(request, event)

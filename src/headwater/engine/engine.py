@@ -95,7 +95,7 @@ class Engine(Answering):
         self.draft_bytes = draft_bytes(loaded.spec, runner.slots, scheduler.speculation)
         self.draft_bytes += head.bytes if isinstance(head, DraftModel) else 0
         self.mtp_bytes = 0 if runner.mtp is None else scheduler.layout.n_pages * loaded.spec.mtp_page_bytes
-        self.stepped: Callable[[], None] = lambda: None  # called after each step, while no other thread has the cache
+        self.stepped: Callable[[], None] = lambda: None  # called after the cache has changed, by the thread that has it
         self._cancelled: set[int] = set()
         self._deadlines = Deadlines()
         self._refusing = False  # running requests end, new ones are refused
@@ -361,6 +361,7 @@ class Engine(Answering):
             begun = time.perf_counter()
             step = self.scheduler.plan_step()
             planning = time.perf_counter() - begun
+            self.stepped()  # readers know of what is evicted for the step before it runs
             self.runner.release(self.scheduler.slots.take_left())
             if not step and self.scheduler.tiers.busy:
                 self._changed.wait(TIERS_ARE_LATE)

@@ -41,6 +41,8 @@ class Backlog:
     queued_tokens: int  # of prompts that are not computed yet, without what is known to be cached
     token_seconds: float | None  # of a prompt, as measured; None before any was computed
     request_seconds: float  # mean of recent requests, from submission to end
+    held_tokens: int = 0  # of all these requests, prompts and answers so far
+    memory_tokens: int = 0  # whose KV fits into the whole memory; 0: there is no KV
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +104,19 @@ class Meter:
 
     def backlog(self, scheduler: Scheduler) -> Backlog:
         """Return what waits for the scheduler."""
-        waiting = scheduler.waiting
+        waiting, layout = scheduler.waiting, scheduler.layout
         queued = sum(seq.n_prompt - (seq.match.checkpoint_tokens if seq.match else 0) for seq in waiting)
         prefills = (seq for seq in scheduler.running.values() if seq.phase is Phase.PREFILL)
         queued += sum(seq.n_prompt - seq.computed for seq in prefills)
-        return Backlog(scheduler.computing, len(waiting), queued, self._prefill.value, self._mean_seconds)
+        return Backlog(
+            running=scheduler.computing,
+            waiting=len(waiting),
+            queued_tokens=queued,
+            token_seconds=self._prefill.value,
+            request_seconds=self._mean_seconds,
+            held_tokens=sum(len(seq.tokens) for part in (waiting, scheduler.running.values()) for seq in part),
+            memory_tokens=layout.n_pages * layout.page_size * layout.kv_pages_per_unit,
+        )
 
     def retry_after(self, waiting: int, at_once: int) -> int:
         """Estimate the seconds until all requests that wait now have begun."""

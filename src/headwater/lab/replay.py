@@ -8,12 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Protocol
 
 from headwater.account import CacheAccount
 from headwater.cache import PrefixCache
 from headwater.cache.eviction.clairvoyant import Clairvoyant
 from headwater.cache.order.future import Asked, Future
+from headwater.cache.view import CacheStats
 from headwater.errors import ConfigError, HeadwaterError, OutOfPages, RequestTooLarge
 from headwater.lab.replayed import OneByOne, Replayed
 from headwater.lab.row import Result, Row, Segments, Spread
@@ -24,7 +26,6 @@ from headwater.lab.tally import Ideal, SegmentWork, Tally
 from headwater.lab.tuner import TraceTuning
 from headwater.machine import peak_memory, usable_cores
 from headwater.schedule.limits import Limits
-from headwater.schedule.speculation import Speculation
 from headwater.traces.arrivals import Arrivals, in_order
 from headwater.traces.request import Request, Trace
 
@@ -40,34 +41,63 @@ def replay(trace: Trace, setup: Setup, arrivals: Arrivals, engine: Engine | None
     begin = time.process_time()
     if engine is None:
         tally, cache = _one_by_one(trace, setup, arrivals, workers)
-        queue, drafts, loaded, store = None, Speculation(), 0, None
-    else:
-        serving = Serving(trace, setup, engine, workers)
-        tally, cache, queue = serving.run(arrivals), serving.cache, serving.queue_depth
-        drafts, loaded = serving.scheduler.speculation, serving.scheduler.tiers.loaded_tokens
-        store = serving.tiers
-    segments = _segments(setup, tally, cache) if trace.has_segments else None
+        return result_of(trace, setup, tally, [cache], time.process_time() - begin)
+    serving = Serving(trace, setup, engine, workers)
+    tally = serving.run(arrivals)
+    result = result_of(trace, setup, tally, [serving.cache], time.process_time() - begin)
+    return timed(result, [serving])
+
+
+def result_of(trace: Trace, setup: Setup, tally: Tally, caches: Sequence[PrefixCache], seconds: float) -> Result:
+    """Return the result of a run that took `seconds` of a processor, with the sums of all caches."""
+    segments = _segments(setup, tally, caches) if trace.has_segments else None
+    row = _row(setup, tally, caches, seconds, segments)
     return Result(
         row=replace(
-            _row(setup, tally, cache, queue, time.process_time() - begin, segments),
+            row,
             speculation=OFF if setup.speculation is None else str(setup.speculation),
             tpot_ms=Spread.of(tally.token_seconds),
-            accepted_drafts=drafts.accepted,
-            rejected_drafts=drafts.rejected,
             tier=OFF if setup.tier is None else str(setup.tier),
-            loaded_tokens=loaded,
-            tier_peak_bytes=0 if store is None else store.peak_bytes,
-            tier_written_bytes=0 if store is None else store.written_bytes,
         ),
         outcomes=tuple(tally.outcomes),
         held=tuple(tally.held),
-        page_bytes=setup.memory // cache.layout.n_pages,
-        reuse=cache.reuse(),
+        page_bytes=setup.memory // caches[0].layout.n_pages,
+        reuse=_reuse(caches),
     )
 
 
-def _segments(setup: Setup, tally: Tally, cache: PrefixCache) -> Segments:
-    stats = cache.stats()
+def timed(result: Result, servings: Sequence[Serving]) -> Result:
+    """Return the result with the figures that servers have under a clock: sums over all of them."""
+    schedulers = [serving.scheduler for serving in servings]
+    stores = [serving.tiers for serving in servings if serving.tiers is not None]
+    row = replace(
+        result.row,
+        queue_depth=round(sum(serving.queue_depth for serving in servings), 4),
+        accepted_drafts=sum(one.speculation.accepted for one in schedulers),
+        rejected_drafts=sum(one.speculation.rejected for one in schedulers),
+        loaded_tokens=sum(one.tiers.loaded_tokens for one in schedulers),
+        tier_peak_bytes=sum(store.peak_bytes for store in stores),
+        tier_written_bytes=sum(store.written_bytes for store in stores),
+    )
+    return replace(result, row=row)
+
+
+def _reuse(caches: Sequence[PrefixCache]) -> dict[int, int]:
+    """Return checkpoints by the number of requests that resumed there."""
+    found: Counter[int] = Counter()
+    for cache in caches:
+        found.update(cache.reuse())
+    return dict(found)
+
+
+def _summed(caches: Sequence[PrefixCache]) -> CacheStats:
+    """Return the sums of all caches' figures."""
+    stats = [asdict(cache.stats()) for cache in caches]
+    return CacheStats(**{name: sum(one[name] for one in stats) for name in stats[0]})
+
+
+def _segments(setup: Setup, tally: Tally, caches: Sequence[PrefixCache]) -> Segments:
+    stats, page_bytes = _summed(caches), setup.memory // caches[0].layout.n_pages
     return Segments(
         reuse=setup.reuse,
         eviction=setup.segment_eviction,
@@ -77,15 +107,13 @@ def _segments(setup: Setup, tally: Tally, cache: PrefixCache) -> Segments:
         made_tokens=tally.work.made_tokens,
         uses=stats.segment_uses,
         stored=stats.segments,
-        bytes=stats.pages_segment * (setup.memory // stats.pages_total),
+        bytes=stats.pages_segment * page_bytes,
         evicted=stats.evicted_segments,
     )
 
 
-def _row(
-    setup: Setup, tally: Tally, cache: PrefixCache, queue: float | None, seconds: float, segments: Segments | None
-) -> Row:
-    stats, reuse = cache.stats(), cache.reuse()
+def _row(setup: Setup, tally: Tally, caches: Sequence[PrefixCache], seconds: float, segments: Segments | None) -> Row:
+    stats, reuse = _summed(caches), _reuse(caches)
     prompt_tokens, hit_tokens = tally.sum("prompt_tokens"), tally.hit_tokens
     prompts = max(1, prompt_tokens)
     return Row(
@@ -106,8 +134,8 @@ def _row(
         evictions=stats.evictions_by_kind(),
         misses_by_reason=dict(sorted(Counter(one.reason for one in tally.outcomes).items())),
         ttft_ms=Spread.of([outcome.ttft for outcome in tally.outcomes if outcome.ttft is not None]),
-        queue_depth=None if queue is None else round(queue, 4),
-        alpha=getattr(cache.policy, "alpha", None),
+        queue_depth=None,
+        alpha=getattr(caches[0].policy, "alpha", None),
         seconds=round(seconds, 3),
         peak_rss_mb=round(peak_memory() / 1e6, 1),
         segments=segments,
@@ -195,23 +223,37 @@ def _future(trace: Trace, cache: PrefixCache, order: Sequence[Request]) -> Futur
 
 NewArrivals = Callable[[Trace], Arrivals]  # every row needs its own: they are used up
 
-_job: tuple[Trace, NewArrivals, Engine | None] | None = None  # inherited by forked processes
+
+class Run(Protocol):
+    """Replay of one row: `replay`, or one with several workers."""
+
+    def __call__(
+        self, trace: Trace, setup: Setup, arrivals: Arrivals, engine: Engine | None = None, workers: int = 0
+    ) -> Result: ...
+
+
+_job: tuple[Trace, NewArrivals, Engine | None, Run] | None = None  # inherited by forked processes
 
 
 def run_grid(
-    trace: Trace, setups: Sequence[Setup], arrivals: NewArrivals, engine: Engine | None = None, jobs: int = 0
+    trace: Trace,
+    setups: Sequence[Setup],
+    arrivals: NewArrivals,
+    engine: Engine | None = None,
+    jobs: int = 0,
+    run: Run | None = None,
 ) -> Iterator[tuple[int, Result]]:
-    """Yield (number of the setup, its result) as they complete. jobs: processes; 0: one a core.
+    """Yield (number of the setup, its result) as they complete. jobs: processes; 0: one a core. run: None is `replay`.
 
     An error of a row is raised here; rows that were yielded before are complete.
     """
-    jobs = min(len(setups), jobs or usable_cores())
+    jobs, run = min(len(setups), jobs or usable_cores()), run or replay
     if jobs <= 1:
         for number, setup in enumerate(setups):
-            yield number, replay(trace, setup, arrivals(trace), engine, workers=usable_cores())
+            yield number, run(trace, setup, arrivals(trace), engine, workers=usable_cores())
         return
     global _job
-    _job = trace, arrivals, engine
+    _job = trace, arrivals, engine, run
     others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("fork"), max_tasks_per_child=None)
     try:
@@ -229,5 +271,5 @@ def run_grid(
 
 def _run(setup: Setup) -> Result:
     assert _job is not None, "the job was set before the processes were forked"
-    trace, arrivals, engine = _job
-    return replay(trace, setup, arrivals(trace), engine)
+    trace, arrivals, engine, run = _job
+    return run(trace, setup, arrivals(trace), engine)

@@ -52,6 +52,32 @@ class Segments:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """Requests of one simulated worker, and the share of their prompt tokens that was not computed."""
+
+    requests: int
+    token_hit_rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """Outcome of a router's rule over simulated workers.
+
+    A prediction is the router's: how many tokens of a prompt the chosen worker has cached. It is compared with the
+    worker's match at the time of arrival; changes of that match until the prefill begins are counted apart. Requests.
+    """
+
+    router: str
+    event_delay: float  # seconds
+    workers: tuple[Share, ...]
+    as_predicted: int
+    more: int  # tokens were cached than predicted
+    less: int
+    lost_waiting: int  # less was cached when the prefill began than at the time of arrival
+    gained_waiting: int
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """Outcome of one setup on one trace. Bytes, tokens, FLOPs, seconds, MB of 10^6 bytes."""
 
@@ -85,6 +111,7 @@ class Row:
     loaded_tokens: int = 0  # read from the tier, not computed
     tier_peak_bytes: int = 0  # that the tier held at most
     tier_written_bytes: int = 0
+    cluster: Routing | None = None  # None: one worker without a router
 
     @property
     def reuse(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from headwater.cache.changes import IGNORED, Changes
 from headwater.cache.eviction.clairvoyant import Clairvoyant
 from headwater.cache.order import Eviction
 from headwater.errors import ConfigError, OutOfPages, RequestTooLarge
@@ -41,23 +42,46 @@ class _Visit:
     first_token: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class OneStep:
+    """Step in progress."""
+
+    step: Step
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeSteps:
+    """Steps in progress that have the same decode rows and nothing else."""
+
+    rows: list[Answered]
+    load: Load  # of the first one
+    steps: int
+    seconds: float
+
+
 @dataclass
 class Serving:
-    """One run under the virtual clock; `run` returns when the last request is answered."""
+    """One run under the virtual clock; `run` returns when the last request is answered.
+
+    `begin` starts work at `now`, and `end` completes it at `ends`: meanwhile the state is that of work in progress.
+    """
 
     trace: Trace
     setup: Setup
     engine: Engine
     workers: int = 0  # processes of Marconi's tuner
+    changes: Changes = IGNORED  # of the cache
     now: float = 0.0
     waited: float = 0.0  # seconds times requests that waited
     steps: int = 0
+    work: OneStep | DecodeSteps | None = None  # in progress
     _visits: dict[int, _Visit] = field(default_factory=dict)
     _came: int = 0  # requests
 
     def __post_init__(self) -> None:
         self.layout = self.setup.layout(self.trace)
-        self.cache = self.setup.cache(self.layout)
+        self.cache = self.setup.cache(self.layout, self.changes)
         check_clock(self.setup, self.cache.policy)
         self.ideal = Ideal(self.trace, self.layout.unit_tokens)
         limits = Limits(
@@ -71,7 +95,7 @@ class Serving:
         self.scheduler = self.setup.scheduler(self.cache, limits)
         placement = self.scheduler.placement
         self.tuning = TraceTuning(self.trace, self.cache, placement, self.setup.keeps_answers, self.workers)
-        self.work = SegmentWork(self.layout.flops)
+        self.segment_work = SegmentWork(self.layout.flops)
         self.tiers: LabTiers | None = None
         if self.setup.tier is not None:
             page_bytes = self.setup.memory // self.layout.n_pages
@@ -88,23 +112,53 @@ class Serving:
         """Waiting requests, averaged over the run's time."""
         return self.waited / self.now if self.now else 0.0
 
+    @property
+    def ends(self) -> float:
+        """Time at which the work in progress ends."""
+        assert self.work is not None, "no work is in progress"
+        return self.now + self.work.seconds
+
     def run(self, arrivals: Arrivals) -> Tally:
-        tally = Tally(self.layout.flops, len(arrivals), self.work)
+        tally = Tally(self.layout.flops, len(arrivals), self.segment_work)
         while True:
-            self._take_arrivals(arrivals, tally)
-            if self.tiers is not None:
-                self.tiers.take_read()
-            if self._leap(arrivals, tally):
-                continue
-            step = self.scheduler.plan_step()
-            self._count_failures(arrivals, tally)
-            if step:
-                self._execute(step, arrivals, tally)
+            if self.begin(arrivals, tally):
+                self.end(arrivals, tally)
             elif (due := self._next_event(arrivals)) is not None:
                 self.now = max(self.now, due)
             elif self.scheduler.idle:
                 self.tuning.close()
                 return tally
+
+    def begin(self, arrivals: Arrivals, tally: Tally) -> bool:
+        """Take what has arrived by now, and begin the next work. False: there is none."""
+        self._take_arrivals(arrivals, tally)
+        if self.tiers is not None:
+            self.tiers.take_read()
+        self.work = self._decode_steps(arrivals.due())
+        if self.work is None:
+            step = self.scheduler.plan_step()
+            self._count_failures(arrivals, tally)
+            if step:
+                self.work = OneStep(step, self.engine.cost.seconds(load_of(step)))
+        return self.work is not None
+
+    def end(self, arrivals: Arrivals, tally: Tally) -> None:
+        """Complete the work in progress."""
+        work, self.work = self.work, None
+        assert work is not None, "no work is in progress"
+        self._pass(work.seconds, len(self.scheduler.waiting))
+        if isinstance(work, OneStep):
+            self._finish(work, arrivals, tally)
+            return
+        self.scheduler.decode_ahead(work.steps)
+        for seq in work.rows:
+            assert isinstance(seq.tokens, Counted), "the lab's requests count their tokens"
+            seq.tokens.grow(work.steps)
+
+    def shorten(self, due: float) -> None:
+        """Let steps in progress that only decode end with the one in which a request arrives, at `due`."""
+        if isinstance(self.work, DecodeSteps):
+            self.work = self._until(due, self.work.rows, self.work.load, self.work.steps)
 
     def _next_event(self, arrivals: Arrivals) -> float | None:
         """Return when the next request comes, or the next load is read."""
@@ -127,14 +181,13 @@ class Serving:
             self._visits[seq.id] = visit
             self.scheduler.tiers.arrived(seq)
 
-    def _execute(self, step: Step, arrivals: Arrivals, tally: Tally) -> None:
-        seconds = self.engine.cost.seconds(load_of(step))
-        self._pass(seconds, len(self.scheduler.waiting))
-        self.work.note(step)
+    def _finish(self, work: OneStep, arrivals: Arrivals, tally: Tally) -> None:
+        step = work.step
+        self.segment_work.note(step)
         drafts = {decode.seq.id: len(decode.drafts) for decode in step.decodes if decode.drafts}
         if not step.legs:
             rows = sum(decode.rows for decode in step.decodes)
-            self.scheduler.speculation.note_step(rows, sum(drafts.values()), seconds)
+            self.scheduler.speculation.note_step(rows, sum(drafts.values()), work.seconds)
         for seq in self.scheduler.finish_step(step):
             self._tokens(seq, drafts.get(seq.id, 0), arrivals, tally)
         self._count_failures(arrivals, tally)
@@ -150,7 +203,7 @@ class Serving:
         if visit.first_token is None:
             visit.first_token = self.now
             times = visit.came, self.now - visit.came
-            tally.add(visit.request, seq.account, visit.ideal, *times, saved=self.work.of(seq.id))
+            tally.add(visit.request, seq.account, visit.ideal, *times, saved=self.segment_work.of(seq.id))
             tally.sample(self.cache)
         assert isinstance(seq.tokens, Counted), "the lab's requests count their tokens"
         law, right = self.setup.speculation, 0
@@ -180,24 +233,25 @@ class Serving:
 
     # -- steps with decode rows only --------------------------------------------
 
-    def _leap(self, arrivals: Arrivals, tally: Tally) -> bool:
-        """Take at once all next steps that have only decode rows. Return False if the next step must be planned."""
-        rows = list(self.scheduler.running.values())
-        if not rows or not all(isinstance(seq, Answered) for seq in rows):
-            return False
+    def _decode_steps(self, due: float | None) -> DecodeSteps | None:
+        """Return all next steps that have only decode rows, up to an arrival at `due`, with their pages reserved.
+
+        None: the next step must be planned.
+        """
+        rows = [seq for seq in self.scheduler.running.values() if isinstance(seq, Answered)]
+        if not rows or len(rows) < len(self.scheduler.running):
+            return None
         left = min(max(1, self._visits[seq.id].request.output_tokens) - seq.n_output for seq in rows)
         steps = self.scheduler.free_steps(left - 1)
         if steps < 2:
-            return False
+            return None
         load = Load(rows=len(rows), kv_tokens=sum(seq.computed for seq in rows), logits=len(rows), states=len(rows))
-        steps = self._before(arrivals.due(), load, steps)
-        if steps < 2 or not self.scheduler.decode_ahead(steps):
-            return False
-        for seq in rows:
-            assert isinstance(seq.tokens, Counted), "the lab's requests count their tokens"
-            seq.tokens.grow(steps)
-        self._pass(self.engine.cost.seconds(load, steps), len(self.scheduler.waiting))
-        return True
+        work = self._until(due, rows, load, steps)
+        return work if work.steps >= 2 and self.scheduler.extend_ahead(work.steps) else None
+
+    def _until(self, due: float | None, rows: list[Answered], load: Load, steps: int) -> DecodeSteps:
+        steps = self._before(due, load, steps)
+        return DecodeSteps(rows, load, steps, self.engine.cost.seconds(load, steps))
 
     def _before(self, due: float | None, load: Load, steps: int) -> int:
         """Return at most `steps`: the steps up to and including the one in which the next request arrives."""

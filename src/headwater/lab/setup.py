@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from headwater.cache import NoCache, PrefixCache
+from headwater.cache.changes import IGNORED, Changes
 from headwater.cache.placement import make_placement
 from headwater.errors import ConfigError
 from headwater.lab.speculation import Law
@@ -63,6 +64,15 @@ OFF = "none"  # in the place of an eviction policy: no cache at all
 
 
 @dataclass(frozen=True, slots=True)
+class Cluster:
+    """Simulated workers behind a router."""
+
+    workers: int
+    router: str  # rule, as it is spelled on the command line
+    event_delay: float = 0.0  # seconds until the router knows of a change of a cache
+
+
+@dataclass(frozen=True, slots=True)
 class Setup:
     """Model, memory and policies of one row. Bytes, tokens."""
 
@@ -81,6 +91,7 @@ class Setup:
     speculation: Law | None = None
     tier: TierLaw | None = None
     running: int = 1  # requests at once, whose drafts take memory
+    cluster: Cluster | None = None  # its workers have `memory` each
 
     def layout(self, trace: Trace) -> CacheLayout:
         """Return the memory's layout. Raises ConfigError if it is too small, or page and block do not go together."""
@@ -100,12 +111,13 @@ class Setup:
             slots=self.slots + (0 if self.speculation is None else self.speculation.states - 1),
         )
 
-    def cache(self, layout: CacheLayout) -> PrefixCache:
+    def cache(self, layout: CacheLayout, changes: Changes = IGNORED) -> PrefixCache:
+        """Return an empty cache, whose content is reported to `changes`."""
         if self.eviction == OFF:
             return NoCache(layout)
         kind = LeadingParts if self.reuse == "segments" else PrefixCache
         share, eviction = self.segment_share, self.segment_eviction
-        return kind(layout, self.eviction, segment_share=share, segment_eviction=eviction)
+        return kind(layout, self.eviction, segment_share=share, segment_eviction=eviction, changes=changes)
 
     def planner(self, cache: PrefixCache) -> Planner:
         placement = make_placement("none" if self.eviction == OFF else self.placement)

@@ -176,6 +176,13 @@ class Tally:
         self.flops_all += self.flops.between(0, one.prompt_tokens)
         self._flops_spared += self.flops.between(0, one.resumed_at) + (saved.flops if composed else 0.0)
 
+    def join(self, other: Tally) -> None:
+        """Add the sums of another tally, whose outcomes are in this one's list."""
+        self.work.made_tokens += other.work.made_tokens
+        self.work.made_flops += other.work.made_flops
+        self.flops_all += other.flops_all
+        self._flops_spared += other._flops_spared
+
     def answered(self, tokens: int, seconds: float) -> None:
         """Count an answer, whose tokens after the first took so long."""
         if tokens > 1:

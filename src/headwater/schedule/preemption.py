@@ -128,8 +128,8 @@ class Preemption(RunningSequences):
                 self._put(seq, plan)
             return
 
-    def decode_ahead(self, steps: int) -> bool:
-        """Do to cache and sequences what `steps` steps of decode rows do; the caller appends their tokens.
+    def extend_ahead(self, steps: int) -> bool:
+        """Reserve the pages that `steps` steps of decode rows write.
 
         False: memory ran out. Some pages are reserved then, and the next step is to be planned.
         """
@@ -138,10 +138,13 @@ class Preemption(RunningSequences):
                 self.planner.extend(seq, seq.computed + steps)
         except OutOfPages:
             return False
+        return True
+
+    def decode_ahead(self, steps: int) -> None:
+        """Do to sequences what `steps` steps of decode rows do, whose pages are reserved; the caller appends tokens."""
         for seq in self.running.values():
             seq.computed += steps
             self._count(seq, Purpose.DECODE, steps)
-        return True
 
     # -- when memory runs out
 

@@ -1,0 +1,162 @@
+"""Simulated worker: the lab's server under a virtual clock, and what a router knows of it by its KV events."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from headwater.account import CacheAccount
+from headwater.cache.changes import ChangeLog
+from headwater.cluster.choice import Candidate, Known, Outstanding, Prompt
+from headwater.cluster.digests import Digests
+from headwater.cluster.ledger import Ledger, Tokens
+from headwater.cluster.messages import Message
+from headwater.cluster.picture import Picture
+from headwater.cluster.stream import EventStream
+from headwater.engine.meter import Meter
+from headwater.lab.row import Share
+from headwater.lab.serving import Engine, OneStep, Serving
+from headwater.lab.setup import Setup, as_reused
+from headwater.lab.tally import NOTHING, Ideal, Outcome, Saved, Tally
+from headwater.traces.request import Request, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A request at its worker. Seconds, tokens."""
+
+    outstanding: Outstanding
+    at: float
+    predicted: int  # that its worker has, by the router's picture
+    matched: int  # that it had when the request came
+
+
+@dataclass(slots=True)
+class Watched(Tally):
+    """Tally that reports each request whose prompt was computed, or that was refused."""
+
+    begun: Callable[[Request, CacheAccount | None], None] = lambda request, account: None
+
+    def add(
+        self,
+        request: Request,
+        account: CacheAccount | None,
+        ideal: int,
+        at: float,
+        ttft: float | None = None,
+        saved: Saved = NOTHING,
+    ) -> None:
+        super(Watched, self).add(request, account, ideal, at, ttft, saved)
+        self.begun(request, account)
+
+
+@dataclass
+class Inbox:
+    """Requests that were sent to a worker, as its arrivals. `next_due`: when the next request comes to the router."""
+
+    next_due: Callable[[], float | None]
+    answered: Callable[[Request, float], None]
+    _sent: deque[tuple[float, Request]] = field(default_factory=deque)
+
+    def __len__(self) -> int:
+        return len(self._sent)
+
+    def put(self, at: float, request: Request) -> None:
+        self._sent.append((at, request))
+
+    def due(self) -> float | None:
+        """Return when the next request comes, at the earliest: one that was sent, or the router's next one."""
+        return self._sent[0][0] if self._sent else self.next_due()
+
+    def take(self) -> Request:
+        return self._sent.popleft()[1]
+
+
+class SimulatedWorker:
+    """One worker of a simulated cluster."""
+
+    def __init__(self, name: str, trace: Trace, setup: Setup, engine: Engine, digests: Digests, delay: float) -> None:
+        """`delay`: seconds until a change of the cache is known to the router."""
+        self.name, self._trace, self._setup, self._delay = name, trace, setup, delay
+        self._log = ChangeLog()
+        self.serving = Serving(trace, setup, engine, changes=self._log)
+        self.layout, self._max_running = self.serving.layout, engine.max_running
+        self._stream = EventStream(Ledger(self.layout, digests, Tokens()), name.encode(), lambda: self.serving.now)
+        self._on_the_way: deque[tuple[float, Message]] = deque()  # and when each is known
+        self.picture, self._meter = Picture(), Meter()
+        self.picture.apply(self._stream.begin([]))
+        self.open: dict[int, Sent] = {}  # by the request's identity
+        self.outcomes: list[Outcome] = []
+        self.is_awake = False  # its next step is due
+
+    def watch(self, inbox: Inbox, tally: Watched, ideal: Ideal) -> None:
+        """Take requests from `inbox`, and count them in `tally`."""
+        self.inbox, self.tally = inbox, tally
+        self.serving.ideal = ideal
+
+    # -- what the router sees
+
+    def candidate(self, prompt: Prompt, now: float) -> Candidate:
+        """Return the worker as a choice for a prompt sees it."""
+        while self._on_the_way and self._on_the_way[0][0] <= now:
+            self.picture.apply(self._on_the_way.popleft()[1])
+        backlog = self._meter.backlog(self.serving.scheduler)
+        known = Known(self.name, self._max_running, backlog, [sent.outstanding for sent in self.open.values()])
+        return known.candidate(prompt, self.picture.find(prompt.blocks, prompt.tokens))
+
+    def match(self, request: Request) -> int:
+        """Return how many leading tokens of a prompt need not be computed here now."""
+        reused = as_reused(request, self._setup.reuse)
+        key = self._trace.key(reused, reused.prompt_tokens)
+        return self.serving.cache.match(key, reused.prompt_tokens, reused.namespace).checkpoint_tokens
+
+    # -- work
+
+    def receive(self, request: Request, sent: Sent) -> None:
+        """Take a request that arrives at `sent.at`."""
+        self.open[id(request)] = sent
+        self.inbox.put(sent.at, request)
+        self.serving.shorten(sent.at)
+
+    def begin(self, now: float) -> float | None:
+        """Begin the next work, and publish what was evicted for it; return when it ends, or None if there is none."""
+        self.serving.now = now
+        has_work = self.serving.begin(self.inbox, self.tally)
+        self._publish()
+        return self.serving.ends if has_work else None
+
+    def end(self) -> None:
+        """Complete the work in progress, and publish what it changed."""
+        work = self.serving.work
+        self.serving.end(self.inbox, self.tally)
+        if isinstance(work, OneStep) and work.step.legs:
+            tokens = sum(leg.plan.computed_tokens for leg in work.step.legs)
+            self._meter.prefilled(tokens, work.seconds)
+        self._publish()
+
+    def _publish(self) -> None:
+        """Send the changes of the cache since the last time."""
+        changes = self._log.take()
+        if changes:
+            self._on_the_way.append((self.serving.now + self._delay, self._stream.step(changes)))
+
+    def first_token(self, request: Request) -> Sent:
+        """Note that a prompt was computed, or refused; return its request."""
+        self.outcomes.append(self.tally.outcomes[-1])
+        sent = self.open[id(request)]
+        sent.outstanding.has_begun = True
+        return sent
+
+    def answered(self, request: Request, now: float) -> Sent:
+        """Note the end of a request, and return it."""
+        sent = self.open.pop(id(request))
+        self._meter.ended(now - sent.at)
+        return sent
+
+    @property
+    def share(self) -> Share:
+        """Its requests, and their hits."""
+        prompts = sum(one.prompt_tokens for one in self.outcomes)
+        hits = sum(one.hit_tokens for one in self.outcomes) - self.serving.segment_work.made_tokens
+        return Share(len(self.outcomes), round(hits / max(1, prompts), 6))

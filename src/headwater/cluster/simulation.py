@@ -1,0 +1,169 @@
+"""Simulated cluster: the lab's servers behind a router that chooses as the real one does, all under one clock.
+
+Messages between router and workers take no time, except events by the given delay. A worker's report of its queue is
+that of now. Rows are those of the lab.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+
+from headwater.account import CacheAccount
+from headwater.cluster.choice import Outstanding, Prompt
+from headwater.cluster.digests import Digests
+from headwater.cluster.rivals import make_choice
+from headwater.cluster.simulated_worker import Inbox, Sent, SimulatedWorker, Watched
+from headwater.errors import ConfigError
+from headwater.lab.replay import result_of, timed
+from headwater.lab.row import Result, Routing
+from headwater.lab.serving import Engine
+from headwater.lab.setup import Cluster, Setup, as_reused
+from headwater.lab.tally import Ideal, SegmentWork, Tally
+from headwater.traces.arrivals import Arrivals
+from headwater.traces.request import Request, Trace
+
+KEY = b"simulated"
+END, ARRIVAL, BEGIN = range(3)  # kinds of events, in their order at one time
+
+
+def simulate(trace: Trace, setup: Setup, arrivals: Arrivals, engine: Engine | None = None, workers: int = 0) -> Result:
+    """Replay `trace` as it arrives at a cluster. workers: not used here.
+
+    Raises ConfigError if memory and model do not go together, or the router's rule is unknown.
+    """
+    if setup.cluster is None or engine is None:
+        raise ConfigError("a cluster is simulated under a clock only: give a device with --serve")
+    begun = time.process_time()
+    simulation = Simulation(trace, setup, setup.cluster, arrivals, engine)
+    tally = simulation.run()
+    servings = [worker.serving for worker in simulation.workers]
+    result = result_of(trace, setup, tally, [one.cache for one in servings], time.process_time() - begun)
+    result = timed(result, servings)
+    return replace(result, row=replace(result.row, cluster=simulation.routing))
+
+
+class Simulation:
+    """One run; `run` returns when the last request is answered."""
+
+    def __init__(self, trace: Trace, setup: Setup, cluster: Cluster, arrivals: Arrivals, engine: Engine) -> None:
+        self._trace, self._setup, self._cluster, self._arrivals = trace, setup, cluster, arrivals
+        self._choice = make_choice(cluster.router)
+        layout = setup.layout(trace)
+        self._digests, self._block_tokens = Digests(KEY, layout.unit_bytes), layout.unit_tokens
+        self._turns = Counter(request.session for request in trace.requests)
+        self._counts: Counter[str] = Counter()
+        self._events: list[tuple[float, int, int]] = []  # (time, END or BEGIN, worker)
+        self.workers = [
+            SimulatedWorker(f"w{n}", trace, setup, engine, self._digests, cluster.event_delay)
+            for n in range(cluster.workers)
+        ]
+        ideal = Ideal(trace, layout.unit_tokens)
+        self._total = Tally(layout.flops, len(arrivals), SegmentWork(layout.flops))
+        for worker in self.workers:
+            tally = Watched(
+                layout.flops,
+                len(arrivals),
+                worker.serving.segment_work,
+                outcomes=self._total.outcomes,
+                token_seconds=self._total.token_seconds,
+                begun=partial(self._begun, worker),
+            )
+            worker.watch(Inbox(arrivals.due, partial(self._answered, worker)), tally, ideal)
+
+    def run(self) -> Tally:
+        while True:
+            due, event = self._arrivals.due(), self._events[0] if self._events else None
+            if due is not None and (event is None or (due, ARRIVAL) < event[:2]):
+                self._route(due)
+            elif event is not None:
+                at, kind, n = heapq.heappop(self._events)
+                (self._end if kind == END else self._begin)(at, n)
+            else:
+                return self._summed()
+
+    def _route(self, now: float) -> None:
+        """Send the request that arrives now to the worker that the rule chooses."""
+        request = self._arrivals.take()
+        prompt = self._prompt(request)
+        candidates = [worker.candidate(prompt, now) for worker in self.workers]
+        n = self._choice.choose(prompt, candidates)
+        worker, predicted = self.workers[n], candidates[n].reusable
+        matched = worker.match(request)
+        self._counts["as_predicted" if matched == predicted else "less" if matched < predicted else "more"] += 1
+        worker.receive(request, Sent(Outstanding(prompt, candidates[n].uncached(prompt)), now, predicted, matched))
+        if worker.serving.work is not None:
+            heapq.heappush(self._events, (worker.serving.ends, END, n))  # it may end sooner now
+        elif not worker.is_awake:
+            self._wake(worker, n, now)
+
+    def _prompt(self, request: Request) -> Prompt:
+        """Return a prompt with its digests, and its session if that has several requests."""
+        reused = as_reused(request, self._setup.reuse)
+        key = self._trace.key(reused, reused.prompt_tokens)
+        blocks = self._digests.prefix(reused.namespace, key)
+        session = request.session if self._turns[request.session] > 1 else ""
+        return Prompt(request.prompt_tokens, blocks, self._block_tokens, session)
+
+    def _wake(self, worker: SimulatedWorker, n: int, at: float) -> None:
+        worker.is_awake = True
+        heapq.heappush(self._events, (at, BEGIN, n))
+
+    def _end(self, at: float, n: int) -> None:
+        worker = self.workers[n]
+        if worker.serving.work is None or worker.serving.ends != at:
+            return  # the work ended sooner
+        worker.end()
+        self._wake(worker, n, at)
+
+    def _begin(self, at: float, n: int) -> None:
+        worker = self.workers[n]
+        worker.is_awake = False
+        ends = worker.begin(at)
+        if ends is not None:
+            heapq.heappush(self._events, (ends, END, n))
+            return
+        store = worker.serving.tiers
+        if store is not None and (read := store.due()) is not None:
+            self._wake(worker, n, max(at, read))
+        elif not worker.serving.scheduler.idle:  # as one server does it: again when the next request comes
+            due = self._arrivals.due()
+            self._wake(worker, n, at if due is None else max(at, due))
+
+    # -- what becomes of requests
+
+    def _begun(self, worker: SimulatedWorker, request: Request, account: CacheAccount | None) -> None:
+        sent = worker.first_token(request)
+        self._choice.begun(sent.outstanding.prompt, worker.name)
+        resumed = 0 if account is None else account.resumed_at
+        if resumed != sent.matched:
+            self._counts["lost_waiting" if resumed < sent.matched else "gained_waiting"] += 1
+
+    def _answered(self, worker: SimulatedWorker, request: Request, now: float) -> None:
+        sent = worker.answered(request, now)
+        self._choice.ended(sent.outstanding.prompt, worker.name)
+        self._arrivals.answered(request, now)
+
+    def _summed(self) -> Tally:
+        """Return the sums of all workers' tallies."""
+        total = self._total
+        for worker in self.workers:
+            worker.serving.tuning.close()
+            total.join(worker.tally)
+        if len(self.workers) == 1:
+            total.held = self.workers[0].tally.held
+        return total
+
+    @property
+    def routing(self) -> Routing:
+        """Requests by worker, and by what became of predictions."""
+        names = ("as_predicted", "more", "less", "lost_waiting", "gained_waiting")
+        return Routing(
+            router=self._cluster.router,
+            event_delay=self._cluster.event_delay,
+            workers=tuple(worker.share for worker in self.workers),
+            **{name: self._counts[name] for name in names},
+        )

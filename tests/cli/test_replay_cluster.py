@@ -1,0 +1,44 @@
+"""`headwater replay --workers`: its tables, its files, and input that is no good."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from headwater.cli import run
+
+TRAFFIC = ("replay", "generated(17, requests=40)", "--memory", "4GB", "--arrival", "8", "--jobs", "1")
+
+
+def test_routers_are_compared(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "rows.json"
+    options = ("--serve", "h100", "--workers", "3", "--router", "least_cost,round_robin", "--event-delay", "0.1")
+    assert run([*TRAFFIC, *options, "--json", str(out), "--report", str(tmp_path / "page.html")]) == 0
+    printed = capfd.readouterr().out
+    for part in ("3 simulated workers", "as predicted", "least_cost", "round_robin", "w2"):
+        assert part in printed
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["cluster"]["router"] for row in rows] == ["least_cost", "round_robin"]
+    for row in rows:
+        assert sum(worker["requests"] for worker in row["cluster"]["workers"]) == row["requests"]
+        assert row["cluster"]["event_delay"] == 0.1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--workers", "2"), "--workers 2 needs --serve"),
+        (("--serve", "h100", "--workers", "0"), "'--workers': Input should be"),
+        (("--serve", "h100", "--workers", "2", "--router", "best"), "router 'best' is unknown; there are aibrix"),
+        (("--serve", "h100", "--workers", "2", "--router", "aibrix(1,2,3,4)"), "router 'aibrix(1,2,3,4)' cannot be"),
+        (
+            ("--serve", "h100", "--workers", "2", "--event-delay", "-1"),
+            "'--event-delay': Input should be",
+        ),
+    ],
+)
+def test_bad_input_is_named(options: tuple[str, ...], message: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run([*TRAFFIC, *options]) == 2
+    assert message in " ".join(capfd.readouterr().err.replace("│", " ").split())

@@ -1,0 +1,175 @@
+"""Rules of routers at workers made by hand: each decides as its source does."""
+
+from __future__ import annotations
+
+import pytest
+
+from headwater.cluster.choice import Candidate, Choice, Found, Known, LeastCost, Outstanding, Prompt, preferred
+from headwater.cluster.rivals import (
+    Aibrix,
+    ApproximateTree,
+    ConsecutiveBlocks,
+    DynamoCost,
+    Sent,
+    SessionAffinity,
+    make_choice,
+)
+from headwater.engine.meter import Backlog
+from headwater.errors import ConfigError
+
+BLOCK = 64
+
+
+def worker(name: str = "a", running: int = 0, waiting: int = 0, **others: float) -> Candidate:
+    told: dict[str, object] = {"queued_tokens": 0, "token_seconds": 1e-4, "request_seconds": 1.0, "max_running": 8}
+    return Candidate(running, waiting, name=name, **(told | {"reusable": 0} | others))  # type: ignore[arg-type]
+
+
+def prompt(*blocks: int, session: str = "") -> Prompt:
+    return Prompt(len(blocks) * BLOCK + 1, blocks, BLOCK, session)
+
+
+def chosen(rule: Choice, what: Prompt, *workers: Candidate) -> str:
+    return workers[rule.choose(what, workers)].name
+
+
+# -- least cost
+
+
+@pytest.mark.parametrize(
+    ("better", "worse"),
+    [
+        ({"reusable": 5 * BLOCK}, {"reusable": 2 * BLOCK}),
+        ({"underway": 5 * BLOCK}, {"reusable": 2 * BLOCK}),
+        ({"memory_held": 0.2}, {"memory_held": 0.6}),
+        ({"token_seconds": None}, {"queued_tokens": 500}),
+        ({"token_seconds": 1.9e-4}, {"token_seconds": 1e-4, "queued_tokens": 200}),
+        ({"token_seconds": 1e-4, "queued_tokens": 500}, {"token_seconds": 2.1e-4, "queued_tokens": 0}),
+    ],
+    ids=["reuse", "computed by an earlier request", "memory", "not measured", "nearly equal speeds", "slow"],
+)
+def test_the_least_cost_is_chosen(better: dict[str, float], worse: dict[str, float]) -> None:
+    for order in (("a", "b"), ("b", "a")):
+        workers = {"a": worker("a", **better), "b": worker("b", **worse)}
+        assert chosen(LeastCost(), prompt(1, 2, 3, 4, 5, 6), *(workers[name] for name in order)) == "a"
+
+
+def test_costs_are_seconds() -> None:
+    one = worker(queued_tokens=100, memory_held=0.5)
+    assert LeastCost().seconds(Prompt(50), one) == pytest.approx((100 + 50 + 50 / 0.5) * 1e-4)
+    full = worker(running=8, waiting=1, memory_held=0.0)
+    assert LeastCost().seconds(Prompt(50), full) == pytest.approx(2 * 1.0 / 8 + (50 + 50) * 1e-4)
+
+
+def test_a_prefix_that_none_has_goes_to_one_of_its_own() -> None:
+    rule, names = LeastCost(), "abcd"
+    workers = [worker(name) for name in names]
+    homes = {first: chosen(rule, prompt(first, 100 + first), *workers) for first in range(40)}
+    assert homes == {first: chosen(rule, prompt(first, 200 + first), *workers) for first in range(40)}
+    assert set(homes.values()) == set(names)
+    fewer = {first: chosen(rule, prompt(first), *workers[:3]) for first in range(40)}
+    assert all(fewer[first] == home for first, home in homes.items() if home != "d")
+
+
+def test_a_router_counts_what_it_has_sent() -> None:
+    earlier, later = prompt(1, 2, 3), prompt(1, 2, 4)
+    sent = [Outstanding(earlier, earlier.tokens), Outstanding(prompt(1, 2, 4, 5), 99, has_begun=True)]
+    backlog = Backlog(1, 0, 10, None, 1.0, held_tokens=7, memory_tokens=1000)
+    found = Known("a", 1, backlog, sent).candidate(later, Found(BLOCK, 0))
+    assert (found.running, found.waiting, found.queued_tokens) == (1, 1, earlier.tokens)
+    assert (found.cached, found.reusable, found.underway) == (BLOCK, 0, 2 * BLOCK)
+    assert found.memory_held == (193 + 257) / 1000
+    assert found.uncached(later) == later.tokens - 2 * BLOCK
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "shared"),
+    [((1, 2, 3), (1, 2, 3, 4), 3), ((1, 2, 3), (1, 2, 9), 2), ((1,), (2,), 0), ((), (1,), 0), ((1, 2), (1, 2), 2)],
+)
+def test_shared_blocks(one: tuple[int, ...], other: tuple[int, ...], shared: int) -> None:
+    assert prompt(*one).shared(prompt(*other)) == shared * BLOCK
+    assert Prompt(len(one) * BLOCK, one, BLOCK).shared(prompt(*other)) <= max(0, len(one) - 1) * BLOCK
+
+
+# -- others
+
+
+def test_sessions_stay_and_without_one_first_blocks_do() -> None:
+    rule, workers = SessionAffinity(), [worker(name) for name in "abc"]
+    assert len({chosen(rule, prompt(n, session="s"), *workers) for n in range(9)}) == 1
+    assert len({chosen(rule, prompt(7, n), *workers) for n in range(9)}) == 1
+    assert {chosen(rule, prompt(n), *workers) for n in range(30)} == set("abc")
+    assert chosen(rule, Prompt(5), *workers) == preferred("abc", 5)
+
+
+def test_the_tree_sends_where_it_sent_more_than_the_threshold() -> None:
+    rule = ApproximateTree()
+    assert chosen(rule, prompt(1, 2), worker("a"), worker("b")) == "a", "both trees are empty"
+    assert chosen(rule, prompt(8, 9), worker("a"), worker("b")) == "b", "its tree is the smallest"
+    assert chosen(rule, prompt(1, 3), worker("a", running=60), worker("b")) == "a", "half is more than 0.3"
+    assert chosen(rule, prompt(8, 3, 4, 5), worker("a"), worker("b")) == "b", "a quarter is not, but b's is smaller"
+
+
+def test_the_tree_balances_beyond_both_thresholds() -> None:
+    for loads, balances in (((65, 0), True), ((64, 0), False), ((200, 130), True), ((200, 134), False)):
+        rule = ApproximateTree()
+        assert chosen(rule, prompt(1, 2), worker("a"), worker("b")) == "a"
+        busy, free = (worker(name, running=load) for name, load in zip("ab", loads, strict=True))
+        assert (chosen(rule, prompt(1, 2), busy, free) == "b") is balances
+
+
+def test_the_tree_forgets_what_was_sent_long_ago() -> None:
+    sent = Sent(3)
+    sent.add("a", (1, 2))
+    sent.add("a", (1, 5, 6))
+    assert (sent.matched("a", (1, 2)), sent.matched("a", (1, 5, 6)), sent.size("a")) == (1, 3, 3)
+
+
+def test_consecutive_blocks_are_weighed_with_memory_and_queues() -> None:
+    what = prompt(1, 2, 3, 4)
+    long, short, none = (worker(name, cached=cached * BLOCK) for name, cached in (("a", 4), ("b", 2), ("c", 0)))
+    assert chosen(ConsecutiveBlocks(), what, none, short, long) == "a"
+    queues = worker("a", waiting=3, cached=4 * BLOCK, memory_held=0.9), worker("b", cached=3 * BLOCK)
+    assert chosen(ConsecutiveBlocks(), what, *queues) == "a", "2 + 0.1 + 0 against 0 + 1 + 1"
+    assert chosen(ConsecutiveBlocks(prefix=1.5), what, *queues) == "b"
+    assert chosen(ConsecutiveBlocks(), what, worker("a", waiting=1), worker("b", memory_held=0.9)) == "b"
+
+
+def test_dynamo_adds_blocks_to_prefill_and_active_blocks() -> None:
+    rule = DynamoCost()
+    what = prompt(1, 2, 3, 4)
+    assert chosen(rule, what, worker("a", cached=3 * BLOCK), worker("b", cached=2 * BLOCK)) == "a"
+    later = prompt(1, 2, 3, 5)  # a: prefill (65 + 65) / 64, active 4 + 1; b: (257 - 128) / 64, 0 + 4
+    two = worker("a", cached=3 * BLOCK), worker("b", cached=2 * BLOCK)
+    assert [rule._cost(later, one) for one in two] == [130 / 64 + 5, 129 / 64 + 4]
+    rule.begun(what, "a")
+    assert rule._cost(later, two[0]) == 65 / 64 + 5
+    rule.ended(what, "a")
+    assert rule._cost(later, two[0]) == 65 / 64 + 4
+    assert DynamoCost(2.0)._cost(later, two[0]) == 2 * 65 / 64 + 4
+
+
+def test_aibrix_takes_the_longest_match_without_too_many_requests() -> None:
+    rule = Aibrix()
+    idle = [worker("a"), worker("b", running=1), worker("c", running=1)]
+    assert chosen(rule, prompt(1, 2), *idle) == "a", "no match: the fewest requests"
+    even = [worker(name, running=2) for name in "abc"]
+    assert chosen(rule, prompt(1, 3), *even) == "a", "half of it matches"
+    skewed = [worker(name, running=load) for name, load in zip("abc", (7, 1, 2), strict=True)]
+    assert chosen(rule, prompt(1, 3), *skewed) == "b", "7 requests are more than 3.33 + 3.21"
+    assert chosen(Aibrix(stddev_factor=2.0), prompt(1, 3), *idle) == "a"
+
+
+@pytest.mark.parametrize(("most", "home"), [(5, "a"), (10, "b")])
+def test_aibrix_matches_the_least_loaded_only_where_one_has_far_too_many(most: int, home: str) -> None:
+    """Means decide: of 5, 0 and 1 it is 2; 5 is below 2 * 3. Of 10, 0 and 1 it is 3.7; 10 is above 2 * 4.7."""
+    rule = Aibrix(stddev_factor=9.0)
+    assert chosen(rule, prompt(1, 2), worker("a"), worker("b", running=1), worker("c", running=1)) == "a"
+    assert chosen(rule, prompt(1, 2), worker("a", running=most), worker("b"), worker("c", running=1)) == home
+
+
+def test_options_are_spelled() -> None:
+    assert isinstance(make_choice("approximate_tree(cache_threshold=0.5, balance_abs_threshold=8)"), ApproximateTree)
+    for wrong in ("tree", "approximate_tree(threshold=1)", "dynamo_cost('a')"):
+        with pytest.raises(ConfigError, match="router"):
+            make_choice(wrong)

@@ -1,0 +1,141 @@
+"""Simulated clusters: one worker is one server, turns are separate servers, and predictions come true."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from headwater.cluster.rivals import CHOICES
+from headwater.cluster.simulation import simulate
+from headwater.errors import ConfigError
+from headwater.lab.cost import StepCost, load_device
+from headwater.lab.replay import replay
+from headwater.lab.row import Result, Routing
+from headwater.lab.serving import Engine
+from headwater.lab.setup import Cluster, Setup
+from headwater.lab.speculation import Law
+from headwater.lab.tiers import TierLaw
+from headwater.models.profiles import load_profile
+from headwater.traces.arrivals import at_times
+from headwater.traces.loads import make_arrivals
+from headwater.traces.read import make_trace
+from headwater.traces.request import Trace
+
+PROFILE = load_profile("qwen3.5-9b")
+ENGINE = Engine(StepCost(PROFILE, load_device("h100")), max_running=8)
+SETUP = Setup(PROFILE, 4 * 10**9, eviction="headwater")
+FAST = "poisson(rate=8, think=1)"
+ALONE = "poisson(rate=0.01, think=100)"  # one request is answered before the next one comes
+
+
+@cache
+def traffic(seed: int = 17, requests: int = 150) -> Trace:
+    return make_trace(f"generated({seed}, requests={requests})", None)
+
+
+def run(cluster: Cluster, arrival: str = FAST, setup: Setup = SETUP, trace: Trace | None = None) -> Result:
+    trace = trace or traffic()
+    return simulate(trace, replace(setup, cluster=cluster), make_arrivals(trace, arrival), ENGINE)
+
+
+def routing(result: Result) -> Routing:
+    assert result.row.cluster is not None
+    return result.row.cluster
+
+
+def same(result: Result) -> Result:
+    """Return a result without the figures of the process, and of the router."""
+    return replace(result, row=replace(result.row, seconds=0.0, peak_rss_mb=0.0, cluster=None))
+
+
+@pytest.mark.parametrize(
+    "setup",
+    [
+        SETUP,
+        replace(SETUP, memory=2 * 10**9),
+        replace(SETUP, eviction="none"),
+        replace(SETUP, tier=TierLaw.read("100GB@2GB/s")),
+        replace(SETUP, speculation=Law.read("4@0.7"), running=8),
+    ],
+    ids=["usual", "short of memory", "without a cache", "with a tier", "with drafts"],
+)
+def test_one_worker_is_one_server(setup: Setup) -> None:
+    alone = replay(traffic(), setup, make_arrivals(traffic(), FAST), ENGINE)
+    assert same(run(Cluster(1, "least_cost"), setup=setup)) == same(alone)
+
+
+def test_segments_are_those_of_one_server() -> None:
+    trace = make_trace("rag(zipf=1, sessions=20, documents=20)", None)
+    alone = replay(trace, SETUP, make_arrivals(trace, FAST), ENGINE)
+    assert same(run(Cluster(1, "round_robin"), trace=trace)) == same(alone)
+
+
+def test_a_seed_gives_one_result() -> None:
+    first, second = (run(Cluster(3, "least_cost", 0.01)) for _ in range(2))
+    assert same(first) == same(second)
+    assert routing(first) == routing(second)
+
+
+def test_turns_are_separate_servers() -> None:
+    requests = [replace(request, session=str(n)) for n, request in enumerate(traffic().requests)]
+    trace, times = replace(traffic(), requests=requests), [0.05 * n for n in range(len(requests))]
+    setup = replace(SETUP, cluster=Cluster(3, "round_robin"))
+    together = simulate(trace, setup, at_times(requests, times), ENGINE)
+    for n, share in enumerate(routing(together).workers):
+        part = replace(trace, requests=requests[n::3])
+        apart = replay(part, SETUP, at_times(part.requests, times[n::3]), ENGINE)
+        mine = {request.session for request in part.requests}
+        found = [one for one in together.outcomes if one.session in mine]
+        for one, other in zip(found, apart.outcomes, strict=True):
+            assert (one.session, one.resumed_at, one.reason) == (other.session, other.resumed_at, other.reason)
+            assert one.ttft == pytest.approx(other.ttft, rel=1e-9)
+        assert (share.requests, share.token_hit_rate) == (apart.row.requests, apart.row.token_hit_rate)
+
+
+@pytest.mark.parametrize("rule", CHOICES)
+def test_every_rule_answers_every_request(rule: str) -> None:
+    result = run(Cluster(4, rule))
+    shares = routing(result).workers
+    assert sum(share.requests for share in shares) == result.row.requests == len(traffic().requests)
+    assert result.row.ttft_ms is not None
+
+
+def test_without_delay_predictions_come_true_and_hold_where_nobody_waits() -> None:
+    counts = routing(run(Cluster(3, "least_cost"), ALONE))
+    assert counts.as_predicted == len(traffic().requests)
+    assert counts.lost_waiting == counts.gained_waiting == 0
+
+
+def test_what_is_evicted_for_a_step_is_known_before_it_ends() -> None:
+    tight = replace(SETUP, memory=2 * 10**9)
+    result = run(Cluster(2, "least_cost"), setup=tight)
+    assert result.row.evictions["checkpoint"] > 100
+    assert routing(result).as_predicted == len(traffic().requests)
+
+
+def test_late_events_make_wrong_predictions() -> None:
+    tight = replace(SETUP, memory=2 * 10**9)
+    late = routing(run(Cluster(2, "round_robin", event_delay=2.0), "poisson(rate=20, think=0.1)", tight))
+    assert late.more > 0, "what was stored meanwhile is not known"
+    assert late.less > 0, "what was evicted meanwhile is thought to be there"
+    assert late.as_predicted + late.more + late.less == len(traffic().requests)
+
+
+def test_a_change_while_a_request_waits_is_counted_apart() -> None:
+    busy = routing(run(Cluster(2, "least_cost"), "poisson(rate=100, think=0)"))
+    assert busy.gained_waiting > 0, "a request waits for the prefix that another one computes"
+    assert busy.as_predicted == len(traffic().requests)
+
+
+def test_workers_that_have_measured_nothing_get_requests() -> None:
+    shares = routing(run(Cluster(4, "least_cost"), "poisson(rate=40, think=1)")).workers
+    assert min(share.requests for share in shares) > 10
+
+
+def test_a_cluster_needs_a_clock_and_a_known_rule() -> None:
+    with pytest.raises(ConfigError, match="give a device with --serve"):
+        simulate(traffic(), replace(SETUP, cluster=Cluster(2, "least_cost")), make_arrivals(traffic(), FAST))
+    with pytest.raises(ConfigError, match="router 'best' is unknown; there are aibrix"):
+        run(Cluster(2, "best"))
