@@ -37,6 +37,7 @@ SMALLEST = {
         "--out",
         "OUT/speculation.json",
     ],
+    "benchmarks.routers": ["--small", "--out", "OUT/routers.json"],
     "benchmarks.run": ["--small", "index"],
     "benchmarks.segment_choices": ["--prompts", "1"],
     "benchmarks.segment_quality": ["--every", "40", "--out", "OUT"],

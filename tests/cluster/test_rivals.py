@@ -42,11 +42,12 @@ def chosen(rule: Choice, what: Prompt, *workers: Candidate) -> str:
         ({"reusable": 5 * BLOCK}, {"reusable": 2 * BLOCK}),
         ({"underway": 5 * BLOCK}, {"reusable": 2 * BLOCK}),
         ({"memory_held": 0.2}, {"memory_held": 0.6}),
+        ({"cached": 5 * BLOCK}, {"cached": 2 * BLOCK}),
         ({"token_seconds": None}, {"queued_tokens": 500}),
         ({"token_seconds": 1.9e-4}, {"token_seconds": 1e-4, "queued_tokens": 200}),
         ({"token_seconds": 1e-4, "queued_tokens": 500}, {"token_seconds": 2.1e-4, "queued_tokens": 0}),
     ],
-    ids=["reuse", "computed by an earlier request", "memory", "not measured", "nearly equal speeds", "slow"],
+    ids=["reuse", "computed by an earlier request", "memory", "KV", "not measured", "nearly equal speeds", "slow"],
 )
 def test_the_least_cost_is_chosen(better: dict[str, float], worse: dict[str, float]) -> None:
     for order in (("a", "b"), ("b", "a")):
@@ -56,9 +57,9 @@ def test_the_least_cost_is_chosen(better: dict[str, float], worse: dict[str, flo
 
 def test_costs_are_seconds() -> None:
     one = worker(queued_tokens=100, memory_held=0.5)
-    assert LeastCost().seconds(Prompt(50), one) == pytest.approx((100 + 50 + 50 / 0.5) * 1e-4)
+    assert LeastCost().seconds(Prompt(50), one, 1e-4) == pytest.approx((100 + 50 + 0.5 * 50 / 0.5) * 1e-4)
     full = worker(running=8, waiting=1, memory_held=0.0)
-    assert LeastCost().seconds(Prompt(50), full) == pytest.approx(2 * 1.0 / 8 + (50 + 50) * 1e-4)
+    assert LeastCost().seconds(Prompt(50), full, 1e-4) == pytest.approx(2 * 1.0 / 8 + (50 + 25) * 1e-4)
 
 
 def test_a_prefix_that_none_has_goes_to_one_of_its_own() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 TOKEN_SECONDS = 1e-3  # of a prompt, until a worker has measured it
 TIE = 0.1  # of the least cost, within which other things decide
 UNLIKE = 2.0  # ratio of measured speeds from which workers are taken to differ
+NEEDED = 0.5  # share of what is evicted that is taken to be computed again
 MOST_HELD = 0.95  # share of the memory that requests are counted with at most
 
 
@@ -167,8 +168,9 @@ class LeastCost(Choice):
     - the mean time until a slot is free, if all are taken;
     - what is queued there, and the part of the prompt that it has to compute, at its measured speed. What an earlier
       request is computing there is not computed again;
-    - what admission evicts there: as many tokens as are computed, over the share of the memory that requests leave to
-      the cache, since a small cache loses what is needed sooner.
+    - half of what admission evicts there: as many tokens as get new pages, over the share of the memory that requests
+      leave to the cache, since a small cache loses what is needed sooner. KV that is there needs no pages, even if its
+      state is gone and all of it is computed again.
 
     Of nearly equal workers each prefix that none has goes to one of its own, so that it comes back to the cache that
     has seen it before; prompts without a full block go to the fewest requests, then in turns.
@@ -178,8 +180,8 @@ class LeastCost(Choice):
         self._turns = Turns()
 
     def choose(self, prompt: Prompt, candidates: Sequence[Candidate]) -> int:
-        candidates = at_speed_of_all(candidates)
-        costs = [self.seconds(prompt, one) for one in candidates]
+        speeds = token_seconds(candidates)
+        costs = [self.seconds(prompt, one, speed) for one, speed in zip(candidates, speeds, strict=True)]
         least = min(costs)
         near = [i for i, cost in enumerate(costs) if cost <= least * (1 + TIE)]
         if prompt.blocks and len(near) > 1:
@@ -190,32 +192,26 @@ class LeastCost(Choice):
         fewest = min(candidates[i].load for i in near)
         return self._turns.of([i for i in near if candidates[i].load == fewest])
 
-    def seconds(self, prompt: Prompt, one: Candidate) -> float:
+    def seconds(self, prompt: Prompt, one: Candidate, a_token: float) -> float:
         """Return the expected seconds until the first token, and those of computing again what is evicted."""
-        a_token = one.token_seconds or TOKEN_SECONDS
         too_many = max(0, one.load + 1 - one.max_running)
         waiting = too_many * one.request_seconds / max(1, one.max_running)
-        uncached = one.uncached(prompt)
-        evicted = uncached / (1 - min(MOST_HELD, one.memory_held))
-        return waiting + (one.queued_tokens + uncached + evicted) * a_token
+        evicted = (prompt.tokens - max(one.cached, one.underway)) / (1 - min(MOST_HELD, one.memory_held))
+        return waiting + (one.queued_tokens + one.uncached(prompt) + NEEDED * evicted) * a_token
 
 
-def at_speed_of_all(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Return the workers with the lower median of their speeds, but those that differ from it by `UNLIKE`.
+def token_seconds(candidates: Sequence[Candidate]) -> list[float]:
+    """Return each worker's seconds a token: the lower median of all, or its own if that differs by `UNLIKE`.
 
-    What a token takes depends on the steps that were measured: equal workers differ by more than routes should. One
+    The time of a token depends on the steps that were measured: equal workers differ by more than routes should. One
     that has measured nothing is taken to be like the others; else it would never get a request.
     """
     measured = sorted(one.token_seconds for one in candidates if one.token_seconds)
     if not measured:
-        return list(candidates)
+        return [TOKEN_SECONDS] * len(candidates)
     median = measured[(len(measured) - 1) // 2]
-    return [
-        replace(one, token_seconds=median)
-        if not one.token_seconds or median / UNLIKE <= one.token_seconds <= median * UNLIKE
-        else one
-        for one in candidates
-    ]
+    own = (one.token_seconds or median for one in candidates)
+    return [median if median / UNLIKE <= speed <= median * UNLIKE else speed for speed in own]
 
 
 class RoundRobin(Choice):

@@ -102,7 +102,7 @@ class ConsecutiveBlocks(Choice):
     They are the number of consecutive blocks cached from the prompt's begin, by events, between the lowest and the
     highest of the workers that have any; the free share of the memory; and the shortness of the queue.
     Sources: llm-d/llm-d, guides/precise-prefix-cache-aware/scheduler/precise-prefix-cache-aware.values.yaml at 019a3f3
-    (weights 2, 1, 1; 3, 2, 2 before), and llm-d-inference-scheduler's scorers of version 0.8.0.
+    (weights 2, 1, 1 with version 0.8.0-rc.1; 3, 2, 2 before), and the scorers of llm-d-inference-scheduler.
     """
 
     def __init__(self, prefix: float = 2.0, memory: float = 1.0, queue: float = 1.0) -> None:
@@ -181,8 +181,8 @@ class Aibrix(Choice):
     Too many are more than the mean and `stddev_factor` standard deviations; without a match, the fewest requests
     decide. If the most requests are above `imbalance_factor` times one more than the mean, and at least `min_gap` above
     the fewest, only workers with the fewest are matched. By default it matches what was sent, not events.
-    Source: vllm-project/aibrix, pkg/plugins/gateway/algorithms/prefix_cache.go at 01de8a5. Blocks are of 16 tokens
-    there; its limits are 200,000 blocks of all workers, and 20 minutes, which are left out here.
+    Source: vllm-project/aibrix, pkg/plugins/gateway/algorithms/prefix_cache.go at 01de8a5. Blocks are smaller there and
+    forgotten after 20 minutes; its 200,000 blocks are those of all workers, here of each.
     """
 
     def __init__(self, stddev_factor: float = 1.0, imbalance_factor: float = 2.0, min_gap: int = 8) -> None:
