@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.index_adapter import Headwater, HeadwaterRequests, HeadwaterSegLen, Key
+from benchmarks.index_adapter import Headwater, HeadwaterLearned, HeadwaterRequests, HeadwaterSegLen, Key
 from benchmarks.index_workload import VOCABULARY, fresh, np, workload
 from headwater.cache import PrefixCache
 from headwater.cli.common import prepare_outputs
@@ -206,6 +206,7 @@ GOALS = {
     "reserve + commit + release": ("Mtok/s", ""),
     "evict one of 10,000 checkpoints, lru": ("us", "<= 5"),
     "evict one of 10,000 checkpoints, seglen": ("us", "<= 50"),
+    "evict one of 10,000 checkpoints, headwater": ("us", "<= 20"),
     "mixed load, tree": ("requests/s", ""),
     "mixed load, PrefixCache": ("requests/s", ""),
     "8k request: match + reserve + commit, cold": ("us", "<= 100"),
@@ -221,6 +222,7 @@ def repetition(prompts: Prompts) -> dict[str, float]:
     return tree_speed(prompts) | {
         "evict one of 10,000 checkpoints, lru": eviction_us(Headwater),
         "evict one of 10,000 checkpoints, seglen": eviction_us(HeadwaterSegLen),
+        "evict one of 10,000 checkpoints, headwater": eviction_us(HeadwaterLearned),
         "mixed load, tree": mixed(Headwater, prompts),
         "mixed load, PrefixCache": mixed(HeadwaterRequests, prompts),
         "8k request: match + reserve + commit, cold": request_us(0, 200_000),

@@ -104,6 +104,10 @@ class HeadwaterSegLen(Headwater):
     name, eviction = "headwater-seglen", "seglen"
 
 
+class HeadwaterLearned(Headwater):
+    name, eviction = "headwater-learned", "headwater"
+
+
 class HeadwaterRequests:
     """The public cache: `match` changes nothing; `insert` is reserve + commit + release, and evicts what it takes."""
 

@@ -19,7 +19,7 @@ def adapter(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("index_adapter")
 
 
-@pytest.mark.parametrize("name", ["Headwater", "HeadwaterSegLen", "HeadwaterRequests"])
+@pytest.mark.parametrize("name", ["Headwater", "HeadwaterSegLen", "HeadwaterLearned", "HeadwaterRequests"])
 def test_a_cache_answers_as_the_benchmark_asks(adapter: Any, name: str) -> None:
     cache = getattr(adapter, name)(PAGE, KV_TOKENS, STATES)
     key = cache.prepare(np.arange(1000, dtype=np.int32))
@@ -37,7 +37,7 @@ def test_a_cache_answers_as_the_benchmark_asks(adapter: Any, name: str) -> None:
     assert (kv_tokens, states) <= (1472 - 512, 1)
 
 
-@pytest.mark.parametrize("name", ["Headwater", "HeadwaterSegLen", "HeadwaterRequests"])
+@pytest.mark.parametrize("name", ["Headwater", "HeadwaterSegLen", "HeadwaterLearned", "HeadwaterRequests"])
 def test_a_full_cache_makes_room(adapter: Any, name: str) -> None:
     cache = getattr(adapter, name)(PAGE, KV_TOKENS, STATES)
     for seed in range(40):

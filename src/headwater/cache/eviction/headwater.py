@@ -12,33 +12,33 @@ from headwater.cache.order.rates import MIDDLES, ReuseRates
 from headwater.cache.order.worth import Worth, base_node, next_below
 from headwater.plan import CacheLayout
 
-BRANCHES, USES, DEPTHS = 3, 5, 7  # classes: 1, 2, 3 and more; 0, 1, 2-3, 4-7, more; up to 128 tokens, 512 and so on
-RENEWED = 128  # ticks between two computations of the rates
+BRANCHES, USES, DEPTHS = 3, 5, 7  # classes: none, 1, more; 0, 1, 2-3, 4-7, more; below 256 tokens, 1,024 and so on
+RENEWED = 64  # checkpoints taken and used between two computations of the rates
 
 
 class Headwater(BareFirst):
     """Lowest worth x index of reuse goes; KV without a checkpoint before all, then speculative checkpoints.
 
     Worth is FLOPs saved over the nearest ancestor with a checkpoint, a page (`Worth`). The index is the highest rate of
-    reuse that a checkpoint of its class may be kept for (`ReuseRates`). Classes: branches with a checkpoint below,
-    times that it was used, and depth.
+    reuse, over all ages until which a checkpoint of its class could be kept (`ReuseRates`). Classes: branches with a
+    checkpoint below, uses, and depth. A use is a request, or the prefill of a finished answer, that resumed there.
     Before anything is known the rate is (1 + uses) x place / (2 x age), with uses at most 2. Place: a session resumes
     at its deepest checkpoint, so one with another below it counts 1/`superseded`, one with several branches `branch`.
+    Without checkpoints, where work can resume at every page, it is LRU of leaves.
     """
-
-    keeps_history = True
 
     def __init__(self, layout: CacheLayout, superseded: float = 8.0, branch: float = 2.0) -> None:
         if superseded <= 0 or branch <= 0:
             raise ValueError(f"superseded is {superseded} and branch {branch}; both must be above 0")
         super().__init__()
+        self.keeps_history = not layout.every_page
         self._worth, self._unit = Worth(layout), layout.unit_tokens
         places = np.repeat([1.0, 1 / superseded, branch], USES)
         uses = np.tile(np.minimum(1 + np.arange(USES), 3), BRANCHES)
         self._rates = ReuseRates((places * uses)[:, None] / (2 * MIDDLES), group=DEPTHS)
         self._kept = Candidates(self._rates)
         self._seen: dict[Node, tuple[int, ...]] = {}  # what class and worth were last computed from
-        self._now = self._renewed = 0
+        self._now = self._noted = 0  # noted: checkpoints taken and used since the rates were computed
 
     def toggled(self, node: Node) -> None:
         for below in next_below(node):
@@ -52,9 +52,6 @@ class Headwater(BareFirst):
 
     def place(self, node: Node) -> None:
         self._now = max(self._now, node.kv_time, node.checkpoint_time)
-        if self._now - self._renewed >= RENEWED:
-            self._renewed = self._now
-            self._kept.renew(self._now)
         if node.checkpoint is not None:
             leaf = is_free_leaf(node)
             seen = node.checkpoint_time, node.live, node.holds, node.speculative, leaf
@@ -68,13 +65,18 @@ class Headwater(BareFirst):
     def _keep(self, node: Node, leaf: bool) -> None:
         kept = self._kept
         if (row := kept.row.get(node)) is None:
-            row = kept.add(node, self._kind(node, 0), node.checkpoint_time)
+            row = kept.add(node, self._kind(node, node.hits), node.checkpoint_time, node.hits)
+            self._noted += 1
         elif kept.time[row] != node.checkpoint_time:
             kept.use(row, self._kind(node, int(kept.uses[row]) + 1), node.checkpoint_time)
+            self._noted += 1
         elif kept.kind[row] != (kind := self._kind(node, int(kept.uses[row]))):
             kept.change(row, kind, self._now)
         worth = np.inf if node.holds else 0.0 if node.speculative else self._worth.of(node)
         kept.rank(row, worth, leaf, self._now)
+        if self._noted >= RENEWED:
+            self._noted = 0
+            kept.renew(self._now)
 
     def _kind(self, node: Node, uses: int) -> int:
         """Return the class of a checkpoint."""

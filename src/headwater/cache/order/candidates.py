@@ -10,7 +10,7 @@ from headwater.cache.node import Node
 from headwater.cache.order.rates import BUCKETS, ReuseRates, bucket, buckets
 from headwater.cache.order.table import Column
 
-RANKED = 64  # one of so many is ranked at once
+RANKED = 64  # 1/64 of the rows is kept in order
 COLUMNS = "kind", "uses", "time", "since", "worth", "leaf", "stamp"
 Ranked = tuple[float, int, int, Node]  # score, serial and stamp
 
@@ -18,8 +18,9 @@ Ranked = tuple[float, int, int, Node]  # score, serial and stamp
 class Candidates:
     """Class, uses, last use and worth of each checkpoint, as columns without gaps: the last row fills a gap.
 
-    In a large table the lowest scores are kept in order until they are used up. Only changes of the table change what
-    is kept, so that a question for the lowest has no effect.
+    In a large table the lowest scores are kept in order until they are used up or the rates are renewed; meanwhile
+    they age, so another row's score may be somewhat lower. Only changes of the table change what is kept, so that a
+    question for the lowest has no effect.
     """
 
     def __init__(self, rates: ReuseRates) -> None:
@@ -27,9 +28,12 @@ class Candidates:
         self.nodes: list[Node] = []
         self.row: dict[Node, int] = {}
         self.kind, self.uses = np.zeros(64, dtype=np.int16), np.zeros(64, dtype=np.int32)
-        self.time, self.since = np.zeros(64, dtype=np.int64), np.zeros(64, dtype=np.int64)  # since: it has its class
+        self.time, self.since = (
+            np.zeros(64, dtype=np.int64),
+            np.zeros(64, dtype=np.int64),
+        )  # since: tick at which the row got its class
         self.worth, self.leaf = np.zeros(64), np.zeros(64, dtype=bool)
-        self.stamp = np.zeros(64, dtype=np.int32)  # of the row's last change
+        self.stamp = np.zeros(64, dtype=np.int64)  # of the row's last change
         self._stamp = 0
         self._ranked: list[Ranked] = []  # the lowest one last
         self._changed: list[Ranked] = []  # rows that changed since the others were ranked, a heap
@@ -39,19 +43,19 @@ class Candidates:
 
     # ---- ages and uses
 
-    def add(self, node: Node, kind: int, time: int) -> int:
-        """Add a checkpoint that was taken at `time`; returns its row."""
+    def add(self, node: Node, kind: int, time: int, uses: int = 0) -> int:
+        """Add a checkpoint that was taken or last used at `time`; returns its row."""
         row = self.row[node] = len(self.nodes)
         self.nodes.append(node)
         if row == len(self.kind):
             for name in COLUMNS:
                 column = getattr(self, name)
                 setattr(self, name, np.concatenate((column, np.zeros_like(column))))
-        self.kind[row], self.uses[row], self.time[row], self.since[row] = kind, 0, time, time
+        self.kind[row], self.uses[row], self.time[row], self.since[row] = kind, uses, time, time
         return row
 
     def use(self, row: int, kind: int, now: int) -> None:
-        """Note that a request resumed there, and the class from now on."""
+        """Note that work resumed there, and the class from now on."""
         age = now - int(self.time[row])
         self._end_span(row, now)
         self.rates.reused(int(self.kind[row]), age)

@@ -11,7 +11,7 @@ EDGES = np.array([0.0, *(2.0 ** (b // 2) * (1 + b % 2 / 2) for b in range(1, BUC
 WIDTHS = np.diff(np.append(EDGES[:-1], 2 * EDGES[-2]))
 MIDDLES = np.maximum(1.0, EDGES[:-1] + WIDTHS / 2)
 COARSE = 8  # a span shorter than 1/8 of its age counts in one bucket
-MOST_REUSES = 15.0  # expected in one bucket: more are as many
+MOST_REUSES = 15.0  # cap on the expected reuses in one bucket
 LATER = np.triu(np.ones((BUCKETS, BUCKETS), dtype=bool))  # edges (columns: the next ones) beyond each edge
 
 
@@ -41,7 +41,7 @@ class ReuseRates:
     """
 
     def __init__(
-        self, prior: Column, group: int, trust: tuple[float, float] = (2.0, 32.0), decay: float = 0.97
+        self, prior: Column, group: int, trust: tuple[float, float] = (2.0, 32.0), decay: float = 0.985
     ) -> None:
         """prior: reuses a tick, of each group (rows) in each bucket. group: number of classes in each."""
         self._prior, self._group, self._trust, self._decay = prior, group, trust, decay
