@@ -90,10 +90,10 @@ def test_a_class_without_counts_has_the_index_of_its_group_and_a_group_without_c
 
 
 def test_counts_decay_so_that_a_change_of_traffic_is_followed() -> None:
-    learned = rates()
+    learned = rates(decay=0.9)
     for _ in range(200):
         learned.watched(0, 0, 100)
         learned.reused(0, 100)
-    for _ in range(500):
+    for _ in range(200):
         learned.renew()
     assert learned.index == pytest.approx(rates().index, rel=1e-3)
