@@ -134,6 +134,13 @@ def test_workers_that_have_measured_nothing_get_requests() -> None:
     assert min(share.requests for share in shares) > 10
 
 
+def test_a_refused_request_lets_its_session_go_on() -> None:
+    small = replace(SETUP, memory=4 * 10**8)
+    result = run(Cluster(1, "least_cost"), "poisson(rate=8, think=0)", small)
+    assert result.row.requests == len(traffic().requests)
+    assert any(one.ttft is None for one in result.outcomes), "a request is too large for the memory"
+
+
 def test_a_cluster_needs_a_clock_and_a_known_rule() -> None:
     with pytest.raises(ConfigError, match="give a device with --serve"):
         simulate(traffic(), replace(SETUP, cluster=Cluster(2, "least_cost")), make_arrivals(traffic(), FAST))

@@ -167,7 +167,7 @@ class Serving:
 
     def _take_arrivals(self, arrivals: Arrivals, tally: Tally) -> None:
         """Queue all requests that have arrived by now."""
-        while (due := arrivals.due()) is not None and due <= self.now:
+        while len(arrivals) and (due := arrivals.due()) is not None and due <= self.now:
             request = arrivals.take()
             seq = Replayed(self.scheduler.new_id(), self.trace, as_reused(request, self.setup.reuse))
             visit = _Visit(request, self._came, due, self.ideal.hit(request))
