@@ -248,3 +248,30 @@ def test_digests_are_of_namespace_and_whole_prefix(salt: str) -> None:
     assert not set(blocks) & set(DIGESTS.prompt(prompt, salt + "x"))
     assert DIGESTS.prompt(prompt + words(2, PAGE), salt)[:3] == blocks
     assert blocks[1:] == DIGESTS.after(blocks[0], b"".join(token.to_bytes(4, "little") for token in prompt[PAGE:]))
+
+
+class Growing(set[int]):
+    """A set of digests that adds a group to its picture when it is read, as a follower's thread may."""
+
+    def __init__(self, digests: set[int], picture: Picture) -> None:
+        super().__init__(digests)
+        self._picture = picture
+
+    def __contains__(self, digest: object) -> bool:
+        self._picture.groups.setdefault(len(self._picture.groups), KINDS[STATES])
+        self._picture.block_size = 1
+        return super().__contains__(digest)
+
+
+def test_a_picture_may_change_while_it_is_read() -> None:
+    toy = logged()
+    picture, stream = Picture(), stream_of(toy)
+    picture.apply(begun(toy, stream))
+    toy.serve(words(1, 3 * PAGE))
+    for message in stepped(toy, stream):
+        picture.apply(message)
+    blocks, tokens = DIGESTS.prompt(words(1, 3 * PAGE), ""), 3 * PAGE
+    expected = picture.find(blocks, tokens)
+    assert expected.cached
+    picture.held[KV] = Growing(picture.held[KV], picture)
+    assert picture.find(blocks, tokens) == expected

@@ -115,16 +115,20 @@ class Picture:
         """
         if not self.is_whole or not self.groups:
             return NOTHING
-        end = min(len(blocks), max(0, tokens - 1) // self.block_size)
+        block_size, groups = (
+            self.block_size,
+            tuple(self.groups.items()),
+        )  # a follower's thread may change them meanwhile
+        end = min(len(blocks), max(0, tokens - 1) // block_size)
         states = []
-        for group, kind in self.groups.items():
+        for group, kind in groups:
             if kind in KV_KINDS:
                 held = self.held[group]
                 end = next((at for at in range(end) if blocks[at] not in held), end)
             elif group != SEGMENTS:
                 states.append(self.held[group])
         deepest = (at for at in range(end, 0, -1) if all(blocks[at - 1] in held for held in states))
-        return Found(end * self.block_size, next(deepest, 0) * self.block_size)
+        return Found(end * block_size, next(deepest, 0) * block_size)
 
     def resumable(self, blocks: Sequence[int], tokens: int) -> int:
         """Return how many leading tokens of a prompt need not be computed here, as `find` does."""
