@@ -39,6 +39,23 @@ def info_of(engine: Engine, fingerprint: str, max_running: int, addresses: tuple
     )
 
 
+def worker_config(config: ServeConfig, workers: int, threads: int) -> ServeConfig:
+    """Return the settings of one of `workers` workers, which may run on other hosts.
+
+    They have no secrets and files of the HTTP server: workers do not need them, and other hosts do not have them.
+    """
+    return replace(
+        config,
+        memory=config.memory // workers,
+        threads=threads,
+        api_key=None,
+        api_key_file=None,
+        tls_cert=None,
+        tls_key=None,
+        record=None,
+    )
+
+
 class Host:
     """A worker with an engine of its own, from its settings to its end."""
 

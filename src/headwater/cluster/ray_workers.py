@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any, Protocol
@@ -23,7 +23,7 @@ import ray
 from ray.exceptions import RayError
 
 from headwater.cluster.curve import WorkerKeys
-from headwater.cluster.hosting import Host
+from headwater.cluster.hosting import Host, worker_config
 from headwater.cluster.sockets import Contact
 from headwater.config import ServeConfig
 from headwater.errors import ConfigError
@@ -153,7 +153,7 @@ class RayWorkers:
         self.wanted = wanted
         self._threads = max(1, cores // wanted)
         self._cpus = 0 if address is None else self._threads  # a machine of its own may have more workers than cores
-        self._config = replace(config, memory=config.memory // wanted, threads=self._threads)
+        self._config = worker_config(config, wanted, self._threads)
         self._router, self._keys, self._own_address = router, keys, partial(own_address, address)
         self._started: dict[str, Started] = {}
         self._lost: deque[str] = deque()

@@ -1,0 +1,32 @@
+"""Settings that a cluster sends to its workers, which may be on other hosts."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from headwater.cluster.hosting import worker_config
+from headwater.config import ServeConfig
+
+KEY = "a key of clients"
+
+
+@pytest.mark.parametrize("in_a_file", [False, True])
+def test_workers_get_no_secrets_or_files_of_the_http_server(in_a_file: bool, tmp_path: Path) -> None:
+    folder = tmp_path / "records"
+    folder.mkdir()
+    files = [tmp_path / name for name in ("key", "tls_cert", "tls_key")]
+    for file in files:
+        file.write_text(KEY)
+    key = {"api_key_file": files[0]} if in_a_file else {"api_key": KEY}
+    whole = ServeConfig(memory=4 * 10**9, tls_cert=files[1], tls_key=files[2], record=folder / "traffic", **key)
+    sent = pickle.dumps(worker_config(whole, workers=4, threads=2))
+    assert KEY.encode() not in sent
+    for file in files:
+        file.unlink()
+    folder.rmdir()
+    there = replace(pickle.loads(sent), kv_events=True)
+    assert (there.memory, there.threads, there.kv_events) == (10**9, 2, True)
