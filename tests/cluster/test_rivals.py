@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.cluster.choice import Candidate, Choice, Found, Known, LeastCost, Outstanding, Prompt, preferred
+from headwater.cluster.choice import (
+    Candidate,
+    Choice,
+    Found,
+    Known,
+    LeastCost,
+    OpenRequests,
+    Outstanding,
+    Prompt,
+    preferred,
+)
 from headwater.cluster.rivals import (
     Aibrix,
     ApproximateTree,
@@ -74,13 +84,32 @@ def test_a_prefix_that_none_has_goes_to_one_of_its_own() -> None:
 
 def test_a_router_counts_what_it_has_sent() -> None:
     earlier, later = prompt(1, 2, 3), prompt(1, 2, 4)
-    sent = [Outstanding(earlier, earlier.tokens), Outstanding(prompt(1, 2, 4, 5), 99, has_begun=True)]
+    sent, first = OpenRequests(), Outstanding(earlier, earlier.tokens)
+    for one in (first, Outstanding(prompt(1, 2, 4, 5), 99, has_begun=True)):
+        sent.add(one)
     backlog = Backlog(1, 0, 10, None, 1.0, held_tokens=7, memory_tokens=1000)
     found = Known("a", 1, backlog, sent).candidate(later, Found(BLOCK, 0))
     assert (found.running, found.waiting, found.queued_tokens) == (1, 1, earlier.tokens)
     assert (found.cached, found.reusable, found.underway) == (BLOCK, 0, 2 * BLOCK)
     assert found.memory_held == (193 + 257) / 1000
     assert found.uncached(later) == later.tokens - 2 * BLOCK
+    sent.begin(first)
+    found = Known("a", 1, backlog, sent).candidate(later, Found(BLOCK, 0))
+    assert (found.waiting, found.queued_tokens, found.underway) == (1, 10, 0)
+
+
+def test_open_requests_are_counted_until_their_ends() -> None:
+    sent = OpenRequests()
+    some = [Outstanding(prompt(1, *rest), 10 * at, at == 3) for at, rest in enumerate([(), (2,), (2, 3), (4,)])]
+    for one in some:
+        sent.add(one)
+    assert (sent.number, sent.uncached_tokens, sent.blocks) == (4, 30, {1: 3, 2: 2, 3: 1})
+    for _ in range(2):  # each token of an answer says so
+        sent.begin(some[2])
+    assert (sent.number, sent.uncached_tokens, sent.blocks) == (4, 10, {1: 2, 2: 1})
+    for one in some:
+        sent.remove(one)
+    assert (sent.number, sent.prompt_tokens, sent.uncached_tokens, sent.blocks) == (0, 0, 0, {})
 
 
 @pytest.mark.parametrize(
@@ -88,8 +117,8 @@ def test_a_router_counts_what_it_has_sent() -> None:
     [((1, 2, 3), (1, 2, 3, 4), 3), ((1, 2, 3), (1, 2, 9), 2), ((1,), (2,), 0), ((), (1,), 0), ((1, 2), (1, 2), 2)],
 )
 def test_shared_blocks(one: tuple[int, ...], other: tuple[int, ...], shared: int) -> None:
-    assert prompt(*one).shared(prompt(*other)) == shared * BLOCK
-    assert Prompt(len(one) * BLOCK, one, BLOCK).shared(prompt(*other)) <= max(0, len(one) - 1) * BLOCK
+    assert prompt(*one).shared(other) == shared * BLOCK
+    assert Prompt(len(one) * BLOCK, one, BLOCK).shared(other) <= max(0, len(one) - 1) * BLOCK
 
 
 # -- others

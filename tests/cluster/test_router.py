@@ -7,7 +7,7 @@ import time
 import pytest
 
 from headwater.cluster.choice import Candidate, LeastCost, LeastLoaded, Prompt, RoundRobin
-from headwater.cluster.router import HEARTBEAT_TIMEOUT, NoWorker
+from headwater.cluster.router import HEARTBEAT_TIMEOUT, MOST_ACTIONS, NoWorker
 from headwater.cluster.wire import Batch, FailedMessage, Submit, WireError, answer_of, encode, for_worker, from_worker
 from headwater.cluster.worker import ROUTER_TIMEOUT
 from headwater.errors import (
@@ -42,6 +42,30 @@ def test_answers_are_the_workers() -> None:
         assert router.counts["answered"] == 12
         assert router.stats().running == 0
         assert [one["state"] for one in router.health()["workers"]] == ["up", "up"]
+
+
+def test_a_burst_of_requests_does_not_delay_heartbeats() -> None:
+    with cluster(a=FakeWorker(FormulaEngine())) as router:
+        waiting, ping = [], router._ping
+        router._ping = lambda now: (waiting.append(len(router._actions)), ping(now))
+        for _ in range(5 * MOST_ACTIONS):
+            router._do(lambda: time.sleep(0.002))
+        until(lambda: not router._actions)
+        assert any(waiting), "a heartbeat is sent while actions wait"
+
+
+def test_counts_of_open_requests_return_to_zero() -> None:
+    a, b = (FakeWorker(FormulaEngine(SLOW)) for _ in "ab")
+    with cluster(a=a, b=b) as router:
+        asked = [submit(router, asking(range(i, i + 9), 30)) for i in range(6)]
+        for received in asked:
+            received.wait_for(2)
+        router.cancel(asked[0].id)
+        kill(router, "a", a)
+        for received in asked[1:]:
+            received.wait()
+        open_ = router._links["b"].outstanding
+        assert (open_.number, open_.prompt_tokens, open_.uncached_tokens) == (0, 0, 0)
 
 
 def test_without_a_seed_the_router_draws_one() -> None:

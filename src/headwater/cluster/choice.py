@@ -7,7 +7,8 @@ projects, and the table of all.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
@@ -31,14 +32,17 @@ class Prompt:
     block_tokens: int = 64
     session: str = ""  # of its client; "": not known
 
-    def shared(self, other: Prompt) -> int:
-        """Return the leading tokens of whole blocks that both have, without this one's last token."""
-        low, high = 0, min(len(self.blocks), len(other.blocks), max(0, self.tokens - 1) // self.block_tokens)
-        if not high or self.blocks[0] != other.blocks[0]:
+    def shared(self, blocks: Container[int]) -> int:
+        """Return the leading tokens whose blocks are all in `blocks`, without this prompt's last token.
+
+        `blocks`: digests of whole prompts, so that with a block it has the ones before it.
+        """
+        low, high = 0, min(len(self.blocks), max(0, self.tokens - 1) // self.block_tokens)
+        if not high or self.blocks[0] not in blocks:
             return 0
-        while low < high:  # equal digests have equal blocks before them
+        while low < high:
             middle = (low + high + 1) // 2
-            if self.blocks[middle - 1] == other.blocks[middle - 1]:
+            if self.blocks[middle - 1] in blocks:
                 low = middle
             else:
                 high = middle - 1
@@ -81,13 +85,53 @@ class Candidate:
         return prompt.tokens - max(self.reusable, self.underway)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Outstanding:
     """A request that a router has sent to a worker, until its end."""
 
     prompt: Prompt
     uncached: int  # tokens that its worker is thought to compute
     has_begun: bool = False  # the first token has come
+
+
+class OpenRequests:
+    """Requests that a router has sent to one worker: their sums, and the blocks that they compute.
+
+    A route reads running sums: its time does not depend on the number of requests. Blocks and uncached tokens are
+    those of requests without a first token.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.prompt_tokens = 0  # of all
+        self.uncached_tokens = 0  # of those without a first token
+        self.blocks: Counter[int] = Counter()  # likewise, by the number of requests that have each
+
+    def add(self, one: Outstanding) -> None:
+        """Count a request."""
+        self.number += 1
+        self.prompt_tokens += one.prompt.tokens
+        if not one.has_begun:
+            self.uncached_tokens += one.uncached
+            self.blocks.update(one.prompt.blocks)
+
+    def begin(self, one: Outstanding) -> None:
+        """Note that the first token of a request has come. Later calls change nothing."""
+        if one.has_begun:
+            return
+        one.has_begun = True
+        self.uncached_tokens -= one.uncached
+        for block in one.prompt.blocks:
+            if self.blocks[block] > 1:
+                self.blocks[block] -= 1
+            else:
+                del self.blocks[block]
+
+    def remove(self, one: Outstanding) -> None:
+        """Count a request no more."""
+        self.begin(one)
+        self.number -= 1
+        self.prompt_tokens -= one.prompt.tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,26 +141,25 @@ class Known:
     name: str
     max_running: int
     backlog: Backlog
-    open: Collection[Outstanding]
+    open: OpenRequests
 
     def candidate(self, prompt: Prompt, found: Found) -> Candidate:
         """Return the worker as a choice for a prompt sees it, of which it has `found`.
 
         Prompts of this router's own requests are known better here: what others sent is the rest.
         """
-        backlog, number = self.backlog, len(self.open)
-        computed = [one for one in self.open if not one.has_begun]
-        held = max(backlog.held_tokens, sum(one.prompt.tokens for one in self.open))
+        backlog, number = self.backlog, self.open.number
+        held = max(backlog.held_tokens, self.open.prompt_tokens)
         return Candidate(
             running=max(backlog.running, min(number, self.max_running)),
             waiting=max(backlog.waiting, number - self.max_running),
-            queued_tokens=max(backlog.queued_tokens, sum(one.uncached for one in computed)),
+            queued_tokens=max(backlog.queued_tokens, self.open.uncached_tokens),
             token_seconds=backlog.token_seconds,
             request_seconds=backlog.request_seconds,
             max_running=self.max_running,
             reusable=found.resumable,
             cached=found.cached,
-            underway=max((prompt.shared(one.prompt) for one in computed), default=0),
+            underway=prompt.shared(self.open.blocks),
             memory_held=min(1.0, held / backlog.memory_tokens) if backlog.memory_tokens else 0.0,
             name=self.name,
         )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import zmq
 
-from headwater.cluster.choice import NOTHING, Candidate, Found, Known, Outstanding, Prompt
+from headwater.cluster.choice import NOTHING, Candidate, Found, Known, OpenRequests, Outstanding, Prompt
 from headwater.cluster.follower import Follower
 from headwater.cluster.sockets import Client, Contact, opened
 from headwater.cluster.wire import (
@@ -69,6 +69,7 @@ class Link:
         self.backlog = NO_BACKLOG
         self.stats: EngineStats | None = None
         self.open: dict[int, Routed] = {}
+        self.outstanding = OpenRequests()  # of them, as they were routed
         self.draining = False
         self._follower: Follower | None = None
         self._following = threading.Event()
@@ -132,8 +133,7 @@ class Link:
     def candidate(self, prompt: Prompt) -> Candidate:
         """Return the worker as a choice for a prompt sees it."""
         assert self.info is not None
-        sent = [one.outstanding for one in self.open.values() if one.outstanding is not None]
-        known = Known(self.name, self.info.max_running, self.backlog, sent)
+        known = Known(self.name, self.info.max_running, self.backlog, self.outstanding)
         return known.candidate(prompt, self.find(prompt))
 
     def close(self) -> None:

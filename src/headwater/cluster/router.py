@@ -51,6 +51,7 @@ PING = 0.2  # seconds between heartbeats
 HEARTBEAT_TIMEOUT = 0.8  # seconds of a worker's silence
 JOINING = 5.0  # seconds until a new worker must have answered
 PATIENCE = 10.0  # seconds for which a request waits for a worker
+MOST_ACTIONS = 64  # between two looks at workers and heartbeats, which a burst of requests must not delay
 MOST_ATTEMPTS = 4  # workers that a request is given to, one after the other
 
 log = logging.getLogger("headwater.cluster")
@@ -228,7 +229,7 @@ class Router:
             due = 0.0
             while not self._stopping:
                 self._poll(due - time.monotonic())
-                while self._actions:
+                for _ in range(min(len(self._actions), MOST_ACTIONS)):
                     self._actions.popleft()()
                 for link in tuple(self._links.values()):
                     for message in link.receive():
@@ -252,7 +253,7 @@ class Router:
         poller.register(self._waker, zmq.POLLIN)
         for link in self._links.values():
             poller.register(link.socket, zmq.POLLIN)
-        poller.poll(max(0, int(seconds * 1000)) + 1)
+        poller.poll(0 if self._actions else max(0, int(seconds * 1000)) + 1)
         self._waker.clear()
 
     # -- workers
@@ -301,6 +302,7 @@ class Router:
     def _move(self, link: Link, requests: dict[int, Routed]) -> None:
         for request in requests.values():
             self._forget(request)
+        for request in requests.values():
             self.counts["resumed" if request.sent else "moved"] += 1
             self._assign(request, link.info.fingerprint if link.info else None)
 
@@ -333,6 +335,7 @@ class Router:
         candidates = [link.candidate(prompt) for link in links]
         chosen = self._choice.choose(prompt, candidates)
         request.outstanding = Outstanding(prompt, candidates[chosen].uncached(prompt), bool(request.sent))
+        links[chosen].outstanding.add(request.outstanding)
         self._send(request, links[chosen], candidates[chosen].reusable)
 
     def _prompt(self, request: Routed, links: Sequence[Link]) -> Prompt:
@@ -410,7 +413,7 @@ class Router:
     def _said(self, request: Routed, message: TokenMessage) -> None:
         event, again = message.event, request.again
         if request.link is not None and request.outstanding is not None:
-            request.outstanding.has_begun = True
+            request.link.outstanding.begin(request.outstanding)
             self._choice.begun(request.outstanding.prompt, request.link.name)
         if again is None:
             request.sent.append(event)
@@ -436,6 +439,7 @@ class Router:
     def _forget(self, request: Routed) -> None:
         """Tell the rule that a request's worker has it no more."""
         if request.link is not None and request.outstanding is not None:
+            request.link.outstanding.remove(request.outstanding)
             self._choice.ended(request.outstanding.prompt, request.link.name)
         request.outstanding = None
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from headwater.account import CacheAccount
 from headwater.cache.changes import ChangeLog
-from headwater.cluster.choice import Candidate, Known, Outstanding, Prompt
+from headwater.cluster.choice import Candidate, Known, OpenRequests, Outstanding, Prompt
 from headwater.cluster.digests import Digests
 from headwater.cluster.ledger import Ledger, Tokens
 from headwater.cluster.messages import Message
@@ -87,6 +87,7 @@ class SimulatedWorker:
         self.picture, self._meter = Picture(), Meter()
         self.picture.apply(self._stream.begin([]))
         self.open: dict[int, Sent] = {}  # by the request's identity
+        self._outstanding = OpenRequests()
         self.outcomes: list[Outcome] = []
         self.is_awake = False  # its next step is due
 
@@ -102,7 +103,7 @@ class SimulatedWorker:
         while self._on_the_way and self._on_the_way[0][0] <= now:
             self.picture.apply(self._on_the_way.popleft()[1])
         backlog = self._meter.backlog(self.serving.scheduler)
-        known = Known(self.name, self._max_running, backlog, [sent.outstanding for sent in self.open.values()])
+        known = Known(self.name, self._max_running, backlog, self._outstanding)
         return known.candidate(prompt, self.picture.find(prompt.blocks, prompt.tokens))
 
     def match(self, request: Request) -> int:
@@ -116,6 +117,7 @@ class SimulatedWorker:
     def receive(self, request: Request, sent: Sent) -> None:
         """Take a request that arrives at `sent.at`."""
         self.open[id(request)] = sent
+        self._outstanding.add(sent.outstanding)
         self.inbox.put(sent.at, request)
         self.serving.shorten(sent.at)
 
@@ -145,12 +147,13 @@ class SimulatedWorker:
         """Note that a prompt was computed, or refused; return its request."""
         self.outcomes.append(self.tally.outcomes[-1])
         sent = self.open[id(request)]
-        sent.outstanding.has_begun = True
+        self._outstanding.begin(sent.outstanding)
         return sent
 
     def answered(self, request: Request, now: float) -> Sent:
         """Note the end of a request, and return it."""
         sent = self.open.pop(id(request))
+        self._outstanding.remove(sent.outstanding)
         self._meter.ended(now - sent.at)
         return sent
 
