@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,7 +12,7 @@ from headwater.cluster.rivals import CHOICES
 from headwater.cluster.simulation import simulate
 from headwater.errors import ConfigError
 from headwater.lab.cost import StepCost, load_device
-from headwater.lab.replay import replay
+from headwater.lab.replay import replay, timed
 from headwater.lab.row import Result, Routing
 from headwater.lab.serving import Engine
 from headwater.lab.setup import Cluster, Setup
@@ -27,6 +28,12 @@ PROFILE = load_profile("qwen3.5-9b")
 ENGINE = Engine(StepCost(PROFILE, load_device("h100")), max_running=8)
 SETUP = Setup(PROFILE, 4 * 10**9, eviction="headwater")
 FAST = "poisson(rate=8, think=1)"
+COUNTS = {
+    "tiers": None,
+    "scheduler": SimpleNamespace(
+        speculation=SimpleNamespace(accepted=0, rejected=0), tiers=SimpleNamespace(loaded_tokens=0)
+    ),
+}
 ALONE = "poisson(rate=0.01, think=100)"  # one request is answered before the next one comes
 
 
@@ -57,13 +64,22 @@ def same(result: Result) -> Result:
         replace(SETUP, memory=2 * 10**9),
         replace(SETUP, eviction="none"),
         replace(SETUP, tier=TierLaw.read("100GB@2GB/s")),
+        replace(SETUP, tier=TierLaw.read("100GB@1GB/s/always")),
         replace(SETUP, speculation=Law.read("4@0.7"), running=8),
     ],
-    ids=["usual", "short of memory", "without a cache", "with a tier", "with drafts"],
+    ids=["usual", "short of memory", "without a cache", "with a tier", "with a slow tier", "with drafts"],
 )
 def test_one_worker_is_one_server(setup: Setup) -> None:
     alone = replay(traffic(), setup, make_arrivals(traffic(), FAST), ENGINE)
     assert same(run(Cluster(1, "least_cost"), setup=setup)) == same(alone)
+
+
+def test_the_queue_is_averaged_over_the_time_of_the_whole_run() -> None:
+    result = replay(traffic(), SETUP, make_arrivals(traffic(), FAST), ENGINE)
+    servings = [
+        SimpleNamespace(**{**COUNTS, "waited": waited, "now": now}) for waited, now in ((30.0, 10.0), (5.0, 20.0))
+    ]
+    assert timed(result, servings).row.queue_depth == (30 + 5) / 20
 
 
 def test_segments_are_those_of_one_server() -> None:

@@ -89,7 +89,7 @@ class SimulatedWorker:
         self.open: dict[int, Sent] = {}  # by the request's identity
         self._outstanding = OpenRequests()
         self.outcomes: list[Outcome] = []
-        self.is_awake = False  # its next step is due
+        self.wakes: float | None = None  # when it looks for its next work
 
     def watch(self, inbox: Inbox, tally: Watched, ideal: Ideal) -> None:
         """Take requests from `inbox`, and count them in `tally`."""

@@ -97,7 +97,7 @@ class Simulation:
         worker.receive(request, Sent(Outstanding(prompt, candidates[n].uncached(prompt)), now, predicted, matched))
         if worker.serving.work is not None:
             heapq.heappush(self._events, (worker.serving.ends, END, n))  # it may end sooner now
-        elif not worker.is_awake:
+        elif worker.wakes is None or worker.wakes > now:  # it waits for a tier
             self._wake(worker, n, now)
 
     def _prompt(self, request: Request) -> Prompt:
@@ -109,7 +109,7 @@ class Simulation:
         return Prompt(request.prompt_tokens, blocks, self._block_tokens, session)
 
     def _wake(self, worker: SimulatedWorker, n: int, at: float) -> None:
-        worker.is_awake = True
+        worker.wakes = at
         heapq.heappush(self._events, (at, BEGIN, n))
 
     def _end(self, at: float, n: int) -> None:
@@ -121,7 +121,9 @@ class Simulation:
 
     def _begin(self, at: float, n: int) -> None:
         worker = self.workers[n]
-        worker.is_awake = False
+        if worker.wakes != at:
+            return  # it was woken sooner
+        worker.wakes = None
         ends = worker.begin(at)
         if ends is not None:
             heapq.heappush(self._events, (ends, END, n))

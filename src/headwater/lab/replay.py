@@ -69,10 +69,11 @@ def result_of(trace: Trace, setup: Setup, tally: Tally, caches: Sequence[PrefixC
 def timed(result: Result, servings: Sequence[Serving]) -> Result:
     """Return the result with the figures that servers have under a clock: sums over all of them."""
     schedulers = [serving.scheduler for serving in servings]
+    last = max(serving.now for serving in servings)
     stores = [serving.tiers for serving in servings if serving.tiers is not None]
     row = replace(
         result.row,
-        queue_depth=round(sum(serving.queue_depth for serving in servings), 4),
+        queue_depth=round(sum(serving.waited for serving in servings) / last, 4) if last else 0.0,
         accepted_drafts=sum(one.speculation.accepted for one in schedulers),
         rejected_drafts=sum(one.speculation.rejected for one in schedulers),
         loaded_tokens=sum(one.tiers.loaded_tokens for one in schedulers),

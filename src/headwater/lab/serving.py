@@ -108,11 +108,6 @@ class Serving:
         return self.engine.cost.seconds(load) if tokens else 0.0
 
     @property
-    def queue_depth(self) -> float:
-        """Waiting requests, averaged over the run's time."""
-        return self.waited / self.now if self.now else 0.0
-
-    @property
     def ends(self) -> float:
         """Time at which the work in progress ends."""
         assert self.work is not None, "no work is in progress"
