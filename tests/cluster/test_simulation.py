@@ -64,7 +64,7 @@ def same(result: Result) -> Result:
         replace(SETUP, memory=2 * 10**9),
         replace(SETUP, eviction="none"),
         replace(SETUP, tier=TierLaw.read("100GB@2GB/s")),
-        replace(SETUP, tier=TierLaw.read("100GB@1GB/s/always")),
+        replace(SETUP, tier=TierLaw.read("100GB@0.05GB/s/always")),
         replace(SETUP, speculation=Law.read("4@0.7"), running=8),
     ],
     ids=["usual", "short of memory", "without a cache", "with a tier", "with a slow tier", "with drafts"],
