@@ -190,6 +190,24 @@ def test_aibrix_takes_the_longest_match_without_too_many_requests() -> None:
     assert chosen(Aibrix(stddev_factor=2.0), prompt(1, 3), *idle) == "a"
 
 
+def test_aibrix_keeps_a_match_below_one_per_cent() -> None:
+    rule = Aibrix(stddev_factor=9.0)
+    long = range(200)
+    assert chosen(rule, prompt(*long), worker("a"), worker("b", running=1)) == "a"
+    other = prompt(0, *range(1000, 1199))
+    assert chosen(rule, other, worker("a", running=2), worker("b", running=1)) == "a", "1 of 200 blocks matches"
+
+
+@pytest.mark.parametrize("rule", [ApproximateTree(), DynamoCost(), Aibrix()], ids=lambda rule: type(rule).__name__)
+def test_a_worker_that_has_left_is_forgotten(rule: Choice) -> None:
+    what = prompt(1, 2)
+    assert chosen(rule, what, worker("a"), worker("b")) == "a"
+    rule.ended(what, "a")
+    rule.left("a")
+    known = rule._active if isinstance(rule, DynamoCost) else rule._sent._blocks
+    assert "a" not in known
+
+
 @pytest.mark.parametrize(("most", "home"), [(5, "a"), (10, "b")])
 def test_aibrix_matches_the_least_loaded_only_where_one_has_far_too_many(most: int, home: str) -> None:
     """Means decide: of 5, 0 and 1 it is 2; 5 is below 2 * 3. Of 10, 0 and 1 it is 3.7; 10 is above 2 * 4.7."""

@@ -68,6 +68,20 @@ def test_counts_of_open_requests_return_to_zero() -> None:
         assert (open_.number, open_.prompt_tokens, open_.uncached_tokens) == (0, 0, 0)
 
 
+def test_the_rule_learns_that_a_worker_has_left() -> None:
+    a = FakeWorker(FormulaEngine(SLOW))
+    with cluster(a=a, b=FakeWorker(FormulaEngine(SLOW))) as router:
+        calls = []
+        router._choice.ended = lambda prompt, name: calls.append(("ended", name))
+        router._choice.left = lambda name: calls.append(("left", name))
+        received = submit(router, asking(range(9), 20))
+        received.wait_for(1)
+        (home,) = (link.name for link in router._links.values() if link.open)
+        router.leave(home)
+        received.wait()
+        assert calls[:2] == [("ended", home), ("left", home)]
+
+
 def test_without_a_seed_the_router_draws_one() -> None:
     worker = FakeWorker(FormulaEngine())
     with cluster(a=worker) as router:

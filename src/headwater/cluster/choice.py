@@ -186,6 +186,9 @@ class Choice:
     def ended(self, prompt: Prompt, name: str) -> None:
         """Note that a worker has ended a request, or lost it."""
 
+    def left(self, name: str) -> None:
+        """Note that a worker has left; all of its requests have ended before."""
+
 
 class Turns:
     """Picks one of several that are equally good: each in turn."""
@@ -215,8 +218,9 @@ class LeastCost(Choice):
       leave to the cache, since a small cache loses what is needed sooner. KV that is there needs no pages, even if its
       state is gone and all of it is computed again.
 
-    Of nearly equal workers each prefix that none has goes to one of its own, so that it comes back to the cache that
-    has seen it before; prompts without a full block go to the fewest requests, then in turns.
+    Among workers within 10% of the least cost, a prefix that no worker has cached goes to the worker that its hash
+    selects, so that it comes back to the cache that has seen it before; prompts without a full block go to the fewest
+    requests, then in turns.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Routers of other projects, as rules: what they know and how they decide is theirs, the defaults included.
+"""Routing rules of other projects, with their inputs, formulas and default options.
 
 They count blocks of KV and know no recurrent states: where a worker has KV and no state, they expect a hit, and the
 worker computes everything. Formulas were read at the commits that the docstrings name. `CHOICES` has all rules.
@@ -42,6 +42,10 @@ class Sent:
         sent = self._blocks[name]
         return next((at for at, block in enumerate(blocks) if block not in sent), len(blocks))
 
+    def forget(self, name: str) -> None:
+        """Forget a worker."""
+        self._blocks.pop(name, None)
+
     def size(self, name: str) -> int:
         """Return the number of blocks that a worker is thought to have."""
         return len(self._blocks[name])
@@ -82,6 +86,10 @@ class ApproximateTree(Choice):
         at = self._choose(prompt, candidates, self._sent)
         self._sent.add(candidates[at].name, prompt.blocks)
         return at
+
+    def left(self, name: str) -> None:
+        if self._sent is not None:
+            self._sent.forget(name)
 
     def _choose(self, prompt: Prompt, candidates: Sequence[Candidate], sent: Sent) -> int:
         loads = [one.load for one in candidates]
@@ -174,13 +182,17 @@ class DynamoCost(Choice):
             if not blocks[block]:
                 del blocks[block]
 
+    def left(self, name: str) -> None:
+        self._active.pop(name, None)
+
 
 class Aibrix(Choice):
-    """AIBrix's prefix-cache routing: the longest match by per cent, of workers without too many requests.
+    """AIBrix's prefix-cache routing: the longest match by per cent, of workers that are not overloaded.
 
-    Too many are more than the mean and `stddev_factor` standard deviations; without a match, the fewest requests
-    decide. If the most requests are above `imbalance_factor` times one more than the mean, and at least `min_gap` above
-    the fewest, only workers with the fewest are matched. By default it matches what was sent, not events.
+    A worker is overloaded if it has more requests than mean + `stddev_factor` x standard deviation. Without a match,
+    the fewest requests decide. If the most requests are above `imbalance_factor` times one more than the mean, and at
+    least `min_gap` above the fewest, only workers with the fewest are matched. By default it matches what was sent,
+    not events.
     Source: vllm-project/aibrix, pkg/plugins/gateway/algorithms/prefix_cache.go at 01de8a5. Blocks are smaller there and
     forgotten after 20 minutes; its 200,000 blocks are those of all workers, here of each.
     """
@@ -195,20 +207,27 @@ class Aibrix(Choice):
         self._sent.add(candidates[at].name, prompt.blocks)
         return at
 
+    def left(self, name: str) -> None:
+        self._sent.forget(name)
+
     def _choose(self, prompt: Prompt, candidates: Sequence[Candidate]) -> int:
         loads = [one.load for one in candidates]
         mean, least = fmean(loads), min(loads)
         is_skewed = max(loads) > self._imbalance * (mean + 1) and max(loads) - least >= self._gap
-        matches = [self._percent(prompt, one) if not is_skewed or one.load == least else 0 for one in candidates]
+        matches = [self._percent(prompt, one) if not is_skewed or one.load == least else None for one in candidates]
         most = mean + self._deviations * (stdev(loads) if len(loads) > 1 else 0.0)
-        fit = [at for at, percent in enumerate(matches) if percent and loads[at] <= most]
-        if not fit:
+        ranks = {
+            at: (percent, -loads[at]) for at, percent in enumerate(matches) if percent is not None and loads[at] <= most
+        }
+        if not ranks:
             return self._turns.least(loads)
-        best = max((matches[at], -loads[at]) for at in fit)
-        return self._turns.of([at for at in fit if (matches[at], -loads[at]) == best])
+        best = max(ranks.values())
+        return self._turns.of([at for at, rank in ranks.items() if rank == best])
 
-    def _percent(self, prompt: Prompt, one: Candidate) -> int:
-        return 100 * self._sent.matched(one.name, prompt.blocks) // max(1, len(prompt.blocks))
+    def _percent(self, prompt: Prompt, one: Candidate) -> int | None:
+        """Return the share of a prompt that was sent to a worker, in whole per cent; None if no block was."""
+        matched = self._sent.matched(one.name, prompt.blocks)
+        return 100 * matched // len(prompt.blocks) if matched else None
 
 
 CHOICES: dict[str, Callable[..., Choice]] = {

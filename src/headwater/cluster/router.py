@@ -289,6 +289,7 @@ class Router:
         log.log(level, "worker %s %s; %d requests go on elsewhere", name, why, len(open_requests))
         self.lost(name)
         self._move(link, open_requests)
+        self._choice.left(name)
 
     def _reassign_all(self, link: Link) -> None:
         """Give the requests of a worker, which has cancelled them since it had not heard of this router, once more."""
