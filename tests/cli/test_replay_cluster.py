@@ -30,6 +30,8 @@ def test_routers_are_compared(tmp_path: Path, capfd: pytest.CaptureFixture[str])
     ("options", "message"),
     [
         (("--workers", "2"), "--workers 2 needs --serve"),
+        (("--serve", "h100", "--router", "least_cost"), "--router least_cost needs --workers"),
+        (("--serve", "h100", "--event-delay", "0"), "--event-delay 0 needs --workers"),
         (("--serve", "h100", "--workers", "0"), "'--workers': Input should be"),
         (("--serve", "h100", "--workers", "2", "--router", "best"), "router 'best' is unknown; there are aibrix"),
         (("--serve", "h100", "--workers", "2", "--router", "aibrix(1,2,3,4)"), "router 'aibrix(1,2,3,4)' cannot be"),

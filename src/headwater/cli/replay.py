@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 REUSES = ("prefix", "segments", "both")
 POOLS = ("unified", "split", "elastic")
+ROUTER = "least_cost"
 
 
 @common.commands.command()
@@ -83,8 +84,13 @@ def replay(
     workers: Annotated[
         int | None, Option(min=1, help="With --serve: simulated workers behind a router, each with --memory.")
     ] = None,
-    router: Annotated[str, Option(help="With --workers: rules of the router, with commas.")] = "least_cost",
-    event_delay: Annotated[float, Option(min=0, help="Seconds until the router knows of a cache's changes.")] = 0.0,
+    router: Annotated[
+        str | None, Option(help=f"With --workers: rules of the router, with commas. [default: {ROUTER}]")
+    ] = None,
+    event_delay: Annotated[
+        float | None,
+        Option(min=0, help="With --workers: seconds until the router knows of a cache's changes. [default: 0]"),
+    ] = None,
     arrival: common.Arrival = None,
     limit: common.Limit = None,
     data: common.Data = None,
@@ -122,7 +128,11 @@ def replay(
         raise ConfigError(f"--speculation {speculation} needs --serve: without a clock a draft saves nothing")
     if serve is None and workers is not None:
         raise ConfigError(f"--workers {workers} needs --serve: without a clock no router has anything to choose by")
-    clusters = _clusters(workers, router, event_delay)
+    if workers is None and router is not None:
+        raise ConfigError(f"--router {router} needs --workers: one server has no router")
+    if workers is None and event_delay is not None:
+        raise ConfigError(f"--event-delay {event_delay:g} needs --workers: one server has no router")
+    clusters = _clusters(workers, router or ROUTER, event_delay or 0.0)
     base = replace(base, running=max_running)
     setups = [
         replace(base, memory=size, pool=kind, speculation=law, tier=store, cluster=cluster, **policy, **what)
