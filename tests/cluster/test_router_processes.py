@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -61,6 +62,18 @@ def test_all_are_told_and_their_counts_are_added(routers: RouterProcesses) -> No
     routers.leave("a")
     until(lambda: lost == ["a", "a"])
     assert not routers.wait_for(1, 0.2)
+
+
+def test_workers_do_not_change_while_a_router_is_started(routers: RouterProcesses) -> None:
+    for change in (routers.join, routers.drain, routers.leave):
+        thread = threading.Thread(target=change, args=("a", "there")[: 1 + (change == routers.join)])
+        with routers._lock:
+            before = dict(routers._contacts), set(routers._draining)
+            thread.start()
+            thread.join(0.05)
+            assert (routers._contacts, routers._draining) == before
+        thread.join(PATIENCE)
+        assert (routers._contacts, routers._draining) != before
 
 
 def test_one_that_ends_is_started_again_and_told_everything(routers: RouterProcesses) -> None:

@@ -100,19 +100,22 @@ class RouterProcesses:
 
     def join(self, name: str, contact: Contact) -> None:
         """Let every router know a worker; one that knows it already does nothing."""
-        self._contacts[name] = contact
-        self._tell("join", name, contact)
+        with self._lock:
+            self._contacts[name] = contact
+            self._tell("join", name, contact)
 
     def drain(self, name: str) -> None:
         """Let no router give a worker more requests."""
-        self._draining.add(name)
-        self._tell("drain", name)
+        with self._lock:
+            self._draining.add(name)
+            self._tell("drain", name)
 
     def leave(self, name: str) -> None:
         """Let every router forget a worker."""
-        self._contacts.pop(name, None)
-        self._draining.discard(name)
-        self._tell("leave", name)
+        with self._lock:
+            self._contacts.pop(name, None)
+            self._draining.discard(name)
+            self._tell("leave", name)
 
     def is_idle(self, name: str) -> bool:
         """Return whether a worker has no router's requests."""
