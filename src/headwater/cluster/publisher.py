@@ -30,7 +30,10 @@ log = logging.getLogger("headwater.events")
 
 
 class Publisher:
-    """Sends the changes of a cache, whose `changes` are a ChangeLog: before each step those that room for it took."""
+    """Sends a cache's changes: evictions before the step that needs their pages, all others after it.
+
+    The cache's `changes` are a ChangeLog.
+    """
 
     def __init__(self, cache: PrefixCache, stream: EventStream, sockets: Sockets, topic: str) -> None:
         assert isinstance(cache.changes, ChangeLog), "the cache keeps no log of its changes"
