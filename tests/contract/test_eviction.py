@@ -184,7 +184,7 @@ FIRST_HITS = {
     "path_cap(1)": [0, 0, 0, 16, 0, 8, 0, 8],
     # entries are u, s, r when p comes; room is made as by lru, and p's commit ends u's entry: what s@8 has not, goes
     "last_n(3)": [0, 0, 0, 16, 8, 8, 0, 8],
-    # worth x index of t, s, u, r: 8 * 2/8/14 = .14, 8 * 2/8/10 = .2, (24-8)/5 * 1/10 = .32, 8/3 * 2/5: t@16, s, u
+    # worth x index of t, s, u, r: 8 * 2/8/56, 8 * 2/8/40, (24-8)/5 * 1/40, 8/3 * 2/20: t@16, s, u
     "headwater": [0, 0, 0, 16, 8, 8, 0, 0],
     "clairvoyant": [0, 0, 0, 16, 8, 8, 0, 24],  # only u@24 is used again: t@16, s@8, r@8 go
 }

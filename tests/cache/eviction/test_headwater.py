@@ -29,7 +29,7 @@ def test_a_checkpoint_with_a_deeper_one_below_goes_before_an_older_one_without()
     toy.serve(words(1, 8))
     toy.serve(words(2, 8))
     toy.serve((*words(2, 8), *words(9, 40)))  # resumes at 8
-    toy.serve(words(3, 40))  # 8/3 * 1/14 of the first, 8/1 * 2/8/5 of the second: what is worth less goes
+    toy.serve(words(3, 40))  # 8/3 * 1/56 of the first, 8/1 * 2/8/20 of the second: the lower one goes
     toy.serve(words(4, 40))
     assert (resumes(toy, 1, 8), resumes(toy, 2, 8), resumes(toy, 3, 40)) == (0, 0, 40)
 
@@ -67,7 +67,7 @@ def test_when_the_deeper_one_goes_the_one_above_counts_again() -> None:
     deeper = next(node for node in toy.cache._index if node.end == 4)
     toy.cache._pool.states.give(toy.cache._index.drop(deeper))
     toy.serve(words(2, 8))
-    toy.serve(words(3, 8))  # 8/1 * 2/10 of the first, which was used, against 8/3 * 1/5 of the second
+    toy.serve(words(3, 8))  # 8/1 * 2/40 of the first, which was used, against 8/3 * 1/20 of the second
     assert (resumes(toy, 1, 8), resumes(toy, 2, 8)) == (8, 0)
 
 

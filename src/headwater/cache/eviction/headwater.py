@@ -22,7 +22,7 @@ class Headwater(BareFirst):
     Worth is FLOPs saved over the nearest ancestor with a checkpoint, a page (`Worth`). The index is the highest rate of
     reuse, over all ages until which a checkpoint of its class could be kept (`ReuseRates`). Classes: branches with a
     checkpoint below, uses, and depth. A use is a request, or the prefill of a finished answer, that resumed there.
-    Before anything is known the rate is (1 + uses) x place / (2 x age), with uses at most 2. Place: a session resumes
+    Before anything is known the rate is (1 + uses) x place / (8 x age), with uses at most 2. Place: a session resumes
     at its deepest checkpoint, so one with another below it counts 1/`superseded`, one with several branches `branch`.
     Without checkpoints, where work can resume at every page, it is LRU of leaves.
     """
@@ -35,7 +35,7 @@ class Headwater(BareFirst):
         self._worth, self._unit = Worth(layout), layout.unit_tokens
         places = np.repeat([1.0, 1 / superseded, branch], USES)
         uses = np.tile(np.minimum(1 + np.arange(USES), 3), BRANCHES)
-        self._rates = ReuseRates((places * uses)[:, None] / (2 * MIDDLES), group=DEPTHS)
+        self._rates = ReuseRates((places * uses)[:, None] / (8 * MIDDLES), group=DEPTHS)
         self._kept = Candidates(self._rates)
         self._seen: dict[Node, tuple[int, ...]] = {}  # what class and worth were last computed from
         self._now = self._noted = 0  # noted: checkpoints taken and used since the rates were computed
