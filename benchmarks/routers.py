@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import console, machine
-from headwater.cli.cluster_tables import as_predicted
 from headwater.cli.common import prepare_outputs
+from headwater.cli.replay_tables import as_predicted
 from headwater.cluster.rivals import CHOICES
 from headwater.cluster.simulation import simulate
 from headwater.lab.cost import StepCost, load_device

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -17,13 +18,25 @@ def test_routers_are_compared(tmp_path: Path, capfd: pytest.CaptureFixture[str])
     options = ("--serve", "h100", "--workers", "3", "--router", "least_cost,round_robin", "--event-delay", "0.1")
     assert run([*TRAFFIC, *options, "--json", str(out), "--report", str(tmp_path / "page.html")]) == 0
     printed = capfd.readouterr().out
-    for part in ("3 simulated workers", "as predicted", "least_cost", "round_robin", "w2"):
+    for part in ("3 simulated workers", "predicted", "least_cost", "round_robin"):
         assert part in printed
     rows = json.loads(out.read_text())["rows"]
     assert [row["cluster"]["router"] for row in rows] == ["least_cost", "round_robin"]
     for row in rows:
         assert sum(worker["requests"] for worker in row["cluster"]["workers"]) == row["requests"]
         assert row["cluster"]["event_delay"] == 0.1
+        counts = [worker["requests"] for worker in row["cluster"]["workers"]]
+        assert re.search(rf" {min(counts)}(-{max(counts)})? ", printed)
+
+
+def test_rows_of_unlike_memory_are_told_apart_in_each_table(capfd: pytest.CaptureFixture[str]) -> None:
+    options = ("--serve", "h100", "--workers", "2", "--eviction", "lru,headwater")
+    assert run([*TRAFFIC, *options, "--memory", "3GB,4GB"]) == 0
+    tables = [table for table in re.split(r"\n(?=[┏┌])", capfd.readouterr().out) if "│" in table]
+    for column in ("FLOPs", "predicted"):
+        (table,) = [one for one in tables if column in one]
+        for label in (" 3 ", " 4 ", "lru", "headwater"):
+            assert label in table
 
 
 @pytest.mark.parametrize(
@@ -31,7 +44,7 @@ def test_routers_are_compared(tmp_path: Path, capfd: pytest.CaptureFixture[str])
     [
         (("--workers", "2"), "--workers 2 needs --serve"),
         (("--serve", "h100", "--router", "least_cost"), "--router least_cost needs --workers"),
-        (("--serve", "h100", "--event-delay", "0"), "--event-delay 0 needs --workers"),
+        (("--serve", "h100", "--event-delay", "0"), "--event-delay 0.0 needs --workers"),
         (("--serve", "h100", "--workers", "0"), "'--workers': Input should be"),
         (("--serve", "h100", "--workers", "2", "--router", "best"), "router 'best' is unknown; there are aibrix"),
         (("--serve", "h100", "--workers", "2", "--router", "aibrix(1,2,3,4)"), "router 'aibrix(1,2,3,4)' cannot be"),

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from headwater.cli import doctor, inspect, replay, size
+from headwater.cli import doctor, inspect, replay_tables, size
 from headwater.evaluate import tables
 from headwater.evaluate.divergence import Divergence
 from headwater.evaluate.fidelity import Deviation, Distance, MeanFidelity
@@ -25,7 +25,7 @@ from headwater.evaluate.perplexity import Perplexity
 from headwater.evaluate.summary import Comparison, Estimate, Summary
 from headwater.lab.cost import DEVICES, StepCost
 from headwater.lab.fit import Observation, Point, fit, observe, prefill_loads
-from headwater.lab.row import Row, Segments, Spread
+from headwater.lab.row import Routing, Row, Segments, Share, Spread
 from headwater.lab.setup import Setup
 from headwater.lab.size import Size
 from headwater.load import report as load_report
@@ -118,7 +118,13 @@ def of_the_lab() -> Iterator[Table]:
     trace = Trace("mini_swe_agent", (), notes=("pages of 64 tokens: only full ones count",))
     for rows in ([row(), row(eviction="lru", pool="unified")], [row(segments=segments)]):
         results: Any = [SimpleNamespace(row=one) for one in rows]
-        yield replay.results_table(trace, PROFILES["qwen3.5-9b"], results)
+        yield replay_tables.results_table(trace, PROFILES["qwen3.5-9b"], results)
+    rules = ("least_cost", "approximate_tree(cache_threshold=0.7, balance_abs_threshold=8)")
+    shares = tuple(Share(12_345, 0.9876) for _ in range(16))
+    routed = [row(cluster=Routing(rule, 0.001, shares, 123_456, 12_345, 12_345, 1_234, 1_234)) for rule in rules]
+    clustered: Any = [SimpleNamespace(row=one) for one in routed]
+    yield from (replay_tables.results_table(trace, PROFILES["qwen3.5-9b"], clustered),)
+    yield from replay_tables.cluster_tables(clustered)
     sizing: Any = SimpleNamespace(trace=trace, setup=Setup(PROFILES["qwen3.5-9b"], 0), ideal=0.9912)
     sizes = [Size(10**9, 0.1234, 0.012, 1 / 16, 0.1), Size(2_345 * 10**9, 0.9876, 0.0, 1.0, 0.9)]
     yield size._table(sizing, sizes, {10**9: 0.1357})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -16,15 +16,15 @@ from headwater.cache.eviction import make_eviction
 from headwater.cache.placement import make_placement
 from headwater.cache_folder import write_whole
 from headwater.cli import common
-from headwater.cli.cluster_tables import cluster_tables
 from headwater.cli.profile import profile_for
+from headwater.cli.replay_tables import cluster_tables, results_table
 from headwater.errors import ConfigError
 from headwater.journal import Journal
 from headwater.lab.cost import StepCost, load_device
 from headwater.lab.replay import NewArrivals, Run, run_grid
 from headwater.lab.replay import replay as one_server
 from headwater.lab.report import write_report
-from headwater.lab.row import Result, Row
+from headwater.lab.row import Result
 from headwater.lab.serving import Engine, check_clock
 from headwater.lab.setup import OFF, Cluster, Setup, system
 from headwater.lab.speculation import OFF as OFF_DRAFTS
@@ -35,7 +35,6 @@ from headwater.lab.tiers import TierLaw
 from headwater.models.profiles import Profile
 from headwater.request import SegmentEviction
 from headwater.setting import parse_bytes
-from headwater.table import Table
 from headwater.traces.loads import make_arrivals
 from headwater.traces.read import served_by
 from headwater.traces.request import Trace
@@ -122,17 +121,13 @@ def replay(
     pools = common.choices(pool, lambda name: common.one_of("--pool", name, POOLS))
     laws = common.choices(speculation, Law.read)
     tiers = common.choices(tier, TierLaw.read)
+    clusters = _clusters(workers, router, event_delay)
     if serve is None and any(tiers):
         raise ConfigError(f"--tier {tier} needs --serve: without a clock nothing is read")
     if serve is None and any(laws):
         raise ConfigError(f"--speculation {speculation} needs --serve: without a clock a draft saves nothing")
-    if serve is None and workers is not None:
+    if serve is None and any(clusters):
         raise ConfigError(f"--workers {workers} needs --serve: without a clock no router has anything to choose by")
-    if workers is None and router is not None:
-        raise ConfigError(f"--router {router} needs --workers: one server has no router")
-    if workers is None and event_delay is not None:
-        raise ConfigError(f"--event-delay {event_delay:g} needs --workers: one server has no router")
-    clusters = _clusters(workers, router or ROUTER, event_delay or 0.0)
     base = replace(base, running=max_running)
     setups = [
         replace(base, memory=size, pool=kind, speculation=law, tier=store, cluster=cluster, **policy, **what)
@@ -179,18 +174,21 @@ def _run(
     journal.end()
 
 
-def _clusters(workers: int | None, router: str, event_delay: float) -> list[Cluster | None]:
+def _clusters(workers: int | None, router: str | None, event_delay: float | None) -> list[Cluster | None]:
     """Return a cluster for each rule of the router; [None] without workers. Raises ConfigError for an unknown rule."""
     if workers is None:
+        for option, given in (("--router", router), ("--event-delay", event_delay)):
+            if given is not None:
+                raise ConfigError(f"{option} {given} needs --workers: one server has no router")
         return [None]
     try:
         from headwater.cluster.rivals import make_choice
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed: pip install 'headwater[cluster]'") from error
-    rules = common.choices(router, str)
+    rules = common.choices(router or ROUTER, str)
     for rule in rules:
         make_choice(rule)
-    return [Cluster(workers, rule, event_delay) for rule in rules]
+    return [Cluster(workers, rule, event_delay or 0.0) for rule in rules]
 
 
 def _replay_of(setups: list[Setup]) -> Run:
@@ -270,99 +268,6 @@ class Outputs:
         if self.report is not None:
             notes = (*self.trace.notes, common.formats_line(self.profile))
             write_report(self.report, self.trace.name, self.model, notes, results)
-
-
-def results_table(trace: Trace, profile: Profile, results: Sequence[Result]) -> Table:
-    """Return a row for each result in the order of the options, with the reader's inferences as a caption."""
-    rows = [result.row for result in results]
-    labels, figures = ([column for column in some if column.shown(rows)] for some in (LABELS, FIGURES))
-    names = ([column.name for column in some] for some in (labels, figures))
-    caption = "\n".join((*trace.notes, common.formats_line(profile)))
-    table = Table(f"{trace.name}, {profile.name}", *names, caption=caption)
-    for row in rows:
-        table.add_row(*(column.cell(row) for column in (*labels, *figures)))
-    return table
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of the table, and whether any row has its figure."""
-
-    name: str
-    cell: Callable[[Row], str]
-    shown: Callable[[Sequence[Row]], bool] = lambda rows: True
-
-
-def _timed(rows: Sequence[Row]) -> bool:
-    return any(row.ttft_ms is not None for row in rows)
-
-
-def _policy(row: Row) -> str:
-    alpha = "" if row.alpha is None else f" α={row.alpha:g}"
-    return f"{row.placement} / {row.eviction}{alpha}" if row.eviction != "none" else "no cache"
-
-
-def _of_ideal(row: Row) -> str:
-    return f"{row.token_hit_rate / row.ideal_hit_rate:.1%}" if row.ideal_hit_rate else ""
-
-
-def _ttft(name: str) -> Callable[[Row], str]:
-    return lambda row: "" if row.ttft_ms is None else f"{getattr(row.ttft_ms, name):,.0f}"
-
-
-def _of_segments(rows: Sequence[Row]) -> bool:
-    return any(row.segments is not None for row in rows)
-
-
-def _share(name: str) -> Column:
-    """Return a column with the share of that kind of tokens in all prompt tokens."""
-
-    def cell(row: Row) -> str:
-        tokens = 0 if row.segments is None else getattr(row.segments, f"{name}_tokens")
-        return f"{tokens / max(1, row.prompt_tokens):.1%}"
-
-    return Column(name, cell, _of_segments)
-
-
-LABELS = (
-    Column("GB", lambda row: f"{row.memory / 1e9:,.4g}"),
-    Column("pool", lambda row: row.pool, lambda rows: any(row.pool != "unified" for row in rows)),
-    Column("policy", _policy),
-    Column("reuse", lambda row: row.reuse, _of_segments),
-    Column("tier", lambda row: row.tier, lambda rows: any(row.tier != OFF_TIER for row in rows)),
-    Column("drafts", lambda row: row.speculation, lambda rows: any(row.speculation != OFF_DRAFTS for row in rows)),
-    Column("router", lambda row: row.cluster.router if row.cluster else "", lambda rows: rows[0].cluster is not None),
-)
-FIGURES = (
-    Column("hits", lambda row: f"{row.token_hit_rate:.1%}"),
-    Column(
-        "loaded",
-        lambda row: f"{row.loaded_tokens / max(1, row.prompt_tokens):.1%}",
-        lambda rows: any(row.tier != OFF_TIER for row in rows),
-    ),
-    Column("of ideal", _of_ideal, lambda rows: not _of_segments(rows)),
-    *map(_share, ("prefix", "composed", "seam", "made")),
-    Column("TTFT", _ttft("p50"), _timed),
-    Column("p95", _ttft("p95"), _timed),
-    Column(
-        "a token",
-        lambda row: "" if row.tpot_ms is None else f"{row.tpot_ms.p50:,.1f}",
-        lambda rows: any(row.speculation != OFF_DRAFTS for row in rows),
-    ),
-    Column("queue", lambda row: "" if row.queue_depth is None else f"{row.queue_depth:.2f}", _timed),
-    Column("FLOPs", lambda row: f"{row.flops_saved_share:.1%}"),
-    Column("reused", lambda row: f"{_short(row.checkpoints_hit)} of {_short(row.checkpoints_taken)}"),
-    Column("stranded", lambda row: _short(row.stranded_tokens)),
-    Column("s", lambda row: f"{row.seconds:.1f}"),
-)
-
-
-def _short(number: int) -> str:
-    """Format a number in at most five characters."""
-    for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= unit:
-            return f"{number / unit:.3g}{name}"
-    return str(number)
 
 
 def _lines(results: Sequence[Result]) -> Iterable[str]:

@@ -7,6 +7,7 @@ projects, and the table of all.
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
@@ -173,20 +174,20 @@ def preferred(names: Iterable[str], key: object) -> str:
     return max(names, key=lambda name: hashlib.blake2b(f"{name} {key}".encode(), digest_size=8).digest())
 
 
-class Choice:
-    """Rule of a router."""
+class Choice(ABC):
+    """Rule of a router. Most rules need only `choose`."""
 
+    @abstractmethod
     def choose(self, prompt: Prompt, candidates: Sequence[Candidate]) -> int:
         """Return the index of the worker for a prompt."""
-        raise NotImplementedError
 
-    def begun(self, prompt: Prompt, name: str) -> None:
+    def begun(self, prompt: Prompt, name: str) -> None:  # noqa: B027
         """Note that a worker has sent the first token after a prompt."""
 
-    def ended(self, prompt: Prompt, name: str) -> None:
+    def ended(self, prompt: Prompt, name: str) -> None:  # noqa: B027
         """Note that a worker has ended a request, or lost it."""
 
-    def left(self, name: str) -> None:
+    def left(self, name: str) -> None:  # noqa: B027
         """Note that a worker has left; all of its requests have ended before."""
 
 

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from headwater.account import CacheAccount
 from headwater.cache.changes import ChangeLog
 from headwater.cluster.choice import Candidate, Known, OpenRequests, Outstanding, Prompt
 from headwater.cluster.digests import Digests
@@ -18,7 +17,7 @@ from headwater.engine.meter import Meter
 from headwater.lab.row import Share
 from headwater.lab.serving import Engine, OneStep, Serving
 from headwater.lab.setup import Setup, as_reused
-from headwater.lab.tally import NOTHING, Ideal, Outcome, Saved, Tally
+from headwater.lab.tally import Ideal, Outcome, Tally
 from headwater.traces.request import Request, Trace
 
 
@@ -30,25 +29,6 @@ class Sent:
     at: float
     predicted: int  # that its worker has, by the router's picture
     matched: int  # that it had when the request came
-
-
-@dataclass(slots=True)
-class Watched(Tally):
-    """Tally that reports each request whose prompt was computed, or that was refused."""
-
-    begun: Callable[[Request, CacheAccount | None], None] = lambda request, account: None
-
-    def add(
-        self,
-        request: Request,
-        account: CacheAccount | None,
-        ideal: int,
-        at: float,
-        ttft: float | None = None,
-        saved: Saved = NOTHING,
-    ) -> None:
-        super(Watched, self).add(request, account, ideal, at, ttft, saved)
-        self.begun(request, account)
 
 
 @dataclass
@@ -91,7 +71,7 @@ class SimulatedWorker:
         self.outcomes: list[Outcome] = []
         self.wakes: float | None = None  # when it looks for its next work
 
-    def watch(self, inbox: Inbox, tally: Watched, ideal: Ideal) -> None:
+    def watch(self, inbox: Inbox, tally: Tally, ideal: Ideal) -> None:
         """Take requests from `inbox`, and count them in `tally`."""
         self.inbox, self.tally = inbox, tally
         self.serving.ideal = ideal

@@ -16,7 +16,7 @@ from headwater.account import CacheAccount
 from headwater.cluster.choice import Outstanding, Prompt
 from headwater.cluster.digests import Digests
 from headwater.cluster.rivals import make_choice
-from headwater.cluster.simulated_worker import Inbox, Sent, SimulatedWorker, Watched
+from headwater.cluster.simulated_worker import Inbox, Sent, SimulatedWorker
 from headwater.errors import ConfigError
 from headwater.lab.replay import result_of, timed
 from headwater.lab.row import Result, Routing
@@ -64,13 +64,13 @@ class Simulation:
         ideal = Ideal(trace, layout.unit_tokens)
         self._total = Tally(layout.flops, len(arrivals), SegmentWork(layout.flops))
         for worker in self.workers:
-            tally = Watched(
+            tally = Tally(
                 layout.flops,
                 len(arrivals),
                 worker.serving.segment_work,
                 outcomes=self._total.outcomes,
                 token_seconds=self._total.token_seconds,
-                begun=partial(self._begun, worker),
+                added=partial(self._begun, worker),
             )
             worker.watch(Inbox(arrivals.due, partial(self._answered, worker)), tally, ideal)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from headwater.account import CacheAccount
@@ -132,6 +133,7 @@ class Tally:
     held: list[Held] = field(default_factory=list)
     flops_all: float = 0.0
     token_seconds: list[float] = field(default_factory=list)  # of each answer, a token after its first
+    added: Callable[[Request, CacheAccount | None], None] = lambda request, account: None  # called by `add`
     _flops_spared: float = 0.0
 
     def sum(self, name: str) -> int:
@@ -175,6 +177,7 @@ class Tally:
         self.outcomes.append(one)
         self.flops_all += self.flops.between(0, one.prompt_tokens)
         self._flops_spared += self.flops.between(0, one.resumed_at) + (saved.flops if composed else 0.0)
+        self.added(request, account)
 
     def join(self, other: Tally) -> None:
         """Add the sums of another tally, whose outcomes are in this one's list."""
