@@ -37,7 +37,7 @@ def test_old_paths_are_forgotten() -> None:
 
 
 def test_a_shared_prefix_is_found_after_its_kv_was_evicted() -> None:
-    for policy, branch in (("lru", 0), ("seglen", 40)):
+    for policy, branch in (("lru", 0), ("seglen", 40), ("headwater", 40)):
         toy = Toy(replace(LAYOUT, n_pages=24, slot_pages=0), policy)
         shared = words(1, 40)
         toy.serve(shared + words(2, 20))

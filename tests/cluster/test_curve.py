@@ -227,6 +227,7 @@ def test_a_closed_socket_is_watched_no_longer() -> None:
         new_server().bind(socket, ANY)
         until(lambda: len(set(authenticator()._monitors) - before) == 1)
     until(lambda: not set(authenticator()._monitors) - before)
+    assert set(authenticator()._monitors) <= before
 
 
 # -- on the wire

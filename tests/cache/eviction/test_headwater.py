@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
+import numpy as np
 import pytest
 
+from headwater.cache import PrefixCache
 from headwater.cache.eviction import make_eviction
-from headwater.cache.eviction.headwater import Headwater
+from headwater.cache.eviction.headwater import BRANCHES, DEPTHS, USES, Headwater
 from headwater.cache.order import Room, candidates
+from headwater.cache.order.candidates import Candidates
+from headwater.cache.order.worth import Worth
 from headwater.errors import ConfigError
 from tests.cache.toy import LAYOUT, Toy, dump, evict, words
 
@@ -87,6 +91,12 @@ def test_documents_in_turns_are_kept_once_it_is_known_how_late_they_are_used() -
     assert sum(late) >= 24 * len(late) // 4
 
 
+def kept_of(toy: Toy) -> Candidates:
+    policy = toy.cache.policy
+    assert isinstance(policy, Headwater)
+    return policy._kept
+
+
 def many(monkeypatch: pytest.MonkeyPatch, ranked: int) -> Toy:
     """A cache of 100 checkpoints, of which one in `ranked` is ranked at once."""
     monkeypatch.setattr(candidates, "RANKED", ranked)
@@ -99,9 +109,7 @@ def many(monkeypatch: pytest.MonkeyPatch, ranked: int) -> Toy:
 
 def test_ranked_checkpoints_go_in_the_order_of_their_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     toy = many(monkeypatch, 4)
-    policy = toy.cache.policy
-    assert isinstance(policy, Headwater)
-    kept = policy._kept
+    policy, kept = toy.cache.policy, kept_of(toy)
     kept.rank_all(toy.cache._now)
     scores = kept.scores(toy.cache._now)
     expected = [node for *_, node in reversed(kept.lowest_of(scores, len(kept)))][:10]
@@ -113,6 +121,66 @@ def test_ranked_checkpoints_go_in_the_order_of_their_scores(monkeypatch: pytest.
         evict(toy.cache, Room.STATE)
     assert len(kept._ranked) > 1
     assert found == expected
+
+
+def test_what_changed_since_it_was_ranked_goes_by_its_new_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = many(monkeypatch, 4)
+    kept, now = kept_of(toy), toy.cache._now
+    kept.rank_all(now)
+    first, second = (node for *_, node in kept._ranked[:-3:-1])
+    unranked = next(node for node in kept.nodes if not any(node is one for *_, one in kept._ranked))
+    assert kept.lowest(now, False) is first
+    kept.rank(kept.row[first], 1e9, False, now)
+    assert kept.lowest(now, False) is second
+    kept.rank(kept.row[unranked], 1e-9, False, now)
+    assert kept.lowest(now, False) is unranked
+
+
+def test_time_in_memory_is_counted_once() -> None:
+    toy = split(3)
+    toy.serve(words(1, 8))
+    kept = kept_of(toy)
+    counted, kept.rates._decay = kept.rates._time, 1.0
+    (since,) = kept.since[:1].tolist()
+    for now in (since + 10, since + 20, since + 30):
+        kept.renew(now)
+    assert counted.sum() == 30
+
+
+def test_a_checkpoint_is_worth_more_once_the_one_above_is_gone() -> None:
+    toy = split(3)
+    toy.serve(words(1, 8))
+    toy.serve(words(1, 16))
+    kept = kept_of(toy)
+    upper, lower = sorted(kept.nodes, key=lambda node: node.end)
+    before = kept.worth[kept.row[lower]]
+    toy.cache._pool.states.give(toy.cache._index.drop(upper))
+    assert kept.worth[kept.row[lower]] == Worth(toy.layout).of(lower) > before
+
+
+def test_before_anything_is_known_place_and_uses_decide() -> None:
+    policy = make_eviction("headwater(superseded=4, branch=3)", SMALL)
+    assert isinstance(policy, Headwater)
+    index = policy._rates.index[::DEPTHS].reshape(BRANCHES, USES, -1)
+    assert np.allclose(index[1], index[0] / 4)
+    assert np.allclose(index[2], index[0] * 3)
+    assert np.allclose(index[:, 1:], index[:, :1] * np.array([2, 3, 3, 3])[:, None])
+
+
+def test_uses_of_a_snapshot_are_known() -> None:
+    toy = split(3)
+    toy.serve(words(1, 8))
+    for _ in range(3):
+        toy.serve((*words(1, 8), 0), checkpoints=())
+    cache = PrefixCache(toy.layout, "headwater", toy.cache.snapshot())
+    policy = cache.policy
+    assert isinstance(policy, Headwater)
+    assert policy._kept.uses[: len(policy._kept)].tolist() == [3]
+
+
+def test_a_model_without_states_needs_no_history() -> None:
+    assert make_eviction("headwater", SMALL).keeps_history
+    assert not make_eviction("headwater", replace(SMALL, checkpoint_pages=0, resumable="every_page")).keeps_history
 
 
 def test_asking_for_a_ranked_victim_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
